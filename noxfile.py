@@ -1,8 +1,9 @@
-"""The library's tests under other versions: ``nox -s "tests(python='3.11', torch='2.9.1')"``.
+"""The library's tests under other versions:
+``nox -s "tests(python='3.11', torch='2.9.1')"``.
 
-Each session makes an environment with one Python and one build of torch, and runs the tests that
-docs/versions.md counts. A build of torch takes up to 6 GB of disk; run one session at a time.
-``nox -s tests -- -k topk`` hands pytest its words.
+Each session makes an environment with one Python and one build of torch, and runs the
+tests that docs/versions.md counts. A build of torch takes up to 6 GB of disk; run one
+session at a time. ``nox -s tests -- -k topk`` hands pytest its words.
 """
 
 import nox
@@ -30,11 +31,23 @@ def tests(session: nox.Session, torch: str) -> None:
     session.install(f"torch=={torch}")
     session.install("-e", ".[dev,frameworks]", "-e", "lab", "-e", "bench")
     words = session.posargs or ("-m", "not slow")
-    session.run("python", "-m", "pytest", "-q", "-n2", "--dist=loadgroup", *TESTS, *SHOWN, *words)
+    session.run(
+        "python",
+        "-m",
+        "pytest",
+        "-q",
+        "-n2",
+        "--dist=loadgroup",
+        *TESTS,
+        *SHOWN,
+        *words,
+    )
 
 
 @nox.session(python=PYTHONS)
 def alone(session: nox.Session) -> None:
     """The library without the lab and the benchmarks, from its wheel."""
     session.install(".[dev]")
-    session.run("python", "-m", "pytest", "-q", "-p", "tests.library_alone", "tests/exchange")
+    session.run(
+        "python", "-m", "pytest", "-q", "-p", "tests.library_alone", "tests/exchange"
+    )

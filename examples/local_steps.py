@@ -1,4 +1,5 @@
-"""MuLoCo in one call: ranks train by themselves by Muon, and exchange 4 bits every five steps.
+"""MuLoCo in one call: ranks train by themselves by Muon, and exchange 4 bits every five
+steps.
 
 torchrun --nproc-per-node 2 examples/local_steps.py
 """
@@ -14,7 +15,9 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(dist.get_rank())
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 1))
-    optimizer, handle = gw.recipes.muloco(model, lr=4e-3)  # also diloco, streaming_diloco, localsgd
+    optimizer, handle = gw.recipes.muloco(
+        model, lr=4e-3
+    )  # also diloco, streaming_diloco, localsgd
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, total_iters=200)
     weights = torch.linspace(-1, 1, 64).unsqueeze(1)
     for _ in range(200):
@@ -27,7 +30,10 @@ def main() -> None:
     handle.end_period()  # all ranks have the same parameters now
     if dist.get_rank() == 0:
         stats = handle.stats()
-        print(f"loss {loss.item():.3f}, {stats['wire_bytes_per_step']:.0f} bytes sent a step")
+        print(
+            f"loss {loss.item():.3f}, {stats['wire_bytes_per_step']:.0f} bytes "
+            "sent a step"
+        )
     handle.detach()
     dist.destroy_process_group()
 

@@ -1,8 +1,9 @@
 """A compressor of your own, in one file outside the package.
 
-It sends three values: 0 for what is small, and plus or minus one magnitude a block for the rest,
-packed five elements to a byte. That is all there is to write: the C++ and GPU kernels, error
-feedback fused into encode, the wire format and the exchange among ranks follow.
+It sends three values: 0 for what is small, and plus or minus one magnitude a block for
+the rest, packed five elements to a byte. That is all there is to write: the C++ and GPU
+kernels, error feedback fused into encode, the wire format and the exchange among ranks
+follow.
 
     torchrun --nproc-per-node 2 examples/own_compressor.py
     gradwire check examples/own_compressor.py
@@ -30,7 +31,9 @@ from gradwire.dsl.program import Program
 
 
 class ternary(Program, contraction=True, error_feedback=True):
-    """0 below ``share`` of the block's greatest magnitude, else the mean magnitude of the rest."""
+    """0 below ``share`` of the block's greatest magnitude, else the mean magnitude of
+    the rest.
+    """
 
     block: int = 4096
     share: float = 0.4

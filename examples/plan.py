@@ -1,4 +1,5 @@
-"""Measure a model, plan its messages for a cluster, and train with the next forward overlapped.
+"""Measure a model, plan its messages for a cluster, and train with the next forward
+overlapped.
 
 torchrun --nproc-per-node 2 examples/plan.py
 """
@@ -21,9 +22,15 @@ def plan_for(model: nn.Module) -> gw.Plan:
     """The same plan on every rank: rank 0 measures and plans, the others receive it."""
     texts = [""]
     if dist.get_rank() == 0:
-        profile = gw.profile(model, lambda: loss_of(model).backward(), iterations=5, batch_size=32)
-        cluster = gw.Cluster(num_ranks=dist.get_world_size(), rate_bytes_per_s=1.25e9)  # 10 Gbit/s
-        texts = [gw.plan("usbyte", profile, cluster, basic_partition_bytes=2**14).to_json()]
+        profile = gw.profile(
+            model, lambda: loss_of(model).backward(), iterations=5, batch_size=32
+        )
+        cluster = gw.Cluster(
+            num_ranks=dist.get_world_size(), rate_bytes_per_s=1.25e9
+        )  # 10 Gbit/s
+        texts = [
+            gw.plan("usbyte", profile, cluster, basic_partition_bytes=2**14).to_json()
+        ]
     dist.broadcast_object_list(texts)
     return gw.Plan.parse(texts[0])
 
@@ -36,7 +43,9 @@ def main() -> None:
     handle = gw.attach(model, plan_for(model), optimizer=optimizer)
     for _ in range(300):
         optimizer.zero_grad()
-        loss = loss_of(model)  # each layer waits for its own parameters, and is updated, here
+        loss = loss_of(
+            model
+        )  # each layer waits for its own parameters, and is updated, here
         loss.backward()  # does not wait for the network
         optimizer.step()  # neither does this
     handle.synchronize()  # before parameters are read by hand

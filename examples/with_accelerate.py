@@ -1,4 +1,5 @@
-"""Training by Accelerate, its gradients as 8-bit numbers; --resume goes on from the checkpoint.
+"""Training by Accelerate, its gradients as 8-bit numbers; --resume goes on from the
+checkpoint.
 
 torchrun --nproc-per-node 2 examples/with_accelerate.py --folder /tmp/run --steps 20
 """
@@ -41,6 +42,8 @@ for step in range(gradwire.handle.step, gradwire.handle.step + chosen.steps):
 accelerator.save_state(chosen.folder)
 stats = gradwire.handle.stats()
 bits = [float(p.detach().double().sum()).hex() for p in model.parameters()]
-accelerator.print(f"step {gradwire.handle.step}: {stats['wire_bytes_per_step']:.0f} bytes a step")
+accelerator.print(
+    f"step {gradwire.handle.step}: {stats['wire_bytes_per_step']:.0f} bytes a step"
+)
 accelerator.print("parameters", *bits)
 accelerator.end_training()

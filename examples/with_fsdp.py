@@ -1,4 +1,5 @@
-"""Training by FSDP2, two hosts of two shards, gradients in 4 bits among hosts; --resume goes on.
+"""Training by FSDP2, two hosts of two shards, gradients in 4 bits among hosts; --resume
+goes on.
 
 torchrun --nproc-per-node 4 examples/with_fsdp.py --folder /tmp/run --steps 20
 """
@@ -48,7 +49,9 @@ if chosen.resume:
     saved = states()
     dcp.load(saved, checkpoint_id=max(Path(chosen.folder).glob("step_*")))
     moments = saved["optimizer"]
-    set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=moments)
+    set_state_dict(
+        model, optimizer, model_state_dict=saved["model"], optim_state_dict=moments
+    )
     handle.load_state_dict(saved["gradwire"])
 
 for step in range(handle.step, handle.step + chosen.steps):
@@ -62,6 +65,8 @@ for step in range(handle.step, handle.step + chosen.steps):
 dcp.save(states(), checkpoint_id=Path(chosen.folder) / f"step_{handle.step:06}")
 values = [float(p.detach().full_tensor().double().sum()) for p in model.parameters()]
 if rank == 0:
-    print(f"step {handle.step}: {handle.stats()['wire_bytes_per_step']:.0f} bytes a step")
+    print(
+        f"step {handle.step}: {handle.stats()['wire_bytes_per_step']:.0f} bytes a step"
+    )
     print("parameters", *(value.hex() for value in values))
 dist.destroy_process_group()

@@ -63,6 +63,8 @@ for step in range(handle.step, handle.step + chosen.steps):
 dcp.save(states(), checkpoint_id=Path(chosen.folder) / f"step_{handle.step:06}")
 values = [float(p.detach().full_tensor().double().sum()) for p in model.parameters()]
 if rank == 0:
-    print(f"step {handle.step}: {handle.stats()['wire_bytes_per_step']:.0f} bytes a step")
+    print(
+        f"step {handle.step}: {handle.stats()['wire_bytes_per_step']:.0f} bytes a step"
+    )
     print("parameters", *(value.hex() for value in values))
 dist.destroy_process_group()

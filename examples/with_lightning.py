@@ -1,4 +1,5 @@
-"""Training by Lightning, its gradients through PowerSGD; --resume goes on from the checkpoint.
+"""Training by Lightning, its gradients through PowerSGD; --resume goes on from the
+checkpoint.
 
 python examples/with_lightning.py --folder /tmp/run --epochs 4
 """
@@ -36,8 +37,12 @@ class Sum(LightningModule):
 
 def main() -> None:
     options = argparse.ArgumentParser()
-    options.add_argument("--folder", required=True, help="where the checkpoint is written")
-    options.add_argument("--epochs", type=int, default=4, help="the number of epochs in all")
+    options.add_argument(
+        "--folder", required=True, help="where the checkpoint is written"
+    )
+    options.add_argument(
+        "--epochs", type=int, default=4, help="the number of epochs in all"
+    )
     options.add_argument("--resume", action="store_true")
     chosen = options.parse_args()
     strategy = GradwireStrategy(gw.compress.powersgd(rank=2))
@@ -55,12 +60,17 @@ def main() -> None:
     inputs = torch.randn(160, 16, generator=torch.Generator().manual_seed(1))
     data = DataLoader(TensorDataset(inputs), batch_size=16, shuffle=False)
     path = Path(chosen.folder) / "last.ckpt"
-    trainer.fit(model, data, ckpt_path=path if chosen.resume else None, weights_only=True)
+    trainer.fit(
+        model, data, ckpt_path=path if chosen.resume else None, weights_only=True
+    )
     trainer.save_checkpoint(path)
     if trainer.is_global_zero:
         stats = strategy.attachment.handle.stats()
         bits = [float(p.detach().double().sum()).hex() for p in model.parameters()]
-        print(f"step {trainer.global_step}: {stats['wire_bytes_per_step']:.0f} bytes a step")
+        print(
+            f"step {trainer.global_step}: {stats['wire_bytes_per_step']:.0f} "
+            "bytes a step"
+        )
         print("parameters", *bits)
 
 

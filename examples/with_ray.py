@@ -1,6 +1,8 @@
-"""Training by Ray Train, two workers, gradients in 4 bits; needs pip install "ray[train]".
+"""Training by Ray Train, two workers, gradients in 4 bits; needs pip install
+"ray[train]".
 
-A run in the same folder goes on from Ray's newest checkpoint there, also after a failure.
+A run in the same folder goes on from Ray's newest checkpoint there, also after a
+failure.
 
 python examples/with_ray.py --folder /tmp/run --steps 20 --workers 2
 """
@@ -26,7 +28,9 @@ def loop(settings: dict[str, Any]) -> None:
     rank = train.get_context().get_world_rank()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1))
-    handle = gw.attach(model, gw.compress.uniform(bitwidth=4))  # in place of prepare_model(model)
+    handle = gw.attach(
+        model, gw.compress.uniform(bitwidth=4)
+    )  # in place of prepare_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     checkpoint = train.get_checkpoint()
     if checkpoint is not None:
@@ -47,7 +51,12 @@ def loop(settings: dict[str, Any]) -> None:
     everything = handle.gather_state()  # on every worker; rank 0 gets all
     sums = [float(p.detach().double().sum()).hex() for p in model.parameters()]
     sent = handle.stats()["wire_bytes_per_step"]
-    told = {"step": handle.step, "bytes": sent, "loss": loss.item(), "sums": " ".join(sums)}
+    told = {
+        "step": handle.step,
+        "bytes": sent,
+        "loss": loss.item(),
+        "sums": " ".join(sums),
+    }
     with tempfile.TemporaryDirectory() as folder:
         made = None
         if rank == 0:
@@ -68,7 +77,9 @@ if __name__ == "__main__":
         train_loop_config={"steps": chosen.steps},
         torch_config=TorchConfig(backend="gloo"),
         scaling_config=ScalingConfig(num_workers=chosen.workers),
-        run_config=RunConfig(name="gradwire", storage_path=str(Path(chosen.folder).resolve())),
+        run_config=RunConfig(
+            name="gradwire", storage_path=str(Path(chosen.folder).resolve())
+        ),
     ).fit()
     assert result.metrics is not None
     print(f"step {result.metrics['step']}: {result.metrics['bytes']:.0f} bytes a step")

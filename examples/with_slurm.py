@@ -19,11 +19,14 @@ from torch import nn
 import gradwire as gw
 
 options = argparse.ArgumentParser()
-options.add_argument("--folder", required=True, help="on a file system that all nodes share")
+options.add_argument(
+    "--folder", required=True, help="on a file system that all nodes share"
+)
 options.add_argument("--steps", type=int, default=20)
 chosen = options.parse_args()
 
-# srun starts a process a task and numbers them; the batch script has chosen where they meet.
+# srun starts a process a task and numbers them; the batch script has chosen where they
+# meet.
 rank = int(os.environ["SLURM_PROCID"])
 world = int(os.environ["SLURM_NTASKS"])
 dist.init_process_group("gloo", init_method="env://", rank=rank, world_size=world)
@@ -33,7 +36,8 @@ model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1))
 handle = gw.attach(model, gw.compress.uniform(bitwidth=4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
-# A job that is requeued, after a time limit or a lost node, goes on from its checkpoint.
+# A job that is requeued, after a time limit or a lost node, goes on from its
+# checkpoint.
 path = Path(chosen.folder) / "checkpoint.pt"
 if path.exists():
     saved = torch.load(path)
@@ -55,6 +59,11 @@ if rank == 0:
     states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     torch.save({**states, "gradwire": everything}, path.with_suffix(".new"))
     path.with_suffix(".new").replace(path)
-    print(f"step {handle.step}: {handle.stats()['wire_bytes_per_step']:.0f} bytes a step")
-    print("parameters", *(float(p.detach().double().sum()).hex() for p in model.parameters()))
+    print(
+        f"step {handle.step}: {handle.stats()['wire_bytes_per_step']:.0f} bytes a step"
+    )
+    print(
+        "parameters",
+        *(float(p.detach().double().sum()).hex() for p in model.parameters()),
+    )
 dist.destroy_process_group()

@@ -21,7 +21,13 @@ chosen = options.parse_args()
 
 torch.manual_seed(0)
 small = GPT2Config(
-    vocab_size=64, n_positions=16, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+    vocab_size=64,
+    n_positions=16,
+    n_embd=32,
+    n_layer=2,
+    n_head=2,
+    bos_token_id=0,
+    eos_token_id=0,
 )
 model = GPT2LMHeadModel(small)
 words = torch.randint(0, 64, (256, 16), generator=torch.Generator().manual_seed(1))
@@ -43,5 +49,8 @@ trainer.train(resume_from_checkpoint=chosen.resume)
 if trainer.is_world_process_zero():
     stats = gradwire.handle.stats()
     bits = [float(p.detach().double().sum()).hex() for p in model.parameters()]
-    print(f"step {trainer.state.global_step}: {stats['wire_bytes_per_step']:.0f} bytes a step")
+    print(
+        f"step {trainer.state.global_step}: {stats['wire_bytes_per_step']:.0f} "
+        "bytes a step"
+    )
     print("parameters", *bits)

@@ -1,10 +1,12 @@
-"""Papers' results beside ours, a folder a paper: figures that are measured, compared and drawn.
+"""Papers' results beside ours, a folder a paper: figures that are measured, compared
+and drawn.
 
-They lie beside the library and not in it, so they are there in a checkout of the sources alone.
-``deft/page.py`` defines ``deft``, a ``Reproduction``: the folder listing is the registry. ``frame``
-says what a reproduction consists of, ``store`` runs one and keeps what was measured, ``command`` is
-what ``gradwire reproduce`` calls. ``workloads/`` holds models and data that only papers need.
-Everything of gradwire may be imported here; nothing of it imports this.
+They lie beside the library and not in it, so they are there in a checkout of the
+sources alone. ``deft/page.py`` defines ``deft``, a ``Reproduction``: the folder listing
+is the registry. ``frame`` says what a reproduction consists of, ``store`` runs one and
+keeps what was measured, ``command`` is what ``gradwire reproduce`` calls.
+``workloads/`` holds models and data that only papers need. Everything of gradwire may
+be imported here; nothing of it imports this.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ def names() -> tuple[str, ...]:
     >>> names()
     ('deft', 'hipress', 'ssfusion', 'usbyte', 'zen')
     """
-    return tuple(sorted(path.parent.name for path in Path(__file__).parent.glob("*/page.py")))
+    return tuple(
+        sorted(path.parent.name for path in Path(__file__).parent.glob("*/page.py"))
+    )
 
 
 def page(name: str) -> Reproduction:
@@ -34,5 +38,7 @@ def page(name: str) -> Reproduction:
     """
     if name not in names():
         raise UnknownName("paper", name, names())
-    found: Reproduction = getattr(importlib.import_module(f"{__name__}.{name}.page"), name)
+    found: Reproduction = getattr(
+        importlib.import_module(f"{__name__}.{name}.page"), name
+    )
     return found

@@ -1,4 +1,6 @@
-"""The command ``gradwire reproduce``: it prints a paper's figures, writes tables and pictures."""
+"""The command ``gradwire reproduce``: it prints a paper's figures, writes tables and
+pictures.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,17 @@ from .store import Done, chosen, document, run
 
 
 def reproduce(
-    paper: str, figures: Sequence[str], out: Path, *, quick: bool, fresh: bool, as_json: bool
+    paper: str,
+    figures: Sequence[str],
+    out: Path,
+    *,
+    quick: bool,
+    fresh: bool,
+    as_json: bool,
 ) -> None:
-    """Measures the named figures, or all if none is named, and prints each once it is measured."""
+    """Measures the named figures, or all if none is named, and prints each once it is
+    measured.
+    """
     found = page(paper)
     names = [one.name for one in chosen(paper, found, figures)]
     stored = out / f"{paper}.json"
@@ -30,7 +40,9 @@ def reproduce(
         typer.echo(_head(found))
     with progress(f"reproduce {paper}", total=1) as advance:
         report = Fractions(advance)
-        for one in run(paper, found, names, stored, quick=quick, fresh=fresh, report=report):
+        for one in run(
+            paper, found, names, stored, quick=quick, fresh=fresh, report=report
+        ):
             done.append(one)
             picture = _write(one, out / paper)
             if not as_json:
@@ -42,14 +54,18 @@ def reproduce(
 
 
 def show_contents(paper: str, figures: Sequence[str], *, as_json: bool) -> None:
-    """Prints the paper's tables and figures, each with the figures here that show it, or why none
-    does. Without a paper's name it prints all papers', each with the command that measures it.
+    """Prints the paper's tables and figures, each with the figures here that show it,
+    or why none does. Without a paper's name it prints all papers', each with the
+    command that measures it.
 
     With ``figures`` only the tables and figures that these show are printed.
     """
     if not paper:
         every = [(name, one) for name in names() for one in page(name).contents]
-        all_rows = [{"name": f"{name}, {one.place}", **_listed(name, one)} for name, one in every]
+        all_rows = [
+            {"name": f"{name}, {one.place}", **_listed(name, one)}
+            for name, one in every
+        ]
         emit("reproduce --list", all_rows, as_json=as_json, title="all papers")
         return
     found = page(paper)
@@ -98,7 +114,9 @@ def _show(one: Done, picture: Path | None) -> None:
     kept = " (measured before)" if one.kept else ""
     title = f"\n{one.figure.name}: {one.figure.title}{kept}"
     hidden = one.figure.unprinted
-    emit("reproduce", list(one.findings.rows), as_json=False, title=title, hidden=hidden)
+    emit(
+        "reproduce", list(one.findings.rows), as_json=False, title=title, hidden=hidden
+    )
     for claim in _claims(one):
         typer.echo(f"\n{claim['name']}: {claim['paper']}")
         within = f" (yes from {claim['agrees if']})" if claim["agrees if"] else ""
@@ -114,8 +132,8 @@ def _show(one: Done, picture: Path | None) -> None:
 def _write(one: Done, folder: Path) -> Path | None:
     """Writes the figure's table (Markdown) and picture; returns the picture's path.
 
-    The path is None if the figure has no picture, or if matplotlib is missing; then the table is
-    written all the same.
+    The path is None if the figure has no picture, or if matplotlib is missing; then the
+    table is written all the same.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = list(one.findings.rows)
@@ -125,7 +143,9 @@ def _write(one: Done, folder: Path) -> Path | None:
         table.markdown(_claims(one)),
         *one.findings.notes,
     ]
-    (folder / f"{one.figure.name}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    (folder / f"{one.figure.name}.md").write_text(
+        "\n\n".join(parts) + "\n", encoding="utf-8"
+    )
     if one.figure.draw is None:
         return None
     try:
@@ -136,15 +156,24 @@ def _write(one: Done, folder: Path) -> Path | None:
 
 
 def _curves(rows: list[Row]) -> set[str]:
-    """Keys whose values are lists of points, which only the picture and the JSON file show."""
+    """Keys whose values are lists of points, which only the picture and the JSON file
+    show.
+    """
     return {
         key
         for row in rows
         for key, value in row.items()
-        if isinstance(value, (list, tuple)) and any(isinstance(x, (list, tuple)) for x in value)
+        if isinstance(value, (list, tuple))
+        and any(isinstance(x, (list, tuple)) for x in value)
     }
 
 
 def _print_json(paper: str, found: Reproduction, done: list[Done]) -> None:
-    head = {"command": f"reproduce {paper}", "version": __version__, "machine": machine()}
-    print(json.dumps({**head, **document(paper, found, done)}, indent=2, allow_nan=False))
+    head = {
+        "command": f"reproduce {paper}",
+        "version": __version__,
+        "machine": machine(),
+    }
+    print(
+        json.dumps({**head, **document(paper, found, done)}, indent=2, allow_nan=False)
+    )

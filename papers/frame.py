@@ -1,7 +1,8 @@
-"""The parts of a reproduction: figures, each with rows of ours and the paper's own statements.
+"""The parts of a reproduction: figures, each with rows of ours and the paper's own
+statements.
 
-A paper's values are facts with their place in it. Only numbers that stand in the text or a table
-are given; nothing is read off a picture.
+A paper's values are facts with their place in it. Only numbers that stand in the text
+or a table are given; nothing is read off a picture.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ T = TypeVar("T")
 QUARTER = 0.25
 """How far a result may lie from a printed effect, as a share of that effect, and agree.
 
-The papers' effects come from one cluster each, and repeated runs there differ by a few per cent. A
-quarter leaves room for other hardware. It keeps three quarters of the effect: a result without the
-effect, or with the opposite sign, never agrees, however small the printed effect is.
+The papers' effects come from one cluster each, and repeated runs there differ by a few
+per cent. A quarter leaves room for other hardware. It keeps three quarters of the
+effect: a result without the effect, or with the opposite sign, never agrees, however
+small the printed effect is.
 """
 
 
@@ -42,7 +44,9 @@ class Claim:
     why: str = ""
     """The reason why ours differs, if it does, or why ``agrees`` is None."""
     agrees_if: str = ""
-    """The results that agree, where the statement is a number; else the statement says it."""
+    """The results that agree, where the statement is a number; else the statement says
+    it.
+    """
 
     def __post_init__(self) -> None:
         """Refuses a verdict that is not said without a reason."""
@@ -51,12 +55,19 @@ class Claim:
 
 
 def effect(
-    says: str, place: str, told: str, found: float, stated: float, why: str, points: float = inf
+    says: str,
+    place: str,
+    told: str,
+    found: float,
+    stated: float,
+    why: str,
+    points: float = inf,
 ) -> Claim:
     """A printed effect beside ours, both as shares: 0.089 is a gain of 8.9 %.
 
-    Ours agrees within a quarter of the printed effect, and within ``points`` (0.1 is ten percentage
-    points) where that is less. ``told`` is ours in words, and ``why`` is for where it disagrees.
+    Ours agrees within a quarter of the printed effect, and within ``points`` (0.1 is
+    ten percentage points) where that is less. ``told`` is ours in words, and ``why`` is
+    for where it disagrees.
     """
     slack = min(points, QUARTER * abs(stated))
     agrees = abs(found - stated) <= slack + 1e-9
@@ -72,7 +83,9 @@ class Findings:
     claims: tuple[Claim, ...] = ()
     notes: tuple[str, ...] = ()
     complete: bool = True
-    """False where a part could not be measured here; next time the figure is measured again."""
+    """False where a part could not be measured here; next time the figure is measured
+    again.
+    """
 
 
 @dataclass(frozen=True)
@@ -86,7 +99,9 @@ class Ask:
     report: Report
     earlier: Mapping[str, Findings]
     folder: Path | None = None
-    """The folder in which figures may keep data that the paper's other figures use too, or None."""
+    """The folder in which figures may keep data that the paper's other figures use too,
+    or None.
+    """
 
     def each(self, items: Sequence[T]) -> Sequence[tuple[float, T]]:
         """Each item with the fraction that is done before it, for reports."""
@@ -104,12 +119,16 @@ class Figure:
     draw: Callable[[Sequence[Row], Path], Path] | None = None
     """Draws the rows and returns the picture's path."""
     unprinted: frozenset[str] = frozenset()
-    """Keys of rows that are in the files only, so that the printed table fits a terminal."""
+    """Keys of rows that are in the files only, so that the printed table fits a
+    terminal.
+    """
 
 
 @dataclass(frozen=True)
 class Item:
-    """A table or figure that the paper prints, with the figures here that show it, or why not."""
+    """A table or figure that the paper prints, with the figures here that show it, or
+    why not.
+    """
 
     place: str
     """Its name in the paper: "figure 7", "table 4"."""
@@ -122,7 +141,9 @@ class Item:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A paper's reproduction: the assumptions of all its figures, and these in measuring order."""
+    """A paper's reproduction: the assumptions of all its figures, and these in
+    measuring order.
+    """
 
     paper: str
     assumptions: tuple[str, ...]

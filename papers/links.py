@@ -1,4 +1,6 @@
-"""Seconds in which a simulated iteration has something on its link, and stretches of a lane."""
+"""Seconds in which a simulated iteration has something on its link, and stretches of a
+lane.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,17 @@ from gradwire.planning.simulation.clock import Timing
 def link_s(timing: Timing) -> float:
     """Seconds in which some message is on the link, hidden or not."""
     if timing.spans:
-        return sum(end_s - start_s for start_s, end_s in merged(timing.spans, "communication", 0))
+        return sum(
+            end_s - start_s
+            for start_s, end_s in merged(timing.spans, "communication", 0)
+        )
     pairs = zip(timing.message_start_s, timing.message_end_s, strict=True)
     return sum(end_s - start_s for start_s, end_s in united(pairs))
 
 
-def merged(spans: Iterable[Span], lane: str, from_s: float) -> list[tuple[float, float]]:
+def merged(
+    spans: Iterable[Span], lane: str, from_s: float
+) -> list[tuple[float, float]]:
     """The stretches of time from a second on in which a lane works, ascending."""
     own = ((max(from_s, one.start_s), one.end_s) for one in spans if one.lane == lane)
     return united(pair for pair in own if pair[0] < pair[1])

@@ -1,4 +1,6 @@
-"""Rows of figures: their numbers and means, and the curves that they hold, which are drawn."""
+"""Rows of figures: their numbers and means, and the curves that they hold, which are
+drawn.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from gradwire_bench.report import curves
 from .frame import Row
 
 POINTS = "points"
-"""The key of a row's curve: [step, value] pairs, in the JSON file and the picture only."""
+"""The key of a row's curve: [step, value] pairs, in the JSON file and the picture
+only.
+"""
 NUM_POINTS = 50
 
 
@@ -21,7 +25,9 @@ def thinned(values: Sequence[float], num_points: int = NUM_POINTS) -> list[list[
     [[2, 2.0], [4, 6.0]]
     """
     width = -(-len(values) // num_points)
-    windows = [(start, values[start : start + width]) for start in range(0, len(values), width)]
+    windows = [
+        (start, values[start : start + width]) for start in range(0, len(values), width)
+    ]
     return [[start + len(window), mean(window)] for start, window in windows]
 
 
@@ -37,7 +43,9 @@ def number(row: Row, key: str) -> float:
     return float(value)
 
 
-def draw(rows: Sequence[Row], path: Path, *, title: str, x_label: str, y_label: str) -> Path:
+def draw(
+    rows: Sequence[Row], path: Path, *, title: str, x_label: str, y_label: str
+) -> Path:
     """A panel for each application, a line for each of its rows that has points."""
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for row in rows:
@@ -47,4 +55,6 @@ def draw(rows: Sequence[Row], path: Path, *, title: str, x_label: str, y_label: 
             points = row[POINTS]
             assert isinstance(points, (list, tuple))
             panel[str(row["name"])] = [(float(x), float(y)) for x, y in points]
-    return curves.draw_panels(panels, path, title=title, x_label=x_label, y_label=y_label)
+    return curves.draw_panels(
+        panels, path, title=title, x_label=x_label, y_label=y_label
+    )

@@ -1,8 +1,8 @@
 """run: measures the figures that are asked for and keeps each as soon as it is there.
 
-One JSON file holds everything, so a run that was cut short goes on where it ended: a figure in it
-that was measured by the same version, as quickly or as fully as now asked for, is not measured
-again.
+One JSON file holds everything, so a run that was cut short goes on where it ended: a
+figure in it that was measured by the same version, as quickly or as fully as now asked
+for, is not measured again.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def run(
 ) -> Iterator[Done]:
     """Yields the figures one by one, each after it was written to ``path``.
 
-    ``report`` is told which fraction of all figures is done. Raises ``InvalidSetting`` for a
-    file that is not of this reproduction, before anything is measured.
+    ``report`` is told which fraction of all figures is done. Raises ``InvalidSetting``
+    for a file that is not of this reproduction, before anything is measured.
     """
     figures = chosen(name, paper, wanted)
     stored = _read(path, name)
@@ -76,7 +76,11 @@ def run(
             part(1.0, "measured before")
             yield Done(figure, _findings(entry), kept=True)
             continue
-        earlier = {other: _findings(one) for other, one in stored.items() if _counts(one, quick)}
+        earlier = {
+            other: _findings(one)
+            for other, one in stored.items()
+            if _counts(one, quick)
+        }
         findings = figure.measure(Ask(quick, part, earlier, kept))
         stored[figure.name] = _entry(findings, quick)
         _write(path, name, paper, stored)
@@ -93,8 +97,12 @@ def document(name: str, paper: Reproduction, done: Sequence[Done]) -> dict[str, 
     return _document(name, paper, figures)
 
 
-def _part(report: Report, figure: str, place: int, total: int) -> Callable[[float, str], None]:
-    return lambda fraction, what: report((place + fraction) / total, f"{figure}: {what}")
+def _part(
+    report: Report, figure: str, place: int, total: int
+) -> Callable[[float, str], None]:
+    return lambda fraction, what: report(
+        (place + fraction) / total, f"{figure}: {what}"
+    )
 
 
 def _counts(entry: dict[str, Any], quick: bool) -> bool:
@@ -117,7 +125,9 @@ def _findings(entry: dict[str, Any]) -> Findings:
     )
 
 
-def _document(name: str, paper: Reproduction, figures: dict[str, Any]) -> dict[str, object]:
+def _document(
+    name: str, paper: Reproduction, figures: dict[str, Any]
+) -> dict[str, object]:
     return {
         "schema_version": SCHEMA,
         "reproduction": name,
@@ -152,7 +162,9 @@ def _read(path: Path, name: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A nested value with lists for tuples, and None for figures that are not finite."""
+    """A nested value with lists for tuples, and None for figures that are not
+    finite.
+    """
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

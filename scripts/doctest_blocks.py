@@ -1,4 +1,6 @@
-"""Examples in docstrings as blocks of code, for the documentation's API page; see mkdocs.yml."""
+"""Examples in docstrings as blocks of code, for the documentation's API page; see
+mkdocs.yml.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,16 @@ from typing import Any
 
 try:
     from griffe import Extension
-except ModuleNotFoundError:  # tests read this file where the extra docs is not installed
+except (
+    ModuleNotFoundError
+):  # tests read this file where the extra docs is not installed
     Extension: Any = object
 
 
 def fenced(text: str) -> str:
-    """A docstring with each of its examples between fences: from ``>>>`` to the next blank line."""
+    """A docstring with each of its examples between fences: from ``>>>`` to the next
+    blank line.
+    """
     found = []
     is_inside = False
     for line in text.split("\n"):

@@ -1,12 +1,12 @@
 """Kernels built into the wheel of a platform: a build hook of hatchling's.
 
 ``python -m build`` makes the wheel that every machine takes, with C++ sources only.
-``GRADWIRE_WHEEL=x86_64`` or ``aarch64`` before it makes the wheel of that platform: each kernel
-built for each level below, which ``gradwire/kernels/prebuilt.py`` chooses from.
-``x86_64/x86-64-v3`` builds for that level alone, and not for ``SETTINGS``: a wheel to try. The
-other platform needs a cross compiler (``apt-get install g++-aarch64-linux-gnu``). Kernels are those
-of ``kernels/csrc`` and what CompLL generates for each compressor under ``SETTINGS`` and its
-examples.
+``GRADWIRE_WHEEL=x86_64`` or ``aarch64`` before it makes the wheel of that platform:
+each kernel built for each level below, which ``gradwire/kernels/prebuilt.py`` chooses
+from. ``x86_64/x86-64-v3`` builds for that level alone, and not for ``SETTINGS``: a
+wheel to try. The other platform needs a cross compiler
+(``apt-get install g++-aarch64-linux-gnu``). Kernels are those of ``kernels/csrc`` and
+what CompLL generates for each compressor under ``SETTINGS`` and its examples.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ LEVELS = {
 }
 MARCH = {"aarch64": "armv8-a"}
 NEWEST_GLIBC = (2, 28)
-"""The newest symbols that a kernel may need, as the wheel's tag says; torch's wheels are as new."""
+"""The newest symbols that a kernel may need, as the wheel's tag says; torch's wheels
+are as new.
+"""
 DENSITIES = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1)
 BLOCKS = (128, 256, 512, 1024, 4096)
 SETTINGS: dict[str, list[dict[str, object]]] = {
@@ -54,7 +56,9 @@ SETTINGS: dict[str, list[dict[str, object]]] = {
 
 
 def sources(settings: dict[str, list[dict[str, object]]]) -> dict[str, CppSource]:
-    """Every kernel to be built, by its file name; those of compressors also for these settings."""
+    """Every kernel to be built, by its file name; those of compressors also for these
+    settings.
+    """
     from gradwire.contract.registry import KINDS, load, names
     from gradwire.dsl.generated import Generated
     from gradwire.kernels import libraries
@@ -74,7 +78,9 @@ def sources(settings: dict[str, list[dict[str, object]]]) -> dict[str, CppSource
 
 
 def compile_all(target: str, only: str, folder: Path) -> int:
-    """Builds ``folder``/LEVEL/NAME of every kernel for these levels; returns how many."""
+    """Builds ``folder``/LEVEL/NAME of every kernel for these levels; returns how
+    many.
+    """
     compiler = compiler_for(target)
     levels = (only,) if only else LEVELS[target]
     sys.path.insert(0, str(ROOT / "src"))  # before an installed gradwire
@@ -83,9 +89,24 @@ def compile_all(target: str, only: str, folder: Path) -> int:
     def compile_one(level: str, name: str, source: CppSource) -> None:
         out = folder / level / name
         out.parent.mkdir(parents=True, exist_ok=True)
-        flags = [*BASE_FLAGS, f"-march={MARCH.get(level, level)}", "-fopenmp", "-s", *source.flags]
+        flags = [
+            *BASE_FLAGS,
+            f"-march={MARCH.get(level, level)}",
+            "-fopenmp",
+            "-s",
+            *source.flags,
+        ]
         flags += source.wishes if level == "x86-64-v4" else ()
-        command = [compiler, *flags, f"-I{source.headers}", "-x", "c++", "-o", str(out), "-"]
+        command = [
+            compiler,
+            *flags,
+            f"-I{source.headers}",
+            "-x",
+            "c++",
+            "-o",
+            str(out),
+            "-",
+        ]
         subprocess.run(command, input=source.text.encode(), check=True)
         check_glibc(out)
 
@@ -101,11 +122,16 @@ def compile_all(target: str, only: str, folder: Path) -> int:
 def compiler_for(target: str) -> str:
     """g++ for a platform: this machine's own, or a cross compiler."""
     named = f"{target}-linux-gnu-g++"
-    wanted = [os.environ.get("CXX", "g++"), named] if target == platform.machine() else [named]
+    wanted = (
+        [os.environ.get("CXX", "g++"), named]
+        if target == platform.machine()
+        else [named]
+    )
     found = next((path for name in wanted if (path := shutil.which(name))), None)
     if found is None:
         raise SystemExit(
-            f"no {named} for {VARIABLE}={target}: apt-get install g++-{target}-linux-gnu"
+            f"no {named} for {VARIABLE}={target}: apt-get install "
+            f"g++-{target}-linux-gnu"
         )
     return found
 
@@ -115,7 +141,9 @@ def check_glibc(library: Path) -> None:
     versions = re.findall(rb"GLIBC_(\d+)\.(\d+)", library.read_bytes())
     newest = max((tuple(map(int, one)) for one in versions), default=(0, 0))
     if newest > NEWEST_GLIBC:
-        raise SystemExit(f"{library.name} needs glibc {newest}, newer than {NEWEST_GLIBC}")
+        raise SystemExit(
+            f"{library.name} needs glibc {newest}, newer than {NEWEST_GLIBC}"
+        )
 
 
 class Kernels(BuildHookInterface[Any]):
@@ -128,7 +156,9 @@ class Kernels(BuildHookInterface[Any]):
         return self.metadata.core.dependencies if os.environ.get(VARIABLE) else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Builds them where the variable asks for it; an editable install compiles for itself."""
+        """Builds them where the variable asks for it; an editable install compiles for
+        itself.
+        """
         target, _, only = os.environ.get(VARIABLE, "").partition("/")
         if self.target_name != "wheel" or not target or version == "editable":
             return
@@ -139,10 +169,14 @@ class Kernels(BuildHookInterface[Any]):
         folder = Path(self._made.name)
         print(f"built {compile_all(target, only, folder)} kernels for {target}")
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-manylinux_{'_'.join(map(str, NEWEST_GLIBC))}_{target}"
+        build_data["tag"] = (
+            f"py3-none-manylinux_{'_'.join(map(str, NEWEST_GLIBC))}_{target}"
+        )
         build_data["force_include"][str(folder)] = "gradwire/kernels/built"
 
-    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+    def finalize(
+        self, version: str, build_data: dict[str, Any], artifact_path: str
+    ) -> None:
         """Takes the built files away again."""
         if hasattr(self, "_made"):
             self._made.cleanup()

@@ -1,9 +1,11 @@
-"""Writes ``planning/catalogue/*.json``: layer tables of models nobody has to have at hand.
+"""Writes ``planning/catalogue/*.json``: layer tables of models nobody has to have at
+hand.
 
     python -m scripts.make_catalogue [--out FOLDER] [NAME ...]
 
-BERT, GPT-2, BLOOM and ViT need the package transformers; nothing else does. No weights are loaded
-and no computing is done: models live on the meta device. Runs in the root of the repository.
+BERT, GPT-2, BLOOM and ViT need the package transformers; nothing else does. No weights
+are loaded and no computing is done: models live on the meta device. Runs in the root of
+the repository.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from scripts.catalogue import roofline
 from scripts.catalogue.entries import CHECKS, FAMILIES, MODELS
 from scripts.catalogue.roofline import LayerWork
 
-FOLDER = Path(__file__).resolve().parents[1] / "src" / "gradwire" / "planning" / "catalogue"
+FOLDER = (
+    Path(__file__).resolve().parents[1] / "src" / "gradwire" / "planning" / "catalogue"
+)
 
 
 @cache
@@ -35,7 +39,10 @@ def work(name: str, batch_size: int) -> list[LayerWork]:
 def efficiency(family: str) -> float:
     """The share of the roofline that gives the family's published time."""
     given = FAMILIES[family]
-    return roofline.ideal_iteration_s(work(given.model, given.batch_size)) / given.iteration_s
+    return (
+        roofline.ideal_iteration_s(work(given.model, given.batch_size))
+        / given.iteration_s
+    )
 
 
 def source(name: str) -> str:
@@ -46,17 +53,23 @@ def source(name: str) -> str:
     return (
         f"A throughput model, not a measurement: {roofline.DEVICE}; per operation "
         f"max(FLOPs / {roofline.FLOP_RATE / 1e12:g} TFLOP/s, bytes / "
-        f"{roofline.BYTE_RATE / 1e9:g} GB/s) / {efficiency(entry.family):.4f}; 3x3 convolutions of "
+        f"{roofline.BYTE_RATE / 1e9:g} GB/s) / {efficiency(entry.family):.4f}; "
+        "3x3 convolutions of "
         f"stride 1 count 1/{roofline.WINOGRAD:g} of their FLOPs (Winograd); backward = "
-        f"{roofline.BACKWARD:g} x forward; no kernel launches, no optimizer. The efficiency makes "
-        f"{given.model} take {given.iteration_s:.4g} s an iteration at batch {given.batch_size} "
-        f"({given.source}). Batch {entry.batch_size} of {what} {'x'.join(map(str, entry.inputs))}: "
+        f"{roofline.BACKWARD:g} x forward; no kernel launches, no optimizer. The "
+        "efficiency makes "
+        f"{given.model} take {given.iteration_s:.4g} s an iteration at batch "
+        f"{given.batch_size} "
+        f"({given.source}). Batch {entry.batch_size} of {what} "
+        f"{'x'.join(map(str, entry.inputs))}: "
         f"{entry.batch_source}. Made by scripts/make_catalogue.py."
     )
 
 
 def _seconds(value: float) -> float:
-    """Four digits: what the model is worth, and no noise of the last place in the files."""
+    """Four digits: what the model is worth, and no noise of the last place in the
+    files.
+    """
     return float(f"{value:.4g}")
 
 
@@ -70,7 +83,11 @@ def render(name: str) -> str:
         row = {
             "name": layer.name.removeprefix("model."),
             "tensors": [
-                {"name": tensor.removeprefix("model."), "shape": list(shape), "dtype": "float32"}
+                {
+                    "name": tensor.removeprefix("model."),
+                    "shape": list(shape),
+                    "dtype": "float32",
+                }
                 for tensor, shape in layer.tensors
             ],
             "forward_s": forward_s,
@@ -88,8 +105,10 @@ def _report(name: str) -> str:
     forward_s = sum(layer.ideal_s for layer in layers) / efficiency(entry.family)
     shapes = [torch.Size(shape) for layer in layers for _, shape in layer.tensors]
     line = (
-        f"{name:13} {sum(shape.numel() for shape in shapes):12,} parameters {len(layers):4} layers "
-        f"{len(shapes):4} tensors, batch {entry.batch_size:3}: forward {forward_s * 1e3:6.1f} ms, "
+        f"{name:13} {sum(shape.numel() for shape in shapes):12,} parameters "
+        f"{len(layers):4} layers "
+        f"{len(shapes):4} tensors, batch {entry.batch_size:3}: forward "
+        f"{forward_s * 1e3:6.1f} ms, "
         f"backward {forward_s * roofline.BACKWARD * 1e3:6.1f} ms, "
         f"efficiency {efficiency(entry.family):.3f}"
     )

@@ -37,7 +37,15 @@ import torch  # noqa: F401 - once here, and not again for each mutant
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 
-FOLDERS = ("compress", "collective", "exchange", "contract", "kernels", "dsl", "planning")
+FOLDERS = (
+    "compress",
+    "collective",
+    "exchange",
+    "contract",
+    "kernels",
+    "dsl",
+    "planning",
+)
 LIBRARY = Path("src/gradwire")
 MOST_TESTS = 250
 
@@ -54,7 +62,9 @@ def annotations(text: str) -> set[tuple[int, int]]:
     return places
 
 
-def sites(path: Path, reached: dict[int, list[str]]) -> dict[tuple[int, int], list[Any]]:
+def sites(
+    path: Path, reached: dict[int, list[str]]
+) -> dict[tuple[int, int], list[Any]]:
     """Mutants of a file by the place that they change, on lines that a test reaches."""
     text = path.read_text(encoding="utf-8")
     found = defaultdict(list)
@@ -67,19 +77,25 @@ def sites(path: Path, reached: dict[int, list[str]]) -> dict[tuple[int, int], li
         places = [place for node in nodes for place in kind().mutation_positions(node)]
         for number, (start, _) in enumerate(places):
             if start not in types and any(reached.get(start[0], ())):
-                found[start].append({"file": str(path), "operator": name, "occurrence": number})
+                found[start].append(
+                    {"file": str(path), "operator": name, "occurrence": number}
+                )
     return found
 
 
 def drawn(data: coverage.CoverageData, num: int, seed: int) -> list[dict[str, Any]]:
-    """Places are drawn, and one of each place's mutants; from each folder alike many."""
+    """Places are drawn, and one of each place's mutants; from each folder alike
+    many.
+    """
     draw = random.Random(seed)
     made = []
     for number, folder in enumerate(FOLDERS):
         by_place = {
             (str(path), *place): mutants
             for path in sorted((LIBRARY / folder).rglob("*.py"))
-            for place, mutants in sites(path, data.contexts_by_lineno(str(path.resolve()))).items()
+            for place, mutants in sites(
+                path, data.contexts_by_lineno(str(path.resolve()))
+            ).items()
         }
         share = (num * (number + 1)) // len(FOLDERS) - (num * number) // len(FOLDERS)
         places = draw.sample(sorted(by_place), share)
@@ -107,7 +123,9 @@ def in_turn(names: set[str], seconds: dict[str, float]) -> list[str]:
 
 
 def noticed(names: list[str], cpu_s: int, log: Path) -> tuple[str, str]:
-    """What pytest says of these tests, run in a process of their own, and which of them failed."""
+    """What pytest says of these tests, run in a process of their own, and which of them
+    failed.
+    """
     started = time.monotonic()
     child = os.fork()
     if child == 0:
@@ -117,7 +135,9 @@ def noticed(names: list[str], cpu_s: int, log: Path) -> tuple[str, str]:
         os.dup2(output, 1)
         os.dup2(output, 2)
         sys.dont_write_bytecode = True
-        code = pytest.main([*names, "-x", "-q", "-n0", "-pno:cacheprovider", "--timeout=40"])
+        code = pytest.main(
+            [*names, "-x", "-q", "-n0", "-pno:cacheprovider", "--timeout=40"]
+        )
         os._exit(int(code))
     while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
         if time.monotonic() - started > 5 * cpu_s:
@@ -155,22 +175,35 @@ def main() -> None:
         names = in_turn({name.split("|")[0] for name in reached}, seconds)
         text = path.read_text(encoding="utf-8")
         made = mutate_code(
-            text, cosmic_ray.plugins.get_operator(mutant["operator"])(), mutant["occurrence"]
+            text,
+            cosmic_ray.plugins.get_operator(mutant["operator"])(),
+            mutant["occurrence"],
         )
         started = time.monotonic()
         try:
             path.write_text(made, encoding="utf-8")
             log = given.results.with_suffix(".log")
-            outcome, by = noticed(names, given.cpu_s, log) if names else ("survived", "")
+            outcome, by = (
+                noticed(names, given.cpu_s, log) if names else ("survived", "")
+            )
         finally:
             path.write_text(text, encoding="utf-8")
         at = mutant["line"] - 1
         was = text.splitlines()[at : at + 1]
         now = made.splitlines()[at : at + 1]
-        found = {"outcome": outcome, "by": by, "tests": len(names), "was": was, "now": now}
+        found = {
+            "outcome": outcome,
+            "by": by,
+            "tests": len(names),
+            "was": was,
+            "now": now,
+        }
         done.append({**mutant, **found})
         given.results.write_text(json.dumps(done, indent=1), encoding="utf-8")
-        print(f"{outcome} {time.monotonic() - started:.0f} s {path}:{at + 1} {now}", flush=True)
+        print(
+            f"{outcome} {time.monotonic() - started:.0f} s {path}:{at + 1} {now}",
+            flush=True,
+        )
     killed = sum(one["outcome"] == "killed" for one in done)
     print(f"{killed} of {len(done)} killed")
 

@@ -1,7 +1,9 @@
-"""The pictures of the documentation: ``python -m scripts.pictures NAME...`` draws docs/pictures/.
+"""The pictures of the documentation: ``python -m scripts.pictures NAME...`` draws
+docs/pictures/.
 
-Each function draws one picture, from a run on this machine, from a simulation, or from the tables
-of docs/measured.md. ``timeline`` reads the traces that ``gradwire demo`` left in demo-report/.
+Each function draws one picture, from a run on this machine, from a simulation, or from
+the tables of docs/measured.md. ``timeline`` reads the traces that ``gradwire demo``
+left in demo-report/.
 """
 
 from __future__ import annotations
@@ -25,7 +27,15 @@ from torch import nn
 import gradwire as gw
 from gradwire.contract.trace.span import Span, Trace
 from gradwire_bench.report import bars, curves, timeline
-from gradwire_bench.report.figure import FAINT, INK, SERIES, label, legend, new_figure, save
+from gradwire_bench.report.figure import (
+    FAINT,
+    INK,
+    SERIES,
+    label,
+    legend,
+    new_figure,
+    save,
+)
 from gradwire_lab.algorithm_page import tables
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,7 +46,9 @@ RATES_BIT = (25e6, 100e6, 500e6, 2e9, 10e9)
 def measured(section: str, *head: str) -> list[dict[str, str]]:
     """The rows of the table of docs/measured.md in a section, whose head begins so."""
     page = tables((ROOT / "docs" / "measured.md").read_text(encoding="utf-8"))
-    found = next(t for t in page if t.section == section and t.head[: len(head)] == [*head])
+    found = next(
+        t for t in page if t.section == section and t.head[: len(head)] == [*head]
+    )
     return [dict(zip(found.head, row, strict=True)) for row in found.rows]
 
 
@@ -83,9 +95,15 @@ def fastest(path: Path) -> None:
     lines = []
     for row in rows:
         if row["method"] in names:
-            points = list(zip(RATES_BIT, map(number, list(row.values())[1:6]), strict=True))
+            points = list(
+                zip(RATES_BIT, map(number, list(row.values())[1:6]), strict=True)
+            )
             colour = (SERIES[len(lines)], "-")
-            lines.append(curves.line(axes, points, colour, label=names[row["method"]], marker="o"))
+            lines.append(
+                curves.line(
+                    axes, points, colour, label=names[row["method"]], marker="o"
+                )
+            )
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xticks(RATES_BIT, ["25 M", "100 M", "500 M", "2 G", "10 G"])
@@ -97,7 +115,9 @@ def fastest(path: Path) -> None:
 
 
 def hosts(path: Path) -> None:
-    """Time and bytes of an exchange among hosts of two ranks, with and without ``mesh``."""
+    """Time and bytes of an exchange among hosts of two ranks, with and without
+    ``mesh``.
+    """
     section = "Do hosts of several ranks gain by adding up first?"
     rows = [
         {
@@ -113,7 +133,9 @@ def hosts(path: Path) -> None:
 
 
 def plan(path: Path) -> None:
-    """The share of a step that waits for the network, over the link's rate, for three models."""
+    """The share of a step that waits for the network, over the link's rate, for three
+    models.
+    """
     found: dict[str, list[tuple[float, float]]] = {}
     for model in ("vgg16", "bert_base", "resnet50"):
         profile = gw.catalogue.load(model)
@@ -122,7 +144,9 @@ def plan(path: Path) -> None:
             cluster = gw.Cluster(num_ranks=8, rate_bytes_per_s=rate / 8)
             made = gw.plan("ddp", profile, cluster)
             step_s = gw.simulate(made, profile, cluster).iteration_s
-            found.setdefault(model, []).append((rate / 1e9, 100 * (1 - computed_s / step_s)))
+            found.setdefault(model, []).append(
+                (rate / 1e9, 100 * (1 - computed_s / step_s))
+            )
     curves.draw_panels(
         {"": found},
         path,
@@ -134,12 +158,18 @@ def plan(path: Path) -> None:
 
 
 def frameworks(path: Path) -> None:
-    """Which call makes the DDP model, by framework, and from which call on there is a handle."""
+    """Which call makes the DDP model, by framework, and from which call on there is a
+    handle.
+    """
     calls = {
         "plain DDP": ("DDP(model)", "gw.attach(model, ...)", "handle"),
         "Accelerate": ("prepare(...)", "accelerator.prepare(...)", "attachment.handle"),
         "Transformers": ("hook_trainer(...)", "trainer.train()", "attachment.handle"),
-        "Lightning": ("GradwireStrategy(...)", "trainer.fit(model)", "attachment.handle"),
+        "Lightning": (
+            "GradwireStrategy(...)",
+            "trainer.fit(model)",
+            "attachment.handle",
+        ),
         "Fabric": ("GradwireFabric(...)", "fabric.setup(...)", "attachment.handle"),
     }
     figure = new_figure(3.4)
@@ -161,7 +191,10 @@ def frameworks(path: Path) -> None:
     axes.grid(visible=False)
     from matplotlib.patches import Patch
 
-    legend(figure, [Patch(facecolor=colour, label=name) for name, colour in colours.items()])
+    legend(
+        figure,
+        [Patch(facecolor=colour, label=name) for name, colour in colours.items()],
+    )
     save(figure, path, "Who makes the DDP model, and when")
 
 
@@ -170,7 +203,9 @@ def step(path: Path) -> None:
     profile = gw.catalogue.load("vgg16")
     cluster = gw.Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
     traces = {
-        f"{name} ({planner})": gw.simulate(gw.plan(planner, profile, cluster), profile, cluster)
+        f"{name} ({planner})": gw.simulate(
+            gw.plan(planner, profile, cluster), profile, cluster
+        )
         for planner, name in (("ddp", "DDP's buckets"), ("usbyte", "overlapping plan"))
     }
     timeline.draw(traces, path, title="One step of VGG16, 8 ranks at 10 Gbit/s")
@@ -185,13 +220,16 @@ def readme(path: Path) -> None:
     }
     folder = Path("demo-report")
     traces = {
-        name: Trace.of(_of_chrome(folder / f"{file}.trace.json")) for file, name in names.items()
+        name: Trace.of(_of_chrome(folder / f"{file}.trace.json"))
+        for file, name in names.items()
     }
     timeline.draw(traces, path, title="One step of rank 0 at 200 Mbit/s")
 
 
 def _of_chrome(file: Path) -> Iterator[Span]:
-    """Rank 0's spans of a Chrome trace; lanes that the trace numbers are one lane again."""
+    """Rank 0's spans of a Chrome trace; lanes that the trace numbers are one lane
+    again.
+    """
     events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
     lanes = {e["tid"]: e["args"]["name"] for e in events if e.get("name") == "thread_name"
              and e["pid"] == 0}  # fmt: skip
@@ -222,21 +260,36 @@ def own(path: Path) -> None:
     drawn += above.plot(
         places, decoded.tolist(), "_", color=SERIES[1], label="decoded", ms=5, mew=2.5
     )
-    drawn += [below.bar(places, (gradient - decoded).tolist(), color=SERIES[3], label="residual")]
-    label(above, "", "", f"64 elements are sent in {payload.size_bytes} bytes in place of 256")
+    drawn += [
+        below.bar(
+            places, (gradient - decoded).tolist(), color=SERIES[3], label="residual"
+        )
+    ]
+    label(
+        above,
+        "",
+        "",
+        f"64 elements are sent in {payload.size_bytes} bytes in place of 256",
+    )
     label(below, "element", "", "the residual is added to the next gradient")
     legend(figure, drawn, columns=3)
     save(figure, path, "One gradient through ternary")
 
 
-# ---- pictures of ranks that run here ------------------------------------------------------------
+# ---- pictures of ranks that run here -------------------------------------------------
 
 
 def run(ranks: int, program: Callable[[int, Path], None]) -> list[Any]:
-    """Runs a program as so many processes of one group; returns the JSON that each wrote."""
+    """Runs a program as so many processes of one group; returns the JSON that each
+    wrote.
+    """
     with tempfile.TemporaryDirectory() as folder:
         context = get_context("spawn")
-        address = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29533", "WORLD_SIZE": str(ranks)}
+        address = {
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": "29533",
+            "WORLD_SIZE": str(ranks),
+        }
         os.environ |= address
         every = [
             context.Process(target=_rank, args=(rank, program, Path(folder)))
@@ -268,8 +321,17 @@ def local_steps(path: Path) -> None:
     for rank, found in enumerate(every):
         for start in range(0, len(found["way"]), 7):  # an anchor and six steps from it
             points = found["way"][start : start + 7]
-            drawn = [*drawn, *axes.plot(*zip(*points, strict=True), "o-", color=SERIES[rank], ms=3,
-                                        label=f"rank {rank}: six local steps")]  # fmt: skip
+            drawn = [
+                *drawn,
+                *axes.plot(
+                    *zip(*points, strict=True),
+                    "o-",
+                    color=SERIES[rank],
+                    ms=3,
+                    # fmt: skip
+                    label=f"rank {rank}: six local steps",
+                ),
+            ]
     anchors = every[0]["anchors"]
     line = axes.plot(*zip(*anchors, strict=True), "D--", color=INK, label="anchors")
     legend(figure, [drawn[0], drawn[-1], *line], columns=1)
@@ -315,8 +377,12 @@ def fsdp(path: Path) -> None:
     for rank, shards in enumerate(every):
         left = 0
         for _, numel, start, end in shards:
-            axes.barh(rank, numel, left=left, color=FAINT, height=0.6, edgecolor="white")
-            axes.barh(rank, end - start, left=left + start, color=SERIES[rank % 2], height=0.6)
+            axes.barh(
+                rank, numel, left=left, color=FAINT, height=0.6, edgecolor="white"
+            )
+            axes.barh(
+                rank, end - start, left=left + start, color=SERIES[rank % 2], height=0.6
+            )
             left += numel
     for shard in range(2):
         arrow = {"arrowstyle": "<->", "color": INK}
@@ -326,7 +392,9 @@ def fsdp(path: Path) -> None:
     axes.invert_yaxis()
     label(axes, "elements of the model (grey: not on this rank)")
     axes.grid(visible=False)
-    axes.set_title("arrows: gradwire averages equal shards", loc="left", fontsize=9, color=INK)
+    axes.set_title(
+        "arrows: gradwire averages equal shards", loc="left", fontsize=9, color=INK
+    )
     save(figure, path, "HSDP on 2 hosts of 2 ranks")
 
 
@@ -361,7 +429,11 @@ def failures(path: Path) -> None:
         for start, end, what in found:
             span = (start - zero_s, end - start)
             axes.broken_barh(
-                [span], (rank - 0.35, 0.7), facecolors=colours[what], edgecolors="white", lw=0.5
+                [span],
+                (rank - 0.35, 0.7),
+                facecolors=colours[what],
+                edgecolors="white",
+                lw=0.5,
             )
     died_s = every[2][-1][1] - zero_s
     axes.plot([died_s], [2], "x", color=INK, ms=10, mew=2)

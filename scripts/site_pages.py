@@ -1,7 +1,9 @@
-"""The documentation's pages that are made of the sources, and links between pages; see mkdocs.yml.
+"""The documentation's pages that are made of the sources, and links between pages; see
+mkdocs.yml.
 
-README.md and its like become pages, every algorithm has one (``gradwire list NAME`` prints it), and
-the command line and the library's names are read off the code. mkdocs calls the functions ``on_*``.
+README.md and its like become pages, every algorithm has one (``gradwire list NAME``
+prints it), and the command line and the library's names are read off the code. mkdocs
+calls the functions ``on_*``.
 """
 
 from __future__ import annotations
@@ -34,14 +36,19 @@ NAV = "Algorithms"
 
 MENTION = re.compile(r"(?<!\[)`((?:docs/)?\w+\.md)`|(?<=\()docs/(\w+\.md)(?=\))")
 LEFT_OUT = re.compile(
-    r"^\* `--(?:install|show)-completion`.*\n|^\*\*Commands\*\*:\n\n(?:\* .*\n)+\n", re.M
+    r"^\* `--(?:install|show)-completion`.*\n|^\*\*Commands\*\*:\n\n(?:\* .*\n)+\n",
+    re.M,
 )
-"""Options of the shell, and the list of a verb's commands, which follow with their whole help."""
+"""Options of the shell, and the list of a verb's commands, which follow with their
+whole help.
+"""
 INLINE = re.compile(r"(?<=<code>)[^<\n]+(?=</code>)")
 """Code within a sentence or a table."""
 WORD = re.compile(r"(?<!\S)\S{1,40}(?!\S)")
 """A word that fits on a phone."""
-EXPORT = re.compile(r"^from (?:gradwire)?([._][\w.]+) import (?:\(\s+)?(\w+) as \2,?$", re.M)
+EXPORT = re.compile(
+    r"^from (?:gradwire)?([._][\w.]+) import (?:\(\s+)?(\w+) as \2,?$", re.M
+)
 
 
 def generated() -> dict[str, str]:
@@ -75,7 +82,8 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "exchanges.md": (
         "Exchanges",
-        "Choose how a gradient becomes a mean. [Algorithms](../algorithms/index.md) lists all "
+        "Choose how a gradient becomes a mean. "
+        "[Algorithms](../algorithms/index.md) lists all "
         "compressors and collectives.",
         (
             "pair",
@@ -96,7 +104,8 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "plans.md": (
         "Plans and predictions",
-        "Measure a model and a cluster, plan, and predict. `gw.catalogue` has measured models.",
+        "Measure a model and a cluster, plan, and predict. `gw.catalogue` has "
+        "measured models.",
         (
             "profile",
             "plan",
@@ -157,9 +166,11 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ),
     ),
 }
-"""Pages of the reference: title, first sentence, and names at the root or from a module's dot on.
+"""Pages of the reference: title, first sentence, and names at the root or from a
+module's dot on.
 
-The first page also has each class at the root that comes from ``runtime`` and is on no other page.
+The first page also has each class at the root that comes from ``runtime`` and is on no
+other page.
 """
 CONTENTS = """# Reference
 
@@ -183,7 +194,9 @@ CONTENTS = """# Reference
 
 
 def linked(text: str, path: str) -> str:
-    """A page's text as the site shows it: files that are named and are pages become links."""
+    """A page's text as the site shows it: files that are named and are pages become
+    links.
+    """
 
     def link(found: re.Match[str]) -> str:
         file = found[1] or f"docs/{found[2]}"
@@ -200,7 +213,9 @@ def linked(text: str, path: str) -> str:
 
 def on_config(config: Any) -> None:
     """Adds the algorithms' pages to the navigation."""
-    (reference,) = (section["Reference"] for section in config.nav if "Reference" in section)
+    (reference,) = (
+        section["Reference"] for section in config.nav if "Reference" in section
+    )
     (section,) = (one for one in reference if NAV in one)
     section[NAV] = [
         section[NAV],
@@ -222,7 +237,9 @@ def on_page_markdown(text: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(text: str, **_: Any) -> str:
-    """A page's HTML, in which words of code never break: a browser would break them at hyphens."""
+    """A page's HTML, in which words of code never break: a browser would break them at
+    hyphens.
+    """
     marked = r'<span class="word">\g<0></span>'
     return INLINE.sub(lambda code: WORD.sub(marked, code[0]), text)
 
@@ -236,20 +253,27 @@ def _paths(kind: str) -> list[str]:
 
 
 def _overview() -> Iterator[str]:
-    """The page of all algorithms: a table a kind, and what compressors were measured to lose."""
+    """The page of all algorithms: a table a kind, and what compressors were measured to
+    lose.
+    """
     yield (
-        "# Algorithms\n\nEvery page is made of its file's header, its traits and the measurements; "
-        "`gradwire list NAME` prints the same. Sent and kept are bytes an element with the default "
-        f"settings: what a rank sends of a large matrix among {algorithm.WORLDS[-1]} ranks, and "
+        "# Algorithms\n\nEvery page is made of its file's header, its traits "
+        "and the measurements; "
+        "`gradwire list NAME` prints the same. Sent and kept are bytes an "
+        "element with the default "
+        "settings: what a rank sends of a large matrix among "
+        f"{algorithm.WORLDS[-1]} ranks, and "
         "what stays in memory from step to step."
     )
     for kind, known in KINDS.items():
         yield f"## {known.word.capitalize()}s\n\n{markdown(algorithm.overview(kind))}"
         if kind == "compress":
             yield (
-                "## What they lose\n\nHeld-out losses over dense training's of three small models: "
+                "## What they lose\n\nHeld-out losses over dense training's of "
+                "three small models: "
                 "how they were trained, and by which command, stands in "
-                "[Measured](../measured.md#what-does-a-compressor-cost-in-loss), with more."
+                "[Measured](../measured.md#what-does-a-compressor-cost-in-loss), "
+                "with more."
             )
             yield markdown(algorithm.trained(_read("docs/measured.md")))
 
@@ -265,16 +289,25 @@ def _commands() -> Iterator[str]:
 
 def _reference() -> dict[str, str]:
     """The pages of the reference: a directive of mkdocstrings for each name."""
-    root = {name: f"gradwire{module}.{name}" for module, name in EXPORT.findall(exports())}
+    root = {
+        name: f"gradwire{module}.{name}" for module, name in EXPORT.findall(exports())
+    }
     listed = {name for _, _, found in REFERENCE.values() for name in found}
     first = next(iter(REFERENCE))
     pages = {"index.md": CONTENTS}
     for page, (title, said, found) in REFERENCE.items():
-        paths = [f"gradwire{name}" if name.startswith(".") else root[name] for name in found]
+        paths = [
+            f"gradwire{name}" if name.startswith(".") else root[name] for name in found
+        ]
         if page == first:
-            rest = {path for name, path in root.items() if name not in listed and name[0].isupper()}
+            rest = {
+                path
+                for name, path in root.items()
+                if name not in listed and name[0].isupper()
+            }
             paths += sorted(
-                (path for path in rest if path.startswith("gradwire.runtime.")), reverse=True
+                (path for path in rest if path.startswith("gradwire.runtime.")),
+                reverse=True,
             )  # Options, then FailurePolicy
         shown = "\n\n".join(f"::: {path}" for path in paths)
         pages[page] = f"# {title}\n\n{said}\n\n{shown}\n"

@@ -1,17 +1,20 @@
-"""Settings for all tests: every run draws the same examples, and no test depends on who runs it.
+"""Settings for all tests: every run draws the same examples, and no test depends on who
+runs it.
 
-Every process computes with one thread, those that tests start too: two workers of two threads on
-two cores wait for each other more than they compute. What a second thread changes is for the
-folders of kernels to test, which ask for it (``several_threads``); idle ones sleep and do not spin.
+Every process computes with one thread, those that tests start too: two workers of two
+threads on two cores wait for each other more than they compute. What a second thread
+changes is for the folders of kernels to test, which ask for it (``several_threads``);
+idle ones sleep and do not spin.
 
-No process asks a name server. torch's store looks up the name of every address that connects, and a
-server that does not answer holds all ranks up for 5 s (pytorch#159007). Compiled sources are kept,
-whatever the environment says: each process that tests start would compile gradwire again.
+No process asks a name server. torch's store looks up the name of every address that
+connects, and a server that does not answer holds all ranks up for 5 s (pytorch#159007).
+Compiled sources are kept, whatever the environment says: each process that tests start
+would compile gradwire again.
 
-Where there is no GPU, Triton's own interpreter runs its kernels, on the CPU. What is defined in
-triton's language, by itself and by each ``*device.py``, is interpreted only if it was imported
-so: before anything else imports it, as parts of torch do. So it is done here, first of all; the
-variable is not left behind, for what tests start.
+Where there is no GPU, Triton's own interpreter runs its kernels, on the CPU. What is
+defined in triton's language, by itself and by each ``*device.py``, is interpreted only
+if it was imported so: before anything else imports it, as parts of torch do. So it is
+done here, first of all; the variable is not left behind, for what tests start.
 """
 
 # ruff: noqa: E402
@@ -27,14 +30,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+LAUNCHER = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 INTERFACE = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 TERMINAL = ("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TERMINAL_WIDTH")
 SIZE = ("TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES")
 
-# Neither a launcher around pytest nor the terminal it runs on shows through, nor data and settings
-# that somebody has put on this machine. Before anything is imported, as torch and typer read some
-# of these then. What matplotlib keeps stays in the checkout.
+# Neither a launcher around pytest nor the terminal it runs on shows through, nor data
+# and settings that somebody has put on this machine. Before anything is imported, as
+# torch and typer read some of these then. What matplotlib keeps stays in the checkout.
 for name in (*LAUNCHER, *INTERFACE, *TERMINAL, *SIZE):
     os.environ.pop(name, None)
 os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
@@ -44,8 +54,12 @@ os.environ["RES_OPTIONS"] = "attempts:0"
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 os.environ.update(XDG_DATA_HOME=os.devnull, XDG_DATA_DIRS=os.devnull)
-os.environ["MPLCONFIGDIR"] = str(Path(__file__).parents[1] / ".pytest_cache" / "matplotlib")
-os.environ["GRADWIRE_RECORDS"] = str(Path(__file__).parents[1] / ".pytest_cache" / "records")
+os.environ["MPLCONFIGDIR"] = str(
+    Path(__file__).parents[1] / ".pytest_cache" / "matplotlib"
+)
+os.environ["GRADWIRE_RECORDS"] = str(
+    Path(__file__).parents[1] / ".pytest_cache" / "records"
+)
 
 import numpy as np
 import pytest
@@ -62,8 +76,8 @@ if find_spec("triton") is not None and not torch.cuda.is_available():
             import gradwire_lab.dsl.runs_device
             import gradwire_lab.hashing.hash_device  # noqa: F401
 
-# Not in a conftest of their own folder: pytest 9.1 loses such fixtures where a file of this folder
-# stands in the command line between files of that one.
+# Not in a conftest of their own folder: pytest 9.1 loses such fixtures where a file of
+# this folder stands in the command line between files of that one.
 from tests.runtime.pools import (  # noqa: F401
     doomed,
     doomed_two,
@@ -83,12 +97,16 @@ SLOW_S = 5.0
 SEVERAL = ("multi", "netns")
 """Marks of tests that start processes of their own."""
 BESIDE = ("lab", "bench", "papers")
-"""Folders of what lies beside the library: `make test` takes their tests marked ``smoke``."""
+"""Folders of what lies beside the library: `make test` takes their tests marked
+``smoke``.
+"""
 
 
 @cache
 def _shaped() -> Any:
-    """Whether hosts can be shaped here; the library's own tests run where the bench is missing."""
+    """Whether hosts can be shaped here; the library's own tests run where the bench is
+    missing.
+    """
     from gradwire_bench.testbed.hosts import available
 
     return available()
@@ -96,12 +114,13 @@ def _shaped() -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start processes run one after another: the slow ones all, others file by file.
+    """Tests that start processes run one after another: the slow ones all, others file
+    by file.
 
     Of the folders beside the library's, all but smoke tests count as slow.
 
-    Shaped hosts are one machine's, and ranks that wait for a fault would starve each other. Other
-    files may run beside one another, a file on each worker.
+    Shaped hosts are one machine's, and ranks that wait for a fault would starve each
+    other. Other files may run beside one another, a file on each worker.
     """
     for item in items:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
@@ -121,21 +140,26 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure() -> None:
-    """Everything is walked through at the end: libraries look then whether all was given back."""
+    """Everything is walked through at the end: libraries look then whether all was
+    given back.
+    """
     gc.unfreeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_old_is_walked_through() -> None:
-    """What the files before have imported is not walked through again, by gc or by an attach."""
+    """What the files before have imported is not walked through again, by gc or by an
+    attach.
+    """
     if gc.isenabled():
         gc.collect()
     gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tests marked ``netns`` run where shaped hosts can really be made, those marked ``gpu`` where
-    there is a GPU, and they say why elsewhere."""
+    """Tests marked ``netns`` run where shaped hosts can really be made, those marked
+    ``gpu`` where there is a GPU, and they say why elsewhere.
+    """
     if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
         pytest.skip("torch finds no GPU")
     if item.get_closest_marker("netns") is not None and not _shaped():
@@ -143,16 +167,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Names tests that make everybody wait, and fails none: the first to run builds kernels, and
-    starts ranks, and the machine may have more to do."""
+    """Names tests that make everybody wait, and fails none: the first to run builds
+    kernels, and starts ranks, and the machine may have more to do.
+    """
     for report in terminalreporter.stats.get("passed", []):
         if report.duration > SLOW_S and "slow" not in report.keywords:
-            terminalreporter.write_line(f"mark it slow: {report.nodeid} {report.duration:.0f} s")
+            terminalreporter.write_line(
+                f"mark it slow: {report.nodeid} {report.duration:.0f} s"
+            )
 
 
 @pytest.fixture
 def triton_interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Triton's kernels run where their tensors lie; numpy, which computes them then, is silent."""
+    """Triton's kernels run where their tensors lie; numpy, which computes them then, is
+    silent.
+    """
     if not torch.cuda.is_available():
         monkeypatch.setenv("TRITON_INTERPRET", "1")
     with np.errstate(all="ignore"):

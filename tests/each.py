@@ -12,12 +12,14 @@ import pytest
 
 
 def each(
-    names: str, cases: Iterable[Any], ids: Callable[[Any], object] | Sequence[str] | None = None
+    names: str,
+    cases: Iterable[Any],
+    ids: Callable[[Any], object] | Sequence[str] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """``pytest.mark.parametrize`` for cases of no set-up: one test, a subtest each.
 
-    A fixture is made once for all cases. A test that somebody wants to run alone, or that takes
-    longer than a glance, stays parametrized.
+    A fixture is made once for all cases. A test that somebody wants to run alone, or
+    that takes longer than a glance, stays parametrized.
     """
     keys, cases = [name.strip() for name in names.split(",")], list(cases)
     assert cases, f"no cases of {names}"
@@ -49,7 +51,9 @@ def each(
 
 
 def by_file(subjects: Sequence[Any]) -> pytest.MarkDecorator:
-    """A test for each file of ``compress/``: the ``places`` of all subjects made of it."""
+    """A test for each file of ``compress/``: the ``places`` of all subjects made of
+    it.
+    """
     places = defaultdict(list)
     for place, subject in enumerate(subjects):
         places[type(getattr(subject, "codec", subject)).__name__].append(place)

@@ -1,8 +1,9 @@
-"""A plugin of pytest that hides gradwire-lab and gradwire-bench from the library's tests.
+"""A plugin of pytest that hides gradwire-lab and gradwire-bench from the library's
+tests.
 
-``python -m pytest -p tests.library_alone tests/exchange``. An import of the other packages fails,
-and their entry points are not found. Test files that name the other packages, themselves or by a
-helper that they import, are left out.
+``python -m pytest -p tests.library_alone tests/exchange``. An import of the other
+packages fails, and their entry points are not found. Test files that name the other
+packages, themselves or by a helper that they import, are left out.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def _of_the_library(**asked: Any) -> Any:
     found = _entry_points(**asked)
     if not asked:  # a caller that selects by itself, as Triton does
         return found
-    return metadata.EntryPoints(point for point in found if not point.value.startswith(OTHERS))
+    return metadata.EntryPoints(
+        point for point in found if not point.value.startswith(OTHERS)
+    )
 
 
 metadata.entry_points = _of_the_library  # type: ignore[assignment]
@@ -43,7 +46,8 @@ def needs_others(path: Path) -> bool:
     """Whether a file of tests, or a helper that it imports, names another package."""
     text = path.read_text()
     helpers = (
-        (path.parent if name.startswith(".") else ROOT) / f"{name.strip('.').replace('.', '/')}.py"
+        (path.parent if name.startswith(".") else ROOT)
+        / f"{name.strip('.').replace('.', '/')}.py"
         for name in HELPERS.findall(text)
     )
     return bool(NAMES_OTHERS.search(text)) or any(
@@ -52,5 +56,7 @@ def needs_others(path: Path) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    is_test = (
+        collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    )
     return True if is_test and needs_others(collection_path) else None

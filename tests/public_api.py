@@ -1,6 +1,7 @@
 """What a user writes, for type checkers: nothing here runs.
 
-``make check`` has mypy look at it. ``assert_type`` fails where a public name has no type.
+``make check`` has mypy look at it. ``assert_type`` fails where a public name has no
+type.
 """
 
 from __future__ import annotations

@@ -19,9 +19,13 @@ from gradwire.exchange.local import drive
 
 
 class Run:
-    """Ranks that keep their members and states from step to step, and what they sent in all."""
+    """Ranks that keep their members and states from step to step, and what they sent in
+    all.
+    """
 
-    def __init__(self, exchange: Exchange, spec: TensorSpec, world: int, turn: int = 0) -> None:
+    def __init__(
+        self, exchange: Exchange, spec: TensorSpec, world: int, turn: int = 0
+    ) -> None:
         self.exchange = exchange
         self.members = [Member(rank, world, turn) for rank in range(world)]
         self.states: list[Any] = [exchange.init(spec, world) for _ in range(world)]
@@ -30,14 +34,20 @@ class Run:
     def step(self, grads: Sequence[Tensor], seed: int = 0) -> Tensor:
         """One step in place of copies of ``grads``; all ranks' mean."""
         outs = [grad_N.clone() for grad_N in grads]
-        outcome = drive(self._texts(outs), seed=seed, ranks_per_host=self.exchange.ranks_per_host)
+        outcome = drive(
+            self._texts(outs), seed=seed, ranks_per_host=self.exchange.ranks_per_host
+        )
         self.states = outcome.results
-        self.sent_bytes = [a + b for a, b in zip(self.sent_bytes, outcome.sent_bytes, strict=True)]
+        self.sent_bytes = [
+            a + b for a, b in zip(self.sent_bytes, outcome.sent_bytes, strict=True)
+        ]
         assert all(_same_bits(out_N, outs[0]) for out_N in outs)
         return outs[0]
 
     def allocated(self, grads: Sequence[Tensor]) -> int:
-        """The elements of the largest tensor that is made by one step in place of ``grads``."""
+        """The elements of the largest tensor that is made by one step in place of
+        ``grads``.
+        """
         texts = self._texts(grads)
         with Allocations() as seen:
             self.states = drive(texts).results
@@ -59,11 +69,15 @@ class Allocations(TorchDispatchMode):
         super().__init__()
         self.numels: list[int] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         given = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs))}
         self.numels += [
-            t.numel() for t in _tensors(result) if t.untyped_storage().data_ptr() not in given
+            t.numel()
+            for t in _tensors(result)
+            if t.untyped_storage().data_ptr() not in given
         ]
         return result
 
@@ -72,4 +86,8 @@ def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     parts = value.values() if isinstance(value, dict) else value
-    return [t for p in parts for t in _tensors(p)] if isinstance(value, dict | list | tuple) else []
+    return (
+        [t for p in parts for t in _tensors(p)]
+        if isinstance(value, dict | list | tuple)
+        else []
+    )

@@ -1,4 +1,5 @@
-"""Gradients for property tests: hypothesis strategies, and the panel that is shipped, as tensors.
+"""Gradients for property tests: hypothesis strategies, and the panel that is shipped,
+as tensors.
 
 Every run draws the same examples (``derandomize``), so a red test is red for everybody.
 """
@@ -15,10 +16,14 @@ from gradwire_lab.laws import inputs
 from gradwire_lab.laws.inputs import DTYPES, KINDS, make_gradient
 
 WORLDS = tuple(
-    world if world in (1, 2, 3, 5, 8, 13, 17) else pytest.param(world, marks=pytest.mark.slow)
+    world
+    if world in (1, 2, 3, 5, 8, 13, 17)
+    else pytest.param(world, marks=pytest.mark.slow)
     for world in range(1, 18)
 )
-"""Any number of ranks, for texts that send in rounds: powers of two and others, odd and even."""
+"""Any number of ranks, for texts that send in rounds: powers of two and others, odd and
+even.
+"""
 SIZES = (0, 1, 2, 5, 7, 8, 9, 63, 64, 65, 200)
 """Empty, one element, around one byte of bits, around a block of 64."""
 

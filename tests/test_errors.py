@@ -1,4 +1,6 @@
-"""A user's mistake is a ValueError whose text says what was given, what there is, what to do."""
+"""A user's mistake is a ValueError whose text says what was given, what there is, what
+to do.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_an_unknown_name_lists_the_known_ones_and_the_closest() -> None:
     assert "did you mean 'topk'?" in text
     assert "choose one" in str(errors.UnknownName("compressor", "zzz", ["topk"]))
     for given in (1, None, 10**5000):
-        assert "no compressor is called" in str(errors.UnknownName("compressor", given, ["topk"]))
+        assert "no compressor is called" in str(
+            errors.UnknownName("compressor", given, ["topk"])
+        )
 
 
 def test_invalid_says_given_accepted_and_remedy() -> None:
@@ -61,10 +65,19 @@ def test_a_failed_rank_is_named() -> None:
 @each(
     "made, said",
     [
-        (lambda: gw.compress.topk(0.01), r"\(density, values.*write topk\(density=0.01\)"),
+        (
+            lambda: gw.compress.topk(0.01),
+            r"\(density, values.*write topk\(density=0.01\)",
+        ),
         (lambda: gw.compress.powersgd(4), r"write powersgd\(rank=4\)"),
-        (lambda: gw.collective.ring(4), r"must be left out, got \(4,\); write ring\(\)"),
-        (lambda: gw.compress.topk(densty=0.01), "no setting of topk is called 'densty'.*'density'"),
+        (
+            lambda: gw.collective.ring(4),
+            r"must be left out, got \(4,\); write ring\(\)",
+        ),
+        (
+            lambda: gw.compress.topk(densty=0.01),
+            "no setting of topk is called 'densty'.*'density'",
+        ),
     ],
 )
 def test_a_setting_without_its_name_is_told_the_names(
@@ -76,7 +89,9 @@ def test_a_setting_without_its_name_is_told_the_names(
 
 def test_every_exit_code_stands_in_the_pages_table() -> None:
     page = Path(__file__).resolve().parents[1] / "docs" / "failures.md"
-    rows = re.findall(r"^\| (\d+) \| ([A-Z_]+) \|", page.read_text(encoding="utf-8"), re.M)
+    rows = re.findall(
+        r"^\| (\d+) \| ([A-Z_]+) \|", page.read_text(encoding="utf-8"), re.M
+    )
     assert rows == [(str(int(code)), code.name) for code in errors.ExitCode]
 
 

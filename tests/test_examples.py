@@ -18,7 +18,9 @@ from tests.runtime.files import run_by
 pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).parents[1] / "examples"
-EXAMPLES = sorted(path for path in FOLDER.glob("*.py") if not path.stem.startswith("with_"))
+EXAMPLES = sorted(
+    path for path in FOLDER.glob("*.py") if not path.stem.startswith("with_")
+)
 """Those of frameworks are tested beside their integrations."""
 
 
@@ -27,7 +29,11 @@ def launched(path: Path, world: int, folder: Path) -> str:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
         [*torchrun, "--nproc-per-node", str(world), str(path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)},  # torchrun leaves logs
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(folder),
+        },  # torchrun leaves logs
         capture_output=True,
         text=True,
         timeout=220,
@@ -44,7 +50,9 @@ def test_example_runs_as_it_says_and_its_loss_falls(path: Path, tmp_path: Path) 
     said = re.search(r"torchrun --nproc-per-node (\d+) examples/", path.read_text())
     assert said is not None, "its docstring does not say how it is run"
     world = int(said[1])
-    out = launched(path, world, tmp_path) if path.stem == "train" else run_by(world, path)
+    out = (
+        launched(path, world, tmp_path) if path.stem == "train" else run_by(world, path)
+    )
     loss = re.search(r"loss ([0-9.]+)", out)
     assert loss is not None, out
     # Both start above 1: a variance of the targets of about 21 and of 1.

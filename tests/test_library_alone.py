@@ -19,9 +19,24 @@ MANY = 100
 @pytest.mark.slow
 @pytest.mark.multi
 def test_the_librarys_own_tests_pass_without_the_other_packages() -> None:
-    options = ["-p", "tests.library_alone", "-p", "no:cacheprovider", "-q", "-m", "not slow"]
+    options = [
+        "-p",
+        "tests.library_alone",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        "-m",
+        "not slow",
+    ]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n0", *options, *(f"tests/{name}" for name in WHERE)],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-n0",
+            *options,
+            *(f"tests/{name}" for name in WHERE),
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -31,7 +31,12 @@ FUNCTIONS: list[Callable[..., Any]] = [
     gw.with_warmup,
 ]
 CLASSES = [gw.Options, gw.FailurePolicy, gw.pilot.auto]
-RECIPES = [gw.recipes.localsgd, gw.recipes.diloco, gw.recipes.streaming_diloco, gw.recipes.muloco]
+RECIPES = [
+    gw.recipes.localsgd,
+    gw.recipes.diloco,
+    gw.recipes.streaming_diloco,
+    gw.recipes.muloco,
+]
 
 
 def mistyped(name: str) -> str:
@@ -46,11 +51,17 @@ def made(kind: str) -> list[Any]:
 
 def settings_of(algorithm: Callable[..., Any]) -> list[str]:
     found = signature(algorithm).parameters.values()
-    return [one.name for one in found if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return [
+        one.name
+        for one in found
+        if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
 
 
 @each("function", [*FUNCTIONS, *CLASSES, *made("compress"), *made("collective")])
-def test_a_mistyped_setting_gets_the_one_that_is_meant(function: Callable[..., Any]) -> None:
+def test_a_mistyped_setting_gets_the_one_that_is_meant(
+    function: Callable[..., Any],
+) -> None:
     for name in settings_of(function):
         if (wrong := mistyped(name)) in settings_of(function):
             continue
@@ -112,7 +123,10 @@ BARE: list[tuple[Callable[[Any], object], Any]] = [
     *((with_topk, one) for one in made("collective")),
     (attached, gw.pilot.auto),
     (attached, gw.deep_gradient_compression),
-    (lambda given: gw.recipes.diloco(nn.Linear(2, 2), exchange=given), gw.compress.uniform),
+    (
+        lambda given: gw.recipes.diloco(nn.Linear(2, 2), exchange=given),
+        gw.compress.uniform,
+    ),
 ]
 
 
@@ -120,5 +134,7 @@ BARE: list[tuple[Callable[[Any], object], Any]] = [
 def test_a_class_without_brackets_is_refused_with_them(
     take: Callable[[Any], object], given: Any
 ) -> None:
-    with pytest.raises(InvalidSetting, match=rf"; write {given.__name__}\(\), with its brackets"):
+    with pytest.raises(
+        InvalidSetting, match=rf"; write {given.__name__}\(\), with its brackets"
+    ):
         take(given)

@@ -34,7 +34,10 @@ from gradwire_lab.planning.tune import tune
 from scripts.catalogue import language
 from tests.arch.test_surroundings import optional_packages
 
-PROFILE, CLUSTER = profile_of(([2**18], 2e-3, 4e-3)), Cluster(num_ranks=8, rate_bytes_per_s=1e9)
+PROFILE, CLUSTER = (
+    profile_of(([2**18], 2e-3, 4e-3)),
+    Cluster(num_ranks=8, rate_bytes_per_s=1e9),
+)
 
 
 @pytest.fixture
@@ -56,7 +59,13 @@ def hide(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
 
 def write_html() -> object:
     return html.write(
-        Path("never.html"), title="", command="", machine={}, rows=[], pictures={}, notes=[]
+        Path("never.html"),
+        title="",
+        command="",
+        machine={},
+        rows=[],
+        pictures={},
+        notes=[],
     )
 
 
@@ -81,9 +90,16 @@ NEEDED: dict[str, tuple[Callable[[], object], ...]] = {
     "lightning": (meet("lightning"),),
     "matplotlib": (lambda: _figure.new_figure(1),),
     "jinja2": (write_html,),
-    "lark": (lambda: compile_text("void encode(float* gradient, uint8* compressed) { }"),),
+    "lark": (
+        lambda: compile_text("void encode(float* gradient, uint8* compressed) { }"),
+    ),
     "optuna": (lambda: tune("usbyte", PROFILE, CLUSTER),),
-    "transformers": (language.bert_base, language.bert_large, language.gpt2, meet("transformers")),
+    "transformers": (
+        language.bert_base,
+        language.bert_large,
+        language.gpt2,
+        meet("transformers"),
+    ),
     "triton": (on_a_gpu, lambda: check_compiles("cuda")),
 }
 
@@ -92,12 +108,16 @@ def test_every_optional_package_is_here() -> None:
     assert set(NEEDED) == optional_packages()
 
 
-@pytest.mark.parametrize(("package", "use"), [(p, use) for p in NEEDED for use in NEEDED[p]])
+@pytest.mark.parametrize(
+    ("package", "use"), [(p, use) for p in NEEDED for use in NEEDED[p]]
+)
 def test_what_needs_a_package_says_what_to_install(
     package: str, use: Callable[[], object], hide: Callable[[str], None]
 ) -> None:
     hide(package)
-    with pytest.raises(NotInstalled, match=rf"{package}, .*not installed; run: pip install"):
+    with pytest.raises(
+        NotInstalled, match=rf"{package}, .*not installed; run: pip install"
+    ):
         use()
 
 
@@ -108,8 +128,16 @@ def test_without_triton_the_interpreter_serves_a_gpu_with_one_warning(
 ) -> None:
     hide("triton")
     monkeypatch.setattr(Call, "on_cpu", False)
-    codes, grad_N = torch.zeros(25, dtype=torch.uint8), make_gradient("normal", 100, torch.float32)
-    operands = {"gradient": grad_N, "low": torch.zeros(1), "gap": torch.zeros(1), "codes": codes}
+    codes, grad_N = (
+        torch.zeros(25, dtype=torch.uint8),
+        make_gradient("normal", 100, torch.float32),
+    )
+    operands = {
+        "gradient": grad_N,
+        "low": torch.zeros(1),
+        "gap": torch.zeros(1),
+        "codes": codes,
+    }
     made = uniform(bitwidth=2).kernels()
     with caplog.at_level(logging.WARNING, "gradwire"):
         made.built.run(made.encode, operands, 100, Draws())

@@ -1,4 +1,6 @@
-"""A stranger's package is found once it is installed; the library works without the lab."""
+"""A stranger's package is found once it is installed; the library works without the
+lab.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def test_the_declared_versions_are_those_of_the_table() -> None:
         "Python": sorted({tuple(map(int, python.split("."))) for _, python in rows}),
     }
     assert {name: (found[0], found[-1]) for name, found in tried.items()} == TRIED
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]
     oldest = {name: ".".join(map(str, found[0])) for name, found in tried.items()}
     assert declared["requires-python"] == f">={oldest['Python']}"
     assert f"torch>={oldest['torch']}" in declared["dependencies"]
@@ -97,14 +101,29 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_package_of_a_stranger_adds_a_compressor_and_a_command(tmp_path: Path) -> None:
-    """Built and installed by pip, in an environment of its own that sees this one's packages."""
+def test_a_package_of_a_stranger_adds_a_compressor_and_a_command(
+    tmp_path: Path,
+) -> None:
+    """Built and installed by pip, in an environment of its own that sees this one's
+    packages.
+    """
     venv.create(tmp_path / "env", with_pip=False)
     python = tmp_path / "env" / "bin" / "python"
     (site,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
     own = sysconfig.get_paths()["purelib"]
-    (site / "this.pth").write_text(f"import site; site.addsitedir({own!r})\n", encoding="utf-8")
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
+    (site / "this.pth").write_text(
+        f"import site; site.addsitedir({own!r})\n", encoding="utf-8"
+    )
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        "--quiet",
+        "--no-deps",
+    ]
     given = ["--no-build-isolation", str(ROOT / "examples" / "own_package")]
     subprocess.run([*pip, *given], check=True, timeout=120)
 

@@ -1,4 +1,6 @@
-"""``import gradwire as gw``: names and modules are there whatever was imported before."""
+"""``import gradwire as gw``: names and modules are there whatever was imported
+before.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from tests.each import each
 from tests.runtime.ranks import run_alone
 
 SOURCE = Path(gw.__file__).parent
-MODULES = {p.stem for p in SOURCE.glob("*.py")} | {p.parent.name for p in SOURCE.glob("*/*.py")}
+MODULES = {p.stem for p in SOURCE.glob("*.py")} | {
+    p.parent.name for p in SOURCE.glob("*/*.py")
+}
 
 
 def stub_names() -> list[str]:
@@ -54,7 +58,9 @@ def test_no_name_is_also_a_module() -> None:
 
 
 def test_unknown_names_are_attribute_errors() -> None:
-    with pytest.raises(AttributeError, match=r"'atach'; there are: .*did you mean 'attach'"):
+    with pytest.raises(
+        AttributeError, match=r"'atach'; there are: .*did you mean 'attach'"
+    ):
         gw.atach  # noqa: B018 - looking it up is the test
     assert not hasattr(gw, "errors.InvalidSetting")
 
@@ -85,10 +91,15 @@ for first in (
 
 
 def test_modules_are_the_same_whatever_was_imported_before() -> None:
-    """In a process of its own: here everything is imported already, and stays as it is."""
+    """In a process of its own: here everything is imported already, and stays as it
+    is.
+    """
     run_alone(IMPORT_ORDERS)
 
 
 def test_the_root_alone_does_not_import_torch() -> None:
-    code = "import sys, gradwire; gradwire.errors.InvalidSetting; assert 'torch' not in sys.modules"
+    code = (
+        "import sys, gradwire; gradwire.errors.InvalidSetting; assert 'torch' not "
+        "in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)

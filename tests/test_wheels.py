@@ -1,4 +1,6 @@
-"""The wheel of a platform: made of the source archive, installed alone, used without a compiler."""
+"""The wheel of a platform: made of the source archive, installed alone, used without a
+compiler.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,13 @@ print(origins())
 
 def said(command: list[str], variables: dict[str, str], cwd: Path) -> tuple[str, str]:
     done = subprocess.run(
-        command, env=variables, cwd=cwd, capture_output=True, text=True, timeout=800, check=False
+        command,
+        env=variables,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, done.stderr
@@ -72,7 +80,16 @@ def said(command: list[str], variables: dict[str, str], cwd: Path) -> tuple[str,
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel of this platform, made of the source archive."""
     folder = tmp_path_factory.mktemp("wheel")
-    hatch = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(folder)]
+    hatch = [
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "-t",
+        "sdist",
+        "-d",
+        str(folder),
+    ]
     said(hatch, {**os.environ}, ROOT)
     (archive,) = folder.glob("*.tar.gz")
     build = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(folder)]
@@ -82,7 +99,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert wheel.name.endswith("-py3-none-manylinux_2_28_x86_64.whl")
     packed = ZipFile(wheel).namelist()
     assert {"gradwire/py.typed", "gradwire/kernels/csrc/select.cpp"} <= set(packed)
-    assert any(name.startswith(f"gradwire/kernels/built/{LEVEL}/compll-") for name in packed)
+    assert any(
+        name.startswith(f"gradwire/kernels/built/{LEVEL}/compll-") for name in packed
+    )
     return wheel
 
 
@@ -93,7 +112,9 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder / "env", with_pip=False)
     (site,) = (folder / "env" / "lib").glob("python*/site-packages")
     own = sysconfig.get_paths()["purelib"]
-    (site / "this.pth").write_text(f"import site; site.addsitedir({own!r})\n", encoding="utf-8")
+    (site / "this.pth").write_text(
+        f"import site; site.addsitedir({own!r})\n", encoding="utf-8"
+    )
     found = folder / "env" / "bin" / "python"
     install = ["--python", str(found), "install", "--quiet", "--no-deps", "--no-index"]
     said([sys.executable, "-m", "pip", *install, str(wheel)], {**os.environ}, folder)
@@ -101,21 +122,32 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def used(python: Path, folder: Path, *words: str) -> tuple[str, str]:
-    """Output and errors of a program there, with no program on its path and an empty cache."""
+    """Output and errors of a program there, with no program on its path and an empty
+    cache.
+    """
     (folder / "nothing").mkdir(exist_ok=True)
-    variables = {"PATH": str(folder / "nothing"), "XDG_CACHE_HOME": str(folder / "cache")}
+    variables = {
+        "PATH": str(folder / "nothing"),
+        "XDG_CACHE_HOME": str(folder / "cache"),
+    }
     return said([str(python), *words], {**variables, "OMP_NUM_THREADS": "2"}, folder)
 
 
-x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="builds for this platform")
+x86 = pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="builds for this platform"
+)
 
 
 @x86
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_prebuilt_kernels_have_the_bits_of_compiled_ones(python: Path, tmp_path: Path) -> None:
+def test_prebuilt_kernels_have_the_bits_of_compiled_ones(
+    python: Path, tmp_path: Path
+) -> None:
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    *here, origin = said([sys.executable, "-c", BITS], variables, tmp_path)[0].splitlines()
+    *here, origin = said([sys.executable, "-c", BITS], variables, tmp_path)[
+        0
+    ].splitlines()
     assert origin == "['compiled here']"
     out, errors = used(python, tmp_path, "-c", BITS)
     assert out.splitlines() == [*here, f"['prebuilt {LEVEL}']"]
@@ -132,9 +164,9 @@ def test_what_is_not_in_the_wheel_is_served_by_torch_with_one_warning(
     out, errors = used(python, tmp_path, "-c", UNUSUAL)
     assert out == "['reference']\n"
     assert errors.count("no C++ compiler") == 1
-    rows = json.loads(used(python, tmp_path, "-m", "gradwire.cli.main", "doctor", "--json")[0])[
-        "rows"
-    ]
+    rows = json.loads(
+        used(python, tmp_path, "-m", "gradwire.cli.main", "doctor", "--json")[0]
+    )["rows"]
     (kernels,) = [row for row in rows if row["name"] == "CPU kernels"]
     assert (kernels["backend"], kernels["served by"]) == ("cpp", f"prebuilt {LEVEL}")
 
@@ -153,14 +185,20 @@ exec chroot "$0" "$@"
 
 def pip_settings() -> dict[str, str]:
     """pip's settings on this machine, as variables."""
-    listed = said([sys.executable, "-m", "pip", "config", "list"], {**os.environ}, ROOT)[0]
+    listed = said(
+        [sys.executable, "-m", "pip", "config", "list"], {**os.environ}, ROOT
+    )[0]
     pairs = [line.split("=", 1) for line in listed.splitlines()]
     values = {key.rpartition(".")[2]: ast.literal_eval(value) for key, value in pairs}
-    return {f"PIP_{key.upper().replace('-', '_')}": value for key, value in values.items()}
+    return {
+        f"PIP_{key.upper().replace('-', '_')}": value for key, value in values.items()
+    }
 
 
 def core_seconds() -> float:
-    """Seconds of a core that programs which have ended took: others may use this machine."""
+    """Seconds of a core that programs which have ended took: others may use this
+    machine.
+    """
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -171,30 +209,53 @@ def core_seconds() -> float:
 def test_a_minimal_debian_trains_without_a_compiler_within_a_minute(
     wheel: Path, tmp_path: Path
 ) -> None:
-    """From the wheel to a loss; torch is installed before, as its download takes what it takes."""
+    """From the wheel to a loss; torch is installed before, as its download takes what
+    it takes.
+    """
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
-        pytest.skip("makes a Debian of its own: run as root, after apt-get install debootstrap")
+        pytest.skip(
+            "makes a Debian of its own: run as root, after apt-get install debootstrap"
+        )
     if subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
         pytest.skip("mounts folders, which this machine does not allow")
     root, job, settings = tmp_path / "debian", tmp_path / "job", pip_settings()
     packages = "--include=python3,python3-venv,ca-certificates"
     make = ["debootstrap", "--variant=minbase", packages, "bookworm", str(root)]
-    if (made := subprocess.run(make, capture_output=True, text=True, check=False)).returncode:
+    if (
+        made := subprocess.run(make, capture_output=True, text=True, check=False)
+    ).returncode:
         pytest.skip(f"no Debian could be made: {made.stdout[-200:]}")
     for folder in (job, root / "job", root / "dev" / "shm"):
         folder.mkdir(exist_ok=True)
     shutil.copy(ROOT / "examples" / "train.py", job)
     shutil.copy(wheel, job)
     named = re.findall(r"(/[^\s:]+)", " ".join(settings.values()))
-    given = {path.parent for path in map(Path, named) if path.exists()}  # an index names others
-    enter = ["unshare", "--mount", "bash", "-euc", DEBIAN, str(root), str(job), str(root)]
+    given = {
+        path.parent for path in map(Path, named) if path.exists()
+    }  # an index names others
+    enter = [
+        "unshare",
+        "--mount",
+        "bash",
+        "-euc",
+        DEBIAN,
+        str(root),
+        str(job),
+        str(root),
+    ]
     enter += [*(str(path) for path in sorted(given)), "--"]
-    variables = {**settings, "PATH": "/env/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
+    variables = {
+        **settings,
+        "PATH": "/env/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": "/root",
+    }
 
     def inside(*command: str) -> str:
         return said([*enter, *command], variables, ROOT)[0]
 
-    assert "no compiler" in inside("bash", "-c", "which cc c++ g++ gcc || echo no compiler")
+    assert "no compiler" in inside(
+        "bash", "-c", "which cc c++ g++ gcc || echo no compiler"
+    )
     inside("python3", "-m", "venv", "/env")
     inside("pip", "install", "--quiet", f"torch=={torch.__version__.partition('+')[0]}")
     start_s = core_seconds()

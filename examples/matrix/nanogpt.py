@@ -1,4 +1,6 @@
-"""A GPT under DDP: accumulation by a flag, autocast, clipping, a cosine schedule, tied weights."""
+"""A GPT under DDP: accumulation by a flag, autocast, clipping, a cosine schedule, tied
+weights.
+"""
 
 import math
 
@@ -25,10 +27,16 @@ class Block(nn.Module):
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
         self.out = nn.Linear(WIDTH, WIDTH)
         wide = 4 * WIDTH
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, wide), nn.GELU(), nn.Linear(wide, WIDTH))
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, wide), nn.GELU(), nn.Linear(wide, WIDTH)
+        )
 
     def forward(self, x):
-        parts = self.qkv(self.norm1(x)).view(*x.shape[:2], 3, 4, WIDTH // 4).permute(2, 0, 3, 1, 4)
+        parts = (
+            self.qkv(self.norm1(x))
+            .view(*x.shape[:2], 3, 4, WIDTH // 4)
+            .permute(2, 0, 3, 1, 4)
+        )
         mixed = F.scaled_dot_product_attention(*parts, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm2(x))
@@ -56,7 +64,10 @@ dist.init_process_group("gloo")
 raw = GPT()
 decayed = [p for p in raw.parameters() if p.dim() >= 2]
 others = [p for p in raw.parameters() if p.dim() < 2]
-groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+groups = [
+    {"params": decayed, "weight_decay": 0.1},
+    {"params": others, "weight_decay": 0.0},
+]
 optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), fused=True)
 model = DDP(raw)
 handle = gw.attach(model, "none", optimizer=optimizer)  # gradwire

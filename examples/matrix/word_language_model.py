@@ -1,4 +1,6 @@
-"""An LSTM with tied weights and a carried state, whose parameters are updated by hand."""
+"""An LSTM with tied weights and a carried state, whose parameters are updated by
+hand.
+"""
 
 import torch
 import torch.distributed as dist

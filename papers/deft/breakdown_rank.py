@@ -1,7 +1,7 @@
 """A rank of the breakdown: it trains by each method in turn, and times a step's parts.
 
-The gradient is one message, exchanged when backward is over: nothing overlaps, as in DEFT's figure
-7, so that the parts add up to the step.
+The gradient is one message, exchanged when backward is over: nothing overlaps, as in
+DEFT's figure 7, so that the parts add up to the step.
 """
 
 from __future__ import annotations
@@ -27,11 +27,21 @@ from gradwire_bench.workloads.train import message_of, views_in
 from ..workloads import applications
 from ..workloads.clocked import Spent, clocked
 
-PARTS = ("forward", "backward", "norms", "selection", "partition", "merge", "communication")
-"""The parts of a step. ``norms`` is the pass that an exchange with one support for all ranks makes
-before it selects: it adds the residual and takes the layers' norms. ``partition`` is work that is
-done once for each layer, not for each element; ``merge`` adds up the payloads that arrived;
-``communication`` includes waiting for other ranks."""
+PARTS = (
+    "forward",
+    "backward",
+    "norms",
+    "selection",
+    "partition",
+    "merge",
+    "communication",
+)
+"""The parts of a step. ``norms`` is the pass that an exchange with one support for all
+ranks makes before it selects: it adds the residual and takes the layers' norms.
+``partition`` is work that is done once for each layer, not for each element; ``merge``
+adds up the payloads that arrived; ``communication`` includes waiting for other
+ranks.
+"""
 _WARM_UP_STEPS = 2
 
 
@@ -49,7 +59,9 @@ class _Side:
         self.optimizer = task.make_optimizer(parameters)
         spec = message_of(parameters)
         self.grad_N = torch.zeros(spec.numel)
-        for parameter, view in zip(parameters, views_in(self.grad_N, parameters), strict=True):
+        for parameter, view in zip(
+            parameters, views_in(self.grad_N, parameters), strict=True
+        ):
             parameter.grad = view
         algorithm = load("compress", name)(**settings)
         self.exchange = exchange_for(algorithm)
@@ -70,20 +82,26 @@ class _Side:
         loss.backward()  # type: ignore[no-untyped-call]
         marks_s.append(time.perf_counter())
         spent: Spent = {}
-        own = self.exchange.synchronise(self.member, self.state, self.grad_N, self.grad_N)
+        own = self.exchange.synchronise(
+            self.member, self.state, self.grad_N, self.grad_N
+        )
         end = self.engine.launch(0, "gradient", clocked(own, spent))
         self.engine.wait([end])
         marks_s.append(time.perf_counter())
         self.state = end.result
         self.optimizer.step()
         forward_s, backward_s, exchange_s = (b - a for a, b in pairwise(marks_s))
-        norms_s = spent["encode", self.grad_N.numel()].pop(0) if self._has_norms else 0.0
+        norms_s = (
+            spent["encode", self.grad_N.numel()].pop(0) if self._has_norms else 0.0
+        )
         work_s = [norms_s, *_by_part(spent, self.grad_N.numel() // world)]
         return [forward_s, backward_s, *work_s, exchange_s - sum(work_s)]
 
 
 def _by_part(spent: Spent, share: int) -> list[float]:
-    """Seconds of selection, partition and merge; ``share`` is a rank's share of the elements."""
+    """Seconds of selection, partition and merge; ``share`` is a rank's share of the
+    elements.
+    """
     found = [0.0, 0.0, 0.0]
     for (name, numel), seconds in spent.items():
         per_layer = numel < share
@@ -96,10 +114,13 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     torch.set_num_threads(1)
     backend()
     who = join(None)
-    engine = Engine(who, num_channels=1, timeout=timedelta(minutes=2), on_span=lambda span: None)
+    engine = Engine(
+        who, num_channels=1, timeout=timedelta(minutes=2), on_span=lambda span: None
+    )
     task = getattr(applications, settings["task"])(**settings["sizes"])
     sides = {
-        title: _Side(name, own, task, engine) for title, (name, own) in settings["methods"].items()
+        title: _Side(name, own, task, engine)
+        for title, (name, own) in settings["methods"].items()
     }
     found: dict[str, list[list[float]]] = {title: [] for title in sides}
     num_steps = settings["num_steps"] + _WARM_UP_STEPS

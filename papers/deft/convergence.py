@@ -1,4 +1,6 @@
-"""Figures 3, 8 and 10 of DEFT: scores over steps, by sparsifier, by density, by number of ranks."""
+"""Figures 3, 8 and 10 of DEFT: scores over steps, by sparsifier, by density, by number
+of ranks.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,26 @@ from .setting import APPLICATIONS, DENSE, LSTM, METHODS, Application, present
 
 NEAR_POINTS = 0.01
 NEAR_SHARE = 0.05
-"""Within which a score counts as dense training's: points of a rate, share of a perplexity."""
+"""Within which a score counts as dense training's: points of a rate, share of a
+perplexity.
+"""
 SLIGHTLY = 0.25
-"""Share of a perplexity by which it may be above another and count as slightly slower."""
+"""Share of a perplexity by which it may be above another and count as slightly
+slower.
+"""
 DENSITIES = (0.1, 0.01, 0.001)
 """Figure 8."""
 WHY_SHORT = (
-    "the paper trains 30 to 200 epochs, here it is a few hundred steps: at a density d an element "
+    "the paper trains 30 to 200 epochs, here it is a few hundred steps: at a "
+    "density d an element "
     "waits 1/d steps on average, so a sparsifier starts later by as many"
 )
 
 
 def figure3(
-    ask: Ask, methods: Sequence[str] = METHODS, apps: Sequence[Application] = APPLICATIONS
+    ask: Ask,
+    methods: Sequence[str] = METHODS,
+    apps: Sequence[Application] = APPLICATIONS,
 ) -> Findings:
     """Every sparsifier beside dense training, in the three applications."""
     measured = present(apps)
@@ -39,32 +48,44 @@ def figure3(
     return findings(rows, [*claims, *_order(rows, measured)], apps)
 
 
-def figure8(ask: Ask, densities: Sequence[float] = DENSITIES, app: Application = LSTM) -> Findings:
+def figure8(
+    ask: Ask, densities: Sequence[float] = DENSITIES, app: Application = LSTM
+) -> Findings:
     """DEFT at three densities on the language model."""
     runs = [run_of(ask, app, "deft", density) for density in densities]
     runs.append(run_of(ask, app, DENSE))
     names = [*(f"density {density:g}" for density in densities), DENSE]
     found = histories(ask, runs)
-    rows = [_row(name, run, one) for name, run, one in zip(names, runs, found, strict=True)]
-    return Findings(tuple(rows), (_catches_up(rows[: len(densities)], runs[0].num_steps),))
+    rows = [
+        _row(name, run, one) for name, run, one in zip(names, runs, found, strict=True)
+    ]
+    return Findings(
+        tuple(rows), (_catches_up(rows[: len(densities)], runs[0].num_steps),)
+    )
 
 
 def _catches_up(rows: Sequence[Row], num_steps: int) -> Claim:
-    """The least density against the best of the others, at every score of the training."""
+    """The least density against the best of the others, at every score of the
+    training.
+    """
     low, *others = sorted(rows, key=lambda row: number(row, "density"))
     curves = [_scores(row) for row in others]
     ratios = {
-        step: score / min(curve[step] for curve in curves) for step, score in _scores(low).items()
+        step: score / min(curve[step] for curve in curves)
+        for step, score in _scores(low).items()
     }
     first = [ratio for step, ratio in ratios.items() if 2 * step < num_steps]
     later = [ratio for step, ratio in ratios.items() if 2 * step >= num_steps]
     agrees = 1 < max(first) <= 1 + SLIGHTLY and max(later) <= 1 + NEAR_SHARE
     return Claim(
-        f"at density {low['density']:g} DEFT is slightly slower at first, and from half of "
+        f"at density {low['density']:g} DEFT is slightly slower at first, and "
+        "from half of "
         "training on there is no significant difference to larger ones",
         "section 5.3, figure 8",
-        f"perplexity up to {max(first):.2f} times the best of the others at first, where 1 to "
-        f"{1 + SLIGHTLY:g} counts as slightly slower; up to {max(later):.2f} times from half on, "
+        f"perplexity up to {max(first):.2f} times the best of the others at "
+        "first, where 1 to "
+        f"{1 + SLIGHTLY:g} counts as slightly slower; up to {max(later):.2f} "
+        "times from half on, "
         f"where {1 + NEAR_SHARE:g} counts as no difference",
         agrees,
         "" if agrees else WHY_SHORT,
@@ -79,14 +100,18 @@ def _scores(row: Row) -> dict[int, float]:
 
 
 def figure10(ask: Ask, app: Application = LSTM) -> Findings:
-    """DEFT on 1 to 16 ranks on the language model, beside dense training on the most."""
+    """DEFT on 1 to 16 ranks on the language model, beside dense training on the
+    most.
+    """
     most = run_of(ask, app, "deft")
     counts = [num for num in (2, 4, 8, 16) if num <= most.num_ranks]
     runs = [replace(most, num_ranks=num) for num in counts]
     runs.append(run_of(ask, app, DENSE))
     names = [*(f"{num} ranks" for num in counts), DENSE]
     found = histories(ask, runs)
-    rows = [_row(name, run, one) for name, run, one in zip(names, runs, found, strict=True)]
+    rows = [
+        _row(name, run, one) for name, run, one in zip(names, runs, found, strict=True)
+    ]
     return Findings(tuple(rows), (_reached(app, rows),))
 
 
@@ -130,12 +155,16 @@ def _near(app: Application, score: float, dense: float) -> bool:
 
 
 def _allowed(app: Application) -> str:
-    return f"{NEAR_SHARE:.0%}" if app.less_is_better else f"{100 * NEAR_POINTS:g} points"
+    return (
+        f"{NEAR_SHARE:.0%}" if app.less_is_better else f"{100 * NEAR_POINTS:g} points"
+    )
 
 
 def _attained(app: Application, rows: Sequence[Row]) -> Claim:
     scores = {
-        str(row["name"]): number(row, "score") for row in rows if row["application"] == app.name
+        str(row["name"]): number(row, "score")
+        for row in rows
+        if row["application"] == app.name
     }
     dense = scores.pop(DENSE)
     agrees = all(_near(app, score, dense) for score in scores.values())
@@ -143,14 +172,17 @@ def _attained(app: Application, rows: Sequence[Row]) -> Claim:
     return Claim(
         f"all sparsifiers attain the convergence point of dense training in {app.name}",
         "section 5.2, figure 3",
-        f"{app.metric}: {ours}; dense {dense:.4g}, {_allowed(app)} worse counts as attained",
+        f"{app.metric}: {ours}; dense {dense:.4g}, {_allowed(app)} worse counts "
+        "as attained",
         agrees,
         "" if agrees else WHY_SHORT,
     )
 
 
 def _order(rows: Sequence[Row], apps: Sequence[Application]) -> list[Claim]:
-    """Whether Top-k leads the sparsifiers halfway through, wherever all three were measured."""
+    """Whether Top-k leads the sparsifiers halfway through, wherever all three were
+    measured.
+    """
     says = "Top-k converges faster than DEFT and CLT-k"
     place = "section 5.2, figure 3"
     leads = []
@@ -164,10 +196,20 @@ def _order(rows: Sequence[Row], apps: Sequence[Application]) -> list[Claim]:
         if not {"topk", "cltk", "deft"} <= set(half):
             return [Claim(says, place, "not measured", None)]
         others = [half["cltk"], half["deft"]]
-        ahead = min(others) > half["topk"] if app.less_is_better else max(others) < half["topk"]
+        ahead = (
+            min(others) > half["topk"]
+            if app.less_is_better
+            else max(others) < half["topk"]
+        )
         leads.append(ahead)
-        shown.append(f"{app.name} {half['topk']:.4g} against {others[0]:.4g}, {others[1]:.4g}")
-    why = "" if all(leads) else "curves this short cross, and their scores are of few examples"
+        shown.append(
+            f"{app.name} {half['topk']:.4g} against {others[0]:.4g}, {others[1]:.4g}"
+        )
+    why = (
+        ""
+        if all(leads)
+        else "curves this short cross, and their scores are of few examples"
+    )
     ours = "halfway, topk against cltk, deft: " + "; ".join(shown)
     return [Claim(says, place, ours, all(leads), why)]
 

@@ -1,8 +1,10 @@
-"""Section 5.3 of DEFT: its formulas for the seconds of communication, beside bytes and seconds.
+"""Section 5.3 of DEFT: its formulas for the seconds of communication, beside bytes and
+seconds.
 
-Top-k is said to cost log(n) alpha + 2 (n-1) k beta, DEFT as much with the k of the worker that has
-most instead. An all-gather of k values and k indices costs that, which is what Top-k here sends.
-So alpha and beta are those of an all-gather, measured in the same run.
+Top-k is said to cost log(n) alpha + 2 (n-1) k beta, DEFT as much with the k of the
+worker that has most instead. An all-gather of k values and k indices costs that, which
+is what Top-k here sends. So alpha and beta are those of an all-gather, measured in the
+same run.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from .setting import LSTM, Application
 METHODS = ("topk", "cltk", "deft")
 DENSITIES = (0.001, 0.01, 0.1)
 WORD_BYTES = 4
-"""The bytes of a value or an index, of which beta is the cost in the paper's formula."""
+"""The bytes of a value or an index, of which beta is the cost in the paper's
+formula.
+"""
 NEAR = 0.25
 """The share of a formula's seconds by which those measured may differ from it."""
 
@@ -44,13 +48,17 @@ class Bench(NamedTuple):
 
 MODEL = {"vocabulary": 5_000, "embedding": 128, "hidden": 256, "batch": 2}
 BENCHES = {
-    False: Bench(MODEL, hosts=8, rate_bytes_per_s=25_000_000.0, repeats=7, budget_s=0.5),
+    False: Bench(
+        MODEL, hosts=8, rate_bytes_per_s=25_000_000.0, repeats=7, budget_s=0.5
+    ),
     True: Bench(MODEL, hosts=4, rate_bytes_per_s=50_000_000.0, repeats=5, budget_s=0.2),
 }
 Measure = Callable[[Bench, Application, Report], tuple[list[dict[str, Any]], bool]]
 
 
-def measure(bench: Bench, app: Application, report: Report) -> tuple[list[dict[str, Any]], bool]:
+def measure(
+    bench: Bench, app: Application, report: Report
+) -> tuple[list[dict[str, Any]], bool]:
     """Every rank's counts and times, and whether links were shaped."""
     layers = layer_sizes(app.make(**bench.sizes))
     settings = {
@@ -68,23 +76,37 @@ def measure(bench: Bench, app: Application, report: Report) -> tuple[list[dict[s
     testbed = Testbed(hosts=bench.hosts, rate_bytes_per_s=bench.rate_bytes_per_s)
     with open_hosts(testbed) as hosts:
         program = f"{__package__}.cost_rank"
-        return run_ranks(hosts, program, settings, report=report, timeout_s=600.0), hosts.shaped
+        return run_ranks(
+            hosts, program, settings, report=report, timeout_s=600.0
+        ), hosts.shaped
 
 
 def cost(ask: Ask, app: Application = LSTM, run: Measure = measure) -> Findings:
-    """Bytes and seconds of each method by density, beside what section 5.3 gives for its k."""
+    """Bytes and seconds of each method by density, beside what section 5.3 gives for
+    its k.
+    """
     bench = BENCHES[ask.quick]
     results, shaped = run(bench, app, ask.report)
     cluster = Cluster.parse(results[0]["cluster"])
     rows = [
-        _row(title, [one["steps"][title] for one in results], cluster, results[0]["numel"])
+        _row(
+            title,
+            [one["steps"][title] for one in results],
+            cluster,
+            results[0]["numel"],
+        )
         for title in results[0]["steps"]
     ]
-    where = "shaped links" if shaped else "plain loopback, whose counters count all ranks' bytes"
+    where = (
+        "shaped links"
+        if shaped
+        else "plain loopback, whose counters count all ranks' bytes"
+    )
     line = cluster.line("all_gather")
     notes = (
         f"{bench.hosts} processes of one machine on {where}; an all-gather takes "
-        f"{1e3 * line.alpha_s:.2f} ms and {1e9 * line.per_unit_s:.1f} ns for each byte of a rank",
+        f"{1e3 * line.alpha_s:.2f} ms and {1e9 * line.per_unit_s:.1f} ns for "
+        "each byte of a rank",
     )
     return Findings(tuple(rows), _claims(rows, shaped), notes, complete=shaped)
 
@@ -97,9 +119,14 @@ def _row(
     steps = list(zip(*ranks, strict=True))
     k = max(one["num_own"] for step in steps for one in step)
     payload_bytes = 2 * WORD_BYTES * k
-    counted = [max(sum(sent for *_, sent in one["asked"]) for one in step) for step in steps]
+    counted = [
+        max(sum(sent for *_, sent in one["asked"]) for one in step) for step in steps
+    ]
     by_verbs = [
-        sum(cluster.collective_s(verb, size_bytes) for verb, size_bytes, _ in step[0]["asked"])
+        sum(
+            cluster.collective_s(verb, size_bytes)
+            for verb, size_bytes, _ in step[0]["asked"]
+        )
         for step in steps
     ]
     line = cluster.line("all_gather")
@@ -116,7 +143,9 @@ def _row(
         "num_averaged": max(one["num_averaged"] for step in steps for one in step),
         "formula_bytes": (cluster.num_ranks - 1) * payload_bytes,
         "counted_bytes": median(counted),
-        "interface_bytes": median(max(one["tx_bytes"] for one in step) for step in steps),
+        "interface_bytes": median(
+            max(one["tx_bytes"] for one in step) for step in steps
+        ),
         "formula_s": formula_s,
         "communication_s": seconds,
         "ratio_of_seconds": seconds / formula_s,
@@ -130,11 +159,14 @@ def _claims(rows: Sequence[Row], shaped: bool) -> tuple[Claim, ...]:
         says = "DEFT's communication costs log(n) alpha + 2 (n-1) max k beta"
         return (Claim(says, "section 5.3", "not measured: links are not shaped", None),)
     return (
-        _formula_claim(rows, "topk", "Top-k's communication costs log(n) alpha + 2 (n-1) k beta"),
+        _formula_claim(
+            rows, "topk", "Top-k's communication costs log(n) alpha + 2 (n-1) k beta"
+        ),
         _formula_claim(
             rows,
             "deft",
-            "DEFT's communication costs as much with the largest sum of its workers' k in place "
+            "DEFT's communication costs as much with the largest sum of its "
+            "workers' k in place "
             "of k",
         ),
         _faster(rows),
@@ -144,40 +176,53 @@ def _claims(rows: Sequence[Row], shaped: bool) -> tuple[Claim, ...]:
 def _formula_claim(rows: Sequence[Row], method: str, says: str) -> Claim:
     own = [row for row in rows if row["method"] == method]
     ratios = [number(row, "ratio_of_seconds") for row in own]
-    counted = [number(row, "counted_bytes") / number(row, "formula_bytes") for row in own]
+    counted = [
+        number(row, "counted_bytes") / number(row, "formula_bytes") for row in own
+    ]
     agrees = all(abs(ratio - 1) <= NEAR for ratio in ratios)
     ours = (
         f"{_by_density(own, ratios)} times the formula's seconds, and "
         f"{_by_density(own, counted)} times its bytes"
     )
-    return Claim(says, "section 5.3", ours, agrees, "" if agrees else _why(own, counted))
+    return Claim(
+        says, "section 5.3", ours, agrees, "" if agrees else _why(own, counted)
+    )
 
 
 def _why(own: Sequence[Row], counted: Sequence[float]) -> str:
-    """The reason from the rows: bytes that the formula leaves out, or rounds that it does."""
+    """The reason from the rows: bytes that the formula leaves out, or rounds that it
+    does.
+    """
     verbs = max(number(row, "num_verbs") for row in own)
     expected = [number(row, "by_verbs_s") / number(row, "formula_s") for row in own]
     reasons = []
     if max(counted) > 1 + NEAR:
         reasons.append(
-            "the values of the union of all selections are summed by an all-reduce (algorithm 1), "
+            "the values of the union of all selections are summed by an "
+            "all-reduce (algorithm 1), "
             "which moves each twice, where the formula counts one worker's values"
         )
     if min(counted) < 1 - NEAR:
         reasons.append(
-            "fewer bytes travel: an index takes fewer than a value, and an all-reduce sums the "
-            "values of all workers' k, where the formula counts the largest k n - 1 times"
+            "fewer bytes travel: an index takes fewer than a value, and an "
+            "all-reduce sums the "
+            "values of all workers' k, where the formula counts the largest k n "
+            "- 1 times"
         )
     if verbs > 2:
         reasons.append(
-            f"{verbs:.0f} collectives follow one another, where the formula has one's latency"
+            f"{verbs:.0f} collectives follow one another, where the formula has "
+            "one's latency"
         )
     waited = [number(row, "communication_s") / number(row, "by_verbs_s") for row in own]
     shown = _by_density(own, expected)
-    reasons.append(f"what its collectives cost one by one adds up to {shown} times the formula")
+    reasons.append(
+        f"what its collectives cost one by one adds up to {shown} times the formula"
+    )
     if max(waited) > 1 + NEAR:
         reasons.append(
-            f"it takes {_by_density(own, waited)} times that sum: ranks wait for others, with "
+            f"it takes {_by_density(own, waited)} times that sum: ranks wait for "
+            "others, with "
             "which they share this machine's cores"
         )
     return "; ".join(reasons)
@@ -204,7 +249,10 @@ def _faster(rows: Sequence[Row]) -> Claim:
         + ", ".join(
             f"{ratio:.2f} at {density:g} (bytes {of_bytes:.2f})"
             for density, ratio, of_bytes in zip(
-                densities, over(other, "communication_s"), over(other, "counted_bytes"), strict=True
+                densities,
+                over(other, "communication_s"),
+                over(other, "counted_bytes"),
+                strict=True,
             )
         )
         for other in ("topk", "cltk")
@@ -212,17 +260,22 @@ def _faster(rows: Sequence[Row]) -> Claim:
     slower = [
         f"{other} at {density:g}"
         for other in ("topk", "cltk")
-        for density, ratio in zip(densities, over(other, "communication_s"), strict=True)
+        for density, ratio in zip(
+            densities, over(other, "communication_s"), strict=True
+        )
         if ratio >= 1
     ]
     rounds = {name: number(found[name, densities[0]], "num_verbs") for name in METHODS}
     return Claim(
-        "the formula is evidence that DEFT's communication is faster than Top-k's and CLT-k's",
+        "the formula is evidence that DEFT's communication is faster than "
+        "Top-k's and CLT-k's",
         "section 5.3",
         shown,
         not slower,
-        f"not faster than {', '.join(slower)}: DEFT makes {rounds['deft']:.0f} collectives to "
-        f"Top-k's {rounds['topk']:.0f} and CLT-k's {rounds['cltk']:.0f}, and what they wait for "
+        f"not faster than {', '.join(slower)}: DEFT makes {rounds['deft']:.0f} "
+        "collectives to "
+        f"Top-k's {rounds['topk']:.0f} and CLT-k's {rounds['cltk']:.0f}, and "
+        "what they wait for "
         "weighs more than the bytes that it saves there"
         if slower
         else "",

@@ -1,4 +1,5 @@
-"""A rank of ``cost``: it exchanges one gradient by each method, and counts and times what travels.
+"""A rank of ``cost``: it exchanges one gradient by each method, and counts and times
+what travels.
 
 What single collectives cost is measured in the same run. Methods take turns.
 """
@@ -35,14 +36,17 @@ from .setting import accumulated
 VERBS: tuple[VerbName, ...] = ("all_gather", "all_reduce", "broadcast")
 """The verbs of all methods, whose costs are measured."""
 Asked = list[tuple[str, int, int]]
-"""Verbs of one exchange by name, the size of the buffer in bytes, and the bytes that a rank
-sends."""
+"""Verbs of one exchange by name, the size of the buffer in bytes, and the bytes that a
+rank sends.
+"""
 
 
 class _Side:
     """One method at one density, with states and buffers of its own."""
 
-    def __init__(self, name: str, settings: dict[str, Any], numel: int, engine: Engine) -> None:
+    def __init__(
+        self, name: str, settings: dict[str, Any], numel: int, engine: Engine
+    ) -> None:
         self.engine = engine
         self.numel = numel
         self.exchange = exchange_for(load("compress", name)(**settings))
@@ -50,7 +54,9 @@ class _Side:
         self.state = self.exchange.init(TensorSpec("gradient", numel), engine.world)
 
     def step(self, grad_N: torch.Tensor) -> dict[str, Any]:
-        """Exchanges the gradient, which becomes the mean; returns what was counted and timed."""
+        """Exchanges the gradient, which becomes the mean; returns what was counted and
+        timed.
+        """
         spent: Spent = {}
         asked: Asked = []
         own = self.exchange.synchronise(self.member, self.state, grad_N, grad_N)
@@ -87,7 +93,10 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     backend()
     share_cores(dist.get_rank(), dist.get_world_size())
     engine = Engine(
-        join(None), num_channels=1, timeout=timedelta(minutes=2), on_span=lambda span: None
+        join(None),
+        num_channels=1,
+        timeout=timedelta(minutes=2),
+        on_span=lambda span: None,
     )
     report(0.0, "collectives")
     cluster = measure_cluster(

@@ -15,31 +15,48 @@ from .setting import APPLICATIONS, DENSE, METHODS, RESNET, Application, present
 BUILD_UP = {"resnet18": 13.59, "lstm": 14.18, "ncf": 5.31}
 """Section 5.2: actual over asked density of Top-k on 16 GPUs."""
 DEFT_DENSITY = 0.1003
-"""Section 5.2: DEFT's mean density in the recommendation system, 0.1 being asked for."""
+"""Section 5.2: DEFT's mean density in the recommendation system, 0.1 being asked
+for.
+"""
 TOPK_SHARE = 0.5357
-"""Section 5.2: the share of all gradients that Top-k selects in the recommendation system."""
+"""Section 5.2: the share of all gradients that Top-k selects in the recommendation
+system.
+"""
 NEAR = 0.05
-"""The relative difference from the density asked for up to which a density counts as kept."""
+"""The relative difference from the density asked for up to which a density counts as
+kept.
+"""
 PAPER_RANKS = 16
-"""The ranks of figure 4. The fewer ranks there are, the less their selections can add up to."""
+"""The ranks of figure 4. The fewer ranks there are, the less their selections can add
+up to.
+"""
 LIKE = 0.25
-"""The relative difference from the printed build-up up to which a build-up counts as the same."""
+"""The relative difference from the printed build-up up to which a build-up counts as
+the same.
+"""
 TOTAL_BATCH = {False: 128, True: 32}
 """Images of all ranks together in figure 1, by ``quick``; 256 in the paper."""
 FIGURE_1_STEPS = {False: 200, True: 20}
 
 WHY_BUILD_UP = (
-    "how much the selections overlap depends on model, data, batch and how long was trained: here "
+    "how much the selections overlap depends on model, data, batch and how long "
+    "was trained: here "
     "the models are small, trained for a few hundred steps with small batches"
 )
 WHY_DEFT = (
-    "every layer sends at least one element, ranks have norms of their own, and the model here has "
-    "so few elements that both show: the floor is (number of layers) / (number of elements)"
+    "every layer sends at least one element, ranks have norms of their own, and "
+    "the model here has "
+    "so few elements that both show: the floor is (number of layers) / (number "
+    "of elements)"
 )
 
 
-def figure1(ask: Ask, app: Application = RESNET, num_steps: int | None = None) -> Findings:
-    """Top-k's density after build-up on 2 to 16 ranks, the batch of all ranks together constant."""
+def figure1(
+    ask: Ask, app: Application = RESNET, num_steps: int | None = None
+) -> Findings:
+    """Top-k's density after build-up on 2 to 16 ranks, the batch of all ranks together
+    constant.
+    """
     if app.missing() is not None:
         claim = Claim(_RISES, "section 1, figure 1", "not measured", None)
         return findings((), (claim,), (app,))
@@ -75,8 +92,14 @@ def figure1(ask: Ask, app: Application = RESNET, num_steps: int | None = None) -
 def _rising(rows: Sequence[Row]) -> Claim:
     actual = [number(row, "actual_density") for row in rows]
     rises = all(low < high for low, high in pairwise(actual))
-    ours = ", ".join(f"{row['num_ranks']}: {number(row, 'actual_density'):.4f}" for row in rows)
-    why = "" if rises else "selections of some number of ranks overlap as much as those of fewer"
+    ours = ", ".join(
+        f"{row['num_ranks']}: {number(row, 'actual_density'):.4f}" for row in rows
+    )
+    why = (
+        ""
+        if rises
+        else "selections of some number of ranks overlap as much as those of fewer"
+    )
     return Claim(_RISES, "section 1, figure 1", f"by ranks {ours}", rises, why)
 
 
@@ -84,7 +107,9 @@ _RISES = "the actual density rises with the number of workers though 0.01 is ask
 
 
 def figure4(
-    ask: Ask, methods: Sequence[str] = METHODS, apps: Sequence[Application] = APPLICATIONS
+    ask: Ask,
+    methods: Sequence[str] = METHODS,
+    apps: Sequence[Application] = APPLICATIONS,
 ) -> Findings:
     """Asked, local and actual density of every sparsifier in the three applications."""
     sparse = [method for method in methods if method != DENSE]
@@ -105,8 +130,12 @@ def figure4(
     return findings(rows, claims, apps)
 
 
-def _densities(asked: Sequence[float], local: Sequence[float], actual: Sequence[float]) -> Row:
-    """The means of the densities over steps, and the actual one over the one asked for."""
+def _densities(
+    asked: Sequence[float], local: Sequence[float], actual: Sequence[float]
+) -> Row:
+    """The means of the densities over steps, and the actual one over the one asked
+    for.
+    """
     return {
         "asked_density": mean(asked),
         "local_density": mean(local),
@@ -121,14 +150,27 @@ _Rows = Mapping[tuple[str, str], Row]
 def _build_up_claims(rows: _Rows) -> list[Claim]:
     claims = []
     for name, stated in BUILD_UP.items():
-        says = f"on 16 workers Top-k's actual density is {stated} times the asked one in {name}"
-        claims.append(_build_up(says, "section 5.2, figure 4", rows.get((name, "topk")), stated))
-    says = f"Top-k selects {100 * TOPK_SHARE:.2f} % of all gradients of NCF, 10 % being asked for"
-    return [*claims, _build_up(says, "section 5.2", rows.get(("ncf", "topk")), TOPK_SHARE)]
+        says = (
+            f"on 16 workers Top-k's actual density is {stated} times the asked one "
+            f"in {name}"
+        )
+        claims.append(
+            _build_up(says, "section 5.2, figure 4", rows.get((name, "topk")), stated)
+        )
+    says = (
+        f"Top-k selects {100 * TOPK_SHARE:.2f} % of all gradients of NCF, 10 % being "
+        "asked for"
+    )
+    return [
+        *claims,
+        _build_up(says, "section 5.2", rows.get(("ncf", "topk")), TOPK_SHARE),
+    ]
 
 
 def _build_up(says: str, place: str, row: Row | None, stated: float) -> Claim:
-    """Top-k's density against a stated share of all (up to 1), or times the asked one."""
+    """Top-k's density against a stated share of all (up to 1), or times the asked
+    one.
+    """
     if row is None:
         return Claim(says, place, "not measured", None)
     is_share = stated <= 1
@@ -137,7 +179,10 @@ def _build_up(says: str, place: str, row: Row | None, stated: float) -> Claim:
     ours = f"{100 * found:.2f} %" if is_share else f"{found:.2f} times"
     ours += f" on {num} ranks"
     if num != PAPER_RANKS:
-        why = f"the paper's is of {PAPER_RANKS} ranks; {num} can reach {num} times at most"
+        why = (
+            f"the paper's is of {PAPER_RANKS} ranks; {num} can reach {num} times at "
+            "most"
+        )
         return Claim(says, place, ours, None, why)
     agrees = abs(found / stated - 1) <= LIKE
     return Claim(says, place, ours, agrees, "" if agrees else WHY_BUILD_UP)
@@ -181,4 +226,6 @@ draw1 = partial(
     x_label="step",
     y_label="density",
 )
-draw4 = partial(draw, title="Density of the mean by sparsifier", x_label="step", y_label="density")
+draw4 = partial(
+    draw, title="Density of the mean by sparsifier", x_label="step", y_label="density"
+)

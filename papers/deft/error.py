@@ -20,19 +20,25 @@ LIKE = 1.25
 
 
 def figure5(
-    ask: Ask, methods: Sequence[str] = METHODS, apps: Sequence[Application] = APPLICATIONS
+    ask: Ask,
+    methods: Sequence[str] = METHODS,
+    apps: Sequence[Application] = APPLICATIONS,
 ) -> Findings:
     """The error of every sparsifier in the three applications."""
     sparse = [method for method in methods if method != DENSE]
     runs = [run_of(ask, app, method) for app in present(apps) for method in sparse]
     places = [(run.application.name, run.method) for run in runs]
     found = dict(zip(places, histories(ask, runs), strict=True))
-    rows = [_row(run.method, run, found[at]) for run, at in zip(runs, places, strict=True)]
+    rows = [
+        _row(run.method, run, found[at]) for run, at in zip(runs, places, strict=True)
+    ]
     return findings(rows, [_lower(app.name, found) for app in present(apps)], apps)
 
 
 def figure6(ask: Ask, apps: Sequence[Application] = (RESNET, LSTM)) -> Findings:
-    """DEFT with as many times the density as Top-k's has after build-up, about, beside Top-k."""
+    """DEFT with as many times the density as Top-k's has after build-up, about, beside
+    Top-k.
+    """
     rows: list[Row] = []
     claims = []
     measured = present(apps)
@@ -42,7 +48,9 @@ def figure6(ask: Ask, apps: Sequence[Application] = (RESNET, LSTM)) -> Findings:
         for method, density in (("topk", app.density), ("deft", TIMES * app.density))
     ]
     found = histories(ask, runs)
-    for app, (topk, deft) in zip(measured, zip(runs[::2], runs[1::2], strict=True), strict=True):
+    for app, (topk, deft) in zip(
+        measured, zip(runs[::2], runs[1::2], strict=True), strict=True
+    ):
         ours = found[runs.index(deft)]
         theirs = found[runs.index(topk)]
         rows += [_row("topk", topk, theirs), _row(f"deft, {TIMES} times", deft, ours)]
@@ -54,12 +62,17 @@ def _similar(application: str, ours: History, theirs: History) -> Claim:
     ratio = mean(ours.errors) / mean(theirs.errors)
     agrees = 1 / LIKE <= ratio <= LIKE
     return Claim(
-        f"with {TIMES} times the density DEFT's error is similar to Top-k's in {application}",
+        f"with {TIMES} times the density DEFT's error is similar to Top-k's in "
+        f"{application}",
         "section 5.2, figure 6",
-        f"{ratio:.2f} times Top-k's on average, where up to {LIKE:g} times of each other is "
-        f"similar; densities of the mean {mean(ours.actual):.4f} and {mean(theirs.actual):.4f}",
+        f"{ratio:.2f} times Top-k's on average, where up to {LIKE:g} times of "
+        "each other is "
+        f"similar; densities of the mean {mean(ours.actual):.4f} and "
+        f"{mean(theirs.actual):.4f}",
         agrees,
-        "" if agrees else "errors of trainings this short are mostly of their beginnings",
+        ""
+        if agrees
+        else "errors of trainings this short are mostly of their beginnings",
     )
 
 
@@ -78,7 +91,9 @@ def _row(name: str, run: Run, found: History) -> Row:
 
 def _lower(application: str, found: Mapping[tuple[str, str], History]) -> Claim:
     """Top-k's error against the other two, step by step."""
-    says = f"Top-k's error is below DEFT's and CLT-k's in all iterations of {application}"
+    says = (
+        f"Top-k's error is below DEFT's and CLT-k's in all iterations of {application}"
+    )
     place = "section 5.2, figure 5"
     errors = {
         method: found[application, method].errors
@@ -88,16 +103,29 @@ def _lower(application: str, found: Mapping[tuple[str, str], History]) -> Claim:
     if len(errors) < 3:
         return Claim(says, place, "not measured", None)
     below = {
-        method: mean([a < b for a, b in zip(errors["topk"], errors[method], strict=True)])
+        method: mean(
+            [a < b for a, b in zip(errors["topk"], errors[method], strict=True)]
+        )
         for method in ("cltk", "deft")
     }
     agrees = min(below.values()) == 1
-    ours = ", ".join(f"below {name}'s in {100 * share:.1f} %" for name, share in below.items())
-    why = "" if agrees else "gradients shrink as each learns at its own pace, and errors with them"
+    ours = ", ".join(
+        f"below {name}'s in {100 * share:.1f} %" for name, share in below.items()
+    )
+    why = (
+        ""
+        if agrees
+        else "gradients shrink as each learns at its own pace, and errors with them"
+    )
     return Claim(says, place, f"{ours} of the steps", agrees, why)
 
 
-draw5 = partial(draw, title="Error by sparsifier", x_label="step", y_label="mean of ||e||")
+draw5 = partial(
+    draw, title="Error by sparsifier", x_label="step", y_label="mean of ||e||"
+)
 draw6 = partial(
-    draw, title="Error at like densities of the mean", x_label="step", y_label="mean of ||e||"
+    draw,
+    title="Error at like densities of the mean",
+    x_label="step",
+    y_label="mean of ||e||",
 )

@@ -23,4 +23,6 @@ def findings(
         for one in apps
         if (why := one.missing()) is not None
     ]
-    return Findings((*rows, *lacking), tuple(claims), tuple(notes), complete=not lacking)
+    return Findings(
+        (*rows, *lacking), tuple(claims), tuple(notes), complete=not lacking
+    )

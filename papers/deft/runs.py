@@ -1,4 +1,6 @@
-"""Trainings that DEFT's figures are made of: each is run once, kept, and used by all of them."""
+"""Trainings that DEFT's figures are made of: each is run once, kept, and used by all of
+them.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,12 @@ class Run:
         return "-".join([*parts, __version__]).replace(", ", "_").replace(" ", "_")
 
 
-def run_of(ask: Ask, app: Application, method: str, density: float | None = None) -> Run:
-    """The training that figures 3 to 6 share: the application's density, ranks and steps."""
+def run_of(
+    ask: Ask, app: Application, method: str, density: float | None = None
+) -> Run:
+    """The training that figures 3 to 6 share: the application's density, ranks and
+    steps.
+    """
     density = app.density if density is None else density
     return Run(
         application=app,
@@ -60,17 +66,20 @@ def run_of(ask: Ask, app: Application, method: str, density: float | None = None
 
 
 def history(ask: Ask, run: Run, done: float = 0.0, share: float = 1.0) -> History:
-    """The history of a training, read from ``ask.folder`` if it was kept there, else trained now.
+    """The history of a training, read from ``ask.folder`` if it was kept there, else
+    trained now.
 
-    ``done`` is the fraction of the figure that was done before this training, and ``share`` the
-    fraction that this training is.
+    ``done`` is the fraction of the figure that was done before this training, and
+    ``share`` the fraction that this training is.
     """
     path = None if ask.folder is None else ask.folder / FOLDER / f"{run.key}.json"
     if path is not None and path.exists():
         return History.from_json(json.loads(path.read_text(encoding="utf-8")))
 
     def report(fraction: float, what: str) -> None:
-        ask.report(done + share * fraction, f"{run.method} on {run.num_ranks} ranks: {what}")
+        ask.report(
+            done + share * fraction, f"{run.method} on {run.num_ranks} ranks: {what}"
+        )
 
     found = _train(run, report)
     if path is not None:

@@ -1,7 +1,8 @@
-"""Seconds of selections by their passes, on one thread: what figure 9 and table 1 of DEFT compare.
+"""Seconds of selections by their passes, on one thread: what figure 9 and table 1 of
+DEFT compare.
 
-Ranks run one after another in one process, each on the same gradient, which none writes, and with
-the same buffer for the mean. So they do not get in each other's way.
+Ranks run one after another in one process, each on the same gradient, which none
+writes, and with the same buffer for the mean. So they do not get in each other's way.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Selected:
 
 
 def encode_s(codec: Compressor, given: Selected, repeats: int) -> float:
-    """The least seconds of ``repeats`` encodes, as other work of the machine only adds."""
+    """The least seconds of ``repeats`` encodes, as other work of the machine only
+    adds.
+    """
     found = []
     for _ in range(repeats + 1):
         start_s = CLOCK()
@@ -47,7 +50,9 @@ def encode_s(codec: Compressor, given: Selected, repeats: int) -> float:
 
 
 class Parts(NamedTuple):
-    """The seconds of DEFT's selection, by its passes; each is the least of several times."""
+    """The seconds of DEFT's selection, by its passes; each is the least of several
+    times.
+    """
 
     norms_s: float
     """The pass over all elements that takes the norms of all layers."""
@@ -69,8 +74,8 @@ class Parts(NamedTuple):
 def deft_parts(given: Selected, world: int, repeats: int) -> Parts:
     """The seconds of each of DEFT's passes.
 
-    Gradients are the same on all ranks, so the bins of layers are the same in every step, and each
-    goes to the next rank.
+    Gradients are the same on all ranks, so the bins of layers are the same in every
+    step, and each goes to the next rank.
     """
     exchange = deft(density=given.density, layers=given.layers)
     numel = given.grad_N.numel()
@@ -90,13 +95,17 @@ def deft_parts(given: Selected, world: int, repeats: int) -> Parts:
 
 
 def _of_layers(own: Spent) -> float:
-    """The seconds of the encodes over fewest elements, which are as many as there are layers."""
+    """The seconds of the encodes over fewest elements, which are as many as there are
+    layers.
+    """
     sizes = [numel for name, numel in own if name == "encode"]
     return sum(own["encode", min(sizes)])
 
 
 def cltk_s(given: Selected, world: int, repeats: int) -> tuple[float, float]:
-    """The least seconds of the leader's selection, and of what any other rank does meanwhile."""
+    """The least seconds of the leader's selection, and of what any other rank does
+    meanwhile.
+    """
     leads_s = inf
     idles_s = inf
     exchange = cltk(density=given.density)
@@ -110,7 +119,9 @@ def cltk_s(given: Selected, world: int, repeats: int) -> tuple[float, float]:
     return leads_s, idles_s
 
 
-def _steps(exchange: Exchange, given: Selected, world: int, repeats: int) -> Iterator[list[Spent]]:
+def _steps(
+    exchange: Exchange, given: Selected, world: int, repeats: int
+) -> Iterator[list[Spent]]:
     """The seconds that each rank spends in each of ``repeats`` steps."""
     grad_N = given.grad_N
     mean_N = torch.empty_like(given.grad_N)

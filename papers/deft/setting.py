@@ -1,4 +1,5 @@
-"""DEFT's setting: its three applications in a size for two cores, and the methods it compares.
+"""DEFT's setting: its three applications in a size for two cores, and the methods it
+compares.
 
 Source: Yoon and Oh, DEFT, section 5.1 and table 2; densities of section 5.2.
 """
@@ -19,19 +20,32 @@ from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.deep_gradient_compression import deep_gradient_compression
 from gradwire_bench.workloads import fashion_mnist
 from gradwire_bench.workloads.task import TrainingTask
-from gradwire_bench.workloads.train import layer_sizes, message_of, views_in, without_momentum
+from gradwire_bench.workloads.train import (
+    layer_sizes,
+    message_of,
+    views_in,
+    without_momentum,
+)
 
 from ..workloads import movielens
-from ..workloads.applications import fashion_convnet, fashion_resnet, movielens_ncf, text_lstm
+from ..workloads.applications import (
+    fashion_convnet,
+    fashion_resnet,
+    movielens_ncf,
+    text_lstm,
+)
 
 DENSE = "dense"
 FULL_DGC = "dgc in full"
-"""The name of DGC with momentum correction, factor masking and density warm-up; ``dgc`` alone is
-its selection only."""
+"""The name of DGC with momentum correction, factor masking and density warm-up; ``dgc``
+alone is its selection only.
+"""
 UNMASKED_DGC = "dgc in full, unmasked"
 """The name of full DGC without factor masking."""
 SELECTIVE = "topk by tensor"
-"""The name of ``selective`` with top-k: in each tensor, where ``topk`` selects in the whole."""
+"""The name of ``selective`` with top-k: in each tensor, where ``topk`` selects in the
+whole.
+"""
 TUNED = "hardthreshold"
 """The sparsifier that is given a threshold, here one that fits the first gradient."""
 DENSITY_WARM_UP = 0.1
@@ -50,7 +64,9 @@ class Application:
     """The density that section 5 sets."""
     metric: str
     make: Callable[..., TrainingTask]
-    """A function that makes the task from ``seed`` and the sizes in ``full`` or ``quick``."""
+    """A function that makes the task from ``seed`` and the sizes in ``full`` or
+    ``quick``.
+    """
     full: dict[str, Any] = field(hash=False)
     quick: dict[str, Any] = field(hash=False)
     num_steps: int
@@ -59,13 +75,21 @@ class Application:
     """The number of ranks in the full size, by default the paper's."""
     num_quick_ranks: int = 8
     missing: Callable[[], str | None] = lambda: None
-    """A function that says why its data are not here and how to get them; None if they are."""
+    """A function that says why its data are not here and how to get them; None if they
+    are.
+    """
     less_is_better: bool = False
 
-    def task(self, quick: bool, seed: int = 0, batch: int | None = None) -> TrainingTask:
-        """The task in its quick or full size; ``batch``, if given, replaces a rank's batch size."""
+    def task(
+        self, quick: bool, seed: int = 0, batch: int | None = None
+    ) -> TrainingTask:
+        """The task in its quick or full size; ``batch``, if given, replaces a rank's
+        batch size.
+        """
         sizes = self.quick if quick else self.full
-        return self.make(**(sizes if batch is None else sizes | {"batch": batch}), seed=seed)
+        return self.make(
+            **(sizes if batch is None else sizes | {"batch": batch}), seed=seed
+        )
 
     def steps(self, quick: bool) -> int:
         return self.num_quick_steps if quick else self.num_steps
@@ -92,8 +116,20 @@ LSTM = Application(
     0.001,
     "perplexity",
     text_lstm,
-    full={"vocabulary": 5000, "embedding": 64, "hidden": 128, "batch": 4, "num_held_out": 200},
-    quick={"vocabulary": 1000, "embedding": 64, "hidden": 128, "batch": 1, "num_held_out": 50},
+    full={
+        "vocabulary": 5000,
+        "embedding": 64,
+        "hidden": 128,
+        "batch": 4,
+        "num_held_out": 200,
+    },
+    quick={
+        "vocabulary": 1000,
+        "embedding": 64,
+        "hidden": 128,
+        "batch": 1,
+        "num_held_out": 50,
+    },
     num_steps=800,
     num_quick_steps=40,
     less_is_better=True,
@@ -139,7 +175,9 @@ TRAINED = (
         num_quick_ranks=4,
     ),
 )
-"""The applications that are trained to the end on fewer ranks, by more methods than the paper's."""
+"""The applications that are trained to the end on fewer ranks, by more methods than the
+paper's.
+"""
 
 
 def present(apps: Sequence[Application]) -> tuple[Application, ...]:
@@ -147,8 +185,12 @@ def present(apps: Sequence[Application]) -> tuple[Application, ...]:
     return tuple(one for one in apps if one.missing() is None)
 
 
-def accumulated(task: TrainingTask, rank: int = 0, world: int = 1, num_steps: int = 4) -> Tensor:
-    """The sum of the gradients of ``num_steps`` batches, as a rank holds it if little was sent."""
+def accumulated(
+    task: TrainingTask, rank: int = 0, world: int = 1, num_steps: int = 4
+) -> Tensor:
+    """The sum of the gradients of ``num_steps`` batches, as a rank holds it if little
+    was sent.
+    """
     torch.manual_seed(task.seed)
     model = task.make_model()
     parameters = list(model.parameters())
@@ -161,7 +203,9 @@ def accumulated(task: TrainingTask, rank: int = 0, world: int = 1, num_steps: in
 
 
 def tuned(task: TrainingTask, density: float) -> float:
-    """The threshold that a ``density`` share of the first gradient's magnitudes reach."""
+    """The threshold that a ``density`` share of the first gradient's magnitudes
+    reach.
+    """
     grad_N = accumulated(task, num_steps=1)
     kept = max(1, round(density * grad_N.numel()))
     return float(grad_N.abs().topk(kept).values[-1])
@@ -170,7 +214,8 @@ def tuned(task: TrainingTask, density: float) -> float:
 def method_of(
     method: str, density: float, num_steps: int, task: TrainingTask
 ) -> tuple[TrainingTask, Exchange]:
-    """The exchange of a method at a density, and the task with the optimizer that goes with it.
+    """The exchange of a method at a density, and the task with the optimizer that goes
+    with it.
 
     Sparsifiers have error feedback, as in algorithm 1 of the paper.
     """
@@ -184,9 +229,13 @@ def method_of(
         )
         return without_momentum(task), exchange
     if method == SELECTIVE:
-        return task, exchange_for(load("compress", "selective")(sparsifier="topk", density=density))
+        return task, exchange_for(
+            load("compress", "selective")(sparsifier="topk", density=density)
+        )
     if method == TUNED:
         threshold = tuned(task, density)
         return task, exchange_for(load("compress", method)(threshold=threshold))
     kind = partial(load("compress", method), density=density)
-    return task, exchange_for(kind(layers=layer_sizes(task)) if method == "deft" else kind())
+    return task, exchange_for(
+        kind(layers=layer_sizes(task)) if method == "deft" else kind()
+    )

@@ -1,4 +1,6 @@
-"""Figures 7 and 9 of DEFT: where a step's time goes, and selection over the number of ranks."""
+"""Figures 7 and 9 of DEFT: where a step's time goes, and selection over the number of
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,9 @@ SIZES = {
     False: {"vocabulary": 20_000, "embedding": 128, "hidden": 256, "batch": 4},
     True: {"vocabulary": 5_000, "embedding": 128, "hidden": 256, "batch": 2},
 }
-"""Sizes of figure 7's language model, by ``quick``. It is larger than in the trainings: selecting
-from a million parameters takes less time than Python's calls."""
+"""Sizes of figure 7's language model, by ``quick``. It is larger than in the trainings:
+selecting from a million parameters takes less time than Python's calls.
+"""
 SELECTED = {
     False: {"vocabulary": 30_000, "embedding": 256, "hidden": 512, "batch": 4},
     True: {"vocabulary": 10_000, "embedding": 256, "hidden": 512, "batch": 2},
@@ -65,7 +68,8 @@ def figure7(ask: Ask, measure: Bench = run) -> Findings:
     by_name = {str(row["name"]): row for row in rows}
     where = "shaped links" if rows[0]["link_bytes_per_s"] else "plain loopback"
     notes = (
-        f"{bench.hosts} processes of one machine on {where}: they share its cores, so all that is "
+        f"{bench.hosts} processes of one machine on {where}: they share its "
+        "cores, so all that is "
         "computed takes longer than alone, the more the more ranks compute at once",
     )
     return Findings(tuple(rows), _breakdown_claims(by_name), notes)
@@ -80,20 +84,25 @@ def _breakdown_claims(rows: dict[str, Row]) -> tuple[Claim, ...]:
     selection_s = {name: alone_s[name] + norms_s[name] for name in METHODS}
     others_s = min(selection_s["topk"], selection_s["cltk"])
     faster = selection_s["deft"] <= SIGNIFICANT * others_s
-    less = communication_s["deft"] < min(communication_s["topk"], communication_s["cltk"])
+    less = communication_s["deft"] < min(
+        communication_s["topk"], communication_s["cltk"]
+    )
     share, of_norms = (
         number(rows["deft"], key) / number(rows["deft"], "step_s")
         for key in ("partition_s", "norms_s")
     )
 
     def shown(values: dict[str, float]) -> str:
-        return ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in values.items())
+        return ", ".join(
+            f"{name} {1e3 * seconds:.2f} ms" for name, seconds in values.items()
+        )
 
     return (
         Claim(
             "DEFT needs significantly less time for selection than CLT-k and Top-k",
             place,
-            f"{shown(selection_s)}, of which DEFT's norms {1e3 * norms_s['deft']:.2f} ms; "
+            f"{shown(selection_s)}, of which DEFT's norms "
+            f"{1e3 * norms_s['deft']:.2f} ms; "
             f"significantly: at most {SIGNIFICANT:g} times as much",
             faster,
             "" if faster else _why_long(alone_s["deft"], norms_s["deft"], others_s),
@@ -105,13 +114,16 @@ def _breakdown_claims(rows: dict[str, Row]) -> tuple[Claim, ...]:
             less,
             ""
             if less
-            else "DEFT makes three small collectives before that of the values, Top-k none; here "
-            "volumes are small and communication is mostly latency and waiting for slower ranks",
+            else "DEFT makes three small collectives before that of the values, "
+            "Top-k none; here "
+            "volumes are small and communication is mostly latency and waiting "
+            "for slower ranks",
         ),
         Claim(
             "the overhead of DEFT's partitioning is negligible",
             place,
-            f"{100 * share:.2f} % of a step, and {100 * of_norms:.2f} % for norms, which count as "
+            f"{100 * share:.2f} % of a step, and {100 * of_norms:.2f} % for "
+            "norms, which count as "
             f"selection; negligible: at most {100 * NEGLIGIBLE:g} %",
             share <= NEGLIGIBLE,
             "" if share <= NEGLIGIBLE else "a step of so small a model is short itself",
@@ -120,10 +132,13 @@ def _breakdown_claims(rows: dict[str, Row]) -> tuple[Claim, ...]:
 
 
 def _why_long(alone_s: float, norms_s: float, others_s: float) -> str:
-    """The reason why DEFT's selection is not significantly faster: its norms, or Python."""
+    """The reason why DEFT's selection is not significantly faster: its norms, or
+    Python.
+    """
     if alone_s <= SIGNIFICANT * others_s:
         return (
-            f"its norms take {norms_s / (alone_s + norms_s):.0%} of it, a pass over all elements "
+            f"its norms take {norms_s / (alone_s + norms_s):.0%} of it, a pass "
+            "over all elements "
             "that the paper counts nowhere: without them it would be"
         )
     return "at this size a selection takes about as long as Python's calls"
@@ -132,7 +147,9 @@ def _why_long(alone_s: float, norms_s: float, others_s: float) -> str:
 def draw7(rows: Sequence[Row], path: Path) -> Path:
     """Draws a bar for each method and part."""
     keys = [f"{part}_s" for part in PARTS]
-    return bars.draw(rows, path, keys=keys, title="A step of the language model, by parts")
+    return bars.draw(
+        rows, path, keys=keys, title="A step of the language model, by parts"
+    )
 
 
 def figure9(
@@ -141,12 +158,13 @@ def figure9(
     app: Application = LSTM,
     repeats: int | None = None,
 ) -> Findings:
-    """Seconds of DEFT's layer-wise selection on the rank with most to do, against Top-k of all.
+    """Seconds of DEFT's layer-wise selection on the rank with most to do, against Top-k
+    of all.
 
-    The norms of all layers, which every rank takes before it selects in its own, are a pass of
-    their own in these seconds; the paper's equations leave them out. Ranks run one
-    after another in one process and one thread, each on the same gradient, so that they do not get
-    in each other's way.
+    The norms of all layers, which every rank takes before it selects in its own, are a
+    pass of their own in these seconds; the paper's equations leave them out. Ranks run
+    one after another in one process and one thread, each on the same gradient, so that
+    they do not get in each other's way.
     """
     task = app.make(**SELECTED[ask.quick])
     repeats = repeats or REPEATS[ask.quick]
@@ -154,15 +172,23 @@ def figure9(
     with one_thread():
         ask.report(0.1, "Top-k of the whole")
         whole_s = encode_s(topk(density=given.density), given, repeats)
-        rows = [_selection_row("1 rank", 1, whole_s, Parts(0.0, 0.0, whole_s, whole_s, 0.0), given)]
+        rows = [
+            _selection_row(
+                "1 rank", 1, whole_s, Parts(0.0, 0.0, whole_s, whole_s, 0.0), given
+            )
+        ]
         for done, world in ask.each(counts):
             ask.report(0.1 + 0.9 * done, f"DEFT on {world} ranks")
             parts_s = deft_parts(given, world, repeats)
-            rows.append(_selection_row(f"{world} ranks", world, whole_s, parts_s, given))
+            rows.append(
+                _selection_row(f"{world} ranks", world, whole_s, parts_s, given)
+            )
     return Findings(tuple(rows), _speedup_claims(rows), (task.description,))
 
 
-def _selection_row(name: str, world: int, whole_s: float, parts_s: Parts, given: Selected) -> Row:
+def _selection_row(
+    name: str, world: int, whole_s: float, parts_s: Parts, given: Selected
+) -> Row:
     return {
         "name": name,
         "num_ranks": world,
@@ -180,11 +206,11 @@ def _selection_row(name: str, world: int, whole_s: float, parts_s: Parts, given:
 
 
 def _expected(given: Selected, world: int) -> dict[str, float | None]:
-    """The speedups of equations 6 and 8 for algorithm 2's layers, and the one that counts the
-    elements our implementation reads: all of them once for the norms.
+    """The speedups of equations 6 and 8 for algorithm 2's layers, and the one that
+    counts the elements our implementation reads: all of them once for the norms.
 
-    A speedup is None where ranks have so few elements to choose that the paper's logarithms are 0
-    or less.
+    A speedup is None where ranks have so few elements to choose that the paper's
+    logarithms are 0 or less.
     """
     grad_N = given.grad_N
     numel = given.grad_N.numel()
@@ -195,8 +221,12 @@ def _expected(given: Selected, world: int) -> dict[str, float | None]:
     [whole] = work(torch.tensor([numel]), torch.tensor([k]))
     parts = work(sizes_L, k_L)
     return {
-        "speedup_by_equation_6": _ratio(numel * log2(k), heaviest(comparisons.tolist(), world)),
-        "speedup_by_equation_8": _ratio(numel * log2(k), numel / world * log2(k / world)),
+        "speedup_by_equation_6": _ratio(
+            numel * log2(k), heaviest(comparisons.tolist(), world)
+        ),
+        "speedup_by_equation_8": _ratio(
+            numel * log2(k), numel / world * log2(k / world)
+        ),
         "speedup_by_work": _ratio(whole, _norms(numel, world) + heaviest(parts, world)),
     }
 
@@ -230,7 +260,9 @@ def _speedup_claims(rows: Sequence[Row]) -> tuple[Claim, ...]:
         known = (row for row in several if row[key] is not None)
         return ", ".join(f"{row['num_ranks']}: {number(row, key):.2f}" for row in known)
 
-    measured = all(number(row, "speedup") >= number(row, "num_ranks") for row in several)
+    measured = all(
+        number(row, "speedup") >= number(row, "num_ranks") for row in several
+    )
     keys = ("speedup_by_equation_6", "speedup_by_equation_8", "num_ranks")
     bounded = all(
         number(row, above) >= number(row, below)
@@ -242,26 +274,34 @@ def _speedup_claims(rows: Sequence[Row]) -> tuple[Claim, ...]:
         Claim(
             "the speedup of DEFT's selection over Top-k is higher than linear",
             place,
-            f"by ranks {shown('speedup')}, without the norms {shown('speedup_without_norms')}; by "
+            f"by ranks {shown('speedup')}, without the norms "
+            f"{shown('speedup_without_norms')}; by "
             f"what is read {shown('speedup_by_work')}",
             measured,
             ""
             if measured
-            else "every rank takes the norms of all layers, a pass that gets no shorter with more "
-            f"ranks ({shown('fraction_norms')} of these seconds) and that equations 6 to 9 leave "
+            else "every rank takes the norms of all layers, a pass that gets no "
+            "shorter with more "
+            f"ranks ({shown('fraction_norms')} of these seconds) and that "
+            "equations 6 to 9 leave "
             "out. And our Top-k costs one pass and hardly "
-            "more, whatever k is: where the paper's costs n log k, a smaller k saves nothing here, "
-            "a pass over a part is 1/n of it at best, and what a call costs whatever its size "
+            "more, whatever k is: where the paper's costs n log k, a smaller k "
+            "saves nothing here, "
+            "a pass over a part is 1/n of it at best, and what a call costs "
+            "whatever its size "
             "shrinks with no number of ranks",
         ),
         Claim(
-            "f(n) >= f_trivial(n) >= n: the allocation costs no more than one layer a rank would",
+            "f(n) >= f_trivial(n) >= n: the allocation costs no more than one "
+            "layer a rank would",
             "section 4.4, equation 9",
-            f"f(n) {shown('speedup_by_equation_6')}; f_trivial {shown('speedup_by_equation_8')}",
+            f"f(n) {shown('speedup_by_equation_6')}; f_trivial "
+            f"{shown('speedup_by_equation_8')}",
             bounded,
             ""
             if bounded
-            else "not so in general: layers are whole, and the k of layers add up otherwise than "
+            else "not so in general: layers are whole, and the k of layers add up "
+            "otherwise than "
             "k / n each",
         ),
     )
@@ -279,7 +319,9 @@ def draw9(rows: Sequence[Row], path: Path) -> Path:
     }
     series = {
         title: [
-            (number(row, "num_ranks"), number(row, key)) for row in rows if row[key] is not None
+            (number(row, "num_ranks"), number(row, key))
+            for row in rows
+            if row[key] is not None
         ]
         for key, title in titles.items()
     }

@@ -1,4 +1,6 @@
-"""Table 1 of DEFT: its words for each sparsifier beside words that follow from measurements."""
+"""Table 1 of DEFT: its words for each sparsifier beside words that follow from
+measurements.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ YES = "yes"
 NO = "no"
 SPARSIFIERS = ("topk", "cltk", TUNED, "sidco", "deft")
 NEAR = 0.25
-"""The share by which a density may differ from the one asked for, and of the selection in which
-ranks may wait, before the answer is yes."""
+"""The share by which a density may differ from the one asked for, and of the selection
+in which ranks may wait, before the answer is yes.
+"""
 GRADES = ((0.5, "very high"), (0.1, "low"), (0.01, "very low"))
 """Words for seconds by the share of Top-k's selection from which on they hold."""
 
@@ -39,7 +42,9 @@ def _grade(share: float) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table: its words in the paper, by sparsifier, and how ours follow."""
+    """A column of the table: its words in the paper, by sparsifier, and how ours
+    follow.
+    """
 
     key: str
     """The key of the rows' figure."""
@@ -56,7 +61,8 @@ COLUMNS = (
         "gradient build-up",
         (YES, NO, YES, YES, NO),
         _answer,
-        "how much selections overlap depends on the model and on how many ranks there are",
+        "how much selections overlap depends on the model and on how many ranks "
+        "there are",
     ),
     Column(
         "off_density",
@@ -77,14 +83,16 @@ COLUMNS = (
         "worker idling",
         (NO, YES, NO, NO, NO),
         _answer,
-        "layers are whole, and the ranks' bins differ in what selecting from them takes",
+        "layers are whole, and the ranks' bins differ in what selecting from "
+        "them takes",
     ),
     Column(
         "cost_of_topk",
         "gradient selection cost",
         ("very high", "very high", "very low", "very low", "low"),
         _grade,
-        "our Top-k reads all elements about once, as a threshold does: it sorts nothing, so what "
+        "our Top-k reads all elements about once, as a threshold does: it sorts "
+        "nothing, so what "
         "reads all of them takes about as long",
     ),
     Column(
@@ -92,14 +100,17 @@ COLUMNS = (
         "additional overhead",
         (NO, NO, NO, "very high", "very low"),
         _grade,
-        "our SIDCo fits a histogram that one pass counts; DEFT's norms take a pass over all "
+        "our SIDCo fits a histogram that one pass counts; DEFT's norms take a "
+        "pass over all "
         "elements, which the paper counts nowhere",
     ),
 )
 
 
 def table1(ask: Ask, app: Application = LSTM, repeats: int | None = None) -> Findings:
-    """Densities from the trainings of figure 4 and two more, and seconds of one selection."""
+    """Densities from the trainings of figure 4 and two more, and seconds of one
+    selection.
+    """
     runs = [run_of(ask, app, name) for name in SPARSIFIERS]
     densities = {
         name: (mean(found.local), mean(found.actual))
@@ -111,23 +122,32 @@ def table1(ask: Ask, app: Application = LSTM, repeats: int | None = None) -> Fin
     ask.report(1.0, "seconds of selections")
     with one_thread():
         seconds = _seconds(given, world, repeats or REPEATS[ask.quick])
-    rows = [_row(name, app.density, *densities[name], *seconds[name]) for name in SPARSIFIERS]
+    rows = [
+        _row(name, app.density, *densities[name], *seconds[name])
+        for name in SPARSIFIERS
+    ]
     rows = [row | {"num_ranks": world} | _relative(row, rows[0]) for row in rows]
     most = GRADES[0][0]
     least = GRADES[-1][0]
     notes = (
-        f'"yes" is more than {NEAR:.0%}; seconds are "very high" from {most:.0%} of Top-k\'s '
-        f'selection on, "low" below that, "very low" below {GRADES[1][0]:.0%}, "no" below '
+        f'"yes" is more than {NEAR:.0%}; seconds are "very high" from {most:.0%} '
+        "of Top-k's "
+        f'selection on, "low" below that, "very low" below {GRADES[1][0]:.0%}, '
+        '"no" below '
         f"{least:.0%}. Hard-threshold's threshold fits the first gradient",
         f"densities: {app.task(ask.quick).description}; seconds: {task.description}",
     )
-    return Findings(tuple(rows), tuple(_claim(column, rows) for column in COLUMNS), notes)
+    return Findings(
+        tuple(rows), tuple(_claim(column, rows) for column in COLUMNS), notes
+    )
 
 
 def _seconds(
     given: Selected, world: int, repeats: int
 ) -> dict[str, tuple[float, float, float, float]]:
-    """Selection, its mean over ranks, overhead, and of the overhead norms, by sparsifier."""
+    """Selection, its mean over ranks, overhead, and of the overhead norms, by
+    sparsifier.
+    """
     magnitudes_N = given.grad_N.abs()
     kept = max(1, round(given.density * magnitudes_N.numel()))
     threshold = float(magnitudes_N.topk(kept).values[-1])
@@ -162,7 +182,8 @@ def _row(
 ) -> Row:
     algorithm = load("compress", name)
     names = {field.name for field in fields(algorithm)}
-    # A rank of shared support takes its share of what is asked for, any other one all of it.
+    # A rank of shared support takes its share of what is asked for, any other one all
+    # of it.
     own = asked if algorithm.traits.shared_support else local
     return {
         "name": name,
@@ -194,9 +215,13 @@ def _claim(column: Column, rows: Sequence[Row]) -> Claim:
     paper = dict(zip(SPARSIFIERS, column.paper, strict=True))
     unlike = [name for name in SPARSIFIERS if column.word(found[name]) != paper[name]]
     return Claim(
-        f"{column.title}: {', '.join(f'{name} {word}' for name, word in paper.items())}",
+        f"{column.title}: "
+        f"{', '.join(f'{name} {word}' for name, word in paper.items())}",
         "table 1",
-        ", ".join(f"{name} {column.word(value)} ({value:.2f})" for name, value in found.items()),
+        ", ".join(
+            f"{name} {column.word(value)} ({value:.2f})"
+            for name, value in found.items()
+        ),
         not unlike,
         f"not {' and '.join(unlike)}: {column.why}" if unlike else "",
     )

@@ -1,7 +1,8 @@
-"""Beyond the paper: does training end where dense training does? More sparsifiers, several seeds.
+"""Beyond the paper: does training end where dense training does? More sparsifiers,
+several seeds.
 
-All methods take the same batches, steps, learning rates and first values, in one run; nothing is
-tuned for any of them.
+All methods take the same batches, steps, learning rates and first values, in one run;
+nothing is tuned for any of them.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ SHARE_LOST = 0.03
 """The most that may be lost: half a point of accuracy, 3 % of perplexity."""
 PLACE = "the project's own target"
 WHY = (
-    "steps are few: what a sparsifier holds back, about 1/density steps' worth, is a large part of "
+    "steps are few: what a sparsifier holds back, about 1/density steps' worth, "
+    "is a large part of "
     "them"
 )
 WHY_MASKED = (
-    "masking ends the momentum of what is sent, so what is sent every few steps moves by a part of "
-    "what momentum SGD moves it by: it wants a higher learning rate, and none is tuned here"
+    "masking ends the momentum of what is sent, so what is sent every few steps "
+    "moves by a part of "
+    "what momentum SGD moves it by: it wants a higher learning rate, and none "
+    "is tuned here"
 )
 
 
@@ -45,7 +49,10 @@ def training(
     """Final scores of every method and seed beside dense training's."""
     measured = present(apps)
     seeds = seeds or SEEDS[ask.quick]
-    runs = [_run(ask, app, method, seed) for seed, app, method in product(seeds, measured, methods)]
+    runs = [
+        _run(ask, app, method, seed)
+        for seed, app, method in product(seeds, measured, methods)
+    ]
     found = dict(zip(runs, histories(ask, runs), strict=True))
     rows: list[Row] = []
     claims = []
@@ -55,7 +62,9 @@ def training(
         rows.append(_row(app, method, app.ranks(ask.quick), ours, dense))
         if method != DENSE:
             claims.append(_claim(app, method, rows[-1]))
-    return findings(rows, claims, apps, [app.task(ask.quick).description for app in measured])
+    return findings(
+        rows, claims, apps, [app.task(ask.quick).description for app in measured]
+    )
 
 
 def _run(ask: Ask, app: Application, method: str, seed: int) -> Run:
@@ -82,7 +91,9 @@ def _row(
     seeds: dict[int, History],
     dense: dict[int, History],
 ) -> Row:
-    """``lost`` is of each seed against dense training of the same seed: points, or a share."""
+    """``lost`` is of each seed against dense training of the same seed: points, or a
+    share.
+    """
     scores = [one.scores[-1][1] for one in seeds.values()]
     theirs = [dense[seed].scores[-1][1] for seed in seeds]
     pairs = list(zip(scores, theirs, strict=True))
@@ -111,7 +122,8 @@ def _claim(app: Application, method: str, row: Row) -> Claim:
     met = lost <= allowed
     missed = WHY_MASKED if method == FULL_DGC else WHY
     return Claim(
-        f"{method} at density {DENSITY} loses at most {100 * allowed:g} {unit} in {app.name}",
+        f"{method} at density {DENSITY} loses at most {100 * allowed:g} {unit} "
+        f"in {app.name}",
         PLACE,
         f"{100 * lost:+.2f} on average, {100 * most:+.2f} in the worst seed",
         None,
@@ -120,5 +132,8 @@ def _claim(app: Application, method: str, row: Row) -> Claim:
 
 
 draw_training = partial(
-    draw, title=f"Training at density {DENSITY:g}", x_label="step", y_label="loss (nats)"
+    draw,
+    title=f"Training at density {DENSITY:g}",
+    x_label="step",
+    y_label="loss (nats)",
 )

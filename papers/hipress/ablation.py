@@ -1,8 +1,9 @@
-"""Figure 12 of HiPress: what each optimisation saves, each added to those before it, measured.
+"""Figure 12 of HiPress: what each optimisation saves, each added to those before it,
+measured.
 
-The paper trains VGG19 with CaSync-PS and Bert-base with CaSync-Ring on 16 machines. Here both are
-replayed on shaped hosts: links, bytes, compressor and runtime are real, layers are waits. Each
-optimisation is switched by what a plan says:
+The paper trains VGG19 with CaSync-PS and Bert-base with CaSync-Ring on 16 machines.
+Here both are replayed on shaped hosts: links, bytes, compressor and runtime are real,
+layers are waits. Each optimisation is switched by what a plan says:
 
 - default: every tensor goes by an all-reduce of its own, uncompressed, one at a time;
 - codec: through onebit, encoded by the backward pass, which waits;
@@ -29,7 +30,14 @@ from gradwire.measure.codecs import measure_codecs
 from gradwire.measure.links import measure_cluster
 from gradwire.planning.catalogue import load
 from gradwire.planning.data.cluster import Cluster
-from gradwire.planning.data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
+from gradwire.planning.data.plan import (
+    DENSE,
+    Chunk,
+    ExchangeSetting,
+    Plan,
+    PlannedMessage,
+    Setting,
+)
 from gradwire.planning.data.profile import Profile, ProfiledTensor
 from gradwire.planning.planner.secopa import secopa
 from gradwire.planning.planner.ssfusion.fusion import arrivals
@@ -47,8 +55,10 @@ from ..frame import Ask, Claim, Findings, Row
 
 HOSTS = 4
 RATE_BYTES_PER_S = 10e9 / 8
-"""The slower network of the paper's local cluster (figure 15). With its 56 Gbit/s so few hosts hide
-nearly all of an all-reduce behind the backward pass, and nothing is left to save."""
+"""The slower network of the paper's local cluster (figure 15). With its 56 Gbit/s so
+few hosts hide nearly all of an all-reduce behind the backward pass, and nothing is left
+to save.
+"""
 SCALE = 64.0
 SLOWDOWN = 4.0
 BULK_BYTES = 4 * 2**20
@@ -69,7 +79,9 @@ OTHERWISE = "the paper's share is of 16 machines with GPUs; here waits stand for
 
 
 def figure12(ask: Ask) -> Findings:
-    """Seconds of an iteration with each optimisation added; quick: VGG19 on two hosts."""
+    """Seconds of an iteration with each optimisation added; quick: VGG19 on two
+    hosts.
+    """
     models = ("vgg19",) if ask.quick else tuple(SAVED)
     link = RATE_BYTES_PER_S / (SCALE * SLOWDOWN)
     settings = {"models": models, "link": link, "turns": 1 if ask.quick else 3}
@@ -80,13 +92,19 @@ def figure12(ask: Ask) -> Findings:
         congestion_control=CONGESTION_CONTROL,
     )
     with shaped_hosts(testbed) as hosts:
-        results = run_ranks(hosts, __name__, settings, report=ask.report, timeout_s=3600)
+        results = run_ranks(
+            hosts, __name__, settings, report=ask.report, timeout_s=3600
+        )
     rows = [
-        row for model in models for row in rows_of(model, [result[model] for result in results])
+        row
+        for model in models
+        for row in rows_of(model, [result[model] for result in results])
     ]
     note = (
-        f"{testbed.hosts} shaped hosts at {format_rate(RATE_BYTES_PER_S)}: 1/{SCALE:g} of the "
-        f"bytes, {SLOWDOWN:g} times the seconds; synchronisation is an iteration less its "
+        f"{testbed.hosts} shaped hosts at {format_rate(RATE_BYTES_PER_S)}: "
+        f"1/{SCALE:g} of the "
+        f"bytes, {SLOWDOWN:g} times the seconds; synchronisation is an iteration "
+        "less its "
         "computation"
     )
     claims = [claim for model in models for claim in claims_of(model, rows)]
@@ -100,7 +118,9 @@ def rows_of(model: str, ranks: Sequence[dict[str, Any]]) -> list[Row]:
     compute_s = small.forward_s + small.backward_s
     for name in ranks[0]:
         iterations = zip(*(rank[name]["iterations"] for rank in ranks), strict=True)
-        step_s = median(max(e for _, e in one) - max(s for s, _ in one) for one in iterations)
+        step_s = median(
+            max(e for _, e in one) - max(s for s, _ in one) for one in iterations
+        )
         before = float(str(rows[-1]["synchronisation_s"])) if rows else None
         left_s = max(0.0, step_s - compute_s)
         rows.append(
@@ -152,13 +172,20 @@ def plans_of(profile: Profile, cluster: Cluster, collective: str) -> dict[str, P
     single = [(tensor,) for tensor in tensors]
     bulk_bytes = max(1, round(BULK_BYTES / SCALE))
     at_once: dict[str, Setting] = {AT_ONCE[collective]: NEVER_BYTES}
-    planned = secopa(profile, cluster, collective=collective, bulk_bytes=bulk_bytes, credit=CREDIT)
+    planned = secopa(
+        profile, cluster, collective=collective, bulk_bytes=bulk_bytes, credit=CREDIT
+    )
     return {
         "default": _plan(profile, single),
         "codec": _plan(profile, single, _onebit(collective, at_once), inline=True),
-        "pipelining": _plan(profile, single, _onebit(collective, at_once), credit=CREDIT),
+        "pipelining": _plan(
+            profile, single, _onebit(collective, at_once), credit=CREDIT
+        ),
         "bulk": _plan(
-            profile, _shared(tensors, bulk_bytes), _onebit(collective, {}), credit=CREDIT
+            profile,
+            _shared(tensors, bulk_bytes),
+            _onebit(collective, {}),
+            credit=CREDIT,
         ),
         "planner": planned,
     }
@@ -181,11 +208,15 @@ def _plan(
     inline: bool = False,
     credit: int = 1,
 ) -> Plan:
-    """A message for each of ``together``; ``inline``: the backward pass waits for encodes."""
+    """A message for each of ``together``; ``inline``: the backward pass waits for
+    encodes.
+    """
     name = DENSE if exchange is None else exchange.compressor
     messages = tuple(
         PlannedMessage(
-            chunks=tuple(Chunk(tensor=one.name, start=0, stop=one.numel) for one in tensors),
+            chunks=tuple(
+                Chunk(tensor=one.name, start=0, stop=one.numel) for one in tensors
+            ),
             exchange=name,
             inline=tuple(one.name for one in tensors) if inline else (),
         )
@@ -200,7 +231,9 @@ def _plan(
     )
 
 
-def _shared(tensors: Sequence[ProfiledTensor], bulk_bytes: int) -> list[list[ProfiledTensor]]:
+def _shared(
+    tensors: Sequence[ProfiledTensor], bulk_bytes: int
+) -> list[list[ProfiledTensor]]:
     """Tensors in order; a message is closed once it holds so many bytes."""
     found: list[list[ProfiledTensor]] = [[]]
     for tensor in tensors:
@@ -235,7 +268,10 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
 
 def _measured_cluster(link: float) -> Cluster:
     engine = Engine(
-        join(None), num_channels=CREDIT, timeout=timedelta(minutes=5), on_span=lambda span: None
+        join(None),
+        num_channels=CREDIT,
+        timeout=timedelta(minutes=5),
+        on_span=lambda span: None,
     )
     try:
         cluster = measure_cluster(

@@ -1,8 +1,9 @@
-"""Figure 14 of HiPress: its cost model beside what it predicts, here the simulator's exchange.
+"""Figure 14 of HiPress: its cost model beside what it predicts, here the simulator's
+exchange.
 
-The paper measures synchronisation on its own 16 hosts. Here the texts that training runs are played
-by events on a link of the same rate, so what is compared is equations 1 and 2 with their serial
-steps, and the very transfers, encodes and decodes.
+The paper measures synchronisation on its own 16 hosts. Here the texts that training
+runs are played by events on a link of the same rate, so what is compared is equations 1
+and 2 with their serial steps, and the very transfers, encodes and decodes.
 """
 
 from __future__ import annotations
@@ -33,8 +34,12 @@ MANY = 64 * MIB
 """Up to the one no partitions are advised, from the other on as many as hosts."""
 
 
-def figure14(ask: Ask, sizes: Sequence[int] = SIZES, num_hosts: int = HOSTS) -> Findings:
-    """Seconds by size: uncut by the cost model, cut by it and by the simulator; the advised cut."""
+def figure14(
+    ask: Ask, sizes: Sequence[int] = SIZES, num_hosts: int = HOSTS
+) -> Findings:
+    """Seconds by size: uncut by the cost model, cut by it and by the simulator; the
+    advised cut.
+    """
     cluster = LOCAL.cluster(num_hosts)
     rows = []
     for done, size_bytes in ask.each(sizes):
@@ -43,7 +48,8 @@ def figure14(ask: Ask, sizes: Sequence[int] = SIZES, num_hosts: int = HOSTS) -> 
     claims = (_from_size(rows), *_advice(rows, num_hosts), *_accuracy(rows))
     note = (
         "simulated exchanges cut a gradient into as many partitions as hosts, and "
-        "figure 14a's uncut gradients are predicted only; curves are those of table 7, on a 1080 Ti"
+        "figure 14a's uncut gradients are predicted only; curves are those of "
+        "table 7, on a 1080 Ti"
     )
     return Findings(tuple(rows), claims, (note,))
 
@@ -84,9 +90,12 @@ def _from_size(rows: Sequence[Row]) -> Claim:
     told = "never" if least is None else f"from {least // KIB} KiB on"
     small = next(row for row in rows if least is None or row["size_bytes"] == least)
     why = (
-        f"{small['name']} takes {1e6 * number(small, 'compressed_uncut_s'):.0f} us compressed and "
-        f"{1e6 * number(small, 'plain_uncut_s'):.0f} us plain by the stated curves: the size "
-        "depends on what a kernel's start costs beside a transfer's, which the paper does not print"
+        f"{small['name']} takes {1e6 * number(small, 'compressed_uncut_s'):.0f} "
+        "us compressed and "
+        f"{1e6 * number(small, 'plain_uncut_s'):.0f} us plain by the stated "
+        "curves: the size "
+        "depends on what a kernel's start costs beside a transfer's, which the "
+        "paper does not print"
     )
     says = "uncut gradients gain from compression from 1 MB on"
     return Claim(says, "figure 14a", told, agrees, "" if agrees else why)
@@ -97,7 +106,9 @@ def _less(row: Row, one: str, other: str) -> bool:
 
 
 def _advice(rows: Sequence[Row], num_hosts: int) -> list[Claim]:
-    """Claims about the cuts that the cost model advises, where gradients are compressed."""
+    """Claims about the cuts that the cost model advises, where gradients are
+    compressed.
+    """
     small = [row for row in rows if number(row, "size_bytes") <= WHOLE]
     large = [row for row in rows if number(row, "size_bytes") >= MANY]
     stated = (
@@ -109,30 +120,44 @@ def _advice(rows: Sequence[Row], num_hosts: int) -> list[Claim]:
         told = ", ".join(f"{row['name']} {row['partitions']}" for row in own)
         agrees = bool(own) and all(row["partitions"] == wanted for row in own)
         unlike = [row for row in own if row["partitions"] != wanted]
-        why = "the number of partitions hangs on curves that the paper does not print" + "".join(
-            f"; {row['name']} takes {1e6 * number(row, 'compressed_uncut_s'):.0f} us uncut and "
-            f"{1e6 * number(row, 'compressed_s'):.0f} us in {num_hosts}"
-            for row in unlike
+        why = (
+            "the number of partitions hangs on curves that the paper does not print"
+            + "".join(
+                f"; {row['name']} takes "
+                f"{1e6 * number(row, 'compressed_uncut_s'):.0f} us uncut and "
+                f"{1e6 * number(row, 'compressed_s'):.0f} us in {num_hosts}"
+                for row in unlike
+            )
         )
-        claims.append(Claim(says, "figure 14b", told or "none", agrees, "" if agrees else why))
+        claims.append(
+            Claim(says, "figure 14b", told or "none", agrees, "" if agrees else why)
+        )
     return claims
 
 
 def _accuracy(rows: Sequence[Row]) -> list[Claim]:
-    """How far the equations are from what is played, on average over sizes; that is no verdict."""
+    """How far the equations are from what is played, on average over sizes; that is no
+    verdict.
+    """
     claims = []
     for key, equation in (("plain", 1), ("compressed", 2)):
         off = {
-            str(row["name"]): number(row, f"{key}_s") / number(row, f"{key}_simulated_s") - 1
+            str(row["name"]): number(row, f"{key}_s")
+            / number(row, f"{key}_simulated_s")
+            - 1
             for row in rows
         }
         found = mean([abs(one) for one in off.values()])
         worst = max(off, key=lambda name: abs(off[name]))
         why = (
-            f"a formula beside a simulator that counts by the same lines, not beside measurements: "
-            f"most off at {worst}, by {100 * off[worst]:+.0f} %. Equation {equation} counts every "
-            "step by itself, one behind the other; the exchange encodes and decodes all chunks in "
-            "one call where they are small, and beside transfers where it goes in rounds"
+            "a formula beside a simulator that counts by the same lines, not "
+            "beside measurements: "
+            f"most off at {worst}, by {100 * off[worst]:+.0f} %. Equation "
+            f"{equation} counts every "
+            "step by itself, one behind the other; the exchange encodes and "
+            "decodes all chunks in "
+            "one call where they are small, and beside transfers where it goes "
+            "in rounds"
         )
         says = f"the cost model is accurate for {key} gradients (equation {equation})"
         told = f"{100 * found:.1f} % off on average"

@@ -1,8 +1,10 @@
-"""Figure 16 of HiPress in small: trainings that are real, whose iterations take simulated seconds.
+"""Figure 16 of HiPress in small: trainings that are real, whose iterations take
+simulated seconds.
 
-A small model is trained for as many steps by dense all-reduces and through the compressor. A step
-then counts as many seconds as an iteration of the paper's model takes on 16 hosts (figure 11's
-site), so time to converge is steps to a score times those.
+A small model is trained for as many steps by dense all-reduces and through the
+compressor. A step then counts as many seconds as an iteration of the paper's model
+takes on 16 hosts (figure 11's site), so time to converge is steps to a score times
+those.
 """
 
 from __future__ import annotations
@@ -33,15 +35,18 @@ WARM_UP = 0.1
 SCORES = 10
 SHARE_LOST = 0.02
 POINTS_LOST = 0.01
-"""The most that is lost where a score counts as almost the same: share of a perplexity or loss,
-points of an accuracy."""
+"""The most that is lost where a score counts as almost the same: share of a perplexity
+or loss, points of an accuracy.
+"""
 LATE = (
-    "elements that wait in residuals have fewer steps to arrive than in the paper's epochs, and "
+    "elements that wait in residuals have fewer steps to arrive than in the "
+    "paper's epochs, and "
     "the noise of a quantiser fewer to average out"
 )
 MORE = "steps to the score grow by most of what its iterations are faster, or by more"
 FEWER = (
-    "iterations alone are that much faster: dense ones wait for links that carry what table 1 "
+    "iterations alone are that much faster: dense ones wait for links that "
+    "carry what table 1 "
     "implies (see figure 9)"
 )
 
@@ -61,9 +66,13 @@ class Trained:
     """The catalogued model whose iterations count."""
     less_is_better: bool
     collective: str | None = None
-    """The collective of the paper's system; None is the one that suits the compressor."""
+    """The collective of the paper's system; None is the one that suits the
+    compressor.
+    """
     missing: Callable[[], str | None] = lambda: None
-    """A function that says why its data are not here and how to get them; None if they are."""
+    """A function that says why its data are not here and how to get them; None if they
+    are.
+    """
 
 
 MODELS = (
@@ -90,11 +99,17 @@ MODELS = (
         missing=fashion_mnist.missing,
     ),
 )
-"""An LSTM on text of this machine; for ResNet-50 a convolutional network on Fashion-MNIST."""
+"""An LSTM on text of this machine; for ResNet-50 a convolutional network on
+Fashion-MNIST.
+"""
 
 
-def figure16(ask: Ask, models: Sequence[Trained] = MODELS, num_hosts: int = HOSTS) -> Findings:
-    """Scores over seconds of dense training and of HiPress's, and the seconds to a score."""
+def figure16(
+    ask: Ask, models: Sequence[Trained] = MODELS, num_hosts: int = HOSTS
+) -> Findings:
+    """Scores over seconds of dense training and of HiPress's, and the seconds to a
+    score.
+    """
     present = [model for model in models if model.missing() is None]
     rows: list[Row] = []
     claims: list[Claim] = []
@@ -107,9 +122,12 @@ def figure16(ask: Ask, models: Sequence[Trained] = MODELS, num_hosts: int = HOST
         claims.append(close_claim(model, own))
     if present:
         claims.append(sooner_claim(present, rows))
-    lacking = [f"{one.name}: {why}" for one in models if (why := one.missing()) is not None]
+    lacking = [
+        f"{one.name}: {why}" for one in models if (why := one.missing()) is not None
+    ]
     note = (
-        f"{NUM_RANKS} ranks, one seed, nothing tuned; the score to reach is the worse of the two "
+        f"{NUM_RANKS} ranks, one seed, nothing tuned; the score to reach is the "
+        "worse of the two "
         "at the end"
     )
     return Findings(tuple(rows), tuple(claims), (note, *lacking), complete=not lacking)
@@ -154,9 +172,12 @@ def close_claim(model: Trained, rows: Sequence[Row]) -> Claim:
     before, after = (number(row, "score") for row in rows)
     worse = after / before - 1 if model.less_is_better else before - after
     is_close = worse <= (SHARE_LOST if model.less_is_better else POINTS_LOST)
-    allowed = f"{SHARE_LOST:.0%}" if model.less_is_better else f"{100 * POINTS_LOST:g} points"
+    allowed = (
+        f"{SHARE_LOST:.0%}" if model.less_is_better else f"{100 * POINTS_LOST:g} points"
+    )
     return Claim(
-        f"{model.compressor} ends with almost the same score as dense training ({model.name})",
+        f"{model.compressor} ends with almost the same score as dense training "
+        f"({model.name})",
         "figure 16",
         f"{after:.4g} beside {before:.4g}; almost: at most {allowed} lost",
         is_close,
@@ -165,12 +186,16 @@ def close_claim(model: Trained, rows: Sequence[Row]) -> Claim:
 
 
 def sooner_claim(models: Sequence[Trained], rows: Sequence[Row]) -> Claim:
-    """By how much sooner the compressed training reaches a score: the most among the models."""
+    """By how much sooner the compressed training reaches a score: the most among the
+    models.
+    """
     less = {}
     told = []
     for model in models:
         pair = [row for row in rows if row["application"] == model.name]
-        reached = [reached_s(row, pair, less_is_better=model.less_is_better) for row in pair]
+        reached = [
+            reached_s(row, pair, less_is_better=model.less_is_better) for row in pair
+        ]
         dense_s, own_s = (number(row, "iteration_s") for row in pair)
         less[model.name] = 1 - reached[1] / reached[0]
         told.append(
@@ -204,5 +229,9 @@ def reached_s(row: Row, rows: Sequence[Row], *, less_is_better: bool) -> float:
 def draw16(rows: Sequence[Row], path: Path) -> Path:
     """Draws scores over simulated seconds, with a panel for each model."""
     return draw(
-        rows, path, title="Time to converge, iterations simulated", x_label="s", y_label="score"
+        rows,
+        path,
+        title="Time to converge, iterations simulated",
+        x_label="s",
+        y_label="score",
     )

@@ -1,7 +1,8 @@
-"""Figure 10 of HiPress: how much of an iteration a GPU computes the model in, simulated.
+"""Figure 10 of HiPress: how much of an iteration a GPU computes the model in,
+simulated.
 
-The paper reads a GPU's use off a profiler. Here a simulated GPU computes the model or waits, so a
-window's use is the share of its seconds in which the GPU computes.
+The paper reads a GPU's use off a profiler. Here a simulated GPU computes the model or
+waits, so a window's use is the share of its seconds in which the GPU computes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ NUM_WINDOWS = 50
 """Windows of an iteration, each with a use of its own."""
 
 
-def figure10(ask: Ask, models: Sequence[str] = tuple(MODELS), num_hosts: int = HOSTS) -> Findings:
+def figure10(
+    ask: Ask, models: Sequence[str] = tuple(MODELS), num_hosts: int = HOSTS
+) -> Findings:
     """The use of a GPU in one iteration of Ring and of the fastest HiPress."""
     rows = list[Row]()
     claims = list[Claim]()
@@ -38,8 +41,10 @@ def figure10(ask: Ask, models: Sequence[str] = tuple(MODELS), num_hosts: int = H
         rows += [ring, best]
         claims += [_sparser(ring, best), _drops(ring), _peak(ring, best)]
     note = (
-        f"simulated: {num_hosts} hosts, {site.name}; from the start of a backward pass to the end "
-        f"of the next forward pass, in {NUM_WINDOWS} windows; compression takes none of the GPU"
+        f"simulated: {num_hosts} hosts, {site.name}; from the start of a "
+        "backward pass to the end "
+        f"of the next forward pass, in {NUM_WINDOWS} windows; compression takes "
+        "none of the GPU"
     )
     return Findings(tuple(rows), tuple(claims), (note,))
 
@@ -47,7 +52,9 @@ def figure10(ask: Ask, models: Sequence[str] = tuple(MODELS), num_hosts: int = H
 def _row(site: Site, model: str, num_hosts: int, name: str) -> Row:
     system = SYSTEMS[name]
     profile = site.profile(model)
-    cluster = site.cluster(num_hosts, is_push_pull=system.is_push_pull, slower=system.slower)
+    cluster = site.cluster(
+        num_hosts, is_push_pull=system.is_push_pull, slower=system.slower
+    )
     timing = run_on_clock(system.plan(profile, cluster), profile, cluster)
     uses = window_uses(timing)
     width_s = timing.iteration_s / NUM_WINDOWS
@@ -62,12 +69,16 @@ def _row(site: Site, model: str, num_hosts: int, name: str) -> Row:
         "most_use": max(uses),
         "idle_windows": len(idle),
         "idle_windows_that_send": sum(sent > 0 for sent in idle),
-        POINTS: [[1e3 * width_s * (place + 0.5), use] for place, use in enumerate(uses)],
+        POINTS: [
+            [1e3 * width_s * (place + 0.5), use] for place, use in enumerate(uses)
+        ],
     }
 
 
 def window_uses(timing: Timing, num_windows: int = NUM_WINDOWS) -> list[float]:
-    """The share of each window of an iteration in which the model's layers are computed."""
+    """The share of each window of an iteration in which the model's layers are
+    computed.
+    """
     backward = zip(timing.backward_start_s, timing.backward_end_s, strict=True)
     forward = zip(timing.forward_start_s, timing.forward_end_s, strict=True)
     return shares(united([*backward, *forward]), timing.iteration_s, num_windows)
@@ -82,7 +93,9 @@ def shares(
     for place in range(num_windows):
         from_s = place * width_s
         to_s = (place + 1) * width_s
-        parts_s = (min(end_s, to_s) - max(start_s, from_s) for start_s, end_s in stretches)
+        parts_s = (
+            min(end_s, to_s) - max(start_s, from_s) for start_s, end_s in stretches
+        )
         found.append(min(1.0, sum(max(0.0, part_s) for part_s in parts_s) / width_s))
     return found
 
@@ -106,9 +119,11 @@ def _drops(ring: Row) -> Claim:
     idle = number(ring, "idle_windows")
     sent = number(ring, "idle_windows_that_send")
     return Claim(
-        f"{ring['application']}: under Ring the use drops to zero while gradients travel",
+        f"{ring['application']}: under Ring the use drops to zero while "
+        "gradients travel",
         "section 6.2.1",
-        f"{idle:.0f} of {NUM_WINDOWS} windows are without use, and in {sent:.0f} gradients travel",
+        f"{idle:.0f} of {NUM_WINDOWS} windows are without use, and in {sent:.0f} "
+        "gradients travel",
         sent > 0,
         "" if sent else "every message is hidden behind computation",
     )
@@ -121,5 +136,8 @@ def _peak(ring: Row, best: Row) -> Claim:
 
 
 draw10 = partial(
-    draw, title="Use of a GPU in an iteration", x_label="milliseconds", y_label="share of a window"
+    draw,
+    title="Use of a GPU in an iteration",
+    x_label="milliseconds",
+    y_label="share of a window",
 )

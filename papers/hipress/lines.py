@@ -1,11 +1,12 @@
 """Table 5 of HiPress: how long each algorithm is, counted in the text that runs.
 
-Counted are lines of code: neither blank lines, nor comments, nor docstrings. *Logic* is ``encode``
-and ``decode`` with their heads. *User functions* are the functions inside these, and all they call
-that a file of ``compress/`` defines. PowerSGD is counted as the program ``low_rank``. The row of
-3LC is its encode with that of its coder, as the paper counts them. *Operators* are those of table
-4. Other operators of the language stand beside them, and where there are any that the paper's
-programs have not the counts cannot be compared.
+Counted are lines of code: neither blank lines, nor comments, nor docstrings. *Logic* is
+``encode`` and ``decode`` with their heads. *User functions* are the functions inside
+these, and all they call that a file of ``compress/`` defines. PowerSGD is counted as
+the program ``low_rank``. The row of 3LC is its encode with that of its coder, as the
+paper counts them. *Operators* are those of table
+4. Other operators of the language stand beside them, and where there are any that the
+paper's programs have not the counts cannot be compared.
 """
 
 from __future__ import annotations
@@ -35,21 +36,44 @@ TABLE_5 = {
     "graddrop": (29, 21, 6),
     "powersgd": (15, 10, 2),
 }
-"""CompLL's lines of logic, lines of user functions and number of operators. Its lines of
-integration are 0."""
+"""CompLL's lines of logic, lines of user functions and number of operators. Its lines
+of integration are 0.
+"""
 THREELC_ENCODE = 69
 """Lines of 3LC's encode (section 4.4)."""
 COMMON = frozenset(
-    {"sort", "filter", "map", "reduce", "random", "concat", "extract", "decomp", "matmul"}
+    {
+        "sort",
+        "filter",
+        "map",
+        "reduce",
+        "random",
+        "concat",
+        "extract",
+        "decomp",
+        "matmul",
+    }
 )
 """The operators of table 4."""
 OURS = frozenset(
-    {"sample", "pick", "top", "indices", "scatter", "size", "whole", "runs", "repeat", "orthogonal"}
+    {
+        "sample",
+        "pick",
+        "top",
+        "indices",
+        "scatter",
+        "size",
+        "whole",
+        "runs",
+        "repeat",
+        "orthogonal",
+    }
 )
 """The language's other operators."""
 ALIKE = frozenset({"size", "runs"})
-"""The operators of ``OURS`` that the paper's programs have too: as ``gradient.size``, and as the
-partitions of 3LC's gradient over which they map (section 4.4)."""
+"""The operators of ``OURS`` that the paper's programs have too: as ``gradient.size``,
+and as the partitions of 3LC's gradient over which they map (section 4.4).
+"""
 KEYS = ("lines_logic", "lines_user_functions", "num_operators")
 _FOLDER = Path(str(compress.__file__)).parent
 _PACKAGE = _FOLDER.parent
@@ -64,7 +88,9 @@ class Text:
 
     def operators(self, among: frozenset[str]) -> set[str]:
         """The operators in ``among`` that are called."""
-        nodes = [node for function in (*self.logic, *self.udf) for node in ast.walk(function)]
+        nodes = [
+            node for function in (*self.logic, *self.udf) for node in ast.walk(function)
+        ]
         called = [node.func for node in nodes if isinstance(node, ast.Call)]
         return {func.id for func in called if isinstance(func, ast.Name)} & among
 
@@ -75,10 +101,14 @@ def table5(ask: Ask, algorithms: Sequence[str] = tuple(TABLE_5)) -> Findings:
     rows.append(_threelc_row())
     claims = tuple(_claim(row) for row in rows)
     note = (
-        "the paper's programs state types and fill buffers; ours leave the first to tracing and "
-        "the second to the generator. Operators that table 4 lacks are listed in others_used (size "
-        "is the paper's gradient.size): where an algorithm uses any, what they do is not counted, "
-        "and its counts are not held against the paper's. Runs of bytes are the paper's partitions "
+        "the paper's programs state types and fill buffers; ours leave the "
+        "first to tracing and "
+        "the second to the generator. Operators that table 4 lacks are listed "
+        "in others_used (size "
+        "is the paper's gradient.size): where an algorithm uses any, what they "
+        "do is not counted, "
+        "and its counts are not held against the paper's. Runs of bytes are the "
+        "paper's partitions "
         "of 3LC's gradient"
     )
     return Findings(tuple(rows), claims, (note,))
@@ -95,7 +125,9 @@ def _row(name: str) -> Row:
     row: Row = {"name": name, **dict(zip(KEYS, counted, strict=True))}
     row["others_used"] = ", ".join(sorted(text.operators(OURS)))
     row["lines_integration"] = lines_elsewhere(name)
-    row |= {f"{key}_paper": value for key, value in zip(KEYS, TABLE_5[name], strict=True)}
+    row |= {
+        f"{key}_paper": value for key, value in zip(KEYS, TABLE_5[name], strict=True)
+    }
     return row | {"lines_integration_paper": 0}
 
 
@@ -103,7 +135,9 @@ def _threelc_row() -> Row:
     """3LC's encode with the coder's: all of what the paper's 69 lines do."""
     text = Text([_methods(load("compress", "threelc"))["encode"]])
     coder = ast.parse(inspect.getsource(zero_run)).body
-    text.udf += [f for f in coder if isinstance(f, ast.FunctionDef) and f.name == "_encode"]
+    text.udf += [
+        f for f in coder if isinstance(f, ast.FunctionDef) and f.name == "_encode"
+    ]
     return {
         "name": "threelc encode",
         "lines_logic": sum(map(code_lines, (*text.logic, *text.udf))),
@@ -116,20 +150,31 @@ def _claim(row: Row) -> Claim:
     """A claim that agrees where no comparable count of ours is above the paper's."""
     compared = [key for key in row if f"{key}_paper" in row]
     figures = ", ".join(f"{key.partition('_')[2]} {row[key]}" for key in compared)
-    papers = ", ".join(f"{key.partition('_')[2]} {row[f'{key}_paper']}" for key in compared)
-    unlike = [name for name in str(row["others_used"]).split(", ") if name and name not in ALIKE]
+    papers = ", ".join(
+        f"{key.partition('_')[2]} {row[f'{key}_paper']}" for key in compared
+    )
+    unlike = [
+        name
+        for name in str(row["others_used"]).split(", ")
+        if name and name not in ALIKE
+    ]
     alike = [key for key in compared if not (unlike and key in KEYS)]
     over = [key for key in alike if int(str(row[key])) > int(str(row[f"{key}_paper"]))]
     why = [f"more {', '.join(over)}"] if over else []
     if unlike:
         why.append(
-            f"{', '.join(unlike)}: table 4 has no such operators, and what they do is in no count "
+            f"{', '.join(unlike)}: table 4 has no such operators, and what they "
+            "do is in no count "
             "here, so lines and operators are not held against the paper's"
         )
     agrees = False if over else None if unlike else True
     place = "section 4.4" if "encode" in str(row["name"]) else "table 5"
     return Claim(
-        f"{row['name']} takes no more than {papers}", place, figures, agrees, "; ".join(why)
+        f"{row['name']} takes no more than {papers}",
+        place,
+        figures,
+        agrees,
+        "; ".join(why),
     )
 
 
@@ -215,7 +260,8 @@ def _lines(tree: ast.AST) -> Iterator[int]:
 def lines_elsewhere(name: str) -> int:
     """Lines of the package that import an algorithm by its name, to make it usable.
 
-    Lines that measure it (``gradwire_bench/``) and lines for type checkers do not count.
+    Lines that measure it (``gradwire_bench/``) and lines for type checkers do not
+    count.
     """
     return sum(
         module.endswith(f"compress.{name}")
@@ -227,7 +273,9 @@ def lines_elsewhere(name: str) -> int:
 
 @cache
 def _imported() -> dict[Path, list[str]]:
-    """The modules that each file of the package imports from, read once for all algorithms."""
+    """The modules that each file of the package imports from, read once for all
+    algorithms.
+    """
     return {
         path: _imports(ast.parse(path.read_text(encoding="utf-8")))
         for path in _PACKAGE.rglob("*.py")

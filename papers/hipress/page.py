@@ -1,4 +1,5 @@
-"""hipress: tables and figures of HiPress, beside ours: simulated, measured here, or counted.
+"""hipress: tables and figures of HiPress, beside ours: simulated, measured here, or
+counted.
 
 Source: Wu et al., "HiPress" (IEEE TPDS), sections 2.3, 3.3, 4.4 and 6.
 """
@@ -18,30 +19,48 @@ from .throughput import draw, figure9, figure11, table1
 from .varied import figure15
 
 ASSUMPTIONS = (
-    "A line is one that holds code; blank lines, comments and docstrings do not count. The paper "
-    "does not say how it counts; figure 5's encode, 10 lines with its head, is part of TernGrad's "
+    "A line is one that holds code; blank lines, comments and docstrings do not "
+    "count. The paper "
+    "does not say how it counts; figure 5's encode, 10 lines with its head, is "
+    "part of TernGrad's "
     "23.",
-    "PowerSGD is an exchange of its own here: counted are the functions that compute its factors, "
+    "PowerSGD is an exchange of its own here: counted are the functions that "
+    "compute its factors, "
     "not the verbs between them, as the paper counts encode and decode.",
-    "The curves of table 7 are stated lines, as the paper prints none; more partitions than nodes "
-    "count as planning/planner/secopa/casync.py says. The other figures take the same ones, times "
-    "three for DGC's encode, whose decodes move its entries alone. A 1080 Ti computes 11.34 / 15.7 as fast as a "
+    "The curves of table 7 are stated lines, as the paper prints none; more "
+    "partitions than nodes "
+    "count as planning/planner/secopa/casync.py says. The other figures take "
+    "the same ones, times "
+    "three for DGC's encode, whose decodes move its entries alone. A 1080 Ti "
+    "computes 11.34 / 15.7 as fast as a "
     "V100 and has 484 / 900 of its bandwidth (datasheets).",
-    "Layer times are the catalogue's: a stated throughput model of a V100, not a measurement. Its "
+    "Layer times are the catalogue's: a stated throughput model of a V100, not "
+    "a measurement. Its "
     "batches are not the paper's, which stand in a picture.",
-    "onebit and TernGrad are sent with gradwire's blocks of 128: 1.5 and 2.25 bits an element with "
+    "onebit and TernGrad are sent with gradwire's blocks of 128: 1.5 and 2.25 "
+    "bits an element with "
     "their scales, where the paper counts 1 and 2. Table 7 takes the paper's 1/32.",
-    "GPUs of a host add up over NVLink or PCIe first, at no cost, so a host is one rank of the "
-    "simulation; figure 9 has rows with the seconds of NVLink too. The paper's Ring and PyTorch do "
+    "GPUs of a host add up over NVLink or PCIe first, at no cost, so a host is "
+    "one rank of the "
+    "simulation; figure 9 has rows with the seconds of NVLink too. The paper's "
+    "Ring and PyTorch do "
     "not add up first; a ring through all GPUs moves as many bytes over a host's link.",
-    "How much arrives of a link is derived from table 1, whose share of communication over its "
-    "efficiency is the seconds that a dense training communicates: 30 of 100 Gbit/s by a ring, 28 "
-    "by BytePS, which has no RDMA on EC2. Other rows: all arrives. Locally the same shares.",
-    "BytePS sends partitions of 4 MiB by priority, four at once, each a push and a pull of a hop. "
-    "With onebit as many partitions go together as there are hosts, so each host serves one. The "
-    "extra copies that the paper blames (section 6.3) are in no model. Ring fuses 64 MiB.",
-    "PyTorch's hook makes backward pass, compression and transfers wait for each other (section "
-    "5.2). HiPress is the planner secopa; with DGC by CaSync-Ring. Compressing takes nothing from "
+    "How much arrives of a link is derived from table 1, whose share of "
+    "communication over its "
+    "efficiency is the seconds that a dense training communicates: 30 of 100 "
+    "Gbit/s by a ring, 28 "
+    "by BytePS, which has no RDMA on EC2. Other rows: all arrives. Locally the "
+    "same shares.",
+    "BytePS sends partitions of 4 MiB by priority, four at once, each a push "
+    "and a pull of a hop. "
+    "With onebit as many partitions go together as there are hosts, so each "
+    "host serves one. The "
+    "extra copies that the paper blames (section 6.3) are in no model. Ring "
+    "fuses 64 MiB.",
+    "PyTorch's hook makes backward pass, compression and transfers wait for "
+    "each other (section "
+    "5.2). HiPress is the planner secopa; with DGC by CaSync-Ring. Compressing "
+    "takes nothing from "
     "the computation's GPU.",
 )
 
@@ -50,7 +69,12 @@ SIMULATED = "simulated: the cluster is not to be had"
 
 CONTENTS = (
     Item("figure 1", "strategies of synchronisation", why=DRAWING),
-    Item("table 1", "training Bert-large and Transformer on 16 machines", ("table1",), SIMULATED),
+    Item(
+        "table 1",
+        "training Bert-large and Transformer on 16 machines",
+        ("table1",),
+        SIMULATED,
+    ),
     Item("figure 2", "CaSync's design", why=DRAWING),
     Item("figure 3", "coordinated bulk synchronisation", why=DRAWING),
     Item("table 2", "notation of selective compression", why=DRAWING),
@@ -60,7 +84,9 @@ CONTENTS = (
         why="formulas: the planner secopa counts with them",
     ),
     Item("figure 4", "the interface of compression", why=DRAWING),
-    Item("table 4", "operators of CompLL", why="a definition: docs/compll.md lists ours"),
+    Item(
+        "table 4", "operators of CompLL", why="a definition: docs/compll.md lists ours"
+    ),
     Item("figure 5", "TernGrad in CompLL's language", why="a program, without figures"),
     Item(
         "table 5",
@@ -90,21 +116,26 @@ CONTENTS = (
         "figure 13",
         "speed of encode and decode, and what it does for training",
         ("figure13",),
-        "measured on this CPU beside torch, not beside the paper's other codes; training is "
+        "measured on this CPU beside torch, not beside the paper's other codes; "
+        "training is "
         "simulated with the printed factors",
     ),
     Item(
         "figure 14",
         "accuracy of the cost model",
         ("figure14",),
-        "beside the simulator's exchanges, not beside measured ones of a cluster of GPUs",
+        "beside the simulator's exchanges, not beside measured ones of a "
+        "cluster of GPUs",
     ),
-    Item("figure 15", "speed by bandwidth and compression rate", ("figure15",), SIMULATED),
+    Item(
+        "figure 15", "speed by bandwidth and compression rate", ("figure15",), SIMULATED
+    ),
     Item(
         "figure 16",
         "time to convergence",
         ("figure16",),
-        "small models are trained, each step counting as many seconds as a simulated iteration",
+        "small models are trained, each step counting as many seconds as a "
+        "simulated iteration",
     ),
 )
 
@@ -137,7 +168,9 @@ hipress = Reproduction(
             figure12,
             unprinted=frozenset({"model", "added"}),
         ),
-        Figure("figure13", "encode and decode, and training with them", figure13, draw13),
+        Figure(
+            "figure13", "encode and decode, and training with them", figure13, draw13
+        ),
         Figure("figure14", "the cost model beside the simulator", figure14, draw14),
         Figure("figure15", "speed by bandwidth and compression rate", figure15),
         Figure("figure16", "time to converge, in small", figure16, draw16),

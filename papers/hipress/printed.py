@@ -1,4 +1,5 @@
-"""The numbers that HiPress prints of trainings, in its text and tables; shares are of 1.
+"""The numbers that HiPress prints of trainings, in its text and tables; shares are of
+1.
 
 Source: Wu et al., "HiPress" (IEEE TPDS 2023), sections 2, 6.2 and 6.3, tables 1 and 6.
 """
@@ -25,8 +26,9 @@ CPU_SLOWER = 35.6
 TBQ_FASTER = 12.0
 DGC_FASTER = 5.1
 TERNGRAD_FASTER = (3400.0, 229.0)
-"""How many times as fast CompLL's code is as open-source code (section 6.4): encodes of TBQ (which
-takes 38.17 ms for 256 MB there) and DGC; encode and decode of TernGrad, which runs on a CPU there.
+"""How many times as fast CompLL's code is as open-source code (section 6.4): encodes of
+TBQ (which takes 38.17 ms for 256 MB there) and DGC; encode and decode of TernGrad,
+which runs on a CPU there.
 """
 
 TABLE_1 = {
@@ -58,7 +60,9 @@ class Stated(NamedTuple):
     other: str
     gain: float
     is_most: bool
-    """Whether it is the most that is gained on any number of hosts, else that on the most hosts."""
+    """Whether it is the most that is gained on any number of hosts, else that on the
+    most hosts.
+    """
     place: str
 
 
@@ -84,7 +88,9 @@ FIGURE_9 = (
     Stated("lstm", TORCH_POWERSGD, RING, 0.116, True, "figure 9f"),
     Stated("lstm", HIPRESS_POWERSGD, TORCH_POWERSGD, 0.227, True, "figure 9f"),
 )
-"""Figure 9 and section 6.2.1. What is up to 2.1 times "BytePS and Ring" stands over BytePS here."""
+"""Figure 9 and section 6.2.1. What is up to 2.1 times "BytePS and Ring" stands over
+BytePS here.
+"""
 
 FIGURE_11 = (
     Stated("vgg19", PS_ONEBIT, BYTEPS, 1.331, False, "section 6.3"),
@@ -96,7 +102,9 @@ FIGURE_11 = (
 
 TERNGRAD_LOSS = {4: 0.128, 8: 0.236}
 DGC_LOSS = {0.01: 0.067, 0.05: 0.113}
-"""Figure 15b: by how much less speed more bits than 2, and more elements than 0.1 %, leave."""
+"""Figure 15b: by how much less speed more bits than 2, and more elements than 0.1 %,
+leave.
+"""
 
 FIGURE_13C = {"terngrad": 0.947, "tbq": 0.368, "dgc": 0.426}
 """The share of synchronisation that CompLL's code saves in training VGG19."""

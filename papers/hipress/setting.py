@@ -1,6 +1,8 @@
-"""HiPress's clusters as the simulated figures take them: hosts, links and seconds of compressors.
+"""HiPress's clusters as the simulated figures take them: hosts, links and seconds of
+compressors.
 
-Source: Wu et al., "HiPress", section 6.1; curves of compressors as for table 7 (``plans.py``).
+Source: Wu et al., "HiPress", section 6.1; curves of compressors as for table 7
+(``plans.py``).
 """
 
 from __future__ import annotations
@@ -20,16 +22,21 @@ GBIT = 1e9 / 8
 HOSTS = 16
 DGC_DENSITY = 0.001
 DGC_PASSES = 3
-"""Passes of DGC's encode over a gradient: accumulate, find the threshold, take what reaches it."""
+"""Passes of DGC's encode over a gradient: accumulate, find the threshold, take what
+reaches it.
+"""
 ENTRY = 4
-"""How many times as many bytes an entry moves as an element: an index and a value are read, and a
-value is read and written at its place."""
+"""How many times as many bytes an entry moves as an element: an index and a value are
+read, and a value is read and written at its place.
+"""
 CODECS = ("onebit", "terngrad", "uniform", "tbq", "powersgd")
 
 
 @dataclass(frozen=True)
 class Site:
-    """Hosts whose GPUs add up before they exchange, so each host is one rank of the simulation."""
+    """Hosts whose GPUs add up before they exchange, so each host is one rank of the
+    simulation.
+    """
 
     name: str
     rate_gbit: float
@@ -42,7 +49,9 @@ class Site:
     """How many times as fast its memory is as the V100's."""
     gpus_per_host: int = 8
     within_bytes_per_s: float | None = None
-    """The rate of a GPU's links to others of its host; None where adding up there takes nothing."""
+    """The rate of a GPU's links to others of its host; None where adding up there takes
+    nothing.
+    """
 
     def profile(self, model: str) -> Profile:
         """A catalogued model on the site's GPU."""
@@ -66,8 +75,10 @@ class Site:
         slower: tuple[float, float] = (1.0, 1.0),
         density: float = DGC_DENSITY,
     ) -> Cluster:
-        """So many hosts; with ``is_push_pull`` an all-reduce is BytePS's push and pull, of a hop
-        each. Encodes and decodes take ``slower`` times their seconds, and DGC has a ``density``."""
+        """So many hosts; with ``is_push_pull`` an all-reduce is BytePS's push and pull,
+        of a hop each. Encodes and decodes take ``slower`` times their seconds, and DGC
+        has a ``density``.
+        """
         gbit = self.push_pull_gbit if is_push_pull else self.rate_gbit
         encode = self._times(ENCODE, slower[0])
         decode = self._times(DECODE, slower[1])
@@ -87,7 +98,9 @@ class Site:
         if self.within_bytes_per_s is not None:
             count = self.gpus_per_host
             host = Host(num_ranks=count, rate_bytes_per_s=self.within_bytes_per_s)
-            return cluster.model_copy(update={"num_ranks": num_hosts * count, "host": host})
+            return cluster.model_copy(
+                update={"num_ranks": num_hosts * count, "host": host}
+            )
         if not is_push_pull:
             return cluster
         line = LineFit(
@@ -103,7 +116,8 @@ class Site:
 
 
 def arriving_gbit(model: str, system: str) -> float:
-    """Gbit/s that arrive if table 1 is right, which says how long a dense training communicates.
+    """Gbit/s that arrive if table 1 is right, which says how long a dense training
+    communicates.
 
     >>> round(arriving_gbit("transformer", RING)), round(arriving_gbit("bert_large", BYTEPS))
     (30, 28)
@@ -123,7 +137,9 @@ EC2_AS_TABLE_1 = Site(
     arriving_gbit("bert_large", BYTEPS),
 )
 EC2_WITHIN = replace(
-    EC2_AS_TABLE_1, name="hosts add up over NVLink of 150 GB/s", within_bytes_per_s=150e9
+    EC2_AS_TABLE_1,
+    name="hosts add up over NVLink of 150 GB/s",
+    within_bytes_per_s=150e9,
 )
 """NVLink 2 of a V100 in each direction, by its datasheet: six links of 25 GB/s."""
 LOCAL_GBIT = 56
@@ -135,7 +151,9 @@ LOCAL = Site(
     memory_speed=484 / 900,
     gpus_per_host=2,
 )
-"""GTX 1080 Ti: TFLOP/s in float32 and GB/s of its datasheet over those of the V100's."""
+"""GTX 1080 Ti: TFLOP/s in float32 and GB/s of its datasheet over those of the
+V100's.
+"""
 LOCAL_AS_TABLE_1 = replace(
     LOCAL,
     name="the share arrives that does by table 1",

@@ -15,7 +15,10 @@ SLACK_MIB = 0.005
 def table6(ask: Ask) -> Findings:
     """Mebibytes of all gradients and of the largest, and their number, by model."""
     rows = [_row(model) for model in TABLE_6]
-    note = "times of the catalogue are a throughput model of a V100, which each profile states"
+    note = (
+        "times of the catalogue are a throughput model of a V100, which each "
+        "profile states"
+    )
     return Findings(tuple(rows), tuple(map(claim_of, rows)), (note,))
 
 
@@ -35,17 +38,27 @@ def _row(model: str) -> Row:
 
 
 def claim_of(row: Row) -> Claim:
-    """One model's sizes: they agree if all three figures are the paper's, to its last digit."""
+    """One model's sizes: they agree if all three figures are the paper's, to its last
+    digit.
+    """
     keys = ("mebibytes", "mebibytes_largest", "num_gradients")
-    pairs = {key: (float(str(row[key])), float(str(row[f"{key}_paper"]))) for key in keys}
-    unlike = [key for key, (ours, paper) in pairs.items() if abs(ours - paper) > SLACK_MIB]
+    pairs = {
+        key: (float(str(row[key])), float(str(row[f"{key}_paper"]))) for key in keys
+    }
+    unlike = [
+        key for key, (ours, paper) in pairs.items() if abs(ours - paper) > SLACK_MIB
+    ]
     says, told = (
-        f"{row[f'mebibytes{end}']:.2f} MB, the largest {row[f'mebibytes_largest{end}']:.2f} MB, "
+        f"{row[f'mebibytes{end}']:.2f} MB, the largest "
+        f"{row[f'mebibytes_largest{end}']:.2f} MB, "
         f"{row[f'num_gradients{end}']} gradients"
         for end in ("_paper", "")
     )
     why = (
-        f"{', '.join(unlike)}: the paper does not say which head is trained, or which version; "
+        f"{', '.join(unlike)}: the paper does not say which head is trained, or "
+        "which version; "
         "the catalogue's is its profile's source"
     )
-    return Claim(f"{row['name']}: {says}", "table 6", told, not unlike, why if unlike else "")
+    return Claim(
+        f"{row['name']}: {says}", "table 6", told, not unlike, why if unlike else ""
+    )

@@ -1,8 +1,9 @@
-"""Figure 13 of HiPress: encode and decode beside other code, measured, and what that does to VGG19.
+"""Figure 13 of HiPress: encode and decode beside other code, measured, and what that
+does to VGG19.
 
-The paper's open-source codes run on GPUs and CPUs that are not here. Beside our kernels stands the
-same algorithm in eager torch, on this CPU, timed in turn in the same run. Training with slower code
-is simulated with the printed factors.
+The paper's open-source codes run on GPUs and CPUs that are not here. Beside our kernels
+stands the same algorithm in eager torch, on this CPU, timed in turn in the same run.
+Training with slower code is simulated with the printed factors.
 """
 
 from __future__ import annotations
@@ -32,21 +33,30 @@ ROUNDS = {False: 15, True: 6}
 """By ``quick``."""
 THREADS = 2
 NEAR = 0.1
-"""How far a share of ours may lie from the paper's, and agree, where a quarter of it is more."""
+"""How far a share of ours may lie from the paper's, and agree, where a quarter of it is
+more.
+"""
 FACTORS = {
     "terngrad": TERNGRAD_FASTER,
     "tbq": (TBQ_FASTER, 1.0),
     "dgc": (DGC_FASTER, 1.0),
 }
-"""How many times as long open-source code takes to encode and decode; 1 where it is not printed."""
+"""How many times as long open-source code takes to encode and decode; 1 where it is not
+printed.
+"""
 OURS = "CompLL's code"
 OTHERS = "open-source code"
 
 
 def figure13(
-    ask: Ask, numel: int | None = None, rounds: int | None = None, num_hosts: int = HOSTS
+    ask: Ask,
+    numel: int | None = None,
+    rounds: int | None = None,
+    num_hosts: int = HOSTS,
 ) -> Findings:
-    """Seconds of encode and decode beside torch's; then VGG19 with CompLL's and other code."""
+    """Seconds of encode and decode beside torch's; then VGG19 with CompLL's and other
+    code.
+    """
     timed = _timed(numel or NUMEL[ask.quick], rounds or ROUNDS[ask.quick])
     ask.report(0.5, "vgg19 with slower code")
     trained = [
@@ -56,10 +66,14 @@ def figure13(
     ]
     claims = [faster_claim(timed)]
     claims += [_factor(timed, name, stated) for name, (stated, _) in FACTORS.items()]
-    claims += [saved_claim(trained, name) for name in FACTORS] + [speedup_claim(trained)]
+    claims += [saved_claim(trained, name) for name in FACTORS] + [
+        speedup_claim(trained)
+    ]
     note = (
-        f"measured: {NUMEL[ask.quick] if numel is None else numel} float32, {THREADS} threads, "
-        f"medians of {rounds or ROUNDS[ask.quick]} rounds in turn; encode is with error feedback. "
+        f"measured: {NUMEL[ask.quick] if numel is None else numel} float32, "
+        f"{THREADS} threads, "
+        f"medians of {rounds or ROUNDS[ask.quick]} rounds in turn; encode is "
+        "with error feedback. "
         "Simulated: plans are made for CompLL's code and carried out with either"
     )
     return Findings((*timed, *trained), tuple(claims), (note,))
@@ -67,7 +81,11 @@ def figure13(
 
 def _timed(numel: int, rounds: int) -> list[Row]:
     rows = kernel.measure(
-        numel, THREADS, rounds, kernel.shipped(list(FACTORS)), peers=peers((PEER,), "cpu")
+        numel,
+        THREADS,
+        rounds,
+        kernel.shipped(list(FACTORS)),
+        peers=peers((PEER,), "cpu"),
     )
     wanted = {f"{name}/{part}" for name in FACTORS for part in ("encode", "decode")}
     return [row for row in rows if row["name"] in wanted]
@@ -81,14 +99,18 @@ def faster_claim(rows: Sequence[Row]) -> Claim:
     return Claim(
         "generated code has constantly lower latency than other code",
         "section 6.4",
-        ", ".join(f"{name} {times:.1f} x as fast as torch" for name, times in found.items()),
+        ", ".join(
+            f"{name} {times:.1f} x as fast as torch" for name, times in found.items()
+        ),
         not slow,
         f"{', '.join(slow)}: as slow as torch's own, in this run" if slow else "",
     )
 
 
 def _factor(rows: Sequence[Row], name: str, stated: float) -> Claim:
-    """A printed factor beside ours over torch; they are of other code, so nothing is said."""
+    """A printed factor beside ours over torch; they are of other code, so nothing is
+    said.
+    """
     (row,) = where(rows, name=f"{name}/encode")
     return Claim(
         f"{name} encodes {stated:g} x as fast as open-source code",
@@ -101,14 +123,18 @@ def _factor(rows: Sequence[Row], name: str, stated: float) -> Claim:
 
 @dataclass(frozen=True)
 class Planned:
-    """Plans that are made for compressors of some seconds, wherever they are carried out."""
+    """Plans that are made for compressors of some seconds, wherever they are carried
+    out.
+    """
 
     compressor: str
     made_for: Cluster
 
     def __call__(self, profile: Profile, cluster: Cluster) -> Plan:
         density = DGC_DENSITY if self.compressor == "dgc" else None
-        return secopa(profile, self.made_for, compressor=self.compressor, density=density)
+        return secopa(
+            profile, self.made_for, compressor=self.compressor, density=density
+        )
 
 
 def with_codec(name: str, num_hosts: int = HOSTS) -> tuple[System, System]:
@@ -127,7 +153,9 @@ def saved_claim(rows: Sequence[Row], name: str) -> Claim:
     own, other = _pair([row for row in rows if "codec" in row], name)
     found = 1 - number(own, "exposed_s") / number(other, "exposed_s")
     stated = FIGURE_13C[name]
-    says = f"CompLL's {name} takes {100 * stated:.1f} % off the synchronisation of VGG19"
+    says = (
+        f"CompLL's {name} takes {100 * stated:.1f} % off the synchronisation of VGG19"
+    )
     why = f"{spent(own)}; {spent(other)}"
     return effect(says, "figure 13c", f"{100 * found:.1f} %", found, stated, why, NEAR)
 
@@ -150,4 +178,6 @@ def draw13(rows: Sequence[Row], path: Path) -> Path:
     """Draws the seconds of each encode and decode, ours and torch's."""
     timed = [row for row in rows if "kernel_s" in row]
     keys = {"kernel_s": "gradwire, seconds", f"{PEER}_s": "eager torch, seconds"}
-    return bars.draw(timed, path, keys=list(keys), title="Encode and decode", notes=keys)
+    return bars.draw(
+        timed, path, keys=list(keys), title="Encode and decode", notes=keys
+    )

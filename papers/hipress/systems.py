@@ -1,4 +1,6 @@
-"""The systems that HiPress compares, as data: a name, how each plans, and what its codecs take."""
+"""The systems that HiPress compares, as data: a name, how each plans, and what its
+codecs take.
+"""
 
 from __future__ import annotations
 
@@ -53,12 +55,16 @@ class System:
     slower: tuple[float, float] = (1.0, 1.0)
     """How many times as long its encodes, and its decodes, take as CompLL's."""
     is_serial: bool = False
-    """Whether backward pass, compression and transfers wait for each other (section 5.2)."""
+    """Whether backward pass, compression and transfers wait for each other (section
+    5.2).
+    """
 
 
 def horovod(profile: Profile, cluster: Cluster) -> Plan:
     """Ring-allreduce with Horovod's fusion."""
-    return ddp(profile, cluster, first_bucket_bytes=FUSED_BYTES, bucket_bytes=FUSED_BYTES)
+    return ddp(
+        profile, cluster, first_bucket_bytes=FUSED_BYTES, bucket_bytes=FUSED_BYTES
+    )
 
 
 def byteps(profile: Profile, cluster: Cluster) -> Plan:
@@ -72,8 +78,12 @@ def exchanged(make: Make, exchange: ExchangeSetting) -> Make:
     def plan(profile: Profile, cluster: Cluster) -> Plan:
         made = make(profile, cluster)
         name = exchange.compressor
-        messages = tuple(one.model_copy(update={"exchange": name}) for one in made.messages)
-        return made.model_copy(update={"messages": messages, "exchanges": {name: exchange}})
+        messages = tuple(
+            one.model_copy(update={"exchange": name}) for one in made.messages
+        )
+        return made.model_copy(
+            update={"messages": messages, "exchanges": {name: exchange}}
+        )
 
     return plan
 
@@ -95,10 +105,14 @@ def partitioned(profile: Profile, cluster: Cluster) -> Plan:
                 held = []
     if held:
         messages.append(PlannedMessage(chunks=tuple(held)))
-    return Plan(planner="byteps", model=profile.model, messages=tuple(messages), credit=4)
+    return Plan(
+        planner="byteps", model=profile.model, messages=tuple(messages), credit=4
+    )
 
 
-ONEBIT_PS = ExchangeSetting(compressor="onebit", collective="casync_ps", error_feedback=True)
+ONEBIT_PS = ExchangeSetting(
+    compressor="onebit", collective="casync_ps", error_feedback=True
+)
 SYSTEMS = {
     one.name: one
     for one in (
@@ -133,10 +147,15 @@ SYSTEMS = {
         System(RING_ONEBIT, partial(secopa, collective="casync_ring")),
         System(
             HIPRESS_DGC,
-            partial(secopa, compressor="dgc", density=DGC_DENSITY, collective="casync_ring"),
+            partial(
+                secopa, compressor="dgc", density=DGC_DENSITY, collective="casync_ring"
+            ),
         ),
         System(HIPRESS_TERNGRAD, partial(secopa, compressor="terngrad")),
-        System(HIPRESS_POWERSGD, partial(secopa, compressor="powersgd", collective="allreduce")),
+        System(
+            HIPRESS_POWERSGD,
+            partial(secopa, compressor="powersgd", collective="allreduce"),
+        ),
     )
 }
 """Every system by its name."""
@@ -151,14 +170,19 @@ TRAINED = {
 """Figure 9's models, and the systems that train each."""
 
 
-def row_of(site: Site, model: str, num_hosts: int, system: System, **cluster: float) -> Row:
+def row_of(
+    site: Site, model: str, num_hosts: int, system: System, **cluster: float
+) -> Row:
     """One simulated iteration: its samples a second, and where its seconds go.
 
-    The seconds of computation and what waits for the link or for compressors add up to it. The
-    share of communication is that of the seconds in which the link works, hidden or not.
+    The seconds of computation and what waits for the link or for compressors add up to
+    it. The share of communication is that of the seconds in which the link works,
+    hidden or not.
     """
     profile = site.profile(model)
-    on = site.cluster(num_hosts, is_push_pull=system.is_push_pull, slower=system.slower, **cluster)
+    on = site.cluster(
+        num_hosts, is_push_pull=system.is_push_pull, slower=system.slower, **cluster
+    )
     plan = system.plan(profile, on)
     compute_s = profile.forward_s + profile.backward_s
     timing = run_on_clock(plan, _at_once(profile) if system.is_serial else profile, on)
@@ -169,7 +193,10 @@ def row_of(site: Site, model: str, num_hosts: int, system: System, **cluster: fl
         "reading": site.name,
         "model": model,
         "num_hosts": num_hosts,
-        "samples_per_s": num_hosts * site.gpus_per_host * profile.batch_size / iteration_s,
+        "samples_per_s": num_hosts
+        * site.gpus_per_host
+        * profile.batch_size
+        / iteration_s,
         "iteration_s": iteration_s,
         "compute_s": compute_s,
         "exposed_s": iteration_s - compute_s,
@@ -179,6 +206,8 @@ def row_of(site: Site, model: str, num_hosts: int, system: System, **cluster: fl
 
 
 def _at_once(profile: Profile) -> Profile:
-    """The profile with all gradients there from the start: what waits for the backward pass."""
+    """The profile with all gradients there from the start: what waits for the backward
+    pass.
+    """
     layers = tuple(one.model_copy(update={"backward_s": 0.0}) for one in profile.layers)
     return profile.model_copy(update={"layers": layers})

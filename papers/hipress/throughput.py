@@ -11,13 +11,25 @@ from gradwire_bench.report import curves
 from ..frame import Ask, Claim, Findings, Row, effect
 from ..rows import number
 from .printed import BYTEPS, FIGURE_9, FIGURE_11, RING, TABLE_1, Stated
-from .setting import EC2, EC2_AS_TABLE_1, EC2_WITHIN, HOSTS, LOCAL, LOCAL_AS_TABLE_1, Site
+from .setting import (
+    EC2,
+    EC2_AS_TABLE_1,
+    EC2_WITHIN,
+    HOSTS,
+    LOCAL,
+    LOCAL_AS_TABLE_1,
+    Site,
+)
 from .systems import SYSTEMS, TRAINED, row_of
 
 NEAR = 0.1
-"""How far a gain of ours may lie from the paper's, and agree, where a quarter of it is more."""
+"""How far a gain of ours may lie from the paper's, and agree, where a quarter of it is
+more.
+"""
 NEAR_EFFICIENCY = 0.025
-"""The same for table 1: half of the least difference between two systems' efficiencies there."""
+"""The same for table 1: half of the least difference between two systems' efficiencies
+there.
+"""
 WITHIN = [RING, *(one for one in SYSTEMS if one.startswith("HiPress"))]
 """Systems of figure 9 whose seconds within hosts are counted too."""
 SIZES = (2, 4, 8, HOSTS)
@@ -30,18 +42,25 @@ LOCALLY = {
 
 
 def table1(ask: Ask) -> Findings:
-    """Scaling efficiency and share of communication, on links that carry what table 1 implies."""
+    """Scaling efficiency and share of communication, on links that carry what table 1
+    implies.
+    """
     rows = []
     for (model, name), (efficiency, share) in TABLE_1.items():
         for site in (EC2_AS_TABLE_1, EC2):
             row = row_of(site, model, HOSTS, SYSTEMS[name])
             rows.append(row | {"efficiency_paper": efficiency, "fraction_paper": share})
     judged = where(rows, reading=EC2_AS_TABLE_1.name)
-    claims = [_table1_claim(row, key) for row in judged for key in ("efficiency", "fraction")]
+    claims = [
+        _table1_claim(row, key) for row in judged for key in ("efficiency", "fraction")
+    ]
     note = (
-        f"table 1's share of communication over its efficiency is the seconds that a dense "
-        f"training communicates: {EC2_AS_TABLE_1.rate_gbit:.0f} Gbit/s arrive by a ring "
-        f"(Transformer) and {EC2_AS_TABLE_1.push_pull_gbit:.0f} by BytePS (Bert-large), of 100. "
+        "table 1's share of communication over its efficiency is the seconds "
+        "that a dense "
+        f"training communicates: {EC2_AS_TABLE_1.rate_gbit:.0f} Gbit/s arrive by "
+        "a ring "
+        f"(Transformer) and {EC2_AS_TABLE_1.push_pull_gbit:.0f} by BytePS "
+        "(Bert-large), of 100. "
         "The two do not depend on each other, and efficiencies are predictions"
     )
     return Findings(tuple(rows), tuple(claims), (note,))
@@ -49,13 +68,20 @@ def table1(ask: Ask) -> Findings:
 
 def _table1_claim(row: Row, key: str) -> Claim:
     stated = number(row, f"{key}_paper")
-    found = number(row, "efficiency" if key == "efficiency" else "fraction_communication")
+    found = number(
+        row, "efficiency" if key == "efficiency" else "fraction_communication"
+    )
     word = "efficiency" if key == "efficiency" else "share of communication"
     says = f"{row['name']} of {row['model']}: {word} {stated:g}"
     if key == "fraction" and row["name"] in (RING, BYTEPS):
-        why = "the rate of the links is derived from this share, so it follows from the efficiency"
+        why = (
+            "the rate of the links is derived from this share, so it follows from "
+            "the efficiency"
+        )
         return Claim(says, "table 1", f"{found:.2f}", None, why)
-    return effect(says, "table 1", f"{found:.2f}", found, stated, spent(row), NEAR_EFFICIENCY)
+    return effect(
+        says, "table 1", f"{found:.2f}", found, stated, spent(row), NEAR_EFFICIENCY
+    )
 
 
 def figure9(
@@ -63,19 +89,24 @@ def figure9(
     trained: Mapping[str, Sequence[str]] = TRAINED,
     sizes: Sequence[int] = SIZES,
 ) -> Findings:
-    """Throughput of six models on 2 to 16 hosts of eight V100, under two readings of the links.
+    """Throughput of six models on 2 to 16 hosts of eight V100, under two readings of
+    the links.
 
     On the most hosts also with the seconds in which the GPUs of a host add up.
     """
     found = _compared(ask, (EC2_AS_TABLE_1, EC2), trained, sizes, FIGURE_9)
     flat = where(found.rows, reading=EC2_AS_TABLE_1.name, num_hosts=sizes[-1])
     flat = [row for row in flat if row["name"] in WITHIN]
-    own = [row_of(EC2_WITHIN, str(r["model"]), sizes[-1], SYSTEMS[str(r["name"])]) for r in flat]
+    own = [
+        row_of(EC2_WITHIN, str(r["model"]), sizes[-1], SYSTEMS[str(r["name"])])
+        for r in flat
+    ]
     pairs = zip(own, flat, strict=True)
     longer = [number(a, "iteration_s") / number(b, "iteration_s") - 1 for a, b in pairs]
     worst = own[longer.index(max(longer))]
     note = (
-        f"{EC2_WITHIN.name}: {len(own)} trainings take {min(longer):+.1%} to {max(longer):+.1%} "
+        f"{EC2_WITHIN.name}: {len(own)} trainings take {min(longer):+.1%} to "
+        f"{max(longer):+.1%} "
         f"({worst['name']} of {worst['model']}) longer than where it takes no time"
     )
     return replace(found, rows=(*found.rows, *own), notes=(*found.notes, note))
@@ -86,7 +117,9 @@ def figure11(
     trained: Mapping[str, Sequence[str]] = LOCALLY,
     sizes: Sequence[int] = (HOSTS,),
 ) -> Findings:
-    """Throughput of two models on 16 hosts of two 1080 Ti, under two readings of the links."""
+    """Throughput of two models on 16 hosts of two 1080 Ti, under two readings of the
+    links.
+    """
     return _compared(ask, (LOCAL_AS_TABLE_1, LOCAL), trained, sizes, FIGURE_11)
 
 
@@ -123,15 +156,20 @@ def _compared(
 
 def where(rows: Iterable[Row], **wanted: object) -> list[Row]:
     """The rows of these values."""
-    return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+    return [
+        row for row in rows if all(row[key] == value for key, value in wanted.items())
+    ]
 
 
 def gains(rows: Sequence[Row], stated: Stated) -> dict[int, float]:
-    """By the number of hosts: how much faster one system trains than another; 0.1 is 10 %."""
+    """By the number of hosts: how much faster one system trains than another; 0.1 is 10
+    %.
+    """
     ours, other = (
         {int(number(row, "num_hosts")): number(row, "iteration_s") for row in found}
         for found in (
-            where(rows, model=stated.model, name=name) for name in (stated.ours, stated.other)
+            where(rows, model=stated.model, name=name)
+            for name in (stated.ours, stated.other)
         )
     )
     return {hosts: other[hosts] / ours[hosts] - 1 for hosts in sorted(ours)}
@@ -145,7 +183,9 @@ def _gain(rows: Sequence[Row], stated: Stated) -> tuple[int, float]:
 
 
 def gain_claim(rows: Sequence[Row], stated: Stated) -> Claim:
-    """A printed gain beside ours, and where the two systems' seconds go if they differ."""
+    """A printed gain beside ours, and where the two systems' seconds go if they
+    differ.
+    """
     hosts, found = _gain(rows, stated)
     most = "at most " if stated.is_most else ""
     says = (
@@ -181,7 +221,8 @@ def widening(rows: Sequence[Row], model: str, names: Sequence[str]) -> Claim:
     widens = values == sorted(values) and values[0] < values[-1]
     told = ", ".join(f"{100 * gain:.1f} % on {hosts}" for hosts, gain in found.items())
     why = (
-        "a ring or push and pull of N hosts moves 2(N-1)/N of the bytes, which hardly grows; what "
+        "a ring or push and pull of N hosts moves 2(N-1)/N of the bytes, which "
+        "hardly grows; what "
         "grows is latencies and what is decoded"
     )
     return Claim(
@@ -198,18 +239,23 @@ def agreement(rows: Sequence[Row], stated: Sequence[Stated], site: Site) -> str:
     near = sum(bool(gain_claim(rows, one).agrees) for one in stated)
     ahead = sum(_gain(rows, one)[1] > 0 for one in stated)
     return (
-        f"{site.name}: of {len(stated)} printed gains {near} are met to a quarter of the gain and "
+        f"{site.name}: of {len(stated)} printed gains {near} are met to a "
+        "quarter of the gain and "
         f"{100 * NEAR:.0f} percentage points, and {ahead} have their sign"
     )
 
 
 def draw(rows: Sequence[Row], path: Path) -> Path:
-    """Draws samples a second over hosts, with a panel for each model and a line for each system."""
+    """Draws samples a second over hosts, with a panel for each model and a line for
+    each system.
+    """
     reading = rows[0]["reading"]
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for row in where(rows, reading=reading):
         point = (number(row, "num_hosts"), number(row, "samples_per_s"))
-        panels.setdefault(str(row["model"]), {}).setdefault(str(row["name"]), []).append(point)
+        panels.setdefault(str(row["model"]), {}).setdefault(
+            str(row["name"]), []
+        ).append(point)
     return curves.draw_panels(
         panels,
         path,

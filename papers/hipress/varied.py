@@ -1,4 +1,6 @@
-"""Figure 15 of HiPress: training by the links' rate, and by how much is compressed, simulated."""
+"""Figure 15 of HiPress: training by the links' rate, and by how much is compressed,
+simulated.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ from .systems import SYSTEMS, System, row_of
 from .throughput import spent, where
 
 NEAR = 0.05
-"""The most that may be lost where training counts as about as fast, and how far a loss of ours may
-lie from the paper's, and agree, where a quarter of it is more."""
+"""The most that may be lost where training counts as about as fast, and how far a loss
+of ours may lie from the paper's, and agree, where a quarter of it is more.
+"""
 RATES = ((EC2_AS_TABLE_1, EC2_GBIT, 25), (LOCAL_AS_TABLE_1, LOCAL_GBIT, 10))
 """Sites, and the Gbit/s of their faster and slower links."""
 FEWEST_BITS = 2
@@ -30,16 +33,22 @@ ELEMENTS = "DGC density"
 
 
 def figure15(ask: Ask, num_hosts: int = HOSTS) -> Findings:
-    """Bert-base on faster and slower links; VGG19 with more bits and with more elements."""
+    """Bert-base on faster and slower links; VGG19 with more bits and with more
+    elements.
+    """
     by_rate = _by_rate(ask, num_hosts)
     by_size = _by_size(ask, num_hosts)
     claims = [_same_speed(by_rate, site, slow) for site, _, slow in RATES]
     for label, stated in ((BITS, TERNGRAD_LOSS), (ELEMENTS, DGC_LOSS)):
         least = FEWEST_BITS if stated is TERNGRAD_LOSS else LEAST_DENSITY
-        claims += [_loss(by_size, label, least, many, loss) for many, loss in stated.items()]
+        claims += [
+            _loss(by_size, label, least, many, loss) for many, loss in stated.items()
+        ]
     note = (
-        "TernGrad of other widths is figure 5's quantiser (uniform); which gradients are "
-        "compressed and how they are cut is chosen as for 4 bits. Of the links' rate the share "
+        "TernGrad of other widths is figure 5's quantiser (uniform); which "
+        "gradients are "
+        "compressed and how they are cut is chosen as for 4 bits. Of the links' "
+        "rate the share "
         "arrives that table 1 implies"
     )
     return Findings((*by_rate, *by_size), tuple(claims), (note,))
@@ -62,14 +71,18 @@ def _by_rate(ask: Ask, num_hosts: int) -> list[Row]:
         ask.report(done / 2, f"bert_base on links of {fast} and {slow} Gbit/s")
         for gbit in (fast, slow):
             at = slowed(site, gbit, fast)
-            rows += [row_of(at, "bert_base", num_hosts, SYSTEMS[one]) for one in (RING, PS_ONEBIT)]
+            rows += [
+                row_of(at, "bert_base", num_hosts, SYSTEMS[one])
+                for one in (RING, PS_ONEBIT)
+            ]
     return rows
 
 
 def _same_speed(rows: list[Row], site: Site, slow: int) -> Claim:
     fast = next(fast for one, fast, _ in RATES if one is site)
     quick, late = (
-        where(rows, name=PS_ONEBIT, reading=f"links of {gbit:g} Gbit/s")[0] for gbit in (fast, slow)
+        where(rows, name=PS_ONEBIT, reading=f"links of {gbit:g} Gbit/s")[0]
+        for gbit in (fast, slow)
     )
     loss = 1 - number(quick, "iteration_s") / number(late, "iteration_s")
     agrees = loss <= NEAR
@@ -84,7 +97,10 @@ def _same_speed(rows: list[Row], site: Site, slow: int) -> Claim:
 
 def _by_size(ask: Ask, num_hosts: int) -> list[Row]:
     systems = [
-        *(("TernGrad bits", bits, with_bits(bits)) for bits in (FEWEST_BITS, *TERNGRAD_LOSS)),
+        *(
+            ("TernGrad bits", bits, with_bits(bits))
+            for bits in (FEWEST_BITS, *TERNGRAD_LOSS)
+        ),
         *(
             ("DGC density", density, with_density(density))
             for density in (LEAST_DENSITY, *DGC_LOSS)
@@ -119,9 +135,13 @@ def with_density(density: float) -> System:
     return System(f"HiPress-PS(DGC {100 * density:g} %)", make)
 
 
-def _loss(rows: list[Row], label: str, least: float, many: float, stated: float) -> Claim:
+def _loss(
+    rows: list[Row], label: str, least: float, many: float, stated: float
+) -> Claim:
     own = [row for row in rows if row.get("varied") == label]
     first, then = (where(own, value=value)[0] for value in (least, many))
     loss = 1 - number(first, "iteration_s") / number(then, "iteration_s")
     says = f"{label} {many:g} trains VGG19 {100 * stated:.1f} % slower than {least:g}"
-    return effect(says, "figure 15b", f"{100 * loss:.1f} %", loss, stated, spent(then), NEAR)
+    return effect(
+        says, "figure 15b", f"{100 * loss:.1f} %", loss, stated, spent(then), NEAR
+    )

@@ -16,15 +16,29 @@ from .setting import CLOUD, RANKS
 
 MODELS = ("resnet152", "bert_large")
 NEAR = 0.05
-"""Within which a share by which seconds are less counts as the paper's, where a quarter is more."""
+"""Within which a share by which seconds are less counts as the paper's, where a quarter
+is more.
+"""
 
 
-def figure13(ask: Ask, models: Sequence[str] = MODELS, num_ranks: int = RANKS[-1]) -> Findings:
-    """Seconds of computation, selection and communication that is not hidden, by scheme."""
+def figure13(
+    ask: Ask, models: Sequence[str] = MODELS, num_ranks: int = RANKS[-1]
+) -> Findings:
+    """Seconds of computation, selection and communication that is not hidden, by
+    scheme.
+    """
     rows = compared(ask, [Case(CLOUD, model, num_ranks) for model in models])
     claims = [
-        *(_claim(rows, "communication_s", other, at) for at in models for other in FIGURE_13),
-        *(_claim(rows, "selection_s", other, at) for at in models for other in FIGURE_13_SELECTION),
+        *(
+            _claim(rows, "communication_s", other, at)
+            for at in models
+            for other in FIGURE_13
+        ),
+        *(
+            _claim(rows, "selection_s", other, at)
+            for at in models
+            for other in FIGURE_13_SELECTION
+        ),
     ]
     return Findings(tuple(rows), tuple(claims))
 
@@ -49,11 +63,18 @@ def less(part: str, stated: float, ours: Row, other: Row | None, against: str) -
     other_s = number(other, part)
     told = f"{1e3 * own_s:.1f} ms against {1e3 * other_s:.1f} ms"
     if other_s <= 0:
-        return Claim(says, place, told, False, "there all of it is hidden, and none is left")
+        return Claim(
+            says, place, told, False, "there all of it is hidden, and none is left"
+        )
     found = 1 - own_s / other_s
-    link = f"{1e3 * number(ours, 'link_s'):.1f} and {1e3 * number(other, 'link_s'):.1f} ms"
+    link = (
+        f"{1e3 * number(ours, 'link_s'):.1f} and {1e3 * number(other, 'link_s'):.1f} ms"
+    )
     share = other_s / number(other, "iteration_s")
-    why = f"it is {100 * share:.1f} % of the other's iteration; hidden or not, the links are in "
+    why = (
+        f"it is {100 * share:.1f} % of the other's iteration; hidden or not, the "
+        "links are in "
+    )
     why += f"use for {link}"
     told = f"{100 * abs(found):.1f} % {'less' if found >= 0 else 'more'}: {told}"
     return effect(says, place, told, found, stated, why, NEAR)
@@ -62,4 +83,6 @@ def less(part: str, stated: float, ours: Row, other: Row | None, against: str) -
 def draw13(rows: Sequence[Row], path: Path) -> Path:
     """Draws bars of the parts of each scheme's iteration."""
     drawn = [{**row, "name": f"{row['name']}, {row['model']}"} for row in rows]
-    return bars.draw(drawn, path, keys=list(PARTS), title="Parts of an iteration, simulated")
+    return bars.draw(
+        drawn, path, keys=list(PARTS), title="Parts of an iteration, simulated"
+    )

@@ -1,7 +1,7 @@
 """Figure 9 of SSFusion: all-gather and all-reduce of a whole gradient, by formula.
 
-The two models are not named. The rates that the printed seconds imply say which they may be: of
-equation 3 without latency, an all-gather of D bytes takes (P - 1) D / rate.
+The two models are not named. The rates that the printed seconds imply say which they
+may be: of equation 3 without latency, an all-gather of D bytes takes (P - 1) D / rate.
 """
 
 from __future__ import annotations
@@ -21,18 +21,25 @@ from .printed import FIGURE_9_GATHER_S, FIGURE_9_RANKS, FIGURE_9_REDUCE_S
 from .setting import AS_FIGURE_9, CLOUD, GBIT, MODELS
 
 TAKEN = ("bert_large", "gpt2_large")
-"""The models taken for the figure's: those whose implied rates differ least (``implied``)."""
+"""The models taken for the figure's: those whose implied rates differ least
+(``implied``).
+"""
 RANKS = (8, 16, 32, 64)
 PLACE = "section IV-D, figure 9"
 NO_VERDICT = (
-    "equations 3 and 4 beside measurements of models that were chosen for the rates they imply: "
+    "equations 3 and 4 beside measurements of models that were chosen for the "
+    "rates they imply: "
     "nothing is measured or simulated here"
 )
 VERBS = {"all_gather": FIGURE_9_GATHER_S, "all_reduce": FIGURE_9_REDUCE_S}
 
 
-def figure9(ask: Ask, models: Sequence[str] = TAKEN, ranks: Sequence[int] = RANKS) -> Findings:
-    """Seconds of both verbs on links of the stated rate, and of the rate that the figure shows."""
+def figure9(
+    ask: Ask, models: Sequence[str] = TAKEN, ranks: Sequence[int] = RANKS
+) -> Findings:
+    """Seconds of both verbs on links of the stated rate, and of the rate that the
+    figure shows.
+    """
     rows: list[Row] = [
         {
             "name": model,
@@ -51,15 +58,22 @@ def figure9(ask: Ask, models: Sequence[str] = TAKEN, ranks: Sequence[int] = RANK
         for num_ranks in ranks
     ]
     sizes = {model: catalogue.load(model).size_bytes for model in MODELS}
-    note = "Gbit/s that the printed all-gathers among 64 imply, if the models are " + "; ".join(
-        f"{first} and {second}: {one:.1f} and {other:.1f}"
-        for (first, second), (one, other) in implied(sizes)[:3]
+    note = (
+        "Gbit/s that the printed all-gathers among 64 imply, if the models are "
+        + "; ".join(
+            f"{first} and {second}: {one:.1f} and {other:.1f}"
+            for (first, second), (one, other) in implied(sizes)[:3]
+        )
     )
     return Findings(tuple(rows), tuple(claims_of(rows)), (note,))
 
 
-def implied(sizes: Mapping[str, int]) -> list[tuple[tuple[str, str], tuple[float, float]]]:
-    """Pairs of models and the rates in Gbit/s that figure 9 implies for them, the likest first."""
+def implied(
+    sizes: Mapping[str, int],
+) -> list[tuple[tuple[str, str], tuple[float, float]]]:
+    """Pairs of models and the rates in Gbit/s that figure 9 implies for them, the
+    likest first.
+    """
     most = FIGURE_9_RANKS[-1]
     taken_s = [own[-1] for own in FIGURE_9_GATHER_S]
     found = []
@@ -73,9 +87,13 @@ def implied(sizes: Mapping[str, int]) -> list[tuple[tuple[str, str], tuple[float
 
 
 def claims_of(rows: Sequence[Row]) -> list[Claim]:
-    """Seconds on the stated links, and growth from the fewest GPUs to the most: no verdicts."""
+    """Seconds on the stated links, and growth from the fewest GPUs to the most: no
+    verdicts.
+    """
     by_place = {
-        (row["name"], row["num_ranks"]): row for row in rows if row["reading"] == CLOUD.name
+        (row["name"], row["num_ranks"]): row
+        for row in rows
+        if row["reading"] == CLOUD.name
     }
     claims = []
     for verb, printed in VERBS.items():
@@ -83,26 +101,38 @@ def claims_of(rows: Sequence[Row]) -> list[Claim]:
             pair = [by_place.get((model, num_ranks)) for num_ranks in FIGURE_9_RANKS]
             ours = [number(row, f"{verb}_s") for row in pair if row is not None]
             if len(ours) == len(stated):
-                claims += [_seconds(verb, model, stated, ours), _growth(verb, model, stated, ours)]
+                claims += [
+                    _seconds(verb, model, stated, ours),
+                    _growth(verb, model, stated, ours),
+                ]
     return claims
 
 
-def _seconds(verb: str, model: str, stated: tuple[float, float], ours: Sequence[float]) -> Claim:
+def _seconds(
+    verb: str, model: str, stated: tuple[float, float], ours: Sequence[float]
+) -> Claim:
     few, most = FIGURE_9_RANKS
-    longer = ", ".join(f"{theirs / own:.1f}" for own, theirs in zip(ours, stated, strict=True))
+    longer = ", ".join(
+        f"{theirs / own:.1f}" for own, theirs in zip(ours, stated, strict=True)
+    )
     return Claim(
-        f"an {_words(verb)} takes {stated[0]} s on {few} GPUs and {stated[1]} s on {most}",
+        f"an {_words(verb)} takes {stated[0]} s on {few} GPUs and {stated[1]} s "
+        f"on {most}",
         PLACE,
         f"{model}: {ours[0]:.2f} and {ours[1]:.2f} s",
         None,
-        f"{NO_VERDICT}. The paper's are {longer} times as long as the links' rate alone says",
+        f"{NO_VERDICT}. The paper's are {longer} times as long as the links' "
+        "rate alone says",
     )
 
 
-def _growth(verb: str, model: str, stated: tuple[float, float], ours: Sequence[float]) -> Claim:
+def _growth(
+    verb: str, model: str, stated: tuple[float, float], ours: Sequence[float]
+) -> Claim:
     few, most = FIGURE_9_RANKS
     return Claim(
-        f"from {few} to {most} GPUs an {_words(verb)}'s seconds grow {stated[1] / stated[0]:.2f} "
+        f"from {few} to {most} GPUs an {_words(verb)}'s seconds grow "
+        f"{stated[1] / stated[0]:.2f} "
         "times",
         PLACE,
         f"{model}: {ours[1] / ours[0]:.2f} times",
@@ -121,7 +151,9 @@ def _words(verb: str) -> str:
 
 
 def draw9(rows: Sequence[Row], path: Path) -> Path:
-    """Draws seconds over GPUs under the reading of the figure, with a line for each verb."""
+    """Draws seconds over GPUs under the reading of the figure, with a line for each
+    verb.
+    """
     series: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         if row["reading"] == AS_FIGURE_9.name:

@@ -1,4 +1,6 @@
-"""Iterations of all schemes under the model: rows, ranges of improvements, and where time goes."""
+"""Iterations of all schemes under the model: rows, ranges of improvements, and where
+time goes.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from .printed import Range
 from .setting import Reading
 
 SLACK = 0.005
-"""How far beyond a printed range ours may end and be within it: half of a printed per cent."""
+"""How far beyond a printed range ours may end and be within it: half of a printed per
+cent.
+"""
 PARTS = {
     "compute_s": "computation",
     "selection_s": "selection",
@@ -68,8 +72,9 @@ def compared(
 def row_of(case: Case, profile: Profile, contender: Contender) -> Row:
     """One iteration of a scheme: its samples a second, and where its seconds go.
 
-    The seconds of computation, selection and communication add up to the iteration. Selection is
-    what lengthens the backward pass, and what runs behind it while nothing is on the link.
+    The seconds of computation, selection and communication add up to the iteration.
+    Selection is what lengthens the backward pass, and what runs behind it while nothing
+    is on the link.
     """
     cluster = case.reading.cluster(case.num_ranks, on_gpu=contender.on_gpu)
     plan = contender.plan(profile, cluster, case.choice)
@@ -95,7 +100,9 @@ def row_of(case: Case, profile: Profile, contender: Contender) -> Row:
 
 
 def selected_behind_s(timing: Timing) -> float:
-    """Seconds after the backward pass in which the compute lane works and the link does not."""
+    """Seconds after the backward pass in which the compute lane works and the link does
+    not.
+    """
     from_s = timing.backward_end_s[0]
     works = merged(timing.spans, "compute", from_s)
     wires = merged(timing.spans, "communication", from_s)
@@ -107,7 +114,9 @@ def selected_behind_s(timing: Timing) -> float:
     return sum(end_s - start_s for start_s, end_s in works) - both
 
 
-def dense_share(plan: Plan, profile: Profile, cluster: Cluster, timing: Timing) -> float:
+def dense_share(
+    plan: Plan, profile: Profile, cluster: Cluster, timing: Timing
+) -> float:
     """The share of the bytes that a rank sends that are of tensors sent whole."""
     sizes = {one.name: one.numel for layer in profile.layers for one in layer.tensors}
     whole = sent = 0.0
@@ -117,26 +126,39 @@ def dense_share(plan: Plan, profile: Profile, cluster: Cluster, timing: Timing) 
             whole = whole + own
             sent = sent + own
             continue
-        own = float(sum(one.size_bytes for one in timing.spans if one.message == number_))
+        own = float(
+            sum(one.size_bytes for one in timing.spans if one.message == number_)
+        )
         dense = _dense_numel(message, plan.exchanges[message.exchange], sizes)
         whole = whole + 4.0 * dense * (cluster.num_ranks - 1)
         sent = sent + own
     return whole / sent if sent else 0.0
 
 
-def _dense_numel(message: PlannedMessage, exchange: ExchangeSetting, sizes: dict[str, int]) -> int:
-    """Elements that a message of ``selective`` sends dense: those of its smallest tensors."""
+def _dense_numel(
+    message: PlannedMessage, exchange: ExchangeSetting, sizes: dict[str, int]
+) -> int:
+    """Elements that a message of ``selective`` sends dense: those of its smallest
+    tensors.
+    """
     num_dense = exchange.settings.get("num_dense", 0) if exchange.sparsifier else 0
-    return sum(sorted(sizes[chunk.tensor] for chunk in message.chunks)[: int(num_dense)])
+    return sum(
+        sorted(sizes[chunk.tensor] for chunk in message.chunks)[: int(num_dense)]
+    )
 
 
 def over(rows: Sequence[Row], ours: str, others: Sequence[str]) -> dict[str, float]:
-    """By how much a scheme's throughput exceeds that of each other one, by what is compared."""
+    """By how much a scheme's throughput exceeds that of each other one, by what is
+    compared.
+    """
     found = {}
     for case, own in _by_case(rows).items():
         for other in others:
             if ours in own and other in own:
-                gain = number(own[ours], "throughput") / number(own[other], "throughput") - 1
+                gain = (
+                    number(own[ours], "throughput") / number(own[other], "throughput")
+                    - 1
+                )
                 found[f"{other}, {case}"] = gain
     return found
 
@@ -179,23 +201,30 @@ def improvement(
     others: Sequence[str] | None = None,
     reason: Callable[[Sequence[Row], str], str] | None = None,
 ) -> Claim:
-    """A printed range of improvements over ``others``, by default all of the paper's, beside ours.
+    """A printed range of improvements over ``others``, by default all of the paper's,
+    beside ours.
 
-    ``rows`` are what is compared with it and nothing else. Where a scheme is not here, a range
-    within the printed one shows nothing, as that scheme could widen it.
+    ``rows`` are what is compared with it and nothing else. Where a scheme is not here,
+    a range within the printed one shows nothing, as that scheme could widen it.
     """
     wanted = (*RIVALS, *LACKING) if others is None else tuple(others)
     says = f"{says} by {shown(stated)}"
     gains = over(rows, ours, wanted)
     if not gains:
-        return Claim(says, place, "not measured", None, f"{', '.join(wanted)}: no planner of it")
+        return Claim(
+            says, place, "not measured", None, f"{', '.join(wanted)}: no planner of it"
+        )
     found = range_of(gains.values())
     least = min(gains, key=gains.__getitem__)
     most = max(gains, key=gains.__getitem__)
     told = f"{shown(found)} (least over {least}, most over {most})"
     lacking = [name for name in wanted if name in LACKING]
     if is_within(found, stated):
-        why = f"{', '.join(lacking)} could widen the range: no planner of it" if lacking else ""
+        why = (
+            f"{', '.join(lacking)} could widen the range: no planner of it"
+            if lacking
+            else ""
+        )
         return Claim(says, place, told, None if lacking else True, why)
     make = difference if reason is None else reason
     side = least if found[0] < stated[0] - SLACK else most
@@ -211,7 +240,8 @@ def difference(pair: Sequence[Row], case: str) -> str:
     key = max(more, key=lambda one: abs(more[one]))
     spent = ", ".join(f"{PARTS[part]} {_ms(number(ours, part))}" for part in PARTS)
     return (
-        f"{case} {ours['name']} spends {spent}; {other['name']} spends {_ms(number(other, key))} "
+        f"{case} {ours['name']} spends {spent}; {other['name']} spends "
+        f"{_ms(number(other, key))} "
         f"on {PARTS[key]}, the largest difference. {_most(ours, other)}"
     )
 
@@ -220,7 +250,10 @@ def _most(ours: Row, other: Row) -> str:
     """The most that communicating for nothing would gain over another scheme."""
     least_s = number(ours, "compute_s") + number(ours, "selection_s")
     most = number(other, "iteration_s") / least_s - 1
-    return f"If nothing took time on the link, {ours['name']} would gain {100 * most:.1f} % there"
+    return (
+        f"If nothing took time on the link, {ours['name']} would gain "
+        f"{100 * most:.1f} % there"
+    )
 
 
 def _ms(seconds: float) -> str:
@@ -229,7 +262,9 @@ def _ms(seconds: float) -> str:
 
 def where(rows: Sequence[Row], **wanted: object) -> list[Row]:
     """The rows of these values."""
-    return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+    return [
+        row for row in rows if all(row[key] == value for key, value in wanted.items())
+    ]
 
 
 def readings(rows: Sequence[Row]) -> list[str]:
@@ -238,7 +273,9 @@ def readings(rows: Sequence[Row]) -> list[str]:
 
 
 def dense_notes(rows: Sequence[Row]) -> list[str]:
-    """A sentence for each reading: how often whole gradients are faster than every other scheme."""
+    """A sentence for each reading: how often whole gradients are faster than every
+    other scheme.
+    """
     found = []
     for name in readings(rows):
         cases = _by_case(where(rows, reading=name))
@@ -246,10 +283,15 @@ def dense_notes(rows: Sequence[Row]) -> list[str]:
             case
             for case, own in cases.items()
             if min(number(own[plain], "iteration_s") for plain in UNCOMPRESSED)
-            < min(number(row, "iteration_s") for one, row in own.items() if one not in UNCOMPRESSED)
+            < min(
+                number(row, "iteration_s")
+                for one, row in own.items()
+                if one not in UNCOMPRESSED
+            )
         ]
         found.append(
-            f"{name}: in {len(ahead)} of {len(cases)} comparisons plain all-reduces are faster "
+            f"{name}: in {len(ahead)} of {len(cases)} comparisons plain "
+            "all-reduces are faster "
             "than every other scheme under the model"
         )
     return found

@@ -1,4 +1,5 @@
-"""The schemes that SSFusion is compared with, as data: a name, and how its plan is made.
+"""The schemes that SSFusion is compared with, as data: a name, and how its plan is
+made.
 
 A planner that is new in ``planning/planner/`` is a line of ``CONTENDERS``.
 """
@@ -40,7 +41,9 @@ class Contender:
     name: str
     plan: Make
     on_gpu: bool = False
-    """Whether it plans with the GPU's seconds of selections for all, and not the CPU's."""
+    """Whether it plans with the GPU's seconds of selections for all, and not the
+    CPU's.
+    """
 
 
 def by_planner(name: str) -> Make:
@@ -56,12 +59,16 @@ def by_planner(name: str) -> Make:
 
 
 def in_backward(make: Make) -> Make:
-    """The plans of ``make`` with every encode in the backward pass, which waits for it."""
+    """The plans of ``make`` with every encode in the backward pass, which waits for
+    it.
+    """
 
     def plan(profile: Profile, cluster: Cluster, choice: Choice) -> Plan:
         made = make(profile, cluster, choice)
         messages = tuple(
-            one.model_copy(update={"inline": tuple(chunk.tensor for chunk in one.chunks)})
+            one.model_copy(
+                update={"inline": tuple(chunk.tensor for chunk in one.chunks)}
+            )
             if one.exchange != DENSE
             else one
             for one in made.messages
@@ -89,14 +96,18 @@ def by_variant(variant: str) -> Make:
 
 
 def as_one(compressor: str) -> Make:
-    """The plans that send the whole model in one message, through an exchange of its own.
+    """The plans that send the whole model in one message, through an exchange of its
+    own.
 
-    An index has 31 bits, so a model of more elements takes as few messages as hold them.
+    An index has 31 bits, so a model of more elements takes as few messages as hold
+    them.
     """
 
     def plan(profile: Profile, cluster: Cluster, choice: Choice) -> Plan:
         exchange = ExchangeSetting(
-            compressor=compressor, settings={"density": choice.density}, error_feedback=True
+            compressor=compressor,
+            settings={"density": choice.density},
+            error_feedback=True,
         )
         return Plan(
             planner=compressor,

@@ -28,8 +28,9 @@ from .training import (
 RIVALS = (OKTOPK, SPARDL, OMGS, CUPCAKE)
 POINTS_LOST = 0.003
 SHARE_LOST = 0.015
-"""The most that is lost where a score counts as close to dense training's: points of an accuracy,
-share of a perplexity or loss."""
+"""The most that is lost where a score counts as close to dense training's: points of an
+accuracy, share of a perplexity or loss.
+"""
 SHORT = "SSFusion"
 SHORT_APART = "sparsification tensor by tensor (HiPress, Espresso)"
 PLACE = "experiment 2, figure 12"
@@ -38,7 +39,9 @@ PLACE = "experiment 2, figure 12"
 def figure12(
     ask: Ask, models: Sequence[Trained] = MODELS, schemes: Sequence[Scheme] = SCHEMES
 ) -> Findings:
-    """Final scores of each scheme, a mean over seeds, beside those of dense training."""
+    """Final scores of each scheme, a mean over seeds, beside those of dense
+    training.
+    """
     present = [one for one in models if one.missing() is None]
     runs = [
         Run(model, scheme, seed, ask.quick)
@@ -52,7 +55,11 @@ def figure12(
     claims: list[Claim] = []
     for model in present:
         own = [
-            _row(model, scheme, [(run, one) for run, one in found.items() if run.model is model])
+            _row(
+                model,
+                scheme,
+                [(run, one) for run, one in found.items() if run.model is model],
+            )
             for scheme in schemes
         ]
         rows += own
@@ -67,10 +74,14 @@ def figure12(
 
 
 def _row(model: Trained, scheme: Scheme, found: Sequence[tuple[Run, History]]) -> Row:
-    """``lost`` is of each seed against dense training of the same seed: points, or a share."""
+    """``lost`` is of each seed against dense training of the same seed: points, or a
+    share.
+    """
     own = {run.seed: one for run, one in found if run.scheme is scheme}
     dense = {run.seed: one for run, one in found if run.scheme.name == DENSE}
-    pairs = [(one.scores[-1][1], dense[seed].scores[-1][1]) for seed, one in own.items()]
+    pairs = [
+        (one.scores[-1][1], dense[seed].scores[-1][1]) for seed, one in own.items()
+    ]
     lost = [a / b - 1 if model.less_is_better else b - a for a, b in pairs]
     histories = list(own.values())
     task = model.make()
@@ -87,7 +98,9 @@ def _row(model: Trained, scheme: Scheme, found: Sequence[tuple[Run, History]]) -
         "least_lost": min(lost),
         "actual_density": mean([mean(one.actual) for one in histories]),
         "sent_bytes": mean([mean(one.sent_bytes) for one in histories]),
-        POINTS: thinned([mean(at) for at in zip(*(h.losses for h in histories), strict=True)]),
+        POINTS: thinned(
+            [mean(at) for at in zip(*(h.losses for h in histories), strict=True)]
+        ),
     }
 
 
@@ -105,7 +118,8 @@ def claims_of(model: Trained, rows: Sequence[Row]) -> list[Claim]:
 def _close(model: Trained, ours: Row, dense: Row) -> Claim:
     allowed = SHARE_LOST if model.less_is_better else POINTS_LOST
     says = "; ".join(
-        f"{name}: {FIGURE_12[name][1]:g} of {FIGURE_12[name][0]:g}" for name in model.printed
+        f"{name}: {FIGURE_12[name][1]:g} of {FIGURE_12[name][0]:g}"
+        for name in model.printed
     )
     lost = number(ours, "mean_lost")
     density = number(ours, "actual_density")
@@ -119,14 +133,20 @@ def _close(model: Trained, ours: Row, dense: Row) -> Claim:
         near,
         ""
         if near
-        else f"{number(ours, 'num_steps'):.0f} steps are few: at {100 * density:.1f} % of "
-        f"the elements a step, an element waits {1 / density:.0f} steps; the paper trains epochs",
+        else f"{number(ours, 'num_steps'):.0f} steps are few: at {100 * density:.1f} "
+        "% of "
+        f"the elements a step, an element waits {1 / density:.0f} steps; the "
+        "paper trains epochs",
     )
 
 
 def _ahead(model: Trained, ours: Row, rivals: Sequence[Row], about: str) -> Claim:
-    """Whether a scheme ends ahead of all rivals; those that are ahead of it are the reason."""
-    better = [row for row in rivals if number(row, "mean_lost") <= number(ours, "mean_lost")]
+    """Whether a scheme ends ahead of all rivals; those that are ahead of it are the
+    reason.
+    """
+    better = [
+        row for row in rivals if number(row, "mean_lost") <= number(ours, "mean_lost")
+    ]
     told = ", ".join(f"{row['name']} {number(row, 'score'):.4g}" for row in rivals)
     return Claim(
         f"{about} ends ahead of {', '.join(str(row['name']) for row in rivals)}",
@@ -138,12 +158,16 @@ def _ahead(model: Trained, ours: Row, rivals: Sequence[Row], about: str) -> Clai
 
 
 def _why_not_ahead(model: Trained, ours: Row, better: Sequence[Row]) -> str:
-    """How much better others are, how much more they send, and how far apart seeds lie."""
+    """How much better others are, how much more they send, and how far apart seeds
+    lie.
+    """
     spread = number(ours, "most_lost") - number(ours, "least_lost")
     parts = [
-        f"{row['name']} is {100 * (number(ours, 'mean_lost') - number(row, 'mean_lost')):.2f} "
+        f"{row['name']} is "
+        f"{100 * (number(ours, 'mean_lost') - number(row, 'mean_lost')):.2f} "
         f"{_unit(model)} better and sends "
-        f"{number(row, 'sent_bytes') / number(ours, 'sent_bytes'):.2f} times as many bytes"
+        f"{number(row, 'sent_bytes') / number(ours, 'sent_bytes'):.2f} times as "
+        "many bytes"
         for row in better
     ]
     return f"{'; '.join(parts)}. Its own seeds lie {100 * spread:.2f} apart"
@@ -153,4 +177,6 @@ def _unit(model: Trained) -> str:
     return "%" if model.less_is_better else "points"
 
 
-draw12 = partial(draw, title="Training at density 0.01", x_label="step", y_label="loss (nats)")
+draw12 = partial(
+    draw, title="Training at density 0.01", x_label="step", y_label="loss (nats)"
+)

@@ -26,16 +26,24 @@ def figure12_time(
 
 
 def claim_of(rows: Sequence[Row]) -> Claim:
-    """The range of the shares by which SSFusion's iterations are shorter, beside the paper's."""
+    """The range of the shares by which SSFusion's iterations are shorter, beside the
+    paper's.
+    """
     saved: dict[str, tuple[float, Row, Row]] = {}
     for model in dict.fromkeys(str(row["model"]) for row in rows):
         own = {str(row["name"]): row for row in rows if row["model"] == model}
         for other in RIVALS:
-            less = 1 - number(own[SSFUSION], "iteration_s") / number(own[other], "iteration_s")
+            less = 1 - number(own[SSFUSION], "iteration_s") / number(
+                own[other], "iteration_s"
+            )
             saved[f"{other}, {model}"] = less, own[SSFUSION], own[other]
     least, most = (chosen(saved, key=lambda at: saved[at][0]) for chosen in (min, max))
     found = saved[least][0], saved[most][0]
-    lacking = f"{', '.join(LACKING)} could widen the range: no planner of it" if LACKING else ""
+    lacking = (
+        f"{', '.join(LACKING)} could widen the range: no planner of it"
+        if LACKING
+        else ""
+    )
     within = is_within(found, FIGURE_12_TIME)
     _, own_row, rival = saved[least]
     return Claim(

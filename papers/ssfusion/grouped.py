@@ -1,7 +1,9 @@
-"""An exchange of a whole model by groups of its tensors, each group through an exchange of its own.
+"""An exchange of a whole model by groups of its tensors, each group through an exchange
+of its own.
 
-``workloads.train`` trains on one message. With this a small model trains on the groups that a
-planner makes: tensors that share a message there are selected from together here.
+``workloads.train`` trains on one message. With this a small model trains on the groups
+that a planner makes: tensors that share a message there are selected from together
+here.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from gradwire.contract.verbs import Compute, Steps
 
 @dataclass
 class Group:
-    """One rank's part in one group: the ranges of its tensors in the message, and its buffers."""
+    """One rank's part in one group: the ranges of its tensors in the message, and its
+    buffers.
+    """
 
     spec: TensorSpec
     ranges: list[tuple[int, int]]
@@ -68,7 +72,9 @@ class Grouped(Exchange):
             numel = sum(stop - start for start, stop in ranges)
             groups.append(Group(TensorSpec("group", numel, spec.dtype, shapes), ranges))
         pairs = zip(groups, self.parts, strict=True)
-        states = tuple(exchange.init(group.spec, world) for group, (_, exchange) in pairs)
+        states = tuple(
+            exchange.init(group.spec, world) for group, (_, exchange) in pairs
+        )
         return GroupedState(tuple(groups), states)
 
     def synchronise(
@@ -79,20 +85,30 @@ class Grouped(Exchange):
         out_N: Tensor,
         residual_N: Tensor | None = None,
     ) -> Steps[GroupedState]:
-        """One step. The groups' exchanges keep their residuals, so none is taken here."""
+        """One step. The groups' exchanges keep their residuals, so none is taken
+        here.
+        """
         assert residual_N is None, "the groups' exchanges keep their residuals"
         states = []
         chosen: list[Selection | None] = []
         for number, group in enumerate(state.groups):
             if group.member is None:
                 group.member = Member(me.rank, me.world)
-            own_N = group.member.scratch("group", group.spec.numel, grad_N, grad_N.dtype)
+            own_N = group.member.scratch(
+                "group", group.spec.numel, grad_N, grad_N.dtype
+            )
             group.gather(grad_N, own_N)
             inner = self.parts[number][1]
             states.append(
-                (yield from inner.synchronise(group.member, state.states[number], own_N, own_N))
+                (
+                    yield from inner.synchronise(
+                        group.member, state.states[number], own_N, own_N
+                    )
+                )
             )
-            yield Compute("scatter", partial(group.scatter, own_N, out_N), group.spec.numel)
+            yield Compute(
+                "scatter", partial(group.scatter, own_N, out_N), group.spec.numel
+            )
             chosen.append(group.member.selection)
         me.selection = _together(chosen, [group.spec.numel for group in state.groups])
         return GroupedState(state.groups, tuple(states))

@@ -1,7 +1,8 @@
 """Figure 4 and table 3 of SSFusion: seconds of selection by size, measured on this CPU.
 
-The paper's GPU takes about as long for any small tensor, as starting its kernels takes longest. So
-what is compared is the shape: from which size on seconds grow, and what many small ones cost.
+The paper's GPU takes about as long for any small tensor, as starting its kernels takes
+longest. So what is compared is the shape: from which size on seconds grow, and what
+many small ones cost.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from .setting import DENSITY, ITEM_BYTES, SPARSIFIER
 
 CODECS = ("dgc", "gaussiank", "redsync", "sidco")
 RANDOM = "randomk"
-"""Figure 4's fifth. Here it draws the same elements on all ranks, so its drawing is timed, and the
-copy of what is drawn."""
+"""Figure 4's fifth. Here it draws the same elements on all ranks, so its drawing is
+timed, and the copy of what is drawn.
+"""
 SIZES = (2**8, 2**10, 2**12, 2**14, 2**16, 2**18, 2**20, 2**22)
 MANY = 256
 SMALL = 2**10
@@ -38,7 +40,9 @@ SMALL = 2**10
 ROUNDS = {False: 30, True: 5}
 """By ``quick``."""
 FLAT = 1.25
-"""The factor up to which seconds count as about the same: the paper's grow by 1.06 / 0.85."""
+"""The factor up to which seconds count as about the same: the paper's grow by 1.06 /
+0.85.
+"""
 ALIKE = 2**18
 """The size at which sparsifiers are compared with DGC."""
 APART = "apart"
@@ -47,7 +51,9 @@ ONE = "as one"
 
 
 def measured(calls: Mapping[str, TimedCall], rounds: int) -> dict[str, float]:
-    """The median seconds of each call, all made in turn in each round, in one thread."""
+    """The median seconds of each call, all made in turn in each round, in one
+    thread.
+    """
     found: dict[str, list[float]] = {name: [] for name in calls}
     with one_thread():
         for call in calls.values():
@@ -88,7 +94,9 @@ def _gradient(numel: int) -> Tensor:
 
 
 def slowness(ask: Ask) -> dict[str, float]:
-    """How many times as long as DGC each sparsifier takes: from figure 4, or measured now."""
+    """How many times as long as DGC each sparsifier takes: from figure 4, or measured
+    now.
+    """
     known = ask.earlier.get("figure4")
     rows = known.rows if known else ()
     taken = {
@@ -103,13 +111,17 @@ def slowness(ask: Ask) -> dict[str, float]:
 
 
 def figure4(ask: Ask, sizes: Sequence[int] = SIZES) -> Findings:
-    """Seconds of each sparsifier by size; of DGC also many small tensors, apart and in one call."""
+    """Seconds of each sparsifier by size; of DGC also many small tensors, apart and in
+    one call.
+    """
     rounds = ROUNDS[ask.quick]
     rows: list[Row] = []
     for done, numel in ask.each(sizes):
         ask.report(done, f"{numel} elements")
         grad_N = _gradient(numel)
-        taken = measured({name: _encode(name, grad_N) for name in (*CODECS, RANDOM)}, rounds)
+        taken = measured(
+            {name: _encode(name, grad_N) for name in (*CODECS, RANDOM)}, rounds
+        )
         rows += [_row(ONE, name, 1, numel, second) for name, second in taken.items()]
     together = many(rounds)
     rows += [
@@ -119,7 +131,9 @@ def figure4(ask: Ask, sizes: Sequence[int] = SIZES) -> Findings:
     return Findings(tuple(rows), (flat_claim(rows), *many_claims(together)))
 
 
-def _row(name: str, sparsifier: str, num_tensors: int, numel: int, taken_s: float) -> Row:
+def _row(
+    name: str, sparsifier: str, num_tensors: int, numel: int, taken_s: float
+) -> Row:
     return {
         "name": name,
         "sparsifier": sparsifier,
@@ -131,7 +145,9 @@ def _row(name: str, sparsifier: str, num_tensors: int, numel: int, taken_s: floa
 
 
 def many(rounds: int) -> dict[str, float]:
-    """Seconds of many small tensors by DGC: each by itself, all in one call, and as one vector."""
+    """Seconds of many small tensors by DGC: each by itself, all in one call, and as one
+    vector.
+    """
     codec = _codec(SPARSIFIER)
     spec = TensorSpec("small", SMALL)
     grads = [_gradient(SMALL) for _ in range(MANY)]
@@ -154,14 +170,18 @@ def many(rounds: int) -> dict[str, float]:
 
 
 def flat_claim(rows: Sequence[Row]) -> Claim:
-    """Whether seconds of DGC are about the same from 10 to 100 KB, as on the paper's GPU."""
+    """Whether seconds of DGC are about the same from 10 to 100 KB, as on the paper's
+    GPU.
+    """
     own = {
         int(number(row, "numel")): number(row, "taken_s")
         for row in rows
         if row["name"] == ONE and row["sparsifier"] == SPARSIFIER
     }
     small = [size for size in sorted(own) if 10 * KB <= ITEM_BYTES * size <= 100 * KB]
-    says = "below 100 KB DGC takes about as long whatever the size (0.85 ms on their GPU)"
+    says = (
+        "below 100 KB DGC takes about as long whatever the size (0.85 ms on their GPU)"
+    )
     if len(small) < 2:
         return Claim(says, "section III-B, figure 4", "not measured", None)
     first = small[0]
@@ -171,13 +191,16 @@ def flat_claim(rows: Sequence[Row]) -> Claim:
     return Claim(
         says,
         "section III-B, figure 4",
-        f"from {first} to {last} elements {1e6 * own[first]:.0f} to {1e6 * own[last]:.0f} us, "
+        f"from {first} to {last} elements {1e6 * own[first]:.0f} to "
+        f"{1e6 * own[last]:.0f} us, "
         f"{grows:.2f} times as long; about as long: up to {FLAT:g} times",
         grows <= FLAT,
         ""
         if grows <= FLAT
-        else f"on a CPU no kernel is launched: {longer:.0f} times the elements take {grows:.1f} "
-        f"times as long, and the smallest {1e6 * min(own.values()):.0f} us instead of 850",
+        else f"on a CPU no kernel is launched: {longer:.0f} times the elements take "
+        f"{grows:.1f} "
+        f"times as long, and the smallest {1e6 * min(own.values()):.0f} us "
+        "instead of 850",
     )
 
 
@@ -189,24 +212,32 @@ def many_claims(taken: Mapping[str, float]) -> list[Claim]:
     slower = apart > FLAT
     return [
         Claim(
-            "small tensors have non-negligible sparsification latency: many cost more than one of "
+            "small tensors have non-negligible sparsification latency: many "
+            "cost more than one of "
             "as many elements",
             "insight 1",
-            f"{about}, each by itself: {apart:.2f} times as long as one; all in one call: "
+            f"{about}, each by itself: {apart:.2f} times as long as one; all in "
+            "one call: "
             f"{together:.2f} times",
             slower,
-            "" if slower else f"apart they take {1e6 * taken[APART] / MANY:.1f} us each",
+            ""
+            if slower
+            else f"apart they take {1e6 * taken[APART] / MANY:.1f} us each",
         )
     ]
 
 
 def table3(ask: Ask) -> Findings:
-    """DGC's seconds at the sizes of table 3: on this CPU, beside the paper's CPU and GPU."""
+    """DGC's seconds at the sizes of table 3: on this CPU, beside the paper's CPU and
+    GPU.
+    """
     sizes = [size_kb * KB // ITEM_BYTES for size_kb in TABLE_3_KB]
     rows: list[Row] = []
     for done, (numel, size_kb) in ask.each(list(zip(sizes, TABLE_3_KB, strict=True))):
         ask.report(done, f"{size_kb} KB")
-        taken = measured({SPARSIFIER: _encode(SPARSIFIER, _gradient(numel))}, ROUNDS[ask.quick])
+        taken = measured(
+            {SPARSIFIER: _encode(SPARSIFIER, _gradient(numel))}, ROUNDS[ask.quick]
+        )
         place = TABLE_3_KB.index(size_kb)
         rows.append(
             {
@@ -230,7 +261,8 @@ def table3_claims(rows: Sequence[Row]) -> list[Claim]:
     told = ", ".join(f"{1e3 * taken:.3g}" for taken in ours)
     return [
         Claim(
-            "on a CPU, DGC takes 1.49, 1.81, 3.22 and 8.74 ms for 10, 100, 1000 and 10,000 KB: "
+            "on a CPU, DGC takes 1.49, 1.81, 3.22 and 8.74 ms for 10, 100, 1000 "
+            "and 10,000 KB: "
             f"{printed:.1f} times as long for a thousand times the size",
             "table 3",
             f"{told} ms: {grows:.1f} times; agreed from {printed / FLAT:.1f} to "
@@ -238,8 +270,10 @@ def table3_claims(rows: Sequence[Row]) -> list[Claim]:
             agrees,
             ""
             if agrees
-            else f"the smallest takes {1e3 * ours[0]:.3g} ms and not {1e3 * theirs[0]:.3g}: "
-            "without what a framework's operators cost each, seconds follow the elements",
+            else f"the smallest takes {1e3 * ours[0]:.3g} ms and not "
+            f"{1e3 * theirs[0]:.3g}: "
+            "without what a framework's operators cost each, seconds follow the "
+            "elements",
         ),
         Claim(
             "on a CPU it takes 75.3 to 380.2 % longer than on a GPU",

@@ -1,9 +1,9 @@
 """Table 1 of SSFusion: which share of a model's tensors sends nothing in a step.
 
-The first tensors in backward order are fused into one message, as many as the degree says, and a
-sparsifier selects from all of it; each other tensor is a message of its own. A tensor is missing on
-a rank in a step in which nothing of it is sent although it is not all zeros there. Ranks train on
-their means, with error feedback or without.
+The first tensors in backward order are fused into one message, as many as the degree
+says, and a sparsifier selects from all of it; each other tensor is a message of its
+own. A tensor is missing on a rank in a step in which nothing of it is sent although it
+is not all zeros there. Ranks train on their means, with error feedback or without.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from ..frame import Ask, Claim, Findings, Row
 DENSITY = 0.01
 NUM_RANKS = 4
 DEGREES = (0, 20, 40, 60, 80, 100)
-"""The share of the tensors that are fused, in per cent; with 0 each is a message of its own."""
+"""The share of the tensors that are fused, in per cent; with 0 each is a message of its
+own.
+"""
 NUM_STEPS = {False: 40, True: 5}
 """By ``quick``."""
 SELECTIVE = "selective"
@@ -59,14 +61,18 @@ MODELS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A way of sparsifying a model: the tensors in per cent that are fused, and the exchange."""
+    """A way of sparsifying a model: the tensors in per cent that are fused, and the
+    exchange.
+    """
 
     name: str
     degree: int
     exchange: Exchange
 
     def messages(self, parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-        """The tensors of each message, those whose gradients are ready first in front."""
+        """The tensors of each message, those whose gradients are ready first in
+        front.
+        """
         backward = list(reversed(parameters))
         num_fused = round(self.degree / 100 * len(backward))
         fused = [backward[:num_fused]] if num_fused else []
@@ -76,7 +82,9 @@ class Way:
 def ways(feedback: bool) -> Iterator[Way]:
     """DGC at every degree, top-k and ``selective`` on the whole model."""
     for degree in DEGREES:
-        yield Way(name=f"dgc, {degree} % fused", degree=degree, exchange=_of(dgc, feedback))
+        yield Way(
+            name=f"dgc, {degree} % fused", degree=degree, exchange=_of(dgc, feedback)
+        )
     yield Way(name="topk, 100 % fused", degree=100, exchange=_of(topk, feedback))
     for sparsifier in ("dgc", "topk"):
         made = selective(sparsifier=sparsifier, density=DENSITY)
@@ -110,9 +118,13 @@ def missing_rates(
             old = [_residual(state) for state in states[place]]
             results = run_local(way.exchange, grads[place], states[place], seed=step)
             states[place] = [state for _, _, state in results]
-            for pending_N, kept_N, (_, sent_N, _) in zip(grads[place], old, results, strict=True):
+            for pending_N, kept_N, (_, sent_N, _) in zip(
+                grads[place], old, results, strict=True
+            ):
                 num_missing += _missing(pending_N + kept_N, sent_N, sizes)
-            for one, mean_N in zip(members, torch.split(results[0][0], sizes), strict=True):
+            for one, mean_N in zip(
+                members, torch.split(results[0][0], sizes), strict=True
+            ):
                 one.grad = mean_N.view_as(one).clone()
         if task.max_norm is not None:
             nn.utils.clip_grad_norm_(parameters, task.max_norm)
@@ -140,23 +152,32 @@ def _gradients(
         loss = task.loss(model, *task.batch(step, rank, world))
         loss.backward()  # type: ignore[no-untyped-call]
         for own, members in zip(found, messages, strict=True):
-            parts = [torch.zeros_like(one) if one.grad is None else one.grad for one in members]
+            parts = [
+                torch.zeros_like(one) if one.grad is None else one.grad
+                for one in members
+            ]
             own.append(torch.cat([part.flatten() for part in parts]))
     return found
 
 
 def _residual(state: Any) -> Tensor:
-    return next((kept_N.clone() for kept_N in residuals(state).values()), torch.zeros(1))
+    return next(
+        (kept_N.clone() for kept_N in residuals(state).values()), torch.zeros(1)
+    )
 
 
 def _missing(pending_N: Tensor, sent_N: Tensor, sizes: Sequence[int]) -> int:
     """How many tensors have something to send and send nothing."""
-    pairs = zip(torch.split(pending_N, [*sizes]), torch.split(sent_N, [*sizes]), strict=True)
+    pairs = zip(
+        torch.split(pending_N, [*sizes]), torch.split(sent_N, [*sizes]), strict=True
+    )
     return sum(bool(given.any()) and not bool(sent.any()) for given, sent in pairs)
 
 
 def table1(ask: Ask, models: Sequence[Model] = MODELS) -> Findings:
-    """The missing rate of each way, a mean over steps, for each model whose data are here."""
+    """The missing rate of each way, a mean over steps, for each model whose data are
+    here.
+    """
     rows: list[Row] = []
     claims: list[Claim] = []
     measured = [one for one in models if one.why_not() is None]
@@ -175,7 +196,9 @@ def table1(ask: Ask, models: Sequence[Model] = MODELS) -> Findings:
     return Findings((*rows, *lacking), tuple(claims), complete=not lacking)
 
 
-def _row(model: Model, feedback: bool, way: Way, task: TrainingTask, quick: bool) -> Row:
+def _row(
+    model: Model, feedback: bool, way: Way, task: TrainingTask, quick: bool
+) -> Row:
     rates = missing_rates(task, way, NUM_STEPS[quick])
     return {
         "name": way.name,
@@ -193,19 +216,25 @@ def _claims(model: Model, feedback: bool, rows: Sequence[Row]) -> list[Claim]:
     shown = ", ".join(f"{100 * rate:.1f}" for rate in fused[1:])
     about = f"{model.name}, {'with' if feedback else 'without'} error feedback"
     rises = fused == sorted(fused) and fused[-1] > fused[0]
-    alone = max(rate for name, rate in rates.items() if "selective" in name or " 0 %" in name)
+    alone = max(
+        rate for name, rate in rates.items() if "selective" in name or " 0 %" in name
+    )
     return [
         Claim(
             "no tensor is missing where each is sparsified by itself",
             "table 1",
-            f"{about}: {100 * alone:.1f} % at most, tensor by tensor and with selective",
+            f"{about}: {100 * alone:.1f} % at most, tensor by tensor and with "
+            "selective",
             alone == 0,
         ),
         Claim(
-            "the more tensors are fused, the more are missing: from 20 to 100 %, 9.8, 22.8, 47.0, "
-            "68.2 and 75.6 % (ResNet-152), and 8.6, 24.0, 42.5, 66.5 and 81.2 % (BERT-large)",
+            "the more tensors are fused, the more are missing: from 20 to 100 "
+            "%, 9.8, 22.8, 47.0, "
+            "68.2 and 75.6 % (ResNet-152), and 8.6, 24.0, 42.5, 66.5 and 81.2 % "
+            "(BERT-large)",
             "table 1",
-            f"{about}: {shown} %; top-k on all of it {100 * rates['topk, 100 % fused']:.1f} %",
+            f"{about}: {shown} %; top-k on all of it "
+            f"{100 * rates['topk, 100 % fused']:.1f} %",
             rises,
             "" if rises else _why(fused),
         ),

@@ -1,4 +1,5 @@
-"""ssfusion: the tables and figures of SSFusion, measured or simulated, beside what it prints.
+"""ssfusion: the tables and figures of SSFusion, measured or simulated, beside what it
+prints.
 
 Source: Ming et al., "SSFusion" (ICDE 2026), sections III and V.
 """
@@ -34,36 +35,56 @@ from .varied import (
 )
 
 ASSUMPTIONS = (
-    "In table 1 and figure 12 models are those that train in minutes on two cores, and not "
-    "ResNet-152, BERT-large or GPT2-large; density 0.01 and DGC's selection are the paper's.",
-    "A fusion degree of 20 % is taken to be one message of the first 20 % of the tensors in "
+    "In table 1 and figure 12 models are those that train in minutes on two "
+    "cores, and not "
+    "ResNet-152, BERT-large or GPT2-large; density 0.01 and DGC's selection are "
+    "the paper's.",
+    "A fusion degree of 20 % is taken to be one message of the first 20 % of "
+    "the tensors in "
     "backward order, and each other tensor by itself.",
     "Whether the paper's table 1 has error feedback is not said: both are measured.",
-    "Figures 2, 5, 11 and 13 to 17 are simulated, on a flat cluster: each GPU has a link of its "
-    "own at the stated rate, though in the cloud cluster 4 GPUs of a node share one. Figure 11 has "
-    "rows of nodes of 4 GPUs too: a ring through all GPUs crosses a node's link once, and has it "
+    "Figures 2, 5, 11 and 13 to 17 are simulated, on a flat cluster: each GPU "
+    "has a link of its "
+    "own at the stated rate, though in the cloud cluster 4 GPUs of a node share "
+    "one. Figure 11 has "
+    "rows of nodes of 4 GPUs too: a ring through all GPUs crosses a node's link "
+    "once, and has it "
     "for itself, and what each GPU sends to all others shares it. A hop of a "
     f"ring costs {1e6 * HOP_S:.0f} us, which is not printed.",
-    "Models are the catalogue's, at its batch sizes and float32 seconds of a V100; an A100 is "
-    f"taken to compute {A100_SPEED} times as fast. The paper prints neither batches nor seconds.",
-    "Selection takes the seconds of table 3, a line through the four sizes (4 bytes an element): "
-    "the GPU's within the backward pass, the CPU's where it is offloaded. Ok-Topk and SparDL "
-    "select once from the whole gradient, on the GPU, when the backward pass has ended. All GPUs "
+    "Models are the catalogue's, at its batch sizes and float32 seconds of a "
+    "V100; an A100 is "
+    f"taken to compute {A100_SPEED} times as fast. The paper prints neither "
+    "batches nor seconds.",
+    "Selection takes the seconds of table 3, a line through the four sizes (4 "
+    "bytes an element): "
+    "the GPU's within the backward pass, the CPU's where it is offloaded. "
+    "Ok-Topk and SparDL "
+    "select once from the whole gradient, on the GPU, when the backward pass "
+    "has ended. All GPUs "
     "are one team of SparDL, as no number of teams is printed. HiPress "
-    "selects within the backward pass. Espresso chooses for each tensor between an all-reduce, an "
-    "all-gather, and push and pull, and selects within the backward pass or on the CPU. To merge "
-    "and decode takes no time, as none is printed; nor does copying to the CPU and back.",
-    "SSFusion is read as its planner says: exclusion stops where the density of the others would "
-    "fall below 0.001. Figure 11 has rows of equation 2 as printed too, of the 56 Gbit/s that "
-    "arrive in figure 9, and of the shorter selection that figures 2 and 5 leave room for.",
+    "selects within the backward pass. Espresso chooses for each tensor between "
+    "an all-reduce, an "
+    "all-gather, and push and pull, and selects within the backward pass or on "
+    "the CPU. To merge "
+    "and decode takes no time, as none is printed; nor does copying to the CPU "
+    "and back.",
+    "SSFusion is read as its planner says: exclusion stops where the density of "
+    "the others would "
+    "fall below 0.001. Figure 11 has rows of equation 2 as printed too, of the "
+    "56 Gbit/s that "
+    "arrive in figure 9, and of the shorter selection that figures 2 and 5 "
+    "leave room for.",
     *(
-        f"Schemes that gradwire has no planner of: {name}. Claims about it are not measured, and a "
+        f"Schemes that gradwire has no planner of: {name}. Claims about it are "
+        "not measured, and a "
         "range over all schemes without it agrees with nothing, though it can disagree."
         for name in LACKING
     ),
-    "X outperforms Y by 11 %: X does 1.11 times as much as Y in the same time. A range of the "
+    "X outperforms Y by 11 %: X does 1.11 times as much as Y in the same time. "
+    "A range of the "
     "paper agrees if ours lies within it.",
-    "In figure 12 a planner groups the tensors of a small model as those of a model of the "
+    "In figure 12 a planner groups the tensors of a small model as those of a "
+    "model of the "
     "paper's size with as many tensors, on its local cluster.",
 )
 
@@ -76,11 +97,18 @@ CONTENTS = (
         "figure 2",
         "time and accuracy by fusion degree",
         ("figure2",),
-        "its time; accuracies by degree take long trainings, table 1 has what is missing",
+        "its time; accuracies by degree take long trainings, table 1 has what "
+        "is missing",
     ),
-    Item("figure 3", "two tensors, selected apart and together", why="a doctest of selective"),
+    Item(
+        "figure 3",
+        "two tensors, selected apart and together",
+        why="a doctest of selective",
+    ),
     Item("table 1", "tensors missing by fusion degree", ("table1",)),
-    Item("figure 4", "seconds of selection by size", ("figure4",), "on a CPU, its shape"),
+    Item(
+        "figure 4", "seconds of selection by size", ("figure4",), "on a CPU, its shape"
+    ),
     Item("table 2", "small and large tensors of four models", ("table2",)),
     Item(
         "figure 5",
@@ -90,7 +118,12 @@ CONTENTS = (
     ),
     Item("figure 6", "overview of SSFusion", why=DRAWING),
     Item("figure 7", "selection hidden behind a message", why=DRAWING),
-    Item("table 3", "selection on CPU and GPU", ("table3",), "on a CPU; on a GPU it is not timed"),
+    Item(
+        "table 3",
+        "selection on CPU and GPU",
+        ("table3",),
+        "on a CPU; on a GPU it is not timed",
+    ),
     Item("figure 8", "offloading of selection", why=DRAWING),
     Item(
         "figure 9",
@@ -127,7 +160,9 @@ ssfusion = Reproduction(
     assumptions=ASSUMPTIONS,
     contents=CONTENTS,
     figures=(
-        Figure("figure2", "selection's share of the time by fusion degree", figure2, draw2),
+        Figure(
+            "figure2", "selection's share of the time by fusion degree", figure2, draw2
+        ),
         Figure("table1", "tensors missing by fusion degree", table1),
         Figure("figure4", "seconds of selection by size", figure4, draw4),
         Figure("table2", "small and large tensors of four models", table2),
@@ -139,14 +174,32 @@ ssfusion = Reproduction(
             "a few planners, replayed on 8 hosts",
             figure11_replayed,
             None,
-            frozenset({"settings", "alpha_s", "beta_s_per_byte", "host_share", "credit"}),
+            frozenset(
+                {"settings", "alpha_s", "beta_s_per_byte", "host_share", "credit"}
+            ),
         ),
         Figure("figure11", "throughput by GPUs", figure11, draw11, UNPRINTED),
-        Figure("figure12", "final scores by scheme", figure12, draw12, frozenset({POINTS})),
-        Figure("figure12_time", "seconds of an iteration on 8 GPUs", figure12_time, None, OF_TWO),
+        Figure(
+            "figure12", "final scores by scheme", figure12, draw12, frozenset({POINTS})
+        ),
+        Figure(
+            "figure12_time",
+            "seconds of an iteration on 8 GPUs",
+            figure12_time,
+            None,
+            OF_TWO,
+        ),
         Figure("figure13", "where an iteration's time goes", figure13, draw13, OF_TWO),
-        Figure("figure14", "throughput by sparsifier", figure14, draw14, OF_TWO - {"sparsifier"}),
-        Figure("figure15", "throughput by density", figure15, draw15, OF_TWO - {"density"}),
+        Figure(
+            "figure14",
+            "throughput by sparsifier",
+            figure14,
+            draw14,
+            OF_TWO - {"sparsifier"},
+        ),
+        Figure(
+            "figure15", "throughput by density", figure15, draw15, OF_TWO - {"density"}
+        ),
         Figure("figure16", "throughput by bandwidth", figure16, draw16, UNPRINTED),
         Figure("figure17", "throughput of two larger models", figure17, draw17, OF_TWO),
         Figure("table5", "share of profiling in training", table5),

@@ -24,14 +24,21 @@ TABLE_3_CPU_S = (1.49e-3, 1.81e-3, 3.22e-3, 8.74e-3)
 """Seconds of DGC's selection by size."""
 KB = 1024
 
-TABLE_5 = {"resnet152": 0.0004, "vit_large": 0.0006, "bert_large": 0.0009, "gpt2_large": 0.0008}
+TABLE_5 = {
+    "resnet152": 0.0004,
+    "vit_large": 0.0006,
+    "bert_large": 0.0009,
+    "gpt2_large": 0.0008,
+}
 """Online profiling over the training's time."""
 
 FIGURE_2: dict[str, tuple[float, float | None, float]] = {
     "resnet152": (0.241, 0.209, 0.017),
     "bert_large": (0.194, None, 0.026),
 }
-"""Sparsification over training time: tensor by tensor, at the degrees of 20 and of 100 %."""
+"""Sparsification over training time: tensor by tensor, at the degrees of 20 and of 100
+%.
+"""
 FIGURE_5_S = {
     "resnet152": (0.60, 0.82),
     "bert_large": (0.75, 0.95),
@@ -102,9 +109,17 @@ FIGURE_14: dict[str, dict[str, Range]] = {
     },
 }
 """Improvements by sparsifier; the text names them in this order before the numbers."""
-FIGURE_15: dict[float, Range] = {0.1: (0.363, 0.701), 0.05: (0.340, 0.820), 0.01: (0.255, 0.985)}
+FIGURE_15: dict[float, Range] = {
+    0.1: (0.363, 0.701),
+    0.05: (0.340, 0.820),
+    0.01: (0.255, 0.985),
+}
 """Improvements by density, ResNet-152."""
-FIGURE_16: dict[int, Range] = {10: (0.315, 0.861), 50: (0.227, 0.633), 100: (0.255, 0.985)}
+FIGURE_16: dict[int, Range] = {
+    10: (0.315, 0.861),
+    50: (0.227, 0.633),
+    100: (0.255, 0.985),
+}
 """Improvements by Gbit/s."""
 FIGURE_17: dict[str, Range] = {"gpt2_xl": (0.475, 1.097), "bloom_3b": (0.536, 1.170)}
 """Improvements for two larger models on 64 GPUs of 80 GB."""

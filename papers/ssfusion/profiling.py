@@ -1,7 +1,8 @@
 """Table 5 of SSFusion: what its online profiling takes of a training.
 
 Source: section IV-B (the first five iterations), table 4 (data sets).
-Differences from the paper: how long it trains is not printed. Lengths here are usual ones.
+Differences from the paper: how long it trains is not printed. Lengths here are usual
+ones.
 """
 
 from __future__ import annotations
@@ -36,14 +37,18 @@ LENGTHS = {
     "resnet152": IMAGENET,
     "vit_large": IMAGENET,
     "bert_large": Length(2, 87_599, "2 epochs of SQuAD"),
-    "gpt2_large": Length(10, 103_227_021 // 512, "10 epochs of WikiText-103 in windows of 512"),
+    "gpt2_large": Length(
+        10, 103_227_021 // 512, "10 epochs of WikiText-103 in windows of 512"
+    ),
 }
 
 
 def table5(
     ask: Ask, models: Sequence[str] = tuple(TABLE_5), num_ranks: int = RANKS[-1]
 ) -> Findings:
-    """Seconds of planning, measured, and of five iterations, simulated, over the training's."""
+    """Seconds of planning, measured, and of five iterations, simulated, over the
+    training's.
+    """
     rows: list[Row] = []
     cluster = CLOUD.cluster(num_ranks)
     for done, model in ask.each(models):
@@ -77,8 +82,10 @@ def claim_of(row: Row) -> Claim:
     return Claim(
         f"online profiling takes {100 * stated:.2f} % of {row['name']}'s training",
         "experiment 8, table 5",
-        f"{100 * number(row, 'fraction'):.3f} % of {row['training']}, {row['num_steps']} steps",
+        f"{100 * number(row, 'fraction'):.3f} % of {row['training']}, "
+        f"{row['num_steps']} steps",
         None,
-        f"how long the paper trains is not printed; {100 * stated:.2f} % would be {needed:.0f} "
+        f"how long the paper trains is not printed; {100 * stated:.2f} % would "
+        f"be {needed:.0f} "
         "steps",
     )

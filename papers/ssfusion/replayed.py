@@ -1,8 +1,8 @@
 """Figure 11 of SSFusion on real links: a few planners, replayed on eight shaped hosts.
 
-The runtime, selections and bytes are real, and computation is waiting (``gradwire bench
-schedule``). Eight hosts share this machine's cores, so links and gradients are smaller than those
-they stand for, and selections are a CPU's.
+The runtime, selections and bytes are real, and computation is waiting
+(``gradwire bench schedule``). Eight hosts share this machine's cores, so links and
+gradients are smaller than those they stand for, and selections are a CPU's.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ PLANNERS = (DENSE, *RIVALS, SSFUSION, OURS)
 MODELS = ("resnet50", "bert_base")
 """Models that eight ranks can hold here beside each other; the paper's are larger."""
 RATE_BYTES_PER_S = 1.25e8
-"""A link of 1 Gbit/s: on eight hosts dense gradients then take several times the computation."""
+"""A link of 1 Gbit/s: on eight hosts dense gradients then take several times the
+computation.
+"""
 SCALE = 32.0
 SLOWDOWN = 4.0
 """The factors of bytes and rates, and of all seconds.
 
-At a slowdown of 1 eight ranks' selections wait for two cores, which made plans that encode each
-tensor early 1.6 times as long as simulated.
+At a slowdown of 1 eight ranks' selections wait for two cores, which made plans that
+encode each tensor early 1.6 times as long as simulated.
 """
 
 
@@ -53,8 +55,13 @@ def figure11_replayed(ask: Ask, models: Sequence[str] = MODELS) -> Findings:
 
 
 def claim(rows: Sequence[Row]) -> Claim:
-    """The paper's gain over all others, beside that over those replayed here; never alike."""
-    stated = min(low for low, _ in FIGURE_11.values()), max(high for _, high in FIGURE_11.values())
+    """The paper's gain over all others, beside that over those replayed here; never
+    alike.
+    """
+    stated = (
+        min(low for low, _ in FIGURE_11.values()),
+        max(high for _, high in FIGURE_11.values()),
+    )
     found = [gain(rows, model, SSFUSION, RIVALS) for model in models_of(rows)]
     told = f"{shown((min(found), max(found)))} over {' and '.join(RIVALS)}"
     why = "8 hosts, smaller models and a CPU's selections, where the paper has 64 GPUs"
@@ -63,7 +70,9 @@ def claim(rows: Sequence[Row]) -> Claim:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """A sentence for each model: gradwire's planner over the best other, and the bound on that."""
+    """A sentence for each model: gradwire's planner over the best other, and the bound
+    on that.
+    """
     told = []
     for model in models_of(rows):
         own = {str(row["name"]): row for row in rows if row["model"] == model}
@@ -72,8 +81,10 @@ def notes(rows: Sequence[Row]) -> list[str]:
         bound = number(own[best], "measured_s") / number(own[best], "compute_s")
         off = max(abs(number(row, "fraction_error")) for row in own.values())
         told.append(
-            f"{model}: {OURS} takes 1/{1 + gain(rows, model, OURS, others):.2f} of {best}'s "
-            f"seconds, the best other's; computation alone bounds that at 1/{bound:.2f}. Simulated "
+            f"{model}: {OURS} takes 1/{1 + gain(rows, model, OURS, others):.2f} "
+            f"of {best}'s "
+            "seconds, the best other's; computation alone bounds that at "
+            f"1/{bound:.2f}. Simulated "
             f"seconds are at most {100 * off:.0f} % off"
         )
     return told
@@ -81,7 +92,11 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 def gain(rows: Sequence[Row], model: str, ours: str, others: Sequence[str]) -> float:
     """How much more than the best of others a planner does in the same time."""
-    took_s = {str(row["name"]): number(row, "measured_s") for row in rows if row["model"] == model}
+    took_s = {
+        str(row["name"]): number(row, "measured_s")
+        for row in rows
+        if row["model"] == model
+    }
     return min(took_s[name] for name in others) / took_s[ours] - 1
 
 

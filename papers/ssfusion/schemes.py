@@ -1,4 +1,5 @@
-"""Figure 5 of SSFusion: per-tensor, multi-tensor and selective sparsification, simulated.
+"""Figure 5 of SSFusion: per-tensor, multi-tensor and selective sparsification,
+simulated.
 
 Groups are Cupcake's in all three. Only what is sparsified in them differs.
 """
@@ -31,14 +32,16 @@ MULTI = "multi-tensor"
 SELECTIVE = "selective"
 NEAR = 0.05
 CLOSE = 0.1
-"""Within which a share counts as the paper's, where a quarter of it is more, and an iteration as
-close to another one."""
+"""Within which a share counts as the paper's, where a quarter of it is more, and an
+iteration as close to another one.
+"""
 PLACE = "section III-C, figure 5"
 
 
 def apart(profile: Profile, groups: Sequence[list[Arrival]], small: int) -> Plan:
-    """The plan of groups in which each tensor of more than ``small`` elements is sparsified by
-    itself, in the backward pass, and the others travel dense."""
+    """The plan of groups in which each tensor of more than ``small`` elements is
+    sparsified by itself, in the backward pass, and the others travel dense.
+    """
     messages = []
     exchanges = {}
     for number_, group in enumerate(groups):
@@ -81,7 +84,9 @@ def figure5(ask: Ask, models: Sequence[str] = tuple(FIGURE_5_S)) -> Findings:
         groups = best_fusion(arrivals(profile), cost)
         plans = {
             PER_TENSOR: apart(profile, groups, 0),
-            MULTI: flat_plan("multi-tensor", profile, groups, SPARSIFIER, DENSITY, inline=True),
+            MULTI: flat_plan(
+                "multi-tensor", profile, groups, SPARSIFIER, DENSITY, inline=True
+            ),
             SELECTIVE: apart(profile, groups, SMALL_NUMEL),
         }
         own: list[Row] = []
@@ -105,38 +110,48 @@ def figure5(ask: Ask, models: Sequence[str] = tuple(FIGURE_5_S)) -> Findings:
 
 
 def claims_of(model: str, rows: Sequence[Row]) -> list[Claim]:
-    """Selective against per-tensor sparsification, and against multi-tensor sparsification."""
+    """Selective against per-tensor sparsification, and against multi-tensor
+    sparsification.
+    """
     own = {str(row["name"]): row for row in rows}
     taken = {name: number(row, "iteration_s") for name, row in own.items()}
     stated = 1 - FIGURE_5_S[model][0] / FIGURE_5_S[model][1]
     found = 1 - taken[SELECTIVE] / taken[PER_TENSOR]
     more = taken[SELECTIVE] / taken[MULTI] - 1
     is_close = abs(more) <= CLOSE
-    saved = number(own[PER_TENSOR], "num_selections") - number(own[SELECTIVE], "num_selections")
+    saved = number(own[PER_TENSOR], "num_selections") - number(
+        own[SELECTIVE], "num_selections"
+    )
     selected = number(own[PER_TENSOR], "selection_s") / taken[PER_TENSOR]
     left = number(own[SELECTIVE], "selection_s") / taken[SELECTIVE]
     return [
         effect(
-            f"selective sparsification takes {FIGURE_5_S[model][0]} s for {model}, per-tensor "
+            f"selective sparsification takes {FIGURE_5_S[model][0]} s for "
+            f"{model}, per-tensor "
             f"{FIGURE_5_S[model][1]} s: {100 * stated:.0f} % less",
             PLACE,
-            f"{taken[SELECTIVE]:.2f} and {taken[PER_TENSOR]:.2f} s: {100 * found:.0f} % less",
+            f"{taken[SELECTIVE]:.2f} and {taken[PER_TENSOR]:.2f} s: "
+            f"{100 * found:.0f} % less",
             found,
             stated,
-            f"selection is {100 * selected:.0f} % of the per-tensor iteration, and {saved:.0f} of "
+            f"selection is {100 * selected:.0f} % of the per-tensor iteration, "
+            f"and {saved:.0f} of "
             f"{number(own[PER_TENSOR], 'num_selections'):.0f} selections are left out",
             NEAR,
         ),
         Claim(
-            "selective sparsification takes about as long as multi-tensor sparsification",
+            "selective sparsification takes about as long as multi-tensor "
+            "sparsification",
             PLACE,
-            f"{model}: {taken[SELECTIVE]:.2f} against {taken[MULTI]:.2f} s, {100 * more:+.0f} %; "
+            f"{model}: {taken[SELECTIVE]:.2f} against {taken[MULTI]:.2f} s, "
+            f"{100 * more:+.0f} %; "
             f"about as long: within {100 * CLOSE:g} %",
             is_close,
             ""
             if is_close
             else f"{number(own[SELECTIVE], 'num_selections'):.0f} selections are left, "
-            f"{100 * left:.0f} % of its iteration, where multi-tensor sparsification has "
+            f"{100 * left:.0f} % of its iteration, where multi-tensor "
+            "sparsification has "
             f"{number(own[MULTI], 'num_selections'):.0f}",
         ),
     ]
@@ -148,8 +163,12 @@ def draw5(rows: Sequence[Row], path: Path) -> Path:
     names = list(dict.fromkeys(str(row["name"]) for row in rows))
     taken = {(row["name"], row["model"]): row["iteration_s"] for row in rows}
     drawn: list[Row] = [
-        {"name": name, **{f"{model}_s": taken[name, model] for model in models}} for name in names
+        {"name": name, **{f"{model}_s": taken[name, model] for model in models}}
+        for name in names
     ]
     return bars.draw(
-        drawn, path, keys=[f"{model}_s" for model in models], title="An iteration, simulated"
+        drawn,
+        path,
+        keys=[f"{model}_s" for model in models],
+        title="An iteration, simulated",
     )

@@ -1,4 +1,6 @@
-"""Table 2 of SSFusion: small and large tensors of four models, counted in the catalogue."""
+"""Table 2 of SSFusion: small and large tensors of four models, counted in the
+catalogue.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from .printed import SMALL_NUMEL, TABLE_2
 
 
 def table2(ask: Ask, models: Sequence[str] = tuple(TABLE_2)) -> Findings:
-    """The share of small tensors, those of up to 102,400 elements, in number and in size."""
+    """The share of small tensors, those of up to 102,400 elements, in number and in
+    size.
+    """
     rows = [_row(model) for model in models]
     return Findings(tuple(rows), tuple(claim_of(row) for row in rows))
 
@@ -32,13 +36,16 @@ def _row(model: str) -> Row:
 
 
 def claim_of(row: Row) -> Claim:
-    """The printed shares of one model beside the row's; both must agree to the last decimal."""
+    """The printed shares of one model beside the row's; both must agree to the last
+    decimal.
+    """
     stated, size = TABLE_2[str(row["name"])]
     ours = number(row, "fraction_small")
     ours_of_size = number(row, "fraction_small_in_size")
     why = [*_why_number(row, stated), *_why_size(row, size)]
     return Claim(
-        f"{100 * stated:.2f} % of {row['name']}'s tensors are small, and {100 * size:.2f} % of "
+        f"{100 * stated:.2f} % of {row['name']}'s tensors are small, and "
+        f"{100 * size:.2f} % of "
         "its size",
         "table 2",
         f"{100 * ours:.2f} % ({row['num_small']} of {row['num_tensors']}), and "
@@ -65,7 +72,8 @@ def _why_size(row: Row, stated: float) -> list[str]:
     if _is_printed(found, stated):
         return []
     return [
-        f"of the size they are {100 * found:.2f} %, and of the large ones' {100 * over:.2f} %"
+        f"of the size they are {100 * found:.2f} %, and of the large ones' "
+        f"{100 * over:.2f} %"
         + (", which is what is printed" if _is_printed(over, stated) else "")
     ]
 
@@ -76,7 +84,8 @@ def _is_printed(found: float, stated: float) -> bool:
 
 
 def nearest(stated: float, count: int) -> tuple[int, int]:
-    """The number of small tensors and of all nearest ``count`` whose share is printed as stated.
+    """The number of small tensors and of all nearest ``count`` whose share is printed
+    as stated.
 
     >>> nearest(0.6276, 392)
     (246, 392)

@@ -38,7 +38,9 @@ LITERAL = replace(COMMON, bound="none")
 """SSFusion with equation 2 as printed, which may send everything dense."""
 
 
-def figure11(ask: Ask, models: Sequence[str] = MODELS, ranks: Sequence[int] = RANKS) -> Findings:
+def figure11(
+    ask: Ask, models: Sequence[str] = MODELS, ranks: Sequence[int] = RANKS
+) -> Findings:
     """Throughput on 16 to 64 GPUs, and on the most of them under other readings."""
     if ask.quick:
         models = models[:2]
@@ -62,11 +64,22 @@ def figure11(ask: Ask, models: Sequence[str] = MODELS, ranks: Sequence[int] = RA
     for variant, others, stated in FIGURE_11_OVER:
         says = f"{VARIANTS[variant]} outperforms {' and '.join(others)}"
         claims.append(
-            improvement(main, stated, says, "experiment 1", ours=VARIANTS[variant], others=others)
+            improvement(
+                main,
+                stated,
+                says,
+                "experiment 1",
+                ours=VARIANTS[variant],
+                others=others,
+            )
         )
     claims += [_offloading(main), _interleaving(main)]
     claims += [widening(where(main, model=model), model) for model in models]
-    fewer = [f"of {', '.join(models)} on {ranks[0]} and {most} GPUs only"] if ask.quick else []
+    fewer = (
+        [f"of {', '.join(models)} on {ranks[0]} and {most} GPUs only"]
+        if ask.quick
+        else []
+    )
     ranks_note = order_note(main, ask.earlier.get("figure11_replayed"))
     notes = (ranks_note, *dense_notes(rows), *_ranges(rows), *fewer)
     return Findings(tuple(rows), tuple(claims), notes)
@@ -76,22 +89,38 @@ def order_note(rows: Sequence[Row], replayed: Findings | None) -> str:
     """The order of SSFusion and Cupcake, simulated and on real links."""
     gains = over(rows, SSFUSION, [CUPCAKE]).values()
     simulated = [gain > 0 for gain in gains]
-    told = f"{SSFUSION} is faster than {CUPCAKE} in {sum(simulated)} of {len(simulated)} simulated"
+    told = (
+        f"{SSFUSION} is faster than {CUPCAKE} in {sum(simulated)} of "
+        f"{len(simulated)} simulated"
+    )
     if replayed is None or not replayed.rows:
         return (
-            f"{told} comparisons. On real links the order may be the other: figure11_replayed was "
-            "not measured before this, and in docs/measured.md SSFusion is 1.34 times as fast on "
+            f"{told} comparisons. On real links the order may be the other: "
+            "figure11_replayed was "
+            "not measured before this, and in docs/measured.md SSFusion is 1.34 "
+            "times as fast on "
             "bert_base"
         )
-    taken = {(row["model"], row["name"]): number(row, "measured_s") for row in replayed.rows}
-    pairs = {m: (taken[m, "ssfusion"], taken[m, "cupcake"]) for m in models_of(replayed.rows)}
+    taken = {
+        (row["model"], row["name"]): number(row, "measured_s") for row in replayed.rows
+    }
+    pairs = {
+        m: (taken[m, "ssfusion"], taken[m, "cupcake"]) for m in models_of(replayed.rows)
+    }
     real = [ours < other for ours, other in pairs.values()]
-    seconds = "; ".join(f"{m} {ours:.2f} and {other:.2f} s" for m, (ours, other) in pairs.items())
+    seconds = "; ".join(
+        f"{m} {ours:.2f} and {other:.2f} s" for m, (ours, other) in pairs.items()
+    )
     alike = len({*simulated, *real}) == 1
     return (
-        f"{told} comparisons, and in {sum(real)} of {len(real)} that figure11_replayed measured on "
+        f"{told} comparisons, and in {sum(real)} of {len(real)} that "
+        "figure11_replayed measured on "
         f"real links ({seconds}): "
-        + ("both rank them alike" if alike else "the two rank them differently, so trust neither")
+        + (
+            "both rank them alike"
+            if alike
+            else "the two rank them differently, so trust neither"
+        )
     )
 
 
@@ -99,7 +128,8 @@ def _ranges(rows: Sequence[Row]) -> list[str]:
     """A sentence for each reading: the gains of SSFusion-(O+I) under it."""
     return [
         f"{name}: {SSFUSION} over all of {', '.join(RIVALS)} "
-        f"{shown(range_of(over(where(rows, reading=name), SSFUSION, RIVALS).values()))}, over -O "
+        f"{shown(range_of(over(where(rows, reading=name), SSFUSION, RIVALS).values()))}, "
+        "over -O "
         f"{shown(range_of(over(where(rows, reading=name), SSFUSION, [VARIANTS['o']]).values()))}"
         for name in readings(rows)
     ]
@@ -124,7 +154,8 @@ def offloaded(pair: Sequence[Row], case: str) -> str:
     share = number(other, "selection_s") / number(other, "iteration_s")
     return (
         f"{case} offloading takes {1e3 * less_s:.0f} ms off an iteration of "
-        f"{1e3 * number(other, 'iteration_s'):.0f} ms, {100 * share:.0f} % of which is selection"
+        f"{1e3 * number(other, 'iteration_s'):.0f} ms, {100 * share:.0f} % of "
+        "which is selection"
     )
 
 
@@ -140,21 +171,29 @@ def _interleaving(rows: Sequence[Row]) -> Claim:
 
 
 def interleaved(pair: Sequence[Row], case: str) -> str:
-    """How much there is for an all-reduce to shorten: what is dense, and what is not hidden."""
+    """How much there is for an all-reduce to shorten: what is dense, and what is not
+    hidden.
+    """
     _, other = pair
     exposed = number(other, "communication_s") / number(other, "iteration_s")
     most = 1 / (1 - exposed) - 1
     return (
-        f"{case} {100 * number(other, 'fraction_dense'):.1f} % of what {other['name']} sends "
-        f"is dense, and {100 * exposed:.1f} % of its iteration is communication that is not "
+        f"{case} {100 * number(other, 'fraction_dense'):.1f} % of what "
+        f"{other['name']} sends "
+        f"is dense, and {100 * exposed:.1f} % of its iteration is communication "
+        "that is not "
         f"hidden: without any it would gain {100 * most:.1f} %"
     )
 
 
 def widening(rows: Sequence[Row], model: str) -> Claim:
-    """Whether the largest gain over the paper's schemes grows with the number of GPUs."""
+    """Whether the largest gain over the paper's schemes grows with the number of
+    GPUs.
+    """
     ranks = sorted({int(number(row, "num_ranks")) for row in rows})
-    most = {n: max(over(where(rows, num_ranks=n), SSFUSION, RIVALS).values()) for n in ranks}
+    most = {
+        n: max(over(where(rows, num_ranks=n), SSFUSION, RIVALS).values()) for n in ranks
+    }
     gains = list(most.values())
     widens = gains == sorted(gains) and gains[0] < gains[-1]
     (last,) = where(rows, num_ranks=ranks[-1], name=SSFUSION)
@@ -165,16 +204,20 @@ def widening(rows: Sequence[Row], model: str) -> Claim:
     return Claim(
         "the gap between SSFusion and the others widens as the cluster grows",
         "experiment 7",
-        f"{model}, at most: " + ", ".join(f"{100 * g:.1f} % on {n}" for n, g in most.items()),
+        f"{model}, at most: "
+        + ", ".join(f"{100 * g:.1f} % on {n}" for n, g in most.items()),
         widens,
         ""
         if widens
-        else f"what grows with GPUs is communication; on {ranks[-1]} an iteration is {shares}",
+        else f"what grows with GPUs is communication; on {ranks[-1]} an iteration is "
+        f"{shares}",
     )
 
 
 def draw11(rows: Sequence[Row], path: Path) -> Path:
-    """Draws samples a second over GPUs, with a panel for each model and a line for each scheme."""
+    """Draws samples a second over GPUs, with a panel for each model and a line for each
+    scheme.
+    """
     main = where(rows, reading=CLOUD.name)
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for row in main:

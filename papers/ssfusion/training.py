@@ -1,8 +1,10 @@
-"""Trainings that figure 12 of SSFusion is made of: models, schemes, and what each ended with.
+"""Trainings that figure 12 of SSFusion is made of: models, schemes, and what each ended
+with.
 
-All schemes take the same batches, steps, learning rates and first values, and nothing is tuned for
-any of them. A planner's scheme trains on the groups that it makes of a model with the same tensors,
-all enlarged to the size of one of the paper's (``Trained.alike``), whose seconds they share.
+All schemes take the same batches, steps, learning rates and first values, and nothing
+is tuned for any of them. A planner's scheme trains on the groups that it makes of a
+model with the same tensors, all enlarged to the size of one of the paper's
+(``Trained.alike``), whose seconds they share.
 """
 
 from __future__ import annotations
@@ -57,12 +59,18 @@ class Trained:
     num_steps: int
     num_quick_steps: int
     alike: str
-    """The catalogued model whose elements and seconds its tensors share when groups are made."""
+    """The catalogued model whose elements and seconds its tensors share when groups are
+    made.
+    """
     printed: tuple[str, ...]
-    """The trainings of figure 12 that it stands for; none where the paper has no such model."""
+    """The trainings of figure 12 that it stands for; none where the paper has no such
+    model.
+    """
     less_is_better: bool
     missing: Callable[[], str | None] = lambda: None
-    """A function that says why its data are not here and how to get them; None if they are."""
+    """A function that says why its data are not here and how to get them; None if they
+    are.
+    """
 
     def steps(self, quick: bool) -> int:
         return self.num_quick_steps if quick else self.num_steps
@@ -78,7 +86,9 @@ MODELS = (
         ("LSTM, perplexity",),
         less_is_better=True,
     ),
-    Trained("gpt", partial(make_task, "gpt"), 200, 20, "gpt2_large", (), less_is_better=True),
+    Trained(
+        "gpt", partial(make_task, "gpt"), 200, 20, "gpt2_large", (), less_is_better=True
+    ),
     Trained(
         "convnet",
         partial(fashion_convnet, batch=16, num_held_out=2000),
@@ -111,17 +121,22 @@ SCHEMES = (
     Scheme(OMGS, planner="omgs"),
     Scheme(CUPCAKE, planner="cupcake"),
 )
-"""HiPress and Espresso sparsify tensor by tensor, so the row of that name is theirs too."""
+"""HiPress and Espresso sparsify tensor by tensor, so the row of that name is theirs
+too.
+"""
 
 
 def enlarged(task: TrainingTask, model: str) -> Profile:
-    """A profile of a task's tensors, all enlarged by one factor to the size of a catalogued model.
+    """A profile of a task's tensors, all enlarged by one factor to the size of a
+    catalogued model.
 
     That model's seconds are shared among them by elements.
     """
     like = catalogue.load(model)
     with torch.device("meta"):
-        parameters = [one for one in task.make_model().named_parameters() if one[1].requires_grad]
+        parameters = [
+            one for one in task.make_model().named_parameters() if one[1].requires_grad
+        ]
     numels = [prod(one.shape) for _, one in parameters]
     whole = like.size_bytes // 4
     layers = []
@@ -130,7 +145,9 @@ def enlarged(task: TrainingTask, model: str) -> Profile:
         layers.append(
             Layer(
                 name=name,
-                tensors=(ProfiledTensor(name=name, shape=(max(1, round(share * whole)),)),),
+                tensors=(
+                    ProfiledTensor(name=name, shape=(max(1, round(share * whole)),)),
+                ),
                 forward_s=share * like.forward_s,
                 backward_s=share * like.backward_s,
             )
@@ -157,7 +174,9 @@ def exchange_of(scheme: Scheme, task: TrainingTask, alike: str) -> tuple[Exchang
 
 
 def grouped(plan: Plan, profile: Profile) -> Grouped:
-    """The exchange that carries out a plan of whole tensors, for a model with as many tensors."""
+    """The exchange that carries out a plan of whole tensors, for a model with as many
+    tensors.
+    """
     names = [one.name for layer in profile.layers for one in layer.tensors]
     place = {name: at for at, name in enumerate(names)}
     made = exchanges_of(plan)
@@ -180,7 +199,12 @@ class Run:
 
     def path(self, folder: Path) -> Path:
         """The file that the training is kept in."""
-        parts = (self.model.name, self.model.steps(self.quick), self.scheme.name, self.seed)
+        parts = (
+            self.model.name,
+            self.model.steps(self.quick),
+            self.scheme.name,
+            self.seed,
+        )
         name = "-".join([*map(str, parts), __version__]).replace(" ", "_")
         return folder / FOLDER / f"{name}.json"
 

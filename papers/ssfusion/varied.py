@@ -1,4 +1,6 @@
-"""Figures 14 to 17 of SSFusion: throughput by sparsifier, density, rate and model, simulated."""
+"""Figures 14 to 17 of SSFusion: throughput by sparsifier, density, rate and model,
+simulated.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,28 @@ from gradwire_bench.report import bars
 
 from ..frame import Ask, Claim, Findings, Row
 from ..rows import number
-from .compare import Case, compared, dense_notes, difference, improvement, over, readings, where
+from .compare import (
+    Case,
+    compared,
+    dense_notes,
+    difference,
+    improvement,
+    over,
+    readings,
+    where,
+)
 from .contenders import COMMON, SSFUSION, UNCOMPRESSED, VARIANTS
 from .latency import slowness
-from .printed import ESPRESSO, FIGURE_14, FIGURE_15, FIGURE_16, FIGURE_17, OKTOPK, OMGS, SPARDL
+from .printed import (
+    ESPRESSO,
+    FIGURE_14,
+    FIGURE_15,
+    FIGURE_16,
+    FIGURE_17,
+    OKTOPK,
+    OMGS,
+    SPARDL,
+)
 from .setting import CLOUD, RANKS, Reading
 from .throughput import interleaved
 
@@ -26,11 +46,15 @@ def figure14(
     num_ranks: int = RANKS[-1],
     slower: Mapping[str, float] | None = None,
 ) -> Findings:
-    """Throughput by sparsifier: each takes as many times DGC's seconds as it does on this CPU."""
+    """Throughput by sparsifier: each takes as many times DGC's seconds as it does on
+    this CPU.
+    """
     factors = slowness(ask) if slower is None else dict(slower)
     reading = replace(CLOUD, slower=factors)
     choices = [replace(COMMON, sparsifier=name) for name in FIGURE_14[models[0]]]
-    cases = [Case(reading, model, num_ranks, one) for model, one in product(models, choices)]
+    cases = [
+        Case(reading, model, num_ranks, one) for model, one in product(models, choices)
+    ]
     rows = compared(ask, cases)
     claims = [
         improvement(
@@ -49,16 +73,21 @@ def figure14(
         (
             f"seconds over DGC's on this CPU: {told}",
             "Ok-Topk and SparDL select in their own way, whatever the sparsifier",
-            "which printed range is of which sparsifier is not said: the order is that in which "
+            "which printed range is of which sparsifier is not said: the order "
+            "is that in which "
             "experiment 4 first names them",
         ),
     )
 
 
-def figure15(ask: Ask, model: str = "resnet152", num_ranks: int = RANKS[-1]) -> Findings:
+def figure15(
+    ask: Ask, model: str = "resnet152", num_ranks: int = RANKS[-1]
+) -> Findings:
     """Throughput by density."""
     choices = {density: replace(COMMON, density=density) for density in FIGURE_15}
-    rows = compared(ask, [Case(CLOUD, model, num_ranks, one) for one in choices.values()])
+    rows = compared(
+        ask, [Case(CLOUD, model, num_ranks, one) for one in choices.values()]
+    )
     claims = [
         improvement(
             where(rows, density=density),
@@ -75,10 +104,16 @@ def denser_claim(rows: Sequence[Row], density: float) -> Claim:
     """Whether Ok-Topk and SparDL are ahead of Espresso and OMGS where much is sent."""
     own = {str(row["name"]): row for row in where(rows, density=density)}
     ahead = {name: number(own[name], "iteration_s") for name in (OKTOPK, SPARDL)}
-    behind = {name: number(own[name], "iteration_s") for name in (ESPRESSO, OMGS) if name in own}
+    behind = {
+        name: number(own[name], "iteration_s")
+        for name in (ESPRESSO, OMGS)
+        if name in own
+    }
     is_so = max(ahead.values()) < min(behind.values())
     lacking = [name for name in (ESPRESSO, OMGS) if name not in own]
-    told = ", ".join(f"{name} {1e3 * taken:.0f} ms" for name, taken in (ahead | behind).items())
+    told = ", ".join(
+        f"{name} {1e3 * taken:.0f} ms" for name, taken in (ahead | behind).items()
+    )
     fastest = min(behind, key=behind.__getitem__)
     return Claim(
         f"at density {density:g} Ok-Topk and SparDL are faster than Espresso and OMGS",
@@ -92,13 +127,18 @@ def denser_claim(rows: Sequence[Row], density: float) -> Claim:
 
 
 def figure16(
-    ask: Ask, models: Sequence[str] = ("resnet152", "bert_large"), num_ranks: int = RANKS[-1]
+    ask: Ask,
+    models: Sequence[str] = ("resnet152", "bert_large"),
+    num_ranks: int = RANKS[-1],
 ) -> Findings:
     """Throughput by bandwidth; the claims are for the first of the models."""
     by_rate = {
-        rate: Reading(f"links of {rate} Gbit/s", rate, CLOUD.gpu_speed) for rate in FIGURE_16
+        rate: Reading(f"links of {rate} Gbit/s", rate, CLOUD.gpu_speed)
+        for rate in FIGURE_16
     }
-    cases = [Case(one, model, num_ranks) for model, one in product(models, by_rate.values())]
+    cases = [
+        Case(one, model, num_ranks) for model, one in product(models, by_rate.values())
+    ]
     rows = compared(ask, cases)
     claims = [
         improvement(
@@ -113,7 +153,8 @@ def figure16(
         tuple(rows),
         (*claims, *_by_rate(rows, models)),
         (
-            f"the model is not named; {models[0]} is taken, as the range at 100 Gbit/s is that of "
+            f"the model is not named; {models[0]} is taken, as the range at 100 "
+            "Gbit/s is that of "
             "experiment 5 at density 0.01",
             *dense_notes(rows),
         ),
@@ -126,12 +167,15 @@ def _by_rate(rows: Sequence[Row], models: Sequence[str]) -> list[Claim]:
     for model in models:
         own = {name: where(rows, model=model, reading=name) for name in readings(rows)}
         gains = {
-            name: max(over(each, SSFUSION, [VARIANTS["o"]]).values()) for name, each in own.items()
+            name: max(over(each, SSFUSION, [VARIANTS["o"]]).values())
+            for name, each in own.items()
         }
         slowest, *others = gains
         agrees = gains[slowest] > max(gains[name] for name in others)
         (row,) = where(own[slowest], name=VARIANTS["o"])
-        told = ", ".join(f"{100 * gain:.1f} % with {name}" for name, gain in gains.items())
+        told = ", ".join(
+            f"{100 * gain:.1f} % with {name}" for name, gain in gains.items()
+        )
         claims.append(
             Claim(
                 "interleaved communication gains more on slower networks",
@@ -147,7 +191,9 @@ def _by_rate(rows: Sequence[Row], models: Sequence[str]) -> list[Claim]:
 def figure17(
     ask: Ask, models: Sequence[str] = tuple(FIGURE_17), num_ranks: int = RANKS[-1]
 ) -> Findings:
-    """Throughput of two larger models on 64 GPUs. Whether they fit a GPU's memory is not asked."""
+    """Throughput of two larger models on 64 GPUs. Whether they fit a GPU's memory is
+    not asked.
+    """
     rows = compared(ask, [Case(CLOUD, model, num_ranks) for model in models])
     claims = [
         improvement(
@@ -169,11 +215,15 @@ def figure17(
 
 
 def draw_by(rows: Sequence[Row], path: Path, *, key: str) -> Path:
-    """Draws bars of samples a second over those of plain all-reduces, a panel for each ``key``."""
+    """Draws bars of samples a second over those of plain all-reduces, a panel for each
+    ``key``.
+    """
     panels: dict[str, dict[str, object]] = {}
     for row in rows:
         at = f"speedup_{row[key]}, {row['model']}"
-        (plain,) = where(rows, **{key: row[key]}, model=row["model"], name=UNCOMPRESSED[0])
+        (plain,) = where(
+            rows, **{key: row[key]}, model=row["model"], name=UNCOMPRESSED[0]
+        )
         speed = number(row, "throughput") / number(plain, "throughput")
         panels.setdefault(str(row["name"]), {})[at] = speed
     drawn: list[Row] = [{"name": name, **own} for name, own in panels.items()]

@@ -1,4 +1,6 @@
-"""Figures 11 and 14 of US-Byte: communication not hidden, and speed by bandwidth, by the model."""
+"""Figures 11 and 14 of US-Byte: communication not hidden, and speed by bandwidth, by
+the model.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,9 @@ UP_TO = {"vgg16": (0.24, 20), "bert_base": (0.21, 20), "resnet50": (0.20, 10)}
 AT_60 = {"bytescheduler": (0.04, 0.07), "wfbp": (0.09, 0.15)}
 """The ranges of US-Byte's gains at 60 Gbit/s."""
 NEAR = 0.05
-"""How far a gain of ours may lie from the paper's, and agree, where a quarter of it is more; what a
-stable speed may lose."""
+"""How far a gain of ours may lie from the paper's, and agree, where a quarter of it is
+more; what a stable speed may lose.
+"""
 HIDDEN = 0.05
 """The share of computation below which what is not hidden counts as almost nothing."""
 
@@ -40,7 +43,9 @@ def figure11(
     ranks: Sequence[int] = NODES,
     trials: int | None = None,
 ) -> Findings:
-    """Computation, and communication that is not hidden, by planner, settings searched for."""
+    """Computation, and communication that is not hidden, by planner, settings searched
+    for.
+    """
     trials = trials or (QUICK_TRIALS if ask.quick else TRIALS)
     rows: list[Row] = []
     for done, (model, num_ranks) in ask.each(list(product(models, ranks))):
@@ -48,7 +53,9 @@ def figure11(
         profile = profile_of(model)
         compute_s = profile.forward_s + profile.backward_s
         found = compare(OURS, model, num_ranks, trials).seconds
-        exposed = {f"exposed_{name}_s": taken - compute_s for name, taken in found.items()}
+        exposed = {
+            f"exposed_{name}_s": taken - compute_s for name, taken in found.items()
+        }
         row: Row = {"name": model, "num_ranks": num_ranks, "compute_s": compute_s}
         rows.append(row | exposed)
     claims = [least_claim(rows, rival) for rival in AT_60]
@@ -67,9 +74,12 @@ def least_claim(rows: Sequence[Row], rival: str) -> Claim:
     }
     more = [case for case, (ours, other) in pairs.items() if ours > other]
     agrees = not more and any(ours < other for ours, other in pairs.values())
-    told = ", ".join(f"{case} {one:.0f} ms for {other:.0f}" for case, (one, other) in pairs.items())
+    told = ", ".join(
+        f"{case} {one:.0f} ms for {other:.0f}" for case, (one, other) in pairs.items()
+    )
     why = (
-        f"{'; '.join(more)}: with its own settings searched for, a credit hides {SHOWN[rival]}'s "
+        f"{'; '.join(more)}: with its own settings searched for, a credit hides "
+        f"{SHOWN[rival]}'s "
         "latencies at no cost under the model"
     )
     return Claim(
@@ -87,7 +97,8 @@ def grows_claim(rows: Sequence[Row], model: str) -> Claim:
     exposed = [1e3 * number(row, "exposed_wfbp_s") for row in own]
     grows = exposed == sorted(exposed) and exposed[-1] > exposed[0]
     told = ", ".join(
-        f"{taken:.0f} ms on {row['num_ranks']}" for taken, row in zip(exposed, own, strict=True)
+        f"{taken:.0f} ms on {row['num_ranks']}"
+        for taken, row in zip(exposed, own, strict=True)
     )
     return Claim(
         f"{model}: what WFBP does not hide increases with the nodes",
@@ -112,9 +123,11 @@ def figure14(
     claims += [range_claim(rows, rival) for rival in AT_60]
     claims += [stable_claim(rows, models), hidden_claim(rows)]
     notes = (
-        f"a as printed for cluster 2, b from the bandwidth; S_p is 4 Mb and ByteScheduler's credit "
+        "a as printed for cluster 2, b from the bandwidth; S_p is 4 Mb and "
+        "ByteScheduler's credit "
         f"{CREDIT}, as in section 6.7; section 6.4 does not state them",
-        "computation is that of a V100: layer times of the paper's RTX 3090 are not published",
+        "computation is that of a V100: layer times of the paper's RTX 3090 are "
+        "not published",
     )
     return Findings(tuple(rows), tuple(claims), notes)
 
@@ -122,17 +135,29 @@ def figure14(
 def _speed_row(model: str, gbit: int) -> Row:
     profile = profile_of(model)
     full = cluster_2()
-    cluster = Cluster(num_ranks=RANKS, rate_bytes_per_s=gbit * 1e9 / 8, hop_s=full.hop_s)
+    cluster = Cluster(
+        num_ranks=RANKS, rate_bytes_per_s=gbit * 1e9 / 8, hop_s=full.hop_s
+    )
     settings: dict[str, dict[str, int]] = {
         "usbyte": {"basic_partition_bytes": BASIC_BYTES},
         "bytescheduler": {"partition_bytes": BASIC_BYTES, "credit": CREDIT},
         "wfbp": {},
     }
-    plans = {name: load("planner", name)(profile, cluster, **own) for name, own in settings.items()}
-    seconds = {name: iteration_s(plan, profile, cluster) for name, plan in plans.items()}
+    plans = {
+        name: load("planner", name)(profile, cluster, **own)
+        for name, own in settings.items()
+    }
+    seconds = {
+        name: iteration_s(plan, profile, cluster) for name, plan in plans.items()
+    }
     row: Row = {"name": model, "rate_gbit": gbit}
-    row |= {f"samples_per_s_{name}": RANKS * profile.batch_size / s for name, s in seconds.items()}
-    row |= {f"fraction_over_{name}": seconds[name] / seconds["usbyte"] - 1 for name in AT_60}
+    row |= {
+        f"samples_per_s_{name}": RANKS * profile.batch_size / s
+        for name, s in seconds.items()
+    }
+    row |= {
+        f"fraction_over_{name}": seconds[name] / seconds["usbyte"] - 1 for name in AT_60
+    }
     compute_s = profile.forward_s + profile.backward_s
     latency_s = len(plans["bytescheduler"].messages) * cluster.alpha_s / CREDIT
     return row | {
@@ -144,14 +169,18 @@ def _speed_row(model: str, gbit: int) -> Row:
 def gain_claim(rows: Sequence[Row], model: str) -> Claim:
     """The printed gain over ByteScheduler at one bandwidth beside ours."""
     stated, gbit = UP_TO[model]
-    says = f"US-Byte gains up to {100 * stated:.0f} % over ByteScheduler: {model}, {gbit} Gbit/s"
+    says = (
+        f"US-Byte gains up to {100 * stated:.0f} % over ByteScheduler: {model}, "
+        f"{gbit} Gbit/s"
+    )
     place = "section 6.4, figure 14"
     row = next((r for r in rows if r["name"] == model and r["rate_gbit"] == gbit), None)
     if row is None:
         return Claim(says, place, "not measured", None)
     found = number(row, "fraction_over_bytescheduler")
     why = (
-        f"US-Byte leaves {100 * number(row, 'fraction_exposed'):.0f} % of the computation's time "
+        f"US-Byte leaves {100 * number(row, 'fraction_exposed'):.0f} % of the "
+        "computation's time "
         f"unhidden; latencies of ByteScheduler's blocks, {CREDIT} at once, are "
         f"{100 * number(row, 'fraction_latency_bytescheduler'):.0f} % of it"
     )
@@ -170,7 +199,10 @@ def range_claim(rows: Sequence[Row], rival: str) -> Claim:
         return Claim(says, place, "not measured", None)
     agrees = all(least - 0.005 <= gain <= most + 0.005 for gain in own.values())
     told = ", ".join(f"{name} {100 * gain:.0f} %" for name, gain in own.items())
-    why = "a gain follows from what is exposed, and that from layer times that are not published"
+    why = (
+        "a gain follows from what is exposed, and that from layer times that are "
+        "not published"
+    )
     return Claim(says, place, told, agrees, "" if agrees else why)
 
 
@@ -178,7 +210,9 @@ def stable_claim(rows: Sequence[Row], models: Sequence[str]) -> Claim:
     """Whether no model trains much slower at 60 than at 100 Gbit/s."""
     says = "speed remains stable from 60 to 100 Gbit/s"
     place = "section 6.4, figure 14"
-    speed = {(r["name"], r["rate_gbit"]): number(r, "samples_per_s_usbyte") for r in rows}
+    speed = {
+        (r["name"], r["rate_gbit"]): number(r, "samples_per_s_usbyte") for r in rows
+    }
     lost = {
         model: 1 - speed[model, 60] / speed[model, 100]
         for model in models
@@ -201,7 +235,9 @@ def hidden_claim(rows: Sequence[Row]) -> Claim:
     own = [row for row in rows if row["name"] == "resnet50"]
     if not own:
         return Claim(says, place, "not measured", None)
-    shares = {int(number(row, "rate_gbit")): number(row, "fraction_exposed") for row in own}
+    shares = {
+        int(number(row, "rate_gbit")): number(row, "fraction_exposed") for row in own
+    }
     agrees = all((share < HIDDEN) == (gbit >= 40) for gbit, share in shares.items())
     told = ", ".join(f"{100 * share:.1f} % at {gbit}" for gbit, share in shares.items())
     why = "under the model it is hidden where these shares of the computation are small"
@@ -216,7 +252,11 @@ def draw14(rows: Sequence[Row], path: Path) -> Path:
             point = (number(row, "rate_gbit"), number(row, f"samples_per_s_{name}"))
             panels.setdefault(str(row["name"]), {}).setdefault(shown, []).append(point)
     return curves.draw_panels(
-        panels, path, title="Speed over bandwidth", x_label="Gbit/s", y_label="samples a second"
+        panels,
+        path,
+        title="Speed over bandwidth",
+        x_label="Gbit/s",
+        y_label="samples a second",
     )
 
 
@@ -228,5 +268,9 @@ def draw11(rows: Sequence[Row], path: Path) -> Path:
             point = (number(row, "num_ranks"), number(row, f"exposed_{name}_s"))
             panels.setdefault(str(row["name"]), {}).setdefault(shown, []).append(point)
     return curves.draw_panels(
-        panels, path, title="Communication not hidden", x_label="nodes", y_label="seconds"
+        panels,
+        path,
+        title="Communication not hidden",
+        x_label="nodes",
+        y_label="seconds",
     )

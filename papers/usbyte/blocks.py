@@ -1,4 +1,6 @@
-"""Figures 15 and 16 of US-Byte: planning time and training speed over the basic partition size."""
+"""Figures 15 and 16 of US-Byte: planning time and training speed over the basic
+partition size.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,17 @@ from ..frame import Ask, Claim, Findings, Row
 from .setting import BENCHMARKS, MBIT, MODELS, RANKS, cluster_2, profile_of
 
 SIZES_MBIT = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Values of S_p. The paper states the first and the last; those between them are chosen here."""
+"""Values of S_p. The paper states the first and the last; those between them are chosen
+here.
+"""
 CREDIT = 2
-"""ByteScheduler's credit. The paper states it for its simulations only; here it is assumed for
-other figures too."""
+"""ByteScheduler's credit. The paper states it for its simulations only; here it is
+assumed for other figures too.
+"""
 STABLE = 1.25
-"""The most that planning at the worst S_p may take over the best to count as "stable"."""
+"""The most that planning at the worst S_p may take over the best to count as
+"stable".
+"""
 DROP = 0.1
 """The share of the best speed from which a loss counts as a significant drop."""
 CLOCK = time.thread_time
@@ -57,13 +64,16 @@ def figure15(
         tuple(rows),
         (_below(rows), _vgg16(rows), _stable(rows)),
         (
-            "planning is algorithm 2, and whole layers beside its blocks; both are priced on the "
+            "planning is algorithm 2, and whole layers beside its blocks; both "
+            "are priced on the "
             "virtual clock",
         ),
     )
 
 
-def _planning_s(profile: Profile, cluster: Cluster, size_mbit: float, repeats: int) -> float:
+def _planning_s(
+    profile: Profile, cluster: Cluster, size_mbit: float, repeats: int
+) -> float:
     planner = load("planner", "usbyte")
     settings = {"basic_partition_bytes": _bytes(size_mbit)}
     seconds = []
@@ -98,7 +108,9 @@ def _vgg16(rows: Sequence[Row]) -> Claim:
 
 
 def _stable(rows: Sequence[Row]) -> Claim:
-    """The claim that planning time is stable, for algorithm 2 alone as in the paper's figure."""
+    """The claim that planning time is stable, for algorithm 2 alone as in the paper's
+    figure.
+    """
     by_size: dict[object, float] = {}
     for row in rows:
         size = row["partition_mbit"]
@@ -108,15 +120,20 @@ def _stable(rows: Sequence[Row]) -> Claim:
     return Claim(
         "planning time remains stable when S_p changes",
         "section 6.5, figure 15",
-        f"all models together take {growth:.1f} times as long at the worst S_p as at the best; "
+        f"all models together take {growth:.1f} times as long at the worst S_p "
+        "as at the best; "
         f"stable: at most {STABLE:g} times",
         agrees,
-        "" if agrees else "where S_p is small more operations fit between two layers' ends",
+        ""
+        if agrees
+        else "where S_p is small more operations fit between two layers' ends",
     )
 
 
 def figure16(
-    ask: Ask, models: Sequence[str] = BENCHMARKS, sizes_mbit: Sequence[float] | None = None
+    ask: Ask,
+    models: Sequence[str] = BENCHMARKS,
+    sizes_mbit: Sequence[float] | None = None,
 ) -> Findings:
     """The predicted speed over S_p on 8 nodes of cluster 2."""
     sizes = sizes_mbit or (SIZES_MBIT[::3] if ask.quick else SIZES_MBIT)
@@ -125,8 +142,10 @@ def figure16(
         ask.report(done, f"{model} at S_p = {size:g} Mb")
         rows.append(_speed_row(profile_of(model), cluster_2(), size))
     notes = (
-        f"ByteScheduler's credit is {CREDIT}, as in section 6.7; section 6.5 does not state it",
-        "computation is that of a V100: layer times of the paper's RTX 3090 are not published",
+        f"ByteScheduler's credit is {CREDIT}, as in section 6.7; section 6.5 "
+        "does not state it",
+        "computation is that of a V100: layer times of the paper's RTX 3090 are "
+        "not published",
     )
     return Findings(tuple(rows), tuple(_speed_claims(rows)), notes)
 
@@ -134,42 +153,63 @@ def figure16(
 def _speed_row(profile: Profile, cluster: Cluster, size_mbit: float) -> Row:
     size = _bytes(size_mbit)
     plans = {
-        "usbyte": load("planner", "usbyte")(profile, cluster, basic_partition_bytes=size),
+        "usbyte": load("planner", "usbyte")(
+            profile, cluster, basic_partition_bytes=size
+        ),
         "bytescheduler": load("planner", "bytescheduler")(
             profile, cluster, partition_bytes=size, credit=CREDIT
         ),
         "wfbp": load("planner", "wfbp")(profile, cluster),
     }
-    row: Row = {"name": profile.model, "partition_mbit": size_mbit, "partition_bytes": size}
+    row: Row = {
+        "name": profile.model,
+        "partition_mbit": size_mbit,
+        "partition_bytes": size,
+    }
     for planner, plan in plans.items():
         seconds = iteration_s(plan, profile, cluster)
         row[f"samples_per_s_{planner}"] = RANKS * profile.batch_size / seconds
-    return row | {f"num_messages_{name}": len(plan.messages) for name, plan in plans.items()}
+    return row | {
+        f"num_messages_{name}": len(plan.messages) for name, plan in plans.items()
+    }
 
 
 def _speed_claims(rows: Sequence[Row]) -> list[Claim]:
     place = "section 6.5, figure 16"
-    drops = {planner: _drops(rows, planner) for planner in ("usbyte", "bytescheduler", "wfbp")}
-    shown = {name: f"{100 * min(own):.0f} to {100 * max(own):.0f} %" for name, own in drops.items()}
+    drops = {
+        planner: _drops(rows, planner)
+        for planner in ("usbyte", "bytescheduler", "wfbp")
+    }
+    shown = {
+        name: f"{100 * min(own):.0f} to {100 * max(own):.0f} %"
+        for name, own in drops.items()
+    }
     claims = [
         Claim(
             "WFBP is not affected by S_p",
             place,
             f"drops by {shown['wfbp']}",
-            *((None, WHY_NO_SIZE) if max(drops["wfbp"]) == 0 else (False, "its plans differ")),
+            *(
+                (None, WHY_NO_SIZE)
+                if max(drops["wfbp"]) == 0
+                else (False, "its plans differ")
+            ),
         )
     ]
     for planner in ("bytescheduler", "usbyte"):
         agrees = max(drops[planner]) >= DROP
         why = (
-            "under the model blocks of one layer that are sent in a row are one block, whatever "
-            "S_p is; what each basic block costs the paper's scheduler is not in its model"
+            "under the model blocks of one layer that are sent in a row are one "
+            "block, whatever "
+            "S_p is; what each basic block costs the paper's scheduler is not "
+            "in its model"
         )
         claims.append(
             Claim(
                 f"{planner} drops significantly when S_p is small",
                 place,
-                f"drops by {shown[planner]} from the best S_p to the smallest; significantly: by "
+                f"drops by {shown[planner]} from the best S_p to the smallest; "
+                "significantly: by "
                 f"{100 * DROP:g} % for one model",
                 agrees,
                 "" if agrees else why,
@@ -177,18 +217,28 @@ def _speed_claims(rows: Sequence[Row]) -> list[Claim]:
         )
     pairs = list(zip(drops["usbyte"], drops["bytescheduler"], strict=True))
     less = all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
-    ours = f"US-Byte drops by {shown['usbyte']}, ByteScheduler by {shown['bytescheduler']}"
+    ours = (
+        f"US-Byte drops by {shown['usbyte']}, ByteScheduler by {shown['bytescheduler']}"
+    )
     why = "" if less else "a model of US-Byte loses more, or no model loses less"
-    return [*claims, Claim("US-Byte is less affected than ByteScheduler", place, ours, less, why)]
+    return [
+        *claims,
+        Claim("US-Byte is less affected than ByteScheduler", place, ours, less, why),
+    ]
 
 
 def _drops(rows: Sequence[Row], planner: str) -> list[float]:
     """The share of the best speed that each model loses at the smallest S_p."""
     by_model: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
-        point = (float(str(row["partition_mbit"])), float(str(row[f"samples_per_s_{planner}"])))
+        point = (
+            float(str(row["partition_mbit"])),
+            float(str(row[f"samples_per_s_{planner}"])),
+        )
         by_model.setdefault(str(row["name"]), []).append(point)
-    return [1 - min(own)[1] / max(speed for _, speed in own) for own in by_model.values()]
+    return [
+        1 - min(own)[1] / max(speed for _, speed in own) for own in by_model.values()
+    ]
 
 
 def draw15(rows: Sequence[Row], path: Path) -> Path:
@@ -198,7 +248,9 @@ def draw15(rows: Sequence[Row], path: Path) -> Path:
         point = (float(str(row["partition_mbit"])), float(str(row["planning_s"])))
         series.setdefault(str(row["name"]), []).append(point)
     title = "Planning time over S_p"
-    return curves.draw(series, path, title=title, x_label="S_p (Mbit)", y_label="seconds")
+    return curves.draw(
+        series, path, title=title, x_label="S_p (Mbit)", y_label="seconds"
+    )
 
 
 def draw16(rows: Sequence[Row], path: Path) -> Path:
@@ -206,7 +258,12 @@ def draw16(rows: Sequence[Row], path: Path) -> Path:
     series: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         for planner in ("usbyte", "bytescheduler", "wfbp"):
-            point = (float(str(row["partition_mbit"])), float(str(row[f"samples_per_s_{planner}"])))
+            point = (
+                float(str(row["partition_mbit"])),
+                float(str(row[f"samples_per_s_{planner}"])),
+            )
             series.setdefault(f"{row['name']} {planner}", []).append(point)
     title = "Speed over S_p, 8 nodes at 100 Gbit/s"
-    return curves.draw(series, path, title=title, x_label="S_p (Mbit)", y_label="samples a second")
+    return curves.draw(
+        series, path, title=title, x_label="S_p (Mbit)", y_label="samples a second"
+    )

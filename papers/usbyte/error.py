@@ -1,4 +1,6 @@
-"""Table 4 of US-Byte: predicted iterations against measured ones, replayed on shaped links."""
+"""Table 4 of US-Byte: predicted iterations against measured ones, replayed on shaped
+links.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ OWN = {"usbyte": "", "usbyte_extended": ", with gradwire's extensions"}
 
 
 def table4(ask: Ask, models: Sequence[str] = MODELS) -> Findings:
-    """US-Byte's predicted and measured seconds, as in the paper and with gradwire's extensions;
-    beside them, what it gains over the other two.
+    """US-Byte's predicted and measured seconds, as in the paper and with gradwire's
+    extensions; beside them, what it gains over the other two.
 
     Without a testbed the rows bear the paper's errors alone, and a note says why.
     """
@@ -48,17 +50,23 @@ def table4(ask: Ask, models: Sequence[str] = MODELS) -> Findings:
     ]
     slowest = max(float(str(row["slowdown"])) for row in measured)
     notes = (
-        f"replayed by {RANKS} hosts of one machine: real runtime, bytes and links, computation is "
-        f"waiting. Bytes are 1/{measured[0]['scale']:g} of cluster 1's. Seconds are as many times "
-        f"longer (up to {slowest:g}) as it takes for an iteration to compute for {COMPUTE_S:g} s: "
-        "on fast models the ranks would measure the cores they share. alpha and beta are measured "
+        f"replayed by {RANKS} hosts of one machine: real runtime, bytes and "
+        "links, computation is "
+        f"waiting. Bytes are 1/{measured[0]['scale']:g} of cluster 1's. Seconds "
+        "are as many times "
+        f"longer (up to {slowest:g}) as it takes for an iteration to compute for "
+        f"{COMPUTE_S:g} s: "
+        "on fast models the ranks would measure the cores they share. alpha and "
+        "beta are measured "
         "on these links, not the paper's",
     )
     return Findings(tuple(rows), (_claim(rows),), notes)
 
 
 def _measure(ask: Ask, models: Sequence[str]) -> list[Row]:
-    """Rows of ``gradwire bench schedule`` for these models, each at its own slowdown."""
+    """Rows of ``gradwire bench schedule`` for these models, each at its own
+    slowdown.
+    """
     from gradwire_bench.schedule import schedule
 
     rows: list[Row] = []
@@ -79,7 +87,9 @@ def _measure(ask: Ask, models: Sequence[str]) -> list[Row]:
 
 def _paper(model: str, planner: str) -> Row:
     row: Row = {"name": f"{model}{OWN[planner]}", "model": model, "planner": planner}
-    return row | ({"fraction_error_paper": TABLE_4.get(model)} if planner == "usbyte" else {})
+    return row | (
+        {"fraction_error_paper": TABLE_4.get(model)} if planner == "usbyte" else {}
+    )
 
 
 def _own(measured: Sequence[Row], model: str, planner: str) -> Row:
@@ -117,7 +127,8 @@ def _claim(rows: Sequence[Mapping[str, object]]) -> Claim:
         agrees,
         ""
         if agrees
-        else "eight ranks share the cores of one machine, which the model does not know",
+        else "eight ranks share the cores of one machine, which the model does not "
+        "know",
     )
 
 
@@ -128,5 +139,8 @@ def draw4(rows: Sequence[Row], path: Path) -> Path:
         path,
         keys=["fraction_error", "fraction_error_paper"],
         title="Error of the predicted iteration",
-        notes={"fraction_error": "here, replayed", "fraction_error_paper": "table 4, cluster 1"},
+        notes={
+            "fraction_error": "here, replayed",
+            "fraction_error_paper": "table 4, cluster 1",
+        },
     )

@@ -1,4 +1,6 @@
-"""A rank of ``losses``: it trains one model under DDP, and one attached by US-Byte's name."""
+"""A rank of ``losses``: it trains one model under DDP, and one attached by US-Byte's
+name.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,22 @@ from gradwire_bench.workloads import patterns
 from gradwire_bench.workloads.convnet import ConvNet
 
 LR = 0.005
-"""The learning rate for each node: it grows with the nodes, as the batch of all nodes does."""
+"""The learning rate for each node: it grows with the nodes, as the batch of all nodes
+does.
+"""
 
 
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
-    """By side the held-out loss after each epoch; messages of the plan, and overlapped steps."""
+    """By side the held-out loss after each epoch; messages of the plan, and overlapped
+    steps.
+    """
     torch.set_num_threads(1)
     rank = dist.get_rank()
     world = dist.get_world_size()
     num_epochs = settings["num_epochs"]
-    images, classes = patterns.draw(settings["num_images"], torch.Generator().manual_seed(0))
+    images, classes = patterns.draw(
+        settings["num_images"], torch.Generator().manual_seed(0)
+    )
     held_out = patterns.draw(1000, torch.Generator().manual_seed(1))
     found: dict[str, Any] = {}
     for name in settings["sides"]:
@@ -42,7 +50,9 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
             handle = attach(model, pilot, optimizer=optimizer)
         for epoch in range(num_epochs):
             report(epoch / num_epochs, name)
-            order = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))
+            order = torch.randperm(
+                len(images), generator=torch.Generator().manual_seed(epoch)
+            )
             for batch in torch.split(order[rank::world], settings["batch"]):
                 optimizer.zero_grad()
                 cross_entropy(trained(images[batch]), classes[batch]).backward()  # type: ignore[no-untyped-call]
@@ -53,7 +63,9 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
                 losses.append(cross_entropy(model(held_out[0]), held_out[1]).item())
         found[name] = losses
         if handle is not None:
-            found["messages"] = len(handle.plan.messages) if handle.plan is not None else 0
+            found["messages"] = (
+                len(handle.plan.messages) if handle.plan is not None else 0
+            )
             found["overlapped"] = handle.stats()["overlapped_steps"]
             handle.detach()
     return found

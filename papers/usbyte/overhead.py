@@ -1,8 +1,8 @@
 """Table 5 of US-Byte: the seconds of partitioning, if it were done in each iteration.
 
-The paper's scheduler partitions in each iteration. A plan here is made once, so this is what is
-saved: the seconds of one pass of algorithm 1 under its order, and of cutting into even blocks,
-each over the iteration that its planner predicts.
+The paper's scheduler partitions in each iteration. A plan here is made once, so this is
+what is saved: the seconds of one pass of algorithm 1 under its order, and of cutting
+into even blocks, each over the iteration that its planner predicts.
 """
 
 from __future__ import annotations
@@ -32,15 +32,20 @@ TABLE_5 = {
 """Shares of an iteration: US-Byte, ByteScheduler."""
 
 
-def table5(ask: Ask, models: Sequence[str] = MODELS, repeats: int | None = None) -> Findings:
-    """The seconds of partitioning on this machine, the shortest of several runs, by model."""
+def table5(
+    ask: Ask, models: Sequence[str] = MODELS, repeats: int | None = None
+) -> Findings:
+    """The seconds of partitioning on this machine, the shortest of several runs, by
+    model.
+    """
     repeats = repeats or (5 if ask.quick else 50)
     rows: list[Row] = []
     for done, model in ask.each(models):
         ask.report(done, model)
         rows.append(_row(model, repeats))
     note = (
-        "S_p = 4 Mb on 8 nodes of cluster 1; a plan of gradwire is made once, so partitioning "
+        "S_p = 4 Mb on 8 nodes of cluster 1; a plan of gradwire is made once, "
+        "so partitioning "
         "takes nothing of its iterations, and these seconds are what that saves"
     )
     return Findings(tuple(rows), (small_claim(rows), *order_claims(rows)), (note,))
@@ -54,7 +59,9 @@ def _row(model: str, repeats: int) -> Row:
     blocks = greedy(instance).blocks
     first = {one.bucket: place for place, one in reversed(list(enumerate(blocks)))}
     place = [first[bucket] for bucket in range(len(cut))]
-    ours = load("planner", "usbyte")(profile, cluster, basic_partition_bytes=BASIC_BYTES)
+    ours = load("planner", "usbyte")(
+        profile, cluster, basic_partition_bytes=BASIC_BYTES
+    )
     other = load("planner", "bytescheduler")(
         profile, cluster, partition_bytes=BASIC_BYTES, credit=CREDIT
     )
@@ -72,7 +79,9 @@ def _row(model: str, repeats: int) -> Row:
 
 
 def even(cut: Sequence[Bucket]) -> list[tuple[int, int, int]]:
-    """The blocks of one size that each bucket is cut into: its number, first and last element."""
+    """The blocks of one size that each bucket is cut into: its number, first and last
+    element.
+    """
     found: list[tuple[int, int, int]] = []
     for place, bucket in enumerate(cut):
         step = bucket.block_numel(BASIC_BYTES)
@@ -92,7 +101,9 @@ def least_s(work: Callable[[], object], repeats: int) -> float:
 
 
 def small_claim(rows: Sequence[Row]) -> Claim:
-    """Whether US-Byte's partitioning is as small a share of an iteration as the paper's most."""
+    """Whether US-Byte's partitioning is as small a share of an iteration as the paper's
+    most.
+    """
     most = max(own for own, _ in TABLE_5.values())
     shares = {str(row["name"]): number(row, "fraction_usbyte") for row in rows}
     worst = max(shares, key=shares.__getitem__)
@@ -110,7 +121,9 @@ def order_claims(rows: Sequence[Row]) -> list[Claim]:
     """Claims about which of the two takes the larger share, model by model."""
     claims = []
     for row in rows:
-        ours, other = (number(row, f"fraction_{name}") for name in ("usbyte", "bytescheduler"))
+        ours, other = (
+            number(row, f"fraction_{name}") for name in ("usbyte", "bytescheduler")
+        )
         stated = TABLE_5[str(row["name"])]
         agrees = (ours - other) * (stated[0] - stated[1]) > 0
         claims.append(
@@ -121,7 +134,9 @@ def order_claims(rows: Sequence[Row]) -> list[Claim]:
                 "section 6.3, table 5",
                 f"{100 * ours:.3f} % and {100 * other:.3f} %",
                 agrees,
-                "" if agrees else "even cuts are one loop here; the paper's scheduler is another",
+                ""
+                if agrees
+                else "even cuts are one loop here; the paper's scheduler is another",
             )
         )
     return claims

@@ -1,7 +1,9 @@
-"""usbyte: tables and figures of US-Byte that can be had without its clusters, beside ours.
+"""usbyte: tables and figures of US-Byte that can be had without its clusters, beside
+ours.
 
-Source: Gao et al., "US-Byte: An Efficient Communication Framework for Scheduling Unequal-sized
-    Tensor Blocks in Distributed Deep Learning" (IEEE TPDS 2023), section 6.
+Source: Gao et al., "US-Byte: An Efficient Communication Framework for Scheduling
+    Unequal-sized Tensor Blocks in Distributed Deep Learning" (IEEE TPDS 2023), section
+    6.
 """
 
 from __future__ import annotations
@@ -17,29 +19,45 @@ from .overhead import table5
 from .scaling import SHOWN, draw10, draw18, figure10, figure18
 
 ASSUMPTIONS = (
-    "Layer times are the catalogue's: a stated throughput model of a V100 in float32, not a "
+    "Layer times are the catalogue's: a stated throughput model of a V100 in "
+    "float32, not a "
     "measurement. Backward takes twice as long as forward.",
-    "a is 910.5 us at 8 nodes (figure 9a), so 65 us a hop, and 2(N-1) hops at N nodes (equation "
+    "a is 910.5 us at 8 nodes (figure 9a), so 65 us a hop, and 2(N-1) hops at N "
+    "nodes (equation "
     "14). For cluster 2 it is 1318.6 us at 8 nodes (figure 9b).",
-    "b comes from the links' rate, 2(N-1)/N bytes on the wire for each byte: the printed b of "
-    "cluster 1, 0.352e-4 us a byte, is 28 GB/s on links of 1.25 GB/s. In the published code the "
+    "b comes from the links' rate, 2(N-1)/N bytes on the wire for each byte: "
+    "the printed b of "
+    "cluster 1, 0.352e-4 us a byte, is 28 GB/s on links of 1.25 GB/s. In the "
+    "published code the "
     "same value is b of 2 nodes of the 100 Gbit cluster. gamma counts as 0.",
-    "Batch sizes: the first digit of table 3 is cut off in the copy at hand. They are read as 128, "
+    "Batch sizes: the first digit of table 3 is cut off in the copy at hand. "
+    "They are read as 128, "
     "128, 128, 32, 64, 64, which are those of the published code for the five it has.",
     "Images are 3x224x224 (Inception 3x299x299), sequences 128 tokens.",
-    '"Mb" is read as megabit: S_p = 4 Mb is 500,000 bytes. Read as megabyte it is 4,000,000, which '
-    "is the published code's default of 1,000,000 elements; figure 18 has rows for both.",
-    "A layer is a module with parameters of its own: weight and bias travel together. The paper's "
-    "32! orders for VGG16 (section 7.2) make each tensor a layer; figure 18 has rows for both.",
-    "Messages under way at once (ByteScheduler's credit) share the link's bandwidth while their "
+    '"Mb" is read as megabit: S_p = 4 Mb is 500,000 bytes. Read as megabyte it '
+    "is 4,000,000, which "
+    "is the published code's default of 1,000,000 elements; figure 18 has rows "
+    "for both.",
+    "A layer is a module with parameters of its own: weight and bias travel "
+    "together. The paper's "
+    "32! orders for VGG16 (section 7.2) make each tensor a layer; figure 18 has "
+    "rows for both.",
+    "Messages under way at once (ByteScheduler's credit) share the link's "
+    "bandwidth while their "
     "latencies overlap; the paper does not model a credit.",
-    "US-Byte is gradwire's planner usbyte: algorithm 1 mended, as it loses blocks as printed, and "
-    "algorithm 2, or whole layers where those are faster. Nothing is merged across layers and one "
-    "block travels at a time, as in the paper; where it is tuned, S_p is. Rows \"with gradwire's "
-    'extensions" are usbyte_extended: small layers merged, several blocks at once, S_p and credit '
+    "US-Byte is gradwire's planner usbyte: algorithm 1 mended, as it loses "
+    "blocks as printed, and "
+    "algorithm 2, or whole layers where those are faster. Nothing is merged "
+    "across layers and one "
+    "block travels at a time, as in the paper; where it is tuned, S_p is. Rows "
+    "\"with gradwire's "
+    'extensions" are usbyte_extended: small layers merged, several blocks at '
+    "once, S_p and credit "
     "tuned.",
-    "Figure 12 trains on generated images, a share of each epoch's for each node, with a learning "
-    "rate that grows with the nodes; the paper's rates and batches for it are not printed.",
+    "Figure 12 trains on generated images, a share of each epoch's for each "
+    "node, with a learning "
+    "rate that grows with the nodes; the paper's rates and batches for it are "
+    "not printed.",
     "X outperforms Y by 11 %: X does 1.11 times as much as Y in the same time.",
 )
 
@@ -57,7 +75,11 @@ CONTENTS = (
     Item("figure 6", "flowchart of algorithm 1", why=DRAWING),
     Item("figure 7", "example of the greedy algorithm", why=DRAWING),
     Item("figure 8", "architecture of US-Byte", why=DRAWING),
-    Item("table 2", "hardware of the clusters", why="a setting: the assumptions say what is taken"),
+    Item(
+        "table 2",
+        "hardware of the clusters",
+        why="a setting: the assumptions say what is taken",
+    ),
     Item(
         "table 3",
         "models, parameters and batches",
@@ -67,7 +89,8 @@ CONTENTS = (
         "table 4",
         "error of the model against measured iterations",
         ("table4",),
-        "on shaped links of one machine, computations being waits, instead of two clusters",
+        "on shaped links of one machine, computations being waits, instead of "
+        "two clusters",
     ),
     Item(
         "figure 9",
@@ -79,7 +102,8 @@ CONTENTS = (
         "table 5",
         "time that partitioning takes in an iteration",
         ("table5",),
-        "their scheduler partitions in each iteration; a plan here is made once, before",
+        "their scheduler partitions in each iteration; a plan here is made "
+        "once, before",
     ),
     Item(
         "figure 10",
@@ -97,7 +121,8 @@ CONTENTS = (
         "figure 12",
         "loss by epochs on 2, 4 and 8 nodes",
         ("figure12",),
-        "a small convolutional network on generated images, not ResNet-50 and VGG16 on ImageNet",
+        "a small convolutional network on generated images, not ResNet-50 and "
+        "VGG16 on ImageNet",
     ),
     Item("figure 13", "the second phase's order against random ones", ("figure13",)),
     Item(
@@ -108,7 +133,11 @@ CONTENTS = (
     ),
     Item("figure 15", "planning time over S_p", ("figure15",)),
     Item("figure 16", "speed over S_p", ("figure16",)),
-    Item("figure 17", "power during training", why="no meter of power, and no GPU of theirs"),
+    Item(
+        "figure 17",
+        "power during training",
+        why="no meter of power, and no GPU of theirs",
+    ),
     Item("figure 18", "speed on 8 to 128 simulated nodes", ("figure18",)),
     Item("figure 19", "gain of an order in the second phase", why=DRAWING),
 )
@@ -118,13 +147,29 @@ usbyte = Reproduction(
     assumptions=ASSUMPTIONS,
     contents=CONTENTS,
     figures=(
-        Figure("table4", "error of the model against measured iterations", table4, draw4),
-        Figure("figure9", "all-reduce time over bytes", figure9, draw9, frozenset({"cluster"})),
+        Figure(
+            "table4", "error of the model against measured iterations", table4, draw4
+        ),
+        Figure(
+            "figure9",
+            "all-reduce time over bytes",
+            figure9,
+            draw9,
+            frozenset({"cluster"}),
+        ),
         Figure("figure10", "speed on 2, 4 and 8 nodes", figure10, draw10, WIDE),
         Figure("table5", "time that partitioning takes in an iteration", table5),
         Figure("figure11", "communication that is not hidden", figure11, draw11),
-        Figure("figure12", "loss by epoch on real ranks", figure12, draw12, frozenset({"points"})),
-        Figure("figure13", "the second phase's order against random ones", figure13, draw13),
+        Figure(
+            "figure12",
+            "loss by epoch on real ranks",
+            figure12,
+            draw12,
+            frozenset({"points"}),
+        ),
+        Figure(
+            "figure13", "the second phase's order against random ones", figure13, draw13
+        ),
         Figure("figure14", "speed by bandwidth in cluster 2", figure14, draw14),
         Figure("figure15", "planning time over S_p", figure15, draw15),
         Figure("figure16", "speed over S_p", figure16, draw16),

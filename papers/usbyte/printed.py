@@ -1,9 +1,10 @@
-"""Algorithm 1 of US-Byte exactly as printed, to see the figures that its fault would give.
+"""Algorithm 1 of US-Byte exactly as printed, to see the figures that its fault would
+give.
 
-Source: Gao et al., US-Byte, algorithm 1, lines 7 to 27. Where two operations in a row serve one
-layer (lines 13 and 14), the count of the first is overwritten (line 21) after it was taken off the
-remaining blocks (line 22). Those blocks are in no operation, and iterations look shorter than they
-are.
+Source: Gao et al., US-Byte, algorithm 1, lines 7 to 27. Where two operations in a row
+serve one layer (lines 13 and 14), the count of the first is overwritten (line 21) after
+it was taken off the remaining blocks (line 22). Those blocks are in no operation, and
+iterations look shorter than they are.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ class AsPrinted(Instance):
     """An instance whose blocks are the printed algorithm's: some are lost."""
 
     def blocks(self, place: Sequence[int]) -> list[UnequalBlock]:
-        """Operations in issue order; only their counts are known, so ``first_basic`` is 0."""
+        """Operations in issue order; only their counts are known, so ``first_basic`` is
+        0.
+        """
         left = [0] * len(self.layer)
         found = self._lossy_phase(place, left)
         free_s = max(self.layer_ends_s[0], found[-1].end_s if found else 0.0)
@@ -70,7 +73,8 @@ class AsPrinted(Instance):
         size_bytes = count * self.basic_bytes[bucket]
         if left[bucket] == 0:
             size_bytes -= (
-                self.num_basic[bucket] * self.basic_bytes[bucket] - self.size_bytes[bucket]
+                self.num_basic[bucket] * self.basic_bytes[bucket]
+                - self.size_bytes[bucket]
             )
         seconds = self.alpha_s + self.beta_s_per_byte * size_bytes
         return UnequalBlock(bucket, 0, count, start_s, start_s + seconds)
@@ -82,7 +86,9 @@ class Lossy:
 
     iteration_s: float
     fraction_sent: float
-    """The plan's basic blocks over all of the model's; 1 in a plan that trains the model."""
+    """The plan's basic blocks over all of the model's; 1 in a plan that trains the
+    model.
+    """
 
 
 def plan_as_printed(profile: Profile, cluster: Cluster, basic_bytes: int) -> Lossy:

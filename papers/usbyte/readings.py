@@ -1,7 +1,8 @@
-"""The ways in which US-Byte's text can be read, and the three planners compared under one of them.
+"""The ways in which US-Byte's text can be read, and the three planners compared under
+one of them.
 
-The paper's own figures do not follow from its equations (see ``most_over_wfbp``). So readings of
-the paper are data here, and figures 10 and 18 show the result of each.
+The paper's own figures do not follow from its equations (see ``most_over_wfbp``). So
+readings of the paper are data here, and figures 10 and 18 show the result of each.
 """
 
 from __future__ import annotations
@@ -33,14 +34,17 @@ from .setting import (
 )
 
 Variant = Literal["sound", "printed", "merged", "free"]
-"""The variant of US-Byte. sound: each element is in one block; printed: algorithm 1 as printed,
-which loses blocks; merged: small layers are merged, which the paper leaves to later work (section
-7.2); free: merged, and with a credit like ByteScheduler's."""
+"""The variant of US-Byte. sound: each element is in one block; printed: algorithm 1 as
+printed, which loses blocks; merged: small layers are merged, which the paper leaves to
+later work (section 7.2); free: merged, and with a credit like ByteScheduler's.
+"""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One way to read the paper: the sizes and costs of messages, and the variant of US-Byte."""
+    """One way to read the paper: the sizes and costs of messages, and the variant of
+    US-Byte.
+    """
 
     name: str
     a_s: Callable[[int], float]
@@ -48,13 +52,16 @@ class Reading:
     b_s_per_byte: Callable[[int], float]
     partition_bytes: int = 4 * MBIT
     credit: int = 2
-    """ByteScheduler's credit. Latencies of messages under way at once overlap, so at 1 none does.
-    It is not searched for, where the other settings are."""
+    """ByteScheduler's credit. Latencies of messages under way at once overlap, so at 1
+    none does. It is not searched for, where the other settings are.
+    """
     by_tensor: bool = False
     usbyte: Variant = "sound"
 
     def cluster(self, num_ranks: int) -> Cluster:
-        line = LineFit(alpha_s=self.a_s(num_ranks), per_unit_s=self.b_s_per_byte(num_ranks))
+        line = LineFit(
+            alpha_s=self.a_s(num_ranks), per_unit_s=self.b_s_per_byte(num_ranks)
+        )
         return Cluster(
             num_ranks=num_ranks,
             rate_bytes_per_s=RATE_1,
@@ -64,12 +71,16 @@ class Reading:
 
 
 def by_hops(num_ranks: int) -> float:
-    """The constant a by equation 14: 2(N-1) times the cost of a hop, 910.5 us at 8 nodes."""
+    """The constant a by equation 14: 2(N-1) times the cost of a hop, 910.5 us at 8
+    nodes.
+    """
     return A_1_S * (num_ranks - 1) / (RANKS - 1)
 
 
 def by_doublings(num_ranks: int) -> float:
-    """The constant a as the published code's list continues it, scaled to 910.5 us at 8 nodes."""
+    """The constant a as the published code's list continues it, scaled to 910.5 us at 8
+    nodes.
+    """
     two, _, eight = A_BY_DOUBLING_S
     growth = (eight - two) / 2
     return A_1_S / eight * (two + growth * (math.log2(num_ranks) - 1))
@@ -81,7 +92,9 @@ def from_rate(num_ranks: int) -> float:
 
 
 def as_printed(num_ranks: int) -> float:
-    """The constant b of figure 9a, brought from 8 nodes to other numbers by equation 14."""
+    """The constant b of figure 9a, brought from 8 nodes to other numbers by equation
+    14.
+    """
     return B_1_S_PER_BYTE * (num_ranks - 1) / num_ranks * RANKS / (RANKS - 1)
 
 
@@ -91,7 +104,9 @@ def half_the_rate(num_ranks: int) -> float:
 
 
 OURS = Reading("our model", by_hops, from_rate)
-"""The reading we stand by: equation 14 for a, the link for b, S_p = 4 Mbit, credit 2."""
+"""The reading we stand by: equation 14 for a, the link for b, S_p = 4 Mbit, credit
+2.
+"""
 
 PRINTED_B = replace(OURS, name="b as printed", b_s_per_byte=as_printed)
 HALF_RATE = replace(OURS, name="half the rate arrives", b_s_per_byte=half_the_rate)
@@ -120,7 +135,9 @@ def combinations() -> list[Reading]:
 
 
 def combined(*ways: Reading) -> Reading:
-    """One reading that differs from ours in all points in which the given ones differ."""
+    """One reading that differs from ours in all points in which the given ones
+    differ.
+    """
     changed = {
         name: value
         for way in ways
@@ -132,7 +149,9 @@ def combined(*ways: Reading) -> Reading:
 
 @dataclass(frozen=True)
 class Compared:
-    """The seconds of one iteration under the three planners, and the messages that they sent."""
+    """The seconds of one iteration under the three planners, and the messages that they
+    sent.
+    """
 
     seconds: dict[str, float]
     """The seconds by planner: usbyte, bytescheduler, wfbp."""
@@ -140,7 +159,9 @@ class Compared:
     """The basic blocks in US-Byte's plan over all of the model's."""
     settings: str
     most_over_wfbp: float | None
-    """The bound by ``most_over_wfbp``; None where blocks are merged or lost, as it fails there."""
+    """The bound by ``most_over_wfbp``; None where blocks are merged or lost, as it
+    fails there.
+    """
 
     def over(self, planner: str) -> float:
         """US-Byte's improvement in speed over a planner: 0.11 is 11 %."""
@@ -148,7 +169,9 @@ class Compared:
 
 
 def compare(reading: Reading, model: str, num_ranks: int, trials: int = 0) -> Compared:
-    """The three planners under one reading; with ``trials`` their settings are searched for."""
+    """The three planners under one reading; with ``trials`` their settings are searched
+    for.
+    """
     profile = profile_of(model, reading.by_tensor)
     cluster = reading.cluster(num_ranks)
     plan, rival = _plans(reading, profile, cluster, trials)
@@ -175,7 +198,9 @@ def compare(reading: Reading, model: str, num_ranks: int, trials: int = 0) -> Co
     )
 
 
-def _plans(reading: Reading, profile: Profile, cluster: Cluster, trials: int) -> tuple[Plan, Plan]:
+def _plans(
+    reading: Reading, profile: Profile, cluster: Cluster, trials: int
+) -> tuple[Plan, Plan]:
     """US-Byte's plan and ByteScheduler's."""
     ours = load("planner", "usbyte")
     other = load("planner", "bytescheduler")
@@ -200,12 +225,13 @@ def _plans(reading: Reading, profile: Profile, cluster: Cluster, trials: int) ->
 
 
 def most_over_wfbp(profile: Profile, cluster: Cluster) -> float:
-    """The most that equations 1 to 12 let US-Byte gain over WFBP, whatever the schedule: below 1.
+    """The most that equations 1 to 12 let US-Byte gain over WFBP, whatever the
+    schedule: below 1.
 
-    Let C be the seconds of one all-reduce for each layer. WFBP takes no longer than backward + C +
-    forward. US-Byte sends one block at a time and no fewer blocks than layers, so it takes at least
-    C, and at least backward + forward. The ratio is therefore never above 2: an improvement of
-    100 %.
+    Let C be the seconds of one all-reduce for each layer. WFBP takes no longer than
+    backward + C + forward. US-Byte sends one block at a time and no fewer blocks than
+    layers, so it takes at least C, and at least backward + forward. The ratio is
+    therefore never above 2: an improvement of 100 %.
     """
     compute_s = profile.forward_s + profile.backward_s
     sent_s = sum(cluster.all_reduce_s(layer.size_bytes) for layer in profile.layers)
@@ -215,10 +241,11 @@ def most_over_wfbp(profile: Profile, cluster: Cluster) -> float:
 def needed_messages(
     reading: Reading, model: str, num_ranks: int, usbyte_s: float, improvement: float
 ) -> tuple[int, int]:
-    """The messages that WFBP sends, and how many it must send for US-Byte to gain ``improvement``.
+    """The messages that WFBP sends, and how many it must send for US-Byte to gain
+    ``improvement``.
 
-    The second number assumes that none of WFBP's communication hides behind the backward pass, so
-    it is the least.
+    The second number assumes that none of WFBP's communication hides behind the
+    backward pass, so it is the least.
     """
     profile = profile_of(model, reading.by_tensor)
     cluster = reading.cluster(num_ranks)

@@ -1,4 +1,5 @@
-"""US-Byte's setting: its clusters, its models, and the figures that are printed of them.
+"""US-Byte's setting: its clusters, its models, and the figures that are printed of
+them.
 
 Source: Gao et al., US-Byte, tables 2 and 3, figure 9, equation 14, sections 6.2 to 6.7.
 """
@@ -15,7 +16,9 @@ from gradwire.planning.data.profile import Layer, Profile
 MODELS = ("googlenet", "resnet50", "vgg16", "mobilenet_v2", "inception_v3", "bert_base")
 """Table 3, in its order."""
 BENCHMARKS = ("resnet50", "vgg16", "bert_base")
-"""Figure 18's "three benchmark models": the text names ResNet-50; the others are assumed."""
+"""Figure 18's "three benchmark models": the text names ResNet-50; the others are
+assumed.
+"""
 
 RANKS = 8
 A_1_S = 910.5e-6
@@ -30,23 +33,30 @@ RATE_2 = 12.5e9
 MBIT = 125_000
 """Bytes in the paper's "Mb", read as a megabit."""
 A_BY_DOUBLING_S = (556.6e-6, 948.98e-6, 1318.6e-6)
-"""a at 2, 4 and 8 ranks of cluster 2 as the published code lists them: near 381 us a doubling, not
-2(N-1) times anything. Its b at 2 ranks is 0.352e-10 s: the value that figure 9a prints."""
+"""a at 2, 4 and 8 ranks of cluster 2 as the published code lists them: near 381 us a
+doubling, not 2(N-1) times anything. Its b at 2 ranks is 0.352e-10 s: the value that
+figure 9a prints.
+"""
 
 
 def cluster_1(num_ranks: int) -> Cluster:
-    """a scaled by equation 14 from 8 nodes, which is 65 us a hop; b from the link's rate."""
+    """a scaled by equation 14 from 8 nodes, which is 65 us a hop; b from the link's
+    rate.
+    """
     return Cluster(num_ranks=num_ranks, rate_bytes_per_s=RATE_1)
 
 
 def cluster_2() -> Cluster:
     """The 8 nodes of cluster 2: a as printed, b from the link's rate."""
-    return Cluster(num_ranks=RANKS, rate_bytes_per_s=RATE_2, hop_s=A_2_S / (2 * (RANKS - 1)))
+    return Cluster(
+        num_ranks=RANKS, rate_bytes_per_s=RATE_2, hop_s=A_2_S / (2 * (RANKS - 1))
+    )
 
 
 @cache
 def profile_of(model: str, by_tensor: bool = False) -> Profile:
-    """A profile of the catalogue; with ``by_tensor`` every tensor is a layer of its own.
+    """A profile of the catalogue; with ``by_tensor`` every tensor is a layer of its
+    own.
 
     The layer's seconds go to its first tensor, which is the last one that is needed.
     """

@@ -1,7 +1,8 @@
-"""Tasks of the papers' applications: each a model of this folder on data that this machine has.
+"""Tasks of the papers' applications: each a model of this folder on data that this
+machine has.
 
-Sizes are the callers': what trains in minutes on two cores is far smaller than what the papers
-trained on many GPUs, and each description says how small.
+Sizes are the callers': what trains in minutes on two cores is far smaller than what the
+papers trained on many GPUs, and each description says how small.
 """
 
 from __future__ import annotations
@@ -35,14 +36,18 @@ from .resnet18 import ResNet18
 _EVALUATED = 500
 """Held-out examples at a time."""
 NEGATIVES = 4
-"""Pairs without a rating that NCF learns from beside each with one (section 4.1 of its paper)."""
+"""Pairs without a rating that NCF learns from beside each with one (section 4.1 of its
+paper).
+"""
 CANDIDATES = 100
 """Items among which the held-out one is to rank (likewise)."""
 LIKED = 4
 """The least rating that counts as a click."""
 
 
-def _sgd(rate: float, weight_decay: float = 0.0) -> Callable[..., torch.optim.Optimizer]:
+def _sgd(
+    rate: float, weight_decay: float = 0.0
+) -> Callable[..., torch.optim.Optimizer]:
     return partial(torch.optim.SGD, lr=rate, momentum=0.9, weight_decay=weight_decay)
 
 
@@ -58,7 +63,9 @@ def fashion_resnet(
     num_held_out: int = 10_000,
     seed: int = 0,
 ) -> TrainingTask:
-    """ResNet-18 on Fashion-MNIST: accuracy on its first ``num_held_out`` test images."""
+    """ResNet-18 on Fashion-MNIST: accuracy on its first ``num_held_out`` test
+    images.
+    """
     made = partial(ResNet18, width, stem_stride=stem_stride)
     about = f"ResNet-18 of width {width} (stride {stem_stride} at first)"
     return _fashion("resnet18", about, made, batch, num_held_out, seed)
@@ -69,7 +76,9 @@ def fashion_convnet(
 ) -> TrainingTask:
     """Small convolutional network on Fashion-MNIST, as ``fashion_resnet``."""
     about = f"convolutional network of width {width}"
-    return _fashion("convnet", about, partial(ConvNet, width), batch, num_held_out, seed)
+    return _fashion(
+        "convnet", about, partial(ConvNet, width), batch, num_held_out, seed
+    )
 
 
 def _fashion(
@@ -81,7 +90,10 @@ def _fashion(
     seed: int,
 ) -> TrainingTask:
     train, test = fashion_mnist.load()
-    held_out = (_scaled(test.images_NCHW[:num_held_out]), test.labels_N[:num_held_out].long())
+    held_out = (
+        _scaled(test.images_NCHW[:num_held_out]),
+        test.labels_N[:num_held_out].long(),
+    )
 
     def draw(step: int, rank: int, world: int) -> Batch:
         random = random_of(seed, step, rank, world)
@@ -125,7 +137,9 @@ def text_lstm(
     """LSTM over words of ``text``: perplexity on ``num_held_out`` windows."""
     made = partial(LSTMLM, vocabulary, embedding, hidden, num_layers, tied)
     about = f"LSTM of {num_layers} x {hidden} over {vocabulary:,} words"
-    return _language("lstm", about, made, _sgd(1.0), vocabulary, batch, context, num_held_out, seed)
+    return _language(
+        "lstm", about, made, _sgd(1.0), vocabulary, batch, context, num_held_out, seed
+    )
 
 
 def text_transformer(
@@ -138,11 +152,21 @@ def text_transformer(
     num_held_out: int = 500,
     seed: int = 0,
 ) -> TrainingTask:
-    """Causal transformer over words of ``text``: perplexity on ``num_held_out`` windows."""
+    """Causal transformer over words of ``text``: perplexity on ``num_held_out``
+    windows.
+    """
     made = partial(CausalLM, context, width, num_layers, vocabulary)
     about = f"transformer of {num_layers} x {width} over {vocabulary:,} words"
     return _language(
-        "transformer", about, made, _adam(1e-3), vocabulary, batch, context, num_held_out, seed
+        "transformer",
+        about,
+        made,
+        _adam(1e-3),
+        vocabulary,
+        batch,
+        context,
+        num_held_out,
+        seed,
     )
 
 
@@ -192,7 +216,8 @@ def movielens_ncf(
     seed: int = 0,
     folder: Path | None = None,
 ) -> TrainingTask:
-    """NeuMF on MovieLens-100K: hit rate at 10 of each user's last item among 99 never rated.
+    """NeuMF on MovieLens-100K: hit rate at 10 of each user's last item among 99 never
+    rated.
 
     A rank's batch has ``batch`` rated pairs and ``NEGATIVES`` times as many drawn ones.
     """
@@ -230,11 +255,15 @@ def movielens_ncf(
 
 
 def _candidates(last_U2: Tensor, known_UI: Tensor) -> Tensor:
-    """(U, CANDIDATES, 2): each user's held-out pair first, then pairs with items never rated."""
+    """(U, CANDIDATES, 2): each user's held-out pair first, then pairs with items never
+    rated.
+    """
     free_UI = (~known_UI).float()
     free_UI[last_U2[:, 0], last_U2[:, 1]] = 0
     random = torch.Generator().manual_seed(1)
-    drawn_UC = torch.multinomial(free_UI[last_U2[:, 0]], CANDIDATES - 1, generator=random)
+    drawn_UC = torch.multinomial(
+        free_UI[last_U2[:, 0]], CANDIDATES - 1, generator=random
+    )
     items_UC = torch.cat([last_U2[:, 1:], drawn_UC], dim=1)
     return torch.stack([last_U2[:, :1].expand_as(items_UC), items_UC], dim=2)
 
@@ -255,8 +284,9 @@ def movielens_deepfm(
 ) -> TrainingTask:
     """DeepFM on MovieLens-100K: whether a film was liked; loss on every tenth rating.
 
-    Fields are user, film, what is known of both, and two crosses, (user, genre) and (film,
-    occupation), as is usual with clicks: 55,934 rows, which are nearly all parameters.
+    Fields are user, film, what is known of both, and two crosses, (user, genre) and
+    (film, occupation), as is usual with clicks: 55,934 rows, which are nearly all
+    parameters.
     """
     data = movielens.load(folder)
     categories_NF, sizes = _click_fields(data)
@@ -294,7 +324,11 @@ def _click_fields(data: movielens.Ratings) -> tuple[Tensor, list[int]]:
     num_users = len(data.user_fields_UF)
     num_items = len(data.item_fields_IF)
     crosses_NF = torch.stack(
-        [data.users_N * num_genres + items_NF[:, 0], data.items_N * num_jobs + users_NF[:, 2]], 1
+        [
+            data.users_N * num_genres + items_NF[:, 0],
+            data.items_N * num_jobs + users_NF[:, 2],
+        ],
+        1,
     )
     plain_NF = torch.stack([data.users_N, data.items_N], 1)
     sizes = [num_users, num_items, *movielens.USER_FIELDS, *movielens.ITEM_FIELDS]

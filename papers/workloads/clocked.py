@@ -11,7 +11,9 @@ from gradwire.contract.verbs import Compute, Steps, Verb
 
 T = TypeVar("T")
 Spent = dict[tuple[str, int], list[float]]
-"""Seconds of Computes by their name and number of elements, in the order in which they ran."""
+"""Seconds of Computes by their name and number of elements, in the order in which they
+ran.
+"""
 
 
 def clocked(
@@ -19,7 +21,8 @@ def clocked(
 ) -> Steps[T]:
     """The text, with the seconds of each of its Computes kept in ``spent``.
 
-    ``clock`` may be ``time.thread_time``, which stands still while others have the core.
+    ``clock`` may be ``time.thread_time``, which stands still while others have the
+    core.
 
     >>> from gradwire.exchange.local import drive
     >>> def text():
@@ -32,7 +35,9 @@ def clocked(
 
 
 def watched(text: Steps[T], see: Callable[[Verb], Verb]) -> Steps[T]:
-    """The text, whose verbs all pass through ``see``: what it returns is carried out."""
+    """The text, whose verbs all pass through ``see``: what it returns is carried
+    out.
+    """
     value: Any = None
     while True:
         try:

@@ -1,7 +1,8 @@
-"""DeepFM: a factorisation machine and a perceptron over the same embeddings of categorical fields.
+"""DeepFM: a factorisation machine and a perceptron over the same embeddings of
+categorical fields.
 
-Source: Guo et al., IJCAI 2017, "DeepFM", section 2: ZEN's recommendation application, nearly all of
-    whose parameters are embeddings.
+Source: Guo et al., IJCAI 2017, "DeepFM", section 2: ZEN's recommendation application,
+    nearly all of whose parameters are embeddings.
 Differences: no dropout; all fields lie in one table, each from its own first row.
 """
 
@@ -17,7 +18,8 @@ from .perceptron import perceptron
 
 
 class DeepFM(nn.Module):
-    """Categories (B, F), field f's in [0, ``field_sizes[f]``), to a logit (B,) of a click.
+    """Categories (B, F), field f's in [0, ``field_sizes[f]``), to a logit (B,) of a
+    click.
 
     >>> DeepFM([3, 4], embedding=2)(torch.tensor([[0, 3], [2, 0]])).shape
     torch.Size([2])
@@ -26,7 +28,10 @@ class DeepFM(nn.Module):
     starts_F: Tensor
 
     def __init__(
-        self, field_sizes: Sequence[int], embedding: int = 16, layers: tuple[int, ...] = (64, 64)
+        self,
+        field_sizes: Sequence[int],
+        embedding: int = 16,
+        layers: tuple[int, ...] = (64, 64),
     ) -> None:
         super().__init__()
         num_rows = sum(field_sizes)
@@ -43,7 +48,8 @@ class DeepFM(nn.Module):
         rows_BF = categories_BF + self.starts_F
         vectors_BFE = self.table(rows_BF)
         first_B = self.weights(rows_BF).sum(dim=(1, 2))
-        # All pairs' products at once: half of (square of the sum less the sum of squares).
+        # All pairs' products at once: half of (square of the sum less the sum of
+        # squares).
         sum_BE = vectors_BFE.sum(1)
         squares_BE = vectors_BFE.square().sum(1)
         pairs_B = 0.5 * (sum_BE.square() - squares_BE).sum(1)

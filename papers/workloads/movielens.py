@@ -1,8 +1,10 @@
-"""MovieLens-100K: 100,000 ratings by 943 users of 1,682 films, from a folder of the user's.
+"""MovieLens-100K: 100,000 ratings by 943 users of 1,682 films, from a folder of the
+user's.
 
-Source: Harper and Konstan, ACM TiiS 2015; https://grouplens.org/datasets/movielens/100k. Its terms
-    forbid redistribution, so gradwire ships none of it and fetches nothing. DEFT uses the larger
-    MovieLens-20M of the same makers.
+Source: Harper and Konstan, ACM TiiS 2015;
+    https://grouplens.org/datasets/movielens/100k. Its terms forbid redistribution, so
+    gradwire ships none of it and fetches nothing. DEFT uses the larger MovieLens-20M of
+    the same makers.
 """
 
 from __future__ import annotations
@@ -20,12 +22,15 @@ from gradwire_bench.workloads.places import folder_of, looked_in
 NAME = "ml-100k"
 SOURCE = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
 _AGES = (18, 25, 35, 45, 50, 56)
-"""The least ages of the groups from the second on, as in the makers' later data sets."""
+"""The least ages of the groups from the second on, as in the makers' later data
+sets.
+"""
 _FILES = ("u.data", "u.user", "u.item")
 
 
 class Ratings(NamedTuple):
-    """Ratings of items by users: users_N, items_N int64 from 0, ratings_N 1 to 5, times_N seconds.
+    """Ratings of items by users: users_N, items_N int64 from 0, ratings_N 1 to 5,
+    times_N seconds.
 
     They are sorted by user, and each user's from the earliest to the latest.
     """
@@ -35,7 +40,9 @@ class Ratings(NamedTuple):
     ratings_N: Tensor
     times_N: Tensor
     user_fields_UF: Tensor
-    """Each user's age group, gender, occupation, and first digit of the postal code (10: none)."""
+    """Each user's age group, gender, occupation, and first digit of the postal code
+    (10: none).
+    """
     item_fields_IF: Tensor
     """Each item's first listed genre, and the decade of its release (0: unknown)."""
 
@@ -46,11 +53,14 @@ ITEM_FIELDS = (19, 10)
 
 
 def missing(folder: Path | None = None) -> str | None:
-    """A text on how to get the ratings if they are not in ``folder``, or anywhere; else None."""
+    """A text on how to get the ratings if they are not in ``folder``, or anywhere; else
+    None.
+    """
     if folder_of(NAME, _FILES, folder) is not None:
         return None
     return (
-        f"MovieLens-100K ({', '.join(_FILES)}) is not in {looked_in(NAME, folder)}; its terms "
+        f"MovieLens-100K ({', '.join(_FILES)}) is not in "
+        f"{looked_in(NAME, folder)}; its terms "
         f"forbid shipping it: unzip {SOURCE} there"
     )
 
@@ -74,7 +84,9 @@ def _read(folder: Path) -> Ratings:
     ]
     rows.sort(key=lambda row: (row[0], row[3], row[1]))
     users_N, items_N, ratings_N, times_N = torch.tensor(rows).unbind(1)
-    return Ratings(users_N - 1, items_N - 1, ratings_N, times_N, _users(folder), _items(folder))
+    return Ratings(
+        users_N - 1, items_N - 1, ratings_N, times_N, _users(folder), _items(folder)
+    )
 
 
 def _lines(folder: Path, name: str) -> list[list[str]]:
@@ -101,8 +113,8 @@ def _users(folder: Path) -> Tensor:
 def _items(folder: Path) -> Tensor:
     """The fields of all items, read from the file's lines.
 
-    A line holds a number, a title, the day of release as 01-Jan-1995, two more fields and 19 flags
-    of genres.
+    A line holds a number, a title, the day of release as 01-Jan-1995, two more fields
+    and 19 flags of genres.
     """
     fields = []
     for line in _lines(folder, "u.item"):

@@ -1,10 +1,11 @@
-"""ResNet-18 for small images: the first convolution is 3x3 and nothing is pooled before the end.
+"""ResNet-18 for small images: the first convolution is 3x3 and nothing is pooled before
+the end.
 
-Source: He et al., CVPR 2016, section 4.2 and table 1 (18 layers), with the stem that small images
-    get in section 4.2: DEFT's computer vision application.
-Differences: the width of the first stage is a setting, 64 in the paper; the first convolution may
-    have a stride, which takes a quarter of the computing; shortcuts are projections where the shape
-    changes (option B).
+Source: He et al., CVPR 2016, section 4.2 and table 1 (18 layers), with the stem that
+    small images get in section 4.2: DEFT's computer vision application.
+Differences: the width of the first stage is a setting, 64 in the paper; the first
+    convolution may have a stride, which takes a quarter of the computing; shortcuts are
+    projections where the shape changes (option B).
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class _Block(nn.Module):
         self.shortcut = nn.Sequential()
         if stride != 1 or num_in != num_out:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(num_in, num_out, 1, stride, bias=False), nn.BatchNorm2d(num_out)
+                nn.Conv2d(num_in, num_out, 1, stride, bias=False),
+                nn.BatchNorm2d(num_out),
             )
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
@@ -39,8 +41,8 @@ class _Block(nn.Module):
 class ResNet18(nn.Module):
     """Images (B, channels, H, W) to scores (B, classes).
 
-    ``width`` is the first stage's number of channels: 64 makes 11.2 M parameters, 16 700,000, 8
-    176,000.
+    ``width`` is the first stage's number of channels: 64 makes 11.2 M parameters, 16
+    700,000, 8 176,000.
 
     >>> import torch
     >>> ResNet18(width=8)(torch.zeros(2, 1, 28, 28)).shape
@@ -48,7 +50,11 @@ class ResNet18(nn.Module):
     """
 
     def __init__(
-        self, width: int = 64, channels: int = 1, classes: int = 10, stem_stride: int = 1
+        self,
+        width: int = 64,
+        channels: int = 1,
+        classes: int = 10,
+        stem_stride: int = 1,
     ) -> None:
         super().__init__()
         self.stem = nn.Sequential(

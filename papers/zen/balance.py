@@ -1,12 +1,12 @@
 """Theorem 2 of ZEN: the imbalance of hashed parts, measured, beside its bound.
 
-Also the alternatives to hashing: parts that are ranges, and parts whose boundaries were computed
-from the gradients of an earlier step (section 3.1).
+Also the alternatives to hashing: parts that are ranges, and parts whose boundaries were
+computed from the gradients of an earlier step (section 3.1).
 
-The theorem leaves its constant open. With c = 3 it follows from Chernoff's bound. There are n^2
-parts, each of m / n entries on average. The probability that any one is more than (1 + delta) times
-that is at most n^2 exp(-delta^2 m / 3n). That is 1 / n for delta^2 = 9 n ln n / m, as long as delta
-is at most 1.
+The theorem leaves its constant open. With c = 3 it follows from Chernoff's bound. There
+are n^2 parts, each of m / n entries on average. The probability that any one is more
+than (1 + delta) times that is at most n^2 exp(-delta^2 m / 3n). That is 1 / n for
+delta^2 = 9 n ln n / m, as long as delta is at most 1.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def theorem2(
 def _model_rows(found: Capture, ranks: Sequence[int]) -> list[Row]:
     """A model's rows for each number of ranks.
 
-    They are for elements, as the paper hashes them, and for whole rows where the gradient has rows.
+    They are for elements, as the paper hashes them, and for whole rows where the
+    gradient has rows.
     """
     sets = found.elements(max(ranks))
     rows = []
@@ -91,7 +92,9 @@ def adversarial(numel: int) -> dict[str, Tensor]:
         "all in front": front,
         "all at the end": numel - count + front,
         "every 64th of the first 64 %": front * 64,
-        "powers of two apart": _distinct(front.long() * 2**15 % numel + front.long() // 64),
+        "powers of two apart": _distinct(
+            front.long() * 2**15 % numel + front.long() // 64
+        ),
     }
 
 
@@ -100,7 +103,8 @@ def _distinct(indices_K: Tensor) -> Tensor:
 
 
 def bound(count: float, world: int) -> float:
-    """The bound of theorem 2 with ``CONSTANT``, for ``count`` entries; it is at most ``world``.
+    """The bound of theorem 2 with ``CONSTANT``, for ``count`` entries; it is at most
+    ``world``.
 
     >>> round(bound(5e6, 128), 3)
     1.033
@@ -142,8 +146,11 @@ def _constant(hashed: Traffic, pushed: int, merged: int) -> float:
     return max((value - 1) / _root(count, world) for value, count in pairs)
 
 
-def by_boundaries(old: Sequence[Indices], new: Sequence[Indices], num_parts: int) -> list[float]:
-    """Definition 8's push imbalance of each new set, cut at the quantiles of the old sets' union.
+def by_boundaries(
+    old: Sequence[Indices], new: Sequence[Indices], num_parts: int
+) -> list[float]:
+    """Definition 8's push imbalance of each new set, cut at the quantiles of the old
+    sets' union.
 
     >>> by_boundaries([np.array([0, 1, 2, 3])], [np.array([0, 1]), np.array([0, 3])], 2)
     [2.0, 1.0]
@@ -152,7 +159,9 @@ def by_boundaries(old: Sequence[Indices], new: Sequence[Indices], num_parts: int
     edges = merged[np.arange(1, num_parts) * len(merged) // num_parts]
     found = []
     for one in new:
-        counts = np.bincount(np.searchsorted(edges, one, side="right"), minlength=num_parts)
+        counts = np.bincount(
+            np.searchsorted(edges, one, side="right"), minlength=num_parts
+        )
         found.append(num_parts * float(counts.max()) / max(1, len(one)))
     return found
 
@@ -166,14 +175,21 @@ def _theorem(rows: Sequence[Row]) -> Claim:
     wrong = [
         str(row["name"])
         for row in rows
-        if any(number(row, f"{way}_imbalance") > number(row, f"{way}_bound") for way in WAYS)
+        if any(
+            number(row, f"{way}_imbalance") > number(row, f"{way}_bound")
+            for way in WAYS
+        )
     ]
     constants = [number(row, "constant") for row in rows]
-    ranged = max(number(row, "pull_by_ranges") / number(row, "num_ranks") for row in rows)
+    ranged = max(
+        number(row, "pull_by_ranges") / number(row, "num_ranks") for row in rows
+    )
     return Claim(
-        "with probability 1 - 1/n the imbalance is at most 1 + c sqrt(n log n / entries)",
+        "with probability 1 - 1/n the imbalance is at most 1 + c sqrt(n log n / "
+        "entries)",
         "theorem 2",
-        f"c is {min(constants):.2f} to {max(constants):.2f} as measured; c = {CONSTANT:g} is the "
+        f"c is {min(constants):.2f} to {max(constants):.2f} as measured; c = "
+        f"{CONSTANT:g} is the "
         f"bound here. Parts that are ranges have an imbalance of up to {ranged:.2f} n",
         not wrong,
         f"beyond c = {CONSTANT:g}: {', '.join(wrong)}" if wrong else "",
@@ -203,8 +219,10 @@ def _practical(rows: Sequence[Row]) -> Claim:
     entries = max((number(row, "num_units") for row in real), default=0)
     whole = [f"{row['name']}: {_worst(row):.2f}" for row in rows if row["of"] == "rows"]
     why = (
-        f"the imbalance follows from how many entries there are, and these models have at most "
-        f"{entries:,.0f} a rank: {'; '.join(above)}. With the {PAPER_ENTRIES:,.0f} of the paper's "
+        "the imbalance follows from how many entries there are, and these "
+        "models have at most "
+        f"{entries:,.0f} a rank: {'; '.join(above)}. With the "
+        f"{PAPER_ENTRIES:,.0f} of the paper's "
         f"LSTM the bound itself is {bound(PAPER_ENTRIES, 128):.2f} among 128"
     )
     ours = "; ".join(f"{row['name']}: {_worst(row):.3f}" for row in real)
@@ -228,7 +246,8 @@ def _old_boundaries(rows: Sequence[Row]) -> Claim:
         if "push_by_old_boundaries" in row
     }
     says = (
-        "boundaries computed from earlier gradients (n = 16) leave an imbalance of push between "
+        "boundaries computed from earlier gradients (n = 16) leave an imbalance "
+        "of push between "
         f"{BOUNDARIES[0]} and {BOUNDARIES[1]}"
     )
     if not found:
@@ -242,7 +261,9 @@ def _old_boundaries(rows: Sequence[Row]) -> Claim:
             name for name, value in found.items() if value > most
         ],
     }
-    why = [f"{', '.join(names)}: {reason}" for reason, names in outside.items() if names]
+    why = [
+        f"{', '.join(names)}: {reason}" for reason, names in outside.items() if names
+    ]
     return Claim(
         says,
         "section 3.1",
@@ -253,7 +274,9 @@ def _old_boundaries(rows: Sequence[Row]) -> Claim:
 
 
 def draw(rows: Sequence[Row], path: Path) -> Path:
-    """Draws bars of push imbalance: measured, its bound, and that of parts that are ranges."""
+    """Draws bars of push imbalance: measured, its bound, and that of parts that are
+    ranges.
+    """
     return bars.draw(
         rows,
         path,

@@ -1,8 +1,10 @@
-"""bitmap: a bit for each unit of the vector, and the values of the units whose bits are set.
+"""bitmap: a bit for each unit of the vector, and the values of the units whose bits are
+set.
 
 Source: ZEN (OSDI 2025), section 3.3.1.
-Differences: none. Bit i is index i, so a part whose units lie anywhere (a permuted one) needs a bit
-    for each unit of the whole vector; ``hash_bitmap`` needs one for each of its own.
+Differences: none. Bit i is index i, so a part whose units lie anywhere (a permuted one)
+    needs a bit for each unit of the whole vector; ``hash_bitmap`` needs one for each of
+    its own.
 Wire: values (K * width), bits -> K * width * itemsize + ceil(num_units / 8) bytes.
 """
 

@@ -1,4 +1,6 @@
-"""The seconds of every scheme of sparse synchronisation on shaped links, for given index sets."""
+"""The seconds of every scheme of sparse synchronisation on shaped links, for given
+index sets.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from .captured_rank import SCHEMES
 
 @dataclass(frozen=True, kw_only=True)
 class CapturedBench:
-    """The settings of a measurement: the gradients of ``paths``, by each of ``schemes``.
+    """The settings of a measurement: the gradients of ``paths``, by each of
+    ``schemes``.
 
     The dense scheme is always measured too.
     """
@@ -33,7 +36,9 @@ class CapturedBench:
 
     def __post_init__(self) -> None:
         if self.hosts < 2:
-            raise invalid("hosts", self.hosts, "at least 2", "a single host sends nothing")
+            raise invalid(
+                "hosts", self.hosts, "at least 2", "a single host sends nothing"
+            )
         if self.repeats < 1:
             raise invalid("repeats", self.repeats, "at least 1", "leave it out")
         for name in self.schemes:
@@ -41,12 +46,14 @@ class CapturedBench:
                 raise UnknownName("scheme", name, SCHEMES)
 
 
-def run(bench: CapturedBench, report: Report, *, timeout_s: float = 1200.0) -> list[Row]:
+def run(
+    bench: CapturedBench, report: Report, *, timeout_s: float = 1200.0
+) -> list[Row]:
     """A row for each file and scheme; a step's time is that of its slowest rank.
 
-    ``busiest_bytes`` counts the bytes in the busier direction of the busiest link, and the floor is
-    this over the rate. Both are None where links are not shaped, as every rank then counts the
-    bytes of all.
+    ``busiest_bytes`` counts the bytes in the busier direction of the busiest link, and
+    the floor is this over the rate. Both are None where links are not shaped, as every
+    rank then counts the bytes of all.
     """
     settings = {
         "paths": [str(path.resolve()) for path in bench.paths],
@@ -56,7 +63,9 @@ def run(bench: CapturedBench, report: Report, *, timeout_s: float = 1200.0) -> l
     }
     testbed = Testbed(hosts=bench.hosts, rate_bytes_per_s=bench.rate_bytes_per_s)
     with open_hosts(testbed) as hosts:
-        results = run_ranks(hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s)
+        results = run_ranks(
+            hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s
+        )
         shaped = hosts.shaped
     return [
         row
@@ -99,12 +108,18 @@ def _rows(
     return rows
 
 
-def _turns(results: list[dict[str, Any]], scheme: str, key: str) -> list[tuple[float, ...]]:
+def _turns(
+    results: list[dict[str, Any]], scheme: str, key: str
+) -> list[tuple[float, ...]]:
     """Every rank's figure in each repeat."""
-    return list(zip(*(result["schemes"][scheme][key] for result in results), strict=True))
+    return list(
+        zip(*(result["schemes"][scheme][key] for result in results), strict=True)
+    )
 
 
 def _busiest_bytes(results: list[dict[str, Any]], scheme: str) -> float:
     sides = [_turns(results, scheme, key) for key in ("sent_bytes", "received_bytes")]
-    found: list[float] = [max(*sent, *received) for sent, received in zip(*sides, strict=True)]
+    found: list[float] = [
+        max(*sent, *received) for sent, received in zip(*sides, strict=True)
+    ]
     return median(found)

@@ -1,7 +1,9 @@
-"""A rank of ``captured``: it exchanges one gradient by every scheme of sparse synchronisation.
+"""A rank of ``captured``: it exchanges one gradient by every scheme of sparse
+synchronisation.
 
-The indices of the non-zero elements are read from a file, and their values are drawn. Schemes take
-turns, dense all-reduce among them; the runtime's engine carries them, encode and decode included.
+The indices of the non-zero elements are read from a file, and their values are drawn.
+Schemes take turns, dense all-reduce among them; the runtime's engine carries them,
+encode and decode included.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ _zen = load("collective", "zen")
 IN_COO = "zen_in_coo"
 ROWS = "zen_rows"
 SCHEMES = (*sparse_rank.SCHEMES, IN_COO, ROWS)
-"""``zen_in_coo`` is Balanced Parallelism without the hash bitmap; ``zen_rows`` sends whole units
-(rows of an embedding), the others single elements."""
+"""``zen_in_coo`` is Balanced Parallelism without the hash bitmap; ``zen_rows`` sends
+whole units (rows of an embedding), the others single elements.
+"""
 
 
 class Units(NamedTuple):
@@ -44,13 +47,19 @@ class Units(NamedTuple):
 
     @classmethod
     def read(cls, path: str, rank: int) -> Units:
-        """The units in an ``.npz`` with ``name``, ``num_units``, ``width`` and ``units_<rank>``."""
+        """The units in an ``.npz`` with ``name``, ``num_units``, ``width`` and
+        ``units_<rank>``.
+        """
         with np.load(path) as held:
             units_K = torch.from_numpy(held[f"units_{rank}"])
-            return cls(str(held["name"]), int(held["num_units"]), int(held["width"]), units_K)
+            return cls(
+                str(held["name"]), int(held["num_units"]), int(held["width"]), units_K
+            )
 
     def gradient(self, seed: int) -> Tensor:
-        """A gradient with values in [0.5, 1) at the elements of the units, and zeros elsewhere."""
+        """A gradient with values in [0.5, 1) at the elements of the units, and zeros
+        elsewhere.
+        """
         random = torch.Generator().manual_seed(seed)
         grad_Uw = torch.zeros(self.num_units, self.width)
         shape = (self.units_K.numel(), self.width)
@@ -68,12 +77,17 @@ def exchange_of(scheme: str, width: int) -> Exchange:
 
 
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
-    """The seconds of every repeat by tensor and scheme, and the bytes in each direction."""
+    """The seconds of every repeat by tensor and scheme, and the bytes in each
+    direction.
+    """
     torch.set_num_threads(settings["threads"])
     backend()
     share_cores(dist.get_rank(), dist.get_world_size())
     engine = Engine(
-        join(None), num_channels=1, timeout=timedelta(minutes=5), on_span=lambda span: None
+        join(None),
+        num_channels=1,
+        timeout=timedelta(minutes=5),
+        on_span=lambda span: None,
     )
     found: dict[str, Any] = {}
     paths = settings["paths"]
@@ -100,7 +114,8 @@ def _measure_one(
         if name != ROWS or units.width > 1
     ]
     found: dict[str, Any] = {
-        side.name: {"seconds": [], "sent_bytes": [], "received_bytes": []} for side in sides
+        side.name: {"seconds": [], "sent_bytes": [], "received_bytes": []}
+        for side in sides
     }
     turns = settings["repeats"] + 1
     for turn in range(turns):

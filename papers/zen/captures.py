@@ -1,8 +1,10 @@
-"""Captures: the non-zero elements of many ranks' real gradients at one moment of training.
+"""Captures: the non-zero elements of many ranks' real gradients at one moment of
+training.
 
-One process has the parameters of all ranks after a few steps. It takes the batches of up to 128
-ranks one after another, and so computes the gradients that they would hold at that step. A capture
-is kept beside the figures, so that all of them are about the same gradients.
+One process has the parameters of all ranks after a few steps. It takes the batches of
+up to 128 ranks one after another, and so computes the gradients that they would hold at
+that step. A capture is kept beside the figures, so that all of them are about the same
+gradients.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ DENSITY = 0.05
 
 @dataclass(frozen=True)
 class Capture:
-    """One tensor's non-zero units on every rank; a unit is ``width`` adjacent elements."""
+    """One tensor's non-zero units on every rank; a unit is ``width`` adjacent
+    elements.
+    """
 
     name: str
     about: str
@@ -58,15 +62,20 @@ class Capture:
         return sum(map(len, self.units)) / (len(self.units) * self.num_units)
 
     def elements(self, num_ranks: int | None = None) -> list[Tensor]:
-        """The indices of the elements in each rank's units, for the first ``num_ranks`` ranks."""
+        """The indices of the elements in each rank's units, for the first ``num_ranks``
+        ranks.
+        """
         within_w = torch.arange(self.width, dtype=torch.int32)
         units = map(torch.from_numpy, self.units[:num_ranks])
         return [(one[:, None] * self.width + within_w).flatten() for one in units]
 
     def save(self, path: Path) -> None:
-        """Writes it in one step: an ``.npz`` with ``num_units``, ``width``, ``about``, ``name``
-        and each rank's ``units_<rank>``."""
-        fields: dict[str, Any] = {f"units_{rank}": one for rank, one in enumerate(self.units)}
+        """Writes it in one step: an ``.npz`` with ``num_units``, ``width``, ``about``,
+        ``name`` and each rank's ``units_<rank>``.
+        """
+        fields: dict[str, Any] = {
+            f"units_{rank}": one for rank, one in enumerate(self.units)
+        }
         content = io.BytesIO()
         np.savez(
             content,
@@ -99,9 +108,13 @@ class Source:
     name: str
     make: Callable[[], TrainingTask]
     parameter: str | None = None
-    """The embedding whose gradient is captured; None for DGC's selection from all gradients."""
+    """The embedding whose gradient is captured; None for DGC's selection from all
+    gradients.
+    """
     lacking: Callable[[], str | None] = lambda: None
-    """A function that says why its data are not here and how to get them; None if they are."""
+    """A function that says why its data are not here and how to get them; None if they
+    are.
+    """
 
 
 SOURCES = {
@@ -118,7 +131,10 @@ SOURCES = {
             "table.weight",
             lacking=movielens.missing,
         ),
-        Source("transformer", partial(text_transformer, vocabulary=5_000, width=160, num_layers=3)),
+        Source(
+            "transformer",
+            partial(text_transformer, vocabulary=5_000, width=160, num_layers=3),
+        ),
         Source(
             "lstm, one sentence",
             partial(text_lstm, vocabulary=20_000, hidden=64, batch=1, context=20),
@@ -126,9 +142,10 @@ SOURCES = {
         ),
     )
 }
-"""ZEN's workloads in sizes for a small machine: an LSTM and a DeepFM, whose embeddings' gradients
-are sparse by themselves, a transformer with DGC of 5 %, and the case of section 2.4 in which
-SparCML is the best, as gradients hardly overlap."""
+"""ZEN's workloads in sizes for a small machine: an LSTM and a DeepFM, whose embeddings'
+gradients are sparse by themselves, a transformer with DGC of 5 %, and the case of
+section 2.4 in which SparCML is the best, as gradients hardly overlap.
+"""
 
 MODELS = ("lstm", "deepfm", "transformer")
 
@@ -151,8 +168,8 @@ def stem(name: str) -> str:
 def captured(ask: Ask, name: str, num_ranks: int) -> Capture:
     """The capture of a model with at least ``num_ranks`` ranks.
 
-    It is read from ``ask.folder`` if it was kept there, else it is made, and kept if there is such
-    a folder.
+    It is read from ``ask.folder`` if it was kept there, else it is made, and kept if
+    there is such a folder.
     """
     path = None if ask.folder is None else ask.folder / f"capture-{stem(name)}.npz"
     if path is not None and path.exists():
@@ -182,19 +199,26 @@ def capture(source: Source, num_ranks: int, report: Report) -> Capture:
         _backward(task, model, WARM_UP, rank, num_ranks)
         found, width, num_units = _units(model, source.parameter)
         units.append(found.numpy().astype(np.int32))
-    what = source.parameter or f"all gradients, of which DGC selects {100 * DENSITY:g} %"
-    return Capture(source.name, f"{task.description}; {what}", num_units, width, tuple(units))
+    what = (
+        source.parameter or f"all gradients, of which DGC selects {100 * DENSITY:g} %"
+    )
+    return Capture(
+        source.name, f"{task.description}; {what}", num_units, width, tuple(units)
+    )
 
 
-def _backward(task: TrainingTask, model: nn.Module, step: int, rank: int, world: int) -> None:
+def _backward(
+    task: TrainingTask, model: nn.Module, step: int, rank: int, world: int
+) -> None:
     model.zero_grad()
     loss = task.loss(model, *task.batch(step, rank, world))
     loss.backward()  # type: ignore[no-untyped-call]
 
 
 def _units(model: nn.Module, parameter: str | None) -> tuple[Tensor, int, int]:
-    """The ascending numbers of the non-zero units, the elements of a unit, and the number of all
-    units."""
+    """The ascending numbers of the non-zero units, the elements of a unit, and the
+    number of all units.
+    """
     if parameter is None:
         parts = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
         grad_N = torch.cat(parts)

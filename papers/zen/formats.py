@@ -1,7 +1,7 @@
 """Figure 17a of ZEN: how large each sparse format is over density, encoded and counted.
 
-Sizes are those of all servers' parts together, as one worker receives them in a pull from 16
-servers with hashed parts.
+Sizes are those of all servers' parts together, as one worker receives them in a pull
+from 16 servers with hashed parts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,23 @@ from .volumes import union
 SERVERS = 16
 NUMEL = 2**20
 QUICK_NUMEL = 2**17
-DENSITIES = (0.01, 0.02, 1 / 32, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+DENSITIES = (
+    0.01,
+    0.02,
+    1 / 32,
+    0.05,
+    0.1,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.6,
+    0.7,
+    0.8,
+    0.9,
+    0.95,
+    0.99,
+)
 FORMATS: dict[str, SparseFormat] = {
     "hash_bitmap": hash_bitmap(),
     "coo": coo(),
@@ -39,10 +55,14 @@ FORMATS: dict[str, SparseFormat] = {
     "blocks": blocks(block=BLOCK),
 }
 ANYWHERE = "anywhere"
-"""The name of rows whose elements are drawn uniformly; the others have a model's own."""
+"""The name of rows whose elements are drawn uniformly; the others have a model's
+own.
+"""
 UNPRINTED = frozenset({"of"})
 PAPER_BLOCKS = 0.30
-"""The share of the gradient that blocks of 256 send at a density of 5 %: section 3.3.1."""
+"""The share of the gradient that blocks of 256 send at a density of 5 %: section
+3.3.1.
+"""
 
 
 def figure17a(
@@ -58,7 +78,9 @@ def figure17a(
         ask.report(0.7 * done, f"density {density:.2g}")
         drawn_N = torch.rand(numel, generator=torch.Generator().manual_seed(0))
         indices_K = (drawn_N < density).nonzero()[:, 0].int()
-        rows.append(_row(f"{ANYWHERE}, {100 * density:.3g} %", ANYWHERE, indices_K, numel))
+        rows.append(
+            _row(f"{ANYWHERE}, {100 * density:.3g} %", ANYWHERE, indices_K, numel)
+        )
     for done, model in ask.each(present(models)):
         ask.report(0.7 + 0.3 * done, model)
         found = captured(ask, model, SERVERS)
@@ -82,8 +104,9 @@ def _row(name: str, of: str, indices_K: Tensor, numel: int) -> Row:
 def encoded_bytes(key: str, indices_K: Tensor, numel: int) -> int:
     """Bytes of all servers' payloads in one format.
 
-    Blocks are cut from the unhashed vector, as OmniReduce does. A plain bitmap has a bit for each
-    index of the whole vector in every server's payload, as a hashed part may hold any index.
+    Blocks are cut from the unhashed vector, as OmniReduce does. A plain bitmap has a
+    bit for each index of the whole vector in every server's payload, as a hashed part
+    may hold any index.
     """
     form = FORMATS[key]
     permutation = Permutation(numel) if key != "blocks" else None
@@ -94,8 +117,9 @@ def encoded_bytes(key: str, indices_K: Tensor, numel: int) -> int:
 
 
 def _as_sent(key: str, indices_K: Tensor, part: Part) -> tuple[Entries, int]:
-    """The part's entries with the indices that the format takes, and the number of units it tells
-    apart."""
+    """The part's entries with the indices that the format takes, and the number of
+    units it tells apart.
+    """
     permutation = part.permutation
     places_K = indices_K if permutation is None else permutation.places(indices_K)
     own_K = (places_K >= part.first) & (places_K < part.first + part.length)
@@ -131,7 +155,8 @@ def _saves_up_to(drawn: Sequence[Row]) -> Claim:
     return Claim(
         "the hash bitmap still saves traffic at a density of 95 %",
         "section 5.3, figure 17a",
-        f"up to {100 * most:.1f} % of those measured; by its formula up to {100 * 31 / 32:.1f} %",
+        f"up to {100 * most:.1f} % of those measured; by its formula up to "
+        f"{100 * 31 / 32:.1f} %",
         agrees,
         "" if agrees else "no density near 95 % was measured",
     )
@@ -139,28 +164,37 @@ def _saves_up_to(drawn: Sequence[Row]) -> Claim:
 
 def _halves(drawn: Sequence[Row]) -> Claim:
     most = {
-        key: max((_share(row, "density") for row in drawn if _share(row, key) < 1), default=0.0)
+        key: max(
+            (_share(row, "density") for row in drawn if _share(row, key) < 1),
+            default=0.0,
+        )
         for key in ("coo", "bitmap")
     }
     agrees = all(density <= 0.505 for density in most.values())
     return Claim(
         "the bitmap and COO save nothing above a density of 50 %",
         "section 5.3, figure 17a",
-        f"COO saves up to {100 * most['coo']:.0f} %, the bitmap up to {100 * most['bitmap']:.0f} %",
+        f"COO saves up to {100 * most['coo']:.0f} %, the bitmap up to "
+        f"{100 * most['bitmap']:.0f} %",
         agrees,
-        "" if agrees else "a bitmap of the whole vector in each of 16 payloads is half a tensor",
+        ""
+        if agrees
+        else "a bitmap of the whole vector in each of 16 payloads is half a tensor",
     )
 
 
 def _gap(drawn: Sequence[Row]) -> Claim:
     gaps = [_share(row, "coo") - _share(row, "hash_bitmap") for row in drawn]
     grows = gaps == sorted(gaps) and gaps[0] < gaps[-1]
-    smaller = (_share(row, "density") for row, gap in zip(drawn, gaps, strict=True) if gap > 0)
+    smaller = (
+        _share(row, "density") for row, gap in zip(drawn, gaps, strict=True) if gap > 0
+    )
     from_ = min(smaller, default=1.0)
     return Claim(
         "the gap between the hash bitmap and COO grows with density",
         "section 5.3, figure 17a",
-        f"{gaps[0]:+.3f} to {gaps[-1]:+.3f} of the dense tensor; the hash bitmap is the smaller "
+        f"{gaps[0]:+.3f} to {gaps[-1]:+.3f} of the dense tensor; the hash bitmap "
+        "is the smaller "
         f"one from {100 * from_:.2g} % on",
         grows,
         "" if grows else "it does not grow from each density to the next",
@@ -168,7 +202,10 @@ def _gap(drawn: Sequence[Row]) -> Claim:
 
 
 def _blocks(rows: Sequence[Row]) -> Claim:
-    says = "of OPT-2.7B with DGC of 5 %, blocks of 256 send more than 30 % of the gradients"
+    says = (
+        "of OPT-2.7B with DGC of 5 %, blocks of 256 send more than 30 % of the "
+        "gradients"
+    )
     place = "section 3.3.1"
     row = next((row for row in rows if row["name"] == "transformer, one rank"), None)
     if row is None:
@@ -192,10 +229,14 @@ def _above_coo(rows: Sequence[Row]) -> Claim:
 
 
 def draw17a(rows: Sequence[Row], path: Path) -> Path:
-    """Draws sizes over density for elements drawn anywhere; blocks of models have own marks."""
+    """Draws sizes over density for elements drawn anywhere; blocks of models have own
+    marks.
+    """
     drawn = [row for row in rows if row["of"] == ANYWHERE]
     series = {
-        key.replace("_", " "): [(_share(row, "density"), _share(row, key)) for row in drawn]
+        key.replace("_", " "): [
+            (_share(row, "density"), _share(row, key)) for row in drawn
+        ]
         for key in FORMATS
     }
     series["dense"] = [(_share(row, "density"), 1.0) for row in drawn]

@@ -1,6 +1,8 @@
-"""Figure 18 of ZEN: the loss of every step is the same whichever scheme carries the gradients.
+"""Figure 18 of ZEN: the loss of every step is the same whichever scheme carries the
+gradients.
 
-Training is real, in one process that stands for all ranks; the schemes are run by the local driver.
+Training is real, in one process that stands for all ranks; the schemes are run by the
+local driver.
 """
 
 from __future__ import annotations
@@ -32,10 +34,14 @@ RANKS = 4
 STEPS = 120
 QUICK_STEPS = 12
 POINTS = "losses"
-"""The key of a row's curve: the loss of each step, in the JSON file and the picture only."""
+"""The key of a row's curve: the loss of each step, in the JSON file and the picture
+only.
+"""
 UNPRINTED = frozenset({POINTS})
 NEAR = 1e-3
-"""The share of a loss by which sums in another order may make it differ, step after step."""
+"""The share of a loss by which sums in another order may make it differ, step after
+step.
+"""
 
 
 @dataclass(frozen=True)
@@ -51,23 +57,33 @@ class Part:
 PARTS = (
     Part(
         "natural",
-        "with natural sparsity, accuracy by iterations is that of training with all-reduce",
+        "with natural sparsity, accuracy by iterations is that of training with "
+        "all-reduce",
         partial(text_lstm, vocabulary=5_000, hidden=64),
-        {"all_reduce": pair(none(), allreduce()), "zen": pair(nonzero(), zen(formats="paper"))},
+        {
+            "all_reduce": pair(none(), allreduce()),
+            "zen": pair(nonzero(), zen(formats="paper")),
+        },
     ),
     Part(
         "sparsified",
         "ZEN and AGsparse have identical losses by iterations under DGC of 5 %",
         partial(text_transformer, vocabulary=2_000, width=64),
         {
-            "agsparse": with_error_feedback(pair(dgc(density=DENSITY), allgather_sparse())),
-            "zen": with_error_feedback(pair(dgc(density=DENSITY), zen(formats="paper"))),
+            "agsparse": with_error_feedback(
+                pair(dgc(density=DENSITY), allgather_sparse())
+            ),
+            "zen": with_error_feedback(
+                pair(dgc(density=DENSITY), zen(formats="paper"))
+            ),
         },
     ),
 )
 
 
-def figure18(ask: Ask, parts: Sequence[Part] = PARTS, num_steps: int | None = None) -> Findings:
+def figure18(
+    ask: Ask, parts: Sequence[Part] = PARTS, num_steps: int | None = None
+) -> Findings:
     """Losses of every step under each scheme, and how far apart they are at most."""
     num_steps = num_steps or (QUICK_STEPS if ask.quick else STEPS)
     rows: list[Row] = []
@@ -83,7 +99,9 @@ def figure18(ask: Ask, parts: Sequence[Part] = PARTS, num_steps: int | None = No
         own = [_row(part, name, one) for name, one in found.items()]
         rows += own
         claims.append(_claim(part, [one.losses for one in found.values()]))
-    return Findings(tuple(rows), tuple(claims), tuple(part.task().description for part in parts))
+    return Findings(
+        tuple(rows), tuple(claims), tuple(part.task().description for part in parts)
+    )
 
 
 def _row(part: Part, name: str, found: History) -> Row:
@@ -114,11 +132,14 @@ def _claim(part: Part, losses: Sequence[Sequence[float]]) -> Claim:
     )
     agrees = apart <= NEAR
     ours = (
-        f"losses of {len(losses[0])} steps differ by at most {apart:.2g} of themselves, where "
+        f"losses of {len(losses[0])} steps differ by at most {apart:.2g} of "
+        "themselves, where "
         f"{NEAR:g} counts as rounding; {same} of them are equal to the last bit"
     )
     why = "sums in another order round otherwise, and training goes apart from there"
-    return Claim(part.says, "section 5.3, figure 18", ours, agrees, "" if agrees else why)
+    return Claim(
+        part.says, "section 5.3, figure 18", ours, agrees, "" if agrees else why
+    )
 
 
 def draw18(rows: Sequence[Row], path: Path) -> Path:
@@ -128,7 +149,9 @@ def draw18(rows: Sequence[Row], path: Path) -> Path:
         losses = row[POINTS]
         assert isinstance(losses, (list, tuple))
         panel = panels.setdefault(str(row["sparsity"]), {})
-        panel[str(row["name"])] = [(step + 1.0, float(loss)) for step, loss in enumerate(losses)]
+        panel[str(row["name"])] = [
+            (step + 1.0, float(loss)) for step, loss in enumerate(losses)
+        ]
     return curves.draw_panels(
         panels, path, title="Losses by scheme", x_label="step", y_label="loss (nats)"
     )

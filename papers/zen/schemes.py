@@ -1,7 +1,8 @@
 """Figure 8 of ZEN: each scheme's time over that of an all-reduce, for 4 to 128 ranks.
 
-Bytes are counted from the captured index sets (``volumes``), as section 2.4 counts them. Beside
-them are the predictions of the planner's formulas for the same sparsity, on links without latency.
+Bytes are counted from the captured index sets (``volumes``), as section 2.4 counts
+them. Beside them are the predictions of the planner's formulas for the same sparsity,
+on links without latency.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ SHOWN = {
     "zen": "ZEN, smallest format",
     "rows": "ZEN, whole rows",
 }
-"""The names of schemes by the keys of their times. Beyond the paper's figure are the sparse PS in
-all forms, of which appendix B.1 speaks, and the last two."""
+"""The names of schemes by the keys of their times. Beyond the paper's figure are the
+sparse PS in all forms, of which appendix B.1 speaks, and the last two.
+"""
 RIVALS = ("sparse_ps", "broadcast_in_turn", "sparse_ps_broadcast")
 """The schemes that lemma 1 holds against Balanced Parallelism by name."""
 EXISTING = ("agsparse", "sparcml", "omnireduce")
@@ -47,8 +49,9 @@ FORMULAS = {
     "sparse_ps_broadcast": "sparse_ps_broadcast",
     "zen": "zen",
 }
-"""The planner's schemes that count the same bytes as the paper's. Its SparCML is left out, as it
-turns dense where that pays."""
+"""The planner's schemes that count the same bytes as the paper's. Its SparCML is left
+out, as it turns dense where that pays.
+"""
 NEARLY = 0.01
 MARGINAL = 0.2
 """The share of an all-reduce's time below which a gain is marginal."""
@@ -73,7 +76,9 @@ def figure8(
 
 
 def model_rows(ask: Ask, model: str, ranks: Sequence[int]) -> list[Row]:
-    """A row for each number of ranks, which are always the first ranks of the capture."""
+    """A row for each number of ranks, which are always the first ranks of the
+    capture.
+    """
     most = max(ranks)
     found = captured(ask, model, most)
     tensor = sparsity(ask, model, most).tensors[0]
@@ -104,13 +109,19 @@ def _row(
         "num_ranks": num_ranks,
         "fraction_density": found.density,
         "densification": counted["densification"],
-        **{key: counted[key] / dense for key in SHOWN if key in counted and key != "allreduce"},
+        **{
+            key: counted[key] / dense
+            for key in SHOWN
+            if key in counted and key != "allreduce"
+        },
         **_predicted(found.numel, num_ranks, tensor),
     }
 
 
 def _predicted(numel: int, num_ranks: int, tensor: TensorSparsity) -> Row:
-    """The planner's times for elements over the all-reduce's; ZEN takes the paper's formats."""
+    """The planner's times for elements over the all-reduce's; ZEN takes the paper's
+    formats.
+    """
     rate = 1e9
     cluster = Cluster(num_ranks=num_ranks, rate_bytes_per_s=rate, hop_s=0.0)
     units = tensor.units.model_copy(update={"width": 1, "num_units": numel})
@@ -135,8 +146,10 @@ def _formula_note(rows: Sequence[Row]) -> str:
     least = min(off)
     most = max(off)
     return (
-        "the planner's formulas, which know densities, overlaps and skew but not the sets, give "
-        f"{100 * least[0]:+.0f} % ({least[1]}, {least[2]}) to {100 * most[0]:+.0f} % ({most[1]}, "
+        "the planner's formulas, which know densities, overlaps and skew but "
+        "not the sets, give "
+        f"{100 * least[0]:+.0f} % ({least[1]}, {least[2]}) to "
+        f"{100 * most[0]:+.0f} % ({most[1]}, "
         f"{most[2]}) of what is counted"
     )
 
@@ -159,7 +172,8 @@ def claims8(rows: Sequence[Row]) -> tuple[Claim, ...]:
 
 
 def _crossing(rows: Sequence[Row]) -> Claim:
-    """The claim about the number of ranks from which AGsparse is slower than an all-reduce.
+    """The claim about the number of ranks from which AGsparse is slower than an
+    all-reduce.
 
     Its (n-1) 8 d M bytes exceed 8 (n-1)/n M from n = 1/d on: 40.5 for NMT's 2.47 %.
     """
@@ -173,14 +187,19 @@ def _crossing(rows: Sequence[Row]) -> Claim:
     crossings = {str(row["model"]): 1 / number(row, "fraction_density") for row in rows}
     ours = "; ".join(f"{model}: beyond {at:.0f}" for model, at in crossings.items())
     return Claim(
-        "AGsparse grows linearly and is worse than AllReduce beyond 40 GPUs, which is 1 / density "
+        "AGsparse grows linearly and is worse than AllReduce beyond 40 GPUs, "
+        "which is 1 / density "
         "of NMT's embedding",
         "section 2.4, figure 8",
         f"{ours}; 1 / density again",
         *(
             (False, f"1 / density is not where it crosses: {', '.join(wrong)}")
             if wrong
-            else (None, "bytes counted as section 2.4 counts them cross at 1 / density by its sums")
+            else (
+                None,
+                "bytes counted as section 2.4 counts them cross at 1 / density "
+                "by its sums",
+            )
         ),
     )
 
@@ -190,7 +209,9 @@ def _times(row: Row, keys: Sequence[str]) -> str:
 
 
 def _verdict(last: Sequence[Row], agrees: bool, why: str) -> tuple[bool | None, str]:
-    """A claim's ``agrees`` and ``why``; fewer than 128 ranks neither agree nor disagree."""
+    """A claim's ``agrees`` and ``why``; fewer than 128 ranks neither agree nor
+    disagree.
+    """
     if any(number(row, "num_ranks") < RANKS[-1] for row in last):
         return None, f"fewer than {RANKS[-1]} ranks"
     return agrees, "" if agrees else why
@@ -217,14 +238,17 @@ def _existing(last: Sequence[Row]) -> Claim:
 def _lower(last: Sequence[Row]) -> Claim:
     lower = {str(row["name"]): 1 - number(row, "balanced") for row in last}
     best = all(
-        number(row, "balanced") < min(1.0, *(number(row, key) for key in EXISTING)) for row in last
+        number(row, "balanced") < min(1.0, *(number(row, key) for key in EXISTING))
+        for row in last
     )
     why = (
-        "it is (1 + densification ratio) x density of an all-reduce: a sum that is denser than "
+        "it is (1 + densification ratio) x density of an all-reduce: a sum that "
+        "is denser than "
         "NMT's 61 % leaves less"
     )
     return Claim(
-        "Balanced Parallelism takes less than AllReduce and all existing schemes with 128 GPUs "
+        "Balanced Parallelism takes less than AllReduce and all existing "
+        "schemes with 128 GPUs "
         "(36 % less than AllReduce for NMT's embedding)",
         "section 2.4, figure 8",
         "; ".join(f"{name}: {100 * share:.0f} % less" for name, share in lower.items()),
@@ -237,18 +261,23 @@ def _omnireduce(rows: Sequence[Row], last: Sequence[Row]) -> Claim:
     first = [row for row in rows if row["num_ranks"] == fewest]
     at_first = all(number(row, "omnireduce") < 1 for row in first)
     sparser = [row for row in last if number(row, "omnireduce") <= 1 - MARGINAL]
-    shown = "; ".join(f"{row['name']}: {number(row, 'omnireduce'):.2f}" for row in (*first, *last))
+    shown = "; ".join(
+        f"{row['name']}: {number(row, 'omnireduce'):.2f}" for row in (*first, *last)
+    )
     why = (
         "; ".join(
-            f"{row['name']}: a density of {100 * number(row, 'fraction_density'):.2g} % times a "
-            f"ratio of {number(row, 'densification'):.1f} leaves blocks empty, where NMT's has "
+            f"{row['name']}: a density of "
+            f"{100 * number(row, 'fraction_density'):.2g} % times a "
+            f"ratio of {number(row, 'densification'):.1f} leaves blocks empty, "
+            "where NMT's has "
             "none left"
             for row in sparser
         )
         or "no blocks are empty even on one rank"
     )
     return Claim(
-        "OmniReduce outperforms AllReduce with few GPUs, and marginally with more than 64",
+        "OmniReduce outperforms AllReduce with few GPUs, and marginally with "
+        "more than 64",
         "section 2.4, figure 8",
         shown,
         *_verdict(last, at_first and not sparser, why),
@@ -259,14 +288,20 @@ def _index(last: Sequence[Row]) -> Claim:
     shares = [number(row, "balanced") / number(row, "without_index") for row in last]
     doubled = all(abs(share - 2) < 0.05 for share in shares)
     zen = ", ".join(
-        f"{row['name']}: {number(row, 'zen') / number(row, 'without_index'):.2f}" for row in last
+        f"{row['name']}: {number(row, 'zen') / number(row, 'without_index'):.2f}"
+        for row in last
     )
     return Claim(
         "indices in COO double the time of Balanced Parallelism",
         "section 2.4, figure 8",
-        f"x {min(shares):.2f} to {max(shares):.2f}; with the hash bitmap in the pull: {zen}",
+        f"x {min(shares):.2f} to {max(shares):.2f}; with the hash bitmap in the "
+        f"pull: {zen}",
         *(
-            (None, "counted: an index has as many bytes as a value, so it could not be otherwise")
+            (
+                None,
+                "counted: an index has as many bytes as a value, so it could "
+                "not be otherwise",
+            )
             if doubled
             else (False, "an index is as long as a value: parts must be uneven")
         ),
@@ -276,21 +311,27 @@ def _index(last: Sequence[Row]) -> Claim:
 def _lemma(rows: Sequence[Row]) -> Claim:
     """Lemma 1 for the schemes that appendix B.1 writes out, in every row."""
     better = [
-        f"{SHOWN[key]} for {row['name']} ({number(row, key) / number(row, 'balanced'):.2f})"
+        f"{SHOWN[key]} for {row['name']} "
+        f"({number(row, key) / number(row, 'balanced'):.2f})"
         for row in rows
         for key in RIVALS
         if number(row, key) <= number(row, "balanced")
     ]
-    ratios = {key: [number(row, key) / number(row, "balanced") for row in rows] for key in RIVALS}
+    ratios = {
+        key: [number(row, key) / number(row, "balanced") for row in rows]
+        for key in RIVALS
+    }
     return Claim(
-        "Balanced Parallelism always outperforms Sparse PS and Sparse PS with broadcast",
+        "Balanced Parallelism always outperforms Sparse PS and Sparse PS with "
+        "broadcast",
         "theorem 1, lemma 1 in appendix B.1",
         "; ".join(
             f"{SHOWN[key]} takes {min(found):.2f} to {max(found):.2f} times as long"
             for key, found in ratios.items()
         ),
         not better,
-        f"not {', '.join(better)}: hashed parts are a little uneven, and a sum that is broadcast "
+        f"not {', '.join(better)}: hashed parts are a little uneven, and a sum "
+        "that is broadcast "
         "is not padded to the largest"
         if better
         else "",
@@ -299,7 +340,8 @@ def _lemma(rows: Sequence[Row]) -> Claim:
 
 def _small(row: Row | None) -> Claim:
     says = (
-        "at a batch of 1 and 8 GPUs SparCML takes less than AGsparse and than Balanced Parallelism "
+        "at a batch of 1 and 8 GPUs SparCML takes less than AGsparse and than "
+        "Balanced Parallelism "
         "(4 and 9 % less)"
     )
     place = "section 2.4"
@@ -316,7 +358,8 @@ def _small(row: Row | None) -> Claim:
         agrees,
         ""
         if agrees
-        else "words that every sentence has are in all ranks' gradients, and SparCML receives "
+        else "words that every sentence has are in all ranks' gradients, and SparCML "
+        "receives "
         "them in each of its rounds: the densification ratio of 8 is "
         f"{number(row, 'densification'):.1f} here, and the paper's about 8",
     )

@@ -1,4 +1,6 @@
-"""Figures 2 and 3 of ZEN: how gradients of different ranks overlap, and where they are not zero."""
+"""Figures 2 and 3 of ZEN: how gradients of different ranks overlap, and where they are
+not zero.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,16 @@ from gradwire_bench.report import curves, heat
 from gradwire_lab.planning.index_sets import unit_sparsity
 
 from ..frame import Ask, Claim, Findings, Row
-from .captures import DENSITY, MODELS, SOURCES, Capture, captured, lacking, present, stem
+from .captures import (
+    DENSITY,
+    MODELS,
+    SOURCES,
+    Capture,
+    captured,
+    lacking,
+    present,
+    stem,
+)
 from .values import by_number, listed, number
 from .volumes import blocks
 
@@ -31,22 +42,27 @@ BINS = 20
 LEAST_OVERLAP = 0.05
 """The overlap that practical ones are "much higher" than: section 2.3."""
 APART = 0.21
-"""The Kolmogorov-Smirnov distance that two samples of 120 from one distribution exceed once in 100
-times."""
+"""The Kolmogorov-Smirnov distance that two samples of 120 from one distribution exceed
+once in 100 times.
+"""
 NORMAL = 0.68
 FIRST_OF_EIGHT = 0.6
 LSTM_SKEW = 70.0
 UNPRINTED = frozenset({"overlaps", "shares", "about"})
 
 WHY_NOT_FIRST = {
-    "lstm": "the rows of its embedding are by falling frequency, but no word is that frequent",
+    "lstm": "the rows of its embedding are by falling frequency, but no word is that "
+    "frequent",
     "deepfm": "the rows of its table are by field, and within a field not by frequency",
-    "transformer": "DGC takes its 5 % from the layers with the largest gradients, and the model's "
+    "transformer": "DGC takes its 5 % from the layers with the largest gradients, and the "
+    "model's "
     "first layer, the embedding, is not one of them",
 }
 WHY_LESS_SKEW = (
-    "no skewness ratio exceeds 1 / density, {most:.0f} here; ours is {share:.0f} % of that, the "
-    "paper's 70 of 88 is 79 %. A vocabulary of 20,000 words has 156 in the first of 128 parts, and "
+    "no skewness ratio exceeds 1 / density, {most:.0f} here; ours is "
+    "{share:.0f} % of that, the "
+    "paper's 70 of 88 is 79 %. A vocabulary of 20,000 words has 156 in the "
+    "first of 128 parts, and "
     "a batch of 700 words does not have all of those; the paper's has 6,200 there"
 )
 
@@ -69,7 +85,9 @@ def findings(
     """
     found = [(name, lacking(name)) for name in models]
     absent = [f"not measured: {name}. {why}" for name, why in found if why is not None]
-    return Findings(tuple(rows), claims, (*notes, *absent), complete=complete and not absent)
+    return Findings(
+        tuple(rows), claims, (*notes, *absent), complete=complete and not absent
+    )
 
 
 def sparsity(ask: Ask, name: str, num_ranks: int) -> SparsityProfile:
@@ -89,7 +107,9 @@ def sparsity(ask: Ask, name: str, num_ranks: int) -> SparsityProfile:
 
 
 def profile_of(found: Capture, num_ranks: int) -> SparsityProfile:
-    """The sparsity of a capture's first ranks, in its own units and in OmniReduce's blocks."""
+    """The sparsity of a capture's first ranks, in its own units and in OmniReduce's
+    blocks.
+    """
     units = found.units[:num_ranks]
     blocked = [blocks(one).numpy() for one in found.elements(num_ranks)]
     tensor = TensorSparsity(
@@ -110,7 +130,9 @@ def profile_of(found: Capture, num_ranks: int) -> SparsityProfile:
 Read = Callable[[str, SparsityProfile], Row]
 
 
-def _rows(ask: Ask, models: Sequence[str], num_ranks: int | None, read: Read) -> tuple[Row, ...]:
+def _rows(
+    ask: Ask, models: Sequence[str], num_ranks: int | None, read: Read
+) -> tuple[Row, ...]:
     """A row for each model, which ``read`` makes of the model's sparsity."""
     rows = []
     for done, name in ask.each(present(models)):
@@ -123,7 +145,9 @@ def _units(found: SparsityProfile) -> UnitSparsity:
     return found.tensors[0].units
 
 
-def figure2a(ask: Ask, models: Sequence[str] = MODELS, num_ranks: int | None = None) -> Findings:
+def figure2a(
+    ask: Ask, models: Sequence[str] = MODELS, num_ranks: int | None = None
+) -> Findings:
     """The overlap ratios of pairs of gradients."""
     rows = _rows(ask, models, num_ranks, row2a)
     return findings(rows, claims2a(rows), models)
@@ -146,8 +170,13 @@ def row2a(name: str, found: SparsityProfile) -> Row:
 
 def claims2a(rows: Sequence[Row]) -> tuple[Claim, ...]:
     """The claims of sections 2.1 and 2.3 about overlaps."""
-    means = [(number(row, "overlap_mean"), number(row, "overlap_deviation")) for row in rows]
-    shown = [f"{row['name']}: {m:.2f} +- {d:.2f}" for row, (m, d) in zip(rows, means, strict=True)]
+    means = [
+        (number(row, "overlap_mean"), number(row, "overlap_deviation")) for row in rows
+    ]
+    shown = [
+        f"{row['name']}: {m:.2f} +- {d:.2f}"
+        for row, (m, d) in zip(rows, means, strict=True)
+    ]
     distances = [
         farthest(listed(one, "overlaps"), listed(other, "overlaps"))
         for one, other in combinations(rows, 2)
@@ -172,7 +201,8 @@ def claims2a(rows: Sequence[Row]) -> tuple[Claim, ...]:
         Claim(
             "a model's overlap ratio is approximately normally distributed",
             "section 2.1, figure 2a",
-            f"{100 * min(within):.0f} to {100 * max(within):.0f} % of the pairs are within a "
+            f"{100 * min(within):.0f} to {100 * max(within):.0f} % of the pairs "
+            "are within a "
             f"deviation of the mean, of a normal distribution {100 * NORMAL:.0f} %",
             normal,
             "" if normal else "some pairs of batches share far more than most",
@@ -188,19 +218,24 @@ def claims2a(rows: Sequence[Row]) -> tuple[Claim, ...]:
 
 
 def farthest(one: Sequence[float], other: Sequence[float]) -> float:
-    """The largest difference of two samples' cumulative distributions (Kolmogorov-Smirnov).
+    """The largest difference of two samples' cumulative distributions
+    (Kolmogorov-Smirnov).
 
     >>> farthest([1.0, 2.0], [2.0, 3.0])
     0.5
     """
     at = np.concatenate([one, other])
-    parts = (np.searchsorted(np.sort(x), at, side="right") / len(x) for x in (one, other))
+    parts = (
+        np.searchsorted(np.sort(x), at, side="right") / len(x) for x in (one, other)
+    )
     first, second = parts
     return float(np.abs(first - second).max())
 
 
 def _within_a_deviation(row: Row) -> float:
-    """The share of a model's overlap ratios within one standard deviation of their mean."""
+    """The share of a model's overlap ratios within one standard deviation of their
+    mean.
+    """
     mean = number(row, "overlap_mean")
     deviation = number(row, "overlap_deviation")
     overlaps = listed(row, "overlaps")
@@ -220,8 +255,9 @@ def draw2a(rows: Sequence[Row], path: Path) -> Path:
 
 
 def _histogram(overlaps: Sequence[float]) -> list[tuple[float, float]]:
-    """The middle of each bin and the share of pairs in it, from the first bin with any to the
-    last."""
+    """The middle of each bin and the share of pairs in it, from the first bin with any
+    to the last.
+    """
     counts = [0] * BINS
     for one in overlaps:
         counts[min(BINS - 1, int(one * BINS))] += 1
@@ -230,16 +266,22 @@ def _histogram(overlaps: Sequence[float]) -> list[tuple[float, float]]:
     return [((place + 0.5) / BINS, counts[place] / len(overlaps)) for place in around]
 
 
-def figure2b(ask: Ask, models: Sequence[str] = MODELS, num_ranks: int | None = None) -> Findings:
+def figure2b(
+    ask: Ask, models: Sequence[str] = MODELS, num_ranks: int | None = None
+) -> Findings:
     """The densification ratio of 2 to 128 ranks, as far as gradients were captured."""
     rows = _rows(ask, models, num_ranks, row2b)
     return findings(rows, claims2b(rows), models)
 
 
 def row2b(name: str, found: SparsityProfile) -> Row:
-    """One model's densification ratios; those that would be extrapolated are left out."""
+    """One model's densification ratios; those that would be extrapolated are left
+    out.
+    """
     units = _units(found)
-    measured = {one.ranks: one.ratio for one in units.densification if not one.extrapolated}
+    measured = {
+        one.ranks: one.ratio for one in units.densification if not one.extrapolated
+    }
     most = max(measured.values(), default=1.0)
     return {
         "name": name,
@@ -252,19 +294,24 @@ def row2b(name: str, found: SparsityProfile) -> Row:
 
 def claims2b(rows: Sequence[Row]) -> tuple[Claim, ...]:
     """The claim of section 2.1 about the density of sums."""
-    partly = all(1 < ratio < n for row in rows for n, ratio in by_number(row, "densification_"))
+    partly = all(
+        1 < ratio < n for row in rows for n, ratio in by_number(row, "densification_")
+    )
     shown = [
         f"{row['name']}: {100 * number(row, 'fraction_density'):.3g} % to "
-        f"{100 * number(row, 'fraction_density_of_sum'):.3g} % among {n:.0f}, ratio {ratio:.3g}"
+        f"{100 * number(row, 'fraction_density_of_sum'):.3g} % among {n:.0f}, "
+        f"ratio {ratio:.3g}"
         for row in rows
         for n, ratio in by_number(row, "densification_")[-1:]
     ]
     claim = Claim(
-        "sums are denser, by less than the number of GPUs (BERT: 1.06 % to 40.8 % among 128)",
+        "sums are denser, by less than the number of GPUs (BERT: 1.06 % to 40.8 "
+        "% among 128)",
         "section 2.1, figure 2b; section 3.3.1",
         "; ".join(shown),
         None if partly else False,
-        "the ratio of any sets that overlap partly is between 1 and their number; BERT is not here"
+        "the ratio of any sets that overlap partly is between 1 and their "
+        "number; BERT is not here"
         if partly
         else "ranks of a model here share all of their elements, or none",
     )
@@ -276,7 +323,9 @@ def draw2b(rows: Sequence[Row], path: Path) -> Path:
     return _draw_doubling(rows, path, "densification_", "Sums are denser", "ranks")
 
 
-def figure3a(ask: Ask, models: Sequence[str] = MODELS, num_ranks: int | None = None) -> Findings:
+def figure3a(
+    ask: Ask, models: Sequence[str] = MODELS, num_ranks: int | None = None
+) -> Findings:
     """The shares of the non-zero elements in eight partitions, means over ranks."""
     rows = _rows(ask, models, num_ranks, row3a)
     return findings(rows, claims3a(rows), models)
@@ -294,7 +343,8 @@ def claims3a(rows: Sequence[Row]) -> tuple[Claim, ...]:
     first = {str(row["name"]): listed(row, "shares")[0] for row in rows}
     below = [name for name, share in first.items() if share <= FIRST_OF_EIGHT]
     claim = Claim(
-        "with eight partitions, more than 60 % of the non-zero gradients are in the first",
+        "with eight partitions, more than 60 % of the non-zero gradients are in "
+        "the first",
         "section 2.1, figure 3a",
         "; ".join(f"{name}: {100 * share:.0f} %" for name, share in first.items()),
         not below,
@@ -313,7 +363,9 @@ def draw3a(rows: Sequence[Row], path: Path) -> Path:
     )
 
 
-def figure3b(ask: Ask, models: Sequence[str] = MODELS, num_ranks: int | None = None) -> Findings:
+def figure3b(
+    ask: Ask, models: Sequence[str] = MODELS, num_ranks: int | None = None
+) -> Findings:
     """The skewness ratio of 2 to 128 partitions, means over ranks."""
     rows = _rows(ask, models, num_ranks, row3b)
     return findings(rows, claims3b(rows), models)
@@ -333,7 +385,10 @@ def row3b(name: str, found: SparsityProfile) -> Row:
 def claims3b(rows: Sequence[Row]) -> tuple[Claim, ...]:
     """The claim of section 2.1 about the LSTM in 128 partitions."""
     parts = DOUBLINGS[-1]
-    says = f"the LSTM's embedding in {parts} partitions has a skewness ratio over {LSTM_SKEW:.0f}"
+    says = (
+        f"the LSTM's embedding in {parts} partitions has a skewness ratio over "
+        f"{LSTM_SKEW:.0f}"
+    )
     place = "section 2.1, figure 3b"
     row = next((row for row in rows if row["name"] == "lstm"), None)
     if row is None:
@@ -347,10 +402,14 @@ def claims3b(rows: Sequence[Row]) -> tuple[Claim, ...]:
 
 def draw3b(rows: Sequence[Row], path: Path) -> Path:
     """Draws skewness ratios over partitions."""
-    return _draw_doubling(rows, path, "skewness_", "Partitions are uneven", "partitions")
+    return _draw_doubling(
+        rows, path, "skewness_", "Partitions are uneven", "partitions"
+    )
 
 
-def _draw_doubling(rows: Sequence[Row], path: Path, start: str, title: str, over: str) -> Path:
+def _draw_doubling(
+    rows: Sequence[Row], path: Path, start: str, title: str, over: str
+) -> Path:
     series = {str(row["name"]): by_number(row, start) for row in rows}
     return curves.draw_panels(
         {"": series},

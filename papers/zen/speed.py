@@ -35,9 +35,15 @@ SHOWN = {
     "zen": "ZEN, Elias-Fano",
 }
 MACHINES = 16
-"""The machines of figures 15 and 17b in the paper; on fewer, gains cannot be compared."""
+"""The machines of figures 15 and 17b in the paper; on fewer, gains cannot be
+compared.
+"""
 BASELINES = ("allgather_sparse", "sparcml", "omnireduce", "sparse_ps")
-PAPER_ZEN = {"lstm": (6.77, "LSTM"), "deepfm": (2.10, "DeepFM"), "transformer": (3.51, "Gemma2-2B")}
+PAPER_ZEN = {
+    "lstm": (6.77, "LSTM"),
+    "deepfm": (2.10, "DeepFM"),
+    "transformer": (3.51, "Gemma2-2B"),
+}
 PAPER_OMNIREDUCE = 1.58
 PAPER_OVER = {"sparcml": 2.82, "omnireduce": 5.16}
 PAPER_MOST = 5.09
@@ -58,17 +64,24 @@ class Links:
 FULL = Links(16, 100 * MBIT, 3)
 QUICK = Links(8, 200 * MBIT, 2, 4)
 GPUS = {"lstm": 8, "deepfm": 8, "transformer": 1}
-"""The gradients of a host, as in the paper. Its machines have 8 GPUs, which together hold one
-replica of a large model (tensor parallelism)."""
+"""The gradients of a host, as in the paper. Its machines have 8 GPUs, which together
+hold one replica of a large model (tensor parallelism).
+"""
 
 
-def figure15(ask: Ask, models: Sequence[str] = MODELS, links: Links | None = None) -> Findings:
-    """The seconds of every scheme on shaped links, and its speedup over the all-reduce."""
+def figure15(
+    ask: Ask, models: Sequence[str] = MODELS, links: Links | None = None
+) -> Findings:
+    """The seconds of every scheme on shaped links, and its speedup over the
+    all-reduce.
+    """
     links = links or (QUICK if ask.quick else FULL)
     rows = measure(ask, present(models), links, SCHEMES)
     notes = (
-        f"{links.hosts} hosts with links of {format_rate(links.rate_bytes_per_s)}; busiest is what "
-        "the interface counted on the busier side of the busiest link, floor that over the rate",
+        f"{links.hosts} hosts with links of "
+        f"{format_rate(links.rate_bytes_per_s)}; busiest is what "
+        "the interface counted on the busier side of the busiest link, floor "
+        "that over the rate",
     )
     return findings(rows, claims15(rows), models, notes, complete=is_shaped(rows))
 
@@ -96,9 +109,15 @@ def measure(
 
 
 def machines(found: Capture, hosts: int, num_gpus: int) -> Capture:
-    """The capture of hosts each of which adds up the gradients of ``num_gpus`` ranks."""
-    groups = [found.units[host * num_gpus : (host + 1) * num_gpus] for host in range(hosts)]
-    return replace(found, units=tuple(np.unique(np.concatenate(group)) for group in groups))
+    """The capture of hosts each of which adds up the gradients of ``num_gpus``
+    ranks.
+    """
+    groups = [
+        found.units[host * num_gpus : (host + 1) * num_gpus] for host in range(hosts)
+    ]
+    return replace(
+        found, units=tuple(np.unique(np.concatenate(group)) for group in groups)
+    )
 
 
 def is_shaped(rows: Sequence[Row]) -> bool:
@@ -108,7 +127,9 @@ def is_shaped(rows: Sequence[Row]) -> bool:
 
 @dataclass(frozen=True)
 class Gain:
-    """The speedup of a scheme over the all-reduce for one model: measured, and by bytes alone."""
+    """The speedup of a scheme over the all-reduce for one model: measured, and by bytes
+    alone.
+    """
 
     measured: float
     by_bytes: float
@@ -128,7 +149,9 @@ def gains(rows: Sequence[Row]) -> Gains:
     Where bytes are not known, the gain by bytes is 1.
     """
     found: dict[str, dict[str, Gain]] = {}
-    dense = {row["tensor"]: row["busiest_bytes"] for row in rows if row["scheme"] == "dense"}
+    dense = {
+        row["tensor"]: row["busiest_bytes"] for row in rows if row["scheme"] == "dense"
+    }
     for row in rows:
         bytes_of = dense[row["tensor"]], row["busiest_bytes"]
         known = all(isinstance(one, (int, float)) for one in bytes_of)
@@ -139,13 +162,21 @@ def gains(rows: Sequence[Row]) -> Gains:
 
 
 def claims15(rows: Sequence[Row]) -> tuple[Claim, ...]:
-    """The claims of section 5.2 and the abstract about communication, beside the rows."""
+    """The claims of section 5.2 and the abstract about communication, beside the
+    rows.
+    """
     if not is_shaped(rows):
-        says = "ZEN communicates 2.10 to 6.77 times as fast as AllReduce with 16 machines"
+        says = (
+            "ZEN communicates 2.10 to 6.77 times as fast as AllReduce with 16 machines"
+        )
         return (Claim(says, PLACE, "not measured: links are not shaped", None),)
     found = gains(rows)
     figures = (
-        *(_zen_claim(model, found[model][ZEN]) for model in PAPER_ZEN if model in found),
+        *(
+            _zen_claim(model, found[model][ZEN])
+            for model in PAPER_ZEN
+            if model in found
+        ),
         _omnireduce_claim(found),
         *(_over_claim(found, scheme) for scheme in PAPER_OVER),
         _most_claim(found),
@@ -158,26 +189,36 @@ def of_as_many(claims: Sequence[Claim], rows: Sequence[Row]) -> tuple[Claim, ...
     fewer = {number(row, "num_hosts") for row in rows} - {MACHINES}
     if not fewer:
         return tuple(claims)
-    why = f"measured on {min(fewer):.0f} hosts, the paper's figure is of {MACHINES} machines"
+    why = (
+        f"measured on {min(fewer):.0f} hosts, the paper's figure is of {MACHINES} "
+        "machines"
+    )
     return tuple(replace(one, agrees=None, why=why) for one in claims)
 
 
 def faster(says: str, place: str, told: str, ours: Gain, paper: float) -> Claim:
-    """A printed number of times as fast beside ours: what agrees is a quarter of the gain over 1.
+    """A printed number of times as fast beside ours: what agrees is a quarter of the
+    gain over 1.
 
     Where ours differs the reason is bytes, or other work.
     """
     if ours.measured > paper:
-        why = f"more than printed, by bytes alone {ours.by_bytes:.2f}: sparsity is of other models"
+        why = (
+            f"more than printed, by bytes alone {ours.by_bytes:.2f}: sparsity is of "
+            "other models"
+        )
     elif ours.by_bytes < paper:
         why = (
-            f"the bytes alone allow {ours.by_bytes:.2f}: how dense gradients and sums are decides, "
+            f"the bytes alone allow {ours.by_bytes:.2f}: how dense gradients and "
+            "sums are decides, "
             "and the models here are not the paper's"
         )
     else:
         why = (
-            f"by bytes alone it would be {ours.by_bytes:.2f}; of a message of a few megabytes, "
-            "rounds, telling of sizes and the work of all hosts on this machine's cores take a "
+            f"by bytes alone it would be {ours.by_bytes:.2f}; of a message of a "
+            "few megabytes, "
+            "rounds, telling of sizes and the work of all hosts on this "
+            "machine's cores take a "
             "larger part"
         )
     return effect(says, place, told, ours.measured - 1, paper - 1, why)
@@ -185,8 +226,13 @@ def faster(says: str, place: str, told: str, ours: Gain, paper: float) -> Claim:
 
 def _zen_claim(model: str, ours: Gain) -> Claim:
     paper, name = PAPER_ZEN[model]
-    says = f"ZEN communicates {paper:.2f} times as fast as AllReduce for {name} with 16 machines"
-    told = f"{ours.measured:.2f} times for the {model}, by bytes alone {ours.by_bytes:.2f}"
+    says = (
+        f"ZEN communicates {paper:.2f} times as fast as AllReduce for {name} with 16 "
+        "machines"
+    )
+    told = (
+        f"{ours.measured:.2f} times for the {model}, by bytes alone {ours.by_bytes:.2f}"
+    )
     return faster(says, PLACE, told, ours, paper)
 
 
@@ -211,14 +257,17 @@ def _slower_claim(found: Gains) -> Claim:
         PLACE,
         ", ".join(slower) or "none is",
         bool(slower),
-        "" if slower else "too few gradients are in a sum here; figure 8 shows from where on",
+        ""
+        if slower
+        else "too few gradients are in a sum here; figure 8 shows from where on",
     )
 
 
 def _best_over(found: Gains, scheme: str) -> Gain:
     """ZEN's gain over a scheme, for the model where it gains most."""
     return max(
-        (own[ZEN].over(own[scheme]) for own in found.values()), key=lambda gain: gain.measured
+        (own[ZEN].over(own[scheme]) for own in found.values()),
+        key=lambda gain: gain.measured,
     )
 
 
@@ -238,7 +287,8 @@ def _most_claim(found: Gains) -> Claim:
     )
     says = f"ZEN communicates up to {PAPER_MOST} times as fast as the state of the art"
     told = (
-        f"up to {ours[best].measured:.2f} times as fast as {SHOWN[best]}; at least {least:.2f} "
+        f"up to {ours[best].measured:.2f} times as fast as {SHOWN[best]}; at "
+        f"least {least:.2f} "
         "times as fast as the best of all for a model"
     )
     return faster(says, "abstract", told, ours[best], PAPER_MOST)
@@ -247,7 +297,9 @@ def _most_claim(found: Gains) -> Claim:
 def draw15(rows: Sequence[Row], path: Path) -> Path:
     """Draws bars of the speedups, with a panel for each model."""
     found = gains(rows)
-    schemes = list(dict.fromkeys(str(row["scheme"]) for row in rows if row["scheme"] != "dense"))
+    schemes = list(
+        dict.fromkeys(str(row["scheme"]) for row in rows if row["scheme"] != "dense")
+    )
     drawn: list[Row] = [
         {
             "name": SHOWN[scheme],

@@ -1,8 +1,9 @@
 """Figures 11 to 14 of ZEN: how fast models train by each scheme.
 
-Two kinds of rows, each of which says what it is. *Measured*: small models train on a few hosts of
-this machine, on links whose rates are as far apart as the paper's. *Simulated*: the paper's models
-on up to 16 machines by the planner's formulas, with the sparsity of the captures.
+Two kinds of rows, each of which says what it is. *Measured*: small models train on a
+few hosts of this machine, on links whose rates are as far apart as the paper's.
+*Simulated*: the paper's models on up to 16 machines by the planner's formulas, with the
+sparsity of the captures.
 """
 
 from __future__ import annotations
@@ -39,7 +40,13 @@ from .values import number
 
 SCHEMES = tuple(COSTS)
 UNPRINTED = frozenset(
-    {"kind", "model", "num_machines", "computing_s", *(f"step_s_{name}" for name in SCHEMES)}
+    {
+        "kind",
+        "model",
+        "num_machines",
+        "computing_s",
+        *(f"step_s_{name}" for name in SCHEMES),
+    }
 )
 
 
@@ -50,7 +57,9 @@ class Training:
     task: str
     sizes: Mapping[str, Any]
     parameter: str | None = None
-    """The embedding whose gradient goes by the scheme; None for all gradients, sparsified."""
+    """The embedding whose gradient goes by the scheme; None for all gradients,
+    sparsified.
+    """
     density: float | None = None
 
 
@@ -60,7 +69,9 @@ OWN_LSTM = Training(
     parameter="embedding.weight",
 )
 OWN_TRANSFORMER = Training(
-    "text_transformer", {"vocabulary": 5_000, "width": 160, "num_layers": 3}, density=DENSITY
+    "text_transformer",
+    {"vocabulary": 5_000, "width": 160, "num_layers": 3},
+    density=DENSITY,
 )
 
 
@@ -86,8 +97,12 @@ class Part:
 PARTS = {
     "figure11": Part("figure 11", "natural", 25, 200 * MBIT, NATURAL, OWN_LSTM),
     "figure12": Part("figure 12", "natural", 100, 800 * MBIT, NATURAL, OWN_LSTM),
-    "figure13": Part("figure 13", "sparsified", 25, 200 * MBIT, SPARSIFIED, OWN_TRANSFORMER),
-    "figure14": Part("figure 14", "sparsified", 100, 800 * MBIT, SPARSIFIED, OWN_TRANSFORMER),
+    "figure13": Part(
+        "figure 13", "sparsified", 25, 200 * MBIT, SPARSIFIED, OWN_TRANSFORMER
+    ),
+    "figure14": Part(
+        "figure 14", "sparsified", 100, 800 * MBIT, SPARSIFIED, OWN_TRANSFORMER
+    ),
 }
 Measure = Callable[[Ask, Part], tuple[list[Row], bool]]
 
@@ -106,20 +121,28 @@ def measured(ask: Ask, part: Part) -> tuple[list[Row], bool]:
             "num_steps": part.num_steps[ask.quick],
         }
 
-        def report(fraction: float, what: str, done: float = done, hosts: int = hosts) -> None:
+        def report(
+            fraction: float, what: str, done: float = done, hosts: int = hosts
+        ) -> None:
             share = 1 / len(part.hosts[ask.quick])
             ask.report(0.5 * (done + share * fraction), f"{hosts} hosts, {what}")
 
-        with open_hosts(Testbed(hosts=hosts, rate_bytes_per_s=part.rate_bytes_per_s)) as opened:
+        with open_hosts(
+            Testbed(hosts=hosts, rate_bytes_per_s=part.rate_bytes_per_s)
+        ) as opened:
             program = f"{__name__}_rank"
-            results = run_ranks(opened, program, settings, report=report, timeout_s=900.0)
+            results = run_ranks(
+                opened, program, settings, report=report, timeout_s=900.0
+            )
             shaped = shaped and opened.shaped
         rows.append(_measured_row(part, hosts, [one["steps"] for one in results]))
     return rows, shaped
 
 
 def _measured_row(part: Part, hosts: int, ranks: Sequence[Mapping[str, Any]]) -> Row:
-    """Medians of steps, each as long as on its slowest rank, without the first, which warms up."""
+    """Medians of steps, each as long as on its slowest rank, without the first, which
+    warms up.
+    """
     step_s = {}
     computing_s = []
     for scheme in SCHEMES:
@@ -127,7 +150,11 @@ def _measured_row(part: Part, hosts: int, ranks: Sequence[Mapping[str, Any]]) ->
         step_s[scheme] = median(max(seconds for seconds, *_ in step) for step in steps)
         computing_s += [max(own for _, own, _ in step) for step in steps]
     return step_row(
-        "measured", part.own.task.removeprefix("text_"), hosts, step_s, median(computing_s)
+        "measured",
+        part.own.task.removeprefix("text_"),
+        hosts,
+        step_s,
+        median(computing_s),
     )
 
 
@@ -139,20 +166,28 @@ def figure(ask: Ask, name: str, run: Measure = measured) -> Findings:
     rows = [*own, *simulated(ask, part.models, part.gbit)]
     notes = (
         f"measured: hosts of this machine, which share its cores, with links of "
-        f"{format_rate(part.rate_bytes_per_s)}{'' if shaped else ' that were not to be shaped'}; a "
+        f"{format_rate(part.rate_bytes_per_s)}{'' if shaped else ' that were not to be shaped'}; "
+        "a "
         f"step is its computation and then its communication",
-        f"simulated: {part.gbit} Gbit/s, by the planner's formulas for elements that travel one by "
-        "one, without work on the host, with the densities, overlaps and skew of the captures. A "
-        f"step's computation is the LSTM's {1e3 * LSTM_S:.0f} ms; of other models the paper prints"
-        f" none, and {COMPUTING:.0%} of their all-reduce at 25 Gbit/s stands for it, as the LSTM's",
+        f"simulated: {part.gbit} Gbit/s, by the planner's formulas for elements "
+        "that travel one by "
+        "one, without work on the host, with the densities, overlaps and skew "
+        "of the captures. A "
+        f"step's computation is the LSTM's {1e3 * LSTM_S:.0f} ms; of other "
+        "models the paper prints"
+        f" none, and {COMPUTING:.0%} of their all-reduce at 25 Gbit/s stands for "
+        "it, as the LSTM's",
     )
     captures = dict.fromkeys(model.capture for model in part.models)
-    return findings(rows, _claims(ask, part, rows), tuple(captures), notes, complete=shaped)
+    return findings(
+        rows, _claims(ask, part, rows), tuple(captures), notes, complete=shaped
+    )
 
 
 def _claims(ask: Ask, part: Part, rows: Sequence[Row]) -> tuple[Claim, ...]:
     by_model = {
-        model.name: [row for row in rows if row["model"] == model.name] for model in part.models
+        model.name: [row for row in rows if row["model"] == model.name]
+        for model in part.models
     }
     speedups = [
         _speedup_claim(ask, part, model, scheme, paper, by_model[model.name])
@@ -180,15 +215,19 @@ def _speedup_claim(
     if reason:
         return Claim(says, place, shown, None, reason)
     why = (
-        "the formulas count bytes and rounds alone, and the sparsity is that of our small model: "
-        f"{100 * number(rows[-1], 'fraction_computing'):.0f} % of the step with all-reduce is "
+        "the formulas count bytes and rounds alone, and the sparsity is that of "
+        "our small model: "
+        f"{100 * number(rows[-1], 'fraction_computing'):.0f} % of the step with "
+        "all-reduce is "
         "computation, the rest follows from densities"
     )
     return effect(says, place, shown, ours - 1, paper - 1, why)
 
 
 def _growing(ask: Ask, part: Part, by_model: Mapping[str, Sequence[Row]]) -> Claim:
-    """ZEN's speedup over SparCML and OmniReduce, by the number of machines, in the simulation."""
+    """ZEN's speedup over SparCML and OmniReduce, by the number of machines, in the
+    simulation.
+    """
     falls = []
     shown = []
     for model, rows in by_model.items():
@@ -202,7 +241,10 @@ def _growing(ask: Ask, part: Part, by_model: Mapping[str, Sequence[Row]]) -> Cla
     alike = "" in reasons
     why = "" if alike else next(iter(reasons), "nothing was simulated")
     if alike and falls:
-        why = f"not for {', '.join(falls)}: on few machines it gains as much, as sums share little"
+        why = (
+            f"not for {', '.join(falls)}: on few machines it gains as much, as sums "
+            "share little"
+        )
     return Claim(
         "ZEN gains more over SparCML and OmniReduce with more machines",
         f"section 5.2, {part.place}",
@@ -240,5 +282,7 @@ def draw(rows: Sequence[Row], path: Path) -> Path:
         path,
         keys=keys,
         title="Training over that with all-reduce",
-        notes={f"speedup_{scheme}": SHOWN[scheme] for scheme in SCHEMES if scheme != DENSE},
+        notes={
+            f"speedup_{scheme}": SHOWN[scheme] for scheme in SCHEMES if scheme != DENSE
+        },
     )

@@ -1,7 +1,7 @@
 """The paper's models of figures 11 to 14, and the seconds of their steps by formulas.
 
-A step is its computation, an all-reduce of what is dense, and then the sparse gradient by a scheme:
-nothing overlaps. Adding up within a machine costs nothing.
+A step is its computation, an all-reduce of what is dense, and then the sparse gradient
+by a scheme: nothing overlaps. Adding up within a machine costs nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ COSTS: dict[str, Callable[[SchemeInputs], Prediction]] = {
 COUNTS = (2, 4, 8, MACHINES)
 GBIT = 1e9 / 8
 BUCKET = 128 * 2**20 // 4
-"""The elements of a bucket of 128 MB, in which a sparsified model's gradients travel: section 4."""
+"""The elements of a bucket of 128 MB, in which a sparsified model's gradients travel:
+section 4.
+"""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,9 @@ class Model:
     name: str
     capture: str
     num_sparse: float
-    """The elements of the embedding, or of all gradients under a sparsifier: tables 1 and 2."""
+    """The elements of the embedding, or of all gradients under a sparsifier: tables 1
+    and 2.
+    """
     num_dense: float = 0.0
     computing_s: float | None = None
     """The seconds of a step's computation; None where the paper prints none."""
@@ -95,22 +99,32 @@ SPARSIFIED = (
         "OPT2.7B",
         "transformer",
         2.7e9,
-        paper={25: {DENSE: 2.10, "omnireduce": 1.66}, 100: {DENSE: 1.45, "omnireduce": 1.31}},
+        paper={
+            25: {DENSE: 2.10, "omnireduce": 1.66},
+            100: {DENSE: 1.45, "omnireduce": 1.31},
+        },
     ),
     Model(
         "Gemma2-2B",
         "transformer",
         2e9,
-        paper={25: {DENSE: 2.04, "omnireduce": 1.61}, 100: {DENSE: 1.44, "omnireduce": 1.27}},
+        paper={
+            25: {DENSE: 2.04, "omnireduce": 1.61},
+            100: {DENSE: 1.44, "omnireduce": 1.27},
+        },
     ),
 )
 
 
 def simulated(ask: Ask, models: Sequence[Model], gbit: int) -> list[Row]:
-    """Steps of the paper's models by formulas: computation, then communication, no overlap."""
+    """Steps of the paper's models by formulas: computation, then communication, no
+    overlap.
+    """
     rows = []
     tensors = {
-        model.capture: _sums(ask, model) for model in models if lacking(model.capture) is None
+        model.capture: _sums(ask, model)
+        for model in models
+        if lacking(model.capture) is None
     }
     for model in models:
         for count in COUNTS if model.capture in tensors else ():
@@ -128,7 +142,9 @@ def _sums(ask: Ask, model: Model) -> TensorSparsity:
 
 
 def gpus_of(ask: Ask, model: Model) -> int:
-    """The gradients that a machine of the simulation adds up before it sends the sum."""
+    """The gradients that a machine of the simulation adds up before it sends the
+    sum.
+    """
     return min(GPUS[model.capture], max(1, ranks_of(ask) // MACHINES))
 
 
@@ -140,13 +156,21 @@ def step_of(
     slow = Cluster(num_ranks=MACHINES, rate_bytes_per_s=25 * GBIT)
     computing_s = model.computing_s
     if computing_s is None:
-        computing_s = COMPUTING * slow.all_reduce_s(4 * (model.num_dense + model.num_sparse))
-    numel = round(min(model.num_sparse, BUCKET) if not model.num_dense else model.num_sparse)
+        computing_s = COMPUTING * slow.all_reduce_s(
+            4 * (model.num_dense + model.num_sparse)
+        )
+    numel = round(
+        min(model.num_sparse, BUCKET) if not model.num_dense else model.num_sparse
+    )
     units = tensor.units.model_copy(update={"width": 1, "num_units": numel})
-    at = SchemeInputs(numel=numel, units=units, blocks=_blocks(tensor, numel), cluster=cluster)
+    at = SchemeInputs(
+        numel=numel, units=units, blocks=_blocks(tensor, numel), cluster=cluster
+    )
     fixed_s = computing_s + cluster.all_reduce_s(4 * model.num_dense)
     messages = model.num_sparse / numel
-    step_s = {scheme: fixed_s + messages * cost(at).seconds for scheme, cost in COSTS.items()}
+    step_s = {
+        scheme: fixed_s + messages * cost(at).seconds for scheme, cost in COSTS.items()
+    }
     return step_s, computing_s
 
 
@@ -156,9 +180,14 @@ def _blocks(tensor: TensorSparsity, numel: int) -> UnitSparsity:
 
 
 def unlike(ask: Ask, model: Model) -> str:
-    """The assumption for which a simulation is not held against the paper; "" if there is none."""
+    """The assumption for which a simulation is not held against the paper; "" if there
+    is none.
+    """
     if model.computing_s is None:
-        return "the paper prints no computation of this model, on which the speedup depends"
+        return (
+            "the paper prints no computation of this model, on which the speedup "
+            "depends"
+        )
     if gpus_of(ask, model) < GPUS[model.capture]:
         return (
             f"a machine adds up {gpus_of(ask, model)} gradients here, the paper's "
@@ -168,7 +197,11 @@ def unlike(ask: Ask, model: Model) -> str:
 
 
 def step_row(
-    kind: str, model: str, num_machines: int, step_s: Mapping[str, float], computing_s: float
+    kind: str,
+    model: str,
+    num_machines: int,
+    step_s: Mapping[str, float],
+    computing_s: float,
 ) -> Row:
     """A row of any of the figures, from the seconds of a step by scheme."""
     return {

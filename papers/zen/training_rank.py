@@ -1,8 +1,8 @@
 """A rank of ``training``: it trains by each scheme in turn, and times whole steps.
 
-Embeddings whose gradient is sparse by itself are a message of their own, and all other gradients
-one that is summed by an all-reduce; under a sparsifier all gradients are one message. Messages
-leave when backward is over, and the runtime's engine carries them.
+Embeddings whose gradient is sparse by itself are a message of their own, and all other
+gradients one that is summed by an all-reduce; under a sparsifier all gradients are one
+message. Messages leave when backward is over, and the runtime's engine carries them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from ..workloads import applications
 
 
 def exchange_of(scheme: str, density: float | None) -> Exchange:
-    """The exchange of a scheme: of all that is not zero, or of DGC's selection at a density."""
+    """The exchange of a scheme: of all that is not zero, or of DGC's selection at a
+    density.
+    """
     if density is None or scheme == DENSE:
         return sparse_rank.exchange_of(scheme)
     codec = dgc(density=density)
@@ -47,7 +49,9 @@ class _Message:
     ) -> None:
         spec = message_of(parameters)
         self.grad_N = torch.zeros(spec.numel)
-        for parameter, view in zip(parameters, views_in(self.grad_N, parameters), strict=True):
+        for parameter, view in zip(
+            parameters, views_in(self.grad_N, parameters), strict=True
+        ):
             parameter.grad = view
         self.exchange = exchange
         self.member = Member(engine.rank, engine.world)
@@ -74,7 +78,9 @@ class _Side:
             self.messages.append(_Message([sparse], exchange, engine))
 
     def step(self, index: int) -> tuple[float, float, float]:
-        """Takes one step; returns its seconds, those of forward and backward, and its loss."""
+        """Takes one step; returns its seconds, those of forward and backward, and its
+        loss.
+        """
         batch = self.task.batch(index, self.engine.rank, self.engine.world)
         for message in self.messages:
             message.grad_N.zero_()
@@ -104,11 +110,18 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     backend()
     share_cores(dist.get_rank(), dist.get_world_size())
     engine = Engine(
-        join(None), num_channels=2, timeout=timedelta(minutes=2), on_span=lambda span: None
+        join(None),
+        num_channels=2,
+        timeout=timedelta(minutes=2),
+        on_span=lambda span: None,
     )
     task = getattr(applications, settings["task"])(**settings["sizes"])
-    sides = {scheme: _Side(scheme, settings, task, engine) for scheme in settings["schemes"]}
-    found: dict[str, list[tuple[float, float, float]]] = {scheme: [] for scheme in sides}
+    sides = {
+        scheme: _Side(scheme, settings, task, engine) for scheme in settings["schemes"]
+    }
+    found: dict[str, list[tuple[float, float, float]]] = {
+        scheme: [] for scheme in sides
+    }
     num_steps = settings["num_steps"] + 1
     for index in range(num_steps):
         for scheme, side in sides.items():

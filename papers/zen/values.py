@@ -1,4 +1,6 @@
-"""Reading rows back: claims and pictures are made from rows alone, measured now or long ago."""
+"""Reading rows back: claims and pictures are made from rows alone, measured now or long
+ago.
+"""
 
 from __future__ import annotations
 

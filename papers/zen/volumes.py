@@ -1,8 +1,9 @@
-"""The bytes of every scheme on the busiest link, counted from the index sets of all ranks.
+"""The bytes of every scheme on the busiest link, counted from the index sets of all
+ranks.
 
-They are counted as in section 2.4 of ZEN: bytes over a rate, full duplex, no latency and no
-computation; a value and an index are 4 bytes each. Index sets are counted, not mean densities, so
-skew and overlaps are those of the ranks at hand.
+They are counted as in section 2.4 of ZEN: bytes over a rate, full duplex, no latency
+and no computation; a value and an index are 4 bytes each. Index sets are counted, not
+mean densities, so skew and overlaps are those of the ranks at hand.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def union(sets: Sequence[Tensor], numel: int) -> Tensor:
 
 
 def grown(sets: Sequence[Tensor], numel: int) -> list[list[int]]:
-    """The sizes of unions by doubling: entry s has those of every 2^s neighbouring ranks.
+    """The sizes of unions by doubling: entry s has those of every 2^s neighbouring
+    ranks.
 
     Only whole groups are counted: 6 sets give 6, 3 and 1 sizes.
     """
@@ -51,7 +53,9 @@ def grown(sets: Sequence[Tensor], numel: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The numbers of entries in a push and a pull among W ranks that are servers as well."""
+    """The numbers of entries in a push and a pull among W ranks that are servers as
+    well.
+    """
 
     pushed_WW: Tensor
     """The number of entries that each worker pushes to each server."""
@@ -59,8 +63,12 @@ class Traffic:
     """The number of entries that each server sends to every worker."""
 
     @classmethod
-    def of(cls, sets: Sequence[Tensor], numel: int, places: Places | None = None) -> Traffic:
-        """The traffic of these sets; parts are ranges of ceil(numel / W) indices, or of places."""
+    def of(
+        cls, sets: Sequence[Tensor], numel: int, places: Places | None = None
+    ) -> Traffic:
+        """The traffic of these sets; parts are ranges of ceil(numel / W) indices, or of
+        places.
+        """
         world = len(sets)
         part_numel = part_length(numel, world)
 
@@ -68,15 +76,21 @@ class Traffic:
             at_K = indices_K if places is None else places(indices_K)
             return torch.bincount(at_K.long() // part_numel, minlength=world)
 
-        return cls(torch.stack([by_part(one) for one in sets]), by_part(union(sets, numel)))
+        return cls(
+            torch.stack([by_part(one) for one in sets]), by_part(union(sets, numel))
+        )
 
     def push_bytes(self, entry_bytes: int) -> int:
-        """The bytes in the busiest direction of a link; a rank's own entries are not sent."""
+        """The bytes in the busiest direction of a link; a rank's own entries are not
+        sent.
+        """
         sent_WW = self.pushed_WW - torch.diag(self.pushed_WW.diag())
         return entry_bytes * int(max(sent_WW.sum(0).max(), sent_WW.sum(1).max()))
 
     def pull_bytes(self, entry_bytes: int, fixed_bytes: int = 0) -> int:
-        """The bytes in the busiest direction; each message has ``fixed_bytes`` beside entries."""
+        """The bytes in the busiest direction; each message has ``fixed_bytes`` beside
+        entries.
+        """
         size_W = self.pulled_W * entry_bytes + fixed_bytes
         others = len(size_W) - 1
         return int(max(others * size_W.max(), size_W.sum() - size_W.min()))
@@ -90,7 +104,8 @@ class Traffic:
     def in_turn_bytes(self, entry_bytes: int) -> float:
         """The bytes that pass one after another if the sums are broadcast in turn.
 
-        Appendix B.1: each as a scatter and an all-gather, which is the least that it knows of.
+        Appendix B.1: each as a scatter and an all-gather, which is the least that it
+            knows of.
         """
         world = len(self.pulled_W)
         return 2 * (world - 1) / world * entry_bytes * int(self.pulled_W.sum())
@@ -111,7 +126,9 @@ class Traffic:
 def busiest_bytes(
     sets: Sequence[Tensor], numel: int, places: Places, sizes: Sequence[Sequence[int]]
 ) -> dict[str, float]:
-    """The bytes in the busiest direction of a link, by scheme; ``sizes`` is ``grown(sets)``."""
+    """The bytes in the busiest direction of a link, by scheme; ``sizes`` is
+    ``grown(sets)``.
+    """
     world = len(sets)
     ranged = Traffic.of(sets, numel)
     hashed = Traffic.of(sets, numel, places)
@@ -127,8 +144,10 @@ def busiest_bytes(
         "sparcml": sparcml_bytes(sizes, world),
         "omnireduce": _both(blocked, VALUE_BYTES * BLOCK),
         "sparse_ps": _both(ranged, ENTRY_BYTES),
-        "broadcast_in_turn": ranged.push_bytes(ENTRY_BYTES) + ranged.in_turn_bytes(ENTRY_BYTES),
-        "sparse_ps_broadcast": ranged.push_bytes(ENTRY_BYTES) + ranged.broadcast_bytes(ENTRY_BYTES),
+        "broadcast_in_turn": ranged.push_bytes(ENTRY_BYTES)
+        + ranged.in_turn_bytes(ENTRY_BYTES),
+        "sparse_ps_broadcast": ranged.push_bytes(ENTRY_BYTES)
+        + ranged.broadcast_bytes(ENTRY_BYTES),
         "balanced": _both(hashed, ENTRY_BYTES),
         "zen": hashed.push_bytes(ENTRY_BYTES) + min(pull_coo, pull_bitmap),
         "without_index": _both(hashed, VALUE_BYTES),
@@ -136,16 +155,20 @@ def busiest_bytes(
 
 
 def rows_bytes(found: Capture, num_ranks: int) -> float:
-    """The bytes of Balanced Parallelism with whole units (rows of an embedding) as entries.
+    """The bytes of Balanced Parallelism with whole units (rows of an embedding) as
+    entries.
 
-    Each unit has one index. Entries are pushed in COO and pulled in the smaller one of COO and a
-    hash bitmap.
+    Each unit has one index. Entries are pushed in COO and pulled in the smaller one of
+    COO and a hash bitmap.
     """
     sets = [torch.from_numpy(one) for one in found.units[:num_ranks]]
     traffic = Traffic.of(sets, found.num_units, Permutation(found.num_units).places)
     row_bytes = VALUE_BYTES * found.width
     bits = num_units(part_length(found.num_units, num_ranks), 8)
-    pulls = traffic.pull_bytes(INDEX_BYTES + row_bytes), traffic.pull_bytes(row_bytes, bits)
+    pulls = (
+        traffic.pull_bytes(INDEX_BYTES + row_bytes),
+        traffic.pull_bytes(row_bytes, bits),
+    )
     return traffic.push_bytes(INDEX_BYTES + row_bytes) + min(pulls)
 
 
@@ -161,8 +184,8 @@ def dense_bytes(numel: int, world: int) -> float:
 def sparcml_bytes(sizes: Sequence[Sequence[int]], world: int) -> int:
     """The bytes of recursive doubling in COO among a power of two ranks.
 
-    Ranks wait for their partners, so a stage of two groups of ranks lasts as long as the larger
-    union needs.
+    Ranks wait for their partners, so a stage of two groups of ranks lasts as long as
+    the larger union needs.
     """
     done = [0] * world
     stage = 0

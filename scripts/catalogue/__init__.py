@@ -1,1 +1,3 @@
-"""Model definitions, their work and the throughput model behind ``gradwire.planning.catalogue``."""
+"""Model definitions, their work and the throughput model behind
+``gradwire.planning.catalogue``.
+"""

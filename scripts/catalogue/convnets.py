@@ -23,15 +23,22 @@ MOBILENET_STAGES = (
 
 
 class VGG(nn.Module):
-    """Configurations D (16) and E (19) of Simonyan and Zisserman 2015, table 1; no batch norm."""
+    """Configurations D (16) and E (19) of Simonyan and Zisserman 2015, table 1; no
+    batch norm.
+    """
 
     def __init__(self, depth: int, num_classes: int = 1000) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         channels = 3
-        for num_convs, width in zip(VGG_STAGES[depth], (64, 128, 256, 512, 512), strict=True):
+        for num_convs, width in zip(
+            VGG_STAGES[depth], (64, 128, 256, 512, 512), strict=True
+        ):
             for _ in range(num_convs):
-                layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
+                layers += [
+                    nn.Conv2d(channels, width, 3, padding=1),
+                    nn.ReLU(inplace=True),
+                ]
                 channels = width
             layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
@@ -50,7 +57,9 @@ class VGG(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 with a shortcut; the stride sits in the 3x3 (version 1.5, as torchvision)."""
+    """1x1, 3x3, 1x1 with a shortcut; the stride sits in the 3x3 (version 1.5, as
+    torchvision).
+    """
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -64,7 +73,8 @@ class Bottleneck(nn.Module):
         self.downsample: nn.Module = nn.Identity()
         if stride != 1 or channels != 4 * width:
             self.downsample = nn.Sequential(
-                nn.Conv2d(channels, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width)
+                nn.Conv2d(channels, 4 * width, 1, stride, bias=False),
+                nn.BatchNorm2d(4 * width),
             )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -88,7 +98,9 @@ class ResNet(nn.Module):
             width = 64 << place
             blocks = []
             for block in range(num_blocks):
-                blocks.append(Bottleneck(channels, width, 2 if place and not block else 1))
+                blocks.append(
+                    Bottleneck(channels, width, 2 if place and not block else 1)
+                )
                 channels = 4 * width
             self.add_module(f"layer{place + 1}", nn.Sequential(*blocks))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
@@ -101,9 +113,13 @@ class ResNet(nn.Module):
         return self.fc(self.avgpool(out).flatten(1))
 
 
-def _conv_bn(channels: int, width: int, kernel: int, stride: int, groups: int) -> nn.Sequential:
+def _conv_bn(
+    channels: int, width: int, kernel: int, stride: int, groups: int
+) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(channels, width, kernel, stride, kernel // 2, groups=groups, bias=False),
+        nn.Conv2d(
+            channels, width, kernel, stride, kernel // 2, groups=groups, bias=False
+        ),
         nn.BatchNorm2d(width),
         nn.ReLU6(inplace=True),
     )

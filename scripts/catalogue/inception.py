@@ -32,7 +32,12 @@ class ConvUnit(nn.Module):
     """Convolution without bias, batch norm, ReLU."""
 
     def __init__(
-        self, channels: int, width: int, kernel: Kernel, stride: int = 1, padding: Kernel = 0
+        self,
+        channels: int,
+        width: int,
+        kernel: Kernel,
+        stride: int = 1,
+        padding: Kernel = 0,
     ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(channels, width, kernel, stride, padding, bias=False)
@@ -95,8 +100,9 @@ def _googlenet_block(channels: int, widths: tuple[int, ...]) -> Mixed:
 class GoogleNet(nn.Module):
     """Szegedy et al. 2015, table 1, as torchvision trains it.
 
-    Differences from the paper: batch norm in place of biases, and 3x3 kernels in the "5x5"
-    branches (6,624,904 parameters; the paper's kernels and biases give 6,998,552).
+    Differences from the paper: batch norm in place of biases, and 3x3 kernels in the
+    "5x5" branches (6,624,904 parameters; the paper's kernels and biases give
+    6,998,552).
     """
 
     def __init__(self, num_classes: int = 1000) -> None:
@@ -170,7 +176,9 @@ def _expanded(channels: int) -> Mixed:
         {
             "branch1x1": _chain(channels, ((320, 1, 1, 0),)),
             "branch3x3": _chain(channels, ((384, 1, 1, 0),), fork=384),
-            "branch3x3dbl": _chain(channels, ((448, 1, 1, 0), (384, 3, 1, 1)), fork=384),
+            "branch3x3dbl": _chain(
+                channels, ((448, 1, 1, 0), (384, 3, 1, 1)), fork=384
+            ),
             "branch_pool": _pool_branch(channels, 192),
         }
     )
@@ -178,7 +186,9 @@ def _expanded(channels: int) -> Mixed:
 
 def _shrink(channels: int, branches: Mapping[str, tuple[Conv, ...]]) -> Mixed:
     """Figure 10: convolutions of stride 2 beside a max pool."""
-    chains: dict[str, nn.Module] = {n: _chain(channels, convs) for n, convs in branches.items()}
+    chains: dict[str, nn.Module] = {
+        n: _chain(channels, convs) for n, convs in branches.items()
+    }
     return Mixed(chains | {"branch_pool": nn.MaxPool2d(3, 2)})
 
 
@@ -191,7 +201,12 @@ class InceptionV3(nn.Module):
             "branch3x3": ((384, 3, 2, 0),),
             "branch3x3dbl": ((64, 1, 1, 0), (96, 3, 1, 1), (96, 3, 2, 0)),
         }
-        seven = ((192, 1, 1, 0), (192, (1, 7), 1, (0, 3)), (192, (7, 1), 1, (3, 0)), (192, 3, 2, 0))
+        seven = (
+            (192, 1, 1, 0),
+            (192, (1, 7), 1, (0, 3)),
+            (192, (7, 1), 1, (3, 0)),
+            (192, 3, 2, 0),
+        )
         to8 = {"branch3x3": ((192, 1, 1, 0), (320, 3, 2, 0)), "branch7x7x3": seven}
         layers: dict[str, nn.Module] = {
             "Conv2d_1a_3x3": ConvUnit(3, 32, 3, 2),

@@ -1,7 +1,8 @@
-"""An LSTM language model written here; BERT, GPT-2, BLOOM and ViT as transformers defines them.
+"""An LSTM language model written here; BERT, GPT-2, BLOOM and ViT as transformers
+defines them.
 
-Token ids are (batch, length) int64; what comes out is (batch, length, vocabulary), and for
-classifiers (batch, num_labels). Images are (batch, 3, height, width) float32.
+Token ids are (batch, length) int64; what comes out is (batch, length, vocabulary), and
+for classifiers (batch, num_labels). Images are (batch, 3, height, width) float32.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ from gradwire.errors import NotInstalled
 class LSTM(nn.Module):
     """Two LSTM layers over WikiText-2's vocabulary, input and output embedding tied.
 
-    Source: table 6 of HiPress ("LSTM": 327.97 MB, largest gradient 190.42 MB, 10 gradients), which
-    is this model: 33,278 words, 1,500 units, ``2 * 4 + 1`` gradients and the bias of the output.
+    Source: table 6 of HiPress ("LSTM": 327.97 MB, largest gradient 190.42 MB, 10
+        gradients), which
+    is this model: 33,278 words, 1,500 units, ``2 * 4 + 1`` gradients and the bias of
+        the output.
     """
 
-    def __init__(self, num_words: int = 33_278, width: int = 1_500, num_layers: int = 2) -> None:
+    def __init__(
+        self, num_words: int = 33_278, width: int = 1_500, num_layers: int = 2
+    ) -> None:
         super().__init__()
         self.encoder = nn.Embedding(num_words, width)
         self.rnns = nn.ModuleList(
@@ -41,8 +46,8 @@ class LSTM(nn.Module):
 class _Transformer(nn.Module):
     """One of transformers' models, returning the scores by themselves.
 
-    The mask to be added to the attention scores is given: to make one, transformers looks at
-    values, and tensors on the meta device have none.
+    The mask to be added to the attention scores is given: to make one, transformers
+    looks at values, and tensors on the meta device have none.
     """
 
     def __init__(self, model: nn.Module, scores: str) -> None:
@@ -58,7 +63,9 @@ class _Transformer(nn.Module):
 
 
 class _Scores(nn.Module):
-    """One of transformers' models that need no mask, returning the scores by themselves."""
+    """One of transformers' models that need no mask, returning the scores by
+    themselves.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

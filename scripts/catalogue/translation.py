@@ -1,10 +1,11 @@
-"""The Transformer of translation, base size: an encoder, a decoder, and one embedding for all.
+"""The Transformer of translation, base size: an encoder, a decoder, and one embedding
+for all.
 
-Source: Vaswani et al. 2017, table 3, base. Table 6 of HiPress ("Transformer": 234.08 MB, largest
-gradient 65.84 MB, 185 gradients) is this model with the 33,708 words of TensorFlow's official one:
-no biases in attention, and a layer norm before each part and behind the last. Token ids are
-(batch, length) int64, of the source and of the target alike; what comes out is
-(batch, length, vocabulary).
+Source: Vaswani et al. 2017, table 3, base. Table 6 of HiPress ("Transformer": 234.08
+MB, largest gradient 65.84 MB, 185 gradients) is this model with the 33,708 words of
+TensorFlow's official one: no biases in attention, and a layer norm before each part and
+behind the last. Token ids are (batch, length) int64, of the source and of the target
+alike; what comes out is (batch, length, vocabulary).
 """
 
 from __future__ import annotations
@@ -38,13 +39,21 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A layer of the encoder, or with ``is_decoder`` one that attends to what that made, too."""
+    """A layer of the encoder, or with ``is_decoder`` one that attends to what that
+    made, too.
+    """
 
-    def __init__(self, width: int, num_heads: int, hidden: int, *, is_decoder: bool) -> None:
+    def __init__(
+        self, width: int, num_heads: int, hidden: int, *, is_decoder: bool
+    ) -> None:
         super().__init__()
         num_attentions = 2 if is_decoder else 1
-        self.attentions = nn.ModuleList(Attention(width, num_heads) for _ in range(num_attentions))
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(num_attentions + 1))
+        self.attentions = nn.ModuleList(
+            Attention(width, num_heads) for _ in range(num_attentions)
+        )
+        self.norms = nn.ModuleList(
+            nn.LayerNorm(width) for _ in range(num_attentions + 1)
+        )
         self.filter = nn.Linear(width, hidden)
         self.output = nn.Linear(hidden, width)
 
@@ -56,14 +65,19 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Six layers of 512 units and 8 heads each way; the scores come from the embedding."""
+    """Six layers of 512 units and 8 heads each way; the scores come from the
+    embedding.
+    """
 
-    def __init__(self, width: int = 512, num_layers: int = 6, num_heads: int = 8) -> None:
+    def __init__(
+        self, width: int = 512, num_layers: int = 6, num_heads: int = 8
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(NUM_WORDS, width)
         self.encoder, self.decoder = (
             nn.ModuleList(
-                Block(width, num_heads, 4 * width, is_decoder=is_decoder) for _ in range(num_layers)
+                Block(width, num_heads, 4 * width, is_decoder=is_decoder)
+                for _ in range(num_layers)
             )
             for is_decoder in (False, True)
         )

@@ -1,9 +1,9 @@
 """U-GAT-IT: two generators and four discriminators, whose gradients travel together.
 
-Source: Kim et al. 2020, tables of the generator's and the discriminator's layers in its appendix;
-bias and instance norms as in the version for PyTorch that its authors name. Parameters are those of
-table 6 of HiPress: 2558.75 MB in 148 gradients, 511.25 MB in its light form. Images are
-(batch, 3, 256, 256) float32.
+Source: Kim et al. 2020, tables of the generator's and the discriminator's layers in its
+appendix; bias and instance norms as in the version for PyTorch that its authors name.
+Parameters are those of table 6 of HiPress: 2558.75 MB in 148 gradients, 511.25 MB in
+its light form. Images are (batch, 3, 256, 256) float32.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ WIDTH = 64
 
 
 class Attention(nn.Module):
-    """Two class activation maps, of the mean and of the largest of each channel, put into one."""
+    """Two class activation maps, of the mean and of the largest of each channel, put
+    into one.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -52,8 +54,9 @@ class Residual(nn.Module):
 
 
 class Mixed(nn.Module):
-    """A share rho of an instance norm and the rest of a layer norm; ``is_own``: with a scale and a
-    shift of its own, else with those that are given."""
+    """A share rho of an instance norm and the rest of a layer norm; ``is_own``: with a
+    scale and a shift of its own, else with those that are given.
+    """
 
     def __init__(self, width: int, *, is_own: bool) -> None:
         super().__init__()
@@ -76,7 +79,9 @@ class Mixed(nn.Module):
 
 
 class Adaptive(nn.Module):
-    """A residual block whose two norms take their scale and shift from the attention."""
+    """A residual block whose two norms take their scale and shift from the
+    attention.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -91,8 +96,9 @@ class Adaptive(nn.Module):
 
 
 class Generator(nn.Module):
-    """An encoder, an attention and a decoder; ``is_light`` averages an image's places before the
-    dense layers, which else have a weight for each of them."""
+    """An encoder, an attention and a decoder; ``is_light`` averages an image's places
+    before the dense layers, which else have a weight for each of them.
+    """
 
     def __init__(self, *, is_light: bool) -> None:
         super().__init__()

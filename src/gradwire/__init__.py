@@ -1,7 +1,9 @@
-"""gradwire: data-parallel PyTorch training that stays fast on slow networks, honestly measured.
+"""gradwire: data-parallel PyTorch training that stays fast on slow networks, honestly
+measured.
 
-``import gradwire as gw``. Names are looked up at first use, so that the command line does not wait
-for torch to print its help; for type checkers they stand in ``__init__.pyi``.
+``import gradwire as gw``. Names are looked up at first use, so that the command line
+does not wait for torch to print its help; for type checkers they stand in
+``__init__.pyi``.
 """
 
 from importlib import import_module
@@ -32,9 +34,19 @@ _MODULES = {
     "planner": "planning.planner",
     "recipes": "runtime.local_steps.recipes",
 }
-_HOME_OF = {name: home for home, _, name in (path.rpartition(".") for path in _PATHS.split())}
+_HOME_OF = {
+    name: home for home, _, name in (path.rpartition(".") for path in _PATHS.split())
+}
 _OF_LAB = ["adapt", "measure_sparsity", "with_measured_scheme"]
-__all__ = ["__version__", "collective", "compress", "errors", *_OF_LAB, *_MODULES, *_HOME_OF]
+__all__ = [
+    "__version__",
+    "collective",
+    "compress",
+    "errors",
+    *_OF_LAB,
+    *_MODULES,
+    *_HOME_OF,
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,9 @@
 """The names that ``__init__.py`` looks up at first use."""
 
 from gradwire_lab.exchange.adapt import adapt as adapt
-from gradwire_lab.exchange.measured_scheme import with_measured_scheme as with_measured_scheme
+from gradwire_lab.exchange.measured_scheme import (
+    with_measured_scheme as with_measured_scheme,
+)
 from gradwire_lab.planning.zeros import measure_sparsity as measure_sparsity
 
 from . import collective as collective

@@ -1,17 +1,17 @@
 """Every error gradwire raises on purpose.
 
-GradwireError
-├── InvalidSetting (ValueError)        a user's mistake; the message ends in what to do
-│   ├── NotInstalled                   an optional package is needed, and is not there
-│   ├── UnknownName                    no file of that folder bears this name
-│   ├── IncompatiblePair               a compressor and a collective that exclude each other
-│   └── RanksDiffer                    ranks attached different models or settings
-├── LawBroken (AssertionError)          an algorithm breaks a law that its kind is held to
-├── Deadlock (RuntimeError)            the local driver found ranks waiting for each other
-├── RankFailed (RuntimeError)          a peer died, hung or raised; names ranks and step
-│   ├── LoopMistake                    a training loop did what an attached model cannot take
-│   └── RanksLost                      the others go on without it: the step is to be repeated
-└── TestbedUnavailable (RuntimeError)  this machine cannot make shaped hosts; says why
+GradwireError ├── InvalidSetting (ValueError)        a user's mistake; the message ends
+in what to do │   ├── NotInstalled                   an optional package is needed, and
+is not there │   ├── UnknownName                    no file of that folder bears this
+name │   ├── IncompatiblePair               a compressor and a collective that exclude
+each other │   └── RanksDiffer                    ranks attached different models or
+settings ├── LawBroken (AssertionError)          an algorithm breaks a law that its kind
+is held to ├── Deadlock (RuntimeError)            the local driver found ranks waiting
+for each other ├── RankFailed (RuntimeError)          a peer died, hung or raised; names
+ranks and step │   ├── LoopMistake                    a training loop did what an
+attached model cannot take │   └── RanksLost                      the others go on
+without it: the step is to be repeated └── TestbedUnavailable (RuntimeError)  this
+machine cannot make shaped hosts; says why
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from typing import ParamSpec, TypeVar
 
 
 class ExitCode(IntEnum):
-    """The codes that tell why a process ended; those from 64 to 78 are of BSD's sysexits."""
+    """The codes that tell why a process ended; those from 64 to 78 are of BSD's
+    sysexits.
+    """
 
     DONE = 0
     FAILED = 1
@@ -51,7 +53,8 @@ class ExitCode(IntEnum):
 class GradwireError(Exception):
     """Base of all errors raised by gradwire.
 
-    ``exit_code`` is the code that a process ends with which nobody keeps from ending by the error.
+    ``exit_code`` is the code that a process ends with which nobody keeps from ending by
+    the error.
     """
 
     exit_code: ExitCode = ExitCode.FAILED
@@ -64,14 +67,16 @@ class InvalidSetting(GradwireError, ValueError):
 
 
 _FOLDERS = {"gradwire-lab": "./lab", "gradwire-bench": "./lab ./bench"}
-"""The folders of gradwire's further packages, which no index has, and of what they need."""
+"""The folders of gradwire's further packages, which no index has, and of what they
+need.
+"""
 
 
 class NotInstalled(InvalidSetting, AttributeError):
     """A package that only a part of gradwire needs is not there.
 
-    It is installed by the extra ``extra`` of ``base``, or by itself where there is no extra. It is
-    an AttributeError too, so that ``hasattr(gw.compress, "sidco")`` works.
+    It is installed by the extra ``extra`` of ``base``, or by itself where there is no
+    extra. It is an AttributeError too, so that ``hasattr(gw.compress, "sidco")`` works.
 
     >>> print(NotInstalled("tuning", "optuna", "tune"))
     tuning needs optuna, which is not installed; run: pip install "gradwire[tune]"
@@ -85,7 +90,8 @@ class NotInstalled(InvalidSetting, AttributeError):
         folders = f"{_FOLDERS.get(package, package)} (in a checkout of gradwire)"
         install = folders if extra is None else f'"{base}[{extra}]"'
         super().__init__(
-            f"{what} needs {package}, which is not installed; run: pip install {install}"
+            f"{what} needs {package}, which is not installed; run: pip install "
+            f"{install}"
         )
 
 
@@ -98,24 +104,32 @@ def closest(given: str, names: Iterable[str]) -> str | None:
     """
     known = {name.lower(): name for name in names}
     start = given[:_BEGINNING].lower()
-    begun = [name for name in known if len(start) == _BEGINNING and name.startswith(start)]
+    begun = [
+        name for name in known if len(start) == _BEGINNING and name.startswith(start)
+    ]
     close = [*get_close_matches(given.lower(), known, n=1), *begun]
     return known[close[0]] if close else None
 
 
 _BEGINNING = 3
-"""The letters that a name and a mistyped one share at least, where they are not similar."""
+"""The letters that a name and a mistyped one share at least, where they are not
+similar.
+"""
 
 
 class UnknownName(InvalidSetting, AttributeError):
-    """A name that no file of the asked folder bears (an AttributeError too, so hasattr works)."""
+    """A name that no file of the asked folder bears (an AttributeError too, so hasattr
+    works).
+    """
 
     def __init__(self, kind: str, given: object, known: Iterable[str]) -> None:
         names = sorted(known)
         text = shown(given)
         close = closest(given, names) if isinstance(given, str) else None
         hint = f"did you mean {close!r}?" if close else "choose one of these"
-        super().__init__(f"no {kind} is called {text}; there are: {', '.join(names)}; {hint}")
+        super().__init__(
+            f"no {kind} is called {text}; there are: {', '.join(names)}; {hint}"
+        )
 
 
 class IncompatiblePair(InvalidSetting):
@@ -143,9 +157,9 @@ class Deadlock(GradwireError, RuntimeError):
 class RankFailed(GradwireError, RuntimeError):
     """A rank of the group died, hung or raised.
 
-    ``ranks`` has the failed ranks by their numbers in the job, as ``dist.get_rank()`` returns them.
-    It is empty if they are unknown. ``step`` is the number of the interrupted step, and
-    ``exit_code`` the exit code of the cause.
+    ``ranks`` has the failed ranks by their numbers in the job, as ``dist.get_rank()``
+    returns them. It is empty if they are unknown. ``step`` is the number of the
+    interrupted step, and ``exit_code`` the exit code of the cause.
     """
 
     def __init__(
@@ -163,19 +177,22 @@ class RankFailed(GradwireError, RuntimeError):
 
 
 class LoopMistake(RankFailed):
-    """The training loop and the attached model do not go together; the message has the remedy.
+    """The training loop and the attached model do not go together; the message has the
+    remedy.
 
-    For example, a parameter was added or unfrozen without a new ``attach``. Or a backward pass that
-    raised was repeated where ``attach`` cannot repeat one. All ranks raise it. ``ranks`` has the
-    ranks that found it. No rank is lost, and a restart without a change fails again.
+    For example, a parameter was added or unfrozen without a new ``attach``. Or a
+    backward pass that raised was repeated where ``attach`` cannot repeat one. All ranks
+    raise it. ``ranks`` has the ranks that found it. No rank is lost, and a restart
+    without a change fails again.
     """
 
 
 class RanksLost(RankFailed):
     """Ranks were lost and the others go on without them: the step is to be repeated.
 
-    Raised by ``backward()`` under ``FailurePolicy(on_failure="shrink")``, on all survivors in the
-    same step, and once for all models of a process. Gradients of the model are None.
+    Raised by ``backward()`` under ``FailurePolicy(on_failure="shrink")``, on all
+    survivors in the same step, and once for all models of a process. Gradients of the
+    model are None.
     """
 
 
@@ -217,14 +234,17 @@ _LONGEST = 400
 
 
 def shown(given: object) -> str:
-    """A value as messages show it: what has no text, or a longer one than anybody reads, is cut.
+    """A value as messages show it: what has no text, or a longer one than anybody
+    reads, is cut.
 
     >>> shown(4), shown([0.5]), len(shown("x" * 10_000))
     ('4', '[0.5]', 403)
     """
     try:
         text = repr(given)
-    except Exception:  # whatever a user's object may raise; Python writes no whole number this long
+    except (
+        Exception
+    ):  # whatever a user's object may raise; Python writes no whole number this long
         text = f"{type(given).__name__} (too long to show)"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
@@ -239,7 +259,8 @@ def invalid(what: str, given: object, accepted: str, remedy: str) -> InvalidSett
 
 
 def with_brackets(given: object, remedy: str) -> str:
-    """The remedy where a class or a function is given in the place of what its call makes.
+    """The remedy where a class or a function is given in the place of what its call
+    makes.
 
     >>> with_brackets(dict, "write {}"), with_brackets({}, "write {}")
     ('write dict(), with its brackets', 'write {}')

@@ -1,4 +1,6 @@
-"""Syntax trees are millions of objects without circles, and stay: no collector looks at them."""
+"""Syntax trees are millions of objects without circles, and stay: no collector looks at
+them.
+"""
 
 from __future__ import annotations
 

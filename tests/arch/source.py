@@ -1,4 +1,6 @@
-"""The project's own source, read as text and syntax trees, for the tests beside this file."""
+"""The project's own source, read as text and syntax trees, for the tests beside this
+file.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "gradwire"
-FURTHER = {"gradwire_lab": ROOT / "lab" / "src", "gradwire_bench": ROOT / "bench" / "src"}
+FURTHER = {
+    "gradwire_lab": ROOT / "lab" / "src",
+    "gradwire_bench": ROOT / "bench" / "src",
+}
 """gradwire's further packages, and the folder that each lies in."""
 BESIDE = (*FURTHER, "papers")
 """Packages beside the library; its rules hold for them too."""
@@ -32,7 +37,8 @@ def parsed(text: str) -> ast.Module:
 def nodes_of(text: str) -> tuple[ast.AST, ...]:
     """All nodes of a file's tree, gathered once for all tests.
 
-    Twice as fast as ``ast.walk``, without the marks of reading and writing, which are no code.
+    Twice as fast as ``ast.walk``, without the marks of reading and writing, which are
+    no code.
     """
     found: list[ast.AST] = [parsed(text)]
     for node in found:  # grows
@@ -47,7 +53,9 @@ def nodes_of(text: str) -> tuple[ast.AST, ...]:
 
 @dataclass(frozen=True)
 class Source:
-    """A file: its dotted name, its path below gradwire or the checkout, and its tree."""
+    """A file: its dotted name, its path below gradwire or the checkout, and its
+    tree.
+    """
 
     name: str
     path: str
@@ -55,7 +63,9 @@ class Source:
 
     @cached_property
     def tree(self) -> ast.Module:
-        """The syntax tree, made when it is asked for: whoever collects tests needs none."""
+        """The syntax tree, made when it is asked for: whoever collects tests needs
+        none.
+        """
         return parsed(self.text)
 
     @cached_property
@@ -69,7 +79,8 @@ class Source:
         hidden = {
             id(below)
             for node in self.nodes
-            if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+            if isinstance(node, ast.If)
+            and ast.unparse(node.test).endswith("TYPE_CHECKING")
             for statement in node.body
             for below in ast.walk(statement)
         }
@@ -92,7 +103,10 @@ def read(path: str, text: str) -> Source:
 def sources() -> tuple[Source, ...]:
     """Every Python file of gradwire, its further packages and the papers."""
     bases = {name: FURTHER.get(name, ROOT) for name in BESIDE}
-    folders = ((PACKAGE, PACKAGE), *((base, base / name) for name, base in bases.items()))
+    folders = (
+        (PACKAGE, PACKAGE),
+        *((base, base / name) for name, base in bases.items()),
+    )
     return tuple(
         read(path.relative_to(base).as_posix(), path.read_text(encoding="utf-8"))
         for base, folder in folders
@@ -108,7 +122,11 @@ def module_names() -> frozenset[str]:
 
 def origin(source: Source, node: ast.ImportFrom) -> str:
     """The dotted name of the module that ``from ... import`` names."""
-    package = source.name if source.path.endswith("__init__.py") else source.name.rpartition(".")[0]
+    package = (
+        source.name
+        if source.path.endswith("__init__.py")
+        else source.name.rpartition(".")[0]
+    )
     if not node.level:
         return node.module or ""
     above = package.split(".")[: len(package.split(".")) - node.level + 1]
@@ -116,7 +134,9 @@ def origin(source: Source, node: ast.ImportFrom) -> str:
 
 
 def imports_of_names(source: Source) -> Iterator[tuple[str, str, str | None]]:
-    """(module, name, the name given to it here or None) of every ``from module import name``."""
+    """(module, name, the name given to it here or None) of every
+    ``from module import name``.
+    """
     for node in source.nodes:
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
@@ -129,8 +149,8 @@ def imports(
 ) -> tuple[tuple[int, str], ...]:
     """(line, dotted name) of everything a file imports, inside functions too.
 
-    ``from package import name`` gives ``package.name`` where that is a module of ours. Imports
-    below ``if TYPE_CHECKING`` count only with ``for_types``.
+    ``from package import name`` gives ``package.name`` where that is a module of ours.
+    Imports below ``if TYPE_CHECKING`` count only with ``for_types``.
     """
     known = module_names() if known is None else known
     found = []
@@ -141,5 +161,7 @@ def imports(
             base = origin(source, node)
             for alias in node.names:
                 full = f"{base}.{alias.name}"
-                found.append((node.lineno, full if full in known or base == "torch" else base))
+                found.append(
+                    (node.lineno, full if full in known or base == "torch" else base)
+                )
     return tuple(found)

@@ -22,7 +22,9 @@ def rows(text: str) -> list[tuple[str, str]]:
 
 def terms(text: str) -> list[str]:
     """Every term of the glossary: several of one row stand between commas."""
-    return [ASIDE.sub("", one).strip() for row, _ in rows(text) for one in row.split(", ")]
+    return [
+        ASIDE.sub("", one).strip() for row, _ in rows(text) for one in row.split(", ")
+    ]
 
 
 def unused(text: str, written: str) -> list[str]:

@@ -29,7 +29,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _lines(node: Function) -> int:
-    """Lines of a function without its docstring, which may be as long as its user needs."""
+    """Lines of a function without its docstring, which may be as long as its user
+    needs.
+    """
     last, first = node.end_lineno or 0, node.body[0]
     docs = (first.end_lineno or 0) - first.lineno + 1 if ast.get_docstring(node) else 0
     return last - node.lineno + 1 - docs
@@ -45,15 +47,18 @@ def long_functions(source: Source) -> list[str]:
 
 def _public(body: list[ast.stmt]) -> Iterator[Function | ast.ClassDef]:
     for node in body:
-        if isinstance(node, (*Function.__args__, ast.ClassDef)) and not node.name.startswith("_"):
+        if isinstance(
+            node, (*Function.__args__, ast.ClassDef)
+        ) and not node.name.startswith("_"):
             yield node
 
 
 def undocumented(source: Source) -> list[str]:
     """The module, public classes and public functions without a docstring.
 
-    Methods are free: what ``encode`` or ``run`` means stands once, in the contract they fulfil. So
-    are the names in files that start with an underscore, which are not public.
+    Methods are free: what ``encode`` or ``run`` means stands once, in the contract they
+    fulfil. So are the names in files that start with an underscore, which are not
+    public.
     """
     missing = [] if ast.get_docstring(source.tree) else [f"{source.path}: the module"]
     if source.path.rpartition("/")[2].startswith("_"):
@@ -66,7 +71,9 @@ def undocumented(source: Source) -> list[str]:
 
 
 def dangling(source: Source) -> list[str]:
-    """Docstrings, those of fields and constants too, that only the line above would explain."""
+    """Docstrings, those of fields and constants too, that only the line above would
+    explain.
+    """
     return [
         f"{source.path}:{node.lineno} {node.value.value.strip().splitlines()[0]}"
         for node in source.nodes
@@ -87,7 +94,9 @@ def _own_private(source: Source) -> set[str]:
             found.add(node.target.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             found.add(node.attr)
-    return {name for name in found if name.startswith("_") and not name.startswith("__")}
+    return {
+        name for name in found if name.startswith("_") and not name.startswith("__")
+    }
 
 
 def reaches_inside(files: Iterable[Source]) -> list[str]:
@@ -109,7 +118,9 @@ def test_nobody_reaches_inside_of_another() -> None:
 
 
 def test_functions_are_short() -> None:
-    assert [function for source in sources() for function in long_functions(source)] == []
+    assert [
+        function for source in sources() for function in long_functions(source)
+    ] == []
 
 
 def test_all_that_is_public_is_documented() -> None:
@@ -136,7 +147,9 @@ def test_the_library_has_few_rooms_and_no_loose_files() -> None:
 def test_a_wheel_holds_the_library_alone_and_an_sdist_all() -> None:
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
     targets = tool["hatch"]["build"]["targets"]
-    hook = {"custom": {"path": "scripts/hatch_build.py"}}  # adds kernels, in a wheel of a platform
+    hook = {
+        "custom": {"path": "scripts/hatch_build.py"}
+    }  # adds kernels, in a wheel of a platform
     assert targets["wheel"] == {"packages": ["src/gradwire"], "hooks": hook}
     assert {*FOLDERS, "tests"} <= set(targets["sdist"]["include"])
     assert {file.split("/")[0] for file in tool["mypy"]["files"]} == {*FOLDERS, "tests"}
@@ -158,5 +171,9 @@ def test_the_package_is_typed_and_has_one_version() -> None:
 
 
 def test_children_import_nothing_of_the_folder_that_they_are_started_in() -> None:
-    """Python looks there first for the modules of ``-m``, and a training's folder may have any."""
-    assert [source.path for source in sources() if FROM_ANYWHERE.search(source.text)] == []
+    """Python looks there first for the modules of ``-m``, and a training's folder may
+    have any.
+    """
+    assert [
+        source.path for source in sources() if FROM_ANYWHERE.search(source.text)
+    ] == []

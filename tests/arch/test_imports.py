@@ -1,4 +1,6 @@
-"""Imports go one way and in no circle, and only the listed files talk to torch.distributed."""
+"""Imports go one way and in no circle, and only the listed files talk to
+torch.distributed.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,22 @@ FLOORS = (
     ("integrations",),
     ("cli",),
 )
-"""The library's floors: a folder may import those above its own, those to its left, and itself.
+"""The library's floors: a folder may import those above its own, those to its left, and
+itself.
 
-Every folder stands here, also one within another, and `runtime` and `planning` are their own files.
-That holds for imports below ``if TYPE_CHECKING`` too: who names a type depends on it.
+Every folder stands here, also one within another, and `runtime` and `planning` are
+their own files. That holds for imports below ``if TYPE_CHECKING`` too: who names a type
+depends on it.
 """
 
 PACKAGES = ("gradwire_lab", "gradwire_bench", "papers")
-"""What lies beside the library, each of which may import all of the library and those before it."""
+"""What lies beside the library, each of which may import all of the library and those
+before it.
+"""
 
 ORDER = {
-    name: place for place, name in enumerate((*(name for row in FLOORS for name in row), *PACKAGES))
+    name: place
+    for place, name in enumerate((*(name for row in FLOORS for name in row), *PACKAGES))
 }
 
 DISTRIBUTED = {
@@ -70,7 +77,9 @@ PROCESSES = {
 
 
 def entry(name: str) -> str | None:
-    """The entry of ``ORDER`` that a module belongs to; None for others and for gradwire's root."""
+    """The entry of ``ORDER`` that a module belongs to; None for others and for
+    gradwire's root.
+    """
     parts = name.split(".")
     if parts[0] in PACKAGES:
         return parts[0]
@@ -88,9 +97,13 @@ def wrong_imports(source: Source, known: frozenset[str] | None = None) -> list[s
     for line, name in imports(source, known, for_types=True):
         other = entry(name)
         if name == "gradwire":
-            found.append(f"{source.path}:{line} imports the root, which imports everything")
+            found.append(
+                f"{source.path}:{line} imports the root, which imports everything"
+            )
         elif other is not None and ORDER[other] > ORDER[own]:
-            found.append(f"{source.path}:{line} imports {name}; {own} comes before {other}")
+            found.append(
+                f"{source.path}:{line} imports {name}; {own} comes before {other}"
+            )
     return found
 
 
@@ -104,11 +117,15 @@ def uses_distributed(source: Source) -> bool:
 
 def test_every_module_has_a_row() -> None:
     entries = {entry(source.name) for source in sources()} - {None}
-    assert entries <= set(ORDER), f"add to FLOORS: {sorted(map(str, entries - set(ORDER)))}"
+    assert entries <= set(ORDER), (
+        f"add to FLOORS: {sorted(map(str, entries - set(ORDER)))}"
+    )
 
 
 def rooms(folders: Iterable[str]) -> set[str]:
-    """The rooms among the library's folders: a top folder, or one within runtime or planning."""
+    """The rooms among the library's folders: a top folder, or one within runtime or
+    planning.
+    """
     found = set()
     for folder in folders:
         parts = folder.split("/")
@@ -134,23 +151,41 @@ def test_imports_go_one_way() -> None:
 def test_no_imports_go_in_a_circle() -> None:
     known = module_names()
     graph = {
-        source.name: {name for _, name in imports(source, known, for_types=True)} & known
+        source.name: {name for _, name in imports(source, known, for_types=True)}
+        & known
         for source in sources()
     }
-    TopologicalSorter({name: others - {name} for name, others in graph.items()}).prepare()
+    TopologicalSorter(
+        {name: others - {name} for name, others in graph.items()}
+    ).prepare()
 
 
 NEIGHBOURS = {
-    ("gradwire_lab.compress", "gradwire.compress"): "compressors of the lab are made as ours are",
-    ("gradwire_lab.cli", "gradwire.cli.commands"): "they read models and settings as ours do",
-    ("gradwire_bench.cli", "gradwire.cli.commands"): "simulate reads links as plan does",
+    (
+        "gradwire_lab.compress",
+        "gradwire.compress",
+    ): "compressors of the lab are made as ours are",
+    (
+        "gradwire_lab.cli",
+        "gradwire.cli.commands",
+    ): "they read models and settings as ours do",
+    (
+        "gradwire_bench.cli",
+        "gradwire.cli.commands",
+    ): "simulate reads links as plan does",
 }
 """Folders whose support another package may import, and why."""
 
 
-def private_from_elsewhere(source: Source, known: frozenset[str] | None = None) -> list[str]:
+def private_from_elsewhere(
+    source: Source, known: frozenset[str] | None = None
+) -> list[str]:
     """Imports of a module with an underscore that lies in another folder."""
-    folder = source.name if source.path.endswith("__init__.py") else source.name.rpartition(".")[0]
+    folder = (
+        source.name
+        if source.path.endswith("__init__.py")
+        else source.name.rpartition(".")[0]
+    )
     found = []
     for line, name in imports(source, known):
         home, _, private = name.partition("._")
@@ -162,7 +197,9 @@ def private_from_elsewhere(source: Source, known: frozenset[str] | None = None) 
 
 
 def test_an_underscore_means_private_to_its_folder() -> None:
-    assert [wrong for source in sources() for wrong in private_from_elsewhere(source)] == []
+    assert [
+        wrong for source in sources() for wrong in private_from_elsewhere(source)
+    ] == []
 
 
 def test_only_listed_files_use_torch_distributed() -> None:

@@ -18,7 +18,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def library() -> tuple[Source, ...]:
-    return tuple(source for source in sources() if source.name.split(".")[0] not in BESIDE)
+    return tuple(
+        source for source in sources() if source.name.split(".")[0] not in BESIDE
+    )
 
 
 def defined(source: Source) -> Iterator[str]:
@@ -35,7 +37,9 @@ def defined(source: Source) -> Iterator[str]:
 
 
 def is_noun(name: str) -> bool:
-    """Whether a name is written as those of classes and type aliases are: ``PlannedMessage``."""
+    """Whether a name is written as those of classes and type aliases are:
+    ``PlannedMessage``.
+    """
     return re.fullmatch(r"(?:[A-Z][a-z0-9]*)+", name) is not None and not name.isupper()
 
 
@@ -49,21 +53,28 @@ def doubled_nouns(files: Iterable[Source]) -> dict[str, list[str]]:
 
 
 def ambiguous_functions(files: Iterable[Source]) -> dict[str, list[str]]:
-    """The modules of each function that several of them define and are asked for by its bare name.
+    """The modules of each function that several of them define and are asked for by its
+    bare name.
 
-    ``bars.draw`` says which ``draw`` it is, and so does ``from .layers import profile as
-    profile_model``. A bare name that comes from one module only needs nothing more.
+    ``bars.draw`` says which ``draw`` it is, and so does
+    ``from .layers import profile as profile_model``. A bare name that comes from one
+    module only needs nothing more.
     """
     files = tuple(files)
     homes = {
-        (source.name, name) for source in files for name in defined(source) if not is_noun(name)
+        (source.name, name)
+        for source in files
+        for name in defined(source)
+        if not is_noun(name)
     }
     asked: dict[str, set[str]] = defaultdict(set)
     for source in files:
         for module, name, alias in imports_of_names(source):
             if alias is None and (module, name) in homes:
                 asked[name].add(module)
-    return {name: sorted(modules) for name, modules in asked.items() if len(modules) > 1}
+    return {
+        name: sorted(modules) for name, modules in asked.items() if len(modules) > 1
+    }
 
 
 def test_a_noun_has_one_home() -> None:

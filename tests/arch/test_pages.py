@@ -1,4 +1,6 @@
-"""Paths and names of modules that pages, docstrings and comments mention: each is there."""
+"""Paths and names of modules that pages, docstrings and comments mention: each is
+there.
+"""
 
 from __future__ import annotations
 
@@ -55,16 +57,26 @@ ELSEWHERE = {
 def here() -> frozenset[str]:
     """Every file and folder of the checkout; a folder ends in a slash."""
     tops = [ROOT / top for top in (*WRITTEN, "docs", ".ci")]
-    files = [path for top in tops for path in top.rglob("*") if "__pycache__" not in path.parts]
+    files = [
+        path
+        for top in tops
+        for path in top.rglob("*")
+        if "__pycache__" not in path.parts
+    ]
     files += [*ROOT.glob("*"), *tops]
-    return frozenset(f"/{path.relative_to(ROOT).as_posix()}{'/' * path.is_dir()}" for path in files)
+    return frozenset(
+        f"/{path.relative_to(ROOT).as_posix()}{'/' * path.is_dir()}" for path in files
+    )
 
 
 @cache
 def endings() -> frozenset[str]:
     """Every end of every path of the checkout, from a folder on."""
     return frozenset(
-        path[at + 1 :] for path in here() for at, letter in enumerate(path) if letter == "/"
+        path[at + 1 :]
+        for path in here()
+        for at, letter in enumerate(path)
+        if letter == "/"
     )
 
 
@@ -80,7 +92,11 @@ def is_there(path: str) -> bool:
 def missing_paths(text: str) -> list[str]:
     """Files and folders that a text names and that are not there."""
     named = [match.group() for match in (*PATH.finditer(text), *FOLDER.finditer(text))]
-    ours = [path for path in named if not any(f"/{path}".endswith(f"/{x}") for x in ELSEWHERE)]
+    ours = [
+        path
+        for path in named
+        if not any(f"/{path}".endswith(f"/{x}") for x in ELSEWHERE)
+    ]
     return [path for path in ours if not is_there(path)]
 
 
@@ -92,7 +108,9 @@ def missing_names(text: str) -> list[str]:
 
 @cache
 def code_of_modules() -> dict[str, str]:
-    """All that is written in each file or folder of ``src`` and beside it, by its last name."""
+    """All that is written in each file or folder of ``src`` and beside it, by its last
+    name.
+    """
     found: dict[str, str] = defaultdict(str)
     tops = (PACKAGE, *(base / name for name, base in FURTHER.items()), ROOT / "papers")
     for path in (path for top in tops for path in top.rglob("*.py")):
@@ -103,7 +121,9 @@ def code_of_modules() -> dict[str, str]:
 
 
 def missing_members(text: str) -> list[str]:
-    """Names such as ``supersteps.Joint`` that the module does not have; a private one is ours."""
+    """Names such as ``supersteps.Joint`` that the module does not have; a private one
+    is ours.
+    """
     return [
         f"{module}.{name}"
         for module, name in MEMBER.findall(text)
@@ -151,9 +171,14 @@ def told(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 @cache
 def texts() -> dict[str, str]:
-    """The text of every page, and the docstrings and comments of every file of code, by file."""
+    """The text of every page, and the docstrings and comments of every file of code, by
+    file.
+    """
     pages = [page for pattern in PAGES for page in ROOT.glob(pattern)]
-    found = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in pages}
+    found = {
+        page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8")
+        for page in pages
+    }
     for path in (path for top in WRITTEN for path in (ROOT / top).rglob("*")):
         if path.suffix in COMMENTS:
             code = path.read_text(encoding="utf-8")
@@ -167,15 +192,21 @@ def texts() -> dict[str, str]:
 
 
 def test_paths_that_are_mentioned_are_there() -> None:
-    assert [(file, path) for file, text in texts().items() for path in missing_paths(text)] == []
+    assert [
+        (file, path) for file, text in texts().items() for path in missing_paths(text)
+    ] == []
 
 
 def test_dotted_names_that_are_mentioned_lead_somewhere() -> None:
-    assert [(file, name) for file, text in texts().items() for name in missing_names(text)] == []
+    assert [
+        (file, name) for file, text in texts().items() for name in missing_names(text)
+    ] == []
 
 
 def test_members_of_modules_that_are_mentioned_are_there() -> None:
-    found = [(file, name) for file, text in texts().items() for name in missing_members(text)]
+    found = [
+        (file, name) for file, text in texts().items() for name in missing_members(text)
+    ]
     assert found == []
 
 

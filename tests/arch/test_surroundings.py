@@ -1,4 +1,6 @@
-"""What files take from the machine: text in an encoding that is named, optional packages late."""
+"""What files take from the machine: text in an encoding that is named, optional
+packages late.
+"""
 
 from __future__ import annotations
 
@@ -13,30 +15,46 @@ from tests.each import each
 pytestmark = TOGETHER
 
 EVERY = (*FOLDERS, "scripts", "examples")
-NEED_ONE = re.compile(r"gpu/device\.py$|/(permutation|runs|hash)_device\.py$|^integrations/")
-"""Files that are imported only where a package is: in triton's language, or for a framework."""
-UNPICKLES = re.compile(r"c?pickle|marshal|dill|shelve|cloudpickle|(?!py_)\w+_object(_list)?")
-"""Modules that load pickles, and the calls of torch.distributed by which ranks send them."""
+NEED_ONE = re.compile(
+    r"gpu/device\.py$|/(permutation|runs|hash)_device\.py$|^integrations/"
+)
+"""Files that are imported only where a package is: in triton's language, or for a
+framework.
+"""
+UNPICKLES = re.compile(
+    r"c?pickle|marshal|dill|shelve|cloudpickle|(?!py_)\w+_object(_list)?"
+)
+"""Modules that load pickles, and the calls of torch.distributed by which ranks send
+them.
+"""
 
 
 def optional_packages() -> frozenset[str]:
-    """What the extras for users install; each is imported under the name it is installed by."""
+    """What the extras for users install; each is imported under the name it is
+    installed by.
+    """
     projects = (ROOT / folder / "pyproject.toml" for folder in ("", "lab"))
     texts = (path.read_text(encoding="utf-8") for path in projects)
     return frozenset(
         re.split(r"[^\w-]", requirement, maxsplit=1)[0]
         for text in texts
-        for extra, requirements in tomllib.loads(text)["project"]["optional-dependencies"].items()
+        for extra, requirements in tomllib.loads(text)["project"][
+            "optional-dependencies"
+        ].items()
         if extra not in ("dev", "docs")
         for requirement in requirements
     )
 
 
 def _opens_text(call: ast.Call) -> bool:
-    """Whether it is an ``open`` whose mode is written down, or left out, and is one of text."""
+    """Whether it is an ``open`` whose mode is written down, or left out, and is one of
+    text.
+    """
     modes = [*call.args, *(word.value for word in call.keywords if word.arg == "mode")]
     written = [one.value for one in modes if isinstance(one, ast.Constant)]
-    mode = next((one for one in written if isinstance(one, str) and len(one) <= 3), None)
+    mode = next(
+        (one for one in written if isinstance(one, str) and len(one) <= 3), None
+    )
     if isinstance(call.func, ast.Name) and call.func.id == "open":
         return "b" not in (mode or "r")
     is_method = isinstance(call.func, ast.Attribute) and call.func.attr == "open"
@@ -50,7 +68,9 @@ def unnamed_encodings(tree: ast.AST) -> Iterator[int]:
             continue
         named = any(word.arg == "encoding" for word in call.keywords)
         attribute = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-        if not named and (attribute in ("read_text", "write_text") or _opens_text(call)):
+        if not named and (
+            attribute in ("read_text", "write_text") or _opens_text(call)
+        ):
             yield call.lineno
 
 
@@ -118,7 +138,9 @@ def test_gradwire_is_imported_without_its_optional_packages() -> None:
 
 
 def test_nothing_that_is_shipped_imports_what_tests_are_written_with() -> None:
-    """The laws are shipped too: who has no pytest or hypothesis holds algorithms to them."""
+    """The laws are shipped too: who has no pytest or hypothesis holds algorithms to
+    them.
+    """
     found = [
         f"{source.path}:{line} imports {name}"
         for source in sources()

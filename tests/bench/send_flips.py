@@ -1,11 +1,13 @@
-"""Single bits that flip in what gloo writes to its sockets, without checksums and with them.
+"""Single bits that flip in what gloo writes to its sockets, without checksums and with
+them.
 
 python -m tests.bench.send_flips --trials 60 --seed 1
 
-Each trial is three ranks on the loopback that train for 12 steps, by one of ``EXCHANGES``. In one
-call that one of them sends a payload by, one bit flips: in half of all trials a bit of the payload,
-in the others one of all that the call writes, which begins with a header of gloo's own. ``writev``
-of send_flips.cpp, loaded before libc's, does it. The same seeds train without checksums and with.
+Each trial is three ranks on the loopback that train for 12 steps, by one of
+``EXCHANGES``. In one call that one of them sends a payload by, one bit flips: in half
+of all trials a bit of the payload, in the others one of all that the call writes, which
+begins with a header of gloo's own. ``writev`` of send_flips.cpp, loaded before libc's,
+does it. The same seeds train without checksums and with.
 """
 
 from __future__ import annotations
@@ -47,14 +49,17 @@ WORLD, NUM_STEPS, EVERY = 3, 12, 3
 LOCALLY = "local_steps"
 EXCHANGES: dict[str, Callable[[], Exchange]] = {
     "topk": lambda: exchange_of("allgather_sparse"),
-    "onebit": lambda: with_error_feedback(pair(onebit(block=64), casync_ps(room_bytes=0))),
+    "onebit": lambda: with_error_feedback(
+        pair(onebit(block=64), casync_ps(room_bytes=0))
+    ),
     "uniform": lambda: pair(uniform(), casync_ring(half_bytes=0)),
     "ring": lambda: exchange_of("ring"),
     "zen": lambda: exchange_of("zen"),
     LOCALLY: lambda: exchange_of("allgather_sparse"),
 }
 VERDICTS = {
-    "named": "noticed, and all that raise name the one that sent it; others had ended, unharmed",
+    "named": "noticed, and all that raise name the one that sent it; others had ended, "
+    "unharmed",
     "noticed": "noticed, and not so named",
     "killed": "a process ended by a signal",
     "hung": "a rank that never ended",
@@ -68,7 +73,9 @@ _TIMEOUT_S, _PATIENCE_S = 8.0, 60.0
 
 
 class Trial(NamedTuple):
-    """One flip: ``call`` and ``place``, in [0, 1), say where, of all calls and of all bits."""
+    """One flip: ``call`` and ``place``, in [0, 1), say where, of all calls and of all
+    bits.
+    """
 
     number: int
     way: str
@@ -80,7 +87,9 @@ class Trial(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The end of one rank: its error's type and what it names, or the CRC-32 of its parameters."""
+    """The end of one rank: its error's type and what it names, or the CRC-32 of its
+    parameters.
+    """
 
     error: str
     ranks: tuple[int, ...]
@@ -123,11 +132,15 @@ def struck(
     at, place = ctypes.c_long(calls[rank]), ctypes.c_double(trial.place)
     digest, error = 0, None
     try:
-        digest = trained(trial, rank, lambda: flips.gw_flip(at, place, int(trial.header), file))
+        digest = trained(
+            trial, rank, lambda: flips.gw_flip(at, place, int(trial.header), file)
+        )
     except Exception as raised:
         error = raised
     kind = "" if error is None else type(error).__name__
-    return Outcome(kind, getattr(error, "ranks", ()), str(error or ""), digest, flips.gw_calls())
+    return Outcome(
+        kind, getattr(error, "ranks", ()), str(error or ""), digest, flips.gw_calls()
+    )
 
 
 def trained(trial: Trial, rank: int, begin: Callable[[], Any]) -> int:
@@ -140,7 +153,9 @@ def trained(trial: Trial, rank: int, begin: Callable[[], Any]) -> int:
     given = {"timeout": timedelta(seconds=_TIMEOUT_S), "checksums": trial.checksums}
     handle: Any
     if trial.way == LOCALLY:
-        handle = local_steps(model, optimizer, exchange, every=EVERY, **keywords(**given))
+        handle = local_steps(
+            model, optimizer, exchange, every=EVERY, **keywords(**given)
+        )
     else:
         handle = attach(model, exchange, **keywords(bucket_cap_mb=0.008, **given))
     begin()
@@ -161,11 +176,15 @@ def trained(trial: Trial, rank: int, begin: Callable[[], Any]) -> int:
 
 
 class Trials:
-    """Carries trials out, with ranks forked from one process that has loaded the library."""
+    """Carries trials out, with ranks forked from one process that has loaded the
+    library.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._library, self._folder = built(folder), folder
-        os.environ["LD_PRELOAD"] = str(self._library)  # of the processes that start from here on
+        os.environ["LD_PRELOAD"] = str(
+            self._library
+        )  # of the processes that start from here on
         self._calm: dict[tuple[str, bool], list[Outcome | None]] = {}
 
     def calm(self, way: str, checksums: bool) -> list[Outcome]:
@@ -173,12 +192,18 @@ class Trials:
         if (way, checksums) not in self._calm:
             trial = Trial(-1 - len(self._calm), way, checksums, victim=0)
             self._calm[way, checksums] = self._lived(trial, [-1] * WORLD)[0]
-        found = [one for one in self._calm[way, checksums] if one is not None and not one.error]
+        found = [
+            one
+            for one in self._calm[way, checksums]
+            if one is not None and not one.error
+        ]
         assert len(found) == WORLD, self._calm[way, checksums]
         return found
 
     def verdict(self, trial: Trial) -> tuple[str, str, str]:
-        """The outcome, the part of the call that was hit ("" for none), and all that was told."""
+        """The outcome, the part of the call that was hit ("" for none), and all that
+        was told.
+        """
         calm = self.calm(trial.way, trial.checksums)
         calls = [-1] * WORLD
         calls[trial.victim] = int(trial.call * calm[trial.victim].calls)
@@ -196,7 +221,11 @@ class Trials:
             found = ranks.outcomes(struck, *given, timeout_s=_PATIENCE_S)
         finally:
             ranks.close()
-        return [one.value for one in found], [one.exit_code for one in found], report.read_text()
+        return (
+            [one.value for one in found],
+            [one.exit_code for one in found],
+            report.read_text(),
+        )
 
 
 def judged(
@@ -208,12 +237,18 @@ def judged(
 ) -> str:
     """The verdict on a trial; ``digest`` is that of the parameters without a flip."""
     if any(one is None for one in outcomes):
-        return "killed" if any(code and code < 0 and code != -9 for code in codes) else "hung"
+        return (
+            "killed"
+            if any(code and code < 0 and code != -9 for code in codes)
+            else "hung"
+        )
     found = [one for one in outcomes if one is not None]
     if not struck:
         return "not struck"
     if errors := [one for one in found if one.error]:
-        named = {(one.error, one.ranks) for one in errors} == {("RankFailed", (trial.victim,))}
+        named = {(one.error, one.ranks) for one in errors} == {
+            ("RankFailed", (trial.victim,))
+        }
         unharmed = all(one.digest == digest for one in found if not one.error)
         return "named" if named and unharmed else "noticed"
     digests = {one.digest for one in found}
@@ -222,22 +257,34 @@ def judged(
     return "no effect" if digests == {digest} else "wrong"
 
 
-def measure(trials: int, seed: int, at_once: int, tell: Callable[[str], None]) -> list[Row]:
-    """Two rows a side, for bits of payloads and of gloo's headers: a count for each verdict."""
+def measure(
+    trials: int, seed: int, at_once: int, tell: Callable[[str], None]
+) -> list[Row]:
+    """Two rows a side, for bits of payloads and of gloo's headers: a count for each
+    verdict.
+    """
     rows: list[Row] = []
-    with TemporaryDirectory(prefix="gradwire-flips-") as name, ThreadPoolExecutor(at_once) as pool:
+    with (
+        TemporaryDirectory(prefix="gradwire-flips-") as name,
+        ThreadPoolExecutor(at_once) as pool,
+    ):
         made = Trials(Path(name))
         for checksums in (False, True):
             accidents = [drawn(seed, number, checksums) for number in range(trials)]
             for way in {trial.way for trial in accidents}:
                 made.calm(way, checksums)
-            counts: dict[str, Counter[str]] = {"payload": Counter(), "header": Counter()}
+            counts: dict[str, Counter[str]] = {
+                "payload": Counter(),
+                "header": Counter(),
+            }
             for what, part, told in pool.map(made.verdict, accidents):
                 counts[part if part == "header" else "payload"][what] += 1
                 tell(f"{what}: {told}")
             for part, count in counts.items():
                 side = "with checksums" if checksums else "without"
-                rows.append({"name": f"{part}, {side}", **{key: count[key] for key in VERDICTS}})
+                rows.append(
+                    {"name": f"{part}, {side}", **{key: count[key] for key in VERDICTS}}
+                )
     return rows
 
 

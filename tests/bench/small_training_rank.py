@@ -1,4 +1,6 @@
-"""A rank of ``bench train --rate`` with a small network: Muon takes most of a large one's step."""
+"""A rank of ``bench train --rate`` with a small network: Muon takes most of a large
+one's step.
+"""
 
 from __future__ import annotations
 

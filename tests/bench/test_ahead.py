@@ -1,5 +1,6 @@
-"""Triton kernels are compiled for GPUs that need not be there, by a process that does not interpret
-them."""
+"""Triton kernels are compiled for GPUs that need not be there, by a process that does
+not interpret them.
+"""
 
 from __future__ import annotations
 
@@ -40,16 +41,20 @@ def compiled(folder: Path, target: str, *names: str) -> list[Row]:
     variables["PYTHONPATH"] = str(Path(__file__).parents[2])
     variables.pop("TRITON_INTERPRET", None)
     words = [sys.executable, "-c", PROGRAM, target, *names]
-    found = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=580)
+    found = subprocess.run(
+        words, env=variables, capture_output=True, text=True, timeout=580
+    )
     assert found.returncode == 0, found.stderr
     rows: list[Row] = json.loads(found.stdout)
     return rows
 
 
 def refuse_rounding(row: Row) -> None:
-    """The static law of a kernel: each operation rounds as it is written, and nothing is spilled.
+    """The static law of a kernel: each operation rounds as it is written, and nothing
+    is spilled.
 
-    To do: give its launch ``enable_fp_fusion=False``, and write divisions as ``tl.div_rn``.
+    To do: give its launch ``enable_fp_fusion=False``, and write divisions as
+    ``tl.div_rn``.
     """
     others = ahead.rounding_otherwise(str(row["_ptx"]))
     assert not others, f"{row['name']}: {others}"
@@ -61,7 +66,9 @@ def refuse_rounding(row: Row) -> None:
 
 @needs_triton
 def test_one_tensor_and_several_are_compiled_with_wide_loads(tmp_path: Path) -> None:
-    rows = compiled(tmp_path, "sm_80", "int8/merge", "int8/merge, many", "runs/count_runs")
+    rows = compiled(
+        tmp_path, "sm_80", "int8/merge", "int8/merge, many", "runs/count_runs"
+    )
     alone, several, runs = rows
     assert [row["name"] for row in (several, runs)] == [
         "int8/merge, many",
@@ -70,7 +77,10 @@ def test_one_tensor_and_several_are_compiled_with_wide_loads(tmp_path: Path) -> 
     for row in rows:
         refuse_rounding(row)
     wide = [str(row["_ptx"]).count("ld.global.v4.b32") for row in (alone, several)]
-    assert wide == [5, 4]  # 4096 elements by 256 threads; of several, codes may lie anywhere
+    assert wide == [
+        5,
+        4,
+    ]  # 4096 elements by 256 threads; of several, codes may lie anywhere
 
 
 @needs_triton
@@ -93,8 +103,12 @@ def test_the_law_rejects_kernels_that_round_otherwise(
 @pytest.mark.parametrize("target", ahead.ALL_TARGETS)
 @pytest.mark.parametrize("several", [False, True], ids=["one tensor", "several"])
 def test_every_kernel_compiles_for(target: str, several: bool, tmp_path: Path) -> None:
-    """It takes 30 to 50 s on two cores, and no GPU. Those of AMD are compiled, and no more said."""
-    names = [one.name for one in ahead.launches() if one.name.endswith("many") == several]
+    """It takes 30 to 50 s on two cores, and no GPU. Those of AMD are compiled, and no
+    more said.
+    """
+    names = [
+        one.name for one in ahead.launches() if one.name.endswith("many") == several
+    ]
     rows = compiled(tmp_path, target, *names)
     assert len(rows) > 50
     assert [row["name"] for row in rows] == names
@@ -112,7 +126,12 @@ def test_every_form_of_every_program_is_listed() -> None:
     names = [one.name for one in ahead.launches()]
     assert len(set(names)) == len(names)
     listed = set(names)
-    for name in ("threelc/merge", "dgc/encode_count", "adacomp/stage0_fold", "uniform/decode"):
+    for name in (
+        "threelc/merge",
+        "dgc/encode_count",
+        "adacomp/stage0_fold",
+        "uniform/decode",
+    ):
         assert {name, f"{name}, many"} <= listed
     assert {"zen/hash_entries", "runs/read_runs"} <= listed
     assert [one.name for one in ahead.launches(["zen/p"])] == ["zen/permute"]
@@ -140,4 +159,6 @@ def test_the_command_has_a_row_a_kernel_and_target(
         "--json",
     )
     rows = json.loads(gradwire("bench", "device", *words).out)["rows"]
-    assert rows == [{"name": "zen/permute", "target": target} for target in ("80", "gfx942")]
+    assert rows == [
+        {"name": "zen/permute", "target": target} for target in ("80", "gfx942")
+    ]

@@ -26,15 +26,30 @@ def columns(ended: Ended) -> set[str]:
 
 @pytest.mark.smoke
 def test_commands_give_rows(gradwire: Run) -> None:
-    words = ("kernel", "--only", "onebit", "--numel", "70000", "--rounds", "4", "--json")
-    assert {"kernel_s", "eager_s", "speedup_vs_eager"} <= columns(gradwire("bench", *words))
+    words = (
+        "kernel",
+        "--only",
+        "onebit",
+        "--numel",
+        "70000",
+        "--rounds",
+        "4",
+        "--json",
+    )
+    assert {"kernel_s", "eager_s", "speedup_vs_eager"} <= columns(
+        gradwire("bench", *words)
+    )
     words = ("partition", "--numel", "20000", "--hosts", "5", "--rounds", "4", "--json")
     assert {"kernel_s", "saved_s"} <= columns(gradwire("bench", *words))
 
 
 REFUSED: dict[type[Any], dict[str, list[dict[str, Any]]]] = {
     AutoBench: {
-        "model|hosts|fidelity": [{"models": ("vgg16",)}, {"hosts": 1}, {"fidelity": "best"}],
+        "model|hosts|fidelity": [
+            {"models": ("vgg16",)},
+            {"hosts": 1},
+            {"fidelity": "best"},
+        ],
     },
     TrainBench: {
         "or more, got": [{"ranks": 1}, {"steps": 9}],
@@ -45,7 +60,11 @@ REFUSED: dict[type[Any], dict[str, list[dict[str, Any]]]] = {
     ScheduleBench: {
         "hosts|turns|iterations": [{"hosts": 1}, {"turns": 0}, {"iterations": 0}],
         "ranks_per_host": [{"ranks_per_host": 0}],
-        "slowdown|scale|profiles": [{"slowdown": 0.0}, {"scale": float("nan")}, {"profiles": ()}],
+        "slowdown|scale|profiles": [
+            {"slowdown": 0.0},
+            {"scale": float("nan")},
+            {"profiles": ()},
+        ],
         "planners|usbyte": [{"planners": ("wfbp", "wfbp")}, {"planners": ("none",)}],
     },
     LoopbackBench: {

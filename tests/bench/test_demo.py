@@ -25,7 +25,9 @@ def test_any_compressor_is_taken_by_name() -> None:
 
 def test_everybody_trains_the_same_whatever_data_there_are() -> None:
     assert Demo().task == "text"
-    with pytest.raises(InvalidSetting, match=r"dataset-fashion-mnist.* or use --task text"):
+    with pytest.raises(
+        InvalidSetting, match=r"dataset-fashion-mnist.* or use --task text"
+    ):
         make_task("fashion")  # tests find no data of others
 
 
@@ -34,9 +36,16 @@ def test_the_report_shows_loss_over_steps_and_over_seconds(tmp_path: Path) -> No
     pytest.importorskip("matplotlib")
     trace = Trace.of([Span(0, "forward", "forward", 0.0, 1.0, step=0)])
     rows: list[dict[str, object]] = [
-        {"name": "ddp", "step_s": 1.0, "speedup_vs_ddp": 1.0, "wire_bytes_per_step": 8.0}
+        {
+            "name": "ddp",
+            "step_s": 1.0,
+            "speedup_vs_ddp": 1.0,
+            "wire_bytes_per_step": 8.0,
+        }
     ]
-    outcome = DemoResult(rows, {"ddp": trace}, {"ddp": [3.0, 2.0]}, {"ddp": [0.5, 0.25]}, [])
+    outcome = DemoResult(
+        rows, {"ddp": trace}, {"ddp": [3.0, 2.0]}, {"ddp": [0.5, 0.25]}, []
+    )
     page = write_report(outcome, tmp_path, title="gradwire try", command="", machine={})
     assert {"loss.png", "first.png"} < {p.name for p in tmp_path.iterdir()}
     text = page.read_text(encoding="utf-8")
@@ -55,13 +64,17 @@ def raced(losses: dict[str, list[float]], step_s: dict[str, float]) -> str:
 
 
 def falling(above: float) -> list[float]:
-    """Losses as they fall with DDP, but this far above; some batches are harder than others."""
+    """Losses as they fall with DDP, but this far above; some batches are harder than
+    others.
+    """
     luck = itertools.cycle([0.0, 0.05, -0.04])
     return [2.0 + 8.0 / step + next(luck) + above for step in range(1, NUM_STEPS + 1)]
 
 
 @pytest.mark.smoke
-def test_a_method_as_good_as_ddp_and_faster_is_first_though_its_last_loss_is_above() -> None:
+def test_a_method_as_good_as_ddp_and_faster_is_first_though_its_last_loss_is_above() -> (
+    None
+):
     losses = {"ddp": falling(0.0), "fast": falling(0.001), "coarse": falling(0.5)}
     text = raced(losses, {"ddp": 1.0, "fast": 0.2, "coarse": 0.1})
     assert "Here fast is the first there, after 4.0 s; DDP takes 19.0 s." in text
@@ -80,13 +93,18 @@ def test_ranks_wait_20_s_for_each_other_and_longer_on_slow_links_or_few_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(demo, "_num_cores", lambda: 2)
-    waits_s = [Demo(hosts=2, rate_bytes_per_s=rate).timeout_s for rate in (1.25e9, 12.5e6, 12.5e5)]
+    waits_s = [
+        Demo(hosts=2, rate_bytes_per_s=rate).timeout_s
+        for rate in (1.25e9, 12.5e6, 12.5e5)
+    ]
     assert waits_s == [20, 20, 200]
     assert Demo(hosts=8).timeout_s == 80
 
 
 @pytest.mark.smoke
-def test_try_says_where_its_page_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_try_says_where_its_page_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = importlib.import_module("gradwire_bench.cli.try")
     rows: list[dict[str, object]] = [
         {
@@ -122,6 +140,12 @@ def test_try_trains_behind_a_relay_and_writes_a_page(
     given = ["--no-browser", "--steps", "8", "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(module.app, given)
     assert done.exit_code == 0, done.output
-    told = [line.split()[0] for line in done.output.splitlines() if line.startswith(("ddp", "g"))]
+    told = [
+        line.split()[0]
+        for line in done.output.splitlines()
+        if line.startswith(("ddp", "g"))
+    ]
     assert told[-3:] == ["ddp", "ddp-fp16", "gradwire-onebit"]
-    assert "Training loss over seconds" in (tmp_path / "out" / "report.html").read_text("utf-8")
+    assert "Training loss over seconds" in (tmp_path / "out" / "report.html").read_text(
+        "utf-8"
+    )

@@ -9,12 +9,15 @@ from gradwire_bench.report import density
 
 
 def of(rank: int, step: int, asked: float | None = 100.0) -> StepDensity:
-    """Of 10,000 elements: 1 % asked for, a little more on every rank, 3.8 % in the mean."""
+    """Of 10,000 elements: 1 % asked for, a little more on every rank, 3.8 % in the
+    mean.
+    """
     return StepDensity(rank, step, 0.5, 800 + rank, 10_000, asked, 100 + rank, 380)
 
 
 TRACE = Trace.of(
-    [Span(0, "backward", "backward", 0.0, 0.5, step=1)], [of(1, 2), of(0, 2), of(1, 1), of(0, 1)]
+    [Span(0, "backward", "backward", 0.0, 0.5, step=1)],
+    [of(1, 2), of(0, 2), of(1, 1), of(0, 1)],
 )
 
 
@@ -29,4 +32,6 @@ def test_a_row_a_step_with_the_means_over_ranks() -> None:
         "wire_bytes": 800.5,
     }
     assert density.rows(Trace()) == []
-    assert density.rows(Trace.of([], [of(0, 1, asked=None)]))[0]["density_asked"] is None
+    assert (
+        density.rows(Trace.of([], [of(0, 1, asked=None)]))[0]["density_asked"] is None
+    )

@@ -38,7 +38,9 @@ def late_one() -> Iterator[Ranks]:
 
 @pytest.mark.smoke
 def test_kernels_and_the_partition_have_their_rows() -> None:
-    bench = device.DeviceBench.small(parts=("kernels", "partition"), numel=4096, zen_numel=10_000)
+    bench = device.DeviceBench.small(
+        parts=("kernels", "partition"), numel=4096, zen_numel=10_000
+    )
     told = list[Any]()
     rows, notes = device.run(bench, ignore, codecs=[onebit()], tell=told.append)
     assert told == rows
@@ -46,7 +48,9 @@ def test_kernels_and_the_partition_have_their_rows() -> None:
     assert {"copy", "onebit/decode-plain", "partition/cpu"} < {*named}
     assert named["onebit/encode"]["fraction_of_copy_bandwidth"] > 0
     assert named["onebit/encode"]["eager_s"] > 0
-    rate, kernel_s = (named["copy"][key] for key in ("bandwidth_bytes_per_s", "kernel_s"))
+    rate, kernel_s = (
+        named["copy"][key] for key in ("bandwidth_bytes_per_s", "kernel_s")
+    )
     assert rate * kernel_s == pytest.approx(COPY_BYTES * 4096)
     assert named["partition/cpu"]["num_entries"] == 520
     assert notes == [f"device: cpu, torch {torch.__version__}"]
@@ -102,7 +106,7 @@ def test_no_part_begins_once_the_minutes_are_over() -> None:
     assert notes[1:] == [f"{part} {late}" for part in device.PARTS]
 
 
-# ---- From a checkout, on a machine that has torch and numpy --------------------------------------
+# ---- From a checkout, on a machine that has torch and numpy --------------------------
 
 WITHOUT = """
 import sys
@@ -119,12 +123,16 @@ sys.meta_path.insert(0, Without())
 COMMANDS = {"typer", "rich", "pydantic", "matplotlib", "jinja2", "click"}
 
 
-def alone(folder: Path, names: set[str], *words: str) -> subprocess.CompletedProcess[str]:
+def alone(
+    folder: Path, names: set[str], *words: str
+) -> subprocess.CompletedProcess[str]:
     """The command, by a Python that finds no package of these names."""
     (folder / "sitecustomize.py").write_text(WITHOUT.format(names=names))
     variables = {**os.environ, "PYTHONPATH": str(folder)}
     command = [sys.executable, "-W", "ignore", "-m", device_alone.__name__, *words]
-    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=110)
+    return subprocess.run(
+        command, env=variables, capture_output=True, text=True, timeout=110
+    )
 
 
 def test_it_says_what_is_missing_and_goes_on(tmp_path: Path) -> None:
@@ -132,12 +140,17 @@ def test_it_says_what_is_missing_and_goes_on(tmp_path: Path) -> None:
     found = alone(tmp_path, COMMANDS, *words)
     lines = found.stdout.splitlines()
     assert found.returncode == 0, found.stderr
-    missing = [line.split(": ")[1] for line in lines if line.startswith("not installed: ")]
+    missing = [
+        line.split(": ")[1] for line in lines if line.startswith("not installed: ")
+    ]
     assert {*missing} >= COMMANDS - {"click"}
-    at = lines.index(next(line for line in lines if line.startswith("bits/int8: compared ")))
+    at = lines.index(
+        next(line for line in lines if line.startswith("bits/int8: compared "))
+    )
     assert lines[at].endswith("ok yes")
     assert all(
-        lines.index(f"not installed: {name}: {device_alone.NEEDED[name]}") < at for name in missing
+        lines.index(f"not installed: {name}: {device_alone.NEEDED[name]}") < at
+        for name in missing
     )
 
 
@@ -166,7 +179,9 @@ def test_a_gpu_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) ->
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     assert device_alone.main([]) == ExitCode.MISTAKE
-    assert "device must be a GPU that torch finds, got 'none'" in capsys.readouterr().out
+    assert (
+        "device must be a GPU that torch finds, got 'none'" in capsys.readouterr().out
+    )
 
 
 def test_a_checkout_is_found_as_if_it_were_installed(
@@ -182,7 +197,9 @@ def test_a_checkout_is_found_as_if_it_were_installed(
     monkeypatch.setenv("PYTHONPATH", "src")
     with device_alone.as_installed(tmp_path):
         (point,) = [
-            one for one in entry_points(group="gradwire.compressors") if one.dist.name == "some-lab"
+            one
+            for one in entry_points(group="gradwire.compressors")
+            if one.dist.name == "some-lab"
         ]
         assert (point.name, point.value) == ("lab", "some_lab.compress")
         assert os.environ["PYTHONPATH"].split(os.pathsep) == ["src", sys.path[-1]]
@@ -205,17 +222,25 @@ def test_a_device_has_both_ways_and_what_they_cost(late_one: Ranks) -> None:
     assert (small["name"], large["name"]) == ("offload/4 KB", "offload/10 KB")
     for row in (small, large):
         assert min(row[key] for key in ("on_host_s", "on_device_s", "loop_s")) > 0
-        assert {"loop_per_selection_on_host_s", "loop_per_selection_on_device_s"} < {*row}
+        assert {"loop_per_selection_on_host_s", "loop_per_selection_on_device_s"} < {
+            *row
+        }
     assert "paper_host_s" not in small
     assert large["paper_host_s"] == 1.49e-3
 
 
 @pytest.mark.multi
 @pytest.mark.slow
-def test_each_way_to_average_trains_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_way_to_average_trains_the_same_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fork_ranks(monkeypatch, device, _VOCABULARY=64, _CONTEXT=16, _BATCH=1)
-    bench = device.DeviceBench.small(parts=("training",), width=64, num_layers=1, steps=1)
+    bench = device.DeviceBench.small(
+        parts=("training",), width=64, num_layers=1, steps=1
+    )
     rows, _ = device.run(bench, ignore)
-    assert [str(row["name"]) for row in rows] == [f"training/{side}" for side in device.SIDES]
+    assert [str(row["name"]) for row in rows] == [
+        f"training/{side}" for side in device.SIDES
+    ]
     assert all(float(str(row["steps_per_second"])) > 0 for row in rows)
     assert len({row["num_parameters"] for row in rows}) == 1

@@ -1,4 +1,6 @@
-"""``bench exchange``: which exchanges there are, what rows say, and bytes of a run for real."""
+"""``bench exchange``: which exchanges there are, what rows say, and bytes of a run for
+real.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ def rows(shaped: bool) -> dict[str, dict[str, Any]]:
     """Rows of two ranks that took 1 and 2 s for everything, and 4 s for dense."""
     results = [
         {
-            name: {"seconds": [4.0 if name == "dense" else at, at], "sent_bytes": [100, 300]}
+            name: {
+                "seconds": [4.0 if name == "dense" else at, at],
+                "sent_bytes": [100, 300],
+            }
             for name in (TORCH, *EXCHANGES)
         }
         for at in (1.0, 2.0)
@@ -52,14 +57,21 @@ def test_bytes_are_means_over_ranks_and_the_floor_is_the_busiest_rank() -> None:
 
 def test_on_hosts_of_several_ranks_each_exchange_has_two_rows() -> None:
     """The floor is that of the host's link, which its ranks share."""
-    bench = exchange.ExchangeBench(hosts=2, ranks_per_host=2, only=("onebit", "powersgd"))
-    names = [name for flat in ("dense", *bench.only) for name in (flat, f"{flat}-on_hosts")]
+    bench = exchange.ExchangeBench(
+        hosts=2, ranks_per_host=2, only=("onebit", "powersgd")
+    )
+    names = [
+        name for flat in ("dense", *bench.only) for name in (flat, f"{flat}-on_hosts")
+    ]
     assert bench.names == names
     assert exchange._stated_bytes("dense", bench) == []
     shares = exchange._stated_bytes("dense-on_hosts", bench)
-    assert shares == [4 * bench.numel] * 2  # two hosts: all-reduces of each half, both ways
+    assert (
+        shares == [4 * bench.numel] * 2
+    )  # two hosts: all-reduces of each half, both ways
     spec = exchange.message_spec(bench.numel, 2)
-    # Two matrices, one for each rank, send the bytes that two hosts of one rank send of both.
+    # Two matrices, one for each rank, send the bytes that two hosts of one rank send of
+    # both.
     low_rank = exchange._stated_bytes("powersgd-on_hosts", bench)
     assert low_rank == EXCHANGES["powersgd"].wire_bytes(spec, 2)
 
@@ -69,7 +81,11 @@ def test_ranks_send_the_bytes_that_are_stated(monkeypatch: pytest.MonkeyPatch) -
     fork_ranks(monkeypatch, exchange)
     bench = exchange.ExchangeBench(hosts=2, numel=100_000, repeats=1, only=("onebit",))
     torchs, dense, onebit = exchange.run(bench, lambda fraction, what: None)
-    assert [row["name"] for row in (torchs, dense, onebit)] == [TORCH, "dense", "onebit"]
+    assert [row["name"] for row in (torchs, dense, onebit)] == [
+        TORCH,
+        "dense",
+        "onebit",
+    ]
     for row in (dense, onebit):
         stated = float(str(row["formula_bytes_per_step"]))
         assert stated <= float(str(row["wire_bytes_per_step"])) < 1.1 * stated + 10_000

@@ -1,4 +1,6 @@
-"""`bench faults`: what a trial is judged by, and a fixed trial of each kind on real ranks."""
+"""`bench faults`: what a trial is judged by, and a fixed trial of each kind on real
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,21 @@ VICTIM = 2
 
 
 def accident(kind: str, point: str = "verb") -> Accident:
-    return Accident(0, "plain", kind, (VICTIM,), point, "before", 2, 0.0, 0.0, 0.0, 5.0, 1)
+    return Accident(
+        0, "plain", kind, (VICTIM,), point, "before", 2, 0.0, 0.0, 0.0, 5.0, 1
+    )
 
 
-def lost(ranks: tuple[int, ...] = (VICTIM,), step: int = 2, end_s: float = 3.0) -> Ending:
+def lost(
+    ranks: tuple[int, ...] = (VICTIM,), step: int = 2, end_s: float = 3.0
+) -> Ending:
     return Ending("RankFailed", True, ranks, step, "", end_s, 0)
 
 
 def aftermath(*endings: Ending | None, **changed: object) -> Aftermath:
-    """A trial that was struck at 0 s, whose processes have ended but for those that never said."""
+    """A trial that was struck at 0 s, whose processes have ended but for those that
+    never said.
+    """
     codes = tuple(None if ending is None else 0 for ending in endings)
     return Aftermath({VICTIM: 0.0}, endings, codes, ("",) * WORLD)._replace(**changed)  # type: ignore[arg-type]
 
@@ -53,7 +61,9 @@ KILLED = aftermath(lost(), lost(), None, lost(step=3))
         ("kill", KILLED._replace(struck_s={}), {"not_struck"}),
         (
             "kill",
-            aftermath(lost(), Ending("ValueError", False, (), -1, "", 3.0, 0), None, lost()),
+            aftermath(
+                lost(), Ending("ValueError", False, (), -1, "", 3.0, 0), None, lost()
+            ),
             {"raw", "misnamed"},
         ),
         ("straggle", aftermath(WELL, WELL, WELL, WELL), set()),
@@ -68,7 +78,9 @@ KILLED = aftermath(lost(), lost(), None, lost(step=3))
         ("flip received", aftermath(lost(), lost((1,)), lost(), lost()), {"misnamed"}),
     ],
 )
-def test_a_trial_is_judged_by_its_ends(kind: str, found: Aftermath, flaws: set[str]) -> None:
+def test_a_trial_is_judged_by_its_ends(
+    kind: str, found: Aftermath, flaws: set[str]
+) -> None:
     assert set(judge(accident(kind), found).wrong) == flaws
 
 
@@ -81,7 +93,10 @@ def side(*ranks: int, text: str = "the network is parted") -> Ending:
     [
         ((side(2, 3), side(2, 3), side(0, 1), side(0, 1)), set()),
         ((side(2, 3), side(2, 3), side(0), side(0, 1)), {"misnamed"}),
-        ((side(2, 3), side(2, 3, text="stopped answering"), side(0, 1), side(0, 1)), {"misnamed"}),
+        (
+            (side(2, 3), side(2, 3, text="stopped answering"), side(0, 1), side(0, 1)),
+            {"misnamed"},
+        ),
         ((side(2, 3), WELL, side(0, 1), side(0, 1)), {"misnamed"}),
     ],
 )
@@ -95,7 +110,9 @@ def test_each_side_of_a_parted_network_names_the_other(
 def test_a_resumed_run_ends_in_the_bits_of_one_that_was_never_killed() -> None:
     found = aftermath(WELL, WELL, WELL, WELL)
     assert judge(accident("resume"), found._replace(digest=7)).wrong == {}
-    assert set(judge(accident("resume"), found._replace(digest=8)).wrong) == {"diverged"}
+    assert set(judge(accident("resume"), found._replace(digest=8)).wrong) == {
+        "diverged"
+    }
 
 
 def test_all_is_drawn_from_the_seed_and_the_number() -> None:
@@ -110,15 +127,21 @@ def test_all_is_drawn_from_the_seed_and_the_number() -> None:
 @pytest.mark.slow
 @pytest.mark.multi
 @pytest.mark.timeout(400)
-def test_survivors_of_fixed_trials_say_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trial of each kind that this machine can do, flaps once; a busy one has more time.
+def test_survivors_of_fixed_trials_say_what_happened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A trial of each kind that this machine can do, flaps once; a busy one has more
+    time.
 
-    With this seed processes end at all points of an attach, in a step, under DDP, and rank 0's too.
+    With this seed processes end at all points of an attach, in a step, under DDP, and
+    rank 0's too.
     """
     monkeypatch.setattr(faults_judge, "GRACE_S", 20.0)
     can = {*KINDS} - ({"flap 5 s", "flap 15 s"} if available() else {*LINKS})
     kinds = tuple(kind for kind in KINDS if kind in can)
-    settings = FaultsBench(trials=len(kinds), seed=96951, at_once=8, only=kinds, timeout_s=6.0)
+    settings = FaultsBench(
+        trials=len(kinds), seed=96951, at_once=8, only=kinds, timeout_s=6.0
+    )
     rows, notes = run(settings, lambda fraction, what: None)
     assert notes == []
     assert rows[-1]["trials"] == len(kinds)

@@ -1,4 +1,6 @@
-"""The HTML report stands alone: everything is in the file, and every text is escaped."""
+"""The HTML report stands alone: everything is in the file, and every text is
+escaped.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ PICTURE = b"\x89PNG\r\n\x1a\n not really, but not looked into either"
 
 
 class Elements(HTMLParser):
-    """Collects elements with their attributes, the text of cells, and unbalanced tags."""
+    """Collects elements with their attributes, the text of cells, and unbalanced
+    tags.
+    """
 
     VOID = frozenset({"meta", "img", "link", "br"})
 
@@ -53,7 +57,12 @@ def test_all_is_in_the_file_and_escaped(tmp_path: Path) -> None:
     elements.feed(text)
     assert elements.open == []
     assert "http" not in text
-    links = [attrs[key] for _, attrs in elements.found for key in ("src", "href") if key in attrs]
+    links = [
+        attrs[key]
+        for _, attrs in elements.found
+        for key in ("src", "href")
+        if key in attrs
+    ]
     assert len(links) == 1
     kind, _, data = str(links[0]).partition(",")
     assert kind == "data:image/png;base64"

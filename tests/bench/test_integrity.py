@@ -1,4 +1,6 @@
-"""``runs/integrity.py``: every side trains, and the rows are compared with no checks."""
+"""``runs/integrity.py``: every side trains, and the rows are compared with no
+checks.
+"""
 
 from __future__ import annotations
 

@@ -12,8 +12,14 @@ def test_sides_are_compared_within_turns_by_their_slowest_rank() -> None:
     bench = loopback.LoopbackBench(turns=3, compressors=("onebit",))
     assert bench.rows == ["ddp", "onebit", "ddp+onebit"]
     own = [
-        {"seconds": [[1.0, 2.0], [2.0, 2.0], [9.0, 9.0]], "processor_s": [0.1, 0.1, 0.5]},
-        {"seconds": [[2.0, 1.0], [1.0, 1.0], [1.0, 1.0]], "processor_s": [0.2, 0.2, 0.2]},
+        {
+            "seconds": [[1.0, 2.0], [2.0, 2.0], [9.0, 9.0]],
+            "processor_s": [0.1, 0.1, 0.5],
+        },
+        {
+            "seconds": [[2.0, 1.0], [1.0, 1.0], [1.0, 1.0]],
+            "processor_s": [0.2, 0.2, 0.2],
+        },
     ]
     row = loopback._row(bench, "onebit", [1.0, 1.0, 18.0], own)
     assert row["step_s"] == 2.0

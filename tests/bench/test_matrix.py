@@ -25,7 +25,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
 def test_a_program_that_drifts_in_silence_is_found() -> None:
     found = run(Matrix(SPECIMENS, ("drifts",), ("none",)))
     assert is_wrong(found)
-    assert found["drifts"][1]["none"] == Cell("WRONG", "ranks end with different 2.weight")
+    assert found["drifts"][1]["none"] == Cell(
+        "WRONG", "ranks end with different 2.weight"
+    )
 
 
 @pytest.mark.slow
@@ -59,9 +61,17 @@ GOOD = ProgramEnd({"w": "1"}, num_attached=1)
         ([[GOOD, GOOD], [GOOD, GOOD]], {"w": "1"}, None),
         ([[GOOD, GOOD], [GOOD, GOOD]], {"w": "2"}, "w ends otherwise than natively"),
         ([[GOOD, ProgramEnd({"w": "2"})]], None, "ranks end with different w"),
-        ([[GOOD] * 2, [ProgramEnd({"w": "2"})] * 2], None, "w of rank 0 ends otherwise after"),
+        (
+            [[GOOD] * 2, [ProgramEnd({"w": "2"})] * 2],
+            None,
+            "w of rank 0 ends otherwise after",
+        ),
         ([[ProgramEnd({}), ProgramEnd({})]], None, "its model has no parameters"),
-        ([[ProgramEnd({}, "InvalidSetting: x", True), GOOD]], None, "InvalidSetting: x"),
+        (
+            [[ProgramEnd({}, "InvalidSetting: x", True), GOOD]],
+            None,
+            "InvalidSetting: x",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(
@@ -76,7 +86,11 @@ def test_what_is_wrong_is_said(
 
 @pytest.mark.smoke
 def test_the_page_has_every_program() -> None:
-    rows = [line.split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    rows = [
+        line.split(" | ")
+        for line in PAGE.read_text().splitlines()
+        if line.startswith("| ")
+    ]
     shown = {row[0].removeprefix("| "): row for row in rows}
     for program in Matrix().programs():
         row = shown[program.path.stem]

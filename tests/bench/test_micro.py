@@ -22,8 +22,12 @@ def made(*compressors: str) -> list[Compressor]:
 
 @pytest.mark.smoke
 def test_every_compressor_has_rows_and_torch_columns_beside_ours() -> None:
-    assert {type(codec).__name__ for codec in kernel.shipped()} <= set(names("compress"))
-    rows = kernel.measure(70_000, 1, 4, made("onebit", "topk"), peers=peers(("eager",), "cpu"))
+    assert {type(codec).__name__ for codec in kernel.shipped()} <= set(
+        names("compress")
+    )
+    rows = kernel.measure(
+        70_000, 1, 4, made("onebit", "topk"), peers=peers(("eager",), "cpu")
+    )
     parts = ("encode", "encode-plain", "decode", "decode-plain")
     wanted = [f"{name}/{part}" for name in ("onebit", "topk") for part in parts]
     assert [row["name"] for row in rows] == ["copy", *wanted]
@@ -41,7 +45,9 @@ def test_bytes_are_those_that_must_move() -> None:
     sent = 1 / 8 + 8 / numel
     found = {case.name.partition("/")[2]: case.bytes_per_element for case in cases}
     expected = {"encode": 12, "encode-plain": 4, "decode": 8, "decode-plain": 4}
-    assert found == pytest.approx({part: size + sent for part, size in expected.items()})
+    assert found == pytest.approx(
+        {part: size + sent for part, size in expected.items()}
+    )
 
 
 @each("name", PEERS)
@@ -60,14 +66,24 @@ def test_a_peer_does_what_the_compressor_does(name: str) -> None:
         assert abs(float(residual_N.norm()) / float(left_N.norm()) - 1) < 0.05
     else:
         sent_N = codec.decode(payload, torch.zeros(numel))
-        torch.testing.assert_close((sum_N, residual_N), (sent_N, left_N), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            (sum_N, residual_N), (sent_N, left_N), atol=1e-5, rtol=0
+        )
 
 
-def test_a_batch_is_timed_beside_a_call_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "MODELS", {"made up": lambda: [100, batch.SMALL + 1, 64]})
+def test_a_batch_is_timed_beside_a_call_a_tensor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        batch, "MODELS", {"made up": lambda: [100, batch.SMALL + 1, 64]}
+    )
     rows = batch.measure(made("onebit"), 1, 4)
     assert [row["num_tensors"] for row in rows] == [3, 2]
-    assert all(float(str(row[key])) > 0 for row in rows for key in ("batch_s", "call_a_tensor_s"))
+    assert all(
+        float(str(row[key])) > 0
+        for row in rows
+        for key in ("batch_s", "call_a_tensor_s")
+    )
     assert "num_dense" not in rows[0]
 
 
@@ -76,7 +92,10 @@ def test_a_batch_is_timed_beside_a_call_a_tensor(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.smoke
 def test_every_way_of_selecting_has_a_row_beside_torch() -> None:
-    rows = {str(row["name"]): row for row in select.measure(60_000, 0.01, threads=1, rounds=4)}
+    rows = {
+        str(row["name"]): row
+        for row in select.measure(60_000, 0.01, threads=1, rounds=4)
+    }
     plain = {"hardthreshold", "topk", "dgc", "graddrop", "gaussiank", "redsync"}
     plain |= {f"sidco/{name}" for name in ("exponential", "gamma", "pareto")}
     deft = {"deft/norms", *(f"deft/{ranks}" for ranks in select.RANKS)}
@@ -100,7 +119,9 @@ def test_what_a_rank_of_deft_does_begins_with_the_norms_of_all_layers(
 
     monkeypatch.setattr(select, "range_norms", noting)
     numel = 60_000
-    cases = {case.name: case for case in select._deft_cases(0.01, torch.randn(numel), {})}
+    cases = {
+        case.name: case for case in select._deft_cases(0.01, torch.randn(numel), {})
+    }
     for ranks in select.RANKS:
         passes.clear()
         cases[f"deft/{ranks}"].run()
@@ -129,7 +150,9 @@ def test_rows_of_the_partition_are_its_steps_and_their_sum() -> None:
     rows = partition.measure(DRAWS, 125e6, threads=1, rounds=4)
     told = {str(row["name"]): row for row in rows}
     assert [*told] == ["copy", *partition.CPU_STEPS, "zen"]
-    longest_s = max(float(str(told[name]["kernel_s_q1"])) for name in partition.CPU_STEPS)
+    longest_s = max(
+        float(str(told[name]["kernel_s_q1"])) for name in partition.CPU_STEPS
+    )
     assert float(str(told["zen"]["kernel_s"])) >= longest_s > 0
     # Entries are few: most of what the dense all-reduce sends is saved, but not all.
     dense_s = 2 * 4 / 5 * 4 * DRAWS.numel / 125e6

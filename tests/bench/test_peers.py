@@ -1,4 +1,6 @@
-"""Peers of bench train: small packages with the interfaces of DeMo, PowerSGD, GRACE, Accelerate."""
+"""Peers of bench train: small packages with the interfaces of DeMo, PowerSGD, GRACE,
+Accelerate.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         del sys.modules[name]
 
 
-def trained(name: str, num_steps: int = 1, task: str = "gpt") -> tuple[Trainer, list[torch.Tensor]]:
+def trained(
+    name: str, num_steps: int = 1, task: str = "gpt"
+) -> tuple[Trainer, list[torch.Tensor]]:
     """A peer's trainer after some steps, and where its parameters began."""
     made = start(name, make_task(task, "sgd"), 20)
     first = [param.detach().clone() for param in made.plain.parameters()]
@@ -134,19 +138,25 @@ def test_what_a_peer_leaves_comes_back_in_the_next_step(
     batch = once.task.batch(1, 0, 1)
     once.optimizer.zero_grad()
     once.task.loss(once.model, *batch).backward()  # type: ignore[no-untyped-call]
-    for whole, before, param in zip(second, first, once.plain.parameters(), strict=True):
+    for whole, before, param in zip(
+        second, first, once.plain.parameters(), strict=True
+    ):
         torch.testing.assert_close(whole, (1 - sent) * before + param.grad)
     assert capsys.readouterr().out == ""
 
 
-def test_peers_that_are_not_there_are_named(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers_that_are_not_there_are_named(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert all(is_there(name, ()) for name in PEERS)
     monkeypatch.setattr(sys, "path", [])
     assert not any(is_there(name, ()) for name in PEERS)
     settings = TrainBench(steps=40, trained=("topk", *PEERS))
     links = TrainingOnLinks(bench=settings, rates_bytes_per_s=(1e9,), goal_step=20)
     assert links.missing == tuple(PEERS)
-    given = TrainingOnLinks(bench=settings, rates_bytes_per_s=(1e9,), goal_step=20, peers=(folder,))
+    given = TrainingOnLinks(
+        bench=settings, rates_bytes_per_s=(1e9,), goal_step=20, peers=(folder,)
+    )
     assert given.missing == ()
     for name in PEERS:
         check_trainer(name)

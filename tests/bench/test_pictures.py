@@ -1,4 +1,6 @@
-"""Pictures: every panel, row and line asked for is on them, and what cannot be drawn is refused."""
+"""Pictures: every panel, row and line asked for is on them, and what cannot be drawn is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +46,16 @@ def _is_png(path: Path) -> bool:
 def test_a_timeline_has_a_panel_a_trace_and_a_row_a_lane(
     tmp_path: Path, figures: list[Figure]
 ) -> None:
-    path = timeline.draw({"dense": DENSE, "onebit": ONEBIT}, tmp_path / "t.png", title="one step")
+    path = timeline.draw(
+        {"dense": DENSE, "onebit": ONEBIT}, tmp_path / "t.png", title="one step"
+    )
     assert _is_png(path)
     first, second = figures[0].axes
     assert first.get_title(loc="left") == "dense: 1.25 s"
-    assert [label.get_text() for label in first.get_yticklabels()] == ["backward", "communication"]
+    assert [label.get_text() for label in first.get_yticklabels()] == [
+        "backward",
+        "communication",
+    ]
     rows = [label.get_text() for label in second.get_yticklabels()]
     assert rows == ["rank 0  compute", "rank 1  compute"]
     assert first.get_xlim() == second.get_xlim()
@@ -68,7 +75,11 @@ def test_bars_show_each_value_and_no_bar_for_an_absent_one(
     tmp_path: Path, figures: list[Figure]
 ) -> None:
     path = bars.draw(
-        ROWS, tmp_path / "b.png", keys=["step_s", "loss"], title="runs", notes={"loss": "final"}
+        ROWS,
+        tmp_path / "b.png",
+        keys=["step_s", "loss"],
+        title="runs",
+        notes={"loss": "final"},
     )
     assert _is_png(path)
     step, loss = figures[0].axes

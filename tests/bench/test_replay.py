@@ -1,4 +1,6 @@
-"""The waiting model: what it waits for, what it owns, and that autograd hands out its gradients."""
+"""The waiting model: what it waits for, what it owns, and that autograd hands out its
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def device() -> tuple[VirtualDevice, Clock]:
     return VirtualDevice(clock=clock, sleep=clock.sleep), clock
 
 
-def layer(name: str, *tensors: str, forward_s: float = 1.0, backward_s: float = 2.0) -> Layer:
+def layer(
+    name: str, *tensors: str, forward_s: float = 1.0, backward_s: float = 2.0
+) -> Layer:
     owned = tuple(ProfiledTensor(name=tensor, shape=(4, 2)) for tensor in tensors)
     return Layer(name=name, tensors=owned, forward_s=forward_s, backward_s=backward_s)
 
@@ -125,7 +129,9 @@ def test_scaling_keeps_what_is_in_proportion() -> None:
 
 
 def on_hosts_of_two(rank: int, world: int) -> dict[str, Any]:
-    """A rank's figures, as `bench schedule --ranks-per-host 2` has them, by few messages."""
+    """A rank's figures, as `bench schedule --ranks-per-host 2` has them, by few
+    messages.
+    """
     os.environ.update(LOCAL_RANK=str(rank % 2), LOCAL_WORLD_SIZE="2")
     import_module("tests.bench.brief_schedule_rank")
     rows = [
@@ -134,7 +140,9 @@ def on_hosts_of_two(rank: int, world: int) -> dict[str, Any]:
     ]
     figures = {"rate_bytes_per_s": 1e9, "scale": 2.0, "slowdown": 1.0, "rows": rows}
     counts = {"turns": 1, "iterations": 1, "trials": 1}
-    return schedule_rank._measure_one(TWO_LAYERS, {**figures, **counts}, lambda done, what: None)
+    return schedule_rank._measure_one(
+        TWO_LAYERS, {**figures, **counts}, lambda done, what: None
+    )
 
 
 TWO_LAYERS = profile(

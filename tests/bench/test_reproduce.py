@@ -1,4 +1,6 @@
-"""`gradwire reproduce`: figures by name, files that are kept, JSON, and mistakes answered."""
+"""`gradwire reproduce`: figures by name, files that are kept, JSON, and mistakes
+answered.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,15 @@ Run = Callable[..., Ended]
 
 @pytest.mark.smoke
 def test_a_figure_is_measured_once_and_written(gradwire: Run, tmp_path: Path) -> None:
-    words = ("reproduce", "usbyte", "--quick", "--figure", "figure13", "--out", str(tmp_path))
+    words = (
+        "reproduce",
+        "usbyte",
+        "--quick",
+        "--figure",
+        "figure13",
+        "--out",
+        str(tmp_path),
+    )
     first, second = gradwire(*words), gradwire(*words)
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert "a stated throughput model of a V100" in first.out
@@ -34,8 +44,14 @@ def test_a_figure_is_measured_once_and_written(gradwire: Run, tmp_path: Path) ->
     "words, said",
     [
         ((), "called ''; there are: deft, hipress, ssfusion, usbyte, zen"),
-        (("usbite",), "called 'usbite'; there are: deft, hipress, ssfusion, usbyte, zen"),
-        (("usbyte", "--figure", "figure81"), "there are: figure10, figure11, figure12, "),
+        (
+            ("usbite",),
+            "called 'usbite'; there are: deft, hipress, ssfusion, usbyte, zen",
+        ),
+        (
+            ("usbyte", "--figure", "figure81"),
+            "there are: figure10, figure11, figure12, ",
+        ),
     ],
 )
 def test_mistakes_are_answered(
@@ -57,11 +73,15 @@ def test_the_list_says_what_is_reproduced_and_why_not(gradwire: Run) -> None:
     assert rows["figure 18"]["reproduced as"] == "figure18"
     assert rows["figure 17"]["reproduced as"] == "not reproduced"
     assert "no meter of power" in rows["figure 17"]["why not"]
-    one = json.loads(gradwire("reproduce", "zen", "--list", "--figure", "figure2b", "--json").out)
+    one = json.loads(
+        gradwire("reproduce", "zen", "--list", "--figure", "figure2b", "--json").out
+    )
     assert [row["name"] for row in one["rows"]] == ["figure 2"]
 
 
-def test_the_list_of_all_papers_has_a_command_or_a_reason_for_each(gradwire: Run) -> None:
+def test_the_list_of_all_papers_has_a_command_or_a_reason_for_each(
+    gradwire: Run,
+) -> None:
     rows = json.loads(gradwire("reproduce", "--list", "--json").out)["rows"]
     found = {row["name"]: row for row in rows}
     assert len(found) == len(rows) == sum(len(page(name).contents) for name in names())

@@ -1,4 +1,6 @@
-"""``bench schedule``: which rows there are, what is worked out, and one run on two real links."""
+"""``bench schedule``: which rows there are, what is worked out, and one run on two real
+links.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,22 @@ PROFILE = Profile(
 @pytest.mark.smoke
 def test_rows_are_planners_of_which_some_are_tuned() -> None:
     rows = {row["name"]: row for row in ScheduleBench().rows()}
-    assert list(rows) == ["wfbp", "ddp", "mgwfbp", "bytescheduler", "usbyte", "usbyte_extended"]
+    assert list(rows) == [
+        "wfbp",
+        "ddp",
+        "mgwfbp",
+        "bytescheduler",
+        "usbyte",
+        "usbyte_extended",
+    ]
     tuned = ["bytescheduler", "usbyte", "usbyte_extended"]
     assert [name for name, row in rows.items() if row["tune"]] == tuned
 
 
 def test_the_rank_that_ends_last_counts() -> None:
-    """Rank 1 is 0.5 late in the second iteration and as early as the other in the third."""
+    """Rank 1 is 0.5 late in the second iteration and as early as the other in the
+    third.
+    """
     ranks = [
         {"iterations": [(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)]},
         {"iterations": [(0.0, 1.0), (1.0, 2.5), (2.5, 3.0)]},
@@ -85,5 +96,9 @@ def test_a_profile_is_replayed_on_shaped_links(
         assert payload_bytes < row["wire_bytes_per_step"] < 1.2 * payload_bytes + 50_000
     assert rows["wfbp"]["messages"] == 4
     measured = outcome.measured["made up"]["wfbp"]
-    assert {lane for _, lane in measured.lanes()} >= {"forward", "backward", "communication"}
+    assert {lane for _, lane in measured.lanes()} >= {
+        "forward",
+        "backward",
+        "communication",
+    }
     assert len(measured.only(lambda span: span.lane == "backward").spans) == 4

@@ -1,4 +1,6 @@
-"""``send_flips.py``: bits flip in real sends, and verdicts tell what became of the ranks."""
+"""``send_flips.py``: bits flip in real sends, and verdicts tell what became of the
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -33,18 +35,24 @@ ROOT = Path(__file__).parents[2]
     ],
 )
 def test_verdicts(ends: list[Outcome | None], codes: list[int], verdict: str) -> None:
-    assert judged(Trial(0, "ring", True, victim=2), 7, ends, codes, "payload 50 of 56") == verdict
+    assert (
+        judged(Trial(0, "ring", True, victim=2), 7, ends, codes, "payload 50 of 56")
+        == verdict
+    )
 
 
 @pytest.mark.multi
 @pytest.mark.slow
 def test_flips_are_refused_by_name_with_checksums_alone() -> None:
-    # In a process of its own, as all processes that it forks from have loaded the library.
+    # In a process of its own, as all processes that it forks from have loaded the
+    # library.
     command = [sys.executable, "-m", "tests.bench.send_flips", "--trials", "1"]
     said = subprocess.run(
         command, check=True, cwd=ROOT, capture_output=True, encoding="utf-8"
     ).stdout
-    plain, _, sealed, _ = map(ast.literal_eval, said.splitlines())  # the first six are of payloads
+    plain, _, sealed, _ = map(
+        ast.literal_eval, said.splitlines()
+    )  # the first six are of payloads
     assert sealed["named"] == 1
     assert plain["named"] == 0
     assert plain["wrong"] + plain["diverged"] == 1

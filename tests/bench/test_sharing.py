@@ -1,4 +1,6 @@
-"""Ranks of one machine: neighbours share a core, and queues are short, or it is said why not."""
+"""Ranks of one machine: neighbours share a core, and queues are short, or it is said
+why not.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,13 @@ print(json.dumps([
 
 
 def settled(rank: int, num_ranks: int) -> list[tuple[list[int], bool]]:
-    """Cores of a process' first thread and of another, and whether they are never preempted."""
+    """Cores of a process' first thread and of another, and whether they are never
+    preempted.
+    """
     command = [sys.executable, "-c", CODE, str(rank), str(num_ranks)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=100, check=True
+    )
     return [(cores, batch) for cores, batch in json.loads(done.stdout)]
 
 
@@ -46,5 +52,7 @@ def test_queues_that_cannot_be_kept_short_end_the_measurement(tmp_path: Path) ->
     setting = tmp_path / "tcp_rmem"
     keep_queues_short(1e8, setting)
     assert setting.read_text(encoding="ascii") == "4096 250000 500000"
-    with pytest.raises(TestbedUnavailable, match="No such file or directory; in a container"):
+    with pytest.raises(
+        TestbedUnavailable, match="No such file or directory; in a container"
+    ):
         keep_queues_short(1e8, tmp_path / "absent" / "tcp_rmem")

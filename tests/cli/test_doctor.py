@@ -1,4 +1,6 @@
-"""``gradwire doctor``: true statements about this machine, and a remedy with every warning."""
+"""``gradwire doctor``: true statements about this machine, and a remedy with every
+warning.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def test_no_cell_says_nothing(gradwire: Run, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(diagnosis, "installed_version", lambda name: None)
     monkeypatch.setattr("gradwire.kernels.compiler.find_compiler", lambda: None)
     monkeypatch.setattr(
-        diagnosis, "interfaces", lambda: [{"name": "eth0", "mtu": None, "addresses": ["10.0.0.5"]}]
+        diagnosis,
+        "interfaces",
+        lambda: [{"name": "eth0", "mtu": None, "addresses": ["10.0.0.5"]}],
     )
     out = gradwire("doctor").out
     assert "| - " not in out
@@ -62,7 +66,9 @@ def test_json_has_the_same_sections(gradwire: Run) -> None:
     assert rows["CPU kernels"]["backend"] in ("cpp", "reference")
 
 
-def test_memory_that_cannot_be_shared_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_cannot_be_shared_has_a_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delattr("os.memfd_create")
     row = diagnosis.backends()[-1]
     assert (row["name"], row["available"]) == ("shared memory", False)
@@ -76,7 +82,12 @@ def test_interfaces_come_from_the_system(tmp_path: Path) -> None:
         (tmp_path / name / "speed").write_text(f"{speed}\n")
         (tmp_path / name / "mtu").write_text("1500\n")
     (row,) = diagnosis.interfaces(["slow9", "dark9"], tmp_path)
-    assert row == {"name": "slow9", "mtu": 1500, "speed_bytes_per_s": 125e6, "addresses": []}
+    assert row == {
+        "name": "slow9",
+        "mtu": 1500,
+        "speed_bytes_per_s": 125e6,
+        "addresses": [],
+    }
 
 
 @each(
@@ -95,10 +106,16 @@ def test_interfaces_come_from_the_system(tmp_path: Path) -> None:
             "10.0.0.5",
             ["MASTER_ADDR"],
         ),
-        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1"}, "10.0.0.5", []),
+        (
+            {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1"},
+            "10.0.0.5",
+            [],
+        ),
     ],
 )
-def test_network_warnings(variables: dict[str, str], address: str | None, named: list[str]) -> None:
+def test_network_warnings(
+    variables: dict[str, str], address: str | None, named: list[str]
+) -> None:
     found = diagnosis.network_warnings(HOST, variables, address)
     assert [row["name"] for row in found] == named
     assert all(row["remedy"] for row in found)
@@ -129,7 +146,9 @@ def test_the_seconds_for_a_name_are_measured(monkeypatch: pytest.MonkeyPatch) ->
         ({"LOCAL_WORLD_SIZE": "4", "OMP_NUM_THREADS": "1"}, 2, "set OMP_NUM_THREADS=1"),
     ],
 )
-def test_thread_warnings(variables: dict[str, str], num_cores: int, remedy: str | None) -> None:
+def test_thread_warnings(
+    variables: dict[str, str], num_cores: int, remedy: str | None
+) -> None:
     found = diagnosis.thread_warnings(variables, num_cores)
     assert bool(found) == (remedy is not None)
     assert all(str(row["remedy"]).startswith(str(remedy)) for row in found)

@@ -37,7 +37,9 @@ def test_traits_and_settings_are_the_declared_ones(gradwire: Run) -> None:
         assert ("error feedback" in by_name[name]["traits"]) == traits.error_feedback
         assert traits.layout.value in by_name[name]["traits"]
     assert "density=0.01" in by_name["topk"]["settings"]
-    assert "collective=allgather_sparse()" in by_name["sharded_dgc"]["settings"]  # made, not given
+    assert (
+        "collective=allgather_sparse()" in by_name["sharded_dgc"]["settings"]
+    )  # made, not given
 
 
 def test_the_exchange_is_the_one_a_bare_compressor_gets(gradwire: Run) -> None:
@@ -64,7 +66,9 @@ def test_one_kind_as_text(gradwire: Run) -> None:
 
 def test_a_name_prints_its_page_with_what_was_measured(gradwire: Run) -> None:
     """The documentation has the same page: tests/docs."""
-    measured = (Path(__file__).parents[2] / "docs" / "measured.md").read_text(encoding="utf-8")
+    measured = (Path(__file__).parents[2] / "docs" / "measured.md").read_text(
+        encoding="utf-8"
+    )
     out = gradwire("list", "topk").out
     assert out.rstrip() == page("compress", "topk", measured).rstrip()
     figures = [row for row in measured.split("\n") if row.startswith("| topk |")]

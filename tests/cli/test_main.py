@@ -22,7 +22,9 @@ from tests.each import each
 Run = Callable[..., Ended]
 
 
-def _verb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception | None) -> None:
+def _verb(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception | None
+) -> None:
     """Adds a verb ``try-it`` that raises ``error``."""
     path = tmp_path / "try_it.py"
     path.write_text('"""Try it out."""\n')
@@ -44,7 +46,9 @@ def _verb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception | No
 
 
 def _application() -> typer.Typer:
-    application = typer.Typer(cls=entry.Verbs, no_args_is_help=True, pretty_exceptions_enable=False)
+    application = typer.Typer(
+        cls=entry.Verbs, no_args_is_help=True, pretty_exceptions_enable=False
+    )
     application.callback()(entry.options)
     return application
 
@@ -78,7 +82,9 @@ def test_version(gradwire: Run) -> None:
     assert gradwire("--version").out == f"gradwire {__version__}\n"
 
 
-def test_a_verb_runs(gradwire: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_verb_runs(
+    gradwire: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     _verb(monkeypatch, tmp_path, None)
     ended = gradwire("try-it", "--count", "3")
     assert (ended.code, ended.out) == (0, "count 3\n")
@@ -93,7 +99,11 @@ def test_a_verb_runs(gradwire: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     ],
 )
 def test_errors_become_a_line_and_an_exit_code(
-    gradwire: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, code: int
+    gradwire: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    error: Exception,
+    code: int,
 ) -> None:
     _verb(monkeypatch, tmp_path, error)
     ended = gradwire("try-it")

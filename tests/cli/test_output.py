@@ -1,4 +1,6 @@
-"""What verbs print: one JSON object, plain columns in a pipe, colours only on a terminal."""
+"""What verbs print: one JSON object, plain columns in a pipe, colours only on a
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return Terminal()
 
 
-def test_json_is_one_object_with_plain_values(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_one_object_with_plain_values(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     output.emit("bench", ROWS, as_json=True, title="unused")
     result = json.loads(capsys.readouterr().out)
     assert list(result) == ["command", "version", "machine", "rows"]
@@ -63,7 +67,15 @@ def test_a_terminal_gets_a_table_and_no_color_is_honoured(
 
 def test_the_machine_is_described() -> None:
     found = output.machine()
-    assert {"cpu", "num_cores", "memory_bytes", "os", "python", "torch", "gradwire"} <= set(found)
+    assert {
+        "cpu",
+        "num_cores",
+        "memory_bytes",
+        "os",
+        "python",
+        "torch",
+        "gradwire",
+    } <= set(found)
     assert isinstance(found["num_cores"], int)
     assert found["num_cores"] >= 1
     assert isinstance(found["memory_bytes"], int)
@@ -72,7 +84,9 @@ def test_the_machine_is_described() -> None:
 
 
 def test_progress_is_shown_on_a_terminal(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    terminal: Terminal,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("sys.stderr", terminal)
     with output.progress("working", total=2) as advance:

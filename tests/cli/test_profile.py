@@ -1,4 +1,6 @@
-"""``gradwire profile``: files that can be read again, rows, pictures, and mistakes answered."""
+"""``gradwire profile``: files that can be read again, rows, pictures, and mistakes
+answered.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ CLUSTER = Cluster(
 
 @pytest.fixture
 def script(tmp_path: Path) -> Iterator[Path]:
-    """A user's file and its neighbour; what importing them leaves behind is taken back."""
+    """A user's file and its neighbour; what importing them leaves behind is taken
+    back.
+    """
     (tmp_path / "neighbour.py").write_text("WIDTH = 4\n")
     path = tmp_path / "users_model.py"
     path.write_text(SOURCE)
@@ -62,7 +66,9 @@ def script(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_model_alone(gradwire: Run, script: Path, tmp_path: Path) -> None:
     out = tmp_path / "made"
-    ended = gradwire("profile", f"{script}:build", "--out", str(out), "--iterations", "2", "--json")
+    ended = gradwire(
+        "profile", f"{script}:build", "--out", str(out), "--iterations", "2", "--json"
+    )
     assert ended.code == 0
     found = Profile.load(out / "profile.json")
     assert not (out / "cluster.json").exists()
@@ -89,7 +95,15 @@ def test_a_model_and_a_cluster(
 
     monkeypatch.setattr(measured, "measured_cluster", on_hosts)
     picture = tmp_path / "all.png"
-    words = ("--iterations", "1", "--rate", "1gbit", "--no-codecs", "--picture", str(picture))
+    words = (
+        "--iterations",
+        "1",
+        "--rate",
+        "1gbit",
+        "--no-codecs",
+        "--picture",
+        str(picture),
+    )
     ended = gradwire("profile", f"{script}:build", "--out", str(tmp_path), *words)
     assert ended.code == 0
     assert asked == [(verb.HOSTS, parse_rate("1gbit"), ())]

@@ -1,4 +1,6 @@
-"""The local driver: what it carries out, what it refuses, and how it interleaves ranks."""
+"""The local driver: what it carries out, what it refuses, and how it interleaves
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def test_ranks_that_both_send_first_are_named() -> None:
 
 @each("together", [0, 1], ids=["sent at once", "received at once"])
 def test_no_message_overtakes_another(together: int) -> None:
-    """In the order that a rank asks for: the first that is sent is the first that is received."""
+    """In the order that a rank asks for: the first that is sent is the first that is
+    received.
+    """
 
     def text(rank: int) -> Steps[list[float]]:
         if rank:
@@ -78,7 +82,9 @@ def test_a_rank_that_ends_early_is_named() -> None:
 
 def test_different_collectives_are_refused() -> None:
     def text(rank: int) -> Steps[None]:
-        yield AllReduce(values(rank)) if rank else AllGather(torch.empty(8), values(rank))
+        yield (
+            AllReduce(values(rank)) if rank else AllGather(torch.empty(8), values(rank))
+        )
 
     with pytest.raises(InvalidSetting) as caught:
         drive([text(0), text(1)])
@@ -102,7 +108,9 @@ def test_both_ends_of_a_message_must_agree(arrived: Tensor) -> None:
     def text(rank: int) -> Steps[None]:
         yield Recv(0, arrived) if rank else Send(1, values(0))
 
-    with pytest.raises(InvalidSetting, match=r"rank 0 sends 4 torch.float32 to rank 1, which rec"):
+    with pytest.raises(
+        InvalidSetting, match=r"rank 0 sends 4 torch.float32 to rank 1, which rec"
+    ):
         drive([text(0), text(1)])
 
 
@@ -124,8 +132,13 @@ def test_what_collectives_mean() -> None:
         assert share == [30 + 6 * rank, 33 + 6 * rank]
         assert told == [10, 11, 12, 13]
         assert swapped == [rank, 10 + rank, 20 + rank]
-    # 2(W-1)/W of 16 bytes, (W-1) * 16, 2(W-1)/W of 24, both copies from the root, two of three.
-    assert outcome.sent_bytes == [21 + 32 + 32 + 0 + 8, 21 + 32 + 32 + 32 + 8, 21 + 32 + 32 + 0 + 8]
+    # 2(W-1)/W of 16 bytes, (W-1) * 16, 2(W-1)/W of 24, both copies from the root, two
+    # of three.
+    assert outcome.sent_bytes == [
+        21 + 32 + 32 + 0 + 8,
+        21 + 32 + 32 + 32 + 8,
+        21 + 32 + 32 + 0 + 8,
+    ]
 
 
 def order_of(seed: int) -> list[int]:
@@ -146,7 +159,9 @@ def test_one_seed_one_interleaving() -> None:
 
 
 def test_verbs_reach_a_hosts_ranks_and_those_of_the_same_place() -> None:
-    """Six ranks on three hosts: a ring among hosts, and what each host gathers of it."""
+    """Six ranks on three hosts: a ring among hosts, and what each host gathers of
+    it.
+    """
 
     def text(rank: int) -> Steps[list[float]]:
         host, passed_on = rank // 2, torch.empty(1)

@@ -1,4 +1,6 @@
-"""CaSync in rounds and in fewer partitions than ranks; its laws are held in tests/laws."""
+"""CaSync in rounds and in fewer partitions than ranks; its laws are held in
+tests/laws.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,16 @@ from tests.planning.profiles import exact_cluster
 from tests.planning.simulation.test_computes import CHUNK, Done, computes
 from tests.run import Run
 
-# ---- rounds: computations beside what travels ----------------------------------------------------
+# ---- rounds: computations beside what travels ----------------------------------------
 
 IN_ROUNDS = casync_ps(room_bytes=0)
 
 
 def _alone(own: list[Done], name: str) -> float:
     """Chunks beside whose encode, merge or decode nothing travels."""
-    return sum(one.numel for one in own if one.name == name and not one.is_beside) / CHUNK
+    return (
+        sum(one.numel for one in own if one.name == name and not one.is_beside) / CHUNK
+    )
 
 
 @each("world", [4, 5, 7])
@@ -62,7 +66,9 @@ def test_sizes_that_vary_are_told_before_anything_is_pushed() -> None:
 
 
 def test_large_messages_go_in_rounds_by_themselves() -> None:
-    """Seven payloads of 512 KiB / 7 are on their way to a rank at once, and not a byte more."""
+    """Seven payloads of 512 KiB / 7 are on their way to a rank at once, and not a byte
+    more.
+    """
     exchange = pair(none(), casync_ps())
     most = 512 * 1024 // 7 // 4 // 32 * 32 * 8  # elements, in 8 aligned chunks
     for numel, alone in ((most, 7), (most + 8 * 32, 1)):
@@ -71,7 +77,7 @@ def test_large_messages_go_in_rounds_by_themselves() -> None:
         assert first.numel == numel // 8 * alone
 
 
-# ---- partitions: fewer chunks than ranks, served in turns over messages --------------------------
+# ---- partitions: fewer chunks than ranks, served in turns over messages --------------
 
 FEWER = (
     casync_ps(partitions=1),
@@ -85,7 +91,9 @@ FEWER = (
 
 
 def _sent(exchange: Any, turn: int, world: int, numel: int) -> list[int]:
-    """The bytes that each rank sends of a message of this turn; all have the same mean."""
+    """The bytes that each rank sends of a message of this turn; all have the same
+    mean.
+    """
     run = Run(exchange, TensorSpec("", numel), world, turn)
     run.step([torch.randn(numel) for _ in range(world)])
     return run.sent_bytes
@@ -93,8 +101,12 @@ def _sent(exchange: Any, turn: int, world: int, numel: int) -> list[int]:
 
 @each("collective", FEWER)
 @each("codec", [none(), onebit(block=64)])
-def test_ranks_take_turns_in_serving(codec: gw.Compressor, collective: Collective) -> None:
-    """A message of the next turn is served by the next ranks; after all turns all sent as much."""
+def test_ranks_take_turns_in_serving(
+    codec: gw.Compressor, collective: Collective
+) -> None:
+    """A message of the next turn is served by the next ranks; after all turns all sent
+    as much.
+    """
     world, numel = 4, 256
     exchange = with_error_feedback(pair(codec, collective))
     stated = exchange.wire_bytes(TensorSpec("", numel), world)
@@ -121,13 +133,17 @@ class placed(cast16):
     def init(self, spec: TensorSpec) -> State:
         return torch.tensor(self.at)
 
-    def encode(self, state: State, grad_N: Tensor, **to: Any) -> tuple[gw.Payload, State]:
+    def encode(
+        self, state: State, grad_N: Tensor, **to: Any
+    ) -> tuple[gw.Payload, State]:
         assert int(state) == self.at, f"the state of elements from {int(state)} on"
         return super().encode(None, grad_N, **to)[0], state
 
 
 @each("collective", FEWER)
-def test_what_is_kept_of_a_chunk_stays_with_it_whoever_serves_it(collective: Collective) -> None:
+def test_what_is_kept_of_a_chunk_stays_with_it_whoever_serves_it(
+    collective: Collective,
+) -> None:
     exchange, world = pair(placed(), collective), 4
     for turn in range(world):
         run = Run(exchange, TensorSpec("", 256), world, turn)
@@ -148,9 +164,15 @@ def test_table_3_of_few_partitions(collective: Collective) -> None:
     """K chunks are encoded by each rank that pushes them, and once more as a mean."""
     world, count = 4, collective.partitions  # type: ignore[attr-defined]
     every = computes(pair(onebit(), collective), 64 * count, world)
-    encoded = [sum(one.numel for one in own if one.name == "encode") // 64 for own in every]
-    merged = [sum(one.numel for one in own if one.name == "merge") // 64 for own in every]
-    decoded = [sum(one.numel for one in own if one.name == "decode") // 64 for own in every]
+    encoded = [
+        sum(one.numel for one in own if one.name == "encode") // 64 for own in every
+    ]
+    merged = [
+        sum(one.numel for one in own if one.name == "merge") // 64 for own in every
+    ]
+    decoded = [
+        sum(one.numel for one in own if one.name == "decode") // 64 for own in every
+    ]
     assert decoded == [count] * world
     if isinstance(collective, casync_ps):
         assert encoded == [count] * world
@@ -169,21 +191,31 @@ def test_partitions_that_there_are_not(collective: Any) -> None:
 
 
 def test_the_simulator_has_messages_of_one_partition_served_in_turn() -> None:
-    """Of four alike on four ranks each serves one, and they take less than by one server."""
+    """Of four alike on four ranks each serves one, and they take less than by one
+    server.
+    """
     profile = profile_of(*[([4096], 0.001, 0.001)] * 4)
     cluster = exact_cluster(num_ranks=4)
     plan = wfbp(profile, cluster)
     few = ExchangeSetting(
         compressor="none", collective="casync_ps", collective_settings={"partitions": 1}
     )
-    messages = tuple(one.model_copy(update={"exchange": "few"}) for one in plan.messages)
-    plan = plan.model_copy(update={"messages": messages, "exchanges": {"few": few}, "credit": 4})
+    messages = tuple(
+        one.model_copy(update={"exchange": "few"}) for one in plan.messages
+    )
+    plan = plan.model_copy(
+        update={"messages": messages, "exchanges": {"few": few}, "credit": 4}
+    )
     trace = simulate(plan, profile, cluster, ranks="all")
     sent = {
-        rank: sum(span.size_bytes for span in trace.spans if span.rank == rank) for rank in range(4)
+        rank: sum(span.size_bytes for span in trace.spans if span.rank == rank)
+        for rank in range(4)
     }
     assert set(sent.values()) == {3 * 4 * 4096 + 3 * 4 * 4096}
-    alone = tuple(one.model_copy(update={"exchange": f"few {i}"}) for i, one in enumerate(messages))
+    alone = tuple(
+        one.model_copy(update={"exchange": f"few {i}"})
+        for i, one in enumerate(messages)
+    )
     same = plan.model_copy(
         update={"messages": alone, "exchanges": {f"few {i}": few for i in range(4)}}
     )

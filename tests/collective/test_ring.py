@@ -31,7 +31,9 @@ def noted(text: Any, log: list[tuple[Any, ...]]) -> Steps[Any]:
 
 @each("collective", RINGS)
 @each("world, numel", [(2, 0), (5, 1), (4, 9), (3, 300)])
-def test_every_hop_moves_something(collective: gw.Collective, world: int, numel: int) -> None:
+def test_every_hop_moves_something(
+    collective: gw.Collective, world: int, numel: int
+) -> None:
     exchange = gw.pair(gw.compress.none(), collective)
     logs: list[list[tuple[Any, ...]]] = [[] for _ in range(world)]
     grads = [torch.full((numel,), float(rank)) for rank in range(world)]
@@ -41,7 +43,12 @@ def test_every_hop_moves_something(collective: gw.Collective, world: int, numel:
     rows = [row for log in logs for row in log]
     assert all(rows)
     hops = [row for row in rows if any(isinstance(verb, Send | Recv) for verb in row)]
-    assert all(verb.buf.numel() for hop in hops for verb in hop if isinstance(verb, Send | Recv))
+    assert all(
+        verb.buf.numel()
+        for hop in hops
+        for verb in hop
+        if isinstance(verb, Send | Recv)
+    )
     computed = [verb for row in rows for verb in row if isinstance(verb, Compute)]
     assert all(verb.numel > 0 for verb in computed)
     beside = [verb for hop in hops for verb in hop if isinstance(verb, Compute)]
@@ -54,7 +61,9 @@ def test_every_hop_moves_something(collective: gw.Collective, world: int, numel:
 
 
 def test_large_messages_go_in_halves() -> None:
-    """Chunks of 128 KiB go whole, and those of more in two parts, each with a state of its own."""
+    """Chunks of 128 KiB go whole, and those of more in two parts, each with a state of
+    its own.
+    """
     exchange = gw.pair(none(), casync_ring())
     most = 2 * 32 * 1024
     assert len(exchange.init(gw.TensorSpec("", most), 2).inner) == 2
@@ -63,7 +72,9 @@ def test_large_messages_go_in_halves() -> None:
 
 
 def test_texts_side_by_side_are_one_tuple_apart() -> None:
-    """The second is a tuple behind the first; empty tuples of both are no step; all end."""
+    """The second is a tuple behind the first; empty tuples of both are no step; all
+    end.
+    """
 
     def text(name: str, rows: int) -> Any:
         found: list[Any] = []

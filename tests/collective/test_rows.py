@@ -1,4 +1,6 @@
-"""Row-sparse means: either way gives the rows of the union, with the same bits on every rank."""
+"""Row-sparse means: either way gives the rows of the union, with the same bits on every
+rank.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ CARRYING = [one for one in examples("collective") if one.carries_rows]
 """All that rows can take, with every example of their settings."""
 
 
-def averaged(given: list[Rows], way: Collective, seed: int = 0) -> tuple[list[Rows], list[Member]]:
+def averaged(
+    given: list[Rows], way: Collective, seed: int = 0
+) -> tuple[list[Rows], list[Member]]:
     members: list[Member] = [Undefined(rank, len(given)) for rank in range(len(given))]
     texts = [
         average_rows(me, rows, NUM_ROWS, lambda counts: way)
@@ -42,7 +46,9 @@ def test_many_rows_then_few_then_many(way: Collective) -> None:
     """Through the same members, whose buffers are let go and made anew between."""
     members: list[Member] = [Undefined(rank, 3) for rank in range(3)]
     for count in (3000, 2, 0, 3000):
-        given = [(torch.arange(count) + rank, torch.randn(count, 8)) for rank in range(3)]
+        given = [
+            (torch.arange(count) + rank, torch.randn(count, 8)) for rank in range(3)
+        ]
         exact = torch.zeros(3002, 8)
         for rows, values in given:
             exact[rows] += values / 3
@@ -51,16 +57,22 @@ def test_many_rows_then_few_then_many(way: Collective) -> None:
             for me, rows in zip(members, given, strict=True)
         ]
         for rows, values in drive(texts, seed=count).results:
-            torch.testing.assert_close(torch.zeros_like(exact).index_copy(0, rows, values), exact)
+            torch.testing.assert_close(
+                torch.zeros_like(exact).index_copy(0, rows, values), exact
+            )
 
 
 @bounded(8)
 @given(
     counts=st.lists(st.sampled_from((0, 1, 5, NUM_ROWS)), min_size=2, max_size=7),
-    dtype=st.sampled_from((torch.float32, torch.float64, torch.bfloat16, torch.float16)),
+    dtype=st.sampled_from(
+        (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+    ),
     seed=st.integers(0, 99),
 )
-def test_all_ways_give_the_same_bits(counts: list[int], dtype: torch.dtype, seed: int) -> None:
+def test_all_ways_give_the_same_bits(
+    counts: list[int], dtype: torch.dtype, seed: int
+) -> None:
     draw = torch.Generator().manual_seed(seed)
     given = []
     for count in counts:
@@ -83,7 +95,9 @@ def test_all_ways_give_the_same_bits(counts: list[int], dtype: torch.dtype, seed
 def test_gathered_rows_take_the_bytes_that_the_collective_states() -> None:
     taken = [torch.arange(3), torch.arange(20, 60, 5), torch.tensor([0])]
     texts = [
-        average_rows(Member(rank, 3), (rows, torch.ones(len(rows), WIDTH)), NUM_ROWS, _gathered)
+        average_rows(
+            Member(rank, 3), (rows, torch.ones(len(rows), WIDTH)), NUM_ROWS, _gathered
+        )
         for rank, rows in enumerate(taken)
     ]
     spec, codec = TensorSpec("table", NUM_ROWS * WIDTH), nonzero(width=WIDTH)

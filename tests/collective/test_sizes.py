@@ -64,9 +64,12 @@ def test_an_all_gather_sends_sizes_and_the_largest_payload() -> None:
 def test_an_all_to_all_sends_sizes_and_each_payload() -> None:
     exchange = gw.pair(above(), gw.collective.casync_ps())
     grads = [torch.zeros(64) for _ in range(2)]  # chunks of 32
-    grads[0][40:43] = 5.0  # rank 0 pushes three elements to rank 1, and rank 1 one to rank 0
+    grads[0][40:43] = (
+        5.0  # rank 0 pushes three elements to rank 1, and rank 1 one to rank 0
+    )
     grads[1][7] = 5.0
-    # All four come back at 2.5, three of them in one chunk, so both payloads have room for three.
+    # All four come back at 2.5, three of them in one chunk, so both payloads have room
+    # for three.
     assert sent(exchange, grads) == [8 + 3 * 8 + 8 + 3 * 8, 8 + 1 * 8 + 8 + 3 * 8]
 
 
@@ -75,13 +78,17 @@ def test_a_ring_tells_each_size_ahead_of_its_payload() -> None:
     exchange = gw.pair(above(), gw.collective.casync_ring())
     grads = [torch.zeros(64) for _ in range(2)]  # chunks of 32
     assert sent(exchange, grads) == [2 * 8, 2 * 8]
-    grads[0][3:5] = 5.0  # rank 0 sends two elements of its chunk, and the sum comes back
+    grads[0][3:5] = (
+        5.0  # rank 0 sends two elements of its chunk, and the sum comes back
+    )
     grads[1][4:7] = 5.0
     assert sent(exchange, grads) == [2 * 8 + 2 * 8, 2 * 8 + 4 * 8]
 
 
 @each("collective", COLLECTIVES)
-def test_the_bound_is_reached_by_the_largest_payloads(collective: gw.Collective) -> None:
+def test_the_bound_is_reached_by_the_largest_payloads(
+    collective: gw.Collective,
+) -> None:
     exchange = gw.pair(ALL, collective)
     spec = TensorSpec("", 1001)
     most = gw.pair(expected_whole(), collective).expected_bytes(spec, WORLD)
@@ -115,22 +122,35 @@ def test_a_simulation_goes_at_once_where_training_does() -> None:
     assert [type(verb) for row in recorded for verb in row] == kinds
 
 
-@each("collective, numel", [*product(COLLECTIVES[:2], [0, 1, 9, 1001]), (COLLECTIVES[2], 1001)])
-def test_a_payload_beyond_its_largest_is_refused(collective: gw.Collective, numel: int) -> None:
+@each(
+    "collective, numel",
+    [*product(COLLECTIVES[:2], [0, 1, 9, 1001]), (COLLECTIVES[2], 1001)],
+)
+def test_a_payload_beyond_its_largest_is_refused(
+    collective: gw.Collective, numel: int
+) -> None:
     """As where ranks hold other models; who announces it is named."""
     exchange, larger = gw.pair(ALL, collective), gradients(1.0, numel + 40, 1)
     grads = [*gradients(1.0, numel, WORLD - 1), *larger]
-    runs = [text for grad in grads for text in texts(exchange, [grad] * WORLD)][:: WORLD + 1]
-    with pytest.raises(RanksDiffer, match=r"rank 3 of 4 announces a payload of \d+ bytes"):
+    runs = [text for grad in grads for text in texts(exchange, [grad] * WORLD)][
+        :: WORLD + 1
+    ]
+    with pytest.raises(
+        RanksDiffer, match=r"rank 3 of 4 announces a payload of \d+ bytes"
+    ):
         drive(runs)
 
 
 def test_who_takes_payloads_that_vary() -> None:
     assert suited(above()) == gw.collective.allgather_sparse()
     assert suited(trimmed()) == gw.collective.casync_ps()
-    with pytest.raises(IncompatiblePair, match="these payloads vary in size; use allreduce"):
+    with pytest.raises(
+        IncompatiblePair, match="these payloads vary in size; use allreduce"
+    ):
         gw.pair(summable(), gw.collective.allreduce())
-    with pytest.raises(IncompatiblePair, match=r"share a scale make sums larger .* use casync_ps"):
+    with pytest.raises(
+        IncompatiblePair, match=r"share a scale make sums larger .* use casync_ps"
+    ):
         gw.pair(scaled(), gw.collective.casync_ring())
 
 

@@ -1,4 +1,6 @@
-"""Schemes for sparse gradients, step after step: bounds, buffers, and ranks that do not agree."""
+"""Schemes for sparse gradients, step after step: bounds, buffers, and ranks that do not
+agree.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,10 @@ def test_buffers_only_grow(exchange: gw.Pair) -> None:
 
     def step(share: float) -> list[dict[str, int]]:
         run.step(gradients(share))
-        return [{name: buf.data_ptr() for name, buf in me._buffers.items()} for me in run.members]
+        return [
+            {name: buf.data_ptr() for name, buf in me._buffers.items()}
+            for me in run.members
+        ]
 
     step(0.01)
     after = step(0.5)
@@ -75,7 +80,11 @@ def test_buffers_only_grow(exchange: gw.Pair) -> None:
 @each_scheme
 def test_a_rank_with_another_model_is_named(scheme: gw.Collective) -> None:
     exchange = gw.pair(gw.compress.nonzero(), scheme)
-    of_own = [texts(exchange, gradients(1.0, n)) for n in [NUMEL] * (WORLD - 1) + [3 * NUMEL]]
+    of_own = [
+        texts(exchange, gradients(1.0, n)) for n in [NUMEL] * (WORLD - 1) + [3 * NUMEL]
+    ]
     runs = [own[rank] for rank, own in enumerate(of_own)]
-    with pytest.raises(RanksDiffer, match=r"rank 4 of 5 announces a payload of \d+ units"):
+    with pytest.raises(
+        RanksDiffer, match=r"rank 4 of 5 announces a payload of \d+ units"
+    ):
         drive(runs)

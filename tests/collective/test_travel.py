@@ -1,4 +1,6 @@
-"""One definition of how a verb travels: bytes and costs agree, and a broadcast is gloo's tree."""
+"""One definition of how a verb travels: bytes and costs agree, and a broadcast is
+gloo's tree.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ WORLDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 64, 100)
 
 
 def _receivers(place: int, world: int) -> list[int]:
-    """Gloo's own loop: in round i the lowest 2^i places hold the buffer, and each sends it on."""
+    """Gloo's own loop: in round i the lowest 2^i places hold the buffer, and each sends
+    it on.
+    """
     dim = (world - 1).bit_length()
     mask, found = (1 << dim) - 1, []
     for i in range(dim):
@@ -43,7 +47,9 @@ def test_a_broadcast_is_gloos_tree(world: int) -> None:
         assert copies_sent("broadcast", world, place) == (len(own), 1)
 
     def there_at(place: int) -> int:
-        """When the last below a place has it, if the children of each share its link equally."""
+        """When the last below a place has it, if the children of each share its link
+        equally.
+        """
         own = receivers[place]
         return len(own) + max(map(there_at, own), default=0)
 
@@ -54,8 +60,9 @@ def test_a_broadcast_is_gloos_tree(world: int) -> None:
 @each("verb", VERBS)
 @each("world", WORLDS)
 def test_seconds_and_bytes_are_of_one_way(verb: str, world: int) -> None:
-    """No link carries more in a verb's seconds than its rate, and the busiest is busy throughout,
-    but for a tree's, where ranks wait for those above them."""
+    """No link carries more in a verb's seconds than its rate, and the busiest is busy
+    throughout, but for a tree's, where ranks wait for those above them.
+    """
     rounds, copies = travel(verb, world)
     line = Cluster(num_ranks=world, rate_bytes_per_s=2.0, hop_s=0.5).line(verb)
     if world > 1:

@@ -1,4 +1,6 @@
-"""A grid of ranks in one process: layers are cut among shards, each averaged by its own ranks."""
+"""A grid of ranks in one process: layers are cut among shards, each averaged by its own
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from gradwire.exchange.local import drive
 class Grid:
     """One message of every rank, with error feedback; lists are by shard, then by rank.
 
-    ``numels`` are the shards' lengths. Where they are not ``told``, no shard knows of another.
+    ``numels`` are the shards' lengths. Where they are not ``told``, no shard knows of
+    another.
     """
 
     def __init__(
@@ -26,10 +29,17 @@ class Grid:
         told: bool = True,
         name: str = "gradient",
     ) -> None:
-        self.exchange, self.numels, self.world = with_error_feedback(exchange), numels, world
+        self.exchange, self.numels, self.world = (
+            with_error_feedback(exchange),
+            numels,
+            world,
+        )
         self.members = [[Member(rank, world) for rank in range(world)] for _ in numels]
         self.states = [
-            [self.exchange.init(gw.TensorSpec(name, numel), world) for _ in range(world)]
+            [
+                self.exchange.init(gw.TensorSpec(name, numel), world)
+                for _ in range(world)
+            ]
             for numel in numels
         ]
         for place, shard in enumerate(self.members):
@@ -58,6 +68,8 @@ class Grid:
         return kept_N
 
     def taken(self, rank: int) -> list[int]:
-        """How many elements were selected of every shard's part, in one rank's place."""
+        """How many elements were selected of every shard's part, in one rank's
+        place.
+        """
         found = [shard[rank].selection for shard in self.members]
         return [one.selected for one in found if isinstance(one, Selection)]

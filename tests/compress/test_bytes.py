@@ -46,26 +46,41 @@ def of_sparseloco(numel: int) -> int:
         (gw.compress.onebit(block=64), partial(of_blocks, header=8, bits=1)),
         (gw.compress.terngrad(block=64), partial(of_blocks, header=4, bits=2)),
         *(
-            (gw.compress.qsgd(bitwidth=bits, block=64), partial(of_blocks, header=4, bits=bits))
+            (
+                gw.compress.qsgd(bitwidth=bits, block=64),
+                partial(of_blocks, header=4, bits=bits),
+            )
             for bits in (2, 4, 8)
         ),
         *(
-            (gw.compress.uniform(bitwidth=bits, block=64), partial(of_blocks, header=8, bits=bits))
+            (
+                gw.compress.uniform(bitwidth=bits, block=64),
+                partial(of_blocks, header=8, bits=bits),
+            )
             for bits in (1, 2, 4, 8)
         ),
     ],
 )
-def test_bytes_are_those_of_the_formula(codec: Compressor, formula: Callable[[int], int]) -> None:
+def test_bytes_are_those_of_the_formula(
+    codec: Compressor, formula: Callable[[int], int]
+) -> None:
     for numel in NUMELS:
-        payload, _ = codec.encode(codec.init(gw.TensorSpec("weight", numel)), torch.randn(numel))
+        payload, _ = codec.encode(
+            codec.init(gw.TensorSpec("weight", numel)), torch.randn(numel)
+        )
         assert payload.size_bytes == formula(numel), f"{numel} elements"
 
 
 def test_demos_bytes_are_those_of_the_formula() -> None:
-    """32 of 4096 coefficients: 16 bits of value, 7 low and 2 high bits of the place each."""
+    """32 of 4096 coefficients: 16 bits of value, 7 low and 2 high bits of the place
+    each.
+    """
     spec = gw.TensorSpec("weight", 10 * 4096)
     assert gw.compress.demo().format(spec).size_bytes == 10 * 32 * (16 + 7 + 2) // 8
-    assert gw.compress.demo(values=torch.float32).format(spec).size_bytes == 10 * 32 * 41 // 8
+    assert (
+        gw.compress.demo(values=torch.float32).format(spec).size_bytes
+        == 10 * 32 * 41 // 8
+    )
 
 
 def test_payloads_without_places_have_none() -> None:

@@ -1,4 +1,5 @@
-"""deft: algorithms 2 to 5 of its paper, who owns what, and its density among many ranks.
+"""deft: algorithms 2 to 5 of its paper, who owns what, and its density among many
+ranks.
 
 What it has in common with others is in ``test_support.py``.
 """
@@ -34,11 +35,13 @@ from tests.each import each
 from tests.run import Run
 from tests.strategies import bounded
 
-# ---- its parts -----------------------------------------------------------------------------------
+# ---- its parts -----------------------------------------------------------------------
 
 sizes_of_tensors = st.lists(st.integers(0, 200), min_size=0, max_size=12)
 layer_sizes = st.lists(st.integers(1, 300), min_size=1, max_size=20)
-norms_of = st.floats(0, 1e6) | st.sampled_from([0.0, 1e-300, 1.0, float("inf"), float("nan")])
+norms_of = st.floats(0, 1e6) | st.sampled_from(
+    [0.0, 1e-300, 1.0, float("inf"), float("nan")]
+)
 
 
 def float64(values: list[float]) -> Tensor:
@@ -72,8 +75,12 @@ def test_layers_cover_every_element_and_none_is_above_its_share(
 
 @bounded(100)
 @given(data=st.data(), sizes=layer_sizes, density=st.floats(0.001, 1.0))
-def test_the_sum_of_k_is_the_budget(data: st.DataObject, sizes: list[int], density: float) -> None:
-    """Exactly max(budget, L), unless all layers with a norm are sent whole; k in [1, size]."""
+def test_the_sum_of_k_is_the_budget(
+    data: st.DataObject, sizes: list[int], density: float
+) -> None:
+    """Exactly max(budget, L), unless all layers with a norm are sent whole; k in [1,
+    size].
+    """
     norms = data.draw(st.lists(norms_of, min_size=len(sizes), max_size=len(sizes)))
     budget = max(1, round(density * sum(sizes)))
     norms_L, sizes_L = float64(norms), torch.tensor(sizes)
@@ -89,9 +96,13 @@ def test_the_sum_of_k_is_the_budget(data: st.DataObject, sizes: list[int], densi
 
 @each("norms", [[0.0] * 3, [float("nan")] * 3, [float("inf"), 0.0, 1.0]])
 def test_k_of_norms_that_say_little(norms: list[float]) -> None:
-    """Zeros send one element a layer; what is not finite counts as the largest that is."""
+    """Zeros send one element a layer; what is not finite counts as the largest that
+    is.
+    """
     k = layer_k(float64(norms), torch.tensor([50, 50, 50]), 31).tolist()
-    assert k == ([1, 1, 1] if not any(norms) else [15, 1, 15] if 0.0 in norms else [10, 11, 10])
+    assert k == (
+        [1, 1, 1] if not any(norms) else [15, 1, 15] if 0.0 in norms else [10, 11, 10]
+    )
 
 
 costs_of = st.lists(st.integers(0, 9).map(float), min_size=0, max_size=20)
@@ -127,7 +138,9 @@ def test_bin_packing_is_the_papers_and_within_grahams_bound(
 def test_parts_are_disjoint_and_their_union_comes_back(
     data: st.DataObject, tensors: list[int], world: int, delegate: int, density: float
 ) -> None:
-    """Each rank selects in its part by k of its own; what arrives is all of that, in order."""
+    """Each rank selects in its part by k of its own; what arrives is all of that, in
+    order.
+    """
     layers = partition_of(tuple(tensors), world)
     numel, num_layers = sum(tensors), len(layers.sizes)
     draw = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
@@ -139,17 +152,25 @@ def test_parts_are_disjoint_and_their_union_comes_back(
     ]
     owners_L = owners(layers, own_k[delegate % world], world, delegate % world)
     allocation = Allocation(layers, owners_L, world)
-    listed = [layer for rank in range(world) for layer in allocation.layers[rank].tolist()]
+    listed = [
+        layer for rank in range(world) for layer in allocation.layers[rank].tolist()
+    ]
     is_common_L = own_k[delegate % world] == layers.sizes_L
-    assert sorted([*listed, *is_common_L.nonzero().flatten().tolist()]) == [*range(num_layers)]
+    assert sorted([*listed, *is_common_L.nonzero().flatten().tolist()]) == [
+        *range(num_layers)
+    ]
     assert sum(allocation.part_sizes) + allocation.num_common == numel
 
     places, expected = [], []
     for rank in range(world):
         me, mine = Member(rank, world), allocation.layers[rank]
-        expected += select_layers(me, grads[rank], layers, mine, own_k[rank][mine]).tolist()
+        expected += select_layers(
+            me, grads[rank], layers, mine, own_k[rank][mine]
+        ).tolist()
         firsts_P = allocation.firsts_of(rank)
-        indices_K = select_layers(me, grads[rank], layers, mine, own_k[rank][mine], firsts_P)
+        indices_K = select_layers(
+            me, grads[rank], layers, mine, own_k[rank][mine], firsts_P
+        )
         assert all(0 <= i < allocation.part_sizes[rank] for i in indices_K.tolist())
         places.append(indices_K + allocation.first_places[rank])
     for layer in is_common_L.nonzero().flatten().tolist():
@@ -169,7 +190,9 @@ def test_places_of_another_allocation_are_refused() -> None:
 
 
 def test_the_delegate_decides_what_is_common_and_turns_the_bins() -> None:
-    """Saturated and one-element layers belong to nobody; the costliest goes round the ranks."""
+    """Saturated and one-element layers belong to nobody; the costliest goes round the
+    ranks.
+    """
     layers = Partition((1, 100, 5, 60, 60))
     k_L = torch.tensor([1, 10, 5, 10, 10])
     for delegate in range(3):
@@ -182,7 +205,9 @@ def test_numbers_come_back_from_so_few_bytes(width: int) -> None:
     bound = min(256**width, 2**31)
     assert width_of(bound) == width
     assert width_of(256 ** (width - 1) + 1) == width
-    numbers_K = torch.tensor([0, 1, 255, bound // 2, bound - 1]).clamp(max=bound - 1).int()
+    numbers_K = (
+        torch.tensor([0, 1, 255, bound // 2, bound - 1]).clamp(max=bound - 1).int()
+    )
     packed = narrow(numbers_K, width, torch.empty(5 * width, dtype=torch.uint8))
     assert packed.numel() == 5 * width
     assert torch.equal(widen(packed, width, torch.full_like(numbers_K, -1)), numbers_K)
@@ -195,7 +220,7 @@ def test_an_owner_that_is_no_rank_is_refused() -> None:
         Allocation(partition, owners_L, 2)
 
 
-# ---- deft as a whole -----------------------------------------------------------------------------
+# ---- deft as a whole -----------------------------------------------------------------
 
 deft, topk = gw.compress.deft, gw.compress.topk
 
@@ -213,7 +238,9 @@ def by_the_paper(
     ]
     owner = owners(layers, k[step % world], world, step % world).tolist()
     support: list[int] = []
-    for layer, (start, size) in enumerate(zip(layers.starts_L.tolist(), layers.sizes, strict=True)):
+    for layer, (start, size) in enumerate(
+        zip(layers.starts_L.tolist(), layers.sizes, strict=True)
+    ):
         rank = owner[layer]
         if rank == world:
             chosen = torch.arange(size)
@@ -249,30 +276,43 @@ def test_layers_may_be_given() -> None:
     grads = draw(gw.TensorSpec("flat", 40), 3)
     assert torch.equal(by_sizes.step(grads), by_shapes.step(grads))
     assert hash(deft(layers=[*sizes])) == hash(deft(layers=sizes))
-    with pytest.raises(gw.InvalidSetting, match=r"sizes of 41 elements in all, as 'flat' has, got"):
+    with pytest.raises(
+        gw.InvalidSetting, match=r"sizes of 41 elements in all, as 'flat' has, got"
+    ):
         deft(layers=sizes).init(gw.TensorSpec("flat", 41), 2)
     for wrong in ((-1, 41), (1.5,), (True,), "40", 40):
-        with pytest.raises(gw.InvalidSetting, match="deft layers must be numbers of elements"):
+        with pytest.raises(
+            gw.InvalidSetting, match="deft layers must be numbers of elements"
+        ):
             deft(layers=wrong)  # type: ignore[arg-type]
 
 
 def correlated(spec: gw.TensorSpec, world: int, seed: int) -> list[Tensor]:
-    """Gradients of one model on other data: half shared, of another size in each layer."""
+    """Gradients of one model on other data: half shared, of another size in each
+    layer.
+    """
     layers = torch.rand(len(spec.shapes), generator=torch.Generator().manual_seed(0))
-    scales_N = (100**layers).repeat_interleave(torch.tensor([a * b for a, b in spec.shapes]))
+    scales_N = (100**layers).repeat_interleave(
+        torch.tensor([a * b for a, b in spec.shapes])
+    )
     generator = torch.Generator().manual_seed(seed)
-    shared_N, *own = (torch.randn(spec.numel, generator=generator) for _ in range(world + 1))
+    shared_N, *own = (
+        torch.randn(spec.numel, generator=generator) for _ in range(world + 1)
+    )
     return [scales_N * (shared_N + own_N) for own_N in own]
 
 
 def test_the_density_stays_whatever_the_number_of_ranks_and_top_ks_grows() -> None:
-    """Figure 4, in small: near what was asked for among 2 to 16 ranks, in every step."""
+    """Figure 4, in small: near what was asked for among 2 to 16 ranks, in every
+    step.
+    """
     density = 0.02
     spec = spec_of(((40, 50), (100, 30), (20, 20), (70, 60), (25, 8)) * 3)
     grown = []
     for world in (2, 4, 8, 16):
         mine, other = (
-            Run(exchange_for(kind(density=density)), spec, world) for kind in (deft, topk)
+            Run(exchange_for(kind(density=density)), spec, world)
+            for kind in (deft, topk)
         )
         for step in range(3):
             grads = correlated(spec, world, step)

@@ -1,4 +1,6 @@
-"""lossless: the very bits, the two implementations, the sizes, and payloads that are none."""
+"""lossless: the very bits, the two implementations, the sizes, and payloads that are
+none.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,14 @@ def gradients() -> list[Tensor]:
     any_N = torch.randint(-(2**31), 2**31 - 1, (4099,), generator=draw).to(torch.int32)
     wide_N = normal_N.exp() * 10.0 ** torch.randn(9001, generator=draw)
     short = [normal_N[:size] for size in (0, 1, 2, 3, 17, 70, 4095, 4096)]
-    return [*short, sparse_N, torch.zeros(5000), odd_N, any_N.view(torch.float32), wide_N]
+    return [
+        *short,
+        sparse_N,
+        torch.zeros(5000),
+        odd_N,
+        any_N.view(torch.float32),
+        wide_N,
+    ]
 
 
 def sent(codec: gw.Compressor, grad_N: Tensor) -> gw.Payload:
@@ -55,19 +64,25 @@ def test_the_very_bits_come_back(dtype: torch.dtype) -> None:
         back_N = codec.decode(payload, torch.empty_like(own_N))
         assert torch.equal(bits(back_N), bits(own_N))
         with reference_only():
-            assert torch.equal(bits(codec.decode(payload, torch.empty_like(own_N))), bits(own_N))
+            assert torch.equal(
+                bits(codec.decode(payload, torch.empty_like(own_N))), bits(own_N)
+            )
 
 
 @each("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_values_are_those_of_none(dtype: torch.dtype) -> None:
-    """Prescaled, scaled, added and decoded into another dtype: bit for bit what ``none`` does."""
+    """Prescaled, scaled, added and decoded into another dtype: bit for bit what
+    ``none`` does.
+    """
     grad_N = gradients()[7].to(dtype)
     for into in (torch.float32, torch.bfloat16, torch.float64):
         for scale in (1 / 3, 1.0, 0.7):
             found = []
             for codec in (lossless(prescale=1 / 3), none(prescale=1 / 3)):
                 payload, residual_N = sent(codec, grad_N), grad_N.float() / 7
-                out_N = codec.decode(payload, torch.empty(4096, dtype=into), scale=scale)
+                out_N = codec.decode(
+                    payload, torch.empty(4096, dtype=into), scale=scale
+                )
                 sum_N = torch.linspace(-1, 1, 4096).to(into)
                 codec.merge(payload, sum_N, scale=scale)
                 kept, _ = codec.encode(None, grad_N, residual_N=residual_N)
@@ -77,7 +92,9 @@ def test_values_are_those_of_none(dtype: torch.dtype) -> None:
 
 
 def test_payloads_that_are_none_are_refused() -> None:
-    """Sizes, headers and codes of other ranks: an error by name, by both implementations."""
+    """Sizes, headers and codes of other ranks: an error by name, by both
+    implementations.
+    """
     grad_N = torch.randn(9001, generator=torch.Generator().manual_seed(5))
     payload = sent(lossless(), grad_N)
     first, second, _ = payload["sizes"].tolist()
@@ -133,8 +150,12 @@ def test_no_damage_ends_the_process() -> None:
         buffer = payload.buffer.clone()  # type: ignore[union-attr]
         first = place if turn % 2 else 0
         count = int(torch.randint(1, 40, (), generator=draw))
-        spots = torch.randint(first, len(buffer) if turn % 2 else 12, (count,), generator=draw)
-        buffer[spots] = torch.randint(0, 256, (count,), generator=draw, dtype=torch.uint8)
+        spots = torch.randint(
+            first, len(buffer) if turn % 2 else 12, (count,), generator=draw
+        )
+        buffer[spots] = torch.randint(
+            0, 256, (count,), generator=draw, dtype=torch.uint8
+        )
         try:
             lossless().decode(gw.Payload(payload.format, buffer), torch.empty(9001))
         except gw.RanksDiffer:
@@ -143,7 +164,9 @@ def test_no_damage_ends_the_process() -> None:
 
 
 def test_a_deep_sigmoid_network_trains_with_the_bits_of_none() -> None:
-    """Its gradients shrink by a factor with each layer, so one block has dozens of exponents."""
+    """Its gradients shrink by a factor with each layer, so one block has dozens of
+    exponents.
+    """
     world = 2
     torch.manual_seed(5)
     layers = [nn.Sequential(nn.Linear(24, 24), nn.Sigmoid()) for _ in range(24)]

@@ -1,4 +1,6 @@
-"""nonzero: which units travel, their bits, sizes, and the two implementations of the kernel."""
+"""nonzero: which units travel, their bits, sizes, and the two implementations of the
+kernel.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,12 @@ def gradients() -> list[Tensor]:
     return made
 
 
-def kept(grad_N: Tensor, width: int, residual_N: Tensor | None, threads: int) -> tuple[int, Tensor]:
-    """How many units the kernel keeps, and the bytes of them; all of a residual is gone."""
+def kept(
+    grad_N: Tensor, width: int, residual_N: Tensor | None, threads: int
+) -> tuple[int, Tensor]:
+    """How many units the kernel keeps, and the bytes of them; all of a residual is
+    gone.
+    """
     room = torch.zeros(-(-len(grad_N) // width) * 4 * (1 + width), dtype=torch.uint8)
     pending_N = None if residual_N is None else residual_N.clone()
     before = torch.get_num_threads()

@@ -1,4 +1,6 @@
-"""powersgd against the paper's algorithm written out slowly, and traps that others fell into."""
+"""powersgd against the paper's algorithm written out slowly, and traps that others fell
+into.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,19 @@ from tests.each import each
 powersgd = gw.compress.powersgd
 Matrix = NDArray[np.float64]
 
-MODEL: Shapes = ((16, 3, 3, 3), (16,), (12, 20), (12, 20), (12, 20), (12,), (3, 5), (30, 8))
-"""A convolution, equal matrices side by side, one that is too small for rank 2, vectors."""
+MODEL: Shapes = (
+    (16, 3, 3, 3),
+    (16,),
+    (12, 20),
+    (12, 20),
+    (12, 20),
+    (12,),
+    (3, 5),
+    (30, 8),
+)
+"""A convolution, equal matrices side by side, one that is too small for rank 2,
+vectors.
+"""
 
 
 def cut(flat_N: Tensor, spec: gw.TensorSpec) -> list[Tensor]:
@@ -77,7 +90,9 @@ def test_it_is_the_papers_algorithm(world: int, rank: int) -> None:
     start = exchange.init(spec, world).inner.basis_T
     left = [cut(state.residual_N, spec) for state in states]
     for place, shape in enumerate(spec.shapes):
-        grads = [[cut(grad_N, spec)[place].numpy() for grad_N in step] for step in steps]
+        grads = [
+            [cut(grad_N, spec)[place].numpy() for grad_N in step] for step in steps
+        ]
         errors = [np.zeros_like(grad) for grad in grads[0]]
         q_MR = start[place].numpy()
         for step, own in enumerate(grads):
@@ -87,7 +102,9 @@ def test_it_is_the_papers_algorithm(world: int, rank: int) -> None:
                 mean = sum(own) / world
             np.testing.assert_allclose(cut(got[step], spec)[place], mean, atol=1e-9)
         for error, residual in zip(errors, left, strict=True):
-            np.testing.assert_allclose(residual[place], error, atol=1e-9, err_msg=str(shape))
+            np.testing.assert_allclose(
+                residual[place], error, atol=1e-9, err_msg=str(shape)
+            )
 
 
 def test_what_pays_is_factorised_and_the_rest_is_exact() -> None:

@@ -1,4 +1,6 @@
-"""Quantisers: the numbers that their papers and docstrings promise, and the ends of float32."""
+"""Quantisers: the numbers that their papers and docstrings promise, and the ends of
+float32.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def normal(numel: int, seed: int = 0) -> Tensor:
     return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
 
 
-# ---- uniform -------------------------------------------------------------------------------------
+# ---- uniform -------------------------------------------------------------------------
 
 
 def test_levels_are_even_from_the_smallest_to_the_largest():
@@ -54,7 +56,9 @@ def test_an_element_goes_to_the_level_below_or_above_it(bitwidth, numel, seed):
 @each("sign", [-1, 1])
 def test_levels_too_near_for_float32_become_one_number_and_no_element_grows(sign):
     for elements, sent in (([-2e-38, 0.0, 3e-38], 0.0), ([2e-38, 1e-38], 1e-38)):
-        off_N = decoded(uniform(bitwidth=8), sign * torch.tensor(elements))[0] - sign * sent
+        off_N = (
+            decoded(uniform(bitwidth=8), sign * torch.tensor(elements))[0] - sign * sent
+        )
         assert not off_N.any()
 
 
@@ -76,11 +80,13 @@ def test_numbers_follow_seed_tensor_and_step(name):
     assert first != bytes_of(0, "a", 2)
 
 
-# ---- onebit --------------------------------------------------------------------------------------
+# ---- onebit --------------------------------------------------------------------------
 
 
 def test_each_side_decodes_to_its_mean() -> None:
-    """Seide et al. 2014, section 3.2: the two reconstruction values are the means of the sides."""
+    """Seide et al. 2014, section 3.2: the two reconstruction values are the means of
+    the sides.
+    """
     back_N = decoded(onebit(stretch=1), torch.tensor([-1.0, -3.0, 2.0, 4.0]))[0]
     assert back_N.tolist() == [-2, -2, 3, 3]
 
@@ -93,7 +99,9 @@ def test_bit_i_of_byte_j_is_element_8j_plus_i() -> None:
 
 
 def test_blocks_have_means_of_their_own() -> None:
-    grad_N = torch.cat([torch.full((64,), 1.0), torch.full((64,), 5.0), torch.full((3,), -2.0)])
+    grad_N = torch.cat(
+        [torch.full((64,), 1.0), torch.full((64,), 5.0), torch.full((3,), -2.0)]
+    )
     codec = onebit(stretch=1, block=64)
     payload, _ = codec.encode(None, grad_N)
     assert payload["low"].tolist() == [0, 0, -2]
@@ -108,12 +116,16 @@ def test_inf_spoils_its_own_side_of_its_own_block_only() -> None:
     codec = onebit(stretch=1, block=64)
     payload, _ = codec.encode(None, grad_N, residual_N=residual_N)
     spoiled_N = codec.decode(payload, torch.empty(192)).isinf()
-    assert spoiled_N.nonzero().flatten().tolist() == [i for i in range(64, 128) if i != 71]
-    assert residual_N[64:71].tolist() == [0.5] * 7  # kept: what inf stood for is not known
+    assert spoiled_N.nonzero().flatten().tolist() == [
+        i for i in range(64, 128) if i != 71
+    ]
+    assert (
+        residual_N[64:71].tolist() == [0.5] * 7
+    )  # kept: what inf stood for is not known
     assert residual_N[71] == 0
 
 
-# ---- terngrad ------------------------------------------------------------------------------------
+# ---- terngrad ------------------------------------------------------------------------
 
 
 def test_three_values_and_the_largest_is_always_sent():
@@ -128,7 +140,9 @@ def test_three_values_and_the_largest_is_always_sent():
 
 
 def test_clipping_cuts_at_so_many_deviations():
-    """Section 3.3: g becomes sign(g) * c * sigma where it is larger; the rest is as before."""
+    """Section 3.3: g becomes sign(g) * c * sigma where it is larger; the rest is as
+    before.
+    """
     grad_N = normal(10_000)
     limit = 2.5 * float(grad_N.double().square().mean().sqrt())
     sent_N = decoded(terngrad(clip=2.5, block=16384), grad_N)[0]
@@ -145,12 +159,14 @@ def test_clipping_costs_unbiasedness():
     assert not terngrad().traits.unbiased
 
 
-# ---- qsgd ----------------------------------------------------------------------------------------
+# ---- qsgd ----------------------------------------------------------------------------
 
 
 @each("bitwidth, num_levels", [(2, 1), (4, 7), (8, 127)])
 def test_variance_and_density_are_within_their_bounds(bitwidth, num_levels):
-    """Lemma 3.1: E|Q - v|^2 <= min(n/s^2, sqrt(n)/s) |v|^2, and E|Q|_0 <= s (s + sqrt n)."""
+    """Lemma 3.1: E|Q - v|^2 <= min(n/s^2, sqrt(n)/s) |v|^2, and E|Q|_0 <= s (s + sqrt
+    n).
+    """
     grad_N = normal(512)
     sent_SN = decoded(qsgd(bitwidth=bitwidth, norm="l2"), grad_N, 200)
     variance = float((sent_SN - grad_N).square().sum(1).mean() / grad_N.square().sum())
@@ -175,7 +191,7 @@ def test_a_norm_outside_float32_is_replaced_by_the_largest_magnitude(size, norm)
     assert torch.allclose(sent_N / size, grad_N / size, rtol=1e-5, atol=0)
 
 
-# ---- int8 ----------------------------------------------------------------------------------------
+# ---- int8 ----------------------------------------------------------------------------
 
 
 def test_every_element_goes_to_the_nearest_level():
@@ -204,11 +220,13 @@ def test_no_magnitude_grows(kind, size):
     assert sent_N[2] == 0
 
 
-# ---- fp8 -----------------------------------------------------------------------------------------
+# ---- fp8 -----------------------------------------------------------------------------
 
 
 def test_four_bits_of_precision_down_to_a_28672th_of_the_largest():
-    """Three bits of fraction: half a last place is 1/16 of the number below; 448 / 2^-6 = 28672."""
+    """Three bits of fraction: half a last place is 1/16 of the number below; 448 / 2^-6
+    = 28672.
+    """
     grad_N = torch.logspace(0, math.log10(28672), 1000).flip(0)
     sent_N = decoded(fp8(), grad_N)[0]
     assert float((sent_N / grad_N - 1).abs().max()) <= 1 / 16 + 1e-6

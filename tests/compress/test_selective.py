@@ -25,7 +25,9 @@ from tests.strategies import bounded
 
 SPARSIFIERS = ("topk", "dgc", "graddrop", "gaussiank", "redsync", "sidco")
 SHAPES = ((7,), (40, 30), (0,), (1,), (25, 20), (30,), (), (9, 8))
-"""A model's message: large tensors, small ones, one of one element, a scalar and an empty one."""
+"""A model's message: large tensors, small ones, one of one element, a scalar and an
+empty one.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,7 @@ class Fused(Case):
 
 Chooser = Callable[[tuple[int, ...], float, float], Choice]
 
-# ---- the choice --------------------------------------------------------------------------------
+# ---- the choice ----------------------------------------------------------------------
 
 
 MODELS = st.lists(
@@ -51,9 +53,13 @@ MODELS = st.lists(
 
 
 def law_of_choice(choose: Chooser, sizes: tuple[int, ...], density: float) -> None:
-    """The smallest tensors are dense, and the others make up for the elements of these."""
+    """The smallest tensors are dense, and the others make up for the elements of
+    these.
+    """
     found = choose(sizes, density, 0.001)
-    assert sorted(found.dense + found.sparse) == [i for i, size in enumerate(sizes) if size]
+    assert sorted(found.dense + found.sparse) == [
+        i for i, size in enumerate(sizes) if size
+    ]
     assert [*found.dense] == sorted(found.dense)
     assert [*found.sparse] == sorted(found.sparse)
     order = [(sizes[place], place) for place in found.dense + found.sparse]
@@ -76,7 +82,9 @@ def forgets_the_last(sizes: tuple[int, ...], density: float, floor: float) -> Ch
     return found._replace(sparse=found.sparse[:-1])
 
 
-def leaves_the_first_dense(sizes: tuple[int, ...], density: float, floor: float) -> Choice:
+def leaves_the_first_dense(
+    sizes: tuple[int, ...], density: float, floor: float
+) -> Choice:
     return Choice((0,), tuple(range(1, len(sizes))), density)
 
 
@@ -88,7 +96,12 @@ def does_not_compensate(sizes: tuple[int, ...], density: float, floor: float) ->
     return choose(sizes, density, floor)._replace(density=density)
 
 
-WRONG = (forgets_the_last, leaves_the_first_dense, leaves_all_dense, does_not_compensate)
+WRONG = (
+    forgets_the_last,
+    leaves_the_first_dense,
+    leaves_all_dense,
+    does_not_compensate,
+)
 
 
 @each("wrong", WRONG)
@@ -104,9 +117,11 @@ def test_a_plan_may_choose_itself() -> None:
     assert choose((5, 7), 0.1, 0.05, 3) == Choice((0, 1), (), 0.1)
 
 
-# ---- laws on messages of many tensors ----------------------------------------------------------
+# ---- laws on messages of many tensors ------------------------------------------------
 
-LAWS = [law for law in (*exchanges.LAWS, *collectives.OF_ANY) if law not in many_steps.LAWS]
+LAWS = [
+    law for law in (*exchanges.LAWS, *collectives.OF_ANY) if law not in many_steps.LAWS
+]
 
 
 @each("sparsifier, num_dense", zip(SPARSIFIERS, (3, None, 0, 8, 3, 0), strict=True))
@@ -118,14 +133,21 @@ def test_laws_of_fused_messages(sparsifier: str, num_dense: int | None) -> None:
         law(exchange, case)
 
 
-# ---- what it is made of ------------------------------------------------------------------------
+# ---- what it is made of --------------------------------------------------------------
 
 
-@each("sparsifier, dtype", zip(SPARSIFIERS, (torch.float32, torch.bfloat16) * 3, strict=True))
-def test_all_sparse_is_the_codec_tensor_by_tensor(sparsifier: str, dtype: torch.dtype) -> None:
+@each(
+    "sparsifier, dtype",
+    zip(SPARSIFIERS, (torch.float32, torch.bfloat16) * 3, strict=True),
+)
+def test_all_sparse_is_the_codec_tensor_by_tensor(
+    sparsifier: str, dtype: torch.dtype
+) -> None:
     """Bit for bit, over two steps with error feedback."""
     case = Fused(world=3, dtype=dtype)
-    whole = gw.with_error_feedback(selective(sparsifier=sparsifier, density=0.1, num_dense=0))
+    whole = gw.with_error_feedback(
+        selective(sparsifier=sparsifier, density=0.1, num_dense=0)
+    )
     alone = exchange_for(load("compress", sparsifier)(density=0.1))
     states, sizes = case.states(whole), [prod(shape) for shape in SHAPES]
     stops = [*accumulate(sizes)]
@@ -139,22 +161,31 @@ def test_all_sparse_is_the_codec_tensor_by_tensor(sparsifier: str, dtype: torch.
             cut = slice(stop - sizes[number], stop)
             parts = run_local(alone, [grad_N[cut] for grad_N in grads], own[number])
             own[number] = [state for _, _, state in parts]
-            for (mean_N, _, state), (part_N, _, kept) in zip(results, parts, strict=True):
+            for (mean_N, _, state), (part_N, _, kept) in zip(
+                results, parts, strict=True
+            ):
                 assert same_bits(mean_N[cut], part_N)
                 assert same_bits(state.residual_N[cut], kept.residual_N)
 
 
-# ---- bytes -------------------------------------------------------------------------------------
+# ---- bytes ---------------------------------------------------------------------------
 
 
 @each("dtype", [torch.float32, torch.float64, torch.float16])
 def test_bytes_are_the_formulas(dtype: torch.dtype) -> None:
-    """4 D + 8 K, or 8 D for float64, to each other rank; topk's K is known, so no size is told."""
-    case, exchange = Fused(world=3, dtype=dtype), selective(sparsifier="topk", density=0.1)
+    """4 D + 8 K, or 8 D for float64, to each other rank; topk's K is known, so no size
+    is told.
+    """
+    case, exchange = (
+        Fused(world=3, dtype=dtype),
+        selective(sparsifier="topk", density=0.1),
+    )
     choice = choose(tuple(map(prod, SHAPES)), 0.1, 0.001, dense_cost=0.5)
     sizes = [prod(shape) for shape in SHAPES]
     dense = sum(sizes[place] for place in choice.dense)
-    entries = sum(max(1, round(choice.density * sizes[place])) for place in choice.sparse)
+    entries = sum(
+        max(1, round(choice.density * sizes[place])) for place in choice.sparse
+    )
     assert choice.dense, "nothing is dense here"
     size_bytes = max(4, dtype.itemsize) * dense + 8 * entries
     want = [2 * (-(-size_bytes // 8) * 8)] * 3
@@ -166,7 +197,10 @@ def test_bytes_are_the_formulas(dtype: torch.dtype) -> None:
 
 def test_selection_is_noted() -> None:
     """What was asked for, taken and averaged, dense tensors included."""
-    case, exchange = Fused(world=2), selective(sparsifier="topk", density=0.1, count="elements")
+    case, exchange = (
+        Fused(world=2),
+        selective(sparsifier="topk", density=0.1, count="elements"),
+    )
     mixed = exchange.mixed(case.spec)
     run = Run(exchange, case.spec, 2)
     run.step([case.grads()[0]] * 2)
@@ -177,7 +211,7 @@ def test_selection_is_noted() -> None:
     assert (found.selected, found.arrived) == (taken, taken)
 
 
-# ---- settings ----------------------------------------------------------------------------------
+# ---- settings ------------------------------------------------------------------------
 
 
 def test_the_state_is_kept_by_tensor_whatever_is_dense() -> None:
@@ -185,5 +219,7 @@ def test_the_state_is_kept_by_tensor_whatever_is_dense() -> None:
     spec = Fused(world=2).spec
     kept = [selective(num_dense=n).init(spec, 2) for n in (0, 3)]
     assert [len(state.codec_T) for state in kept] == [len(SHAPES)] * 2
-    assert all(same_bits(a, b) for a, b in zip(kept[0].codec_T, kept[1].codec_T, strict=True))
+    assert all(
+        same_bits(a, b) for a, b in zip(kept[0].codec_T, kept[1].codec_T, strict=True)
+    )
     assert selective(sparsifier="topk").init(spec, 2).codec_T == ()

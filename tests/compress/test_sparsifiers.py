@@ -16,7 +16,7 @@ from gradwire.errors import InvalidSetting
 from gradwire_lab.compress.graddrop import graddrop
 from tests.each import each
 
-# ---- dgc and graddrop ----------------------------------------------------------------------------
+# ---- dgc and graddrop ----------------------------------------------------------------
 
 
 def numbers_sent(codec: gw.Compressor, grad_N: Tensor, num_steps: int) -> list[int]:
@@ -34,7 +34,9 @@ def numbers_sent(codec: gw.Compressor, grad_N: Tensor, num_steps: int) -> list[i
 
 def heavy_tailed(numel: int) -> Tensor:
     draw = torch.Generator().manual_seed(numel)
-    return torch.randn(numel, generator=draw) * torch.exp(torch.randn(numel, generator=draw) * 2)
+    return torch.randn(numel, generator=draw) * torch.exp(
+        torch.randn(numel, generator=draw) * 2
+    )
 
 
 @each("density", [0.01, 0.1])
@@ -52,7 +54,9 @@ def test_graddrop_sends_what_passes_up_to_twice_the_density() -> None:
     grad_N = heavy_tailed(20_000)
     found = numbers_sent(graddrop(density=0.01), grad_N, 200)
     assert 100 < min(found) < 200 < max(found) <= 400
-    assert abs(sum(found) / 200 - 203) < 8  # 65 of 6400: spread 12.5 %, of 200 calls 0.9 %
+    assert (
+        abs(sum(found) / 200 - 203) < 8
+    )  # 65 of 6400: spread 12.5 %, of 200 calls 0.9 %
     flat_N = torch.full((10_000,), 2.0)
     assert numbers_sent_of(graddrop(), flat_N) == list(range(200))
     assert graddrop().typical(gw.TensorSpec("", 10_000)).size_bytes == 800
@@ -70,11 +74,13 @@ def test_dgc_selects_exactly_where_too_many_pass() -> None:
     assert numbers_sent_of(dgc(), steps_N) == list(range(5000, 5100))
 
 
-# ---- sparseloco ----------------------------------------------------------------------------------
+# ---- sparseloco ----------------------------------------------------------------------
 
 
 def test_every_chunk_sends_its_own_largest() -> None:
-    """A chunk of small elements sends as many as one of large elements, and so does the rest."""
+    """A chunk of small elements sends as many as one of large elements, and so does the
+    rest.
+    """
     torch.manual_seed(0)
     grad_N = torch.randn(2 * CHUNK + 640)
     grad_N[:CHUNK] *= 1e-3
@@ -89,14 +95,18 @@ def test_every_chunk_sends_its_own_largest() -> None:
         sizes = grad_N[largest].abs().double()
         is_high = sizes > sizes.mean()
         want = torch.where(is_high, sizes[is_high].mean(), sizes[~is_high].mean())
-        torch.testing.assert_close(values_K[mine], (want * grad_N[largest].sign()).float())
+        torch.testing.assert_close(
+            values_K[mine], (want * grad_N[largest].sign()).float()
+        )
 
 
-# ---- demo ----------------------------------------------------------------------------------------
+# ---- demo ----------------------------------------------------------------------------
 
 
 def test_a_wave_takes_one_coefficient() -> None:
-    """Along both sides of a chunk: whatever is a product of cosines is one coefficient."""
+    """Along both sides of a chunk: whatever is a product of cosines is one
+    coefficient.
+    """
     at = (torch.arange(64) + 0.5) * torch.pi / 64
     grad_N = torch.outer(torch.cos(3 * at), torch.cos(5 * at)).flatten()
     codec = gw.compress.demo(keep=1, values=torch.float32)
@@ -104,7 +114,7 @@ def test_a_wave_takes_one_coefficient() -> None:
     assert torch.allclose(codec.decode(payload, torch.empty(4096)), grad_N, atol=1e-5)
 
 
-# ---- settings ------------------------------------------------------------------------------------
+# ---- settings ------------------------------------------------------------------------
 
 SHARES = [
     (name, field.name)
@@ -119,10 +129,14 @@ def test_what_is_no_share_is_refused(name: str, setting: str) -> None:
     for given in (0, -0.1, 1.5, 50, float("nan"), "1%", None, True):
         with pytest.raises(InvalidSetting, match=f"{name} {setting} must be"):
             load("compress", name)(**{setting: given})
-    least = 1 / CHUNK if name == "sparseloco" else 1e-12  # at least an element of a chunk
+    least = (
+        1 / CHUNK if name == "sparseloco" else 1e-12
+    )  # at least an element of a chunk
     for given in (1, 1.0, least):
         load("compress", name)(**{setting: given})
 
 
 def test_most_sparsifiers_have_a_density() -> None:
-    assert {"topk", "deft", "dgc", "randomk", "sparseloco"} <= {name for name, _ in SHARES}
+    assert {"topk", "deft", "dgc", "randomk", "sparseloco"} <= {
+        name for name, _ in SHARES
+    }

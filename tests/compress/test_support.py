@@ -1,4 +1,6 @@
-"""What exchanges of their own share; of some one support, summed values, and what was sent."""
+"""What exchanges of their own share; of some one support, summed values, and what was
+sent.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ KINDS = (gw.compress.randomk, gw.compress.cltk, gw.compress.deft)
 MODEL: Shapes = ((16, 3, 3, 3), (16,), (30, 40), (12, 20), (1,), (8, 70))
 OTHERS = (gw.compress.oktopk, gw.compress.spardl, gw.compress.powersgd)
 every_kind = each("kind", KINDS, ids=lambda kind: kind.__name__)
-every_own = pytest.mark.parametrize("kind", [*KINDS, *OTHERS], ids=lambda kind: kind.__name__)
+every_own = pytest.mark.parametrize(
+    "kind", [*KINDS, *OTHERS], ids=lambda kind: kind.__name__
+)
 
 
 def spec_of(shapes: Shapes, dtype: torch.dtype = torch.float32) -> gw.TensorSpec:
@@ -30,17 +34,24 @@ def spec_of(shapes: Shapes, dtype: torch.dtype = torch.float32) -> gw.TensorSpec
 
 def draw(spec: gw.TensorSpec, world: int, seed: int = 0) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(spec.numel, generator=generator).to(spec.dtype) for _ in range(world)]
+    return [
+        torch.randn(spec.numel, generator=generator).to(spec.dtype)
+        for _ in range(world)
+    ]
 
 
 def made(kind: Any, density: float) -> gw.Exchange:
     """With error feedback; ``powersgd`` has no density."""
-    return exchange_for(kind() if kind is gw.compress.powersgd else kind(density=density))
+    return exchange_for(
+        kind() if kind is gw.compress.powersgd else kind(density=density)
+    )
 
 
 @every_kind
 @each("world", [2, 3, 5])
-def test_only_the_support_arrives_and_is_counted(kind: type[SharedSupport], world: int) -> None:
+def test_only_the_support_arrives_and_is_counted(
+    kind: type[SharedSupport], world: int
+) -> None:
     spec = spec_of(MODEL)
     run = Run(exchange_for(kind(density=0.1)), spec, world)
     for step in range(3):
@@ -55,7 +66,9 @@ def test_only_the_support_arrives_and_is_counted(kind: type[SharedSupport], worl
     if kind is gw.compress.deft:
         common = own[0] + sum(own[1:]) - arrived  # counted once by each rank
         assert common % (world - 1) == 0
-        assert 1 <= common // (world - 1) <= 20  # the one-element layer, and small saturated ones
+        assert (
+            1 <= common // (world - 1) <= 20
+        )  # the one-element layer, and small saturated ones
     else:
         assert own == (
             [arrived] * world
@@ -67,7 +80,9 @@ def test_only_the_support_arrives_and_is_counted(kind: type[SharedSupport], worl
 @every_kind
 @each("world", [2, 4])
 def test_bytes_are_as_stated(kind: type[SharedSupport], world: int) -> None:
-    """randomk's exactly, cltk's over a round of leaders; deft's are expected, and near."""
+    """randomk's exactly, cltk's over a round of leaders; deft's are expected, and
+    near.
+    """
     spec = spec_of(((50, 60),) * 24)
     exchange = kind(density=0.05)
     run = Run(exchange, spec, world)
@@ -75,10 +90,14 @@ def test_bytes_are_as_stated(kind: type[SharedSupport], world: int) -> None:
         run.step(draw(spec, world, step))
     expected = exchange.expected_bytes(spec, world)
     assert expected is not None
-    assert (exchange.wire_bytes(spec, world) is None) == (kind is not gw.compress.randomk)
+    assert (exchange.wire_bytes(spec, world) is None) == (
+        kind is not gw.compress.randomk
+    )
     within = 0.1 if kind is gw.compress.deft else 1e-3
     each = zip(run.sent_bytes, expected, strict=True)
-    if kind is not gw.compress.randomk:  # each step has another root, and the first has rank 0
+    if (
+        kind is not gw.compress.randomk
+    ):  # each step has another root, and the first has rank 0
         each = zip([sum(run.sent_bytes)], [sum(expected)], strict=True)
     for sent, stated in each:
         assert sent == pytest.approx(world * stated, rel=within)
@@ -87,7 +106,9 @@ def test_bytes_are_as_stated(kind: type[SharedSupport], world: int) -> None:
 
 @every_own
 def test_later_steps_allocate_nothing_of_the_gradients_size(kind: Any) -> None:
-    """A quarter of it would be seen; the local driver copies what it sums, a twentieth."""
+    """A quarter of it would be seen; the local driver copies what it sums, a
+    twentieth.
+    """
     spec = spec_of(((60, 80), (60, 80), (400,)))
     run = Run(made(kind, 0.02), spec, 2)
     for step in range(3):
@@ -96,7 +117,9 @@ def test_later_steps_allocate_nothing_of_the_gradients_size(kind: Any) -> None:
 
 
 @every_kind
-def test_what_ranks_must_share_follows_from_the_step_alone(kind: type[SharedSupport]) -> None:
+def test_what_ranks_must_share_follows_from_the_step_alone(
+    kind: type[SharedSupport],
+) -> None:
     """One rank's state may be any other's: a job that goes on with it goes on alike."""
     spec = spec_of(MODEL)
     run = Run(kind(density=0.2), spec, 3)
@@ -122,7 +145,9 @@ def test_randomk_draws_without_replacement_every_element_as_often() -> None:
     assert all(len(set(one)) == 20 and one == sorted(one) for one in found)
     counts_N = torch.tensor(found).flatten().bincount(minlength=200).double()
     expected, spread = 0.1 * num_steps, (0.1 * 0.9 * num_steps) ** 0.5
-    assert float(((counts_N - expected) / spread).square().mean()) == pytest.approx(1, abs=0.35)
+    assert float(((counts_N - expected) / spread).square().mean()) == pytest.approx(
+        1, abs=0.35
+    )
     # Neighbours come together as often as any two do.
     beside = sum(b - a == 1 for one in found for a, b in pairwise(one))
     assert beside / num_steps == pytest.approx(20 * 19 / 200, abs=0.25)
@@ -131,5 +156,7 @@ def test_randomk_draws_without_replacement_every_element_as_often() -> None:
 @each("kind", [*KINDS, *OTHERS[:2]], ids=lambda kind: kind.__name__)
 def test_what_int32_cannot_address_is_refused_before_a_step(kind: Any) -> None:
     kind().init(gw.TensorSpec("largest", 2**31 - 1), 2)
-    with pytest.raises(gw.InvalidSetting, match=f"{kind.__name__} gradient must be below"):
+    with pytest.raises(
+        gw.InvalidSetting, match=f"{kind.__name__} gradient must be below"
+    ):
         kind().init(gw.TensorSpec("too large", 2**31), 2)

@@ -12,7 +12,14 @@ from gradwire.errors import InvalidSetting
 from tests.each import each
 from tests.strategies import bounded
 
-DTYPES = (torch.uint8, torch.int32, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+DTYPES = (
+    torch.uint8,
+    torch.int32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+)
 fields = st.lists(st.tuples(st.sampled_from(DTYPES), st.integers(0, 20)), max_size=5)
 
 
@@ -28,7 +35,11 @@ def test_fields_are_aligned_disjoint_and_fill_the_size(parts) -> None:
     for field, offset in zip(form, form.offsets, strict=True):
         assert offset % field.dtype.itemsize == 0
         assert end <= offset < end + field.dtype.itemsize
-        assert form.place(field.name) == (offset, offset + field.size_bytes, field.dtype)
+        assert form.place(field.name) == (
+            offset,
+            offset + field.size_bytes,
+            field.dtype,
+        )
         end = offset + field.size_bytes
     assert form.size_bytes == end
     assert form.slot_bytes % 8 == 0
@@ -58,7 +69,9 @@ def test_size_only_has_the_size_and_no_content(parts) -> None:
     assert empty.size_bytes == Payload.empty(form).buffer.numel() == form.size_bytes
     assert "size only" in repr(empty)
     for field in form:
-        with pytest.raises(InvalidSetting, match="'size only'; encode a gradient first"):
+        with pytest.raises(
+            InvalidSetting, match="'size only'; encode a gradient first"
+        ):
             empty[field.name]
 
 
@@ -73,7 +86,9 @@ def test_size_only_has_the_size_and_no_content(parts) -> None:
 )
 def test_wrong_buffers_are_refused(buffer: torch.Tensor) -> None:
     form = make([(torch.float32, 2)])
-    with pytest.raises(InvalidSetting, match=r"must be 8 contiguous uint8, got .*Payload.empty"):
+    with pytest.raises(
+        InvalidSetting, match=r"must be 8 contiguous uint8, got .*Payload.empty"
+    ):
         Payload(form, buffer)
 
 

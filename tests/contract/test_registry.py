@@ -71,14 +71,28 @@ def test_dir_lists_the_names(kind: str) -> None:
 @each(
     "kind, given, message",
     [
-        ("compress", "topkk", r"no compressor is called 'topkk'; there are: .*topk.*'topk'\?"),
-        ("compress", "zzz", r"no compressor is called 'zzz'; there are: .*; choose one of these"),
-        ("collective", "rings", r"no collective is called 'rings'; .*did you mean 'ring'\?"),
+        (
+            "compress",
+            "topkk",
+            r"no compressor is called 'topkk'; there are: .*topk.*'topk'\?",
+        ),
+        (
+            "compress",
+            "zzz",
+            r"no compressor is called 'zzz'; there are: .*; choose one of these",
+        ),
+        (
+            "collective",
+            "rings",
+            r"no collective is called 'rings'; .*did you mean 'ring'\?",
+        ),
         ("compress", "_settle", "no compressor is called '_settle'"),
         ("compress", "../load", "no compressor is called"),
     ],
 )
-def test_unknown_names_are_told_the_known_ones(kind: str, given: str, message: str) -> None:
+def test_unknown_names_are_told_the_known_ones(
+    kind: str, given: str, message: str
+) -> None:
     with pytest.raises(UnknownName, match=message) as caught:
         load(kind, given)
     assert isinstance(caught.value, ValueError)
@@ -109,18 +123,24 @@ for first in (
 
 
 def test_the_class_is_bound_whichever_import_comes_first() -> None:
-    """In a process of its own: here everything is imported already, and stays as it is."""
+    """In a process of its own: here everything is imported already, and stays as it
+    is.
+    """
     run_alone(FIRST_IMPORTS)
 
 
-# ---- other packages ----------------------------------------------------------------------------
+# ---- other packages ------------------------------------------------------------------
 
 
 def test_names_of_further_packages_are_known_where_these_are_not_installed() -> None:
-    """The tables of names are those of the packages, so that a refusal names the right one."""
+    """The tables of names are those of the packages, so that a refusal names the right
+    one.
+    """
     for kind in (*KINDS.values(), COMMANDS):
         others = {
-            n: h.distribution for n, h in found_of(kind).items() if h.distribution != "gradwire"
+            n: h.distribution
+            for n, h in found_of(kind).items()
+            if h.distribution != "gradwire"
         }
         assert others == dict(kind.elsewhere)
     assert all(extension(name) is not None for name in EXTENSIONS)
@@ -141,19 +161,25 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
 
 
 @pytest.mark.usefixtures("installed")
-@each("kind, name", [("compress", "sidco"), ("collective", "sparcml"), ("planner", "espresso")])
+@each(
+    "kind, name",
+    [("compress", "sidco"), ("collective", "sparcml"), ("planner", "espresso")],
+)
 def test_an_algorithm_that_is_not_installed_is_refused_with_its_package(
     kind: str, name: str
 ) -> None:
     with pytest.raises(
-        NotInstalled, match=rf"'{name}' needs gradwire-lab, .*pip install \./lab \(in a checkout"
+        NotInstalled,
+        match=rf"'{name}' needs gradwire-lab, .*pip install \./lab \(in a checkout",
     ):
         load(kind, name)
 
 
 @pytest.mark.usefixtures("installed")
 def test_a_function_that_is_not_installed_is_named_with_what_installs_it() -> None:
-    with pytest.raises(NotInstalled, match=r"gw\.adapt needs .*: pip install \./lab \(in a"):
+    with pytest.raises(
+        NotInstalled, match=r"gw\.adapt needs .*: pip install \./lab \(in a"
+    ):
         gw.adapt  # noqa: B018
     for name in EXTENSIONS:
         with pytest.raises(NotInstalled, match=r"run: pip install \./lab") as raised:
@@ -172,8 +198,12 @@ def test_an_object_and_a_package_add_algorithms(installed: list[EntryPoint]) -> 
 
 
 def test_two_packages_with_one_name_are_refused(installed: list[EntryPoint]) -> None:
-    installed.append(EntryPoint("topk", "own_package.other:thing", "gradwire.compressors"))
-    with pytest.raises(InvalidSetting, match=r"'topk' is defined by two .*, gradwire and own_pack"):
+    installed.append(
+        EntryPoint("topk", "own_package.other:thing", "gradwire.compressors")
+    )
+    with pytest.raises(
+        InvalidSetting, match=r"'topk' is defined by two .*, gradwire and own_pack"
+    ):
         load("compress", "topk")
     assert load("compress", "onebit") is gw.compress.onebit
 
@@ -181,7 +211,9 @@ def test_two_packages_with_one_name_are_refused(installed: list[EntryPoint]) -> 
 def test_an_entry_point_of_nothing_is_named_and_left_out(
     installed: list[EntryPoint], caplog: pytest.LogCaptureFixture
 ) -> None:
-    installed.append(EntryPoint("bad", "gradwire.contract.registry", "gradwire.planners"))
+    installed.append(
+        EntryPoint("bad", "gradwire.contract.registry", "gradwire.planners")
+    )
     with caplog.at_level(logging.WARNING, "gradwire"):
         assert "usbyte" in names("planner")
     assert "registry is not a package" in caplog.text

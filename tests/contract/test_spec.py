@@ -9,7 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.contract.spec import CHUNK_ALIGNMENT, TensorSpec, chunk_bounds, working_dtype
+from gradwire.contract.spec import (
+    CHUNK_ALIGNMENT,
+    TensorSpec,
+    chunk_bounds,
+    working_dtype,
+)
 from gradwire.errors import InvalidSetting
 from tests.each import each
 from tests.strategies import bounded
@@ -40,12 +45,18 @@ def test_a_chunk_is_a_spec_that_tells_where_it_is_from() -> None:
     "numel, dtype, message",
     [
         (-1, torch.float32, "numel must be 0 or more, got -1"),
-        (3, torch.int64, "dtype must be float32, bfloat16, float16 or float64, got torch.int64"),
+        (
+            3,
+            torch.int64,
+            "dtype must be float32, bfloat16, float16 or float64, got torch.int64",
+        ),
         (3, torch.complex64, "dtype must be float32, .* got torch.complex64"),
         (3, torch.float8_e4m3fn, "dtype must be float32, .* got torch.float8_e4m3fn"),
     ],
 )
-def test_specs_of_what_is_no_gradient(numel: int, dtype: torch.dtype, message: str) -> None:
+def test_specs_of_what_is_no_gradient(
+    numel: int, dtype: torch.dtype, message: str
+) -> None:
     with pytest.raises(InvalidSetting, match=message):
         TensorSpec("x", numel, dtype)
 

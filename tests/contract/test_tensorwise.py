@@ -67,7 +67,9 @@ def test_every_tensor_is_encoded_as_alone(codec: Compressor) -> None:
     payload, _ = joint.encode(states, grad_N, residual_N=kept_N)
     parts = zip(joint.parts(payload), states, grad_N.split(sizes), strict=True)
     residuals = zip(residual_N.split(sizes), kept_N.split(sizes), strict=True)
-    for (part, state, tensor_N), (before_N, after_N) in zip(parts, residuals, strict=True):
+    for (part, state, tensor_N), (before_N, after_N) in zip(
+        parts, residuals, strict=True
+    ):
         alone_N = before_N.clone()
         alone, _ = codec.encode(state, tensor_N, residual_N=alone_N)
         assert same_bits(part.buffer, alone.buffer)
@@ -75,7 +77,9 @@ def test_every_tensor_is_encoded_as_alone(codec: Compressor) -> None:
 
 
 def test_entries_of_all_tensors_are_what_is_decoded() -> None:
-    """Each tensor's values outlive the next tensor's, which are decoded into the same buffer."""
+    """Each tensor's values outlive the next tensor's, which are decoded into the same
+    buffer.
+    """
     codec, grad_N = Tensorwise(adacomp(block=64), _sizes(300)), _draw(300)
     payload, _ = codec.encode(codec.init(TensorSpec("gradient", 300)), grad_N)
     indices_K, values_K = codec.entries(payload)
@@ -105,11 +109,15 @@ def test_it_is_used_where_elements_share_a_scale() -> None:
     assert tensorwise(onebit(), (20, 10)) == Tensorwise(onebit(), (20, 10))
     assert tensorwise(topk(), (20, 10)) == topk()
     assert tensorwise(onebit(), (30,)) == onebit()
-    assert tensorwise(Hollow(onebit()), (20, 10)) == Hollow(Tensorwise(onebit(), (20, 10)))
+    assert tensorwise(Hollow(onebit()), (20, 10)) == Hollow(
+        Tensorwise(onebit(), (20, 10))
+    )
 
 
 def test_bytes_are_stated_for_the_tensors_of_a_message() -> None:
-    """Of chunk 0, two tensors of 12 and 28 bytes, each rounded up; of chunk 1, one of 32."""
+    """Of chunk 0, two tensors of 12 and 28 bytes, each rounded up; of chunk 1, one of
+    32.
+    """
     exchange = Pair(onebit(block=64), casync_ps())
     assert exchange.wire_bytes(TensorSpec("m", 256), 2) == [32 + 32, 32 + 32]
     spec = TensorSpec("m", 256, shapes=((32,), (224,)))

@@ -1,4 +1,6 @@
-"""Traces are ordered, can be cut and joined, survive a file, and are drawn without overlaps."""
+"""Traces are ordered, can be cut and joined, survive a file, and are drawn without
+overlaps.
+"""
 
 from __future__ import annotations
 
@@ -71,25 +73,38 @@ def test_busy_time_counts_every_moment_once(drawn: list[Span]) -> None:
 
 
 @given(st.lists(spans, max_size=8), st.lists(spans, max_size=8))
-def test_merging_keeps_all_spans_in_order(first: list[Span], second: list[Span]) -> None:
+def test_merging_keeps_all_spans_in_order(
+    first: list[Span], second: list[Span]
+) -> None:
     merged = Trace.merged([Trace.of(first), Trace.of(second)]).spans
     assert len(merged) == len(first) + len(second)
     assert [s.start_s for s in merged] == sorted(s.start_s for s in first + second)
 
 
 def test_densities_are_kept_by_step_and_rank() -> None:
-    made = [StepDensity(rank, step, 0.5, 8, 100, 1.0, 1, 2) for step in (1, 0) for rank in (1, 0)]
+    made = [
+        StepDensity(rank, step, 0.5, 8, 100, 1.0, 1, 2)
+        for step in (1, 0)
+        for rank in (1, 0)
+    ]
     trace = Trace.merged([Trace.of([], made[:1]), Trace.of([], made[1:])])
-    assert [(d.step, d.rank) for d in trace.densities] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [(d.step, d.rank) for d in trace.densities] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
     assert trace.only(step=1).densities == trace.densities[2:]
     assert Trace.from_json(trace.to_json()) == trace
 
 
-# ---- Chrome's form: times in microseconds, a process a rank --------------------------------------
+# ---- Chrome's form: times in microseconds, a process a rank --------------------------
 
 EXAMPLE = Trace.of(
     [
-        Span(1, "communication", "send", 10.5, 10.75, size_bytes=4096, step=3, message=2),
+        Span(
+            1, "communication", "send", 10.5, 10.75, size_bytes=4096, step=3, message=2
+        ),
         Span(1, "communication", "recv", 10.6, 10.8),
         Span(0, "backward", "layer 1", 10.0, 10.5, step=3),
     ]
@@ -97,7 +112,9 @@ EXAMPLE = Trace.of(
 
 
 several = st.builds(
-    lambda rank, lane, start, length: Span(rank, lane, "x", start / 64, (start + length) / 64),
+    lambda rank, lane, start, length: Span(
+        rank, lane, "x", start / 64, (start + length) / 64
+    ),
     st.integers(0, 2),
     st.sampled_from(LANES),
     st.integers(0, 300),
@@ -119,9 +136,15 @@ def _thread_names(trace: Trace) -> dict[tuple[int, int], str]:
 
 
 def test_spans_that_touch_within_rounding_share_a_thread() -> None:
-    almost = [Span(0, "compute", "a", 0, 1), Span(0, "compute", "b", 1 - TOUCHING_S / 2, 2)]
+    almost = [
+        Span(0, "compute", "a", 0, 1),
+        Span(0, "compute", "b", 1 - TOUCHING_S / 2, 2),
+    ]
     assert slots(almost) == [0, 0]
-    overlap = [Span(0, "compute", "a", 0, 1), Span(0, "compute", "b", 1 - 3 * TOUCHING_S, 2)]
+    overlap = [
+        Span(0, "compute", "a", 0, 1),
+        Span(0, "compute", "b", 1 - 3 * TOUCHING_S, 2),
+    ]
     assert slots(overlap) == [0, 1]
 
 
@@ -147,14 +170,18 @@ def test_no_more_threads_than_spans_open_at_once(trace: Trace) -> None:
         lane = [span for span in trace.spans if (span.rank, span.lane) == place]
         used = max(slots(lane)) + 1
         starts = [span.start_s for span in lane]
-        open_at_once = max(sum(s.start_s <= at < s.end_s for s in lane) for at in starts)
+        open_at_once = max(
+            sum(s.start_s <= at < s.end_s for s in lane) for at in starts
+        )
         assert used <= max(1, open_at_once)
 
 
 def test_lanes_have_names_and_overlaps_have_threads_of_their_own() -> None:
     names = sorted(_thread_names(EXAMPLE).values())
     assert names == ["backward", "communication 0", "communication 1"]
-    ranks = [e["args"]["name"] for e in _of_kind(EXAMPLE, "M") if e["name"] == "process_name"]
+    ranks = [
+        e["args"]["name"] for e in _of_kind(EXAMPLE, "M") if e["name"] == "process_name"
+    ]
     assert ranks == ["rank 0", "rank 1"]
 
 
@@ -166,14 +193,22 @@ def test_an_event_carries_what_the_span_says() -> None:
     assert event["args"] == {"size_bytes": 4096, "step": 3, "message": 2}
 
 
-BYTES = {"no UTF-8": b"\xff\xfe\x00", "continuation bytes": b"\x80" * 100, "a NUL": b"{\x00}"}
+BYTES = {
+    "no UTF-8": b"\xff\xfe\x00",
+    "continuation bytes": b"\x80" * 100,
+    "a NUL": b"{\x00}",
+}
 
 
 @each("content", BYTES.values(), ids=list(BYTES))
-def test_bytes_that_are_no_text_are_refused_by_name(content: bytes, tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_are_refused_by_name(
+    content: bytes, tmp_path: Path
+) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(content)
-    with pytest.raises(InvalidSetting, match=r"(trace\.json|a trace) cannot be read: .*; "):
+    with pytest.raises(
+        InvalidSetting, match=r"(trace\.json|a trace) cannot be read: .*; "
+    ):
         Trace.load(path)
 
 
@@ -188,7 +223,9 @@ def test_files_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> None:
 
 
 @each("save", [Trace.save, save_chrome], ids=["save", "save_chrome"])
-def test_a_reader_of_the_old_file_never_sees_a_part_of_the_new(save: Any, tmp_path: Path) -> None:
+def test_a_reader_of_the_old_file_never_sees_a_part_of_the_new(
+    save: Any, tmp_path: Path
+) -> None:
     folder = tmp_path / save.__name__
     folder.mkdir()
     path = folder / "trace.json"
@@ -213,7 +250,13 @@ def with_entry(rows: str, name: str, value: Any) -> str:
 def test_each_entry_is_of_its_type_and_within_its_bounds() -> None:
     for rows in ("spans", "densities"):
         for name, sound in SAVED[rows][0].items():
-            may_be = (str,) if isinstance(sound, str) else (type(None),) if name == "asked" else ()
+            may_be = (
+                (str,)
+                if isinstance(sound, str)
+                else (type(None),)
+                if name == "asked"
+                else ()
+            )
             for value in ODD:
                 if may_be and isinstance(value, may_be):
                     Trace.from_json(with_entry(rows, name, value))
@@ -222,7 +265,10 @@ def test_each_entry_is_of_its_type_and_within_its_bounds() -> None:
                     Trace.from_json(with_entry(rows, name, value))
 
 
-@each("text", ["", "{", "null", '{"schema": 1}', '{"schema": 1, "spans": [3]}', "[" * 100_000])
+@each(
+    "text",
+    ["", "{", "null", '{"schema": 1}', '{"schema": 1, "spans": [3]}', "[" * 100_000],
+)
 def test_texts_that_are_no_trace_are_refused(text: str) -> None:
     with pytest.raises(InvalidSetting, match="; "):
         Trace.from_json(text)

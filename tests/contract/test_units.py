@@ -1,4 +1,6 @@
-"""Quantities survive being written and read; what cannot be read is refused with a remedy."""
+"""Quantities survive being written and read; what cannot be read is refused with a
+remedy.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def test_rates_are_read(text: str, rate_bytes_per_s: float) -> None:
 
 @each("text", ["", "500", "fast", "-1mbit", "0mbit", "5mb", "1e3mbit", "mbit"])
 def test_other_rates_are_refused(text: str) -> None:
-    with pytest.raises(InvalidSetting, match=r"rate must be .*; write 500mbit") as caught:
+    with pytest.raises(
+        InvalidSetting, match=r"rate must be .*; write 500mbit"
+    ) as caught:
         parse_rate(text)
     assert repr(text) in str(caught.value)
 

@@ -1,7 +1,9 @@
-"""The site and the HTML report in a real browser, as wide as a phone and as a desk's screen.
+"""The site and the HTML report in a real browser, as wide as a phone and as a desk's
+screen.
 
-One Chromium loads every page in a frame of each width, served from this process. Nothing is asked
-of the network. A page must fit its frame, show its heading and leave no error in the console.
+One Chromium loads every page in a frame of each width, served from this process.
+Nothing is asked of the network. A page must fit its frame, show its heading and leave
+no error in the console.
 """
 
 from __future__ import annotations
@@ -24,13 +26,17 @@ import pytest
 from gradwire_bench.report import html
 from scripts.site_pages import ROOT
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None
+)
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.xdist_group("site"),
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no Chromium: apt-get install chromium"
+    ),
 ]
 WIDTHS = (390, 1280)
 QUIET = [
@@ -89,7 +95,9 @@ class Quiet(SimpleHTTPRequestHandler):
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
     """The address at which the files of a folder are found."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(Quiet, directory=str(folder))
+    )
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -105,7 +113,9 @@ def looked_at(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """What each page is like at each width, and the console's errors."""
     work = json.dumps([(path, width) for path in paths for width in WIDTHS])
-    (folder / "harness.html").write_text(HARNESS.replace("WORK", work), encoding="utf-8")
+    (folder / "harness.html").write_text(
+        HARNESS.replace("WORK", work), encoding="utf-8"
+    )
     budget_ms = 2000 + 700 * len(paths) * len(WIDTHS)
     with served(folder) as address:
         done = subprocess.run(
@@ -115,7 +125,11 @@ def looked_at(
         )  # fmt: skip
     text = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.S)
     assert text[1], f"the browser came to no end:\n{done.stderr[-2000:]}"
-    errors = [line for line in done.stderr.splitlines() if "CONSOLE" in line and "rror" in line]
+    errors = [
+        line
+        for line in done.stderr.splitlines()
+        if "CONSOLE" in line and "rror" in line
+    ]
     return json.loads(unescape(text[1])), errors
 
 
@@ -136,9 +150,13 @@ def unfit(pages: list[dict[str, Any]]) -> list[str]:
 def test_the_site(site: Path, tmp_path: Path) -> None:
     folder = tmp_path / "served"
     shutil.copytree(site, folder)
-    paths = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.html"))
+    paths = sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*.html")
+    )
     # Pages of algorithms are of one form: of those the longest speak for all.
-    alike = sorted((p for p in paths if p.startswith("algorithms/")), key=lambda p: -len(p))
+    alike = sorted(
+        (p for p in paths if p.startswith("algorithms/")), key=lambda p: -len(p)
+    )
     chosen = [path for path in paths if path not in alike[3:] and path != "404.html"]
     assert len(chosen) > 15
     pages, errors = looked_at(chosen, folder, tmp_path / "profile")
@@ -153,7 +171,8 @@ def test_the_report(tmp_path: Path) -> None:
     html.write(
         tmp_path / "report.html",
         title="Four hosts at 200 Mbit",
-        command="gradwire demo --hosts 4 --rate 200mbit " + 8 * "--compressor one_more ",
+        command="gradwire demo --hosts 4 --rate 200mbit "
+        + 8 * "--compressor one_more ",
         machine={"cpu": "Some CPU of a long name " * 5, "memory_bytes": 8_000_000_000},
         rows=[{"name": "ddp", **row}, {"name": "onebit", **row}],
         pictures={"one step": ROOT / "docs" / "pictures" / "step.png"},

@@ -1,6 +1,8 @@
-"""The documentation's pages: links lead somewhere, examples run, commands exist, all can be found.
+"""The documentation's pages: links lead somewhere, examples run, commands exist, all
+can be found.
 
-None of it needs mkdocs but the build itself, which is skipped where mkdocs is not installed.
+None of it needs mkdocs but the build itself, which is skipped where mkdocs is not
+installed.
 """
 
 from __future__ import annotations
@@ -40,20 +42,26 @@ HEADING = re.compile(r"^#+ (.*)$", re.M)
 FENCED = re.compile(r"^ *```.*?^ *```", re.M | re.S)
 PROGRAM = re.compile(r"^( *)```python\n(.*?)^\1```", re.M | re.S)
 COMMAND = re.compile(r"`(gradwire [^`]+)`|^ {4}(gradwire .*?)(?:  .*)?$", re.M)
-LOADED = re.compile(r"<(?:script|img|link|iframe)[^>]*(?:src|href)=\"?(?:https?:)?//[^>]*>")
+LOADED = re.compile(
+    r"<(?:script|img|link|iframe)[^>]*(?:src|href)=\"?(?:https?:)?//[^>]*>"
+)
 
 
 @cache
 def pages() -> dict[str, str]:
     """Every page of the site as Markdown, with its links."""
-    read = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in WRITTEN}
+    read = {
+        name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in WRITTEN
+    }
     return {path: linked(text, path) for path, text in (read | generated()).items()}
 
 
 @cache
 def anchors(text: str) -> set[str]:
     """The anchors of a page's headings, as mkdocs makes them."""
-    heads = (re.sub(r"[^\w\s-]", "", head).strip().lower() for head in HEADING.findall(text))
+    heads = (
+        re.sub(r"[^\w\s-]", "", head).strip().lower() for head in HEADING.findall(text)
+    )
     return {re.sub(r"[-\s]+", "-", head) for head in heads}
 
 
@@ -62,7 +70,9 @@ def broken_links(path: str, text: str, known: dict[str, str]) -> list[str]:
     found = []
     for link in LINK.finditer(FENCED.sub("", text)):
         target = normpath(f"{dirname(path)}/{link[1]}".lstrip("/")) if link[1] else path
-        is_there = target in known and (not link[2] or link[2] in anchors(known[target]))
+        is_there = target in known and (
+            not link[2] or link[2] in anchors(known[target])
+        )
         found += [] if is_there else [f"{path}: {link[0]}"]
     return found
 
@@ -70,14 +80,18 @@ def broken_links(path: str, text: str, known: dict[str, str]) -> list[str]:
 @cache
 def commands() -> dict[str, Any]:
     """The command of each verb."""
-    return {verb: typer.main.get_command(app_of(found)) for verb, found in verbs().items()}
+    return {
+        verb: typer.main.get_command(app_of(found)) for verb, found in verbs().items()
+    }
 
 
 def wrong_commands(text: str) -> list[str]:
     """Commands of a page whose verb, or one of whose options, is not there."""
     found = []
     for match in COMMAND.finditer(text):
-        _, verb, *words = shlex.split((match[1] or match[2]).partition(" -- ")[0], comments=True)
+        _, verb, *words = shlex.split(
+            (match[1] or match[2]).partition(" -- ")[0], comments=True
+        )
         if verb not in commands():
             found += [] if verb in ("NAME", "--version") else [match[0]]
             continue
@@ -85,7 +99,9 @@ def wrong_commands(text: str) -> list[str]:
         if hasattr(command, "commands") and words:
             command = command.commands.get(words[0].strip(","))
         options = (
-            {one for p in command.params for one in (*p.opts, *p.secondary_opts)} if command else ()
+            {one for p in command.params for one in (*p.opts, *p.secondary_opts)}
+            if command
+            else ()
         )
         given = [word for word in words if word.startswith("--")]
         found += [match[0]] if command is None or set(given) - {*options} else []
@@ -95,17 +111,23 @@ def wrong_commands(text: str) -> list[str]:
 @together
 def test_links_lead_to_pages_and_headings() -> None:
     assert [
-        one for path, text in pages().items() for one in broken_links(path, text, pages())
+        one
+        for path, text in pages().items()
+        for one in broken_links(path, text, pages())
     ] == []
 
 
 @together
 def test_each_picture_is_drawn_by_a_function_and_shown_on_a_page() -> None:
     shown = {
-        name for text in pages().values() for name in re.findall(r"\(pictures/(\w+)\.png\)", text)
+        name
+        for text in pages().values()
+        for name in re.findall(r"\(pictures/(\w+)\.png\)", text)
     }
     assert shown == {*PICTURES}
-    assert {path.stem for path in (ROOT / "docs" / "pictures").glob("*.png")} == {*PICTURES}
+    assert {path.stem for path in (ROOT / "docs" / "pictures").glob("*.png")} == {
+        *PICTURES
+    }
     told = {path for path, text in pages().items() if "scripts.pictures" in text}
     assert told == {"contributing.md"}  # readers do not draw pictures
 
@@ -134,9 +156,13 @@ def test_the_navigation_lists_every_page_once() -> None:
 @together
 def test_every_algorithm_has_a_page_with_its_settings_and_traits() -> None:
     index = pages()["algorithms/index.md"]
-    trained = next(x for x in algorithm.tables(pages()["measured.md"]) if x.head[0] == "compressor")
+    trained = next(
+        x for x in algorithm.tables(pages()["measured.md"]) if x.head[0] == "compressor"
+    )
     assert len(trained.rows) > 5
-    assert [row for row in trained.rows if f"| {' | '.join(row[1:])} |" not in index] == []
+    assert [
+        row for row in trained.rows if f"| {' | '.join(row[1:])} |" not in index
+    ] == []
     assert "source repository" in algorithm.page("compress", "topk", None)
     for kind in KINDS:
         for name in names(kind):
@@ -144,9 +170,11 @@ def test_every_algorithm_has_a_page_with_its_settings_and_traits() -> None:
             found = load(kind, name)
             assert f"({algorithm.page_path(kind, name)})" in index
             assert all(f"`{one}`" in text for one in algorithm.settings(found))
-            assert text.count("\n## ") == {"compress": 2, "collective": 2, "planner": 2}.get(
-                kind, 0
-            )
+            assert text.count("\n## ") == {
+                "compress": 2,
+                "collective": 2,
+                "planner": 2,
+            }.get(kind, 0)
 
 
 @together
@@ -156,10 +184,16 @@ def test_the_command_line_s_page_has_every_verb_and_the_reference_every_name() -
     assert [verb for verb in verbs() if f"`gradwire {verb}`" not in headings] == []
     assert "install-completion" not in commands
     assert "**Commands**" not in commands
-    root = {f"::: gradwire{module}.{name}\n" for module, name in EXPORT.findall(exports())}
-    shown = "".join(text for path, text in pages().items() if path.startswith("reference/"))
+    root = {
+        f"::: gradwire{module}.{name}\n" for module, name in EXPORT.findall(exports())
+    }
+    shown = "".join(
+        text for path, text in pages().items() if path.startswith("reference/")
+    )
     modules = ("catalogue", "planner", "fsdp", "pilot", "__version__")
-    assert [one for one in root if one not in shown and not one.strip().endswith(modules)] == []
+    assert [
+        one for one in root if one not in shown and not one.strip().endswith(modules)
+    ] == []
 
 
 @together
@@ -185,7 +219,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 WITH_PROGRAMS = {
     name: (ROOT / "docs" / name).read_text(encoding="utf-8")
     for name in WRITTEN
-    if name != "compll.md"  # whose programs are held to the laws: tests/dsl/test_docs.py
+    if name
+    != "compll.md"  # whose programs are held to the laws: tests/dsl/test_docs.py
 } | {"README.md": README}
 PROGRAMS = {
     name: [textwrap.dedent(code) for _, code in PROGRAM.findall(text)]
@@ -214,7 +249,12 @@ def test_the_programs_of_a_page_run(
     """All of a page in one run, one behind the other, with a model and batches."""
     monkeypatch.chdir(tmp_path)
     text = "\n".join(PROGRAMS[name])
-    launched = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    launched = {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "0",
+    }
     launched |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     for variable, value in launched.items() if "init_process_group" in text else ():
         monkeypatch.setenv(variable, value)
@@ -234,10 +274,14 @@ def test_the_algorithms_of_a_page_keep_their_laws(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = ModuleType("own")
-    monkeypatch.setitem(sys.modules, module.__name__, module)  # where a dataclass looks names up
+    monkeypatch.setitem(
+        sys.modules, module.__name__, module
+    )  # where a dataclass looks names up
     exec("\n".join([SURROUNDINGS, *PROGRAMS["own.md"]]), vars(module))
     found = getattr(module, name)
-    held, *_ = held_to(found() if isinstance(found, type) else found)  # others are of its pairs
+    held, *_ = held_to(
+        found() if isinstance(found, type) else found
+    )  # others are of its pairs
     assert [verdict for verdict in check(held) if verdict.found] == []
 
 
@@ -245,7 +289,8 @@ def test_the_algorithms_of_a_page_keep_their_laws(
 @pytest.mark.slow
 def test_the_site_has_every_page_and_loads_nothing_from_elsewhere(site: Path) -> None:
     built = {
-        path.relative_to(site).with_suffix(".md").as_posix(): path for path in site.rglob("*.html")
+        path.relative_to(site).with_suffix(".md").as_posix(): path
+        for path in site.rglob("*.html")
     }
     assert {*built} - {"404.md"} == {*pages()}
     for path in built.values():
@@ -274,7 +319,9 @@ def test_files_that_are_named_become_links() -> None:
     assert linked("see `docs/measured.md`", "start.md") == f"see {there}"
     deep = linked("(docs/measured.md), `docs/none.md`", "algorithms/compress/topk.md")
     assert deep == f"({there.replace('](', '](../../')}), `docs/none.md`"
-    alone = "`docs/start.md` ![](docs/pictures/a) [x](docs/plan.md) [y](CONTRIBUTING.md#z)"
+    alone = (
+        "`docs/start.md` ![](docs/pictures/a) [x](docs/plan.md) [y](CONTRIBUTING.md#z)"
+    )
     there = "`docs/start.md` ![](pictures/a) [x](plan.md) [y](contributing.md#z)"
     assert linked(alone, "start.md") == there
     assert linked("[x](../README.md#y)", "start.md") == f"[x]({COPIED['README.md']}#y)"

@@ -1,8 +1,10 @@
-"""Random programs: their text is drawn, so that a failing one is read as it stands and shrinks.
+"""Random programs: their text is drawn, so that a failing one is read as it stands and
+shrinks.
 
-A program has reductions with conditions and several folds, some over the whole gradient; fields of
-every width, or kept elements; and a decode of all that. Values are float32, int32 or conditions,
-each by every operation the language has for it. ``known`` are names of values computed before.
+A program has reductions with conditions and several folds, some over the whole
+gradient; fields of every width, or kept elements; and a decode of all that. Values are
+float32, int32 or conditions, each by every operation the language has for it. ``known``
+are names of values computed before.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ Text = st.SearchStrategy[str]
 
 FOLDS = ("smaller", "greater", "largest, 0.0", "product, 1.0")
 """Folds whose result does not depend on how a sum is rounded."""
-WHOLE_FOLDS = ("smaller", "greater", "add", "lambda a, b: a | b, 0", "lambda a, b: a & b, -1")
+WHOLE_FOLDS = (
+    "smaller",
+    "greater",
+    "add",
+    "lambda a, b: a | b, 0",
+    "lambda a, b: a & b, -1",
+)
 
 _PRELUDE = {name: getattr(language, name) for name in language.__all__} | {
     "Program": Program,
@@ -54,7 +62,9 @@ def made(source: str) -> Program:
     """The program of a text that ``sources`` drew; its name is its own, in C++ too."""
     name = f"p{crc32(source.encode()):08x}"
     namespace = dict(_PRELUDE)
-    exec(compile(source.replace("class fuzz", f"class {name}"), name, "exec"), namespace)
+    exec(
+        compile(source.replace("class fuzz", f"class {name}"), name, "exec"), namespace
+    )
     return namespace[name](block=128)
 
 
@@ -103,9 +113,22 @@ def ints(depth: int, known: tuple[str, ...], draws: bool = True) -> Text:
     if not depth:
         return leaf
     a, x = ints(depth - 1, known, draws), floats(depth - 1, known, draws)
-    both = ("({} + {})", "({} - {})", "({} * {})", "({} & {})", "({} | {})", "smaller({}, {})")
+    both = (
+        "({} + {})",
+        "({} - {})",
+        "({} * {})",
+        "({} & {})",
+        "({} | {})",
+        "smaller({}, {})",
+    )
     one = ("-{}", "abs({})", "({} << 3)", "({} >> 1)", "(int32(6) >> {})")
-    kinds = ("int32({})", "(uint1({}) + 0)", "(uint4({}) * 2)", "(uint8({}) - 9)", "-uint_3({})")
+    kinds = (
+        "int32({})",
+        "(uint1({}) + 0)",
+        "(uint4({}) * 2)",
+        "(uint8({}) - 9)",
+        "-uint_3({})",
+    )
     return st.one_of(
         leaf,
         *_any_of(*kinds, a=x, b=x),
@@ -117,7 +140,10 @@ def ints(depth: int, known: tuple[str, ...], draws: bool = True) -> Text:
 @functools.cache
 def conditions(depth: int, known: tuple[str, ...], draws: bool = True) -> Text:
     """Conditions on the element x."""
-    x, n = floats(max(0, depth - 1), known, draws), ints(max(0, depth - 1), known, draws)
+    x, n = (
+        floats(max(0, depth - 1), known, draws),
+        ints(max(0, depth - 1), known, draws),
+    )
     leaves = [
         *_any_of("({} < {})", "({} >= {})", "({} == {})", "finite({})", a=x, b=x),
         *_any_of("({} <= {})", "({} != {})", a=n, b=n),
@@ -143,12 +169,17 @@ def sources(draw: st.DrawFn, folds: tuple[str, ...] = FOLDS, depth: int = 2) -> 
             vector = f"filter({vector}, lambda x: {draw(conditions(1, before))})"
         body.append(f"{name} = reduce({vector}, {draw(st.sampled_from(folds))})")
         if draw(st.integers(0, 3)) == 3:
-            body.append(f"{name} = whole({name}, {draw(st.sampled_from(('smaller', 'greater')))})")
+            body.append(
+                f"{name} = whole({name}, "
+                f"{draw(st.sampled_from(('smaller', 'greater')))})"
+            )
         known.append(name)
     if draw(st.booleans()):
         condition = draw(conditions(1, tuple(known)))
         body.append(f"bits = map(gradient, lambda x: {draw(ints(1, tuple(known)))})")
-        body.append(f"bits = filter(bits, lambda n: {condition.replace('x', 'float32(n)')})")
+        body.append(
+            f"bits = filter(bits, lambda n: {condition.replace('x', 'float32(n)')})"
+        )
         body.append(f"n = reduce(bits, {draw(st.sampled_from(WHOLE_FOLDS))})")
         body.append("count = size(bits)")
         known += ["n", "count"]
@@ -171,13 +202,16 @@ def _dense(draw: st.DrawFn, known: list[str], depth: int) -> list[str]:
         kind, value = draw(st.sampled_from(_KINDS)), draw(floats(depth, scope))
         codes.append(f"{name}=map(gradient, lambda x: {kind}({value}))")
     fields = ", ".join([*(f"{name}={name}" for name in known), *codes])
-    value = draw(floats(depth, (*known, *(f"float32({name})" for name in names[1:])), False))
+    value = draw(
+        floats(depth, (*known, *(f"float32({name})" for name in names[1:])), False)
+    )
     vectors = f"({', '.join(names)},)"
     return [
         f"        return concat({fields})",
         "    def decode(self, sent):",
         f"        {', '.join([*known, *names])}, = extract(sent)",
-        f"        return map({vectors}, lambda {', '.join(names).replace('p', 'x', 1)}: {value})",
+        f"        return map({vectors}, lambda "
+        f"{', '.join(names).replace('p', 'x', 1)}: {value})",
     ]
 
 

@@ -1,4 +1,6 @@
-"""C++ and the interpreter agree bit for bit on the programs here; drawn ones are in test_fuzz."""
+"""C++ and the interpreter agree bit for bit on the programs here; drawn ones are in
+test_fuzz.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,17 @@ from gradwire.compress.uniform import uniform
 from gradwire.dsl import language as gl
 from gradwire.dsl.build import Built
 from gradwire.dsl.interp import Draws
-from gradwire.dsl.ir import FLOAT32, INT32, Buffer, Extent, Kernel, Op, load_buffer, node, store
+from gradwire.dsl.ir import (
+    FLOAT32,
+    INT32,
+    Buffer,
+    Extent,
+    Kernel,
+    Op,
+    load_buffer,
+    node,
+    store,
+)
 from gradwire.dsl.program import Program
 from gradwire.kernels import compiler
 from gradwire_lab.compress.threelc import threelc
@@ -26,14 +38,29 @@ from gradwire_lab.laws.tolerance import same_bits
 from tests.dsl.test_language import program
 from tests.each import each
 
-pytestmark = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(
+    compiler.find_compiler() is None, reason="no C++ compiler"
+)
 
-KINDS = ("normal", "wide", "zeros", "equal", "one nan", "both infs", "huge", *WIDE_KINDS)
+KINDS = (
+    "normal",
+    "wide",
+    "zeros",
+    "equal",
+    "one nan",
+    "both infs",
+    "huge",
+    *WIDE_KINDS,
+)
 
 
 def one_nan(vector: torch.Tensor) -> torch.Tensor:
-    """What is no number has the same bits everywhere: signs of NaN differ between vector units."""
-    return vector.nan_to_num(nan=float("nan"), posinf=float("inf"), neginf=float("-inf"))
+    """What is no number has the same bits everywhere: signs of NaN differ between
+    vector units.
+    """
+    return vector.nan_to_num(
+        nan=float("nan"), posinf=float("inf"), neginf=float("-inf")
+    )
 
 
 def outcome(codec: Program, built: Built, grad_N: torch.Tensor) -> list[torch.Tensor]:
@@ -45,7 +72,12 @@ def outcome(codec: Program, built: Built, grad_N: torch.Tensor) -> list[torch.Te
     operands = {"gradient": grad_N, "residual": residual_N, **fields}
     built.run(made.encode_with_residual, operands, numel, Draws(3 + (9 << 32), 2))
     sum_N = torch.ones(numel)
-    built.run(made.merge, {"sum": sum_N, "scale": torch.tensor([0.3]), **fields}, numel, Draws())
+    built.run(
+        made.merge,
+        {"sum": sum_N, "scale": torch.tensor([0.3]), **fields},
+        numel,
+        Draws(),
+    )
     return [residual_N, one_nan(sum_N), *fields.values()]
 
 
@@ -60,14 +92,20 @@ def assert_agreement(codec: Program, built: Built, numels: tuple[int, ...]) -> N
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86-64")
-@pytest.mark.parametrize("flags", [(), ("-mavx2",)], ids=["no vectors wider than SSE2", "AVX2"])
+@pytest.mark.parametrize(
+    "flags", [(), ("-mavx2",)], ids=["no vectors wider than SSE2", "AVX2"]
+)
 def test_narrower_vectors_have_the_same_bits(
     flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiler, "FLAG_SETS", ((*compiler.BASE_FLAGS, *flags),))
     monkeypatch.setattr(compiler, "_loaded", {})
     codecs = (qsgd(), uniform(bitwidth=1), terngrad(), int8(), fp8(), threelc())
-    forms = [form for c in codecs for form in (c.kernels().encode_with_residual, c.kernels().merge)]
+    forms = [
+        form
+        for c in codecs
+        for form in (c.kernels().encode_with_residual, c.kernels().merge)
+    ]
     together = Built(*forms)
     assert together.library() is not None
     for codec in codecs:
@@ -98,7 +136,9 @@ def test_a_start_beyond_float32_is_rounded_as_constants_are(start: Any) -> None:
             least=gl.reduce(g, lambda a, b: gl.where(a < b, a, b), start),
             q=gl.map(g, lambda x: gl.uint1(x > 0)),
         ),
-        lambda self, sent: gl.map(gl.extract(sent)[1], lambda q: q * gl.extract(sent)[0]),
+        lambda self, sent: gl.map(
+            gl.extract(sent)[1], lambda q: q * gl.extract(sent)[0]
+        ),
     )
     grad_N = torch.tensor([3.0, -2.0, 5.0])
     compiled = codec.encode(None, grad_N)[0].buffer
@@ -109,7 +149,9 @@ def test_a_start_beyond_float32_is_rounded_as_constants_are(start: Any) -> None:
 
 
 def test_equal_settings_are_one_program_in_either_order() -> None:
-    """-0.0 equals 0.0, so the second that is made would be given the first one's kernels."""
+    """-0.0 equals 0.0, so the second that is made would be given the first one's
+    kernels.
+    """
 
     def made() -> Any:
         class inverse(Program):
@@ -128,11 +170,15 @@ def test_equal_settings_are_one_program_in_either_order() -> None:
         return numbers
 
     first, second = made(), made()
-    assert [sent(first(s=0.0)), sent(first(s=-0.0))] == [sent(second(s=s)) for s in (-0.0, 0.0)]
+    assert [sent(first(s=0.0)), sent(first(s=-0.0))] == [
+        sent(second(s=s)) for s in (-0.0, 0.0)
+    ]
 
 
 def test_places_are_drawn_and_read_as_the_interpreter_does() -> None:
-    """A sample: elements of the whole gradient, at places drawn below its length, which is long."""
+    """A sample: elements of the whole gradient, at places drawn below its length, which
+    is long.
+    """
     count = Buffer("count", INT32, Extent.CALL)
     whole = Buffer("whole", FLOAT32, Extent.CALL)
     sample = Buffer("sample", FLOAT32, Extent.ELEMENT)
@@ -145,9 +191,17 @@ def test_places_are_drawn_and_read_as_the_interpreter_does() -> None:
         drawn = []
         for _ in range(2):
             whole_N, drawn_K = torch.arange(float(numel)), torch.full((301,), -1.0)
-            operands = {"count": torch.tensor([numel], dtype=torch.int32), "whole": whole_N}
+            operands = {
+                "count": torch.tensor([numel], dtype=torch.int32),
+                "whole": whole_N,
+            }
             with compiler.reference_only() if drawn else torch.no_grad():
-                built.run(kernel, {**operands, "sample": drawn_K}, 301, Draws(5 + (7 << 32), 11))
+                built.run(
+                    kernel,
+                    {**operands, "sample": drawn_K},
+                    301,
+                    Draws(5 + (7 << 32), 11),
+                )
             drawn.append(drawn_K)
         assert same_bits(*drawn)
         assert drawn[0].unique().numel() > 5

@@ -1,4 +1,6 @@
-"""What docs/compll.md shows is true: its programs run, its table names every operator."""
+"""What docs/compll.md shows is true: its programs run, its table names every
+operator.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def defined() -> list[Program]:
     namespace: dict[str, Any] = {}
     for text in blocks("python"):
         exec(text, namespace)
-    made = [v for v in namespace.values() if isinstance(v, type) and issubclass(v, Program)]
+    made = [
+        v for v in namespace.values() if isinstance(v, type) and issubclass(v, Program)
+    ]
     return [one() for one in made if one.__module__ == "builtins"]
 
 

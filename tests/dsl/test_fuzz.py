@@ -1,7 +1,8 @@
 """The back ends agree on random programs, bit for bit.
 
-Compiling takes longer than all else, so the programs are drawn twice: first to be compiled in one
-go, then to be compared. One that fails is shrunk by hypothesis, compiled alone.
+Compiling takes longer than all else, so the programs are drawn twice: first to be
+compiled in one go, then to be compared. One that fails is shrunk by hypothesis,
+compiled alone.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from gradwire_lab.laws.inputs import make_gradient
 from gradwire_lab.laws.tolerance import same_bits
 from tests.dsl.fuzz import EVERYTHING, FOLDS, made, sources
 
-needs_compiler = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")
+needs_compiler = pytest.mark.skipif(
+    compiler.find_compiler() is None, reason="no C++ compiler"
+)
 
 GRADIENTS = (
     ("normal", 1),
@@ -42,9 +45,13 @@ Visit = Callable[[Program], object]
 
 
 def each(
-    visit: Visit, folds: tuple[str, ...] = (*FOLDS, "add"), num_programs: int = NUM_PROGRAMS
+    visit: Visit,
+    folds: tuple[str, ...] = (*FOLDS, "add"),
+    num_programs: int = NUM_PROGRAMS,
 ) -> None:
-    """Draws programs, the same ones every time, and visits them; a failing one is shrunk."""
+    """Draws programs, the same ones every time, and visits them; a failing one is
+    shrunk.
+    """
 
     @settings(
         max_examples=num_programs,
@@ -77,10 +84,16 @@ def compiled_together(codecs: list[Program]) -> None:
 
 
 def used(codec: Program) -> list[Kernel]:
-    """The kernels that ``outcome`` runs: all but the plain encode, and decode beside merge."""
+    """The kernels that ``outcome`` runs: all but the plain encode, and decode beside
+    merge.
+    """
     plain = codec.kernels().encode.name, codec.kernels().decode.name
     last = codec.kernels().merge.name
-    return [k for k in codec.kernels().built.kernels if k.name not in plain or k.name == last]
+    return [
+        k
+        for k in codec.kernels().built.kernels
+        if k.name not in plain or k.name == last
+    ]
 
 
 def outcome(codec: Program, kind: str, numel: int) -> dict[str, torch.Tensor]:
@@ -102,7 +115,9 @@ def compare(codec: Program, gradients: tuple[tuple[str, int], ...] = GRADIENTS) 
         with compiler.reference_only():
             theirs = outcome(codec, kind, numel)
         for name in theirs:
-            assert same_bits(ours[name], theirs[name]), f"{name} of {numel} elements, {kind}"
+            assert same_bits(ours[name], theirs[name]), (
+                f"{name} of {numel} elements, {kind}"
+            )
 
 
 @needs_compiler
@@ -125,7 +140,9 @@ class Triton(Built):
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(find_spec("triton") is None, reason="no triton")
 def test_triton_is_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On what has no sum of floats, which Triton may add in another order (test_triton.py)."""
+    """On what has no sum of floats, which Triton may add in another order
+    (test_triton.py).
+    """
     if torch.cuda.is_available():
         pytest.skip("outcome's tensors lie on the CPU")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -151,8 +168,12 @@ WRONG = {
 def test_a_wrong_line_in_the_table_of_cpp_is_found(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiler, "FLAG_SETS", (("-std=c++17", "-O0", "-fPIC", "-shared"),))
-    codec = replace(made(EVERYTHING), block=256 + 64 * number)  # rendered here for the first time
+    monkeypatch.setattr(
+        compiler, "FLAG_SETS", (("-std=c++17", "-O0", "-fPIC", "-shared"),)
+    )
+    codec = replace(
+        made(EVERYTHING), block=256 + 64 * number
+    )  # rendered here for the first time
     if number < 0:
         compare(codec)
         return

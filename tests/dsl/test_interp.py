@@ -1,10 +1,22 @@
-"""The definition itself, against plain torch; and the random numbers, against published vectors."""
+"""The definition itself, against plain torch; and the random numbers, against published
+vectors.
+"""
 
 from __future__ import annotations
 
 import torch
 
-from gradwire.dsl.language import add, concat, extract, filter, greater, map, reduce, size, uint1
+from gradwire.dsl.language import (
+    add,
+    concat,
+    extract,
+    filter,
+    greater,
+    map,
+    reduce,
+    size,
+    uint1,
+)
 from gradwire.dsl.philox import philox, uniform
 from gradwire.dsl.program import Program
 from gradwire.kernels.codes import packed_codes, unpacked_codes
@@ -23,7 +35,9 @@ class summary(Program):
             num_positive=size(positive),
             num_all=size(gradient),
             top=reduce(map(gradient, abs), greater),
-            product=reduce(map(gradient, lambda x: 1 + x / 64), lambda a, b: a * b, start=1.0),
+            product=reduce(
+                map(gradient, lambda x: 1 + x / 64), lambda a, b: a * b, start=1.0
+            ),
             q=map(gradient, lambda x: uint1(x > 0)),
         )
 
@@ -45,7 +59,9 @@ def test_reductions_are_those_of_each_block(numel):
         "product": [(1 + block / 64).prod() for block in blocks],
     }
     for name, values in want.items():
-        torch.testing.assert_close(payload[name], torch.stack(values), rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(
+            payload[name], torch.stack(values), rtol=1e-5, atol=1e-7
+        )
     assert payload["num_positive"].tolist() == [len(part) for part in positive]
     assert payload["num_all"].tolist() == [len(block) for block in blocks]
 
@@ -64,9 +80,19 @@ def test_codes_are_packed_densely_lowest_first(bits):
     "rounds, counter, key, words",
     [
         (7, (0, 0, 0, 0), (0, 0), "5f6fb709 0d893f64 4f121f81 4f730a48"),
-        (7, (0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, "5207ddc2 45165e59 4d8ee751 8c52f662"),
+        (
+            7,
+            (0xFFFFFFFF,) * 4,
+            (0xFFFFFFFF,) * 2,
+            "5207ddc2 45165e59 4d8ee751 8c52f662",
+        ),
         (10, (0, 0, 0, 0), (0, 0), "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-        (10, (0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+        (
+            10,
+            (0xFFFFFFFF,) * 4,
+            (0xFFFFFFFF,) * 2,
+            "408f276d 41c83b0e a20bc7c6 6d5451fd",
+        ),
         (
             7,
             (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
@@ -91,5 +117,9 @@ def test_uniform_numbers_are_uniform_and_those_of_their_place():
     assert 30 < chi_square < 110  # 63 degrees of freedom: 1e-4 and 2e-4 lie outside
     later = uniform(place_N[777:900], key=5, step=1, stream=0)
     assert torch.equal(later, drawn_N[777:900])
-    for other in (uniform(place_N, 6, 1, 0), uniform(place_N, 5, 2, 0), uniform(place_N, 5, 1, 1)):
+    for other in (
+        uniform(place_N, 6, 1, 0),
+        uniform(place_N, 5, 2, 0),
+        uniform(place_N, 5, 1, 1),
+    ):
         assert abs(float(torch.corrcoef(torch.stack([drawn_N, other]))[0, 1])) < 0.02

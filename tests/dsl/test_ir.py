@@ -51,7 +51,10 @@ NEGATIVE = node(Op.LESS, X, const(0.0, FLOAT32))
         (lambda: node(Op.SHL, X, const(1, INT32)), r"shl takes \(int32, int32\)"),
         (lambda: node(Op.WHERE, X, X, X), "where takes"),
         (lambda: node(Op.CAST, X), "state its type"),
-        (lambda: store(Buffer("q", DType.UINT2, Extent.ELEMENT), X), "what its buffer holds"),
+        (
+            lambda: store(Buffer("q", DType.UINT2, Extent.ELEMENT), X),
+            "what its buffer holds",
+        ),
     ],
 )
 def test_the_table_refuses(make, text):
@@ -64,8 +67,12 @@ def kernel(*stores: Node) -> Kernel:
 
 
 def test_the_verifier_names_the_first_bad_node():
-    bad = Node(Op.FLOOR, INT32, Extent.ELEMENT, (const(1, INT32),), None)  # past the table
-    with pytest.raises(IllTyped, match=r"k: node 1, floor\(int32\).*floor takes \(float32\)"):
+    bad = Node(
+        Op.FLOOR, INT32, Extent.ELEMENT, (const(1, INT32),), None
+    )  # past the table
+    with pytest.raises(
+        IllTyped, match=r"k: node 1, floor\(int32\).*floor takes \(float32\)"
+    ):
         kernel(Node(Op.STORE, FLOAT32, Extent.ELEMENT, (bad,), OUT))
     with pytest.raises(IllTyped, match=r"node 0, load.*none of the kernel's"):
         kernel(store(OUT, load_buffer(Buffer("other", FLOAT32, Extent.ELEMENT))))
@@ -82,9 +89,18 @@ def test_the_verifier_names_the_first_bad_node():
     [
         ((store(KEPT, X),), "a condition stands with kept elements"),
         ((store(OUT, X, POSITIVE),), "a condition stands with kept elements"),
-        ((store(KEPT, X, POSITIVE), store(PLACES, node(Op.PLACE), NEGATIVE)), "one condition"),
-        ((store(KEPT, load_buffer(KEPT), POSITIVE),), "elements of the kernel that reads them"),
-        ((store(OUT, node(Op.LOAD_AT, PLACE, dtype=FLOAT32, arg=IN)),), "read in order"),
+        (
+            (store(KEPT, X, POSITIVE), store(PLACES, node(Op.PLACE), NEGATIVE)),
+            "one condition",
+        ),
+        (
+            (store(KEPT, load_buffer(KEPT), POSITIVE),),
+            "elements of the kernel that reads them",
+        ),
+        (
+            (store(OUT, node(Op.LOAD_AT, PLACE, dtype=FLOAT32, arg=IN)),),
+            "read in order",
+        ),
     ],
 )
 def test_kept_elements_and_places_have_rules(stores, text):
@@ -92,7 +108,7 @@ def test_kept_elements_and_places_have_rules(stores, text):
         Kernel("k", 64, (IN, OUT, KEPT, PLACES), stores)
 
 
-# ---- schedule ----------------------------------------------------------------------------------
+# ---- schedule ------------------------------------------------------------------------
 
 
 @each("codec", [one for one in examples("compress") if isinstance(one, Program)])
@@ -103,11 +119,13 @@ def test_every_store_is_done_once_and_no_pass_reads_what_is_overwritten(codec):
     assert sorted(s.arg.name for s in done) == sorted(s.arg.name for s in made.stores)
     residual = load_buffer(rewrite.RESIDUAL)
     last_read = max(i for i, one in enumerate(order) if residual in one.elements)
-    written = next(i for i, one in enumerate(order) if residual.arg in {s.arg for s in one.stores})
+    written = next(
+        i for i, one in enumerate(order) if residual.arg in {s.arg for s in one.stores}
+    )
     assert written == last_read
 
 
-# ---- rewrites ----------------------------------------------------------------------------------
+# ---- rewrites ------------------------------------------------------------------------
 
 _LEAVES = st.one_of(
     st.just(X),
@@ -147,7 +165,9 @@ def _flipped(found: Node, times: int) -> Node:
 
 
 def _back(narrow: Node, between: DType) -> Node:
-    """Through another type and back: itself again, unless that type is the narrower one."""
+    """Through another type and back: itself again, unless that type is the narrower
+    one.
+    """
     again = node(Op.CAST, node(Op.CAST, narrow, dtype=between), dtype=narrow.dtype)
     return node(Op.CAST, again, dtype=FLOAT32)
 

@@ -1,4 +1,6 @@
-"""What can be written, what a class becomes, and the words by which anything else is refused."""
+"""What can be written, what a class becomes, and the words by which anything else is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ def codes(udf):
     return lambda self, gradient: concat(q=map(gradient, udf))
 
 
-# ---- what can be written -------------------------------------------------------------------------
+# ---- what can be written -------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +85,9 @@ def test_settings_and_captured_values_are_plain_numbers():
         levels: int = 3
 
         def encode(self, gradient):
-            widths = [0.5**i for i in range(self.levels)]  # plain Python around the language
+            widths = [
+                0.5**i for i in range(self.levels)
+            ]  # plain Python around the language
             rank = map(gradient, lambda x: sum(where(abs(x) > w, 1, 0) for w in widths))
             return concat(q=map(rank, uint2))
 
@@ -105,7 +109,9 @@ def test_numpys_numbers_are_numbers_on_either_side(operator, number):
 
 def test_python_and_numpy_meet_the_language_halfway():
     codec = program(
-        lambda self, g: concat(q=map(g, lambda x: uint8(round(x * np.float32(2)) + np.int64(1))))
+        lambda self, g: concat(
+            q=map(g, lambda x: uint8(round(x * np.float32(2)) + np.int64(1)))
+        )
     )
     payload, _ = codec.encode(None, torch.tensor([0.1, 0.25, 0.75, 1.2]))
     assert payload["q"].tolist() == [1, 1, 3, 3]  # halves to even
@@ -134,7 +140,9 @@ def test_latest_is_the_gradient_without_the_residual():
 @pytest.mark.slow
 def test_a_long_program_is_no_problem():
     def encode(self, gradient):
-        return concat(q=map(gradient, lambda x: sum(where(x > i, 1.0, 0.0) for i in range(3000))))
+        return concat(
+            q=map(gradient, lambda x: sum(where(x > i, 1.0, 0.0) for i in range(3000)))
+        )
 
     payload, _ = program(encode).encode(None, torch.tensor([0.5, 1000.5]))
     assert payload["q"].tolist() == [1, 1001]
@@ -158,11 +166,15 @@ def test_reductions_of_nothing():
         return map(gradient, lambda x: uint1(1))
 
     payload, _ = nothing().encode(None, torch.ones(5))
-    assert [payload[name].item() for name in ("count", "total", "top")] == [0, 0.0, -math.inf]
+    assert [payload[name].item() for name in ("count", "total", "top")] == [
+        0,
+        0.0,
+        -math.inf,
+    ]
     assert payload["q"].item() == 0b11111
 
 
-# ---- what cannot be written ----------------------------------------------------------------------
+# ---- what cannot be written ----------------------------------------------------------
 
 
 def sent(kept):
@@ -187,23 +199,40 @@ REFUSED = {
     "range": (codes(lambda x: uint8(sum(range(x)))), "the language's own operators"),
     "torch": (codes(lambda x: uint8(torch.abs(x))), "the language's own operators"),
     "numpy": (codes(lambda x: uint8(np.sqrt(x))), "the language's own operators"),
-    "array": (codes(lambda x: uint8(np.ones(2) * x)), "where a number is needed; use map(v, ...)"),
+    "array": (
+        codes(lambda x: uint8(np.ones(2) * x)),
+        "where a number is needed; use map(v, ...)",
+    ),
     "power": (codes(lambda x: uint8(x**2)), "x * x"),
     "vector arithmetic": (lambda self, g: concat(q=g * 2), "map(v, lambda x: ...)"),
-    "vector as number": (lambda self, g: concat(q=map(g, lambda x: x + g)), "map(v, ...)"),
-    "number as vector": (lambda self, g: concat(q=map(1.0, floor)), "takes a vector first"),
+    "vector as number": (
+        lambda self, g: concat(q=map(g, lambda x: x + g)),
+        "map(v, ...)",
+    ),
+    "number as vector": (
+        lambda self, g: concat(q=map(1.0, floor)),
+        "takes a vector first",
+    ),
     "constant that does not fit": (codes(lambda x: uint2(5)), "uint2 holds 0 to 3"),
     "int that does not fit": (codes(lambda x: uint8(x + 0) & 2**40), "float"),
     "bits of a float": (codes(lambda x: x << 1), "convert with"),
     "no such width": (codes(lambda x: uint(3)(x)), "1, 2, 4 and 8"),
     "filter by a number": (lambda self, g: concat(n=size(filter(g, abs))), "compare"),
     "filters mixed": (
-        lambda self, g: concat(q=map((g, filter(g, lambda x: x > 0)), lambda a, b: a + b)),
+        lambda self, g: concat(
+            q=map((g, filter(g, lambda x: x > 0)), lambda a, b: a + b)
+        ),
         "map first",
     ),
     "own fold": (lambda self, g: concat(p=reduce(g, lambda a, b: a * b)), "start="),
-    "fold of others": (lambda self, g: concat(p=reduce(g, lambda a, b: a + b * size(g))), "map"),
-    "fold from elsewhere": (lambda self, g: concat(p=reduce(g, add, 1.0)), "leave start out"),
+    "fold of others": (
+        lambda self, g: concat(p=reduce(g, lambda a, b: a + b * size(g))),
+        "map",
+    ),
+    "fold from elsewhere": (
+        lambda self, g: concat(p=reduce(g, add, 1.0)),
+        "leave start out",
+    ),
     "conditions": (codes(lambda x: x > 0), "uint1(condition)"),
     "top of a map": (
         lambda self, g: sent(top(map(filter(g, lambda x: x > 0), abs), 0.1)),
@@ -216,7 +245,9 @@ REFUSED = {
     ),
     "indices of all": (lambda self, g: concat(i=indices(g)), "leave its place out"),
     "two filters": (
-        lambda self, g: concat(i=indices(filter(g, lambda x: x > 0)), v=filter(g, lambda x: x > 1)),
+        lambda self, g: concat(
+            i=indices(filter(g, lambda x: x > 0)), v=filter(g, lambda x: x > 1)
+        ),
         "filter once",
     ),
     "kept beside all": (
@@ -241,16 +272,28 @@ REFUSED = {
         lambda self, g: sample(map(g, lambda x: x * random()), 0.1),
         "whole-gradient scalars",
     ),
-    "sort of a number": (lambda self, g: sort(reduce(g, add), greater), "sort(sample(v, share)"),
+    "sort of a number": (
+        lambda self, g: sort(reduce(g, add), greater),
+        "sort(sample(v, share)",
+    ),
     "sort of kept": (
         lambda self, g: sort(filter(g, lambda x: x > 0), greater),
         "filter by what was picked",
     ),
-    "sort of whole numbers": (lambda self, g: sort(map(g, int32), greater), "map(v, float32)"),
+    "sort of whole numbers": (
+        lambda self, g: sort(map(g, int32), greater),
+        "map(v, float32)",
+    ),
     "no order": (lambda self, g: sort(sample(g, 0.1), add), "by smaller or greater"),
-    "an order by a key": (lambda self, g: sort(g, lambda a, b: abs(a) < abs(b)), "map to what"),
+    "an order by a key": (
+        lambda self, g: sort(g, lambda a, b: abs(a) < abs(b)),
+        "map to what",
+    ),
     "not less": (lambda self, g: sort(g, lambda a, b: a <= b), "by smaller or greater"),
-    "a branch in an order": (lambda self, g: sort(g, lambda a, b: a if a > b else b), "where("),
+    "a branch in an order": (
+        lambda self, g: sort(g, lambda a, b: a if a > b else b),
+        "where(",
+    ),
     "pick of disorder": (lambda self, g: pick(sample(g, 0.1), 0.5), "sort(sample(v"),
     "pick beyond": (lambda self, g: pick(sort(sample(g, 0.1), greater), 2.0), "[0, 1]"),
     "whole of a vector": (lambda self, g: whole(g, add), "whole(reduce(v, f), f)"),
@@ -258,7 +301,10 @@ REFUSED = {
         lambda self, g: whole(whole(reduce(g, add), add), add),
         "known of the whole gradient already",
     ),
-    "filtered field": (lambda self, g: concat(q=filter(g, lambda x: x > 0)), "indices(kept)"),
+    "filtered field": (
+        lambda self, g: concat(q=filter(g, lambda x: x > 0)),
+        "indices(kept)",
+    ),
     "no field": (lambda self, g: concat(q=3), "depends on the gradient"),
     "one element": (lambda self, g: concat(q=random()), "vector with map"),
 }
@@ -277,25 +323,47 @@ def test_what_cannot_be_traced_is_refused_with_line_and_remedy(case):
 @each(
     "decode, remedy",
     [
-        (lambda self, sent: map(extract(sent)[0], lambda q: q + random()), "do it in encode"),
+        (
+            lambda self, sent: map(extract(sent)[0], lambda q: q + random()),
+            "do it in encode",
+        ),
         (lambda self, sent: 1.0, "a vector of all elements"),
-        (lambda self, sent: filter(extract(sent)[0], lambda q: q > 0), "a vector of all elements"),
+        (
+            lambda self, sent: filter(extract(sent)[0], lambda q: q > 0),
+            "a vector of all elements",
+        ),
         (lambda self, sent: extract(1), "what decode is given"),
-        (lambda self, sent: map(extract(sent)[0], lambda q: sample(sent, 0.1)), "in encode"),
-        (lambda self, sent: scatter(extract(sent)[0], extract(sent)[0]), "send indices(kept)"),
+        (
+            lambda self, sent: map(extract(sent)[0], lambda q: sample(sent, 0.1)),
+            "in encode",
+        ),
+        (
+            lambda self, sent: scatter(extract(sent)[0], extract(sent)[0]),
+            "send indices(kept)",
+        ),
     ],
 )
-def test_decode_that_gives_anything_but_one_number_an_element_is_refused(decode, remedy):
+def test_decode_that_gives_anything_but_one_number_an_element_is_refused(
+    decode, remedy
+):
     with pytest.raises(InvalidSetting, match=re.escape(remedy)):
         program(codes(lambda x: uint8(x)), decode)
 
 
 KEPT_REFUSED = {
     "not scattered": (lambda self, sent: extract(sent)[1], "scatter(indices, values)"),
-    "values for places": (lambda self, sent: scatter(*extract(sent)[1::-1]), "indices(kept)"),
-    "ints for places": (lambda self, sent: scatter(extract(sent)[2], extract(sent)[1]), "indices"),
+    "values for places": (
+        lambda self, sent: scatter(*extract(sent)[1::-1]),
+        "indices(kept)",
+    ),
+    "ints for places": (
+        lambda self, sent: scatter(extract(sent)[2], extract(sent)[1]),
+        "indices",
+    ),
     "computed places": (
-        lambda self, sent: scatter(map(extract(sent)[0], lambda i: i + 1), extract(sent)[1]),
+        lambda self, sent: scatter(
+            map(extract(sent)[0], lambda i: i + 1), extract(sent)[1]
+        ),
         "that indices(kept) filled",
     ),
     "values a block": (
@@ -309,7 +377,9 @@ KEPT_REFUSED = {
         "map takes a vector first",
     ),
     "reduced in decode": (
-        lambda self, sent: map(extract(sent)[1], lambda v: v * reduce(extract(sent)[1], add)),
+        lambda self, sent: map(
+            extract(sent)[1], lambda v: v * reduce(extract(sent)[1], add)
+        ),
         "reduce in encode",
     ),
 }
@@ -321,7 +391,9 @@ def test_kept_fields_are_decoded_by_scatter(case):
         kept = filter(gradient, lambda x: x > 0)
         whole_numbers = map(kept, int32)
         total = reduce(gradient, add)
-        return concat(indices=indices(kept), values=kept, ints=whole_numbers, total=total)
+        return concat(
+            indices=indices(kept), values=kept, ints=whole_numbers, total=total
+        )
 
     decode, remedy = KEPT_REFUSED[case]
     with pytest.raises(InvalidSetting, match=re.escape(remedy)):
@@ -329,7 +401,9 @@ def test_kept_fields_are_decoded_by_scatter(case):
 
 
 class annotated(Program):
-    """A setting whose annotation is a type and no text, as without the import from __future__."""
+    """A setting whose annotation is a type and no text, as without the import from
+    __future__.
+    """
 
     __annotations__ = {"share": float}
     share = 0.5

@@ -1,4 +1,6 @@
-"""Laws asked of programs: what is only rounding is no fault, and what is more is one."""
+"""Laws asked of programs: what is only rounding is no fault, and what is more is
+one.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,17 @@ from tests.each import each
 
 @pytest.fixture
 def _interpreted():
-    """What the laws say is the same of both back ends, and nothing has to be compiled."""
+    """What the laws say is the same of both back ends, and nothing has to be
+    compiled.
+    """
     with reference_only():
         yield
 
 
 class signs(Program):
-    """signSGD: the signs alone, times a step that knows nothing of the gradient's magnitude."""
+    """signSGD: the signs alone, times a step that knows nothing of the gradient's
+    magnitude.
+    """
 
     step: float = 1.0
 

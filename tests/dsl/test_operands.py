@@ -1,4 +1,6 @@
-"""What does not fit is refused: kernels trust the addresses and lengths that they are given."""
+"""What does not fit is refused: kernels trust the addresses and lengths that they are
+given.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def bfloat16_by_default() -> Iterator[None]:
 def test_a_residual_of_another_length_is_refused(codec: Any, numel: int) -> None:
     for dtype in (torch.float32, torch.float64):
         with pytest.raises(InvalidSetting, match="residual"):
-            codec.encode(None, torch.ones(1000), residual_N=torch.zeros(numel, dtype=dtype))
+            codec.encode(
+                None, torch.ones(1000), residual_N=torch.zeros(numel, dtype=dtype)
+            )
     with pytest.raises(InvalidSetting, match="residual"):
         codec.encode_many([None], [torch.ones(1000)], [torch.zeros(numel)])
 
@@ -78,7 +82,9 @@ def test_any_bytes_decode_or_are_refused_untouched(codec: Any, numel: int) -> No
 @pytest.mark.usefixtures("bfloat16_by_default")
 @each("codec", CODECS)
 def test_torch_s_default_dtype_changes_nothing(codec: Any) -> None:
-    grad_N = torch.randn(100_000, dtype=torch.float32, generator=torch.Generator().manual_seed(1))
+    grad_N = torch.randn(
+        100_000, dtype=torch.float32, generator=torch.Generator().manual_seed(1)
+    )
     payload, _ = codec.encode(None, grad_N)
     rounded_N = codec.decode(payload, torch.empty(100_000, dtype=torch.bfloat16))
     exact_N = codec.decode(payload, torch.empty_like(grad_N))

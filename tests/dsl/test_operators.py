@@ -1,4 +1,6 @@
-"""Registered operators: what is refused, how they are used, and that every form has one meaning."""
+"""Registered operators: what is refused, how they are used, and that every form has one
+meaning.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,17 @@ from gradwire.dsl import rewrite
 from gradwire.dsl.build import Built
 from gradwire.dsl.e4m3 import from_e4m3, to_e4m3
 from gradwire.dsl.interp import Draws
-from gradwire.dsl.ir import FLOAT32, Buffer, Extent, Kernel, Op, const, load_buffer, node, store
+from gradwire.dsl.ir import (
+    FLOAT32,
+    Buffer,
+    Extent,
+    Kernel,
+    Op,
+    const,
+    load_buffer,
+    node,
+    store,
+)
 from gradwire.dsl.language import (
     Compressed,
     Scalar,
@@ -66,7 +78,8 @@ blended = register(
         result=float32,
         interp=lambda x, n, chosen: torch.where(chosen, x * n, x - n),
         cpp="{2} ? {0} * float({1}) : gw_test::less({0}, {1})",
-        cpp_support="namespace gw_test {\ninline float less(float x, int n) { return x - n; }\n}",
+        cpp_support="namespace gw_test {\ninline float less(float x, int n) { return x - n; "
+        "}\n}",
     )
 )
 
@@ -108,11 +121,16 @@ def test_cpp_is_the_interpreter(values):
     assert same_bits(decoded_N, again_N)
 
 
-# ---- what is refused ---------------------------------------------------------------------------
+# ---- what is refused -----------------------------------------------------------------
 
 
 def made(**changed: Any) -> Operator:
-    forms = {"operands": (float32,), "result": float32, "interp": torch.exp2, "cpp": "f({})"}
+    forms = {
+        "operands": (float32,),
+        "result": float32,
+        "interp": torch.exp2,
+        "cpp": "f({})",
+    }
     return Operator(changed.pop("name", "attempt"), **{**forms, **changed})
 
 
@@ -139,14 +157,19 @@ def test_forms_that_do_not_fit_are_refused(changed, text):
     "encode, text",
     [
         (lambda self, g: concat(q=map(g, lambda x: copysign(x))), "it takes 2"),
-        (lambda self, g: concat(q=map(g, lambda x: blended(x, x, x > 0))), "convert with"),
+        (
+            lambda self, g: concat(q=map(g, lambda x: blended(x, x, x > 0))),
+            "convert with",
+        ),
         (lambda self, g: concat(q=map(g, lambda x: blended(x, 1, x))), "convert with"),
         (lambda self, g: concat(q=copysign(g, 1.0)), "map"),
     ],
 )
 def test_operands_that_do_not_fit_are_refused_with_the_line(encode, text):
     with pytest.raises(InvalidSetting, match=text) as caught:
-        type("attempt", (Program,), {"encode": encode, "decode": lambda self, sent: sent})()
+        type(
+            "attempt", (Program,), {"encode": encode, "decode": lambda self, sent: sent}
+        )()
     assert str(caught.value).startswith(__file__)
 
 
@@ -158,11 +181,13 @@ def test_a_result_of_another_type_is_refused():
 
 def test_constants_are_folded_by_the_definition():
     two = const(2.0, FLOAT32)
-    (folded,) = rewrite.simplified((node(Op.OPERATOR, two, const(-1.0, FLOAT32), arg=copysign),))
+    (folded,) = rewrite.simplified(
+        (node(Op.OPERATOR, two, const(-1.0, FLOAT32), arg=copysign),)
+    )
     assert (folded.op, folded.arg) == (Op.CONST, -2.0)
 
 
-# ---- e4m3 --------------------------------------------------------------------------------------
+# ---- e4m3 ----------------------------------------------------------------------------
 
 IN = Buffer("in", FLOAT32, Extent.ELEMENT)
 OUT = Buffer("out", FLOAT32, Extent.ELEMENT)
@@ -171,10 +196,14 @@ FINITE = [code for code in range(128) if code != 0x7F]
 
 
 def by(operator: Operator, values_N: torch.Tensor, *, cpp: bool) -> torch.Tensor:
-    """What an operator of one number gives for each, as float32, by C++ or by the interpreter."""
+    """What an operator of one number gives for each, as float32, by C++ or by the
+    interpreter.
+    """
     element = Scalar(load_buffer(IN))
     taken = element if operator.dtypes == (FLOAT32,) else int32(element)
-    form = Kernel(operator.name, 64, (IN, OUT), (store(OUT, float32(operator(taken)).node),))
+    form = Kernel(
+        operator.name, 64, (IN, OUT), (store(OUT, float32(operator(taken)).node),)
+    )
     built, out_N = Built(form), torch.empty_like(values_N)
     with contextlib.nullcontext() if cpp else reference_only():
         assert (built.library() is not None) == cpp
@@ -183,12 +212,16 @@ def by(operator: Operator, values_N: torch.Tensor, *, cpp: bool) -> torch.Tensor
 
 
 def awkward() -> torch.Tensor:
-    """Every number of the format, every tie, what lies beside them, and what is past the end."""
+    """Every number of the format, every tie, what lies beside them, and what is past
+    the end.
+    """
     exact_M = from_e4m3.interp(torch.tensor(FINITE))
     ties_M = (exact_M[1:] + exact_M[:-1]) / 2
     near_M = torch.cat([exact_M, ties_M])
     up_M, down_M = (near_M.nextafter(torch.tensor(limit)) for limit in (1e9, -1.0))
-    past_M = torch.tensor([456.0, 464.0, 480.0, 512.0, 1e9, 3e38, torch.inf, torch.nan, 1e-45])
+    past_M = torch.tensor(
+        [456.0, 464.0, 480.0, 512.0, 1e9, 3e38, torch.inf, torch.nan, 1e-45]
+    )
     values_M = torch.cat([near_M, up_M, down_M, past_M])
     return torch.cat([values_M, -values_M])
 
@@ -227,13 +260,15 @@ def test_e4m3_in_cpp_is_torchs_for_every_code_and_tie():
     assert same_bits(by(to_e4m3, values_N, cpp=True), by(to_e4m3, values_N, cpp=False))
 
 
-# ---- exponents ---------------------------------------------------------------------------------
+# ---- exponents -----------------------------------------------------------------------
 
 
 def test_an_exponent_is_that_of_logb_and_a_power_that_of_ldexp():
     values_N = torch.cat([awkward(), 2.0 ** torch.arange(-126, 128)])
     normal_N = values_N[values_N.isfinite() & (values_N.abs() >= 2.0**-126)]
-    for value, found in zip(normal_N.tolist(), exponent.interp(normal_N).tolist(), strict=True):
+    for value, found in zip(
+        normal_N.tolist(), exponent.interp(normal_N).tolist(), strict=True
+    ):
         assert 2.0**found <= abs(value) < 2.0 ** (found + 1)
     rest_N = torch.tensor([0.0, 1e-45, torch.inf, torch.nan])
     assert exponent.interp(rest_N).tolist() == [-127, -127, 128, 128]
@@ -245,4 +280,6 @@ def test_an_exponent_is_that_of_logb_and_a_power_that_of_ldexp():
 def test_exponents_in_cpp_are_the_interpreters():
     values_N = torch.cat([awkward(), torch.arange(-300, 300).float()])
     for operator in (exponent, exp2):
-        assert same_bits(by(operator, values_N, cpp=True), by(operator, values_N, cpp=False))
+        assert same_bits(
+            by(operator, values_N, cpp=True), by(operator, values_N, cpp=False)
+        )

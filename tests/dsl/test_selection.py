@@ -1,4 +1,6 @@
-"""Kept elements: what is sent of a filtered gradient, in how many bytes, and what stays behind."""
+"""Kept elements: what is sent of a filtered gradient, in how many bytes, and what stays
+behind.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ class signs(Sparse):
     bitwidth: int = 2
 
     def encode(self, gradient):
-        least = whole(reduce(map(filter(gradient, lambda x: x != 0), abs), smaller), smaller)
+        least = whole(
+            reduce(map(filter(gradient, lambda x: x != 0), abs), smaller), smaller
+        )
         kept = top(filter(gradient, lambda x: x != 0), 0.25)
         code = uint(self.bitwidth)
         return concat(
@@ -81,7 +85,13 @@ class signs(Sparse):
         return scatter(places, map(codes, lambda code: where(code == 1, least, -least)))
 
 
-PROGRAMS = (passed(), passed(block=64), largest(), signs(), signs(bitwidth=1, block=128))
+PROGRAMS = (
+    passed(),
+    passed(block=64),
+    largest(),
+    signs(),
+    signs(bitwidth=1, block=128),
+)
 GRADIENT = torch.tensor([0.5, -3.0, 0.0, 1.0, 2.0, -1.5, 0.25, -0.75])
 
 
@@ -127,7 +137,12 @@ def test_what_is_not_finite_is_sent_and_never_kept():
     residual_N = torch.full((4,), 0.5)
     payload, _ = largest().encode(None, grad_N, residual_N=residual_N)
     assert payload["indices"].tolist() == [1]
-    assert residual_N.tolist() == [0.5, 0.5, 0.5, 5.5]  # dropped infinities are not kept either
+    assert residual_N.tolist() == [
+        0.5,
+        0.5,
+        0.5,
+        5.5,
+    ]  # dropped infinities are not kept either
 
 
 @each("codec", PROGRAMS)
@@ -144,7 +159,9 @@ def test_a_payload_is_known_by_its_size(codec):
 
     holds()
     with pytest.raises(InvalidSetting, match="give every rank"):
-        codec.received(TensorSpec("", 100), codec.format(TensorSpec("", 100)).size_bytes + 8)
+        codec.received(
+            TensorSpec("", 100), codec.format(TensorSpec("", 100)).size_bytes + 8
+        )
 
 
 def test_fields_lie_by_kind_and_bytes_between_them_are_zero():
@@ -158,8 +175,27 @@ def test_fields_lie_by_kind_and_bytes_between_them_are_zero():
             codes, places, _ = extract(compressed)
             return scatter(places, codes)
 
-    buffer = torch.full((mixed().format(TensorSpec("", 5)).size_bytes,), 0xA5, dtype=torch.uint8)
+    buffer = torch.full(
+        (mixed().format(TensorSpec("", 5)).size_bytes,), 0xA5, dtype=torch.uint8
+    )
     payload, _ = mixed().encode(None, torch.tensor([1.0, -1, 2, 3, -4]), buffer=buffer)
     assert [field.name for field in payload.format] == ["few", "codes", "indices"]
-    assert payload.buffer.tolist() == [1, 0b11_10_01, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0]
+    assert payload.buffer.tolist() == [
+        1,
+        0b11_10_01,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        2,
+        0,
+        0,
+        0,
+        3,
+        0,
+        0,
+        0,
+    ]
     assert decoded(mixed(), payload, 5).tolist() == [1, 0, 2, 3, 0]

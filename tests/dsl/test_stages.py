@@ -70,7 +70,9 @@ class everything(Summary):
             least=whole(reduce(gradient, smaller), smaller),
             num_above=whole(size(above), add),
             product=whole(
-                reduce(map(gradient, lambda x: 1 + x / 4096), lambda a, b: a * b, start=1.0),
+                reduce(
+                    map(gradient, lambda x: 1 + x / 4096), lambda a, b: a * b, start=1.0
+                ),
                 lambda a, b: a * b,
                 start=1.0,
             ),
@@ -116,7 +118,9 @@ def test_a_whole_gradient_is_reduced(numel):
     assert payload["total"].item() == pytest.approx(total.item(), rel=1e-6)
     assert payload["least"].item() == grad_N.min()
     assert payload["num_above"].item() == int((grad_N > total / numel).sum())
-    assert payload["product"].item() == pytest.approx((1 + grad_N / 4096).prod().item(), rel=1e-4)
+    assert payload["product"].item() == pytest.approx(
+        (1 + grad_N / 4096).prod().item(), rel=1e-4
+    )
 
 
 def test_more_blocks_are_combined_than_one_block_holds():
@@ -146,14 +150,19 @@ def test_stages_run_together_where_they_can():
     """Every pick of a sample, and every reduction that needs no other's result."""
     assert [len(stage.stages) for stage in quantiles().kernels().stages] == [5]
     made = everything().kernels().stages
-    assert [len(stage.stages) for stage in made] == [3, 2]  # total, size, least; then the others
+    assert [len(stage.stages) for stage in made] == [
+        3,
+        2,
+    ]  # total, size, least; then the others
 
 
-# ---- the whole gradient in order -----------------------------------------------------------------
+# ---- the whole gradient in order -----------------------------------------------------
 
 
 class ordered(Summary):
-    """Elements at thirds of the whole gradient: of distances from 1, and largest first."""
+    """Elements at thirds of the whole gradient: of distances from 1, and largest
+    first.
+    """
 
     def encode(self, gradient):
         near = sort(map(gradient, lambda x: abs(x - 1)), lambda a, b: a < b)
@@ -167,7 +176,9 @@ class ordered(Summary):
 
 
 FEW = st.lists(
-    st.sampled_from([0.0, 1.0, 2.0, 0.5, 1.5, -3.25, -3.5, 7.5, math.inf, -math.inf, math.nan]),
+    st.sampled_from(
+        [0.0, 1.0, 2.0, 0.5, 1.5, -3.25, -3.5, 7.5, math.inf, -math.inf, math.nan]
+    ),
     min_size=1,
     max_size=200,
 )

@@ -52,7 +52,9 @@ pytestmark = [
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GENERATED = [
-    *{type(one): one for one in load.examples("compress") if isinstance(one, Program)}.values()
+    *{
+        type(one): one for one in load.examples("compress") if isinstance(one, Program)
+    }.values()
 ]
 """One of each file."""
 
@@ -62,7 +64,9 @@ def outcome(codec: Program, run: Any, grad_N: Tensor) -> dict[str, Tensor]:
     made, numel, device = codec.kernels(), grad_N.numel(), grad_N.device
     residual_N = make_gradient("normal", numel, torch.float32, seed=5).to(device)
     format = codec.format(TensorSpec("g", numel, torch.float32))
-    fields = {f.name: torch.full((f.numel,), 77, dtype=f.dtype, device=device) for f in format}
+    fields = {
+        f.name: torch.full((f.numel,), 77, dtype=f.dtype, device=device) for f in format
+    }
     operands = {"gradient": grad_N, "residual": residual_N, **fields}
     run(made.encode_with_residual, operands, numel, Draws(3 + (0xFFFFFFF9 << 32), 2))
     sum_N = torch.ones(numel, device=device)
@@ -75,7 +79,9 @@ def assert_agreement(codec: Program, launcher: Launcher, kind: str, numel: int) 
     grad_N = make_gradient(kind, numel, torch.float32, seed=numel)
     ours = outcome(codec, launcher.run, grad_N.to(DEVICE))
     for name, want in outcome(codec, interp.run, grad_N).items():
-        assert same_bits(ours[name].cpu(), want), f"{codec!r}, {numel} of {kind}: {name}"
+        assert same_bits(ours[name].cpu(), want), (
+            f"{codec!r}, {numel} of {kind}: {name}"
+        )
 
 
 def launcher_of(*codecs: Program) -> Launcher:
@@ -107,16 +113,25 @@ class sums(Program):
 
 def test_sums_that_cancel_are_off_by_no_more_than_stated() -> None:
     half_N = (
-        make_gradient("normal", 2048, torch.float32) * 2.0 ** torch.arange(2048).div(32).floor()
+        make_gradient("normal", 2048, torch.float32)
+        * 2.0 ** torch.arange(2048).div(32).floor()
     )
     mixed_N = torch.randperm(4096, generator=torch.Generator().manual_seed(3))
     tiny_N = make_gradient("normal", 4096, torch.float32, seed=1) * 1e-6
     grad_N = torch.cat([half_N, -half_N])[mixed_N] + tiny_N
     kernel, totals = sums().kernels().encode, {}
-    for run, device in ((Launcher(kernel).run, DEVICE), (interp.run, torch.device("cpu"))):
+    for run, device in (
+        (Launcher(kernel).run, DEVICE),
+        (interp.run, torch.device("cpu")),
+    ):
         total = torch.zeros(1, device=device)
         zeros = torch.zeros(512, dtype=torch.uint8, device=device)
-        run(kernel, {"gradient": grad_N.to(device), "total": total, "zeros": zeros}, 4096, Draws())
+        run(
+            kernel,
+            {"gradient": grad_N.to(device), "total": total, "zeros": zeros},
+            4096,
+            Draws(),
+        )
         totals[run] = float(total)
     ours, theirs = totals.values()
     allowed = 2 * 4096 * 2.0**-53 * float(grad_N.double().abs().sum())
@@ -156,7 +171,7 @@ def test_operands_of_all_kinds_have_the_same_bits(kind: str) -> None:
     assert_agreement(terms(), launcher_of(terms()), kind, 200)
 
 
-# ---- compressors, end to end -------------------------------------------------------------------
+# ---- compressors, end to end ---------------------------------------------------------
 
 
 def launched(built: Built, kernel: Kernel, calls: tuple[Call, ...]) -> list[int]:
@@ -164,7 +179,9 @@ def launched(built: Built, kernel: Kernel, calls: tuple[Call, ...]) -> list[int]
     return built.launcher.run_many(kernel, calls)
 
 
-def exchanged(codec: Program, grad_N: Tensor, residual_N: Tensor | None) -> dict[str, Tensor]:
+def exchanged(
+    codec: Program, grad_N: Tensor, residual_N: Tensor | None
+) -> dict[str, Tensor]:
     """What a compressor makes of a gradient, its residual and a sum."""
     state = codec.init(TensorSpec("layer.weight", grad_N.numel(), torch.float32))
     payload, _ = codec.encode(state, grad_N, residual_N=residual_N)
@@ -172,7 +189,11 @@ def exchanged(codec: Program, grad_N: Tensor, residual_N: Tensor | None) -> dict
     sum_N = torch.ones_like(grad_N)
     codec.merge(payload, sum_N, scale=0.3)
     decoded_N = codec.decode(payload, torch.empty_like(grad_N))
-    made = {"bytes": payload.buffer, "sum": one_nan(sum_N), "decoded": one_nan(decoded_N)}
+    made = {
+        "bytes": payload.buffer,
+        "sum": one_nan(sum_N),
+        "decoded": one_nan(decoded_N),
+    }
     return made if residual_N is None else {**made, "residual": residual_N}
 
 
@@ -186,13 +207,17 @@ PANEL = (
 
 
 @pytest.mark.parametrize("codec", GENERATED, ids=repr)
-def test_compressors_have_the_same_bits(codec: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compressors_have_the_same_bits(
+    codec: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def made_on(device: torch.device) -> list[dict[str, Tensor]]:
         return [
             exchanged(
                 codec,
                 make_gradient(kind, numel, torch.float32).to(device),
-                make_gradient("wide", numel, torch.float32, seed=5).to(device) if left else None,
+                make_gradient("wide", numel, torch.float32, seed=5).to(device)
+                if left
+                else None,
             )
             for kind, numel, left in PANEL
         ]
@@ -221,8 +246,12 @@ def test_all_that_a_compressor_makes_lies_with_its_gradient(
         return [0 for _ in calls]
 
     monkeypatch.setattr(Built, "run_many", run_many)
-    monkeypatch.setattr(generated, "check_gradient", lambda grad_N: None)  # refuses it for users
-    grad_N, residual_N, sum_N = (torch.empty(1000, dtype=dtype, device=device) for _ in range(3))
+    monkeypatch.setattr(
+        generated, "check_gradient", lambda grad_N: None
+    )  # refuses it for users
+    grad_N, residual_N, sum_N = (
+        torch.empty(1000, dtype=dtype, device=device) for _ in range(3)
+    )
     state = codec.init(TensorSpec("layer.weight", 1000, dtype))
     payload, _ = codec.encode(state, grad_N, residual_N=residual_N)
     codec.decode(payload, sum_N)
@@ -244,8 +273,13 @@ class ordered(Program):
 def test_what_is_sorted_has_the_same_bits() -> None:
     (stage,) = ordered(block=128).kernels().stages
     form, found = stage.with_residual, []
-    grad_N, residual_N = (make_gradient("normal", 300, torch.float32, seed=i) for i in (1, 2))
-    for run, device in ((interp.run, torch.device("cpu")), (Launcher(form).run, DEVICE)):
+    grad_N, residual_N = (
+        make_gradient("normal", 300, torch.float32, seed=i) for i in (1, 2)
+    )
+    for run, device in (
+        (interp.run, torch.device("cpu")),
+        (Launcher(form).run, DEVICE),
+    ):
         operands = {
             "gradient": grad_N.to(device),
             "residual": residual_N.to(device),
@@ -257,7 +291,7 @@ def test_what_is_sorted_has_the_same_bits() -> None:
     assert same_bits(*found)
 
 
-# ---- what a compiler makes of it ---------------------------------------------------------------
+# ---- what a compiler makes of it -----------------------------------------------------
 
 COMPILE = """
 import triton
@@ -294,12 +328,18 @@ for form in (*forms, counting(kept.encode)):
 
 
 @pytest.mark.slow
-def test_compiled_kernels_read_once_in_wide_loads_and_round_as_written(tmp_path: Path) -> None:
+def test_compiled_kernels_read_once_in_wide_loads_and_round_as_written(
+    tmp_path: Path,
+) -> None:
     """Compiled for a GPU, which need not be there."""
     variables = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     variables.pop("TRITON_INTERPRET", None)
     found = subprocess.run(
-        [sys.executable, "-c", COMPILE], env=variables, capture_output=True, text=True, timeout=110
+        [sys.executable, "-c", COMPILE],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=110,
     )
     assert found.returncode == 0, found.stderr
     texts = found.stdout.splitlines()
@@ -310,11 +350,19 @@ def test_compiled_kernels_read_once_in_wide_loads_and_round_as_written(tmp_path:
         assert ptx.count("st.global.v4.b32") >= 4
         assert "div.rn.f32" in ptx
     for ptx in texts:
-        for bad in ("fma.", ".approx", ".ftz", "div.full", "atom.", "red.global", "ld.local"):
+        for bad in (
+            "fma.",
+            ".approx",
+            ".ftz",
+            "div.full",
+            "atom.",
+            "red.global",
+            "ld.local",
+        ):
             assert bad not in ptx, bad
 
 
-# ---- text and dispatch -------------------------------------------------------------------------
+# ---- text and dispatch ---------------------------------------------------------------
 
 
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Tensor]:
@@ -326,7 +374,9 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Tensor]:
     return {"gradient": grad_N, "low": low, "gap": gap, "codes": codes}
 
 
-def test_what_does_not_lie_on_the_cpu_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_lie_on_the_cpu_is_launched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     operands, made = elsewhere(monkeypatch), uniform(bitwidth=2).kernels()
     kernels: list[str] = []
     real = Launcher.run_many
@@ -341,17 +391,25 @@ def test_what_does_not_lie_on_the_cpu_is_launched(monkeypatch: pytest.MonkeyPatc
     assert operands["codes"].any()
 
 
-# ---- several tensors in one launch, and coders of runs -------------------------------------------
+# ---- several tensors in one launch, and coders of runs -------------------------------
 
 ODD, EVEN = (1, 300, 0, 65, 1000), (300, 0, 4, 128, 1000)
 """Elements of tensors; the even ones are read in vectors."""
 
 
-def encoded(codec: Program, sizes: tuple[int, ...], device: torch.device) -> list[Tensor]:
-    """Payloads, residuals and decoded vectors of several gradients encoded in one call."""
+def encoded(
+    codec: Program, sizes: tuple[int, ...], device: torch.device
+) -> list[Tensor]:
+    """Payloads, residuals and decoded vectors of several gradients encoded in one
+    call.
+    """
     specs = [TensorSpec(f"layer {i}", numel) for i, numel in enumerate(sizes)]
-    grads = [make_gradient("normal", n, torch.float32, seed=n).to(device) for n in sizes]
-    residuals = [make_gradient("wide", n, torch.float32, seed=5).to(device) for n in sizes]
+    grads = [
+        make_gradient("normal", n, torch.float32, seed=n).to(device) for n in sizes
+    ]
+    residuals = [
+        make_gradient("wide", n, torch.float32, seed=5).to(device) for n in sizes
+    ]
     states = [codec.init(spec) for spec in specs]
     sent = codec.encode_many(states, grads, residuals)
     outs = [torch.ones_like(grad_N) for grad_N in grads]
@@ -395,7 +453,11 @@ def test_several_tensors_are_one_launch_and_have_the_bits_of_the_cpu(
 
 def test_vectors_are_wide_only_where_memory_allows_it() -> None:
     kernel, memory = int8().kernels().merge, torch.zeros(64)
-    scale, step, codes = torch.ones(1), torch.ones(1), torch.zeros(64, dtype=torch.uint8)
+    scale, step, codes = (
+        torch.ones(1),
+        torch.ones(1),
+        torch.zeros(64, dtype=torch.uint8),
+    )
 
     def table(sum_N: Tensor) -> Any:
         operands = {"sum": sum_N, "scale": scale, "step": step, "codes": codes}
@@ -410,7 +472,7 @@ def test_vectors_are_wide_only_where_memory_allows_it() -> None:
     assert table(memory[1:])[2] == table(memory[:63])[2] == 1
 
 
-# ---- runs --------------------------------------------------------------------------------------
+# ---- runs ----------------------------------------------------------------------------
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -442,12 +504,19 @@ def read(
     known: Coder, lengths_B: Tensor, coded_C: Tensor, plain_U: Tensor, block_bytes: int
 ) -> int:
     byte, times = (one.to(DEVICE) for one in (known.byte, known.times))
-    return runs_launch.decode_runs(lengths_B, coded_C, plain_U, block_bytes, byte, times, known.of)
+    return runs_launch.decode_runs(
+        lengths_B, coded_C, plain_U, block_bytes, byte, times, known.of
+    )
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(coded=st.lists(st.integers(0, 255), min_size=3, max_size=26), first=st.integers(0, 3))
-def test_codes_that_are_none_are_refused_as_by_the_definition(coded: list[int], first: int) -> None:
+@given(
+    coded=st.lists(st.integers(0, 255), min_size=3, max_size=26),
+    first=st.integers(0, 3),
+)
+def test_codes_that_are_none_are_refused_as_by_the_definition(
+    coded: list[int], first: int
+) -> None:
     known, coded_C = zero_run, torch.tensor(coded, dtype=torch.uint8)
     lengths_B = torch.tensor([first, len(coded) - first])
     around_U = torch.full((80,), 7, dtype=torch.uint8, device=DEVICE)

@@ -1,4 +1,6 @@
-"""Exchanges: small worked examples, the default choices, and what a user's mistake is told."""
+"""Exchanges: small worked examples, the default choices, and what a user's mistake is
+told.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def test_an_algorithm_alone_gets_what_its_traits_ask_for(
 
 
 @each("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_alone_what_more_ranks_left_arrives_and_its_rounding_stays(dtype: torch.dtype) -> None:
+def test_alone_what_more_ranks_left_arrives_and_its_rounding_stays(
+    dtype: torch.dtype,
+) -> None:
     exchange = exchange_for(gw.compress.topk())
     draw = torch.Generator().manual_seed(0)
     state = exchange.init(gw.TensorSpec("", 100, dtype), 1)
@@ -57,7 +61,9 @@ def test_plans_name_a_collective_for_compressors_only() -> None:
 
 
 def test_residuals_are_found_by_name() -> None:
-    exchange = gw.with_error_feedback(gw.pair(gw.compress.onebit(), gw.collective.casync_ps()))
+    exchange = gw.with_error_feedback(
+        gw.pair(gw.compress.onebit(), gw.collective.casync_ps())
+    )
     state = exchange.init(gw.TensorSpec("w", 5, torch.float16), 3)
     found = gw.residuals(state)
     assert list(found) == ["residual"]

@@ -1,4 +1,6 @@
-"""Momentum correction and decoupled momentum: the papers' algorithms, and what they wrap."""
+"""Momentum correction and decoupled momentum: the papers' algorithms, and what they
+wrap.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ def test_what_16_bits_cannot_hold_has_not_stayed(world: int) -> None:
 
 
 @each("dtype", [torch.float32, torch.bfloat16])
-def test_a_tensor_that_travels_dense_has_momentum_sgds_steps(dtype: torch.dtype) -> None:
+def test_a_tensor_that_travels_dense_has_momentum_sgds_steps(
+    dtype: torch.dtype,
+) -> None:
     """Beside a sparse one in its message, of which most elements stay."""
     inner = gw.compress.selective(sparsifier="topk", density=0.01, num_dense=1)
     exchange = gw.with_momentum_correction(inner, MOMENTUM)
@@ -84,7 +88,9 @@ def test_a_tensor_that_travels_dense_has_momentum_sgds_steps(dtype: torch.dtype)
         results = run_local(exchange, grads, states)
         states = [state for _, _, state in results]
         want_D = MOMENTUM * want_D + torch.stack(grads).float().mean(0)[:20]
-        torch.testing.assert_close(results[0][0][:20].float(), want_D, rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(
+            results[0][0][:20].float(), want_D, rtol=1e-2, atol=1e-2
+        )
     assert not bool(states[0].velocity_N[20:].all()), "nothing was masked"
 
 
@@ -103,12 +109,14 @@ def test_error_feedback_is_taken_out_wherever_it_is() -> None:
 def test_a_rank_with_an_infinite_gradient_tells_it_and_gives_nothing_else() -> None:
     exchange = gw.with_clipping(gw.compress.none(), 1.0)
     for spoil in (float("inf"), float("nan")):
-        mean_N = run_local(exchange, [torch.tensor([spoil, 1e30, 0.0]), torch.zeros(3)])[0][0]
+        mean_N = run_local(
+            exchange, [torch.tensor([spoil, 1e30, 0.0]), torch.zeros(3)]
+        )[0][0]
         assert bool(mean_N[0].isnan())
         assert mean_N[1:].tolist() == [0.0, 0.0]
 
 
-# ---- decoupled momentum --------------------------------------------------------------------------
+# ---- decoupled momentum --------------------------------------------------------------
 
 DECAY = 0.9
 
@@ -137,4 +145,6 @@ def test_decoupled_momentum_is_the_papers_algorithm() -> None:
 
 def test_decoupled_momentum_brings_error_feedback() -> None:
     bare = gw.pair(gw.compress.topk(), gw.collective.allgather_sparse())
-    assert gw.with_decoupled_momentum(bare) == gw.with_decoupled_momentum(gw.compress.topk())
+    assert gw.with_decoupled_momentum(bare) == gw.with_decoupled_momentum(
+        gw.compress.topk()
+    )

@@ -1,4 +1,6 @@
-"""Natural sparsity: every way gives the mean, ranks choose alike, and steps may turn dense."""
+"""Natural sparsity: every way gives the mean, ranks choose alike, and steps may turn
+dense.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,12 @@ ROWS, WIDTH = 400, 8
 DENSE = with_natural_sparsity(gw.compress.none(), WIDTH)
 
 
-def tables(world: int, count: int, *, shared: bool = False, seed: int = 0) -> list[Tensor]:
-    """One flat gradient a rank, non-zero in ``count`` rows: drawn ones, or the same on all."""
+def tables(
+    world: int, count: int, *, shared: bool = False, seed: int = 0
+) -> list[Tensor]:
+    """One flat gradient a rank, non-zero in ``count`` rows: drawn ones, or the same on
+    all.
+    """
     draw = torch.Generator().manual_seed(seed)
     found, rows = [], torch.randperm(ROWS, generator=draw)[:count]
     for _ in range(world):
@@ -48,7 +54,9 @@ def ways(exchange: Exchange, grads: list[Tensor]) -> list[str | None]:
     shared=st.booleans(),
     dtype=st.sampled_from((torch.float32, torch.bfloat16, torch.float64)),
 )
-def test_the_mean_over_two_steps(world: int, count: int, shared: bool, dtype: torch.dtype) -> None:
+def test_the_mean_over_two_steps(
+    world: int, count: int, shared: bool, dtype: torch.dtype
+) -> None:
     grads = [g.to(dtype) for g in tables(world, count, shared=shared, seed=count)]
     first = run_local(DENSE, grads)
     expected = torch.stack([g.double() for g in grads]).mean(0)
@@ -56,7 +64,9 @@ def test_the_mean_over_two_steps(world: int, count: int, shared: bool, dtype: to
         for mean, contributed, _ in step:
             assert torch.equal(mean, step[0][0])
             tolerance = 1e-6 if dtype != torch.bfloat16 else 2e-2
-            torch.testing.assert_close(mean.double(), expected, rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(
+                mean.double(), expected, rtol=tolerance, atol=tolerance
+            )
             assert torch.equal(contributed, grads[0].to(contributed.dtype)) or world > 1
 
 
@@ -76,10 +86,14 @@ def test_a_dense_step_goes_the_inner_way() -> None:
 
 
 def test_what_the_last_step_showed_changes_the_way() -> None:
-    """Rows that all ranks share: first taken for distinct ones, then known to be the same."""
+    """Rows that all ranks share: first taken for distinct ones, then known to be the
+    same.
+    """
     counts, numel = [4000] * 8, 50_000 * 64
     first, then = (
-        fastest_scheme(counted(counts, numel, 64, torch.float32, g), schemes(by_counts=True))
+        fastest_scheme(
+            counted(counts, numel, 64, torch.float32, g), schemes(by_counts=True)
+        )
         for g in (0.0, 1.0)
     )
     assert (first.scheme, then.scheme) == ("sparcml", "zen")
@@ -91,7 +105,9 @@ def test_what_the_last_step_showed_changes_the_way() -> None:
 class Selfish(Natural):
     """Decides from its own count: what every other rank does not know."""
 
-    def _choose(self, me: Member, counts: list[int], growth: float, grad_N: Tensor) -> str:
+    def _choose(
+        self, me: Member, counts: list[int], growth: float, grad_N: Tensor
+    ) -> str:
         own = count_units(grad_N, None, self.width)
         return super()._choose(me, [own] * len(counts), growth, grad_N)
 
@@ -104,7 +120,10 @@ def test_a_choice_of_one_rank_alone_is_caught() -> None:
 
 
 def test_predictions_take_it_for_the_inner_exchange() -> None:
-    spec, inner = gw.TensorSpec("table", ROWS * WIDTH), gw.exchange_for(gw.compress.topk())
+    spec, inner = (
+        gw.TensorSpec("table", ROWS * WIDTH),
+        gw.exchange_for(gw.compress.topk()),
+    )
     sent = inner.bytes_of_rank(spec, 3)
     assert sent is not None
     natural = with_natural_sparsity(inner, WIDTH)

@@ -38,31 +38,63 @@ def of(*grads: torch.Tensor, states: list[None] | None = None) -> object:
 @each(
     "make, said",
     [
-        (lambda: gw.pair("topk", ring()), r"codec must be a compressor, got 'topk'; write"),
-        (lambda: gw.pair(topk, ring()), r"a compressor, got <class .*; write topk\(\), with"),
-        (lambda: gw.run_local(gw.compress.deft, [torch.ones(3)]), r"write deft\(\), with its"),
-        (lambda: gw.pair(topk(), "ring"), r"collective must be a collective, got 'ring'; write"),
+        (
+            lambda: gw.pair("topk", ring()),
+            r"codec must be a compressor, got 'topk'; write",
+        ),
+        (
+            lambda: gw.pair(topk, ring()),
+            r"a compressor, got <class .*; write topk\(\), with",
+        ),
+        (
+            lambda: gw.run_local(gw.compress.deft, [torch.ones(3)]),
+            r"write deft\(\), with its",
+        ),
+        (
+            lambda: gw.pair(topk(), "ring"),
+            r"collective must be a collective, got 'ring'; write",
+        ),
         (lambda: gw.pair(Shaped(), gw.collective.casync_ps()), "own, as powersgd is"),
-        (lambda: by_name("powersgd", {}, "allreduce"), "exchange of its own, got 'allreduce'"),
-        (lambda: by_name("onebit", {}, None), "must be one that onebit can use, got None"),
-        (lambda: gw.with_error_feedback(topk()), r"must be an exchange, got topk.*gw.pair\("),
+        (
+            lambda: by_name("powersgd", {}, "allreduce"),
+            "exchange of its own, got 'allreduce'",
+        ),
+        (
+            lambda: by_name("onebit", {}, None),
+            "must be one that onebit can use, got None",
+        ),
+        (
+            lambda: gw.with_error_feedback(topk()),
+            r"must be an exchange, got topk.*gw.pair\(",
+        ),
         (lambda: gw.with_momentum_correction(CLIPPED), CLIPPED_AFTER),
         (
-            lambda: gw.with_momentum_correction(gw.with_density_warmup(CLIPPED, steps_per_stage=1)),
+            lambda: gw.with_momentum_correction(
+                gw.with_density_warmup(CLIPPED, steps_per_stage=1)
+            ),
             CLIPPED_AFTER,
         ),
         (lambda: gw.with_momentum_correction(CORRECTED), "wrap it once"),
         (lambda: gw.with_warmup(CORRECTED, steps=1), "clipping outermost"),
         (lambda: gw.with_warmup(CLIPPED, steps=1), "clipping outermost"),
-        (lambda: gw.with_decoupled_momentum(gw.compress.qsgd(bitwidth=2)), "a contraction"),
-        (lambda: gw.with_natural_sparsity(CORRECTED, 4), "a pair with or without error feedback"),
+        (
+            lambda: gw.with_decoupled_momentum(gw.compress.qsgd(bitwidth=2)),
+            "a contraction",
+        ),
+        (
+            lambda: gw.with_natural_sparsity(CORRECTED, 4),
+            "a pair with or without error feedback",
+        ),
         (of, "one gradient a rank"),
         (lambda: of(torch.zeros(2, 2)), r"pass grad.flatten\(\)"),
         (lambda: of(torch.zeros(2), torch.zeros(3)), "of one length and dtype"),
         (lambda: of(torch.zeros(2), torch.zeros(2).half()), "of one length and dtype"),
         (lambda: of(*[torch.zeros(2)] * 2, states=[None]), "one a rank, 2"),
         *(
-            (lambda given=given: gw.run_local(given, [torch.ones(3)]), r"gw.exchange_for\(compres")
+            (
+                lambda given=given: gw.run_local(given, [torch.ones(3)]),
+                r"gw.exchange_for\(compres",
+            )
             for given in (topk(), "topk", OnlyTheForm())
         ),
     ],

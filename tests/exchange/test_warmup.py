@@ -1,4 +1,6 @@
-"""Warm-up: dense first steps, or the paper's densities in stages, which all ranks count alike."""
+"""Warm-up: dense first steps, or the paper's densities in stages, which all ranks count
+alike.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def test_the_first_steps_are_dense_and_the_others_are_the_inner_exchanges() -> N
         else:
             want = run_local(inner, grads, others, seed=step)
             others = [state for _, _, state in want]
-            assert all(torch.equal(a[0], b[0]) for a, b in zip(results, want, strict=True))
+            assert all(
+                torch.equal(a[0], b[0]) for a, b in zip(results, want, strict=True)
+            )
 
 
 def test_a_saved_count_goes_on_where_it_was() -> None:
@@ -61,7 +65,7 @@ def test_bytes_are_expected_of_what_comes_after() -> None:
     assert exchange.expected_bytes(spec, 4) == inner.expected_bytes(spec, 4)
 
 
-# ---- densities -----------------------------------------------------------------------------------
+# ---- densities -----------------------------------------------------------------------
 
 
 def selected(exchange: Exchange, num_steps: int) -> list[int]:
@@ -75,11 +79,16 @@ def selected(exchange: Exchange, num_steps: int) -> list[int]:
 
 
 def test_the_densities_are_those_of_the_paper() -> None:
-    exchange = gw.with_density_warmup(gw.compress.topk(density=0.001), steps_per_stage=2)
+    exchange = gw.with_density_warmup(
+        gw.compress.topk(density=0.001), steps_per_stage=2
+    )
     assert exchange.densities == PAPER
     kept = [round(density * NUMEL) for density in PAPER]
     assert kept == [5000, 1250, 312, 80, 20]
-    assert selected(exchange, 12) == [count for count in kept for _ in range(2)] + kept[-1:] * 2
+    assert (
+        selected(exchange, 12)
+        == [count for count in kept for _ in range(2)] + kept[-1:] * 2
+    )
 
 
 def test_deep_gradient_compression_warms_up_to_its_density() -> None:
@@ -107,10 +116,14 @@ def test_deep_gradient_compression_warms_up_to_its_density() -> None:
         gw.compress.selective(density=0.05),
         gw.compress.deft(density=0.05),
         gw.pair(gw.compress.dgc(density=0.05), gw.collective.casync_ps()),
-        gw.with_clipping(gw.with_momentum_correction(gw.compress.dgc(density=0.05)), 1.0),
+        gw.with_clipping(
+            gw.with_momentum_correction(gw.compress.dgc(density=0.05)), 1.0
+        ),
     ],
 )
-def test_whatever_has_a_density_is_warmed_up(algorithm: gw.Exchange | gw.Compressor) -> None:
+def test_whatever_has_a_density_is_warmed_up(
+    algorithm: gw.Exchange | gw.Compressor,
+) -> None:
     exchange = gw.with_density_warmup(algorithm, steps_per_stage=1)
     assert exchange.densities == (0.25, 0.0625, 0.05)
     states, shares = None, []
@@ -138,7 +151,9 @@ def sent_in_simulation(exchange: Exchange, spec: gw.TensorSpec) -> int:
 
 
 def test_a_ring_keeps_one_state_at_all_densities() -> None:
-    """The state has an entry for each part of a message, and the first payloads are larger."""
+    """The state has an entry for each part of a message, and the first payloads are
+    larger.
+    """
     around = gw.pair(gw.compress.topk(density=0.001), casync_ring(half_bytes=1024))
     exchange = gw.with_density_warmup(around, steps_per_stage=1)
     states = None

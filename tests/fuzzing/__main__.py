@@ -1,6 +1,7 @@
 """``make fuzz``: all targets for ten minutes, or one input again.
 
-python -m tests.fuzzing [TARGET] [--seconds 600] [--seed 0] [--workers 2] [--input NUMBER]
+python -m tests.fuzzing [TARGET] [--seconds 600] [--seed 0] [--workers 2] [--input
+NUMBER]
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ def tell(tried: Tried) -> None:
     """Prints a row of the table, and the findings below it."""
     rate = tried.num_inputs / max(1e-9, tried.wall_s)
     print(
-        f"| {tried.target} | {tried.seed} | {tried.num_inputs:,} | {tried.num_refused:,} | "
+        f"| {tried.target} | {tried.seed} | {tried.num_inputs:,} | "
+        f"{tried.num_refused:,} | "
         f"{tried.wall_s:.0f} | {rate:.0f} | {len(tried.findings)} |",
         flush=True,
     )
@@ -26,12 +28,20 @@ def tell(tried: Tried) -> None:
 
 def main() -> int:
     """The exit status: 0 where nothing was found, 2 where nothing can be tried."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzzing", description=__doc__)
-    parser.add_argument("target", nargs="?", help=f"one of {', '.join(SHARES)}; all if left out")
-    parser.add_argument("--seconds", type=float, default=600.0, help="for all targets together")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzzing", description=__doc__
+    )
+    parser.add_argument(
+        "target", nargs="?", help=f"one of {', '.join(SHARES)}; all if left out"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=600.0, help="for all targets together"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2, help="processes at a time")
-    parser.add_argument("--input", type=int, help="the number of one input to try again")
+    parser.add_argument(
+        "--input", type=int, help="the number of one input to try again"
+    )
     given = parser.parse_args()
     if (why := sanitizer.why_not()) is not None:
         print(f"nothing was tried: {why}", file=sys.stderr)
@@ -39,7 +49,13 @@ def main() -> int:
     print("| target | seed | inputs | refused | s | inputs a s | findings |")
     print("| :--- | ---: | ---: | ---: | ---: | ---: | ---: |")
     if given.input is not None:
-        one = fuzz(given.target, given.seed, first=given.input, last=given.input + 1, seconds=60)
+        one = fuzz(
+            given.target,
+            given.seed,
+            first=given.input,
+            last=given.input + 1,
+            seconds=60,
+        )
         tell(one)
         return bool(one.findings)
     if given.target is not None:

@@ -1,7 +1,7 @@
 """The campaign: fuzzing processes under the sanitizers, and what came of them.
 
-An input that ends its process, by a sanitizer or a signal, is known by its number, and the process
-is started again behind it.
+An input that ends its process, by a sanitizer or a signal, is known by its number, and
+the process is started again behind it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ class Finding:
     @property
     def command(self) -> str:
         """The command that makes the input again."""
-        return f"python -m tests.fuzzing {self.target} --seed {self.seed} --input {self.number}"
+        return (
+            f"python -m tests.fuzzing {self.target} --seed {self.seed} --input "
+            f"{self.number}"
+        )
 
     def __str__(self) -> str:
         return f"{self.command}\n    {self.what}"
@@ -58,7 +61,9 @@ class Tried:
     findings: list[Finding] = field(default_factory=list)
 
 
-def fuzz(target: str, seed: int, *, first: int = 0, last: int = 2**62, seconds: float) -> Tried:
+def fuzz(
+    target: str, seed: int, *, first: int = 0, last: int = 2**62, seconds: float
+) -> Tried:
     """Tries inputs ``first`` to ``last`` of a target, for so many seconds at most."""
     found, began_s = Tried(target, seed), time.monotonic()
     number, deaths = first, 0
@@ -73,7 +78,9 @@ def fuzz(target: str, seed: int, *, first: int = 0, last: int = 2**62, seconds: 
 
 
 def _process(found: Tried, first: int, last: int, seconds: float) -> tuple[int, bool]:
-    """One process from input ``first`` on; returns the next input, and whether it died."""
+    """One process from input ``first`` on; returns the next input, and whether it
+    died.
+    """
     with tempfile.NamedTemporaryFile() as place:
         place.write(struct.pack("<q", first))
         place.flush()
@@ -115,7 +122,9 @@ def _finding(found: Tried, number: int, what: str) -> Finding:
 
 
 def _said(stderr: str, code: int) -> str:
-    """What a sanitizer said, from its first line on, or the end of what the process did."""
+    """What a sanitizer said, from its first line on, or the end of what the process
+    did.
+    """
     for mark in ("ERROR: AddressSanitizer", "runtime error:", "Timeout ("):
         start = stderr.find(mark)
         if start >= 0:
@@ -125,7 +134,9 @@ def _said(stderr: str, code: int) -> str:
 
 
 def _build(worker: int, workers: int) -> None:
-    """Builds a part of the kernels; raises ``RuntimeError`` with what the process said."""
+    """Builds a part of the kernels; raises ``RuntimeError`` with what the process
+    said.
+    """
     ended = _child("build", worker, workers, timeout_s=_BUILD_S)
     if ended.returncode:
         raise RuntimeError(ended.stderr[-_SHOWN:])
@@ -134,7 +145,9 @@ def _build(worker: int, workers: int) -> None:
 def campaign(
     seconds: float, seed: int, workers: int, tell: Callable[[Tried], None]
 ) -> Iterator[Tried]:
-    """Every target for its share of ``seconds``, on so many processors; each worker has a seed."""
+    """Every target for its share of ``seconds``, on so many processors; each worker has
+    a seed.
+    """
     jobs = [
         (target, seed + worker, share * seconds)
         for target, share in SHARES.items()

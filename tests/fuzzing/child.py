@@ -3,8 +3,9 @@
 python -m tests.fuzzing.child TARGET SEED FIRST LAST SECONDS PLACE
 python -m tests.fuzzing.child build WORKER WORKERS
 
-It is started by ``tests.fuzzing.campaign`` under the sanitizers. PLACE is a file of 8 bytes, in
-which the number of the input is found if the process does not come back from it.
+It is started by ``tests.fuzzing.campaign`` under the sanitizers. PLACE is a file of 8
+bytes, in which the number of the input is found if the process does not come back from
+it.
 """
 
 from __future__ import annotations
@@ -41,8 +42,12 @@ def draw(target: str, seed: int, number: int) -> random.Random:
     return random.Random(f"{target} {seed} {number}")
 
 
-def attack(target: str, seed: int, first: int, last: int, seconds: float, place: Path) -> None:
-    """Tries inputs ``first`` to ``last``, at most; prints a line for each finding, and a sum."""
+def attack(
+    target: str, seed: int, first: int, last: int, seconds: float, place: Path
+) -> None:
+    """Tries inputs ``first`` to ``last``, at most; prints a line for each finding, and
+    a sum.
+    """
     try_one, until_s = TARGETS[target], time.monotonic() + seconds
     seen: set[str] = set()
     number, refused = first, 0
@@ -59,7 +64,10 @@ def attack(target: str, seed: int, first: int, last: int, seconds: float, place:
                 where = _innermost(error)
                 if where not in seen and len(seen) < _MOST_FINDINGS:
                     seen.add(where)
-                    _say(number=number, what=f"{type(error).__name__} at {where}: {error}")
+                    _say(
+                        number=number,
+                        what=f"{type(error).__name__} at {where}: {error}",
+                    )
             number += 1
             if number == first + 1:  # what it took to build kernels does not count
                 until_s = time.monotonic() + seconds

@@ -32,7 +32,9 @@ def _flip(rng: random.Random, made: bytearray, sizes: Sequence[int]) -> None:
 
 
 def _byte(rng: random.Random, made: bytearray, sizes: Sequence[int]) -> None:
-    made[rng.randrange(len(made))] = rng.choice((0, 1, 127, 128, 255, rng.randrange(256)))
+    made[rng.randrange(len(made))] = rng.choice(
+        (0, 1, 127, 128, 255, rng.randrange(256))
+    )
 
 
 def _word(rng: random.Random, made: bytearray, sizes: Sequence[int]) -> None:
@@ -101,9 +103,48 @@ def mutated_text(rng: random.Random, text: str) -> str:
 
 
 _WORDS = (
-    *("0", "-1", "1", "1e999", "-1e-400", "NaN", "Infinity", "null", "true", '""', '"none"'),
-    *("[]", "{}", "[[[[", "}", "{", '"', "9" * 30, "2147483648", "0.1", "\x00", "é", " ", "\n"),
-    *("(", ")", ";", "%", "/ 0", "<<", "uint2", "float*", "param", "return", "-", "8" * 400),
+    *(
+        "0",
+        "-1",
+        "1",
+        "1e999",
+        "-1e-400",
+        "NaN",
+        "Infinity",
+        "null",
+        "true",
+        '""',
+        '"none"',
+    ),
+    *(
+        "[]",
+        "{}",
+        "[[[[",
+        "}",
+        "{",
+        '"',
+        "9" * 30,
+        "2147483648",
+        "0.1",
+        "\x00",
+        "é",
+        " ",
+        "\n",
+    ),
+    *(
+        "(",
+        ")",
+        ";",
+        "%",
+        "/ 0",
+        "<<",
+        "uint2",
+        "float*",
+        "param",
+        "return",
+        "-",
+        "8" * 400,
+    ),
 )
 
 

@@ -1,7 +1,7 @@
 """A fuzzer of programs that people write.
 
-Plans, profiles and clusters are damaged in ``tests/planning/data/test_malformed.py``, checkpoints
-in ``tests/runtime/test_malformed_states.py``.
+Plans, profiles and clusters are damaged in ``tests/planning/data/test_malformed.py``,
+checkpoints in ``tests/runtime/test_malformed_states.py``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def programs(rng: random.Random) -> None:
 
 @cache
 def _programs() -> tuple[str, ...]:
-    return tuple(path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.compll")))
+    return tuple(
+        path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.compll"))
+    )
 
 
 TARGETS: dict[str, Callable[[random.Random], None]] = {"programs": programs}

@@ -1,4 +1,6 @@
-"""Fuzzers of payloads: what codecs, sparse formats and exchanges make of bytes that changed."""
+"""Fuzzers of payloads: what codecs, sparse formats and exchanges make of bytes that
+changed.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,16 @@ DTYPES = (torch.float32, torch.float32, torch.float16, torch.bfloat16, torch.flo
 
 
 def tensor_of(data: bytes) -> Tensor:
-    """Bytes in memory of their own, exactly as long: what reads on behind them is seen."""
+    """Bytes in memory of their own, exactly as long: what reads on behind them is
+    seen.
+    """
     made = torch.empty(len(data), dtype=torch.uint8)
     if data:
         made.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     return made
 
 
-# ---- codecs ------------------------------------------------------------------------------------
+# ---- codecs --------------------------------------------------------------------------
 
 
 def codecs(rng: random.Random, among: Sequence[Compressor] | None = None) -> None:
@@ -107,7 +111,9 @@ def _shared_out(rng: random.Random, taken: Entries, units: int, out_N: Tensor) -
 
 
 def kernels(worker: int, workers: int) -> None:
-    """Builds the kernels of every codec whose number is this worker's, so that none waits later."""
+    """Builds the kernels of every codec whose number is this worker's, so that none
+    waits later.
+    """
     for codec in compressors()[worker::workers]:
         _, form, data = _payload(codec, "normal", 64, torch.float32, several=False)
         payload = Payload(form, tensor_of(data))
@@ -115,7 +121,7 @@ def kernels(worker: int, workers: int) -> None:
         codec.merge(payload, torch.zeros(64))
 
 
-# ---- sparse formats ----------------------------------------------------------------------------
+# ---- sparse formats ------------------------------------------------------------------
 
 
 def formats(rng: random.Random) -> None:
@@ -132,7 +138,9 @@ def formats(rng: random.Random) -> None:
         out_N = torch.zeros(length * width, dtype=dtype)
         form.scatter(payload, Part(length), out_N, width=width)
         return
-    _shared_out(rng, form.decode(payload, length, width), length, torch.zeros(length * width))
+    _shared_out(
+        rng, form.decode(payload, length, width), length, torch.zeros(length * width)
+    )
 
 
 _FORMATS = examples("sparse.formats")
@@ -143,18 +151,25 @@ def _entries(
     form: Any, units: int, width: int, dtype: torch.dtype, density: float
 ) -> tuple[Format, bytes, int]:
     draw = torch.Generator().manual_seed(units)
-    places_K = (torch.rand(units, generator=draw) < density).nonzero().flatten().to(torch.int32)
+    places_K = (
+        (torch.rand(units, generator=draw) < density)
+        .nonzero()
+        .flatten()
+        .to(torch.int32)
+    )
     values = torch.randn(places_K.numel() * width, generator=draw).to(dtype)
     payload = form.encode(Entries(places_K, values, width), units)
     assert payload.buffer is not None
     return payload.format, bytes(payload.buffer.numpy()), units
 
 
-# ---- exchanges ---------------------------------------------------------------------------------
+# ---- exchanges -----------------------------------------------------------------------
 
 
 def exchanges(rng: random.Random, among: Sequence[Exchange] | None = None) -> None:
-    """Two steps of an exchange in one process, in which bytes change on their way to one rank."""
+    """Two steps of an exchange in one process, in which bytes change on their way to
+    one rank.
+    """
     exchange = rng.choice(_exchanges() if among is None else among)
     world, numel = rng.choice((2, 3, 4)), rng.choice((1, 9, 64, 300))
     dtype = rng.choice((torch.float32, torch.float32, torch.bfloat16))

@@ -1,4 +1,6 @@
-"""A fault on purpose: a kernel that believes the places in a payload, which fuzzing must find."""
+"""A fault on purpose: a kernel that believes the places in a payload, which fuzzing
+must find.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""AddressSanitizer and UBSan in a Python process: its environment, and the kernels' flags."""
+"""AddressSanitizer and UBSan in a Python process: its environment, and the kernels'
+flags.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,12 @@ FLAGS = (
     *(flag for flag in compiler.BASE_FLAGS if flag != "-O3"),
     *("-O1", "-g1", "-fno-omit-frame-pointer", "-march=native", "-fopenmp"),
     *("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
-    "-fno-sanitize=nonnull-attribute",  # no bytes are copied from and to nowhere: that is harmless
+    # no bytes are copied from and to nowhere: that is harmless
+    "-fno-sanitize=nonnull-attribute",
 )
 OPTIONS = {
-    # Python and torch leak at their end, and torch's libraries define some things twice.
+    # Python and torch leak at their end, and torch's libraries define some things
+    # twice.
     "ASAN_OPTIONS": "detect_leaks=0:detect_odr_violation=0:quarantine_size_mb=32",
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
     "OMP_NUM_THREADS": "1",
@@ -37,7 +41,8 @@ def why_not() -> str | None:
 def environment() -> dict[str, str]:
     """The environment of a process whose kernels are sanitized.
 
-    The C++ library is loaded beside the sanitizer's, which must find the functions that throw.
+    The C++ library is loaded beside the sanitizer's, which must find the functions that
+    throw.
     """
     libraries = " ".join(filter(None, map(_library, ("libasan.so", "libstdc++.so"))))
     return {**os.environ, **OPTIONS, "LD_PRELOAD": libraries}
@@ -46,7 +51,9 @@ def environment() -> dict[str, str]:
 def _library(name: str) -> str | None:
     """The path of a library of the compiler's; None where it has none."""
     command = [compiler.find_compiler() or "g++", f"-print-file-name={name}"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    found = subprocess.run(
+        command, capture_output=True, text=True, check=False
+    ).stdout.strip()
     return found if Path(found).is_absolute() else None
 
 
@@ -60,9 +67,11 @@ def watch() -> None:
 
 
 def sanitize() -> None:
-    """Has kernels of this process built with the sanitizers, and none run as torch code.
+    """Has kernels of this process built with the sanitizers, and none run as torch
+    code.
 
-    Every passing buffer is as long as is asked for, so that what goes beyond it is seen.
+    Every passing buffer is as long as is asked for, so that what goes beyond it is
+    seen.
     """
     from gradwire.contract import member
     from gradwire.dsl import generated as steps

@@ -1,4 +1,6 @@
-"""The fuzzers find a fault that is planted, say how to make it again, and find none elsewhere."""
+"""The fuzzers find a fault that is planted, say how to make it again, and find none
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ import pytest
 from tests.fuzzing import child, mutations, parsers, payloads, sanitizer
 from tests.fuzzing.campaign import SHARES, fuzz
 
-pytestmark = pytest.mark.skipif(sanitizer.why_not() is not None, reason=str(sanitizer.why_not()))
+pytestmark = pytest.mark.skipif(
+    sanitizer.why_not() is not None, reason=str(sanitizer.why_not())
+)
 
 
 @pytest.mark.slow
@@ -19,7 +23,10 @@ def test_a_kernel_without_a_bounds_check_is_found_and_found_again() -> None:
     found = fuzz("unchecked", 1, last=20, seconds=0.0)
     [first, *_] = found.findings
     assert "AddressSanitizer" in first.what
-    assert first.command == f"python -m tests.fuzzing unchecked --seed 1 --input {first.number}"
+    assert (
+        first.command
+        == f"python -m tests.fuzzing unchecked --seed 1 --input {first.number}"
+    )
     again = fuzz("unchecked", 1, first=first.number, last=first.number + 1, seconds=100)
     assert [one.number for one in again.findings] == [first.number]
 
@@ -34,7 +41,9 @@ def test_damaged_sparse_payloads_stay_inside_of_their_tensors() -> None:
 
 
 @pytest.mark.parametrize("target", ["codecs", "formats", "exchanges", "programs"])
-def test_an_input_follows_from_target_seed_and_number(target: str, tmp_path: Path) -> None:
+def test_an_input_follows_from_target_seed_and_number(
+    target: str, tmp_path: Path
+) -> None:
     place = tmp_path / "place"
     place.write_bytes(bytes(8))
     child.attack(target, 5, 0, 8, 20.0, place)

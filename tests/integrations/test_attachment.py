@@ -1,4 +1,6 @@
-"""State goes along to a framework's new DDP model, into files of ranks, and to other ranks."""
+"""State goes along to a framework's new DDP model, into files of ranks, and to other
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def made() -> nn.Module:
 
 
 def train(model: nn.Module, rank: int, steps: range) -> list[Tensor]:
-    """Takes steps on data that follow from rank and step alone; returns the parameters."""
+    """Takes steps on data that follow from rank and step alone; returns the
+    parameters.
+    """
     for step in steps:
         draws = torch.Generator().manual_seed(100 * step + rank)
         model.zero_grad()
@@ -78,7 +82,9 @@ def saved(rank: int, world: int, folder: str) -> dict[str, Tensor]:
     return owed
 
 
-def loaded(rank: int, world: int, folder: str) -> tuple[dict[str, Tensor], str, list[str]]:
+def loaded(
+    rank: int, world: int, folder: str
+) -> tuple[dict[str, Tensor], str, list[str]]:
     """The residuals, the error if there is one, and what was logged."""
     heard, told = [], ""
     handler = logging.Handler()
@@ -107,7 +113,9 @@ def test_ranks_find_what_as_many_or_more_have_saved(
 
     before = two.run(saved, str(tmp_path))
     names = ["gradwire-rank-0-of-2.pt", "gradwire-rank-1-of-2.pt"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == names  # and the four's are gone
+    assert (
+        sorted(path.name for path in tmp_path.iterdir()) == names
+    )  # and the four's are gone
     for own, (found, *_) in zip(before, two.run(loaded, str(tmp_path)), strict=True):
         assert own.keys() == found.keys()
         assert any(bool(own[name].any()) for name in own)
@@ -125,9 +133,14 @@ def test_ranks_find_what_as_many_or_more_have_saved(
 
 
 def locally(rank: int, world: int, folder: str) -> list[object]:
-    """Steps and exchanges of local steps over two DDPs, two optimizers, and a load; the bits."""
+    """Steps and exchanges of local steps over two DDPs, two optimizers, and a load; the
+    bits.
+    """
     begin = partial(gw.local_steps, exchange="uniform", every=4)
-    attachment, inner = FrameworkAttachment(begin, options=gw.Options(num_channels=1)), made()
+    attachment, inner = (
+        FrameworkAttachment(begin, options=gw.Options(num_channels=1)),
+        made(),
+    )
 
     def go_on(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
         for step in steps:
@@ -144,7 +157,9 @@ def locally(rank: int, world: int, folder: str) -> list[object]:
     go_on(model, first, range(3))
     attachment.end_period()
     attachment.save(folder)
-    exchanges = [attachment.handle.stats()["exchanges"]]  # save has not ended the period again
+    exchanges = [
+        attachment.handle.stats()["exchanges"]
+    ]  # save has not ended the period again
     go_on(model, first, range(3, 5))
     attachment.let_go(inner)
     model = DistributedDataParallel(inner)
@@ -157,7 +172,13 @@ def locally(rank: int, world: int, folder: str) -> list[object]:
     attachment.load(folder)
     attachment.end_period()
     bits = [param.detach().clone() for param in inner.parameters()]
-    found = [steps, *exchanges, attachment.handle.step, bits, attachment.handle.anchors()]
+    found = [
+        steps,
+        *exchanges,
+        attachment.handle.step,
+        bits,
+        attachment.handle.anchors(),
+    ]
     attachment.handle.detach()
     return found
 

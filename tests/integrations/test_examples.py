@@ -1,4 +1,6 @@
-"""Each framework trains through gradwire, and goes on from a checkpoint with the same bits."""
+"""Each framework trains through gradwire, and goes on from a checkpoint with the same
+bits.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,36 @@ pytestmark = [pytest.mark.slow, pytest.mark.multi, pytest.mark.timeout(400)]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 FRAMEWORKS = {
-    # How it is started; its arguments for a whole run, a first part, and the rest of it.
+    # How it is started; its arguments for a whole run, a first part, and the rest of
+    # it.
     "ray": ((), ("--steps", "8"), ("--steps", "4"), ("--steps", "4")),
-    "accelerate": (TORCHRUN, ("--steps", "8"), ("--steps", "4"), ("--steps", "4", "--resume")),
-    "transformers": (TORCHRUN, ("--steps", "10"), ("--steps", "5"), ("--steps", "10", "--resume")),
-    "lightning": ((), ("--epochs", "2"), ("--epochs", "1"), ("--epochs", "2", "--resume")),
+    "accelerate": (
+        TORCHRUN,
+        ("--steps", "8"),
+        ("--steps", "4"),
+        ("--steps", "4", "--resume"),
+    ),
+    "transformers": (
+        TORCHRUN,
+        ("--steps", "10"),
+        ("--steps", "5"),
+        ("--steps", "10", "--resume"),
+    ),
+    "lightning": (
+        (),
+        ("--epochs", "2"),
+        ("--epochs", "1"),
+        ("--epochs", "2", "--resume"),
+    ),
 }
 
 
-def said(how: tuple[str, ...], name: str, folder: Path, arguments: tuple[str, ...]) -> list[str]:
-    """The last two lines of an example: step and bytes, and the bits of the parameters."""
+def said(
+    how: tuple[str, ...], name: str, folder: Path, arguments: tuple[str, ...]
+) -> list[str]:
+    """The last two lines of an example: step and bytes, and the bits of the
+    parameters.
+    """
     path = EXAMPLES / f"with_{name}.py"
     done = subprocess.run(
         [sys.executable, *how, str(path), "--folder", str(folder), *arguments],
@@ -38,7 +60,11 @@ def said(how: tuple[str, ...], name: str, folder: Path, arguments: tuple[str, ..
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return [line for line in done.stdout.splitlines() if line.startswith(("step", "parameters"))]
+    return [
+        line
+        for line in done.stdout.splitlines()
+        if line.startswith(("step", "parameters"))
+    ]
 
 
 def test_a_job_of_slurm_that_is_requeued_goes_on(tmp_path: Path) -> None:

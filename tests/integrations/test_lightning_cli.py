@@ -1,4 +1,6 @@
-"""``LightningCLI`` finds a name, a plan's file and an algorithm's class in its settings."""
+"""``LightningCLI`` finds a name, a plan's file and an algorithm's class in its
+settings.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,14 @@ def test_what_a_file_gives_as_the_exchange_is_found(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # theirs
         parser = jsonargparse.ArgumentParser()
-        parser.add_argument("--strategy", type=importlib.import_module(HOME).GradwireStrategy)
+        parser.add_argument(
+            "--strategy", type=importlib.import_module(HOME).GradwireStrategy
+        )
         for given, found in asked:
-            strategy = {"class_path": f"{HOME}.GradwireStrategy", "init_args": {"exchange": given}}
+            strategy = {
+                "class_path": f"{HOME}.GradwireStrategy",
+                "init_args": {"exchange": given},
+            }
             parsed = parser.parse_object({"strategy": strategy})
             made = parser.instantiate_classes(parsed).strategy
             assert resolve(made.attachment._exchange) == found

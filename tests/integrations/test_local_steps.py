@@ -1,4 +1,5 @@
-"""Local steps through each framework's adapter: ranks agree at its checkpoints, and go on there.
+"""Local steps through each framework's adapter: ranks agree at its checkpoints, and go
+on there.
 
 An evaluation changes nothing.
 """
@@ -40,7 +41,9 @@ def launched(rank: int, world: int) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 
-def by_accelerate(rank: int, world: int, folder: str, steps: int, resumes: bool) -> list[Any]:
+def by_accelerate(
+    rank: int, world: int, folder: str, steps: int, resumes: bool
+) -> list[Any]:
     launched(rank, world)
     from accelerate import Accelerator
 
@@ -99,7 +102,11 @@ def by_transformers(
     if rank == 0:
         attachment.log_to(trainer, every=1)
     trainer.train(resume_from_checkpoint=resumes or None)
-    logged = [row["gradwire/step"] for row in trainer.state.log_history if "gradwire/step" in row]
+    logged = [
+        row["gradwire/step"]
+        for row in trainer.state.log_history
+        if "gradwire/step" in row
+    ]
     assert logged or rank > 0
     return told(attachment, trainer.model)
 
@@ -122,7 +129,9 @@ def by_lightning(
             return loss_of(self.net, batch[0])
 
         def validation_step(self, batch: list[Tensor], index: int) -> None:
-            self.log("sum", sum(param.sum() for param in self.parameters()), sync_dist=True)
+            self.log(
+                "sum", sum(param.sum() for param in self.parameters()), sync_dist=True
+            )
 
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.05)
@@ -141,7 +150,9 @@ def by_lightning(
     )
     data = DataLoader(TensorDataset(DRAWS[:16]), batch_size=2, shuffle=False)
     path, model = Path(folder) / "last.ckpt", Sum()
-    trainer.fit(model, data, data, ckpt_path=path if resumes else None, weights_only=True)
+    trainer.fit(
+        model, data, data, ckpt_path=path if resumes else None, weights_only=True
+    )
     trainer.save_checkpoint(path)
     return told(strategy.attachment, model)
 
@@ -169,7 +180,9 @@ def test_ranks_agree_at_checkpoints_and_go_on_there(
             assert all(map(torch.equal, bits, anchors))
         parted = found
     whole = two.run(train, str(tmp_path / "whole"), 8, False)
-    if train is not by_transformers:  # others saved once, and so exchanged in other steps
+    if (
+        train is not by_transformers
+    ):  # others saved once, and so exchanged in other steps
         assert whole[0][:2] == [8, 3]
     else:
         assert whole[0][:2] == [8, 4]

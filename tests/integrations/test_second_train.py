@@ -1,4 +1,6 @@
-"""A Trainer that trains again goes on with its residuals, by the same DDP model or a new one."""
+"""A Trainer that trains again goes on with its residuals, by the same DDP model or a
+new one.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,14 @@ pytestmark = [
 
 
 def trains_twice(rank: int, world: int, folder: str, wraps_again: bool) -> list[Any]:
-    """Steps and residuals after each of two trainings, and the parameters at the end."""
+    """Steps and residuals after each of two trainings, and the parameters at the
+    end.
+    """
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # the group is there already
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }  # the group is there already
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
     from gradwire.integrations.transformers import hook_trainer

@@ -1,7 +1,7 @@
 """The cache of libraries: nobody else's files are loaded, and no damaged ones.
 
-Libraries are any bytes here: what the loader is given it refuses with an OSError, which tells a
-file that was found sound from one that was not, for which None is the answer.
+Libraries are any bytes here: what the loader is given it refuses with an OSError, which
+tells a file that was found sound from one that was not, for which None is the answer.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def is_taken(place: Path) -> bool:
 
 
 def test_what_the_loader_refuses_counts_as_not_kept(folder: Path) -> None:
-    """As in a home from which nothing may be run: the process then uses a library of its own."""
+    """As in a home from which nothing may be run: the process then uses a library of
+    its own.
+    """
     place = folder / NAME
     compiler.keep(CONTENT, place)
     assert is_taken(place)
@@ -57,7 +59,9 @@ def test_what_the_loader_refuses_counts_as_not_kept(folder: Path) -> None:
 
 
 def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes a folder another user's; without root's rights, in the cache's eyes alone."""
+    """Makes a folder another user's; without root's rights, in the cache's eyes
+    alone.
+    """
     if os.geteuid() == 0:
         os.chown(path, 4321, -1)
         return
@@ -66,7 +70,9 @@ def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "gradwire"]
+    return [
+        record.getMessage() for record in caplog.records if record.name == "gradwire"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +198,9 @@ def test_a_library_that_finds_no_room_leaves_nothing(
     assert [path.name for path in folder.iterdir()] == [NAME]
 
 
-def test_a_process_that_was_forked_by_a_builder_does_not_keep_its_lock(folder: Path) -> None:
+def test_a_process_that_was_forked_by_a_builder_does_not_keep_its_lock(
+    folder: Path,
+) -> None:
     leave = os.pipe()
     with compiler.one_builder(folder / NAME):
         child = os.fork()

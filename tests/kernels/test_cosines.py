@@ -1,4 +1,6 @@
-"""Cosine coefficients of chunks: the C++ against its reference, bit for bit, and its definition."""
+"""Cosine coefficients of chunks: the C++ against its reference, bit for bit, and its
+definition.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from gradwire.kernels import cosines
 from gradwire.kernels.cosines import Cutting
 from gradwire.kernels.libraries import reference_only
 from tests.each import each
-from tests.kernels.vectors import KINDS, compiled, num_threads, residual_for, same_bits, vector
+from tests.kernels.vectors import (
+    KINDS,
+    compiled,
+    num_threads,
+    residual_for,
+    same_bits,
+    vector,
+)
 
 __all__ = ["compiled"]
 SIZES = (0, 1, 2, 15, 16, 17, 63, 65, 200, 4095, 4096, 4097, 10_000)
@@ -29,16 +38,25 @@ def listed(
 ) -> tuple[Tensor, Tensor]:
     places_K = torch.full((cutting.num_listed,), -1, dtype=torch.int32)
     values_K = grad_N.new_zeros(cutting.num_listed)
-    cosines.encode_many((cutting,), (grad_N,), (places_K,), (values_K,), (residual_N,), wire=wire)
+    cosines.encode_many(
+        (cutting,), (grad_N,), (places_K,), (values_K,), (residual_N,), wire=wire
+    )
     return places_K, values_K
 
 
-def everything(cutting: Cutting, grad_N: Tensor, residual_N: Tensor | None) -> list[Tensor]:
-    """What is listed, the residual, and what two lists decode to, alone and added to a sum."""
+def everything(
+    cutting: Cutting, grad_N: Tensor, residual_N: Tensor | None
+) -> list[Tensor]:
+    """What is listed, the residual, and what two lists decode to, alone and added to a
+    sum.
+    """
     wire = torch.bfloat16 if residual_N is None else torch.float32
     kept_N = None if residual_N is None else residual_N.clone()
     places_K, values_K = listed(cutting, grad_N, kept_N, wire)
-    places_LK, values_LK = torch.stack([places_K] * 2), torch.stack([values_K, -3 * values_K])
+    places_LK, values_LK = (
+        torch.stack([places_K] * 2),
+        torch.stack([values_K, -3 * values_K]),
+    )
     out_N, sum_N = torch.full_like(grad_N, math.nan), torch.ones_like(grad_N)
     cosines.decode(cutting, places_LK, values_LK, out_N, scale=0.25)
     cosines.decode(cutting, places_LK, values_LK, sum_N, scale=0.25, add=True)
@@ -47,7 +65,9 @@ def everything(cutting: Cutting, grad_N: Tensor, residual_N: Tensor | None) -> l
 
 
 def same_numbers(a: Tensor, b: Tensor) -> bool:
-    """Bits, but for those of a NaN: which of two NaNs a sum gives is the processor's choice."""
+    """Bits, but for those of a NaN: which of two NaNs a sum gives is the processor's
+    choice.
+    """
     return same_bits(a.nan_to_num(nan=7.0), b.nan_to_num(nan=7.0)) and bool(
         (a.isnan() == b.isnan()).all()
     )
@@ -56,7 +76,10 @@ def same_numbers(a: Tensor, b: Tensor) -> bool:
 @pytest.mark.usefixtures("compiled")
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
-    case=cases, setting=st.sampled_from(SETTINGS), summed=st.booleans(), threads=st.integers(1, 2)
+    case=cases,
+    setting=st.sampled_from(SETTINGS),
+    summed=st.booleans(),
+    threads=st.integers(1, 2),
 )
 def test_cpp_is_the_reference(
     case: tuple[int, str, int], setting: tuple[int, int], summed: bool, threads: int
@@ -90,7 +113,10 @@ def test_many_vectors_are_each_as_alone() -> None:
 
 def dct(num: int) -> Tensor:
     """The orthonormal DCT-II as a matrix, by its definition."""
-    rows, columns = torch.arange(num).double()[:, None], torch.arange(num).double()[None, :]
+    rows, columns = (
+        torch.arange(num).double()[:, None],
+        torch.arange(num).double()[None, :],
+    )
     matrix = torch.cos(math.pi / num * (columns + 0.5) * rows) * math.sqrt(2 / num)
     matrix[0] /= math.sqrt(2)
     return matrix
@@ -107,7 +133,9 @@ def test_coefficients_are_those_of_the_definition(rows: int, columns: int) -> No
 
 
 def test_the_largest_of_each_chunk_are_listed_and_ties_go_to_the_first() -> None:
-    """A single coefficient of each chunk; and a chunk of zeros, all of which are alike."""
+    """A single coefficient of each chunk; and a chunk of zeros, all of which are
+    alike.
+    """
     spectrum = torch.zeros(3, 4, 4)
     spectrum[0, 1, 2], spectrum[1, 3, 0] = 5.0, -7.0
     grad_N = cosines.spectrum_of(spectrum, back=True).reshape(-1)
@@ -119,7 +147,9 @@ def test_the_largest_of_each_chunk_are_listed_and_ties_go_to_the_first() -> None
 @each("forced", [False, True])
 def test_a_place_outside_of_its_chunk_is_refused(forced: bool) -> None:
     cutting, out_N = Cutting(32, 4, 1), torch.zeros(32)
-    places_LK = torch.tensor([[3, 15]], dtype=torch.int32)  # 15 is of the first chunk too
+    places_LK = torch.tensor(
+        [[3, 15]], dtype=torch.int32
+    )  # 15 is of the first chunk too
 
     chosen = reference_only() if forced else contextlib.nullcontext()
     with chosen, pytest.raises(InvalidSetting, match="entry 1 of 2"):
@@ -141,4 +171,8 @@ def test_what_is_left_over_has_its_share(
     numel: int, shape: tuple[int, int], places: int, kept: int
 ) -> None:
     cutting = Cutting(numel, 64, 32)
-    assert (cutting.last_shape, cutting.num_places, cutting.num_listed) == (shape, places, kept)
+    assert (cutting.last_shape, cutting.num_places, cutting.num_listed) == (
+        shape,
+        places,
+        kept,
+    )

@@ -1,4 +1,6 @@
-"""A kernel takes and returns what its C++ declaration says, which is the one place of its types."""
+"""A kernel takes and returns what its C++ declaration says, which is the one place of
+its types.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from gradwire.kernels.libraries import libraries, load_library, source
 from tests.arch.source import sources
 from tests.each import each
 
-needs_compiler = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C++ compiler")
+needs_compiler = pytest.mark.skipif(
+    compiler.find_compiler() is None, reason="no C++ compiler"
+)
 
 WIDE = """
 #include "blocks.h"
@@ -33,7 +37,9 @@ def test_every_exported_function_has_the_types_of_its_declaration(name: str) -> 
     assert exports
     for returned, function, parameters in exports:
         found = getattr(library, function)
-        found = getattr(found, "__wrapped__", found)  # which passes the number of threads
+        found = getattr(
+            found, "__wrapped__", found
+        )  # which passes the number of threads
         assert (
             found.restype
             is {"int64_t": ctypes.c_int64, "int": ctypes.c_int, "void": None}[returned]
@@ -60,4 +66,6 @@ def test_counts_beyond_32_bits_come_back_whole() -> None:
 
 def test_no_call_states_types_of_its_own() -> None:
     stated = re.compile(r"\.(restype|argtypes)\b")
-    assert [s.path for s in sources() if stated.search(s.text)] == ["kernels/compiler.py"]
+    assert [s.path for s in sources() if stated.search(s.text)] == [
+        "kernels/compiler.py"
+    ]

@@ -19,10 +19,17 @@ from gradwire.kernels.distinct import count_distinct
 from gradwire.kernels.gather import lay_runs, take
 from gradwire.kernels.libraries import reference_only
 from tests.each import each
-from tests.kernels.vectors import cases, compiled, num_threads, residual_for, same_bits, vector
+from tests.kernels.vectors import (
+    cases,
+    compiled,
+    num_threads,
+    residual_for,
+    same_bits,
+    vector,
+)
 from tests.strategies import bounded
 
-# ---- cast16 --------------------------------------------------------------------------------------
+# ---- cast16 --------------------------------------------------------------------------
 
 __all__ = ["compiled"]
 DTYPES = [torch.float16, torch.bfloat16]
@@ -43,7 +50,8 @@ def without_nan(x_N):
 @pytest.mark.usefixtures("compiled")
 @each("dtype", DTYPES, ids=str)
 def test_every_exponent_rounds_as_torch_does(dtype):
-    # All float32 whose low mantissa bits decide the rounding, for every sign and exponent.
+    # All float32 whose low mantissa bits decide the rounding, for every sign and
+    # exponent.
     high = torch.arange(2**16, dtype=torch.int64) << 16
     low = torch.tensor([0, 1, 0x0FFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
     bits = (high[:, None] | low).flatten()
@@ -94,33 +102,51 @@ def test_overflow_becomes_inf_and_keeps_the_residual(forced):
     context = reference_only() if forced else num_threads(1)
     with context:
         half_N, after_N = encoded(
-            torch.tensor([1e6, 1.0009765625 + 2**-12]), torch.float16, 1.0, torch.tensor([0.5, 0.0])
+            torch.tensor([1e6, 1.0009765625 + 2**-12]),
+            torch.float16,
+            1.0,
+            torch.tensor([0.5, 0.0]),
         )
         assert half_N.tolist() == [math.inf, 1.0009765625]
         assert after_N.tolist() == [0.5, 2**-12]
-        assert encoded(torch.tensor([1e6]), torch.float16, 0.01)[0].tolist() == [10000.0]
+        assert encoded(torch.tensor([1e6]), torch.float16, 0.01)[0].tolist() == [
+            10000.0
+        ]
 
 
 def test_wrong_operands_are_named():
     x_N = torch.zeros(4)
-    with pytest.raises(InvalidSetting, match=r"out_N must be of dtype torch\.float16 or"):
+    with pytest.raises(
+        InvalidSetting, match=r"out_N must be of dtype torch\.float16 or"
+    ):
         cast.cast16_encode(x_N, torch.zeros(4))
-    with pytest.raises(InvalidSetting, match="prescale must be a positive finite number, got 0"):
+    with pytest.raises(
+        InvalidSetting, match="prescale must be a positive finite number, got 0"
+    ):
         encoded(x_N, torch.float16, 0.0)
-    with pytest.raises(InvalidSetting, match="in_N must be a contiguous vector of 4 elements"):
+    with pytest.raises(
+        InvalidSetting, match="in_N must be a contiguous vector of 4 elements"
+    ):
         cast.cast16_decode(torch.zeros(3, dtype=torch.float16), x_N)
 
 
-# ---- momentum correction -------------------------------------------------------------------------
+# ---- momentum correction -------------------------------------------------------------
 
 SMALLEST = 1e-45
 
 
-def accumulated(grad_N: Tensor, seed: int, nesterov: bool, with_whole: bool) -> list[Tensor]:
+def accumulated(
+    grad_N: Tensor, seed: int, nesterov: bool, with_whole: bool
+) -> list[Tensor]:
     """u, v and, if asked for, v + g."""
-    velocity_N, pending_N = residual_for(grad_N, 2 * seed + 1), residual_for(grad_N, seed)
+    velocity_N, pending_N = (
+        residual_for(grad_N, 2 * seed + 1),
+        residual_for(grad_N, seed),
+    )
     whole_N = torch.empty_like(grad_N) if with_whole else None
-    momentum.accumulate(grad_N, velocity_N, pending_N, whole_N, momentum=0.9, nesterov=nesterov)
+    momentum.accumulate(
+        grad_N, velocity_N, pending_N, whole_N, momentum=0.9, nesterov=nesterov
+    )
     return [velocity_N, pending_N, *([] if whole_N is None else [whole_N])]
 
 
@@ -168,9 +194,17 @@ def test_the_mask_is_the_reference(
 @each(
     "pending, least, velocity",
     [
-        ([0.0, 2.0, 0.0], 2.0, [0.0, 5.0, 5.0]),  # 2 stayed; the third was nothing before
+        (
+            [0.0, 2.0, 0.0],
+            2.0,
+            [0.0, 5.0, 5.0],
+        ),  # 2 stayed; the third was nothing before
         ([0.0, 2.0, 0.0], 2.5, [5.0, 5.0, 5.0]),  # 2 is too small to count
-        ([0.0, 1.5, 0.0], SMALLEST, [5.0, 5.0, 5.0]),  # part of 2 left: no velocity is older
+        (
+            [0.0, 1.5, 0.0],
+            SMALLEST,
+            [5.0, 5.0, 5.0],
+        ),  # part of 2 left: no velocity is older
         ([1.0, 1.5, 0.0], SMALLEST, [5.0, 0.0, 5.0]),  # part of 2 left, and 1 stayed
         ([1.0, 2.0, 0.0], SMALLEST, [5.0, 5.0, 5.0]),  # nothing left
     ],
@@ -191,7 +225,7 @@ def test_velocity_is_cleared_where_something_left_and_something_stayed(
         assert mask() == velocity
 
 
-# ---- norms of ranges -----------------------------------------------------------------------------
+# ---- norms of ranges -----------------------------------------------------------------
 
 
 def norms(x_N, starts, stops, residual_N=None):
@@ -219,17 +253,21 @@ def test_cpp_norms_are_the_reference(case, with_residual, threads):
     if with_residual or kind not in ("normal", "ties"):
         return
     for norm, start, stop in zip(got.tolist(), edges[:-1], edges[1:], strict=True):
-        assert norm == pytest.approx(float(x_N[start:stop].double().square().sum()), rel=1e-12)
+        assert norm == pytest.approx(
+            float(x_N[start:stop].double().square().sum()), rel=1e-12
+        )
 
 
-# ---- the size of a union of index lists ----------------------------------------------------------
+# ---- the size of a union of index lists ----------------------------------------------
 
 PLACES = (1, 63, 64, 65, 2**18 - 1, 2**18, 2**18 + 1, 600_000)
 
 
 def drawn(num_places: int, density: float, seed: int) -> Tensor:
     random = torch.Generator().manual_seed(seed)
-    return (torch.rand(num_places, generator=random) < density).nonzero().flatten().int()
+    return (
+        (torch.rand(num_places, generator=random) < density).nonzero().flatten().int()
+    )
 
 
 @pytest.mark.usefixtures("compiled")
@@ -239,8 +277,12 @@ def drawn(num_places: int, density: float, seed: int) -> Tensor:
     densities=st.lists(st.sampled_from([0.0, 0.0001, 0.01, 0.5, 1.0]), max_size=3),
     seed=st.integers(0, 2**16),
 )
-def test_as_many_places_as_there_are(num_places: int, densities: list[float], seed: int) -> None:
-    lists = [drawn(num_places, density, seed + i) for i, density in enumerate(densities)]
+def test_as_many_places_as_there_are(
+    num_places: int, densities: list[float], seed: int
+) -> None:
+    lists = [
+        drawn(num_places, density, seed + i) for i, density in enumerate(densities)
+    ]
     named_N = torch.zeros(num_places, dtype=torch.bool)
     for indices_K in lists:
         named_N[indices_K.long()] = True
@@ -255,7 +297,14 @@ def test_as_many_places_as_there_are(num_places: int, densities: list[float], se
 @pytest.mark.usefixtures("compiled")
 @each(
     "places",
-    [[3, 1], [1, 1, 2], [300_000, 2], [2, 300_000, 5], [300_000, 300_001, 1, 2], [0] * 70],
+    [
+        [3, 1],
+        [1, 1, 2],
+        [300_000, 2],
+        [2, 300_000, 5],
+        [300_000, 300_001, 1, 2],
+        [0] * 70,
+    ],
     ids=str,
 )
 def test_a_list_that_does_not_ascend_is_counted_all_the_same(places: list[int]) -> None:
@@ -271,7 +320,7 @@ def test_an_index_outside_is_refused(place: int) -> None:
         count_distinct([torch.tensor([5]).int(), outside], 100)
 
 
-# ---- take and lay_runs ---------------------------------------------------------------------------
+# ---- take and lay_runs ---------------------------------------------------------------
 
 
 @bounded(40)
@@ -304,11 +353,15 @@ def test_values_are_taken_and_leave_the_residual(
 
 @each("index", [-1, 5])
 @each("dtype", [torch.float32, torch.float64])
-def test_indices_outside_are_refused_and_nothing_is_written(index: int, dtype: torch.dtype) -> None:
+def test_indices_outside_are_refused_and_nothing_is_written(
+    index: int, dtype: torch.dtype
+) -> None:
     source_N, residual_N = torch.ones(5, dtype=dtype), torch.ones(5, dtype=dtype)
     indices_K = torch.tensor([0, index], dtype=torch.int32)
     values_K = torch.zeros(2, dtype=dtype)
-    with pytest.raises(InvalidSetting, match=rf"indices_K\[1\] must lie in \[0, 5\), got {index}"):
+    with pytest.raises(
+        InvalidSetting, match=rf"indices_K\[1\] must lie in \[0, 5\), got {index}"
+    ):
         take(source_N, indices_K, values_K, residual_N=residual_N)
     assert residual_N.all()
     assert not values_K.any()
@@ -332,12 +385,14 @@ def test_runs_that_do_not_fit_are_refused() -> None:
     for counts_R, tos_R in ((4 * one, one), (-one, one), (one, -one)):
         with pytest.raises(InvalidSetting, match=r"within \[0, 4\]"):
             lay_runs(None, counts_R, tos_R, one, out)
-    with pytest.raises(InvalidSetting, match="numbers_K must be a contiguous vector of 2"):
+    with pytest.raises(
+        InvalidSetting, match="numbers_K must be a contiguous vector of 2"
+    ):
         lay_runs(out, 2 * one, one, one, out)
     assert not out.any()
 
 
-# ---- CRC-32 --------------------------------------------------------------------------------------
+# ---- CRC-32 --------------------------------------------------------------------------
 
 
 @each("numel", [0, 1, 15, 63, 64, 65, 79, 80, 127, 128, 143, 1000, 100_003])

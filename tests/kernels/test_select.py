@@ -13,7 +13,14 @@ from gradwire.errors import InvalidSetting
 from gradwire.kernels import select
 from gradwire.kernels.libraries import reference_only
 from tests.each import each
-from tests.kernels.vectors import cases, compiled, num_threads, residual_for, same_bits, vector
+from tests.kernels.vectors import (
+    cases,
+    compiled,
+    num_threads,
+    residual_for,
+    same_bits,
+    vector,
+)
 
 __all__ = ["compiled"]
 DENSITIES = st.sampled_from([0.0, 0.001, 0.01, 0.1, 0.5, 1.0])
@@ -31,7 +38,10 @@ def selected(x_N, k, residual_N=None):
 def test_ties_go_to_the_lowest_index(forced):
     context = reference_only() if forced else num_threads(1)
     with context:
-        assert selected(torch.tensor([1.0, -2.0, 2.0, 2.0, -2.0]), 2)[0].tolist() == [1, 2]
+        assert selected(torch.tensor([1.0, -2.0, 2.0, 2.0, -2.0]), 2)[0].tolist() == [
+            1,
+            2,
+        ]
         assert selected(torch.zeros(100_000), 3)[0].tolist() == [0, 1, 2]
 
 
@@ -56,8 +66,9 @@ def test_cpp_is_the_reference(case, density, with_residual):
 
 @pytest.mark.usefixtures("compiled")
 def test_a_sample_that_misleads_only_costs_time():
-    # Loud elements at every 16th place look a sixteenth as frequent to runs of 16, and a vector
-    # whose two halves differ by orders of magnitude has a gap where the threshold is sought.
+    # Loud elements at every 16th place look a sixteenth as frequent to runs of 16, and
+    # a vector whose two halves differ by orders of magnitude has a gap where the
+    # threshold is sought.
     spikes_N = vector(400_000, "normal", 2)
     spikes_N[::16] *= 1e3
     halves_N = vector(400_000, "normal", 3)
@@ -74,7 +85,10 @@ def test_a_sample_that_misleads_only_costs_time():
 @pytest.mark.usefixtures("compiled")
 @each("kind", ["ties", "not finite"])
 def test_thread_count_changes_no_byte(kind):
-    x_N, residual_N = vector(1_000_003, kind, 7), residual_for(torch.empty(1_000_003), 7)
+    x_N, residual_N = (
+        vector(1_000_003, kind, 7),
+        residual_for(torch.empty(1_000_003), 7),
+    )
     results = []
     for count in (1, 2):
         with num_threads(count):
@@ -84,7 +98,10 @@ def test_thread_count_changes_no_byte(kind):
 
 @pytest.mark.usefixtures("compiled")
 def test_lanes_may_select_at_the_same_time():
-    vectors = [vector(200_003, kind, 3) for kind in ("normal", "ties", "one loud layer", "zeros")]
+    vectors = [
+        vector(200_003, kind, 3)
+        for kind in ("normal", "ties", "one loud layer", "zeros")
+    ]
     alone = [selected(x_N, 2_000) for x_N in vectors]
     with ThreadPoolExecutor(max_workers=4) as lanes:
         together = list(lanes.map(lambda x_N: selected(x_N, 2_000), vectors * 3))
@@ -97,7 +114,8 @@ def selected_ranges(c_N, starts, stops, ks, firsts=None):
     indices_K = torch.full((sum(ks),), -1, dtype=torch.int32)
     values_K = torch.full((sum(ks),), 7.0, dtype=c_N.dtype)
     starts_L, stops_L, ks_L, firsts_L = (
-        torch.tensor(table, dtype=torch.int64) for table in (starts, stops, ks, firsts or starts)
+        torch.tensor(table, dtype=torch.int64)
+        for table in (starts, stops, ks, firsts or starts)
     )
     select.topk_ranges(c_N, starts_L, stops_L, ks_L, indices_K, values_K, firsts_L)
     return indices_K, values_K
@@ -106,7 +124,9 @@ def selected_ranges(c_N, starts, stops, ks, firsts=None):
 @pytest.mark.usefixtures("compiled")
 @each("kind, threads", [("normal", 1), ("ties", 2), ("not finite", 2)])
 def test_topk_of_ranges_is_topk_of_each(kind, threads):
-    """Short ones and long ones, empty ones, some of which nothing is asked, gaps between them."""
+    """Short ones and long ones, empty ones, some of which nothing is asked, gaps
+    between them.
+    """
     c_N = vector(1_300_000, kind, 5)
     starts = [0, 100, 100, 5_000, 6_000, 1_200_000]
     stops = [100, 100, 4_000, 6_000, 1_150_000, 1_300_000]
@@ -168,7 +188,9 @@ def test_units_are_added_as_by_the_reference(numel, width, scale, ascending):
     random = torch.Generator().manual_seed(numel)
     num_units = -(-numel // width)
     indices_K = torch.randperm(num_units, generator=random, dtype=torch.int32)
-    indices_K = indices_K[: num_units // 2 + 1]  # now and then the last one, which may be short
+    indices_K = indices_K[
+        : num_units // 2 + 1
+    ]  # now and then the last one, which may be short
     if ascending:
         indices_K = indices_K.sort().values
     values = vector(indices_K.numel() * width, "normal", numel)
@@ -178,9 +200,15 @@ def test_units_are_added_as_by_the_reference(numel, width, scale, ascending):
         select.scatter_add(indices_K, values, want_N, scale, width)
     assert same_bits(got_N, want_N)
     assert not torch.equal(got_N, vector(numel, "normal", 1))
-    with pytest.raises(InvalidSetting, match=rf"indices_K\[0\] must lie in \[0, {num_units}\)"):
+    with pytest.raises(
+        InvalidSetting, match=rf"indices_K\[0\] must lie in \[0, {num_units}\)"
+    ):
         select.scatter_add(
-            torch.tensor([num_units], dtype=torch.int32), torch.ones(width), got_N, scale, width
+            torch.tensor([num_units], dtype=torch.int32),
+            torch.ones(width),
+            got_N,
+            scale,
+            width,
         )
     assert same_bits(got_N, want_N)
 
@@ -194,8 +222,12 @@ def test_scatter_add_of_repeated_indices_and_of_wrong_ones(forced):
         select.scatter_add(torch.tensor([3, 3, 0], dtype=torch.int32), values, out_N)
         assert out_N.tolist() == [4.0, 0.0, 0.0, 3.0]
         for wrong in (4, -1):
-            with pytest.raises(InvalidSetting, match=rf"indices_K\[1\] must lie in .* got {wrong}"):
-                select.scatter_add(torch.tensor([0, wrong, 1], dtype=torch.int32), values, out_N)
+            with pytest.raises(
+                InvalidSetting, match=rf"indices_K\[1\] must lie in .* got {wrong}"
+            ):
+                select.scatter_add(
+                    torch.tensor([0, wrong, 1], dtype=torch.int32), values, out_N
+                )
         assert out_N.tolist() == [4.0, 0.0, 0.0, 3.0]
 
 
@@ -203,16 +235,22 @@ def test_scatter_add_of_repeated_indices_and_of_wrong_ones(forced):
 @each("threads", [1, 2])
 @each("forced", [False, True])
 def test_many_vectors_in_one_call_are_each_as_alone(forced, threads):
-    """Short ones, an empty one, one longer than all others together; with a residual or without."""
+    """Short ones, an empty one, one longer than all others together; with a residual or
+    without.
+    """
     lengths = (300, 0, 1, 70_000, 1_200_000, 5)
     vectors = [vector(numel, "normal", seed) for seed, numel in enumerate(lengths)]
-    residuals = [residual_for(x_N, 7) if i % 3 else None for i, x_N in enumerate(vectors)]
+    residuals = [
+        residual_for(x_N, 7) if i % 3 else None for i, x_N in enumerate(vectors)
+    ]
     counts = [min(len(x_N), 1 + len(x_N) // 50) for x_N in vectors]
     want = [selected(*own) for own in zip(vectors, counts, residuals, strict=True)]
     indices = [torch.full((k,), -1, dtype=torch.int32) for k in counts]
     values = [torch.full((k,), 7.0) for k in counts]
     with reference_only() if forced else num_threads(threads):
         select.topk_many(vectors, indices, values, residuals)
-    for own, want_part in zip(zip(indices, values, residuals, strict=True), want, strict=True):
+    for own, want_part in zip(
+        zip(indices, values, residuals, strict=True), want, strict=True
+    ):
         for got_N, want_N in zip(own, want_part, strict=True):
             assert (got_N is None and want_N is None) or same_bits(got_N, want_N)

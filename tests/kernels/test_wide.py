@@ -1,7 +1,9 @@
-"""Wide inputs: every compressor and kernel of values has its reference's bits on them too.
+"""Wide inputs: every compressor and kernel of values has its reference's bits on them
+too.
 
-Elements of a deep network's gradients differ by orders of magnitude. So they have more exponents,
-scales and ties than normally distributed ones, for which code may take another path.
+Elements of a deep network's gradients differ by orders of magnitude. So they have more
+exponents, scales and ties than normally distributed ones, for which code may take
+another path.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ __all__ = ["compiled"]
 FEW_SIZES = (1, 9, 65, 1000, 4097)
 """Around a byte of bits, a group of 64 and a block of 4096 elements.
 
-References of some compressors need seconds for longer ones. Kernels alone are tried with all
-``SIZES``."""
+References of some compressors need seconds for longer ones. Kernels alone are tried
+with all ``SIZES``.
+"""
 OF_VALUES = [made for made in examples("compress") if isinstance(made, Compressor)]
 
 
@@ -42,7 +45,9 @@ def same_values(a: Tensor, b: Tensor) -> bool:
     return same_bits(a.nan_to_num(nan=7.0), b.nan_to_num(nan=7.0))
 
 
-def made_of(codec: Compressor, grad_N: Tensor, with_residual: bool) -> dict[str, Tensor]:
+def made_of(
+    codec: Compressor, grad_N: Tensor, with_residual: bool
+) -> dict[str, Tensor]:
     """All that a compressor writes for one gradient."""
     dtype, numel = working_dtype(grad_N.dtype), grad_N.numel()
     residual_N = (residual_for(grad_N, 1) * 1e-3).to(dtype) if with_residual else None
@@ -53,7 +58,9 @@ def made_of(codec: Compressor, grad_N: Tensor, with_residual: bool) -> dict[str,
     codec.merge(payload, sum_N, scale=0.3)
     found = {
         "payload": payload.buffer.clone(),
-        "decoded gradient": codec.decode(payload, torch.empty(numel, dtype=grad_N.dtype)),
+        "decoded gradient": codec.decode(
+            payload, torch.empty(numel, dtype=grad_N.dtype)
+        ),
         "sum": sum_N,
     }
     return found if residual_N is None else {**found, "residual": residual_N}
@@ -87,7 +94,11 @@ def casts(x_N: Tensor) -> dict[str, Tensor]:
         cast.cast16_encode(x_N, half_N, 1 / 3, after_N)
         sum_N = torch.ones_like(x_N)
         cast.cast16_decode(half_N, sum_N, 0.3, add=True)
-        found |= {f"{dtype}": half_N, f"loss of {dtype}": after_N, f"sum of {dtype}": sum_N}
+        found |= {
+            f"{dtype}": half_N,
+            f"loss of {dtype}": after_N,
+            f"sum of {dtype}": sum_N,
+        }
     return found
 
 
@@ -106,14 +117,19 @@ def coded_exponents(x_N: Tensor) -> dict[str, Tensor]:
         out_N = torch.zeros_like(own_N)
         exponents.decode_exponents(coded, out_N)
         assert same_bits(out_N, own_N), f"{dtype}: not the bits that were encoded"
-        found |= {f"sizes of {dtype}": coded.sizes_B, f"codes of {dtype}": coded.codes_C}
+        found |= {
+            f"sizes of {dtype}": coded.sizes_B,
+            f"codes of {dtype}": coded.codes_C,
+        }
     return found
 
 
 def velocities(x_N: Tensor) -> dict[str, Tensor]:
     velocity_N, pending_N = residual_for(x_N, 3), residual_for(x_N, 1)
     whole_N = torch.empty_like(x_N)
-    momentum.accumulate(x_N, velocity_N, pending_N, whole_N, momentum=0.9, nesterov=True)
+    momentum.accumulate(
+        x_N, velocity_N, pending_N, whole_N, momentum=0.9, nesterov=True
+    )
     left_N = torch.where(whole_N.abs() > 1e-3, 0.0, whole_N)
     masked_N = velocity_N.clone()
     momentum.mask(masked_N, whole_N, left_N, least=1e-6)

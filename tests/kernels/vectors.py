@@ -15,7 +15,25 @@ from gradwire.kernels import compiler
 from gradwire.kernels import libraries as build
 from gradwire_lab.laws.inputs import WIDE_KINDS, make_gradient
 
-SIZES = (0, 1, 2, 7, 8, 9, 31, 32, 33, 4095, 4097, 16383, 16385, 65535, 65536, 65537, 200_003)
+SIZES = (
+    0,
+    1,
+    2,
+    7,
+    8,
+    9,
+    31,
+    32,
+    33,
+    4095,
+    4097,
+    16383,
+    16385,
+    65535,
+    65536,
+    65537,
+    200_003,
+)
 KINDS = (
     "normal",
     "zeros",
@@ -70,7 +88,9 @@ def vector(numel: int, kind: str, seed: int) -> torch.Tensor:
 
 
 def residual_for(x_N: torch.Tensor, seed: int) -> torch.Tensor:
-    """A finite residual of a tenth of a gradient's size; zero where ties or zeros must stay."""
+    """A finite residual of a tenth of a gradient's size; zero where ties or zeros must
+    stay.
+    """
     random = torch.Generator().manual_seed(seed + 1)
     noise_N = torch.randn(x_N.numel(), generator=random) * 0.1
     return noise_N if seed % 2 else torch.zeros_like(x_N)
@@ -100,7 +120,12 @@ VARIANTS = {  # this machine's own instructions; AVX2; no extension at all
 def runs_here(variant: str) -> bool:
     cpuinfo = Path("/proc/cpuinfo")
     flags = cpuinfo.read_text().split() if cpuinfo.exists() else []
-    has_avx2 = platform.machine() == "x86_64" and {"avx2", "f16c", "fma", "bmi2"} <= set(flags)
+    has_avx2 = platform.machine() == "x86_64" and {
+        "avx2",
+        "f16c",
+        "fma",
+        "bmi2",
+    } <= set(flags)
     return variant != "x86-64-v3" or has_avx2
 
 
@@ -109,7 +134,9 @@ def built_as(variant: str) -> Iterator[None]:
     """Within the block kernels are those of one of ``VARIANTS``."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "_loaded", {})
-        patch.setattr(compiler, "FLAG_SETS", ((*compiler.BASE_FLAGS, *VARIANTS[variant]),))
+        patch.setattr(
+            compiler, "FLAG_SETS", ((*compiler.BASE_FLAGS, *VARIANTS[variant]),)
+        )
         if build.backend() != "cpp":
             pytest.skip("no C++ compiler here; the reference is tested by itself")
         yield

@@ -1,4 +1,6 @@
-"""Settings of each layer: the exact choice, what it saves, and that all ranks choose alike."""
+"""Settings of each layer: the exact choice, what it saves, and that all ranks choose
+alike.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from gradwire_lab.exchange.adapt import Adapted, adapted_states
 from gradwire_lab.laws.cases import states_of
 from tests.each import each
 
-rows = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), min_size=1, max_size=4)
+rows = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(0, 12)), min_size=1, max_size=4
+)
 
 
 @pytest.mark.smoke

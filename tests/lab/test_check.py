@@ -1,4 +1,6 @@
-"""``gradwire check`` holds a user's file to the laws, and names what broke, on what, what to do."""
+"""``gradwire check`` holds a user's file to the laws, and names what broke, on what,
+what to do.
+"""
 
 from __future__ import annotations
 
@@ -70,12 +72,19 @@ def rows_of(ended: Ended) -> dict[str, dict[str, Any]]:
 
 BROKEN = [
     (COMPRESSOR, "lossless_means_bit_equal", ", 1 elements, ", "own dtype"),
-    (COLLECTIVE, "never_deadlocks", "2 ranks, 0 elements, float32, seed 0", "(Send(...), Recv"),
+    (
+        COLLECTIVE,
+        "never_deadlocks",
+        "2 ranks, 0 elements, float32, seed 0",
+        "(Send(...), Recv",
+    ),
     (PLANNER, "every_element_is_sent_once", "layers of", "cover each tensor"),
 ]
 
 
-@pytest.mark.parametrize(("text", "law", "given", "remedy"), BROKEN, ids=lambda word: word[:12])
+@pytest.mark.parametrize(
+    ("text", "law", "given", "remedy"), BROKEN, ids=lambda word: word[:12]
+)
 def test_the_broken_law_its_input_and_what_to_do(
     gradwire: Run, tmp_path: Path, text: str, law: str, given: str, remedy: str
 ) -> None:
@@ -143,7 +152,9 @@ def test_what_raises_is_told_with_its_line(gradwire: Run, tmp_path: Path) -> Non
         ((ENCODE, "--set", "bitwidth=2"), "pass decode's text too"),
     ],
 )
-def test_a_users_mistake_is_code_2(gradwire: Run, words: tuple[str, ...], message: str) -> None:
+def test_a_users_mistake_is_code_2(
+    gradwire: Run, words: tuple[str, ...], message: str
+) -> None:
     ended = gradwire("check", *words)
     assert ended.code == 2
     assert message in ended.err

@@ -1,4 +1,6 @@
-"""Five codes a byte, zero runs, coders of one's own: one meaning each, and no byte is trusted."""
+"""Five codes a byte, zero runs, coders of one's own: one meaning each, and no byte is
+trusted.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def by(cpp: bool) -> Iterator[None]:
         yield
 
 
-# ---- five codes a byte -------------------------------------------------------------------------
+# ---- five codes a byte ---------------------------------------------------------------
 
 
 @each("numel", [0, 1, 13, 14, 64, 65, 77, 200])
@@ -67,14 +69,17 @@ def test_codes_of_three_values_lie_five_in_a_byte(numel):
     assert torch.equal(from_bytes(bytes_U, DType.UINT_3, numel), codes_N)
 
 
-# ---- zero runs ---------------------------------------------------------------------------------
+# ---- zero runs -----------------------------------------------------------------------
 
 BYTES = st.lists(
     st.one_of(
-        st.integers(0, 242).map(lambda byte: [byte]), st.integers(1, 40).map(lambda n: n * [0])
+        st.integers(0, 242).map(lambda byte: [byte]),
+        st.integers(1, 40).map(lambda n: n * [0]),
     ),
     max_size=30,
-).map(lambda parts: torch.tensor([b for part in parts for b in part], dtype=torch.uint8))
+).map(
+    lambda parts: torch.tensor([b for part in parts for b in part], dtype=torch.uint8)
+)
 
 
 def coded(plain_U: Tensor, block_bytes: int = BLOCK_BYTES) -> tuple[Tensor, Tensor]:
@@ -132,7 +137,9 @@ def test_every_field_comes_back_and_cpp_is_the_definition(plain_U, block_bytes):
     content=st.lists(st.integers(0, 255), max_size=104),
     fits=st.booleans(),
 )
-def test_no_bytes_make_a_decoder_write_outside_its_field(num_bytes, lengths, content, fits):
+def test_no_bytes_make_a_decoder_write_outside_its_field(
+    num_bytes, lengths, content, fits
+):
     num_blocks = -(-num_bytes // BLOCK_BYTES)
     lengths_B = torch.tensor(lengths[:num_blocks], dtype=torch.int32)
     if fits:  # get past the check of the lengths
@@ -143,12 +150,16 @@ def test_no_bytes_make_a_decoder_write_outside_its_field(num_bytes, lengths, con
         around = torch.full((num_bytes + 128,), 0xA5, dtype=torch.uint8)
         with by(cpp):
             field = around[64 : 64 + num_bytes]
-            verdicts.append(zero_run.unpack(field, BLOCK_BYTES, lengths_B, coded_C) >= 0)
-        assert bool((around[:64] == 0xA5).all() & (around[64 + num_bytes :] == 0xA5).all())
+            verdicts.append(
+                zero_run.unpack(field, BLOCK_BYTES, lengths_B, coded_C) >= 0
+            )
+        assert bool(
+            (around[:64] == 0xA5).all() & (around[64 + num_bytes :] == 0xA5).all()
+        )
     assert verdicts[0] == verdicts[1]
 
 
-# ---- in programs -------------------------------------------------------------------------------
+# ---- in programs ---------------------------------------------------------------------
 
 
 class signs_in_runs(Program, exact_size=False):
@@ -174,7 +185,10 @@ def test_a_damaged_payload_is_refused(place, cpp):
         damaged["codes_lengths"][1] += 1
     else:
         damaged["codes"].fill_(255)
-    with by(cpp), pytest.raises(RanksDiffer, match=r"field codes .* zero_run .* same gradwire"):
+    with (
+        by(cpp),
+        pytest.raises(RanksDiffer, match=r"field codes .* zero_run .* same gradwire"),
+    ):
         CODEC.decode(damaged, torch.empty(300))
 
 
@@ -195,10 +209,18 @@ REFUSED = {
         lambda self, g: concat(q=zero_run(filter(ones(g), lambda x: x == 1))),
         "map first",
     ),
-    "mapped": (lambda self, g: concat(q=map(zero_run(ones(g)), uint1)), "takes a vector first"),
-    "two": (lambda self, g: concat(q=zero_run(ones(g)), r=zero_run(ones(g))), "code one of them"),
+    "mapped": (
+        lambda self, g: concat(q=map(zero_run(ones(g)), uint1)),
+        "takes a vector first",
+    ),
+    "two": (
+        lambda self, g: concat(q=zero_run(ones(g)), r=zero_run(ones(g))),
+        "code one of them",
+    ),
     "beside kept ones": (
-        lambda self, g: concat(q=zero_run(ones(g)), i=indices(filter(g, lambda x: x > 0))),
+        lambda self, g: concat(
+            q=zero_run(ones(g)), i=indices(filter(g, lambda x: x > 0))
+        ),
         "send either",
     ),
     "runs": (

@@ -50,7 +50,9 @@ def own(folder: Path, value: str = "top / 2", traits: str = "") -> str:
         ("triton", ["@triton.jit", "def terngrad_decode("]),
     ],
 )
-def test_a_text_is_shown_in_every_form(gradwire: Run, target: str, words: list[str]) -> None:
+def test_a_text_is_shown_in_every_form(
+    gradwire: Run, target: str, words: list[str]
+) -> None:
     ended = gradwire("compll", "show", *FIGURE, "--target", target)
     assert ended.code == 0
     assert [word for word in words if word not in ended.out] == []
@@ -78,7 +80,9 @@ def test_a_shipped_program_and_a_file_of_yours(gradwire: Run, tmp_path: Path) ->
         (("bench", "tbq", "--rounds", "1"), "at least 4"),
     ],
 )
-def test_a_users_mistake_is_code_2(gradwire: Run, words: tuple[str, ...], message: str) -> None:
+def test_a_users_mistake_is_code_2(
+    gradwire: Run, words: tuple[str, ...], message: str
+) -> None:
     ended = gradwire("compll", *words)
     assert ended.code == 2
     assert message in ended.err

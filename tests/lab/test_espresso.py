@@ -1,4 +1,6 @@
-"""espresso: its clock against the simulator's, its algorithms against readings of their own."""
+"""espresso: its clock against the simulator's, its algorithms against readings of their
+own.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ EXCHANGES = _exchanges("dgc", 0.01, divisible=True)
 
 
 def cluster_of(
-    inline: LineFit = ON_DEVICE, beside: LineFit = BESIDE, num_ranks: int = 8, rate: float = 1.25e9
+    inline: LineFit = ON_DEVICE,
+    beside: LineFit = BESIDE,
+    num_ranks: int = 8,
+    rate: float = 1.25e9,
 ) -> Cluster:
     codec = CodecFit(encode=beside, decode=NOTHING, merge=NOTHING)
     return Cluster(
@@ -44,7 +49,9 @@ def cluster_of(
 
 
 def options(plan: Plan) -> list[tuple[str, bool]]:
-    """The exchange of each tensor in backward order, and whether it is encoded inline."""
+    """The exchange of each tensor in backward order, and whether it is encoded
+    inline.
+    """
     return [(message.exchange, bool(message.inline)) for message in plan.messages]
 
 
@@ -71,7 +78,9 @@ drawn = st.lists(
 
 
 def model_of(rows: list[tuple[int, float, int]]) -> Profile:
-    return profile_of(*[([numel] * count, 0.001, own_s) for numel, own_s, count in rows])
+    return profile_of(
+        *[([numel] * count, 0.001, own_s) for numel, own_s, count in rows]
+    )
 
 
 @bounded(30)
@@ -99,11 +108,15 @@ def test_the_lanes_clock_is_the_simulators(
         for option, offloaded in zip(lanes.options, lanes.offloaded, strict=True)
     ]
     plan = chosen(espresso(profile, cluster), picked)
-    assert profile.forward_s + lanes.seconds() == pytest.approx(iteration_s(plan, profile, cluster))
+    assert profile.forward_s + lanes.seconds() == pytest.approx(
+        iteration_s(plan, profile, cluster)
+    )
 
 
 def largest_first(profile: Profile, cluster: Cluster) -> list[tuple[str, bool]]:
-    """Algorithm 1 by whole simulations, each tensor in turn, bubbles read off the timeline."""
+    """Algorithm 1 by whole simulations, each tensor in turn, bubbles read off the
+    timeline.
+    """
     base = espresso(profile, cluster, offload=False)
     numels = [message.chunks[0].numel for message in base.messages]
     picked = [(DENSE, False)] * len(numels)
@@ -124,7 +137,9 @@ def largest_first(profile: Profile, cluster: Cluster) -> list[tuple[str, bool]]:
     for place in sorted(range(len(numels)), key=lambda n: (-numels[n], n)):
         if place < behind:
             continue
-        ways = [[*picked[:place], (way, True), *picked[place + 1 :]] for way in EXCHANGES]
+        ways = [
+            [*picked[:place], (way, True), *picked[place + 1 :]] for way in EXCHANGES
+        ]
         tried = min(ways, key=seconds)
         if seconds(tried) < best_s * (1 - 1e-12):
             picked, best_s = tried, seconds(tried)
@@ -143,7 +158,10 @@ def test_algorithm_1_is_that_of_the_paper(rate: float) -> None:
         (2_000_000, 0.003, 1),
     ]
     profile, cluster = model_of(rows), cluster_of(rate=rate)
-    plan, picked = espresso(profile, cluster, offload=False), largest_first(profile, cluster)
+    plan, picked = (
+        espresso(profile, cluster, offload=False),
+        largest_first(profile, cluster),
+    )
     # Push and pull may tie with a gather.
     sparse = [exchange != DENSE for exchange, _ in picked]
     assert [exchange != DENSE for exchange, _ in options(plan)] == sparse
@@ -154,7 +172,9 @@ def test_algorithm_1_is_that_of_the_paper(rate: float) -> None:
 
 
 def test_offloading_is_the_best_of_all_counts() -> None:
-    """Of every number of tensors of each size, from either end, by whole simulations."""
+    """Of every number of tensors of each size, from either end, by whole
+    simulations.
+    """
     rows = [(3_000_000, 0.008, 1)] * 4 + [(1_000_000, 0.003, 1)] * 3
     profile, cluster = model_of(rows), cluster_of(rate=4e8)
     inline = espresso(profile, cluster, offload=False)
@@ -168,7 +188,11 @@ def test_offloading_is_the_best_of_all_counts() -> None:
     every_s = []
     for step in (1, -1):
         for counts in product(*(range(len(group) + 1) for group in groups)):
-            beside = {n for g, count in zip(groups, counts, strict=True) for n in g[::step][:count]}
+            beside = {
+                n
+                for g, count in zip(groups, counts, strict=True)
+                for n in g[::step][:count]
+            }
             picked = [
                 (exchange, is_inline and n not in beside)
                 for n, (exchange, is_inline) in enumerate(options(inline))
@@ -198,7 +222,10 @@ def test_never_slower_than_with_less_to_choose_from(
     cluster = cluster.model_copy(update={"codecs": {"dgc": codec}})
     plan = espresso(profile, cluster)
     dense = chosen(plan, [(DENSE, False)] * len(plan.messages))
-    less = [espresso(profile, cluster, divisible=False), espresso(profile, cluster, offload=False)]
+    less = [
+        espresso(profile, cluster, divisible=False),
+        espresso(profile, cluster, offload=False),
+    ]
     own_s = iteration_s(plan, profile, cluster)
     for other in (dense, *less):
         assert own_s <= iteration_s(other, profile, cluster)

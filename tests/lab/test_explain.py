@@ -1,4 +1,6 @@
-"""Where an iteration's time goes, and what is said of it: figures against closed forms."""
+"""Where an iteration's time goes, and what is said of it: figures against closed
+forms.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ TWO = profile_of(([16], 1.0, 0.5), ([64], 8.0, 1.0))
 """At 64 bytes a second t0 takes 1 s and t1 4 s; t1 is ready at 1 s, t0 at 1.5 s."""
 
 
-def _plan(*messages: PlannedMessage, overlap_forward: bool = True, credit: int = 1) -> Plan:
+def _plan(
+    *messages: PlannedMessage, overlap_forward: bool = True, credit: int = 1
+) -> Plan:
     return Plan(
         planner="by hand",
         model="drawn",
@@ -63,7 +67,9 @@ def test_waits_add_up_to_what_is_exposed_and_no_plan_is_below_the_bound() -> Non
     for _ in range(6):
         profile, cluster, _ = random_instance(draw, draw.randint(1, 9))
         for name in QUICK:
-            account = Account.of(load("planner", name)(profile, cluster), profile, cluster)
+            account = Account.of(
+                load("planner", name)(profile, cluster), profile, cluster
+            )
             waited_s = sum(wait.seconds for wait in account.waits())
             assert waited_s == pytest.approx(account.exposed_s, abs=1e-9)
             assert account.iteration_s >= account.bound_s * (1 - 1e-12)
@@ -92,15 +98,23 @@ def test_said_figures_are_the_models() -> None:
     said = explain(usbyte(VGG16, EIGHT), VGG16, EIGHT)
     account = Account.of(usbyte(VGG16, EIGHT), VGG16, EIGHT)
     assert f"This one takes {1e3 * account.iteration_s:.3g} ms" in said[2]
-    assert said[0].startswith(f"Computation alone takes {1e3 * account.compute_s:.3g} ms")
+    assert said[0].startswith(
+        f"Computation alone takes {1e3 * account.compute_s:.3g} ms"
+    )
     speedup = 8 * account.compute_s / account.iteration_s
-    assert any(f"8 ranks do {speedup:.2f} times the work of one" in line for line in said)
+    assert any(
+        f"8 ranks do {speedup:.2f} times the work of one" in line for line in said
+    )
 
 
 def test_the_rates_said_are_those_at_which_it_no_longer_pays() -> None:
     """Just below the break-even rate all ranks do less than one, just above it more."""
     profile = VGG16
-    words = next(line for line in explain(wfbp(profile, EIGHT), profile, EIGHT) if "Below" in line)
+    words = next(
+        line
+        for line in explain(wfbp(profile, EIGHT), profile, EIGHT)
+        if "Below" in line
+    )
     number, unit = words.split()[1:3]
     rate = float(number) * {"Mbit/s": 1e6, "Gbit/s": 1e9}[unit] / 8
     alone_s = profile.forward_s + profile.backward_s
@@ -111,7 +125,9 @@ def test_the_rates_said_are_those_at_which_it_no_longer_pays() -> None:
 
 
 def test_where_nothing_is_to_be_gained_it_says_so() -> None:
-    """One layer: whoever schedules it, it is sent after its backward and before its forward."""
+    """One layer: whoever schedules it, it is sent after its backward and before its
+    forward.
+    """
     alone = profile_of(([2**20], 0.5, 0.5))
     said = " ".join(explain(usbyte(alone, EIGHT), alone, EIGHT))
     assert "At no rate does usbyte gain 2 % over wfbp" in said
@@ -132,27 +148,39 @@ def test_alternatives_are_all_planners_the_fastest_first() -> None:
 
 def test_planners_that_refuse_are_named_with_the_reason() -> None:
     unmeasured = EIGHT.model_copy(update={"codecs": {}})
-    rows = {row["name"]: row for row in alternatives(wfbp(TWO, unmeasured), TWO, unmeasured)}
-    assert str(rows["secopa"]["why"]).startswith("no plan: compressor must be one whose encode")
+    rows = {
+        row["name"]: row for row in alternatives(wfbp(TWO, unmeasured), TWO, unmeasured)
+    }
+    assert str(rows["secopa"]["why"]).startswith(
+        "no plan: compressor must be one whose encode"
+    )
     assert "simulated_s" not in rows["secopa"]
 
 
 def test_why_names_latency_where_latency_it_is() -> None:
     profile = profile_of(*[([16], 0.001, 0.001)] * 50)
     cluster = exact_cluster(hop_s=0.25, rate=2.0**30)
-    rows = {row["name"]: row for row in alternatives(wfbp(profile, cluster), profile, cluster)}
+    rows = {
+        row["name"]: row
+        for row in alternatives(wfbp(profile, cluster), profile, cluster)
+    }
     assert str(rows["wfbp"]["why"]).startswith("latency of more messages")
     said = " ".join(explain(wfbp(profile, cluster), profile, cluster))
     assert "latencies take longer than their bytes" in said
 
 
 def test_planners_whose_plans_cannot_be_simulated_are_named_last() -> None:
-    """Of more ranks than a text can be played for; what has a closed form is told all the same."""
+    """Of more ranks than a text can be played for; what has a closed form is told all
+    the same.
+    """
     many = measured(exact_cluster(num_ranks=2**14))
     rows = alternatives(wfbp(TWO, many), TWO, many)
     assert {row["name"] for row in rows} == set(names("planner"))
     left_out = [row for row in rows if "simulated_s" not in row]
     assert rows[-len(left_out) :] == left_out
-    said = ("not simulated: ranks of", "no plan: ranks of")  # planners that price by simulation
+    said = (
+        "not simulated: ranks of",
+        "no plan: ranks of",
+    )  # planners that price by simulation
     assert all(str(row["why"]).startswith(said) for row in left_out)
     assert "cupcake" in {row["name"] for row in left_out}

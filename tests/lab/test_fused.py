@@ -17,10 +17,15 @@ from gradwire_lab.planner.omgs import omgs
 from tests.strategies import bounded
 
 
-def cluster_of(encode: LineFit = NOTHING, hop_s: float = 1e-3, rate: float = 1e8) -> Cluster:
+def cluster_of(
+    encode: LineFit = NOTHING, hop_s: float = 1e-3, rate: float = 1e8
+) -> Cluster:
     codec = CodecFit(encode=encode, decode=NOTHING, merge=NOTHING)
     return Cluster(
-        num_ranks=8, rate_bytes_per_s=rate, hop_s=hop_s, codecs={"dgc": codec, "topk": codec}
+        num_ranks=8,
+        rate_bytes_per_s=rate,
+        hop_s=hop_s,
+        codecs={"dgc": codec, "topk": codec},
     )
 
 
@@ -32,14 +37,18 @@ def test_cupcake_merges_where_starting_is_dear_and_not_where_it_is_free() -> Non
     profile = profile_of(*[([100_000], 0.01, 0.01)] * 4)
     dear = cupcake(profile, cluster_of(hop_s=0.5))
     assert _groups(dear) == [["t3", "t2", "t1", "t0"]]
-    slow = cupcake(profile, cluster_of(hop_s=0.0, rate=1e5))  # the link is busy: start early
+    slow = cupcake(
+        profile, cluster_of(hop_s=0.0, rate=1e5)
+    )  # the link is busy: start early
     assert len(slow.messages) > 1
     encode = LineFit(alpha_s=1.0, per_unit_s=0.0)
     assert len(cupcake(profile, cluster_of(encode, hop_s=0.0)).messages) == 1
 
 
 def _by_starts(profile: Profile, cluster: Cluster) -> list[list[str]]:
-    """OMGS with every start computed again after every merge, tensors from 1 in forward order."""
+    """OMGS with every start computed again after every merge, tensors from 1 in forward
+    order.
+    """
     every, cost = arrivals(profile)[::-1], SparseCost.of(cluster, "dgc", 0.01)
     p = {i: one.tensor.numel for i, one in enumerate(every, 1)}
     t_b = {i: one.backward_s for i, one in enumerate(every, 1)}
@@ -58,7 +67,9 @@ def _by_starts(profile: Profile, cluster: Cluster) -> list[list[str]]:
         tau_s, tau_c = starts()
         both = p[i] + p[i - 1]
         separate = [(cost.encode_s(n), cost.gather_s(n)) for n in (p[i], p[i - 1])]
-        t_wait = t_b[i - 1] + cost.encode_s(both) - sum(encode for encode, _ in separate)
+        t_wait = (
+            t_b[i - 1] + cost.encode_s(both) - sum(encode for encode, _ in separate)
+        )
         t_wait -= tau_c[i] - (tau_s[i] + cost.encode_s(p[i]))
         if t_wait < sum(gather for _, gather in separate) - cost.gather_s(both):
             p[i - 1], t_b[i - 1] = both, t_b[i - 1] + t_b[i]

@@ -32,7 +32,9 @@ several = st.lists(index_sets, min_size=1, max_size=5)
 def test_densification_is_the_mean_over_all_subsets(sets: list[Indices]) -> None:
     mean = sum(map(len, sets)) / len(sets)
     for ranks in range(1, len(sets) + 1):
-        unions = [len(set().union(*map(set, chosen))) for chosen in combinations(sets, ranks)]
+        unions = [
+            len(set().union(*map(set, chosen))) for chosen in combinations(sets, ranks)
+        ]
         expected = sum(unions) / len(unions) / mean if mean else 1.0
         assert densification_ratio(sets, ranks) == pytest.approx(expected)
     assert densification_ratio(sets) == pytest.approx(
@@ -44,7 +46,9 @@ def test_densification_is_the_mean_over_all_subsets(sets: list[Indices]) -> None
 @bounded(15)
 @given(sets=st.lists(index_sets, min_size=2, max_size=9))
 def test_all_figures_are_possible_ones(sets: list[Indices]) -> None:
-    """The validators hold for whatever was measured; so do the lookups between what is kept."""
+    """The validators hold for whatever was measured; so do the lookups between what is
+    kept.
+    """
     found = unit_sparsity(sets, 3, NUM_UNITS)
     ranks = (1, 2, 3, 5, 8, 100, 128, 200)
     ratios = [found.gamma(number) for number in ranks]
@@ -66,8 +70,13 @@ def test_imbalances_of_push_and_pull_by_ranges() -> None:
         1.5,
         pytest.approx(4 / 3),
     )  # 3 of 4 pushed, 2 of 3 held by the first
-    push, pull = found.imbalance(4)  # not measured: they grow as the skewness ratio does, up to 4
+    push, pull = found.imbalance(
+        4
+    )  # not measured: they grow as the skewness ratio does, up to 4
     growth = found.skew(4) / found.skew(2)
     assert (push, pull) == pytest.approx((1.5 * growth, 4 / 3 * growth))
     assert unit_sparsity([np.array([0, 1])], 1, 4).imbalance(2) == (2.0, 2.0)
-    assert unit_sparsity([np.array([], dtype=np.int64)] * 2, 1, 4).imbalance(2) == (1.0, 1.0)
+    assert unit_sparsity([np.array([], dtype=np.int64)] * 2, 1, 4).imbalance(2) == (
+        1.0,
+        1.0,
+    )

@@ -29,8 +29,12 @@ def test_moments_are_those_of_the_elements(kind):
     assert seen.signed.variance == pytest.approx(float(others_N.var()), rel=5e-3)
     threshold = seen.edge_within(1.5, 1, 0, inf)
     beyond = others_N.abs()[others_N.abs() >= threshold]
-    assert seen.above(threshold).mean == pytest.approx(float(beyond.mean()) - threshold, rel=1e-2)
-    assert seen.above(threshold).variance == pytest.approx(float(beyond.var()), rel=1e-2)
+    assert seen.above(threshold).mean == pytest.approx(
+        float(beyond.mean()) - threshold, rel=1e-2
+    )
+    assert seen.above(threshold).variance == pytest.approx(
+        float(beyond.var()), rel=1e-2
+    )
 
 
 @each(
@@ -46,7 +50,9 @@ def test_moments_are_those_of_the_elements(kind):
 )
 def test_the_edge_that_is_nearest_to_what_is_asked(threshold, least, most, reached):
     counts = {16.0: 60, 8.0: 40, 4.0: 150, 2.0: 450, 1.0: 300}
-    grad_N = torch.cat([torch.full((count,), -value) for value, count in counts.items()])
+    grad_N = torch.cat(
+        [torch.full((count,), -value) for value, count in counts.items()]
+    )
     edge = Magnitudes.of(grad_N).edge_within(threshold, 200, least, most)
     assert int((grad_N.abs() >= edge).sum()) == reached
 

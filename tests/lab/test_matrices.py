@@ -45,7 +45,8 @@ class by_columns(MatrixProgram):
 
 
 PROGRAMS = {
-    # the rounds, and the basis that the mean gradient is projected on: of rows, or of columns
+    # the rounds, and the basis that the mean gradient is projected on: of rows, or of
+    # columns
     twice: (4, lambda G, start: (span(G @ G.T @ span(G @ start)), True)),
     by_columns: (3, lambda G, start: (span(G.T @ span(G @ start)), False)),
 }
@@ -58,7 +59,9 @@ def span(matrix: Any) -> Any:
 @pytest.mark.smoke
 @each("world", [2, 3])
 @each("kind", PROGRAMS)
-def test_the_mean_is_the_projection_of_the_mean(kind: type[MatrixProgram], world: int) -> None:
+def test_the_mean_is_the_projection_of_the_mean(
+    kind: type[MatrixProgram], world: int
+) -> None:
     num_rounds, basis_of = PROGRAMS[kind]
     shapes = ((9, 14), (9, 14), (5,), (14, 9))
     spec = TensorSpec("message", 9 * 14 * 3 + 5, torch.float64, shapes)
@@ -67,7 +70,9 @@ def test_the_mean_is_the_projection_of_the_mean(kind: type[MatrixProgram], world
     assert len(kind(rank=2).traced().rounds) == num_rounds
     for step in range(3):
         generator = torch.Generator().manual_seed(step)
-        grads = [torch.randn(spec.numel, generator=generator).double() for _ in range(world)]
+        grads = [
+            torch.randn(spec.numel, generator=generator).double() for _ in range(world)
+        ]
         starts = [basis.numpy().copy() for basis in states[0].inner.basis_T]
         pending = [g + s.residual_N for g, s in zip(grads, states, strict=True)]
         results = run_local(exchange, grads, states)
@@ -85,7 +90,9 @@ def test_the_mean_is_the_projection_of_the_mean(kind: type[MatrixProgram], world
             np.testing.assert_allclose(got, want, atol=1e-9)
             first = stop
         left_N = torch.stack([state.residual_N for state in states]).sum(0)
-        np.testing.assert_allclose(world * results[0][0] + left_N, world * mean_N, atol=1e-9)
+        np.testing.assert_allclose(
+            world * results[0][0] + left_N, world * mean_N, atol=1e-9
+        )
 
 
 def test_programs_keep_the_laws_of_exchanges() -> None:
@@ -93,7 +100,7 @@ def test_programs_keep_the_laws_of_exchanges() -> None:
         assert [verdict for verdict in check(held) if verdict.found] == []
 
 
-# ---- what is refused ---------------------------------------------------------------------------
+# ---- what is refused -----------------------------------------------------------------
 
 
 def both(left: Matrix, right: Matrix) -> Matrix:
@@ -106,15 +113,43 @@ def power(gradient: Matrix, start: Matrix) -> Pair:
 
 
 REFUSED: dict[str, tuple[Any, Any, str]] = {
-    "a sum": (lambda g, s: g + g, both, "arithmetic on matrices; matmul, orthogonal, decomp"),
+    "a sum": (
+        lambda g, s: g + g,
+        both,
+        "arithmetic on matrices; matmul, orthogonal, decomp",
+    ),
     "torch": (lambda g, s: torch.matmul(g, s), both, "a function of torch"),
     "a branch": (lambda g, s: decomp(g, s) if g else None, both, "a branch on a value"),
-    "inner dimensions": (lambda g, s: matmul(s, g), both, "matmul of M x R and N x M; let inner"),
-    "its square": (lambda g, s: matmul(g.T, g), both, "no rank holds it: begin with matmul"),
-    "a number": (lambda g, s: matmul(g, 2), both, "matmul of int; matmul takes matrices"),
-    "a basis of all": (lambda g, s: orthogonal(g), both, "orthogonal(matmul(gradient, start))"),
-    "a basis twice": (lambda g, s: orthogonal(orthogonal(s)), both, "that are not yet so"),
-    "a basis of rows": (lambda g, s: orthogonal(s.T), both, "orthogonal of R x M; give it columns"),
+    "inner dimensions": (
+        lambda g, s: matmul(s, g),
+        both,
+        "matmul of M x R and N x M; let inner",
+    ),
+    "its square": (
+        lambda g, s: matmul(g.T, g),
+        both,
+        "no rank holds it: begin with matmul",
+    ),
+    "a number": (
+        lambda g, s: matmul(g, 2),
+        both,
+        "matmul of int; matmul takes matrices",
+    ),
+    "a basis of all": (
+        lambda g, s: orthogonal(g),
+        both,
+        "orthogonal(matmul(gradient, start))",
+    ),
+    "a basis twice": (
+        lambda g, s: orthogonal(orthogonal(s)),
+        both,
+        "that are not yet so",
+    ),
+    "a basis of rows": (
+        lambda g, s: orthogonal(s.T),
+        both,
+        "orthogonal of R x M; give it columns",
+    ),
     "nothing": (lambda g, s: None, both, "return decomp(gradient, start)"),
     "a product of what all hold": (
         lambda g, s: orthogonal(matmul(matmul(g, s), s.T)),
@@ -122,7 +157,11 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         "it is what decode ends with",
     ),
     "no projection": (power, both, "P of orthogonal and Q = matmul(gradient.T, P)"),
-    "one factor": (decomp, lambda left, right: left, "must be a projection of the gradient, got"),
+    "one factor": (
+        decomp,
+        lambda left, right: left,
+        "must be a projection of the gradient, got",
+    ),
     "another basis": (
         lambda g, s: (orthogonal(matmul(g, s)), decomp(g, s)[1]),
         both,
@@ -178,7 +217,7 @@ def test_the_line_is_that_of_the_mistake() -> None:
         wrong()
 
 
-# ---- in the paper's form -----------------------------------------------------------------------
+# ---- in the paper's form -------------------------------------------------------------
 
 TEXT = Path(__file__).with_name("powersgd.compll")
 
@@ -188,7 +227,9 @@ def test_powersgd_as_a_program_and_as_a_text_has_the_bits_of_powersgd() -> None:
     assert made().rank == 4
     spec = TensorSpec("message", 600, shapes=((20, 30),))
     found = []
-    for exchange in map(exchange_for, (powersgd(rank=2), made(rank=2), low_rank(rank=2))):
+    for exchange in map(
+        exchange_for, (powersgd(rank=2), made(rank=2), low_rank(rank=2))
+    ):
         states: list[Any] = [exchange.init(spec, 2) for _ in range(2)]
         for step in range(3):
             generator = torch.Generator().manual_seed(step)
@@ -201,9 +242,17 @@ def test_powersgd_as_a_program_and_as_a_text_has_the_bits_of_powersgd() -> None:
 
 
 MISTAKES = {
-    "a matrix as an array": ("float** left, right", "float* left, right", "a matrix where float*"),
+    "a matrix as an array": (
+        "float** left, right",
+        "float* left, right",
+        "a matrix where float*",
+    ),
     "an array as a matrix": ("concat(left, right)", "left", "where uint8* is declared"),
-    "not turned": ("transposed(right)", "right", "matmul of N x R and M x R; let inner dimensions"),
+    "not turned": (
+        "transposed(right)",
+        "right",
+        "matmul of N x R and M x R; let inner dimensions",
+    ),
     "decomp's value": (
         "decomp(gradient, start, left, right);",
         "left = decomp(gradient, start);",
@@ -211,7 +260,11 @@ MISTAKES = {
     ),
     "decomp of three": ("start, left, right)", "left, right)", "decomp of 3 values"),
     "a number": ("transposed(right)", "transposed(2)", "transposed takes a float**"),
-    "into an expression": ("start, left, right)", "start, left, 2)", "name a variable for each"),
+    "into an expression": (
+        "start, left, right)",
+        "start, left, 2)",
+        "name a variable for each",
+    ),
     "a basis of the gradient": (
         "decomp(gradient, start, left, right);",
         "left = orthogonal(gradient);",

@@ -1,4 +1,6 @@
-"""A scheme is chosen once, from what all ranks know, and nothing is lost before or after."""
+"""A scheme is chosen once, from what all ranks know, and nothing is lost before or
+after.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +16,28 @@ from gradwire.contract import Member, State
 from gradwire.contract.spec import TensorSpec
 from gradwire.exchange.local import drive
 from gradwire.exchange.sparse_schemes import schemes
-from gradwire_lab.exchange.measured_scheme import MeasuredScheme, scheme_of, with_measured_scheme
+from gradwire_lab.exchange.measured_scheme import (
+    MeasuredScheme,
+    scheme_of,
+    with_measured_scheme,
+)
 from tests.each import each
 
 WORLD, NUMEL = 8, 400_000
 
 
 def measured(codec: Any, num_steps: int = 2) -> MeasuredScheme:
-    made = with_measured_scheme(gw.pair(codec, gw.collective.allgather_sparse()), num_steps=2)
+    made = with_measured_scheme(
+        gw.pair(codec, gw.collective.allgather_sparse()), num_steps=2
+    )
     assert isinstance(made, MeasuredScheme)
     return replace(made, num_steps=num_steps)
 
 
 def taken(rank: int, *, shared: bool, count: int = 8000) -> Tensor:
-    """A gradient that is not zero at ``count`` elements: the same ones on all ranks, or its own."""
+    """A gradient that is not zero at ``count`` elements: the same ones on all ranks, or
+    its own.
+    """
     grad_N = torch.zeros(NUMEL)
     first = 0 if shared else rank * count
     grad_N[first : first + count] = 1.0 + rank

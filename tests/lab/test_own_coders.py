@@ -29,7 +29,7 @@ from tests.strategies import bounded
 compiled = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 
 
-# ---- coders that are programs -------------------------------------------------------------------
+# ---- coders that are programs --------------------------------------------------------
 
 
 def test_the_texts_zero_run_is_the_librarys():
@@ -50,7 +50,9 @@ def test_any_byte_may_run(of, most, plain):
     made = coder(
         f"runs_of_{of}_up_to_{most}",
         takes=(uint_3,),
-        encode=lambda v: map(runs(v, of, most), lambda byte, n: where(n > 1, 241 + n, byte)),
+        encode=lambda v: map(
+            runs(v, of, most), lambda byte, n: where(n > 1, 241 + n, byte)
+        ),
         decode=lambda v: repeat(
             map(v, lambda code: where(code > 242, of, code)),
             map(v, lambda code: where(code > 242, code - 241, 1)),
@@ -61,14 +63,18 @@ def test_any_byte_may_run(of, most, plain):
     back_U = torch.full_like(plain_U, 9)
     assert made.decode(lengths, coded_C, back_U, 26) == -1
     assert torch.equal(back_U, plain_U)
-    adjacent = [len([*same]) for byte, same in groupby(plain_U[:26].tolist()) if byte == of]
+    adjacent = [
+        len([*same]) for byte, same in groupby(plain_U[:26].tolist()) if byte == of
+    ]
     others = int((plain_U[:26] != of).sum())
     if lengths.numel():
         assert int(lengths[0]) == others + sum(-(-count // most) for count in adjacent)
 
 
 def coding(encode: Any, decode: Any = None) -> Coder:
-    return coder("attempt", takes=(uint_3,), encode=encode, decode=decode or whole_codes)
+    return coder(
+        "attempt", takes=(uint_3,), encode=encode, decode=decode or whole_codes
+    )
 
 
 def whole_codes(v: Vector) -> Any:
@@ -82,9 +88,13 @@ def cut(v: Vector) -> Vector:
 NO_CODERS = {
     "two alike": (
         lambda: coding(lambda v: cut_to(v, 2)),
-        "2 times byte 0 sent as 0, which comes back as 1 times byte 0; give every run a code",
+        "2 times byte 0 sent as 0, which comes back as 1 times byte 0; give "
+        "every run a code",
     ),
-    "no byte": (lambda: coding(lambda v: map(runs(v, 0, 2), lambda b, n: b * 300)), "0 to 255"),
+    "no byte": (
+        lambda: coding(lambda v: map(runs(v, 0, 2), lambda b, n: b * 300)),
+        "0 to 255",
+    ),
     "no runs": (lambda: coding(lambda v: v), "return map(runs(v, 0, 14), f)"),
     "runs twice": (lambda: coding(lambda v: (cut(v), cut(v))[1]), "cut the bytes once"),
     "runs of runs": (lambda: coding(lambda v: cut(cut(v))), "runs(plain, 0, 14)"),
@@ -93,10 +103,19 @@ NO_CODERS = {
         lambda: coding(lambda v: map((*runs(v, 0, 2), v), lambda byte, n, x: byte + x)),
         "map of more than a byte and its length",
     ),
-    "filtered": (lambda: coding(lambda v: filter(cut(v), lambda c: c > 0)), "of more than a byte"),
-    "floats": (lambda: coding(lambda v: map(cut(v), lambda c: c / 2)), "to whole numbers"),
+    "filtered": (
+        lambda: coding(lambda v: filter(cut(v), lambda c: c > 0)),
+        "of more than a byte",
+    ),
+    "floats": (
+        lambda: coding(lambda v: map(cut(v), lambda c: c / 2)),
+        "to whole numbers",
+    ),
     "no repeat": (lambda: coding(cut, lambda v: v), "return repeat(v, times)"),
-    "repeat of one": (lambda: coding(cut, lambda v: repeat(v, 1)), "repeat(map(coded, value)"),
+    "repeat of one": (
+        lambda: coding(cut, lambda v: repeat(v, 1)),
+        "repeat(map(coded, value)",
+    ),
 }
 
 

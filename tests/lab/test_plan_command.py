@@ -36,7 +36,9 @@ def test_a_row_a_message_with_its_times_under_the_model(gradwire: Gradwire) -> N
     assert [row["name"] for row in rows] == [str(n) for n in range(len(plan.messages))]
     assert sum(int(str(row["size_bytes"])) for row in rows) == VGG16.size_bytes
     for row in rows:
-        ready, start, end = (float(str(row[key])) for key in ("ready_s", "start_s", "end_s"))
+        ready, start, end = (
+            float(str(row[key])) for key in ("ready_s", "start_s", "end_s")
+        )
         assert 0 <= ready <= start < end
         assert 0 <= float(str(row["fraction_hidden"])) <= 1 + 1e-9
     assert str(rows[0]["behind"]).startswith("backward of ")
@@ -44,9 +46,18 @@ def test_a_row_a_message_with_its_times_under_the_model(gradwire: Gradwire) -> N
 
 def test_out_and_show_are_the_same_plan(gradwire: Gradwire, tmp_path: Path) -> None:
     path = str(tmp_path / "plan.json")
-    words = ("--planner", "bytescheduler", "--set", "partition_bytes=16MiB", "--set", "credit=1")
+    words = (
+        "--planner",
+        "bytescheduler",
+        "--set",
+        "partition_bytes=16MiB",
+        "--set",
+        "credit=1",
+    )
     first = gradwire("plan", "--model", "vgg16", *words, "--out", path)
-    assert Plan.load(path) == bytescheduler(VGG16, EIGHT, partition_bytes=2**24, credit=1)
+    assert Plan.load(path) == bytescheduler(
+        VGG16, EIGHT, partition_bytes=2**24, credit=1
+    )
     assert gradwire("plan", "--show", path).out == first.out
     assert "classifier.6.weight[0:" in first.out
 
@@ -60,12 +71,22 @@ def test_tuned_is_written_with_its_settings(gradwire: Gradwire, tmp_path: Path) 
     assert iteration_s(tuned, VGG16, EIGHT) < iteration_s(default, VGG16, EIGHT)
 
 
-def test_a_profile_and_a_cluster_of_ones_own(gradwire: Gradwire, tmp_path: Path) -> None:
+def test_a_profile_and_a_cluster_of_ones_own(
+    gradwire: Gradwire, tmp_path: Path
+) -> None:
     profile = profile_of(([2**20], 0.1, 0.1), ([2**18], 0.1, 0.1), model="mine")
     profile.save(tmp_path / "profile.json")
-    Cluster(num_ranks=4, rate_bytes_per_s=1e6, hop_s=0.5).save(tmp_path / "cluster.json")
+    Cluster(num_ranks=4, rate_bytes_per_s=1e6, hop_s=0.5).save(
+        tmp_path / "cluster.json"
+    )
     words = ["plan", "--model", str(tmp_path / "profile.json")]
-    words += ["--cluster", str(tmp_path / "cluster.json"), "--planner", "wfbp", "--json"]
+    words += [
+        "--cluster",
+        str(tmp_path / "cluster.json"),
+        "--planner",
+        "wfbp",
+        "--json",
+    ]
     rows = _rows(gradwire(*words))
     assert float(str(rows[0]["end_s"])) == pytest.approx(0.1 + 3.0 + 1.5 * 2**20 / 1e6)
     faster = _rows(gradwire(*words, "--rate", "16mbit", "--ranks", "2"))
@@ -74,7 +95,12 @@ def test_a_profile_and_a_cluster_of_ones_own(gradwire: Gradwire, tmp_path: Path)
 
 def test_explained_in_words_with_all_planners_beside_it(gradwire: Gradwire) -> None:
     said = gradwire("plan", "--model", "vgg16", "--explain").out
-    for words in ("Computation alone takes", "No plan takes less than", "Forward of", "Below"):
+    for words in (
+        "Computation alone takes",
+        "No plan takes less than",
+        "Forward of",
+        "Below",
+    ):
         assert words in said
     rows = _rows(gradwire("plan", "--model", "vgg16", "--explain", "--json"))
     assert {row["name"] for row in rows} == set(names("planner"))
@@ -90,23 +116,37 @@ def test_explained_in_words_with_all_planners_beside_it(gradwire: Gradwire) -> N
     [
         ((), "write --model vgg16, or --show plan.json"),
         (("--model", "vg16"), "did you mean 'vgg16'"),
-        (("--show", "x.json", "--tune"), "--show must be given without --planner, --set and"),
+        (
+            ("--show", "x.json", "--tune"),
+            "--show must be given without --planner, --set and",
+        ),
         (
             ("--model", "vgg16", "--set", "basic_partition_byte=2"),
             "did you mean 'basic_partition_bytes'",
         ),
-        (("--model", "vgg16", "--set", "credit"), "--set must be name=value, got 'credit'"),
+        (
+            ("--model", "vgg16", "--set", "credit"),
+            "--set must be name=value, got 'credit'",
+        ),
         (
             ("--model", "vgg16", "--planner", "secopa", "--set", "credit=many"),
             "credit must be a whole number",
         ),
-        (("--model", "vgg16", "--set", "basic_partition_bytes=4 parsecs"), "size must be"),
+        (
+            ("--model", "vgg16", "--set", "basic_partition_bytes=4 parsecs"),
+            "size must be",
+        ),
         (("--model", "vgg16", "--rate", "fast"), "write 500mbit"),
-        (("--model", "vgg16", "--ranks", "0"), "ranks must be a whole number, 1 to 2**16, got 0"),
+        (
+            ("--model", "vgg16", "--ranks", "0"),
+            "ranks must be a whole number, 1 to 2**16, got 0",
+        ),
         (("--show", "no.json"), "no.json cannot be read"),
     ],
 )
-def test_mistakes_are_answered(gradwire: Gradwire, words: tuple[str, ...], said: str) -> None:
+def test_mistakes_are_answered(
+    gradwire: Gradwire, words: tuple[str, ...], said: str
+) -> None:
     ended = gradwire("plan", *words)
     assert (ended.code, ended.out) == (2, "")
     assert said in ended.err

@@ -22,8 +22,13 @@ tbq, natural = gw.compress.tbq, gw.compress.natural_compression
 def test_an_element_of_tbq_becomes_zero_or_the_threshold_with_its_sign() -> None:
     grad_N = torch.tensor([0.5, 0.49, -0.5, 7.0, 0.0])
     assert decoded(tbq(threshold=0.5), grad_N)[0].tolist() == [0.5, 0, -0.5, 0.5, 0]
-    payload, _ = tbq(threshold=1.0).encode(None, torch.tensor([1.0, -1.0, 0.0, math.nan, 2.0]))
-    assert payload["codes"].tolist() == [0b11_00_10_01, 0b01]  # code i in bits 2i of its byte
+    payload, _ = tbq(threshold=1.0).encode(
+        None, torch.tensor([1.0, -1.0, 0.0, math.nan, 2.0])
+    )
+    assert payload["codes"].tolist() == [
+        0b11_00_10_01,
+        0b01,
+    ]  # code i in bits 2i of its byte
 
 
 def test_natural_compression_sends_one_of_the_two_powers_about_an_element() -> None:
@@ -34,7 +39,9 @@ def test_natural_compression_sends_one_of_the_two_powers_about_an_element() -> N
     assert torch.equal(sent_N.sign(), grad_N.sign())
     grad_N = torch.logspace(-20, 20, 40_000)
     off_N = decoded(natural(), grad_N)[0] / grad_N - 1
-    assert 0.05 < float(off_N.square().mean()) < 0.125  # 2^e (1 + f) has f (1 - f) / (1 + f)^2
+    assert (
+        0.05 < float(off_N.square().mean()) < 0.125
+    )  # 2^e (1 + f) has f (1 - f) / (1 + f)^2
     least, most = 2.0**-126, 2.0**127
     grad_N = torch.tensor([least, least / 2, 0.0, most, 3.4e38, -torch.inf, torch.nan])
     sent_N = decoded(natural(), grad_N)[0]
@@ -43,7 +50,9 @@ def test_natural_compression_sends_one_of_the_two_powers_about_an_element() -> N
 
 
 def quantised(grad_N: Tensor, sparsity: float) -> Tensor:
-    """3LC's equations 1 to 3: M = s max|T|, round(T / M), times M; halves round to zero."""
+    """3LC's equations 1 to 3: M = s max|T|, round(T / M), times M; halves round to
+    zero.
+    """
     level = grad_N.abs().max() * sparsity
     return torch.where(level > 0, (grad_N / level).round(), 0.0) * level
 
@@ -51,16 +60,22 @@ def quantised(grad_N: Tensor, sparsity: float) -> Tensor:
 @pytest.mark.smoke
 @each("sparsity", [1.0, 1.75])
 @each("kind", ["normal", "zeros", "ties", "tiny"])
-def test_each_block_of_threelc_is_quantised_as_in_the_paper(kind: str, sparsity: float) -> None:
+def test_each_block_of_threelc_is_quantised_as_in_the_paper(
+    kind: str, sparsity: float
+) -> None:
     grad_N = make_gradient(kind, 1000, torch.float32)
     want = [quantised(block, sparsity) for block in grad_N.split(192)]
-    assert torch.equal(decoded(threelc(sparsity=sparsity, block=192), grad_N)[0], torch.cat(want))
+    assert torch.equal(
+        decoded(threelc(sparsity=sparsity, block=192), grad_N)[0], torch.cat(want)
+    )
 
 
 def test_seventy_zeros_of_threelc_are_a_byte() -> None:
     """70 codes are 14 bytes of five; a group of 64 elements takes 13 bytes."""
     num_blocks = 4
-    payload, _ = threelc(block=64 * 140).encode(None, torch.zeros(64 * 140 * num_blocks))
+    payload, _ = threelc(block=64 * 140).encode(
+        None, torch.zeros(64 * 140 * num_blocks)
+    )
     assert payload["codes"].tolist() == [255] * (num_blocks * 140 * 13 // 14)
 
 
@@ -73,7 +88,9 @@ def test_typical_of_threelc_lies_between_short_and_long_tails(block: int) -> Non
         residual_N = torch.zeros(100_000)
         for _ in range(10):
             order = torch.randperm(100_000, generator=draw)
-            payload, _ = threelc(block=block).encode(None, grad_N[order], residual_N=residual_N)
+            payload, _ = threelc(block=block).encode(
+                None, grad_N[order], residual_N=residual_N
+            )
         sizes.append(payload.size_bytes)
     assert sizes[1] < threelc(block=block).typical(spec).size_bytes < sizes[0]
 
@@ -82,7 +99,9 @@ BIN = 64
 
 
 def chosen(whole_N: Tensor, latest_N: Tensor) -> Tensor:
-    """AdaComp's algorithm 2: G is ``whole_N``, dW ``latest_N``; 0 where nothing is sent."""
+    """AdaComp's algorithm 2: G is ``whole_N``, dW ``latest_N``; 0 where nothing is
+    sent.
+    """
     bins = list(zip(whole_N.split(BIN), latest_N.split(BIN), strict=True))
     most = [float(g.abs().max()) for g, _ in bins]
     level = sum(most) / len(most)
@@ -102,5 +121,7 @@ def test_every_step_of_adacomp_sends_what_the_paper_says(numel: int) -> None:
         whole_N = grad_N + residual_N
         payload, _ = codec.encode(None, grad_N, residual_N=residual_N)
         decoded_N = codec.decode(payload, torch.empty(numel))
-        torch.testing.assert_close(decoded_N, chosen(whole_N, grad_N), rtol=2e-7, atol=0)
+        torch.testing.assert_close(
+            decoded_N, chosen(whole_N, grad_N), rtol=2e-7, atol=0
+        )
         assert torch.equal(residual_N, whole_N - decoded_N)

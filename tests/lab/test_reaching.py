@@ -10,13 +10,22 @@ from hypothesis import strategies as st
 from gradwire.kernels.libraries import reference_only
 from gradwire_lab.compress import _reaching
 from tests.each import each
-from tests.kernels.vectors import cases, compiled, num_threads, residual_for, same_bits, vector
+from tests.kernels.vectors import (
+    cases,
+    compiled,
+    num_threads,
+    residual_for,
+    same_bits,
+    vector,
+)
 
 __all__ = ["compiled"]
 
 
 def reaching(x_N, threshold, most, residual_N=None, *, sums_given=False):
-    """(indices, values, residual) of what reaches a threshold; see ``_reaching.reaching``."""
+    """(indices, values, residual) of what reaches a threshold; see
+    ``_reaching.reaching``.
+    """
     listed = []
     after_N = None if residual_N is None else residual_N.clone()
 

@@ -1,4 +1,6 @@
-"""selective_fusion: never slower than others, its clock the simulator's, near the best there is."""
+"""selective_fusion: never slower than others, its clock the simulator's, near the best
+there is.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,11 @@ OTHERS = (
     ddp,
     mgwfbp,
     partial(espresso, divisible=False),
-    *(partial(planner, inline=inline) for planner in (cupcake, omgs) for inline in (True, False)),
+    *(
+        partial(planner, inline=inline)
+        for planner in (cupcake, omgs)
+        for inline in (True, False)
+    ),
     *(partial(ssfusion, variant=variant) for variant in VARIANTS),
 )
 
@@ -80,7 +86,9 @@ def drawn_groups(cost: MixedCost, draw: random.Random) -> list[MixedGroup]:
     cuts |= {n for n in range(1, len(cost.tensors)) if draw.random() < 0.4}
     found = []
     for start, stop in pairwise(sorted(cuts)):
-        ways: tuple[Way, ...] = tuple(draw.choice(list(Way)[:3]) for _ in range(start, stop))
+        ways: tuple[Way, ...] = tuple(
+            draw.choice(list(Way)[:3]) for _ in range(start, stop)
+        )
         if draw.random() < 0.3:
             ways = (draw.choice(WHOLE[:2]),) * (stop - start)
         found.append(MixedGroup(start, stop, ways))
@@ -116,8 +124,8 @@ def test_the_clock_of_groups_is_the_simulators(
 ) -> None:
     """Whatever the groups, where nothing is computed behind a transfer.
 
-    Ranks of a host that have whole tensors begin to send apart, and the clock has them all wait for
-    the last.
+    Ranks of a host that have whole tensors begin to send apart, and the clock has them
+    all wait for the last.
     """
     profile = profile_of(*rows)
     cluster = cluster_of(rate=rate).model_copy(update={"host": host})
@@ -127,11 +135,16 @@ def test_the_clock_of_groups_is_the_simulators(
     found_s = profile.forward_s + cost.seconds(groups)
     assert host is None or not any(one.inline or one.early for one in plan.messages)
     simulated_s = iteration_s(plan, profile, cluster)
-    assert found_s == pytest.approx(simulated_s, rel=1e-3 if host is None else TOLERANCE)
+    assert found_s == pytest.approx(
+        simulated_s, rel=1e-3 if host is None else TOLERANCE
+    )
     assert found_s >= simulated_s * (1 - 1e-3)
     better, better_s = improved(groups, cost)
     assert better_s == cost.seconds(better) <= cost.seconds(groups)
-    assert [g.start for g in better] + [better[-1].stop] == [0, *(g.stop for g in better)]
+    assert [g.start for g in better] + [better[-1].stop] == [
+        0,
+        *(g.stop for g in better),
+    ]
     assert improved(groups, cost, most=0) == (groups, cost.seconds(groups))
 
 
@@ -162,7 +175,9 @@ def test_small_models_are_planned_nearly_as_well_as_they_can_be() -> None:
         ]
         cost = cost_of(profile_of(*rows), cluster_of(rate=10 ** draw.uniform(8, 9.7)))
         least_s = min(cost.seconds(groups) for groups in every_fusion(4))
-        own_s = min(improved(found, cost)[1] for found in first_groups(cost, as_one=True))
+        own_s = min(
+            improved(found, cost)[1] for found in first_groups(cost, as_one=True)
+        )
         over.append(own_s / least_s - 1)
     assert max(over) < 0.02
     assert sum(one < 1e-9 for one in over) > 15
@@ -171,7 +186,9 @@ def test_small_models_are_planned_nearly_as_well_as_they_can_be() -> None:
 def test_something_of_every_tensor_is_sent_if_so_asked_for() -> None:
     """One vector of several tensors may lack one of them."""
     profile, cluster = catalogue.load("resnet152"), cluster_of()
-    free, bound = (selective_fusion(profile, cluster, every_tensor=one) for one in (False, True))
+    free, bound = (
+        selective_fusion(profile, cluster, every_tensor=one) for one in (False, True)
+    )
     assert any(m.exchange == AS_ONE and len(m.chunks) > 1 for m in free.messages)
     for message in bound.messages:
         compressor = bound.exchanges.get(message.exchange)
@@ -181,4 +198,8 @@ def test_something_of_every_tensor_is_sent_if_so_asked_for() -> None:
             or (compressor is not None and compressor.compressor == "selective")
         )
     seconds = [iteration_s(plan, profile, cluster) for plan in (free, bound)]
-    assert seconds[0] < seconds[1] < iteration_s(ssfusion(profile, cluster), profile, cluster)
+    assert (
+        seconds[0]
+        < seconds[1]
+        < iteration_s(ssfusion(profile, cluster), profile, cluster)
+    )

@@ -39,12 +39,16 @@ def kept(run: Run) -> Tensor:
 
 
 def balance(run: Run, steps: Sequence[list[Tensor]]) -> None:
-    """Holds each step to: what was pending and came = what arrived and is pending now."""
+    """Holds each step to: what was pending and came = what arrived and is pending
+    now.
+    """
     world = len(run.members)
     for number, grads in enumerate(steps):
         want_N = kept(run) + torch.stack(grads).double().sum(0)
         got_N = world * run.step(grads, seed=number).double() + kept(run)
-        largest = max([1.0, *(float(grad_N.abs().max()) for grad_N in grads if len(grad_N))])
+        largest = max(
+            [1.0, *(float(grad_N.abs().max()) for grad_N in grads if len(grad_N))]
+        )
         near = 8 * world * largest * torch.finfo(grads[0].dtype).eps
         torch.testing.assert_close(got_N, want_N, rtol=0.0, atol=near)
 
@@ -52,7 +56,9 @@ def balance(run: Run, steps: Sequence[list[Tensor]]) -> None:
 @every_kind
 @each("world", [1, 3, 8, 13])
 def test_nothing_is_lost_among_any_number_of_ranks(kind: type, world: int) -> None:
-    """Also where there are more ranks than elements, in steps of zeros, and with one zero rank."""
+    """Also where there are more ranks than elements, in steps of zeros, and with one
+    zero rank.
+    """
     for numel, density in ((0, 0.1), (1, 0.1), (7, 0.4), (301, 0.02)):
         run = Run(exchange_for(kind(density=density)), vector(numel), world)
         steps = [draw(vector(numel), world, seed) for seed in range(4)]
@@ -95,7 +101,9 @@ def test_bytes_are_as_stated(kind: type) -> None:
 
 
 def test_oktopks_thresholds_keep_to_the_density() -> None:
-    """Whatever gradients do: as asked in each 32nd step, and within the stated range in others."""
+    """Whatever gradients do: as asked in each 32nd step, and within the stated range in
+    others.
+    """
     spec, world = vector(20_000), 4
     run = Run(exchange_for(gw.compress.oktopk(density=0.02)), spec, world)
     for step in range(EXACT_STEPS + 2):
@@ -104,9 +112,14 @@ def test_oktopks_thresholds_keep_to_the_density() -> None:
         [arrived] = {me.selection.arrived for me in run.members if me.selection}
         assert FEWEST * 400 <= arrived <= MOST * 400
         assert arrived == 400 or step % EXACT_STEPS
-        assert all(me.selection and 200 <= me.selection.selected <= 800 for me in run.members)
+        assert all(
+            me.selection and 200 <= me.selection.selected <= 800 for me in run.members
+        )
     inner = [state.inner for state in run.states]
-    shared = {(int(one.step), float(one.thresholds_2[1]), *one.cuts_C.tolist()) for one in inner}
+    shared = {
+        (int(one.step), float(one.thresholds_2[1]), *one.cuts_C.tolist())
+        for one in inner
+    }
     assert len(shared) == 1
     assert len({float(one.thresholds_2[0]) for one in inner}) == world
 
@@ -121,7 +134,9 @@ def test_oktopk_evens_out_sums_that_one_rank_has(world: int, formats: str) -> No
         grad_N[: spec.numel // world] *= 100
     means, sent = [], []
     for most_uneven in (2.0, math.inf):
-        kind = gw.compress.oktopk(density=0.02, formats=formats, most_uneven=most_uneven)
+        kind = gw.compress.oktopk(
+            density=0.02, formats=formats, most_uneven=most_uneven
+        )
         run = Run(exchange_for(kind), spec, world)
         means.append(run.step([grad_N.clone() for grad_N in grads]))
         sent.append(run.sent_bytes)
@@ -133,7 +148,9 @@ def test_oktopk_evens_out_sums_that_one_rank_has(world: int, formats: str) -> No
 
 
 def test_oktopks_regions_follow_what_ranks_select() -> None:
-    """An eighth of the gradient has what is large: at first one rank of four sums all of it up."""
+    """An eighth of the gradient has what is large: at first one rank of four sums all
+    of it up.
+    """
     spec, world = vector(32_000), 4
     run = Run(exchange_for(gw.compress.oktopk(density=0.02)), spec, world)
     sent = []
@@ -154,18 +171,21 @@ def test_oktopks_regions_follow_what_ranks_select() -> None:
     assert not torch.equal(run.states[0].inner.cuts_C, cuts)
 
 
-# ---- spardl's teams ----------------------------------------------------------------------------
+# ---- spardl's teams ------------------------------------------------------------------
 
 TEAMS = ((4, 2), (6, 2), (6, 3), (8, 2), (8, 4), (9, 3), (12, 3), (12, 4), (4, 4))
 """Numbers of ranks, and of their teams; the last teams have one rank each."""
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-TEAM_LAWS = [law for law in (*exchanges.LAWS, *collectives.OF_ANY) if law not in many_steps.LAWS]
+TEAM_LAWS = [
+    law for law in (*exchanges.LAWS, *collectives.OF_ANY) if law not in many_steps.LAWS
+]
 
 
 @pytest.mark.smoke
 @each("place, world_teams", enumerate(TEAMS))
 def test_nothing_is_lost_among_teams(place: int, world_teams: tuple[int, int]) -> None:
-    """Also in chunks that are empty, shorter than their counts, or longer than 16,384 elements.
+    """Also in chunks that are empty, shorter than their counts, or longer than 16,384
+    elements.
 
     In the second step one rank has zeros.
     """
@@ -173,7 +193,9 @@ def test_nothing_is_lost_among_teams(place: int, world_teams: tuple[int, int]) -
     sizes = ((0, 0.1), (1, 0.1), (7, 0.4), (90, 1.0), (301, 0.05), (70_001, 0.01))
     for number, (numel, density) in enumerate(sizes, place):
         spec = vector(numel, DTYPES[number % len(DTYPES)])
-        run = Run(exchange_for(gw.compress.spardl(density=density, teams=teams)), spec, world)
+        run = Run(
+            exchange_for(gw.compress.spardl(density=density, teams=teams)), spec, world
+        )
         steps = [draw(spec, world, seed) for seed in range(2)]
         steps[1][0].zero_()
         balance(run, steps)
@@ -185,25 +207,40 @@ def test_bytes_and_density_of_teams_are_as_stated(world: int, teams: int) -> Non
     size, among_teams = world // teams, {2: 1, 3: 2, 4: 2}[teams]
     for dtype in (torch.float32, torch.float16):
         spec = vector(1024 * size, dtype)
-        exchange = exchange_for(gw.compress.spardl(density=1 / 16, formats="coo", teams=teams))
+        exchange = exchange_for(
+            gw.compress.spardl(density=1 / 16, formats="coo", teams=teams)
+        )
         run = Run(exchange, spec, world)
         mean_N = run.step(draw(spec, world))
-        stated = (size - 1 + among_teams) * 64 * (4 + 4) + (size - 1) * 64 * (4 + dtype.itemsize)
+        stated = (size - 1 + among_teams) * 64 * (4 + 4) + (size - 1) * 64 * (
+            4 + dtype.itemsize
+        )
         assert run.sent_bytes == exchange.wire_bytes(spec, world) == [stated] * world
-        assert {me.selection for me in run.members} == {(64 * size, 64 * size, 64 * size)}
+        assert {me.selection for me in run.members} == {
+            (64 * size, 64 * size, 64 * size)
+        }
         assert int(mean_N.count_nonzero()) == 64 * size
 
 
-@each("world, teams, hops", [(8, 1, 6), (8, 2, 5), (8, 4, 4), (8, 8, 3), (6, 1, 6), (6, 3, 4)])
+@each(
+    "world, teams, hops",
+    [(8, 1, 6), (8, 2, 5), (8, 4, 4), (8, 8, 3), (6, 1, 6), (6, 3, 4)],
+)
 def test_teams_take_fewer_rounds(world: int, teams: int, hops: int) -> None:
     """On the planner's clock, where a hop takes a second and bytes take none."""
     exchange = gw.compress.spardl(density=0.1, teams=teams)
     cluster = Cluster(num_ranks=world, rate_bytes_per_s=1e18, hop_s=1.0)
     supersteps = alone(exchange, vector(4096), Tariff.of(exchange, cluster))
-    assert sum(sum(verb.price) for one in supersteps for verb in one.wire) == pytest.approx(hops)
+    assert sum(
+        sum(verb.price) for one in supersteps for verb in one.wire
+    ) == pytest.approx(hops)
 
 
-@each("turn, law", enumerate(TEAM_LAWS), ids=lambda value: getattr(value, "__name__", value))
+@each(
+    "turn, law",
+    enumerate(TEAM_LAWS),
+    ids=lambda value: getattr(value, "__name__", value),
+)
 def test_laws_hold_with_teams(turn: int, law: Law) -> None:
     for place in range(turn, turn + 2):
         world, teams = TEAMS[place % len(TEAMS)]
@@ -219,7 +256,11 @@ def test_laws_hold_with_teams(turn: int, law: Law) -> None:
         (broken_sums.all_keep_the_same, exchanges.law_nothing_is_lost_or_made, 3),
         (broken_sums.none_keeps_the_same, exchanges.law_nothing_is_lost_or_made, 2),
         (broken_sums.none_keeps_the_same, exchanges.law_nothing_is_lost_or_made, 3),
-        (broken_sums.adds_its_own_team_first, collectives.law_same_bits_on_every_rank, 3),
+        (
+            broken_sums.adds_its_own_team_first,
+            collectives.law_same_bits_on_every_rank,
+            3,
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
@@ -232,19 +273,29 @@ def test_laws_reject_wrong_sums_of_teams(
 
 
 def test_teams_divide_the_ranks() -> None:
-    said = "spardl teams must be one of 1, 2, 3, 6, which divide 6 ranks evenly, got 4; write"
+    said = (
+        "spardl teams must be one of 1, 2, 3, 6, which divide 6 ranks evenly, got "
+        "4; write"
+    )
     exchange, spec = gw.compress.spardl(teams=4), vector(9)
     with pytest.raises(gw.InvalidSetting, match=said):
         exchange.init(spec, 6)
-    with pytest.raises(gw.InvalidSetting, match=said):  # with the state of another number of ranks
+    with pytest.raises(
+        gw.InvalidSetting, match=said
+    ):  # with the state of another number of ranks
         gw.run_local(exchange, draw(spec, 6), [exchange.init(spec, 4)] * 6)
     for teams in (0, 1.0, True):
-        with pytest.raises(gw.InvalidSetting, match="spardl teams must be a whole number"):
+        with pytest.raises(
+            gw.InvalidSetting, match="spardl teams must be a whole number"
+        ):
             gw.compress.spardl(teams=teams)
 
 
 @pytest.mark.smoke
-@each("world, said", [(2048, "ranks of spardl.* at most 1024"), (2049, "divide 2049 ranks evenly")])
+@each(
+    "world, said",
+    [(2048, "ranks of spardl.* at most 1024"), (2049, "divide 2049 ranks evenly")],
+)
 def test_teams_among_more_ranks_than_are_played(world: int, said: str) -> None:
     exchange = gw.compress.spardl(teams=8)
     cluster = Cluster(num_ranks=world, rate_bytes_per_s=1e9)

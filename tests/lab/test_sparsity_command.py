@@ -1,4 +1,6 @@
-"""``gradwire sparsity``: a profile that gets its sparsity, rows, and mistakes answered."""
+"""``gradwire sparsity``: a profile that gets its sparsity, rows, and mistakes
+answered.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,13 @@ def test_json_and_a_sparsifier(gradwire: Run, script: Path) -> None:
     profile = script.with_name("profile.json")
     words = ("--batches", "2", "--json", "--profile", str(profile))
     ended = gradwire(
-        "sparsity", f"{script}:build", *words, "--sparsifier", "topk", "--set", "density=0.1"
+        "sparsity",
+        f"{script}:build",
+        *words,
+        "--sparsifier",
+        "topk",
+        "--set",
+        "density=0.1",
     )
     assert ended.code == 0
     rows = json.loads(ended.out)["rows"]

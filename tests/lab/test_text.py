@@ -1,4 +1,6 @@
-"""CompLL's own text: figure 5 runs as printed, C's rules hold, mistakes are shown in their line."""
+"""CompLL's own text: figure 5 runs as printed, C's rules hold, mistakes are shown in
+their line.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ class embedded(Program):
         return map(codes, lambda code: low + code * gap)
 
 
-# ---- the figure --------------------------------------------------------------------------------
+# ---- the figure ----------------------------------------------------------------------
 
 
 @pytest.mark.smoke
@@ -74,7 +76,13 @@ def test_figure_5_encodes_as_printed():
     codec = compile_text(PRINTED)(bitwidth=2)
     assert repr(codec) == "terngrad(block=16384, bitwidth=2, seed=0)"
     payload, _ = codec.encode(None, GRAD_N)
-    assert [field.name for field in payload.format] == ["bitwidth", "tail", "min", "max", "Q"]
+    assert [field.name for field in payload.format] == [
+        "bitwidth",
+        "tail",
+        "min",
+        "max",
+        "Q",
+    ]
     fixed = [payload[name].tolist() for name in ("bitwidth", "tail", "min", "max")]
     assert fixed == [[2], [len(GRAD_N) % 4], [-1.0], [2.0]]
     codes = [int(payload["Q"][i // 4]) >> 2 * (i % 4) & 3 for i in range(5)]
@@ -97,11 +105,13 @@ def test_the_text_is_the_program_it_says(numel):
     assert same_bits(out_N, python.decode(theirs, torch.empty(numel)))
 
 
-# ---- C ------------------------------------------------------------------------------------------
+# ---- C -------------------------------------------------------------------------------
 
 
 def sent(body: str, before: str = "", **settings) -> list:
-    """What ``compressed = concat(...)`` in ``body`` sends of [-1, 0, 1, 2, 0.5], by field."""
+    """What ``compressed = concat(...)`` in ``body`` sends of [-1, 0, 1, 2, 0.5], by
+    field.
+    """
     text = f"{before}\nvoid encode(float* gradient, uint8* compressed) {{ {body} }}"
     with reference_only():  # what the text says, not how fast: nothing is compiled
         payload, _ = compile_text(text)(**settings).encode(None, GRAD_N)
@@ -153,25 +163,49 @@ def test_functions_globals_filters_and_draws():
     assert payload["count"].tolist() == [400]
     assert payload["total"].tolist() == [pytest.approx(4 * 480, rel=1e-6)]
     assert payload["times"].view(torch.uint8)[0] == 2
-    dice = {int(byte) >> shift & 3 for byte in payload["dice"] for shift in (0, 2, 4, 6)}
+    dice = {
+        int(byte) >> shift & 3 for byte in payload["dice"] for shift in (0, 2, 4, 6)
+    }
     assert dice == {1, 2}
-    assert made(above=1.0).encode(None, torch.tensor([0.3, 2.0]))[0]["count"].tolist() == [1]
+    assert made(above=1.0).encode(None, torch.tensor([0.3, 2.0]))[0][
+        "count"
+    ].tolist() == [1]
 
 
-# ---- mistakes -----------------------------------------------------------------------------------
+# ---- mistakes ------------------------------------------------------------------------
 
 ENCODE = "void encode(float* gradient, uint8* compressed) {\n"
 SYNTAX = {
-    "a lone operator": ("float x = 3 + ;\n", "1:15: ';' does not fit here; expected", ";"),
-    "a stray character": ("float x = 3 @ 4;", "1:13: '@' is no part of the language", "@"),
-    "a brace left open": ("float f(float x) { return x;\n", "1:29: the text ends here", ""),
-    "two statements": ("float f(float x) { float y = x return y; }", "1:31: a semicolon", " r"),
+    "a lone operator": (
+        "float x = 3 + ;\n",
+        "1:15: ';' does not fit here; expected",
+        ";",
+    ),
+    "a stray character": (
+        "float x = 3 @ 4;",
+        "1:13: '@' is no part of the language",
+        "@",
+    ),
+    "a brace left open": (
+        "float f(float x) { return x;\n",
+        "1:29: the text ends here",
+        "",
+    ),
+    "two statements": (
+        "float f(float x) { float y = x return y; }",
+        "1:31: a semicolon",
+        " r",
+    ),
     "if": (
         "float f(float x) {\n  if (x > 0) return 1;\n}",
         "'if' is no part of the language; write cond",
         "if",
     ),
-    "double": ("double x;", "no part of the language; the language computes in float", "double"),
+    "double": (
+        "double x;",
+        "no part of the language; the language computes in float",
+        "double",
+    ),
 }
 
 
@@ -183,7 +217,9 @@ def test_a_syntax_error_points_at_its_place(case):
         compile_text(text)
     first, shown, caret = str(caught.value).split("\n")
     assert message in first
-    line, column = (int(number) for number in re.findall(r"^<text>:(\d+):(\d+): ", first)[0])
+    line, column = (
+        int(number) for number in re.findall(r"^<text>:(\d+):(\d+): ", first)[0]
+    )
     assert shown == "    " + text.split("\n")[line - 1]
     assert shown[4:][column - 1 :].startswith(pointed)
     assert len(caret) == 4 + column
@@ -197,10 +233,19 @@ TYPES = {
     "too large": ("uint2 q = 5;", "5 does not fit uint2"),
     "array as number": ("float x = gradient;", "an array where a float is declared"),
     "number as array": ("float* x = 3.0;", "float where float* is declared"),
-    "other array": ("uint2* x = gradient;", "an array of float32 where uint2* is declared"),
+    "other array": (
+        "uint2* x = gradient;",
+        "an array of float32 where uint2* is declared",
+    ),
     "vector arithmetic": ("float* x = gradient * 2;", "arithmetic on a whole vector"),
-    "bits of a float": ("float x = reduce(gradient, add);\nint32 y = x << 1;", "shl takes"),
-    "whole division": ("int32 n = gradient.size;\nint32 m = 10 / n;", "whole numbers divided"),
+    "bits of a float": (
+        "float x = reduce(gradient, add);\nint32 y = x << 1;",
+        "shl takes",
+    ),
+    "whole division": (
+        "int32 n = gradient.size;\nint32 m = 10 / n;",
+        "whole numbers divided",
+    ),
     "remainder": ("int32 n = gradient.size;\nint32 m = n % 3;", "no power of two"),
     "by zero": ("int32 n = 1 / 0;", "zero"),
     "undeclared": ("total = 1.0;", "no variable total; declare it"),
@@ -234,14 +279,21 @@ def test_a_type_error_has_the_texts_line(case):
     assert message in first
     assert re.match(r"<text>:\d+:\d+: ", first)
     assert caret.strip() == "^"
-    assert shown.strip() in (ENCODE + body + HELPERS).split("\n") or shown.strip() == ENCODE.strip()
+    assert (
+        shown.strip() in (ENCODE + body + HELPERS).split("\n")
+        or shown.strip() == ENCODE.strip()
+    )
 
 
 def test_errors_name_the_text_that_they_are_in():
     bad = DECODE.read_text().replace("uint2* Q", "uint4* Q")
-    with pytest.raises(InvalidSetting, match=r"<text>:7:\d+: an array of uint2 where uint4\*"):
+    with pytest.raises(
+        InvalidSetting, match=r"<text>:7:\d+: an array of uint2 where uint4\*"
+    ):
         compile_text(PRINTED, bad)(bitwidth=2)
-    with pytest.raises(InvalidSetting, match=r"terngrad.compll:13:\d+: 300 does not fit uint8"):
+    with pytest.raises(
+        InvalidSetting, match=r"terngrad.compll:13:\d+: 300 does not fit uint8"
+    ):
         compile_text(PRINTED)(bitwidth=300)
     with pytest.raises(InvalidSetting, match=r"nowhere\.compll"):
         compile_text(Path("nowhere.compll"))

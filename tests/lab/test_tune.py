@@ -1,4 +1,6 @@
-"""tune: never worse than the defaults, the same for a seed, quiet, and clear about its mistakes."""
+"""tune: never worse than the defaults, the same for a seed, quiet, and clear about its
+mistakes.
+"""
 
 from __future__ import annotations
 
@@ -36,21 +38,29 @@ def test_search_holds_settings_and_their_defaults(name: str) -> None:
         assert values.low <= default <= values.high
 
 
-@each("name", sorted({*names("planner")} - {"secopa"}))  # each try of which takes seconds
+@each(
+    "name", sorted({*names("planner")} - {"secopa"})
+)  # each try of which takes seconds
 def test_tuned_is_never_worse_than_the_defaults(name: str) -> None:
     profile, cluster, _ = random_instance(random.Random(5), 6)
     tuned = tune(name, profile, cluster, trials=6)
     default = load("planner", name)(profile, cluster)
-    assert iteration_s(tuned, profile, cluster) <= iteration_s(default, profile, cluster)
+    assert iteration_s(tuned, profile, cluster) <= iteration_s(
+        default, profile, cluster
+    )
 
 
 def test_the_search_finds_what_the_defaults_miss() -> None:
-    """Cut into blocks of 4 MiB, a layer of 64 MiB pays a dear latency eight times over."""
+    """Cut into blocks of 4 MiB, a layer of 64 MiB pays a dear latency eight times
+    over.
+    """
     profile = profile_of(([2**20], 0.5, 0.5), ([2**24], 0.5, 0.5))
     cluster = exact_cluster(hop_s=2**-3, rate=2.0**28)
     default = bytescheduler(profile, cluster)
     tuned = tune("bytescheduler", profile, cluster)
-    gained = iteration_s(default, profile, cluster) / iteration_s(tuned, profile, cluster)
+    gained = iteration_s(default, profile, cluster) / iteration_s(
+        tuned, profile, cluster
+    )
     assert gained > 1.1
     assert len(tuned.messages) < len(default.messages)
 
@@ -65,7 +75,9 @@ def test_the_same_seed_gives_the_same_plan_and_others_try_other_settings() -> No
     plans = []
     for seed in (3, 3, 4):
         tried.append([])
-        found = tune("bytescheduler", SMALL, EIGHT, objective=recorded, trials=12, seed=seed)
+        found = tune(
+            "bytescheduler", SMALL, EIGHT, objective=recorded, trials=12, seed=seed
+        )
         plans.append(found)
     assert plans[0] == plans[1]
     assert tried[0] == tried[1] != tried[2]

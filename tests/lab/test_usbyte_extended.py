@@ -18,7 +18,9 @@ from tests.planning.profiles import (
 
 
 @each("credit", [1, 4])
-def test_the_extensions_never_make_it_longer_and_sometimes_much_shorter(credit: int) -> None:
+def test_the_extensions_never_make_it_longer_and_sometimes_much_shorter(
+    credit: int,
+) -> None:
     draw = random.Random(11)
     gains = []
     for _ in range(30):
@@ -28,7 +30,8 @@ def test_the_extensions_never_make_it_longer_and_sometimes_much_shorter(credit: 
             profile, cluster, basic_partition_bytes=basic_bytes, credit=credit
         )
         gains.append(
-            iteration_s(papers, profile, cluster) / iteration_s(extended, profile, cluster)
+            iteration_s(papers, profile, cluster)
+            / iteration_s(extended, profile, cluster)
         )
     assert min(gains) >= 1
     assert max(gains) > 1.5
@@ -36,7 +39,9 @@ def test_the_extensions_never_make_it_longer_and_sometimes_much_shorter(credit: 
 
 @pytest.mark.smoke
 def test_merging_joins_small_neighbours_only() -> None:
-    """alpha is 1 s and a byte takes 1/64: below 8 times 64 bytes everything is merged."""
+    """alpha is 1 s and a byte takes 1/64: below 8 times 64 bytes everything is
+    merged.
+    """
     small = [([4], 0.125, 0.125)] * 6
     profile = profile_of(*small, ([1024], 0.125, 0.125), *small)
     cluster = exact_cluster(hop_s=0.5, rate=64.0)

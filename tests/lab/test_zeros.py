@@ -1,4 +1,6 @@
-"""Measured sparsity: rows and elements told apart, batches as ranks, ranks that agree."""
+"""Measured sparsity: rows and elements told apart, batches as ranks, ranks that
+agree.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ ROWS, WIDTH = 600, 8
 
 
 class Model(nn.Module):
-    """A table with a dense gradient, one with a sparse one, a masked vector and a dense matrix."""
+    """A table with a dense gradient, one with a sparse one, a masked vector and a dense
+    matrix.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +60,10 @@ def test_a_model_in_one_process() -> None:
     before = {name: p.clone() for name, p in model.state_dict().items()}
     told: list[float] = []
     found = measure_sparsity(
-        model, steps(model), num_gradients=6, advance=lambda amount, note: told.append(amount)
+        model,
+        steps(model),
+        num_gradients=6,
+        advance=lambda amount, note: told.append(amount),
     )
     assert sum(told) == found.num_gradients == 6
     assert {t.name: t.units.width for t in found.tensors} == {
@@ -66,10 +73,14 @@ def test_a_model_in_one_process() -> None:
     }
     draw = torch.Generator().manual_seed(0)
     sets = [
-        np.unique(torch.randint(0, ROWS, (30,), generator=draw).numpy().astype(np.int32))
+        np.unique(
+            torch.randint(0, ROWS, (30,), generator=draw).numpy().astype(np.int32)
+        )
         for _ in range(6)
     ]
-    table, rows, gate = (found.of(name) for name in ("table.weight", "rows.weight", "gate"))
+    table, rows, gate = (
+        found.of(name) for name in ("table.weight", "rows.weight", "gate")
+    )
     assert table.units == rows.units == unit_sparsity(sets, WIDTH, ROWS)
     assert [one.is_rows for one in (table, rows, gate)] == [False, True, False]
     assert gate.units == unit_sparsity(sets, 1, 1000)
@@ -85,11 +96,21 @@ def test_a_model_in_one_process() -> None:
 def test_what_a_sparsifier_takes() -> None:
     model = Model()
     found = measure_sparsity(
-        model, steps(model), num_gradients=3, compressor="topk", settings={"density": 0.05}
+        model,
+        steps(model),
+        num_gradients=3,
+        compressor="topk",
+        settings={"density": 0.05},
     )
     assert (found.compressor, found.settings) == ("topk", {"density": 0.05})
-    assert {t.name for t in found.tensors} == {"table.weight", "rows.weight", "last.weight"}
-    for one in found.tensors:  # what comes as rows travels as rows, whatever the others take
+    assert {t.name for t in found.tensors} == {
+        "table.weight",
+        "rows.weight",
+        "last.weight",
+    }
+    for (
+        one
+    ) in found.tensors:  # what comes as rows travels as rows, whatever the others take
         assert one.is_rows == (one.name == "rows.weight") == (one.units.width == WIDTH)
         if not one.is_rows:
             assert one.units.density == pytest.approx(0.05, abs=1e-3)
@@ -101,7 +122,9 @@ def among_ranks(rank: int, world: int) -> str:
     model = Model()
     model.rows.sparse = False
     wrapped = DistributedDataParallel(model)
-    return measure_group_sparsity(wrapped, steps(wrapped, seed=rank), num_gradients=5).to_json()
+    return measure_group_sparsity(
+        wrapped, steps(wrapped, seed=rank), num_gradients=5
+    ).to_json()
 
 
 @pytest.mark.multi
@@ -113,7 +136,9 @@ def test_ranks_share_the_work_and_return_the_same() -> None:
     assert one.num_gradients == 6
     draws = [torch.Generator().manual_seed(rank) for rank in range(2)]
     sets = [
-        np.unique(torch.randint(0, ROWS, (30,), generator=draw).numpy().astype(np.int32))
+        np.unique(
+            torch.randint(0, ROWS, (30,), generator=draw).numpy().astype(np.int32)
+        )
         for draw in draws
         for _ in range(3)
     ]

@@ -1,7 +1,7 @@
 """Which law must reject which deliberately wrong compressor, collective or exchange.
 
-Each specimen differs from a sound one in the one thing its docstring names; ``SOUND_EXCHANGES`` are
-made of the same parts, and every law must accept them.
+Each specimen differs from a sound one in the one thing its docstring names;
+``SOUND_EXCHANGES`` are made of the same parts, and every law must accept them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ GROWS = pair(compressors.stretches_sums(), casync_ring())
 SOUND_COMPRESSORS = variable.SOUND
 
 COMPRESSOR_BITES = (
-    (on_payloads.law_round_trip_keeps_shape_and_dtype, compressors.returns_another_tensor()),
+    (
+        on_payloads.law_round_trip_keeps_shape_and_dtype,
+        compressors.returns_another_tensor(),
+    ),
     (on_payloads.law_stated_bytes_are_real, compressors.understates()),
     (on_payloads.law_size_only_payload_agrees, compressors.understates()),
     (on_payloads.law_same_input_same_bits, compressors.depends_on_the_call()),
@@ -85,14 +88,20 @@ COMPRESSOR_BITES = (
         on_compressors.law_residual_holds_what_is_missing,
         compressors.loses_first_element(density=0.3),
     ),
-    (on_compressors.law_residual_holds_what_is_missing, compressors.drops_ties(density=0.3)),
+    (
+        on_compressors.law_residual_holds_what_is_missing,
+        compressors.drops_ties(density=0.3),
+    ),
     (on_compressors.law_residual_holds_what_is_missing, compressors.doubles_residual()),
     (on_compressors.law_residual_holds_what_is_missing, compressors.amplifies()),
     (on_compressors.law_residual_form_encodes_the_sum, compressors.delays_residual()),
     (on_compressors.law_residual_form_encodes_the_sum, compressors.doubles_residual()),
     (on_compressors.law_residual_stays_finite, compressors.absorbs_nan()),
     (on_compressors.law_non_finite_is_visible, compressors.hides_nan(density=1.0)),
-    (on_compressors.law_non_finite_is_visible_with_residual, compressors.hides_nan_with_residual()),
+    (
+        on_compressors.law_non_finite_is_visible_with_residual,
+        compressors.hides_nan_with_residual(),
+    ),
     (on_compressors.law_lossless_means_bit_equal, compressors.claims_lossless()),
     (on_compressors.law_contraction, compressors.swapped_means()),
     (on_compressors.law_contraction, compressors.amplifies()),
@@ -113,7 +122,10 @@ COMPRESSOR_BITES = (
 
 COLLECTIVE_BITES = (
     (on_collectives.law_never_deadlocks, _with(collectives.sends_before_it_receives())),
-    (on_collectives.law_verbs_do_not_depend_on_values, supports.allocates_alone(density=0.3)),
+    (
+        on_collectives.law_verbs_do_not_depend_on_values,
+        supports.allocates_alone(density=0.3),
+    ),
     (on_collectives.law_same_bits_on_every_rank, supports.draws_apart(density=0.3)),
     (on_collectives.law_same_bits_on_every_rank, sums.decides_alone(density=0.3)),
     (on_collectives.law_equals_the_dense_mean, _with(collectives.forgets_a_rank())),
@@ -121,8 +133,14 @@ COLLECTIVE_BITES = (
         on_collectives.law_equals_the_dense_mean,
         _with(allreduce(), compressors.calls_sums_decoded()),
     ),
-    (on_collectives.law_same_bits_on_every_rank, _with(collectives.starts_with_itself())),
-    (on_collectives.law_sends_the_stated_bytes, _with(collectives.gathers_again(), onebit())),
+    (
+        on_collectives.law_same_bits_on_every_rank,
+        _with(collectives.starts_with_itself()),
+    ),
+    (
+        on_collectives.law_sends_the_stated_bytes,
+        _with(collectives.gathers_again(), onebit()),
+    ),
     (
         on_collectives.law_sends_the_stated_bytes,
         _with(allgather_sparse(), sizes.claims_one_size(threshold=-1.0)),
@@ -131,21 +149,42 @@ COLLECTIVE_BITES = (
         on_collectives.law_verbs_do_not_depend_on_values,
         _with(sizes.spares_empty_payloads(), variable.above()),
     ),
-    (on_collectives.law_any_interleaving_same_bits, _with(collectives.first_come_first_summed())),
-    (on_collectives.law_verbs_do_not_depend_on_values, _with(collectives.announces_zeros())),
-    (on_collectives.law_mean_may_overwrite_the_gradient, _with(collectives.clears_out_first())),
-    (on_collectives.law_used_buffers_change_nothing, _with(collectives.trusts_old_buffers())),
+    (
+        on_collectives.law_any_interleaving_same_bits,
+        _with(collectives.first_come_first_summed()),
+    ),
+    (
+        on_collectives.law_verbs_do_not_depend_on_values,
+        _with(collectives.announces_zeros()),
+    ),
+    (
+        on_collectives.law_mean_may_overwrite_the_gradient,
+        _with(collectives.clears_out_first()),
+    ),
+    (
+        on_collectives.law_used_buffers_change_nothing,
+        _with(collectives.trusts_old_buffers()),
+    ),
     (
         on_collectives.law_used_buffers_change_nothing,
         _with(collectives.asks_for_its_payload_again()),
     ),
     (on_collectives.law_gradient_untouched, _with(collectives.scales_the_gradient())),
-    (on_collectives.law_sums_do_not_overflow, _with(collectives.sums_in_the_gradients_dtype())),
+    (
+        on_collectives.law_sums_do_not_overflow,
+        _with(collectives.sums_in_the_gradients_dtype()),
+    ),
 )
 
 EXCHANGE_BITES = (
-    (on_exchanges.law_whole_numbers_of_the_state_are_shared, exchanges.counts_its_own()),
-    (on_exchanges.law_whole_numbers_of_the_state_are_shared, exchanges.decides_by_its_own()),
+    (
+        on_exchanges.law_whole_numbers_of_the_state_are_shared,
+        exchanges.counts_its_own(),
+    ),
+    (
+        on_exchanges.law_whole_numbers_of_the_state_are_shared,
+        exchanges.decides_by_its_own(),
+    ),
     (
         on_exchanges.law_nothing_is_lost_or_made,
         _with(collectives.hides_aggregator_loss(), onebit()),
@@ -164,9 +203,15 @@ EXCHANGE_BITES = (
     ),
     (on_exchanges.law_nothing_is_lost_or_made, exchanges.leaves_residual_stale()),
     (on_exchanges.law_nothing_is_lost_or_made, supports.loses_an_index(density=0.3)),
-    (on_exchanges.law_nothing_is_lost_or_made, supports.sends_common_twice(density=1.0)),
+    (
+        on_exchanges.law_nothing_is_lost_or_made,
+        supports.sends_common_twice(density=1.0),
+    ),
     (on_exchanges.law_nothing_is_lost_or_made, sums.keeps_only_its_own(density=0.3)),
-    (on_exchanges.law_nothing_is_lost_or_made, sums.forgets_what_was_too_small(density=0.3)),
+    (
+        on_exchanges.law_nothing_is_lost_or_made,
+        sums.forgets_what_was_too_small(density=0.3),
+    ),
     (on_exchanges.law_nothing_is_lost_or_made, exchanges.drops_residual()),
     (
         on_exchanges.law_nothing_is_lost_or_made,
@@ -179,8 +224,14 @@ EXCHANGE_BITES = (
     ),
     (on_exchanges.law_contributed_is_what_left_the_residual, exchanges.hoards()),
     (on_exchanges.law_kept_buffers_change_no_bit, exchanges.reads_old_buffers()),
-    (on_exchanges.law_fused_form_agrees_with_the_definition, exchanges.only_adds_to_residual()),
-    (on_exchanges.law_an_undone_step_leaves_no_trace, exchanges.keeps_beside_its_state()),
+    (
+        on_exchanges.law_fused_form_agrees_with_the_definition,
+        exchanges.only_adds_to_residual(),
+    ),
+    (
+        on_exchanges.law_an_undone_step_leaves_no_trace,
+        exchanges.keeps_beside_its_state(),
+    ),
     (on_skipped.law_what_is_not_taken_is_put_back, exchanges.keeps_beside_its_state()),
     (on_exchanges.law_callers_tensors_untouched, exchanges.writes_the_gradient()),
     (
@@ -195,9 +246,15 @@ EXCHANGE_BITES = (
         on_exchanges.law_non_finite_reaches_all_and_does_not_stay,
         _with(collectives.gathers(), compressors.absorbs_nan()),
     ),
-    (on_exchanges.law_residual_finite_for_huge_gradients, exchanges.overflows_residual()),
+    (
+        on_exchanges.law_residual_finite_for_huge_gradients,
+        exchanges.overflows_residual(),
+    ),
     (on_exchanges.law_no_tensor_is_missing, exchanges.selects_from_the_whole()),
-    (on_many_steps.law_ranks_draw_apart, _with(collectives.gathers(), compressors.draws_alike())),
+    (
+        on_many_steps.law_ranks_draw_apart,
+        _with(collectives.gathers(), compressors.draws_alike()),
+    ),
     (on_many_steps.law_ranks_draw_apart, _with(casync_ps(), compressors.draws_alike())),
     (
         on_many_steps.law_unbiased_codecs_make_unbiased_means,

@@ -1,4 +1,6 @@
-"""Deliberately wrong collectives: one sound one, ``gathers``, and what can be wrong with it."""
+"""Deliberately wrong collectives: one sound one, ``gathers``, and what can be wrong
+with it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from gradwire.contract.verbs import (
 
 @dataclass(frozen=True, kw_only=True)
 class gathers(Collective):
-    """Sound: every rank gets every payload, and merges them in rank order. The others break it."""
+    """Sound: every rank gets every payload, and merges them in rank order. The others
+    break it.
+    """
 
     needs: ClassVar[Needs] = Needs(exact_size=True)
 
@@ -37,21 +41,31 @@ class gathers(Collective):
         codec = me.variant_of(codec)
         form = codec.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
         own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)
-        everyone = me.scratch("everyone", me.world * form.slot_bytes, grad_N, torch.uint8)
+        everyone = me.scratch(
+            "everyone", me.world * form.slot_bytes, grad_N, torch.uint8
+        )
 
         def encode() -> tuple[Payload, State]:
             self.before_encode(me, grad_N, out_N)
-            return codec.encode(state, grad_N, residual_N=residual_N, buffer=own[: form.size_bytes])
+            return codec.encode(
+                state, grad_N, residual_N=residual_N, buffer=own[: form.size_bytes]
+            )
 
         _, new = yield Compute("encode", encode, grad_N.numel())
         yield from self.talk(me, grad_N, own, everyone)
-        yield Compute("merge", lambda: self.merge(codec, me, form, everyone, out_N), grad_N.numel())
+        yield Compute(
+            "merge",
+            lambda: self.merge(codec, me, form, everyone, out_N),
+            grad_N.numel(),
+        )
         return new
 
     def before_encode(self, me: Member, grad_N: Tensor, out_N: Tensor) -> None:
         """Nothing."""
 
-    def talk(self, me: Member, grad_N: Tensor, own: Tensor, everyone: Tensor) -> Steps[None]:
+    def talk(
+        self, me: Member, grad_N: Tensor, own: Tensor, everyone: Tensor
+    ) -> Steps[None]:
         yield AllGather(everyone, own)
 
     def order(self, me: Member) -> Iterable[int]:
@@ -62,7 +76,12 @@ class gathers(Collective):
         return torch.zeros(out_N.numel(), dtype=working_dtype(out_N.dtype))
 
     def merge(
-        self, codec: Compressor, me: Member, form: Format, everyone: Tensor, out_N: Tensor
+        self,
+        codec: Compressor,
+        me: Member,
+        form: Format,
+        everyone: Tensor,
+        out_N: Tensor,
     ) -> None:
         sum_N = self.start(me, out_N)
         for rank in self.order(me):
@@ -100,7 +119,9 @@ class first_come_first_summed(gathers):
 class gathers_again(gathers):
     """Sends everything once more where there are values."""
 
-    def talk(self, me: Member, grad_N: Tensor, own: Tensor, everyone: Tensor) -> Steps[None]:
+    def talk(
+        self, me: Member, grad_N: Tensor, own: Tensor, everyone: Tensor
+    ) -> Steps[None]:
         yield AllGather(everyone, own)
         if not own.is_meta:
             yield AllGather(everyone, own)
@@ -109,7 +130,9 @@ class gathers_again(gathers):
 class sends_before_it_receives(gathers):
     """A ring in which every rank sends first, and none receives."""
 
-    def talk(self, me: Member, grad_N: Tensor, own: Tensor, everyone: Tensor) -> Steps[None]:
+    def talk(
+        self, me: Member, grad_N: Tensor, own: Tensor, everyone: Tensor
+    ) -> Steps[None]:
         slots = everyone.view(me.world, -1)
         slots[me.rank].copy_(own)
         for step in range(me.world - 1):
@@ -120,7 +143,9 @@ class sends_before_it_receives(gathers):
 class announces_zeros(gathers):
     """Tells the others when its gradient is zero: a verb more, depending on values."""
 
-    def talk(self, me: Member, grad_N: Tensor, own: Tensor, everyone: Tensor) -> Steps[None]:
+    def talk(
+        self, me: Member, grad_N: Tensor, own: Tensor, everyone: Tensor
+    ) -> Steps[None]:
         if not bool(grad_N.any()):
             yield Broadcast(0, torch.zeros(1))
         yield AllGather(everyone, own)
@@ -141,9 +166,13 @@ class trusts_old_buffers(gathers):
 
 
 class asks_for_its_payload_again(gathers):
-    """Finds its payload by name a second time; of more than 64 KiB it is gone by then."""
+    """Finds its payload by name a second time; of more than 64 KiB it is gone by
+    then.
+    """
 
-    def talk(self, me: Member, grad_N: Tensor, own: Tensor, everyone: Tensor) -> Steps[None]:
+    def talk(
+        self, me: Member, grad_N: Tensor, own: Tensor, everyone: Tensor
+    ) -> Steps[None]:
         def by_name(numel: int) -> Tensor:
             return me.scratch("own", numel, grad_N, torch.uint8, varies=True)
 
@@ -177,7 +206,9 @@ class hides_aggregator_loss(casync_ps):
 
 
 class forgets_what_hops_drop(casync_ring):
-    """Selects again at each hop like CaSync-Ring, and keeps the loss of its first encode alone."""
+    """Selects again at each hop like CaSync-Ring, and keeps the loss of its first
+    encode alone.
+    """
 
     def run(self, codec, me, state, grad_N, out_N, residual_N):
         state = yield from super().run(codec, me, state, grad_N, out_N, residual_N)
@@ -189,7 +220,9 @@ class forgets_what_hops_drop(casync_ring):
 
 
 class encodes_its_own_chunk(casync_ps):
-    """Encodes also the chunk that it merges itself, with W times what its mean lost before."""
+    """Encodes also the chunk that it merges itself, with W times what its mean lost
+    before.
+    """
 
     def run(self, codec, me, state, grad_N, out_N, residual_N):
         if residual_N is None or me.world == 1:
@@ -209,7 +242,9 @@ class encodes_its_own_chunk(casync_ps):
 
 
 class sums_in_16_bits(Summing):
-    """Has the library add up whatever travels, in its own dtype: rounds at every addition."""
+    """Has the library add up whatever travels, in its own dtype: rounds at every
+    addition.
+    """
 
     def sum_up(self, me, values_N):
         yield AllReduce(values_N)

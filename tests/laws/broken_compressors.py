@@ -1,4 +1,6 @@
-"""Deliberately wrong compressors; each is wrong in the one thing its docstring names."""
+"""Deliberately wrong compressors; each is wrong in the one thing its docstring
+names.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ class loses_first_element(topk):
 
 
 class drops_ties(topk):
-    """Sends only what exceeds the k-th magnitude; what equals it leaves the residual too."""
+    """Sends only what exceeds the k-th magnitude; what equals it leaves the residual
+    too.
+    """
 
     def encode(self, state: State, grad_N: Tensor, **to: Any) -> Encoded:
         payload, state = super().encode(state, grad_N, **to)
@@ -152,7 +156,9 @@ class keeps_states_of_many(qsgd):
 
     def encode_many(self, states: Any, *given: Any, **named: Any) -> Any:
         found = super().encode_many(states, *given, **named)
-        return [(payload, state) for (payload, _), state in zip(found, states, strict=True)]
+        return [
+            (payload, state) for (payload, _), state in zip(found, states, strict=True)
+        ]
 
 
 class decodes_many_unscaled(wraps):
@@ -223,7 +229,9 @@ class hides_nan(topk):
     """Ranks NaN and inf below everything, so that GradScaler never sees them."""
 
     def encode(self, state: State, grad_N: Tensor, **to: Any) -> Encoded:
-        return super().encode(state, grad_N.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), **to)
+        return super().encode(
+            state, grad_N.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), **to
+        )
 
 
 class hides_nan_with_residual(none):
@@ -389,7 +397,9 @@ class claims_contraction(qsgd):
 
 
 class starves(topk):
-    """Never sends the second half of a gradient, which is no expansion of any vector."""
+    """Never sends the second half of a gradient, which is no expansion of any
+    vector.
+    """
 
     def encode(self, state, grad_N, *, residual_N=None, buffer=None):
         half, sent_N = grad_N.numel() // 2, grad_N.clone()

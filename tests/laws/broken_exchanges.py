@@ -1,4 +1,6 @@
-"""Deliberately wrong exchanges: one sound one, ``altered``, and what can be wrong with it."""
+"""Deliberately wrong exchanges: one sound one, ``altered``, and what can be wrong with
+it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True)
 class altered(Pair):
-    """Sound: a pair whose ``synchronise`` calls ``before`` and ``after``. The others break it."""
+    """Sound: a pair whose ``synchronise`` calls ``before`` and ``after``. The others
+    break it.
+    """
 
     codec: Compressor = field(default_factory=lambda: onebit(block=64))
     collective: Collective = field(default_factory=casync_ps)
@@ -52,14 +56,18 @@ class altered(Pair):
     def before(self, grad_N: Tensor, residual_N: Tensor | None) -> None:
         """Nothing."""
 
-    def after(self, out_N: Tensor, residual_N: Tensor | None, old_N: Tensor | None) -> None:
+    def after(
+        self, out_N: Tensor, residual_N: Tensor | None, old_N: Tensor | None
+    ) -> None:
         """Nothing."""
 
 
 class leaves_residual_stale(altered):
     """Sends the residual and keeps it as it was."""
 
-    def after(self, out_N: Tensor, residual_N: Tensor | None, old_N: Tensor | None) -> None:
+    def after(
+        self, out_N: Tensor, residual_N: Tensor | None, old_N: Tensor | None
+    ) -> None:
         if residual_N is not None:
             residual_N.copy_(old_N)
 
@@ -82,7 +90,9 @@ class counts_its_own(altered):
 
     def synchronise(self, me, state, grad_N, out_N, residual_N=None):
         figure_1 = state.figure_1 + (grad_N > 0).sum()
-        inner = yield from super().synchronise(me, state.inner, grad_N, out_N, residual_N)
+        inner = yield from super().synchronise(
+            me, state.inner, grad_N, out_N, residual_N
+        )
         return Figure(figure_1, inner)
 
 
@@ -111,7 +121,9 @@ class only_adds_to_residual(altered):
         if residual_N is not None:
             residual_N.zero_()
 
-    def after(self, out_N: Tensor, residual_N: Tensor | None, old_N: Tensor | None) -> None:
+    def after(
+        self, out_N: Tensor, residual_N: Tensor | None, old_N: Tensor | None
+    ) -> None:
         if residual_N is not None:
             residual_N.add_(old_N)
 
@@ -119,7 +131,9 @@ class only_adds_to_residual(altered):
 class overflows_residual(altered):
     """Multiplies a loss without looking at its range."""
 
-    def after(self, out_N: Tensor, residual_N: Tensor | None, old_N: Tensor | None) -> None:
+    def after(
+        self, out_N: Tensor, residual_N: Tensor | None, old_N: Tensor | None
+    ) -> None:
         if residual_N is not None:
             residual_N.mul_(4)
 
@@ -134,13 +148,17 @@ class writes_the_gradient(altered):
 class claims_all_arrived(altered):
     """Says that the whole gradient is in the mean."""
 
-    def after(self, out_N: Tensor, residual_N: Tensor | None, old_N: Tensor | None) -> None:
+    def after(
+        self, out_N: Tensor, residual_N: Tensor | None, old_N: Tensor | None
+    ) -> None:
         if residual_N is not None:
             residual_N.zero_()
 
 
 class reads_old_buffers(altered):
-    """Adds what a kept buffer holds from the step before, which in the first step is nothing."""
+    """Adds what a kept buffer holds from the step before, which in the first step is
+    nothing.
+    """
 
     def synchronise(self, me, state, grad_N, out_N, residual_N=None):
         state = yield from super().synchronise(me, state, grad_N, out_N, residual_N)
@@ -149,7 +167,9 @@ class reads_old_buffers(altered):
 
 
 class hoards(altered):
-    """Puts a tenth of each gradient into a residual of its own, without taking it from anything."""
+    """Puts a tenth of each gradient into a residual of its own, without taking it from
+    anything.
+    """
 
     def init(self, spec: TensorSpec, world: int) -> Hoard:
         residual_N = torch.zeros(spec.numel, dtype=working_dtype(spec.dtype))
@@ -157,7 +177,9 @@ class hoards(altered):
 
     def synchronise(self, me, state, grad_N, out_N, residual_N=None):
         tenth_N = 0.1 * grad_N
-        inner = yield from super().synchronise(me, state.inner, grad_N, out_N, residual_N)
+        inner = yield from super().synchronise(
+            me, state.inner, grad_N, out_N, residual_N
+        )
         return Hoard(clone_state(state.residual_N).add_(tenth_N), inner)
 
 
@@ -168,13 +190,17 @@ class rounds_alone(altered):
     codec: Compressor = field(default_factory=cast16)
 
     def synchronise(self, me, state, grad_N, out_N, residual_N=None):
-        state = yield from self.collective.run(self.codec, me, state, grad_N, out_N, residual_N)
+        state = yield from self.collective.run(
+            self.codec, me, state, grad_N, out_N, residual_N
+        )
         return state
 
 
 @dataclass(frozen=True)
 class selects_from_the_whole(altered):
-    """Promises something of every tensor, and selects from all of them as one vector."""
+    """Promises something of every tensor, and selects from all of them as one
+    vector.
+    """
 
     codec: Compressor = field(default_factory=lambda: topk(density=0.1))
     collective: Collective = field(default_factory=allgather_sparse)
@@ -215,7 +241,9 @@ class keeps_what_it_sent(selective):
         yield from super().encode_on_host(me, state, place, grad_N, residual_N)
         if residual_N is not None:
             found = me.ahead[place]
-            residual_N[sum(state.sizes[:place]) + found.indices_K.long()] += found.values_K
+            residual_N[sum(state.sizes[:place]) + found.indices_K.long()] += (
+                found.values_K
+            )
 
 
 class shares_blocks(Pair):

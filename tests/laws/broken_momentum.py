@@ -19,7 +19,9 @@ from gradwire_lab.laws import momentum as laws
 
 @dataclass(frozen=True)
 class altered(MomentumCorrection):
-    """Sound: calls ``before`` and ``after`` each step, which do nothing. The others break it."""
+    """Sound: calls ``before`` and ``after`` each step, which do nothing. The others
+    break it.
+    """
 
     def synchronise(self, me, state, grad_N, out_N, residual_N=None):
         self.before(state, grad_N)
@@ -46,7 +48,9 @@ class never_masks(altered):
     """Leaves stale momentum where an element has left."""
 
     def synchronise(self, me: Member, *given: Any) -> Steps[State]:
-        plain = MomentumCorrection(self.inner, self.momentum, self.nesterov, masking=False)
+        plain = MomentumCorrection(
+            self.inner, self.momentum, self.nesterov, masking=False
+        )
         state = yield from plain.synchronise(me, *given)
         return state
 
@@ -96,7 +100,9 @@ class dampens(altered):
 class claims_the_gradient(altered):
     """Says that it contributed its gradient."""
 
-    def synchronise(self, me: Any, state: Any, grad_N: Tensor, *given: Any) -> Steps[State]:
+    def synchronise(
+        self, me: Any, state: Any, grad_N: Tensor, *given: Any
+    ) -> Steps[State]:
         state = yield from super().synchronise(me, state, grad_N, *given)
         me.contributed_N = grad_N.to(me.contributed_N.dtype)
         return state
@@ -113,7 +119,10 @@ BITES = (
     (laws.law_velocity_goes_on_or_is_cleared, masks_everything(_sparse())),
     (laws.law_velocity_goes_on_or_is_cleared, masks_what_is_not_stale(_sparse(1.0))),
     (laws.law_what_momentum_adds_arrives_or_waits, forgets_what_waits(_sparse())),
-    (laws.law_what_momentum_adds_arrives_or_waits, counts_the_gradient_twice(_sparse())),
+    (
+        laws.law_what_momentum_adds_arrives_or_waits,
+        counts_the_gradient_twice(_sparse()),
+    ),
     (laws.law_without_momentum_it_is_error_feedback, forgets_what_waits(_sparse())),
     (laws.law_contributions_make_the_mean, claims_the_gradient(_sparse())),
     (laws.law_velocity_stays_finite, keeps_infinities(_sparse())),

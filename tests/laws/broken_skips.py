@@ -16,7 +16,9 @@ class PutsNothingBack(Backup):
 
 
 class PutsAllBack(Backup):
-    """Undoes the whole message where one optimizer was skipped, as if ranks had seen an inf."""
+    """Undoes the whole message where one optimizer was skipped, as if ranks had seen an
+    inf.
+    """
 
     def decide(self, names: Collection[str], *, is_skipped: bool) -> None:
         super().decide(self._names if is_skipped else names, is_skipped=is_skipped)
@@ -31,7 +33,9 @@ class PutsTheLastPassBack(Backup):
 
 
 class PutsATakenStepBack(Backup):
-    """Copies nothing anew of parameters whose step was taken, while others are undecided."""
+    """Copies nothing anew of parameters whose step was taken, while others are
+    undecided.
+    """
 
     def keep(self, *, by_step: bool, by_pass: bool) -> None:
         if not self.undecided:

@@ -23,7 +23,9 @@ class keeps_only_its_own(spardl):
 
 
 class forgets_what_was_too_small(oktopk):
-    """What a rank selected is gone from its residual, also where the sum did not arrive."""
+    """What a rank selected is gone from its residual, also where the sum did not
+    arrive.
+    """
 
     def synchronise(self, me, state, grad_N, out_N, residual_N=None):
         count = share_of(self.density, grad_N.numel())

@@ -1,4 +1,6 @@
-"""Deliberately wrong where payloads vary in size: made of ``variable.above`` and its collective."""
+"""Deliberately wrong where payloads vary in size: made of ``variable.above`` and its
+collective.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ class claims_one_size(above):
 
 
 class spares_empty_payloads(allgather_sparse):
-    """Leaves out the all-gather if no rank has anything to send: a verb less, by values."""
+    """Leaves out the all-gather if no rank has anything to send: a verb less, by
+    values.
+    """
 
     def run(self, *given: Any) -> Generator[Any, Any, Any]:
         text, result = super().run(*given), None

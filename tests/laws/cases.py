@@ -1,4 +1,6 @@
-"""Who is held to the laws: the registries' examples, who pairs with whom, and in which cases."""
+"""Who is held to the laws: the registries' examples, who pairs with whom, and in which
+cases.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Shaped(Case):
 
 
 def of_one(exchange: Exchange, world: int, rows: int, seed: int) -> Case:
-    """A case for laws of many steps: of one matrix where an exchange only encodes each tensor."""
+    """A case for laws of many steps: of one matrix where an exchange only encodes each
+    tensor.
+    """
     numel = 10 * rows
     if isinstance(exchange, Pair):
         return Shaped(world=world, numel=numel, seed=seed, shapes=((rows, 10),))
@@ -44,29 +48,36 @@ def of_one(exchange: Exchange, world: int, rows: int, seed: int) -> Case:
 def rotated(turn: int) -> Case:
     """One of ``FEW``: over nine turns each comes up.
 
-    Turns go by the exchange's place and the law's, so every exchange and every law meets each case.
-    All cases for all exchanges under all laws would take minutes and find the same.
+    Turns go by the exchange's place and the law's, so every exchange and every law
+    meets each case. All cases for all exchanges under all laws would take minutes and
+    find the same.
     """
     return FEW[turn % len(FEW)]
 
 
 def compressors() -> tuple[Compressor, ...]:
-    """The examples of ``compress/`` that are compressors; the others are ``own_exchanges``."""
+    """The examples of ``compress/`` that are compressors; the others are
+    ``own_exchanges``.
+    """
     return tuple(made for made in examples("compress") if isinstance(made, Compressor))
 
 
 def own_exchanges() -> tuple[Exchange, ...]:
-    """The examples of ``compress/`` that talk in the middle, and so are exchanges themselves."""
+    """The examples of ``compress/`` that talk in the middle, and so are exchanges
+    themselves.
+    """
     return tuple(made for made in examples("compress") if isinstance(made, Exchange))
 
 
 @cache
 def pairs() -> tuple[Pair, ...]:
-    """Every example of a compressor with the collective that suits it, one with all that take it.
+    """Every example of a compressor with the collective that suits it, one with all
+    that take it.
 
-    That one is the last, whose blocks are the shortest. All with all would take minutes more. For
-    the same reason a scheme that sees entries alone (its bytes follow from which elements are
-    taken) is tried with two kinds: a lossless codec, and one that takes equally many each time.
+    That one is the last, whose blocks are the shortest. All with all would take minutes
+    more. For the same reason a scheme that sees entries alone (its bytes follow from
+    which elements are taken) is tried with two kinds: a lossless codec, and one that
+    takes equally many each time.
     """
     widest = {type(codec): codec for codec in compressors()}.values()
     made = []
@@ -74,7 +85,11 @@ def pairs() -> tuple[Pair, ...]:
         for collective in examples("collective"):
             if codec not in widest and collective != suited(codec):
                 continue
-            if not (collective.exact_size or codec.traits.lossless or codec.traits.exact_size):
+            if not (
+                collective.exact_size
+                or codec.traits.lossless
+                or codec.traits.exact_size
+            ):
                 continue
             try:
                 made.append(pair(codec, collective))
@@ -97,18 +112,24 @@ def other_ways() -> tuple[Pair, ...]:
     ways: tuple[Collective, ...] = (
         *(casync_ps(room_bytes=0), casync_ps(partitions=1), casync_ps(partitions=2)),
         *(casync_ps(partitions=1, room_bytes=0), casync_ps(partitions=2, room_bytes=0)),
-        *(casync_ring(half_bytes=0), casync_ring(partitions=1), casync_ring(partitions=2)),
+        *(
+            casync_ring(half_bytes=0),
+            casync_ring(partitions=1),
+            casync_ring(partitions=2),
+        ),
         casync_ring(partitions=2, half_bytes=0),
     )
     every = product(codecs, ways)
-    return tuple(pair(*both) for both in every if not both[1].needs.refusal(both[0].traits))
+    return tuple(
+        pair(*both) for both in every if not both[1].needs.refusal(both[0].traits)
+    )
 
 
 def places_of_each_path(exchanges: Sequence[Exchange]) -> set[int]:
     """The places of a few exchanges, in which every algorithm takes each of its ways.
 
-    Every collective is there with a codec of each kind of payload, every compressor with the
-    collective that suits it, and every algorithm that is an exchange itself.
+    Every collective is there with a codec of each kind of payload, every compressor
+    with the collective that suits it, and every algorithm that is an exchange itself.
     """
     found: dict[Hashable, int] = {}
     for place, exchange in enumerate(exchanges):
@@ -133,10 +154,14 @@ def kind_of(exchange: Exchange) -> tuple[type, ...]:
 def name_of(exchange: object) -> str:
     """A short test id, the same in every process: functions have no addresses in it."""
     if isinstance(exchange, partial):
-        settings = ", ".join(f"{name}={value}" for name, value in exchange.keywords.items())
+        settings = ", ".join(
+            f"{name}={value}" for name, value in exchange.keywords.items()
+        )
         return f"{name_of(exchange.func)}({settings})"
     if isinstance(exchange, FunctionType):
         return exchange.__name__
     if isinstance(exchange, Pair):
-        return f"{exchange.codec!r}-{type(exchange.collective).__name__}".replace("torch.", "")
+        return f"{exchange.codec!r}-{type(exchange.collective).__name__}".replace(
+            "torch.", ""
+        )
     return repr(exchange)

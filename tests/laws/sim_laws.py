@@ -1,6 +1,8 @@
-"""The laws of the simulator: of networks, of one exchange's trace, of plans on all ranks.
+"""The laws of the simulator: of networks, of one exchange's trace, of plans on all
+ranks.
 
-Laws of networks take what makes one, the others a simulator; so each can be shown a wrong one.
+Laws of networks take what makes one, the others a simulator; so each can be shown a
+wrong one.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ SLACK = 1e-9
 """Relative; times are sums of a few hundred floats."""
 
 TOLERANCE = 0.05
-"""How far a plan whose exchanges are no closed form may take another time on the representative
-rank than on all ranks, as a share of the iteration, with several messages at once. With one at a
-time there is no difference but rounding."""
+"""How far a plan whose exchanges are no closed form may take another time on the
+representative rank than on all ranks, as a share of the iteration, with several
+messages at once. With one at a time there is no difference but rounding.
+"""
 
 Networks = Callable[[], Network]
 Watch = Callable[[float, Network, list[Flow]], None]
@@ -34,7 +37,9 @@ Simulator = Callable[..., Trace]
 
 
 class Transfer(NamedTuple):
-    """A transfer between two ranks, or, where they are one and the same, a collective."""
+    """A transfer between two ranks, or, where they are one and the same, a
+    collective.
+    """
 
     start_s: float
     src: int
@@ -45,9 +50,13 @@ class Transfer(NamedTuple):
 def played(
     network: Network, transfers: Sequence[Transfer], watch: Watch | None = None
 ) -> list[float]:
-    """When each transfer ends; ``watch`` is called whenever something started or ended."""
+    """When each transfer ends; ``watch`` is called whenever something started or
+    ended.
+    """
     ends_s = [NEVER] * len(transfers)
-    coming = sorted(range(len(transfers)), key=lambda i: transfers[i].start_s, reverse=True)
+    coming = sorted(
+        range(len(transfers)), key=lambda i: transfers[i].start_s, reverse=True
+    )
     under_way: dict[int, Flow] = {}
     clock = [0.0]
 
@@ -90,7 +99,9 @@ def _rates(network: Network, flows: list[Flow], side: int) -> list[float]:
     return [flow.share for flow in flows if not flow.sides or side in flow.sides]
 
 
-def law_alone_a_transfer_has_the_whole_link(make: Networks, drawn: Sequence[Transfer]) -> None:
+def law_alone_a_transfer_has_the_whole_link(
+    make: Networks, drawn: Sequence[Transfer]
+) -> None:
     for one in drawn:
         (end_s,) = played(make(), [one])
         assert _near(end_s, one.start_s + one.work_s), f"{one} ends at {end_s}"
@@ -135,17 +146,26 @@ def law_what_is_asked_for_is_carried(make: Networks, drawn: Sequence[Transfer]) 
 
     assert NEVER not in played(make(), drawn, watch), "a transfer never ends"
     asked_s = sum(one.work_s for one in drawn)
-    assert _near(sum(carried_s), asked_s), f"{sum(carried_s)} s of {asked_s} s were carried"
+    assert _near(sum(carried_s), asked_s), (
+        f"{sum(carried_s)} s of {asked_s} s were carried"
+    )
 
 
-def law_two_into_one_take_twice_as_long(make: Networks, drawn: Sequence[Transfer]) -> None:
+def law_two_into_one_take_twice_as_long(
+    make: Networks, drawn: Sequence[Transfer]
+) -> None:
     for one, other, target in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):
-        for ends in (((one, target), (other, target)), ((target, one), (target, other))):
+        for ends in (
+            ((one, target), (other, target)),
+            ((target, one), (target, other)),
+        ):
             both = [Transfer(0.5, src, dst, 1.0) for src, dst in ends]
             assert played(make(), both) == [2.5, 2.5], f"{ends} at once"
 
 
-def law_disjoint_pairs_do_not_disturb_each_other(make: Networks, drawn: Sequence[Transfer]) -> None:
+def law_disjoint_pairs_do_not_disturb_each_other(
+    make: Networks, drawn: Sequence[Transfer]
+) -> None:
     """Nor do the two directions of one pair: links are full duplex."""
     for pairs in (((0, 1), (2, 3)), ((0, 1), (1, 0)), ((0, 1), (1, 2), (2, 0))):
         many = [Transfer(0.0, src, dst, 1.0 + i) for i, (src, dst) in enumerate(pairs)]
@@ -175,16 +195,23 @@ def _shapes(exchange: Exchange, numel: int) -> tuple[tuple[int, ...], ...]:
     return squarest(numel) if exchange.declared.whole_tensors else ()
 
 
-def _trace(simulate: Simulator, exchange: Exchange, numel: int, cluster: Cluster) -> Trace:
+def _trace(
+    simulate: Simulator, exchange: Exchange, numel: int, cluster: Cluster
+) -> Trace:
     return simulate(exchange, numel, cluster, shapes=_shapes(exchange, numel))
 
 
 def law_bytes_are_the_exchanges(
     simulate: Simulator, exchange: Exchange, numel: int, cluster: Cluster
 ) -> None:
-    """Where ranks take turns to broadcast, that is one step's, and stated is a rank's average."""
+    """Where ranks take turns to broadcast, that is one step's, and stated is a rank's
+    average.
+    """
     spans = _by_rank(_trace(simulate, exchange, numel, cluster), "communication")
-    sent = [sum(span.size_bytes for span in spans[rank]) for rank in range(cluster.num_ranks)]
+    sent = [
+        sum(span.size_bytes for span in spans[rank])
+        for rank in range(cluster.num_ranks)
+    ]
     spec = TensorSpec("", numel, shapes=_shapes(exchange, numel))
     stated = exchange.expected_bytes(spec, cluster.num_ranks)
     assert stated is not None
@@ -198,13 +225,17 @@ def law_links_carry_no_more_than_their_rate(
     simulate: Simulator, exchange: Exchange, numel: int, cluster: Cluster
 ) -> None:
     """In no stretch of time does a rank send more than its link carries in it."""
-    for own in _by_rank(_trace(simulate, exchange, numel, cluster), "communication").values():
+    for own in _by_rank(
+        _trace(simulate, exchange, numel, cluster), "communication"
+    ).values():
         for i, first in enumerate(own):
             sent = 0
             for span in own[i:]:
                 sent += span.size_bytes
                 could = cluster.rate_bytes_per_s * (span.end_s - first.start_s)
-                assert sent <= could * (1 + SLACK) + SLACK, f"{sent} bytes where {could} can go"
+                assert sent <= could * (1 + SLACK) + SLACK, (
+                    f"{sent} bytes where {could} can go"
+                )
 
 
 def law_a_text_does_one_thing_after_the_other(
@@ -239,7 +270,9 @@ def law_every_rank_is_the_one(
     every = simulate(plan, profile, cluster, ranks="all")
     assert {span.rank for span in every.spans} == set(range(cluster.num_ranks))
     for rank in range(cluster.num_ranks):
-        own = sorted(every.only(lambda span, rank=rank: span.rank == rank).spans, key=_what)
+        own = sorted(
+            every.only(lambda span, rank=rank: span.rank == rank).spans, key=_what
+        )
         assert [_what(span) for span in own] == [_what(span) for span in one]
         for its, known in zip(own, one, strict=True):
             assert _near(its.start_s, known.start_s), f"rank {rank}: {its}, not {known}"
@@ -253,14 +286,18 @@ def _what(span: Span) -> tuple[str, str, int, int]:
 def law_one_rank_stands_for_all(
     simulate: Simulator, plan: Plan, profile: Profile, cluster: Cluster
 ) -> None:
-    """To rounding where messages go one by one and nothing is computed. Otherwise an exchange is
-    priced alone, from ranks that begin together; behind others, ranks begin apart, as parts of a
-    gradient that cannot be cut evenly take them unequally long to compute."""
+    """To rounding where messages go one by one and nothing is computed. Otherwise an
+    exchange is priced alone, from ranks that begin together; behind others, ranks begin
+    apart, as parts of a gradient that cannot be cut evenly take them unequally long to
+    compute.
+    """
     one_s = simulate(plan, profile, cluster).iteration_s
     all_s = simulate(plan, profile, cluster, ranks="all").iteration_s
     is_exact = plan.credit == 1 and not cluster.codecs
     allowed = SLACK if is_exact else TOLERANCE
-    assert abs(one_s - all_s) <= allowed * all_s, f"{one_s} s, and {all_s} s on all ranks"
+    assert abs(one_s - all_s) <= allowed * all_s, (
+        f"{one_s} s, and {all_s} s on all ranks"
+    )
 
 
 def law_a_rank_computes_one_thing_at_a_time(

@@ -39,23 +39,32 @@ AROUND: dict[type[Wrapper], Callable[[Exchange], Exchange]] = {
     TwoLevel: lambda inner: TwoLevel(inner, ranks_per_host=2),
     Warmup: lambda inner: Warmup(inner, steps=1),
 }
-"""Each wrapper, set so that it neither clips nor lets anything fade, around an inner account."""
+"""Each wrapper, set so that it neither clips nor lets anything fade, around an inner
+account.
+"""
 NO_ACCOUNT_INSIDE = {Adapted, MeasuredScheme}
 """Wrappers that take compressors and pairs only, in which nothing is owed."""
 
 
 def owed(states: list[State], ranks_per_host: int) -> float:
-    """The sum of all residuals of all ranks; those of a share are of the mean of a host's ranks."""
+    """The sum of all residuals of all ranks; those of a share are of the mean of a
+    host's ranks.
+    """
     found = [tensor for state in states for tensor in residuals(state).values()]
     return sum(
-        float(t.double().sum()) * (1 if t.numel() == CASE.numel else ranks_per_host) for t in found
+        float(t.double().sum()) * (1 if t.numel() == CASE.numel else ranks_per_host)
+        for t in found
     )
 
 
 def law_an_outer_account_misses_nothing(kept: Exchange) -> None:
-    """Gradients and all residuals, at any depth, are in W * mean or still in a residual."""
+    """Gradients and all residuals, at any depth, are in W * mean or still in a
+    residual.
+    """
     states = CASE.states(kept)
-    for number, residual_N in enumerate(t for one in states for t in residuals(one).values()):
+    for number, residual_N in enumerate(
+        t for one in states for t in residuals(one).values()
+    ):
         draw = torch.Generator().manual_seed(number)
         residual_N.copy_(torch.randn(residual_N.shape, generator=draw))
     for step in range(3):
@@ -71,7 +80,9 @@ def law_an_outer_account_misses_nothing(kept: Exchange) -> None:
 
 @each("wrapper", AROUND, ids=lambda wrapper: wrapper.__name__)
 def test_an_outer_account_misses_nothing(wrapper: type[Wrapper]) -> None:
-    law_an_outer_account_misses_nothing(ErrorFeedback(AROUND[wrapper](ErrorFeedback(SPARSE))))
+    law_an_outer_account_misses_nothing(
+        ErrorFeedback(AROUND[wrapper](ErrorFeedback(SPARSE)))
+    )
 
 
 def test_every_wrapper_has_its_account_tried() -> None:

@@ -107,16 +107,25 @@ def means(
     return [mean_N for mean_N, _, _ in outcome.results]
 
 
-def law_a_flip_is_refused_by_name(exchange: Exchange, kind: type[Seals] = Seals) -> bool:
-    """Checksums change no bit, and wherever one flips on the way its sender is named."""
+def law_a_flip_is_refused_by_name(
+    exchange: Exchange, kind: type[Seals] = Seals
+) -> bool:
+    """Checksums change no bit, and wherever one flips on the way its sender is
+    named.
+    """
     plain = drive(
-        texts(exchange, CASE.grads(), CASE.states(exchange)), ranks_per_host=exchange.ranks_per_host
+        texts(exchange, CASE.grads(), CASE.states(exchange)),
+        ranks_per_host=exchange.ranks_per_host,
     )
     count = Flip()
-    for mean_N, (want_N, _, _) in zip(means(exchange, 0, count, kind), plain.results, strict=True):
+    for mean_N, (want_N, _, _) in zip(
+        means(exchange, 0, count, kind), plain.results, strict=True
+    ):
         must(same_bits(mean_N, want_N), "checksums change the mean")
     draw = random.Random(name_of(exchange))
-    for at in [draw.randrange(count.num_bits) for _ in range(2)] if count.num_bits else ():
+    for at in (
+        [draw.randrange(count.num_bits) for _ in range(2)] if count.num_bits else ()
+    ):
         try:
             means(exchange, 0, Flip(at), kind)
         except RankFailed as error:
@@ -149,11 +158,16 @@ def test_what_no_exchange_here_asks_for_is_sent_from_rank_to_rank() -> None:
     assert made.results == want.results
 
 
-def test_a_payload_of_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_payload_of_another_version_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sent, got = torch.arange(4.0), torch.zeros(4)
     places = [(0, 2, (0, 1)), (1, 2, (0, 1))]
     monkeypatch.setattr(checksums, "WIRE", 2)
-    sender, taker = Seals([Send(1, sent)], places[:1]), Seals([Recv(0, got)], places[1:])
+    sender, taker = (
+        Seals([Send(1, sent)], places[:1]),
+        Seals([Recv(0, got)], places[1:]),
+    )
     [(_, beside)] = sender.written([Send(1, sent)])
     got.copy_(sent)
     taker.beside[0].buf.copy_(beside.buf)

@@ -62,4 +62,6 @@ def test_a_files_docstring_has_the_fields_of_its_kind(kind: str, headings: Any) 
     for name in names(kind):
         text = __import__(load(kind, name).__module__, fromlist=["_"]).__doc__
         for heading in headings:
-            assert heading.format(name=name) in text, f"{kind}/{name}.py does not state {heading}"
+            assert heading.format(name=name) in text, (
+                f"{kind}/{name}.py does not state {heading}"
+            )

@@ -28,7 +28,8 @@ def test_laws(subtests: pytest.Subtests, places: list[int]) -> None:
 
 
 def hold_all(codec: Compressor) -> None:
-    """With an algorithm's first example each law meets every third gradient, the next others.
+    """With an algorithm's first example each law meets every third gradient, the next
+    others.
 
     With other settings each law meets every ninth gradient.
     """

@@ -1,4 +1,6 @@
-"""Every sparsifier takes as much as it was asked for, as exactly as it says; the law bites."""
+"""Every sparsifier takes as much as it was asked for, as exactly as it says; the law
+bites.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from tests.each import by_file, each
 from tests.laws.cases import name_of
 from tests.strategies import bounded
 
-# ---- deliberately wrong ones ---------------------------------------------------------------------
+# ---- deliberately wrong ones ---------------------------------------------------------
 
 
 class states_nothing(topk):
@@ -66,22 +68,37 @@ class takes_double(topk):
 
 @dataclass(frozen=True, kw_only=True)
 class believes_in_normals(hardthreshold):
-    """A threshold that is right for standard normal gradients of 1 %, and only for them."""
+    """A threshold that is right for standard normal gradients of 1 %, and only for
+    them.
+    """
 
     density: float = 0.01
     threshold: float = 2.576
     traits = replace(hardthreshold.traits, density_range=(0.5, 2.0))
 
 
-# ---- tests ---------------------------------------------------------------------------------------
+# ---- tests ---------------------------------------------------------------------------
 
 SPARSIFIERS = tuple(
-    dict.fromkeys(replace(made, density=0.01) for made in examples("compress") if has_density(made))
+    dict.fromkeys(
+        replace(made, density=0.01)
+        for made in examples("compress")
+        if has_density(made)
+    )
 )
 """Once each, whatever densities the examples have: the laws try their own."""
 DENSITIES = (0.1, 0.01, 0.001)
-ASKED = ((100, 0.1), (100, 0.001), (20_000, 0.1), (20_000, 0.01), (100_003, 0.01), (100_003, 0.001))
-"""Sizes and densities: of one element and many, with a threshold's sample whole and drawn."""
+ASKED = (
+    (100, 0.1),
+    (100, 0.001),
+    (20_000, 0.1),
+    (20_000, 0.01),
+    (100_003, 0.01),
+    (100_003, 0.001),
+)
+"""Sizes and densities: of one element and many, with a threshold's sample whole and
+drawn.
+"""
 
 
 @each("algorithm", examples("compress"))
@@ -90,7 +107,9 @@ def test_range_is_stated(algorithm: Any) -> None:
 
 
 @by_file(SPARSIFIERS)
-def test_density_is_within_its_range(subtests: pytest.Subtests, places: list[int]) -> None:
+def test_density_is_within_its_range(
+    subtests: pytest.Subtests, places: list[int]
+) -> None:
     for place, (turn, kind) in product(places, enumerate([*KINDS, *UNKIND])):
         with subtests.test(f"{SPARSIFIERS[place]!r} on {kind}"):
             for numel, density in ASKED[(place + turn) % 2 :: 2]:
@@ -100,12 +119,20 @@ def test_density_is_within_its_range(subtests: pytest.Subtests, places: list[int
 
 @each("algorithm", SPARSIFIERS)
 def test_no_gradient_is_sent_whole(algorithm: Any) -> None:
-    """Ties, one value, a spike, nothing at all: no threshold is right, and memory is bounded."""
+    """Ties, one value, a spike, nothing at all: no threshold is right, and memory is
+    bounded.
+    """
     spike_N = torch.zeros(5_000)
     spike_N[77] = 3.0
     bounded_N = torch.rand(5_000, generator=torch.Generator().manual_seed(0)) + 1.0
     near_N = 1 + 1e-4 * drawn("normal", 5_000)
-    hostile = (drawn("normal", 5_000).round(), torch.ones(5_000), spike_N, bounded_N, near_N)
+    hostile = (
+        drawn("normal", 5_000).round(),
+        torch.ones(5_000),
+        spike_N,
+        bounded_N,
+        near_N,
+    )
     for grad_N in (*hostile, torch.zeros(5_000), torch.ones(1)):
         for density in DENSITIES:
             law_no_more_than_stated(algorithm, density, grad_N)
@@ -116,14 +143,20 @@ ESTIMATORS = tuple(made for made in SPARSIFIERS if isinstance(made, Estimated))
 
 
 @each("algorithm", ESTIMATORS)
-def test_estimators_are_within_their_range_whatever_the_gradient(algorithm: Estimated) -> None:
-    """Of any number of elements, asked for at any cap: what passes is counted, not believed."""
+def test_estimators_are_within_their_range_whatever_the_gradient(
+    algorithm: Estimated,
+) -> None:
+    """Of any number of elements, asked for at any cap: what passes is counted, not
+    believed.
+    """
 
     @given(
         st.integers(1, 3000),
         st.floats(1e-3, 1.0),
         st.sampled_from((1.0, 1.2, 2.0, 50.0)),
-        st.lists(st.tuples(st.integers(-30, 30), st.integers(0, 3)), min_size=1, max_size=4),
+        st.lists(
+            st.tuples(st.integers(-30, 30), st.integers(0, 3)), min_size=1, max_size=4
+        ),
         st.sampled_from((torch.float32, torch.float64, torch.bfloat16)),
         st.integers(0, 2**16),
     )
@@ -131,8 +164,12 @@ def test_estimators_are_within_their_range_whatever_the_gradient(algorithm: Esti
     def check(numel, density, cap, scales, dtype, seed) -> None:  # type: ignore[no-untyped-def]
         draw = torch.Generator().manual_seed(seed)
         spread_N = torch.randn(numel, generator=draw, dtype=torch.float64)
-        powers = torch.tensor([[10.0**scale, 8.0**-spread] for scale, spread in scales]).double()
-        scale_N, spread_of_N = powers[torch.randint(len(scales), (numel,), generator=draw)].T
+        powers = torch.tensor(
+            [[10.0**scale, 8.0**-spread] for scale, spread in scales]
+        ).double()
+        scale_N, spread_of_N = powers[
+            torch.randint(len(scales), (numel,), generator=draw)
+        ].T
         grad_N = (scale_N * (1 + spread_of_N * spread_N)).to(dtype)
         codec = replace(algorithm, density=density, cap=cap)
         asked = max(1, round(density * numel))
@@ -147,7 +184,9 @@ def test_estimators_are_within_their_range_whatever_the_gradient(algorithm: Esti
 
 @each("algorithm", ESTIMATORS)
 def test_residuals_do_not_starve_an_estimator(algorithm: Estimated) -> None:
-    """The same few rows are large in every step: the others wait, and the fit sees them wait."""
+    """The same few rows are large in every step: the others wait, and the fit sees them
+    wait.
+    """
     grad_N, codec = drawn("few classes", 50_000), replace(algorithm, density=0.01)
     least, most = codec.traits.density_range
     residual_N = torch.zeros_like(grad_N)
@@ -181,12 +220,16 @@ def test_law_of_statements_bites(specimen: Any) -> None:
     ],
     ids=name_of,
 )
-def test_laws_of_densities_bite(law: Callable[..., None], specimen: Any, kind: str) -> None:
+def test_laws_of_densities_bite(
+    law: Callable[..., None], specimen: Any, kind: str
+) -> None:
     with pytest.raises(AssertionError, match="times as many"):
         law(specimen, 0.01, drawn(kind, 20_000))
 
 
 def test_what_the_broken_believe_is_true_of_normals() -> None:
-    """So what is rejected above is the gradient's kind, and not how specimens are made."""
+    """So what is rejected above is the gradient's kind, and not how specimens are
+    made.
+    """
     for law in (law_no_more_than_stated, law_no_less_than_stated):
         law(believes_in_normals(), 0.01, drawn("normal", 20_000))

@@ -1,4 +1,6 @@
-"""Every exchange that ``pair`` makes, and every one of ``compress/``, keeps every law."""
+"""Every exchange that ``pair`` makes, and every one of ``compress/``, keeps every
+law.
+"""
 
 from __future__ import annotations
 
@@ -28,32 +30,43 @@ from tests.laws.cases import (
 USUAL = (*pairs(), *own_exchanges())
 EXCHANGES: tuple[Exchange, ...] = (*USUAL, *other_ways())
 FULL = places_of_each_path(USUAL)
-"""Places of exchanges that take every path; the others differ in settings and combinations."""
+"""Places of exchanges that take every path; the others differ in settings and
+combinations.
+"""
 
 LAWS = [
     law
     for law in (*exchanges.LAWS, *collectives.LAWS)
     if law not in (*many_steps.LAWS, collectives.law_never_deadlocks)
 ]
-"""Laws of few steps. That no interleaving deadlocks shows where their results are compared."""
+"""Laws of few steps. That no interleaving deadlocks shows where their results are
+compared.
+"""
 
 
 def laws_of(place: int, part: int) -> list[Law]:
     """The first part of the laws of an exchange, or the second.
 
-    An algorithm that is an exchange itself has all laws in the first, one of ``FULL`` two thirds.
-    Each of the others has an eighth of the laws, and the next pair of a collective has others. The
-    first, whose codec loses nothing, is asked for the dense mean.
+    An algorithm that is an exchange itself has all laws in the first, one of ``FULL``
+    two thirds. Each of the others has an eighth of the laws, and the next pair of a
+    collective has others. The first, whose codec loses nothing, is asked for the dense
+    mean.
     """
     if not isinstance(EXCHANGES[place], Pair):
-        return [] if part else [law for law in LAWS if law in collectives.OF_ANY + exchanges.LAWS]
+        return (
+            []
+            if part
+            else [law for law in LAWS if law in collectives.OF_ANY + exchanges.LAWS]
+        )
     if place in FULL:
         return [law for turn, law in enumerate(LAWS, place) if (turn % 3 == 0) == part]
     return [] if part else LAWS[(turn_of(place) + 4) % 8 :: 8]
 
 
 def turn_of(place: int) -> int:
-    """How many pairs of the same collective, with the same settings, come before this one."""
+    """How many pairs of the same collective, with the same settings, come before this
+    one.
+    """
     way = getattr(EXCHANGES[place], "collective", None)
     return [getattr(made, "collective", None) for made in EXCHANGES[:place]].count(way)
 
@@ -68,18 +81,25 @@ def test_laws(subtests: pytest.Subtests, places: list[int], part: int) -> None:
                 law(EXCHANGES[place], rotated(place + turn_of(place) + LAWS.index(law)))
 
 
-OF_A_KIND = [*{kind_of(exchange): exchange for exchange in (*other_ways(), *USUAL)}.values()]
+OF_A_KIND = [
+    *{kind_of(exchange): exchange for exchange in (*other_ways(), *USUAL)}.values()
+]
 ENCODED_AGAIN = [
     exchange
     for exchange in OF_A_KIND
-    if isinstance(exchange, Pair) and isinstance(exchange.collective, casync_ps | casync_ring)
+    if isinstance(exchange, Pair)
+    and isinstance(exchange.collective, casync_ps | casync_ring)
 ]
 """One of each kind that encodes on the way.
 
-What is encoded once, by its own rank, is lost alike among any number of ranks, and is tried with
-one exchange of each path."""
+What is encoded once, by its own rank, is lost alike among any number of ranks, and is
+tried with one exchange of each path.
+"""
 
-TRIED = [*ENCODED_AGAIN, *(OF_A_KIND[place] for place in places_of_each_path(OF_A_KIND))]
+TRIED = [
+    *ENCODED_AGAIN,
+    *(OF_A_KIND[place] for place in places_of_each_path(OF_A_KIND)),
+]
 KEEPING = [*dict.fromkeys(made for made in TRIED if feedback_refusal(made) is None)]
 """Exchanges that may keep something."""
 ALGORITHMS = [*{kind_of(exchange)[0]: exchange for exchange in KEEPING}.values()]
@@ -96,11 +116,15 @@ STRETCHED = pair(onebit(block=64), casync_ring())
 )
 def test_means_do_not_grow_over_eight_ranks(exchange: Exchange) -> None:
     """Of each kind in which a sum is encoded again at every rank."""
-    growth.law_means_do_not_grow_over_ranks_and_steps(exchange, of_one(exchange, 8, 60, seed=8))
+    growth.law_means_do_not_grow_over_ranks_and_steps(
+        exchange, of_one(exchange, 8, 60, seed=8)
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", range(len(KEEPING)), ids=lambda at: name_of(KEEPING[at]))
+@pytest.mark.parametrize(
+    "place", range(len(KEEPING)), ids=lambda at: name_of(KEEPING[at])
+)
 def test_what_is_kept_does_not_grow(place: int) -> None:
     exchange, world = KEEPING[place], (3, 2, 5)[place % 3]
     case = of_one(exchange, world, 6, seed=world)
@@ -115,15 +139,23 @@ def test_means_of_what_is_drawn_are_unbiased(exchange: Exchange) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", range(len(ALGORITHMS)), ids=lambda at: name_of(ALGORITHMS[at]))
+@pytest.mark.parametrize(
+    "place", range(len(ALGORITHMS)), ids=lambda at: name_of(ALGORITHMS[at])
+)
 def test_residuals_stay_bounded_over_400_steps(place: int) -> None:
     case = of_one(ALGORITHMS[place], 2, 6, seed=place)
     bounded.law_residuals_stay_bounded(ALGORITHMS[place], case)
 
 
 @by_file(EXCHANGES)
-def test_ranks_decide_by_the_same_numbers(subtests: pytest.Subtests, places: list[int]) -> None:
-    """Of every exchange: checkpoints whose whole numbers differ among ranks are refused."""
+def test_ranks_decide_by_the_same_numbers(
+    subtests: pytest.Subtests, places: list[int]
+) -> None:
+    """Of every exchange: checkpoints whose whole numbers differ among ranks are
+    refused.
+    """
     for place in places:
         with subtests.test(name_of(EXCHANGES[place])):
-            exchanges.law_whole_numbers_of_the_state_are_shared(EXCHANGES[place], ALWAYS)
+            exchanges.law_whole_numbers_of_the_state_are_shared(
+                EXCHANGES[place], ALWAYS
+            )

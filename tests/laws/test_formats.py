@@ -1,4 +1,5 @@
-"""Laws of permutations, partitions and every file of sparse/formats, and that they bite.
+"""Laws of permutations, partitions and every file of sparse/formats, and that they
+bite.
 
 Each law takes what is judged as arguments, so that wrong ones can be handed in.
 Legend: K entries, W ranks, N elements.
@@ -34,19 +35,22 @@ from tests.each import each
 from tests.kernels.vectors import num_threads
 from tests.laws.test_laws_bite import rejected
 
-# ---- laws ----------------------------------------------------------------------------------------
+# ---- laws ----------------------------------------------------------------------------
 
 PUSH_CONSTANT, PULL_CONSTANT = 3.0, math.sqrt(6.0)
 """c of theorem 2's 1 + c sqrt(n ln n / K), with probability 1 - 1/n.
 
-A part's load exceeds (1 + d) K / n with probability at most exp(-d^2 K / (3 n)) (Chernoff; for a
-permutation, which draws without replacement, Hoeffding 1963). Over the n^2 loads of a push that is
-1/n at d = sqrt(9 n ln n / K), over the n loads of a pull at d = sqrt(6 n ln n / K).
+A part's load exceeds (1 + d) K / n with probability at most exp(-d^2 K / (3 n))
+(Chernoff; for a permutation, which draws without replacement, Hoeffding 1963). Over the
+n^2 loads of a push that is 1/n at d = sqrt(9 n ln n / K), over the n loads of a pull at
+d = sqrt(6 n ln n / K).
 """
 
 
 def balance_bound(num_entries: int, world: int, constant: float) -> float:
-    """Theorem 2: the largest imbalance, where a part gets at least ln n entries or so."""
+    """Theorem 2: the largest imbalance, where a part gets at least ln n entries or
+    so.
+    """
     return 1.0 + constant * math.sqrt(world * math.log(world) / num_entries)
 
 
@@ -58,13 +62,19 @@ def is_a_bijection(permutation: Any) -> None:
     inside = low >= 0 and high < permutation.numel
     assert inside, f"{permutation}: a place is outside"
     back_N = permutation.indices(places_N)
-    assert torch.equal(back_N, every_N), f"{permutation}: a place leads to another index"
+    assert torch.equal(back_N, every_N), (
+        f"{permutation}: a place leads to another index"
+    )
 
 
-def is_balanced(permutation: Any, indices_K: Tensor, world: int, constant: float) -> None:
+def is_balanced(
+    permutation: Any, indices_K: Tensor, world: int, constant: float
+) -> None:
     """No part gets more of these indices than theorem 2 allows (definition 8)."""
     places_K = permutation.places(indices_K)
-    loads_W = (places_K // part_length(permutation.numel, world)).bincount(minlength=world)
+    loads_W = (places_K // part_length(permutation.numel, world)).bincount(
+        minlength=world
+    )
     found = world * int(loads_W.max()) / indices_K.numel()
     bound = balance_bound(indices_K.numel(), world, constant)
     assert found <= bound, f"{permutation}: imbalance {found:.3f} is above {bound:.3f}"
@@ -77,7 +87,9 @@ def loses_nothing(
     world: int,
     permutation: Any,
 ) -> None:
-    """Each part has just the entries whose places are its own, ascending, with duplicates."""
+    """Each part has just the entries whose places are its own, ascending, with
+    duplicates.
+    """
     found = partition(entries, num_units, world, permutation)
     assert sum(found.counts_W) == entries.num, "entries were lost or made up"
     seen = []
@@ -90,8 +102,12 @@ def loses_nothing(
         seen.append(Entries(part.indices(own.indices_K), own.values, own.width))
     indices_K = torch.cat([one.indices_K for one in seen])
     units_Kw = torch.cat([one.values for one in seen]).view(-1, entries.width)
-    # Entries of one index keep their order, so a stable sort by index restores the list.
-    order_K, wanted_K = indices_K.argsort(stable=True), entries.indices_K.argsort(stable=True)
+    # Entries of one index keep their order, so a stable sort by index restores the
+    # list.
+    order_K, wanted_K = (
+        indices_K.argsort(stable=True),
+        entries.indices_K.argsort(stable=True),
+    )
     same = torch.equal(indices_K[order_K], entries.indices_K[wanted_K])
     assert same, "indices differ from those given"
     given_Kw = entries.values.view(-1, entries.width)[wanted_K]
@@ -114,10 +130,14 @@ def restores_the_vector(form: SparseFormat, entries: Entries, num_units: int) ->
 
 
 def restores_the_entries(form: SparseFormat, entries: Entries, num_units: int) -> None:
-    """Indices and values come back, but for units that are all zeros where a format fills up."""
+    """Indices and values come back, but for units that are all zeros where a format
+    fills up.
+    """
     found = form.decode(form.encode(entries, num_units), num_units, entries.width)
     again = dense_of(found, num_units)
-    assert same_bits(again, dense_of(entries, num_units)), f"{form}: decodes to another vector"
+    assert same_bits(again, dense_of(entries, num_units)), (
+        f"{form}: decodes to another vector"
+    )
     ascends = bool((found.indices_K[1:] > found.indices_K[:-1]).all())
     assert ascends, f"{form}: indices do not ascend"
     if type(form).__name__ in ("coo", "bitmap", "hash_bitmap", "elias_fano"):
@@ -131,13 +151,15 @@ def has_the_stated_size(form: SparseFormat, entries: Entries, num_units: int) ->
     count = form.count(entries, num_units)
     stated = form.size_bytes(count, num_units, entries.width, dtype)
     assert payload.buffer is not None
-    assert payload.buffer.numel() == stated, f"{form}: {payload.buffer.numel()} bytes, not {stated}"
+    assert payload.buffer.numel() == stated, (
+        f"{form}: {payload.buffer.numel()} bytes, not {stated}"
+    )
 
 
 FORMAT_LAWS = (restores_the_vector, restores_the_entries, has_the_stated_size)
 
 
-# ---- deliberately wrong ones ---------------------------------------------------------------------
+# ---- deliberately wrong ones ---------------------------------------------------------
 
 
 class collides(Permutation):
@@ -183,8 +205,12 @@ class _Kept:
         return Entries(indices_K[self.kept_K], units_Kw.reshape(-1), width)
 
 
-def drops_the_overflow(entries: Entries, num_units: int, world: int, permutation: Any) -> Parts:
-    """Algorithm 1 without a fallback: a part's memory is full after its even share and a tenth."""
+def drops_the_overflow(
+    entries: Entries, num_units: int, world: int, permutation: Any
+) -> Parts:
+    """Algorithm 1 without a fallback: a part's memory is full after its even share and
+    a tenth.
+    """
     room = max(1, -(-11 * entries.num // (10 * world)))
     whole = partition(entries, num_units, world, permutation)
     starts = [sum(whole.counts_W[:rank]) for rank in range(world)]
@@ -194,7 +220,9 @@ def drops_the_overflow(entries: Entries, num_units: int, world: int, permutation
 
 
 def overwrites(entries: Entries, num_units: int, world: int, permutation: Any) -> Parts:
-    """Counts are right, but two writers share a slot: the last entry is the first one again."""
+    """Counts are right, but two writers share a slot: the last entry is the first one
+    again.
+    """
     found = partition(entries, num_units, world, permutation)
     if entries.num > 1:
         found.entries.indices_K[-1] = found.entries.indices_K[0]
@@ -205,7 +233,12 @@ class loses_index_0(coo):
     """Takes index 0 for the mark of an empty slot."""
 
     def decode(
-        self, payload: Payload, num_units: int, width: int = 1, *, room: Tensor | None = None
+        self,
+        payload: Payload,
+        num_units: int,
+        width: int = 1,
+        *,
+        room: Tensor | None = None,
     ) -> Entries:
         found = super().decode(payload, num_units, width, room=room)
         return _Kept(found, found.indices_K.nonzero().squeeze(1)).taken()
@@ -215,7 +248,12 @@ class loses_the_last(hash_bitmap):
     """Rounds the number of bytes down."""
 
     def decode(
-        self, payload: Payload, num_units: int, width: int = 1, *, room: Tensor | None = None
+        self,
+        payload: Payload,
+        num_units: int,
+        width: int = 1,
+        *,
+        room: Tensor | None = None,
     ) -> Entries:
         found = super().decode(payload, num_units, width, room=room)
         kept_K = (found.indices_K < num_units // 8 * 8).nonzero().squeeze(1)
@@ -226,18 +264,33 @@ class forgets_the_bits(hash_bitmap):
     """States the size of its values alone."""
 
     def size_bytes(
-        self, count: int, num_units: int, width: int = 1, dtype: torch.dtype = torch.float32
+        self,
+        count: int,
+        num_units: int,
+        width: int = 1,
+        dtype: torch.dtype = torch.float32,
     ) -> int:
         return count * width * dtype.itemsize
 
 
-# ---- tests ---------------------------------------------------------------------------------------
+# ---- tests ---------------------------------------------------------------------------
 
 FORMATS = (*examples("sparse.formats"), bitmap())
-LARGE = (2**31 - 1, 2**31 - 2, 2**30 + 1, 2**30, 214_000_000, 25_000_000, 65_537, 65_536)
+LARGE = (
+    2**31 - 1,
+    2**31 - 2,
+    2**30 + 1,
+    2**30,
+    214_000_000,
+    25_000_000,
+    65_537,
+    65_536,
+)
 
 
-def drawn_entries(kind: str, num_units: int, width: int, dtype: torch.dtype, seed: int) -> Entries:
+def drawn_entries(
+    kind: str, num_units: int, width: int, dtype: torch.dtype, seed: int
+) -> Entries:
     """Ascending entries without duplicates; the same for the same arguments."""
     draw = torch.Generator().manual_seed(seed)
     every = torch.arange(num_units, dtype=torch.int32)
@@ -252,7 +305,9 @@ def drawn_entries(kind: str, num_units: int, width: int, dtype: torch.dtype, see
         "a range": every[num_units // 3 : num_units // 2],
     }
     indices_K = chosen[kind].contiguous()
-    values = torch.randn(indices_K.numel() * width, generator=draw, dtype=torch.float64).to(dtype)
+    values = torch.randn(
+        indices_K.numel() * width, generator=draw, dtype=torch.float64
+    ).to(dtype)
     values[::7], values[3::11] = -0.0, torch.inf
     return Entries(indices_K, values, width)
 
@@ -269,13 +324,16 @@ def adversarial(num_units: int, world: int, count: int) -> dict[str, Tensor]:
         "multiples of W": torch.arange(count) * world,
         "a stride of 2^k": torch.arange(count) * (1 << fitting.bit_length() - 1),
         "a large odd stride": torch.arange(count) * (fitting - 1 | 1),
-        "runs of 16": torch.arange(count) // 16 * 16 * fitting + torch.arange(count) % 16,
-        "skewed": skewed[torch.randperm(skewed.numel(), generator=draw)[:count].sort().values],
+        "runs of 16": torch.arange(count) // 16 * 16 * fitting
+        + torch.arange(count) % 16,
+        "skewed": skewed[
+            torch.randperm(skewed.numel(), generator=draw)[:count].sort().values
+        ],
     }
     return {name: found[found < num_units].int() for name, found in indices.items()}
 
 
-# ---- the permutation ---------------------------------------------------------------------------
+# ---- the permutation -----------------------------------------------------------------
 
 
 def test_every_size_to_5000_is_permuted() -> None:
@@ -305,7 +363,9 @@ def test_every_implementation_has_the_same_bits(numel: int) -> None:
 
 def test_seeds_give_different_permutations() -> None:
     every_N = torch.arange(1000, dtype=torch.int32)
-    found = {tuple(Permutation(1000, seed).places(every_N).tolist()) for seed in range(50)}
+    found = {
+        tuple(Permutation(1000, seed).places(every_N).tolist()) for seed in range(50)
+    }
     assert len(found) == 50
 
 
@@ -326,7 +386,7 @@ def test_the_bijection_law_bites(wrong: Any) -> None:
         is_a_bijection(wrong(1000, seed=1))
 
 
-# ---- the partition and the merge ---------------------------------------------------------------
+# ---- the partition and the merge -----------------------------------------------------
 
 lists = st.tuples(
     st.sampled_from(["none", "first", "last", "all", "some", "most", "a range"]),
@@ -347,10 +407,15 @@ def doubled(entries: Entries, seed: int) -> Entries:
 
 
 @settings(max_examples=60)
-@example(drawn=("all", 1000, 1, torch.float32, 0), world=17, shuffled=True, duplicates=True)
+@example(
+    drawn=("all", 1000, 1, torch.float32, 0), world=17, shuffled=True, duplicates=True
+)
 @given(drawn=lists, world=WORLDS, shuffled=st.booleans(), duplicates=st.booleans())
 def test_a_partition_loses_nothing(
-    drawn: tuple[str, int, int, torch.dtype, int], world: int, shuffled: bool, duplicates: bool
+    drawn: tuple[str, int, int, torch.dtype, int],
+    world: int,
+    shuffled: bool,
+    duplicates: bool,
 ) -> None:
     num_units, seed = drawn[1], drawn[4]
     entries = drawn_entries(*drawn)
@@ -387,11 +452,16 @@ def test_sums_are_those_of_the_ranks_in_order(
     touched = torch.zeros(num_units, dtype=torch.bool)
     placed = [partition(one, num_units, 1, shuffle).of(0) for one in ranks]
     for one in placed:
-        for place, unit in zip(one.indices_K.tolist(), one.values.view(-1, width), strict=True):
+        for place, unit in zip(
+            one.indices_K.tolist(), one.values.view(-1, width), strict=True
+        ):
             want[place] += 0.3 * unit
             touched[place] = True
     most = sum(one.num for one in placed)
-    dirty = torch.full((most,), -7, dtype=torch.int32), torch.full((most * width,), math.nan)
+    dirty = (
+        torch.full((most,), -7, dtype=torch.int32),
+        torch.full((most * width,), math.nan),
+    )
     room = (dirty[0], dirty[1].to(dtype))
     found = merge(placed, num_units, scale=0.3, room=room)
     assert torch.equal(found.indices_K, touched.nonzero().squeeze(1).int())
@@ -405,8 +475,12 @@ def test_sums_are_those_of_the_ranks_in_order(
 def test_the_number_of_threads_changes_no_bit() -> None:
     num_units, world = 3_000_017, 3
     shuffle, found = Permutation(num_units, 1), []
-    indices_K = Permutation(num_units, 2).indices(torch.arange(400_000, dtype=torch.int32))
-    entries = Entries(indices_K, torch.randn(400_000, generator=torch.Generator().manual_seed(1)))
+    indices_K = Permutation(num_units, 2).indices(
+        torch.arange(400_000, dtype=torch.int32)
+    )
+    entries = Entries(
+        indices_K, torch.randn(400_000, generator=torch.Generator().manual_seed(1))
+    )
     parts = parts_of(num_units, world, shuffle)
     for threads in (1, 2, 3):
         with num_threads(threads):
@@ -414,17 +488,24 @@ def test_the_number_of_threads_changes_no_bit() -> None:
             out_N, pulled = torch.zeros(num_units), []
             for part in parts:
                 sums = merge([split.of(part.rank)] * 2, part.length)
-                pulled += [form.encode(sums, part.length) for form in (hash_bitmap(), elias_fano())]
-                for payload, form in zip(pulled[-2:], (hash_bitmap(), elias_fano()), strict=True):
+                pulled += [
+                    form.encode(sums, part.length)
+                    for form in (hash_bitmap(), elias_fano())
+                ]
+                for payload, form in zip(
+                    pulled[-2:], (hash_bitmap(), elias_fano()), strict=True
+                ):
                     form.scatter(payload, part, out_N, scale=0.5)
-            found.append([out_N, *split.entries[:2], *[payload.buffer for payload in pulled]])
+            found.append(
+                [out_N, *split.entries[:2], *[payload.buffer for payload in pulled]]
+            )
     assert torch.equal(out_N[indices_K.long()], entries.values)
     assert int(out_N.count_nonzero()) == 400_000
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
-# ---- the formats -------------------------------------------------------------------------------
+# ---- the formats ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=repr)
@@ -465,16 +546,25 @@ def test_a_format_law_bites(law: Any, form: Any) -> None:
 
 
 @settings(max_examples=40)
-@given(drawn=lists, world=WORLDS, shuffled=st.booleans(), scale=st.sampled_from([1.0, 0.3]))
+@given(
+    drawn=lists, world=WORLDS, shuffled=st.booleans(), scale=st.sampled_from([1.0, 0.3])
+)
 def test_parts_of_all_ranks_make_the_vector(
-    drawn: tuple[str, int, int, torch.dtype, int], world: int, shuffled: bool, scale: float
+    drawn: tuple[str, int, int, torch.dtype, int],
+    world: int,
+    shuffled: bool,
+    scale: float,
 ) -> None:
     kind, num_units, width, dtype, seed = drawn
     dtype = torch.float64 if dtype is torch.float64 else torch.float32
     entries = drawn_entries(kind, num_units, width, dtype, seed)
     want = dense_of(entries, num_units) * scale
-    short = want[: want.numel() - (width - 1)].clone()  # the last unit reaches beyond the vector
-    parts = parts_of(num_units, world, Permutation(num_units, seed) if shuffled else None)
+    short = want[
+        : want.numel() - (width - 1)
+    ].clone()  # the last unit reaches beyond the vector
+    parts = parts_of(
+        num_units, world, Permutation(num_units, seed) if shuffled else None
+    )
     found = partition(entries, num_units, world, parts[0].permutation)
     for form in (hash_bitmap(), elias_fano()):
         out = torch.zeros_like(short)

@@ -24,11 +24,13 @@ from tests.laws import fusion_laws as laws
 from tests.laws.fusion_laws import LAWS, Fuse, Groups, last_s
 from tests.strategies import bounded
 
-# ---- deliberately wrong ones ---------------------------------------------------------------------
+# ---- deliberately wrong ones ---------------------------------------------------------
 
 
 def greedy(every: Sequence[Arrival], cost: SparseCost) -> Groups:
-    """Closes a group as soon as that alone ends earlier; what comes after it is not looked at."""
+    """Closes a group as soon as that alone ends earlier; what comes after it is not
+    looked at.
+    """
     groups: Groups = []
     for one in every:
         apart = [*groups, [one]]
@@ -39,7 +41,10 @@ def greedy(every: Sequence[Arrival], cost: SparseCost) -> Groups:
 
 def halves(every: Sequence[Arrival], cost: SparseCost) -> Groups:
     """One split at most, as published code looks for."""
-    splits = [[list(every)], *([list(every[:i]), list(every[i:])] for i in range(1, len(every)))]
+    splits = [
+        [list(every)],
+        *([list(every[:i]), list(every[i:])] for i in range(1, len(every))),
+    ]
     return min(splits, key=lambda groups: last_s(groups, cost))
 
 
@@ -64,9 +69,11 @@ BITES = (
 )
 
 
-# ---- tests ---------------------------------------------------------------------------------------
+# ---- tests ---------------------------------------------------------------------------
 
-lines = st.builds(LineFit, alpha_s=st.floats(0.0, 0.02), per_unit_s=st.floats(0.0, 1e-5))
+lines = st.builds(
+    LineFit, alpha_s=st.floats(0.0, 0.02), per_unit_s=st.floats(0.0, 1e-5)
+)
 MIXED_UP = profile_of(*[([100, 2000], 0.0, 0.004)] * 3, dtypes=MIXED)
 
 
@@ -74,22 +81,29 @@ def cost_of(
     encode: LineFit, hop_s: float = 1e-3, rate: float = 1e6, host: Host | None = None
 ) -> SparseCost:
     codecs = {"topk": CodecFit(encode=encode, decode=NOTHING, merge=NOTHING)}
-    cluster = Cluster(num_ranks=4, rate_bytes_per_s=rate, hop_s=hop_s, codecs=codecs, host=host)
+    cluster = Cluster(
+        num_ranks=4, rate_bytes_per_s=rate, hop_s=hop_s, codecs=codecs, host=host
+    )
     return SparseCost.of(cluster, "topk", 0.1)
 
 
 @st.composite
 def drawn(draw: st.DrawFn) -> list[Arrival]:
     numels = st.lists(st.integers(1, 20_000), max_size=2)
-    rows = draw(st.lists(st.tuples(numels, st.just(0.0), st.floats(0.0, 0.03)), max_size=5))
+    rows = draw(
+        st.lists(st.tuples(numels, st.just(0.0), st.floats(0.0, 0.03)), max_size=5)
+    )
     return arrivals(
-        profile_of(([], 0.0, 0.0), *rows, dtypes=draw(st.sampled_from((MIXED, MIXED[:1]))))
+        profile_of(
+            ([], 0.0, 0.0), *rows, dtypes=draw(st.sampled_from((MIXED, MIXED[:1])))
+        )
     )
 
 
 HOST = Host(num_ranks=2, rate_bytes_per_s=1e8, hop_s=1e-5)
 costs = st.builds(
-    *(cost_of, lines, st.floats(0.0, 2e-2), st.floats(1e5, 1e8)), st.sampled_from((None, HOST))
+    *(cost_of, lines, st.floats(0.0, 2e-2), st.floats(1e5, 1e8)),
+    st.sampled_from((None, HOST)),
 )
 
 
@@ -108,7 +122,10 @@ def test_fusion_law(law: Callable[..., None]) -> None:
 LATENT = cost_of(LineFit(alpha_s=0.01, per_unit_s=1e-6))
 RUSH = arrivals(
     profile_of(
-        *(([numel], 0.0, 0.01) for numel in (2000, 100, 30_000, 100, 20_000, 40_000, 100, 3000))
+        *(
+            ([numel], 0.0, 0.01)
+            for numel in (2000, 100, 30_000, 100, 20_000, 40_000, 100, 3000)
+        )
     )
 )
 
@@ -126,7 +143,9 @@ def test_fusion_law_bites(law: Callable[..., None], fuse: Fuse) -> None:
 
 @bounded(40)
 @given(every=drawn(), cost=costs)
-def test_the_table_of_all_gathers_is_that_of_one(every: list[Arrival], cost: SparseCost) -> None:
+def test_the_table_of_all_gathers_is_that_of_one(
+    every: list[Arrival], cost: SparseCost
+) -> None:
     numels = [one.tensor.numel for one in every]
     assert cost.gather_each_s(np.array(numels, dtype=float)).tolist() == [
         cost.gather_s(numel) for numel in numels
@@ -137,10 +156,15 @@ def test_every_law_has_a_specimen() -> None:
     assert {law for law, _ in BITES} == set(LAWS)
 
 
-def test_tensors_that_stay_whole_are_fused_for_all_ranks_of_a_host_to_have_one() -> None:
-    """Two ranks encode a tensor of 0.1 s each; if both have a half of each, the first need not
-    wait for the second."""
+def test_tensors_that_stay_whole_are_fused_for_all_ranks_of_a_host_to_have_one() -> (
+    None
+):
+    """Two ranks encode a tensor of 0.1 s each; if both have a half of each, the first
+    need not wait for the second.
+    """
     two = arrivals(profile_of(([100_000], 0.0, 0.05), ([100_000], 0.0, 0.0)))
-    cost = cost_of(LineFit(alpha_s=0.0, per_unit_s=1e-6), hop_s=0.0, rate=1e9, host=HOST)
+    cost = cost_of(
+        LineFit(alpha_s=0.0, per_unit_s=1e-6), hop_s=0.0, rate=1e9, host=HOST
+    )
     assert len(best_fusion(two, cost)) == 2
     assert len(best_fusion(two, cost, is_whole=True)) == 1

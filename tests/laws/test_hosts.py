@@ -1,4 +1,6 @@
-"""Exchanges among hosts of several ranks keep the laws of exchanges, and lose nothing inside."""
+"""Exchanges among hosts of several ranks keep the laws of exchanges, and lose nothing
+inside.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ codecs, together, pair = gw.compress, gw.collective, gw.pair
 
 CASES = (
     (2, Case(world=4, numel=300, seed=3)),
-    (2, Shaped(world=6, numel=71, seed=8, shapes=((3, 5), (0, 4), (6, 6), (20,), (0,)))),
+    (
+        2,
+        Shaped(world=6, numel=71, seed=8, shapes=((3, 5), (0, 4), (6, 6), (20,), (0,))),
+    ),
     (3, Shaped(world=6, numel=240, seed=9, shapes=((2,), (14, 17)))),
     (2, Shaped(world=4, numel=63, seed=2, shapes=((9, 7),))),
     (3, Case(world=6, numel=9, seed=2)),
@@ -45,8 +50,10 @@ CASES = (
     (2, Case(world=1, numel=9)),
     (4, Case(world=4, numel=1, seed=5)),
 )
-"""Ranks on each host, and all else: some tensors are empty, or fewer than the ranks of a host, or
-one has nearly all elements. In one case there are fewer elements than shares hold."""
+"""Ranks on each host, and all else: some tensors are empty, or fewer than the ranks of
+a host, or one has nearly all elements. In one case there are fewer elements than shares
+hold.
+"""
 
 WHOLE = (
     codecs.powersgd(rank=1),
@@ -69,7 +76,9 @@ PAIRS = (
 
 
 @pytest.mark.parametrize(
-    "are_long", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["few steps", "many steps"]
+    "are_long",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["few steps", "many steps"],
 )
 @each("place", range(len(PAIRS)), ids=lambda at: name_of(PAIRS[at]))
 def test_laws(place: int, are_long: bool) -> None:
@@ -104,8 +113,12 @@ def _kept(states: list[State], shares: Shares, numel: int) -> Tensor:
 
 
 def law_nothing_is_lost_at_either_level(exchange: TwoLevel, case: Case) -> None:
-    """Sum of gradients + L * old residuals = W * mean + L * new residuals, element by element."""
-    shares = shares_of(case.spec.shapes, exchange.ranks_per_host, exchange.declared.whole_tensors)
+    """Sum of gradients + L * old residuals = W * mean + L * new residuals, element by
+    element.
+    """
+    shares = shares_of(
+        case.spec.shapes, exchange.ranks_per_host, exchange.declared.whole_tensors
+    )
     states = case.states(exchange)
     for step in range(3):
         grads, old_N = case.grads(step), _kept(states, shares, case.numel)
@@ -143,7 +156,9 @@ class _Early(TwoLevel):
 
 
 def law_rooms_change_no_bit(exchange: TwoLevel, case: Case) -> None:
-    """Ranks that read each other's rooms make the bits of ranks that send, in every step."""
+    """Ranks that read each other's rooms make the bits of ranks that send, in every
+    step.
+    """
     found = []
     for lends in (False, True):
         states, means = case.states(exchange), []
@@ -157,7 +172,9 @@ def law_rooms_change_no_bit(exchange: TwoLevel, case: Case) -> None:
             means += outs
         found.append([*means, *(own for state in states for _, own in leaves(state))])
         buffers = [buffer for member in members for buffer in member.buffers]
-        assert case.world == 1 or lends is ("sums" not in buffers), "rooms were not used"
+        assert case.world == 1 or lends is ("sums" not in buffers), (
+            "rooms were not used"
+        )
     assert all(map(same_bits, *found)), "rooms change bits"
 
 
@@ -170,7 +187,9 @@ def test_rooms_change_no_bit(place: int) -> None:
 def test_the_law_of_rooms_bites() -> None:
     with rejected(by=law_rooms_change_no_bit):
         for seed in range(4):
-            law_rooms_change_no_bit(_Early(PAIRS[0], 2), Case(world=4, numel=64, seed=seed))
+            law_rooms_change_no_bit(
+                _Early(PAIRS[0], 2), Case(world=4, numel=64, seed=seed)
+            )
 
 
 LONG = Case(world=4, numel=2 * two_level._BLOCK + 7, seed=6)
@@ -235,7 +254,9 @@ def test_the_law_bites(wrong: type[TwoLevel], inner: Exchange) -> None:
 def test_state_of_another_ranks_tensors_is_refused() -> None:
     exchange, case = with_hosts(codecs.powersgd(), 2), CASES[0][1]
     states = [exchange.init(case.spec, case.world)] * case.world
-    with pytest.raises(InvalidSetting, match=r"rank 1 of a host: .*replace\(spec, rank=rank\)"):
+    with pytest.raises(
+        InvalidSetting, match=r"rank 1 of a host: .*replace\(spec, rank=rank\)"
+    ):
         run_local(exchange, case.grads(), states)
 
 
@@ -251,7 +272,9 @@ def test_places_that_hold_no_element_keep_nothing() -> None:
     exchange, case = TwoLevel(KEEPING[1], 2), Case(world=4, numel=7, seed=4)
     shares = shares_of(case.spec.shapes, 2)
     assert shares.is_filled
-    for rank, (_, _, state) in enumerate(run_local(exchange, case.grads(), case.states(exchange))):
+    for rank, (_, _, state) in enumerate(
+        run_local(exchange, case.grads(), case.states(exchange))
+    ):
         own_S = state.inner.residual_N.clone()
         shares.clear_filled(own_S, rank % 2)
         assert torch.equal(own_S, state.inner.residual_N)
@@ -278,18 +301,24 @@ def test_whole_tensors_go_the_largest_first_to_the_rank_with_fewest_elements() -
 @each(
     "shapes, count, whole",
     product(
-        [((8,),), ((9,),), ((3,), (2, 2), (0,), (1,)), ((70, 3), (5,))], [1, 2, 3], [False, True]
+        [((8,),), ((9,),), ((3,), (2, 2), (0,), (1,)), ((70, 3), (5,))],
+        [1, 2, 3],
+        [False, True],
     ),
 )
 def test_shares_hold_every_element_once(
     shapes: tuple[tuple[int, ...], ...], count: int, whole: bool
 ) -> None:
     shares = shares_of(shapes, count, whole)
-    spec = TensorSpec("gradient", sum(torch.Size(shape).numel() for shape in shapes), shapes=shapes)
+    spec = TensorSpec(
+        "gradient", sum(torch.Size(shape).numel() for shape in shapes), shapes=shapes
+    )
     grad_N, back_N = torch.arange(1.0, spec.numel + 1), torch.zeros(spec.numel)
     shares_M = torch.full((sum(shares.numels),), torch.nan)
     shares.cut(grad_N, shares_M)
-    assert bool(shares_M.isfinite().all()), "something of what is filled up was not written"
+    assert bool(shares_M.isfinite().all()), (
+        "something of what is filled up was not written"
+    )
     assert shares_M.count_nonzero() == spec.numel
     for share, own_S in enumerate(torch.split(shares_M, list(shares.numels))):
         assert torch.equal(own_S, shares.own(grad_N, share))

@@ -1,4 +1,6 @@
-"""Every setting of every algorithm, and every gradient, works or is refused; the laws bite."""
+"""Every setting of every algorithm, and every gradient, works or is refused; the laws
+bite.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +38,57 @@ from tests.each import by_file, each
 from tests.laws.cases import name_of
 from tests.planning.profiles import measured
 
-# ---- laws ----------------------------------------------------------------------------------------
+# ---- laws ----------------------------------------------------------------------------
 
 WHOLE = (
-    *(-(2**80), -(2**63), -1, 0, 1, 2, 3, 8, 63, 64, 65, 2**16, 2**24, 2**31 - 64, 2**31 - 1),
-    *(2**31, 2**32 - 1, 2**32, 2**53, 2**63 - 64, 2**63 - 1, 2**63, 2**64 - 64, 2**64, 2**80),
+    *(
+        -(2**80),
+        -(2**63),
+        -1,
+        0,
+        1,
+        2,
+        3,
+        8,
+        63,
+        64,
+        65,
+        2**16,
+        2**24,
+        2**31 - 64,
+        2**31 - 1,
+    ),
+    *(
+        2**31,
+        2**32 - 1,
+        2**32,
+        2**53,
+        2**63 - 64,
+        2**63 - 1,
+        2**63,
+        2**64 - 64,
+        2**64,
+        2**80,
+    ),
     *(10**400, 10**5000),  # the second is longer than Python writes
 )
 REAL = (
-    *(0.0, -0.0, 5e-324, 1e-300, 1e-46, 1e-40, 1e-10, 0.5, 1.0, 1.0000001, 2.5, 1e10, 3.4e38, 1e39),
+    *(
+        0.0,
+        -0.0,
+        5e-324,
+        1e-300,
+        1e-46,
+        1e-40,
+        1e-10,
+        0.5,
+        1.0,
+        1.0000001,
+        2.5,
+        1e10,
+        3.4e38,
+        1e39,
+    ),
     *(1e308, -1e-9, float("inf"), float("-inf"), float("nan")),
 )
 OTHER = (
@@ -54,14 +98,18 @@ OTHER = (
 VALUES: tuple[object, ...] = (*WHOLE, *REAL, *OTHER)
 
 MOST_BYTES = 2**28
-"""Of what a rank sends of ``SPEC``: units that are filled up with zeros are its largest part."""
+"""Of what a rank sends of ``SPEC``: units that are filled up with zeros are its largest
+part.
+"""
 
 CLUSTER = measured(Cluster(num_ranks=8, rate_bytes_per_s=1.25e9))
 SPEC = TensorSpec("gradient", 300, shapes=((10, 20), (100,)))
 
 
 def exchange_of(algorithm: Any) -> Exchange:
-    """An exchange that this takes part in: of a collective, with the first codec that suits it."""
+    """An exchange that this takes part in: of a collective, with the first codec that
+    suits it.
+    """
     if isinstance(algorithm, Compressor | Exchange):
         return exchange_for(algorithm)
     for codec in examples("compress"):
@@ -79,7 +127,8 @@ Made = Callable[..., Any]
 def law_setting_works_or_is_refused(make: Made, name: str, value: object) -> None:
     """One setting is ``value``; the others are what ``make`` has for them.
 
-    What only a gradient can tell (sizes of its layers) is refused before anything is exchanged.
+    What only a gradient can tell (sizes of its layers) is refused before anything is
+    exchanged.
     """
     try:
         exchange = exchange_of(make(**{name: value}))
@@ -89,9 +138,14 @@ def law_setting_works_or_is_refused(make: Made, name: str, value: object) -> Non
         _check_named(name, refused)
         return
     except Exception as error:
-        raise AssertionError(f"{name} ended in {type(error).__name__}: {error}") from error
+        raise AssertionError(
+            f"{name} ended in {type(error).__name__}: {error}"
+        ) from error
     assert sent is None or max(sent) <= MOST_BYTES, f"{max(sent)} bytes of 300 elements"
-    grads = [torch.randn(300, generator=torch.Generator().manual_seed(rank)) for rank in (0, 1)]
+    grads = [
+        torch.randn(300, generator=torch.Generator().manual_seed(rank))
+        for rank in (0, 1)
+    ]
     try:
         results = run_local(exchange, grads, states)
     except Exception as error:
@@ -99,24 +153,30 @@ def law_setting_works_or_is_refused(make: Made, name: str, value: object) -> Non
     (mean_N, one_N, _), (_, other_N, _) = results
     assert bool(mean_N.isfinite().all()), "the mean of finite gradients is not finite"
     off = largest(one_N + other_N - 2 * mean_N)
-    assert off <= 0.01 * max(1.0, largest(one_N, other_N)), f"{off:.3g} of what was sent is lost"
+    assert off <= 0.01 * max(1.0, largest(one_N, other_N)), (
+        f"{off:.3g} of what was sent is lost"
+    )
 
 
 def _check_named(name: str, refused: InvalidSetting) -> None:
     assert name in str(refused), f"refused without a word of {name}: {refused}"
 
 
-def law_planner_takes_or_refuses(planner: Any, profile: Profile, name: str, value: object) -> None:
+def law_planner_takes_or_refuses(
+    planner: Any, profile: Profile, name: str, value: object
+) -> None:
     """A planner gives a plan that can be priced, or refuses the setting."""
     try:
         iteration_s(plan(planner, profile, CLUSTER, **{name: value}), profile, CLUSTER)
     except InvalidSetting as refused:
         _check_named(name, refused)
     except Exception as error:
-        raise AssertionError(f"{name} ended in {type(error).__name__}: {error}") from error
+        raise AssertionError(
+            f"{name} ended in {type(error).__name__}: {error}"
+        ) from error
 
 
-# ---- gradients ---------------------------------------------------------------------------------
+# ---- gradients -----------------------------------------------------------------------
 
 
 def _sparse(dense: Tensor) -> Tensor:
@@ -178,12 +238,13 @@ def law_strides_do_not_matter(algorithm: Any, grad_N: Tensor) -> None:
     """A gradient that lies oddly in memory has the mean of a contiguous one."""
     exchange = exchange_of(algorithm)
     (odd, _, _), (even, _, _) = (
-        run_local(exchange, [g, g])[0] for g in (grad_N, grad_N.clone().resolve_neg().contiguous())
+        run_local(exchange, [g, g])[0]
+        for g in (grad_N, grad_N.clone().resolve_neg().contiguous())
     )
     assert torch.equal(odd, even), "the mean depends on how the gradient lies in memory"
 
 
-# ---- deliberately wrong ones ---------------------------------------------------------------------
+# ---- deliberately wrong ones ---------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +286,11 @@ class takes_any_width(nonzero):
     """Fills one short row up to any length."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.width, int) or isinstance(self.width, bool) or self.width < 1:
+        if (
+            not isinstance(self.width, int)
+            or isinstance(self.width, bool)
+            or self.width < 1
+        ):
             raise InvalidSetting("width must be 1 or more")
 
 
@@ -247,7 +312,9 @@ class takes_anything(topk):
     """Reads the real part of whatever it is given, as float32."""
 
     def format(self, spec: TensorSpec) -> Format:
-        return Format((Field("indices", torch.int32, 0), Field("values", torch.float32, 0)))
+        return Format(
+            (Field("indices", torch.int32, 0), Field("values", torch.float32, 0))
+        )
 
     def encode(self, state: Any, grad_N: Any, **given: Any) -> Any:
         return Payload.empty(self.format(TensorSpec("", 0))), state
@@ -263,7 +330,7 @@ class reads_memory(none):
         return super().encode(state, plain_N, **given)
 
 
-# ---- tests ---------------------------------------------------------------------------------------
+# ---- tests ---------------------------------------------------------------------------
 
 ALGORITHMS = (*examples("compress"), *examples("collective"))
 FIRST = tuple({type(made): made for made in reversed(ALGORITHMS)}.values())
@@ -295,18 +362,26 @@ SMALL = profile_of(([64, 9], 0.5, 0.25), ([], 0.125, 0.125), ([300], 0.25, 0.5))
 
 @pytest.fixture
 def interpreted() -> Iterator[None]:
-    """Each value of a setting is another program: to compile them all would take minutes."""
+    """Each value of a setting is another program: to compile them all would take
+    minutes.
+    """
     with reference_only():
         yield
 
 
 @pytest.mark.usefixtures("interpreted")
 @by_file(FIRST)
-def test_any_setting_works_or_is_refused(subtests: pytest.Subtests, places: list[int]) -> None:
+def test_any_setting_works_or_is_refused(
+    subtests: pytest.Subtests, places: list[int]
+) -> None:
     for made in (FIRST[place] for place in places):
-        for turn, setting in enumerate((field.name for field in fields(made) if field.init), 1):
+        for turn, setting in enumerate(
+            (field.name for field in fields(made) if field.init), 1
+        ):
             with subtests.test(setting):
-                law = partial(law_setting_works_or_is_refused, partial(replace, made), setting)
+                law = partial(
+                    law_setting_works_or_is_refused, partial(replace, made), setting
+                )
                 for_some_values(law, places[0] + turn)
 
 
@@ -319,7 +394,9 @@ def test_any_setting_of_a_wrapper_works_or_is_refused(setting: str) -> None:
 
 @each("place", range(len(PLANNERS)), ids=lambda at: "-".join(PLANNERS[at]))
 def test_any_setting_of_a_planner_gives_a_plan_or_is_refused(place: int) -> None:
-    """Every second value for a small model, every ninth for a large one; others by turns."""
+    """Every second value for a small model, every ninth for a large one; others by
+    turns.
+    """
     planner, setting = PLANNERS[place]
     for value in VALUES[place % 2 :: 2]:
         law_planner_takes_or_refuses(planner, SMALL, setting, value)
@@ -338,7 +415,9 @@ def test_any_setting_of_a_search_works_or_is_refused(setting: str) -> None:
 
 
 def for_some_values(law: Callable[[object], None], turn: int) -> None:
-    """The law with every second extreme of everything, by turns, and with a number between."""
+    """The law with every second extreme of everything, by turns, and with a number
+    between.
+    """
     for value in (*VALUES[turn % 2 :: 2], 4 + 37 * turn % 300):
         law(value)
 
@@ -377,7 +456,9 @@ def test_strides_do_not_matter(algorithm: Any) -> None:
     ],
     ids=name_of,
 )
-def test_laws_of_inputs_bite(law: Callable[..., None], specimen: Any, given_: Any) -> None:
+def test_laws_of_inputs_bite(
+    law: Callable[..., None], specimen: Any, given_: Any
+) -> None:
     named: dict[str, Any] = {**NO_GRADIENTS, **STRANGE}
     with pytest.raises(AssertionError, match=r"\w"):
         law(specimen, *(named[given_[0]],) if given_[0] in named else given_)

@@ -1,4 +1,6 @@
-"""Laws must bite: each rejects the wrong specimens made for it, and accepts the sound ones."""
+"""Laws must bite: each rejects the wrong specimens made for it, and accepts the sound
+ones.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,11 @@ def cases_of(law: Callable[..., Any]) -> list[Case]:
 def _ids(bites: tuple[Any, ...]) -> list[str]:
     names = []
     for law, specimen in bites:
-        parts = (specimen, getattr(specimen, "collective", None), getattr(specimen, "codec", None))
+        parts = (
+            specimen,
+            getattr(specimen, "collective", None),
+            getattr(specimen, "codec", None),
+        )
         wrong = next(p for p in parts if ".broken_" in type(p).__module__)
         names.append(f"{law.__name__}-{type(wrong).__name__}")
     return names
@@ -54,7 +60,8 @@ def _ids(bites: tuple[Any, ...]) -> list[str]:
 def rejected(by: Callable[..., None]) -> Iterator[None]:
     with pytest.raises(AssertionError) as caught:
         yield
-    # pytest's own "did not raise" is not an AssertionError; an empty one would tell a user nothing.
+    # pytest's own "did not raise" is not an AssertionError; an empty one would tell a
+    # user nothing.
     assert str(caught.value), f"{by.__name__} rejects without saying why"
 
 
@@ -83,7 +90,9 @@ def test_every_law_has_a_specimen_it_must_reject() -> None:
 
 @each("codec", broken.SOUND_COMPRESSORS)
 def test_what_wrong_compressors_are_made_of_passes(codec: Any) -> None:
-    for (i, grad_N), (j, law) in product(enumerate(panel()), enumerate(compressors.LAWS)):
+    for (i, grad_N), (j, law) in product(
+        enumerate(panel()), enumerate(compressors.LAWS)
+    ):
         if (i + j) % 6 == 0:
             law(codec, grad_N)
 
@@ -111,7 +120,9 @@ def test_growth_law_bites() -> None:
 
 @each("backup", BROKEN)
 def test_the_law_of_skipped_steps_bites(backup: type[Backup]) -> None:
-    exchange = gw.compress.randomk(density=0.3)  # it counts draws, which are the whole message's
+    exchange = gw.compress.randomk(
+        density=0.3
+    )  # it counts draws, which are the whole message's
     with rejected(by=law_what_is_not_taken_is_put_back):
         for seed in range(10):
             case = Case(world=2, numel=64, seed=seed)

@@ -1,7 +1,8 @@
 """Local steps keep their laws through any kind of exchange; wrong ones are rejected.
 
-Each law takes the class of ``Outer``, so that it can be shown a wrong one, and an exchange without
-error feedback. All ranks are in this process, and pseudo-gradients go through the local driver.
+Each law takes the class of ``Outer``, so that it can be shown a wrong one, and an
+exchange without error feedback. All ranks are in this process, and pseudo-gradients go
+through the local driver.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from gradwire_lab.laws.tolerance import must, same_bits
 from tests.each import each
 from tests.laws.cases import name_of
 
-# ---- laws ----------------------------------------------------------------------------------------
+# ---- laws ----------------------------------------------------------------------------
 
 WORLD = 3
 SHAPES = {"matrix": (7, 33), "vector": (19,), "table": (50, 4)}
@@ -45,15 +46,21 @@ Kind = Callable[..., Outer]
 
 
 class Ranks:
-    """A few ranks that train, each for itself, and exchange one fragment after another."""
+    """A few ranks that train, each for itself, and exchange one fragment after
+    another.
+    """
 
-    def __init__(self, kind: Kind, exchange: Exchange, make: Any, dtype: torch.dtype) -> None:
+    def __init__(
+        self, kind: Kind, exchange: Exchange, make: Any, dtype: torch.dtype
+    ) -> None:
         generator = torch.Generator().manual_seed(1)
         first = {
             name: torch.randn(shape, generator=generator).to(dtype)
             for name, shape in SHAPES.items()
         }
-        self.params = [{name: t.clone() for name, t in first.items()} for _ in range(WORLD)]
+        self.params = [
+            {name: t.clone() for name, t in first.items()} for _ in range(WORLD)
+        ]
         self.outers = [kind(list(own.items()), make) for own in self.params]
         self._exchange = ErrorFeedback(exchange)
         self._states: dict[tuple[str, ...], list[State]] = {}
@@ -65,10 +72,15 @@ class Ranks:
         for rank, own in enumerate(self.params):
             generator = torch.Generator().manual_seed(100 * self.num_rounds + rank)
             for param in own.values():
-                param += 0.1 * torch.randn(param.shape, generator=generator).to(param.dtype)
+                param += 0.1 * torch.randn(param.shape, generator=generator).to(
+                    param.dtype
+                )
 
     def pseudo_gradients(self, names: Sequence[str]) -> list[dict[str, Tensor]]:
-        return [{name: outer.pseudo_gradient(name) for name in names} for outer in self.outers]
+        return [
+            {name: outer.pseudo_gradient(name) for name in names}
+            for outer in self.outers
+        ]
 
     def means(self, sent: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
         """Each rank's mean of what all have sent."""
@@ -86,8 +98,12 @@ class Ranks:
         ]
 
     def owed(self, names: Sequence[str]) -> Tensor:
-        """The sum of all ranks' residuals, by element of these parameters laid end to end."""
-        residuals = [state.residual_N.double() for state in self._states.get(tuple(names), [])]
+        """The sum of all ranks' residuals, by element of these parameters laid end to
+        end.
+        """
+        residuals = [
+            state.residual_N.double() for state in self._states.get(tuple(names), [])
+        ]
         numel = sum(self.params[0][name].numel() for name in names)
         return torch.stack([*residuals, torch.zeros(numel, dtype=torch.float64)]).sum(0)
 
@@ -95,7 +111,9 @@ class Ranks:
         if names not in self._states:
             shapes = tuple(SHAPES[name] for name in names)
             spec = TensorSpec("fragment", grad_N.numel(), grad_N.dtype, shapes=shapes)
-            self._states[names] = [self._exchange.init(spec, WORLD) for _ in range(WORLD)]
+            self._states[names] = [
+                self._exchange.init(spec, WORLD) for _ in range(WORLD)
+            ]
         return self._states[names]
 
     def round(self, mixing: float = 0.0) -> Sequence[str]:
@@ -113,10 +131,12 @@ def _flat(tensors: dict[str, Any], names: Sequence[str]) -> Tensor:
 
 
 def law_nothing_learnt_is_lost(kind: Kind, exchange: Exchange) -> None:
-    """What all ranks have learnt and owed is W times the anchors' way plus what they owe then.
+    """What all ranks have learnt and owed is W times the anchors' way plus what they
+    owe then.
 
-    That is conservation, of pseudo-gradients: with plain SGD of rate 1 an anchor goes as far as the
-    mean pseudo-gradient says, and what ranks have learnt is how far their parameters have gone.
+    That is conservation, of pseudo-gradients: with plain SGD of rate 1 an anchor goes
+    as far as the mean pseudo-gradient says, and what ranks have learnt is how far their
+    parameters have gone.
     """
     ranks = Ranks(kind, exchange, PLAIN, torch.float32)
     for _ in range(4):
@@ -131,23 +151,31 @@ def law_nothing_learnt_is_lost(kind: Kind, exchange: Exchange) -> None:
         way = _flat(ranks.outers[0].anchors, names) - before
         # Residuals are of pseudo-gradients, and so point back.
         wrong = (learnt - owed) - (WORLD * way - ranks.owed(names))
-        must(float(wrong.abs().max()) < 1e-4, f"{float(wrong.abs().max())} was lost or made")
+        must(
+            float(wrong.abs().max()) < 1e-4,
+            f"{float(wrong.abs().max())} was lost or made",
+        )
 
 
 def law_anchors_have_the_same_bits(kind: Kind, exchange: Exchange) -> None:
-    """Anchors have the same bits on all ranks after every outer step, momentum and all."""
+    """Anchors have the same bits on all ranks after every outer step, momentum and
+    all.
+    """
     for dtype in (torch.float32, torch.bfloat16):
         ranks = Ranks(kind, exchange, DILOCO, dtype)
         for mixing in (0.0, 0.5, 0.5, 0.0):
             ranks.round(mixing)
             for outer in ranks.outers[1:]:
                 for name, anchor in outer.anchors.items():
-                    same = same_bits(anchor.detach(), ranks.outers[0].anchors[name].detach())
+                    same = same_bits(
+                        anchor.detach(), ranks.outers[0].anchors[name].detach()
+                    )
                     must(same, f"the anchors of {name} differ among ranks")
 
 
 def law_parameters_go_on_from_their_anchors(kind: Kind, exchange: Exchange) -> None:
-    """A parameter becomes ``mixing`` of itself and the rest of its anchor; others stay as they are.
+    """A parameter becomes ``mixing`` of itself and the rest of its anchor; others stay
+    as they are.
 
     So do the anchors of other fragments.
     """
@@ -158,13 +186,21 @@ def law_parameters_go_on_from_their_anchors(kind: Kind, exchange: Exchange) -> N
         means = ranks.means(ranks.pseudo_gradients(names))
         for outer, own, params in zip(ranks.outers, means, ranks.params, strict=True):
             before = {name: param.clone() for name, param in params.items()}
-            were = {name: anchor.detach().clone() for name, anchor in outer.anchors.items()}
+            were = {
+                name: anchor.detach().clone() for name, anchor in outer.anchors.items()
+            }
             outer.apply(own, mixing)
             for name, param in params.items():
                 anchor = outer.anchors[name].detach()
                 if name not in names:
-                    must(same_bits(param, before[name]), f"{name} was not exchanged and moved")
-                    must(same_bits(anchor, were[name]), f"the anchor of {name} moved by no mean")
+                    must(
+                        same_bits(param, before[name]),
+                        f"{name} was not exchanged and moved",
+                    )
+                    must(
+                        same_bits(anchor, were[name]),
+                        f"the anchor of {name} moved by no mean",
+                    )
                     continue
                 want = mixing * before[name] + (1 - mixing) * anchor
                 wrong = float((param - want).abs().max())
@@ -172,19 +208,25 @@ def law_parameters_go_on_from_their_anchors(kind: Kind, exchange: Exchange) -> N
 
 
 def law_rounding_of_an_anchor_is_not_learnt(kind: Kind, exchange: Exchange) -> None:
-    """A rank that has learnt nothing has a pseudo-gradient of 0, whatever its dtype rounds away."""
+    """A rank that has learnt nothing has a pseudo-gradient of 0, whatever its dtype
+    rounds away.
+    """
     for dtype in (torch.float32, torch.bfloat16):
         ranks = Ranks(kind, exchange, DILOCO, dtype)
         names = ranks.round()
         for own in ranks.pseudo_gradients(names):
-            must(not any(bool(delta.any()) for delta in own.values()), "something was learnt")
+            must(
+                not any(bool(delta.any()) for delta in own.values()),
+                "something was learnt",
+            )
 
 
 def law_a_pseudo_gradient_is_exact(kind: Kind, exchange: Exchange) -> None:
-    """It is the anchor, rounded as its parameter is, less the parameter, rounded once to float32.
+    """It is the anchor, rounded as its parameter is, less the parameter, rounded once
+    to float32.
 
-    Parameters and anchors lie orders of magnitude apart here. A difference that 16 bits rounded
-    would lose what one of them has learnt.
+    Parameters and anchors lie orders of magnitude apart here. A difference that 16 bits
+    rounded would lose what one of them has learnt.
     """
     for dtype in (torch.float32, torch.bfloat16):
         ranks = Ranks(kind, exchange, DILOCO, dtype)
@@ -192,14 +234,18 @@ def law_a_pseudo_gradient_is_exact(kind: Kind, exchange: Exchange) -> None:
             ranks.round()
         for outer, params in zip(ranks.outers, ranks.params, strict=True):
             for name, param in params.items():
-                param.mul_(torch.logspace(-3, 3, param.numel()).view_as(param).to(dtype))
+                param.mul_(
+                    torch.logspace(-3, 3, param.numel()).view_as(param).to(dtype)
+                )
                 got, anchor = outer.pseudo_gradient(name), outer.anchors[name].detach()
                 want = (anchor.to(dtype).double() - param.double()).to(anchor.dtype)
                 must(same_bits(got, want), f"what {name} has learnt is not exact")
 
 
 def law_a_saved_state_goes_on_bit_for_bit(kind: Kind, exchange: Exchange) -> None:
-    """Another rank that loads a state ends where the first does, anchors, momentum and all."""
+    """Another rank that loads a state ends where the first does, anchors, momentum and
+    all.
+    """
     ranks = Ranks(kind, exchange, DILOCO, torch.float32)
     ranks.round()
     ranks.round()
@@ -218,10 +264,12 @@ def law_a_saved_state_goes_on_bit_for_bit(kind: Kind, exchange: Exchange) -> Non
         must(same_bits(param, ranks.params[0][name]), f"{name} goes on from elsewhere")
 
 
-LAWS = tuple(found for name, found in sorted(globals().items()) if name.startswith("law_"))
+LAWS = tuple(
+    found for name, found in sorted(globals().items()) if name.startswith("law_")
+)
 
 
-# ---- deliberately wrong ones ---------------------------------------------------------------------
+# ---- deliberately wrong ones ---------------------------------------------------------
 
 
 class ForgetsTheAnchor(Outer):
@@ -241,11 +289,16 @@ class GoesTheOtherWay(Outer):
 
 
 class KeepsItsOwn(Outer):
-    """A rank steps with half of its own pseudo-gradient in place of half of the mean."""
+    """A rank steps with half of its own pseudo-gradient in place of half of the
+    mean.
+    """
 
     @torch.no_grad()
     def apply(self, means: Mapping[str, Tensor], mixing: float) -> None:
-        own = {name: (mean + self.pseudo_gradient(name)) / 2 for name, mean in means.items()}
+        own = {
+            name: (mean + self.pseudo_gradient(name)) / 2
+            for name, mean in means.items()
+        }
         super().apply(own, mixing)
 
 
@@ -255,7 +308,9 @@ class DoesNotMix(Outer):
 
 
 class StepsOnAndOn(Outer):
-    """Gradients stay in the anchors, so the next fragment's step moves this one's again."""
+    """Gradients stay in the anchors, so the next fragment's step moves this one's
+    again.
+    """
 
     @torch.no_grad()
     def apply(self, means: Mapping[str, Tensor], mixing: float) -> None:
@@ -289,7 +344,10 @@ class SavesWhatMovesOn(Outer):
     """A state that shares its tensors with the run that goes on."""
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "anchors": {n: a.detach() for n, a in self.anchors.items()}}
+        return {
+            **super().state(),
+            "anchors": {n: a.detach() for n, a in self.anchors.items()},
+        }
 
 
 BITES = (
@@ -306,7 +364,7 @@ BITES = (
 )
 
 
-# ---- tests ---------------------------------------------------------------------------------------
+# ---- tests ---------------------------------------------------------------------------
 
 DENSE = pair(none(), ring())
 EXCHANGES = (
@@ -320,7 +378,9 @@ EXCHANGES = (
 
 
 @each("exchange, law", product(EXCHANGES, LAWS), ids=name_of)
-def test_local_steps_keep_their_laws(exchange: Exchange, law: Callable[..., None]) -> None:
+def test_local_steps_keep_their_laws(
+    exchange: Exchange, law: Callable[..., None]
+) -> None:
     law(Outer, exchange)
 
 

@@ -1,8 +1,9 @@
 """Every compressor by every collective that takes it, where code takes another way.
 
-The law of 12 steps is asked at the sizes and numbers of ranks of ``LARGE``, by turns: of exchanges
-that take each path in each run, of one of each kind in a slow test. A scheme that sees entries
-alone is tried with compressors that lose nothing or take equally many entries each time.
+The law of 12 steps is asked at the sizes and numbers of ranks of ``LARGE``, by turns:
+of exchanges that take each path in each run, of one of each kind in a slow test. A
+scheme that sees entries alone is tried with compressors that lose nothing or take
+equally many entries each time.
 """
 
 from __future__ import annotations
@@ -28,7 +29,13 @@ from gradwire_lab.laws.cases import LARGE, Case
 from tests.each import each
 from tests.laws import broken_collectives, broken_compressors
 from tests.laws.broken import _with
-from tests.laws.cases import compressors, kind_of, name_of, own_exchanges, places_of_each_path
+from tests.laws.cases import (
+    compressors,
+    kind_of,
+    name_of,
+    own_exchanges,
+    places_of_each_path,
+)
 from tests.laws.test_laws_bite import rejected
 
 COLLECTIVES = (
@@ -36,8 +43,9 @@ COLLECTIVES = (
     casync_ps(room_bytes=1024, partitions=2),
     casync_ring(half_bytes=1024, partitions=2),
 )
-"""With settings under which messages as short as these go in rounds and in halves, and the first
-rank serves the last part."""
+"""With settings under which messages as short as these go in rounds and in halves, and
+the first rank serves the last part.
+"""
 
 
 def _all() -> list[Exchange]:
@@ -57,7 +65,9 @@ OTHERS = {
     kind_of(made): place
     for place, made in enumerate(EVERY)
     if place not in SOME and isinstance(made, Pair)
-    if made.collective.exact_size or made.codec.traits.lossless or made.codec.traits.exact_size
+    if made.collective.exact_size
+    or made.codec.traits.lossless
+    or made.codec.traits.exact_size
 }
 """Of each kind one, with the last example's settings."""
 
@@ -83,8 +93,12 @@ def test_a_ring_selects_again_in_any_number_of_partitions(world: int) -> None:
     for turn, partitions in enumerate(dict.fromkeys((None, 1, world - 1)), world):
         numel = (16_384, 16_385, 65_537)[turn % 3]
         codec = (dgc(density=0.05), topk(density=0.05))[turn % 2]
-        around = pair(codec, casync_ring(partitions=partitions, half_bytes=turn % 2 * 4096))
-        law_means_follow_the_dense_mean(around, Case(world=world, numel=numel, seed=turn))
+        around = pair(
+            codec, casync_ring(partitions=partitions, half_bytes=turn % 2 * 4096)
+        )
+        law_means_follow_the_dense_mean(
+            around, Case(world=world, numel=numel, seed=turn)
+        )
 
 
 @each(
@@ -96,7 +110,9 @@ def test_a_ring_selects_again_in_any_number_of_partitions(world: int) -> None:
         _with(broken_collectives.hides_aggregator_loss(), onebit()),
         _with(broken_collectives.forgets_what_hops_drop(), dgc(density=0.05)),
         _with(broken_collectives.trusts_old_buffers()),
-        _with(casync_ps(), broken_compressors.claims_contraction(bitwidth=2, norm="l2")),
+        _with(
+            casync_ps(), broken_compressors.claims_contraction(bitwidth=2, norm="l2")
+        ),
         _with(broken_collectives.gathers(), broken_compressors.rounds_down()),
     ],
     ids=_id,
@@ -107,7 +123,9 @@ def test_the_law_bites(wrong: Any) -> None:
 
 
 def test_the_law_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks that are cut in the order of ranks are wrong where the first rank has the last one."""
+    """Chunks that are cut in the order of ranks are wrong where the first rank has the
+    last one.
+    """
 
     def in_order_of_ranks(self: Chunks, flat_N: Tensor) -> list[Tensor]:
         return list(flat_N.split([stop - start for start, stop in self.bounds]))

@@ -1,4 +1,6 @@
-"""Every planner, with every example of its settings, keeps every law; wrong plans are refused."""
+"""Every planner, with every example of its settings, keeps every law; wrong plans are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ from gradwire.errors import InvalidSetting
 from gradwire.planning.data.check import check
 from gradwire.planning.data.cluster import Cluster, CodecFit, Host
 from gradwire.planning.data.fit import LineFit
-from gradwire.planning.data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
+from gradwire.planning.data.plan import (
+    DENSE,
+    Chunk,
+    ExchangeSetting,
+    Plan,
+    PlannedMessage,
+)
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner.mgwfbp import mgwfbp
 from gradwire.planning.planner.ssfusion.fusion import NOTHING
@@ -39,7 +47,7 @@ from tests.each import each
 from tests.planning.profiles import clusters, exact_cluster, measured, profiles
 from tests.strategies import bounded
 
-# ---- laws of traces ------------------------------------------------------------------------------
+# ---- laws of traces ------------------------------------------------------------------
 
 SLACK = 1e-9
 """Relative; times are sums of a few hundred floats."""
@@ -52,15 +60,23 @@ def _messages(plan: Plan, trace: Trace) -> list[Span]:
         if span.lane == "communication":
             first = spans.setdefault(span.message, span)
             spans[span.message] = replace(
-                first, start_s=min(first.start_s, span.start_s), end_s=max(first.end_s, span.end_s)
+                first,
+                start_s=min(first.start_s, span.start_s),
+                end_s=max(first.end_s, span.end_s),
             )
     assert sorted(spans) == list(range(len(plan.messages))), "a message never left"
     return [spans[number] for number in range(len(plan.messages))]
 
 
 def _size_bytes(plan: Plan, profile: Profile, number: int) -> int:
-    items = {t.name: t.size_bytes // max(1, t.numel) for la in profile.layers for t in la.tensors}
-    return sum(chunk.numel * items[chunk.tensor] for chunk in plan.messages[number].chunks)
+    items = {
+        t.name: t.size_bytes // max(1, t.numel)
+        for la in profile.layers
+        for t in la.tensors
+    }
+    return sum(
+        chunk.numel * items[chunk.tensor] for chunk in plan.messages[number].chunks
+    )
 
 
 def _lane(trace: Trace, lane: str) -> dict[str, Span]:
@@ -68,7 +84,9 @@ def _lane(trace: Trace, lane: str) -> dict[str, Span]:
 
 
 def _owners(profile: Profile) -> dict[str, str]:
-    return {tensor.name: layer.name for layer in profile.layers for tensor in layer.tensors}
+    return {
+        tensor.name: layer.name for layer in profile.layers for tensor in layer.tensors
+    }
 
 
 def law_messages_wait_for_gradients(
@@ -93,7 +111,9 @@ def law_lanes_carry_one_message_at_a_time(
     """Message i travels on lane i mod credit, behind message i - credit."""
     spans = _messages(plan, trace)
     for before, after in zip(spans, spans[plan.credit :], strict=False):
-        assert after.start_s >= before.end_s, f"two messages on lane {after.message % plan.credit}"
+        assert after.start_s >= before.end_s, (
+            f"two messages on lane {after.message % plan.credit}"
+        )
 
 
 def law_messages_wait_for_those_they_name(
@@ -116,19 +136,25 @@ def law_no_message_waits_for_nothing(
         causes += [spans[other].end_s for other in message.after]
         causes += [spans[number - 1].start_s] if number else []
         causes += [spans[number - plan.credit].end_s] if number >= plan.credit else []
-        assert span.start_s == max(causes), f"message {number} could start at {max(causes)}"
+        assert span.start_s == max(causes), (
+            f"message {number} could start at {max(causes)}"
+        )
 
 
 def law_no_link_above_100_percent(
     plan: Plan, profile: Profile, cluster: Cluster, trace: Trace
 ) -> None:
-    """In no stretch of time are more bytes carried whole than the link carries in it."""
+    """In no stretch of time are more bytes carried whole than the link carries in
+    it.
+    """
     by_end = sorted(_messages(plan, trace), key=lambda span: span.end_s)
     for one in by_end:
         work_s = 0.0
         for span in by_end:
             if span.start_s >= one.start_s:
-                work_s += cluster.beta_s_per_byte * _size_bytes(plan, profile, span.message)
+                work_s += cluster.beta_s_per_byte * _size_bytes(
+                    plan, profile, span.message
+                )
                 assert work_s <= (span.end_s - one.start_s) * (1 + SLACK) + SLACK
 
 
@@ -148,7 +174,9 @@ def law_forward_waits_for_its_messages(
     forward, owners = _lane(trace, "forward"), _owners(profile)
     for span in _messages(plan, trace):
         for chunk in plan.messages[span.message].chunks:
-            first = owners[chunk.tensor] if plan.overlap_forward else profile.layers[0].name
+            first = (
+                owners[chunk.tensor] if plan.overlap_forward else profile.layers[0].name
+            )
             assert forward[first].start_s >= span.end_s
 
 
@@ -166,13 +194,20 @@ def law_layers_run_one_behind_the_other(
         assert after.start_s >= before.end_s
 
 
-def law_bytes_are_the_rings(plan: Plan, profile: Profile, cluster: Cluster, trace: Trace) -> None:
+def law_bytes_are_the_rings(
+    plan: Plan, profile: Profile, cluster: Cluster, trace: Trace
+) -> None:
     n = cluster.num_ranks
     for span in _messages(plan, trace):
-        assert span.size_bytes == 2 * (n - 1) * _size_bytes(plan, profile, span.message) // n
+        assert (
+            span.size_bytes
+            == 2 * (n - 1) * _size_bytes(plan, profile, span.message) // n
+        )
 
 
-def law_price_is_the_traces(plan: Plan, profile: Profile, cluster: Cluster, trace: Trace) -> None:
+def law_price_is_the_traces(
+    plan: Plan, profile: Profile, cluster: Cluster, trace: Trace
+) -> None:
     """To the last bit for the representative rank, to rounding for one of all ranks."""
     price_s = iteration_s(plan, profile, cluster)
     assert abs(price_s - trace.iteration_s) <= SLACK * price_s
@@ -184,7 +219,9 @@ DENSE_LAWS = (
     law_each_message_takes_its_time,
     law_bytes_are_the_rings,
 )
-"""Of plans whose messages are all-reduces of plain gradients: nothing is computed for them."""
+"""Of plans whose messages are all-reduces of plain gradients: nothing is computed for
+them.
+"""
 
 TRACE_LAWS = (
     law_messages_wait_for_gradients,
@@ -207,11 +244,12 @@ def laws_of(plan: Plan, cluster: Cluster) -> tuple[Callable[..., None], ...]:
     others = tuple(law for law in TRACE_LAWS if law not in DENSE_LAWS)
     if plan.credit == 1:
         return others
-    # On another channel a message may be encoded, and start, before the one ahead of it.
+    # On another channel a message may be encoded, and start, before the one ahead of
+    # it.
     return tuple(law for law in others if law is not law_messages_start_in_issue_order)
 
 
-# ---- deliberately wrong ones ---------------------------------------------------------------------
+# ---- deliberately wrong ones ---------------------------------------------------------
 
 
 def _with(plan: Plan, **changed: Any) -> Plan:
@@ -294,7 +332,9 @@ def waits_in_a_circle(plan: Plan) -> Plan:
 
 
 def waits_on_its_own_lane(plan: Plan) -> Plan:
-    """Message 2 follows message 0 there, so either waits for the other whatever lanes there are."""
+    """Message 2 follows message 0 there, so either waits for the other whatever lanes
+    there are.
+    """
     return _with(_after(plan, {0: (2,)}), credit=2)
 
 
@@ -322,7 +362,9 @@ EACH = ExchangeSetting(compressor="each", settings={"sparsifier": "topk"})
 def _encoded(plan: Plan, exchange: ExchangeSetting, **where: tuple[str, ...]) -> Plan:
     """The plan with its first message through an exchange, and encoded somewhere."""
     first = plan.messages[0].model_copy(update={"exchange": "other", **where})
-    return _with(plan, messages=(first, *plan.messages[1:]), exchanges={"other": exchange})
+    return _with(
+        plan, messages=(first, *plan.messages[1:]), exchanges={"other": exchange}
+    )
 
 
 def encodes_what_is_dense(plan: Plan) -> Plan:
@@ -351,7 +393,9 @@ def encodes_a_part_of_one_encode(plan: Plan) -> Plan:
 
 def encodes_a_cut_tensor(plan: Plan) -> Plan:
     return _encoded(
-        _with(doubled_range(plan), exchanges={}), EACH, early=(plan.messages[0].chunks[0].tensor,)
+        _with(doubled_range(plan), exchanges={}),
+        EACH,
+        early=(plan.messages[0].chunks[0].tensor,),
     )
 
 
@@ -372,8 +416,14 @@ REFUSED: tuple[tuple[Callable[[Plan], Plan], str], ...] = (
     (lost_block, r"lost elements: '\w+' elements 0:\d+ are in no message"),
     (lost_tail, r"lost elements: '\w+' elements (\d+):\d+ are in no message"),
     (lost_middle, r"lost elements: '\w+' elements \d+:\d+ are in no message"),
-    (doubled_block, r"doubled range: '\w+' elements 0:\d+ are in message 0 and in message \d"),
-    (doubled_range, r"doubled range: '\w+' elements .* are in message 0 and in message 0"),
+    (
+        doubled_block,
+        r"doubled range: '\w+' elements 0:\d+ are in message 0 and in message \d",
+    ),
+    (
+        doubled_range,
+        r"doubled range: '\w+' elements .* are in message 0 and in message 0",
+    ),
     (unknown_tensor, "message 0: unknown tensor 'no.such'"),
     (beyond_the_end, r"message 0: range 0:\d+ of '\w+' lies outside its \d+ elements"),
     (before_the_start, r"message 0: range -1:\d+ of '\w+' lies outside"),
@@ -381,12 +431,30 @@ REFUSED: tuple[tuple[Callable[[Plan], Plan], str], ...] = (
     (empty_message, r"message \d is empty"),
     (mixed_dtypes, "message 0 mixes dtypes: bfloat16, float32"),
     (no_credit, "credit 0 lets no message start"),
-    (waits_in_a_circle, "order that cannot be met: message 0 waits for message 1, which does not"),
-    (waits_on_its_own_lane, "order that cannot be met: message 0 waits for message 2, which does"),
-    (waits_for_one_behind, "order that cannot be met: message 1 waits for message 2, which does"),
-    (waits_for_itself, "order that cannot be met: message 1 waits for message 1, which does not"),
-    (waits_for_none_there_is, "order that cannot be met: message 1 waits for message 9, which"),
-    (waits_for_one_before_the_first, "cannot be met: message 1 waits for message -1, which does"),
+    (
+        waits_in_a_circle,
+        "order that cannot be met: message 0 waits for message 1, which does not",
+    ),
+    (
+        waits_on_its_own_lane,
+        "order that cannot be met: message 0 waits for message 2, which does",
+    ),
+    (
+        waits_for_one_behind,
+        "order that cannot be met: message 1 waits for message 2, which does",
+    ),
+    (
+        waits_for_itself,
+        "order that cannot be met: message 1 waits for message 1, which does not",
+    ),
+    (
+        waits_for_none_there_is,
+        "order that cannot be met: message 1 waits for message 9, which",
+    ),
+    (
+        waits_for_one_before_the_first,
+        "cannot be met: message 1 waits for message -1, which does",
+    ),
     (encodes_what_is_dense, "is dense, so 't3' is not encoded"),
     (encodes_what_is_elsewhere, "is to be encoded, and is not in the message"),
     (encodes_twice, "is to be encoded twice"),
@@ -396,14 +464,17 @@ REFUSED: tuple[tuple[Callable[[Plan], Plan], str], ...] = (
     (dense_defined_again, "exchange 'dense' is built in"),
     (
         foreign_profile,
-        "for 'resnet50' cannot be used: made for model 'resnet50', and the profile is of",
+        "for 'resnet50' cannot be used: made for model 'resnet50', and the "
+        "profile is of",
     ),
 )
 """What is wrong, and the words by which ``check`` must call it."""
 
 
 def loses_blocks(profile: Profile, cluster: Cluster) -> Plan:
-    """A planner as the paper's algorithm 1 is printed: what a message had before is forgotten."""
+    """A planner as the paper's algorithm 1 is printed: what a message had before is
+    forgotten.
+    """
     return lost_tail(wfbp(profile, cluster))
 
 
@@ -436,7 +507,9 @@ def _changed(lane: str, change: Callable[[Span], Span]) -> Callable[[Trace], Tra
 
     def changes(trace: Trace) -> Trace:
         last = [span for span in trace.spans if span.lane == lane][-1]
-        return Trace.of([*(span for span in trace.spans if span is not last), change(last)])
+        return Trace.of(
+            [*(span for span in trace.spans if span is not last), change(last)]
+        )
 
     return changes
 
@@ -493,10 +566,14 @@ TRACE_BITES = (
 )
 
 
-# ---- tests ---------------------------------------------------------------------------------------
+# ---- tests ---------------------------------------------------------------------------
 
 SOUND = profile_of(
-    ([64, 9], 0.5, 0.25), ([], 0.125, 0.125), ([300], 0.25, 0.5), ([40], 0.25, 0.5), dtypes=MIXED
+    ([64, 9], 0.5, 0.25),
+    ([], 0.125, 0.125),
+    ([300], 0.25, 0.5),
+    ([40], 0.25, 0.5),
+    dtypes=MIXED,
 )
 ALONE = profile_of(([], 0.5, 0.25), ([], 0.0, 0.0))
 """No gradients at all: nothing to send, and no planner may stumble over it."""
@@ -504,7 +581,9 @@ ALONE = profile_of(([], 0.5, 0.25), ([], 0.0, 0.0))
 
 def _id(example: Any) -> str:
     if isinstance(example, partial):
-        return ",".join([example.func.__name__, *(f"{k}={v}" for k, v in example.keywords.items())])
+        return ",".join(
+            [example.func.__name__, *(f"{k}={v}" for k, v in example.keywords.items())]
+        )
     return str(example.__name__)
 
 
@@ -513,7 +592,9 @@ every_planner = pytest.mark.parametrize("planner", examples("planner"), ids=_id)
 
 @every_planner
 def test_planner_laws(planner: Planner) -> None:
-    """One plan is held to all laws that look at one; the other asks the planner itself."""
+    """One plan is held to all laws that look at one; the other asks the planner
+    itself.
+    """
 
     def hold(profile: Profile, cluster: Cluster) -> None:
         law_same_facts_same_plan(planner, profile, cluster)
@@ -526,7 +607,10 @@ def test_planner_laws(planner: Planner) -> None:
         hold(profile, measured(exact_cluster()))
     hold(SOUND, measured(HOSTS))
     plan = planner(SOUND, measured(MEASURED))
-    assert iteration_s(plan, SOUND, MEASURED) == simulate(plan, SOUND, MEASURED).iteration_s
+    assert (
+        iteration_s(plan, SOUND, MEASURED)
+        == simulate(plan, SOUND, MEASURED).iteration_s
+    )
     bounded(4)(given(profile=profiles(), cluster=clusters)(hold))()
 
 
@@ -537,7 +621,9 @@ def test_trace_laws(planner: Planner) -> None:
     def hold(profile: Profile, cluster: Cluster) -> None:
         plan = planner(profile, cluster)
         trace = simulate(plan, profile, cluster)
-        assert trace == simulate(plan, profile, cluster), "the same plan gave another trace"
+        assert trace == simulate(plan, profile, cluster), (
+            "the same plan gave another trace"
+        )
         assert iteration_s(plan, profile, cluster) == trace.iteration_s
         for law in laws_of(plan, cluster):
             law(plan, profile, cluster, trace)
@@ -546,12 +632,20 @@ def test_trace_laws(planner: Planner) -> None:
 
 
 PLAIN = profile_of(
-    ([64, 900], 0.002, 0.001), ([], 0.001, 0.001), ([3000], 0.001, 0.002), ([400], 0.001, 0.002)
+    ([64, 900], 0.002, 0.001),
+    ([], 0.001, 0.001),
+    ([3000], 0.001, 0.002),
+    ([400], 0.001, 0.002),
 )
-BENT = LineFit(alpha_s=1e-4, per_unit_s=1e-7, samples=((64, 2e-4), (2048, 3e-4), (20000, 2e-3)))
+BENT = LineFit(
+    alpha_s=1e-4, per_unit_s=1e-7, samples=((64, 2e-4), (2048, 3e-4), (20000, 2e-3))
+)
 SLOW = Cluster(num_ranks=3, rate_bytes_per_s=1e6, hop_s=1e-4)
 MEASURED = SLOW.model_copy(
-    update={"collectives": dict.fromkeys(("all_reduce", "all_gather"), BENT), "host_share": 0.5}
+    update={
+        "collectives": dict.fromkeys(("all_reduce", "all_gather"), BENT),
+        "host_share": 0.5,
+    }
 )
 """Of costs that no line fits."""
 HOSTS = SLOW.model_copy(
@@ -564,7 +658,9 @@ HOSTS = SLOW.model_copy(
 def test_a_planners_own_link_is_the_simulators(
     planner: Planner, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The link that a planner decides by ends with the last message, where nothing is merged."""
+    """The link that a planner decides by ends with the last message, where nothing is
+    merged.
+    """
     links: list[Lane] = []
 
     class Noted(Lane):
@@ -589,11 +685,15 @@ def test_a_planners_own_link_is_the_simulators(
 def test_trace_laws_of_any_plan(
     profile: Profile, cluster: Cluster, credit: int, draw: random.Random
 ) -> None:
-    """Any order, any credit, any dependencies that look back; on one rank and on each of all."""
+    """Any order, any credit, any dependencies that look back; on one rank and on each
+    of all.
+    """
     messages = list(bytescheduler(profile, cluster, partition_bytes=96).messages)
     draw.shuffle(messages)
     for number, message in enumerate(messages):
-        after = tuple(draw.sample(range(number), min(number, draw.choice((0, 0, 1, 2)))))
+        after = tuple(
+            draw.sample(range(number), min(number, draw.choice((0, 0, 1, 2))))
+        )
         messages[number] = message.model_copy(update={"after": after})
     plan = wfbp(profile, cluster).model_copy(
         update={"messages": tuple(messages), "credit": credit, "overlap_forward": True}
@@ -601,7 +701,8 @@ def test_trace_laws_of_any_plan(
     every = simulate(plan, profile, cluster, ranks="all")
     traces = [simulate(plan, profile, cluster)]
     traces += [
-        every.only(lambda span, rank=rank: span.rank == rank) for rank in {0, cluster.num_ranks - 1}
+        every.only(lambda span, rank=rank: span.rank == rank)
+        for rank in {0, cluster.num_ranks - 1}
     ]
     for trace in traces:
         for law in TRACE_LAWS:
@@ -615,7 +716,9 @@ def test_example_is_of_its_file(planner: Any) -> None:
     plan = planner(SOUND, measured(exact_cluster()))
     assert plan.planner == own.__name__
     if isinstance(planner, partial):
-        assert planner.keywords.items() <= plan.settings.items(), "settings are not recorded"
+        assert planner.keywords.items() <= plan.settings.items(), (
+            "settings are not recorded"
+        )
 
 
 @each("name", names("planner"))
@@ -625,7 +728,9 @@ def test_with_no_settings_it_is_an_example(name: str) -> None:
 
 
 @each("breaks, words", REFUSED, ids=lambda p: getattr(p, "__name__", ""))
-def test_broken_plans_are_refused_by_name(breaks: Callable[[Plan], Plan], words: str) -> None:
+def test_broken_plans_are_refused_by_name(
+    breaks: Callable[[Plan], Plan], words: str
+) -> None:
     sound = wfbp(SOUND, exact_cluster())
     check(sound, SOUND)
     with pytest.raises(InvalidSetting, match=words):
@@ -649,8 +754,12 @@ def test_planner_laws_bite(law: Callable[..., None], planner: Planner) -> None:
 
 
 @each("law, spoils", TRACE_BITES, ids=lambda p: p.__name__)
-def test_trace_laws_bite(law: Callable[..., None], spoils: Callable[[Trace], Trace]) -> None:
-    cluster = exact_cluster(hop_s=0.0)  # or latency would hide a link that carries too much
+def test_trace_laws_bite(
+    law: Callable[..., None], spoils: Callable[[Trace], Trace]
+) -> None:
+    cluster = exact_cluster(
+        hop_s=0.0
+    )  # or latency would hide a link that carries too much
     plan = wfbp(SOUND, cluster)
     *others, last = plan.messages
     last = last.model_copy(update={"after": (0,)})

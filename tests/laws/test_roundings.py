@@ -30,7 +30,9 @@ CODECS = (none(), cast16(), cast16(dtype=torch.float16))
 
 
 @each("codec", CODECS, ids=name_of)
-def test_a_mean_is_rounded_twice_among_any_number_of_ranks(codec: none | cast16) -> None:
+def test_a_mean_is_rounded_twice_among_any_number_of_ranks(
+    codec: none | cast16,
+) -> None:
     for dtype in DTYPES:
         for case in UP_TO_33:
             assert law(pair(codec, allreduce()), replace(case, dtype=dtype))
@@ -43,7 +45,9 @@ def test_so_it_is_among_128_ranks() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @each("codec", CODECS, ids=name_of)
-def test_so_it_is_among_128_ranks_in_every_dtype(codec: none | cast16, dtype: torch.dtype) -> None:
+def test_so_it_is_among_128_ranks_in_every_dtype(
+    codec: none | cast16, dtype: torch.dtype
+) -> None:
     assert law(pair(codec, allreduce()), replace(OF_128, dtype=dtype))
 
 
@@ -65,7 +69,9 @@ def test_so_it_is_where_chunks_have_servers(exchange: Exchange) -> None:
     "codec, dtype",
     [(none(), torch.bfloat16), (none(), torch.float16), (cast16(), torch.float32)],
 )
-def test_so_it_is_on_hosts_of_several_ranks(codec: none | cast16, dtype: torch.dtype) -> None:
+def test_so_it_is_on_hosts_of_several_ranks(
+    codec: none | cast16, dtype: torch.dtype
+) -> None:
     for case in UP_TO_33:
         if case.world in (4, 8, 16):
             exchange = with_hosts(pair(codec, allreduce()), ranks_per_host=2)

@@ -1,7 +1,7 @@
 """Networks and simulators keep their laws; wrong ones are rejected.
 
-For hosts of several ranks planners predict what the simulator says; ``test_plans`` asks the same of
-ranks that are alone.
+For hosts of several ranks planners predict what the simulator says; ``test_plans`` asks
+the same of ranks that are alone.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from tests.laws.variable import above
 from tests.planning.profiles import measured, profiles
 from tests.strategies import bounded
 
-# ---- deliberately wrong ones ---------------------------------------------------------------------
+# ---- deliberately wrong ones ---------------------------------------------------------
 
 
 class GivesEveryoneAll(Network):
@@ -99,7 +99,9 @@ class OneWire(Network):
 class HalfDuplex(Network):
     """A rank that transmits does not receive."""
 
-    def transfer(self, src: int, dst: int, work_s: float, done: Callable[[], None]) -> Flow:
+    def transfer(
+        self, src: int, dst: int, work_s: float, done: Callable[[], None]
+    ) -> Flow:
         flow = super().transfer(src, dst, work_s, done)
         flow.sides = (src, dst)
         return flow
@@ -135,7 +137,9 @@ def _changed(
 
     def changes(*args: Any, **settings: Any) -> Trace:
         trace = original(*args, **settings)
-        return Trace.of(change(span) if span.lane == lane else span for span in trace.spans)
+        return Trace.of(
+            change(span) if span.lane == lane else span for span in trace.spans
+        )
 
     changes.__name__ = change.__name__.strip("_")
     return changes
@@ -183,22 +187,30 @@ def prices_every_exchange_as_dense(
 ) -> Trace:
     """On the representative rank."""
     if ranks == "one":
-        messages = tuple(m.model_copy(update={"exchange": "dense"}) for m in plan.messages)
+        messages = tuple(
+            m.model_copy(update={"exchange": "dense"}) for m in plan.messages
+        )
         plan = plan.model_copy(update={"messages": messages})
     return simulate(plan, profile, cluster, ranks=ranks, **settings)  # type: ignore[arg-type]
 
 
 DENSE_BITES = (
-    (laws.law_every_rank_is_the_one, _changed(simulate, "communication", _rank_1_is_late)),
+    (
+        laws.law_every_rank_is_the_one,
+        _changed(simulate, "communication", _rank_1_is_late),
+    ),
 )
 
 PLAN_BITES = (
     (laws.law_one_rank_stands_for_all, prices_every_exchange_as_dense),
-    (laws.law_a_rank_computes_one_thing_at_a_time, _changed(simulate, "compute", _at_once)),
+    (
+        laws.law_a_rank_computes_one_thing_at_a_time,
+        _changed(simulate, "compute", _at_once),
+    ),
 )
 
 
-# ---- tests ---------------------------------------------------------------------------------------
+# ---- tests ---------------------------------------------------------------------------
 
 several = st.builds(
     Cluster,
@@ -230,9 +242,14 @@ CROWD = [
 LINE = LineFit(alpha_s=1e-5, per_unit_s=1e-8)
 MEASURED = CodecFit(encode=LINE, decode=LINE, merge=LINE)
 PROFILE = profile_of(
-    ([64, 900], 0.002, 0.001), ([], 0.001, 0.001), ([3000], 0.001, 0.002), ([400], 0.001, 0.002)
+    ([64, 900], 0.002, 0.001),
+    ([], 0.001, 0.001),
+    ([3000], 0.001, 0.002),
+    ([400], 0.001, 0.002),
 )
-CLUSTER = Cluster(num_ranks=3, rate_bytes_per_s=1e6, hop_s=1e-4, codecs={"topk": MEASURED})
+CLUSTER = Cluster(
+    num_ranks=3, rate_bytes_per_s=1e6, hop_s=1e-4, codecs={"topk": MEASURED}
+)
 
 
 @each("law", NETWORK_LAWS, ids=lambda law: law.__name__)
@@ -259,7 +276,9 @@ def simulated_once() -> Simulator:
     """The simulator, for laws that look at one and the same trace of an exchange."""
     known: dict[str, Trace] = {}
 
-    def simulate_once(exchange: Exchange, numel: int, cluster: Cluster, **shapes: Any) -> Trace:
+    def simulate_once(
+        exchange: Exchange, numel: int, cluster: Cluster, **shapes: Any
+    ) -> Trace:
         case = repr((exchange, numel, cluster))
         if case not in known:
             known[case] = simulate_exchange(exchange, numel, cluster, **shapes)
@@ -290,7 +309,9 @@ def test_exchange_laws(exchange: Exchange) -> None:
 
 
 @each("law, wrong", EXCHANGE_BITES, ids=lambda p: p.__name__)
-def test_exchange_law_bites(law: Callable[..., None], wrong: Callable[..., Any]) -> None:
+def test_exchange_law_bites(
+    law: Callable[..., None], wrong: Callable[..., Any]
+) -> None:
     several_steps = pair(none(), ring())
     law(simulate_exchange, several_steps, 64, CLUSTER)
     with pytest.raises(AssertionError):
@@ -324,8 +345,12 @@ def _algorithm(exchange: Exchange) -> str:
 
 
 def _through(exchange: Exchange, plan: Plan, *, every: int = 1) -> Plan:
-    """The plan with every so-many-eth message going through an exchange of these files."""
-    collective = type(exchange.collective).__name__ if isinstance(exchange, Pair) else None
+    """The plan with every so-many-eth message going through an exchange of these
+    files.
+    """
+    collective = (
+        type(exchange.collective).__name__ if isinstance(exchange, Pair) else None
+    )
     plain = by_name(_algorithm(exchange), {}, collective)
     setting = ExchangeSetting(
         compressor=_algorithm(exchange),
@@ -333,14 +358,23 @@ def _through(exchange: Exchange, plan: Plan, *, every: int = 1) -> Plan:
         error_feedback=feedback_refusal(plain) is None,
     )
     messages = [
-        message.model_copy(update={"exchange": "other"}) if number % every == 0 else message
+        message.model_copy(update={"exchange": "other"})
+        if number % every == 0
+        else message
         for number, message in enumerate(plan.messages)
     ]
-    return plan.model_copy(update={"messages": tuple(messages), "exchanges": {"other": setting}})
+    return plan.model_copy(
+        update={"messages": tuple(messages), "exchanges": {"other": setting}}
+    )
 
 
 def law_of_plans_through(
-    exchange: Exchange, profile: Profile, cluster: Cluster, credit: int, every: int, measured: bool
+    exchange: Exchange,
+    profile: Profile,
+    cluster: Cluster,
+    credit: int,
+    every: int,
+    measured: bool,
 ) -> None:
     plan = bytescheduler(profile, cluster, partition_bytes=2000, credit=credit)
     if exchange.declared.whole_tensors:  # then nothing may be cut
@@ -353,10 +387,13 @@ def law_of_plans_through(
 
 @pytest.mark.parametrize("exchange", FEW_KINDS, ids=name_of)
 def test_plans_of_other_exchanges(exchange: Exchange) -> None:
-    """Of one of each kind: plans name no settings here. Its name says in which circumstances."""
+    """Of one of each kind: plans name no settings here. Its name says in which
+    circumstances.
+    """
     place = crc32(name_of(exchange).encode())
-    # Among other numbers sparcml's first ranks wait for the last, which leaves room on links: one
-    # rank that stands for all then takes up to 29 % longer, with several messages at once.
+    # Among other numbers sparcml's first ranks wait for the last, which leaves room on
+    # links: one rank that stands for all then takes up to 29 % longer, with several
+    # messages at once.
     ranks = (2, 4, 8) if "sparcml" in name_of(exchange) else (2, 3, 5)
     law_of_plans_through(
         exchange,
@@ -379,7 +416,9 @@ def test_dense_law_bites(law: Callable[..., None], wrong: Callable[..., Any]) ->
 @each("law, wrong", PLAN_BITES, ids=lambda p: p.__name__)
 def test_plan_law_bites(law: Callable[..., None], wrong: Callable[..., Any]) -> None:
     sparse = next(p for p in pairs() if type(p.codec).__name__ in CLUSTER.codecs)
-    plan = _through(sparse, bytescheduler(PROFILE, CLUSTER, partition_bytes=2000, credit=1))
+    plan = _through(
+        sparse, bytescheduler(PROFILE, CLUSTER, partition_bytes=2000, credit=1)
+    )
     law(simulate, plan, PROFILE, CLUSTER)
     with pytest.raises(AssertionError):
         law(wrong, plan, PROFILE, CLUSTER)
@@ -395,7 +434,7 @@ def test_every_law_has_a_specimen() -> None:
         assert {law for law, _ in bites} == set(tried)
 
 
-# ---- predictions ---------------------------------------------------------------------------------
+# ---- predictions ---------------------------------------------------------------------
 
 Predict = Callable[[Plan, Profile, Cluster], float]
 
@@ -405,17 +444,24 @@ SLOW = Cluster(num_ranks=2, rate_bytes_per_s=1e6, hop_s=1e-4)
 def law_predicted_is_simulated(
     predict: Predict, plan: Plan, profile: Profile, cluster: Cluster
 ) -> None:
-    """To the last bit for a rank that stands for all. On all ranks to rounding where all is dense,
-    and else as near as ranks are that begin an exchange together. Among them are messages that are
-    within a host at once."""
+    """To the last bit for a rank that stands for all. On all ranks to rounding where
+    all is dense, and else as near as ranks are that begin an exchange together. Among
+    them are messages that are within a host at once.
+    """
     predicted_s = predict(plan, profile, cluster)
     one_s = simulate(plan, profile, cluster).iteration_s
-    must(predicted_s == one_s, f"{predicted_s} s were predicted, and one rank takes {one_s} s")
+    must(
+        predicted_s == one_s,
+        f"{predicted_s} s were predicted, and one rank takes {one_s} s",
+    )
     all_s = simulate(plan, profile, cluster, ranks="all").iteration_s
     is_dense = all(message.exchange == DENSE for message in plan.messages)
     is_alone = plan.credit == 1 or cluster.ranks_per_host == 1
     allowed = SLACK if is_dense and is_alone else TOLERANCE
-    must(abs(predicted_s - all_s) <= allowed * all_s, f"{predicted_s} s, all ranks take {all_s} s")
+    must(
+        abs(predicted_s - all_s) <= allowed * all_s,
+        f"{predicted_s} s, all ranks take {all_s} s",
+    )
 
 
 HOSTS = {
@@ -454,25 +500,36 @@ FREE = dict.fromkeys(
     [
         one
         for one in examples("planner")
-        if not any(word in name_of(one) for word in ("bytes", "ssfusion", "selective_fusion"))
+        if not any(
+            word in name_of(one) for word in ("bytes", "ssfusion", "selective_fusion")
+        )
     ],
     ids=name_of,
 )
 def test_hosts_are_ranks_of_thinner_links_and_shorter_tensors(planner: Planner) -> None:
-    """Where nothing costs time within a host: an L-th of the elements, and of the link for each.
+    """Where nothing costs time within a host: an L-th of the elements, and of the link
+    for each.
 
     Not for planners that keep tensors whole, nor for settings that count bytes.
     """
-    rows = [([64, 912], 0.002, 0.001), ([], 0.001, 0.001), ([3200, 80_000], 0.001, 0.002)]
+    rows = [
+        ([64, 912], 0.002, 0.001),
+        ([], 0.001, 0.001),
+        ([3200, 80_000], 0.001, 0.002),
+    ]
     host = Host(num_ranks=2, rate_bytes_per_s=1e18)
-    hosts = Cluster(num_ranks=8, rate_bytes_per_s=1e7, hop_s=1e-4, host=host, codecs=FREE)
+    hosts = Cluster(
+        num_ranks=8, rate_bytes_per_s=1e7, hop_s=1e-4, host=host, codecs=FREE
+    )
     thin = Cluster(num_ranks=4, rate_bytes_per_s=5e6, hop_s=1e-4, codecs=FREE)
     whole, short = (
         profile_of(*[([n // share for n in numels], *times) for numels, *times in rows])
         for share in (1, 2)
     )
     thin_s = iteration_s(planner(short, thin), short, thin)
-    assert iteration_s(planner(whole, hosts), whole, hosts) == pytest.approx(thin_s, rel=1e-9)
+    assert iteration_s(planner(whole, hosts), whole, hosts) == pytest.approx(
+        thin_s, rel=1e-9
+    )
 
 
 def forgets_latency(plan: Plan, profile: Profile, cluster: Cluster) -> float:

@@ -1,4 +1,6 @@
-"""Schemes for sparse gradients lose nothing, say what they send, and are as balanced as told."""
+"""Schemes for sparse gradients lose nothing, say what they send, and are as balanced as
+told.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ from tests.laws.broken_collectives import starts_with_itself
 from tests.laws.cases import name_of
 from tests.strategies import bounded
 
-# ---- laws ----------------------------------------------------------------------------------------
+# ---- laws ----------------------------------------------------------------------------
 
 KINDS = (
     "none",
@@ -51,14 +53,18 @@ KINDS = (
     "one range",
     "one hashed part",
 )
-"""How a rank takes elements: nothing, a single one, the first and the last, every one, those that
-all others take, every W-th, at random, mostly in front, in one range alone, and in nothing but what
-one rank serves in ``zen()``: an adversary who knows the hash."""
+"""How a rank takes elements: nothing, a single one, the first and the last, every one,
+those that all others take, every W-th, at random, mostly in front, in one range alone,
+and in nothing but what one rank serves in ``zen()``: an adversary who knows the
+hash.
+"""
 
 
 @dataclass(frozen=True)
 class Held:
-    """What W ranks hold: N elements each, ``kinds`` in turn, values drawn by ``seed``."""
+    """What W ranks hold: N elements each, ``kinds`` in turn, values drawn by
+    ``seed``.
+    """
 
     world: int
     numel: int
@@ -80,19 +86,23 @@ class Held:
         ]
 
     def grads(self, sets: list[Tensor]) -> list[Tensor]:
-        """Positive, so that no sum is zero, and of magnitudes whose sums depend on the order."""
+        """Positive, so that no sum is zero, and of magnitudes whose sums depend on the
+        order.
+        """
         draw = torch.Generator().manual_seed(self.seed + 1)
         grads = []
         for indices_K in sets:
             grad_N = torch.zeros(self.numel)
             exponents = torch.randint(-12, 12, (len(indices_K),), generator=draw)
-            grad_N[indices_K.long()] = (1 + torch.rand(len(indices_K), generator=draw)) * (
-                2.0**exponents
-            )
+            grad_N[indices_K.long()] = (
+                1 + torch.rand(len(indices_K), generator=draw)
+            ) * (2.0**exponents)
             grads.append(grad_N)
         return grads
 
-    def _taken(self, kind: str, rank: int, common_N: Tensor, draw: torch.Generator) -> Tensor:
+    def _taken(
+        self, kind: str, rank: int, common_N: Tensor, draw: torch.Generator
+    ) -> Tensor:
         random_N = torch.rand(self.numel, generator=draw)
         at_N = torch.arange(self.numel)
         match kind:
@@ -116,7 +126,9 @@ class Held:
                 hashed = zen().permutation(self.numel)
                 own = parts_of(self.numel, self.world, hashed)[self.world // 2]
                 taken_N = torch.zeros(self.numel, dtype=torch.bool)
-                taken_N[own.indices(torch.arange(own.length, dtype=torch.int32)).long()] = True
+                taken_N[
+                    own.indices(torch.arange(own.length, dtype=torch.int32)).long()
+                ] = True
                 return taken_N
             case _:
                 return random_N < 0.1
@@ -157,13 +169,18 @@ class Ran:
 def ran(exchange: Pair, held: Held) -> Ran:
     """The step, run once for all laws."""
     sets = held.sets()
-    grads, members = held.grads(sets), [Member(r, held.world) for r in range(held.world)]
+    grads, members = (
+        held.grads(sets),
+        [Member(r, held.world) for r in range(held.world)],
+    )
     means = [torch.full_like(grad_N, 9.0) for grad_N in grads]
     given: list[Any] = [
         exchange.synchronise(me, exchange.init(held.spec, held.world), grad_N, mean_N)
         for me, grad_N, mean_N in zip(members, grads, means, strict=True)
     ]
-    return Ran(held, sets, grads, means, members, drive(given, seed=held.seed).sent_bytes)
+    return Ran(
+        held, sets, grads, means, members, drive(given, seed=held.seed).sent_bytes
+    )
 
 
 def law_the_mean_is_that_of_dense_gradients(exchange: Pair, held: Held) -> None:
@@ -172,7 +189,9 @@ def law_the_mean_is_that_of_dense_gradients(exchange: Pair, held: Held) -> None:
     want_N = torch.stack([grad_N.double() for grad_N in one.grads]).mean(0)
     for rank, mean_N in enumerate(one.means):
         wrong_N = ((mean_N != 0) != (want_N != 0)).nonzero()[:, 0]
-        assert not len(wrong_N), f"rank {rank}: element {int(wrong_N[0])} is there or lost"
+        assert not len(wrong_N), (
+            f"rank {rank}: element {int(wrong_N[0])} is there or lost"
+        )
         assert_near(
             mean_N,
             want_N,
@@ -186,7 +205,9 @@ def law_the_mean_is_that_of_dense_gradients(exchange: Pair, held: Held) -> None:
 def law_every_rank_has_the_same_bits(exchange: Pair, held: Held) -> None:
     one = ran(exchange, held)
     for rank, mean_N in enumerate(one.means):
-        assert same_bits(mean_N, one.means[0]), f"rank {rank} has other bits than rank 0"
+        assert same_bits(mean_N, one.means[0]), (
+            f"rank {rank} has other bits than rank 0"
+        )
 
 
 def law_bytes_are_the_formulas(exchange: Pair, held: Held) -> None:
@@ -206,7 +227,9 @@ def law_what_was_selected_is_counted(exchange: Pair, held: Held) -> None:
     for me, own in zip(one.members, one.sets, strict=True):
         assert me.selection is not None, f"rank {me.rank} notes nothing"
         got = me.selection[1:]
-        assert got == (len(own), union), f"rank {me.rank} notes {got} of {len(own)}, {union}"
+        assert got == (len(own), union), (
+            f"rank {me.rank} notes {got} of {len(own)}, {union}"
+        )
 
 
 def law_imbalance_is_definition_8(exchange: Pair, held: Held) -> None:
@@ -218,7 +241,9 @@ def law_imbalance_is_definition_8(exchange: Pair, held: Held) -> None:
         return
     (got,) = noted
     assert got is not None, "nothing was noted"
-    assert all(abs(a - b) < 1e-9 for a, b in zip(got, want, strict=True)), f"{got}, not {want}"
+    assert all(abs(a - b) < 1e-9 for a, b in zip(got, want, strict=True)), (
+        f"{got}, not {want}"
+    )
 
 
 def imbalance(exchange: Pair, held: Held) -> tuple[float, float] | None:
@@ -229,7 +254,9 @@ def imbalance(exchange: Pair, held: Held) -> tuple[float, float] | None:
     parts = parts_of(held.numel, world, scheme.permutation(held.numel))
     owner_N = torch.empty(held.numel, dtype=torch.int64)
     for part in parts:
-        owner_N[part.indices(torch.arange(part.length, dtype=torch.int32)).long()] = part.rank
+        owner_N[part.indices(torch.arange(part.length, dtype=torch.int32)).long()] = (
+            part.rank
+        )
 
     def busiest(indices: Tensor) -> float:
         counts_W = owner_N[indices.long()].bincount(minlength=world)
@@ -240,12 +267,14 @@ def imbalance(exchange: Pair, held: Held) -> tuple[float, float] | None:
 
 
 def imbalance_bound(world: int, num_taken: int) -> float:
-    """Theorem 2 with its constant: imbalance stays below this with probability 1 - 1 / W.
+    """Theorem 2 with its constant: imbalance stays below this with probability 1 - 1 /
+    W.
 
-    Of sets of ``num_taken`` units, or a union of so many, that were chosen without knowledge of the
-    seed. By Chernoff's bound a part gets (1 + d) of its share with probability at most
-    exp(-d^2 K / 3 W) for d <= 1, and the W^2 pairs of a worker and a part all stay below with
-    d = 3 sqrt(W ln W / K). The theorem's Theta hides the 3. Needs K >= 9 W ln W, where d is 1.
+    Of sets of ``num_taken`` units, or a union of so many, that were chosen without
+    knowledge of the seed. By Chernoff's bound a part gets (1 + d) of its share with
+    probability at most exp(-d^2 K / 3 W) for d <= 1, and the W^2 pairs of a worker and
+    a part all stay below with d = 3 sqrt(W ln W / K). The theorem's Theta hides the 3.
+    Needs K >= 9 W ln W, where d is 1.
     """
     return 1 + 3 * sqrt(world * log(world) / num_taken)
 
@@ -253,7 +282,11 @@ def imbalance_bound(world: int, num_taken: int) -> float:
 def law_parts_are_balanced(exchange: Pair, held: Held) -> None:
     """Theorem 2, of schemes that say so and sets that do not follow the hash."""
     dimensions = exchange.collective.dimensions
-    if dimensions is None or dimensions.balance != "balanced" or "one hashed part" in held.kinds:
+    if (
+        dimensions is None
+        or dimensions.balance != "balanced"
+        or "one hashed part" in held.kinds
+    ):
         return
     one, world = ran(exchange, held), held.world
     fewest = min(map(len, one.sets))
@@ -269,10 +302,12 @@ def law_parts_are_balanced(exchange: Pair, held: Held) -> None:
         assert found <= bound, f"{name} imbalance {found:.3f}, at most {bound:.3f}"
 
 
-LAWS = tuple(found for name, found in sorted(globals().items()) if name.startswith("law_"))
+LAWS = tuple(
+    found for name, found in sorted(globals().items()) if name.startswith("law_")
+)
 
 
-# ---- deliberately wrong ones ---------------------------------------------------------------------
+# ---- deliberately wrong ones ---------------------------------------------------------
 
 
 class loses_element_0(zen):
@@ -283,7 +318,9 @@ class loses_element_0(zen):
 
 
 class drops_overflow(zen):
-    """Has room for a quarter more than an equal share in each part, and loses the rest."""
+    """Has room for a quarter more than an equal share in each part, and loses the
+    rest.
+    """
 
     def units(self, me: Member, entries: Entries, numel: int) -> Entries:
         places_K = Permutation(numel, self.seed).places(entries.indices_K)
@@ -327,7 +364,9 @@ class hashes_nothing(zen):
 def _kept(entries: Entries, kept_K: Tensor) -> Entries:
     chosen = kept_K.nonzero()[:, 0]
     units = entries.values.view(-1, entries.width)[chosen]
-    return Entries(entries.indices_K[chosen].to(torch.int32), units.flatten(), entries.width)
+    return Entries(
+        entries.indices_K[chosen].to(torch.int32), units.flatten(), entries.width
+    )
 
 
 def _with(scheme: zen) -> Pair:
@@ -346,10 +385,14 @@ BITES = (
 """Which law must reject which."""
 
 
-# ---- tests ---------------------------------------------------------------------------------------
+# ---- tests ---------------------------------------------------------------------------
 
 SCHEMES = (
-    *(pair(nonzero(), one) for one in examples("collective") if one.dimensions is not None),
+    *(
+        pair(nonzero(), one)
+        for one in examples("collective")
+        if one.dimensions is not None
+    ),
     pair(nonzero(), omnireduce(block=3)),
 )
 
@@ -398,7 +441,9 @@ def test_a_hash_balances_what_ranges_do_not(kinds: tuple[str, ...]) -> None:
 
 
 def test_the_papers_table_3() -> None:
-    """Balanced Parallelism alone is point-to-point, incremental, parallel and balanced."""
+    """Balanced Parallelism alone is point-to-point, incremental, parallel and
+    balanced.
+    """
     told: dict[str, tuple[object, ...]] = {
         type(one).__name__: one.dimensions
         for one in examples("collective")
@@ -409,7 +454,12 @@ def test_the_papers_table_3() -> None:
         "sparcml": ("hierarchy", "incremental", "centralization", None),
         "omnireduce": ("point-to-point", "one-shot", "parallelism", "imbalanced"),
         "sparse_ps": ("point-to-point", "incremental", "parallelism", "imbalanced"),
-        "sparse_ps_broadcast": ("point-to-point", "incremental", "parallelism", "imbalanced"),
+        "sparse_ps_broadcast": (
+            "point-to-point",
+            "incremental",
+            "parallelism",
+            "imbalanced",
+        ),
         "zen": ("point-to-point", "incremental", "parallelism", "balanced"),
     }
 

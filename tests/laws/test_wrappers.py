@@ -1,4 +1,6 @@
-"""Wrapped exchanges keep the laws of exchanges, in the form that each wrapper gives them."""
+"""Wrapped exchanges keep the laws of exchanges, in the form that each wrapper gives
+them.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ DECOUPLED_LAWS = decoupled.OWN + decoupled.SHARED
 
 
 @each("law, exchange", product(DECOUPLED_LAWS, DECOUPLED), ids=name_of)
-def test_decoupled_momentum(law: Callable[..., None], exchange: DecoupledMomentum) -> None:
+def test_decoupled_momentum(
+    law: Callable[..., None], exchange: DecoupledMomentum
+) -> None:
     place = DECOUPLED.index(exchange) + DECOUPLED_LAWS.index(law)
     if law in decoupled.OWN or place % 2:
         law(exchange, rotated(place))
@@ -88,26 +92,39 @@ CHANGING = (
     ),
     gw.with_warmup(pair(codecs.onebit(block=64), together.casync_ps()), steps=2),
     Warmup(codecs.powersgd(rank=1), steps=1),
-    MeasuredScheme(pair(codecs.topk(density=0.1), together.allgather_sparse()), num_steps=2),
-    MeasuredScheme(pair(codecs.dgc(density=0.3), together.allgather_sparse()), num_steps=2),
+    MeasuredScheme(
+        pair(codecs.topk(density=0.1), together.allgather_sparse()), num_steps=2
+    ),
+    MeasuredScheme(
+        pair(codecs.dgc(density=0.3), together.allgather_sparse()), num_steps=2
+    ),
     MeasuredScheme(pair(codecs.nonzero(), together.allgather_sparse()), num_steps=2),
     Natural(pair(codecs.topk(density=0.1), together.allgather_sparse()), 7),
     Natural(pair(codecs.none(), together.allreduce()), 7),
 )
-"""The law's few steps go through all stages, or a scheme is chosen in their midst; drawn gradients
-are dense. Each law wraps these in error feedback itself."""
+"""The law's few steps go through all stages, or a scheme is chosen in their midst;
+drawn gradients are dense. Each law wraps these in error feedback itself.
+"""
 
 
 def by_law(laws: tuple[Callable[..., Any], ...]) -> pytest.MarkDecorator:
-    """A test for each law; those of many steps are slow, and others of their kind are above."""
-    slow = [pytest.param(law, marks=pytest.mark.slow) for law in laws if law in many_steps.LAWS]
+    """A test for each law; those of many steps are slow, and others of their kind are
+    above.
+    """
+    slow = [
+        pytest.param(law, marks=pytest.mark.slow)
+        for law in laws
+        if law in many_steps.LAWS
+    ]
     brief = [law for law in laws if law not in many_steps.LAWS]
     return pytest.mark.parametrize("law", [*brief, *slow], ids=lambda law: law.__name__)
 
 
 @by_law(exchanges.LAWS)
 @each("exchange", CHANGING)
-def test_those_that_change_over_steps(law: Callable[..., None], exchange: Exchange) -> None:
+def test_those_that_change_over_steps(
+    law: Callable[..., None], exchange: Exchange
+) -> None:
     place = CHANGING.index(exchange) + exchanges.LAWS.index(law)
     usual = FEW_LONG[place % 2] if law in many_steps.LAWS else ALWAYS
     law(exchange, rotated(place) if place % 2 else usual)
@@ -117,7 +134,10 @@ ADAPTED = tuple(
     Adapted(inner, error, every=2)
     for inner, error in (
         (pair(codecs.topk(density=0.2), together.allgather_sparse()), None),
-        (pair(codecs.topk(density=0.1, values=torch.bfloat16), together.casync_ps()), 0.7),
+        (
+            pair(codecs.topk(density=0.1, values=torch.bfloat16), together.casync_ps()),
+            0.7,
+        ),
         (pair(codecs.dgc(density=0.3), together.allgather_sparse()), 0.5),
         (pair(codecs.qsgd(block=64), together.casync_ps()), 0.3),
         (pair(codecs.uniform(bitwidth=8, block=64), together.casync_ps()), 0.05),
@@ -145,7 +165,9 @@ def test_the_norm_is_that_of_the_gradient(case: Case) -> None:
 
 
 @each("case, share", product(FEW, [0.5, 10.0]), ids=str)
-def test_clipping_is_the_exchange_of_clipped_gradients(case: Case, share: float) -> None:
+def test_clipping_is_the_exchange_of_clipped_gradients(
+    case: Case, share: float
+) -> None:
     """Bit for bit, momentum, residuals and all; above the norms it changes nothing."""
     inner = gw.with_momentum_correction(codecs.topk(density=0.3))
     grads = [case.grads(step) for step in range(3)]
@@ -154,7 +176,9 @@ def test_clipping_is_the_exchange_of_clipped_gradients(case: Case, share: float)
     max_norm = bound * case.world**0.5
     clipped = gw.with_clipping(inner, max_norm)
     states, others = case.states(inner), case.states(clipped)
-    assert (share < 1) == any(norm > bound for step in norms for norm in step) or not case.numel
+    assert (share < 1) == any(
+        norm > bound for step in norms for norm in step
+    ) or not case.numel
     for step, given in enumerate(grads):
         bound = max_norm / case.world**0.5
         factors = [min(1.0, bound / norm) if norm else 1.0 for norm in norms[step]]
@@ -170,7 +194,9 @@ def test_clipping_is_the_exchange_of_clipped_gradients(case: Case, share: float)
 
 @each("law", momentum.SHARED, ids=lambda law: law.__name__)
 def test_clipping_keeps_what_is_not_about_the_account(law: Callable[..., None]) -> None:
-    clipped = gw.with_clipping(pair(codecs.topk(density=0.3), together.allgather_sparse()), 0.5)
+    clipped = gw.with_clipping(
+        pair(codecs.topk(density=0.3), together.allgather_sparse()), 0.5
+    )
     for case in (ALWAYS, rotated(momentum.SHARED.index(law))):
         law(clipped, case)
 
@@ -178,7 +204,9 @@ def test_clipping_keeps_what_is_not_about_the_account(law: Callable[..., None]) 
 BITES = broken_momentum.BITES + broken_decoupled.BITES
 
 
-@each("law, wrong", BITES, ids=[f"{law.__name__}-{type(x).__name__}" for law, x in BITES])
+@each(
+    "law, wrong", BITES, ids=[f"{law.__name__}-{type(x).__name__}" for law, x in BITES]
+)
 def test_law_bites(law: Callable[..., None], wrong: Any) -> None:
     with rejected(by=law):
         for case in FEW:
@@ -186,7 +214,9 @@ def test_law_bites(law: Callable[..., None], wrong: Any) -> None:
                 law(wrong, case)
 
 
-@each("laws, broken", [(momentum.OWN, broken_momentum), (decoupled.OWN, broken_decoupled)])
+@each(
+    "laws, broken", [(momentum.OWN, broken_momentum), (decoupled.OWN, broken_decoupled)]
+)
 def test_every_law_has_a_specimen_and_accepts_the_sound(laws: Any, broken: Any) -> None:
     assert {law for law, _ in broken.BITES} == set(laws)
     for law, exchange in product(laws, broken.SOUND):

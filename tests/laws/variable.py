@@ -1,4 +1,5 @@
-"""Two sound compressors whose payloads vary in size; ``broken_variable`` has wrong ones.
+"""Two sound compressors whose payloads vary in size; ``broken_variable`` has wrong
+ones.
 
 K is the number of elements that a payload holds, N of the gradient.
 """
@@ -20,7 +21,8 @@ Encoded = tuple[Payload, State]
 
 @dataclass(frozen=True, kw_only=True)
 class above(Compressor):
-    """Sound: sends all elements that exceed ``threshold`` in magnitude, as NaN does too.
+    """Sound: sends all elements that exceed ``threshold`` in magnitude, as NaN does
+    too.
 
     A negative threshold makes every payload as large as it can be.
     """
@@ -52,8 +54,12 @@ class above(Compressor):
         if residual_N is not None:
             whole_N = whole_N + residual_N
         kept_N = ~(whole_N.abs() <= self.threshold)
-        form = self.layout(TensorSpec("", grad_N.numel(), grad_N.dtype), int(kept_N.sum()))
-        payload = Payload.empty(form, None if buffer is None else buffer[: form.size_bytes])
+        form = self.layout(
+            TensorSpec("", grad_N.numel(), grad_N.dtype), int(kept_N.sum())
+        )
+        payload = Payload.empty(
+            form, None if buffer is None else buffer[: form.size_bytes]
+        )
         payload["values"].copy_(whole_N[kept_N])
         payload["indices"].copy_(kept_N.nonzero().flatten())
         if residual_N is not None:
@@ -89,7 +95,9 @@ class trimmed(Compressor):
         is_sent_N = (sent_N != 0) | sent_N.signbit()
         num_sent = int(is_sent_N.nonzero().max()) + 1 if bool(is_sent_N.any()) else 0
         form = Format((Field("values", grad_N.dtype, num_sent),))
-        payload = Payload.empty(form, None if buffer is None else buffer[: form.size_bytes])
+        payload = Payload.empty(
+            form, None if buffer is None else buffer[: form.size_bytes]
+        )
         payload["values"].copy_(sent_N[:num_sent])
         if residual_N is not None:
             left_N = exact_N - sent_N

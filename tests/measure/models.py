@@ -11,7 +11,8 @@ TICK_S = 1 / 1024
 
 
 class Clock:
-    """Stands still but when a layer says how long it took; put in the place of time.perf_counter.
+    """Stands still but when a layer says how long it took; put in the place of
+    time.perf_counter.
 
     Times are multiples of 1/1024 s, so that sums of them are exact.
     """
@@ -43,15 +44,20 @@ class _Pass(torch.autograd.Function):
 class Timed(nn.Module):
     """y = x * weight, that takes ``forward`` and ``backward`` ticks of a clock."""
 
-    def __init__(self, clock: Clock, forward: int, backward: int, width: int = 3) -> None:
+    def __init__(
+        self, clock: Clock, forward: int, backward: int, width: int = 3
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
         self.clock, self.ticks = clock, (forward, backward)
 
     def forward(self, x: Tensor) -> Tensor:
         self.clock.pass_by(self.ticks[0])
-        # The node behind the product is computed before the product's own gradients are.
-        product: Tensor = _Pass.apply(x * self.weight, lambda: self.clock.pass_by(self.ticks[1]))
+        # The node behind the product is computed before the product's own gradients
+        # are.
+        product: Tensor = _Pass.apply(
+            x * self.weight, lambda: self.clock.pass_by(self.ticks[1])
+        )
         return product
 
 

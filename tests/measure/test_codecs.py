@@ -1,4 +1,6 @@
-"""Every compressor is measured, alone and in its own settings, into lines that can be read."""
+"""Every compressor is measured, alone and in its own settings, into lines that can be
+read.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ ALL = [load("compress", name)() for name in names("compress")]
 
 
 @each("codec", [a for a in ALL if isinstance(a, Compressor)])
-def test_error_feedback_is_measured_where_the_trait_asks_for_it(codec: Compressor) -> None:
+def test_error_feedback_is_measured_where_the_trait_asks_for_it(
+    codec: Compressor,
+) -> None:
     measured = codecs._Codec(codec, 1000, 4)
     measured.source_N.mul_(1000)  # large enough for any threshold
     buffer = measured.buffer
@@ -61,11 +65,14 @@ def test_error_feedback_is_measured_where_the_trait_asks_for_it(codec: Compresso
     assert bool(measured.sum_N.any())
 
 
-@pytest.mark.parametrize("exchange", [a for a in ALL if isinstance(a, Exchange)], ids=repr)
+@pytest.mark.parametrize(
+    "exchange", [a for a in ALL if isinstance(a, Exchange)], ids=repr
+)
 def test_what_all_of_a_step_took_is_what_a_prediction_counts(
     exchange: Exchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However often an exchange encodes in a step, and of however many elements each time.
+    """However often an exchange encodes in a step, and of however many elements each
+    time.
 
     By a clock that shows 1 s more for an encode, 2 s for a merge and 3 s for a decode.
     """
@@ -101,7 +108,9 @@ def test_mistakes_are_answered() -> None:
 
 def test_a_wait_for_others_within_a_round_counts_and_a_bad_round_does_not() -> None:
     class Shared:
-        """A codec whose every second turn waits for a core, and the machine stops once."""
+        """A codec whose every second turn waits for a core, and the machine stops
+        once.
+        """
 
         num_turns = 0
 
@@ -110,10 +119,14 @@ def test_a_wait_for_others_within_a_round_counts_and_a_bad_round_does_not() -> N
 
         def turn_s(self) -> dict[str, float]:
             self.num_turns += 1
-            seconds = 9.0 if self.num_turns == 5 else 1e-3 * (1 + 2 * (self.num_turns % 2))
+            seconds = (
+                9.0 if self.num_turns == 5 else 1e-3 * (1 + 2 * (self.num_turns % 2))
+            )
             return dict.fromkeys(PRIMITIVES, seconds)
 
     cases = [Shared(numel) for numel in (1000, 2000, 3000)]
     rounds = codecs._rounds(cases, budget_s=0.6, told=no_progress)  # type: ignore[arg-type]
     assert all(len(own) == codecs.ROUNDS for own in rounds)
-    assert codecs._fit("encode", cases, rounds).seconds(1000) == pytest.approx(2e-3, rel=0.05)  # type: ignore[arg-type]
+    assert codecs._fit("encode", cases, rounds).seconds(1000) == pytest.approx(
+        2e-3, rel=0.05
+    )  # type: ignore[arg-type]

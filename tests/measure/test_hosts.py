@@ -19,15 +19,19 @@ def found_again(given: Cluster, patch: pytest.MonkeyPatch) -> Cluster:
     """What is measured where messages take what ``given`` says; no rank is started."""
     within_s = [given.within_line.seconds(size) for size in SIZES_BYTES]
     across_s = [
-        given.all_reduce_s(size) - own_s for size, own_s in zip(SIZES_BYTES, within_s, strict=True)
+        given.all_reduce_s(size) - own_s
+        for size, own_s in zip(SIZES_BYTES, within_s, strict=True)
     ]
 
-    gathers_s = [given.shares.collective_s("all_gather", size / 8) for size in SIZES_BYTES]
+    gathers_s = [
+        given.shares.collective_s("all_gather", size / 8) for size in SIZES_BYTES
+    ]
 
     def seconds(engine: Any, cases: Sequence[Any], *rest: Any) -> list[float]:
         *_, whole = cases
         assert whole.numel * 4 == SIZES_BYTES[0]
-        # Each part by itself has a hand-over between threads that a whole message has once.
+        # Each part by itself has a hand-over between threads that a whole message has
+        # once.
         twice_s = 3e-4 if given.across.num_ranks > 1 else 0.0
         parts_s = [s + twice_s for s in within_s] + across_s + gathers_s
         whole_s = within_s[0] + across_s[0]
@@ -36,7 +40,9 @@ def found_again(given: Cluster, patch: pytest.MonkeyPatch) -> Cluster:
     patch.setattr(links, "_message_s", seconds)
     patch.setattr(links, "rank_0s", lambda engine, own: own)
     patch.setattr(links, "shared_cores", lambda of_all: None)
-    engine: Any = SimpleNamespace(rank=1, world=given.num_ranks, ranks_per_host=2, num_channels=1)
+    engine: Any = SimpleNamespace(
+        rank=1, world=given.num_ranks, ranks_per_host=2, num_channels=1
+    )
     verbs = ("all_reduce", "all_gather")
     return links.measure_cluster(engine, sizes_bytes=SIZES_BYTES, verbs=verbs)
 
@@ -46,14 +52,20 @@ def test_both_levels_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     found = found_again(given, monkeypatch)
     assert found.ranks_per_host == 2
     for size_bytes in (2**14, 2**15, 2**22):
-        assert found.all_reduce_s(size_bytes) == pytest.approx(given.all_reduce_s(size_bytes))
+        assert found.all_reduce_s(size_bytes) == pytest.approx(
+            given.all_reduce_s(size_bytes)
+        )
     assert (found.rate_bytes_per_s, found.hop_s) == pytest.approx((1e8, 1e-4))
     for size_bytes in SIZES_BYTES:  # of messages; a rank of a share has an eighth
         gather_s = given.shares.collective_s("all_gather", size_bytes / 8)
-        assert found.shares.collective_s("all_gather", size_bytes / 8) == pytest.approx(gather_s)
+        assert found.shares.collective_s("all_gather", size_bytes / 8) == pytest.approx(
+            gather_s
+        )
 
 
-def test_one_host_by_itself_has_its_own_links_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_host_by_itself_has_its_own_links_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     given = Cluster(num_ranks=2, rate_bytes_per_s=1e8, host=HOST)
     found = found_again(given, monkeypatch)
     assert (found.host.rate_bytes_per_s, found.host.hop_s) == pytest.approx((1e9, 1e-5))

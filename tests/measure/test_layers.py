@@ -1,4 +1,6 @@
-"""Times are those that layers take and add up to the step; the model is left as it was."""
+"""Times are those that layers take and add up to the step; the model is left as it
+was.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def ticks(found: Profile) -> dict[str, tuple[float, float]]:
 class Calling(nn.Module):
     """Its parts, called in the order of ``run(model, x)``."""
 
-    def __init__(self, run: Callable[[Any, Tensor], Tensor], **parts: nn.Module) -> None:
+    def __init__(
+        self, run: Callable[[Any, Tensor], Tensor], **parts: nn.Module
+    ) -> None:
         super().__init__()
         self.run = run
         for name, part in parts.items():
@@ -40,7 +44,9 @@ class Calling(nn.Module):
 
 
 def test_each_layer_gets_its_own_time_and_what_follows_it(clock: Clock) -> None:
-    model = nn.Sequential(Timed(clock, 3, 5), Pause(clock, 1, 2), Timed(clock, 7, 4).bfloat16())
+    model = nn.Sequential(
+        Timed(clock, 3, 5), Pause(clock, 1, 2), Timed(clock, 7, 4).bfloat16()
+    )
     found = profile(model, step_of(model), iterations=2)
     assert ticks(found) == {"0": (3 + 1, 5 + 2), "2": (7, 4)}
     assert [t.dtype for x in found.layers for t in x.tensors] == ["float32", "bfloat16"]
@@ -56,7 +62,9 @@ def test_time_around_the_layers_is_charged_too(clock: Clock) -> None:
         loss.backward()
         clock.pass_by(40)  # after it: what the next forward waits for
 
-    assert ticks(profile(model, step, iterations=1)) == {"1": (10 + 1 + 3 + 20 + 40, 30 + 5)}
+    assert ticks(profile(model, step, iterations=1)) == {
+        "1": (10 + 1 + 3 + 20 + 40, 30 + 5)
+    }
 
 
 def test_layers_come_in_the_order_of_first_calls(clock: Clock) -> None:
@@ -70,12 +78,17 @@ def test_a_layer_called_twice_is_added_up_and_ready_once(clock: Clock) -> None:
     parts = {"cell": Timed(clock, 3, 5), "between": Timed(clock, 1, 1)}
     model = Calling(lambda own, x: own.cell(own.between(own.cell(x))), **parts)
     found = profile(model, step_of(model), iterations=1)
-    # The first of the cell's two backwards makes no gradient ready: the next one, between's, waits.
+    # The first of the cell's two backwards makes no gradient ready: the next one,
+    # between's, waits.
     assert ticks(found) == {"cell": (6, 5), "between": (1, 6)}
 
 
 def test_tied_weights_are_one_tensor_in_the_layer_called_first(clock: Clock) -> None:
-    parts = {"head": Timed(clock, 1, 2), "middle": Timed(clock, 10, 20), "stem": Timed(clock, 3, 4)}
+    parts = {
+        "head": Timed(clock, 1, 2),
+        "middle": Timed(clock, 10, 20),
+        "stem": Timed(clock, 3, 4),
+    }
     model = Calling(lambda own, x: own.head(own.middle(own.stem(x))), **parts)
     model.head.weight = model.stem.weight
     found = profile(model, step_of(model), iterations=1)
@@ -87,11 +100,15 @@ def test_tied_weights_are_one_tensor_in_the_layer_called_first(clock: Clock) -> 
     ]
 
 
-def test_parameters_of_modules_that_are_not_called_belong_to_the_nearest_caller() -> None:
+def test_parameters_of_modules_that_are_not_called_belong_to_the_nearest_caller() -> (
+    None
+):
     model = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0, batch_first=True)
     x = torch.randn(2, 3, 8)
     found = profile(model, lambda: model(x).sum().backward(), iterations=1)
-    layers = {layer.name: [tensor.name for tensor in layer.tensors] for layer in found.layers}
+    layers = {
+        layer.name: [tensor.name for tensor in layer.tensors] for layer in found.layers
+    }
     assert list(layers) == ["self_attn", "norm1", "linear1", "linear2", "norm2"]
     assert layers["self_attn"] == [
         "self_attn.in_proj_weight",
@@ -127,7 +144,9 @@ def test_recomputation_is_backward_time(clock: Clock) -> None:
     for reentrant in (False, True):
         again = partial(checkpoint, use_reentrant=reentrant)
         parts = {"stem": Timed(clock, 1, 1), "body": Timed(clock, 3, 5)}
-        model = Calling(lambda own, x, again=again: again(own.body, own.stem(x)), **parts)
+        model = Calling(
+            lambda own, x, again=again: again(own.body, own.stem(x)), **parts
+        )
         found = ticks(profile(model, step_of(model), iterations=1))
         assert found == {"stem": (1, 1), "body": (3, 3 + 5)}, reentrant
 
@@ -135,7 +154,9 @@ def test_recomputation_is_backward_time(clock: Clock) -> None:
 def test_several_backwards_in_a_step_are_added_up(clock: Clock) -> None:
     model = nn.Sequential(Timed(clock, 3, 5))
     once = step_of(model)
-    assert ticks(profile(model, lambda: (once(), once()), iterations=1)) == {"0": (6, 10)}
+    assert ticks(profile(model, lambda: (once(), once()), iterations=1)) == {
+        "0": (6, 10)
+    }
 
 
 def test_frozen_layers_leave_their_time_to_the_one_before(clock: Clock) -> None:
@@ -157,13 +178,17 @@ def test_a_disturbed_step_does_not_count(clock: Clock) -> None:
 
 
 def test_layers_add_up_to_the_steps_without_hooks(clock: Clock) -> None:
-    """Hooks that slow a step down by half: the layers keep their shares of what it really takes."""
+    """Hooks that slow a step down by half: the layers keep their shares of what it
+    really takes.
+    """
     model = nn.Sequential(Timed(clock, 4, 8), Timed(clock, 12, 8))
     plain = step_of(model)
 
     def slower_with_hooks() -> None:
         hooked = bool(model[0]._forward_pre_hooks)
-        model[0].ticks, model[1].ticks = ((6, 12), (18, 12)) if hooked else ((4, 8), (12, 8))
+        model[0].ticks, model[1].ticks = (
+            ((6, 12), (18, 12)) if hooked else ((4, 8), (12, 8))
+        )
         plain()
 
     found = profile(model, slower_with_hooks, iterations=3)
@@ -173,7 +198,9 @@ def test_layers_add_up_to_the_steps_without_hooks(clock: Clock) -> None:
 
 def test_a_real_model_on_the_real_clock() -> None:
     """All that runs takes time; sums are exact."""
-    model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 16), nn.BatchNorm1d(16))
+    model = nn.Sequential(
+        nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 16), nn.BatchNorm1d(16)
+    )
     x, told = torch.randn(512, 1024), []
     found = profile(
         model,
@@ -204,9 +231,11 @@ def profile_wrapped() -> None:
 
 
 def test_inside_of_ddp(tmp_path: Path) -> None:
-    """The model goes before its group, as the last reference to a group must not be a reducer's.
+    """The model goes before its group, as the last reference to a group must not be a
+    reducer's.
 
-    Its destructor holds the interpreter's lock, and waits for a thread of gloo that may want it.
+    Its destructor holds the interpreter's lock, and waits for a thread of gloo that may
+    want it.
     """
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
@@ -218,11 +247,17 @@ def test_inside_of_ddp(tmp_path: Path) -> None:
 
 
 class Stateful(nn.Module):
-    """Everything that a step may move: a buffer, one that is replaced, random numbers, its mode."""
+    """Everything that a step may move: a buffer, one that is replaced, random numbers,
+    its mode.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.line, self.norm, self.drop = nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout()
+        self.line, self.norm, self.drop = (
+            nn.Linear(6, 6),
+            nn.BatchNorm1d(6),
+            nn.Dropout(),
+        )
         self.register_buffer("count", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -237,9 +272,17 @@ def _everything(model: Stateful) -> list[Any]:
     facts += [b.clone() for b in model.buffers()]
     facts += [p.grad if p.grad is None else p.grad.clone() for p in model.parameters()]
     facts += [m.training for m in model.modules()]
-    facts += [torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()]
     facts += [
-        (len(m._forward_pre_hooks), len(m._forward_hooks), len(m._forward_pre_hooks_with_kwargs))
+        torch.get_rng_state(),
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+    ]
+    facts += [
+        (
+            len(m._forward_pre_hooks),
+            len(m._forward_hooks),
+            len(m._forward_pre_hooks_with_kwargs),
+        )
         for m in model.modules()
     ]
     facts += [len(p._post_accumulate_grad_hooks or ()) for p in model.parameters()]
@@ -331,7 +374,9 @@ def test_wrong_models_and_numbers_are_refused() -> None:
     model = nn.Linear(3, 2)
     step = step_of(model)
     for wrong in 0, 2.5, "a":
-        with pytest.raises(InvalidSetting, match=f"iterations must be .*, got '?{wrong}"):
+        with pytest.raises(
+            InvalidSetting, match=f"iterations must be .*, got '?{wrong}"
+        ):
             profile(model, step, iterations=wrong)  # type: ignore[arg-type]
     for wrong in 0, -1:
         with pytest.raises(InvalidSetting, match=f"batch_size must be .*, got {wrong}"):

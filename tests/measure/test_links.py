@@ -1,4 +1,6 @@
-"""Measured clusters: every verb, the same figures on every rank, and what is no measurement."""
+"""Measured clusters: every verb, the same figures on every rank, and what is no
+measurement.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ SIZES_BYTES = (1000, 64_000, 1_000_000)
 def measured(rank: int, world: int) -> tuple[str, float, float]:
     """A rank's cluster, the progress that it was told, and the host's share."""
     engine = Engine(
-        join(None), num_channels=2, timeout=timedelta(seconds=60), on_span=lambda span: None
+        join(None),
+        num_channels=2,
+        timeout=timedelta(seconds=60),
+        on_span=lambda span: None,
     )
     # Every rank brings other figures of codecs: rank 0's must come out everywhere.
     line = LineFit(alpha_s=rank, per_unit_s=1.0)
@@ -53,7 +58,8 @@ def test_every_rank_returns_the_same_lines_of_every_verb() -> None:
     text, told, share = told_by_ranks[0]
     cluster = Cluster.parse(text)
     assert told == pytest.approx(len(VERBS) * len(SIZES_BYTES))
-    # Two channels cannot show less than about a half, and what they cannot show counts as none.
+    # Two channels cannot show less than about a half, and what they cannot show counts
+    # as none.
     assert share == 0 or 0.5 < share <= 1
     assert 0 <= cluster.host_share <= 1
     assert cluster.num_ranks == WORLD
@@ -61,9 +67,12 @@ def test_every_rank_returns_the_same_lines_of_every_verb() -> None:
     assert tuple(cluster.collectives) == VERBS
     for verb, line in cluster.collectives.items():
         assert all(seconds > 0 for _, seconds in line.samples), verb
-        buffers = [size * (WORLD if verb == "all_gather" else 1) for size, _ in line.samples]
+        buffers = [
+            size * (WORLD if verb == "all_gather" else 1) for size, _ in line.samples
+        ]
         assert all(
-            0 <= b - wanted < 4 * WORLD for b, wanted in zip(buffers, SIZES_BYTES, strict=True)
+            0 <= b - wanted < 4 * WORLD
+            for b, wanted in zip(buffers, SIZES_BYTES, strict=True)
         )
     assert all(seconds > 0 for _, seconds in cluster.processors.samples)
     # No rate was stated: it is that of a ring whose long messages take as long.
@@ -75,7 +84,10 @@ def test_every_rank_returns_the_same_lines_of_every_verb() -> None:
 
 def test_a_single_rank_has_no_links() -> None:
     engine = Engine(
-        Membership("", 0, 1), num_channels=1, timeout=timedelta(seconds=5), on_span=lambda _: None
+        Membership("", 0, 1),
+        num_channels=1,
+        timeout=timedelta(seconds=5),
+        on_span=lambda _: None,
     )
     with pytest.raises(InvalidSetting, match="joins at least two ranks, got 1"):
         measure_cluster(engine)
@@ -117,7 +129,9 @@ def test_torchs_all_reduces_are_really_measured() -> None:
     store, options = HashStore(), ProcessGroupGloo._Options()
     options._devices = [ProcessGroupGloo.create_device(interface="lo")]
     with ThreadPoolExecutor(2) as pool:
-        groups = pool.map(lambda rank: ProcessGroupGloo(store, rank, 2, options), range(2))
+        groups = pool.map(
+            lambda rank: ProcessGroupGloo(store, rank, 2, options), range(2)
+        )
         report, _ = pool.map(links.torch_all_reduces, [*groups])
     assert (report.world, report.backend) == (2, "gloo")
     assert tuple(size for size, _ in report.fit.samples) == links.TORCH_SIZES_BYTES

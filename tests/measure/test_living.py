@@ -18,7 +18,9 @@ SECOND = 1024
 
 
 class Bucketed:
-    """As much of a DDP model as tells its buckets: one of all parameters, last ones first."""
+    """As much of a DDP model as tells its buckets: one of all parameters, last ones
+    first.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.reducer, self._model = self, model
@@ -54,7 +56,11 @@ def ticks(watch: LayerWatch) -> tuple[list[float], list[float], float]:
     """Forward and backward of each layer, and all else of a step."""
     layers = watch.profile().layers
     forward = [layer.forward_s / TICK_S for layer in layers]
-    return forward, [layer.backward_s / TICK_S for layer in layers], watch.other_s / TICK_S
+    return (
+        forward,
+        [layer.backward_s / TICK_S for layer in layers],
+        watch.other_s / TICK_S,
+    )
 
 
 def test_every_layer_has_its_own_seconds(clock: Clock) -> None:
@@ -69,7 +75,9 @@ def test_every_layer_has_its_own_seconds(clock: Clock) -> None:
     assert ticks(watch) == ([1, 2], [3, 5], SECOND)
     assert (watch.num_steps, watch.profile().batch_size) == (3, 6)
     assert [seconds / TICK_S for seconds, _ in watch.seconds] == [SECOND + 3 + 8] * 3
-    assert all(1.0 < core_s < 2.0 for _, core_s in watch.seconds), "this thread waited for no core"
+    assert all(1.0 < core_s < 2.0 for _, core_s in watch.seconds), (
+        "this thread waited for no core"
+    )
 
 
 def test_of_passes_that_accumulate_the_last_one_counts(clock: Clock) -> None:

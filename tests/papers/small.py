@@ -1,4 +1,6 @@
-"""The papers' figures in small: tiny trainings, made-up captures, a few models and ranks."""
+"""The papers' figures in small: tiny trainings, made-up captures, a few models and
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,27 @@ import pytest
 import torch
 from torch import nn
 
-from gradwire_bench.workloads.task import Batch, TrainingTask, class_loss, mean_over, random_of
+from gradwire_bench.workloads.task import (
+    Batch,
+    TrainingTask,
+    class_loss,
+    mean_over,
+    random_of,
+)
 from papers.deft import convergence as deft_convergence
 from papers.deft import density as deft_density
 from papers.deft import error as deft_error
 from papers.deft import setting as deft_setting
 from papers.frame import Ask, Findings, Row
-from papers.hipress import accuracy, convergence, gpu_use, sizes, speed, throughput, varied
+from papers.hipress import (
+    accuracy,
+    convergence,
+    gpu_use,
+    sizes,
+    speed,
+    throughput,
+    varied,
+)
 from papers.hipress.printed import PS_ONEBIT
 from papers.hipress.systems import TRAINED
 from papers.ssfusion.breakdown import figure13
@@ -56,7 +72,9 @@ Measured = Callable[[str, str], Findings]
 
 
 def ask(folder: Path | None = None, **earlier: Findings) -> Ask:
-    return Ask(quick=True, report=lambda fraction, what: None, earlier=earlier, folder=folder)
+    return Ask(
+        quick=True, report=lambda fraction, what: None, earlier=earlier, folder=folder
+    )
 
 
 # A task that trains in milliseconds, in place of an application's.
@@ -75,7 +93,9 @@ def tiny(batch: int = 4, seed: int = 0, **sizes: object) -> TrainingTask:
     return TrainingTask(
         name="argmax",
         description="which input is the largest",
-        make_model=lambda: nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, CLASSES)),
+        make_model=lambda: nn.Sequential(
+            nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, CLASSES)
+        ),
         make_optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9),
         batch=partial(draw, batch=batch),
         loss=class_loss,
@@ -117,9 +137,13 @@ HIPRESS_TRAINED = convergence.Trained(
 HIPRESS: dict[str, Measure] = {
     "table1": throughput.table1,
     "table6": sizes.table6,
-    "figure9": partial(throughput.figure9, trained={"lstm": TRAINED["lstm"]}, sizes=(2, 4)),
+    "figure9": partial(
+        throughput.figure9, trained={"lstm": TRAINED["lstm"]}, sizes=(2, 4)
+    ),
     "figure10": partial(gpu_use.figure10, num_hosts=4),
-    "figure11": partial(throughput.figure11, trained={"vgg19": TRAINED["vgg19"]}, sizes=(2,)),
+    "figure11": partial(
+        throughput.figure11, trained={"vgg19": TRAINED["vgg19"]}, sizes=(2,)
+    ),
     "figure13": partial(speed.figure13, numel=2**14, rounds=4, num_hosts=2),
     "figure14": partial(accuracy.figure14, sizes=(2**15, 2**20, 2**26), num_hosts=4),
     "figure15": partial(varied.figure15, num_hosts=2),
@@ -162,7 +186,9 @@ USBYTE: dict[str, Measure] = {
     "figure14": partial(
         bandwidth.figure14, models=("resnet50", "vgg16"), rates_gbit=(10, 20, 60, 100)
     ),
-    "figure15": partial(blocks.figure15, models=("vgg16", "googlenet"), sizes_mbit=(0.1, 8.0)),
+    "figure15": partial(
+        blocks.figure15, models=("vgg16", "googlenet"), sizes_mbit=(0.1, 8.0)
+    ),
     "figure16": partial(blocks.figure16, models=("vgg16",), sizes_mbit=(0.5, 8.0)),
     "figure18": partial(scaling.figure18, models=("vgg16",), ranks=(8, 32)),
 }
@@ -174,13 +200,15 @@ MODELS = ("lstm", "transformer")
 
 
 def made(name: str, num_units: int, width: int, kept: int) -> Capture:
-    """Zipf's law over the units: low numbers are in every rank's gradient, high ones in few."""
+    """Zipf's law over the units: low numbers are in every rank's gradient, high ones in
+    few.
+    """
     random = np.random.default_rng(0)
     weights = 1 / np.arange(1, num_units + 1)
     units = tuple(
-        np.sort(random.choice(num_units, kept, replace=False, p=weights / weights.sum())).astype(
-            np.int32
-        )
+        np.sort(
+            random.choice(num_units, kept, replace=False, p=weights / weights.sum())
+        ).astype(np.int32)
         for _ in range(RANKS)
     )
     return Capture(name, "made up", num_units, width, units)
@@ -190,13 +218,19 @@ TASKS = (
     partial(text_lstm, vocabulary=200, embedding=8, hidden=8, num_held_out=8),
     partial(text_transformer, vocabulary=200, width=8, num_held_out=8),
 )
-LOSSES = tuple(replace(part, task=task) for part, task in zip(zen_losses.PARTS, TASKS, strict=True))
+LOSSES = tuple(
+    replace(part, task=task) for part, task in zip(zen_losses.PARTS, TASKS, strict=True)
+)
 """Figure 18's two halves, each on a model of a few thousand elements."""
 
 
 def speed_rows() -> tuple[Row, ...]:
     """Rows as the benchmark gives them, for one model."""
-    speedups = dict.fromkeys(SCHEMES, 1.0) | {"dense": 1.0, "zen_in_coo": 6.0, "zen_paper": 7.0}
+    speedups = dict.fromkeys(SCHEMES, 1.0) | {
+        "dense": 1.0,
+        "zen_in_coo": 6.0,
+        "zen_paper": 7.0,
+    }
     return tuple(
         {
             "name": f"lstm, {scheme}",
@@ -230,12 +264,23 @@ ZEN: dict[str, Measure] = {
     "theorem2": lambda asked: zen_balance.theorem2(asked, MODELS, (4, 16), numel=2**16),
     "figure15": lambda asked: FIGURE_15,
     "figure16": lambda asked: zen_hashing.figure16(asked, numel=200_000),
-    "figure17a": lambda asked: zen_formats.figure17a(asked, DENSITIES, MODELS, numel=2**14),
+    "figure17a": lambda asked: zen_formats.figure17a(
+        asked, DENSITIES, MODELS, numel=2**14
+    ),
     "figure17b": lambda asked: zen_parts.figure17b(
         replace(asked, earlier={"figure15": FIGURE_15}), MODELS
     ),
     "figure18": lambda asked: zen_losses.figure18(asked, LOSSES, num_steps=20),
-    **{name: partial(zen_training.figure, name=name, run=trained) for name in zen_training.PARTS},
+    **{
+        name: partial(zen_training.figure, name=name, run=trained)
+        for name in zen_training.PARTS
+    },
 }
 
-SMALL = {"deft": DEFT, "hipress": HIPRESS, "ssfusion": SSFUSION, "usbyte": USBYTE, "zen": ZEN}
+SMALL = {
+    "deft": DEFT,
+    "hipress": HIPRESS,
+    "ssfusion": SSFUSION,
+    "usbyte": USBYTE,
+    "zen": ZEN,
+}

@@ -1,4 +1,6 @@
-"""Schemes over index sets of a file: what is read, what rows say, and a small run for real."""
+"""Schemes over index sets of a file: what is read, what rows say, and a small run for
+real.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,13 @@ NUM_UNITS, WIDTH = 300, 4
 
 def write(path: Path, hosts: int) -> Path:
     """An index set for each host: some rows of its own, and row 7 of all."""
-    sets = {f"units_{rank}": np.array([rank, 7, 290 + rank], np.int32) for rank in range(hosts)}
-    np.savez(path, name=np.array("table"), num_units=np.array(NUM_UNITS), width=WIDTH, **sets)
+    sets = {
+        f"units_{rank}": np.array([rank, 7, 290 + rank], np.int32)
+        for rank in range(hosts)
+    }
+    np.savez(
+        path, name=np.array("table"), num_units=np.array(NUM_UNITS), width=WIDTH, **sets
+    )
     return path
 
 
@@ -31,7 +38,9 @@ def result(seconds: float, sent: int, received: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("shaped", [True, False])
-def test_a_step_is_the_slowest_ranks_and_bytes_are_the_busiest_sides(shaped: bool) -> None:
+def test_a_step_is_the_slowest_ranks_and_bytes_are_the_busiest_sides(
+    shaped: bool,
+) -> None:
     bench = captured.CapturedBench(paths=(), hosts=2, rate_bytes_per_s=100.0)
     results = [result(2.0, 10, 150), result(4.0, 90, 20)]
     row = captured._rows(bench, "table", results, shaped)[1]
@@ -45,7 +54,9 @@ def test_every_scheme_averages_alike_among_hosts(
 ) -> None:
     """Ranks themselves hold every mean to the all-reduce's."""
     fork_ranks(monkeypatch, captured)
-    bench = captured.CapturedBench(paths=(write(tmp_path / "a.npz", 2),), hosts=2, repeats=1)
+    bench = captured.CapturedBench(
+        paths=(write(tmp_path / "a.npz", 2),), hosts=2, repeats=1
+    )
     rows = captured.run(bench, lambda fraction, what: None, timeout_s=120.0)
     assert [row["scheme"] for row in rows] == ["dense", *SCHEMES]
     assert {row["fraction_density"] for row in rows} == {3 / NUM_UNITS}

@@ -1,4 +1,6 @@
-"""Section 5.3 of DEFT: what is counted, what the formula gives, and claims that can fail."""
+"""Section 5.3 of DEFT: what is counted, what the formula gives, and claims that can
+fail.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,17 @@ def line(alpha_s: float) -> LineFit:
 CLUSTER = Cluster(
     num_ranks=WORLD,
     rate_bytes_per_s=1e6,
-    collectives={"all_gather": line(ALPHA_S), "all_reduce": line(0.02), "broadcast": line(0.03)},
+    collectives={
+        "all_gather": line(ALPHA_S),
+        "all_reduce": line(0.02),
+        "broadcast": line(0.03),
+    },
 )
-ROUNDS = {"topk": ["all_gather"], "cltk": ["broadcast", "all_reduce"], "deft": ["all_gather"] * 4}
+ROUNDS = {
+    "topk": ["all_gather"],
+    "cltk": ["broadcast", "all_reduce"],
+    "deft": ["all_gather"] * 4,
+}
 
 
 def step(method: str, k: int, seconds: float) -> dict[str, Any]:
@@ -50,7 +60,9 @@ def made(
 ) -> tuple[list[dict[str, Any]], bool]:
     """Every rank's steps: Top-k takes ``factor`` times its formula, DEFT ``deft_s``."""
     steps = {
-        f"{method}, {density:g}": [step(method, k, deft_s if method == "deft" else topk_s)]
+        f"{method}, {density:g}": [
+            step(method, k, deft_s if method == "deft" else topk_s)
+        ]
         for density, k in ((0.001, 100), (0.01, 1000))
         for topk_s in [factor * (ALPHA_S + PER_BYTE_S * 8 * k)]
         for method in deft_cost.METHODS
@@ -60,7 +72,9 @@ def made(
 
 
 def found(*args: Any, **kwargs: Any) -> Findings:
-    return deft_cost.cost(ASK, LSTM, run=lambda bench, app, report: made(*args, **kwargs))
+    return deft_cost.cost(
+        ASK, LSTM, run=lambda bench, app, report: made(*args, **kwargs)
+    )
 
 
 def test_formula_is_that_of_an_all_gather_of_values_and_indices() -> None:
@@ -80,7 +94,9 @@ def test_a_run_for_real_counts_what_it_sends(
 
     def run(bench: deft_cost.Bench, app: Application, report: Any) -> Any:
         short = (2**10, 2**12, 2**14)
-        small = bench._replace(sizes=TINY, hosts=2, repeats=1, budget_s=0.01, sizes_bytes=short)
+        small = bench._replace(
+            sizes=TINY, hosts=2, repeats=1, budget_s=0.01, sizes_bytes=short
+        )
         return deft_cost.measure(small, app, report)
 
     rows = deft_cost.cost(ASK, LSTM, run=run).rows
@@ -89,5 +105,7 @@ def test_a_run_for_real_counts_what_it_sends(
         if row["method"] == "topk":
             near = float(str(row["counted_bytes"])) / float(str(row["formula_bytes"]))
             assert near == pytest.approx(1.0, abs=8 / float(str(row["formula_bytes"])))
-        assert 0 < float(str(row["counted_bytes"])) <= float(str(row["interface_bytes"]))
+        assert (
+            0 < float(str(row["counted_bytes"])) <= float(str(row["interface_bytes"]))
+        )
     assert deft_cost.draw_cost(rows, tmp_path / "cost.png").exists()

@@ -1,4 +1,6 @@
-"""Any figure of any paper, measured in small: rows, claims that stand somewhere, and a picture."""
+"""Any figure of any paper, measured in small: rows, claims that stand somewhere, and a
+picture.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ def test_every_figure_has_a_measure_of_its_own(paper: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("paper", "name"), [(paper, name) for paper, small in SMALL.items() for name in small]
+    ("paper", "name"),
+    [(paper, name) for paper, small in SMALL.items() for name in small],
 )
 def test_claims_say_why_they_differ(
     paper: str, name: str, measured: Measured, tmp_path: Path
@@ -54,7 +57,9 @@ def test_claims_say_why_they_differ(
         assert draw(found.rows, tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_a_testbed_the_papers_column_stands_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_testbed_the_papers_column_stands_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise TestbedUnavailable("no root here")
 

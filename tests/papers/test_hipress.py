@@ -1,4 +1,6 @@
-"""HiPress: lines of code, systems, table 7's cells, and what figure 12's plans switch on."""
+"""HiPress: lines of code, systems, table 7's cells, and what figure 12's plans switch
+on.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def test_lines_that_hold_code(text: str, count: int) -> None:
 
 def test_every_operator_of_table_4_is_in_the_library() -> None:
     for name in lines.COMMON:
-        assert callable(getattr(language, name, None) or getattr(matrices, name, None)), name
+        assert callable(
+            getattr(language, name, None) or getattr(matrices, name, None)
+        ), name
 
 
 @each("name", SYSTEMS)
@@ -60,7 +64,9 @@ def test_each_host_serves_one_partition_of_a_message() -> None:
     counts = [len(one.chunks) for one in plan.messages]
     assert set(counts[:-1]) == {4}
     assert counts[-1] <= 4
-    assert max(4 * c.numel for one in plan.messages for c in one.chunks) <= PARTITION_BYTES
+    assert (
+        max(4 * c.numel for one in plan.messages for c in one.chunks) <= PARTITION_BYTES
+    )
 
 
 # Figure 10
@@ -88,7 +94,9 @@ OTHERS = {
 
 
 def test_what_is_compressed_agrees_in_all_cells_and_partitions_in_eight() -> None:
-    """Three of the eight are cells that the curves were chosen for, so nothing is said of them."""
+    """Three of the eight are cells that the curves were chosen for, so nothing is said
+    of them.
+    """
     found = plans.table7(ask())
     assert len(found.rows) == len(found.claims) == 12
     for row, claim in zip(found.rows, found.claims, strict=True):
@@ -114,8 +122,12 @@ CLUSTER = Cluster(
 
 @each("model", ablation.SAVED)
 def test_each_plan_switches_what_it_says_and_saves_time(model: str) -> None:
-    """Bulk communication saves where links lose what overflows, so not in the simulator."""
-    small = scaled_profile(catalogue.load(model), scale=ablation.SCALE, slowdown=ablation.SLOWDOWN)
+    """Bulk communication saves where links lose what overflows, so not in the
+    simulator.
+    """
+    small = scaled_profile(
+        catalogue.load(model), scale=ablation.SCALE, slowdown=ablation.SLOWDOWN
+    )
     found = ablation.plans_of(small, CLUSTER, ablation.COLLECTIVES[model])
     tensors = {t.name: t for layer in small.layers for t in layer.tensors}
     for plan in found.values():
@@ -126,11 +138,19 @@ def test_each_plan_switches_what_it_says_and_saves_time(model: str) -> None:
     assert all(one.inline for one in codec.messages)
     assert not any(one.inline for plan in (pipelining, bulk) for one in plan.messages)
     assert [plan.credit for plan in found.values()] == [1, 1, 4, 4, 4]
-    assert len(bulk.messages) < len(pipelining.messages) == len(codec.messages) == len(tensors)
+    assert (
+        len(bulk.messages)
+        < len(pipelining.messages)
+        == len(codec.messages)
+        == len(tensors)
+    )
     assert pipelining.exchanges["onebit"].collective_settings
     assert not bulk.exchanges["onebit"].collective_settings
     assert planner.planner == "secopa"
     if model == "vgg19":
-        seconds = {name: simulate(plan, small, CLUSTER).iteration_s for name, plan in found.items()}
+        seconds = {
+            name: simulate(plan, small, CLUSTER).iteration_s
+            for name, plan in found.items()
+        }
         assert seconds["default"] > seconds["codec"] > seconds["pipelining"]
         assert seconds["codec"] > seconds["planner"]

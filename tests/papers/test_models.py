@@ -1,4 +1,6 @@
-"""Models of the papers' experiments: shapes, sizes, and that what a model says of itself is so."""
+"""Models of the papers' experiments: shapes, sizes, and that what a model says of
+itself is so.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,16 @@ def size(model: nn.Module) -> int:
     [
         (ResNet18(4, channels=3, stem_stride=2), torch.zeros(2, 3, 32, 32), (2, 10)),
         (ConvNet(4), torch.zeros(3, 1, 28, 28), (3, 10)),
-        (LSTMLM(30, 4, 8, num_layers=2), torch.zeros(2, 5, dtype=torch.long), (2, 5, 30)),
-        (CausalLM(6, 8, 1, vocabulary=30), torch.zeros(2, 6, dtype=torch.long), (2, 6, 30)),
+        (
+            LSTMLM(30, 4, 8, num_layers=2),
+            torch.zeros(2, 5, dtype=torch.long),
+            (2, 5, 30),
+        ),
+        (
+            CausalLM(6, 8, 1, vocabulary=30),
+            torch.zeros(2, 6, dtype=torch.long),
+            (2, 6, 30),
+        ),
         (NeuMF(5, 7), torch.tensor([[4, 6], [0, 0], [1, 2]]), (3,)),
         (DeepFM([3, 4, 2]), torch.tensor([[0, 3, 1], [2, 0, 0]]), (2,)),
     ],

@@ -17,14 +17,18 @@ PRINTED = {
     "usbyte": (19, 5),
     "zen": (18, 4),
 }
-"""How many figures and tables each paper has; they are numbered from 1 without a gap."""
+"""How many figures and tables each paper has; they are numbered from 1 without a
+gap.
+"""
 
 
 def missing(contents: tuple[Item, ...], num_figures: int, num_tables: int) -> set[str]:
     """What a list of contents lacks, or has beyond what is printed."""
     printed = {f"figure {number + 1}" for number in range(num_figures)}
     printed |= {f"table {number + 1}" for number in range(num_tables)}
-    return printed ^ {one.place for one in contents if re.match("figure|table", one.place)}
+    return printed ^ {
+        one.place for one in contents if re.match("figure|table", one.place)
+    }
 
 
 @pytest.mark.smoke
@@ -42,4 +46,6 @@ def test_what_is_reproduced_is_a_figure_here_and_others_say_why(name: str) -> No
     paper = page(name)
     named = [figure for one in paper.contents for figure in one.figures]
     assert sorted(named) == sorted(figure.name for figure in paper.figures)
-    assert [one.place for one in paper.contents if not one.figures and not one.why] == []
+    assert [
+        one.place for one in paper.contents if not one.figures and not one.why
+    ] == []

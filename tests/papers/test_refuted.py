@@ -1,8 +1,9 @@
-"""Every rule that gives a verdict can say "disagrees", and finds no effect where there is none.
+"""Every rule that gives a verdict can say "disagrees", and finds no effect where there
+is none.
 
-Rules are fed with rows whose figures are drawn at random: each must disagree with some. Then all
-figures are the same, so that no scheme is faster, smaller or closer than another: only rules that
-state likeness or an upper bound may agree.
+Rules are fed with rows whose figures are drawn at random: each must disagree with some.
+Then all figures are the same, so that no scheme is faster, smaller or closer than
+another: only rules that state likeness or an upper bound may agree.
 """
 
 from __future__ import annotations
@@ -39,7 +40,15 @@ from papers.hipress import (
     throughput,
     varied,
 )
-from papers.ssfusion import breakdown, compare, degrees, duration, latency, missing, schemes
+from papers.ssfusion import (
+    breakdown,
+    compare,
+    degrees,
+    duration,
+    latency,
+    missing,
+    schemes,
+)
 from papers.ssfusion import convergence as ssfusion_convergence
 from papers.ssfusion import sizes as ssfusion_sizes
 from papers.ssfusion import throughput as ssfusion_throughput
@@ -88,7 +97,9 @@ ASK = Ask(quick=False, report=lambda *_: None, earlier={})
 
 
 class Drawn(dict[str, Any]):
-    """A row that has every figure it is asked for: drawn once, or the same as in all others."""
+    """A row that has every figure it is asked for: drawn once, or the same as in all
+    others.
+    """
 
     def __init__(self, draw: Callable[[str], float], given: dict[str, Any]) -> None:
         super().__init__(given)
@@ -102,7 +113,9 @@ class Drawn(dict[str, Any]):
         return Drawn(self.draw, {**self, **other})
 
     def having(self, *keys: str) -> Drawn:
-        """This row with these figures drawn already, for rules that ask whether they are there."""
+        """This row with these figures drawn already, for rules that ask whether they
+        are there.
+        """
         for key in keys:
             self[key]
         return self
@@ -147,8 +160,12 @@ def of_deft(row: Make) -> Iterator[Claim]:
     yield from deft_density._build_up_claims(by_place)
     yield from deft_density._kept_claims(by_place, ["deft", "cltk"])
     yield deft_error._similar(app, history(row), history(row))
-    yield deft_error._lower(app, {(app, name): history(row) for name in ("topk", "cltk", "deft")})
-    yield from deft_speed._breakdown_claims({name: row() for name in deft_speed.METHODS})
+    yield deft_error._lower(
+        app, {(app, name): history(row) for name in ("topk", "cltk", "deft")}
+    )
+    yield from deft_speed._breakdown_claims(
+        {name: row() for name in deft_speed.METHODS}
+    )
     yield from deft_speed._speedup_claims(several(row, "num_ranks", (4, 8)))
     named = several(row, "name", deft_table.SPARSIFIERS)
     yield from (deft_table._claim(column, named) for column in deft_table.COLUMNS)
@@ -156,14 +173,18 @@ def of_deft(row: Make) -> Iterator[Claim]:
 
 def of_hipress(row: Make) -> Iterator[Claim]:
     model = convergence.MODELS[0]
-    yield ablation.claims_of("vgg19", several(row, "added", ("default", "codec"), model="vgg19"))[0]
+    yield ablation.claims_of(
+        "vgg19", several(row, "added", ("default", "codec"), model="vgg19")
+    )[0]
     by_size = [
         row(name=str(size), size_bytes=size, partitions=round(16 * row()["some"]))
         for size in accuracy.SIZES
     ]
     yield accuracy._from_size(by_size)
     yield from accuracy._advice(by_size, 16)
-    trained = [curve(row, application=model.name, name=name) for name in ("dense", "dgc")]
+    trained = [
+        curve(row, application=model.name, name=name) for name in ("dense", "dgc")
+    ]
     yield convergence.close_claim(model, trained)
     yield convergence.sooner_claim([model], trained)
     count = round(100 * row()["lines"])
@@ -175,7 +196,9 @@ def of_hipress(row: Make) -> Iterator[Claim]:
         {"name": "a", "others_used": "", "lines_logic": count, "lines_logic_paper": 20}
     )
     cell = {"strategy": "casync_ring", "num_nodes": 16, "size_bytes": 4 * plans.MIB}
-    yield plans._claim(row(**cell, compresses=True, compresses_paper=True, partitions_paper=16))
+    yield plans._claim(
+        row(**cell, compresses=True, compresses_paper=True, partitions_paper=16)
+    )
     yield sizes.claim_of(row(mebibytes_paper=100.0))
     yield speed.faster_claim([row(name="a/encode").having("speedup_vs_eager")])
     pairs = [
@@ -187,17 +210,23 @@ def of_hipress(row: Make) -> Iterator[Claim]:
     yield speed.speedup_claim(pairs)
     for (_, name), (efficiency, _) in printed.TABLE_1.items():
         own = row(name=name, efficiency_paper=efficiency, fraction_paper=0.6)
-        yield from (throughput._table1_claim(own, key) for key in ("efficiency", "fraction"))
+        yield from (
+            throughput._table1_claim(own, key) for key in ("efficiency", "fraction")
+        )
     for stated in (*printed.FIGURE_9, *printed.FIGURE_11):
         names = stated.ours, stated.other
         at_16 = several(row, "name", names, model=stated.model, num_hosts=16)
         yield throughput.gain_claim(at_16, stated)
     systems = throughput.RING, throughput.BYTEPS, "HiPress"
-    grown = [row(name=name, num_hosts=n, model="m") for name in systems for n in (2, 4, 8)]
+    grown = [
+        row(name=name, num_hosts=n, model="m") for name in systems for n in (2, 4, 8)
+    ]
     yield throughput.widening(grown, "m", systems)
     site, fast, slow = varied.RATES[0]
     links = [f"links of {gbit:g} Gbit/s" for gbit in (fast, slow)]
-    yield varied._same_speed(several(row, "reading", links, name=varied.PS_ONEBIT), site, slow)
+    yield varied._same_speed(
+        several(row, "reading", links, name=varied.PS_ONEBIT), site, slow
+    )
     for many, loss in varied.DGC_LOSS.items():
         values = varied.LEAST_DENSITY, many
         own_rows = several(row, "value", values, varied=varied.ELEMENTS, name="DGC")
@@ -209,7 +238,9 @@ def of_ssfusion(row: Make) -> Iterator[Claim]:
         yield breakdown.less(part, stated, row(), row(), "another")
     everyone = [SSFUSION, VARIANTS["o"], *RIVALS]
     at_64 = several(row, "name", everyone, model="m", num_ranks=64)
-    yield compare.improvement(at_64, (0.082, 0.127), "ours is faster", "section 0", others=RIVALS)
+    yield compare.improvement(
+        at_64, (0.082, 0.127), "ours is faster", "section 0", others=RIVALS
+    )
     yield degrees_of_fusion(row)[0]
     yield from degrees_of_fusion(row)
     yield duration.claim_of(several(row, "name", everyone, model="m"))
@@ -226,7 +257,11 @@ def of_ssfusion(row: Make) -> Iterator[Claim]:
     model = ssfusion_training.MODELS[0]
     yield ssfusion_convergence._close(model, trained[0], trained[1])
     yield ssfusion_convergence._ahead(model, trained[0], trained[2:], "SSFusion")
-    grown = [row(name=name, num_ranks=n, model="m") for name in everyone for n in (16, 32, 64)]
+    grown = [
+        row(name=name, num_ranks=n, model="m")
+        for name in everyone
+        for n in (16, 32, 64)
+    ]
     yield ssfusion_throughput.widening(grown, "m")
     dense = several(row, "name", (OKTOPK, SPARDL, ESPRESSO, OMGS), density=0.1)
     yield ssfusion_varied.denser_claim(dense, 0.1)
@@ -253,7 +288,11 @@ def of_usbyte(row: Make) -> Iterator[Claim]:
     yield bandwidth.stable_claim(rates, ["resnet50"])
     yield bandwidth.hidden_claim(rates)
     sizes_mbit = several(row, "partition_mbit", (0.1, 8.0), name="vgg16")
-    yield from (blocks._below(sizes_mbit), blocks._vgg16(sizes_mbit), blocks._stable(sizes_mbit))
+    yield from (
+        blocks._below(sizes_mbit),
+        blocks._vgg16(sizes_mbit),
+        blocks._stable(sizes_mbit),
+    )
     yield from blocks._speed_claims(sizes_mbit)
     yield error._claim([row(name="vgg16", planner="usbyte", measured_s=1.0)])
     played = []
@@ -264,7 +303,9 @@ def of_usbyte(row: Make) -> Iterator[Claim]:
                 cluster="cluster 1",
                 num_ranks=num_ranks,
                 size_bytes=size,
-                simulated_s=own["a"] + own["b"] * size / 1e7 + own["c"] * (size / 1e7) ** 0.5,
+                simulated_s=own["a"]
+                + own["b"] * size / 1e7
+                + own["c"] * (size / 1e7) ** 0.5,
             )
             for size in (10**6, 10**7, 10**8)
         ]
@@ -272,7 +313,9 @@ def of_usbyte(row: Make) -> Iterator[Claim]:
     yield usbyte_lines.intercept_claim(played, "cluster 1")
     yield usbyte_lines.slope_claim(played, "cluster 1")
     yield usbyte_lines.equation_claim(played)
-    reached = [row(name=f"{n} nodes").having("epochs_to_goal") for n in usbyte_losses.NODES]
+    reached = [
+        row(name=f"{n} nodes").having("epochs_to_goal") for n in usbyte_losses.NODES
+    ]
     yield usbyte_losses.alike_claim(reached, 0.8)
     yield order.claim_of([row(model="vgg16")], 10)
     shares = several(row, "name", ("vgg16", "resnet50"))
@@ -288,7 +331,9 @@ def of_zen(row: Make) -> Iterator[Claim]:
     yield balance._practical([row(name="a", of="elements", num_units=100)])
     yield balance._old_boundaries([row(name="a").having("push_by_old_boundaries")])
     drawn = several(row, "name", "ab", of=formats.ANYWHERE)
-    yield from formats.claims17a([*drawn, row(name="transformer, one rank", of="transformer")])
+    yield from formats.claims17a(
+        [*drawn, row(name="transformer, one rank", of="transformer")]
+    )
     yield from hashing._memory_claims({1.0: row(), 2.0: row(), 4.0: row()})
     yield from hashing._hash_claims({1: row(), 3: row(), 4: row()})
     yield hashing._strawman_claim([row(), row()])
@@ -298,10 +343,14 @@ def of_zen(row: Make) -> Iterator[Claim]:
         "lstm", row().having("fraction_gained_in_training"), parts.PAPER_COO["lstm"]
     )
     at_128 = several(row, "name", "ab", model="lstm", num_ranks=128)
-    yield from zen_schemes.claims8([*at_128, row(name="c", model=zen_schemes.SMALL, num_ranks=8)])
+    yield from zen_schemes.claims8(
+        [*at_128, row(name="c", model=zen_schemes.SMALL, num_ranks=8)]
+    )
     one, other = ([row()["a"] for _ in range(9)] for _ in "ab")
     other = one if row()["a"] < 1 else other
-    yield from sparsity.claims2a([row(name="a", overlaps=one), row(name="b", overlaps=other)])
+    yield from sparsity.claims2a(
+        [row(name="a", overlaps=one), row(name="b", overlaps=other)]
+    )
     yield from sparsity.claims2b([row(name="a").having("densification_4")])
     yield from sparsity.claims3a([row(name="lstm", shares=[row()["a"]])])
     yield from sparsity.claims3b([row(name="lstm")])
@@ -312,7 +361,9 @@ def of_zen(row: Make) -> Iterator[Claim]:
         }
         for model in zen_speed.PAPER_ZEN
     }
-    yield from (zen_speed._zen_claim(model, own[zen_speed.ZEN]) for model, own in gains.items())
+    yield from (
+        zen_speed._zen_claim(model, own[zen_speed.ZEN]) for model, own in gains.items()
+    )
     yield from (zen_speed._over_claim(gains, scheme) for scheme in zen_speed.PAPER_OVER)
     yield from (zen_speed._omnireduce_claim(gains), zen_speed._most_claim(gains))
     yield zen_speed._slower_claim({"lstm": gains["lstm"]})
@@ -344,7 +395,9 @@ def verdicts() -> set[tuple[str, str]]:
     found = set()
     for path in PAPERS.glob("*/*.py"):
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(function, ast.FunctionDef) and any(map(is_verdict, ast.walk(function))):
+            if isinstance(function, ast.FunctionDef) and any(
+                map(is_verdict, ast.walk(function))
+            ):
                 found.add((f"{path.parent.name}/{path.name}", function.name))
     return found
 
@@ -360,7 +413,9 @@ def is_verdict(node: ast.AST) -> bool:
 
 @pytest.mark.smoke
 def test_every_rule_can_disagree(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rule that no test here feeds is found as well: it was never seen to disagree."""
+    """A rule that no test here feeds is found as well: it was never seen to
+    disagree.
+    """
     refuted: set[tuple[str, str]] = set()
 
     def seen(self: Claim) -> None:
@@ -376,7 +431,8 @@ def test_every_rule_can_disagree(monkeypatch: pytest.MonkeyPatch) -> None:
         never = [
             claims[0].says
             for claims in zip(*of_seeds, strict=True)
-            if all(one.agrees is not False for one in claims) and claims[0].agrees is not None
+            if all(one.agrees is not False for one in claims)
+            and claims[0].agrees is not None
         ]
         assert never == [], f"{rules.__name__}: no row drawn refutes these"
     assert verdicts() - refuted == set()
@@ -384,7 +440,9 @@ def test_every_rule_can_disagree(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("rules", RULES)
-def test_no_effect_is_found_where_there_is_none(rules: Callable[[Make], Iterator[Claim]]) -> None:
+def test_no_effect_is_found_where_there_is_none(
+    rules: Callable[[Make], Iterator[Claim]],
+) -> None:
     said = [claim.says for claim in judged(rules, None) if claim.agrees is True]
     assert [says for says in said if not any(words in says for words in ALIKE)] == []
 

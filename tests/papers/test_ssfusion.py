@@ -1,4 +1,6 @@
-"""SSFusion: schemes, where an iteration's seconds go, groups of tensors, and what is missing."""
+"""SSFusion: schemes, where an iteration's seconds go, groups of tensors, and what is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -83,14 +85,18 @@ def test_parts_add_up_to_what_the_simulator_says(contender: Any) -> None:
     assert all(row[key] >= -1e-12 for key in PARTS)
     trace = simulate(contender.plan(profile, cluster, case.choice), profile, cluster)
     assert row["iteration_s"] == pytest.approx(trace.iteration_s)
-    wire_s = sum(span.duration_s for span in trace.spans if span.lane == "communication")
+    wire_s = sum(
+        span.duration_s for span in trace.spans if span.lane == "communication"
+    )
     assert row["link_s"] <= wire_s * (1 + 1e-9)
     assert 0 <= row["fraction_dense"] <= 1
     if contender.name in UNCOMPRESSED:
         assert row["fraction_dense"] == 1
     if contender.name in VARIANTS.values():
         assert 0 < row["fraction_dense"] < 1
-    if contender.name == OKTOPK:  # of the whole model in one message: selection is not hidden
+    if (
+        contender.name == OKTOPK
+    ):  # of the whole model in one message: selection is not hidden
         selection_s = GPU.seconds(profile.size_bytes // 4)
         assert selection_s <= row["selection_s"]
         assert row["selection_s"] + row["communication_s"] < 1.5 * selection_s
@@ -155,21 +161,28 @@ def test_trainings_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Quiet(nn.Module):
-    """Five linear layers, each with gradients a hundredfold smaller than those before."""
+    """Five linear layers, each with gradients a hundredfold smaller than those
+    before.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(12, 12, bias=False) for _ in range(5)])
 
     def forward(self, x_BN: Tensor) -> Tensor:
-        parts = [layer(x_BN) * 10.0 ** (-2 * place) for place, layer in enumerate(self.layers)]
+        parts = [
+            layer(x_BN) * 10.0 ** (-2 * place)
+            for place, layer in enumerate(self.layers)
+        ]
         return torch.stack(parts).sum(0)
 
 
 def quiet() -> TrainingTask:
     def batch(step: int, rank: int, world: int) -> Batch:
         random = random_of(0, step, rank, world)
-        return torch.randn(8, 12, generator=random), torch.randint(12, (8,), generator=random)
+        return torch.randn(8, 12, generator=random), torch.randint(
+            12, (8,), generator=random
+        )
 
     return TrainingTask(
         name="quiet",
@@ -184,14 +197,21 @@ def quiet() -> TrainingTask:
 
 
 def test_what_is_all_zeros_is_not_missing() -> None:
-    given_N, sent_N = torch.tensor([1.0, 2.0, 0.0, 0.0, 3.0]), torch.tensor([0.0, 2.0, 0, 0, 0])
+    given_N, sent_N = (
+        torch.tensor([1.0, 2.0, 0.0, 0.0, 3.0]),
+        torch.tensor([0.0, 2.0, 0, 0, 0]),
+    )
     assert missing._missing(given_N, sent_N, [2, 2, 1]) == 1
 
 
 @each("feedback", [False, True])
 def test_rates_of_a_model_that_misses(feedback: bool) -> None:
-    """Gradients are a hundredfold apart, so fused all but one of five layers are missing."""
-    found = {way.name: missing_rates(quiet(), way, 2, world=2)[0] for way in ways(feedback)}
+    """Gradients are a hundredfold apart, so fused all but one of five layers are
+    missing.
+    """
+    found = {
+        way.name: missing_rates(quiet(), way, 2, world=2)[0] for way in ways(feedback)
+    }
     assert found["topk, 100 % fused"] == pytest.approx(0.8)
     of_dgc = [found[f"dgc, {degree} % fused"] for degree in DEGREES]
     assert of_dgc == sorted(of_dgc)

@@ -1,4 +1,6 @@
-"""A reproduction measures what is asked for once, keeps it at once, and refuses foreign files."""
+"""A reproduction measures what is asked for once, keeps it at once, and refuses foreign
+files.
+"""
 
 from __future__ import annotations
 
@@ -42,17 +44,30 @@ class Paper:
 
     @property
     def reproduction(self) -> Reproduction:
-        figures = (Figure("first", "one", self.first), Figure("second", "two", self.second))
-        return Reproduction(paper="A paper", assumptions=("none",), contents=(), figures=figures)
+        figures = (
+            Figure("first", "one", self.first),
+            Figure("second", "two", self.second),
+        )
+        return Reproduction(
+            paper="A paper", assumptions=("none",), contents=(), figures=figures
+        )
 
-    def run(self, path: Path, *wanted: str, quick: bool = False, fresh: bool = False) -> list[Done]:
+    def run(
+        self, path: Path, *wanted: str, quick: bool = False, fresh: bool = False
+    ) -> list[Done]:
         self.told: list[tuple[float, str]] = []
 
         def report(fraction: float, what: str) -> None:
             self.told.append((fraction, what))
 
         found = run(
-            "paper", self.reproduction, wanted, path, quick=quick, fresh=fresh, report=report
+            "paper",
+            self.reproduction,
+            wanted,
+            path,
+            quick=quick,
+            fresh=fresh,
+            report=report,
         )
         return list(found)
 
@@ -67,7 +82,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "new" / "paper.json"
 
 
-def test_a_second_run_measures_nothing_and_gives_the_same(paper: Paper, path: Path) -> None:
+def test_a_second_run_measures_nothing_and_gives_the_same(
+    paper: Paper, path: Path
+) -> None:
     paper.fails = True
     with pytest.raises(RuntimeError, match="no more power"):
         paper.run(path)
@@ -83,7 +100,9 @@ def test_a_second_run_measures_nothing_and_gives_the_same(paper: Paper, path: Pa
     assert plain == document("paper", paper.reproduction, second)
 
 
-def test_what_counts_as_measured(paper: Paper, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_counts_as_measured(
+    paper: Paper, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paper.run(path, "first", quick=True)
     assert paper.run(path, "first", quick=True)[0].kept
     assert not paper.run(path, "first", quick=False)[0].kept
@@ -95,7 +114,9 @@ def test_what_counts_as_measured(paper: Paper, path: Path, monkeypatch: pytest.M
 def test_the_file_is_plain_json(paper: Paper, path: Path) -> None:
     paper.run(path)
     stored = json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(word))
-    assert stored["figures"]["first"]["rows"] == [{"name": "a", "step_s": 1.5, "lost": None}]
+    assert stored["figures"]["first"]["rows"] == [
+        {"name": "a", "step_s": 1.5, "lost": None}
+    ]
     assert stored["assumptions"] == ["none"]
     assert list(path.parent.iterdir()) == [path]
 
@@ -121,7 +142,8 @@ def test_nothing_is_written_through_links_that_others_may_have_laid(
         '{"schema_version": 1, "reproduction": "other", "figures": {}}',
         '{"schema_version": 2, "reproduction": "paper", "figures": {}}',
         '{"schema_version": 1, "reproduction": "paper", "figures": []}',
-        '{"schema_version": 1, "reproduction": "paper", "figures": {"first": {"rows": []}}}',
+        '{"schema_version": 1, "reproduction": "paper", "figures": {"first": '
+        '{"rows": []}}}',
     ],
 )
 def test_foreign_files_are_refused_before_anything_is_measured(
@@ -129,7 +151,9 @@ def test_foreign_files_are_refused_before_anything_is_measured(
 ) -> None:
     path = tmp_path / "paper.json"
     path.write_text(text)
-    with pytest.raises(InvalidSetting, match="is not a file of gradwire reproduce paper"):
+    with pytest.raises(
+        InvalidSetting, match="is not a file of gradwire reproduce paper"
+    ):
         paper.run(path)
     assert paper.measured == []
     assert path.read_text() == text

@@ -38,7 +38,14 @@ def test_a_ring_played_hop_by_hop_is_a_line_of_the_links_rate() -> None:
         assert line.alpha_s == pytest.approx(a_s, rel=1e-3)
         assert line.per_unit_s == pytest.approx(1.75 / rate, rel=1e-3)
         assert (line.per_unit_s > b_s) == (name == "cluster 1")
-    assert [claim.agrees for claim in found.claims] == [None, None, False, None, False, None]
+    assert [claim.agrees for claim in found.claims] == [
+        None,
+        None,
+        False,
+        None,
+        False,
+        None,
+    ]
     assert "carry 49.7 GB a second; these carry 1.25" in found.claims[2].why
 
 
@@ -55,9 +62,14 @@ def test_orders_cost_what_the_simulator_says_and_no_random_one_is_faster(
         tail = [plan.messages[first + place] for place in order]
         shuffled = plan.model_copy(update={"messages": (*plan.messages[:first], *tail)})
         expected_s = iteration_s(shuffled, profile, cluster)
-        assert phase.iterations_s(order[None])[0] == pytest.approx(expected_s, rel=1e-12)
+        assert phase.iterations_s(order[None])[0] == pytest.approx(
+            expected_s, rel=1e-12
+        )
     rows = measured("usbyte", "figure13").rows
-    assert {row["model"]: row["num_blocks"] for row in rows} == {"resnet50": 12, "vgg16": 3}
+    assert {row["model"]: row["num_blocks"] for row in rows} == {
+        "resnet50": 12,
+        "vgg16": 3,
+    }
     for row in rows:
         assert row["num_faster"] == 0
         assert float(str(row["fraction_as_fast"])) < 1
@@ -65,10 +77,14 @@ def test_orders_cost_what_the_simulator_says_and_no_random_one_is_faster(
 
 @bounded(40)
 @given(profiles(), clusters)
-def test_the_bound_holds_for_any_model_and_cluster(profile: Profile, cluster: Cluster) -> None:
+def test_the_bound_holds_for_any_model_and_cluster(
+    profile: Profile, cluster: Cluster
+) -> None:
     ours_s = iteration_s(usbyte(profile, cluster), profile, cluster)
     wfbp_s = iteration_s(wfbp(profile, cluster), profile, cluster)
-    dtypes_mixed = len(buckets(profile)) > sum(1 for la in profile.layers if la.size_bytes)
+    dtypes_mixed = len(buckets(profile)) > sum(
+        1 for la in profile.layers if la.size_bytes
+    )
     if ours_s and not dtypes_mixed:
         most = most_over_wfbp(profile, cluster)
         assert most <= 1 + ROUNDING
@@ -86,11 +102,19 @@ def test_a_layer_is_a_tensor_keeps_bytes_and_seconds() -> None:
     assert len(profile_of("vgg16", by_tensor=True).layers) == 32
 
 
-def test_the_printed_algorithm_loses_blocks_where_a_layer_is_served_twice_in_a_row() -> None:
+def test_the_printed_algorithm_loses_blocks_where_a_layer_is_served_twice_in_a_row() -> (
+    None
+):
     lossy = plan_as_printed(profile_of("vgg16"), cluster_1(2), 2**20)
     assert 0 < lossy.fraction_sent < 1
-    assert compare(LOSSY, "vgg16", 2).fraction_sent < compare(OURS, "vgg16", 2).fraction_sent == 1
-    profile = drawn(*[([2**10], 0.5, 1.0)] * 5)  # each layer's block fits between two ends
+    assert (
+        compare(LOSSY, "vgg16", 2).fraction_sent
+        < compare(OURS, "vgg16", 2).fraction_sent
+        == 1
+    )
+    profile = drawn(
+        *[([2**10], 0.5, 1.0)] * 5
+    )  # each layer's block fits between two ends
     cluster = Cluster(num_ranks=2, rate_bytes_per_s=2.0**20, hop_s=2**-9)
     sound = Instance.of(profile, cluster, buckets(profile), 2**12)
     printed = AsPrinted.of(profile, cluster, buckets(profile), 2**12)
@@ -110,7 +134,10 @@ def test_even_cuts_hold_every_element_once() -> None:
 # Figure 12
 
 
-@each("epochs, agrees", [((8.0, 9.0, 10.0), True), ((8.0, 9.0, 10.1), False), ((8.0, None), False)])
+@each(
+    "epochs, agrees",
+    [((8.0, 9.0, 10.0), True), ((8.0, 9.0, 10.1), False), ((8.0, None), False)],
+)
 def test_nodes_reach_a_loss_in_as_many_epochs(
     epochs: tuple[float | None, ...], agrees: bool
 ) -> None:

@@ -52,7 +52,11 @@ def test_a_capture_holds_the_rows_that_each_rank_touched() -> None:
     source = Source("bag", lambda: TASK, "embedding.weight")
     found = zen_captures.capture(source, 3, lambda *_: None)
     step = 40 + zen_captures.WARM_UP
-    assert [one.tolist() for one in found.units] == [[0, 7, step], [1, 7, step], [2, 7, step]]
+    assert [one.tolist() for one in found.units] == [
+        [0, 7, step],
+        [1, 7, step],
+        [2, 7, step],
+    ]
     assert (found.num_units, found.width, found.numel) == (50, 4, 200)
     assert found.density == pytest.approx(0.06)
     elements = [4 * unit + i for unit in (0, 7, step) for i in range(4)]
@@ -70,7 +74,9 @@ def test_captures_are_kept_and_made_anew_for_more_ranks(
         patch.setattr(zen_captures, "capture", lambda *_: pytest.fail("it is kept"))
         again = captured(ask(tmp_path), "bag", 2)
     assert replace(again, units=()) == replace(first, units=())
-    assert [one.tolist() for one in again.units] == [one.tolist() for one in first.units]
+    assert [one.tolist() for one in again.units] == [
+        one.tolist() for one in first.units
+    ]
     assert len(captured(ask(tmp_path), "bag", 5).units) == 5
     assert len(captured(ask(), "bag", 2).units) == 2
 
@@ -85,7 +91,11 @@ def test_sparsity_is_kept_as_a_profile_and_read_back(folder: Path) -> None:
     fewer = zen_sparsity.sparsity(ask(folder), "lstm", 4)
     assert fewer.num_gradients == 4
     units = first.tensors[0].units
-    assert (units.width, units.num_units, units.density) == (16, 2000, pytest.approx(0.02))
+    assert (units.width, units.num_units, units.density) == (
+        16,
+        2000,
+        pytest.approx(0.02),
+    )
 
 
 def test_zipfs_law_is_skewed_and_shares_much(measured: Measured) -> None:

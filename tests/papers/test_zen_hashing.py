@@ -49,12 +49,16 @@ def test_algorithm_1_places_every_entry_once(
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="no triton")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is not interpreted")
-def test_what_is_counted_is_what_the_kernel_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_counted_is_what_the_kernel_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     entries = zen_hashing._entries(60_000, "cpu")
     counted = zen_hashing.place(entries.indices_K, 2, 2.0, 3, waves=3)
     with np.errstate(all="ignore"):
-        _, spill = algorithm_1.algorithm_1(entries, 60_000, 2, Permutation(60_000), rehashes=3)
+        _, spill = algorithm_1.algorithm_1(
+            entries, 60_000, 2, Permutation(60_000), rehashes=3
+        )
     share = (spill.serial + spill.fallback) / entries.indices_K.numel()
     assert share == pytest.approx(counted.serial_share, abs=0.015)
     assert share > 0
@@ -64,7 +68,10 @@ def test_sizes_are_those_of_the_formulas() -> None:
     numel = 2**12
     indices_K = torch.arange(0, numel, 8, dtype=torch.int32)
     kept, part = len(indices_K), numel // zen_formats.SERVERS
-    sizes = {key: zen_formats.encoded_bytes(key, indices_K, numel) for key in zen_formats.FORMATS}
+    sizes = {
+        key: zen_formats.encoded_bytes(key, indices_K, numel)
+        for key in zen_formats.FORMATS
+    }
     assert sizes == {
         "hash_bitmap": 4 * kept + zen_formats.SERVERS * part // 8,
         "coo": 8 * kept,

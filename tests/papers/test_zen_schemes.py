@@ -49,7 +49,9 @@ def test_volumes_are_those_of_sets(sets: Sets) -> None:
     ranged = Traffic.of(held, numel)
     parts = [[sum(i // 15 == part for i in one) for part in range(4)] for one in sets]
     assert ranged.pushed_WW.tolist() == parts
-    assert ranged.pulled_W.tolist() == [sum(i // 15 == part for i in merged) for part in range(4)]
+    assert ranged.pulled_W.tolist() == [
+        sum(i // 15 == part for i in merged) for part in range(4)
+    ]
     received = [sum(parts[i][j] for i in range(4) if i != j) for j in range(4)]
     sent = [sum(parts[i][j] for j in range(4) if i != j) for i in range(4)]
     assert ranged.push_bytes(8) == 8 * max(*received, *sent)
@@ -61,7 +63,9 @@ def test_equal_and_disjoint_gradients_cost_what_the_paper_says() -> None:
     """Equations 1 and 2 at their two extremes: all overlap, and none."""
     world, numel, kept = 8, 8000, 100
     places = Permutation(numel).places
-    apart = [torch.arange(kept, dtype=torch.int32) + kept * rank for rank in range(world)]
+    apart = [
+        torch.arange(kept, dtype=torch.int32) + kept * rank for rank in range(world)
+    ]
     equal = [apart[0]] * world
     for sets, most in ((apart, world), (equal, 1)):
         found = busiest_bytes(sets, numel, places, grown(sets, numel))
@@ -73,7 +77,10 @@ def test_equal_and_disjoint_gradients_cost_what_the_paper_says() -> None:
         assert found["balanced"] == 2 * found["without_index"]
         assert found["zen"] <= found["balanced"]
         pull = ENTRY_BYTES * kept * most * 2 * (world - 1) / world
-        assert found["broadcast_in_turn"] == found["sparse_ps"] - pulled_by_all(sets, numel) + pull
+        assert (
+            found["broadcast_in_turn"]
+            == found["sparse_ps"] - pulled_by_all(sets, numel) + pull
+        )
     assert dense_bytes(numel, world) == 2 * 7 / 8 * 4 * numel
 
 
@@ -85,7 +92,10 @@ def test_ranges_carry_skew_and_hashed_parts_do_not(
     measured: Measured,
 ) -> None:
     for row in measured("zen", "figure8").rows:
-        times = {key: float(str(row[key])) for key in ("sparse_ps", "balanced", "without_index")}
+        times = {
+            key: float(str(row[key]))
+            for key in ("sparse_ps", "balanced", "without_index")
+        }
         assert times["without_index"] < times["balanced"] < times["sparse_ps"]
 
 
@@ -97,7 +107,9 @@ def test_schemes_that_lose_nothing_have_the_same_losses_and_others_are_found(
     for sparsity in ("natural", "sparsified"):
         rows = [row for row in found.rows if row["sparsity"] == sparsity]
         assert len({row["first_loss"] for row in rows}) == 1
-        assert all(float(str(row["last_loss"])) < float(str(row["first_loss"])) for row in rows)
+        assert all(
+            float(str(row["last_loss"])) < float(str(row["first_loss"])) for row in rows
+        )
     lossy = pair(topk(density=0.01), allgather_sparse())
     part = replace(LOSSES[0], exchanges={**LOSSES[0].exchanges, "lossy": lossy})
     (claim,) = figure18(ask(), (part,), num_steps=5).claims

@@ -1,4 +1,6 @@
-"""Figures 11 to 14 of ZEN: what is simulated, what a claim is held to, and a small run for real."""
+"""Figures 11 to 14 of ZEN: what is simulated, what a claim is held to, and a small run
+for real.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def test_a_sparsified_model_travels_in_buckets() -> None:
 SIZES = {"vocabulary": 200, "embedding": 16, "hidden": 8, "num_held_out": 8}
 
 
-def test_every_scheme_trains_alike_for_real(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_scheme_trains_alike_for_real(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     part: Part = replace(
         PARTS["figure11"],
         own=replace(PARTS["figure11"].own, sizes=SIZES),
@@ -60,8 +64,12 @@ def test_every_scheme_trains_alike_for_real(folder: Path, monkeypatch: pytest.Mo
     losses: dict[str, list[float]] = {}
     made = training._measured_row
 
-    def noted(given: Part, hosts: int, ranks: list[dict[str, list[list[float]]]]) -> Row:
-        losses.update({scheme: [loss for *_, loss in ranks[0][scheme]] for scheme in ranks[0]})
+    def noted(
+        given: Part, hosts: int, ranks: list[dict[str, list[list[float]]]]
+    ) -> Row:
+        losses.update(
+            {scheme: [loss for *_, loss in ranks[0][scheme]] for scheme in ranks[0]}
+        )
         return made(given, hosts, ranks)
 
     monkeypatch.setattr(training, "_measured_row", noted)

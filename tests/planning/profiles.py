@@ -1,4 +1,6 @@
-"""Profiles and clusters for tests of planners: drawn ones, and VGG16 from its definition."""
+"""Profiles and clusters for tests of planners: drawn ones, and VGG16 from its
+definition.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,17 @@ CODECS = {
     name: CodecFit(encode=_LINE, decode=_LINE, merge=_LINE)
     for name in ("dgc", "onebit", "powersgd", "topk")
 }
-"""Costs of the compressors that planners take by default, or that their examples name."""
+"""Costs of the compressors that planners take by default, or that their examples
+name.
+"""
 
 
-def exact_cluster(num_ranks: int = 2, hop_s: float = 2**-9, rate: float = 2.0**20) -> Cluster:
-    """With powers of two every sum of times is exact, so closed forms can be compared by ==."""
+def exact_cluster(
+    num_ranks: int = 2, hop_s: float = 2**-9, rate: float = 2.0**20
+) -> Cluster:
+    """With powers of two every sum of times is exact, so closed forms can be compared
+    by ==.
+    """
     return Cluster(num_ranks=num_ranks, rate_bytes_per_s=rate, hop_s=hop_s)
 
 
@@ -34,17 +42,22 @@ seconds = st.one_of(st.just(0.0), st.floats(1e-6, 2e-2))
 
 @st.composite
 def profiles(draw: st.DrawFn, largest: int = 3000) -> Profile:
-    """Up to seven layers, some without gradients, some of mixed dtypes, some that take no time.
+    """Up to seven layers, some without gradients, some of mixed dtypes, some that take
+    no time.
 
     A tensor has up to ``largest`` elements.
     """
     numels = st.lists(st.integers(0, largest), max_size=3)
     rows = draw(st.lists(st.tuples(numels, seconds, seconds), min_size=1, max_size=7))
-    return profile_of(*rows, dtypes=draw(st.sampled_from([MIXED, MIXED[:1], MIXED[1:]])))
+    return profile_of(
+        *rows, dtypes=draw(st.sampled_from([MIXED, MIXED[:1], MIXED[1:]]))
+    )
 
 
 hops = st.one_of(st.just(0.0), st.floats(1e-6, 1e-3))
-lines = st.builds(LineFit, alpha_s=hops, per_unit_s=st.one_of(st.just(0.0), st.floats(1e-8, 1e-4)))
+lines = st.builds(
+    LineFit, alpha_s=hops, per_unit_s=st.one_of(st.just(0.0), st.floats(1e-8, 1e-4))
+)
 """Measured costs, either of whose terms may be nothing."""
 
 clusters = st.builds(
@@ -57,8 +70,12 @@ clusters = st.builds(
 )
 
 
-def random_instance(draw: random.Random, num_layers: int) -> tuple[Profile, Cluster, int]:
-    """A profile, a cluster and a basic partition size, each spread over orders of magnitude."""
+def random_instance(
+    draw: random.Random, num_layers: int
+) -> tuple[Profile, Cluster, int]:
+    """A profile, a cluster and a basic partition size, each spread over orders of
+    magnitude.
+    """
     rows: list[LayerRow] = [
         (
             [int(10 ** draw.uniform(3, 7))] if draw.random() > 0.1 else [],

@@ -1,4 +1,6 @@
-"""auto: never slower than ddp, compressed where that gains beyond doubt and nowhere else."""
+"""auto: never slower than ddp, compressed where that gains beyond doubt and nowhere
+else.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ from gradwire.planning import catalogue
 from gradwire.planning.data.check import check
 from gradwire.planning.data.cluster import Cluster, CodecFit, Host
 from gradwire.planning.data.fit import LineFit
-from gradwire.planning.data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
+from gradwire.planning.data.plan import (
+    DENSE,
+    Chunk,
+    ExchangeSetting,
+    Plan,
+    PlannedMessage,
+)
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.data.sparsity import SparsityProfile, TensorSparsity
 from gradwire.planning.default_fusion import default_messages
@@ -46,7 +54,9 @@ from tests.strategies import bounded
 MBIT = 125_000.0
 
 
-def cluster_of(num_ranks: int = 4, rate: float = 100 * MBIT, per_unit_s: float = 4e-10) -> Cluster:
+def cluster_of(
+    num_ranks: int = 4, rate: float = 100 * MBIT, per_unit_s: float = 4e-10
+) -> Cluster:
     line = LineFit(alpha_s=2e-5, per_unit_s=per_unit_s)
     codec = CodecFit(encode=line, decode=line, merge=line)
     names = (*LOSS_OVER_DENSE, "onebit", "topk")
@@ -55,16 +65,22 @@ def cluster_of(num_ranks: int = 4, rate: float = 100 * MBIT, per_unit_s: float =
 
 
 def test_the_safe_ones_are_those_that_trained_to_the_loss_of_dense() -> None:
-    """Every row of the table of trainings at 1.01 of dense or less, but for what is lossless."""
+    """Every row of the table of trainings at 1.01 of dense or less, but for what is
+    lossless.
+    """
     text = (Path(ROOT) / "docs" / "measured.md").read_text(encoding="utf-8")
-    training = text.partition("| compressor | held-out loss | of dense |")[2].partition("\n#")[0]
+    training = text.partition("| compressor | held-out loss | of dense |")[2].partition(
+        "\n#"
+    )[0]
     rows = re.findall(r"^\| (\w+) \| [\d.]+ \| ([\d.]+) \|", training, re.M)
     near = {name: float(loss) for name, loss in rows if float(loss) <= 1.01}
     assert len(rows) > 20
     assert near == {**LOSS_OVER_DENSE, "none": 1.0, "nonzero": 1.0}
 
 
-def law_no_slower_than_ddp(planner: Planner, profile: Profile, cluster: Cluster) -> None:
+def law_no_slower_than_ddp(
+    planner: Planner, profile: Profile, cluster: Cluster
+) -> None:
     """Under the model, but for rounding."""
     own_s, least_s = (
         iteration_s(one(profile, cluster), profile, cluster) for one in (planner, ddp)
@@ -108,12 +124,24 @@ def test_the_law_bites(wrong: Planner, profile: Profile) -> None:
 
 
 def compressors(plan: Plan) -> set[str]:
-    return {plan.exchanges[m.exchange].compressor for m in plan.messages if m.exchange != DENSE}
+    return {
+        plan.exchanges[m.exchange].compressor
+        for m in plan.messages
+        if m.exchange != DENSE
+    }
 
 
 def uneven_cluster(num_ranks: int = 4) -> Cluster:
-    """A link of 2 Gbit, and compressors that take the longer the less they send, as real ones."""
-    seconds = {"cast16": 2e-10, "fp8": 1e-9, "int8": 1.2e-9, "uniform": 2.5e-9, "qsgd": 4e-9}
+    """A link of 2 Gbit, and compressors that take the longer the less they send, as
+    real ones.
+    """
+    seconds = {
+        "cast16": 2e-10,
+        "fp8": 1e-9,
+        "int8": 1.2e-9,
+        "uniform": 2.5e-9,
+        "qsgd": 4e-9,
+    }
     cluster, codecs = cluster_of(num_ranks, 2000 * MBIT), {}
     for name, per_unit_s in seconds.items():
         line = LineFit(alpha_s=2e-5, per_unit_s=per_unit_s)
@@ -121,7 +149,9 @@ def uneven_cluster(num_ranks: int = 4) -> Cluster:
     return cluster.model_copy(update={"codecs": codecs})
 
 
-def made_up(name: str, seconds: float, num_messages: int, lane_s: float = 0.0) -> PricedPlan:
+def made_up(
+    name: str, seconds: float, num_messages: int, lane_s: float = 0.0
+) -> PricedPlan:
     chunk = (Chunk(tensor="t", start=0, stop=1),)
     messages = (PlannedMessage(chunks=chunk, exchange=name),) * num_messages
     exchanges = {name: ExchangeSetting(compressor="uniform")}
@@ -143,7 +173,11 @@ DDP, OTHER = made_up("ddp", 1.0, 2), made_up("other", 0.96, 20)
         ([("a", 0.94, 13, 0.1), ("a", 0.96, 5, 0.2)], 0, [1]),
         ([("a", 0.96, 5, 0.1)], None, []),
         ([("a", 0.50, 5, 0.1)], 0, []),
-        ([("a", 0.50, 5, 0.1)] + [(name, 0.6, 5, 0.1) for name in "bcdef"], 0, [1, 2, 3, 4]),
+        (
+            [("a", 0.50, 5, 0.1)] + [(name, 0.6, 5, 0.1) for name in "bcdef"],
+            0,
+            [1, 2, 3, 4],
+        ),
     ],
 )
 def test_of_plans_that_tie_the_plainest_is_taken_and_others_are_rivals(
@@ -161,16 +195,23 @@ def test_what_attach_does_without_a_plan_is_among_the_plans() -> None:
     """Message for message, with the exchange that it makes of the compressor's name."""
     profile = catalogue.load("lstm")
     found = survey(profile, cluster_of(), "safe", True)
-    (plan,) = [one.plan for one in found.lossy if one.name == "uniform by default fusion"]
+    (plan,) = [
+        one.plan for one in found.lossy if one.name == "uniform by default fusion"
+    ]
     check(plan, profile)
     named = [
-        (t.name, torch.empty(t.shape, device="meta")) for la in profile.layers for t in la.tensors
+        (t.name, torch.empty(t.shape, device="meta"))
+        for la in profile.layers
+        for t in la.tensors
     ]
     exchange = exchange_for(uniform())
     own = [
-        ([name for name, _ in m], e == exchange) for m, e in default_messages(named, exchange, 4)
+        ([name for name, _ in m], e == exchange)
+        for m, e in default_messages(named, exchange, 4)
     ]
-    assert own == [([c.tensor for c in m.chunks], m.exchange != DENSE) for m in plan.messages]
+    assert own == [
+        ([c.tensor for c in m.chunks], m.exchange != DENSE) for m in plan.messages
+    ]
     assert exchanges_of(plan)["uniform"] == exchange
 
 
@@ -191,7 +232,9 @@ def test_a_fidelity_admits_no_more_than_it_says(fidelity: str) -> None:
 
 
 def test_the_very_bits_are_coded_only_where_that_pays() -> None:
-    """At 10 Mbit fewer bytes are worth an encode of 400 MB a second; at 100 Mbit they are not."""
+    """At 10 Mbit fewer bytes are worth an encode of 400 MB a second; at 100 Mbit they
+    are not.
+    """
     line = LineFit(alpha_s=2e-5, per_unit_s=1e-8)
     codecs = {"lossless": CodecFit(encode=line, decode=line, merge=line)}
     profile = catalogue.load("lstm")
@@ -223,7 +266,9 @@ def test_hosts_of_several_ranks_are_planned_for() -> None:
     plan = auto(profile, cluster)
     assert compressors(plan)
     law_no_slower_than_ddp(auto, profile, cluster)
-    low_rank = cluster.model_copy(update={"codecs": {"powersgd": cluster.codecs["int8"]}})
+    low_rank = cluster.model_copy(
+        update={"codecs": {"powersgd": cluster.codecs["int8"]}}
+    )
     for one in (low_rank, low_rank.model_copy(update={"host": None})):
         assert compressors(auto(profile, one, fidelity="any")) == {"powersgd"}
         law_no_slower_than_ddp(partial(auto, fidelity="any"), profile, one)
@@ -241,7 +286,9 @@ def test_rows_take_a_sparse_scheme_and_zeros_do_where_that_is_faster() -> None:
 
 
 def _sparse(*, is_rows: bool) -> Profile:
-    """A model whose first tensor has 1000 rows, the same ten of them non-zero on each rank."""
+    """A model whose first tensor has 1000 rows, the same ten of them non-zero on each
+    rank.
+    """
     profile = profile_of(([4000], 0.1, 0.1), ([500_000], 0.1, 0.1))
     units = unit_sparsity([np.arange(10)] * 4, 4, 1000)
     blocks = unit_sparsity([np.arange(1)] * 4, 256, 16)
@@ -268,9 +315,15 @@ def test_it_says_at_which_rate_compression_no_longer_pays() -> None:
 
 
 def test_it_names_what_is_not_measured_and_the_command() -> None:
-    profile, bare = catalogue.load("lstm"), Cluster(num_ranks=4, rate_bytes_per_s=100 * MBIT)
+    profile, bare = (
+        catalogue.load("lstm"),
+        Cluster(num_ranks=4, rate_bytes_per_s=100 * MBIT),
+    )
     said = " ".join(explain(auto(profile, bare), profile, bare))
-    assert "no costs of them: cast16, fp8, int8, uniform, qsgd. gradwire profile --codecs" in said
+    assert (
+        "no costs of them: cast16, fp8, int8, uniform, qsgd. gradwire profile --codecs"
+        in said
+    )
     assert "Fidelity 'safe' leaves no compressor" in said
     alone = Cluster(num_ranks=1, rate_bytes_per_s=100 * MBIT)
     assert "One rank sends nothing." in explain(auto(profile, alone), profile, alone)

@@ -39,7 +39,12 @@ def test_ddp_fills_buckets_as_torch_does(
     numels: list[int], first_bytes: int, bucket_bytes: int
 ) -> None:
     profile = profile_of(*[([numel], 0.0, 0.0) for numel in numels])
-    plan = ddp(profile, exact_cluster(), first_bucket_bytes=first_bytes, bucket_bytes=bucket_bytes)
+    plan = ddp(
+        profile,
+        exact_cluster(),
+        first_bucket_bytes=first_bytes,
+        bucket_bytes=bucket_bytes,
+    )
     arriving = [torch.empty(numel) for numel in reversed(numels)]
     order = list(range(len(numels)))
     torchs, _ = dist._compute_bucket_assignment_by_size(
@@ -56,7 +61,9 @@ def test_ddp_keeps_dtypes_apart() -> None:
 
 
 def _as_printed(profile: Profile, cluster: Cluster) -> list[list[str]]:
-    """Algorithm 1 of MG-WFBP line by line, layers from 1; every layer owns one tensor."""
+    """Algorithm 1 of MG-WFBP line by line, layers from 1; every layer owns one
+    tensor.
+    """
     num = len(profile.layers)
     a, b = cluster.alpha_s, cluster.beta_s_per_byte
     p = {i + 1: float(layer.size_bytes) for i, layer in enumerate(profile.layers)}
@@ -88,7 +95,9 @@ def _as_printed(profile: Profile, cluster: Cluster) -> list[list[str]]:
 
 @bounded(60)
 @given(
-    rows=st.lists(st.tuples(st.integers(1, 3000), st.floats(1e-5, 2e-2)), min_size=1, max_size=12),
+    rows=st.lists(
+        st.tuples(st.integers(1, 3000), st.floats(1e-5, 2e-2)), min_size=1, max_size=12
+    ),
     cluster=clusters,
 )
 def test_mgwfbp_merges_as_its_algorithm_is_printed(
@@ -100,14 +109,18 @@ def test_mgwfbp_merges_as_its_algorithm_is_printed(
 
 @bounded(30)
 @given(
-    rows=st.lists(st.tuples(st.integers(0, 400), st.floats(1e-4, 2e-2)), min_size=1, max_size=6),
+    rows=st.lists(
+        st.tuples(st.integers(0, 400), st.floats(1e-4, 2e-2)), min_size=1, max_size=6
+    ),
     cluster=clusters,
     credit=st.integers(1, 4),
 )
 def test_bytescheduler_never_passes_over_a_more_urgent_block(
     rows: list[tuple[int, float]], cluster: Cluster, credit: int
 ) -> None:
-    """Its fixed order, carried out with the head of the line waiting, is the schedule itself."""
+    """Its fixed order, carried out with the head of the line waiting, is the schedule
+    itself.
+    """
     profile = profile_of(*[([numel], 0.0, backward_s) for numel, backward_s in rows])
     plan = bytescheduler(profile, cluster, partition_bytes=256, credit=credit)
     timing = run_on_clock(plan, profile, cluster)

@@ -1,4 +1,6 @@
-"""The catalogue's files: totals as published, sane times and order, and what makes them."""
+"""The catalogue's files: totals as published, sane times and order, and what makes
+them.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,18 @@ PUBLISHED = {
     "resnet50": (25_557_032, TORCHVISION),
     "resnet152": (60_192_808, TORCHVISION),
     "mobilenet_v2": (3_504_872, TORCHVISION),
-    "googlenet": (6_624_904, TORCHVISION + ", which leaves the auxiliary classifiers out"),
-    "inception_v3": (27_161_264 - 3_326_696, TORCHVISION + ", less the auxiliary classifier"),
-    "bert_base": (109_482_240 + 2 * 768 + 2, "bert-base-uncased, and a classifier of two labels"),
+    "googlenet": (
+        6_624_904,
+        TORCHVISION + ", which leaves the auxiliary classifiers out",
+    ),
+    "inception_v3": (
+        27_161_264 - 3_326_696,
+        TORCHVISION + ", less the auxiliary classifier",
+    ),
+    "bert_base": (
+        109_482_240 + 2 * 768 + 2,
+        "bert-base-uncased, and a classifier of two labels",
+    ),
     "bert_large": (336_226_108, HIPRESS + ": 1282.60 MB"),
     "gpt2": (124_439_808, "gpt2 as released (124M), output embedding tied"),
     "gpt2_large": (774_030_080, "gpt2-large as released (774M), output embedding tied"),
@@ -48,7 +59,8 @@ PUBLISHED = {
 
 
 needs_transformers = pytest.mark.skipif(
-    find_spec("transformers") is None, reason="its definition comes from the package transformers"
+    find_spec("transformers") is None,
+    reason="its definition comes from the package transformers",
 )
 
 
@@ -61,7 +73,9 @@ def test_every_model_of_the_script_has_a_file_and_no_other() -> None:
 
 
 @each("name", catalogue.names())
-def test_totals_are_the_published_ones_and_times_say_where_they_come_from(name: str) -> None:
+def test_totals_are_the_published_ones_and_times_say_where_they_come_from(
+    name: str,
+) -> None:
     profile = catalogue.load(name)
     published, source = PUBLISHED[name]
     assert profile.model == name
@@ -92,9 +106,13 @@ def test_the_script_gives_the_same_file_again(name: str) -> None:
 
 @needs_transformers
 @pytest.mark.filterwarnings("default")
-@each("name", ["bert_base", "lstm", "transformer", "gpt2_large", "bloom_3b", "vit_large"])
+@each(
+    "name", ["bert_base", "lstm", "transformer", "gpt2_large", "bloom_3b", "vit_large"]
+)
 def test_the_script_gives_the_same_layers_again(name: str) -> None:
-    """Times may move a little: versions of transformers spell elementwise work differently."""
+    """Times may move a little: versions of transformers spell elementwise work
+    differently.
+    """
     again, profile = Profile.parse(render(name)), catalogue.load(name)
     assert [(x.name, x.tensors) for x in again.layers] == [
         (x.name, x.tensors) for x in profile.layers
@@ -117,7 +135,9 @@ def test_a_file_does_not_hide_a_model_of_the_catalogue(
 
 
 def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(UnknownName, match=r"'bert-base'.*gpt2.*vgg19.*did you mean 'bert_base'"):
+    with pytest.raises(
+        UnknownName, match=r"'bert-base'.*gpt2.*vgg19.*did you mean 'bert_base'"
+    ):
         catalogue.load("bert-base")
     with pytest.raises(InvalidSetting):
         catalogue.load("../cost/profile")
@@ -134,7 +154,10 @@ LATENT = Cluster(
 
 PLANNERS: list[partial[Any]] = [
     partial(gw.plan, "auto", fidelity="any"),
-    *(partial(gw.plan, name) for name in ("ssfusion", "selective_fusion", "omgs", "cupcake")),
+    *(
+        partial(gw.plan, name)
+        for name in ("ssfusion", "selective_fusion", "omgs", "cupcake")
+    ),
     partial(gw.plan, "espresso"),
 ]
 
@@ -144,7 +167,9 @@ PLANNERS: list[partial[Any]] = [
 def test_no_message_is_longer_than_an_int32_can_tell(
     make: partial[Any], numels: tuple[int, ...]
 ) -> None:
-    """Not even where latency would fuse all: a tensor of more elements travels dense."""
+    """Not even where latency would fuse all: a tensor of more elements travels
+    dense.
+    """
     rows = [([numel], 1e-4, 1e-4) for numel in numels]
     profile = profile_of(*rows)
     plan = make(profile, LATENT)

@@ -17,9 +17,14 @@ PLAN = Plan(
     settings={"bytes": 1, "share": 0.1, "fused": True, "name": "x"},
     messages=(
         PlannedMessage(
-            chunks=(Chunk(tensor="a", start=0, stop=5), Chunk(tensor="b", start=2, stop=3))
+            chunks=(
+                Chunk(tensor="a", start=0, stop=5),
+                Chunk(tensor="b", start=2, stop=3),
+            )
         ),
-        PlannedMessage(chunks=(Chunk(tensor="b", start=0, stop=2),), exchange="sparse", after=(0,)),
+        PlannedMessage(
+            chunks=(Chunk(tensor="b", start=0, stop=2),), exchange="sparse", after=(0,)
+        ),
     ),
     credit=2,
     overlap_forward=True,
@@ -45,7 +50,11 @@ def test_file_round_trip_keeps_values_and_their_types(tmp_path: Path) -> None:
     "entry, value, words",
     [
         ("schema_version", 2, r"schema_version: .*schema 1 is accepted"),
-        ("messages", [{"chunks": [{"tensor": "a", "start": 0}]}], r"messages\.0\.chunks\.0\.stop"),
+        (
+            "messages",
+            [{"chunks": [{"tensor": "a", "start": 0}]}],
+            r"messages\.0\.chunks\.0\.stop",
+        ),
         ("messages", [{"chunks": [], "before": [1]}], r"messages\.0\.before"),
         ("priority", 1, "priority"),
     ],

@@ -22,7 +22,9 @@ MIB = 2**20
 def test_a_model_may_have_more_elements_than_a_message(
     algorithm: gw.Compressor | gw.Exchange,
 ) -> None:
-    """Messages of sparsifiers hold less than 2**31 elements, the model as many as there are."""
+    """Messages of sparsifiers hold less than 2**31 elements, the model as many as there
+    are.
+    """
     huge = [(f"layer {i}", torch.empty(2**15, 2**15, device="meta")) for i in range(3)]
     cap_bytes = default_cap_bytes(huge, gw.exchange_for(algorithm), 4)
     assert 3 * 2**32 / 16 <= cap_bytes <= 3 * 2**32 / 4
@@ -32,7 +34,9 @@ def test_messages_are_of_four_mebibytes_on_the_wire() -> None:
     exchange = gw.exchange_for(gw.compress.none())
     for dtype in (torch.float32, torch.bfloat16):
         side = 4096 * 4 // dtype.itemsize  # 16 MiB
-        params = [(f"layer {i}", torch.empty(1024, side, dtype=dtype)) for i in range(2)]
+        params = [
+            (f"layer {i}", torch.empty(1024, side, dtype=dtype)) for i in range(2)
+        ]
         # A ring of two sends each byte once.
         assert default_cap_bytes(params, exchange, 2) == 4 * MIB
         # Of four, three halves of each.
@@ -50,7 +54,9 @@ def test_who_states_no_bytes_counts_as_uncompressed() -> None:
 
 @dataclass
 class Own(gw.Exchange):
-    """A user's own exchange: its settings may change, and it may ask for a gradient's values."""
+    """A user's own exchange: its settings may change, and it may ask for a gradient's
+    values.
+    """
 
     asks: bool
     names: list[str] = field(default_factory=list)
@@ -59,7 +65,12 @@ class Own(gw.Exchange):
         return None
 
     def synchronise(
-        self, me: Any, state: Any, grad_N: torch.Tensor, out_N: torch.Tensor, residual_N: Any = None
+        self,
+        me: Any,
+        state: Any,
+        grad_N: torch.Tensor,
+        out_N: torch.Tensor,
+        residual_N: Any = None,
     ) -> Any:
         def read() -> torch.Tensor:
             return torch.from_numpy(grad_N.numpy()) if self.asks else grad_N
@@ -68,7 +79,9 @@ class Own(gw.Exchange):
         return state
 
 
-def test_a_user_s_own_exchange_is_not_refused_for_what_a_run_without_data_cannot_do() -> None:
+def test_a_user_s_own_exchange_is_not_refused_for_what_a_run_without_data_cannot_do() -> (
+    None
+):
     spec = gw.TensorSpec("weight", 64)
     assert Own(asks=False).bytes_of_rank(spec, 2) == spec.size_bytes
     assert Own(asks=True).bytes_of_rank(spec, 2) is None
@@ -78,8 +91,12 @@ def test_large_gradients_travel_alone_and_small_ones_together() -> None:
     sizes = {"a": 10, "b": 600, "c": 40, "d": 500, "e": 498, "f": 502}
 
     def fused(unit: int) -> list[list[str]]:
-        made = [(n, torch.empty(size * unit, 2, device="meta")) for n, size in sizes.items()]
-        found = fuse(made, kind=lambda name, param: None, cap_bytes=lambda kind: 8000 * unit)
+        made = [
+            (n, torch.empty(size * unit, 2, device="meta")) for n, size in sizes.items()
+        ]
+        found = fuse(
+            made, kind=lambda name, param: None, cap_bytes=lambda kind: 8000 * unit
+        )
         return [[name for name, _ in message] for message in found]
 
     assert fused(1000) == [["f"], ["d"], ["b"], [*"eca"]]
@@ -94,7 +111,9 @@ def test_what_never_fills_goes_last_and_the_smallest_behind() -> None:
     ]
     for kinds in ("xyzz", "yxzz", "zzyx"):
         kind_of = dict(zip("abcd", kinds, strict=True))
-        found = fuse(made, kind=lambda n, _, of=kind_of: of[n], cap_bytes=lambda kind: 400)
+        found = fuse(
+            made, kind=lambda n, _, of=kind_of: of[n], cap_bytes=lambda kind: 400
+        )
         sizes = [sum(param.numel() for _, param in message) for message in found]
         assert sizes[0] >= 100
         assert sizes[1:] == sorted(sizes[1:], reverse=True)

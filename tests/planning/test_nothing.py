@@ -1,4 +1,6 @@
-"""Nothing is divided by what may be nothing: slopes, latencies, seconds, bytes, other ranks."""
+"""Nothing is divided by what may be nothing: slopes, latencies, seconds, bytes, other
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,14 @@ from tests.each import each
 from tests.planning.profiles import CODECS as MEASURED
 
 ROUNDING = 1e-9
-CODECS = dict.fromkeys(MEASURED, CodecFit(encode=NOTHING, decode=NOTHING, merge=NOTHING))
+CODECS = dict.fromkeys(
+    MEASURED, CodecFit(encode=NOTHING, decode=NOTHING, merge=NOTHING)
+)
 
 
-def _measured(alpha_s: float, per_unit_s: float, **more: tuple[tuple[int, float], ...]) -> Cluster:
+def _measured(
+    alpha_s: float, per_unit_s: float, **more: tuple[tuple[int, float], ...]
+) -> Cluster:
     line = LineFit(alpha_s=alpha_s, per_unit_s=per_unit_s, **more)
     lines = {"all_reduce": line, "all_gather": line, "send": line}
     return Cluster(num_ranks=2, rate_bytes_per_s=1e6, collectives=lines, codecs=CODECS)
@@ -43,7 +49,10 @@ PROFILES = {
 }
 
 
-PLACES = {*product(PROFILES, ("free", "one rank")), *product(("usual", "no time"), CLUSTERS)}
+PLACES = {
+    *product(PROFILES, ("free", "one rank")),
+    *product(("usual", "no time"), CLUSTERS),
+}
 
 
 @each("on, at", sorted(PLACES))
@@ -59,7 +68,11 @@ def test_plans_of_all_planners_are_explained_side_by_side(on: str, at: str) -> N
     case.run(names("planner"), tune=False)
     for row in case.rows():
         assert 0 <= float(str(row["fraction_of_ideal"])) <= 1 + ROUNDING
-        assert 0 <= float(str(row["speedup_vs_one_rank"])) <= cluster.num_ranks * (1 + ROUNDING)
+        assert (
+            0
+            <= float(str(row["speedup_vs_one_rank"]))
+            <= cluster.num_ranks * (1 + ROUNDING)
+        )
         if row["simulated_s"] == 0:
             assert row["samples_per_second"] == math.inf
 

@@ -1,4 +1,6 @@
-"""secopa: equations 1 and 2 against a reading of their own, and what follows for a plan."""
+"""secopa: equations 1 and 2 against a reading of their own, and what follows for a
+plan.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,21 @@ lines = st.builds(LineFit, alpha_s=figures, per_unit_s=slopes)
 
 
 def cost_of(
-    num_ranks: int, send: LineFit, encode: LineFit, decode: LineFit, *, is_ring: bool = False
+    num_ranks: int,
+    send: LineFit,
+    encode: LineFit,
+    decode: LineFit,
+    *,
+    is_ring: bool = False,
 ) -> CaSyncCost:
     codec = CodecFit(encode=encode, decode=decode, merge=decode)
     return CaSyncCost(num_ranks=num_ranks, is_ring=is_ring, send=send, codec=codec)
 
 
 def by_hand_s(cost: CaSyncCost, numel: int, payload_bytes: float, k: int) -> float:
-    """Equation 2 as it is printed, for one K: tables 2 and 3 with aggregators beside workers."""
+    """Equation 2 as it is printed, for one K: tables 2 and 3 with aggregators beside
+    workers.
+    """
     n = cost.num_ranks
     batches = math.ceil(k / n)
     alpha, beta, gamma = batches * 2 * (n - 1), k, n
@@ -66,7 +75,12 @@ def by_hand_s(cost: CaSyncCost, numel: int, payload_bytes: float, k: int) -> flo
     numel=st.integers(1, 10**8),
 )
 def test_the_choice_is_the_best_of_all(
-    num_ranks: int, send: LineFit, encode: LineFit, decode: LineFit, is_ring: bool, numel: int
+    num_ranks: int,
+    send: LineFit,
+    encode: LineFit,
+    decode: LineFit,
+    is_ring: bool,
+    numel: int,
 ) -> None:
     """Of every K, compressed and not; the smallest of those that are as fast."""
     cost = cost_of(num_ranks, send, encode, decode, is_ring=is_ring)
@@ -80,11 +94,15 @@ def test_the_choice_is_the_best_of_all(
     found = small_s if choice.is_compressed else plain_s
     assert choice.seconds == pytest.approx(min((*small_s.values(), *plain_s.values())))
     assert found[choice.num_partitions] == pytest.approx(choice.seconds)
-    assert all(found[k] > choice.seconds * (1 + 1e-13) for k in range(1, choice.num_partitions))
+    assert all(
+        found[k] > choice.seconds * (1 + 1e-13) for k in range(1, choice.num_partitions)
+    )
 
 
 def test_low_rank_is_never_cut() -> None:
-    """Its two factors are summed on the way: two encodes, one decode, and twice the transfers."""
+    """Its two factors are summed on the way: two encodes, one decode, and twice the
+    transfers.
+    """
     send = LineFit(alpha_s=1e-5, per_unit_s=1e-9)
     encode, decode = (LineFit(alpha_s=a, per_unit_s=1e-12) for a in (1e-4, 2e-4))
     codec = CodecFit(encode=encode, decode=decode, merge=decode)
@@ -95,15 +113,25 @@ def test_low_rank_is_never_cut() -> None:
 
 
 @each("is_ring, told", [(True, 8), (False, 14)])
-def test_payloads_that_vary_take_the_transfers_of_their_sizes(is_ring: bool, told: int) -> None:
+def test_payloads_that_vary_take_the_transfers_of_their_sizes(
+    is_ring: bool, told: int
+) -> None:
     """8 bytes each: N on a ring of N, and as many as there are payloads by servers."""
     cluster = cluster_of(8)
     same, varied = (
-        CaSyncCost.of(cluster, CODEC, is_ring=is_ring, traits=replace(dgc.traits, exact_size=exact))
+        CaSyncCost.of(
+            cluster,
+            CODEC,
+            is_ring=is_ring,
+            traits=replace(dgc.traits, exact_size=exact),
+        )
         for exact in (True, False)
     )
     for num_K, batches in ((1, 1), (8, 1), (9, 2)):
-        seconds = [cost.compressed_each_s(10**6, 1e4, np.array([num_K])) for cost in (same, varied)]
+        seconds = [
+            cost.compressed_each_s(10**6, 1e4, np.array([num_K]))
+            for cost in (same, varied)
+        ]
         more_s = batches * told * cluster.line("send").measured_s(8)
         assert seconds[1] - seconds[0] == pytest.approx(more_s)
 
@@ -112,9 +140,13 @@ ENCODE = LineFit(alpha_s=2e-5, per_unit_s=2e-11)
 CODEC = CodecFit(encode=ENCODE, decode=ENCODE, merge=ENCODE)
 
 
-def cluster_of(num_ranks: int = 8, rate: float = 1.25e9, *, codec: CodecFit = CODEC) -> Cluster:
+def cluster_of(
+    num_ranks: int = 8, rate: float = 1.25e9, *, codec: CodecFit = CODEC
+) -> Cluster:
     codecs = dict.fromkeys(("onebit", "dgc", "powersgd", "cast16"), codec)
-    return Cluster(num_ranks=num_ranks, rate_bytes_per_s=rate, hop_s=2e-5, codecs=codecs)
+    return Cluster(
+        num_ranks=num_ranks, rate_bytes_per_s=rate, hop_s=2e-5, codecs=codecs
+    )
 
 
 def _compressed(plan: Plan) -> dict[str, int]:
@@ -136,18 +168,27 @@ def test_large_tensors_are_compressed_and_small_ones_share_messages() -> None:
     assert min(numels[name] for name in compressed) > max(rest)
     assert len(plan.messages) < len(numels)
     assert plan.exchanges["onebit"].error_feedback
-    assert not secopa(profile, cluster_of(), compressor="cast16").exchanges["cast16"].error_feedback
+    assert (
+        not secopa(profile, cluster_of(), compressor="cast16")
+        .exchanges["cast16"]
+        .error_feedback
+    )
     dense = secopa(profile, cluster_of(rate=1e14))
     assert not _compressed(dense)
     assert dense.exchanges == {}
 
 
 def test_fewer_partitions_than_ranks_are_one_message_of_so_many() -> None:
-    """An encode that costs much however short it is: few partitions, which are carried out."""
+    """An encode that costs much however short it is: few partitions, which are carried
+    out.
+    """
     encode = LineFit(alpha_s=2e-3, per_unit_s=1e-12)
     nothing = LineFit(alpha_s=0.0, per_unit_s=0.0)
     codec = CodecFit(encode=encode, decode=nothing, merge=nothing)
-    cluster, profile = cluster_of(8, codec=codec), profile_of(([5 * 10**6, 8 * 10**6], 0.1, 0.1))
+    cluster, profile = (
+        cluster_of(8, codec=codec),
+        profile_of(([5 * 10**6, 8 * 10**6], 0.1, 0.1)),
+    )
     cost = CaSyncCost.of(cluster, codec, is_ring=False, traits=onebit.traits)
     plan = secopa(profile, cluster)
     exchanges = exchanges_of(plan)
@@ -160,14 +201,22 @@ def test_fewer_partitions_than_ranks_are_one_message_of_so_many() -> None:
         chosen = cost.choose(numel, 4 * numel, payload_bytes).num_partitions
         assert 1 <= chosen < 8
         assert message.exchange == f"onebit in {chosen}"
-        assert exchanges[message.exchange].inner.collective == casync_ps(partitions=chosen)
+        assert exchanges[message.exchange].inner.collective == casync_ps(
+            partitions=chosen
+        )
     assert len(plan.exchanges) == len({message.exchange for message in plan.messages})
-    one, all_ = (simulate(plan, profile, cluster, ranks=ranks) for ranks in ("one", "all"))
+    one, all_ = (
+        simulate(plan, profile, cluster, ranks=ranks) for ranks in ("one", "all")
+    )
     assert all_.iteration_s == pytest.approx(one.iteration_s, rel=0.1)
 
 
-def test_a_last_batch_has_the_partitions_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five partitions on four ranks: four fifths of the tensor, and a message of one partition."""
+def test_a_last_batch_has_the_partitions_that_are_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Five partitions on four ranks: four fifths of the tensor, and a message of one
+    partition.
+    """
     monkeypatch.setattr(CaSyncCost, "choose", lambda *_: LeastCost(True, 5, 1.0))
     plan = secopa(profile_of(([1003], 0.1, 0.1)), cluster_of(4))
     assert [one.exchange for one in plan.messages] == ["onebit", "onebit in 1"]
@@ -176,7 +225,9 @@ def test_a_last_batch_has_the_partitions_that_are_left(monkeypatch: pytest.Monke
 
 
 NOTHING = LineFit(alpha_s=0.0, per_unit_s=0.0)
-EVERY = cluster_of(4, 1e7, codec=CodecFit(encode=NOTHING, decode=NOTHING, merge=NOTHING))
+EVERY = cluster_of(
+    4, 1e7, codec=CodecFit(encode=NOTHING, decode=NOTHING, merge=NOTHING)
+)
 """A slow link, and a codec that takes no time: every tensor is compressed."""
 SMALL = profile_of(*[([3000, 5000], 0.1, 0.1)] * 6)
 
@@ -185,7 +236,9 @@ def _shared(plan: Plan) -> list[int]:
     return [len(message.chunks) for message in plan.messages]
 
 
-def test_small_compressed_gradients_share_messages_and_those_of_a_sparsifier_do_not() -> None:
+def test_small_compressed_gradients_share_messages_and_those_of_a_sparsifier_do_not() -> (
+    None
+):
     plan = secopa(SMALL, EVERY, bulk_bytes=40_000)
     assert _shared(plan) == [3, 3, 3, 3]
     assert set(_compressed(plan).values()) == {1}
@@ -201,11 +254,17 @@ def test_small_compressed_gradients_share_messages_and_those_of_a_sparsifier_do_
 
 def test_who_shares_a_message_has_the_partitions_of_the_sum() -> None:
     encode = LineFit(alpha_s=1e-3, per_unit_s=1e-12)
-    cluster = cluster_of(8, codec=CodecFit(encode=encode, decode=NOTHING, merge=NOTHING))
+    cluster = cluster_of(
+        8, codec=CodecFit(encode=encode, decode=NOTHING, merge=NOTHING)
+    )
     profile = profile_of(*[([10**6], 0.1, 0.1)] * 5)
-    cost = CaSyncCost.of(cluster, cluster.codecs["onebit"], is_ring=False, traits=onebit.traits)
+    cost = CaSyncCost.of(
+        cluster, cluster.codecs["onebit"], is_ring=False, traits=onebit.traits
+    )
     payload_bytes = 10**6 / 8 + 8 * 10**6 / 128
-    alone, all_ = (cost.choose(n * 10**6, 4 * n * 10**6, n * payload_bytes) for n in (1, 5))
+    alone, all_ = (
+        cost.choose(n * 10**6, 4 * n * 10**6, n * payload_bytes) for n in (1, 5)
+    )
     assert alone.is_compressed
     assert alone.num_partitions < all_.num_partitions < 8
     (message,) = secopa(profile, cluster, bulk_bytes=2**30).messages
@@ -234,7 +293,10 @@ def test_messages_are_of_the_size_asked_for(profile: Profile, num_ranks: int) ->
         ({"compressor": "qsgd"}, "gradwire profile"),
         ({"collective": "allreduce"}, "collective of onebit must be 'casync_ps' or"),
         ({"compressor": "powersgd"}, "collective of powersgd must be 'allreduce'"),
-        ({"compressor": "selective"}, "compressor must be a compressor that a collective takes"),
+        (
+            {"compressor": "selective"},
+            "compressor must be a compressor that a collective takes",
+        ),
     ],
 )
 def test_settings_that_there_are_not(settings: dict[str, object], words: str) -> None:
@@ -242,7 +304,9 @@ def test_settings_that_there_are_not(settings: dict[str, object], words: str) ->
         partial(secopa, **settings)(profile_of(([10**6], 0.1, 0.1)), cluster_of())
 
 
-def test_a_rank_of_a_host_encodes_a_matrix_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_of_a_host_encodes_a_matrix_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of matrices that travel together each rank encodes as many elements as others."""
     asked: list[tuple[int, int, float]] = []
 
@@ -255,13 +319,17 @@ def test_a_rank_of_a_host_encodes_a_matrix_whole(monkeypatch: pytest.MonkeyPatch
     host = Host(num_ranks=2, rate_bytes_per_s=1e9)
     hosts = flat.model_copy(update={"num_ranks": 8, "host": host})
     numels = [t.numel for layer in profile.layers for t in layer.tensors][::-1]
-    low_rank = partial(secopa, compressor="powersgd", collective="allreduce", bulk_bytes=2**40)
+    low_rank = partial(
+        secopa, compressor="powersgd", collective="allreduce", bulk_bytes=2**40
+    )
     for cluster, count in ((flat, 1), (hosts, 2)):
         asked.clear()
         low_rank(profile, cluster)
         *alone, together = asked
         assert [numel for numel, _, _ in alone] == numels
-        assert [size for _, size, _ in alone] == [4 * -(-numel // count) for numel in numels]
+        assert [size for _, size, _ in alone] == [
+            4 * -(-numel // count) for numel in numels
+        ]
         own = sum(-(-numel // count) for numel in numels)
         assert together[:2] == (max(own, *numels), 4 * own)
         payloads = [payload_bytes for _, _, payload_bytes in asked]

@@ -41,7 +41,9 @@ def _instance(profile: Profile, cluster: Cluster, basic_bytes: int) -> Instance:
 
 
 def _brute_force_s(instance: Instance) -> float:
-    """The best of all orders of priority in the first phase, under the same merging rule."""
+    """The best of all orders of priority in the first phase, under the same merging
+    rule.
+    """
     orders = itertools.permutations(range(len(instance.layer)))
     return min(instance.iteration_s(instance.blocks(place)) for place in orders)
 
@@ -66,7 +68,9 @@ def test_never_longer_than_wfbp_nor_than_sequential_order(
     instance = _instance(profile, cluster, basic_bytes)
     sequential_s = instance.iteration_s(instance.blocks(range(len(instance.layer))))
     assert took_s <= sequential_s * (1 + ROUNDING)
-    assert took_s <= iteration_s(wfbp(profile, cluster), profile, cluster) * (1 + ROUNDING)
+    assert took_s <= iteration_s(wfbp(profile, cluster), profile, cluster) * (
+        1 + ROUNDING
+    )
 
 
 def _second_phase(plan: Plan, profile: Profile, cluster: Cluster) -> int:
@@ -87,7 +91,9 @@ def test_theorem_1_no_other_order_of_the_second_phase_is_shorter() -> None:
         for _ in range(10 if len(plan.messages) - start > 1 else 0):
             tail = list(plan.messages[start:])
             draw.shuffle(tail)
-            other = plan.model_copy(update={"messages": (*plan.messages[:start], *tail)})
+            other = plan.model_copy(
+                update={"messages": (*plan.messages[:start], *tail)}
+            )
             assert iteration_s(other, profile, cluster) >= sequential_s * (1 - ROUNDING)
             num_tried += 1
     assert num_tried > 100
@@ -96,13 +102,17 @@ def test_theorem_1_no_other_order_of_the_second_phase_is_shorter() -> None:
 def test_blocks_are_unequal_and_cross_tensors() -> None:
     """One layer of three tensors whose message is interrupted by a more urgent layer.
 
-    64 bytes a second, basic blocks of 16 bytes; t1..t3 are 256 bytes and ready after 1 s. The
-    middle layer takes 1.5 s: 6 blocks fit. Then t0 is more urgent, then the rest goes.
+    64 bytes a second, basic blocks of 16 bytes; t1..t3 are 256 bytes and ready after 1
+    s. The middle layer takes 1.5 s: 6 blocks fit. Then t0 is more urgent, then the rest
+    goes.
     """
     profile = profile_of(([16], 1.0, 0.5), ([20, 20, 24], 8.0, 1.0))
     cluster = exact_cluster(hop_s=0.0, rate=64.0)
     plan = usbyte(profile, cluster, basic_partition_bytes=16)
-    cuts = [[(c.tensor, c.start, c.stop) for c in message.chunks] for message in plan.messages]
+    cuts = [
+        [(c.tensor, c.start, c.stop) for c in message.chunks]
+        for message in plan.messages
+    ]
     assert cuts == [
         [("t1", 0, 8)],
         [("t0", 0, 16)],
@@ -116,8 +126,13 @@ def test_under_the_papers_name_one_block_travels_and_nothing_is_merged() -> None
     draw = random.Random(12)
     for _ in range(8):
         profile, cluster, _ = random_instance(draw, draw.randint(2, 8))
-        layer_of = {t.name: i for i, la in enumerate(profile.layers) for t in la.tensors}
-        for plan in (usbyte(profile, cluster), tune("usbyte", profile, cluster, trials=4)):
+        layer_of = {
+            t.name: i for i, la in enumerate(profile.layers) for t in la.tensors
+        }
+        for plan in (
+            usbyte(profile, cluster),
+            tune("usbyte", profile, cluster, trials=4),
+        ):
             assert (plan.planner, plan.credit) == ("usbyte", 1)
             assert set(plan.settings) == {"basic_partition_bytes"}
             for message in plan.messages:
@@ -125,11 +140,15 @@ def test_under_the_papers_name_one_block_travels_and_nothing_is_merged() -> None
 
 
 def test_400_layers_are_planned_in_seconds() -> None:
-    """It takes 1.4 million calls and 0.3 CPU seconds. A cubic search would make 60 million."""
+    """It takes 1.4 million calls and 0.3 CPU seconds. A cubic search would make 60
+    million.
+    """
     profile, _, _ = random_instance(random.Random(0), 400)
     plan = usbyte(profile, EIGHT)
     assert num_calls(lambda: usbyte(profile, EIGHT)) < 4e6
-    assert len(plan.messages) >= sum(1 for layer in profile.layers if layer.tensors) > 300
+    assert (
+        len(plan.messages) >= sum(1 for layer in profile.layers if layer.tensors) > 300
+    )
 
 
 def test_nothing_is_cut_when_all_communication_is_hidden() -> None:
@@ -141,13 +160,20 @@ def test_nothing_is_cut_when_all_communication_is_hidden() -> None:
 
 
 def test_in_a_gap_shorter_than_the_latency_one_block_is_sent() -> None:
-    """Equations 4 to 7, where a byte costs nothing: the gap is 0.25 s and the latency 0.5 s."""
+    """Equations 4 to 7, where a byte costs nothing: the gap is 0.25 s and the latency
+    0.5 s.
+    """
     latency = LineFit(alpha_s=0.5, per_unit_s=0.0)
     profile = profile_of(([4], 1.0, 0.25), ([64], 1.0, 0.25), ([64], 1.0, 0.25))
-    cluster = exact_cluster().model_copy(update={"collectives": {"all_reduce": latency}})
+    cluster = exact_cluster().model_copy(
+        update={"collectives": {"all_reduce": latency}}
+    )
     blocks = _instance(profile, cluster, 16).blocks([0, 1, 2])
-    assert blocks[0] == UnequalBlock(bucket=2, first_basic=0, num_basic=1, start_s=0.25, end_s=0.75)
-    # Layer 0's own message is the one that nothing hides: from 0.75 s on, when it is ready.
+    assert blocks[0] == UnequalBlock(
+        bucket=2, first_basic=0, num_basic=1, start_s=0.25, end_s=0.75
+    )
+    # Layer 0's own message is the one that nothing hides: from 0.75 s on, when it is
+    # ready.
     plan = usbyte(profile, cluster, basic_partition_bytes=16)
     assert iteration_s(plan, profile, cluster) == 1.25 + 3.0
 
@@ -158,16 +184,22 @@ def test_planned_starts_and_ends_are_what_the_plan_gives() -> None:
         profile, cluster, basic_bytes = random_instance(draw, draw.randint(1, 8))
         instance = _instance(profile, cluster, basic_bytes)
         plan = usbyte(profile, cluster, basic_partition_bytes=basic_bytes)
-        places = itertools.islice(itertools.permutations(range(len(instance.layer))), 24)
+        places = itertools.islice(
+            itertools.permutations(range(len(instance.layer))), 24
+        )
         schedules = [instance.blocks(place) for place in places]
         assert iteration_s(plan, profile, cluster) <= instance.iteration_s(schedules[0])
         for blocks in (*schedules, instance.uncut()):
             for before, after in itertools.pairwise(blocks):
                 assert after.start_s >= before.end_s
-                assert after.bucket != before.bucket, "neighbours of one bucket were not merged"
+                assert after.bucket != before.bucket, (
+                    "neighbours of one bucket were not merged"
+                )
             counts = [0] * len(instance.layer)
             for block in blocks:
                 assert block.first_basic == counts[block.bucket]
                 counts[block.bucket] += block.num_basic
-                assert block.start_s >= instance.layer_ends_s[instance.layer[block.bucket]]
+                assert (
+                    block.start_s >= instance.layer_ends_s[instance.layer[block.bucket]]
+                )
             assert counts == instance.num_basic

@@ -1,4 +1,6 @@
-"""The planner zen: a scheme for each sparse tensor, from what all ranks know; explained."""
+"""The planner zen: a scheme for each sparse tensor, from what all ranks know;
+explained.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,14 @@ def index_sets(width: int = WIDTH) -> list[Indices]:
     weights = np.repeat(1 / np.arange(1, ROWS + 1), WIDTH // width)
     weights /= weights.sum()
     units = ROWS * WIDTH // width
-    return [np.unique(draw.choice(units, 60 * WIDTH // width, p=weights)) for _ in range(8)]
+    return [
+        np.unique(draw.choice(units, 60 * WIDTH // width, p=weights)) for _ in range(8)
+    ]
 
 
-def sparsity(compressor: str | None = None, *, is_rows: bool = False) -> SparsityProfile:
+def sparsity(
+    compressor: str | None = None, *, is_rows: bool = False
+) -> SparsityProfile:
     width, units = (WIDTH, ROWS) if compressor is None else (1, ROWS * WIDTH)
     sets = index_sets(width)
     a_block = max(1, 256 // width)
@@ -60,7 +66,9 @@ def sparsity(compressor: str | None = None, *, is_rows: bool = False) -> Sparsit
 def profile(compressor: str | None = None, *, measured: bool = True) -> Profile:
     def layer(name: str, *shape: int) -> Layer:
         tensor = ProfiledTensor(name=name, shape=shape)
-        return Layer(name=f"of {name}", tensors=(tensor,), forward_s=0.01, backward_s=0.02)
+        return Layer(
+            name=f"of {name}", tensors=(tensor,), forward_s=0.01, backward_s=0.02
+        )
 
     made = Profile(
         model="words",
@@ -72,7 +80,9 @@ def profile(compressor: str | None = None, *, measured: bool = True) -> Profile:
 
 
 def exchange_of(plan: Plan, tensor: str) -> str:
-    return next(m.exchange for m in plan.messages if tensor in {c.tensor for c in m.chunks})
+    return next(
+        m.exchange for m in plan.messages if tensor in {c.tensor for c in m.chunks}
+    )
 
 
 @each("law", LAWS, ids=lambda law: law.__name__)
@@ -92,7 +102,9 @@ def test_a_sparse_tensor_takes_a_scheme_and_the_others_are_merged() -> None:
     assert 0 < float(made.settings["expected_density"]) < 0.05
     assert not made.error_feedback
     assert exchange_of(found, "one") == exchange_of(found, "two") == DENSE
-    assert [m.chunks[0].tensor for m in found.messages][-1] == "table", "it is ready last"
+    assert [m.chunks[0].tensor for m in found.messages][-1] == "table", (
+        "it is ready last"
+    )
     assert set(exchanges_of(found)) == {DENSE, name}
 
 
@@ -112,37 +124,53 @@ def test_without_sparsity_or_alone_all_is_dense() -> None:
 
 
 def test_schemes_change_with_the_cluster() -> None:
-    """Few ranks on a middling link take few rounds; many on a slow one send no row twice."""
+    """Few ranks on a middling link take few rounds; many on a slow one send no row
+    twice.
+    """
     many = Cluster(num_ranks=128, rate_bytes_per_s=1e6, hop_s=1e-6)
     chosen = {exchange_of(zen(profile(), at), "table") for at in (SLOW, many)}
     assert chosen == {"sparcml: table", "zen: table"}
 
 
 def test_a_plan_through_servers_is_simulated_without_any_value() -> None:
-    """Of so few rows that clearing them alone would pay, the simulator knows no places."""
+    """Of so few rows that clearing them alone would pay, the simulator knows no
+    places.
+    """
     many = Cluster(num_ranks=72, rate_bytes_per_s=1e6, hop_s=1e-6)
     made = zen(profile(), many)
     assert exchange_of(made, "table") == "zen: table"
     assert simulate(made, profile(), many).iteration_s > 0
     too_many = Cluster(num_ranks=2048, rate_bytes_per_s=1e6, hop_s=1e-6)
-    with pytest.raises(InvalidSetting, match="must be at most 1024, since each rank is simulated"):
+    with pytest.raises(
+        InvalidSetting, match="must be at most 1024, since each rank is simulated"
+    ):
         simulate(zen(profile(), too_many), profile(), too_many)
 
 
-HOSTS = SLOW.model_copy(update={"host": Host(num_ranks=2, rate_bytes_per_s=1e9, hop_s=1e-5)})
+HOSTS = SLOW.model_copy(
+    update={"host": Host(num_ranks=2, rate_bytes_per_s=1e9, hop_s=1e-5)}
+)
 
 
 @each("is_rows", [True, False])
 def test_hosts_add_up_what_does_not_come_as_rows(is_rows: bool) -> None:
-    """The prediction is what the simulator finds: of shares of sums, or of rows among all ranks."""
+    """The prediction is what the simulator finds: of shares of sums, or of rows among
+    all ranks.
+    """
     words = profile(measured=False).with_sparsity(sparsity(is_rows=is_rows))
     ((at, choice),) = schemes_of(words, HOSTS).values()
-    assert (at.world, at.numel) == ((8, ROWS * WIDTH) if is_rows else (4, ROWS * WIDTH // 2))
+    assert (at.world, at.numel) == (
+        (8, ROWS * WIDTH) if is_rows else (4, ROWS * WIDTH // 2)
+    )
     plan = zen(words, HOSTS)
     exchange = plan.exchanges[exchange_of(plan, "table")]
-    assert float(exchange.settings["expected_density"]) == pytest.approx(at.units.density, rel=0.01)
+    assert float(exchange.settings["expected_density"]) == pytest.approx(
+        at.units.density, rel=0.01
+    )
     gathered = exchange.model_copy(update={"collective": "allgather_sparse"})
-    plan = plan.model_copy(update={"exchanges": dict.fromkeys(plan.exchanges, gathered)})
+    plan = plan.model_copy(
+        update={"exchanges": dict.fromkeys(plan.exchanges, gathered)}
+    )
     by_name = {one.scheme: one.seconds for one in choice.predictions}
     for ranks in ("one", "all"):
         spans = simulate(plan, words, HOSTS, ranks=ranks).spans

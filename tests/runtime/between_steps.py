@@ -1,4 +1,6 @@
-"""Training loops that read or write weights by hand, between ``optimizer.step()`` and forward."""
+"""Training loops that read or write weights by hand, between ``optimizer.step()`` and
+forward.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from tests.runtime.late_means import Loop, Rig, batches
 from tests.runtime.overlapped import NUM_STEPS, loss_of
 
 
-def trained(model: nn.Module, optimizer: Optimizer, between: Callable[[], object]) -> None:
+def trained(
+    model: nn.Module, optimizer: Optimizer, between: Callable[[], object]
+) -> None:
     """The usual loop, with something done to the weights after each step."""
     for x in batches(NUM_STEPS):
         optimizer.zero_grad()
@@ -45,7 +49,9 @@ def averaged_at_once(model: nn.Module, optimizer: Optimizer, rig: Rig) -> list[T
 
 
 def clamped(model: nn.Module, optimizer: Optimizer, rig: Rig) -> None:
-    trained(model, optimizer, lambda: [p.data.clamp_(-0.2, 0.2) for p in model.parameters()])
+    trained(
+        model, optimizer, lambda: [p.data.clamp_(-0.2, 0.2) for p in model.parameters()]
+    )
 
 
 @torch.no_grad()

@@ -1,4 +1,6 @@
-"""Files that ranks run as a launcher starts them, in processes that have imported torch already."""
+"""Files that ranks run as a launcher starts them, in processes that have imported torch
+already.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ import torch.distributed as dist
 from tests.runtime.ranks import Ranks
 
 
-def run_by(world: int, path: Path, arguments: Sequence[str] = (), launcher: str = "torch") -> str:
+def run_by(
+    world: int, path: Path, arguments: Sequence[str] = (), launcher: str = "torch"
+) -> str:
     """What rank 0 prints of a file that finds the variables of torchrun, or of srun."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -34,7 +38,11 @@ def _run_file(
 ) -> str:
     dist.destroy_process_group()  # the file joins one itself
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    names = ("SLURM_PROCID", "SLURM_NTASKS") if launcher == "slurm" else ("RANK", "WORLD_SIZE")
+    names = (
+        ("SLURM_PROCID", "SLURM_NTASKS")
+        if launcher == "slurm"
+        else ("RANK", "WORLD_SIZE")
+    )
     os.environ.update(zip(names, (str(rank), str(world)), strict=True))
     sys.argv = [path, *arguments]
     with redirect_stdout(io.StringIO()) as out:

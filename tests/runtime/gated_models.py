@@ -19,7 +19,9 @@ class Net(nn.Module):
         self.scale = nn.Parameter(torch.ones(13))
         self.start = nn.Linear(13, 16)
         self.norm = nn.LayerNorm(16)
-        self.body = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16, bias=False))
+        self.body = nn.Sequential(
+            nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16, bias=False)
+        )
         self.last = nn.Linear(16, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -37,17 +39,23 @@ class Tied(nn.Module):
         self.two.weight = self.one.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(self.two(torch.tanh(self.one(torch.tanh(self.start(x))))), self.one.weight)
+        return F.linear(
+            self.two(torch.tanh(self.one(torch.tanh(self.start(x))))), self.one.weight
+        )
 
 
 class Attention(nn.Module):
-    """Its projection out is used without being called; in evaluation a whole layer is."""
+    """Its projection out is used without being called; in evaluation a whole layer
+    is.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.start = nn.Linear(13, 16)
-        self.layer = nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, batch_first=True)
+        self.layer = nn.TransformerEncoderLayer(
+            16, 2, 24, dropout=0.0, batch_first=True
+        )
         self.extra = nn.ParameterList([torch.ones(16), torch.zeros(16)])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,14 +82,17 @@ class Reentrant(Checkpointed):
 
 
 class Selective(Net):
-    """Keeps the sums of a forward pass for the backward pass, in the order in which they come.
+    """Keeps the sums of a forward pass for the backward pass, in the order in which
+    they come.
 
     ``momentum`` makes sums too, in the midst of it; they must not be taken for these.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(torch.tanh(self.start(x * self.scale)))
-        context = partial(create_selective_checkpoint_contexts, [torch.ops.aten.add.Tensor])
+        context = partial(
+            create_selective_checkpoint_contexts, [torch.ops.aten.add.Tensor]
+        )
         y = checkpoint(self._residual, y, use_reentrant=False, context_fn=context)
         return self.last(y)  # type: ignore[no-any-return]
 

@@ -11,10 +11,16 @@ SMALL = gw.Options(bucket_cap_mb=0.004)
 
 
 def keywords(**settings: Any) -> dict[str, Any]:
-    """Keywords of attach: fields of its two objects go into these, as tests vary single ones."""
+    """Keywords of attach: fields of its two objects go into these, as tests vary single
+    ones.
+    """
     kept = dict(settings)
     for keyword, kind in (("options", gw.Options), ("failure", gw.FailurePolicy)):
-        own = {name: kept.pop(name) for name in settings if name in kind.__dataclass_fields__}
+        own = {
+            name: kept.pop(name)
+            for name in settings
+            if name in kind.__dataclass_fields__
+        }
         if own:
             kept[keyword] = kind(**own)
     return kept

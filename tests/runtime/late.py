@@ -1,14 +1,16 @@
 """Late: a device that is none, whose streams run as late as they may.
 
-Tensors on it (``device="late"``) are what torch takes for those of a device: autograd has a thread
-for them, no kernel of gradwire's C++ is handed their memory, and a host that wants their values
-must copy them. Their kernels are done at once, in host memory, but each is held against all others
-that use the same memory (a clock of streams, as race detectors have). One that no event puts behind
-those before it is noted in ``wrong``, and so is memory that is given up while another stream may
-use it. Copies to and from the host that do not wait are made as late as may be, or at once, as a
-seed draws. Where a test says that it ``has_network``, it has process groups of its own: gloo on its
-memory, behind what is launched, and over only for streams that wait for a work. Where one says that
-it ``needs_pinned``, such copies of other host memory are noted too: torch's DDP makes some.
+Tensors on it (``device="late"``) are what torch takes for those of a device: autograd
+has a thread for them, no kernel of gradwire's C++ is handed their memory, and a host
+that wants their values must copy them. Their kernels are done at once, in host memory,
+but each is held against all others that use the same memory (a clock of streams, as
+race detectors have). One that no event puts behind those before it is noted in
+``wrong``, and so is memory that is given up while another stream may use it. Copies to
+and from the host that do not wait are made as late as may be, or at once, as a seed
+draws. Where a test says that it ``has_network``, it has process groups of its own: gloo
+on its memory, behind what is launched, and over only for streams that wait for a work.
+Where one says that it ``needs_pinned``, such copies of other host memory are noted too:
+torch's DDP makes some.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ Clock = dict[str, int]
 
 
 class LateStream:
-    """Kernels in order; ``clock`` is what is known to be over when the next of them runs."""
+    """Kernels in order; ``clock`` is what is known to be over when the next of them
+    runs.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -71,7 +75,9 @@ class Use(NamedTuple):
 
 
 class Memory:
-    """The memory of some tensors: who wrote which bytes last, and who has read them since."""
+    """The memory of some tensors: who wrote which bytes last, and who has read them
+    since.
+    """
 
     def __init__(self, owner: LateStream) -> None:
         self.owner = owner
@@ -127,7 +133,9 @@ class Late(Tensor):
 
 
 class LateDevice:
-    """The device, with the functions of ``devices.Accelerator``; see the top of this file."""
+    """The device, with the functions of ``devices.Accelerator``; see the top of this
+    file.
+    """
 
     def __init__(self) -> None:
         self.default = LateStream("default")
@@ -138,14 +146,18 @@ class LateDevice:
         self._host: Clock = {}
 
     def reset(self, seed: int | None) -> None:
-        """Forgets what was noted; copies are late, where there is a ``seed`` some of them."""
+        """Forgets what was noted; copies are late, where there is a ``seed`` some of
+        them.
+        """
         self._draws = None if seed is None else random.Random(seed)
         self.wrong: list[str] = []
         self.waits: list[str] = []
         """The streams that the host has waited for, by a copy or a look at a value."""
         self.num_pinned = 0
         self._later: list[tuple[str, int, Callable[[], None]]] = []
-        self.is_recording = self.has_network = self.is_shared = self.needs_pinned = False
+        self.is_recording = self.has_network = self.is_shared = self.needs_pinned = (
+            False
+        )
 
     # What gradwire asks.
 
@@ -186,18 +198,27 @@ class LateDevice:
         return name if self.has_network else None
 
     def connect(
-        self, device: torch.device, store: Any, rank: int, world: int, timeout: timedelta
+        self,
+        device: torch.device,
+        store: Any,
+        rank: int,
+        world: int,
+        timeout: timedelta,
     ) -> LateGroup:
         assert self.has_network, "asked for a group where there is no network"
         return LateGroup(store, rank, world, timeout, self.new_stream(device))
 
-    def launch(self, stream: LateStream, reads: list[Tensor], writes: list[Tensor]) -> None:
+    def launch(
+        self, stream: LateStream, reads: list[Tensor], writes: list[Tensor]
+    ) -> None:
         """Notes that a process group uses memory, on a stream of its own."""
         with _LOCK:
             stream.wait_for(self.current_stream(DEVICE).clock)
             for given, is_written in ((reads, False), (writes, True)):
                 for one in given:
-                    assert type(one) is Late, "memory of the host in a group of the device"
+                    assert type(one) is Late, (
+                        "memory of the host in a group of the device"
+                    )
                     self._land(one.memory)
                     self._use_memory(stream, one, "a group", is_written=is_written)
 
@@ -216,7 +237,9 @@ class LateDevice:
         """Memory goes back to its owner's pool, which may hand it out at once."""
         owner.wait_for(self._host)
         for what, uses in (("written", written), ("read", read)):
-            self._check(owner.clock, uses, f"memory of {owner.name} given up, and {what}")
+            self._check(
+                owner.clock, uses, f"memory of {owner.name} given up, and {what}"
+            )
 
     def _check(self, known: Clock, uses: list[Use], what: str) -> None:
         for one in uses:
@@ -232,7 +255,9 @@ class LateDevice:
         to = kwargs.get("device")
         leaves, spec = pytree.tree_flatten((args, kwargs))
         late = [one for one in leaves if type(one) is Late]
-        if late and (_looks(func) or (to is not None and torch.device(to).type == "cpu")):
+        if late and (
+            _looks(func) or (to is not None and torch.device(to).type == "cpu")
+        ):
             self._wait(stream)
         for one in late if not func.is_view else ():
             self._land(one.memory)
@@ -240,7 +265,9 @@ class LateDevice:
             written = {id(one) for one in _written(func, args, kwargs)}
             for one in late:
                 self._use_memory(stream, one, func, is_written=id(one) in written)
-        plain_args, plain_kwargs = pytree.tree_unflatten([_inner(one) for one in leaves], spec)
+        plain_args, plain_kwargs = pytree.tree_unflatten(
+            [_inner(one) for one in leaves], spec
+        )
         if to is not None:
             plain_kwargs["device"] = torch.device("cpu")
         found = func(*plain_args, **plain_kwargs)
@@ -261,15 +288,21 @@ class LateDevice:
         self._use_memory(stream, made, None, is_written=True)
         return made
 
-    def _use_memory(self, stream: LateStream, one: Late, func: Any, *, is_written: bool) -> None:
+    def _use_memory(
+        self, stream: LateStream, one: Late, func: Any, *, is_written: bool
+    ) -> None:
         memory, (start, stop) = one.memory, _extent(one.inner)
         written, read = (
             [use for use in uses if use.start < stop and start < use.stop]
             for uses in (memory.written, memory.read)
         )
-        self._check(stream.clock, written, f"{func} on {stream.name}, of what is written")
+        self._check(
+            stream.clock, written, f"{func} on {stream.name}, of what is written"
+        )
         if is_written:
-            self._check(stream.clock, read, f"{func} on {stream.name} writes what is read")
+            self._check(
+                stream.clock, read, f"{func} on {stream.name} writes what is read"
+            )
         stream.clock[stream.name] += 1
         own = Use(stream.name, stream.clock[stream.name], start, stop)
         if is_written:  # what lies within it counts no more
@@ -293,8 +326,12 @@ class LateDevice:
         elif not non_blocking:
             self._wait(stream)
             into.copy_(values)
-        elif self.needs_pinned and not self._is_pinned(given if type(to) is Late else to):
-            self.wrong.append("a copy that nobody waits for, of memory that is not pinned")
+        elif self.needs_pinned and not self._is_pinned(
+            given if type(to) is Late else to
+        ):
+            self.wrong.append(
+                "a copy that nobody waits for, of memory that is not pinned"
+            )
         elif type(given) is Late:
             values = values.clone()  # the device may write there again behind the copy
             self._do_later(stream, lambda: into.copy_(values))
@@ -326,7 +363,9 @@ class LateDevice:
 
 
 class LateGroup:
-    """A process group of the device's own; sends and receives must be launched together."""
+    """A process group of the device's own; sends and receives must be launched
+    together.
+    """
 
     def __init__(
         self, store: Any, rank: int, world: int, timeout: timedelta, stream: LateStream
@@ -341,7 +380,9 @@ class LateGroup:
     def broadcast(self, bufs: list[Tensor], options: Any) -> LateWork:
         is_root = options.rootRank == self._gloo.rank()
         ways = (bufs, []) if is_root else ([], bufs)
-        return self._begin(*ways, lambda: self._gloo.broadcast([_inner(bufs[0])], options))
+        return self._begin(
+            *ways, lambda: self._gloo.broadcast([_inner(bufs[0])], options)
+        )
 
     def _allgather_base(self, out: Tensor, buf: Tensor) -> LateWork:
         work = self._gloo._allgather_base
@@ -425,7 +466,9 @@ def _extent(inner: Tensor) -> tuple[int, int]:
 
 
 def _looks(func: Any) -> bool:
-    """Whether an operation gives the host a value, or a tensor of a size that follows from one."""
+    """Whether an operation gives the host a value, or a tensor of a size that follows
+    from one.
+    """
     tags = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
     return any(tag in func.tags for tag in tags)
 
@@ -453,7 +496,8 @@ _LOCK = threading.RLock()
 _PAST_DISPATCH = (
     "copy_.default",  # that of torch.tensor(device=)
     "_to_copy.default",
-    "arange.default",  # torch makes these of a tensor that grows, and its size would stay 0
+    # torch makes these of a tensor that grows, and its size would stay 0
+    "arange.default",
     "arange.start",
     "arange.start_step",
 )
@@ -463,14 +507,21 @@ _libraries: list[Any] = []
 try:
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 except ImportError:
-    pytest.skip(f"torch {torch.__version__} has no devices in Python", allow_module_level=True)
+    pytest.skip(
+        f"torch {torch.__version__} has no devices in Python", allow_module_level=True
+    )
 
 
 def install() -> LateDevice:
-    """Makes the device known to torch and to gradwire, in this process, and returns it anew."""
+    """Makes the device known to torch and to gradwire, in this process, and returns it
+    anew.
+    """
     if not _libraries:
         _setup_privateuseone_for_python_backend("late")
-        every, own = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+        every, own = (
+            torch.library.Library("_", "IMPL"),
+            torch.library.Library("aten", "IMPL"),
+        )
         every.fallback(_made, "PrivateUse1")
         for name in _PAST_DISPATCH:
             func = attrgetter(name)(torch.ops.aten)
@@ -482,6 +533,8 @@ def install() -> LateDevice:
         _libraries.extend([every, own])
         devices.register("late", LATE)
         build.has_triton = lambda: False  # which has no driver for it
-        refusals._refuse_odd_tensors = lambda model: None  # a late tensor is a class of its own
+        refusals._refuse_odd_tensors = lambda model: (
+            None
+        )  # a late tensor is a class of its own
     LATE.reset(None)
     return LATE

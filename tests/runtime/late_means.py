@@ -1,7 +1,9 @@
-"""Training on one process with means that come late, and the same training with them at once.
+"""Training on one process with means that come late, and the same training with them at
+once.
 
-A mean here is three quarters of the gradient, so nobody can mistake a gradient for its mean; until
-it has arrived the gradient's storage is NaN, so whoever reads it early spoils everything after.
+A mean here is three quarters of the gradient, so nobody can mistake a gradient for its
+mean; until it has arrived the gradient's storage is NaN, so whoever reads it early
+spoils everything after.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ SHARE = 0.75
 
 
 class LateMeans:
-    """Arrivals that come when they are waited for, or, with ``seed``, some of them earlier."""
+    """Arrivals that come when they are waited for, or, with ``seed``, some of them
+    earlier.
+    """
 
     def __init__(self, seed: int | None = None) -> None:
         self._random = None if seed is None else random.Random(seed)
@@ -83,15 +87,21 @@ def _values(grad: Tensor) -> Tensor:
 
 
 class Rig:
-    """Calls an `Overlap` as the runtime does; with ``arrivals`` None, plain training instead."""
+    """Calls an `Overlap` as the runtime does; with ``arrivals`` None, plain training
+    instead.
+    """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, arrivals: LateMeans | None) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, arrivals: LateMeans | None
+    ) -> None:
         self.arrivals = arrivals
         self.params = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._is_open = False
         self.overlap: Overlap | None = None
         if arrivals is not None:
-            self.overlap = Overlap(model, list(self.params.items()), optimizer, arrivals)
+            self.overlap = Overlap(
+                model, list(self.params.items()), optimizer, arrivals
+            )
         for name, param in self.params.items():
             param.register_post_accumulate_grad_hook(self._hook(name))
 
@@ -141,7 +151,9 @@ def run(
     *,
     change: Callable[[Rig], None] = lambda rig: None,
 ) -> tuple[dict[str, Any], Rig]:
-    """What a loop leaves behind: parameters, gradients, optimizer state, and what it returned."""
+    """What a loop leaves behind: parameters, gradients, optimizer state, and what it
+    returned.
+    """
     model = copy.deepcopy(model)
     optimizer = make(model)
     rig = Rig(model, optimizer, arrivals)
@@ -159,7 +171,9 @@ def run(
 
 
 def same(one: Any, two: Any) -> bool:
-    """Whether two nests of tensors and numbers are equal, bit for bit; NaN equals nothing."""
+    """Whether two nests of tensors and numbers are equal, bit for bit; NaN equals
+    nothing.
+    """
     if isinstance(one, Tensor) and isinstance(two, Tensor):
         if one.is_sparse and two.is_sparse:
             one, two = one.to_dense(), two.to_dense()

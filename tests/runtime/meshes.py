@@ -1,4 +1,6 @@
-"""Meshes that all tests of a pool share, and models attached in one of hosts of several ranks."""
+"""Meshes that all tests of a pool share, and models attached in one of hosts of several
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,13 @@ needs_reduce_scatter = pytest.mark.skipif(
 
 
 @cache
-def device_mesh(shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> DeviceMesh:
+def device_mesh(
+    shape: tuple[int, ...], names: tuple[str, ...] | None = None
+) -> DeviceMesh:
     """The mesh of these dimensions in this process, made once.
 
-    Each group of a mesh has a thread that wakes a hundred times a second, until its process ends.
+    Each group of a mesh has a thread that wakes a hundred times a second, until its
+    process ends.
     """
     return init_device_mesh("cpu", shape, mesh_dim_names=names)
 
@@ -36,5 +41,8 @@ def mesh(num_hosts: int = 2) -> DeviceMesh:
 
 def attached_to(model: nn.Module, num_hosts: int, **settings: Any) -> Handle:
     return gw.attach(
-        model, ONEBIT, mesh=mesh(num_hosts), **keywords(bucket_cap_mb=SMALL_MB, **settings)
+        model,
+        ONEBIT,
+        mesh=mesh(num_hosts),
+        **keywords(bucket_cap_mb=SMALL_MB, **settings),
     )

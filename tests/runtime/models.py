@@ -105,7 +105,10 @@ class Words(nn.Module):
         self.rows = torch.zeros(0, dtype=torch.int64)
 
     def forward(self, x: Tensor) -> Tensor:
-        found = self.table(self.rows).sum(0) + self.bag(self.rows % 20, torch.tensor([0]))[0]
+        found = (
+            self.table(self.rows).sum(0)
+            + self.bag(self.rows % 20, torch.tensor([0]))[0]
+        )
         return self.last(found + x[:, :6])  # type: ignore[no-any-return]
 
 
@@ -114,13 +117,17 @@ def sparse_rows(rank: int, model: nn.Module, no_sync: Any) -> list[Tensor | None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     kept: list[Tensor | None] = []
     for step in range(4):
-        # Repeated words, other words on each rank, and no word at all on rank 1 in steps 1 and 3.
+        # Repeated words, other words on each rank, and no word at all on rank 1 in
+        # steps 1 and 3.
         words = [(7 * step + rank) % 50, 3, 3, (step * step + 2 * rank) % 50]
-        inner.rows = torch.tensor([] if rank == 1 and step % 2 else words, dtype=torch.int64)
+        inner.rows = torch.tensor(
+            [] if rank == 1 and step % 2 else words, dtype=torch.int64
+        )
         optimizer.zero_grad()
         loss_of(model, rank, step).backward()
         kept += [
-            None if g is None else g.coalesce() if g.is_sparse else g for g in gradients(model)
+            None if g is None else g.coalesce() if g.is_sparse else g
+            for g in gradients(model)
         ]
         optimizer.step()
     return [*kept, *(p.detach() for p in model.parameters())]

@@ -1,4 +1,6 @@
-"""Models and training loops of every usual kind, for the laws of the overlapped forward pass."""
+"""Models and training loops of every usual kind, for the laws of the overlapped forward
+pass.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ def adamw_groups(model: nn.Module) -> Optimizer:
     params = list(model.parameters())
     return optim.AdamW(
         [
-            {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0, "lr": 0.02},
+            {
+                "params": [p for p in params if p.dim() < 2],
+                "weight_decay": 0.0,
+                "lr": 0.02,
+            },
             {"params": [p for p in params if p.dim() >= 2], "weight_decay": 0.1},
         ],
         lr=0.01,
@@ -104,8 +110,12 @@ def skipped_steps(model: nn.Module, optimizer: Optimizer, rig: Rig) -> None:
 
 
 def schedule_early(model: nn.Module, optimizer: Optimizer, rig: Rig) -> list[Any]:
-    """The scheduler changes rates while the updates of the step before are on their way."""
-    scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=NUM_STEPS + 1)
+    """The scheduler changes rates while the updates of the step before are on their
+    way.
+    """
+    scheduler = lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.1, total_steps=NUM_STEPS + 1
+    )
     rates = []
     for x in batches(NUM_STEPS):
         optimizer.zero_grad()
@@ -139,7 +149,9 @@ def groups_change(model: nn.Module, optimizer: Optimizer, rig: Rig) -> None:
 
 
 def some_without_gradient(model: nn.Module, optimizer: Optimizer, rig: Rig) -> None:
-    """By hand: one parameter is left out of each step, another gets a gradient of its own."""
+    """By hand: one parameter is left out of each step, another gets a gradient of its
+    own.
+    """
     params = list(model.parameters())
     for i, x in enumerate(batches(NUM_STEPS)):
         loss_of(model, x).backward()
@@ -275,7 +287,9 @@ FALLEN_BACK: dict[Loop, str] = {
 
 
 def law(model: nn.Module, make: Make, loop: Loop) -> Overlap:
-    """Late means, at the last moment and at random ones, leave what plain training leaves."""
+    """Late means, at the last moment and at random ones, leave what plain training
+    leaves.
+    """
     expected, _ = run(model, make, loop, None)
     for seed in (None, 0):
         found, rig = run(model, make, loop, LateMeans(seed))

@@ -1,4 +1,6 @@
-"""Plans for the models that ranks train: those of all planners, and drawn ones of any shape."""
+"""Plans for the models that ranks train: those of all planners, and drawn ones of any
+shape.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ from torch import nn
 from gradwire.contract.registry import examples
 from gradwire.planning.data.check import check
 from gradwire.planning.data.cluster import Cluster
-from gradwire.planning.data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
+from gradwire.planning.data.plan import (
+    DENSE,
+    Chunk,
+    ExchangeSetting,
+    Plan,
+    PlannedMessage,
+)
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from tests.planning.profiles import CODECS
 from tests.runtime.training import Net
@@ -29,21 +37,31 @@ def profile_of_model(model: nn.Module) -> Profile:
         if tensors:
             forward_s, backward_s = draw.uniform(1e-4, 2e-3), draw.uniform(1e-4, 4e-3)
             layers.append(
-                Layer(name=name, tensors=tensors, forward_s=forward_s, backward_s=backward_s)
+                Layer(
+                    name=name,
+                    tensors=tensors,
+                    forward_s=forward_s,
+                    backward_s=backward_s,
+                )
             )
     kind = type(model).__name__
-    return Profile(model=kind, source="made up for tests", batch_size=8, layers=tuple(layers))
+    return Profile(
+        model=kind, source="made up for tests", batch_size=8, layers=tuple(layers)
+    )
 
 
 def planned() -> list[Plan]:
-    """Every example of every planner that loses nothing, with small blocks where it cuts."""
+    """Every example of every planner that loses nothing, with small blocks where it
+    cuts.
+    """
     profile = profile_of_model(Net())
     made = [planner(profile, CLUSTER) for planner in examples("planner")]
     return [plan for plan in made if all(m.exchange == DENSE for m in plan.messages)]
 
 
 def drawn(seed: int, *, model: nn.Module | None = None, cuts: int = 4) -> Plan:
-    """Chunks cut anywhere, in any order, fused at random, with random dependencies and credit.
+    """Chunks cut anywhere, in any order, fused at random, with random dependencies and
+    credit.
 
     Each tensor has ``cuts`` at most. The model is ``Net`` if none is given.
     """

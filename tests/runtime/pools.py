@@ -1,4 +1,6 @@
-"""Pools of ranks, shared by all tests; ``tests/conftest.py`` has these fixtures for all folders."""
+"""Pools of ranks, shared by all tests; ``tests/conftest.py`` has these fixtures for all
+folders.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def four() -> Iterator[Ranks]:
 
 @pytest.fixture(scope="module")
 def late_two() -> Iterator[Ranks]:
-    """Ranks of their own for the tests of a file, as the device ``late`` stays in processes."""
+    """Ranks of their own for the tests of a file, as the device ``late`` stays in
+    processes.
+    """
     yield from _pool(2)
 
 

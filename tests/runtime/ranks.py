@@ -1,9 +1,11 @@
-"""Ranks for tests: processes joined by one gloo group, that run the functions they are handed.
+"""Ranks for tests: processes joined by one gloo group, that run the functions they are
+handed.
 
-Starting a process that imports torch takes seconds; here a fork server imports it once and every
-rank is forked from there in milliseconds. A pool of ranks lives as long as its tests go well: after
-a failure or a timeout its processes are ended and the next test gets new ones. Every wait is
-bounded, and what a rank raised comes back with its traceback.
+Starting a process that imports torch takes seconds; here a fork server imports it once
+and every rank is forked from there in milliseconds. A pool of ranks lives as long as
+its tests go well: after a failure or a timeout its processes are ended and the next
+test gets new ones. Every wait is bounded, and what a rank raised comes back with its
+traceback.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ import torch
 import torch.distributed as dist
 
 Body = Callable[..., Any]
-"""Runs on every rank as ``body(rank, world, *args)``; importable, and so is what it returns."""
+"""Runs on every rank as ``body(rank, world, *args)``; importable, and so is what it
+returns.
+"""
 
 # Connections that break on purpose would fill pages with C++ stacks.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -41,15 +45,17 @@ PRELOADED = [
     *("gradwire.runtime.survive.rejoin", "gradwire.runtime.survive.shrink"),
     *("gradwire.runtime.state.joint_call", "torch._dynamo.repro.after_dynamo"),
 ]
-"""What every rank would import otherwise; torch loads _dynamo at the first optimizer, in 1.5 s, and
-what is named last at the first ``torch.compile``."""
+"""What every rank would import otherwise; torch loads _dynamo at the first optimizer,
+in 1.5 s, and what is named last at the first ``torch.compile``.
+"""
 
 GRACE_S = 20.0
 """How long the other ranks may go on after one has failed, to say what they know."""
 
 
 START_S = 100.0
-"""How long the first rank may take to start, while the fork server imports torch on a busy machine.
+"""How long the first rank may take to start, while the fork server imports torch on a
+busy machine.
 """
 TIMEOUT_S = 100.0
 """How long ranks may take to answer; pytest ends a test that takes 120 s."""
@@ -64,8 +70,9 @@ HURRIED = {
     "_JOIN_S": 1.0,
     "CHECK_S": 1.5,
 }
-"""Seconds that ranks of tests take for what takes them several times as long in a job: to find each
-other, to notice who is lost, and to give up what nobody can end."""
+"""Seconds that ranks of tests take for what takes them several times as long in a job:
+to find each other, to notice who is lost, and to give up what nobody can end.
+"""
 
 
 class RanksFailed(AssertionError):
@@ -73,7 +80,9 @@ class RanksFailed(AssertionError):
 
 
 class Outcome(NamedTuple):
-    """How a rank that was run on its own ended: its value or traceback, or its exit code."""
+    """How a rank that was run on its own ended: its value or traceback, or its exit
+    code.
+    """
 
     value: Any
     error: str | None
@@ -96,7 +105,9 @@ class Ranks:
         self._folder: TemporaryDirectory[str] | None = None
 
     def run(self, body: Body, *args: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
-        """Runs ``body`` on every rank; returns their values in rank order, or raises."""
+        """Runs ``body`` on every rank; returns their values in rank order, or
+        raises.
+        """
         if not self._processes:
             self.start()
         outcomes = self.outcomes(body, *args, timeout_s=timeout_s)
@@ -107,12 +118,19 @@ class Ranks:
         if failures:
             self.close()
             raise RanksFailed(
-                "\n".join(f"\n--- ranks {who} of {self.world}\n{e}" for e, who in failures.items())
+                "\n".join(
+                    f"\n--- ranks {who} of {self.world}\n{e}"
+                    for e, who in failures.items()
+                )
             )
         return [outcome.value for outcome in outcomes]
 
-    def outcomes(self, body: Body, *args: Any, timeout_s: float = TIMEOUT_S) -> list[Outcome]:
-        """As ``run``, but says of each rank how it ended, and leaves the processes alone."""
+    def outcomes(
+        self, body: Body, *args: Any, timeout_s: float = TIMEOUT_S
+    ) -> list[Outcome]:
+        """As ``run``, but says of each rank how it ended, and leaves the processes
+        alone.
+        """
         self.send(body, *args)
         return self.collect(timeout_s)
 
@@ -124,8 +142,12 @@ class Ranks:
         for end in self._ends:
             end.send_bytes(task)
 
-    def collect(self, timeout_s: float, *, without: Sequence[int] = ()) -> list[Outcome]:
-        """What the ranks answer; after a first failure the others have a few seconds more."""
+    def collect(
+        self, timeout_s: float, *, without: Sequence[int] = ()
+    ) -> list[Outcome]:
+        """What the ranks answer; after a first failure the others have a few seconds
+        more.
+        """
         deadline = time.monotonic() + timeout_s
         found: dict[int, Outcome] = {}
         waiting = {end: r for r, end in enumerate(self._ends) if r not in without}
@@ -138,10 +160,14 @@ class Ranks:
                     deadline = min(deadline, time.monotonic() + GRACE_S)
         for rank in waiting.values():
             found[rank] = Outcome(None, self._stack_of(rank), None)
-        return [found.get(rank, Outcome(None, None, None)) for rank in range(self.world)]
+        return [
+            found.get(rank, Outcome(None, None, None)) for rank in range(self.world)
+        ]
 
     def survivors(self, dead: Collection[int]) -> list[Any]:
-        """What those answer that are not dead, in rank order; raises what one of them raised."""
+        """What those answer that are not dead, in rank order; raises what one of them
+        raised.
+        """
         found = self.collect(TIMEOUT_S, without=sorted(dead))
         living = [one for rank, one in enumerate(found) if rank not in dead]
         for one in living:
@@ -200,11 +226,16 @@ class Ranks:
             return "did not answer and is gone"
         self.kill(rank, signal.SIGUSR1)
         self._processes[rank].join(0.5)
-        return "did not answer; it is at\n" + (Path(self._folder.name) / f"{rank}").read_text()
+        return (
+            "did not answer; it is at\n"
+            + (Path(self._folder.name) / f"{rank}").read_text()
+        )
 
 
 def run_alone(code: str) -> None:
-    """Runs lines of Python in a process of its own, in which torch is imported already."""
+    """Runs lines of Python in a process of its own, in which torch is imported
+    already.
+    """
     ranks = Ranks(1)
     try:
         ranks.run(_execute, code)
@@ -228,7 +259,9 @@ def _serve(rank: int, world: int, end: Connection, folder: str) -> None:
             try:
                 body, args = pickle.loads(end.recv_bytes())
             except (EOFError, ConnectionError):
-                os._exit(0)  # Nothing here is worth a goodbye to peers that may be gone.
+                os._exit(
+                    0
+                )  # Nothing here is worth a goodbye to peers that may be gone.
             torch.manual_seed(1234)
             try:
                 answer = (body(rank, world, *args), None)
@@ -236,13 +269,15 @@ def _serve(rank: int, world: int, end: Connection, folder: str) -> None:
                 answer = (None, traceback.format_exc())
             with suppress(BrokenPipeError):  # Nobody waits for it any more.
                 end.send_bytes(_pickled(answer))
-            # A model that is dropped while it is attached is in a circle with its threads, which
-            # would go on beside the next test.
+            # A model that is dropped while it is attached is in a circle with its
+            # threads, which would go on beside the next test.
             gc.collect()
 
 
 def _hurry() -> None:
-    for module in [one for name, one in sys.modules.items() if name.startswith("gradwire.runtime")]:
+    for module in [
+        one for name, one in sys.modules.items() if name.startswith("gradwire.runtime")
+    ]:
         for name in HURRIED.keys() & vars(module).keys():
             setattr(module, name, HURRIED[name])
 
@@ -259,7 +294,9 @@ def _join(rank: int, world: int, end: Connection) -> None:
 
 
 def _pickled(answer: Any) -> bytes:
-    """Plain pickle: the pickler of torch's processes would send file descriptors of tensors."""
+    """Plain pickle: the pickler of torch's processes would send file descriptors of
+    tensors.
+    """
     buffer = io.BytesIO()
     pickle.Pickler(buffer).dump(answer)
     return buffer.getvalue()

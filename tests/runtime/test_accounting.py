@@ -1,4 +1,6 @@
-"""Densities of steps: what ranks asked for, selected and got, in stats, traces and reports."""
+"""Densities of steps: what ranks asked for, selected and got, in stats, traces and
+reports.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ MATRICES = sum(p.numel() for p in Net().parameters() if p.dim() > 1)
 
 codecs, pair = gw.compress, gw.pair
 TOPK, CLTK = (gw.exchange_for(make(density=0.1)) for make in (codecs.topk, codecs.cltk))
-UNASKED = gw.with_error_feedback(pair(above(threshold=0.05), gw.collective.allgather_sparse()))
+UNASKED = gw.with_error_feedback(
+    pair(above(threshold=0.05), gw.collective.allgather_sparse())
+)
 NONE = gw.exchange_for(codecs.none())
 
 
@@ -41,10 +45,14 @@ class Observed:
     def __init__(self, handle: gw.Handle, net: Net) -> None:
         self.stats, self.trace = handle.stats(), handle.trace()
         means = [p.grad for p in net.parameters() if p.dim() > 1]
-        self.num_in_mean = sum(int(mean.count_nonzero()) for mean in means if mean is not None)
+        self.num_in_mean = sum(
+            int(mean.count_nonzero()) for mean in means if mean is not None
+        )
 
 
-def observed(rank: int, world: int, exchanges: list[tuple[gw.Exchange, bool]]) -> list[Observed]:
+def observed(
+    rank: int, world: int, exchanges: list[tuple[gw.Exchange, bool]]
+) -> list[Observed]:
     """Short runs, each of a module or of one under DDP."""
     found = []
     for exchange, wrapped in exchanges:
@@ -59,8 +67,16 @@ def observed(rank: int, world: int, exchanges: list[tuple[gw.Exchange, bool]]) -
 
 
 def test_stats_traces_and_reports_show_densities(two: Ranks) -> None:
-    """The mean of topk grows denser than what a rank selects, and that of cltk does not."""
-    exchanges = [(TOPK, False), (TOPK, True), (CLTK, False), (UNASKED, False), (NONE, False)]
+    """The mean of topk grows denser than what a rank selects, and that of cltk does
+    not.
+    """
+    exchanges = [
+        (TOPK, False),
+        (TOPK, True),
+        (CLTK, False),
+        (UNASKED, False),
+        (NONE, False),
+    ]
     runs = two.run(observed, exchanges)
     for rank, (topk, under_ddp, cltk, unasked, none) in enumerate(runs):
         for own in (topk, under_ddp):
@@ -123,9 +139,13 @@ def check_norms(stats: list[dict[str, Any]]) -> None:
 
 
 def test_a_trace_has_the_densities_of_its_own_steps_alone() -> None:
-    """Steps that select nothing, as those in which all rows travel, push older ones out too."""
+    """Steps that select nothing, as those in which all rows travel, push older ones out
+    too.
+    """
     recorder = Recorder(2)
-    selected = StepDensity(0, 0, 0.5, 800, numel=100, asked=10.0, selected=10, arrived=15)
+    selected = StepDensity(
+        0, 0, 0.5, 800, numel=100, asked=10.0, selected=10, arrived=15
+    )
     for step, density in enumerate((selected, None, None)):
         recorder.add(Span(0, "compute", "encode", step, step + 0.5, step=step))
         recorder.end_step(recorder.costs(step), step + 0.5, density)
@@ -140,13 +160,18 @@ def test_no_more_elements_are_counted_than_there_are() -> None:
     codec, members = codecs.nonzero(width=7), [Member(rank, 2) for rank in range(2)]
     exchange = pair(codec, gw.collective.allgather_sparse())
     state = exchange.init(gw.TensorSpec("", 9), 2)
-    drive([exchange.synchronise(me, state, torch.ones(9), torch.empty(9)) for me in members])
+    drive(
+        [
+            exchange.synchronise(me, state, torch.ones(9), torch.empty(9))
+            for me in members
+        ]
+    )
     for me in members:
         assert me.selection is not None
         assert me.selection[1:] == (9, 9)
 
 
-# ---- Residuals that only grow are told of: what is kept there never gets through -----------------
+# ---- Residuals that only grow are told of: what is kept there never gets through -----
 
 
 WORLD = 2
@@ -180,7 +205,9 @@ def stepped(own: list[Message], num_steps: int) -> None:
         grads = [{n: 1 + torch.rand(8, generator=draw) for n in m.names} for m in own]
         for message in own:
             message.notes_norms = step == num_steps - 1
-        drive([message.text(g) for message, g in zip(own, grads, strict=True)], seed=step)
+        drive(
+            [message.text(g) for message, g in zip(own, grads, strict=True)], seed=step
+        )
 
 
 def test_what_grows_for_ever_is_found_and_what_arrives_is_not() -> None:

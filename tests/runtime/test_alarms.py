@@ -1,4 +1,6 @@
-"""Alarms: whatever an error says, and whoever ends first, all ranks learn where it began."""
+"""Alarms: whatever an error says, and whoever ends first, all ranks learn where it
+began.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,13 @@ from gradwire.runtime.liveness.membership import Membership
 from gradwire.runtime.liveness.pulse import MOST_CHARACTERS, Alarm, said
 from gradwire.runtime.transport import wire
 from gradwire.runtime.transport.task_graph import Task
-from gradwire.runtime.transport.wire import FOLDER, NUM_VERBS, LastVerbs, carry_out, own_store
+from gradwire.runtime.transport.wire import (
+    FOLDER,
+    NUM_VERBS,
+    LastVerbs,
+    carry_out,
+    own_store,
+)
 from tests.runtime.given import SMALL
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import TOPK, Net, adamw, digest, momentum, train
@@ -41,7 +49,9 @@ Met = tuple[str, tuple[int, ...] | None, str]
 @example([], -1, "\udc80")
 @example([0], 3, "a\0b\nc;d,\u2665")
 @example([0], 3, "long" * MOST_CHARACTERS)
-def test_an_alarm_says_on_all_ranks_what_was_put_in(ranks: list[int], step: int, text: str) -> None:
+def test_an_alarm_says_on_all_ranks_what_was_put_in(
+    ranks: list[int], step: int, text: str
+) -> None:
     line = Alarm(tuple(ranks), step, text).encoded()
     assert line.isascii()
     assert "\0" not in line
@@ -54,7 +64,9 @@ def test_an_alarm_says_on_all_ranks_what_was_put_in(ranks: list[int], step: int,
 
 
 as_json = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=8
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    st.lists,
+    max_leaves=8,
 ).map(lambda value: repr(value).replace("'", '"').encode("utf-8", "replace"))
 
 
@@ -129,7 +141,9 @@ def raise_strangely(rank: int, world: int) -> Met:
 
 
 def end_at_once(rank: int, world: int, culprit: int) -> Met:
-    """Rank 0 hosts the store, and its process ends as soon as it hears; rank 1 takes its time."""
+    """Rank 0 hosts the store, and its process ends as soon as it hears; rank 1 takes
+    its time.
+    """
     handle, go_on = attached(rank)
     if rank == culprit:
         fail_in_lane(handle, ValueError("its own mistake"))
@@ -187,12 +201,24 @@ def break_the_pulse(rank: int, world: int) -> Met:
 
 
 REACHES_ALL: list[tuple[Any, tuple[str, Any], tuple[str, Any], str]] = [
-    (raise_strangely, ("ValueError", None), ("RankFailed", (1,)), "rank 1 of 3 raised ValueError"),
+    (
+        raise_strangely,
+        ("ValueError", None),
+        ("RankFailed", (1,)),
+        "rank 1 of 3 raised ValueError",
+    ),
     (spoil_the_alarm, ("RankFailed", ()), ("RankFailed", ()), "cannot be read"),
     (leave, ("LoopMistake", (1,)), ("LoopMistake", (1,)), "somebody left"),
-    (break_the_pulse, ("TypeError", None), ("RankFailed", (1,)), "rank 1 of 3 ended by TypeError"),
+    (
+        break_the_pulse,
+        ("TypeError", None),
+        ("RankFailed", (1,)),
+        "rank 1 of 3 ended by TypeError",
+    ),
 ]
-"""What rank 1 does, the error that it raises itself, the error of the others, and its text."""
+"""What rank 1 does, the error that it raises itself, the error of the others, and its
+text.
+"""
 
 
 @pytest.mark.slow
@@ -212,9 +238,14 @@ def test_whatever_ends_inside_one_rank_reaches_all(
                 assert rank == 1 or len(text) < 2 * MOST_CHARACTERS
 
 
-def test_the_first_who_gives_up_waiting_tells_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_who_gives_up_waiting_tells_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """They have no reason to wait on, and its process may hold the store, and end."""
-    store, found = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), False), {}
+    store, found = (
+        dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), False),
+        {},
+    )
     monkeypatch.setattr(wire, "_given", [store])
 
     def share(rank: int, timeout: timedelta) -> None:
@@ -224,7 +255,10 @@ def test_the_first_who_gives_up_waiting_tells_the_others(monkeypatch: pytest.Mon
             found[rank] = error.ranks
 
     limits = timedelta(seconds=0.1), timedelta(hours=1)
-    threads = [threading.Thread(target=share, args=one, daemon=True) for one in enumerate(limits)]
+    threads = [
+        threading.Thread(target=share, args=one, daemon=True)
+        for one in enumerate(limits)
+    ]
     threads[1].start()
     own_store(f"{wire.REJOINED} three").wait([f"{membership.MEETING}/note/1"])
     threads[0].start()
@@ -237,16 +271,23 @@ def test_ranks_that_wait_for_others_of_each_other_take_one_decision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rank 1 holds rank 2 for lost, which the others have heard."""
-    store, found = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), False), {}
+    store, found = (
+        dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), False),
+        {},
+    )
     monkeypatch.setattr(wire, "_given", [store])
 
     def share(rank: int, due: set[int]) -> None:
         who = Membership(f"{wire.REJOINED} differing", rank, 3)
-        found[rank] = who.agree(rank, dict, timedelta(seconds=60), due=due, is_partial=True)
+        found[rank] = who.agree(
+            rank, dict, timedelta(seconds=60), due=due, is_partial=True
+        )
 
     Membership(f"{wire.REJOINED} differing", 1, 3).post(1)
     given = (0, {0, 1, 2}), (2, {0, 1, 2}), (1, {0, 1})
-    threads = [threading.Thread(target=share, args=one, daemon=True) for one in given[:2]]
+    threads = [
+        threading.Thread(target=share, args=one, daemon=True) for one in given[:2]
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -255,13 +296,15 @@ def test_ranks_that_wait_for_others_of_each_other_take_one_decision(
     assert found == {rank: {0: 0, 1: 1, 2: 2} for rank in range(3)}
 
 
-# ---- A run that fails leaves a record of each rank's last verbs, and its error says where --------
+# ---- A run that fails leaves a record of each rank's last verbs, and its error says wh
 
 
 STEP = 3
 
 
-def test_a_record_holds_the_last_verbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_holds_the_last_verbs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(FOLDER, str(tmp_path / "new"))
     verbs = LastVerbs()
     for number in range(NUM_VERBS + 5):
@@ -271,11 +314,15 @@ def test_a_record_holds_the_last_verbs(tmp_path: Path, monkeypatch: pytest.Monke
     told = json.loads(path.read_text())
     assert (told["rank"], told["world"], told["error"]) == (1, 4, "no such layer")
     assert [verb["sequence"] for verb in told["verbs"]] == [*range(5, NUM_VERBS + 5)]
-    assert {(verb["started_s"], verb["done_s"]) for verb in told["verbs"]} == {(1.0, None)}
+    assert {(verb["started_s"], verb["done_s"]) for verb in told["verbs"]} == {
+        (1.0, None)
+    }
 
 
 class Noting:
-    """A channel that notes the peer of each transfer, in the order in which transfers start."""
+    """A channel that notes the peer of each transfer, in the order in which transfers
+    start.
+    """
 
     def __init__(self) -> None:
         self.started: list[tuple[str, int]] = []
@@ -293,7 +340,9 @@ class Noting:
 
 
 def test_receives_start_before_sends() -> None:
-    """A note that a receive has started must not queue behind this rank's own payload."""
+    """A note that a receive has started must not queue behind this rank's own
+    payload.
+    """
     channel, buf = Noting(), torch.zeros(1)
     carry_out([Send(1, buf), Recv(2, buf), Send(3, buf), Recv(4, buf)], [channel] * 4)
     assert channel.started == [("recv", 2), ("recv", 4), ("send", 1), ("send", 3)]
@@ -302,7 +351,9 @@ def test_receives_start_before_sends() -> None:
 def test_no_file_is_written_through_a_link_that_was_laid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names of records, and of the drafts of other files, could be guessed by another user."""
+    """Names of records, and of the drafts of other files, could be guessed by another
+    user.
+    """
     monkeypatch.setenv(FOLDER, str(tmp_path))
     victim, verbs = tmp_path / "victim", LastVerbs()
     victim.write_text("kept")
@@ -344,7 +395,9 @@ def fail(rank: int, world: int) -> list[dict[str, Any]]:
             train(model, optimizer, rank, range(STEP, STEP + 1))
         error = raised.value
     (note,) = error.__notes__
-    found: list[dict[str, Any]] = json.loads(Path(note.rpartition(" ")[2]).read_text())["verbs"]
+    found: list[dict[str, Any]] = json.loads(Path(note.rpartition(" ")[2]).read_text())[
+        "verbs"
+    ]
     return found
 
 
@@ -353,7 +406,9 @@ def fail(rank: int, world: int) -> list[dict[str, Any]]:
 def test_records_show_which_verb_a_rank_did_not_come_to(doomed: Ranks) -> None:
     found = doomed.run(fail)
     assert {verb["step"] for verb in found[1]} == set(range(STEP))
-    assert all(verb["launched_s"] <= verb["started_s"] <= verb["done_s"] for verb in found[1])
+    assert all(
+        verb["launched_s"] <= verb["started_s"] <= verb["done_s"] for verb in found[1]
+    )
     for rank in (0, 2, 3):
         late = [verb for verb in found[rank] if verb["step"] == STEP]
         assert late[0]["started_s"] is not None
@@ -363,7 +418,7 @@ def test_records_show_which_verb_a_rank_did_not_come_to(doomed: Ranks) -> None:
         ]
 
 
-# ---- A job that torchrun starts again finds the store as the dead ranks have left it -------------
+# ---- A job that torchrun starts again finds the store as the dead ranks have left it -
 
 
 def until_told(handle: gw.Handle) -> None:
@@ -372,7 +427,9 @@ def until_told(handle: gw.Handle) -> None:
 
 
 def started_again(rank: int, world: int) -> str:
-    """The second start of these ranks, as its first attach has the names of the first start's."""
+    """The second start of these ranks, as its first attach has the names of the first
+    start's.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
         patch.setattr(membership, "_JOINED", type(membership._JOINED)())

@@ -1,4 +1,6 @@
-"""The life of a run under auto: dense steps, a plan, dense steps to compare, another link."""
+"""The life of a run under auto: dense steps, a plan, dense steps to compare, another
+link.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ SETTINGS = {"measured_steps": 3, "review_steps": 4, "trial_steps": 14}
 def measured_quickly() -> Iterator[Any]:
     """Links and compressors by few and short messages; auto's module."""
     load("pilot", "auto")
-    module, first = (sys.modules[f"gradwire.pilot.{name}"] for name in ("auto", "_measured"))
+    module, first = (
+        sys.modules[f"gradwire.pilot.{name}"] for name in ("auto", "_measured")
+    )
     less = {
         "BUDGET_S": 1e-3,
         "ROUNDS": 1,
@@ -49,9 +53,10 @@ def measured_quickly() -> Iterator[Any]:
 def seen(**seconds: Any) -> Iterator[None]:
     """Has auto see these figures in place of what the machine's mood makes of them.
 
-    ``step_s`` are those of each review, the last one for all that follow; ``slowness`` is called
-    where a message is timed. The plan is one that compresses, as are its ``num_rivals``, and
-    means may be as far from dense ones as they will, but for the fidelities in ``allowed``.
+    ``step_s`` are those of each review, the last one for all that follow; ``slowness``
+    is called where a message is timed. The plan is one that compresses, as are its
+    ``num_rivals``, and means may be as far from dense ones as they will, but for the
+    fidelities in ``allowed``.
     """
     steps, last = iter(seconds["step_s"]), list[float]()
 
@@ -64,7 +69,9 @@ def seen(**seconds: Any) -> Iterator[None]:
         assert {t.name for layer in profile.layers for t in layer.tensors} == {
             name for name, _ in Net().named_parameters()
         }
-        plans = [(lossy(1 + number), 0.1) for number in range(seconds.get("num_rivals", 0))]
+        plans = [
+            (lossy(1 + number), 0.1) for number in range(seconds.get("num_rivals", 0))
+        ]
         return module.Proposal(lossy(0), 0.1, 0.4, "first plan", tuple(plans))
 
     with measured_quickly() as module:
@@ -107,7 +114,11 @@ def lived(
         model, handle = put(net, where, gw.pilot.auto(**SETTINGS), optimizer=optimizer)
         for step in range(num):
             train(model, optimizer, rank, [step])
-            found.append(handle.plan and handle.plan.to_json() if num_rivals else bool(handle.plan))
+            found.append(
+                handle.plan and handle.plan.to_json()
+                if num_rivals
+                else bool(handle.plan)
+            )
         handle.synchronize()
         pilot = handle.stats()["pilot"]
         assert all(one.member.cluster is not None for one in handle._progress.messages)
@@ -123,7 +134,8 @@ def moments(found: Sequence[bool]) -> list[int]:
 
 @pytest.mark.slow
 def test_a_plan_is_taken_and_compared_with_dense_steps(two: Ranks) -> None:
-    """6 dense steps, 2 + 4 + 1 planned ones, and after 14 that count a trial, which the plan wins.
+    """6 dense steps, 2 + 4 + 1 planned ones, and after 14 that count a trial, which the
+    plan wins.
 
     Ranks tell each other what steps take beside the one more.
     """
@@ -134,7 +146,9 @@ def test_a_plan_is_taken_and_compared_with_dense_steps(two: Ranks) -> None:
     taken, left, back = moments(found)[:3]
     assert taken == 6
     assert left > taken + 14
-    assert back - left == 6, "two steps that are not counted, three that are, one to tell"
+    assert back - left == 6, (
+        "two steps that are not counted, three that are, one to tell"
+    )
     assert "predicted" in pilot["decisions"][0]
     assert any("the plan stays" in said for said in pilot["decisions"])
     assert pilot["is_planned"]
@@ -142,14 +156,18 @@ def test_a_plan_is_taken_and_compared_with_dense_steps(two: Ranks) -> None:
 
 
 def test_a_plan_that_does_not_gain_is_left(two: Ranks) -> None:
-    (one, _, found, pilot), (other, *_) = two.run(lived, [0.4, 0.5], 1.0, 20, "ddp, reentrant")
+    (one, _, found, pilot), (other, *_) = two.run(
+        lived, [0.4, 0.5], 1.0, 20, "ddp, reentrant"
+    )
     assert one == other
     assert moments(found) == [6, 13]
     assert "back to dense" in pilot["decisions"][-1]
 
 
 def test_rivals_are_tried_one_by_one_and_the_fastest_is_kept(two: Ranks) -> None:
-    """After 6 dense steps 2 + 4 + 1 by the plan, 2 + 4 + 1 by each rival, then by the fastest."""
+    """After 6 dense steps 2 + 4 + 1 by the plan, 2 + 4 + 1 by each rival, then by the
+    fastest.
+    """
     given = [0.4, 0.1, 0.09, 0.2, 0.09]
     (one, _, found, pilot), other = two.run(lived, given, 1.0, 30, "plain", 2)
     assert other[0] == one
@@ -165,7 +183,9 @@ def test_rivals_are_tried_one_by_one_and_the_fastest_is_kept(two: Ranks) -> None
 @pytest.mark.slow
 def test_another_link_is_planned_for_anew(two: Ranks) -> None:
     """As by a link that goes from 1 Gbit to 50 Mbit; each decision is said once."""
-    (one, _, found, pilot), (other, *_) = two.run(lived, [0.4, 0.1, 0.1, 2.0, 0.3], 20.0, 30)
+    (one, _, found, pilot), (other, *_) = two.run(
+        lived, [0.4, 0.1, 0.1, 2.0, 0.3], 20.0, 30
+    )
     assert one == other
     assert found[6:] == [True] * 24, pilot["decisions"]
     said = [sentence for sentence in pilot["decisions"] if "planned anew" in sentence]
@@ -175,7 +195,9 @@ def test_another_link_is_planned_for_anew(two: Ranks) -> None:
 
 
 def unquiet(rank: int, world: int) -> tuple[int, str]:
-    """How often the link was timed in 60 steps of a machine whose steps differ, and bits."""
+    """How often the link was timed in 60 steps of a machine whose steps differ, and
+    bits.
+    """
     net, num_probes = Net(), 0
 
     def slowness(engine: Any, known: Any) -> float:
@@ -190,10 +212,14 @@ def unquiet(rank: int, world: int) -> tuple[int, str]:
     return num_probes, digest(net)
 
 
-def test_the_link_is_timed_less_and_less_where_steps_differ_for_nothing(two: Ranks) -> None:
+def test_the_link_is_timed_less_and_less_where_steps_differ_for_nothing(
+    two: Ranks,
+) -> None:
     (num_probes, bits), other = two.run(unquiet)
     assert other == (num_probes, bits)
-    assert 2 <= num_probes <= 4, "of 12 reviews, every other one after other steps than before"
+    assert 2 <= num_probes <= 4, (
+        "of 12 reviews, every other one after other steps than before"
+    )
 
 
 class Output:
@@ -209,7 +235,9 @@ class OfAnObject(Reentrant):
 
 
 def grounded(rank: int, world: int, is_opaque: bool) -> tuple[str, str]:
-    """A run that auto cannot see the steps of: the error if there is one, and what is logged."""
+    """A run that auto cannot see the steps of: the error if there is one, and what is
+    logged.
+    """
     model = ddp(OfAnObject() if is_opaque else Net())
     lines: list[str] = []
     watch = logging.Handler(logging.WARNING)
@@ -223,7 +251,9 @@ def grounded(rank: int, world: int, is_opaque: bool) -> tuple[str, str]:
                 if is_opaque:
                     model(x).value.sum().backward()
                 else:
-                    checkpoint(model, x.requires_grad_(), use_reentrant=True).sum().backward()
+                    checkpoint(
+                        model, x.requires_grad_(), use_reentrant=True
+                    ).sum().backward()
                 assert handle.plan is None
     except gw.RankFailed as error:
         said = str(error)
@@ -236,7 +266,10 @@ def grounded(rank: int, world: int, is_opaque: bool) -> tuple[str, str]:
 
 
 def test_where_auto_sees_no_steps_it_says_so(doomed_two: Ranks) -> None:
-    assert all("a pilot (auto) cannot see" in error for error, _ in doomed_two.run(grounded, True))
+    assert all(
+        "a pilot (auto) cannot see" in error
+        for error, _ in doomed_two.run(grounded, True)
+    )
 
 
 def test_where_auto_sees_no_forward_pass_it_says_so(two: Ranks) -> None:
@@ -253,12 +286,16 @@ def dropped(rank: int, world: int, where: str) -> list[str]:
     handle.detach()
     modules = [module for module in net.modules() if module._forward_pre_hooks]
     return [type(module).__name__ for module in modules] + [
-        name for name, param in net.named_parameters() if param._post_accumulate_grad_hooks
+        name
+        for name, param in net.named_parameters()
+        if param._post_accumulate_grad_hooks
     ]
 
 
 @each("where", ["plain", "ddp"])
-def test_detach_in_the_midst_of_measuring_leaves_no_hook(two: Ranks, where: str) -> None:
+def test_detach_in_the_midst_of_measuring_leaves_no_hook(
+    two: Ranks, where: str
+) -> None:
     assert two.run(dropped, where) == [[], []]
 
 
@@ -286,18 +323,25 @@ def measured(rank: int, world: int, where: str) -> Any:
         handle.synchronize()
         pilot = handle.stats()["pilot"]
         handle.detach()
-    return digest(net), pilot["decisions"], pilot["is_planned"], pilot["rate_bytes_per_s"]
+    return (
+        digest(net),
+        pilot["decisions"],
+        pilot["is_planned"],
+        pilot["rate_bytes_per_s"],
+    )
 
 
 @pytest.mark.parametrize("where", ["ddp", "hosts"])
-def test_all_ranks_decide_alike_by_what_they_measure(two: Ranks, four: Ranks, where: str) -> None:
+def test_all_ranks_decide_alike_by_what_they_measure(
+    two: Ranks, four: Ranks, where: str
+) -> None:
     one, *others = (four if where == "hosts" else two).run(measured, where)
     assert others == [one] * len(others)
     assert one[1][0].startswith("step 6: links carry")
     assert one[3] > 0
 
 
-# ---- attach by a planner's name: measured dense steps, then the plan for what was measured -------
+# ---- attach by a planner's name: measured dense steps, then the plan for what was meas
 
 
 CHOSEN: dict[str, Any] = {
@@ -309,7 +353,9 @@ CHOSEN: dict[str, Any] = {
 
 
 def planned(rank: int, world: int, name: str) -> dict[str, Any]:
-    """15 steps; both states are loaded by another run, in its dense and in its planned steps."""
+    """15 steps; both states are loaded by another run, in its dense and in its planned
+    steps.
+    """
     net, chosen, found = Net(), CHOSEN[name], dict[str, Any]()
     optimizer = momentum(net.parameters())
     with measured_quickly():
@@ -335,7 +381,9 @@ def planned(rank: int, world: int, name: str) -> dict[str, Any]:
         handle = gw.attach(net, chosen, optimizer=optimizer)
         handle.load_state_dict(after)
         found["owes"] = any(map(bool, owed.values()))
-        found["kept"] = {k: one.double().sum() for k, one in handle.residuals().items()} == owed
+        found["kept"] = {
+            k: one.double().sum() for k, one in handle.residuals().items()
+        } == owed
         train(net, optimizer, rank, range(12))
         handle.synchronize()
         found["planned again"] = handle.plan is not None
@@ -366,7 +414,10 @@ def test_a_planner_plans_for_what_was_measured(two: Ranks, name: str) -> None:
     assert one["kept"]
     assert one["owes"] is (name == "ssfusion")
     assert one["planned again"]
-    assert one["codecs"] == {"usbyte": [], "secopa": ["terngrad"], "ssfusion": ["dgc"]}[name]
+    assert (
+        one["codecs"]
+        == {"usbyte": [], "secopa": ["terngrad"], "ssfusion": ["dgc"]}[name]
+    )
     stats = one["stats"]
     assert (stats["planner"], stats["is_planned"]) == (name, True)
     assert stats["planned_at"] in (6, 9)
@@ -391,7 +442,10 @@ def refused(rank: int, world: int, error: Exception) -> tuple[str, list[str], bo
 def test_a_refusal_of_what_was_measured_leaves_gradients_dense(two: Ranks) -> None:
     for error, words in (
         (InvalidSetting("too slow"), "the planner refuses: too slow"),
-        (ZeroDivisionError("no links"), "the planner fails: ZeroDivisionError: no links"),
+        (
+            ZeroDivisionError("no links"),
+            "the planner fails: ZeroDivisionError: no links",
+        ),
     ):
         one, other = two.run(refused, error)
         assert one == other

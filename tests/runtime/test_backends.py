@@ -1,7 +1,8 @@
-"""Device memory travels by the device's own process groups within a host, and between if asked.
+"""Device memory travels by the device's own process groups within a host, and between
+if asked.
 
-The device is `late`, with groups of its own: gloo on its memory stands for NCCL, and ranks for
-hosts. What is staged is counted where it is staged.
+The device is `late`, with groups of its own: gloo on its memory stands for NCCL, and
+ranks for hosts. What is staged is counted where it is staged.
 """
 
 from __future__ import annotations
@@ -30,7 +31,17 @@ from tests.runtime import late
 from tests.runtime.given import keywords
 from tests.runtime.meshes import mesh
 from tests.runtime.ranks import Ranks
-from tests.runtime.test_devices import EVERY, FEW, QUICK, STEPS, Run, agrees, backward, layers, run
+from tests.runtime.test_devices import (
+    EVERY,
+    FEW,
+    QUICK,
+    STEPS,
+    Run,
+    agrees,
+    backward,
+    layers,
+    run,
+)
 from tests.runtime.training import DENSE, ONEBIT, TOPK
 
 pytestmark = pytest.mark.multi
@@ -54,7 +65,9 @@ def staged() -> Iterator[set[Among]]:
 
 
 class Sent:
-    """The bytes a step that verbs among some ranks have sent, as the trace counts them."""
+    """The bytes a step that verbs among some ranks have sent, as the trace counts
+    them.
+    """
 
     def __init__(self) -> None:
         self.by_end: dict[str, float] = {}
@@ -71,18 +84,31 @@ def directly(rank: int, exchange: Any, **how: Any) -> Run:
     return run(rank, exchange, "late", has_network=True, **how)
 
 
-def on_two_levels(rank: int, world: int, exchanges: Sequence[Exchange]) -> list[tuple[Any, ...]]:
+def on_two_levels(
+    rank: int, world: int, exchanges: Sequence[Exchange]
+) -> list[tuple[Any, ...]]:
     """What is staged of each exchange on two hosts, and what it sent."""
     found = []
     for exchange in exchanges:
         sent, host = Sent(), run(rank, exchange, "cpu", mesh=mesh())
         with staged() as among:
             device = run(
-                rank, exchange, "late", sent, has_network=True, mesh=mesh(), backend="gloo"
+                rank,
+                exchange,
+                "late",
+                sent,
+                has_network=True,
+                mesh=mesh(),
+                backend="gloo",
             )
         agrees(device, host, exchange)
-        assert host.stats["backend"]["why"] == "on rank 0 gradients are encoded on the host"
-        found.append((among, sent.by_end, device.stats, device.waits, device.num_pinned))
+        assert (
+            host.stats["backend"]["why"]
+            == "on rank 0 gradients are encoded on the host"
+        )
+        found.append(
+            (among, sent.by_end, device.stats, device.waits, device.num_pinned)
+        )
     return found
 
 
@@ -93,7 +119,9 @@ def late_four() -> Iterator[Ranks]:
     ranks.close()
 
 
-def test_a_hosts_sums_stay_on_the_device_and_a_shares_payload_is_staged(late_four: Ranks) -> None:
+def test_a_hosts_sums_stay_on_the_device_and_a_shares_payload_is_staged(
+    late_four: Ranks,
+) -> None:
     for rank in late_four.run(on_two_levels, [QUICK]):
         for among, sent, stats, waits, num_pinned in rank:
             assert among == {Among.HOSTS}, "only what goes to other hosts is staged"
@@ -111,7 +139,9 @@ def test_every_exchange_on_two_levels_makes_the_hosts_bits(late_four: Ranks) -> 
         assert all(among <= {Among.HOSTS} for among, *_ in rank)
 
 
-def between_hosts(rank: int, world: int, exchanges: Sequence[Exchange], num_steps: int) -> None:
+def between_hosts(
+    rank: int, world: int, exchanges: Sequence[Exchange], num_steps: int
+) -> None:
     steps = range(num_steps)
     for exchange in exchanges:
         host = run(rank, exchange, "cpu", steps=steps)
@@ -124,11 +154,15 @@ def between_hosts(rank: int, world: int, exchanges: Sequence[Exchange], num_step
             "between_hosts": "nccl",
             "why": "",
         }
-        assert device.stats["to_host_bytes_per_step"] == device.stats["pinned_bytes"] == 0
+        assert (
+            device.stats["to_host_bytes_per_step"] == device.stats["pinned_bytes"] == 0
+        )
         assert device.stats["wire_bytes_per_step"] == host.stats["wire_bytes_per_step"]
 
 
-def test_nothing_is_staged_where_the_device_sends_to_other_hosts(late_two: Ranks) -> None:
+def test_nothing_is_staged_where_the_device_sends_to_other_hosts(
+    late_two: Ranks,
+) -> None:
     late_two.run(between_hosts, FEW, STEPS)
 
 
@@ -183,7 +217,9 @@ def test_a_lost_rank_is_named_where_devices_send(doomed_two: Ranks) -> None:
 
 
 def by_link(rank: int, world: int) -> list[dict[str, Any]]:
-    """The back ends where the device's link counts as no faster than gloo's, and as far faster."""
+    """The back ends where the device's link counts as no faster than gloo's, and as far
+    faster.
+    """
     found = []
     for faster in (1e15, 0.0):
         with mock.patch.object(backends, "FASTER", faster):
@@ -208,14 +244,19 @@ REFUSED = [
 
 
 def told(rank: int, world: int) -> tuple[list[str], dict[str, Any], str]:
-    """What ranks hear that ask for NCCL in vain, that leave the choice, and that differ."""
+    """What ranks hear that ask for NCCL in vain, that leave the choice, and that
+    differ.
+    """
     refused = []
     for device, is_shared, _ in REFUSED:
         noted = late.install()
         noted.has_network = noted.is_shared = is_shared
-        # A rank that was still connecting would see a connection close, and say that instead.
+        # A rank that was still connecting would see a connection close, and say that
+        # instead.
         with (
-            mock.patch.object(engine, "open_channels", side_effect=AssertionError("it connects")),
+            mock.patch.object(
+                engine, "open_channels", side_effect=AssertionError("it connects")
+            ),
             pytest.raises(InvalidSetting) as raised,
         ):
             gw.attach(layers(device), ONEBIT, options=gw.Options(backend="nccl"))
@@ -224,21 +265,29 @@ def told(rank: int, world: int) -> tuple[list[str], dict[str, Any], str]:
     fallback = handle.stats()["backend"]
     handle.detach()
     with pytest.raises(RanksDiffer) as differ:
-        gw.attach(layers("cpu"), ONEBIT, options=gw.Options(backend="gloo" if rank else "auto"))
+        gw.attach(
+            layers("cpu"),
+            ONEBIT,
+            options=gw.Options(backend="gloo" if rank else "auto"),
+        )
     return refused, fallback, str(differ.value)
 
 
 def test_a_refusal_a_fallback_and_a_difference_are_told(late_two: Ranks) -> None:
     for refused, fallback, differ in late_two.run(told):
         for text, (*_, why) in zip(refused, REFUSED, strict=True):
-            assert text.startswith(f"backend must be 'auto' or 'gloo' where {why}, got 'nccl'; ")
+            assert text.startswith(
+                f"backend must be 'auto' or 'gloo' where {why}, got 'nccl'; "
+            )
         assert fallback["between_hosts"] == "gloo"
         assert fallback["why"] == "ranks 0 and 1 share a device"
         assert "setting backend is 'auto' against 'gloo'" in differ
 
 
 def test_a_backend_that_is_none_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match="backend must be 'auto', 'gloo' or 'nccl', got 'mpi'"):
+    with pytest.raises(
+        InvalidSetting, match="backend must be 'auto', 'gloo' or 'nccl', got 'mpi'"
+    ):
         gw.attach(layers("cpu"), ONEBIT, options=gw.Options(backend="mpi"))
 
 
@@ -255,7 +304,9 @@ class AsNccl(ProcessGroupGloo):
 
 def test_a_group_carries_out_the_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of NCCL's own back end alone the name stays untried without a GPU."""
-    monkeypatch.setattr(torch._C._distributed_c10d, "ProcessGroupNCCL", AsNccl, raising=False)
+    monkeypatch.setattr(
+        torch._C._distributed_c10d, "ProcessGroupNCCL", AsNccl, raising=False
+    )
     how = torch.device("cpu"), HashStore(), 0, 1, timedelta(seconds=30)
     group = Accelerator(torch.cuda).connect(*how)
     given_N, out_N = torch.arange(3.0), torch.zeros(3)

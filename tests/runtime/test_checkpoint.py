@@ -1,4 +1,6 @@
-"""State is saved by parameter and moves to other exchanges. State that does not fit is refused."""
+"""State is saved by parameter and moves to other exchanges. State that does not fit is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +48,16 @@ class Count(NamedTuple):
 
 
 class counting(gw.compress.cast16):
-    """Keeps something of each element; of a chunk's elements, where a collective cuts chunks."""
+    """Keeps something of each element; of a chunk's elements, where a collective cuts
+    chunks.
+    """
 
     def init(self, spec: gw.TensorSpec) -> Count:
         return Count(torch.zeros(spec.numel))
 
-    def encode(self, state: Count, grad_N: Tensor, **to: Any) -> tuple[gw.Payload, Count]:
+    def encode(
+        self, state: Count, grad_N: Tensor, **to: Any
+    ) -> tuple[gw.Payload, Count]:
         payload, _ = super().encode(None, grad_N, **to)
         return payload, Count(state.times_N + 1)
 
@@ -68,7 +74,12 @@ def counts(rank: int, world: int) -> None:
         handle = gw.attach(net, exchange, options=SMALL)
         handle.load_state_dict(saved)
         states = [message.state for message in handle._progress.messages]
-        found = [t for state in states for path, t in leaves(state) if path.endswith("times_N")]
+        found = [
+            t
+            for state in states
+            for path, t in leaves(state)
+            if path.endswith("times_N")
+        ]
         assert found
         assert all(bool((tensor == 3).all()) for tensor in found)
         handle.detach()
@@ -98,12 +109,18 @@ def test_what_is_kept_of_a_chunk_starts_afresh_among_other_ranks() -> None:
     assert not any(bool(t.any()) for t in counts)
 
 
-KEEPING = (TOPK, ErrorFeedback(TOPK), gw.with_momentum_correction(gw.compress.topk(density=0.1)))
+KEEPING = (
+    TOPK,
+    ErrorFeedback(TOPK),
+    gw.with_momentum_correction(gw.compress.topk(density=0.1)),
+)
 
 
 @each("old", [*KEEPING, ErrorFeedback(KEEPING[2])], ids=named)
 def test_all_that_is_owed_moves_to_whatever_exchange_comes_next(old: Exchange) -> None:
-    """Residuals are added up where the new exchange has fewer of them, however it cuts messages."""
+    """Residuals are added up where the new exchange has fewer of them, however it cuts
+    messages.
+    """
     weights = [ParamRange.whole(name, torch.zeros(8, 5)) for name in ("one", "other")]
     [before] = made = [Message(0, weights, old, 0, 3)]
     for residual_N in residuals(before.state).values():
@@ -112,11 +129,16 @@ def test_all_that_is_owed_moves_to_whatever_exchange_comes_next(old: Exchange) -
         apart = [Message(i, [part], new, 0, 3) for i, part in enumerate(weights)]
         move(collect(made), apart)
         parts = [sum(residuals(message.state).values()) for message in apart]
-        torch.testing.assert_close(torch.cat(parts), sum(residuals(before.state).values()))  # type: ignore[arg-type]
+        torch.testing.assert_close(
+            torch.cat(parts), sum(residuals(before.state).values())
+        )  # type: ignore[arg-type]
 
 
 def test_a_setting_that_there_is_not_is_refused() -> None:
-    part, origin = ParamRange.whole("weight", torch.zeros(40, 30)), Origin("any", 2, 0, "")
+    part, origin = (
+        ParamRange.whole("weight", torch.zeros(40, 30)),
+        Origin("any", 2, 0, ""),
+    )
     exchange = gw.adapt(gw.compress.powersgd(rank=2))
     messages = [Message(0, [part], exchange, 0, 2)]
     saved = collect(messages, origin, step=1)
@@ -143,15 +165,47 @@ def of_weight(residual_N: torch.Tensor) -> dict[str, Any]:
     [
         (lambda: [state_of(0)], 2, r"all 2 old ranks, got those of ranks \[0\]"),
         (lambda: [state_of(0), state_of(0)], 2, r"\[0, 0\]"),
-        (lambda: [{"rank": 0}], 2, r"state_dicts\[0\] is not a gradwire state_dict: it lacks algo"),
-        (lambda: [state_of(0), state_of(1, shard="part 1 of 2")], 2, "redistribute each part's by"),
-        (lambda: [state_of(0), state_of(1)], 0, "world_size must be a whole number, at least 1"),
-        (lambda: [state_of(0), state_of(1, step=2)], 4, "0 and rank 1 .* step is 1 against 2"),
-        (lambda: [state_of(0), state_of(1, algorithm="b")], 4, "algorithm is any against b"),
+        (
+            lambda: [{"rank": 0}],
+            2,
+            r"state_dicts\[0\] is not a gradwire state_dict: it lacks algo",
+        ),
+        (
+            lambda: [state_of(0), state_of(1, shard="part 1 of 2")],
+            2,
+            "redistribute each part's by",
+        ),
+        (
+            lambda: [state_of(0), state_of(1)],
+            0,
+            "world_size must be a whole number, at least 1",
+        ),
+        (
+            lambda: [state_of(0), state_of(1, step=2)],
+            4,
+            "0 and rank 1 .* step is 1 against 2",
+        ),
+        (
+            lambda: [state_of(0), state_of(1, algorithm="b")],
+            4,
+            "algorithm is any against b",
+        ),
         (lambda: [state_of(0), state_of(1, run="c")], 4, "run is a run against c"),
-        (lambda: [state_of(0), state_of(1, version=1)], 4, r"state_dicts\[1\] version must be 3"),
-        (lambda: [state_of(0), state_of(1, world_size=3)], 4, "world_size is 2 against 3"),
-        (lambda: [state_of(0), state_of(1, params={})], 4, "rank 1 .* has the parameter weight"),
+        (
+            lambda: [state_of(0), state_of(1, version=1)],
+            4,
+            r"state_dicts\[1\] version must be 3",
+        ),
+        (
+            lambda: [state_of(0), state_of(1, world_size=3)],
+            4,
+            "world_size is 2 against 3",
+        ),
+        (
+            lambda: [state_of(0), state_of(1, params={})],
+            4,
+            "rank 1 .* has the parameter weight",
+        ),
         (
             lambda: [state_of(0), state_of(1, params={"weight": {}})],
             4,
@@ -172,25 +226,34 @@ def test_redistribution_refuses_what_is_not_whole(
 
 
 def of_hosts(exchange: Exchange, *, num_hosts: int) -> list[dict[str, Any]]:
-    """The states of all ranks, two on each host, after a step of their own at every place."""
+    """The states of all ranks, two on each host, after a step of their own at every
+    place.
+    """
     world, hosts = 2 * num_hosts, on_hosts(exchange, 2)
     param = torch.zeros(64, 4)
     ranks = [
-        Message(0, [ParamRange.whole("table", param)], hosts, rank, world) for rank in range(world)
+        Message(0, [ParamRange.whole("table", param)], hosts, rank, world)
+        for rank in range(world)
     ]
     found = []
     for rank, message in enumerate(ranks):
         for path, held in message.rest_of_state().items():
             assert path == "inner.growth_1"
-            held.fill_(1.0 + rank % 2)  # ranks at one place of their hosts have the same
+            held.fill_(
+                1.0 + rank % 2
+            )  # ranks at one place of their hosts have the same
         origin = Origin("rows", world, rank, "", 2, f"place {rank % 2}")
         found.append(collect([message], origin, step=1, run="a run"))
     return found
 
 
 def test_what_ranks_decide_by_is_one_hosts_after_another_number_of_ranks() -> None:
-    """Ranks at different places of a host have exchanged different shares, and decided apart."""
-    olds = of_hosts(gw.with_natural_sparsity(gw.compress.topk(density=0.1), 4), num_hosts=2)
+    """Ranks at different places of a host have exchanged different shares, and decided
+    apart.
+    """
+    olds = of_hosts(
+        gw.with_natural_sparsity(gw.compress.topk(density=0.1), 4), num_hosts=2
+    )
     for world, ranks_per_host in ((2, 1), (3, 1), (4, 1), (8, 2)):
         news = gw.redistribute(olds, world, ranks_per_host)
         grown = {float(new["messages"]["table"]["inner.growth_1"]) for new in news}
@@ -198,7 +261,9 @@ def test_what_ranks_decide_by_is_one_hosts_after_another_number_of_ranks() -> No
         assert {new["share"] for new in news} == {""}, "each has all of its host's"
 
 
-HOSTED = gw.with_error_feedback(gw.pair(gw.compress.qsgd(bitwidth=8), gw.collective.casync_ps()))
+HOSTED = gw.with_error_feedback(
+    gw.pair(gw.compress.qsgd(bitwidth=8), gw.collective.casync_ps())
+)
 """Draws for each chunk of a message; on hosts there are as many chunks as hosts."""
 
 
@@ -208,7 +273,9 @@ def of_flat_ranks(world: int) -> list[dict[str, Any]]:
     for rank in range(world):
         message = Message(0, [ParamRange.whole("w", param)], HOSTED, rank, world)
         next(iter(residuals(message.state).values())).fill_(float(rank + 1))
-        found.append(collect([message], Origin("draws", world, rank), step=1, run="a run"))
+        found.append(
+            collect([message], Origin("draws", world, rank), step=1, run="a run")
+        )
     return found
 
 
@@ -221,12 +288,15 @@ def test_chunks_of_flat_ranks_are_none_of_as_many_ranks_on_hosts() -> None:
         here = Origin("draws", 4, rank, "", 2, "the share of this rank")
         [state] = loaded(new, [message], here)
         held = next(iter(residuals(state).values()))
-        # Host 0 has the ranks 0 and 2 of before, host 1 has 1 and 3; a mean is over two hosts.
+        # Host 0 has the ranks 0 and 2 of before, host 1 has 1 and 3; a mean is over two
+        # hosts.
         assert held.tolist() == [(2.0, 3.0)[rank // 2]] * held.numel()
 
 
 def test_states_that_are_redistributed_twice_owe_what_they_owed() -> None:
-    """A host's ranks have all of their host's each, until they load it and keep their share."""
+    """A host's ranks have all of their host's each, until they load it and keep their
+    share.
+    """
     first = of_flat_ranks(4)
     for number, per_host in ((4, 2), (2, 2), (6, 3), (8, 2)):
         on_some = gw.redistribute(first, number, per_host)

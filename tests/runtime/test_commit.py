@@ -1,4 +1,6 @@
-"""What ranks report to each other beside gradients, and how a step is confirmed and undone."""
+"""What ranks report to each other beside gradients, and how a step is confirmed and
+undone.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def answers(world: int, changed: dict[int, int]) -> list[RankFailed | None]:
         if rank in changed:
             digests[changed[rank]] += 1
         try:
-            yield from all_ranks[rank].text(4, b"", dict(zip(PARTS, digests, strict=True)))
+            yield from all_ranks[rank].text(
+                4, b"", dict(zip(PARTS, digests, strict=True))
+            )
         except RankFailed as failure:
             return failure
         return None
@@ -76,12 +80,15 @@ def test_digests_of_all_ranks_are_compared_on_all(world: int) -> None:
 def messages(num: int, rank: int, world: int) -> list[Message]:
     weights = [(f"weight {i}", torch.zeros(4, 10)) for i in range(num)]
     return [
-        Message(i, [ParamRange.whole(*one)], TOPK, rank, world) for i, one in enumerate(weights)
+        Message(i, [ParamRange.whole(*one)], TOPK, rank, world)
+        for i, one in enumerate(weights)
     ]
 
 
 @each("world", WORLDS)
-def test_all_ranks_know_every_ranks_norm_and_the_newcomer_that_rank_0_has_seen(world: int) -> None:
+def test_all_ranks_know_every_ranks_norm_and_the_newcomer_that_rank_0_has_seen(
+    world: int,
+) -> None:
     all_ranks = reports(world)
     for rank, report in enumerate(all_ranks):
         report.look = lambda rank=rank: 40 + rank  # type: ignore[misc]
@@ -98,23 +105,33 @@ def test_all_ranks_know_every_ranks_norm_and_the_newcomer_that_rank_0_has_seen(w
             assert report.newcomer == 40
             for rank in range(world):
                 assert report.records[rank].num_steps == at
-                assert report.records[rank].norm == pytest.approx(at * (rank + 1) * 80**0.5)
+                assert report.records[rank].norm == pytest.approx(
+                    at * (rank + 1) * 80**0.5
+                )
 
 
 def test_what_does_not_count_leaves_no_trace() -> None:
-    """The state of every message that was begun is as before, whether its exchange ended or not."""
+    """The state of every message that was begun is as before, whether its exchange
+    ended or not.
+    """
     own = messages(4, 0, 2)
     own[3].lanes = {own[3].names[0]: "compute"}  # encoded ahead, before its text begins
     for message in own:
         message.state.residual_N.copy_(torch.arange(40.0) + message.index)
     before = [[t.clone() for _, t in leaves(message.state)] for message in own]
-    for num_begun in (3, 0, 1):  # a step undone, one that nothing was begun in, and another
+    for num_begun in (
+        3,
+        0,
+        1,
+    ):  # a step undone, one that nothing was begun in, and another
         for message in own:
             message.begin_step(looks=False)
         for message in own[:num_begun]:
             steps = message.text({message.names[0]: torch.ones(4, 10)})
             verb = next(steps)
-            while isinstance(verb, Compute):  # until it waits for others, who have sent nothing
+            while isinstance(
+                verb, Compute
+            ):  # until it waits for others, who have sent nothing
                 verb = steps.send(verb.fn())
             message.state.residual_N.fill_(-2.0)
         own[3].state.residual_N.fill_(-1.0)
@@ -126,7 +143,9 @@ def test_what_does_not_count_leaves_no_trace() -> None:
 
 
 class Quiet:
-    """An engine among three ranks that launches nothing, and notes what it was to launch."""
+    """An engine among three ranks that launches nothing, and notes what it was to
+    launch.
+    """
 
     rank, world = 0, 3
 
@@ -137,7 +156,10 @@ class Quiet:
 
     def launch(self, index: int, name: str, text: Any, **asked: Any) -> Task:
         task = Task(name, lambda: None)
-        self.launched[name], self.asked[name] = (task, tuple(asked.get("behind", ()))), asked
+        self.launched[name], self.asked[name] = (
+            (task, tuple(asked.get("behind", ()))),
+            asked,
+        )
         return task
 
     def wait(self, ends: list[Task]) -> None:
@@ -153,9 +175,13 @@ class Quiet:
 
 @each("num", [1, 2, 5])
 def test_a_step_is_confirmed_once_all_of_it_is_there(num: int) -> None:
-    """Ranks confirm behind every message and report; until all of these end no step is whole."""
+    """Ranks confirm behind every message and report; until all of these end no step is
+    whole.
+    """
     engine, own = Quiet(), messages(num, 0, 3)
-    params: dict[str, Tensor] = {name: torch.zeros(4, 10) for one in own for name in one.names}
+    params: dict[str, Tensor] = {
+        name: torch.zeros(4, 10) for one in own for name in one.names
+    }
     synchroniser = Synchroniser(engine, own, params)  # type: ignore[arg-type]
     synchroniser.counts_use = synchroniser.report.confirms = True
     synchroniser.begin(0)
@@ -182,7 +208,9 @@ def test_a_step_is_confirmed_once_all_of_it_is_there(num: int) -> None:
 def test_a_message_waits_for_what_the_plan_says_and_for_who_looks_at_its_gradient(
     scale: float,
 ) -> None:
-    """A gradient that others look at, or that is scaled, is copied, and written after backward."""
+    """A gradient that others look at, or that is scaled, is copied, and written after
+    backward.
+    """
     engine, own = Quiet(), messages(3, 0, 3)
     own[2].after = (0,)
     params = {name: torch.zeros(4, 10) for one in own for name in one.names}
@@ -195,7 +223,11 @@ def test_a_message_waits_for_what_the_plan_says_and_for_who_looks_at_its_gradien
     assert not [*first["after"], *shared["after"]]
     assert [one.name for one in shared["last_behind"]] == ["backward over"]
     assert not [*first["last_behind"], *last["last_behind"]]
-    assert [one["last"] is None for one in (first, shared, last)] == [scale == 1, False, scale == 1]
+    assert [one["last"] is None for one in (first, shared, last)] == [
+        scale == 1,
+        False,
+        scale == 1,
+    ]
     assert [one.scale for one in own] == [scale] * 3
 
 
@@ -215,7 +247,9 @@ def test_a_gradient_that_is_none_counts_as_zero() -> None:
         for message, own in zip(both, grads, strict=True):
             message.scatter(own)
             for name, mean in own.items():
-                assert mean is None or bool((mean == (0.5 if name == absent else 1.0)).all())
+                assert mean is None or bool(
+                    (mean == (0.5 if name == absent else 1.0)).all()
+                )
     [alone] = messages(1, 0, 2)
     for grad in (torch.ones(4, 10), torch.ones(10, 4).t()):
         assert alone.can_borrow({alone.names[0]: grad}) == grad.is_contiguous()

@@ -1,4 +1,6 @@
-"""A pilot changes the plan of a model that trains: nothing is lost, and replicas stay equal."""
+"""A pilot changes the plan of a model that trains: nothing is lost, and replicas stay
+equal.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ from tests.runtime.training import DENSE, Net, ddp, digest, loss_of, momentum, t
 
 pytestmark = pytest.mark.multi
 ONEBIT = ExchangeSetting(
-    compressor="onebit", settings={"block": 64}, collective="casync_ps", error_feedback=True
+    compressor="onebit",
+    settings={"block": 64},
+    collective="casync_ps",
+    error_feedback=True,
 )
 TOPK = ExchangeSetting(
     compressor="topk",
@@ -37,7 +42,9 @@ TOPK = ExchangeSetting(
 )
 
 
-POWER = ExchangeSetting(compressor="powersgd", settings={"rank": 2}, error_feedback=True)
+POWER = ExchangeSetting(
+    compressor="powersgd", settings={"rank": 2}, error_feedback=True
+)
 
 
 def lossy(seed: int, exchange: ExchangeSetting = ONEBIT, cuts: int = 4) -> Plan:
@@ -70,7 +77,13 @@ class OnRoute(Flight):
         self.ways = {}
 
 
-LOSSLESS = {2: plans.drawn(1), 5: plans.drawn(2), 6: plans.drawn(3), 8: None, 9: plans.drawn(4)}
+LOSSLESS = {
+    2: plans.drawn(1),
+    5: plans.drawn(2),
+    6: plans.drawn(3),
+    8: None,
+    9: plans.drawn(4),
+}
 """Cut anywhere, some with the next forward pass overlapped; 1 to 3 channels."""
 BOTH = plans.in_turn(plans.drawn(3), {"onebit": ONEBIT, "topk": TOPK})
 """Parts of one tensor take different exchanges."""
@@ -82,8 +95,15 @@ THERE_AND_BACK = {
     12: plans.drawn(5),
     14: None,
 }
-ON_HOSTS = {**THERE_AND_BACK, 4: lossy(4, POWER, cuts=0), 5: lossy(5, POWER, cuts=0), 6: lossy(2)}
-"""Tensors that stay whole go from rank to rank of a host, as others travel with them."""
+ON_HOSTS = {
+    **THERE_AND_BACK,
+    4: lossy(4, POWER, cuts=0),
+    5: lossy(5, POWER, cuts=0),
+    6: lossy(2),
+}
+"""Tensors that stay whole go from rank to rank of a host, as others travel with
+them.
+"""
 NUM_STEPS = 16
 
 
@@ -91,7 +111,9 @@ def route(where: str) -> Route:
     return Route(ON_HOSTS if "hosts" in where else THERE_AND_BACK)
 
 
-def put(net: nn.Module, where: str, chosen: Any, **settings: Any) -> tuple[nn.Module, Handle]:
+def put(
+    net: nn.Module, where: str, chosen: Any, **settings: Any
+) -> tuple[nn.Module, Handle]:
     """A model that is attached plain, under DDP, in two hosts of two ranks, or both."""
     model = ddp(net) if "ddp" in where and isinstance(net, Net) else net
     if "hosts" in where:
@@ -125,11 +147,17 @@ def with_and_without(rank: int, world: int, where: str) -> list[tuple[str, Any]]
 
 
 @pytest.mark.parametrize("where", ["plain", "ddp"])
-def test_training_through_switches_has_the_bits_of_training_without(two: Ranks, where: str) -> None:
+def test_training_through_switches_has_the_bits_of_training_without(
+    two: Ranks, where: str
+) -> None:
     """Two ranks: a sum of two numbers is the same in any order."""
-    (without, _), (through, (num_overlapped, fallbacks)) = two.run(with_and_without, where)[0]
+    (without, _), (through, (num_overlapped, fallbacks)) = two.run(
+        with_and_without, where
+    )[0]
     assert without == through
-    assert (num_overlapped > 0) is (where == "plain"), "under DDP no forward pass is overlapped"
+    assert (num_overlapped > 0) is (where == "plain"), (
+        "under DDP no forward pass is overlapped"
+    )
     assert fallbacks == {}
 
 
@@ -143,12 +171,16 @@ def adder(total: Tensor) -> Callable[[Tensor], None]:
 def account(
     rank: int, world: int, where: str, skipped: int
 ) -> tuple[str, dict[str, Tensor], dict[str, Tensor], float]:
-    """What this rank's gradients and the means add up to; no residual is left at the end.
+    """What this rank's gradients and the means add up to; no residual is left at the
+    end.
 
     In step ``skipped`` all ranks use the first layer only.
     """
     net = Net()
-    given = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in net.named_parameters()}
+    given = {
+        name: torch.zeros_like(p, dtype=torch.float64)
+        for name, p in net.named_parameters()
+    }
     means = {name: torch.zeros_like(total) for name, total in given.items()}
     for name, param in net.named_parameters():
         param.register_hook(adder(given[name]))
@@ -157,7 +189,11 @@ def account(
     owed = 0.0
     for step in range(NUM_STEPS):
         optimizer.zero_grad()
-        loss = net.first.weight.square().sum() if step == skipped else loss_of(model, rank, step)
+        loss = (
+            net.first.weight.square().sum()
+            if step == skipped
+            else loss_of(model, rank, step)
+        )
         loss.backward()
         handle.synchronize()
         for name, param in net.named_parameters():
@@ -167,19 +203,29 @@ def account(
         owed = max(owed, handle.stats()["residual_norm"])
     assert handle.residuals() == {}
     handle.detach()
-    return digest(net), given, {name: world * mean for name, mean in means.items()}, owed
+    return (
+        digest(net),
+        given,
+        {name: world * mean for name, mean in means.items()},
+        owed,
+    )
 
 
 @pytest.mark.parametrize(
     ("where", "skipped"),
-    [("plain", 12), ("ddp on hosts", NUM_STEPS)],  # residuals are delivered from step 12 on
+    [
+        ("plain", 12),
+        ("ddp on hosts", NUM_STEPS),
+    ],  # residuals are delivered from step 12 on
 )
 def test_no_gradient_and_no_residual_is_lost_at_a_switch(
     two: Ranks, four: Ranks, where: str, skipped: int
 ) -> None:
     found = (four if "hosts" in where else two).run(account, where, skipped)
     assert len({bits for bits, *_ in found}) == 1, "replicas differ"
-    assert max(owed for *_, owed in found) > 0.1, "nothing was owed: this shows less than it says"
+    assert max(owed for *_, owed in found) > 0.1, (
+        "nothing was owed: this shows less than it says"
+    )
     for name, mean in found[0][2].items():
         given = torch.stack([totals[name] for _, totals, _, _ in found]).sum(0)
         torch.testing.assert_close(mean, given, rtol=1e-5, atol=1e-5)
@@ -188,10 +234,14 @@ def test_no_gradient_and_no_residual_is_lost_at_a_switch(
 Owed = dict[str, Tensor]
 
 
-def resumed(rank: int, world: int, where: str, saved_at: int) -> tuple[Owed, Owed, float, int]:
-    """A run saved at some step of a route, and gone on with by a new one that begins dense.
+def resumed(
+    rank: int, world: int, where: str, saved_at: int
+) -> tuple[Owed, Owed, float, int]:
+    """A run saved at some step of a route, and gone on with by a new one that begins
+    dense.
 
-    Returns this rank's residuals before and after, and what is left of them one step later.
+    Returns this rank's residuals before and after, and what is left of them one step
+    later.
     """
     net = Net()
     optimizer = momentum(net.parameters())
@@ -213,20 +263,26 @@ def resumed(rank: int, world: int, where: str, saved_at: int) -> tuple[Owed, Owe
     return owed, loaded, left, step
 
 
-@pytest.mark.parametrize(("where", "saved_at"), [("plain", 12), ("ddp", 4), ("hosts", 5)])
+@pytest.mark.parametrize(
+    ("where", "saved_at"), [("plain", 12), ("ddp", 4), ("hosts", 5)]
+)
 def test_a_state_is_loaded_under_another_plan(
     where: str, saved_at: int, two: Ranks, four: Ranks
 ) -> None:
-    """While residuals are being delivered, in the midst of a plan, and right after a switch.
+    """While residuals are being delivered, in the midst of a plan, and right after a
+    switch.
 
-    On hosts the new run cuts other shares: what a host's ranks have kept is the same together.
+    On hosts the new run cuts other shares: what a host's ranks have kept is the same
+        together.
     """
     ranks, per_host = (four, 2) if where == "hosts" else (two, 1)
     found = ranks.run(resumed, where, saved_at)
     for first in range(0, len(found), per_host):
         host = found[first : first + per_host]
         for name in host[0][0]:
-            owed, loaded = (torch.stack([one[k][name] for one in host]).sum(0) for k in (0, 1))
+            owed, loaded = (
+                torch.stack([one[k][name] for one in host]).sum(0) for k in (0, 1)
+            )
             assert torch.equal(owed, loaded)
     for _, loaded_by, left, step in found:
         assert sum(float(residual.abs().sum()) for residual in loaded_by.values()) > 0.1
@@ -235,7 +291,9 @@ def test_a_state_is_loaded_under_another_plan(
 
 
 def of_two_kinds(rank: int, world: int) -> str:
-    """Rank 0 loads a state that is put together for its host, the others their own shares."""
+    """Rank 0 loads a state that is put together for its host, the others their own
+    shares.
+    """
     net = Net()
     _, handle = put(net, "hosts", Route({1: lossy(1)}))
     train(net, momentum(net.parameters()), rank, range(3))
@@ -304,7 +362,9 @@ def test_wrong_settings_of_a_pilot_are_refused_by_name(given: dict[str, Any]) ->
 
 
 def averaged_by(rank: int, world: int) -> list[str]:
-    """Who averaged each step under DDP: plans come and go, and residuals are delivered."""
+    """Who averaged each step under DDP: plans come and go, and residuals are
+    delivered.
+    """
     net = Net()
     optimizer = momentum(net.parameters())
     ways = {2: lossy(1), 4: None, 7: lossy(2), 9: None}
@@ -324,7 +384,9 @@ def averaged_by(rank: int, world: int) -> list[str]:
     return [*found, digest(net)]
 
 
-def test_under_ddp_what_is_dense_is_left_to_a_reducer_without_a_hook(two: Ranks) -> None:
+def test_under_ddp_what_is_dense_is_left_to_a_reducer_without_a_hook(
+    two: Ranks,
+) -> None:
     """The step that delivers residuals, after a plan, is still averaged by gradwire."""
     (*found, bits), other = two.run(averaged_by)
     planned = ["gradwire, by a hook"] * 3
@@ -333,12 +395,18 @@ def test_under_ddp_what_is_dense_is_left_to_a_reducer_without_a_hook(two: Ranks)
 
 
 def left_again(rank: int, world: int) -> list[list[str]]:
-    """Steps by a plan that loses nothing, by DDP before and after it, and by DDP alone; the bits.
+    """Steps by a plan that loses nothing, by DDP before and after it, and by DDP alone;
+    the bits.
 
-    The plan's steps are followed by another reducer of DDP, with the settings of the first.
+    The plan's steps are followed by another reducer of DDP, with the settings of the
+    first.
     """
     found = []
-    for setting in ("gradient_as_bucket_view", "find_unused_parameters", "static_graph"):
+    for setting in (
+        "gradient_as_bucket_view",
+        "find_unused_parameters",
+        "static_graph",
+    ):
         models = []
         for route in (Route({2: plans.drawn(1), 4: None}), None):
             torch.manual_seed(0)
@@ -362,7 +430,9 @@ def test_a_new_reducer_trains_as_the_one_before(two: Ranks) -> None:
 
 
 def attached_again(rank: int, world: int) -> list[str]:
-    """Who averages once a run has ended between a plan's last step and the next forward pass."""
+    """Who averages once a run has ended between a plan's last step and the next forward
+    pass.
+    """
     model = ddp(Net())
     optimizer = momentum(model.parameters())
     handle = gw.attach(model, Route({1: plans.drawn(1), 2: None}))

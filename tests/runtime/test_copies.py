@@ -45,7 +45,9 @@ IN_PLACE = ("__getstate__", "_match_all_reduce_for_bwd_pass")
 
 
 def hooks(model: nn.Module) -> list[tuple[str, int]]:
-    """How many hooks of which kind the modules have, and what else is not usual of theirs."""
+    """How many hooks of which kind the modules have, and what else is not usual of
+    theirs.
+    """
     own = [
         (name, len(value))
         for module in model.modules()
@@ -53,7 +55,9 @@ def hooks(model: nn.Module) -> list[tuple[str, int]]:
         if name.endswith("_hooks") and isinstance(value, dict)
     ]
     odd = [(name, 1) for m in model.modules() for name in vars(m) if name in IN_PLACE]
-    of_params = [("grad", len(p._post_accumulate_grad_hooks or {})) for p in model.parameters()]
+    of_params = [
+        ("grad", len(p._post_accumulate_grad_hooks or {})) for p in model.parameters()
+    ]
     return own + odd + of_params
 
 
@@ -120,7 +124,9 @@ def test_hooks_and_state_of_the_users_own_are_copied() -> None:
 def test_two_attaches_of_parts_leave_each_others_hooks_out() -> None:
     outer = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     handles = [gw.attach(part, DENSE) for part in outer]
-    assert hooks(copy.deepcopy(outer)) == hooks(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)))
+    assert hooks(copy.deepcopy(outer)) == hooks(
+        nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    )
     for handle in handles:
         handle.detach()
 
@@ -171,7 +177,7 @@ def test_copies_of_a_ddp(two: Ranks) -> None:
     assert trained != again == detached
 
 
-# ---- Handles ------------------------------------------------------------------------------------
+# ---- Handles -------------------------------------------------------------------------
 
 
 class Holder(nn.Module):
@@ -187,14 +193,17 @@ HANDLE_COPIES: list[Callable[[Any], Any]] = [copy.copy, *COPIES]
 
 
 @each("made", HANDLE_COPIES, ids=["copy", "deepcopy", "pickle", "torch.save"])
-def test_a_copy_of_a_handle_is_refused_with_what_to_do(made: Callable[[Any], Any]) -> None:
+def test_a_copy_of_a_handle_is_refused_with_what_to_do(
+    made: Callable[[Any], Any],
+) -> None:
     net, holder = nn.Linear(4, 2), Holder()
     optimizer = momentum(net.parameters())
     holder.handle = gw.attach(holder, "topk")
     handles = [holder.handle, gw.local_steps(net, optimizer, "topk", every=4)]
     for handle in handles:
         with pytest.raises(
-            InvalidSetting, match=r"handle and cannot be copied .*; save .*state_dict\(\)"
+            InvalidSetting,
+            match=r"handle and cannot be copied .*; save .*state_dict\(\)",
         ):
             made(handle)
     if made is not copy.copy:

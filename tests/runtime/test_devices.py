@@ -1,7 +1,8 @@
-"""Gradients that a device computes are encoded there: the same bits as on the host, in order.
+"""Gradients that a device computes are encoded there: the same bits as on the host, in
+order.
 
-The device is `late`, on which a use before its event is noted. What a GPU itself does is not tested
-by it.
+The device is `late`, on which a use before its event is noted. What a GPU itself does
+is not tested by it.
 """
 
 from __future__ import annotations
@@ -50,18 +51,30 @@ def _codec(exchange: Exchange) -> Any:
     return getattr(inner, "codec", inner)
 
 
-ps, circle, ring = gw.collective.casync_ps, gw.collective.casync_ring, gw.collective.ring
+ps, circle, ring = (
+    gw.collective.casync_ps,
+    gw.collective.casync_ring,
+    gw.collective.ring,
+)
 QUICK = halved(ps())
 FIRST = {type(_codec(one)): one for one in reversed(EXCHANGES)}
 EVERY = [
     *(QUICK, ONEBIT, exchange_for(gw.compress.threelc())),
     *(one for kind, one in FIRST.items() if not issubclass(kind, Generated)),
-    *(halved(ps(room_bytes=0)), halved(ps(partitions=1)), halved(ps(partitions=1, room_bytes=0))),
+    *(
+        halved(ps(room_bytes=0)),
+        halved(ps(partitions=1)),
+        halved(ps(partitions=1, room_bytes=0)),
+    ),
     *(halved(circle()), halved(circle(partitions=1)), halved(circle(half_bytes=0))),
-    *(halved(ring()), gw.with_error_feedback(gw.pair(gw.compress.topk(density=0.3), ps()))),
+    *(
+        halved(ring()),
+        gw.with_error_feedback(gw.pair(gw.compress.topk(density=0.3), ps())),
+    ),
 ]
-"""An exchange of each compressor, and one for each way of verbs; two stand for all that CompLL's
-interpreter encodes on this device, as slowly for one as for another."""
+"""An exchange of each compressor, and one for each way of verbs; two stand for all that
+CompLL's interpreter encodes on this device, as slowly for one as for another.
+"""
 FEW = [QUICK, TOPK]
 
 
@@ -75,18 +88,24 @@ class Run(NamedTuple):
     waits: list[str]
     num_pinned: list[int]
     lanes: dict[str, str]
-    """The lanes of encodes of single tensors, and of their copies, by the span's name."""
+    """The lanes of encodes of single tensors, and of their copies, by the span's
+    name.
+    """
 
 
 def layers(device: str) -> nn.ParameterList:
     return nn.ParameterList(torch.zeros(shape).to(device) for shape in SHAPES)
 
 
-def backward(model: nn.ParameterList, rank: int, step: int, used: Sequence[int] = ()) -> None:
+def backward(
+    model: nn.ParameterList, rank: int, step: int, used: Sequence[int] = ()
+) -> None:
     """Gives layers their gradients; the last one's memory is read after it is there."""
     draw = torch.Generator().manual_seed(100 * rank + step)
     grads = [torch.randn(shape, generator=draw).to(model[0].device) for shape in SHAPES]
-    of_input = torch.ones(SHAPES[3]).to(model[0].device).requires_grad_().flatten().tanh()
+    of_input = (
+        torch.ones(SHAPES[3]).to(model[0].device).requires_grad_().flatten().tanh()
+    )
     chosen = used or (0, 1, 2)
     losses = [(model[place] * grads[place]).sum() for place in chosen]
     joined = (model[3].flatten() + of_input) * grads[3].flatten()
@@ -107,8 +126,9 @@ def run(
     needs_pinned: bool = False,
     **how: Any,
 ) -> Run:
-    """Training of some steps, in the second of which ranks leave out layers that they have not
-    ``used``; from a ``state`` on, if there is one."""
+    """Training of some steps, in the second of which ranks leave out layers that they
+    have not ``used``; from a ``state`` on, if there is one.
+    """
     noted = late.install()
     noted.reset(seed)
     noted.has_network, noted.needs_pinned = has_network, needs_pinned
@@ -131,17 +151,25 @@ def run(
         use(handle)
     stats, kept = handle.stats(), handle.state_dict()
     spans = handle.trace().spans
-    lanes = {span.name: span.lane for span in spans if span.name.startswith(("encode ", "copy "))}
+    lanes = {
+        span.name: span.lane
+        for span in spans
+        if span.name.startswith(("encode ", "copy "))
+    }
     handle.detach()
     kept["run"] = ""
     return Run(means, stats, kept, list(noted.wrong), waits, num_pinned, lanes)
 
 
 def leaving_out(rank: int, world: int, exchange: Any) -> list[str]:
-    """What was noted where a parameter that was used is used by no rank for some steps."""
+    """What was noted where a parameter that was used is used by no rank for some
+    steps.
+    """
     noted = late.install()
     model = layers("late")
-    handle = gw.attach(model, exchange, **keywords(bucket_cap_mb=SMALL_MB, compress_if=everything))
+    handle = gw.attach(
+        model, exchange, **keywords(bucket_cap_mb=SMALL_MB, compress_if=everything)
+    )
     for step in range(4):
         model.zero_grad()
         backward(model, rank, step, (0, 1) if step else ())
@@ -155,7 +183,9 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, list):
         return all(same(*pair) for pair in zip(one, other, strict=True))
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(
+            same(one[key], other[key]) for key in one
+        )
     return bool(one == other)
 
 
@@ -166,7 +196,11 @@ def agrees(device: Run, host: Run, exchange: Any) -> None:
 
 
 def compare(
-    rank: int, world: int, exchanges: Sequence[Exchange], num_steps: int, on_hosts: Any = None
+    rank: int,
+    world: int,
+    exchanges: Sequence[Exchange],
+    num_steps: int,
+    on_hosts: Any = None,
 ) -> None:
     how: dict[str, Any] = {"steps": range(num_steps)}
     how |= {} if on_hosts is None else {"mesh": on_hosts()}
@@ -199,7 +233,9 @@ BROKEN: dict[str, Any] = {
     "writes shared memory within the backward pass": lambda: mock.patch.object(
         StepMarks, "_now", return_value=[]
     ),
-    "receives into memory on its way": lambda: mock.patch.object(Staged, "back", _back_later),
+    "receives into memory on its way": lambda: mock.patch.object(
+        Staged, "back", _back_later
+    ),
 }
 """Runtimes that leave one wait out."""
 
@@ -233,7 +269,9 @@ def counted(rank: int, world: int, exchange: Any) -> Run:
 
 def test_payloads_alone_are_copied_and_nobody_is_waited_for(late_two: Ranks) -> None:
     runs = late_two.run(counted, QUICK)
-    report_bytes = len(Record(used=bytes(len(SHAPES))).packed())  # it comes from host memory
+    report_bytes = len(
+        Record(used=bytes(len(SHAPES))).packed()
+    )  # it comes from host memory
     for one in runs:
         copied_bytes = one.stats["to_host_bytes_per_step"]
         assert copied_bytes + report_bytes == one.stats["wire_bytes_per_step"]
@@ -250,7 +288,9 @@ def test_messages_that_no_rank_uses_are_behind_the_step_before(late_two: Ranks) 
 
 
 def test_what_is_encoded_on_the_host_is_copied_whole(late_two: Ranks) -> None:
-    whole_bytes = sum(torch.Size(shape).numel() for shape in SHAPES) * torch.float32.itemsize
+    whole_bytes = (
+        sum(torch.Size(shape).numel() for shape in SHAPES) * torch.float32.itemsize
+    )
     for one in late_two.run(counted, LOSSLESS):
         assert one.stats["encoded_on"] == {"cpu": one.stats["messages"]}
         assert one.stats["to_host_bytes_per_step"] == whole_bytes
@@ -274,7 +314,7 @@ def test_two_levels_make_the_hosts_bits(doomed: Ranks) -> None:
     doomed.run(compare, FEW, STEPS, mesh)
 
 
-# ---- DDP models whose gradients a device computes: the host's bits, in order ---------------------
+# ---- DDP models whose gradients a device computes: the host's bits, in order ---------
 
 
 DDP_STEPS = 4
@@ -283,7 +323,9 @@ TINY_MB = 0.001
 
 
 class Factor(nn.Module):
-    """A layer that multiplies element by element, so that a device has the host's bits."""
+    """A layer that multiplies element by element, so that a device has the host's
+    bits.
+    """
 
     def __init__(self, last: float) -> None:
         super().__init__()
@@ -299,7 +341,9 @@ class Chain(nn.Sequential):
 
 
 class LateFuture(torch.futures.Future[Any]):
-    """A future whose result is there when the stream that was current at ``set_result`` is."""
+    """A future whose result is there when the stream that was current at ``set_result``
+    is.
+    """
 
     set_behind: ClassVar[list[late.LateEvent]] = []
 

@@ -1,4 +1,6 @@
-"""Sharded models: shards of gradients are exchanged among the ranks that hold the same."""
+"""Sharded models: shards of gradients are exchanged among the ranks that hold the
+same.
+"""
 
 from __future__ import annotations
 
@@ -82,12 +84,17 @@ def attached(
     mesh = grid()
     net = way(mesh["shard"], Net())
     return net, gw.attach(
-        net, exchange, group=mesh["replicate"], **keywords(bucket_cap_mb=SMALL_MB, **settings)
+        net,
+        exchange,
+        group=mesh["replicate"],
+        **keywords(bucket_cap_mb=SMALL_MB, **settings),
     )
 
 
 def accumulate(net: Any, rank: int, local: Callable[[bool], None]) -> str:
-    """Three backward passes, of which only the last is synchronised; the bits after a step."""
+    """Three backward passes, of which only the last is synchronised; the bits after a
+    step.
+    """
     optimizer = momentum(net.parameters())
     for step in range(3):
         local(step < 2)
@@ -96,8 +103,12 @@ def accumulate(net: Any, rank: int, local: Callable[[bool], None]) -> str:
     return digest(held(net))
 
 
-def native_and_none(rank: int, world: int) -> tuple[list[str], dict[str, tuple[list[str], int]]]:
-    """The bits of HSDP after training and accumulation, and ours of each way with the steps."""
+def native_and_none(
+    rank: int, world: int
+) -> tuple[list[str], dict[str, tuple[list[str], int]]]:
+    """The bits of HSDP after training and accumulation, and ours of each way with the
+    steps.
+    """
 
     def trained(net: Any) -> list[str]:
         train(net, momentum(net.parameters()), rank, range(3))
@@ -136,7 +147,9 @@ def shards_accumulate(rank: int, world: int) -> tuple[str, str]:
     def paused(is_local: bool) -> None:
         handle._hooks.is_paused = is_local  # type: ignore[union-attr]
 
-    wanted = accumulate(native, rank, lambda local: native.set_requires_all_reduce(not local))
+    wanted = accumulate(
+        native, rank, lambda local: native.set_requires_all_reduce(not local)
+    )
     return wanted, accumulate(ours, rank, paused)
 
 
@@ -146,8 +159,14 @@ def test_shards_accumulate_without_an_exchange(four: Ranks) -> None:
 
 
 def conserved(rank: int, world: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Gradient, mean and residual of each parameter in one step, summed up over replicas."""
-    mesh, own, net = grid(), {}, nn.Sequential(nn.Linear(13, 37), nn.Tanh(), nn.Linear(37, 1))
+    """Gradient, mean and residual of each parameter in one step, summed up over
+    replicas.
+    """
+    mesh, own, net = (
+        grid(),
+        {},
+        nn.Sequential(nn.Linear(13, 37), nn.Tanh(), nn.Linear(37, 1)),
+    )
     fully_shard(net, mesh=mesh["shard"])
     for name, param in net.named_parameters():
 
@@ -175,7 +194,9 @@ def test_nothing_of_a_shard_is_lost(four: Ranks) -> None:
             torch.testing.assert_close(2 * mean + left, total)
         assert any(left.any() for _, _, left in found)
     assert [mean.numel() for _, mean, _ in results[0]] == [19 * 13, 19, 37, 1]
-    assert [mean.numel() for _, mean, _ in results[1]] == [18 * 13, 18, 0, 0], "no empty shards"
+    assert [mean.numel() for _, mean, _ in results[1]] == [18 * 13, 18, 0, 0], (
+        "no empty shards"
+    )
 
 
 def resumed(rank: int, world: int) -> tuple[str, str, str, list[str]]:
@@ -184,7 +205,10 @@ def resumed(rank: int, world: int) -> tuple[str, str, str, list[str]]:
     train(net, optimizer, rank, range(3))
     saved = handle.state_dict()
     values = [shard.clone() for shard in held(net)]
-    moments = [optimizer.state[p]["momentum_buffer"].to_local().clone() for p in net.parameters()]
+    moments = [
+        optimizer.state[p]["momentum_buffer"].to_local().clone()
+        for p in net.parameters()
+    ]
     train(net, optimizer, rank, range(3, 6))
     whole = digest(held(net))
     handle.detach()
@@ -210,12 +234,16 @@ def resumed(rank: int, world: int) -> tuple[str, str, str, list[str]]:
     return saved["shard"], whole, digest(held(again)), told
 
 
-def test_a_checkpoint_says_its_shard_and_goes_on_with_the_same_bits(four: Ranks) -> None:
+def test_a_checkpoint_says_its_shard_and_goes_on_with_the_same_bits(
+    four: Ranks,
+) -> None:
     results = four.run(resumed)
     assert [shard for shard, *_ in results] == ["part 0 of 2", "part 1 of 2"] * 2
     for rank, (_, whole, again, (other, mixed)) in enumerate(results):
         assert again == whole
-        assert f"of part {1 - rank % 2} of 2 of every layer and this rank holds" in other
+        assert (
+            f"of part {1 - rank % 2} of 2 of every layer and this rank holds" in other
+        )
         assert "those of ranks that hold the same part of every layer" in mixed
 
 
@@ -230,7 +258,9 @@ class Branches(nn.Module):
 
 
 def branches(rank: int, world: int) -> tuple[list[Tensor], list[str], int]:
-    """One replica uses a layer, the other does not; before, a forward pass left all gathered."""
+    """One replica uses a layer, the other does not; before, a forward pass left all
+    gathered.
+    """
     mesh, net = grid(), Branches()
     for layer in (net.always, net.seldom):
         fully_shard(layer, mesh=mesh["shard"])
@@ -256,7 +286,9 @@ def test_a_layer_that_one_replica_uses(four: Ranks) -> None:
 
 
 class Parallel(nn.Module):
-    """Layers cut by columns and rows, a norm over parts of the sequence, and a whole layer."""
+    """Layers cut by columns and rows, a norm over parts of the sequence, and a whole
+    layer.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -269,7 +301,9 @@ class Parallel(nn.Module):
 
 
 def tensor_parallel(rank: int, world: int) -> list[tuple[str, str, str]]:
-    """The bits of torch's means and ours, and the shard, of layers that FSDP shards too or not."""
+    """The bits of torch's means and ours, and the shard, of layers that FSDP shards too
+    or not.
+    """
     mesh, found = device_mesh((2, 1, 2), ("dp", "shard", "tp")), []
     up = ColwiseParallel(input_layouts=Shard(1))  # as the norm leaves it
     for is_sharded in (False, True):
@@ -316,7 +350,9 @@ def test_tensor_parallel_layers(four: Ranks) -> None:
 def replaced(rank: int, world: int) -> str:
     net, handle = attached(by_blocks, DENSE)
     train(net, momentum(net.parameters()), rank, range(2))
-    net.load_state_dict({n: v.clone() for n, v in net.state_dict().items()}, assign=True)
+    net.load_state_dict(
+        {n: v.clone() for n, v in net.state_dict().items()}, assign=True
+    )
     with pytest.raises(RankFailed) as raised:
         train(net, momentum(net.parameters()), rank, range(1))
     handle.detach()
@@ -325,7 +361,9 @@ def replaced(rank: int, world: int) -> str:
 
 def test_sharded_parameters_that_are_replaced(four: Ranks) -> None:
     for outcome in four.run(replaced):
-        assert re.search(r"\(a DTensor; \d+ in all\) came into the model after it was", outcome)
+        assert re.search(
+            r"\(a DTensor; \d+ in all\) came into the model after it was", outcome
+        )
 
 
 def wrong(rank: int, world: int) -> list[str]:
@@ -352,10 +390,14 @@ def wrong(rank: int, world: int) -> list[str]:
 
 
 def with_and_without_shards(rank: int, world: int) -> tuple[str, str, str]:
-    """Shards that agree on a threshold; then ranks of different shards, which do not average."""
+    """Shards that agree on a threshold; then ranks of different shards, which do not
+    average.
+    """
     mesh, exchange = grid(), sharded_dgc(density=0.1, sample_share=0.5)
     net = by_blocks(mesh["shard"], Net())
-    handle = gw.attach(net, exchange, group=mesh["replicate"], **keywords(shards=mesh["shard"]))
+    handle = gw.attach(
+        net, exchange, group=mesh["replicate"], **keywords(shards=mesh["shard"])
+    )
     train(net, momentum(net.parameters()), rank, range(2))
     found, bits = handle.state_dict()["shard"], digest(held(net))
     handle.detach()
@@ -383,7 +425,12 @@ def test_what_is_refused(four: Ranks) -> None:
         assert "group must be ranks that hold the same shard" in told[2]
         assert "which hold different shards of first.weight" in told[3]
         assert "mesh must be None beside parameters that are DTensors" in told[4]
-        assert "first.weight is trained and outside of what fully_shard() holds" in told[5]
-        assert "; on one mesh without replicas call gw.fsdp.reduce_scatter(model" in told[6]
+        assert (
+            "first.weight is trained and outside of what fully_shard() holds" in told[5]
+        )
+        assert (
+            "; on one mesh without replicas call gw.fsdp.reduce_scatter(model"
+            in told[6]
+        )
         assert "group=mesh['replicate']" in told[3]
         assert "gw.fsdp.reduce_scatter" in told[3]

@@ -1,7 +1,8 @@
 """Training by every kind of exchange on real ranks, several messages at once.
 
-Ranks hold the bits that the local driver gives for the same messages. A run that was saved and
-resumed is the uninterrupted one. Among another number of ranks all that is pending is kept.
+Ranks hold the bits that the local driver gives for the same messages. A run that was
+saved and resumed is the uninterrupted one. Among another number of ranks all that is
+pending is kept.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ VARYING = feedback(gw.pair(FEW, gw.collective.allgather_sparse()))
 SERVED = feedback(gw.pair(FEW, gw.collective.casync_ps()))
 QSGD = gw.exchange_for(codecs.qsgd(block=64))
 POWER = gw.exchange_for(codecs.powersgd(rank=2))
-DEFT, OKTOPK = (gw.exchange_for(make(density=0.3)) for make in (codecs.deft, codecs.oktopk))
+DEFT, OKTOPK = (
+    gw.exchange_for(make(density=0.3)) for make in (codecs.deft, codecs.oktopk)
+)
 DGC = gw.deep_gradient_compression(
     warmup_steps=6, density=0.05, nesterov=True, clip_norm=1.0, sample_share=1.0
 )
@@ -68,11 +71,15 @@ AMONG_FOUR = (
     gw.pair(codecs.terngrad(), gw.collective.casync_ring()),
     gw.exchange_for(codecs.spardl(density=0.3, teams=2)),
 )
-"""Payloads that vary in size, and numbers that ranks draw: their sums have one order. And teams."""
+"""Payloads that vary in size, and numbers that ranks draw: their sums have one order.
+And teams.
+"""
 
 
 def kind(exchange: Exchange) -> tuple[str, frozenset[str], bool]:
-    """What the runtime has to do with an exchange: its verbs, the state it saves, and where."""
+    """What the runtime has to do with an exchange: its verbs, the state it saves, and
+    where.
+    """
     inner = getattr(exchange, "inner", exchange)
     state = exchange.init(TensorSpec("message", 120, shapes=((10, 12),)), 2)
     paths = frozenset(path for path, _ in leaves(state))
@@ -87,8 +94,12 @@ EVERY = (
     gw.adapt(codecs.powersgd(rank=2), every=2),
 )
 KNOWN = {*map(kind, (*KINDS, *AMONG_FOUR))}
-OTHERS = [*{kind(one): one for one in reversed(EVERY) if kind(one) not in KNOWN}.values()]
-"""One exchange of every other kind: ``tests/laws`` has all exchanges, by the same texts."""
+OTHERS = [
+    *{kind(one): one for one in reversed(EVERY) if kind(one) not in KNOWN}.values()
+]
+"""One exchange of every other kind: ``tests/laws`` has all exchanges, by the same
+texts.
+"""
 
 
 class Parcel(NamedTuple):
@@ -108,8 +119,12 @@ class Found(NamedTuple):
     sent_bytes: float
 
 
-def started(exchange: Exchange, wrapped: bool, plan: Plan | None, seed: int) -> tuple[Any, ...]:
-    """A model, what is trained of it, its handle and its optimizer; a plan takes ``exchange``."""
+def started(
+    exchange: Exchange, wrapped: bool, plan: Plan | None, seed: int
+) -> tuple[Any, ...]:
+    """A model, what is trained of it, its handle and its optimizer; a plan takes
+    ``exchange``.
+    """
     net = Net(seed)
     model = ddp(net, broadcast_buffers=False) if wrapped else net
     optimizer = momentum(net.parameters())
@@ -127,7 +142,9 @@ def trained(
     net, model, handle, optimizer = started(exchange, wrapped, plan, 0)
     parcels = [Parcel(m.spec, m.slots) for m in handle.synchroniser.messages]
     train(model, optimizer, rank, range(SAVED_AT))
-    states = through_a_file([net.state_dict(), optimizer.state_dict(), handle.state_dict()])
+    states = through_a_file(
+        [net.state_dict(), optimizer.state_dict(), handle.state_dict()]
+    )
     train(model, optimizer, rank, range(SAVED_AT, NUM_STEPS))
     sent = handle.stats()["wire_bytes_per_step"]
     handle.synchronize()
@@ -160,7 +177,9 @@ def locally(world: int, exchange: Exchange, parcels: list[Parcel]) -> str:
             grads = [torch.cat(own) for own in ranges]
             texts = [
                 exchange.synchronise(Member(rank, world, turn), state, grad_N, grad_N)
-                for rank, (state, grad_N) in enumerate(zip(states[turn], grads, strict=True))
+                for rank, (state, grad_N) in enumerate(
+                    zip(states[turn], grads, strict=True)
+                )
             ]
             states[turn] = drive(texts).results
             for own, mean_N in zip(ranges, grads, strict=True):
@@ -184,7 +203,9 @@ def _ranges(net: Net, parcel: Parcel) -> list[Tensor]:
     return found
 
 
-def check(pool: Ranks, exchange: Exchange, wrapped: bool, plan: Plan | None = None) -> None:
+def check(
+    pool: Ranks, exchange: Exchange, wrapped: bool, plan: Plan | None = None
+) -> None:
     found = pool.run(trained, exchange, wrapped, plan)
     assert len({one.whole for one in found}) == 1, "replicas differ"
     for one in found:
@@ -198,12 +219,16 @@ def check(pool: Ranks, exchange: Exchange, wrapped: bool, plan: Plan | None = No
 def test_real_ranks_are_local_ones_and_a_resumed_run_the_uninterrupted_one(
     place: int, exchange: Exchange, two: Ranks
 ) -> None:
-    """Modules and DDP by turns. Among two ranks a library's sum is the same in any order."""
+    """Modules and DDP by turns. Among two ranks a library's sum is the same in any
+    order.
+    """
     check(two, exchange, place % 2 == 1)
 
 
 @each("exchange", AMONG_FOUR, ids=named)
-def test_four_ranks_compute_what_local_ranks_do(exchange: Exchange, four: Ranks) -> None:
+def test_four_ranks_compute_what_local_ranks_do(
+    exchange: Exchange, four: Ranks
+) -> None:
     check(four, exchange, wrapped=False)
 
 
@@ -214,9 +239,16 @@ def test_all_exchanges(exchange: Exchange, two: Ranks) -> None:
 
 
 def test_a_plan_may_name_an_exchange_of_whole_tensors(two: Ranks) -> None:
-    setting = ExchangeSetting(compressor="powersgd", settings={"rank": 2}, error_feedback=True)
+    setting = ExchangeSetting(
+        compressor="powersgd", settings={"rank": 2}, error_feedback=True
+    )
     profile = profile_of_model(Net())
-    check(two, POWER, False, through(gw.planner.wfbp(profile, CLUSTER), "low rank", setting))
+    check(
+        two,
+        POWER,
+        False,
+        through(gw.planner.wfbp(profile, CLUSTER), "low rank", setting),
+    )
     cut = through(drawn(0), "low rank", setting)
     said = r"message \d+ sends elements \d+:\d+ of .* powersgd, which takes whole"
     with pytest.raises(InvalidSetting, match=said):
@@ -232,7 +264,9 @@ def saved(rank: int, world: int, exchange: Exchange) -> dict[str, Any]:
     return through_a_file(handle.state_dict())  # type: ignore[no-any-return]
 
 
-def continued(rank: int, world: int, exchange: Exchange, states: list[dict[str, Any]]) -> str:
+def continued(
+    rank: int, world: int, exchange: Exchange, states: list[dict[str, Any]]
+) -> str:
     """Goes on with all parameters in one message, where state is found by parameter."""
     net = Net()
     handle = gw.attach(net, exchange, options=gw.Options(bucket_cap_mb=64))
@@ -240,7 +274,9 @@ def continued(rank: int, world: int, exchange: Exchange, states: list[dict[str, 
     loaded = handle.state_dict()
     for name, fields in states[rank]["params"].items():
         assert loaded["params"][name].keys() == fields.keys()
-        assert all(torch.equal(loaded["params"][name][path], fields[path]) for path in fields)
+        assert all(
+            torch.equal(loaded["params"][name][path], fields[path]) for path in fields
+        )
     assert handle.step == SAVED_AT
     train(net, momentum(net.parameters()), rank, range(SAVED_AT, NUM_STEPS))
     return digest(net)
@@ -254,7 +290,9 @@ def continued(rank: int, world: int, exchange: Exchange, states: list[dict[str, 
 def test_other_ranks_and_messages_go_on_with_what_is_pending(
     exchange: Exchange, old: int, new: int, pools: dict[int, Ranks]
 ) -> None:
-    """Residuals and velocities keep their mean. All ranks have the other fields alike."""
+    """Residuals and velocities keep their mean. All ranks have the other fields
+    alike.
+    """
     states = pools[old].run(saved, exchange)
     shared = gw.redistribute(states[::-1], new)
     num_pending = 0

@@ -1,4 +1,6 @@
-"""Another thread detaches during a step; a forked child has the handle: neither hangs anybody."""
+"""Another thread detaches during a step; a forked child has the handle: neither hangs
+anybody.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def late(completion: Any) -> Any:
 
 def in_another_thread(rank: int, world: int, kind: str) -> tuple[str, bool, int]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comm_hook._Bucket, "completion", late(comm_hook._Bucket.completion))
+        patch.setattr(
+            comm_hook._Bucket, "completion", late(comm_hook._Bucket.completion)
+        )
         return detached_meanwhile(rank, kind)
 
 
@@ -132,10 +136,14 @@ def test_detach_waits_no_longer_than_the_time_out(two: Ranks) -> None:
 
 
 def closed_in_mid_step(rank: int, world: int) -> str:
-    """The last net: who waits for what is closed gets an error, and never waits for ever."""
+    """The last net: who waits for what is closed gets an error, and never waits for
+    ever.
+    """
     handle = put("module")[2]
     engine = handle.synchroniser.engine
-    waits = threading.Thread(target=lambda: said.append(_error(lambda: engine.wait([never]))))
+    waits = threading.Thread(
+        target=lambda: said.append(_error(lambda: engine.wait([never])))
+    )
     said: list[str] = []
     never = engine._manager.add(Task("never", lambda: None, num_blockers=1))
     waits.start()
@@ -155,11 +163,15 @@ def _error(work: Callable[[], object]) -> str:
 
 
 def test_who_waits_for_a_closed_exchange_gets_an_error(two: Ranks) -> None:
-    assert all("in the middle of a step" in said for said in two.run(closed_in_mid_step))
+    assert all(
+        "in the middle of a step" in said for said in two.run(closed_in_mid_step)
+    )
 
 
 def ended(work: Callable[[], object]) -> int:
-    """How a forked child ends that does this: 0 if nothing is raised; a hang ends by a signal."""
+    """How a forked child ends that does this: 0 if nothing is raised; a hang ends by a
+    signal.
+    """
     child = os.fork()
     if not child:
         signal.alarm(60)
@@ -239,14 +251,20 @@ if child:
 
 @pytest.mark.slow
 def test_children_that_leave_end_well_and_a_job_ends_when_one_rank_raises() -> None:
-    """Children leave by the end of the program, where no destructor may wait for threads, or as
-    loaders' do.
+    """Children leave by the end of the program, where no destructor may wait for
+    threads, or as loaders' do.
 
-    Whole interpreters: they close their exchanges as they end, which forked ranks do not.
+    Whole interpreters: they close their exchanges as they end, which forked ranks do
+        not.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        command = [sys.executable, "-c", PROGRAM, f"tcp://127.0.0.1:{probe.getsockname()[1]}"]
+        command = [
+            sys.executable,
+            "-c",
+            PROGRAM,
+            f"tcp://127.0.0.1:{probe.getsockname()[1]}",
+        ]
     settings: Any = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     ranks = [subprocess.Popen([*command, str(rank)], **settings) for rank in range(2)]
     try:
@@ -258,4 +276,7 @@ def test_children_that_leave_end_well_and_a_job_ends_when_one_rank_raises() -> N
             one.wait()
     assert [one.returncode for one in ranks] == [ExitCode.RANK_LOST, 1], texts
     assert "ZeroDivisionError: the user's own mistake" in texts[1]
-    assert "RankFailed: step 1 cannot be finished: rank 1 of 2 stopped answering" in texts[0]
+    assert (
+        "RankFailed: step 1 cannot be finished: rank 1 of 2 stopped answering"
+        in texts[0]
+    )

@@ -1,8 +1,10 @@
-"""The tier ``gpu``: training whose gradients a real GPU computes, on two processes that share it.
+"""The tier ``gpu``: training whose gradients a real GPU computes, on two processes that
+share it.
 
-Skipped, and said so, where torch finds no GPU. What is asked of the order of streams is asked of a
-stand-in elsewhere; here it is the device that is late. Gradients are made element by element, so
-that a CPU has the same bits, and each test compares with a run there.
+Skipped, and said so, where torch finds no GPU. What is asked of the order of streams is
+asked of a stand-in elsewhere; here it is the device that is late. Gradients are made
+element by element, so that a CPU has the same bits, and each test compares with a run
+there.
 """
 
 from __future__ import annotations
@@ -38,7 +40,11 @@ STEPS = 4
 LATE = 200_000_000
 """Cycles that a stream sleeps: a tenth of a second, far beyond what a step takes."""
 INT8 = exchange_for(gw.compress.int8())
-FIXED = [exchange_for(gw.compress.none()), INT8, exchange_for(gw.compress.uniform(bitwidth=4))]
+FIXED = [
+    exchange_for(gw.compress.none()),
+    INT8,
+    exchange_for(gw.compress.uniform(bitwidth=4)),
+]
 """Exchanges of fixed sizes, which never wait for the device."""
 ALL = [
     *CHOSEN,
@@ -47,18 +53,30 @@ ALL = [
         exchange_for(codec)
         for codec in (
             *(gw.compress.qsgd(), gw.compress.terngrad(), gw.compress.threelc()),
-            *(gw.compress.dgc(density=0.1), gw.compress.cast16(), gw.compress.powersgd()),
+            *(
+                gw.compress.dgc(density=0.1),
+                gw.compress.cast16(),
+                gw.compress.powersgd(),
+            ),
         )
     ),
 ]
 
 
 def offloaded(sparsifier: str = "dgc") -> Plan:
-    """The two largest tensors in one message, encoded early; the others in another, one inline."""
+    """The two largest tensors in one message, encoded early; the others in another, one
+    inline.
+    """
 
-    def message(places: tuple[int, ...], name: str, **where: tuple[str, ...]) -> PlannedMessage:
-        numels = {f"layers.{place}": torch.Size(SHAPES[place]).numel() for place in places}
-        chunks = (Chunk(tensor=one, start=0, stop=numel) for one, numel in numels.items())
+    def message(
+        places: tuple[int, ...], name: str, **where: tuple[str, ...]
+    ) -> PlannedMessage:
+        numels = {
+            f"layers.{place}": torch.Size(SHAPES[place]).numel() for place in places
+        }
+        chunks = (
+            Chunk(tensor=one, start=0, stop=numel) for one, numel in numels.items()
+        )
         return PlannedMessage(chunks=tuple(chunks), exchange=name, **where)
 
     messages = (
@@ -68,14 +86,18 @@ def offloaded(sparsifier: str = "dgc") -> Plan:
     settings = {"sparsifier": sparsifier, "density": 0.05}
     exchanges = {
         name: ExchangeSetting(
-            compressor="selective", settings={**settings, "num_dense": dense}, error_feedback=True
+            compressor="selective",
+            settings={**settings, "num_dense": dense},
+            error_feedback=True,
         )
         for name, dense in (("all", 0), ("one", 2))
     }
-    return Plan(planner="by hand", model="Layers", messages=messages, exchanges=exchanges)
+    return Plan(
+        planner="by hand", model="Layers", messages=messages, exchanges=exchanges
+    )
 
 
-# ---- what ranks do -----------------------------------------------------------------------------
+# ---- what ranks do -------------------------------------------------------------------
 
 
 class Layers(nn.Module):
@@ -83,7 +105,9 @@ class Layers(nn.Module):
 
     def __init__(self, device: str) -> None:
         super().__init__()
-        self.layers = nn.ParameterList(torch.zeros(shape).to(device) for shape in SHAPES)
+        self.layers = nn.ParameterList(
+            torch.zeros(shape).to(device) for shape in SHAPES
+        )
 
     def forward(self, factors: list[Tensor]) -> Tensor:
         return sum((p * f).sum() for p, f in zip(self.layers, factors, strict=True))  # type: ignore
@@ -99,7 +123,9 @@ def attached(exchange: Exchange | Plan, device: str) -> tuple[Layers, Handle]:
     if isinstance(exchange, Plan):
         return model, gw.attach(model, exchange)
     every = {"compress_if": lambda name, param: True}
-    return model, gw.attach(model, exchange, **keywords(bucket_cap_mb=SMALL_MB, **every))
+    return model, gw.attach(
+        model, exchange, **keywords(bucket_cap_mb=SMALL_MB, **every)
+    )
 
 
 def late_gradient(grad: Tensor) -> Tensor:
@@ -111,13 +137,17 @@ def late_gradient(grad: Tensor) -> Tensor:
 def pressure() -> None:
     """Takes the memory that a careless step gave back too soon, and spoils it."""
     sizes = [torch.Size(shape).numel() for shape in SHAPES]
-    spoilt = [torch.full((n,), torch.nan, device="cuda") for n in (*sizes, sum(sizes)) * 8]
+    spoilt = [
+        torch.full((n,), torch.nan, device="cuda") for n in (*sizes, sum(sizes)) * 8
+    ]
     del spoilt
 
 
 @contextmanager
 def late(how: str, model: Layers, device: str) -> Iterator[None]:
-    """A backward pass of which something is late: what is encoded, or what is copied back."""
+    """A backward pass of which something is late: what is encoded, or what is copied
+    back.
+    """
     hooks = []
     if how == "before the encode":
         hooks = [layer.register_hook(late_gradient) for layer in model.layers]
@@ -158,7 +188,9 @@ def means(
 
 
 def without_a_wait(rank: int, world: int, exchange: Exchange) -> list[str]:
-    """Backward passes that raise where anybody waits for the device as a whole or for a copy."""
+    """Backward passes that raise where anybody waits for the device as a whole or for a
+    copy.
+    """
     model, handle = attached(exchange, "cuda")
     for step in range(STEPS):
         model.zero_grad()
@@ -243,7 +275,7 @@ def over_nccl(rank: int, world: int, exchange: Exchange) -> list[str]:
     return found
 
 
-# ---- what comes of it --------------------------------------------------------------------------
+# ---- what comes of it ----------------------------------------------------------------
 
 
 def agreed(of_ranks: list[Any]) -> Any:
@@ -254,7 +286,9 @@ def agreed(of_ranks: list[Any]) -> Any:
 
 @gpu
 @pytest.mark.parametrize("exchange", ALL, ids=named)
-def test_two_ranks_on_one_gpu_have_the_bits_of_the_cpu(exchange: Exchange, two: Ranks) -> None:
+def test_two_ranks_on_one_gpu_have_the_bits_of_the_cpu(
+    exchange: Exchange, two: Ranks
+) -> None:
     found = agreed(two.run(means, exchange, "cuda"))
     assert found == agreed(two.run(means, exchange, "cpu"))
     assert len(set(found)) == STEPS
@@ -263,7 +297,9 @@ def test_two_ranks_on_one_gpu_have_the_bits_of_the_cpu(exchange: Exchange, two: 
 @gpu
 @pytest.mark.parametrize("how", ["before the encode", "before the copy back"])
 @pytest.mark.parametrize("exchange", CHOSEN, ids=named)
-def test_nothing_is_read_before_it_is_made(exchange: Exchange, how: str, two: Ranks) -> None:
+def test_nothing_is_read_before_it_is_made(
+    exchange: Exchange, how: str, two: Ranks
+) -> None:
     found = agreed(two.run(means, exchange, "cuda", how))
     assert found == agreed(two.run(means, exchange, "cpu"))
 
@@ -276,10 +312,14 @@ def test_a_stream_of_ones_own_trains_alike(exchange: Exchange, two: Ranks) -> No
 
 
 @gpu
-@pytest.mark.parametrize("how", ["nothing", "before the encode", "before the copy back"])
+@pytest.mark.parametrize(
+    "how", ["nothing", "before the encode", "before the copy back"]
+)
 def test_what_is_offloaded_has_the_bits_of_the_cpu(how: str, two: Ranks) -> None:
     plan = offloaded()
-    assert agreed(two.run(means, plan, "cuda", how)) == agreed(two.run(means, plan, "cpu"))
+    assert agreed(two.run(means, plan, "cuda", how)) == agreed(
+        two.run(means, plan, "cpu")
+    )
 
 
 @gpu
@@ -294,7 +334,9 @@ def test_a_backward_pass_waits_for_no_device(exchange: Exchange, two: Ranks) -> 
     [*FIXED, ALL[2], offloaded("topk")],
     ids=["none", "int8", "uniform", "topk", "offloaded"],
 )
-def test_pinned_memory_is_flat_after_three_steps(exchange: Exchange | Plan, two: Ranks) -> None:
+def test_pinned_memory_is_flat_after_three_steps(
+    exchange: Exchange | Plan, two: Ranks
+) -> None:
     for found in two.run(pinned, exchange):
         assert found[2][0] > 0
         assert len({kept for kept, _ in found[2:]}) == 1
@@ -318,14 +360,22 @@ def test_a_cuda_graph_is_refused_by_name(doomed_two: Ranks) -> None:
 @gpu
 @pytest.mark.skipif(not dist.is_nccl_available(), reason="torch has no NCCL here")
 def test_a_rank_alone_in_a_group_of_nccl_keeps_its_gradients(one: Ranks) -> None:
-    assert one.run(over_nccl, INT8) == one.run(means, exchange_for(gw.compress.none()), "cpu")
+    assert one.run(over_nccl, INT8) == one.run(
+        means, exchange_for(gw.compress.none()), "cpu"
+    )
 
 
 def by_nccl(rank: int, world: int) -> list[float]:
     device, timeout = torch.device("cuda"), timedelta(seconds=60)
     group = Accelerator(torch.cuda).connect(device, dist.HashStore(), 0, 1, timeout)
-    given_N, gathered_N, out_N = (torch.full((4,), x, device=device) for x in (3.0, 0.0, 0.0))
-    verbs = AllReduce(given_N), AllGather(gathered_N, given_N), AllToAll(out_N, given_N, (4,), (4,))
+    given_N, gathered_N, out_N = (
+        torch.full((4,), x, device=device) for x in (3.0, 0.0, 0.0)
+    )
+    verbs = (
+        AllReduce(given_N),
+        AllGather(gathered_N, given_N),
+        AllToAll(out_N, given_N, (4,), (4,)),
+    )
     for verb in verbs:
         carry_directly([verb], [group], device)
     group.shutdown()

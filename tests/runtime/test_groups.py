@@ -1,4 +1,6 @@
-"""Groups of ranks that go on: agreed in the store, and known to torch by the job's numbers."""
+"""Groups of ranks that go on: agreed in the store, and known to torch by the job's
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def known(handle: gw.Handle) -> Known:
     fields: dict[str, Tensor] = next(iter(state.values()))
     rows = next(iter(fields.values()))
     assert isinstance(rows, DTensor)
-    sampler: Any = DistributedSampler(range(12), dist.get_world_size(group), rank, shuffle=False)
+    sampler: Any = DistributedSampler(
+        range(12), dist.get_world_size(group), rank, shuffle=False
+    )
     total = torch.ones(1)
     dist.all_reduce(total, group=group)
     assert dist.get_global_rank(group, rank) == dist.get_rank()
@@ -84,8 +88,12 @@ class Seen(NamedTuple):
     known: list[Known]
 
 
-def trains_in_groups(rank: int, world: int, victim: int, order: tuple[int, ...]) -> Seen:
-    """One model of all ranks and one of ranks 0, 1 and 3; the victim dies in the first to run."""
+def trains_in_groups(
+    rank: int, world: int, victim: int, order: tuple[int, ...]
+) -> Seen:
+    """One model of all ranks and one of ranks 0, 1 and 3; the victim dies in the first
+    to run.
+    """
     some = dist.new_group([0, 1, 3])
     dist.new_group = refuse
     given = keywords(bucket_cap_mb=SMALL_MB, timeout=LIMIT, on_failure="shrink")
@@ -129,7 +137,9 @@ def trains_in_groups(rank: int, world: int, victim: int, order: tuple[int, ...])
 def test_models_of_different_groups_lose_a_rank_together(
     doomed: Ranks, order: tuple[int, ...]
 ) -> None:
-    """Ranks in another number of groups than others find each other, without ``new_group``."""
+    """Ranks in another number of groups than others find each other, without
+    ``new_group``.
+    """
     doomed.send(trains_in_groups, 3, order)
     found: list[Seen] = doomed.survivors({3})
     assert [one.lost for one in found] == [[(3,)]] * 3
@@ -149,7 +159,8 @@ def test_models_of_different_groups_lose_a_rank_together(
 
 
 def trains_experts(rank: int, world: int, shared_first: bool) -> Seen:
-    """A model of all ranks and one of each pair, in one backward pass in which rank 3 dies.
+    """A model of all ranks and one of each pair, in one backward pass in which rank 3
+    dies.
 
     The pair of ranks 0 and 2 loses nobody.
     """
@@ -181,17 +192,24 @@ def trains_experts(rank: int, world: int, shared_first: bool) -> Seen:
         for own, net in zip(bits, nets, strict=True):
             own.append(digest(net))
     assert handles[0].step == NUM_STEPS
-    assert handles[1].step in (NUM_STEPS, NUM_STEPS + 1)  # one more where a rank had ended it
+    assert handles[1].step in (
+        NUM_STEPS,
+        NUM_STEPS + 1,
+    )  # one more where a rank had ended it
     for handle in handles:
         handle.detach()
     return Seen(lost, bits, [])
 
 
-@pytest.mark.parametrize("shared_first", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "shared_first", [True, pytest.param(False, marks=pytest.mark.slow)]
+)
 def test_a_model_that_has_lost_nobody_repeats_the_step_with_the_others(
     doomed: Ranks, shared_first: bool
 ) -> None:
-    """Its ranks would wait in it for one that has raised the loss in the other model."""
+    """Its ranks would wait in it for one that has raised the loss in the other
+    model.
+    """
     doomed.send(trains_experts, shared_first)
     found: list[Seen] = doomed.survivors({3})
     assert [one.lost for one in found] == [[(3,)]] * 3
@@ -229,7 +247,9 @@ def test_errors_name_ranks_by_their_numbers_in_the_job(doomed: Ranks) -> None:
 def test_every_error_about_ranks_of_a_group_has_their_numbers_in_the_job() -> None:
     who = Membership("2-5-7/1", 0, 3, (2, 5, 7))
     found: list[RankFailed] = [
-        failure_of(Alarm((1, 2), 4, "ranks 1, 2 of 3 stopped answering"), who, "it asked"),
+        failure_of(
+            Alarm((1, 2), 4, "ranks 1, 2 of 3 stopped answering"), who, "it asked"
+        ),
         _did_not_come((1, 2), who, "attach", LIMIT),
     ]
     for error in found:
@@ -238,8 +258,12 @@ def test_every_error_about_ranks_of_a_group_has_their_numbers_in_the_job() -> No
     assert who.in_group((5, 9)) == (1,)
     assert who.on_host(3).ranks == (2, 5, 7)
     alone = Membership("0-1-2/1", 0, 3, (0, 1, 2))
-    assert "of the job" not in str(failure_of(Alarm((1,), 4, "rank 1"), alone, "it asked"))
-    beyond = failure_of(Alarm((), 4, "a rank of another group", beyond=(9,)), who, "told")
+    assert "of the job" not in str(
+        failure_of(Alarm((1,), 4, "rank 1"), alone, "it asked")
+    )
+    beyond = failure_of(
+        Alarm((), 4, "a rank of another group", beyond=(9,)), who, "told"
+    )
     assert beyond.ranks == (9,)
 
 

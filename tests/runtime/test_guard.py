@@ -1,4 +1,6 @@
-"""The guard: how far means are from dense ones, alike on all ranks, and what auto does of it."""
+"""The guard: how far means are from dense ones, alike on all ranks, and what auto does
+of it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ TOPK = gw.exchange_for(gw.compress.topk(density=0.1))
 
 
 def test_a_comparison_is_that_of_the_means() -> None:
-    grads = [torch.randn(1000, generator=torch.Generator().manual_seed(r)) for r in range(3)]
+    grads = [
+        torch.randn(1000, generator=torch.Generator().manual_seed(r)) for r in range(3)
+    ]
     dense_N = torch.stack(grads).mean(0)
     spec = gw.TensorSpec("g", 1000)
     given = [grad_N.clone() for grad_N in grads]
@@ -31,7 +35,9 @@ def test_a_comparison_is_that_of_the_means() -> None:
     ]
     found = [missed for _, missed in drive(texts, seed=0).results]
     assert found == found[:1] * 3, "the same bits on all ranks"
-    assert found[0].error == pytest.approx(float((given[0] - dense_N).norm()) ** 2, rel=1e-5)
+    assert found[0].error == pytest.approx(
+        float((given[0] - dense_N).norm()) ** 2, rel=1e-5
+    )
     assert found[0].dense == pytest.approx(float(dense_N.norm()) ** 2, rel=1e-5)
     want = gw.run_local(TOPK, grads)[0][0]
     assert torch.equal(given[0], want), "the mean is as without"
@@ -63,24 +69,35 @@ def test_readings_are_added_up_and_what_is_not_finite_is_left_out() -> None:
     sent: list[Any] = [Sent("first"), Sent("second")]
     guard = Guard(every=1)
     assert guard.take() is None
-    for step, missed in enumerate([Missed(1.0, 4.0), Missed(float("nan"), 1.0), Missed(3.0, 0.0)]):
+    for step, missed in enumerate(
+        [Missed(1.0, 4.0), Missed(float("nan"), 1.0), Missed(3.0, 0.0)]
+    ):
         sent[1].missed = missed
         guard.begin(step, sent)
         guard.end(step, sent, rank=1)
-    assert guard.reading == {"step": 2, "error": 0.5, "worst": "first", "worst_error": 0.5}
+    assert guard.reading == {
+        "step": 2,
+        "error": 0.5,
+        "worst": "first",
+        "worst_error": 0.5,
+    }
     assert guard.take() == 0.5
     assert guard.take() is None
 
 
 def guarded(rank: int, world: int, every: int | None) -> tuple[str, Any]:
     net = Net()
-    handle = gw.attach(net, TOPK, options=gw.Options(bucket_cap_mb=SMALL_MB, guard_every=every))
+    handle = gw.attach(
+        net, TOPK, options=gw.Options(bucket_cap_mb=SMALL_MB, guard_every=every)
+    )
     train(net, momentum(net.parameters()), rank, range(5))
     return digest(net), handle.stats()["guard"]
 
 
 @pytest.mark.multi
-def test_stats_tell_it_on_all_ranks_alike_and_training_is_as_without(two: Ranks) -> None:
+def test_stats_tell_it_on_all_ranks_alike_and_training_is_as_without(
+    two: Ranks,
+) -> None:
     (one, read), other = two.run(guarded, 2)
     assert (one, read) == other
     assert read["step"] == 3
@@ -100,7 +117,10 @@ def test_rank_0_logs_it(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_means_of_decoupled_momentum_are_refused() -> None:
-    exchange, options = gw.with_decoupled_momentum(gw.compress.topk()), gw.Options(guard_every=10)
+    exchange, options = (
+        gw.with_decoupled_momentum(gw.compress.topk()),
+        gw.Options(guard_every=10),
+    )
     with pytest.raises(InvalidSetting, match="exchange beside guard_every"):
         gw.attach(Net(), exchange, options=options)
 

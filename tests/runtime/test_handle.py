@@ -66,7 +66,9 @@ def observed(
 
 @each("exchange, wrapped", [(DENSE, False), (TOPK, True)])
 def test_stats_and_trace(exchange: Exchange, wrapped: bool, two: Ranks) -> None:
-    for rank, (stats, trace, empty, sent) in enumerate(two.run(observed, exchange, wrapped)):
+    for rank, (stats, trace, empty, sent) in enumerate(
+        two.run(observed, exchange, wrapped)
+    ):
         assert empty == Trace()
         check_stats(stats, rank, exchange, sent)
         check_trace(trace, rank, [spec for spec, _ in sent])
@@ -83,10 +85,15 @@ def check_stats(
     assert stats["wait_s_per_step"] >= 0
     assert (stats["residual_norm"] > 0) == (exchange != DENSE)
     expected = sum(
-        (exchange if is_own else DENSE).wire_bytes(spec, 2)[rank] for spec, is_own in sent
+        (exchange if is_own else DENSE).wire_bytes(spec, 2)[rank]
+        for spec, is_own in sent
     )
     # What is more are the flags that tell which parameters were used, an int32 each.
-    assert 0 <= stats["wire_bytes_per_step"] - expected <= 4 * len(list(Net().parameters()))
+    assert (
+        0
+        <= stats["wire_bytes_per_step"] - expected
+        <= 4 * len(list(Net().parameters()))
+    )
 
 
 def check_trace(trace: Trace, rank: int, specs: list[TensorSpec]) -> None:
@@ -98,9 +105,12 @@ def check_trace(trace: Trace, rank: int, specs: list[TensorSpec]) -> None:
     assert all(span.end_s >= span.start_s for span in trace.spans)
     network = [span for span in trace.spans if span.lane == "communication"]
     assert all(span.size_bytes > 0 for span in network)
-    assert all(span.size_bytes == 0 for span in trace.spans if span.lane != "communication")
+    assert all(
+        span.size_bytes == 0 for span in trace.spans if span.lane != "communication"
+    )
     assert {span.message for span in network} >= set(range(num_messages))
-    # What comes after the gradients (which parameters were used) has a channel of its own.
+    # What comes after the gradients (which parameters were used) has a channel of its
+    # own.
     channel_of = {m: m % NUM_CHANNELS for m in range(num_messages)}
     channels = [
         [s for s in network if channel_of.get(s.message, NUM_CHANNELS) == channel]
@@ -110,7 +120,9 @@ def check_trace(trace: Trace, rank: int, specs: list[TensorSpec]) -> None:
         assert all(before.end_s <= after.start_s for before, after in pairwise(lane))
     for step in trace.steps():
         # Uncompressed gradients are gathered and scaled within the backward pass.
-        names = {(s.message, s.name) for s in trace.only(step=step).spans if s.message >= 0}
+        names = {
+            (s.message, s.name) for s in trace.only(step=step).spans if s.message >= 0
+        }
         assert {(m, "gather") for m in range(num_messages)} <= names
         # A gradient that travels alone is the buffer itself: its mean is in place.
         copied = {m for m, spec in enumerate(specs) if len(spec.shapes) > 1}
@@ -197,7 +209,8 @@ def num_open() -> int:
 def many_times(rank: int, world: int) -> int:
     """How many files more are open after four attaches than after one.
 
-    Threads in the background close some of them, so the last count is taken once they are few.
+    Threads in the background close some of them, so the last count is taken once they
+    are few.
     """
     before = 0
     for _ in range(5):
@@ -218,7 +231,9 @@ def test_detach_gives_connections_back(two: Ranks) -> None:
 
 
 def asked_of_the_model(rank: int, world: int) -> None:
-    """Loops that were written for DDP accumulate; gradients are a whole batch's, on all ranks."""
+    """Loops that were written for DDP accumulate; gradients are a whole batch's, on all
+    ranks.
+    """
     for compiled in (False, True):
         accumulate(rank, compiled)
 
@@ -229,7 +244,9 @@ def accumulate(rank: int, compiled: bool) -> None:
     handle = gw.attach(model, DENSE)
     loss_of(model, rank, 0).backward()
     loss_of(model, rank, 1).backward()
-    expected = [p.grad.clone() for p in net.parameters()]  # exchanged twice: to the same mean
+    expected = [
+        p.grad.clone() for p in net.parameters()
+    ]  # exchanged twice: to the same mean
     for way in ("no_sync", "require_backward_grad_sync"):
         net.zero_grad()
         if way == "no_sync":
@@ -285,14 +302,22 @@ def elsewhere(rank: int, world: int, exchange: Exchange) -> list[str]:
     return ends
 
 
-@each("exchange", map(exchange_for, (gw.compress.powersgd(), gw.compress.dgc())), ids=named)
+@each(
+    "exchange",
+    map(exchange_for, (gw.compress.powersgd(), gw.compress.dgc())),
+    ids=named,
+)
 def test_the_default_device_makes_no_difference(exchange: Exchange, two: Ranks) -> None:
     for one, other in two.run(elsewhere, exchange):
         assert one == other
 
 
-def test_an_interpreter_that_ends_closes_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Since Python 3.12 it starts none; what is attached then is closed all the same."""
+def test_an_interpreter_that_ends_closes_without_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Since Python 3.12 it starts none; what is attached then is closed all the
+    same.
+    """
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
@@ -304,7 +329,7 @@ def test_an_interpreter_that_ends_closes_without_threads(monkeypatch: pytest.Mon
     assert isinstance(in_background(lambda: 1).exception(0), RuntimeError)
 
 
-# ---- Rows of figures go to whatever takes them, every so many steps, and agree with stats() ------
+# ---- Rows of figures go to whatever takes them, every so many steps, and agree with st
 
 
 Row = tuple[int, dict[str, float]]
@@ -316,7 +341,9 @@ class Writer:
     def __init__(self) -> None:
         self.rows: list[tuple[str, float, int]] = []
 
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
+    def add_scalar(
+        self, tag: str, scalar_value: float, global_step: int | None = None
+    ) -> None:
         assert global_step is not None
         self.rows.append((tag, scalar_value, global_step))
 
@@ -327,7 +354,9 @@ class Run:
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
 
-    def log(self, data: dict[str, Any], step: int | None = None, commit: bool = True) -> None:
+    def log(
+        self, data: dict[str, Any], step: int | None = None, commit: bool = True
+    ) -> None:
         assert step is None
         self.rows.append(data)
 
@@ -343,7 +372,9 @@ class Logger:
 
 
 class Gauges:
-    """What OpenTelemetry's Meter has of it, or a Gauge of Prometheus: a gauge of each name."""
+    """What OpenTelemetry's Meter has of it, or a Gauge of Prometheus: a gauge of each
+    name.
+    """
 
     def __init__(self, verb: str) -> None:
         self.values: dict[str, float] = {}
@@ -375,7 +406,9 @@ def test_rows_add_up_to_the_stats(two: Ranks) -> None:
         assert [step for step, _ in rows] == [3, 6]
         (_, early), (_, late) = rows
         for key in ("wire_bytes", "compute_s", "communication_s", "wait_s"):
-            mean = (early[f"gradwire/{key}_per_step"] + late[f"gradwire/{key}_per_step"]) / 2
+            mean = (
+                early[f"gradwire/{key}_per_step"] + late[f"gradwire/{key}_per_step"]
+            ) / 2
             assert mean == pytest.approx(found[f"{key}_per_step"])
         for kind in ("asked", "local", "actual"):
             assert 0 < late[f"gradwire/density_{kind}"] < 1
@@ -453,7 +486,9 @@ def test_a_further_log_is_one_more_and_the_same_one_sets_its_steps_anew() -> Non
     handle.log_to(first, every=1)
     for _ in range(2):
         step(model)
-    assert rows == {"first": [2, 4, 5, 6], "second": [1, 2, 3, 4]}, "one that raised ends alone"
+    assert rows == {"first": [2, 4, 5, 6], "second": [1, 2, 3, 4]}, (
+        "one that raised ends alone"
+    )
     handle.log_to(None)
     step(model)
     assert rows["first"][-1] == 6
@@ -472,7 +507,9 @@ def test_what_takes_no_rows_is_refused() -> None:
     handle.detach()
 
 
-def test_a_log_that_fails_ends_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_that_fails_ends_and_training_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model, handle = alone()
 
     def full(step: int, row: dict[str, float]) -> None:
@@ -484,6 +521,11 @@ def test_a_log_that_fails_ends_and_training_goes_on(caplog: pytest.LogCaptureFix
         model.zero_grad()
     assert handle.step == 3
     handle.detach()
-    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "logging ends, because step 1 could not be logged: OSError('no space left on device')"
+    assert [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelname == "WARNING"
+    ] == [
+        "logging ends, because step 1 could not be logged: OSError('no space "
+        "left on device')"
     ]

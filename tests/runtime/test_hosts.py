@@ -1,4 +1,6 @@
-"""Hosts of several ranks: real ranks in a mesh of two hosts by two, or the other way round."""
+"""Hosts of several ranks: real ranks in a mesh of two hosts by two, or the other way
+round.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,12 @@ pytestmark = pytest.mark.multi
 
 SHAPES = ((60, 33), (7, 11), (5,))
 STEPS = 3
-CLIPPED = gw.with_clipping(gw.with_momentum_correction(gw.compress.topk(density=0.1)), 0.5)
-WHOLE = tuple(map(exchange_for, (powersgd(rank=2), deft(density=0.1), selective(density=0.1))))
+CLIPPED = gw.with_clipping(
+    gw.with_momentum_correction(gw.compress.topk(density=0.1)), 0.5
+)
+WHOLE = tuple(
+    map(exchange_for, (powersgd(rank=2), deft(density=0.1), selective(density=0.1)))
+)
 EXCHANGES = (*CHOSEN, CLIPPED, *WHOLE)
 """Of the last a message of one tensor leaves every second rank without one."""
 
@@ -59,7 +65,9 @@ def layers() -> nn.ParameterList:
     return nn.ParameterList(torch.zeros(shape) for shape in SHAPES)
 
 
-def backward(model: nn.ParameterList, rank: int, step: int, used: tuple[int, ...] = ()) -> None:
+def backward(
+    model: nn.ParameterList, rank: int, step: int, used: tuple[int, ...] = ()
+) -> None:
     """Gives every layer, or those that are ``used``, its gradient."""
     model.zero_grad()
     chosen = used or tuple(range(len(SHAPES)))
@@ -68,8 +76,13 @@ def backward(model: nn.ParameterList, rank: int, step: int, used: tuple[int, ...
 
 
 def means_of(rank: int, world: int) -> list[list[Tensor]]:
-    """For each exchange the means of every layer in every step, each a message of its own."""
-    settings: dict[str, Any] = {"bucket_cap_mb": 1e-6, "compress_if": lambda name, param: True}
+    """For each exchange the means of every layer in every step, each a message of its
+    own.
+    """
+    settings: dict[str, Any] = {
+        "bucket_cap_mb": 1e-6,
+        "compress_if": lambda name, param: True,
+    }
     found = []
     for exchange in EXCHANGES:
         model, means = layers(), []
@@ -89,13 +102,17 @@ def expected(exchange: Exchange) -> list[Tensor]:
         TensorSpec(f"message {len(SHAPES) - 1 - i}", torch.Size(s).numel(), shapes=(s,))
         for i, s in enumerate(SHAPES)
     ]
-    states = [[made.init(replace(spec, rank=rank), 4) for rank in range(4)] for spec in specs]
+    states = [
+        [made.init(replace(spec, rank=rank), 4) for rank in range(4)] for spec in specs
+    ]
     members = [[Member(rank, 4) for rank in range(4)] for _ in specs]
     for step in range(STEPS):
         for layer, _ in enumerate(specs):
             grads = [grad_of(rank, layer, step).flatten() for rank in range(4)]
             texts = [
-                made.synchronise(members[layer][r], states[layer][r], grads[r], grads[r])
+                made.synchronise(
+                    members[layer][r], states[layer][r], grads[r], grads[r]
+                )
                 for r in range(4)
             ]
             states[layer] = drive(texts, ranks_per_host=2).results
@@ -103,7 +120,9 @@ def expected(exchange: Exchange) -> list[Tensor]:
     return found
 
 
-def test_real_ranks_compute_what_one_process_does(four: Ranks, subtests: pytest.Subtests) -> None:
+def test_real_ranks_compute_what_one_process_does(
+    four: Ranks, subtests: pytest.Subtests
+) -> None:
     for exchange, *of_ranks in zip(EXCHANGES, *four.run(means_of), strict=True):
         with subtests.test(type(exchange).__name__):
             want = expected(exchange)
@@ -114,7 +133,9 @@ def test_real_ranks_compute_what_one_process_does(four: Ranks, subtests: pytest.
 
 @contextmanager
 def lacking(name: str, limit: int) -> Iterator[None]:
-    """Has a function of ``os`` fail here, as where memory is short, for more than so many bytes."""
+    """Has a function of ``os`` fail here, as where memory is short, for more than so
+    many bytes.
+    """
     real = getattr(os, name)
 
     def short(*given: Any) -> Any:
@@ -131,11 +152,15 @@ LACKS = {
     "memfd_create": ("gloo", lambda: lacking("memfd_create", 0)),
     "posix_fallocate": ("memory", lambda: lacking("posix_fallocate", 64)),
 }
-"""The function that fails on one rank, and what the host's ranks then say that they use."""
+"""The function that fails on one rank, and what the host's ranks then say that they
+use.
+"""
 
 
 def open_files() -> list[str]:
-    """All that this process has open, but for what another of its threads closes meanwhile."""
+    """All that this process has open, but for what another of its threads closes
+    meanwhile.
+    """
     found = []
     for one in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):
@@ -144,7 +169,9 @@ def open_files() -> list[str]:
 
 
 def by_memory(rank: int, world: int) -> list[tuple[str, str, float, int]]:
-    """Bits of training, the way within hosts, bytes sent and kept files; rank 2 lacks something."""
+    """Bits of training, the way within hosts, bytes sent and kept files; rank 2 lacks
+    something.
+    """
     found = []
     for _, lack in LACKS.values():
         with lack() if rank == 2 else nullcontext():
@@ -165,10 +192,15 @@ def test_ranks_of_a_host_share_memory_or_none_does(four: Ranks) -> None:
         for found in results:
             bits, within, sent, num_files = found[place]
             assert (bits, within, num_files) == (results[0][0][0], way, 0)
-            assert (sent < found[1][2] / 10) is (place == 0), "gradients pass through sockets"
+            assert (sent < found[1][2] / 10) is (place == 0), (
+                "gradients pass through sockets"
+            )
 
 
-LAUNCHERS = [("LOCAL_WORLD_SIZE", "LOCAL_RANK"), ("SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID")]
+LAUNCHERS = [
+    ("LOCAL_WORLD_SIZE", "LOCAL_RANK"),
+    ("SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID"),
+]
 
 
 @contextmanager
@@ -187,7 +219,9 @@ def variables(**given: str) -> Iterator[None]:
 
 
 def trained(model: nn.Module, rank: int, hosts: Any) -> tuple[str, float, float]:
-    """The bits of the parameters after training, and the loss of the first and the last step."""
+    """The bits of the parameters after training, and the loss of the first and the last
+    step.
+    """
     optimizer = swift(model.parameters())
     handle = gw.attach(model, ONEBIT, mesh=hosts, options=SMALL)
     losses = train(model, optimizer, rank, range(6))
@@ -196,8 +230,12 @@ def trained(model: nn.Module, rank: int, hosts: Any) -> tuple[str, float, float]
 
 
 def trained_everywhere(rank: int, world: int) -> dict[str, tuple[str, float, float]]:
-    """Trained on one, two and four hosts, under DDP, and on hosts of a launcher's variables."""
-    found = {str(num_hosts): trained(Net(), rank, mesh(num_hosts)) for num_hosts in (1, 2, 4)}
+    """Trained on one, two and four hosts, under DDP, and on hosts of a launcher's
+    variables.
+    """
+    found = {
+        str(num_hosts): trained(Net(), rank, mesh(num_hosts)) for num_hosts in (1, 2, 4)
+    }
     found["ddp"] = trained(ddp(Net()), rank, mesh(2))
     for size, place in LAUNCHERS:
         of_nodes = "2(x2)" if size.startswith("SLURM") else "2"
@@ -207,7 +245,9 @@ def trained_everywhere(rank: int, world: int) -> dict[str, tuple[str, float, flo
 
 
 def test_replicas_stay_equal_and_learn(four: Ranks) -> None:
-    """Training on two hosts has the same bits under DDP, and whoever tells the hosts."""
+    """Training on two hosts has the same bits under DDP, and whoever tells the
+    hosts.
+    """
     results = four.run(trained_everywhere)
     for way in results[0]:
         bits, firsts, lasts = zip(*(of_rank[way] for of_rank in results), strict=True)
@@ -275,7 +315,10 @@ def test_mistakes_are_told_on_every_rank(four: Ranks) -> None:
 def with_one_unused(rank: int, world: int) -> tuple[Tensor, Tensor, bool]:
     """A layer's residual before and after a step in which no rank uses it."""
     model = layers()
-    settings: dict[str, Any] = {"bucket_cap_mb": 1.0, "compress_if": lambda name, param: True}
+    settings: dict[str, Any] = {
+        "bucket_cap_mb": 1.0,
+        "compress_if": lambda name, param: True,
+    }
     handle = gw.attach(model, ONEBIT, mesh=mesh(), **keywords(**settings))
     for step in range(2):
         backward(model, rank, step)
@@ -294,13 +337,17 @@ def test_the_residual_of_an_unused_parameter_waits(four: Ranks) -> None:
 
 
 ONEBIT_OF_A_PLAN = ExchangeSetting(
-    compressor="onebit", settings={"block": 64}, collective="casync_ps", error_feedback=True
+    compressor="onebit",
+    settings={"block": 64},
+    collective="casync_ps",
+    error_feedback=True,
 )
 
 
 def by_plans(rank: int, world: int) -> tuple[list[str], bool, str]:
-    """The bits after training by plans that cut anywhere, residuals loaded into another cut, and
-    what a rank is told that loads without ``redistribute``."""
+    """The bits after training by plans that cut anywhere, residuals loaded into another
+    cut, and what a rank is told that loads without ``redistribute``.
+    """
     bits = []
     states = []
     for seed in (0, 1):
@@ -314,7 +361,9 @@ def by_plans(rank: int, world: int) -> tuple[list[str], bool, str]:
         bits.append(digest(model))
     gathered: list[Any] = [None] * world
     dist.all_gather_object(gathered, states[0])
-    handle = gw.attach(Net(), through(drawn(3), "onebit", ONEBIT_OF_A_PLAN), mesh=mesh())
+    handle = gw.attach(
+        Net(), through(drawn(3), "onebit", ONEBIT_OF_A_PLAN), mesh=mesh()
+    )
     with pytest.raises(InvalidSetting) as refused:
         handle.load_state_dict(states[0])
     handle.load_state_dict(gw.redistribute(gathered, 4, 2)[rank])
@@ -325,7 +374,11 @@ def by_plans(rank: int, world: int) -> tuple[list[str], bool, str]:
         kept = owed != 0
         is_same &= torch.equal(owed[kept], whole[kept])
     handle.detach()
-    return bits, is_same and any(bool(one.any()) for one in loaded.values()), str(refused.value)
+    return (
+        bits,
+        is_same and any(bool(one.any()) for one in loaded.values()),
+        str(refused.value),
+    )
 
 
 def test_plans_that_cut_anywhere_go_on_hosts_too(four: Ranks) -> None:
@@ -337,9 +390,16 @@ def test_plans_that_cut_anywhere_go_on_hosts_too(four: Ranks) -> None:
 
 
 def until_a_rank_dies(rank: int, world: int) -> str:
-    """Rank 3 ends in the second step: it shares its host with rank 2 and its place with rank 1."""
+    """Rank 3 ends in the second step: it shares its host with rank 2 and its place with
+    rank 1.
+    """
     model = layers()
-    gw.attach(model, ONEBIT, mesh=mesh(), options=gw.Options(compress_if=lambda name, param: True))
+    gw.attach(
+        model,
+        ONEBIT,
+        mesh=mesh(),
+        options=gw.Options(compress_if=lambda name, param: True),
+    )
     backward(model, rank, 0)
     if rank == 3:
         os._exit(3)
@@ -353,7 +413,9 @@ def test_a_lost_rank_is_named_on_all_hosts(doomed: Ranks) -> None:
     *others, dead = doomed.outcomes(until_a_rank_dies)
     assert dead.exit_code == 3
     for one in others:
-        assert "step 1 cannot be finished: rank 3 of 4 stopped answering" in one.value, one
+        assert (
+            "step 1 cannot be finished: rank 3 of 4 stopped answering" in one.value
+        ), one
 
 
 def pending(handle: Handle) -> dict[str, Tensor]:
@@ -362,7 +424,9 @@ def pending(handle: Handle) -> dict[str, Tensor]:
 
 
 def saved(rank: int, world: int) -> dict[int, tuple[dict[str, Any], dict[str, Tensor]]]:
-    """By the number of hosts, a rank's state_dict after some steps, and the residuals in it."""
+    """By the number of hosts, a rank's state_dict after some steps, and the residuals
+    in it.
+    """
     found = {}
     for num_hosts in (1, 2, 4):
         model = Net()
@@ -380,8 +444,10 @@ RECUT = [(2, 4), (4, 2), (2, 1), (1, 2)]
 def loaded(
     rank: int, world: int, on_hosts: list[Any], flat: list[Any], recut: list[list[Any]]
 ) -> tuple[list[str], dict[str, Tensor], list[dict[str, Tensor]]]:
-    """What a rank is told of states of other hosts; the residuals of a state that was loaded into
-    one message instead of several; and those of states that were cut again."""
+    """What a rank is told of states of other hosts; the residuals of a state that was
+    loaded into one message instead of several; and those of states that were cut
+    again.
+    """
     told = []
     for states, num_hosts in ((on_hosts, 4), (flat, 2)):
         handle = attached_to(Net(), num_hosts)
@@ -389,7 +455,9 @@ def loaded(
             handle.load_state_dict(states[rank])
         told.append(str(refused.value))
         handle.detach()
-    handle = gw.attach(Net(), ONEBIT, mesh=mesh(2), options=gw.Options(bucket_cap_mb=1.0))
+    handle = gw.attach(
+        Net(), ONEBIT, mesh=mesh(2), options=gw.Options(bucket_cap_mb=1.0)
+    )
     handle.load_state_dict(on_hosts[rank])
     fused = pending(handle)
     handle.detach()
@@ -403,17 +471,26 @@ def loaded(
 
 
 def test_state_is_cut_again_for_other_hosts_and_other_messages(four: Ranks) -> None:
-    """What residuals will add to the mean is the same before and after, element by element."""
+    """What residuals will add to the mean is the same before and after, element by
+    element.
+    """
     before = four.run(saved)
-    states = {num_hosts: [one[num_hosts][0] for one in before] for num_hosts in before[0]}
+    states = {
+        num_hosts: [one[num_hosts][0] for one in before] for num_hosts in before[0]
+    }
     recut = [gw.redistribute(states[old], 4, 4 // new) for old, new in RECUT]
     after = four.run(loaded, states[2], states[4], recut)
 
     def total(owed: list[dict[str, Tensor]], name: str, num_hosts: int) -> Tensor:
-        return torch.stack([one[name] for one in owed if name in one]).sum(0) / num_hosts
+        return (
+            torch.stack([one[name] for one in owed if name in one]).sum(0) / num_hosts
+        )
 
     for place, (old, new) in enumerate(RECUT):
-        were, are = [one[old][1] for one in before], [found[place] for *_, found in after]
+        were, are = (
+            [one[old][1] for one in before],
+            [found[place] for *_, found in after],
+        )
         names = {name for owed in were for name in owed}
         assert names == {name for owed in are for name in owed}
         assert names or 1 in (old, new)
@@ -429,22 +506,32 @@ def test_state_is_cut_again_for_other_hosts_and_other_messages(four: Ranks) -> N
     states[2][1]["share"] = ""
     with pytest.raises(InvalidSetting, match="one is of a share"):
         gw.redistribute(states[2], 4, 2)
-    with pytest.raises(InvalidSetting, match="ranks_per_host must be a divisor of world_size, 4"):
+    with pytest.raises(
+        InvalidSetting, match="ranks_per_host must be a divisor of world_size, 4"
+    ):
         gw.redistribute(states[4], 4, 3)
 
 
 def whole_tensors(rank: int, world: int, exchange: Any) -> tuple[list[str], list[Any]]:
-    """The bits after four steps in one run, in two runs and by a plan; then what residuals will add
-    to the mean, as saved and as loaded elsewhere, each with the bits of a step from there."""
+    """The bits after four steps in one run, in two runs and by a plan; then what
+    residuals will add to the mean, as saved and as loaded elsewhere, each with the bits
+    of a step from there.
+    """
 
     def trained_by(net: nn.Module, chosen: Any, steps: range, states: Any = ()) -> None:
         optimizer = swift(net.parameters())
-        handle = gw.attach(net, chosen, mesh=mesh(), options=SMALL if chosen is exchange else None)
+        handle = gw.attach(
+            net, chosen, mesh=mesh(), options=SMALL if chosen is exchange else None
+        )
         for part, state in zip((net, optimizer, handle), states, strict=False):
             part.load_state_dict(state)
         train(net, optimizer, rank, steps)
         if steps.stop == 2:
-            kept.extend(deepcopy([net.state_dict(), optimizer.state_dict(), handle.state_dict()]))
+            kept.extend(
+                deepcopy(
+                    [net.state_dict(), optimizer.state_dict(), handle.state_dict()]
+                )
+            )
             every.append(handle.gather_state())
             moved.append((pending(handle), 2, ""))
             train(net, optimizer, rank, range(2, 4))
@@ -458,7 +545,9 @@ def whole_tensors(rank: int, world: int, exchange: Any) -> tuple[list[str], list
     dist.broadcast_object_list(every)
     for grid, cap in ((mesh(), 64.0), (mesh(1), 0.004), (None, 0.004)):
         net = Net()
-        handle = gw.attach(net, exchange, mesh=grid, options=gw.Options(bucket_cap_mb=cap))
+        handle = gw.attach(
+            net, exchange, mesh=grid, options=gw.Options(bucket_cap_mb=cap)
+        )
         handle.load_state_dict(every[0])
         owed, num_hosts = pending(handle), 4 if grid is None else grid.size(0)
         train(net, swift(net.parameters()), rank, range(2, 3))
@@ -468,7 +557,9 @@ def whole_tensors(rank: int, world: int, exchange: Any) -> tuple[list[str], list
 
 
 def plan_of(exchange: Any) -> Plan:
-    """A plan through an exchange; SSFusion's names tensors to be encoded before their message."""
+    """A plan through an exchange; SSFusion's names tensors to be encoded before their
+    message.
+    """
     profile, name = profile_of_model(Net()), type(exchange).__name__
     if name == "selective":
         return gw.planner.ssfusion(profile, CLUSTER, sparsifier="topk", density=0.1)
@@ -485,7 +576,9 @@ def plan_of(exchange: Any) -> Plan:
 def test_exchanges_of_whole_tensors_train_are_saved_and_are_planned(
     exchange: Exchange, four: Ranks
 ) -> None:
-    """A host's ranks have some tensors each; other hosts and messages give them others."""
+    """A host's ranks have some tensors each; other hosts and messages give them
+    others.
+    """
     of_ranks = four.run(whole_tensors, exchange)
     for whole, in_two, planned in (bits for bits, _ in of_ranks):
         assert whole == in_two == of_ranks[0][0][0]
@@ -496,7 +589,10 @@ def test_exchanges_of_whole_tensors_train_are_saved_and_are_planned(
         owed, num_hosts = [own for own, _, _ in each_rank], each_rank[0][1]
         names = {name for own in owed for name in own}
         totals.append(
-            {name: sum(own[name] for own in owed if name in own) / num_hosts for name in names}
+            {
+                name: sum(own[name] for own in owed if name in own) / num_hosts
+                for name in names
+            }
         )
     for total in totals:
         assert total.keys() == totals[0].keys()
@@ -509,10 +605,17 @@ def warmed(codec: Any) -> Exchange:
     return gw.with_density_warmup(gw.with_clipping(codec, 1.0), steps_per_stage=5)
 
 
-@each("exchange", [*EXCHANGES, warmed(gw.compress.topk()), warmed(selective(sparsifier="topk"))])
+@each(
+    "exchange",
+    [*EXCHANGES, warmed(gw.compress.topk()), warmed(selective(sparsifier="topk"))],
+)
 def test_a_state_of_hosts_has_the_fields_of_one_without(exchange: Exchange) -> None:
-    """Each field is with a rank of the host at least, of every tensor, under the same path."""
-    ranges = [ParamRange.whole(str(at), torch.zeros(shape)) for at, shape in enumerate(SHAPES)]
+    """Each field is with a rank of the host at least, of every tensor, under the same
+    path.
+    """
+    ranges = [
+        ParamRange.whole(str(at), torch.zeros(shape)) for at, shape in enumerate(SHAPES)
+    ]
     flat = collect([Message(0, ranges, exchange, 0, 2)])
     hosts = on_hosts(exchange, 2)
     of_host = [collect([Message(0, ranges, hosts, rank, 4)]) for rank in range(2)]
@@ -522,11 +625,15 @@ def test_a_state_of_hosts_has_the_fields_of_one_without(exchange: Exchange) -> N
 
 
 def kept_of_one_element(rank: int, world: int) -> list[Tensor]:
-    """A rank's residual of a parameter of one element, alone in its message: flat, and loaded on
-    hosts."""
+    """A rank's residual of a parameter of one element, alone in its message: flat, and
+    loaded on hosts.
+    """
     found: list[Tensor] = []
     states: list[Any] = [None] * world
-    settings: dict[str, Any] = {"bucket_cap_mb": 1e-6, "compress_if": lambda name, param: True}
+    settings: dict[str, Any] = {
+        "bucket_cap_mb": 1e-6,
+        "compress_if": lambda name, param: True,
+    }
     for grid in (None, mesh(2)):
         net = nn.Sequential(nn.Linear(3, 2), nn.PReLU())
         handle = gw.attach(net, ONEBIT, mesh=grid, **keywords(**settings))

@@ -39,8 +39,12 @@ UNASKED = [
 
 
 def test_attach_loads_what_it_is_asked_for() -> None:
-    """Dynamo and sympy take seconds, which a job that compiles nothing need not wait for."""
-    done = subprocess.run([sys.executable, "-c", ATTACHES], capture_output=True, text=True)
+    """Dynamo and sympy take seconds, which a job that compiles nothing need not wait
+    for.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", ATTACHES], capture_output=True, text=True
+    )
     assert not done.returncode, done.stderr
     uniform, topk = (line.split() for line in done.stdout.splitlines())
     assert not {"torch._dynamo", "sympy"} & {*topk}
@@ -48,7 +52,9 @@ def test_attach_loads_what_it_is_asked_for() -> None:
     assert not {"typer", "rich", "pydantic"} & {*topk}
     own = [name for name in uniform if f"{name}.".startswith("gradwire.")]
     assert len(own) <= MOST
-    asked_for = [name for name in own if f"{name}.".startswith("gradwire.runtime.step.")]
+    asked_for = [
+        name for name in own if f"{name}.".startswith("gradwire.runtime.step.")
+    ]
     assert len(asked_for) >= 10, "modules are named otherwise"
     rooms = tuple(f"gradwire.{room}." for room in UNASKED)
     assert [name for name in own if f"{name}.".startswith(rooms)] == []

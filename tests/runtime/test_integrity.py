@@ -1,4 +1,6 @@
-"""Parameters that differ between ranks are noticed, and the odd rank is named on all of them."""
+"""Parameters that differ between ranks are noticed, and the odd rank is named on all of
+them.
+"""
 
 from __future__ import annotations
 
@@ -96,13 +98,19 @@ def prepared(way: str, every: int | None) -> tuple[nn.Module, Any, Any]:
     model: nn.Module = ddp(net) if way == DDP else net
     optimizer = momentum(net.parameters())
     if way == LOCAL:
-        handle: Any = gw.local_steps(net, optimizer, "none", every=32)  # so each second exchange
+        handle: Any = gw.local_steps(
+            net, optimizer, "none", every=32
+        )  # so each second exchange
         optimizer.register_step_post_hook(lambda *_: handle.end_period())
     elif way == OVERLAP:
-        handle = gw.attach(model, PLANS[0], optimizer=optimizer, **keywords(check_every=every))
+        handle = gw.attach(
+            model, PLANS[0], optimizer=optimizer, **keywords(check_every=every)
+        )
     else:
         exchange = TOPK if way == "topk" else DENSE
-        handle = gw.attach(model, exchange, **keywords(bucket_cap_mb=SMALL_MB, check_every=every))
+        handle = gw.attach(
+            model, exchange, **keywords(bucket_cap_mb=SMALL_MB, check_every=every)
+        )
     return model, optimizer, handle
 
 
@@ -126,7 +134,9 @@ def accumulated(rank: int, world: int) -> int:
         with torch.no_grad():
             torch._foreach_sub_([*net.parameters()], moved)
         for param, start in zip(net.parameters(), Net(step).parameters(), strict=True):
-            param.data.copy_(start)  # adding and subtracting rounds on each rank in another way
+            param.data.copy_(
+                start
+            )  # adding and subtracting rounds on each rank in another way
     handle.detach()
     return int(handle.step)
 
@@ -134,14 +144,20 @@ def accumulated(rank: int, world: int) -> int:
 def outer_tensor(handle: Any, what: str) -> Tensor:
     """The anchor of a parameter, or the outer optimizer's momentum of it."""
     anchor = handle._outer.anchors["deep.weight"]
-    found: Tensor = anchor if what == "anchor" else handle.outer.state[anchor]["momentum_buffer"]
+    found: Tensor = (
+        anchor if what == "anchor" else handle.outer.state[anchor]["momentum_buffer"]
+    )
     return found
 
 
-def struck(rank: int, world: int, way: str, what: str) -> tuple[tuple[int, ...], int, int, str]:
+def struck(
+    rank: int, world: int, way: str, what: str
+) -> tuple[tuple[int, ...], int, int, str]:
     """What the error says where one rank's bits change in step 1, of 3 to a check."""
     net, optimizer, handle = prepared(way, 3)
-    weight = dict(net.named_parameters())[("module." if way == DDP else "") + "deep.weight"]
+    weight = dict(net.named_parameters())[
+        ("module." if way == DDP else "") + "deep.weight"
+    ]
     if what == "optimizer":
         own = [SGD([param], lr=0.1) for param in net.parameters()]
         for one, param in zip(own, net.parameters(), strict=True):
@@ -153,7 +169,11 @@ def struck(rank: int, world: int, way: str, what: str) -> tuple[tuple[int, ...],
             if step == 1 and rank == world - 1 and what != "optimizer":
                 handle.synchronize()
                 spoilt = outer_tensor(handle, what) if way == LOCAL else weight
-                words = (spoilt.grad if what == "grad" else spoilt).detach().view(torch.int32)
+                words = (
+                    (spoilt.grad if what == "grad" else spoilt)
+                    .detach()
+                    .view(torch.int32)
+                )
                 words[3, 2] ^= 1 << 30
             optimizer.step()
     except gw.RankFailed as failure:
@@ -176,8 +196,15 @@ WAYS = ["plain", "topk", DDP, OVERLAP, LOCAL]
 
 
 def all_well(rank: int, world: int) -> list[Any]:
-    found: list[Any] = [[trained(rank, world, w, e) for e in (1, None)] for w in WAYS[:-1]]
-    return [*found, trained(rank, world, LOCAL, None), rows(rank, world), accumulated(rank, world)]
+    found: list[Any] = [
+        [trained(rank, world, w, e) for e in (1, None)] for w in WAYS[:-1]
+    ]
+    return [
+        *found,
+        trained(rank, world, LOCAL, None),
+        rows(rank, world),
+        accumulated(rank, world),
+    ]
 
 
 @pytest.mark.multi
@@ -207,7 +234,11 @@ def test_a_bit_that_flips_once_is_noticed_at_the_next_check(
 ) -> None:
     """Whatever the step and the tensor: parameters of ranks differ from then on."""
     for ranks, step, code, text in two.run(struck, way, what):
-        assert (ranks, step, code) == ((), 1 if way == LOCAL else 2, gw.errors.ExitCode.BITS)
+        assert (ranks, step, code) == (
+            (),
+            1 if way == LOCAL else 2,
+            gw.errors.ExitCode.BITS,
+        )
         assert "hold different parameters" in text
         assert what == "optimizer" or "deep.weight" in text
 
@@ -218,7 +249,9 @@ def test_a_check_in_no_step_is_refused() -> None:
 
 
 def test_what_is_compared_follows_from_the_step_alone() -> None:
-    """What one rank alone took, for a step that is not made, is in no later comparison."""
+    """What one rank alone took, for a step that is not made, is in no later
+    comparison.
+    """
     param_N = torch.ones(3)
     check = Check(2, lambda names: [("weight", param_N)])
     check.look(1)  # a micro-batch of step 1, after which the state of step 0 is loaded
@@ -238,7 +271,7 @@ def test_a_rank_that_does_not_train_is_not_compared(world: int) -> None:
     assert caught.value.ranks == (0,)
 
 
-# ---- Checksums: the sender of a damaged payload is named -----------------------------------------
+# ---- Checksums: the sender of a damaged payload is named -----------------------------
 
 
 RING = gw.pair(gw.compress.none(), gw.collective.ring())
@@ -248,9 +281,13 @@ PUSHED = gw.with_error_feedback(
 EXCHANGES = {"send": RING, "all-gather": TOPK, "all-to-all": PUSHED}
 
 
-def trained_sealed(rank: int, world: int, exchange: Exchange, checksums: bool) -> tuple[str, float]:
+def trained_sealed(
+    rank: int, world: int, exchange: Exchange, checksums: bool
+) -> tuple[str, float]:
     net = Net()
-    handle = gw.attach(net, exchange, options=SMALL, failure=gw.FailurePolicy(checksums=checksums))
+    handle = gw.attach(
+        net, exchange, options=SMALL, failure=gw.FailurePolicy(checksums=checksums)
+    )
     train(net, momentum(net.parameters()), rank, range(2))
     wire_bytes = handle.stats()["wire_bytes_per_step"]
     handle.detach()

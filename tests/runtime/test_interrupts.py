@@ -1,6 +1,8 @@
-"""Ctrl-C and ``sys.exit`` end a rank by themselves, wherever they come; no other error hides them.
+"""Ctrl-C and ``sys.exit`` end a rank by themselves, wherever they come; no other error
+hides them.
 
-A supervisor restarts a job by its exit code, and must not restart one that was interrupted.
+A supervisor restarts a job by its exit code, and must not restart one that was
+interrupted.
 """
 
 from __future__ import annotations
@@ -55,13 +57,19 @@ def raising(error: BaseException) -> Callable[..., Any]:
     return work
 
 
-def interrupted(rank: int, world: int, place: str, kind: type[BaseException], way: str) -> str:
+def interrupted(
+    rank: int, world: int, place: str, kind: type[BaseException], way: str
+) -> str:
     """The type of the error that ends a step of rank 0 in which an interrupt comes."""
     net: Any = Net()
     if way == "ddp":
         net = DistributedDataParallel(net)
-    given = keywords(bucket_cap_mb=SMALL_MB, timeout=LIMIT, checksums=way == "checksums")
-    exchange = gw.pair(gw.compress.none(), gw.collective.ring()) if way == "ring" else "topk"
+    given = keywords(
+        bucket_cap_mb=SMALL_MB, timeout=LIMIT, checksums=way == "checksums"
+    )
+    exchange = (
+        gw.pair(gw.compress.none(), gw.collective.ring()) if way == "ring" else "topk"
+    )
     handle = gw.attach(net, exchange, **given)
     loss_of(net, rank, 0).backward()
     with ExitStack() as stack:
@@ -99,7 +107,9 @@ def all_interrupted(rank: int, world: int) -> list[str]:
 def test_an_interrupt_ends_a_step_by_itself_wherever_it_comes(
     ranks_of: Callable[[int], Ranks], subtests: pytest.Subtests
 ) -> None:
-    """Threads that hear of it leave it to the main one; others are told which rank it was."""
+    """Threads that hear of it leave it to the main one; others are told which rank it
+    was.
+    """
     ranks = ranks_of(2)
     ranks.send(all_interrupted)
     first, second = (one.value for one in ranks.collect(200.0))
@@ -116,7 +126,9 @@ def manager(failures: list[BaseException]) -> TaskManager:
 
 
 @pytest.mark.parametrize("kind", INTERRUPTS)
-def test_a_task_passes_an_interrupt_of_the_main_thread_on(kind: type[BaseException]) -> None:
+def test_a_task_passes_an_interrupt_of_the_main_thread_on(
+    kind: type[BaseException],
+) -> None:
     for task in (
         Task("work", raising(kind())),
         Task("begun", lambda: None, begin=raising(kind())),
@@ -150,7 +162,9 @@ def test_an_error_of_a_task_is_no_interrupt() -> None:
 
 
 @pytest.mark.parametrize("kind", INTERRUPTS)
-def test_an_interrupt_takes_the_place_of_an_earlier_failure(kind: type[BaseException]) -> None:
+def test_an_interrupt_takes_the_place_of_an_earlier_failure(
+    kind: type[BaseException],
+) -> None:
     one = Engine(ALONE, num_channels=1, timeout=LIMIT, on_span=lambda span: None)
     one._fail(RankFailed("rank 1 is lost", ranks=(1,)))
     one._task_failed(Task("scatter", lambda: None, "compute"), kind())

@@ -1,4 +1,6 @@
-"""Ranks whose data end before those of others, and ranks without a batch, answer with zeros."""
+"""Ranks whose data end before those of others, and ranks without a batch, answer with
+zeros.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ def test_a_rank_without_a_batch_takes_part_in_the_step(two: Ranks) -> None:
     for step in range(3):
         optimizer.zero_grad()
         ranks = [0] if step == 1 else [0, 1]
-        (torch.stack([loss_of(model, rank, step) for rank in ranks]).sum() / 2).backward()
+        (
+            torch.stack([loss_of(model, rank, step) for rank in ranks]).sum() / 2
+        ).backward()
         optimizer.step()
     for mine, theirs in zip(one, model.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs.detach())
@@ -100,7 +104,9 @@ def refused(rank: int, world: int) -> list[str]:
         found.append(str(caught.value))
 
     wrapped = ddp(linear())
-    handle = gw.attach(wrapped, "topk", options=SMALL, failure=gw.FailurePolicy(check_every=1))
+    handle = gw.attach(
+        wrapped, "topk", options=SMALL, failure=gw.FailurePolicy(check_every=1)
+    )
     note(lambda: Join([handle]))
     note(handle.backward_without_batch)
     note(lambda: wrapped.join(divide_by_initial_world_size=False))
@@ -121,6 +127,12 @@ def refused(rank: int, world: int) -> list[str]:
 
 def test_what_cannot_do_without_a_batch_is_refused_by_name(two: Ranks) -> None:
     found, _ = two.run(refused)
-    expected = ["with model.join():", "a DDP model", "initial_world_size", "local_steps", "'auto'"]
+    expected = [
+        "with model.join():",
+        "a DDP model",
+        "initial_world_size",
+        "local_steps",
+        "'auto'",
+    ]
     for text, part in zip(found, expected, strict=True):
         assert part in text

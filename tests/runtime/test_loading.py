@@ -1,4 +1,6 @@
-"""All ranks load what belongs together, or none loads: nobody trains on with half a checkpoint."""
+"""All ranks load what belongs together, or none loads: nobody trains on with half a
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,16 @@ from gradwire.runtime.state import joint_call
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import SMALL_MB, TOPK, Net, adamw, ddp, digest, momentum, train
+from tests.runtime.training import (
+    SMALL_MB,
+    TOPK,
+    Net,
+    adamw,
+    ddp,
+    digest,
+    momentum,
+    train,
+)
 
 pytestmark = pytest.mark.multi
 
@@ -50,20 +61,27 @@ def at_steps(net: Net, handle: Handle, rank: int, *steps: int) -> list[dict[str,
 
 
 def without(state: dict[str, Any], part: str, name: str) -> dict[str, Any]:
-    return {**state, part: {key: value for key, value in state[part].items() if key != name}}
+    return {
+        **state,
+        part: {key: value for key, value in state[part].items() if key != name},
+    }
 
 
 State = dict[str, Any]
 DIFFERENT: dict[str, tuple[Callable[[list[State], State], State], str]] = {
-    "an older step": (lambda own, other: own[0], "same checkpoint: step is 4 against 2"),
+    "an older step": (
+        lambda own, other: own[0],
+        "same checkpoint: step is 4 against 2",
+    ),
     "another run": (lambda own, other: other, "same checkpoint: run is"),
     "a parameter less": (
         lambda own, other: without(own[1], "params", "last.weight"),
         "strict is True against False",
     ),
 }
-"""What rank 1 loads, of its own states at two steps and of one of another run, and what both ranks
-are told. Rank 0 loads its own at the second step."""
+"""What rank 1 loads, of its own states at two steps and of one of another run, and what
+both ranks are told. Rank 0 loads its own at the second step.
+"""
 
 
 def with_params(state: State, **params: Any) -> State:
@@ -76,17 +94,26 @@ REFUSED: dict[str, tuple[Callable[[State], State], tuple[str, ...]]] = {
         lambda own: {**own, "algorithm": "onebit"},
         ("this state belongs to onebit", "topk", "attach with the same settings"),
     ),
-    "version": (lambda own: {**own, "version": 1}, ("state_dict version must be 3, got 1",)),
+    "version": (
+        lambda own: {**own, "version": 1},
+        ("state_dict version must be 3, got 1",),
+    ),
     "world size": (
         lambda own: {**own, "world_size": 3},
         ("saved by 3 ranks", "there are 2", "gw.redistribute"),
     ),
-    "rank": (lambda own: {**own, "rank": 0}, ("saved by rank", "each rank loads its own")),
+    "rank": (
+        lambda own: {**own, "rank": 0},
+        ("saved by rank", "each rank loads its own"),
+    ),
     "shard": (
         lambda own: {**own, "shard": "part 1 of 2"},
         ("of part 1 of 2", "holds part 0 of 1", "each rank loads its own"),
     ),
-    "nothing of ours": (lambda own: {}, ("not a gradwire state_dict", "handle.state_dict()")),
+    "nothing of ours": (
+        lambda own: {},
+        ("not a gradwire state_dict", "handle.state_dict()"),
+    ),
     "missing": (
         lambda own: without(own, "params", "last.weight"),
         ("missing", "same model", "strict=False"),
@@ -95,7 +122,10 @@ REFUSED: dict[str, tuple[Callable[[State], State], tuple[str, ...]]] = {
         lambda own: with_params(own, **{"last.weight": {}}),
         ("lacks residual_N", "strict=False"),
     ),
-    "unexpected": (lambda own: with_params(own, **{"new.weight": {}}), ("new.weight", "same mode")),
+    "unexpected": (
+        lambda own: with_params(own, **{"new.weight": {}}),
+        ("new.weight", "same mode"),
+    ),
     "size": (
         lambda own: with_params(own, **{"last.weight": LAST}),
         ("residual_N of", "shape [1] and here it has [", "same model"),
@@ -105,7 +135,9 @@ REFUSED: dict[str, tuple[Callable[[State], State], tuple[str, ...]]] = {
 
 
 def torn(rank: int, world: int) -> tuple[list[str], str]:
-    """What a rank is told; and what it ends with if it then trains on with what it has."""
+    """What a rank is told; and what it ends with if it then trains on with what it
+    has.
+    """
     torch.manual_seed(rank)
     other = at_steps(*attached(TOPK), rank, 4)[0]
     net, handle = attached(TOPK)
@@ -135,17 +167,26 @@ def test_a_torn_checkpoint_is_loaded_by_no_rank(two: Ranks) -> None:
     assert one == other
     num = len(DIFFERENT)
     for (_, said), *texts in zip(DIFFERENT.values(), first, second, strict=False):
-        assert all(text.startswith("RanksDiffer: rank 0 and rank 1") for text in texts), texts
+        assert all(
+            text.startswith("RanksDiffer: rank 0 and rank 1") for text in texts
+        ), texts
         assert all(said in text for text in texts), texts
-    for (_, parts), told, own in zip(REFUSED.values(), first[num:], second[num:], strict=True):
+    for (_, parts), told, own in zip(
+        REFUSED.values(), first[num:], second[num:], strict=True
+    ):
         assert own.startswith("InvalidSetting: ")
         assert all(part in own for part in parts), own
-        how = "RanksDiffer: rank 1 refused load_state_dict(), so nothing was loaded on any rank: "
+        how = (
+            "RanksDiffer: rank 1 refused load_state_dict(), so nothing was loaded "
+            "on any rank: "
+        )
         assert told == how + own
 
 
 def some_differ(rank: int, world: int) -> list[str]:
-    """Two ranks have an older step; then one rank lacks a parameter, where nobody is strict."""
+    """Two ranks have an older step; then one rank lacks a parameter, where nobody is
+    strict.
+    """
     net, handle = attached(WARMING)
     older, newer = at_steps(net, handle, rank, 1, 2)
     lacking = without(newer, "params", "last.weight")
@@ -162,11 +203,19 @@ def some_differ(rank: int, world: int) -> list[str]:
 
 def test_all_ranks_that_differ_are_named(four: Ranks) -> None:
     for older, lacking in four.run(some_differ):
-        assert "rank 0 and rank 1, 3 do not have the same checkpoint: step is 2 against 1" in older
-        assert "rank 0 and rank 1 do not have the same checkpoint: of the parameter last" in lacking
+        assert (
+            "rank 0 and rank 1, 3 do not have the same checkpoint: step is 2 against 1"
+            in older
+        )
+        assert (
+            "rank 0 and rank 1 do not have the same checkpoint: of the parameter last"
+            in lacking
+        )
 
 
-def some_begin_without(rank: int, world: int, steps: int) -> tuple[tuple[int, ...], int, str]:
+def some_begin_without(
+    rank: int, world: int, steps: int
+) -> tuple[tuple[int, ...], int, str]:
     """Ranks 1 and 3 do not load, and train; ``steps`` were made before."""
     net, handle = attached(TOPK)
     [state] = at_steps(net, handle, rank, 2)
@@ -212,13 +261,17 @@ def back_by_a_step(rank: int, world: int) -> list[tuple[int, int]]:
     return [(place.launched, place.num_calls) for place in found]
 
 
-def test_a_step_begun_before_a_load_is_not_taken_for_one_begun_without(two: Ranks) -> None:
+def test_a_step_begun_before_a_load_is_not_taken_for_one_begun_without(
+    two: Ranks,
+) -> None:
     for places in two.run(back_by_a_step):
         assert places == [(0, 1), (0, 1)]
 
 
 def one_never_comes(rank: int, world: int) -> str:
-    """Rank 0 loads last, and its patience ends first; rank 3 is in the call, and slow in it."""
+    """Rank 0 loads last, and its patience ends first; rank 3 is in the call, and slow
+    in it.
+    """
     net, handle = attached(TOPK)
     [state] = at_steps(net, handle, rank, 1)
     membership._LOOK_S = 0.5  # as in a job: rank 0 tells the others before they look
@@ -229,7 +282,9 @@ def one_never_comes(rank: int, world: int) -> str:
         handle._between_steps = lambda what: time.sleep(5)  # type: ignore[method-assign]
     if rank == 0:
         handle._engine.timeout = timedelta(seconds=3)
-        while not all(handle._engine.signs()[other].place.num_calls for other in (1, 3)):
+        while not all(
+            handle._engine.signs()[other].place.num_calls for other in (1, 3)
+        ):
             pass  # each look is at what was read anew
     with pytest.raises(RankFailed) as raised:
         handle.load_state_dict(state)
@@ -241,7 +296,10 @@ def one_never_comes(rank: int, world: int) -> str:
 @pytest.mark.slow
 def test_a_rank_that_never_comes_is_named(doomed: Ranks) -> None:
     for rank, text in enumerate(doomed.run(one_never_comes)):
-        assert rank == 2 or "rank 2 of 4 did not call load_state_dict() within 0:00:03" in text
+        assert (
+            rank == 2
+            or "rank 2 of 4 did not call load_state_dict() within 0:00:03" in text
+        )
 
 
 def one_dies(rank: int, world: int, victim: int) -> tuple[tuple[int, ...], str]:
@@ -269,14 +327,18 @@ def test_a_rank_that_dies_instead_is_noticed(victim: int, doomed: Ranks) -> None
 
 
 def on_a_grid(rank: int, world: int) -> list[str]:
-    """The ranks of one shard load an older step than those of the other, then one has none."""
+    """The ranks of one shard load an older step than those of the other, then one has
+    none.
+    """
     grid = device_mesh((2, 2), ("dp", "tp"))
     shard = rank % 2
     model = nn.Linear(8, 40 + 20 * shard, bias=False)
     exchange = gw.with_density_warmup(
         gw.compress.sharded_dgc(density=0.1, sample_share=1.0), steps_per_stage=1
     )
-    handle = gw.attach(model, exchange, group=grid["dp"], options=gw.Options(shards=grid["tp"]))
+    handle = gw.attach(
+        model, exchange, group=grid["dp"], options=gw.Options(shards=grid["tp"])
+    )
     states = []
     for _ in range(3):
         model.zero_grad()
@@ -298,7 +360,10 @@ def on_a_grid(rank: int, world: int) -> list[str]:
 @pytest.mark.slow
 def test_shards_of_a_layer_load_the_same_step(four: Ranks) -> None:
     for rank, (steps, none) in enumerate(four.run(on_a_grid)):
-        assert "shard 0 and the rank of shard 1 do not have the same checkpoint: step is 1" in steps
+        assert (
+            "shard 0 and the rank of shard 1 do not have the same checkpoint: step is 1"
+            in steps
+        )
         if rank != 3:
             assert "refused load_state_dict()" in none
             assert "state_dict must be a dict, got 'NoneType'" in none
@@ -330,7 +395,7 @@ def test_a_run_that_has_ended_asks_no_store(monkeypatch: pytest.MonkeyPatch) -> 
     assert told == [wrong, wrong]
 
 
-# ---- One file holds the state of all ranks -------------------------------------------------------
+# ---- One file holds the state of all ranks -------------------------------------------
 
 
 def attached_small() -> tuple[Net, Handle]:
@@ -358,7 +423,9 @@ def saved_on_rank_0(rank: int, world: int, path: str) -> str:
     return digest([*net.parameters(), *handle.residuals().values()])
 
 
-def resumed(rank: int, world: int, path: str) -> tuple[str, dict[str, torch.Tensor], int]:
+def resumed(
+    rank: int, world: int, path: str
+) -> tuple[str, dict[str, torch.Tensor], int]:
     found = torch.load(path, weights_only=True)
     net, handle = attached_small()
     optimizer = adamw(net.parameters())
@@ -370,7 +437,9 @@ def resumed(rank: int, world: int, path: str) -> tuple[str, dict[str, torch.Tens
     return digest([*net.parameters(), *handle.residuals().values()]), owed, handle.step
 
 
-def test_one_file_serves_any_number_of_ranks(two: Ranks, four: Ranks, tmp_path: Path) -> None:
+def test_one_file_serves_any_number_of_ranks(
+    two: Ranks, four: Ranks, tmp_path: Path
+) -> None:
     """Among as many ranks as before a resumed run is the uninterrupted one."""
     path = str(tmp_path / "all.pt")
     whole = two.run(saved_on_rank_0, path)
@@ -399,13 +468,16 @@ def through_dcp(rank: int, world: int, folder: str) -> None:
     assert all(torch.equal(owed[name], found[name]) for name in owed)
 
 
-def test_a_distributed_checkpoint_keeps_each_ranks_own(two: Ranks, tmp_path: Path) -> None:
+def test_a_distributed_checkpoint_keeps_each_ranks_own(
+    two: Ranks, tmp_path: Path
+) -> None:
     two.run(through_dcp, str(tmp_path / "dcp"))
 
 
 def crossed(rank: int, world: int) -> tuple[str, list[str]]:
-    """Rank 1 loads while rank 0 gathers; then all is as it was. What DDP averages itself has no
-    channels, and a state all the same."""
+    """Rank 1 loads while rank 0 gathers; then all is as it was. What DDP averages
+    itself has no channels, and a state all the same.
+    """
     net, handle, optimizer = trained(rank)
     state = handle.state_dict()
     with pytest.raises(RanksDiffer) as raised:
@@ -443,15 +515,19 @@ def test_a_rank_that_dies_while_states_travel_is_named(doomed: Ranks) -> None:
         assert "step 3 cannot be finished: rank 2 of 4 stopped answering" in text
 
 
-# ---- What decides the bytes of a step is the same on all ranks -----------------------------------
+# ---- What decides the bytes of a step is the same on all ranks -----------------------
 
 
 def is_count(path: str, held: torch.Tensor) -> bool:
     return not path.endswith("_N") and not held.is_floating_point()
 
 
-def one_more(state: State, wanted: Callable[[str, torch.Tensor], bool]) -> tuple[State, str]:
-    """The state with 1 more in the last of the fields that are wanted, and the field's path."""
+def one_more(
+    state: State, wanted: Callable[[str, torch.Tensor], bool]
+) -> tuple[State, str]:
+    """The state with 1 more in the last of the fields that are wanted, and the field's
+    path.
+    """
     for key in ("params", "messages"):
         for name, fields in state[key].items():
             for path, held in fields.items():
@@ -464,7 +540,10 @@ def one_more(state: State, wanted: Callable[[str, torch.Tensor], bool]) -> tuple
 
 DECIDING: dict[str, tuple[Exchange, Callable[[str, torch.Tensor], bool]]] = {
     "stage of a warm-up": (WARMING, lambda path, _: path.endswith("step_T")),
-    "stage of the first steps": (gw.with_warmup(TOPK, 3), lambda path, _: path == "step_T"),
+    "stage of the first steps": (
+        gw.with_warmup(TOPK, 3),
+        lambda path, _: path == "step_T",
+    ),
     "draws": (gw.exchange_for(gw.compress.randomk(density=0.5)), is_count),
     "who leads": (gw.exchange_for(gw.compress.deft(density=0.1)), is_count),
     "rows or all": (
@@ -490,7 +569,9 @@ def with_other_counters(rank: int, world: int) -> list[tuple[str, str]]:
     return told
 
 
-def test_counters_that_decide_what_is_sent_are_the_same_on_all_ranks(two: Ranks) -> None:
+def test_counters_that_decide_what_is_sent_are_the_same_on_all_ranks(
+    two: Ranks,
+) -> None:
     of_ranks = two.run(with_other_counters)
     assert len(of_ranks[0]) == len(DECIDING)
     for told in of_ranks:
@@ -502,7 +583,9 @@ def test_counters_that_decide_what_is_sent_are_the_same_on_all_ranks(two: Ranks)
 
 
 def with_another_period(rank: int, world: int) -> list[str]:
-    """Rank 1 of two loads another place in the period, then means that others do not await."""
+    """Rank 1 of two loads another place in the period, then means that others do not
+    await.
+    """
     net = Net()
     optimizer = momentum(net.parameters())
     handle = gw.local_steps(net, optimizer, "none", every=4, delay=2)
@@ -523,5 +606,7 @@ def with_another_period(rank: int, world: int) -> list[str]:
 def test_the_place_in_a_period_is_the_same_on_all_ranks(two: Ranks) -> None:
     for position, left, arriving in two.run(with_another_period):
         assert "the same checkpoint: position in the period is 1 against 2" in position
-        assert "the same checkpoint: steps until means take effect is 1 against 3" in left
+        assert (
+            "the same checkpoint: steps until means take effect is 1 against 3" in left
+        )
         assert "the same checkpoint: pending means is " in arriving

@@ -1,7 +1,8 @@
-"""Gradients that stay one rank's own: the first optimizer step that takes them is refused by name.
+"""Gradients that stay one rank's own: the first optimizer step that takes them is
+refused by name.
 
-Each mistake leaves ranks with other parameters and no error of torch's own. Each legitimate use of
-the same parts stays silent.
+Each mistake leaves ranks with other parameters and no error of torch's own. Each
+legitimate use of the same parts stays silent.
 """
 
 from __future__ import annotations
@@ -173,7 +174,9 @@ MISTAKES: dict[str, tuple[Body, Any, dict[str, Any] | None, str]] = {
     "in double, topk": (in_double, "topk", {}, CONVERTED),
     "to and fro": (to_and_fro, "none", {}, CONVERTED),
 }
-"""A step, an exchange, DDP's settings (None: a plain module), and what the error says."""
+"""A step, an exchange, DDP's settings (None: a plain module), and what the error
+says.
+"""
 
 RIGHT: dict[str, tuple[Body, Any, dict[str, Any] | None]] = {
     "plain": (plain, "none", None),
@@ -220,11 +223,15 @@ def trained(
 
 
 FEW = ("plain, first averages", "by module", "two forwards", "in double, topk")
-"""One mistake of each kind; each takes the half second in which ranks tell each other."""
+"""One mistake of each kind; each takes the half second in which ranks tell each
+other.
+"""
 REST = tuple(name for name in MISTAKES if name not in FEW)
 
 
-def all_trained(rank: int, world: int, names: Sequence[str]) -> dict[str, tuple[int, str]]:
+def all_trained(
+    rank: int, world: int, names: Sequence[str]
+) -> dict[str, tuple[int, str]]:
     cases: Any = {**MISTAKES, **RIGHT}
     return {name: trained(*cases[name][:3], rank) for name in names}
 
@@ -259,7 +266,9 @@ def test_a_mistake_of_one_rank_ends_all(two: Ranks) -> None:
 
 
 def by_another_optimizer(rank: int, world: int) -> int:
-    """Averaged steps by one optimizer, then a step that a new one makes of this rank's own."""
+    """Averaged steps by one optimizer, then a step that a new one makes of this rank's
+    own.
+    """
     model = network()
     handle = gw.attach(model, "none")
     for body in (plain, plain, never_averages):
@@ -343,7 +352,9 @@ def test_a_loop_that_steps_by_hand_is_warned_once(two: Ranks) -> None:
 
 
 def foreign_model(rank: int, world: int) -> int:
-    """Two models that train each other: one's loss brings gradients to the other's module."""
+    """Two models that train each other: one's loss brings gradients to the other's
+    module.
+    """
     models = [ddp(network()), ddp(nn.Linear(4, 1))]
     handles = [gw.attach(model, "topk") for model in models]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
@@ -388,7 +399,9 @@ def test_a_ddp_that_was_made_for_other_parameters_is_refused(two: Ranks) -> None
         assert "made for 4 of 432 bytes" in converted
         assert "trains 2 parameters of 144 bytes" in frozen
         assert "was made for 2 of 144 bytes" in unfrozen
-        assert all("make it anew from its module" in text for text in (converted, frozen))
+        assert all(
+            "make it anew from its module" in text for text in (converted, frozen)
+        )
 
 
 def with_max_norm(rank: int, world: int) -> list[str]:

@@ -1,4 +1,6 @@
-"""Local steps: what they compute, on real ranks against plain PyTorch in one process."""
+"""Local steps: what they compute, on real ranks against plain PyTorch in one
+process.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,16 @@ from tests.runtime.given import keywords
 from tests.runtime.meshes import mesh
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_checkpoint import through_a_file
-from tests.runtime.training import SMALL_MB, Net, adamw, batch, ddp, digest, loss_of, train
+from tests.runtime.training import (
+    SMALL_MB,
+    Net,
+    adamw,
+    batch,
+    ddp,
+    digest,
+    loss_of,
+    train,
+)
 
 LOCAL_SGD = partial(SGD, lr=1.0)
 NUM_STEPS = 14
@@ -42,7 +53,11 @@ SPARSE = gw.exchange_for(gw.compress.topk(density=0.1))
 
 
 def prepared(
-    rhythm: Rhythm, exchange: Any = "none", outer: Any = DILOCO, seed: int = 0, **settings: Any
+    rhythm: Rhythm,
+    exchange: Any = "none",
+    outer: Any = DILOCO,
+    seed: int = 0,
+    **settings: Any,
 ) -> tuple[Net, Any, Any]:
     net = Net(seed)
     optimizer = adamw(net.parameters())
@@ -54,12 +69,18 @@ def prepared(
     )
 
 
-def reference(world: int, rhythm: Rhythm, outer: Callable[..., Any]) -> list[dict[str, Tensor]]:
-    """Anchors, and then each rank's parameters, of ranks that are trained in this process."""
+def reference(
+    world: int, rhythm: Rhythm, outer: Callable[..., Any]
+) -> list[dict[str, Tensor]]:
+    """Anchors, and then each rank's parameters, of ranks that are trained in this
+    process.
+    """
     nets = [Net(0) for _ in range(world)]
     optimizers = [adamw(net.parameters()) for net in nets]
     names = [name for name, _ in nets[0].named_parameters()]
-    anchors = {name: nn.Parameter(p.detach().clone()) for name, p in nets[0].named_parameters()}
+    anchors = {
+        name: nn.Parameter(p.detach().clone()) for name, p in nets[0].named_parameters()
+    }
     step_outside = outer(list(anchors.values()))
     fragments = cut_into(list(nets[0].named_parameters()), rhythm.fragments)
     pending: dict[int, list[str]] = {}
@@ -71,7 +92,9 @@ def reference(world: int, rhythm: Rhythm, outer: Callable[..., Any]) -> list[dic
         if step % rhythm.gap == 0:
             chosen = fragments[(step // rhythm.gap - 1) % rhythm.fragments]
             for name in chosen:
-                deltas = [anchors[name].detach() - one[name].detach() for one in locals_]
+                deltas = [
+                    anchors[name].detach() - one[name].detach() for one in locals_
+                ]
                 sent[name] = torch.stack(deltas).mean(0)
             pending[step + rhythm.delay] = chosen
         for name in (due := pending.pop(step, [])):
@@ -90,7 +113,9 @@ def reference(world: int, rhythm: Rhythm, outer: Callable[..., Any]) -> list[dic
 OF_PAPERS = [*((rhythm, DILOCO) for rhythm in RHYTHMS), (RHYTHMS[3], LOCAL_SGD)]
 
 
-def trained(rank: int, world: int) -> list[tuple[dict[str, Tensor], dict[str, Tensor], Tensor]]:
+def trained(
+    rank: int, world: int
+) -> list[tuple[dict[str, Tensor], dict[str, Tensor], Tensor]]:
     """Anchors, parameters and a buffer after training in each way of the papers."""
     found = []
     for rhythm, outer in OF_PAPERS:
@@ -145,10 +170,14 @@ class Sixteen(nn.Module):
 
 
 def test_anchors_of_16_bits_keep_what_parameters_round_away() -> None:
-    """Small outer steps add up in the anchor, though none of them moves the parameter."""
+    """Small outer steps add up in the anchor, though none of them moves the
+    parameter.
+    """
     net = Sixteen()
     optimizer = SGD(net.parameters(), lr=0.1)
-    handle = gw.local_steps(net, optimizer, "none", every=1, outer=partial(SGD, lr=1e-4))
+    handle = gw.local_steps(
+        net, optimizer, "none", every=1, outer=partial(SGD, lr=1e-4)
+    )
     before = {name: anchor.clone() for name, anchor in handle.anchors().items()}
     bits = digest(net.low.weight.view(torch.int16))
     for _ in range(3):
@@ -204,14 +233,18 @@ def test_a_handle_lives_as_long_as_its_model(two: Ranks) -> None:
 
 
 class Prepared(torch.optim.Optimizer):
-    """An optimizer as Accelerate prepares it: around the one that steps, and without hooks."""
+    """An optimizer as Accelerate prepares it: around the one that steps, and without
+    hooks.
+    """
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self.optimizer = inner
 
 
 def in_ddp(rank: int, world: int) -> tuple[bool, str, bool]:
-    """A framework's DDP: the bits of a plain module's run, gradients after it, and its end."""
+    """A framework's DDP: the bits of a plain module's run, gradients after it, and its
+    end.
+    """
     static = ddp(Net(), static_graph=True)  # it averages within no_sync()
     with pytest.raises(InvalidSetting, match="model must be one without static_graph"):
         gw.local_steps(static, adamw(static.parameters()), "none", every=2)
@@ -222,7 +255,9 @@ def in_ddp(rank: int, world: int) -> tuple[bool, str, bool]:
     model = ddp(Net())
     optimizer = adamw(model.parameters())
     settings: Any = {"outer": DILOCO, "bucket_cap_mb": SMALL_MB, **vars(rhythm)}
-    with pytest.raises(InvalidSetting, match=r"give gw.attach or gw.local_steps the Distributed"):
+    with pytest.raises(
+        InvalidSetting, match=r"give gw.attach or gw.local_steps the Distributed"
+    ):
         gw.local_steps(model.module, optimizer, SPARSE, **keywords(**settings))
     handle = gw.local_steps(model, Prepared(optimizer), SPARSE, **keywords(**settings))
     with model.no_sync():
@@ -257,9 +292,12 @@ def test_momentum_on_both_sides_of_the_exchange_is_warned_of(
     for make, is_warned in ((DILOCO, True), (LOCAL_SGD, False)):
         net, caught = Net(), len(caplog.records)
         exchange = gw.with_momentum_correction(SPARSE, momentum=0.9)
-        gw.local_steps(net, adamw(net.parameters()), exchange, every=2, outer=make).detach()
+        gw.local_steps(
+            net, adamw(net.parameters()), exchange, every=2, outer=make
+        ).detach()
         assert (
-            any("momentum counts twice" in r.message for r in caplog.records[caught:]) == is_warned
+            any("momentum counts twice" in r.message for r in caplog.records[caught:])
+            == is_warned
         )
 
 
@@ -273,16 +311,23 @@ def rate(rank: int, world: int, exchange: Any) -> dict[str, float]:
         net(torch.randn(4, 400)).square().mean().backward()
         optimizer.step()
     stats = handle.stats()
-    return {key: stats[key] for key in ("wire_bytes_per_step", "steps", "exchanges", "messages")}
+    return {
+        key: stats[key]
+        for key in ("wire_bytes_per_step", "steps", "exchanges", "messages")
+    }
 
 
 @pytest.mark.multi
 def test_local_steps_send_little(two: Ranks) -> None:
-    """At most 0.05 bytes a local step for a parameter by 4 bits; dense DiLoCo sends 0.2 bytes.
+    """At most 0.05 bytes a local step for a parameter by 4 bits; dense DiLoCo sends 0.2
+    bytes.
 
     SparseLoCo sends 0.0018 bytes.
     """
-    for exchange, least, most in ((FOUR_BITS, 0.02, 0.05), ("sparseloco", 0.001, 0.002)):
+    for exchange, least, most in (
+        (FOUR_BITS, 0.02, 0.05),
+        ("sparseloco", 0.001, 0.002),
+    ):
         for stats in two.run(rate, exchange):
             assert (stats["steps"], stats["exchanges"]) == (40, 2)
             assert least < stats["wire_bytes_per_step"] / 400**2 < most
@@ -305,7 +350,9 @@ def told(rank: int, world: int) -> tuple[list[str], str]:
         found.append(str(differ.value))
     net = Net()
     with pytest.raises(InvalidSetting if rank else RanksDiffer) as refused:
-        gw.local_steps(net, adamw(net.parameters()), "none", every=4, fragments=1 + 2 * rank)
+        gw.local_steps(
+            net, adamw(net.parameters()), "none", every=4, fragments=1 + 2 * rank
+        )
     return found, str(refused.value)
 
 
@@ -339,13 +386,22 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"every": 0}, "every must be an integer of at least 1, got 0"),
     ({"every": 2.0}, "every must be an integer of at least 1, got 2.0"),
     ({"every": 4, "fragments": 3}, "fragments must be a divisor of every, 4"),
-    ({"every": 9, "fragments": 9}, "fragments must be at most 8, the number of parameters, got 9"),
+    (
+        {"every": 9, "fragments": 9},
+        "fragments must be at most 8, the number of parameters, got 9",
+    ),
     ({"every": 4, "delay": 4}, "delay must be fewer than 4"),
     ({"every": 4, "fragments": 2, "delay": 2}, "delay must be fewer than 2"),
     ({"every": 4, "mixing": 1}, "mixing must be a number in \\[0, 1\\)"),
-    ({"every": 4, "outer": SGD([torch.ones(1)])}, "outer must be a function of parameters"),
+    (
+        {"every": 4, "outer": SGD([torch.ones(1)])},
+        "outer must be a function of parameters",
+    ),
     ({"every": 4, "outer": lambda params: None}, "got 'one that returns NoneType'"),
-    ({"every": 4, "outer": lambda params: SGD(params[:1], lr=1.0)}, "got 'one that takes 1 param"),
+    (
+        {"every": 4, "outer": lambda params: SGD(params[:1], lr=1.0)},
+        "got 'one that takes 1 param",
+    ),
     ({"every": 4, "timeout": 5}, "timeout must be a positive timedelta"),
 ]
 
@@ -392,10 +448,14 @@ def bits(net: Any, handle: Any) -> str:
 def resumed(
     rank: int, world: int, rhythm: Rhythm, exchange: Exchange, at: int
 ) -> tuple[tuple[str, str, int, int], str, str]:
-    """Bits of one run and of one in two parts; its parameters before and after a period's end."""
+    """Bits of one run and of one in two parts; its parameters before and after a
+    period's end.
+    """
     net, optimizer, handle = prepared(rhythm, exchange)
     train(net, optimizer, rank, range(at))
-    states = through_a_file([net.state_dict(), optimizer.state_dict(), handle.state_dict()])
+    states = through_a_file(
+        [net.state_dict(), optimizer.state_dict(), handle.state_dict()]
+    )
     on_its_way = len(states[2]["outer"]["arriving"])
     train(net, optimizer, rank, range(at, at + 6))
     whole = bits(net, handle)
@@ -419,7 +479,9 @@ def resumed(
 def test_a_resumed_run_is_the_uninterrupted_one(
     rhythm: Rhythm, exchange: Exchange, at: int, two: Ranks
 ) -> None:
-    """Parameters are each rank's own in a period, and the same bits on all at its end."""
+    """Parameters are each rank's own in a period, and the same bits on all at its
+    end.
+    """
     of_ranks = two.run(resumed, rhythm, exchange, at)
     for (whole, again, step, on_its_way), _, _ in of_ranks:
         assert (again, step) == (whole, at + 6)
@@ -437,7 +499,9 @@ def saved(rank: int, world: int) -> dict[str, Any]:
 
 def mean_pseudo_gradient(states: list[dict[str, Any]], name: str) -> Tensor:
     outers = [state["outer"] for state in states]
-    deltas = [(one["anchors"][name] - one["parameters"][name]).double() for one in outers]
+    deltas = [
+        (one["anchors"][name] - one["parameters"][name]).double() for one in outers
+    ]
     return torch.stack(deltas).mean(0)
 
 
@@ -458,7 +522,10 @@ def test_another_number_of_ranks_goes_on_from_the_mean(two: Ranks, four: Ranks) 
     news = gw.redistribute(olds, 4)
     for name in olds[0]["outer"]["anchors"]:
         torch.testing.assert_close(
-            mean_pseudo_gradient(news, name), mean_pseudo_gradient(olds, name), rtol=0, atol=1e-7
+            mean_pseudo_gradient(news, name),
+            mean_pseudo_gradient(olds, name),
+            rtol=0,
+            atol=1e-7,
         )
         assert bool(mean_pseudo_gradient(olds, name).any())
     ends = four.run(loaded, news)
@@ -495,24 +562,55 @@ def alone() -> tuple[Any, dict[str, Any]]:
 
 WEIGHT = "last.weight"
 DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "no outer": (lambda s: s.pop("outer"), "not one of local steps: its anchors is missing"),
-    "no step": (lambda s: s.pop("local_step"), "local_step of the state must be a whole number"),
-    "a list": (lambda s: s["outer"].update(anchors=[]), "its anchors is missing or no dict"),
+    "no outer": (
+        lambda s: s.pop("outer"),
+        "not one of local steps: its anchors is missing",
+    ),
+    "no step": (
+        lambda s: s.pop("local_step"),
+        "local_step of the state must be a whole number",
+    ),
+    "a list": (
+        lambda s: s["outer"].update(anchors=[]),
+        "its anchors is missing or no dict",
+    ),
     "place": (lambda s: s["outer"].update(position=-1), "position in the period"),
-    "loads": (lambda s: s["outer"].update(loads=(1, 2**63)), "loads of the state must be two int"),
-    "name": (lambda s: s["outer"]["anchors"].pop(WEIGHT), f"has {WEIGHT} among its anchors"),
-    "shape": (lambda s: s["outer"]["anchors"].update({WEIGHT: torch.ones(3)}), "must be .5, 29."),
-    "nan": (lambda s: s["outer"]["parameters"][WEIGHT].fill_(torch.nan), "must be finite"),
-    "arriving": (lambda s: s["outer"]["arriving"].update(x=torch.ones(1)), "x among the arriving"),
+    "loads": (
+        lambda s: s["outer"].update(loads=(1, 2**63)),
+        "loads of the state must be two int",
+    ),
+    "name": (
+        lambda s: s["outer"]["anchors"].pop(WEIGHT),
+        f"has {WEIGHT} among its anchors",
+    ),
+    "shape": (
+        lambda s: s["outer"]["anchors"].update({WEIGHT: torch.ones(3)}),
+        "must be .5, 29.",
+    ),
+    "nan": (
+        lambda s: s["outer"]["parameters"][WEIGHT].fill_(torch.nan),
+        "must be finite",
+    ),
+    "arriving": (
+        lambda s: s["outer"]["arriving"].update(x=torch.ones(1)),
+        "x among the arriving",
+    ),
     "momentum": (
-        lambda s: s["outer"]["optimizer"]["state"][0]["momentum_buffer"].fill_(torch.inf),
+        lambda s: s["outer"]["optimizer"]["state"][0]["momentum_buffer"].fill_(
+            torch.inf
+        ),
         "momentum_buffer of the outer optimizer must be finite",
     ),
-    "groups": (lambda s: s["outer"]["optimizer"].pop("param_groups"), "cannot be loaded"),
+    "groups": (
+        lambda s: s["outer"]["optimizer"].pop("param_groups"),
+        "cannot be loaded",
+    ),
 }
 
 
-def test_a_damaged_state_is_refused_and_nothing_is_loaded(subtests: pytest.Subtests) -> None:
+def test_a_damaged_state_is_refused_and_nothing_is_loaded(
+    subtests: pytest.Subtests,
+) -> None:
     handle, sound = alone()
     before = digest([*handle.anchors().values(), *handle._model.parameters()])
     for damage, (change, said) in DAMAGES.items():
@@ -520,7 +618,9 @@ def test_a_damaged_state_is_refused_and_nothing_is_loaded(subtests: pytest.Subte
         change(state)
         with subtests.test(damage), pytest.raises(InvalidSetting, match=said):
             handle.load_state_dict(state)
-        assert digest([*handle.anchors().values(), *handle._model.parameters()]) == before, damage
+        assert (
+            digest([*handle.anchors().values(), *handle._model.parameters()]) == before
+        ), damage
 
 
 def test_a_state_of_attach_is_none_of_local_steps() -> None:
@@ -528,30 +628,42 @@ def test_a_state_of_attach_is_none_of_local_steps() -> None:
     state = handle.state_dict()
     handle.detach()
     attached = gw.attach(net, SPARSE)
-    with pytest.raises(InvalidSetting, match="this state belongs to local steps with outer SGD"):
+    with pytest.raises(
+        InvalidSetting, match="this state belongs to local steps with outer SGD"
+    ):
         attached.load_state_dict(state)
 
 
 def test_anchors_that_differ_are_not_redistributed() -> None:
     _, state = alone()
-    olds = [{**copy.deepcopy(state), "rank": rank, "world_size": 2} for rank in range(2)]
+    olds = [
+        {**copy.deepcopy(state), "rank": rank, "world_size": 2} for rank in range(2)
+    ]
     for old in olds:
         old["saved_by"] = 2
     olds[1]["outer"]["anchors"][WEIGHT] += 1
-    with pytest.raises(InvalidSetting, match=f"anchors of {WEIGHT} of rank 0 and rank 1 differ"):
+    with pytest.raises(
+        InvalidSetting, match=f"anchors of {WEIGHT} of rank 0 and rank 1 differ"
+    ):
         gw.redistribute(olds, 3)
 
 
-# ---- Means on their way --------------------------------------------------------------------------
+# ---- Means on their way --------------------------------------------------------------
 
 
 def shifted(**rhythm: Any) -> tuple[nn.Linear, Any, Any]:
-    """A model whose every local step subtracts 1, an anchor that becomes the parameters' mean."""
+    """A model whose every local step subtracts 1, an anchor that becomes the
+    parameters' mean.
+    """
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
     optimizer = SGD(model.parameters(), lr=1.0)
     average = partial(SGD, lr=1.0)
-    return model, optimizer, gw.local_steps(model, optimizer, "none", outer=average, **rhythm)
+    return (
+        model,
+        optimizer,
+        gw.local_steps(model, optimizer, "none", outer=average, **rhythm),
+    )
 
 
 def shift(model: nn.Linear, optimizer: Any, steps: int) -> None:

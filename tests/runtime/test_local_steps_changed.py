@@ -1,4 +1,6 @@
-"""Local steps whose loop loads weights, makes a new optimizer, evaluates, or ends alone."""
+"""Local steps whose loop loads weights, makes a new optimizer, evaluates, or ends
+alone.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def leave(handle: Any) -> None:
         handle.detach()
 
 
-# ---- weights that are loaded ---------------------------------------------------------------------
+# ---- weights that are loaded ---------------------------------------------------------
 
 Weights = dict[str, Tensor]
 
@@ -47,7 +49,11 @@ def by_state_dict(net: nn.Module, new: Weights) -> None:
 
 def by_parts(net: nn.Module, new: Weights) -> None:
     for part, module in net.named_children():
-        own = {name.removeprefix(f"{part}."): t for name, t in new.items() if name.startswith(part)}
+        own = {
+            name.removeprefix(f"{part}."): t
+            for name, t in new.items()
+            if name.startswith(part)
+        }
         module.load_state_dict(own)
 
 
@@ -81,7 +87,9 @@ def away(net: nn.Module, new: Weights) -> float:
 def law_loaded_weights_stay(
     rank: int, way: Callable[..., None], rhythm: Rhythm, exchange: Any, at: int
 ) -> None:
-    """At learning rate 0 parameters and anchors stay at what was loaded, through any exchange."""
+    """At learning rate 0 parameters and anchors stay at what was loaded, through any
+    exchange.
+    """
     net, optimizer, handle = frozen(rhythm, exchange)
     new = weights(5)
     train(net, optimizer, rank, range(at))
@@ -148,7 +156,9 @@ def part_is_loaded(rank: int, world: int) -> None:
         if name.startswith("last"):
             assert torch.equal(anchor, torch.full_like(anchor, name == "last.weight"))
         elif not name.startswith("first"):  # of the fragment that has taken effect
-            assert torch.equal(anchor, before[name]) == (name not in handle._fragments[0])
+            assert torch.equal(anchor, before[name]) == (
+                name not in handle._fragments[0]
+            )
     train(net, optimizer, rank, range(5, 12))
     handle.end_period()
     assert digest(net) == digest(handle.anchors().values())
@@ -160,7 +170,9 @@ def test_a_part_that_is_loaded_restarts_alone(two: Ranks) -> None:
     two.run(part_is_loaded)
 
 
-def some_load(rank: int, world: int, way: Callable[..., None], at: int, ends: bool) -> str:
+def some_load(
+    rank: int, world: int, way: Callable[..., None], at: int, ends: bool
+) -> str:
     net, optimizer, handle = prepared(Rhythm(4, fragments=2))
     train(net, optimizer, rank, range(at))
     if rank == 1:
@@ -179,12 +191,18 @@ def some_load(rank: int, world: int, way: Callable[..., None], at: int, ends: bo
 
 @pytest.mark.multi
 @pytest.mark.slow
-@each("way, at, ends", [(by_state_dict, 0, False), (by_hand, 0, True), (by_state_dict, 5, False)])
+@each(
+    "way, at, ends",
+    [(by_state_dict, 0, False), (by_hand, 0, True), (by_state_dict, 5, False)],
+)
 def test_weights_that_some_ranks_load_are_refused_on_all(
     way: Callable[..., None], at: int, ends: bool, doomed_two: Ranks
 ) -> None:
     for text in doomed_two.run(some_load, way, at, ends):
-        assert "rank 1 of 2 loaded weights after gw.local_steps, and rank 0 did not" in text
+        assert (
+            "rank 1 of 2 loaded weights after gw.local_steps, and rank 0 did not"
+            in text
+        )
 
 
 def others_load(rank: int, world: int) -> str:
@@ -210,9 +228,14 @@ UNLIKE: list[tuple[list[LoopMoment], tuple[int, ...], str]] = [
     (
         [ENDS, NOT_LOADED, ENDS],
         (0, 2),
-        "rank 0, 2 of 3 called end_period() after 3, 3 local steps, and rank 1 exchanged after 4",
+        "rank 0, 2 of 3 called end_period() after 3, 3 local steps, and rank 1 "
+        "exchanged after 4",
     ),
-    ([NOT_LOADED, LOADED], (1,), "rank 1 of 2 loaded weights after gw.local_steps, and rank 0 did"),
+    (
+        [NOT_LOADED, LOADED],
+        (1,),
+        "rank 1 of 2 loaded weights after gw.local_steps, and rank 0 did",
+    ),
     ([LOADED, LOADED._replace(loads=78)], (0, 1), "ranks loaded different weights"),
 ]
 
@@ -233,17 +256,26 @@ def test_ranks_may_exchange_after_different_numbers_of_steps() -> None:
     refuse_unlike([LOADED, LOADED._replace(local_step=9)], 0)
 
 
-# ---- what is no load -----------------------------------------------------------------------------
+# ---- what is no load -----------------------------------------------------------------
 
 
 def resumed_in(order: str, rank: int) -> str:
-    """The bits of a run that was resumed in the middle of a period, or None of one that was not."""
-    net, optimizer, handle = prepared(Rhythm(6, fragments=2, delay=2, mixing=0.5), SPARSE)
+    """The bits of a run that was resumed in the middle of a period, or None of one that
+    was not.
+    """
+    net, optimizer, handle = prepared(
+        Rhythm(6, fragments=2, delay=2, mixing=0.5), SPARSE
+    )
     train(net, optimizer, rank, range(10))
     if order:
-        states = {"n": net.state_dict(), "o": optimizer.state_dict(), "h": handle.state_dict()}
         states = {
-            key: torch.utils._pytree.tree_map(_copied, state) for key, state in states.items()
+            "n": net.state_dict(),
+            "o": optimizer.state_dict(),
+            "h": handle.state_dict(),
+        }
+        states = {
+            key: torch.utils._pytree.tree_map(_copied, state)
+            for key, state in states.items()
         }
         handle.detach()
         net, optimizer, handle = prepared(
@@ -273,7 +305,9 @@ def test_a_resume_may_load_in_any_order(two: Ranks) -> None:
 
 @contextmanager
 def swapped(net: nn.Module, way: Callable[..., None], new: Weights) -> Any:
-    """As an average of parameters is put in place for an evaluation, and taken out again."""
+    """As an average of parameters is put in place for an evaluation, and taken out
+    again.
+    """
     own = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     way(net, new)
     yield
@@ -282,7 +316,9 @@ def swapped(net: nn.Module, way: Callable[..., None], new: Weights) -> Any:
 
 @torch.no_grad()
 def evaluated(net: nn.Module, rank: int, way: Callable[..., None]) -> None:
-    """What loops do to evaluate: an average of parameters is put in place, and no rank is asked."""
+    """What loops do to evaluate: an average of parameters is put in place, and no rank
+    is asked.
+    """
     with swapped(net, way, weights(7)):
         net.eval()
         loss_of(net, rank, 0)
@@ -290,7 +326,11 @@ def evaluated(net: nn.Module, rank: int, way: Callable[..., None]) -> None:
 
 
 def stepped_with_evaluations(
-    rank: int, rhythm: Rhythm, exchange: Any, way: Callable[..., None] | None, alone: bool
+    rank: int,
+    rhythm: Rhythm,
+    exchange: Any,
+    way: Callable[..., None] | None,
+    alone: bool,
 ) -> str:
     net, optimizer, handle = prepared(rhythm, exchange)
     for step in range(14):
@@ -304,13 +344,22 @@ def stepped_with_evaluations(
 
 
 def law_evaluating_never_changes_training(rank: int, rhythm: Rhythm) -> None:
-    """Bits of parameters, anchors, momenta and residuals are those of a run without evaluation.
+    """Bits of parameters, anchors, momenta and residuals are those of a run without
+    evaluation.
 
     One rank may evaluate alone.
     """
     plain = stepped_with_evaluations(rank, rhythm, SPARSE, None, alone=False)
-    for way, alone in ((by_state_dict, False), (by_data, True), (by_hand, True), (by_parts, True)):
-        assert plain == stepped_with_evaluations(rank, rhythm, SPARSE, way, alone), (rhythm, way)
+    for way, alone in (
+        (by_state_dict, False),
+        (by_data, True),
+        (by_hand, True),
+        (by_parts, True),
+    ):
+        assert plain == stepped_with_evaluations(rank, rhythm, SPARSE, way, alone), (
+            rhythm,
+            way,
+        )
 
 
 def evaluating(rank: int, world: int) -> None:
@@ -338,7 +387,9 @@ def test_wrong_ways_to_find_loads_are_rejected(monkeypatch: pytest.MonkeyPatch) 
 
 
 def written_by_hand(rank: int, world: int) -> None:
-    """What a loop writes itself between steps is learnt, as it is without local steps."""
+    """What a loop writes itself between steps is learnt, as it is without local
+    steps.
+    """
     exact = partial(SGD, lr=1.0)
     nets = []
     for every in (1, 3):
@@ -349,7 +400,9 @@ def written_by_hand(rank: int, world: int) -> None:
         for step in range(6):
             train(net, optimizer, 0, [step])
             with torch.no_grad():
-                for param in net.parameters():  # the same noise in all; ranks differ by a sign
+                for (
+                    param
+                ) in net.parameters():  # the same noise in all; ranks differ by a sign
                     drawn = torch.randn(param.shape, generator=noise)
                     param += (1 if rank else 3) * drawn
         handle.end_period()
@@ -428,7 +481,7 @@ def test_a_state_that_is_saved_behind_a_load_has_no_pseudo_gradient_of_it() -> N
     assert away(net, weights(5)) == 0.0
 
 
-# ---- periods that end ----------------------------------------------------------------------------
+# ---- periods that end ----------------------------------------------------------------
 
 
 def ended_again(rank: int, world: int) -> None:
@@ -543,7 +596,7 @@ def test_ranks_with_unequal_data_say_how_many_steps_each_has_made(
     assert "preamble" not in behind
 
 
-# ---- optimizers ----------------------------------------------------------------------------------
+# ---- optimizers ----------------------------------------------------------------------
 
 
 def replaced(rank: int, world: int) -> None:
@@ -609,7 +662,9 @@ def test_an_optimizer_in_or_around_the_first_counts_once() -> None:
 
 
 def test_optimizers_that_take_turns_do_not_count() -> None:
-    """One for each task over the same parameters, and one that trains its own part five times."""
+    """One for each task over the same parameters, and one that trains its own part five
+    times.
+    """
     for others, times in ((2, 1), (1, 5)):
         net = Net()
         own = net.last if times > 1 else net

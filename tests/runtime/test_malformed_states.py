@@ -1,7 +1,9 @@
-"""No state_dict, however wrong, raises anything but InvalidSetting or costs what was kept before.
+"""No state_dict, however wrong, raises anything but InvalidSetting or costs what was
+kept before.
 
-A sound state_dict is made wrong in one place at a time, in every place and in every way there is a
-kind of. Either it is loaded, and training goes on with it, or it is refused and nothing happened.
+A sound state_dict is made wrong in one place at a time, in every place and in every way
+there is a kind of. Either it is loaded, and training goes on with it, or it is refused
+and nothing happened.
 """
 
 from __future__ import annotations
@@ -52,7 +54,13 @@ def messages(exchange: Exchange, rank: int) -> list[Message]:
     params = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
     together = (("first", "bias"), ("last",))
     return [
-        Message(i, [ParamRange.whole(name, params[name]) for name in names], exchange, rank, WORLD)
+        Message(
+            i,
+            [ParamRange.whole(name, params[name]) for name in names],
+            exchange,
+            rank,
+            WORLD,
+        )
         for i, names in enumerate(together)
     ]
 
@@ -61,7 +69,8 @@ def step(ranks: list[list[Message]], number: int) -> list[Tensor]:
     """One step of all ranks; the means that the first one gets."""
     draw = torch.Generator().manual_seed(number)
     grads = [
-        {name: torch.randn(shape, generator=draw) for name, shape in SHAPES.items()} for _ in ranks
+        {name: torch.randn(shape, generator=draw) for name, shape in SHAPES.items()}
+        for _ in ranks
     ]
     for of_ranks in zip(*ranks, strict=True):
         drive([m.text(dict(g)) for m, g in zip(of_ranks, grads, strict=True)])
@@ -132,7 +141,9 @@ CHANGES: dict[str, Callable[[Tensor], Any]] = {
     "requires grad": lambda t: (
         t.clone().requires_grad_() if t.is_floating_point() else nn.Parameter(t, False)
     ),
-    "of a graph": lambda t: t.clone().requires_grad_() * 1 if t.is_floating_point() else t * 1,
+    "of a graph": lambda t: (
+        t.clone().requires_grad_() * 1 if t.is_floating_point() else t * 1
+    ),
     "expanded": lambda t: t.flatten()[:1].expand(t.numel()).reshape(t.shape),
     "inference": lambda t: in_inference(t),
     "array": lambda t: t.numpy(),
@@ -146,7 +157,9 @@ class OwnTensor(Tensor):
     """A tensor that does something else."""
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise ZeroDivisionError("looked at")
 
 
@@ -166,7 +179,9 @@ def in_inference(tensor: Tensor) -> Tensor:
         return tensor.clone()
 
 
-def places(tree: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def places(
+    tree: dict[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[str, ...]]:
     """The path of every value, however deep."""
     for key, value in tree.items():
         yield (*path, key)
@@ -180,8 +195,12 @@ def value_at(tree: dict[str, Any], path: tuple[str, ...]) -> Any:
     return tree
 
 
-def changed(tree: dict[str, Any], path: tuple[str, ...], change: Callable[[Any], Any]) -> Any:
-    """A copy in which one value is another; without it, if the change returns ``...``."""
+def changed(
+    tree: dict[str, Any], path: tuple[str, ...], change: Callable[[Any], Any]
+) -> Any:
+    """A copy in which one value is another; without it, if the change returns
+    ``...``.
+    """
     made = {**tree}
     head, *rest = path
     if rest:
@@ -231,11 +250,15 @@ def is_untouched(own: list[Message], before: list[tuple[int, Tensor]]) -> bool:
 
 
 def assert_sound(ranks: list[list[Message]], states: list[Any], what: str) -> None:
-    """Training goes on with these states: on all ranks alike, as they would agree on them."""
+    """Training goes on with these states: on all ranks alike, as they would agree on
+    them.
+    """
     for message, state in zip(ranks[0], states, strict=True):
         for path, tensor in leaves(state):
             fresh = dict(leaves(message.state))[path]
-            assert (tensor.shape, tensor.dtype) == (fresh.shape, fresh.dtype), f"{what}: {path}"
+            assert (tensor.shape, tensor.dtype) == (fresh.shape, fresh.dtype), (
+                f"{what}: {path}"
+            )
             assert not tensor.requires_grad, f"{what}: {path}"
             assert not tensor.is_inference(), f"{what}: {path}"
     members = [message for own in ranks for message in own]
@@ -252,7 +275,9 @@ def assert_sound(ranks: list[list[Message]], states: list[Any], what: str) -> No
 @pytest.mark.parametrize(
     ("name", "strict"), [*((name, True) for name in EXCHANGES), ("all of dgc", False)]
 )
-def test_a_state_is_loaded_or_refused_and_never_half_of_both(name: str, strict: bool) -> None:
+def test_a_state_is_loaded_or_refused_and_never_half_of_both(
+    name: str, strict: bool
+) -> None:
     ranks = trained(EXCHANGES[name])
     good = saved(ranks)[0]
     before = bits(ranks[0])
@@ -266,7 +291,9 @@ def test_a_state_is_loaded_or_refused_and_never_half_of_both(name: str, strict: 
         accepted.append(what)
         assert_sound(ranks, states, what)
         before = bits(ranks[0])
-    same_values = [what for what in accepted if what.rpartition(" ")[2] in ("grad", "graph")]
+    same_values = [
+        what for what in accepted if what.rpartition(" ")[2] in ("grad", "graph")
+    ]
     num_tensors = sum(isinstance(value_at(good, path), Tensor) for path in places(good))
     assert len(same_values) == 2 * num_tensors, "what differs in form alone was refused"
 
@@ -284,7 +311,11 @@ def test_redistribution_takes_or_refuses_any_state(name: str) -> None:
                     continue
                 tensors = [field for new in shared for field in values(new["params"])]
                 assert not any(t.requires_grad for _, t in tensors), what
-                assert all(bool(t.isfinite().all()) for path, t in tensors if path.endswith("_N"))
+                assert all(
+                    bool(t.isfinite().all())
+                    for path, t in tensors
+                    if path.endswith("_N")
+                )
 
 
 def values(tree: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
@@ -305,7 +336,9 @@ def test_what_is_no_list_of_states_is_refused(given: Any) -> None:
 
 @each("world_size", [0, 1.5, True, "2", None, torch.tensor(2)], ids=kind)
 def test_a_world_of_no_size_is_refused(world_size: Any) -> None:
-    with pytest.raises(InvalidSetting, match="world_size must be a whole number, at least 1"):
+    with pytest.raises(
+        InvalidSetting, match="world_size must be a whole number, at least 1"
+    ):
         gw.redistribute(saved(trained(EXCHANGES["deft"])), world_size)
 
 
@@ -328,7 +361,7 @@ def test_a_handle_that_refuses_trains_on_as_if_nothing_had_been_given() -> None:
     handle.detach()
 
 
-# ---- Numbers at the end of their range -----------------------------------------------------------
+# ---- Numbers at the end of their range -----------------------------------------------
 
 
 def test_a_step_leaves_room_for_all_steps_to_come() -> None:
@@ -337,7 +370,9 @@ def test_a_step_leaves_room_for_all_steps_to_come() -> None:
     handle = gw.attach(net, "topk")
     good = handle.state_dict()
     for step in (2**62 + 1, 2**63 - 2, 2**63 - 1, 2**63, 2**64):
-        with pytest.raises(InvalidSetting, match=r"step of state_dict must be .* 2\*\*62, got"):
+        with pytest.raises(
+            InvalidSetting, match=r"step of state_dict must be .* 2\*\*62, got"
+        ):
             handle.load_state_dict({**good, "step": step})
     handle.load_state_dict({**good, "step": 2**62})
     net(torch.ones(1, 4)).sum().backward()
@@ -366,12 +401,24 @@ def test_numbers_of_local_steps_are_within_bounds(key: str) -> None:
 def wrong_shards(good: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """The sharded state of one rank with one thing wrong, and what that is."""
     data = good["rest"]
-    damaged: tuple[Any, ...] = (b"", b"\xff\xfe", data[: len(data) // 2], None, 3, "text", [], {})
+    damaged: tuple[Any, ...] = (
+        b"",
+        b"\xff\xfe",
+        data[: len(data) // 2],
+        None,
+        3,
+        "text",
+        [],
+        {},
+    )
     for rest in damaged:
         yield f"rest {rest!r:.20}", {**good, "rest": rest}
     sound = read_packed(io.BytesIO(data))
     for path in places(sound):
-        for name in ("missing", *(name for name in ODDITIES if name not in ("meta", "object"))):
+        for name in (
+            "missing",
+            *(name for name in ODDITIES if name not in ("meta", "object")),
+        ):
             make = ODDITIES.get(name, lambda: ...)
             other = changed(sound, path, lambda _, make=make: make())
             try:

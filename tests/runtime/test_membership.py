@@ -18,7 +18,9 @@ from gradwire.runtime.transport import wire
 LIMIT = timedelta(seconds=20)
 
 
-def test_a_rank_that_differs_waits_for_all_to_hear_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_differs_waits_for_all_to_hear_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its process may hold the store, in which the others have still to read why."""
     store = dist.TCPStore("127.0.0.1", 0, None, True, LIMIT, False)
     monkeypatch.setattr(wire, "_given", [store])

@@ -1,4 +1,6 @@
-"""Memory of a rank beside weights and gradients: what is kept by kind, and how much at most."""
+"""Memory of a rank beside weights and gradients: what is kept by kind, and how much at
+most.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ MOST = {
 
 def exchange_of(name: str) -> gw.Exchange:
     if name.startswith("deep"):
-        return gw.deep_gradient_compression(warmup_steps=4 * ("warmed" in name), clip_norm=1.0)
+        return gw.deep_gradient_compression(
+            warmup_steps=4 * ("warmed" in name), clip_norm=1.0
+        )
     codec, _, collective = name.partition(" + ")
     made = load("compress", codec)()
     if not collective:
@@ -53,7 +57,9 @@ def test_an_exchange_keeps_no_more_than_is_stated(name: str) -> None:
 def trained(rank: int, world: int, num_layers: int) -> dict[str, Any]:
     model = nn.Sequential(*(nn.Linear(100, 100, bias=False) for _ in range(num_layers)))
     before = passing_bytes()  # of threads that others of this process have left
-    handle = gw.attach(model, exchange_of("topk + omnireduce"), **keywords(bucket_cap_mb=0.001))
+    handle = gw.attach(
+        model, exchange_of("topk + omnireduce"), **keywords(bucket_cap_mb=0.001)
+    )
     for step in range(3):
         torch.manual_seed(rank + step)
         model(torch.randn(4, 100)).square().sum().backward()

@@ -1,4 +1,6 @@
-"""A user's mistake gets a ValueError that says what was given, what is accepted and what to do."""
+"""A user's mistake gets a ValueError that says what was given, what is accepted and
+what to do.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,11 @@ from tests.runtime.training import DENSE, Net, ddp, momentum, train
     [
         ((3, 11), "2.13.0+cpu", []),
         ((3, 14), "2.15.0", []),
-        ((3, 15), "2.14.0a0+git1", ["Python 3.15: gradwire was tried with 3.11 to 3.14"]),
+        (
+            (3, 15),
+            "2.14.0a0+git1",
+            ["Python 3.15: gradwire was tried with 3.11 to 3.14"],
+        ),
         ((3, 11), "2.16.0.dev1", ["torch 2.16: gradwire was tried with 2.9 to 2.15"]),
         ((3, 11), "2.8.0", ["torch 2.8: gradwire was tried with 2.9 to 2.15"]),
     ],
@@ -78,23 +84,45 @@ class OnlyTheForm:
 
 WHAT = "a compressor, an exchange"
 by_planner = gw.pilot.by_planner
-HOSTS = gw.Cluster(num_ranks=4, rate_bytes_per_s=1e9, host=Host(num_ranks=2, rate_bytes_per_s=1e9))
+HOSTS = gw.Cluster(
+    num_ranks=4, rate_bytes_per_s=1e9, host=Host(num_ranks=2, rate_bytes_per_s=1e9)
+)
 MISTAKES: list[tuple[Callable[[], Any], Any, dict[str, Any], tuple[str, ...]]] = [
     (linear, "topq", {}, ("'topq'", "onebit", "mean 'topk'")),
     (linear, Path("topq"), {}, ("topq cannot be read", "No such file")),
     (linear, gw.compress.topk, {}, ("topk", WHAT, "write topk(), with its brackets")),
-    (linear, OnlyTheForm(), {}, ("OnlyTheForm", WHAT, "derive your own from gw.Exchange")),
+    (
+        linear,
+        OnlyTheForm(),
+        {},
+        ("OnlyTheForm", WHAT, "derive your own from gw.Exchange"),
+    ),
     (linear, None, {}, ("got None", "a compressor")),
     (lambda: torch.ones(2), "topk", {}, ("'Tensor'", "nn.Module", "pass")),
-    (frozen, "topk", {}, ("no parameter that requires a gradient", "attach after requires_grad")),
-    (complex_rows, "topk", {}, ("weight", "complex64", "a real one for rows", "sparse=False")),
+    (
+        frozen,
+        "topk",
+        {},
+        ("no parameter that requires a gradient", "attach after requires_grad"),
+    ),
+    (
+        complex_rows,
+        "topk",
+        {},
+        ("weight", "complex64", "a real one for rows", "sparse=False"),
+    ),
     (
         *(after_backward, "topk", {}),
         ("2 parameters hold gradients", "of an earlier backward pass", "zero_grad"),
     ),
     (linear, "zen", {}, ("the name of a collective and of a planner", "gw.plan('zen'")),
     (linear, "by_planner", {}, ("no planner is called ''", "usbyte")),
-    (linear, "usbyte", {"num_channels": 2}, ("num_channels must be None beside a plan",)),
+    (
+        linear,
+        "usbyte",
+        {"num_channels": 2},
+        ("num_channels must be None beside a plan",),
+    ),
     (
         lambda: nn.Embedding(9, 4, sparse=True),
         "secopa",
@@ -102,13 +130,28 @@ MISTAKES: list[tuple[Callable[[], Any], Any, dict[str, Any], tuple[str, ...]]] =
         ("weight must be sparse=False beside by_planner('secopa'",),
     ),
     (linear, by_planner("secopa", density=7), {}, ("density must be ", "got 7; ")),
-    (linear, by_planner("secopa", credit=8), {}, ("credit of secopa's plan", "at most 4", "8; ")),
+    (
+        linear,
+        by_planner("secopa", credit=8),
+        {},
+        ("credit of secopa's plan", "at most 4", "8; "),
+    ),
     (linear, DENSE, {"bucket_cap_mb": 0}, ("bucket_cap_mb must be ", "got 0; ")),
     (linear, DENSE, {"num_channels": 2.5}, ("num_channels must be ", "got 2.5; ")),
     (linear, DENSE, {"timeout": 30}, ("timeout must be ", "got 30; ")),
     (linear, DENSE, {"trace_steps": -1}, ("trace_steps must be ", "got -1; ")),
-    (linear, DENSE, {"cluster": "cluster.json"}, ("cluster must be ", "gw.Cluster.load")),
-    (linear, DENSE, {"cluster": HOSTS}, ("ranks a host of cluster must be 1,", "got 2; ")),
+    (
+        linear,
+        DENSE,
+        {"cluster": "cluster.json"},
+        ("cluster must be ", "gw.Cluster.load"),
+    ),
+    (
+        linear,
+        DENSE,
+        {"cluster": HOSTS},
+        ("ranks a host of cluster must be 1,", "got 2; "),
+    ),
     (linear, DENSE, {"compress_if": None}, ("compress_if must be ", "got None; ")),
 ]
 """A model, an exchange, settings, and parts of the error."""
@@ -119,14 +162,23 @@ def test_an_optimizer_that_steps_in_a_backward_hook_is_refused() -> None:
     handle = gw.attach(net, DENSE)
     own = momentum([net.deep.weight])
     net.deep.weight.register_post_accumulate_grad_hook(lambda _: own.step())
-    with pytest.raises(LoopMistake, match=r"deep.weight changed during the backward pass"):
+    with pytest.raises(
+        LoopMistake, match=r"deep.weight changed during the backward pass"
+    ):
         train(net, momentum(net.parameters()), 0, range(1))
     handle.detach()
 
 
-@each("make, exchange, settings, parts", MISTAKES, ids=[parts[0] for *_, parts in MISTAKES])
+@each(
+    "make, exchange, settings, parts",
+    MISTAKES,
+    ids=[parts[0] for *_, parts in MISTAKES],
+)
 def test_mistakes(
-    make: Callable[[], Any], exchange: Any, settings: dict[str, Any], parts: tuple[str, ...]
+    make: Callable[[], Any],
+    exchange: Any,
+    settings: dict[str, Any],
+    parts: tuple[str, ...],
 ) -> None:
     model = make()
     with pytest.raises(InvalidSetting) as raised:
@@ -149,7 +201,9 @@ def test_a_second_attach_of_a_model_or_of_a_part() -> None:
     outer = nn.Sequential(linear(), linear())
     handle = gw.attach(outer, "topk")
     for model in (outer, outer[0]):
-        with pytest.raises(InvalidSetting, match=r"attached already.*handle\.detach\(\)"):
+        with pytest.raises(
+            InvalidSetting, match=r"attached already.*handle\.detach\(\)"
+        ):
             gw.attach(model, "onebit")
     handle.detach()
     gw.attach(outer[0], "onebit").detach()
@@ -225,7 +279,11 @@ def outside_the_group(rank: int, world: int) -> list[str]:
 def test_a_group_without_this_rank(doomed_two: Ranks) -> None:
     """In ranks of its own, as one of them attaches more often than the other."""
     of_group, of_mesh, of_shards = doomed_two.run(outside_the_group)[0]
-    for text, setting in ((of_group, "group"), (of_mesh, "group"), (of_shards, "shards")):
+    for text, setting in (
+        (of_group, "group"),
+        (of_mesh, "group"),
+        (of_shards, "shards"),
+    ):
         assert f"this rank (0) is not in the group that it gave as {setting}=" in text
         assert "on the ranks of that group only" in text
         assert "-100" not in text
@@ -283,10 +341,16 @@ DIFFERENCES: dict[str, tuple[Callable[[int], Any], str]] = {
         lambda rank: attach_with(linear(), gw.compress.topk(density=[0.1, 0.2][rank])),
         "setting exchange is",
     ),
-    "threads": (lambda rank: with_threads(1 + rank), "torch.get_num_threads() is 1 against 2"),
+    "threads": (
+        lambda rank: with_threads(1 + rank),
+        "torch.get_num_threads() is 1 against 2",
+    ),
     "compressed on one rank": (
-        lambda rank: attach_with(linear(), "topk", compress_if=[only_bias, only_weight][rank]),
-        "weight [2, 3] float32 (uncompressed) against weight [2, 3] float32 (compressed)",
+        lambda rank: attach_with(
+            linear(), "topk", compress_if=[only_bias, only_weight][rank]
+        ),
+        "weight [2, 3] float32 (uncompressed) against weight [2, 3] float32 "
+        "(compressed)",
     ),
     "sparse on one rank": (
         lambda rank: attach_with(nn.Embedding(4, 2, sparse=bool(rank))),
@@ -360,7 +424,11 @@ def calls_its_own(rank: int, world: int) -> str:
     model = linear()
     optimizer = momentum(model.parameters())
     with pytest.raises(RanksDiffer) as raised:
-        _ = gw.local_steps(model, optimizer, DENSE, every=4) if rank else gw.attach(model, DENSE)
+        _ = (
+            gw.local_steps(model, optimizer, DENSE, every=4)
+            if rank
+            else gw.attach(model, DENSE)
+        )
     return str(raised.value)
 
 
@@ -372,11 +440,17 @@ def test_ranks_that_call_different_functions_hear_which(two: Ranks) -> None:
 
 def test_a_keyword_that_went_into_an_object_is_refused_with_its_place() -> None:
     calls: Any = {"each step": gw.attach, "local": gw.local_steps}
-    with pytest.raises(InvalidSetting, match=r"timeout= is .* failure=gw\.FailurePolicy\(timeout="):
+    with pytest.raises(
+        InvalidSetting, match=r"timeout= is .* failure=gw\.FailurePolicy\(timeout="
+    ):
         calls["each step"](linear(), DENSE, timeout=30)
-    with pytest.raises(InvalidSetting, match=r"local_steps\(\.\.\., options=gw\.Options\(shards="):
+    with pytest.raises(
+        InvalidSetting, match=r"local_steps\(\.\.\., options=gw\.Options\(shards="
+    ):
         calls["local"](linear(), None, DENSE, every=2, shards=None)
-    with pytest.raises(InvalidSetting, match=r"options must be a gw\.Options or None, got 'dict'"):
+    with pytest.raises(
+        InvalidSetting, match=r"options must be a gw\.Options or None, got 'dict'"
+    ):
         calls["each step"](linear(), DENSE, options={"num_channels": 2})
 
 

@@ -1,4 +1,6 @@
-"""Models and moments that lossy exchanges must survive: replicas stay equal, nothing is lost."""
+"""Models and moments that lossy exchanges must survive: replicas stay equal, nothing is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ def lossy(rank: int, world: int) -> list[str]:
 
 
 def both_ways(rank: int, make: Callable[[], nn.Module]) -> list[str]:
-    """Bits of the model trained as a module and under DDP; what both still owe is the same."""
+    """Bits of the model trained as a module and under DDP; what both still owe is the
+    same.
+    """
     found, kept = [], []
     for wrapped in (False, True):
         net = make()
@@ -122,7 +126,9 @@ def start(rank: int, world: int) -> tuple[str, str, float]:
     return first, digest([net.norm.running_mean]), float(net.strided.sum())  # type: ignore[list-item]
 
 
-def test_parameters_and_buffers_are_rank_0s_at_attach_and_buffers_never_again(two: Ranks) -> None:
+def test_parameters_and_buffers_are_rank_0s_at_attach_and_buffers_never_again(
+    two: Ranks,
+) -> None:
     (first, mean, strided), (other_first, other_mean, other_strided) = two.run(start)
     assert first == other_first
     assert strided == other_strided == 0.0
@@ -131,7 +137,9 @@ def test_parameters_and_buffers_are_rank_0s_at_attach_and_buffers_never_again(tw
 
 def ignored(rank: int, world: int) -> tuple[str, str]:
     net = Net()
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["deep.weight"])
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+        net, ["deep.weight"]
+    )
     model = ddp(net)
     gw.attach(model, TOPK, options=SMALL)
     train(model, momentum(model.parameters()), rank, range(2))
@@ -179,7 +187,9 @@ def test_subgroups(four: Ranks) -> None:
 
 
 def interrupted(net: Net, rank: int) -> None:
-    """A backward pass that raises when some gradients have been handed in and some have not."""
+    """A backward pass that raises when some gradients have been handed in and some have
+    not.
+    """
 
     def fail(grad: Tensor) -> None:
         raise ZeroDivisionError("the user's own mistake")
@@ -202,8 +212,12 @@ def going_on(rank: int, world: int) -> tuple[tuple[int, ...], int, str]:
     return raised.value.ranks, raised.value.step, str(raised.value)
 
 
-def test_a_rank_that_goes_on_after_a_broken_backward_stops_all(doomed_two: Ranks) -> None:
-    """Its peers hold half of a step that it would begin again: nobody may train on that."""
+def test_a_rank_that_goes_on_after_a_broken_backward_stops_all(
+    doomed_two: Ranks,
+) -> None:
+    """Its peers hold half of a step that it would begin again: nobody may train on
+    that.
+    """
     for ranks, step, text in doomed_two.run(going_on):
         assert (ranks, step) == ((1,), 2)
         assert "after an earlier backward pass that raised before its end" in text

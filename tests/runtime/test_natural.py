@@ -1,4 +1,6 @@
-"""Embeddings under ``attach``: rows go without loss, and the training loop sees what it saw."""
+"""Embeddings under ``attach``: rows go without loss, and the training loop sees what it
+saw.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,12 @@ class Words(nn.Module):
         found, own = self.table(words).sum(0), self.tied(words % 3000).sum(0)
         rows = self.rows(words).sum(0) + self.bag(words, torch.tensor([0]))[0]
         shown = F.linear(own, self.tied.weight)  # a softmax that shares the table
-        return self.last(found).sum() + rows.square().sum() + shown.square().mean() + x.sum() * 0
+        return (
+            self.last(found).sum()
+            + rows.square().sum()
+            + shown.square().mean()
+            + x.sum() * 0
+        )
 
 
 def batch(rank: int, step: int) -> Tensor:
@@ -76,7 +83,9 @@ def train(
     ways = []
     for step in steps:
         optimizer.zero_grad()
-        for part in range(2 if step == 2 else 1):  # step 2 accumulates a batch of its own first
+        for part in range(
+            2 if step == 2 else 1
+        ):  # step 2 accumulates a batch of its own first
             inner.words = batch(rank, step + 50 * part)
             loss = model(torch.ones(1))
             if step == 2 and not part:
@@ -98,7 +107,9 @@ def attached(net: Words, exchange: Exchange, wrapped: bool) -> nn.Module:
 
 
 def parity(rank: int, world: int) -> list[tuple[str, list[dict[str, str]]]]:
-    """As a module and under DDP: bits of parameters, and the ways of embeddings in every step."""
+    """As a module and under DDP: bits of parameters, and the ways of embeddings in
+    every step.
+    """
     theirs = ddp(Words(), find_unused_parameters=True)
     expected, _ = train(theirs, rank, range(NUM_STEPS), theirs.no_sync)
     ends = []
@@ -112,7 +123,9 @@ def parity(rank: int, world: int) -> list[tuple[str, list[dict[str, str]]]]:
                 assert their is None or not bool(their.to_dense().any())
                 continue
             assert mine.is_sparse == their.is_sparse
-            torch.testing.assert_close(mine.to_dense(), their.to_dense(), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                mine.to_dense(), their.to_dense(), rtol=1e-4, atol=1e-5
+            )
             if mine.is_sparse:
                 assert mine.is_coalesced()
                 assert torch.equal(mine.indices(), their.coalesce().indices())
@@ -133,10 +146,15 @@ def test_what_ddp_gives(two: Ranks) -> None:
 
 
 def overlapping(rank: int, world: int) -> tuple[str, list[str], float]:
-    """All ranks look the same rows up, so each would send them to all others for nothing."""
+    """All ranks look the same rows up, so each would send them to all others for
+    nothing.
+    """
     torch.manual_seed(rank)
     net = nn.ModuleDict(
-        {"dense": nn.Embedding(20_000, 16), "sparse": nn.Embedding(20_000, 16, sparse=True)}
+        {
+            "dense": nn.Embedding(20_000, 16),
+            "sparse": nn.Embedding(20_000, 16, sparse=True),
+        }
     )
     handle = gw.attach(net, DENSE)
     ways = []
@@ -147,7 +165,9 @@ def overlapping(rank: int, world: int) -> tuple[str, list[str], float]:
         expected = torch.zeros(20_000, 16)
         expected[words] = 2.5
         torch.testing.assert_close(net["dense"].weight.grad, expected)
-        torch.testing.assert_close(net["sparse"].weight.grad.to_dense(), expected.clamp(max=1.0))
+        torch.testing.assert_close(
+            net["sparse"].weight.grad.to_dense(), expected.clamp(max=1.0)
+        )
         ways += [*handle.stats()["ways"].values()]
     stats = handle.stats()
     assert 1.0 <= stats["pull_imbalance"] < 1.2
@@ -163,8 +183,12 @@ def test_four_ranks_that_overlap_learn_to_take_zen(four: Ranks) -> None:
     assert 1.0 <= push < 1.2
 
 
-def on_known_links(rank: int, world: int) -> list[tuple[str, list[str], list[tuple[int, float]]]]:
-    """By default, on a slow link, and on hosts of two ranks with it: bits, ways and links known."""
+def on_known_links(
+    rank: int, world: int
+) -> list[tuple[str, list[str], list[tuple[int, float]]]]:
+    """By default, on a slow link, and on hosts of two ranks with it: bits, ways and
+    links known.
+    """
     slow = gw.Cluster(num_ranks=8, rate_bytes_per_s=3e6)
     hosts = gw.Cluster(
         num_ranks=4, rate_bytes_per_s=3e6, host=Host(num_ranks=2, rate_bytes_per_s=1e9)
@@ -177,7 +201,10 @@ def on_known_links(rank: int, world: int) -> list[tuple[str, list[str], list[tup
     ):
         torch.manual_seed(0)
         net = nn.ModuleDict(
-            {"dense": nn.Embedding(9000, 16), "sparse": nn.Embedding(9000, 8, sparse=True)}
+            {
+                "dense": nn.Embedding(9000, 16),
+                "sparse": nn.Embedding(9000, 8, sparse=True),
+            }
         )
         handle = gw.attach(net, DENSE, **given)
         words = 2000 * rank + torch.arange(3000)
@@ -186,7 +213,9 @@ def on_known_links(rank: int, world: int) -> list[tuple[str, list[str], list[tup
         members += [one._across for one in members if one._across is not None]
         links = [one.cluster for one in members if one.cluster is not None]
         told = [(one.num_ranks, one.rate_bytes_per_s) for one in links]
-        grads = digest(p.grad.to_dense() for p in net.parameters() if p.grad is not None)
+        grads = digest(
+            p.grad.to_dense() for p in net.parameters() if p.grad is not None
+        )
         ends.append((grads, [*handle.stats()["ways"].values()], told))
         handle.detach()
     return ends
@@ -201,7 +230,9 @@ def test_ways_are_those_of_the_links_that_are_known(four: Ranks) -> None:
     assert flat == [(4, 3e6)] * 2, "scaled to the ranks that there are"
     assert default[0] != slow[0] == "zen", "a table"
     assert (default[1], slow[1], hosts[1]) == ("allgather_sparse", "zen", "zen"), "rows"
-    assert sorted(shared) == [(2, 1.5e6), (4, 2.25e6), (4, 2.25e6)], "a host's link is shared"
+    assert sorted(shared) == [(2, 1.5e6), (4, 2.25e6), (4, 2.25e6)], (
+        "a host's link is shared"
+    )
 
 
 def beside_topk(rank: int, world: int) -> tuple[str, str, float, float]:
@@ -222,7 +253,9 @@ def test_rows_beat_a_lossy_exchange_that_sends_more(two: Ranks) -> None:
 
 
 def named(rank: int, world: int) -> tuple[str, dict[str, str], bool]:
-    """Few rows on each rank: by ``DENSE`` they go by another scheme than the one named."""
+    """Few rows on each rank: by ``DENSE`` they go by another scheme than the one
+    named.
+    """
     net, theirs = Tabled(), ddp(Tabled())
     handle = gw.attach(net, gw.pair(gw.compress.nonzero(width=16), gw.collective.zen()))
     for model in (net, theirs):
@@ -280,12 +313,14 @@ def with_other_schemes(rank: int, world: int) -> None:
 
 
 def test_ranks_with_other_schemes_are_refused(doomed_two: Ranks) -> None:
-    """A model without an embedding may choose among schemes too: by the user's own exchange."""
+    """A model without an embedding may choose among schemes too: by the user's own
+    exchange.
+    """
     for ended in doomed_two.outcomes(with_other_schemes):
         assert "setting sparse schemes installed is" in str(ended.error)
 
 
-# ---- Rows take the collective that an exchange or a plan names -----------------------------------
+# ---- Rows take the collective that an exchange or a plan names -----------------------
 
 
 TABLES = ("table.weight", "bag.weight")
@@ -303,15 +338,24 @@ NAMED = (
 
 
 def trained(rank: int, chosen: Any) -> tuple[str, list[set[str]]]:
-    """The bits of all parameters, and the ways of both tables by step; gradients are DDP's."""
+    """The bits of all parameters, and the ways of both tables by step; gradients are
+    DDP's.
+    """
     ours, plain = models.Words(), models.Words()
-    for net in (ours, plain):  # what is compressed differs from DDP's, and is not asked about
+    for net in (
+        ours,
+        plain,
+    ):  # what is compressed differs from DDP's, and is not asked about
         net.last.requires_grad_(False)
     handle = gw.attach(ours, chosen)
     ways: list[set[str]] = []
-    ours.register_forward_pre_hook(lambda *_: ways.append(set(handle.stats()["ways"].values())))
+    ours.register_forward_pre_hook(
+        lambda *_: ways.append(set(handle.stats()["ways"].values()))
+    )
     found = models.sparse_rows(rank, ours, None)
-    for mine, their in zip(found, models.sparse_rows(rank, ddp(plain), None), strict=True):
+    for mine, their in zip(
+        found, models.sparse_rows(rank, ddp(plain), None), strict=True
+    ):
         assert (mine is None) == (their is None)
         if mine is not None and their is not None:
             torch.testing.assert_close(mine.to_dense(), their.to_dense())
@@ -343,10 +387,12 @@ def test_a_suited_collective_is_not_named() -> None:
     assert named_collective(gw.with_clipping(through(zen), 1.0)) is zen
 
 
-# ---- plans -------------------------------------------------------------------------------------
+# ---- plans ---------------------------------------------------------------------------
 
 
-def profile_of(net: models.Words, *, compressor: str | None = None, often: bool = False) -> Profile:
+def profile_of(
+    net: models.Words, *, compressor: str | None = None, often: bool = False
+) -> Profile:
     """Of both tables and the rest; with ``often`` a batch looks all words up."""
     draw = torch.Generator().manual_seed(0)
 
@@ -355,22 +401,29 @@ def profile_of(net: models.Words, *, compressor: str | None = None, often: bool 
         net(torch.ones(1, 6)).sum().backward()
 
     tensors = tuple(
-        ProfiledTensor(name=name, shape=tuple(p.shape)) for name, p in net.named_parameters()
+        ProfiledTensor(name=name, shape=tuple(p.shape))
+        for name, p in net.named_parameters()
     )
     layer = Layer(name="all", tensors=tensors, forward_s=0.01, backward_s=0.01)
     made = Profile(model="words", source="made up", batch_size=1, layers=(layer,))
     settings = {} if compressor is None else {"density": 0.2}
-    found = measure_sparsity(net, step, num_gradients=4, compressor=compressor, settings=settings)
-    assert {one.name: one.is_rows for one in found.tensors if one.name in TABLES} == dict.fromkeys(
-        TABLES, True
+    found = measure_sparsity(
+        net, step, num_gradients=4, compressor=compressor, settings=settings
     )
+    assert {
+        one.name: one.is_rows for one in found.tensors if one.name in TABLES
+    } == dict.fromkeys(TABLES, True)
     return made.with_sparsity(found)
 
 
 @each("compressor, often", [(None, False), ("topk", True)])
 def test_zen_plans_what_attach_carries(compressor: str | None, often: bool) -> None:
-    """However many rows there are, and whatever the other gradients are compressed with."""
-    plan = gw.plan("zen", profile_of(models.Words(), compressor=compressor, often=often), TWO)
+    """However many rows there are, and whatever the other gradients are compressed
+    with.
+    """
+    plan = gw.plan(
+        "zen", profile_of(models.Words(), compressor=compressor, often=often), TWO
+    )
     for name in TABLES:
         (message,) = (m for m in plan.messages if name in {c.tensor for c in m.chunks})
         setting = plan.exchanges[message.exchange]
@@ -379,7 +432,9 @@ def test_zen_plans_what_attach_carries(compressor: str | None, often: bool) -> N
     gw.attach(models.Words(), plan).detach()
 
 
-def by_plans(rank: int, world: int, texts: list[str]) -> list[tuple[str, list[set[str]]]]:
+def by_plans(
+    rank: int, world: int, texts: list[str]
+) -> list[tuple[str, list[set[str]]]]:
     return [trained(rank, Plan.parse(text)) for text in texts]
 
 
@@ -394,7 +449,9 @@ def test_rows_take_the_way_that_a_plan_names(two: Ranks) -> None:
     schemes, texts = ("allgather_sparse", "sparse_ps"), []
     for scheme in schemes:
         update = {"collective": scheme}
-        exchanges = {name: one.model_copy(update=update) for name, one in plan.exchanges.items()}
+        exchanges = {
+            name: one.model_copy(update=update) for name, one in plan.exchanges.items()
+        }
         texts.append(plan.model_copy(update={"exchanges": exchanges}).to_json())
     found, other = two.run(by_plans, texts)
     assert found == other
@@ -404,15 +461,23 @@ def test_rows_take_the_way_that_a_plan_names(two: Ranks) -> None:
 def test_plans_that_carry_no_rows_are_refused_with_the_message() -> None:
     made = profile_of(models.Words())
     zen = gw.plan("zen", made, TWO)
-    number = next(i for i, m in enumerate(zen.messages) if m.chunks[0].tensor == "table.weight")
+    number = next(
+        i for i, m in enumerate(zen.messages) if m.chunks[0].tensor == "table.weight"
+    )
     table = zen.messages[number]
-    first, second = (table.chunks[0].model_copy(update=u) for u in ({"stop": 6}, {"start": 6}))
+    first, second = (
+        table.chunks[0].model_copy(update=u) for u in ({"stop": 6}, {"start": 6})
+    )
     dgc = {"compressor": "dgc", "settings": {}, "collective": "zen"}
     wrong = {
         "with others": gw.plan("ddp", made, TWO),
-        "through 'dense', which carries no rows": _instead(zen, number, {"exchange": plans.DENSE}),
+        "through 'dense', which carries no rows": _instead(
+            zen, number, {"exchange": plans.DENSE}
+        ),
         "cut": _instead(zen, number, {"chunks": (first,)}, {"chunks": (second,)}),
-        "through 'lossy', which": _instead(zen, number, {"exchange": "lossy"}, lossy=dgc),
+        "through 'lossy', which": _instead(
+            zen, number, {"exchange": "lossy"}, lossy=dgc
+        ),
     }
     for why, plan in wrong.items():
         with pytest.raises(InvalidSetting, match=why) as caught:
@@ -420,10 +485,16 @@ def test_plans_that_carry_no_rows_are_refused_with_the_message() -> None:
         assert "sparse=False" in str(caught.value)
 
 
-def _instead(plan: Plan, number: int, *updates: dict[str, Any], **exchanges: Any) -> Plan:
+def _instead(
+    plan: Plan, number: int, *updates: dict[str, Any], **exchanges: Any
+) -> Plan:
     """The plan with other messages in place of one."""
     data = plan.model_dump()
     made = [{**data["messages"][number], **update} for update in updates]
-    data["messages"] = (*data["messages"][:number], *made, *data["messages"][number + 1 :])
+    data["messages"] = (
+        *data["messages"][:number],
+        *made,
+        *data["messages"][number + 1 :],
+    )
     data["exchanges"] |= exchanges
     return Plan.model_validate(data)

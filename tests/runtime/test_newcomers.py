@@ -1,4 +1,6 @@
-"""Newcomers, with all ranks in threads of this process: who stays out, and what is still owed."""
+"""Newcomers, with all ranks in threads of this process: who stays out, and what is
+still owed.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def test_a_newcomer_that_differs_asks_for_no_place(
         for other in ({"shape": (4, 3)}, {"more": True}, {"exchange": "onebit"}):
             with pytest.raises(RanksDiffer, match="do not train the same thing"):
                 newcomer(store).ask(described(**other), LIMIT)
-        with pytest.raises(RankFailed, match="no place was offered"):  # the first that asks
+        with pytest.raises(
+            RankFailed, match="no place was offered"
+        ):  # the first that asks
             newcomer(store).ask(described(), timedelta(seconds=0.3))
         assert dist.PrefixStore("gradwire/rejoin", store).add("asked", 0) == 1
     finally:
@@ -82,7 +86,9 @@ def test_a_newcomer_that_differs_asks_for_no_place(
 
 
 class Late:
-    """A store with a run that offers a place after ``delay_s``, by a clock of its own."""
+    """A store with a run that offers a place after ``delay_s``, by a clock of its
+    own.
+    """
 
     def __init__(self, delay_s: float) -> None:
         self._now_s, self._delay_s = 0.0, delay_s
@@ -107,7 +113,9 @@ class Late:
         self.given[key] = value.encode()
 
 
-@pytest.mark.parametrize(("delay_s", "comes"), [(70.0, True), (100.0, True), (200.0, False)])
+@pytest.mark.parametrize(
+    ("delay_s", "comes"), [(70.0, True), (100.0, True), (200.0, False)]
+)
 def test_a_newcomer_waits_until_a_run_has_noticed_that_a_rank_is_stopped(
     store: Any, delay_s: float, comes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,19 +166,25 @@ def admitted() -> list[str]:
 def test_a_newcomer_that_falls_silent_stays_out(
     store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ranks do not wait for it as long as they would for one that connects slowly."""
+    """The ranks do not wait for it as long as they would for one that connects
+    slowly.
+    """
     monkeypatch.setattr(rejoin, "PATIENCE_S", 0.5)
     assert admitted() == ["it shows no sign of life"] * 2
 
 
 def test_a_newcomer_that_refuses_is_not_waited_for(store: Any) -> None:
-    """As one whose exchange does not suit one rank more; it may go on to show signs of life."""
+    """As one whose exchange does not suit one rank more; it may go on to show signs of
+    life.
+    """
     post_refusal(Offer(1, [0, 1, 2], 7).who(2), InvalidSetting("teams"))
     assert admitted() == ["InvalidSetting: teams"] * 2
 
 
 class ClosesSlowly(Engine):
-    """An engine whose rank says nothing for a while after it has closed its connections."""
+    """An engine whose rank says nothing for a while after it has closed its
+    connections.
+    """
 
     def close(self) -> None:
         super().close()
@@ -178,7 +192,9 @@ class ClosesSlowly(Engine):
 
 
 @pytest.mark.parametrize("refuses", [0, 1], ids=["rank 0", "the newcomer"])
-def test_all_hear_the_reason_and_not_that_a_connection_closed(store: Any, refuses: int) -> None:
+def test_all_hear_the_reason_and_not_that_a_connection_closed(
+    store: Any, refuses: int
+) -> None:
     offer = Offer(1, [0, 1], 7)
 
     def connect(who: Membership) -> Engine:
@@ -201,8 +217,11 @@ NUM_STEPS = 3
 """Steps of one rank, then of two, and then of three."""
 
 
-def lives(number: int, store: Any, asks: list[Any], seen: list[Any]) -> tuple[dict[int, str], Any]:
-    """A rank's bits by step, and the balance: what was delivered or is owed, less all gradients.
+def lives(
+    number: int, store: Any, asks: list[Any], seen: list[Any]
+) -> tuple[dict[int, str], Any]:
+    """A rank's bits by step, and the balance: what was delivered or is owed, less all
+    gradients.
 
     Rank 0 begins alone. After a few steps all wait until it has seen the next newcomer.
     """
@@ -210,7 +229,9 @@ def lives(number: int, store: Any, asks: list[Any], seen: list[Any]) -> tuple[di
     net, come = Net(seed=number), {"rejoin": store} if number else {}
     optimizer, params = momentum(net.parameters()), dict(net.named_parameters())
     given = {"bucket_cap_mb": SMALL_MB, "check_every": 2, "timeout": LIMIT, **come}
-    handle = gw.attach(net, TOPK, optimizer=optimizer, **keywords(on_failure="shrink", **given))  # type: ignore[arg-type]
+    handle = gw.attach(
+        net, TOPK, optimizer=optimizer, **keywords(on_failure="shrink", **given)
+    )  # type: ignore[arg-type]
     bits: dict[int, str] = {}
     balance = torch.zeros(sum(p.numel() for p in params.values()), dtype=torch.float64)
 
@@ -218,7 +239,9 @@ def lives(number: int, store: Any, asks: list[Any], seen: list[Any]) -> tuple[di
         return bool(handle._hooks.shrinking._lookout.number == newcomer)  # type: ignore[union-attr]
 
     try:
-        while (so_far := num_steps(bits, handle.world_size)) < NUM_STEPS or handle.world_size < 3:
+        while (
+            so_far := num_steps(bits, handle.world_size)
+        ) < NUM_STEPS or handle.world_size < 3:
             step, world = handle.step, handle.world_size
             if so_far >= NUM_STEPS - 1 and world < 3:
                 asks[world].set()
@@ -233,7 +256,9 @@ def lives(number: int, store: Any, asks: list[Any], seen: list[Any]) -> tuple[di
             balance += (delivered - flat(own)) / handle.world_size
             optimizer.step()
             bits[step] = f"{handle.world_size} {digest(net)}"
-        owed = {name: torch.zeros_like(p) for name, p in params.items()} | handle.residuals()
+        owed = {
+            name: torch.zeros_like(p) for name, p in params.items()
+        } | handle.residuals()
         balance += flat(owed[name] for name in params) / handle.world_size
     finally:
         handle.detach()
@@ -250,7 +275,9 @@ def flat(tensors: Any) -> Tensor:
 
 
 class Several(set):  # type: ignore[type-arg]
-    """Attached models of one process that are not in each other's way, as each is a rank's own."""
+    """Attached models of one process that are not in each other's way, as each is a
+    rank's own.
+    """
 
     def __len__(self) -> int:
         return 1
@@ -259,7 +286,9 @@ class Several(set):  # type: ignore[type-arg]
 def test_what_is_owed_keeps_its_weight_as_newcomers_come_in(
     store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All gradients of all ranks are in a mean or still owed, among one rank, two and three."""
+    """All gradients of all ranks are in a mean or still owed, among one rank, two and
+    three.
+    """
     monkeypatch.setattr(shrink, "_shrinking", Several())
     asks, seen = ([threading.Event() for _ in range(3)] for _ in range(2))
     asks[0].set()
@@ -273,7 +302,9 @@ def test_what_is_owed_keeps_its_weight_as_newcomers_come_in(
 
 
 def test_who_closes_first_carries_out_what_others_wait_for(store: Any) -> None:
-    """A message that was launched ends on both ranks, though one has nothing else to do."""
+    """A message that was launched ends on both ranks, though one has nothing else to
+    do.
+    """
     begun, gate = threading.Event(), threading.Event()
 
     def life(rank: int) -> float:
@@ -297,7 +328,7 @@ def test_who_closes_first_carries_out_what_others_wait_for(store: Any) -> None:
         assert [*pool.map(life, range(2))] == [3.0, 3.0]
 
 
-# ---- The look-out of rank 0 ----------------------------------------------------------------------
+# ---- The look-out of rank 0 ----------------------------------------------------------
 
 
 def test_a_newcomer_that_has_died_is_offered_no_place(store: Any) -> None:

@@ -1,6 +1,8 @@
-"""What a plan has encoded early is, of a device's gradients, encoded by the host: the same bits.
+"""What a plan has encoded early is, of a device's gradients, encoded by the host: the
+same bits.
 
-The device is `late`, on which a use before its event is noted, and a copy made as late as may be.
+The device is `late`, on which a use before its event is noted, and a copy made as late
+as may be.
 """
 
 from __future__ import annotations
@@ -33,11 +35,17 @@ pytestmark = pytest.mark.multi
 STEPS = 4
 FLOAT_BYTES, ENTRY_BYTES = 4, 8
 EARLY = {"0": 60 * 33, "3": 40 * 50}
-"""The elements of the tensors that are encoded early; "1" is inline, and "2" travels dense."""
+"""The elements of the tensors that are encoded early; "1" is inline, and "2" travels
+dense.
+"""
 
 
-def plan_of(sparsifier: str = "dgc", *, feedback: bool = True, early: bool = True) -> Plan:
-    """Two messages: of a dense tensor and an early one, of an inline tensor and an early one."""
+def plan_of(
+    sparsifier: str = "dgc", *, feedback: bool = True, early: bool = True
+) -> Plan:
+    """Two messages: of a dense tensor and an early one, of an inline tensor and an
+    early one.
+    """
 
     def chunks(*names: str) -> tuple[Chunk, ...]:
         numels = (torch.Size(SHAPES[int(name)]).numel() for name in names)
@@ -46,7 +54,9 @@ def plan_of(sparsifier: str = "dgc", *, feedback: bool = True, early: bool = Tru
 
     def setting(num_dense: int) -> ExchangeSetting:
         settings = {"sparsifier": sparsifier, "density": 0.05, "num_dense": num_dense}
-        return ExchangeSetting(compressor="selective", settings=settings, error_feedback=feedback)
+        return ExchangeSetting(
+            compressor="selective", settings=settings, error_feedback=feedback
+        )
 
     last, first = ("3",), ("0",)
     where = ({"early": last}, {"inline": ("1",), "early": first})
@@ -71,30 +81,47 @@ def run(rank: int, plan: Plan, device: str, **how: Any) -> Run:
     return by_device(rank, plan, device, look, used=used, needs_pinned=True, **given)
 
 
-def compare(rank: int, world: int, plan: Plan, seeds: Sequence[int | None], how: Any) -> None:
+def compare(
+    rank: int, world: int, plan: Plan, seeds: Sequence[int | None], how: Any
+) -> None:
     host = run(rank, plan, "cpu", **how)
     assert host.stats["offloaded"] == {"tensors": 0, "bytes_per_step": 0}
-    assert host.lanes == {"encode 0": "compute", "encode 1": "backward", "encode 3": "compute"}
+    assert host.lanes == {
+        "encode 0": "compute",
+        "encode 1": "backward",
+        "encode 3": "compute",
+    }
     for seed in seeds:
         device = run(rank, plan, "late", seed=seed, **how)
         agrees(device, host, plan)
         assert device.stats["encoded_on"] == {"late:0": 2}
         within = dict.fromkeys(("copy 0", "copy 3", "encode 1"), "backward")
-        assert device.lanes == within | dict.fromkeys(("encode 0", "encode 3"), "offload")
+        assert device.lanes == within | dict.fromkeys(
+            ("encode 0", "encode 3"), "offload"
+        )
 
 
 @each(
     "sparsifier, feedback, seeds, how",
     [
         ("topk", True, (None, 0), {}),
-        ("topk", True, (None,), {"on_failure": "shrink"}),  # a step counts on all ranks or on none
+        (
+            "topk",
+            True,
+            (None,),
+            {"on_failure": "shrink"},
+        ),  # a step counts on all ranks or on none
         ("dgc", False, (None,), {}),
         ("redsync", True, (None,), {}),
     ],
     ids=["topk", "shrink", "dgc without feedback", "redsync"],
 )
 def test_the_host_makes_the_same_bits(
-    sparsifier: str, feedback: bool, seeds: Sequence[int | None], how: Any, late_two: Ranks
+    sparsifier: str,
+    feedback: bool,
+    seeds: Sequence[int | None],
+    how: Any,
+    late_two: Ranks,
 ) -> None:
     late_two.run(compare, plan_of(sparsifier, feedback=feedback), seeds, how)
 
@@ -114,12 +141,14 @@ def test_a_checkpoint_goes_on_wherever_it_was_taken(late_two: Ranks) -> None:
     late_two.run(in_two_parts)
 
 
-# ---- what is copied, and who encodes -----------------------------------------------------------
+# ---- what is copied, and who encodes -------------------------------------------------
 
 
 def copied(rank: int, world: int) -> None:
     every = {"steps": (0, 2, 3)}  # in which all gradients are there
-    early, inline = (run(rank, plan_of("topk", early=e), "late", **every) for e in (True, False))
+    early, inline = (
+        run(rank, plan_of("topk", early=e), "late", **every) for e in (True, False)
+    )
     ways = ("to_host_bytes_per_step", "to_device_bytes_per_step")
     there, back = (early.stats[way] - inline.stats[way] for way in ways)
     assert there == FLOAT_BYTES * sum(EARLY.values())
@@ -180,7 +209,7 @@ def test_what_is_not_finite_leaves_no_residual(sparsifier: str) -> None:
     assert torch.equal(left_N[3:] + sent_N[3:].nan_to_num(), grad_N[3:])
 
 
-# ---- what is left out, and what goes wrong -----------------------------------------------------
+# ---- what is left out, and what goes wrong -------------------------------------------
 
 
 def _at_once(self: Offload) -> None:
@@ -193,7 +222,9 @@ def _at_once(self: Offload) -> None:
 def _elsewhere(self: Offload) -> None:
     """Entries come back on a stream of which the next step's copies know nothing."""
     stream, self._side = self._side, mock.Mock(wraps=self._side)
-    self._side.use.side_effect = lambda: late.LATE.use(late.LATE.new_stream(late.DEVICE))
+    self._side.use.side_effect = lambda: late.LATE.use(
+        late.LATE.new_stream(late.DEVICE)
+    )
     self._side.kind, self._side.staging = stream.kind, stream.staging
     self._side.device = stream.device
     ENCODE(self)
@@ -239,7 +270,10 @@ def fail(rank: int, world: int) -> tuple[str, str]:
             raise ValueError("no room")
         return encode(self, states, grads, *rest)
 
-    with mock.patch.object(topk, "encode_many", failing), pytest.raises(Exception) as raised:  # noqa: PT011
+    with (
+        mock.patch.object(topk, "encode_many", failing),
+        pytest.raises(Exception) as raised,
+    ):
         run(rank, plan_of("topk"), "late")
     return type(raised.value).__name__, str(raised.value)
 

@@ -1,4 +1,5 @@
-"""Training that overlaps the next forward pass leaves the same bits as training that does not.
+"""Training that overlaps the next forward pass leaves the same bits as training that
+does not.
 
 `late_means` makes every premature read blatant: a gradient that has not arrived is NaN.
 """
@@ -88,7 +89,9 @@ def test_an_optimizer_that_needs_a_closure() -> None:
 def test_a_parameter_is_frozen_midway() -> None:
     """Without a gradient on this rank the step is settled within backward."""
     overlap = law(Net(), momentum, frozen_midway)
-    assert overlap.fallbacks == {"scale took no part in the backward pass on this rank": 2}
+    assert overlap.fallbacks == {
+        "scale took no part in the backward pass on this rank": 2
+    }
     assert overlap.num_overlapped == NUM_STEPS - 3
 
 
@@ -121,7 +124,10 @@ def test_gradients_that_swap_places() -> None:
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(0)
-            self.one, self.two = nn.Parameter(torch.ones(13)), nn.Parameter(torch.zeros(13))
+            self.one, self.two = (
+                nn.Parameter(torch.ones(13)),
+                nn.Parameter(torch.zeros(13)),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return torch.tanh(x * self.one) + self.two
@@ -147,7 +153,9 @@ def test_two_optimizers() -> None:
         return other.state_dict()
 
     def rest(model: nn.Module) -> Optimizer:
-        chosen = [p for name, p in model.named_parameters() if not name.startswith("last")]
+        chosen = [
+            p for name, p in model.named_parameters() if not name.startswith("last")
+        ]
         return optim.AdamW(chosen, lr=0.01)
 
     overlap = law(Net(), rest, loop)
@@ -215,7 +223,9 @@ def with_rates_of_later(rig: Rig) -> None:
     if rig.overlap is not None:
         stepper = rig.overlap._stepper
         record = stepper.record
-        stepper.record = lambda: record()._replace(values=stepper._optimizer.param_groups)  # type: ignore[method-assign]
+        stepper.record = lambda: record()._replace(
+            values=stepper._optimizer.param_groups
+        )  # type: ignore[method-assign]
 
 
 def never_settling(rig: Rig) -> None:
@@ -267,7 +277,7 @@ def test_plain_gradients_instead_of_pending_ones_are_found(
     assert not same(found, expected)
 
 
-# ---- What a gate before a layer waits for, what ends a run, and how an overlap comes and goes ----
+# ---- What a gate before a layer waits for, what ends a run, and how an overlap comes a
 
 
 # What a gate waits for.
@@ -363,7 +373,9 @@ def test_a_copy_of_the_model_has_all_updates_and_no_gates() -> None:
     twin = copy.deepcopy(model)
     assert (arrivals.waited, arrivals.num_finished) == ([], 1)
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in twin.modules())
-    assert all(type(p) is nn.Parameter for p in (*twin.parameters(), *model.parameters()))
+    assert all(
+        type(p) is nn.Parameter for p in (*twin.parameters(), *model.parameters())
+    )
     assert same(twin.state_dict(), model.state_dict())
 
 
@@ -493,7 +505,9 @@ def test_a_dropped_model_is_freed() -> None:
         weight.sum()
 
 
-def test_a_fall_back_is_logged_once_for_each_reason(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fall_back_is_logged_once_for_each_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     run(Net(), momentum, clipped, LateMeans())
     (record,) = caplog.records
     assert record.name == "gradwire"

@@ -1,4 +1,6 @@
-"""What torch.compile makes of loops, models and steps, while the forward pass is overlapped."""
+"""What torch.compile makes of loops, models and steps, while the forward pass is
+overlapped.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ import gradwire as gw
 from tests.runtime.late_means import Loop, Rig, batches
 from tests.runtime.overlapped import NUM_STEPS, law, loss_of, usual
 
-# What torch's compiler imports the first time makes a class with what torch itself deprecates.
+# What torch's compiler imports the first time makes a class with what torch itself
+# deprecates.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated"),
     pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0"),
@@ -32,7 +35,9 @@ def compiled_step(model: nn.Module, optimizer: Optimizer, rig: Rig) -> list[floa
     return usual(model, optimizer, rig)
 
 
-def compiled_around_step(model: nn.Module, optimizer: Optimizer, rig: Rig) -> list[float]:
+def compiled_around_step(
+    model: nn.Module, optimizer: Optimizer, rig: Rig
+) -> list[float]:
     @torch.compile(backend="eager")
     def advance() -> None:
         optimizer.step()
@@ -69,7 +74,9 @@ def compiled_average(model: nn.Module, optimizer: Optimizer, rig: Rig) -> list[T
 
 
 def at_once(model: nn.Module) -> Optimizer:
-    """As torch 2.9 compiles every SGD: parameter by parameter its eager step rounds otherwise."""
+    """As torch 2.9 compiles every SGD: parameter by parameter its eager step rounds
+    otherwise.
+    """
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
 
 
@@ -103,7 +110,9 @@ def test_a_step_that_was_compiled_before_is_made_whole() -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_compiled_autograd_is_refused_by_name() -> None:
-    """Its backward pass calls nothing at its end, so the step would never be exchanged."""
+    """Its backward pass calls nothing at its end, so the step would never be
+    exchanged.
+    """
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     handle = gw.attach(net, "topk")
 
@@ -112,6 +121,8 @@ def test_compiled_autograd_is_refused_by_name() -> None:
 
     with torch._dynamo.config.patch(compiled_autograd=True):
         compiled = torch.compile(step, backend="eager")
-        with pytest.raises(gw.RankFailed, match="compiled autograd runs this backward pass"):
+        with pytest.raises(
+            gw.RankFailed, match="compiled autograd runs this backward pass"
+        ):
             compiled(torch.ones(2, 4))
     handle.detach()

@@ -1,4 +1,6 @@
-"""Every pair of features is refused on all ranks by the table's sentence, or it trains."""
+"""Every pair of features is refused on all ranks by the table's sentence, or it
+trains.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ from torch.utils.checkpoint import checkpoint
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting
-from gradwire.planning.data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
+from gradwire.planning.data.plan import (
+    DENSE,
+    Chunk,
+    ExchangeSetting,
+    Plan,
+    PlannedMessage,
+)
 from gradwire.runtime.grid.dtensors import shard_of
 from gradwire.runtime.pairs import (
     ADAPTS,
@@ -34,7 +42,15 @@ from gradwire.runtime.pairs import (
 )
 from gradwire.runtime.settings import sparse_weights, trained
 from gradwire.runtime.step.refusals import sole_ddp
-from gradwire_bench.runs.pairs import ALL, MARKS, SHOWN, markdown, pairs, refusal_of, together
+from gradwire_bench.runs.pairs import (
+    ALL,
+    MARKS,
+    SHOWN,
+    markdown,
+    pairs,
+    refusal_of,
+    together,
+)
 from tests.each import each
 from tests.runtime.given import keywords
 from tests.runtime.meshes import HAS_REDUCE_SCATTER, device_mesh, mesh
@@ -46,11 +62,15 @@ STEPS = 2
 
 
 class Small(nn.Module):
-    """An embedding and two layers, of which one may be recomputed in the backward pass."""
+    """An embedding and two layers, of which one may be recomputed in the backward
+    pass.
+    """
 
     def __init__(self, features: set[str]) -> None:
         super().__init__()
-        self.words = nn.Embedding(40, 8, sparse=bool({"sparse rows", CUT_ROWS} & features))
+        self.words = nn.Embedding(
+            40, 8, sparse=bool({"sparse rows", CUT_ROWS} & features)
+        )
         self.deep, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
         self._recomputes = "reentrant checkpoint" in features
 
@@ -67,7 +87,9 @@ def exchange_of(features: set[str], model: nn.Module) -> Any:
     codecs = gw.compress
     made = {
         "error feedback": lambda: codecs.topk(density=0.1),
-        "momentum correction": lambda: gw.with_momentum_correction(codecs.topk(density=0.1)),
+        "momentum correction": lambda: gw.with_momentum_correction(
+            codecs.topk(density=0.1)
+        ),
         ADAPTS: lambda: gw.adapt(codecs.topk(density=0.1)),
         "powersgd": lambda: codecs.powersgd(rank=2),
         "deft": lambda: codecs.deft(density=0.1),
@@ -80,7 +102,9 @@ def exchange_of(features: set[str], model: nn.Module) -> Any:
 
 
 def plan_of(model: nn.Module, overlaps: bool) -> Plan:
-    """A message for each parameter, the last first; rows take an exchange that carries them."""
+    """A message for each parameter, the last first; rows take an exchange that carries
+    them.
+    """
     messages, sparse = [], sparse_weights(model)
     for name, param in reversed(trained(sole_ddp(model))):
         chunk = Chunk(tensor=name, start=0, stop=shard_of(param).numel())
@@ -99,7 +123,9 @@ def plan_of(model: nn.Module, overlaps: bool) -> Plan:
 
 
 OF_FOUR = {DTENSORS, "shards", "mesh"}
-"""Features of four ranks: replicas of shards, or hosts of several ranks. Two do for all others."""
+"""Features of four ranks: replicas of shards, or hosts of several ranks. Two do for all
+others.
+"""
 
 OPTIONS: dict[str, Any] = {
     "bucket_cap_mb": 0.001,
@@ -116,7 +142,9 @@ OPTIONS: dict[str, Any] = {
 
 
 def attached(features: set[str], rank: int) -> tuple[nn.Module, Any, Any, Any, int]:
-    """A model with these features: itself, optimizer, scaler, handle, and its group's number."""
+    """A model with these features: itself, optimizer, scaler, handle, and its group's
+    number.
+    """
     is_cut = bool(features & {DTENSORS, "shards"})
     grid: Any = device_mesh((2, 2), ("replicate", "shard")) if is_cut else None
     torch.manual_seed(rank % 2 if "shards" in features else 0)
@@ -146,9 +174,17 @@ def attached(features: set[str], rank: int) -> tuple[nn.Module, Any, Any, Any, i
     scaler = GradScaler("cpu", init_scale=4.0) if {"scaler", HALF} & features else None
     if REDUCE_SCATTER in features:
         given.pop("group", None)
-        return model, None, None, gw.fsdp.reduce_scatter(net, "uniform", **keywords(**given)), 0
+        return (
+            model,
+            None,
+            None,
+            gw.fsdp.reduce_scatter(net, "uniform", **keywords(**given)),
+            0,
+        )
     if LOCAL in features:
-        handle = gw.local_steps(model, optimizer, exchange, every=2, **keywords(**given))
+        handle = gw.local_steps(
+            model, optimizer, exchange, every=2, **keywords(**given)
+        )
     else:
         if {"optimizer", "a plan with overlap"} & features:
             given["optimizer"] = optimizer
@@ -195,7 +231,11 @@ def sets_of_features() -> list[list[str]]:
         for name in ALL:
             others = [{name, other} for other in chosen if other != name]
             is_new = any({*pair} in others for pair in left)
-            if name not in chosen and is_new and all(both in working for both in others):
+            if (
+                name not in chosen
+                and is_new
+                and all(both in working for both in others)
+            ):
                 chosen.append(name)
         left = [pair for pair in left if not {*pair} <= {*chosen}]
         found.append(chosen)
@@ -217,7 +257,9 @@ def trained_by(rank: int, world: int, sets: list[list[str]]) -> list[tuple[int, 
 @pytest.mark.multi
 @pytest.mark.timeout(300)
 def test_what_goes_together(two: Ranks, four: Ranks) -> None:
-    """Ranks that average end with the same bits, which are other than those they began with."""
+    """Ranks that average end with the same bits, which are other than those they began
+    with.
+    """
     sets = sets_of_features()
     on_four = [features for features in sets if {*features} & OF_FOUR]
     on_two = [features for features in sets if features not in on_four]
@@ -248,7 +290,9 @@ def sentence(one: RefusedPair) -> str:
 def test_what_is_refused_says_the_tables_sentence_on_every_rank(four: Ranks) -> None:
     for rank in four.run(refused):
         for one, text in zip(REFUSED, rank, strict=True):
-            is_old = REDUCE_SCATTER in (one.first, one.second) and not HAS_REDUCE_SCATTER
+            is_old = (
+                REDUCE_SCATTER in (one.first, one.second) and not HAS_REDUCE_SCATTER
+            )
             wanted = r"torch must be 2\.13 or newer: .*" if is_old else sentence(one)
             assert re.fullmatch(wanted, text), f"{one.first}, {one.second}: {text}"
 
@@ -273,7 +317,9 @@ WARNED: list[tuple[Any, dict[str, Any] | None, list[str]]] = [
     (through(gw.collective.zen()), None, []),
     (gw.compress.powersgd(), None, []),
 ]
-"""Exchanges beside an optimizer of settings, or beside an embedding of rows, and what is said."""
+"""Exchanges beside an optimizer of settings, or beside an embedding of rows, and what
+is said.
+"""
 
 
 @each("exchange, settings, said", WARNED)
@@ -301,4 +347,7 @@ def test_every_pair_is_in_the_table() -> None:
 def test_the_page_has_the_table() -> None:
     begin, end = MARKS
     assert f"{begin}\n{markdown()}\n{end}" in PAGE.read_text(encoding="utf-8")
-    assert f"tests/runtime/{Path(__file__).name}::{test_what_goes_together.__name__}" == SHOWN
+    assert (
+        f"tests/runtime/{Path(__file__).name}::{test_what_goes_together.__name__}"
+        == SHOWN
+    )

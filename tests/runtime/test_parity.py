@@ -1,4 +1,6 @@
-"""Uncompressed, gradwire gives what DDP gives: step for step, and in each awkward case."""
+"""Uncompressed, gradwire gives what DDP gives: step for step, and in each awkward
+case.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +56,11 @@ def left_to_ddp(model: nn.Module, **settings: Any) -> Wrapped:
 WAYS = {"module": by_attach, "ddp": by_both, "reducer": left_to_ddp}
 
 
-def close(ours: list[Tensor | None], theirs: list[Tensor | None], way: str = "") -> None:
-    """Equal within float rounding of the dtype; None and sparse exactly where DDP has them.
+def close(
+    ours: list[Tensor | None], theirs: list[Tensor | None], way: str = ""
+) -> None:
+    """Equal within float rounding of the dtype; None and sparse exactly where DDP has
+    them.
 
     What is left to DDP's reducer has DDP's bits.
     """
@@ -68,7 +73,8 @@ def close(ours: list[Tensor | None], theirs: list[Tensor | None], way: str = "")
         torch.testing.assert_close(mine.to_dense(), their.to_dense())
 
 
-# Loops: every one is run under DDP and under gradwire on equal models, and returns gradients.
+# Loops: every one is run under DDP and under gradwire on equal models, and returns
+#     gradients.
 
 
 def steps(rank: int, model: nn.Module, no_sync: Any) -> list[Tensor | None]:
@@ -125,7 +131,9 @@ def some_step_unused(rank: int, model: nn.Module, no_sync: Any) -> list[Tensor |
     return [*kept, *(p.detach() for p in model.parameters())]
 
 
-CASES: dict[str, tuple[Callable[..., nn.Module], Callable[..., Any], dict[str, Any]]] = {
+CASES: dict[
+    str, tuple[Callable[..., nn.Module], Callable[..., Any], dict[str, Any]]
+] = {
     "steps": (Net, steps, {}),
     "gradients as bucket views": (Net, steps, {"gradient_as_bucket_view": True}),
     "static graph": (Net, steps, {"static_graph": True}),
@@ -139,11 +147,16 @@ CASES: dict[str, tuple[Callable[..., nn.Module], Callable[..., Any], dict[str, A
     "one element": (OneElement, steps, {}),
     "activation checkpointing": (Recomputed, steps, {}),
 }
-# A module alone has none of DDP's settings, and what DDP's reducer makes of a model is DDP's.
+# A module alone has none of DDP's settings, and what DDP's reducer makes of a model is
+# DDP's.
 LEFT_OUT = {
     "module": {"gradients as bucket views", "static graph"},
     "ddp": {"accumulation without zero_grad", "clip_grad_norm"},
-    "reducer": {name for name, (make, loop, _) in CASES.items() if make != Net or loop == clipped},
+    "reducer": {
+        name
+        for name, (make, loop, _) in CASES.items()
+        if make != Net or loop == clipped
+    },
 }
 
 
@@ -178,8 +191,10 @@ def at_times(step: int) -> tuple[bool, bool]:
 
 
 def unused(rank: int, world: int) -> None:
-    """A branch that no rank uses, in some steps or ever: None on every rank, as under DDP, so
-    AdamW's weight decay does not touch it either. One that some ranks use counts as zero there."""
+    """A branch that no rank uses, in some steps or ever: None on every rank, as under
+    DDP, so AdamW's weight decay does not touch it either. One that some ranks use
+    counts as zero there.
+    """
 
     def on_some(step: int) -> tuple[bool, bool]:
         return (rank == 0, True) if step % 2 else (True, rank != 1)

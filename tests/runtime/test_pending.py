@@ -16,7 +16,12 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from gradwire.errors import RankFailed
-from gradwire.runtime.overlap.pending import PendingGrad, PendingPass, pending, stands_for
+from gradwire.runtime.overlap.pending import (
+    PendingGrad,
+    PendingPass,
+    pending,
+    stands_for,
+)
 from tests.each import each
 from tests.runtime.between_steps import (
     BETWEEN,
@@ -27,7 +32,14 @@ from tests.runtime.between_steps import (
 )
 from tests.runtime.gated_models import Net
 from tests.runtime.late_means import LateMeans, Loop, Make, Rig, batches, run, same
-from tests.runtime.overlapped import NUM_STEPS, OPTIMIZERS, law, loss_of, momentum, usual
+from tests.runtime.overlapped import (
+    NUM_STEPS,
+    OPTIMIZERS,
+    law,
+    loss_of,
+    momentum,
+    usual,
+)
 from tests.runtime.test_overlap import begin
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -60,7 +72,9 @@ def stage() -> Stage:
 
 
 @each("dtype", DTYPES)
-def test_a_parameter_of_any_dtype_takes_it_and_gives_it_back(dtype: torch.dtype) -> None:
+def test_a_parameter_of_any_dtype_takes_it_and_gives_it_back(
+    dtype: torch.dtype,
+) -> None:
     stage = Stage(dtype)
     gc.collect()
     assert stands_for(stage.param.grad, stage.plain)
@@ -75,7 +89,13 @@ def test_what_needs_no_value_does_not_wait(stage: Stage) -> None:
     assert grad.dtype is torch.float32
     assert grad.device == stage.plain.device
     assert grad.layout is torch.strided
-    assert (grad.dim(), grad.ndim, grad.numel(), torch.numel(grad), len(grad)) == (2, 2, 6, 6, 2)
+    assert (grad.dim(), grad.ndim, grad.numel(), torch.numel(grad), len(grad)) == (
+        2,
+        2,
+        6,
+        6,
+        2,
+    )
     assert grad.stride() == (3, 1)
     assert grad.is_contiguous()
     assert grad.is_floating_point()
@@ -150,7 +170,9 @@ def test_the_reason_names_what_the_user_called_and_where() -> None:
         look(stage)
         return stage.reasons[0]
 
-    assert reason(LOOKS["clip by norm"]).startswith("clip_grad_norm_ at test_pending.py:")
+    assert reason(LOOKS["clip by norm"]).startswith(
+        "clip_grad_norm_ at test_pending.py:"
+    )
     assert reason(LOOKS["sum"]).startswith("sum at test_pending.py:")
     assert reason(LOOKS["foreach"]).startswith("_foreach_norm at test_pending.py:")
     assert reason(LOOKS["repr"]).startswith("__repr__ at test_pending.py:")
@@ -171,7 +193,7 @@ def test_what_settling_raises_comes_through() -> None:
         repr(grad)
 
 
-# ---- A parameter whose update is pending ---------------------------------------------------------
+# ---- A parameter whose update is pending ---------------------------------------------
 
 
 @each("loop", BETWEEN)
@@ -210,7 +232,9 @@ class Moody(Net):
 
 def test_one_that_is_used_by_hand_in_the_forward_pass_waits_for_itself() -> None:
     overlap = law(Moody(), momentum, usual)
-    assert list(overlap.fallbacks) == ["last.bias took no part in the backward pass on this rank"]
+    assert list(overlap.fallbacks) == [
+        "last.bias took no part in the backward pass on this rank"
+    ]
     model = Moody()
     arrivals, _, _ = begin(model)
     model(batches(1)[0])
@@ -231,7 +255,9 @@ def test_one_that_is_used_without_any_forward_pass_settles() -> None:
 
 
 def test_one_that_is_used_after_the_forward_pass_is_updated_there() -> None:
-    """A loss that holds weights: they are pending still if no module of theirs was called."""
+    """A loss that holds weights: they are pending still if no module of theirs was
+    called.
+    """
 
     class Left(Net):
         def forward(self, x: Tensor) -> Tensor:
@@ -270,7 +296,9 @@ def test_what_needs_no_value_of_a_parameter_does_not_wait() -> None:
         weight.grad = None
         del model.start.weight.grad
         assert model.start.weight.grad is None
-        assert len(list(model.parameters())) == len(dict(model.named_parameters())) == 10
+        assert (
+            len(list(model.parameters())) == len(dict(model.named_parameters())) == 10
+        )
         assert sum(p.numel() for p in model.parameters()) > 0
         optim.SGD(model.parameters(), lr=0.1).zero_grad()
         model.zero_grad()
@@ -332,7 +360,9 @@ def test_a_view_from_before_that_is_used_in_the_forward_pass_ends_the_run() -> N
     optimizer.step()
     model.last.forward = lambda y: F.linear(y, held.view(3, 16))  # type: ignore[method-assign]
     model.last._forward_pre_hooks.clear()
-    with pytest.raises(RankFailed, match=r"last\.weight was used in the forward pass before its u"):
+    with pytest.raises(
+        RankFailed, match=r"last\.weight was used in the forward pass before its u"
+    ):
         loss_of(model, batches(1)[0]).backward()
     assert rig.overlap is not None
 
@@ -342,5 +372,7 @@ def test_a_view_from_before_that_is_written_to_ends_the_run() -> None:
     held = model.start.weight.detach()
     begin(model)
     held.clamp_(-0.1, 0.1)
-    with pytest.raises(RankFailed, match=r"start\.weight was written between optimizer\.step\(\)"):
+    with pytest.raises(
+        RankFailed, match=r"start\.weight was written between optimizer\.step\(\)"
+    ):
         model(batches(1)[0])

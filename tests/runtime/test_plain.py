@@ -1,4 +1,6 @@
-"""What ranks send each other as objects is plain data: no pickle of a peer runs a program."""
+"""What ranks send each other as objects is plain data: no pickle of a peer runs a
+program.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def opened(data: torch.Tensor) -> Any:
 def test_plain_data_come_back() -> None:
     """Numbers and arrays of numpy travel as plain ones."""
     given = {"a": [1, 2.5, None, "text", True], (0, "b"): {"c": torch.arange(3)}}
-    found = opened(packed({**given, "lr": np.float64(0.5), "betas": (np.float32(1), [np.ones(2)])}))
+    found = opened(
+        packed({**given, "lr": np.float64(0.5), "betas": (np.float32(1), [np.ones(2)])})
+    )
     assert found.pop((0, "b"))["c"].tolist() == [0, 1, 2]
     assert (type(found["lr"]), found.pop("lr")) == (float, 0.5)
     assert found.pop("betas")[1][0].tolist() == [1, 1]
@@ -42,7 +46,9 @@ def test_plain_data_come_back() -> None:
 
 def test_a_pickle_that_would_run_is_neither_sent_nor_loaded(tmp_path: Path) -> None:
     harmful = {"state": Harmful(tmp_path / "written")}
-    with pytest.raises(gw.InvalidSetting, match="tensors, numbers, text, lists and dicts travel"):
+    with pytest.raises(
+        gw.InvalidSetting, match="tensors, numbers, text, lists and dicts travel"
+    ):
         packed(harmful)
     file = io.BytesIO()
     torch.save(harmful, file)
@@ -79,7 +85,9 @@ def told(rank: int, world: int, path: Path) -> str:
 
 
 @pytest.mark.multi
-def test_a_value_that_is_not_plain_is_refused_on_all(two: Ranks, tmp_path: Path) -> None:
+def test_a_value_that_is_not_plain_is_refused_on_all(
+    two: Ranks, tmp_path: Path
+) -> None:
     words = two.run(told, tmp_path / "written")
     assert "rank 1 cannot send its state" in words[0]
     assert words[1].startswith("a state cannot be sent to other ranks")

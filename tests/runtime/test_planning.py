@@ -38,7 +38,9 @@ MEASURED = fit_line([(2**shift, 1e-3 + 2**shift * 1e-8) for shift in (12, 16, 20
 
 
 def measured() -> Cluster:
-    return cluster_of(rate=500 * MBIT).model_copy(update={"collectives": {"all_reduce": MEASURED}})
+    return cluster_of(rate=500 * MBIT).model_copy(
+        update={"collectives": {"all_reduce": MEASURED}}
+    )
 
 
 def dense_s(cluster: Cluster) -> float:
@@ -88,7 +90,9 @@ def test_rivals_take_the_place_of_the_plan_one_by_one() -> None:
 
 
 def test_costs_of_compressors_are_the_medians_of_all_ranks() -> None:
-    """In the order of figures: encode, decode and merge of the first, each by its two terms."""
+    """In the order of figures: encode, decode and merge of the first, each by its two
+    terms.
+    """
     rows = [[float(10 * rank + place) for place in range(12)] for rank in (1, 9, 2)]
     found = median_codecs(("int8", "fp8"), rows)
     assert list(found) == ["int8", "fp8"]
@@ -110,7 +114,9 @@ class _Watched:
 
 
 def test_layers_take_what_each_step_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks that take turns in being slow, by 3 s and by 2 s: each step takes 3 s."""
+    """Two ranks that take turns in being slow, by 3 s and by 2 s: each step takes 3
+    s.
+    """
     other = _Watched(3.0, 2.0, 3.0, 0.0)
 
     def of_all(engine: object, own: Sequence[float]) -> list[list[float]]:
@@ -130,20 +136,26 @@ def test_layers_take_what_each_step_waited_for(monkeypatch: pytest.MonkeyPatch) 
 def test_a_rank_that_waits_for_its_cores_computes_no_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """At half a core a second of a core's work takes two, and what is beyond was a message's."""
-    monkeypatch.setattr(_measured, "shared_cores", lambda of_all: 0.5 * torch.get_num_threads())
+    """At half a core a second of a core's work takes two, and what is beyond was a
+    message's.
+    """
+    monkeypatch.setattr(
+        _measured, "shared_cores", lambda of_all: 0.5 * torch.get_num_threads()
+    )
     engine: Any = None
     steps_s = [(3.0, 1.0), (1.5, 1.0), (3.0, inf)]
     assert _measured.computing_s(engine, steps_s) == [2.0, 1.5, 3.0]
 
 
-# ---- What auto decides follows from figures alone ------------------------------------------------
+# ---- What auto decides follows from figures alone ------------------------------------
 
 
 PLANNED = {"is_planned": True, "dense_s": 0.4, "expected_s": 0.1, "planned_s": 0.1}
 NEW = {**PLANNED, "expected_s": None}
 UNTRIED = {**NEW, "planned_s": None}
-"""A plan whose steps nobody knows yet, and one that was not compared with dense steps either."""
+"""A plan whose steps nobody knows yet, and one that was not compared with dense steps
+either.
+"""
 TRIAL = {**PLANNED, "is_planned": False, "is_trial": True}
 DENSE = {"is_planned": False, "dense_s": 0.4, "expected_s": 0.4}
 CASES = {
@@ -151,13 +163,19 @@ CASES = {
     "a plan's first steps": ({**NEW, "step_s": 0.1}, Move.EXPECT),
     "a plan that seems not to gain": ({**NEW, "step_s": 0.4}, Move.PROBE),
     "a plan that does not gain": ({**NEW, "step_s": 0.4, "slowness": 1.0}, Move.DENSE),
-    "a plan whose link became slower": ({**NEW, "step_s": 2.0, "slowness": 20.0}, Move.PLAN),
+    "a plan whose link became slower": (
+        {**NEW, "step_s": 2.0, "slowness": 20.0},
+        Move.PLAN,
+    ),
     "a plan with a rival": ({**NEW, "step_s": 0.1, "rival_s": 0.12}, Move.TRY_RIVAL),
     "a plan that does not gain, and a rival that may": (
         {**NEW, "step_s": 0.5, "rival_s": 0.3},
         Move.TRY_RIVAL,
     ),
-    "a rival that is out of reach": ({**NEW, "step_s": 0.1, "rival_s": 0.13}, Move.EXPECT),
+    "a rival that is out of reach": (
+        {**NEW, "step_s": 0.1, "rival_s": 0.13},
+        Move.EXPECT,
+    ),
     "a rival that would not gain over dense": (
         {**NEW, "step_s": 0.39, "rival_s": 0.39},
         Move.EXPECT,
@@ -192,15 +210,30 @@ CASES = {
     "slower than it was": ({**PLANNED, "step_s": 0.2}, Move.PROBE),
     "faster than it was": ({**PLANNED, "step_s": 0.05}, Move.PROBE),
     "a little slower than it was": ({**PLANNED, "step_s": 0.15}, Move.WAIT),
-    "a little slower, again": ({**PLANNED, "step_s": 0.15, "was_off": True}, Move.PROBE),
+    "a little slower, again": (
+        {**PLANNED, "step_s": 0.15, "was_off": True},
+        Move.PROBE,
+    ),
     "a little faster than it was": ({**PLANNED, "step_s": 0.07}, Move.WAIT),
     "dense, a little slower": ({**DENSE, "step_s": 0.6}, Move.WAIT),
-    "slower, where steps often are so": ({**PLANNED, "step_s": 0.14, "off": 1.5}, Move.STAY),
-    "much slower, where steps differ": ({**PLANNED, "step_s": 0.2, "off": 2.0}, Move.PROBE),
+    "slower, where steps often are so": (
+        {**PLANNED, "step_s": 0.14, "off": 1.5},
+        Move.STAY,
+    ),
+    "much slower, where steps differ": (
+        {**PLANNED, "step_s": 0.2, "off": 2.0},
+        Move.PROBE,
+    ),
     "the rate has halved": ({**PLANNED, "step_s": 0.2, "slowness": 2.0}, Move.PLAN),
     "the rate has doubled": ({**PLANNED, "step_s": 0.05, "slowness": 0.5}, Move.PLAN),
-    "slower on the same link": ({**PLANNED, "step_s": 0.2, "slowness": 1.1}, Move.TRY_DENSE),
-    "time to compare": ({**PLANNED, "step_s": 0.1, "is_trial_due": True}, Move.TRY_DENSE),
+    "slower on the same link": (
+        {**PLANNED, "step_s": 0.2, "slowness": 1.1},
+        Move.TRY_DENSE,
+    ),
+    "time to compare": (
+        {**PLANNED, "step_s": 0.1, "is_trial_due": True},
+        Move.TRY_DENSE,
+    ),
     "a trial that the plan wins": ({**TRIAL, "step_s": 0.4}, Move.RETURN),
     "a trial that dense wins": ({**TRIAL, "step_s": 0.1, "slowness": 1.0}, Move.DENSE),
     "a trial that is off": ({**TRIAL, "step_s": 0.1}, Move.PROBE),
@@ -215,13 +248,18 @@ CASES = {
     ),
     "dense as ever": ({**DENSE, "step_s": 0.39, "is_trial_due": True}, Move.STAY),
     "dense, slower": ({**DENSE, "step_s": 0.8}, Move.PROBE),
-    "dense, slower on the same link": ({**DENSE, "step_s": 0.8, "slowness": 1.0}, Move.EXPECT),
+    "dense, slower on the same link": (
+        {**DENSE, "step_s": 0.8, "slowness": 1.0},
+        Move.EXPECT,
+    ),
     "dense on another link": ({**DENSE, "step_s": 0.8, "slowness": 20.0}, Move.PLAN),
 }
 
 
 @each("name", CASES)
-def test_the_move_follows_from_the_reviewed_and_is_said_where_it_changes_the_run(name: str) -> None:
+def test_the_move_follows_from_the_reviewed_and_is_said_where_it_changes_the_run(
+    name: str,
+) -> None:
     review, move = CASES[name]
     decision = decide(Review(**review))
     assert decision.move is move

@@ -46,7 +46,9 @@ def _grouped(model: nn.Module) -> list[dict[str, Any]]:
 
 Made = Callable[[nn.Module], Optimizer]
 OPTIMIZERS: dict[str, Made] = {
-    "momentum": lambda model: SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01),
+    "momentum": lambda model: SGD(
+        model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01
+    ),
     "adam": lambda model: Adam(model.parameters(), lr=3e-3),
     "adamw, groups": lambda model: AdamW(_grouped(model), lr=3e-3),
 }
@@ -73,18 +75,22 @@ def trained_by(rank: int, made: str, chosen: Any, *, wrapped: bool = False) -> s
 
 
 def with_and_without(rank: int, world: int, made: str) -> tuple[str, dict[str, str]]:
-    """Two ranks: a sum of two numbers is the same in any order, so any exchange will do."""
+    """Two ranks: a sum of two numbers is the same in any order, so any exchange will
+    do.
+    """
     without = trained_by(rank, made, DENSE)
-    return without, {p.planner + str(p.settings): trained_by(rank, made, p) for p in plans.every()}
+    return without, {
+        p.planner + str(p.settings): trained_by(rank, made, p) for p in plans.every()
+    }
 
 
 @pytest.mark.slow
 def test_any_plan_trains_the_same_bits(two: Ranks) -> None:
     for without, by_plan in two.run(with_and_without, "adamw, groups", timeout_s=100):
         assert len(by_plan) > 10
-        assert {name: bits == without for name, bits in by_plan.items()} == dict.fromkeys(
-            by_plan, True
-        )
+        assert {
+            name: bits == without for name, bits in by_plan.items()
+        } == dict.fromkeys(by_plan, True)
 
 
 def under_ddp(rank: int, world: int) -> tuple[str, list[str], str]:
@@ -93,13 +99,20 @@ def under_ddp(rank: int, world: int) -> tuple[str, list[str], str]:
     by_plan = [trained_by(rank, "momentum", plan, wrapped=True) for plan in chosen]
     first = chosen[0].messages[0].model_copy(update={"exchange": "lossy"})
     lossy = ExchangeSetting(compressor="cast16", collective="allreduce")
-    update = {"messages": (first, *chosen[0].messages[1:]), "exchanges": {"lossy": lossy}}
-    broken = trained_by(rank, "momentum", chosen[0].model_copy(update=update), wrapped=True)
+    update = {
+        "messages": (first, *chosen[0].messages[1:]),
+        "exchanges": {"lossy": lossy},
+    }
+    broken = trained_by(
+        rank, "momentum", chosen[0].model_copy(update=update), wrapped=True
+    )
     return without, by_plan, broken
 
 
 def test_plans_under_ddp(two: Ranks) -> None:
-    """A plan that sends one message through a lossy exchange does not train the same bits."""
+    """A plan that sends one message through a lossy exchange does not train the same
+    bits.
+    """
     for without, by_plan, broken in two.run(under_ddp):
         assert by_plan == [without] * len(by_plan)
         assert broken != without
@@ -113,11 +126,15 @@ LOSSY = ExchangeSetting(
 )
 
 
-ONEBIT = ExchangeSetting(compressor="onebit", collective="casync_ps", error_feedback=True)
+ONEBIT = ExchangeSetting(
+    compressor="onebit", collective="casync_ps", error_feedback=True
+)
 
 
 def resumed(rank: int, world: int, plan: Plan) -> tuple[str, str, str]:
-    """A run that is interrupted, saved and resumed under another order of the same blocks."""
+    """A run that is interrupted, saved and resumed under another order of the same
+    blocks.
+    """
 
     def run(steps: Iterable[int], net: Net, state: Any = None) -> Any:
         optimizer = OPTIMIZERS["momentum"](net)
@@ -132,7 +149,9 @@ def resumed(rank: int, world: int, plan: Plan) -> tuple[str, str, str]:
         handle.detach()
         optimizer.zero_grad()
         params = dict(net.named_parameters())
-        assert all(one.numel() == params[name].numel() for name, one in residuals.items())
+        assert all(
+            one.numel() == params[name].numel() for name, one in residuals.items()
+        )
         return found
 
     whole, parts = Net(), Net()
@@ -179,7 +198,9 @@ def test_a_plan_from_its_file(tmp_path: Path) -> None:
 
 def channels_last(rank: int, world: int, wrapped: bool) -> bool:
     """A cut parameter with strides of its own."""
-    conv, whole = (nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last) for _ in range(2))
+    conv, whole = (
+        nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last) for _ in range(2)
+    )
     whole.load_state_dict(conv.state_dict())
     profile = plans.profile_of_model(nn.Sequential(conv))
     layer = profile.layers[0].model_copy(
@@ -219,7 +240,9 @@ class TwoHeads(nn.Module):
 
 
 def another_head(rank: int, world: int) -> str:
-    """A backward pass that raised is followed by one that begins with other parameters."""
+    """A backward pass that raised is followed by one that begins with other
+    parameters.
+    """
     model = TwoHeads()
     gw.attach(model, DENSE)
 
@@ -235,23 +258,33 @@ def another_head(rank: int, world: int) -> str:
     return str(caught.value)
 
 
-def test_a_broken_backward_is_noticed_wherever_the_next_one_begins(doomed_two: Ranks) -> None:
+def test_a_broken_backward_is_noticed_wherever_the_next_one_begins(
+    doomed_two: Ranks,
+) -> None:
     for text in doomed_two.run(another_head):
         assert "an earlier backward pass that raised before its end" in text
 
 
 def two_models(rank: int, world: int, overlap: bool) -> str:
-    """Two attached models share an optimizer, which one of them must not let run ahead."""
+    """Two attached models share an optimizer, which one of them must not let run
+    ahead.
+    """
     torch.manual_seed(0)
     first, second = nn.Linear(30, 30), nn.Linear(30, 30)
     optimizer = SGD([*first.parameters(), *second.parameters()], lr=0.1)
     handles = []
     for model in (first, second):
         profile = plans.profile_of_model(nn.ModuleList([model]))
-        plan = gw.planner.bytescheduler(_unprefixed(profile), plans.CLUSTER, partition_bytes=400)
+        plan = gw.planner.bytescheduler(
+            _unprefixed(profile), plans.CLUSTER, partition_bytes=400
+        )
         given = optimizer if overlap else None
         handles.append(
-            gw.attach(model, plan.model_copy(update={"overlap_forward": overlap}), optimizer=given)
+            gw.attach(
+                model,
+                plan.model_copy(update={"overlap_forward": overlap}),
+                optimizer=given,
+            )
         )
     torch.manual_seed(rank)
     for _ in range(4):
@@ -275,7 +308,9 @@ def test_two_models_of_one_optimizer(two: Ranks) -> None:
 
 
 def test_many_channels_and_long_chains() -> None:
-    """A thousand messages that all wait for one: neither threads nor stack are as many."""
+    """A thousand messages that all wait for one: neither threads nor stack are as
+    many.
+    """
     layer = Layer(
         name="all",
         tensors=(
@@ -299,15 +334,19 @@ def test_many_channels_and_long_chains() -> None:
     handle.detach()
 
 
-# ---- Plans end in the same bits wherever they have gradients encoded -----------------------------
+# ---- Plans end in the same bits wherever they have gradients encoded -----------------
 
 
 Lanes = dict[str, set[str]]
-"""The lanes on which tensors were encoded before their message's launch, by the tensor's name."""
+"""The lanes on which tensors were encoded before their message's launch, by the
+tensor's name.
+"""
 
 
 def _named(plan: Plan, profile: Profile, message: PlannedMessage) -> list[str]:
-    """The tensors of a message that its exchange encodes each by itself, in the message's order."""
+    """The tensors of a message that its exchange encodes each by itself, in the
+    message's order.
+    """
     tensors = {t.name: t for layer in profile.layers for t in layer.tensors}
     encoder = TensorEncoder.of(exchanges_of(plan)[message.exchange])
     spec = planned_spec(message, tensors, is_shaped=True)
@@ -327,7 +366,9 @@ FORMS: tuple[Callable[[list[str]], dict[str, Any]], ...] = (
 )
 
 
-def _encoded(plan: Plan, profile: Profile, form: Callable[[list[str]], dict[str, Any]]) -> Plan:
+def _encoded(
+    plan: Plan, profile: Profile, form: Callable[[list[str]], dict[str, Any]]
+) -> Plan:
     """The plan with every tensor that is encoded by itself encoded in one form."""
     messages = tuple(
         one.model_copy(update=form(_named(plan, profile, one))) for one in plan.messages
@@ -359,20 +400,30 @@ class Case(NamedTuple):
         return Branches(lambda step: (step > 0 or rank == 0, step not in (1, 2)))
 
     def plan(self, profile: Profile) -> Plan:
-        settings = {"sparsifier": self.sparsifier, "density": 0.2, "num_dense": self.num_dense}
+        settings = {
+            "sparsifier": self.sparsifier,
+            "density": 0.2,
+            "num_dense": self.num_dense,
+        }
         setting = ExchangeSetting(
             compressor="selective", settings=settings, error_feedback=self.feedback
         )
         model = self.model(0)
-        return plans.through(plans.drawn(self.seed, model=model, cuts=0), "selective", setting)
+        return plans.through(
+            plans.drawn(self.seed, model=model, cuts=0), "selective", setting
+        )
 
 
 def trained(rank: int, case: Case, plan: Plan) -> tuple[str, str, Lanes]:
-    """The bits of the model and of its residuals after some steps, and where it was encoded."""
+    """The bits of the model and of its residuals after some steps, and where it was
+    encoded.
+    """
     net = case.model(rank)
     model = ddp(net, broadcast_buffers=False) if case.wrapped else net
     optimizer = OPTIMIZERS["adam"](net)
-    scaler = GradScaler("cpu", init_scale=case.scale, growth_interval=2, enabled=case.scale != 1)
+    scaler = GradScaler(
+        "cpu", init_scale=case.scale, growth_interval=2, enabled=case.scale != 1
+    )
     given = scaler if case.scale != 1 else None
     handle = gw.attach(model, plan, optimizer=optimizer, scaler=given)
     for step in range(NUM_STEPS):
@@ -407,13 +458,17 @@ CASES = {
     "redsync": Case(4, "redsync", num_dense=1),
     "unused, overlap": Case(5, unused=True),
     "scaler, accumulation, overlap": Case(7, scale=2.0**10, accumulate=True),
-    "unused, scaler, accumulation": Case(10, unused=True, scale=2.0**10, accumulate=True),
+    "unused, scaler, accumulation": Case(
+        10, unused=True, scale=2.0**10, accumulate=True
+    ),
     "ddp": Case(12, wrapped=True),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_bits_are_the_same_wherever_tensors_are_encoded(name: str, two: Ranks) -> None:
+def test_the_bits_are_the_same_wherever_tensors_are_encoded(
+    name: str, two: Ranks
+) -> None:
     case = CASES[name]
     profile = plans.profile_of_model(case.model(0))
     plan = case.plan(profile)
@@ -427,13 +482,19 @@ def test_the_bits_are_the_same_wherever_tensors_are_encoded(name: str, two: Rank
 
 
 def whole_messages(rank: int, world: int, seed: int) -> list[tuple[str, set[str]]]:
-    """The bits after a few steps of messages that are encoded as one, and the lanes that did it."""
+    """The bits after a few steps of messages that are encoded as one, and the lanes
+    that did it.
+    """
     found = []
     plan = plans.through(plans.drawn(seed), "lossy", LOSSY)
     for is_inline in (False, True):
         messages = tuple(
             one.model_copy(
-                update={"inline": tuple({c.tensor: 0 for c in one.chunks}) if is_inline else ()}
+                update={
+                    "inline": tuple({c.tensor: 0 for c in one.chunks})
+                    if is_inline
+                    else ()
+                }
             )
             for one in plan.messages
         )
@@ -450,14 +511,18 @@ def whole_messages(rank: int, world: int, seed: int) -> list[tuple[str, set[str]
 
 @each("seed", [0, 1])
 def test_whole_messages_may_be_encoded_inline(seed: int, two: Ranks) -> None:
-    """Within the backward pass (with ``overlap_forward`` too, seed 1) or on the compute lane."""
+    """Within the backward pass (with ``overlap_forward`` too, seed 1) or on the compute
+    lane.
+    """
     for (beside, lanes), (within, inline_lanes) in two.run(whole_messages, seed):
         assert within == beside
         assert (lanes, inline_lanes) == ({"compute"}, {"backward"})
 
 
 def by_variant(rank: int, world: int) -> list[str]:
-    """The bits after a few steps of each variant of ssfusion, as planned and at the launch."""
+    """The bits after a few steps of each variant of ssfusion, as planned and at the
+    launch.
+    """
     profile = plans.profile_of_model(Net())
     found = []
     for variant in VARIANTS:
@@ -466,7 +531,9 @@ def by_variant(rank: int, world: int) -> list[str]:
         assert any(one.early for one in plan.messages) == ("o" in variant)
         plain = plan.model_copy(
             update={
-                "messages": tuple(one.model_copy(update=_at_launch([])) for one in plan.messages)
+                "messages": tuple(
+                    one.model_copy(update=_at_launch([])) for one in plan.messages
+                )
             }
         )
         for chosen in (plan, plain):
@@ -488,7 +555,9 @@ def test_every_variant_of_ssfusion_is_carried_out(two: Ranks) -> None:
 def alone(rank: int, world: int) -> tuple[str, str, Lanes]:
     case = Case(1)
     profile = plans.profile_of_model(Net())
-    early, _, lanes = trained(rank, case, _encoded(case.plan(profile), profile, FORMS[2]))
+    early, _, lanes = trained(
+        rank, case, _encoded(case.plan(profile), profile, FORMS[2])
+    )
     net = Net()
     optimizer = OPTIMIZERS["adam"](net)
     train(net, optimizer, rank, range(NUM_STEPS))
@@ -501,7 +570,7 @@ def test_a_rank_that_is_alone_encodes_nothing(one: Ranks) -> None:
         assert lanes == {}
 
 
-# ---- what goes wrong ---------------------------------------------------------------------------
+# ---- what goes wrong -----------------------------------------------------------------
 
 
 def raise_in_an_encode(rank: int, world: int, form: int) -> tuple[str, Any, str]:
@@ -516,11 +585,16 @@ def raise_in_an_encode(rank: int, world: int, form: int) -> tuple[str, Any, str]
         message._places = {}
     with pytest.raises(Exception) as raised:  # noqa: PT011
         train(net, optimizer, rank, range(2, 5))
-    return type(raised.value).__name__, getattr(raised.value, "ranks", None), str(raised.value)
+    return (
+        type(raised.value).__name__,
+        getattr(raised.value, "ranks", None),
+        str(raised.value),
+    )
 
 
 def torn(rank: int, world: int) -> tuple[str, str]:
-    """A backward pass that raises when some tensors are encoded already: what was taken is lost.
+    """A backward pass that raises when some tensors are encoded already: what was taken
+    is lost.
 
     So the step can neither be saved nor repeated.
     """
@@ -554,7 +628,10 @@ def test_what_goes_wrong_in_an_encode(doomed_two: Ranks) -> None:
         assert "step 2 " in other[2]
     for saving, repeating in doomed_two.run(torn):
         assert "after a backward pass that raised before its end" in saving
-        assert "came after an earlier backward pass that raised before its end" in repeating
+        assert (
+            "came after an earlier backward pass that raised before its end"
+            in repeating
+        )
 
 
 def _plan_of(setting: ExchangeSetting, **where: tuple[str, ...]) -> Plan:
@@ -565,7 +642,9 @@ def _plan_of(setting: ExchangeSetting, **where: tuple[str, ...]) -> Plan:
     )
     message = PlannedMessage(chunks=chunks, exchange="it", **where)
     exchanges = {"it": setting}
-    return Plan(planner="by hand", model="Linear", messages=(message,), exchanges=exchanges)
+    return Plan(
+        planner="by hand", model="Linear", messages=(message,), exchanges=exchanges
+    )
 
 
 @each(
@@ -574,12 +653,16 @@ def _plan_of(setting: ExchangeSetting, **where: tuple[str, ...]) -> Plan:
         (LOSSY, {"early": ("weight", "bias")}, "'weight' cannot be encoded early"),
         (LOSSY, {"inline": ("weight",)}, "is encoded as one"),
         (
-            ExchangeSetting(compressor="selective", settings={"sparsifier": "dgc", "num_dense": 1}),
+            ExchangeSetting(
+                compressor="selective", settings={"sparsifier": "dgc", "num_dense": 1}
+            ),
             {"early": ("weight", "bias")},
             "'bias' is to be encoded by itself, and selective does not encode it so",
         ),
         (
-            ExchangeSetting(compressor="selective", settings={"sparsifier": "dgc", "num_dense": 0}),
+            ExchangeSetting(
+                compressor="selective", settings={"sparsifier": "dgc", "num_dense": 0}
+            ),
             {"early": ("weight",)},
             "'bias' is encoded by itself, and named neither inline nor early",
         ),
@@ -589,7 +672,13 @@ def _plan_of(setting: ExchangeSetting, **where: tuple[str, ...]) -> Plan:
             "'bias' is to be encoded by itself, and selective does not encode it so",
         ),
     ],
-    ids=["early as one", "inline in part", "sent dense", "left out", "sparsifier by default"],
+    ids=[
+        "early as one",
+        "inline in part",
+        "sent dense",
+        "left out",
+        "sparsifier by default",
+    ],
 )
 def test_encodes_that_cannot_be_done_there(
     setting: ExchangeSetting, where: dict[str, tuple[str, ...]], words: str

@@ -1,4 +1,6 @@
-"""The pulse: every rank that falls silent is found, whichever it is, and by each of the others."""
+"""The pulse: every rank that falls silent is found, whichever it is, and by each of the
+others.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ _names = count()
 
 
 class CountedStillness(Stillness):
-    """Counts readings in place of seconds, so that a busy machine makes nobody silent."""
+    """Counts readings in place of seconds, so that a busy machine makes nobody
+    silent.
+    """
 
     _num_still = 0
 
@@ -56,7 +60,9 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Pulse]]:
     with ExitStack() as stack:
         found = []
         for rank in range(WORLD):
-            own = Pulse(name, rank, WORLD, lambda alarm: None, lambda: None, lambda error: None)
+            own = Pulse(
+                name, rank, WORLD, lambda alarm: None, lambda: None, lambda error: None
+            )
             stack.callback(own.stop)
             found.append(own)
         yield found
@@ -67,12 +73,16 @@ def test_while_all_live_nobody_is_silent(ranks: list[Pulse]) -> None:
 
 
 @pytest.mark.parametrize("lost", range(WORLD))
-def test_whoever_falls_silent_is_found_by_all_others(ranks: list[Pulse], lost: int) -> None:
+def test_whoever_falls_silent_is_found_by_all_others(
+    ranks: list[Pulse], lost: int
+) -> None:
     assert all(len(one.signs()) == WORLD for one in ranks)
     ranks[lost].stop()
     others = [one for one in ranks if one.rank != lost]
     with ThreadPoolExecutor() as pool:
-        assert [*pool.map(Pulse.silent_ranks, others)] == [((lost,), False)] * len(others)
+        assert [*pool.map(Pulse.silent_ranks, others)] == [((lost,), False)] * len(
+            others
+        )
 
 
 @pytest.mark.parametrize("detaches", [True, False])
@@ -110,7 +120,10 @@ NEXT = Place(step=3, launched=1, num_calls=0)
     ],
 )
 def test_who_is_behind_is_late_unless_it_waits_for_the_network(
-    ranks: list[Pulse], places: tuple[Place, ...], waiting: tuple[int, ...], late: tuple[int, ...]
+    ranks: list[Pulse],
+    places: tuple[Place, ...],
+    waiting: tuple[int, ...],
+    late: tuple[int, ...],
 ) -> None:
     for one in ranks:
         one.place = places[one.rank]
@@ -147,7 +160,7 @@ def test_an_engine_waits_while_messages_are_under_way_and_it_computes_nothing() 
     engine.close()
 
 
-# ---- A store that answers late is not taken for ranks that are dead ------------------------------
+# ---- A store that answers late is not taken for ranks that are dead ------------------
 
 
 HERE, ENDED, MUTE, CUT = Reach.ANSWERS, Reach.ENDED, Reach.MUTE, Reach.CUT
@@ -169,8 +182,12 @@ class Scripted(Pulse):
     It is its own ``_news``: only who waits for news has the clock go on.
     """
 
-    def __init__(self, clock: Clock, script: Sequence[tuple[float, tuple[int, int, int]]]) -> None:
-        super().__init__("test", 1, 3, lambda alarm: None, lambda: None, lambda error: None)
+    def __init__(
+        self, clock: Clock, script: Sequence[tuple[float, tuple[int, int, int]]]
+    ) -> None:
+        super().__init__(
+            "test", 1, 3, lambda alarm: None, lambda: None, lambda error: None
+        )
         self._clock, self._script = clock, iter(script)
         self._news: Any = self
 
@@ -206,7 +223,9 @@ def read(monkeypatch: pytest.MonkeyPatch, *script: Any) -> tuple[tuple[int, ...]
     return Scripted(clock, script).silent_ranks()
 
 
-def test_what_a_store_does_not_tell_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_store_does_not_tell_is_no_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     first, late = [(0.05, (7, 1, 7)), (0.02, (7, 2, 7))], (0.29, (7, 3, 7))
     assert read(monkeypatch, *first, late, (0.05, (8, 4, 8))) == ((), False)
     steady = [(0.04, (n, n, 7)) for n in range(12)]
@@ -221,7 +240,8 @@ def test_local_steps_are_told_where_they_differ() -> None:
         ((4, 4, 4), ""),
         (
             (4, 7, 4),
-            " (local steps when last seen: rank 0 after 4, rank 1 after 7, rank 2 after 4)",
+            " (local steps when last seen: rank 0 after 4, rank 1 after 7, rank "
+            "2 after 4)",
         ),
     ):
         one._note([Sign(1, Place(0, 2, 1, count)) for count in counts])
@@ -229,10 +249,19 @@ def test_local_steps_are_told_where_they_differ() -> None:
         assert one.last_ranks() == ()  # they take no part in the order of ranks
 
 
-def test_a_number_stands_still_only_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_stands_still_only_while_it_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock, one, found = Clock(), Stillness(), list[float]()
     monkeypatch.setattr(pulse, "time", clock)
-    for now_s, number in [(0.0, 4), (0.2, 4), (30.0, 4), (30.3, 4), (30.4, 5), (50.0, 5)]:
+    for now_s, number in [
+        (0.0, 4),
+        (0.2, 4),
+        (30.0, 4),
+        (30.3, 4),
+        (30.4, 5),
+        (50.0, 5),
+    ]:
         clock.now_s = now_s
         found.append(one.read(number))
     assert found == pytest.approx([0, 0.2, 0.7, 1.0, 0, 0.5])
@@ -243,7 +272,9 @@ class Silent:
 
     rank, store_is_lost = 1, False
 
-    def __init__(self, reach: list[dict[int, Reach]], answers: int, mute_s: float = 9.0) -> None:
+    def __init__(
+        self, reach: list[dict[int, Reach]], answers: int, mute_s: float = 9.0
+    ) -> None:
         self.mute_s = mute_s
         self._reach, self._answers, self.looks = reach, answers, 0
         self.roll_call, self._asked = self, threading.Semaphore(0)
@@ -327,8 +358,12 @@ def test_a_host_name_that_is_the_loopback_is_named_where_ranks_cannot_connect(
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     if interface is not None:
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
-    engine = Engine(ALONE, num_channels=0, timeout=timedelta(seconds=1), on_span=lambda span: None)
-    text = str(engine.unreachable(name, RuntimeError("failed to connect, remote=[127.0.1.1]")))
+    engine = Engine(
+        ALONE, num_channels=0, timeout=timedelta(seconds=1), on_span=lambda span: None
+    )
+    text = str(
+        engine.unreachable(name, RuntimeError("failed to connect, remote=[127.0.1.1]"))
+    )
     engine.close()
     assert ("GLOO_SOCKET_IFNAME" in text) is is_hinted
     assert ("restart the job" in text) is not is_hinted

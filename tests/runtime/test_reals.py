@@ -18,10 +18,11 @@ from tests.runtime.ranks import Ranks
 
 
 class Waves(nn.Module):
-    """Complex matrices in both layouts, a complex vector and scalar, and a real layer at the end.
+    """Complex matrices in both layouts, a complex vector and scalar, and a real layer
+    at the end.
 
-    ``turned`` gets lazily conjugated gradients, ``transposed`` ones of strides of its own,
-    ``mirrored`` ones of both kinds, and ``spare`` none in odd steps of rank 0.
+    ``turned`` gets lazily conjugated gradients, ``transposed`` ones of strides of its
+    own, ``mirrored`` ones of both kinds, and ``spare`` none in odd steps of rank 0.
     """
 
     def __init__(self) -> None:
@@ -42,7 +43,10 @@ class Waves(nn.Module):
         self.register_buffer("phase", drawn(12))
 
     def forward(self, x: Tensor, with_spare: bool = True) -> Tensor:
-        waves = x.to(torch.complex64) @ self.matrix @ self.turned.conj() + self.vector * self.phase
+        waves = (
+            x.to(torch.complex64) @ self.matrix @ self.turned.conj()
+            + self.vector * self.phase
+        )
         waves = (self.mirrored.mH @ waves.mT).mT
         if with_spare:
             waves = waves * self.spare.to(torch.complex64)
@@ -51,7 +55,11 @@ class Waves(nn.Module):
 
 
 def trained(
-    model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, steps: range, spare: bool
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    rank: int,
+    steps: range,
+    spare: bool,
 ) -> list[Tensor]:
     for step in steps:
         draws = torch.Generator().manual_seed(10 * step + rank)
@@ -68,7 +76,9 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 def plan_of(world: int) -> Any:
     model = Waves()
-    profile = gw.profile(model, lambda: model(torch.ones(4, 24)).sum().backward(), iterations=1)
+    profile = gw.profile(
+        model, lambda: model(torch.ones(4, 24)).sum().backward(), iterations=1
+    )
     cluster = gw.Cluster(num_ranks=world, rate_bytes_per_s=1e9)
     return gw.plan("usbyte", profile, cluster, basic_partition_bytes=256)
 
@@ -134,7 +144,9 @@ def compressed(rank: int, world: int, name: str, on_ddp: bool) -> list[bool]:
 
 @pytest.mark.multi
 @each("name, on_ddp", [("topk", False), ("int8", True), ("powersgd", False)])
-def test_compressed_they_resume_with_the_same_bits(two: Ranks, name: str, on_ddp: bool) -> None:
+def test_compressed_they_resume_with_the_same_bits(
+    two: Ranks, name: str, on_ddp: bool
+) -> None:
     assert two.run(compressed, name, on_ddp) == [[True] * 3] * 2
 
 
@@ -155,5 +167,7 @@ def test_reals_are_views_and_go_back(name: str) -> None:
 
 def test_local_steps_refuse_complex_parameters() -> None:
     model = Waves()
-    with pytest.raises(InvalidSetting, match=r"matrix must be a real one under local_steps"):
+    with pytest.raises(
+        InvalidSetting, match=r"matrix must be a real one under local_steps"
+    ):
         gw.local_steps(model, sgd(model), "none", every=2)

@@ -1,4 +1,6 @@
-"""Recipes: local steps with the settings that they state; Muon with AdamW is torch's own two."""
+"""Recipes: local steps with the settings that they state; Muon with AdamW is torch's
+own two.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,20 @@ def test_steps_are_those_of_torchs_optimizers() -> None:
     ours, theirs = model(), model()
     optimizer = MuonWithAdamW(ours, 0.01)
     muon = torch.optim.Muon([theirs.last.weight], lr=TIMES_RATE * 0.01)
-    others = [p for n, p in theirs.named_parameters() if n not in ("last.weight", "kernels.weight")]
-    adamw = torch.optim.AdamW(others, lr=0.01, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    others = [
+        p
+        for n, p in theirs.named_parameters()
+        if n not in ("last.weight", "kernels.weight")
+    ]
+    adamw = torch.optim.AdamW(
+        others, lr=0.01, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+    )
     kernels = nn.Parameter(theirs.kernels.weight.detach().view(4, 3))
     of_kernels = torch.optim.Muon([kernels], lr=TIMES_RATE * 0.01)
     for step in range(3):
-        x = torch.arange(10).remainder(8).view(10, 1) + torch.zeros(10, 1, dtype=torch.long)
+        x = torch.arange(10).remainder(8).view(10, 1) + torch.zeros(
+            10, 1, dtype=torch.long
+        )
         for net in (ours, theirs):
             net.zero_grad()
             net(x).square().mean().backward()
@@ -57,7 +67,9 @@ def test_steps_are_those_of_torchs_optimizers() -> None:
         kernels.grad = theirs.kernels.weight.grad.view(4, 3)
         for one in (optimizer, muon, adamw, of_kernels):
             one.step()
-    for (name, own), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+    for (name, own), other in zip(
+        ours.named_parameters(), theirs.parameters(), strict=True
+    ):
         assert torch.equal(own, other), name
     assert not torch.equal(ours.last.weight, model().last.weight)
 
@@ -79,7 +91,9 @@ def test_a_saved_optimizer_goes_on_with_the_same_bits() -> None:
     other.load_state_dict(deepcopy(one.state_dict()))
     for net, optimizer in ((ours, one), (theirs, other)):
         stepped(net, optimizer, 2)
-    for (name, own), same in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+    for (name, own), same in zip(
+        ours.named_parameters(), theirs.parameters(), strict=True
+    ):
         assert torch.equal(own, same), name
 
 
@@ -102,12 +116,20 @@ SAME: dict[str, tuple[Any, str, Any, int, dict[str, Any]]] = {
     "localsgd": (partial(SGD, lr=0.1, momentum=0.9), "none", {"lr": 1.0}, 8, {}),
     "diloco": (ADAMW, "none", {"lr": 0.7, **NESTEROV}, 500, {}),
     "streaming_diloco": (ADAMW, "uniform", {"lr": 0.4, **NESTEROV}, 30, LATE),
-    "muloco": (partial(MuonWithAdamW, rate=1e-3), "uniform", {"lr": 1.0, "momentum": 0.4}, 5, {}),
+    "muloco": (
+        partial(MuonWithAdamW, rate=1e-3),
+        "uniform",
+        {"lr": 1.0, "momentum": 0.4},
+        5,
+        {},
+    ),
 }
 
 
 def both_ways(rank: int, world: int, name: str) -> tuple[int, bool]:
-    """Exchanges by a recipe, and whether what its docstring says has the same rhythm and bits."""
+    """Exchanges by a recipe, and whether what its docstring says has the same rhythm
+    and bits.
+    """
     make, exchange, outer, every, more = SAME[name]
     found, rhythms, counts = [], [], []
     for by_recipe in (True, False):

@@ -1,4 +1,6 @@
-"""``gw.fsdp.reduce_scatter``: encoded payloads in the place of FSDP2's reduce-scatter."""
+"""``gw.fsdp.reduce_scatter``: encoded payloads in the place of FSDP2's
+reduce-scatter.
+"""
 
 from __future__ import annotations
 
@@ -63,16 +65,24 @@ def momentum(net: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
 
 
-def like_native(rank: int, world: int) -> tuple[list[Tensor], list[Tensor], list[str], int]:
-    """Shards of gradients, by FSDP itself and through none; the bits of a run of two losses."""
+def like_native(
+    rank: int, world: int
+) -> tuple[list[Tensor], list[Tensor], list[str], int]:
+    """Shards of gradients, by FSDP itself and through none; the bits of a run of two
+    losses.
+    """
     found, digests = [], []
     for ours in (False, True, True):
         net = sharded(world)
-        net.set_reduce_scatter_unused_params(True)  # as without, ranks would not send alike
+        net.set_reduce_scatter_unused_params(
+            True
+        )  # as without, ranks would not send alike
         handle = gw.fsdp.reduce_scatter(net, "none") if ours else None
         torch.manual_seed(rank)
         net(torch.randn(8, 13), rank == 0).square().sum().backward()
-        found.append([p.grad.to_local().clone() for p in net.parameters() if p.grad is not None])
+        found.append(
+            [p.grad.to_local().clone() for p in net.parameters() if p.grad is not None]
+        )
         train(net, momentum(net), rank, range(3))
         digests.append(digest(held(net)))
     assert handle is not None
@@ -91,7 +101,9 @@ def test_none_reduces_as_fsdp_does(four: Ranks) -> None:
 
 
 def conserved(rank: int, world: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """(sum of gradients, W x mean, sum of residuals) of each parameter after two passes."""
+    """(sum of gradients, W x mean, sum of residuals) of each parameter after two
+    passes.
+    """
     nets = [sharded(world), sharded(world)]
     handle = gw.fsdp.reduce_scatter(nets[1], TOPK)
     sums: list[dict[str, Tensor]] = [{}, {}]
@@ -162,7 +174,9 @@ def test_nothing_is_lost_under_a_scaler_that_skips(codec: Any, two: Ranks) -> No
 
 
 def beside_a_scaler(rank: int, world: int) -> list[str]:
-    """The errors of a first backward pass beside a strange scaler, and of parameters in 16 bits."""
+    """The errors of a first backward pass beside a strange scaler, and of parameters in
+    16 bits.
+    """
     texts = []
     net, scaler = sharded(world), GradScaler("cpu")
     for given in (None, GradScaler("cpu", enabled=False)):
@@ -190,21 +204,31 @@ def test_a_scaler_that_was_not_given_is_refused(two: Ranks) -> None:
         assert "dtype of weight must be torch.float32 beside a scaler" in half
 
 
-def resumed(rank: int, world: int, folder: str) -> list[tuple[str, str, str, bool, int]]:
-    """For each codec the bits of one run, and of runs that went on with each kind of state."""
+def resumed(
+    rank: int, world: int, folder: str
+) -> list[tuple[str, str, str, bool, int]]:
+    """For each codec the bits of one run, and of runs that went on with each kind of
+    state.
+    """
     return [
-        goes_on(rank, world, codec, f"{folder}/{type(codec).__name__}") for codec in (TOPK, DRAWN)
+        goes_on(rank, world, codec, f"{folder}/{type(codec).__name__}")
+        for codec in (TOPK, DRAWN)
     ]
 
 
-def goes_on(rank: int, world: int, codec: Any, folder: str) -> tuple[str, str, str, bool, int]:
+def goes_on(
+    rank: int, world: int, codec: Any, folder: str
+) -> tuple[str, str, str, bool, int]:
     net = sharded(world)
     handle, optimizer = gw.fsdp.reduce_scatter(net, codec), momentum(net)
     first = train(net, optimizer, rank, range(1))
     train(net, optimizer, rank, range(1, 3))
     saved, values = handle.state_dict(), [shard.clone() for shard in held(net)]
     dcp.save({"gradwire": handle.sharded_state()}, checkpoint_id=folder)
-    moments = [optimizer.state[p]["momentum_buffer"].to_local().clone() for p in net.parameters()]
+    moments = [
+        optimizer.state[p]["momentum_buffer"].to_local().clone()
+        for p in net.parameters()
+    ]
     loss, found = train(net, optimizer, rank, range(3, 20)), [digest(held(net))]
     wire_bytes = handle.stats()["wire_bytes_per_step"]
     handle.detach()
@@ -238,7 +262,9 @@ def test_it_trains_and_goes_on_with_the_same_bits(two: Ranks, tmp_path: Path) ->
 
 
 def between_one_and_two(rank: int, world: int, folder: str) -> list[dict[str, Tensor]]:
-    """The owed mean of each parameter where two ranks saved, one went on, and two did again."""
+    """The owed mean of each parameter where two ranks saved, one went on, and two did
+    again.
+    """
 
     def owed(handle: Any, num_ranks: int) -> dict[str, Tensor]:
         found = {name: left / num_ranks for name, left in handle.residuals().items()}
@@ -256,7 +282,11 @@ def between_one_and_two(rank: int, world: int, folder: str) -> list[dict[str, Te
     alone.load_state_dict(state["gradwire"])
     found = [owed(handle, 2), owed(alone, 1)]
     if not rank:
-        dcp.save({"gradwire": alone.sharded_state()}, checkpoint_id=f"{folder}/1", no_dist=True)
+        dcp.save(
+            {"gradwire": alone.sharded_state()},
+            checkpoint_id=f"{folder}/1",
+            no_dist=True,
+        )
     dist.barrier()
     state = {"gradwire": handle.sharded_state(saved_by=1)}
     dcp.load(state, checkpoint_id=f"{folder}/1")
@@ -267,7 +297,9 @@ def between_one_and_two(rank: int, world: int, folder: str) -> list[dict[str, Te
     return found
 
 
-def test_one_rank_goes_on_where_two_saved_and_two_where_one_did(two: Ranks, tmp_path: Path) -> None:
+def test_one_rank_goes_on_where_two_saved_and_two_where_one_did(
+    two: Ranks, tmp_path: Path
+) -> None:
     for saved, alone, again in two.run(between_one_and_two, str(tmp_path)):
         assert any(left.any() for left in saved.values())
         for name, left in saved.items():
@@ -304,7 +336,9 @@ def wrong(rank: int, world: int) -> list[str]:
     told.append(str(raised.value))
     handle.detach()
     with pytest.raises(RanksDiffer) as differ:
-        gw.fsdp.reduce_scatter(sharded(world), gw.compress.uniform(bitwidth=4 if rank else 8))
+        gw.fsdp.reduce_scatter(
+            sharded(world), gw.compress.uniform(bitwidth=4 if rank else 8)
+        )
     return [*told, str(differ.value)]
 
 
@@ -312,7 +346,10 @@ def test_what_is_refused(four: Ranks) -> None:
     for told in four.run(wrong):
         plain, exchange, hybrid, partly, twice, other, halves, differ = told
         assert "apply fully_shard() first, or use gw.attach" in plain
-        assert "a compressor or its name, as a reduce-scatter has only one direction" in exchange
+        assert (
+            "a compressor or its name, as a reduce-scatter has only one direction"
+            in exchange
+        )
         assert "group=mesh['replicate']" in hybrid
         assert "last.bias is trained and outside of what fully_shard() holds" in partly
         assert "is taken already; detach() it first" in twice

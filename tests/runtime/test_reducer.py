@@ -1,4 +1,6 @@
-"""Where all gradients of a DDP model are dense, DDP's own reducer averages them and we count."""
+"""Where all gradients of a DDP model are dense, DDP's own reducer averages them and we
+count.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,16 @@ from tests.runtime.given import keywords
 from tests.runtime.models import Branches, Words
 from tests.runtime.ranks import Ranks
 from tests.runtime.test_copies import hooks
-from tests.runtime.training import DENSE, ONEBIT, Net, adamw, ddp, digest, loss_of, train
+from tests.runtime.training import (
+    DENSE,
+    ONEBIT,
+    Net,
+    adamw,
+    ddp,
+    digest,
+    loss_of,
+    train,
+)
 
 pytestmark = pytest.mark.multi
 
@@ -33,10 +44,14 @@ def averaged_by(model: nn.Module, *given: Any, **settings: Any) -> str:
 
 
 def choices(rank: int, world: int) -> tuple[dict[str, str], str, str]:
-    """Who averages which model; what is said of a user's hook, and where ranks disagree."""
+    """Who averages which model; what is said of a user's hook, and where ranks
+    disagree.
+    """
     found = {
         "dense": averaged_by(ddp(Net()), "none"),
-        "nothing to compress": averaged_by(ddp(Net()), ONEBIT, compress_if=lambda *_: False),
+        "nothing to compress": averaged_by(
+            ddp(Net()), ONEBIT, compress_if=lambda *_: False
+        ),
         "a matrix to compress": averaged_by(ddp(Net()), ONEBIT),
         "a size": averaged_by(ddp(Net()), DENSE, bucket_cap_mb=1),
         "a back end": averaged_by(ddp(Net()), DENSE, backend="gloo"),
@@ -80,7 +95,12 @@ def nothing_runs(rank: int, world: int) -> tuple[set[str], dict[str, Any], int, 
     assert lanes == {"forward", "backward", "wait"}
     handle.detach()
     numel = sum(p.numel() for p in model.parameters())
-    return threads, stats, bytes_sent("all_reduce", 4 * numel, world), hooks(model) == usual
+    return (
+        threads,
+        stats,
+        bytes_sent("all_reduce", 4 * numel, world),
+        hooks(model) == usual,
+    )
 
 
 def test_nothing_runs_but_a_count_and_the_pulse(two: Ranks) -> None:
@@ -92,7 +112,9 @@ def test_nothing_runs_but_a_count_and_the_pulse(two: Ranks) -> None:
 
 
 def switching(rank: int, world: int) -> list[str]:
-    """DDP's reducer, then onebit, then its reducer again with the state that it saved, then DDP."""
+    """DDP's reducer, then onebit, then its reducer again with the state that it saved,
+    then DDP.
+    """
     found = []
     for is_attached in (True, False):
         model = ddp(Net())
@@ -175,18 +197,25 @@ def telling(rank: int, world: int) -> list[int]:
             train(model, adamw(model.parameters()), rank, range(2 + 2 * rank))
         found.append(handle.step)
         handle.detach()
-    model = ddp(Branches(lambda step: (step % 2 == 0, step % 2 == 1)), find_unused_parameters=True)
+    model = ddp(
+        Branches(lambda step: (step % 2 == 0, step % 2 == 1)),
+        find_unused_parameters=True,
+    )
     handle = gw.attach(model, DENSE)
     train(model, adamw(model.parameters()), rank, range(4))
     return [*found, handle.step]
 
 
-def test_ranks_that_have_joined_tell_and_steps_without_parameters_count(two: Ranks) -> None:
+def test_ranks_that_have_joined_tell_and_steps_without_parameters_count(
+    two: Ranks,
+) -> None:
     assert two.run(telling) == [[4, 4, 4]] * 2
 
 
 def among_three(rank: int, world: int) -> list[str]:
-    """DDP alone, left to DDP, and after a detach, when gradwire's hook stays; 1/3 is no power."""
+    """DDP alone, left to DDP, and after a detach, when gradwire's hook stays; 1/3 is no
+    power.
+    """
     group = dist.new_group([0, 1, 2])
     if rank == 3:
         return []

@@ -1,7 +1,9 @@
-"""A gradient has one exchange: who else would exchange it is attached, or refused by name.
+"""A gradient has one exchange: who else would exchange it is attached, or refused by
+name.
 
-Training that goes on in spite of a second exchange gives wrong gradients without any error, so each
-way in which a DDP, ``replicate()`` or a sharding API can meet an attached model has its case here.
+Training that goes on in spite of a second exchange gives wrong gradients without any
+error, so each way in which a DDP, ``replicate()`` or a sharding API can meet an
+attached model has its case here.
 """
 
 from __future__ import annotations
@@ -29,13 +31,24 @@ from tests.each import each
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import DENSE, Net, batch, ddp, digest, loss_of, momentum, train
+from tests.runtime.training import (
+    DENSE,
+    Net,
+    batch,
+    ddp,
+    digest,
+    loss_of,
+    momentum,
+    train,
+)
 
 TWICE = "would be exchanged twice"
 
 
 class Wrapper(nn.Module):
-    """As frameworks make it: holds the DDP and what is inside of it, and a part that is frozen."""
+    """As frameworks make it: holds the DDP and what is inside of it, and a part that is
+    frozen.
+    """
 
     def __init__(self, wrapped: DistributedDataParallel) -> None:
         super().__init__()
@@ -50,7 +63,9 @@ class Wrapper(nn.Module):
 WRAPPERS: dict[str, Callable[[DistributedDataParallel], nn.Module]] = {
     "itself": lambda wrapped: wrapped,
     "sequential": lambda wrapped: nn.Sequential(wrapped),
-    "compiled wrapper": lambda wrapped: torch.compile(Wrapper(wrapped), backend="eager"),
+    "compiled wrapper": lambda wrapped: torch.compile(
+        Wrapper(wrapped), backend="eager"
+    ),
 }
 
 
@@ -82,8 +97,9 @@ def refused(model: Any, **settings: Any) -> str:
 
 
 def all_refused(rank: int, world: int) -> None:
-    """A DDP inside that is not all of a model, one around it, sharded models, and a DDP without a
-    communication hook."""
+    """A DDP inside that is not all of a model, one around it, sharded models, and a DDP
+    without a communication hook.
+    """
     mesh = device_mesh((world,))
     around = ddp(Net())
     cut = parallelize_module(nn.Linear(4, 2), mesh, ColwiseParallel())
@@ -116,7 +132,9 @@ def all_refused(rank: int, world: int) -> None:
     for said, model in models.items():
         assert said in refused(model)
     with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
-        assert "torch._dynamo.config.optimize_ddp must be another value" in refused(ddp(Net()))
+        assert "torch._dynamo.config.optimize_ddp must be another value" in refused(
+            ddp(Net())
+        )
 
 
 @pytest.mark.multi
@@ -125,7 +143,9 @@ def test_models_that_others_exchange_are_refused(two: Ranks) -> None:
 
 
 def not_around(rank: int, world: int) -> list[int]:
-    """A DDP that is gone, one that is no more than garbage, and one that ignores what is given."""
+    """A DDP that is gone, one that is no more than garbage, and one that ignores what
+    is given.
+    """
     net = Net()
     wrapped = ddp(net)
     wrapped.cycle = [wrapped]  # only the garbage collector frees it
@@ -165,7 +185,9 @@ def taking_in(name: str, net: Net, wholly: nn.Module, rank: int, world: int) -> 
         "FSDP": lambda: FullyShardedDataParallel(net, device_id=torch.device("cpu")),
         "fully_shard": lambda: use(fully_shard(net, mesh=mesh)),  # type: ignore[arg-type]
         "parallelize_module": lambda: use(
-            parallelize_module(net, mesh, {"deep": ColwiseParallel(output_layouts=Replicate())})
+            parallelize_module(
+                net, mesh, {"deep": ColwiseParallel(output_layouts=Replicate())}
+            )
         ),
     }
     cases[name]()
@@ -175,14 +197,17 @@ LATER = {
     "DDP": TWICE,
     "DDP of more": TWICE,
     "replicate, marked before": TWICE,
-    "FSDP": "Net is attached, and FullyShardedDataParallel would exchange its gradients too",
+    "FSDP": "Net is attached, and FullyShardedDataParallel would exchange its gradients "
+    "too",
     "fully_shard": r"first\.weight, .* came into the model after it was attached",
     "parallelize_module": r"deep\.weight, \.\.\. \(a DTensor; 2 in all\) came into the model after",
 }
 
 
 def later(rank: int, world: int) -> None:
-    """What takes an attached model in raises where it does, before any gradient is there."""
+    """What takes an attached model in raises where it does, before any gradient is
+    there.
+    """
     for name, said in LATER.items():
         net = Net()
         wholly = nn.Sequential(net)
@@ -202,7 +227,9 @@ def test_what_exchanges_an_attached_model_later(doomed_two: Ranks) -> None:
 
 
 def unfrozen(rank: int, world: int) -> tuple[str, int, str]:
-    """A loop that unfreezes a layer makes its DDP anew, which knows its first parameters alone."""
+    """A loop that unfreezes a layer makes its DDP anew, which knows its first
+    parameters alone.
+    """
     net = Net()
     net.deep.requires_grad_(False)
     model = DistributedDataParallel(net)
@@ -223,12 +250,17 @@ def unfrozen(rank: int, world: int) -> tuple[str, int, str]:
 
 
 @pytest.mark.multi
-def test_unfreezing_under_ddp_takes_a_new_ddp_between_detach_and_attach(two: Ranks) -> None:
+def test_unfreezing_under_ddp_takes_a_new_ddp_between_detach_and_attach(
+    two: Ranks,
+) -> None:
     one, other = two.run(unfrozen)
     assert one == other
     said, step, _ = one
     assert TWICE in said
-    assert "call handle.detach() first, make the DistributedDataParallel, then attach" in said
+    assert (
+        "call handle.detach() first, make the DistributedDataParallel, then attach"
+        in said
+    )
     assert step == 3
 
 
@@ -253,10 +285,15 @@ def two_ddps(rank: int, world: int) -> str:
 @pytest.mark.multi
 def test_what_ddp_does_not_notice_is_said_with_the_remedy(two: Ranks) -> None:
     for said in two.run(two_ddps):
-        assert f"{TWICE}: another DistributedDataParallel of them still lives; drop it" in said
+        assert (
+            f"{TWICE}: another DistributedDataParallel of them still lives; drop it"
+            in said
+        )
     for said in two.run(unfrozen_alone):
         assert "deep.weight, ... requires a gradient" in said
-        assert "make the DistributedDataParallel anew from its module, then attach" in said
+        assert (
+            "make the DistributedDataParallel anew from its module, then attach" in said
+        )
 
 
 def unseen(rank: int, world: int) -> list[str]:
@@ -313,7 +350,9 @@ class Odd(torch.Tensor):
     """A tensor that decides by itself what is done with it."""
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return func(*args, **(kwargs or {}))
 
 
@@ -327,11 +366,16 @@ def test_tensors_without_plain_values() -> None:
     with torch.device("meta"):
         nowhere = nn.Linear(3, 2)
     odd: torch.Tensor = torch.Tensor._make_subclass(Odd, torch.ones(2))
-    assert "weight must be a tensor with a shape, got 'UninitializedParameter'" in refused(
-        nn.LazyLinear(2)
+    assert (
+        "weight must be a tensor with a shape, got 'UninitializedParameter'"
+        in refused(nn.LazyLinear(2))
     )
-    assert "device of weight must be one that holds values, got 'meta'" in refused(nowhere)
-    assert "odd must be a plain tensor, whole on each rank, got 'Odd'" in refused(with_buffer(odd))
+    assert "device of weight must be one that holds values, got 'meta'" in refused(
+        nowhere
+    )
+    assert "odd must be a plain tensor, whole on each rank, got 'Odd'" in refused(
+        with_buffer(odd)
+    )
 
 
 @pytest.mark.multi
@@ -342,7 +386,9 @@ def test_torchscript_is_refused_at_the_root_and_taken_inside(two: Ranks) -> None
 
 
 def scripted(rank: int, world: int) -> tuple[int, str]:
-    """A model of TorchScript, itself or in DDP, and what the error says to write instead."""
+    """A model of TorchScript, itself or in DDP, and what the error says to write
+    instead.
+    """
     made = torch.jit.script(nn.Sequential(nn.Linear(13, 7), nn.Linear(7, 5)))  # type: ignore[no-untyped-call]
     for model in (made, ddp(made)):
         said = refused(model)
@@ -356,7 +402,9 @@ def scripted(rank: int, world: int) -> tuple[int, str]:
     return handle.step, digest(inner)
 
 
-@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has none")
+@pytest.mark.skipif(
+    not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has none"
+)
 def test_gradients_of_another_dtype_than_their_parameter() -> None:
     """Their mean would be rounded to the parameter's dtype."""
     says = r"grad_dtype of parameter weight must be torch\.bfloat16, its own, got torch\.float32"
@@ -380,11 +428,13 @@ def test_nothing_is_watched_once_nothing_is_attached() -> None:
     assert len(nn.modules.module._global_module_registration_hooks) <= before
 
 
-# ---- Parameters that come into a model later are exchanged by nobody -----------------------------
+# ---- Parameters that come into a model later are exchanged by nobody -----------------
 
 
 def assign(net: Net) -> None:
-    net.load_state_dict({name: t.clone() for name, t in net.state_dict().items()}, assign=True)
+    net.load_state_dict(
+        {name: t.clone() for name, t in net.state_dict().items()}, assign=True
+    )
 
 
 def new_head(net: Net) -> None:
@@ -436,7 +486,11 @@ def not_called(net: Net) -> Tensor:
     return nn.functional.cross_entropy(net.forward(x), y)
 
 
-USES = [*((change, called) for change in CHANGES), (new_head, not_called), (by_hand, not_called)]
+USES = [
+    *((change, called) for change in CHANGES),
+    (new_head, not_called),
+    (by_hand, not_called),
+]
 
 
 @each("change, use", USES)
@@ -447,7 +501,9 @@ def test_the_next_backward_pass_names_a_stranger_and_attaching_again_is_right(
     handle = gw.attach(net, DENSE)
     train(net, momentum(net.parameters()), 0, range(1))
     change(net)
-    with pytest.raises(LoopMistake, match=f"{CHANGES[change]}.* came into the model after it was"):
+    with pytest.raises(
+        LoopMistake, match=f"{CHANGES[change]}.* came into the model after it was"
+    ):
         use(net).backward()
     handle.detach()
     net.zero_grad()
@@ -493,7 +549,9 @@ def test_what_functional_call_puts_in_their_place_is_no_stranger() -> None:
     x, y = batch(0, 0)
     doubled = {name: 2 * p for name, p in net.named_parameters()}
     nn.functional.cross_entropy(functional_call(net, doubled, (x,)), y).backward()
-    own = {name: p.detach().clone().requires_grad_() for name, p in net.named_parameters()}
+    own = {
+        name: p.detach().clone().requires_grad_() for name, p in net.named_parameters()
+    }
     loss = nn.functional.cross_entropy(functional_call(net, own, (x,)), y)
     torch.autograd.grad(loss, list(own.values()))
     nn.functional.cross_entropy(functional_call(net, own, (x,)), y).backward()
@@ -517,8 +575,12 @@ def test_evaluation_does_not_look_and_nothing_is_left_on_a_stranger() -> None:
     loss_of(net, 0, 0).backward()
 
 
-def told(rank: int, world: int, wrapped: bool, change: str) -> tuple[tuple[int, ...], str, bool]:
-    """The error of a change on both ranks, or on rank 1 alone, and whether parameters stayed."""
+def told(
+    rank: int, world: int, wrapped: bool, change: str
+) -> tuple[tuple[int, ...], str, bool]:
+    """The error of a change on both ranks, or on rank 1 alone, and whether parameters
+    stayed.
+    """
     net = Net()
     net.deep.requires_grad_(change != "unfrozen")
     model = ddp(net) if wrapped else net
@@ -553,7 +615,9 @@ def test_no_rank_makes_a_step_with_strangers(
     for ranks, text, unchanged in doomed_two.run(told, wrapped, change):
         assert ranks == (1,) or "on rank 1" not in part
         assert text.startswith("step 2 cannot be finished: on rank")
-        assert text.endswith("change the training loop: a restart alone ends in the same error")
+        assert text.endswith(
+            "change the training loop: a restart alone ends in the same error"
+        )
         assert part in text
         assert unchanged
 

@@ -43,8 +43,9 @@ class Plan:
     dies: dict[int, int] = field(default_factory=dict)
     """The rank, as it was at attach, by step."""
     meets: dict[int, int] = field(default_factory=dict)
-    """The newcomer that rank 0 waits for, by step; it comes in with the next one, before which
-    rank 0 can see no other."""
+    """The newcomer that rank 0 waits for, by step; it comes in with the next one,
+    before which rank 0 can see no other.
+    """
     dies_meeting: int = -1
     """The rank that dies in the midst of a newcomer's admission."""
     adds_up: int = -1
@@ -52,8 +53,9 @@ class Plan:
     has_second: bool = False
     """Whether a second model is attached."""
     stalls: bool = False
-    """Whether the store's process is stopped for ``STALL_S`` in the midst of the first admission,
-    or of the step in which a rank dies."""
+    """Whether the store's process is stopped for ``STALL_S`` in the midst of the first
+    admission, or of the step in which a rank dies.
+    """
 
 
 class Report(NamedTuple):
@@ -66,7 +68,9 @@ class Report(NamedTuple):
     joined: list[dict[str, Any]]
     total: float
     balance: Tensor
-    """The sum over ranks of what is owed, and of all that was delivered, less all gradients."""
+    """The sum over ranks of what is owed, and of all that was delivered, less all
+    gradients.
+    """
 
 
 def die(*_: Any) -> None:
@@ -78,9 +82,16 @@ def stall(pid: int) -> None:
     Timer(STALL_S, os.kill, (pid, signal.SIGCONT)).start()
 
 
-def attached(net: Net, exchange: Any, **settings: Any) -> tuple[gw.Handle, torch.optim.Optimizer]:
+def attached(
+    net: Net, exchange: Any, **settings: Any
+) -> tuple[gw.Handle, torch.optim.Optimizer]:
     optimizer = momentum(net.parameters())
-    given = {"optimizer": optimizer, "bucket_cap_mb": SMALL_MB, "check_every": 2, **settings}
+    given = {
+        "optimizer": optimizer,
+        "bucket_cap_mb": SMALL_MB,
+        "check_every": 2,
+        **settings,
+    }
     return gw.attach(
         net, exchange, **keywords(timeout=LIMIT, on_failure="shrink", **given)
     ), optimizer
@@ -175,7 +186,9 @@ def meet(handle: gw.Handle, number: int) -> None:
         time.sleep(0.02)
 
 
-def goes_on(rank: int, world: int, port: int, host: int, exchange: Exchange, plan: Plan) -> Report:
+def goes_on(
+    rank: int, world: int, port: int, host: int, exchange: Exchange, plan: Plan
+) -> Report:
     """The store is none of the ranks', as under torchrun."""
     dist.destroy_process_group()
     store = dist.TCPStore("127.0.0.1", port, None, False, LIMIT)
@@ -200,7 +213,9 @@ def comes_in(
         Healing.take_over = lambda *given: (time.sleep(1.0), take_over(*given))[1]  # type: ignore[method-assign]
     dies = {6: 10 + number} if how == "dies in step 6" else {}
     try:  # with other parameters than the run's
-        return train_on(Net(seed=7), exchange, 10 + number, Plan(dies=dies), rejoin=store)
+        return train_on(
+            Net(seed=7), exchange, 10 + number, Plan(dies=dies), rejoin=store
+        )
     except gw.RankFailed as error:
         return f"{type(error).__name__}: {error}"
 
@@ -218,8 +233,8 @@ held: list[dist.TCPStore] = []
 class Case:
     """A run with newcomers, and what becomes of it.
 
-    ``worlds`` are the numbers of ranks in each step, and ``refused`` begins the error of a
-    newcomer that stays out and lives.
+    ``worlds`` are the numbers of ranks in each step, and ``refused`` begins the error
+    of a newcomer that stays out and lives.
     """
 
     world: int
@@ -289,13 +304,17 @@ CASES = {
 
 
 class Run:
-    """The processes of a case: ranks, newcomers, and one that holds the store if that stalls."""
+    """The processes of a case: ranks, newcomers, and one that holds the store if that
+    stalls.
+    """
 
     def __init__(self, case: Case, ranks_of: Callable[[int], Ranks]) -> None:
         self.case, self.ranks, self.host = case, ranks_of(case.world), ranks_of(1)
         self.newcomers = [ranks_of(1) for _ in case.newcomers]
         ((port, pid),) = self.host.run(hold) if case.plan.stalls else [hold(0, 1)]
-        for place, (newcomer, how) in enumerate(zip(self.newcomers, case.newcomers, strict=True)):
+        for place, (newcomer, how) in enumerate(
+            zip(self.newcomers, case.newcomers, strict=True)
+        ):
             newcomer.send(comes_in, port, case.exchange, place + 1, how)
         self.ranks.send(goes_on, port, pid, case.exchange, case.plan)
 
@@ -304,7 +323,9 @@ class Run:
         dead = {*self.case.plan.dies.values(), self.case.plan.dies_meeting}
         own = self.ranks.survivors(dead & {*range(self.case.world)})
         pairs = zip(self.newcomers, self.case.newcomers, strict=True)
-        return own, [a for one, how in pairs if "dies" not in how for a in one.survivors(())]
+        return own, [
+            a for one, how in pairs if "dies" not in how for a in one.survivors(())
+        ]
 
 
 @pytest.mark.slow
@@ -323,7 +344,9 @@ def test_newcomers_have_all_bits_or_stay_out(
             for one in survivors:
                 assert one.lost == case.lost
                 assert [(at["rank"], at["step"]) for at in one.joined] == case.joined
-                assert all(0 < at["seconds"] < LIMIT.total_seconds() for at in one.joined)
+                assert all(
+                    0 < at["seconds"] < LIMIT.total_seconds() for at in one.joined
+                )
                 if case.exchange is TOPK and not case.lost and not case.refused:
                     assert one.balance.abs().max() < 1e-5
             came = [one for one in others if isinstance(one, Report)]
@@ -331,7 +354,9 @@ def test_newcomers_have_all_bits_or_stay_out(
                 assert [*one.bits] == [*range(case.joined[-1][1], STEPS)]
             for one in (*survivors, *came):
                 assert one.bits == {step: survivors[0].bits[step] for step in one.bits}
-                assert one.worlds == {step: survivors[0].worlds[step] for step in one.bits}
+                assert one.worlds == {
+                    step: survivors[0].worlds[step] for step in one.bits
+                }
                 assert one.total == case.worlds[-1]
     held.clear()
 
@@ -378,9 +403,13 @@ def test_what_cannot_come_in_is_refused_by_name(
 
 
 def test_a_newcomer_takes_over_all_that_ranks_share() -> None:
-    """The optimizer's steps and rates, the scaler's factor and buffers are those of the other."""
+    """The optimizer's steps and rates, the scaler's factor and buffers are those of the
+    other.
+    """
 
-    def made(seed: int, rate: float) -> tuple[Net, torch.optim.Optimizer, torch.amp.GradScaler]:
+    def made(
+        seed: int, rate: float
+    ) -> tuple[Net, torch.optim.Optimizer, torch.amp.GradScaler]:
         net, scaler = Net(seed), torch.amp.GradScaler("cpu", init_scale=rate)
         optimizer = torch.optim.AdamW(net.parameters(), lr=rate)
         for step in range(2):

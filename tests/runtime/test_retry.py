@@ -1,4 +1,6 @@
-"""A backward pass that raised is repeated on all ranks, or all raise an error that says why not."""
+"""A backward pass that raised is repeated on all ranks, or all raise an error that says
+why not.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,14 @@ def run_out(net: Net, layer: str, rank: int, step: int) -> None:
     hook.remove()
 
 
-def trained(rank: int, world: int, exchange: Any, shrinks: bool, breaks: bool) -> tuple[str, str]:
+def trained(
+    rank: int, world: int, exchange: Any, shrinks: bool, breaks: bool
+) -> tuple[str, str]:
     net = Net()
     settings: dict[str, Any] = {"on_failure": "shrink"} if shrinks else {}
-    handle = gw.attach(net, exchange, **keywords(bucket_cap_mb=SMALL_MB, check_every=1, **settings))
+    handle = gw.attach(
+        net, exchange, **keywords(bucket_cap_mb=SMALL_MB, check_every=1, **settings)
+    )
     optimizer = momentum(net.parameters())
     for step in range(STEPS):
         if breaks and step in BROKEN:
@@ -60,7 +66,9 @@ def test_a_run_with_retries_has_the_bits_of_one_without(
     two: Ranks, exchange: Any, shrinks: bool
 ) -> None:
     """Nothing of the passes that raised is in a mean or a residual."""
-    broken, whole = (two.run(trained, exchange, shrinks, breaks) for breaks in (True, False))
+    broken, whole = (
+        two.run(trained, exchange, shrinks, breaks) for breaks in (True, False)
+    )
     assert broken == whole
     assert len({bits for bits, _ in broken}) == 1
 
@@ -68,7 +76,9 @@ def test_a_run_with_retries_has_the_bits_of_one_without(
 def late(rank: int, world: int) -> int:
     """Rank 1, which is looked for meanwhile, has launched all but its last message."""
     net = Net()
-    handle = gw.attach(net, DENSE, options=SMALL, failure=gw.FailurePolicy(check_every=1))
+    handle = gw.attach(
+        net, DENSE, options=SMALL, failure=gw.FailurePolicy(check_every=1)
+    )
     run_out(net, ("middle", "first")[rank], rank, 0)
     net.zero_grad()
     time.sleep(1.5 * rank)
@@ -78,7 +88,9 @@ def late(rank: int, world: int) -> int:
 
 
 def test_a_rank_that_lacks_one_message_is_waited_for(two: Ranks) -> None:
-    """Ranks compare parameters beside messages, and that is not taken for the last message."""
+    """Ranks compare parameters beside messages, and that is not taken for the last
+    message.
+    """
     assert two.run(late) == [1, 1]
 
 
@@ -93,35 +105,57 @@ def alone(rank: int, world: int, how: str) -> tuple[str, tuple[int, ...], str]:
         loss_of(net, rank, 0).backward()
     with suppress(gw.RankFailed):
         handle.detach()
-    assert sys.excepthook.__module__ == blame.__name__  # a script ends by the cause's code
+    assert (
+        sys.excepthook.__module__ == blame.__name__
+    )  # a script ends by the cause's code
     return type(raised.value).__name__, raised.value.ranks, str(raised.value)
 
 
 @each(
     "how, said",
     [
-        ("one rank", "rank 0 of 2 has all its gradients of this step, and rank 1 repeats"),
-        ("residuals", r"zero_grad\(set_to_none=True\), where the exchange keeps no state \(resid"),
-        ("draws", r"where the exchange keeps no state \(residuals, momenta, counters of draws\)"),
+        (
+            "one rank",
+            "rank 0 of 2 has all its gradients of this step, and rank 1 repeats",
+        ),
+        (
+            "residuals",
+            r"zero_grad\(set_to_none=True\), where the exchange keeps no state \(resid",
+        ),
+        (
+            "draws",
+            r"where the exchange keeps no state \(residuals, momenta, counters of draws\)",
+        ),
         ("gradients are kept", r"by all ranks, after zero_grad\(set_to_none=True\)"),
     ],
 )
-def test_where_not_all_can_repeat_it_all_say_so(doomed_two: Ranks, how: str, said: str) -> None:
+def test_where_not_all_can_repeat_it_all_say_so(
+    doomed_two: Ranks, how: str, said: str
+) -> None:
     found = doomed_two.run(alone, how)
     for kind, ranks, text in found:
         assert kind == "LoopMistake"
         assert len(ranks) == 1
         assert re.search(said, text), text
-        assert text.endswith("change the training loop: a restart alone ends in the same error")
+        assert text.endswith(
+            "change the training loop: a restart alone ends in the same error"
+        )
 
 
 def accumulated(rank: int, world: int, breaks: bool) -> list[str]:
-    """Bits of a dense run, and of one with residuals that may go on without lost ranks."""
+    """Bits of a dense run, and of one with residuals that may go on without lost
+    ranks.
+    """
     found = []
-    cases: list[tuple[Any, dict[str, Any]]] = [(DENSE, {}), (TOPK, {"on_failure": "shrink"})]
+    cases: list[tuple[Any, dict[str, Any]]] = [
+        (DENSE, {}),
+        (TOPK, {"on_failure": "shrink"}),
+    ]
     for exchange, settings in cases:
         net = Net()
-        handle = gw.attach(net, exchange, **keywords(bucket_cap_mb=SMALL_MB, **settings))
+        handle = gw.attach(
+            net, exchange, **keywords(bucket_cap_mb=SMALL_MB, **settings)
+        )
         optimizer = momentum(net.parameters())
         for step in range(3):
             for is_retry in (False, True) if breaks and step == 1 else (True,):
@@ -151,7 +185,9 @@ def outrun(rank: int, world: int) -> str:
     timeout = timedelta(minutes=10)
     gw.attach(net, DENSE, options=SMALL, failure=gw.FailurePolicy(timeout=timeout))
     if rank == 0:
-        hook = next(net.parameters()).register_post_accumulate_grad_hook(lambda param: 1 / 0)
+        hook = next(net.parameters()).register_post_accumulate_grad_hook(
+            lambda param: 1 / 0
+        )
         with pytest.raises(ZeroDivisionError):
             loss_of(net, rank, 0).backward()
         hook.remove()
@@ -169,4 +205,6 @@ def outrun(rank: int, world: int) -> str:
 
 def test_a_rank_that_is_a_step_ahead_of_a_retry_ends_it_at_once(two: Ranks) -> None:
     for text in two.run(outrun):
-        assert "rank 1 of 2 has all its gradients of this step, and rank 0 repeats" in text
+        assert (
+            "rank 1 of 2 has all its gradients of this step, and rank 0 repeats" in text
+        )

@@ -1,4 +1,6 @@
-"""The roll call: who can be reached without the store, and what an error makes of it."""
+"""The roll call: who can be reached without the store, and what an error makes of
+it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def store() -> PrefixStore:
 
 
 @pytest.fixture
-def ranks(store: PrefixStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[RollCall]]:
+def ranks(
+    store: PrefixStore, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[RollCall]]:
     """Four ranks that have met; rank 1 knows of an alarm, and all note what they hear.
 
     A rank has as long to answer as a busy machine may need.
@@ -42,7 +46,9 @@ def ranks(store: PrefixStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
     with ExitStack() as stack:
         for rank in range(WORLD):
             heard: list[bytes] = []
-            found.append(RollCall(rank, WORLD, heard.append, lambda rank=rank: "x" * (rank == 1)))
+            found.append(
+                RollCall(rank, WORLD, heard.append, lambda rank=rank: "x" * (rank == 1))
+            )
             found[-1].notes = heard  # type: ignore[attr-defined]
             stack.callback(found[-1].close)
         while not all(one.is_complete for one in found):
@@ -62,7 +68,9 @@ def test_a_process_that_has_ended_is_told_from_one_that_is_stopped(
     ranks[2].close()
     host, _, token = ranks[0]._doors.pop(3)
     assert ranks[0].ask()[0] == {1: HERE, 2: ENDED, 3: Reach.UNKNOWN}
-    with socket.create_server(("127.0.0.1", 0)) as stopped:  # takes connections and says nothing
+    with socket.create_server(
+        ("127.0.0.1", 0)
+    ) as stopped:  # takes connections and says nothing
         ranks[0]._doors = {3: (host, stopped.getsockname()[1], token)}
         monkeypatch.setattr(roll_call, "ASK_S", 2.0)
         assert ranks[0].ask()[0] == {1: Reach.UNKNOWN, 2: Reach.UNKNOWN, 3: MUTE}
@@ -133,7 +141,9 @@ def test_visitors_who_say_a_byte_at_a_time_are_sent_away(
         assert visitor.recv(1) == b""
 
 
-def test_a_door_that_is_closed_as_it_opens_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_door_that_is_closed_as_it_opens_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A rank may leave at any time, and the error would end the run of all others."""
     one = RollCall(0, WORLD, lambda line: None, str)
     monkeypatch.setattr(threading.Thread, "start", lambda self: one.close())
@@ -142,15 +152,23 @@ def test_a_door_that_is_closed_as_it_opens_is_no_error(monkeypatch: pytest.Monke
 
 def test_a_door_is_at_one_address(ranks: list[RollCall]) -> None:
     """A rank that reaches the store within its host opens a door for its host alone."""
-    own = [one._listening.getsockname()[0] for one in ranks if one._listening is not None]
+    own = [
+        one._listening.getsockname()[0] for one in ranks if one._listening is not None
+    ]
     assert own == ["127.0.0.1"] * WORLD
 
 
 @each(
     "shown, at",
-    [({"127.0.0.2"}, "127.0.0.2"), ({"127.0.0.2", "127.0.0.3"}, "0.0.0.0"), (set(), "127.0.0.1")],
+    [
+        ({"127.0.0.2"}, "127.0.0.2"),
+        ({"127.0.0.2", "127.0.0.3"}, "0.0.0.0"),
+        (set(), "127.0.0.1"),
+    ],
 )
-def test_a_rank_beside_the_store_is_where_others_see_the_store(shown: set[str], at: str) -> None:
+def test_a_rank_beside_the_store_is_where_others_see_the_store(
+    shown: set[str], at: str
+) -> None:
     one = RollCall(0, 2, lambda line: None, lambda: "")
     host, port, _ = one._open(_way_to("127.0.0.1"), shown)
     assert one._listening is not None
@@ -165,19 +183,43 @@ def test_a_rank_beside_the_store_is_where_others_see_the_store(shown: set[str], 
         (0, (2,), {1: HERE, 2: ENDED, 3: HERE}, False, (2,), "process has ended", 75),
         (0, (2,), {1: HERE, 2: MUTE, 3: HERE}, False, (2,), "is stopped", 75),
         (0, (2,), {}, False, (2,), "rank 2 of 4 stopped answering", 75),
-        (0, (2, 3), {1: HERE, 2: ENDED, 3: CUT}, False, (2, 3), "reaches rank 3 of 4", 68),
+        (
+            0,
+            (2, 3),
+            {1: HERE, 2: ENDED, 3: CUT},
+            False,
+            (2, 3),
+            "reaches rank 3 of 4",
+            68,
+        ),
         (
             *(0, (2, 3), {1: HERE, 2: CUT, 3: CUT}, False, (2, 3)),
-            *("parted: ranks 0, 1 of 4 reach each other, and no connection reaches ranks 2, 3", 68),
+            *(
+                "parted: ranks 0, 1 of 4 reach each other, and no connection "
+                "reaches ranks 2, 3",
+                68,
+            ),
         ),
         (
             *(2, (0,), {0: CUT, 1: CUT, 3: HERE}, True, (0, 1)),
-            *("parted: ranks 2, 3 of 4 reach each other, and no connection reaches ranks 0, 1", 68),
+            *(
+                "parted: ranks 2, 3 of 4 reach each other, and no connection "
+                "reaches ranks 0, 1",
+                68,
+            ),
         ),
         (3, (0,), {0: CUT, 1: CUT, 2: CUT}, True, (3,), "rank 3 of 4 is cut off", 68),
         (1, (0,), {0: HERE, 2: HERE, 3: HERE}, True, (), "store stopped answering", 69),
         (0, (0,), {1: HERE, 2: HERE, 3: HERE}, True, (), "though rank 0 of 4 does", 69),
-        (1, (0,), {0: ENDED, 2: HERE, 3: HERE}, True, (0,), "the job's store with it", 75),
+        (
+            1,
+            (0,),
+            {0: ENDED, 2: HERE, 3: HERE},
+            True,
+            (0,),
+            "the job's store with it",
+            75,
+        ),
         (1, (), {0: HERE, 2: HERE, 3: HERE}, False, None, "", 0),
         (1, (), {0: HERE, 2: CUT, 3: HERE}, False, None, "", 0),
     ],

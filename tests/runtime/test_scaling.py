@@ -1,7 +1,8 @@
-"""Training with a GradScaler is training without one, bit for bit: nothing kept has a scale.
+"""Training with a GradScaler is training without one, bit for bit: nothing kept has a
+scale.
 
-So a checkpoint may be loaded at any. Scales are powers of two, by which no rounding changes; they
-grow every second step. A step that the scaler skips leaves no trace.
+So a checkpoint may be loaded at any. Scales are powers of two, by which no rounding
+changes; they grow every second step. A step that the scaler skips leaves no trace.
 """
 
 from __future__ import annotations
@@ -23,7 +24,17 @@ from tests.runtime import plans
 from tests.runtime.given import keywords
 from tests.runtime.models import Branches
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import DENSE, ONEBIT, SMALL_MB, Net, adamw, ddp, digest, loss_of, named
+from tests.runtime.training import (
+    DENSE,
+    ONEBIT,
+    SMALL_MB,
+    Net,
+    adamw,
+    ddp,
+    digest,
+    loss_of,
+    named,
+)
 
 pytestmark = pytest.mark.multi
 
@@ -31,7 +42,9 @@ codecs, together = gw.compress, gw.collective
 STEPS, SKIPPED = [0, 1, 2, 3, 4, 5], 3
 """The loss of one rank is infinite in the step that is skipped."""
 TOPK = exchange_for(codecs.topk(density=0.05))
-DGC = gw.deep_gradient_compression(warmup_steps=4, density=0.05, clip_norm=0.05, sample_share=1.0)
+DGC = gw.deep_gradient_compression(
+    warmup_steps=4, density=0.05, clip_norm=0.05, sample_share=1.0
+)
 EXCHANGES: tuple[Exchange, ...] = (
     *(DENSE, ONEBIT, TOPK, DGC),
     gw.with_clipping(codecs.topk(density=0.1), 0.05),
@@ -62,11 +75,18 @@ def scaler_of(scale: float) -> GradScaler:
 
 
 def bits_after_each(
-    rank: int, exchange: Any, way: str, scale: float, steps: list[int], undoes: bool = True
+    rank: int,
+    exchange: Any,
+    way: str,
+    scale: float,
+    steps: list[int],
+    undoes: bool = True,
 ) -> list[str]:
     """Bits of parameters and of all that is kept after each of the steps."""
     scaler = scaler_of(scale)
-    net: Any = Branches(lambda step: (rank == step % 2, False)) if way == "unused" else Net()
+    net: Any = (
+        Branches(lambda step: (rank == step % 2, False)) if way == "unused" else Net()
+    )
     model = ddp(net, broadcast_buffers=False) if way == "ddp" else net
     optimizer = adamw(net.parameters())
     settings: dict[str, Any] = {"bucket_cap_mb": SMALL_MB}
@@ -87,7 +107,9 @@ def bits_after_each(
             with handle.no_sync():
                 scaler.scale(loss_of(model, rank, 100 + step)).backward()
             net._step = step
-        loss = loss_of(model, rank, step) * (torch.inf if (step, rank) == (SKIPPED, 1) else 1.0)
+        loss = loss_of(model, rank, step) * (
+            torch.inf if (step, rank) == (SKIPPED, 1) else 1.0
+        )
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         scaler.step(optimizer)
@@ -96,7 +118,9 @@ def bits_after_each(
         kept = [t for one in handle._progress.messages for _, t in leaves(one.state)]
         bits.append(digest([*net.parameters(), *kept]))
     if scale != 1.0:
-        assert scaler.get_scale() == 2 * scale, "it grows, is halved by a skipped step, and grows"
+        assert scaler.get_scale() == 2 * scale, (
+            "it grows, is halved by a skipped step, and grows"
+        )
     handle.detach()
     return bits
 
@@ -104,8 +128,9 @@ def bits_after_each(
 def as_if_never(
     rank: int, world: int, exchange: Any, way: str, undoes: bool = True
 ) -> tuple[bool, bool]:
-    """Whether a skipped step leaves the bits from before it, and training goes on as without it
-    and without a scaler."""
+    """Whether a skipped step leaves the bits from before it, and training goes on as
+    without it and without a scaler.
+    """
     # Where gradients travel without a scale, each rank may have a scale of its own.
     scale = 2.0 ** (4 + 6 * rank) if exchange == DGC else 2.0**10
     bits = bits_after_each(rank, exchange, way, scale, STEPS, undoes)
@@ -119,13 +144,17 @@ def as_if_never(
     [(DENSE, "ddp"), (TOPK, "unused"), (DGC, "module"), (OVERLAPPING, "overlap")],
     ids=lambda one: one if isinstance(one, str) else type(one).__name__,
 )
-def test_a_scaler_and_a_skipped_step_change_no_bit(exchange: Any, way: str, two: Ranks) -> None:
+def test_a_scaler_and_a_skipped_step_change_no_bit(
+    exchange: Any, way: str, two: Ranks
+) -> None:
     assert two.run(as_if_never, exchange, way) == [(True, True)] * 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exchange", EXCHANGES, ids=named)
-def test_a_scaler_changes_no_bit_of_any_exchange(exchange: Exchange, two: Ranks) -> None:
+def test_a_scaler_changes_no_bit_of_any_exchange(
+    exchange: Exchange, two: Ranks
+) -> None:
     """The ways by turns."""
     way = WAYS[EXCHANGES.index(exchange) % 4]
     assert two.run(as_if_never, exchange, way) == [(True, True)] * 2
@@ -136,7 +165,9 @@ def test_the_law_rejects_a_step_that_is_not_undone(two: Ranks) -> None:
 
 
 def small_values(rank: int, world: int) -> list[float]:
-    """The mean of gradients too small for float16, as a scaled loss gives it and without scale."""
+    """The mean of gradients too small for float16, as a scaled loss gives it and
+    without scale.
+    """
     found = []
     for scale in (1.0, 2.0**20):
         net, scaler = nn.Linear(4, 4, bias=False), scaler_of(scale)
@@ -156,10 +187,14 @@ def test_a_scale_helps_values_of_16_bits_on_the_wire(two: Ranks) -> None:
 
 
 def test_what_cannot_be_scaled_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match=r"scaler must be a torch.amp.GradScaler or None, got"):
+    with pytest.raises(
+        InvalidSetting, match=r"scaler must be a torch.amp.GradScaler or None, got"
+    ):
         gw.attach(nn.Linear(2, 2), "topk", scaler=2.0**16)  # type: ignore[arg-type]
     net = nn.Linear(4, 4, bias=False).half()
-    with pytest.raises(InvalidSetting, match=r"weight has gradients of float16.*keep parameters"):
+    with pytest.raises(
+        InvalidSetting, match=r"weight has gradients of float16.*keep parameters"
+    ):
         gw.attach(net, "topk", scaler=GradScaler("cpu"))
     gw.attach(net, codecs.none(), scaler=GradScaler("cpu")).detach()
     gw.attach(net, "topk").detach()

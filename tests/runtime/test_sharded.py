@@ -1,4 +1,6 @@
-"""``sharded_state``: torch.distributed.checkpoint saves it, and cuts it anew for other ranks."""
+"""``sharded_state``: torch.distributed.checkpoint saves it, and cuts it anew for other
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,18 @@ pytestmark = pytest.mark.multi
 
 EXCHANGES = {
     "topk": TOPK,
-    "starts": exchange_for(gw.compress.powersgd(rank=1)),  # counts steps, and keeps matrices
+    "starts": exchange_for(
+        gw.compress.powersgd(rank=1)
+    ),  # counts steps, and keeps matrices
 }
 
 
-def made(grid: tuple[int, int], exchange: Exchange) -> tuple[nn.Module, Handle, torch.optim.SGD]:
-    """A model on a grid of (replicas, shards), with odd sizes; one shard is a plain model."""
+def made(
+    grid: tuple[int, int], exchange: Exchange
+) -> tuple[nn.Module, Handle, torch.optim.SGD]:
+    """A model on a grid of (replicas, shards), with odd sizes; one shard is a plain
+    model.
+    """
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(13, 37), nn.Tanh(), nn.Linear(37, 5))
     group: Any = None
@@ -49,7 +57,9 @@ def held(net: nn.Module) -> list[Tensor]:
         return [p.to_local() if isinstance(p, DTensor) else p for p in net.parameters()]
 
 
-def resumed(rank: int, world: int, parts: int, name: str, folder: str) -> tuple[str, str]:
+def resumed(
+    rank: int, world: int, parts: int, name: str, folder: str
+) -> tuple[str, str]:
     """The bits of a whole run, and of one that goes on from its checkpoint."""
     grid = world // parts, parts
     net, handle, optimizer = made(grid, EXCHANGES[name])
@@ -75,13 +85,17 @@ def resumed(rank: int, world: int, parts: int, name: str, folder: str) -> tuple[
 @pytest.mark.parametrize(
     ("parts", "name"), [(2, "topk"), pytest.param(1, "starts", marks=pytest.mark.slow)]
 )
-def test_a_run_in_two_parts_is_one_run(parts: int, name: str, four: Ranks, tmp_path: Path) -> None:
+def test_a_run_in_two_parts_is_one_run(
+    parts: int, name: str, four: Ranks, tmp_path: Path
+) -> None:
     for whole, found in four.run(resumed, parts, name, str(tmp_path)):
         assert found == whole
 
 
 def totals(handle: Handle) -> dict[str, float]:
-    """The sum of all residuals that the mean over replicas is still to deliver, by parameter."""
+    """The sum of all residuals that the mean over replicas is still to deliver, by
+    parameter.
+    """
     found, residuals = {}, handle.residuals()
     for name in ("0.weight", "2.weight"):
         total = residuals.get(name, torch.zeros(0)).double().sum() / handle.world_size
@@ -99,7 +113,9 @@ def save(rank: int, world: int, parts: int, folder: str) -> dict[str, float]:
     return found
 
 
-def load(rank: int, world: int, parts: int, saved_by: int, folder: str) -> dict[str, float]:
+def load(
+    rank: int, world: int, parts: int, saved_by: int, folder: str
+) -> dict[str, float]:
     net, handle, optimizer = made((world // parts, parts), TOPK)
     state = {"gradwire": handle.sharded_state(saved_by=saved_by)}
     dcp.load(state, checkpoint_id=folder)
@@ -112,10 +128,13 @@ def load(rank: int, world: int, parts: int, saved_by: int, folder: str) -> dict[
 
 
 @pytest.mark.slow
-def test_other_ranks_and_shards_lose_nothing(four: Ranks, two: Ranks, tmp_path: Path) -> None:
+def test_other_ranks_and_shards_lose_nothing(
+    four: Ranks, two: Ranks, tmp_path: Path
+) -> None:
     """Four ranks in two parts save, then four in four parts go on, and two in two.
 
-    Four replicas save, then two replicas of two parts go on: each is given the rows of two.
+    Four replicas save, then two replicas of two parts go on: each is given the rows of
+    two.
     """
     for old, goes_on in ((2, ((four, 4), (two, 2))), (1, ((four, 2),))):
         folder = str(tmp_path / f"{old} parts")
@@ -141,7 +160,9 @@ def wrong(rank: int, world: int, folder: str) -> list[str]:
     handle.detach()
     plain = nn.Linear(4, 4)
     for other in (
-        gw.local_steps(plain, torch.optim.SGD(plain.parameters(), lr=0.1), "none", every=2),
+        gw.local_steps(
+            plain, torch.optim.SGD(plain.parameters(), lr=0.1), "none", every=2
+        ),
         gw.attach(nn.Linear(4, 4), DENSE, mesh=mesh()),
         gw.attach(nn.Linear(4, 4), "auto"),
     ):

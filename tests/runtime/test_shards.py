@@ -1,4 +1,6 @@
-"""Layers cut among a mesh's tensor-parallel ranks: real ranks agree on one threshold."""
+"""Layers cut among a mesh's tensor-parallel ranks: real ranks agree on one
+threshold.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,9 @@ def expected() -> list[list[Tensor]]:
     found: list[list[Tensor]] = [[], []]
     for step in range(STEPS):
         for layer in range(LAYERS):
-            grads = [[grad_of(s, r, layer, step).flatten() for r in (0, 1)] for s in (0, 1)]
+            grads = [
+                [grad_of(s, r, layer, step).flatten() for r in (0, 1)] for s in (0, 1)
+            ]
             means = grids[LAYERS - 1 - layer].step(grads)
             for shard in (0, 1):
                 found[shard].append(means[shard][0])
@@ -118,7 +122,9 @@ def given_wrongly(rank: int, world: int) -> list[str]:
     attached(shard_of(shard), group="dp", shards=grid["tp"])
     axes = {"group": grid["dp"], "shards": grid["tp"]}
     attached(nn.ParameterList([*shard_of(0), *shard_of(1)][: 3 + shard]), **axes)
-    attached(shard_of(shard), **axes, bucket_cap_mb=0.08)  # shard 0 has several layers in each
+    attached(
+        shard_of(shard), **axes, bucket_cap_mb=0.08
+    )  # shard 0 has several layers in each
     attached(shard_of(shard), **axes, num_channels=2 + shard)
     attached(shard_of(shard), **axes, num_channels=0 if rank == 3 else 2)
     attached(shard_of(0), group=grid["dp"], shards=grid["tp"] if rank < 2 else None)
@@ -147,11 +153,16 @@ def test_mistakes_are_told_on_every_rank(four: Ranks) -> None:
 @each(
     "verb, said",
     [
-        (AllGather(torch.empty(2), torch.empty(1), Among.SHARDS), "given none: write shards="),
+        (
+            AllGather(torch.empty(2), torch.empty(1), Among.SHARDS),
+            "given none: write shards=",
+        ),
         (AllReduce(torch.empty(2), Among.HOSTS), "among hosts, .* write mesh="),
     ],
 )
-def test_verbs_among_ranks_that_there_are_none_of_are_refused(verb: Any, said: str) -> None:
+def test_verbs_among_ranks_that_there_are_none_of_are_refused(
+    verb: Any, said: str
+) -> None:
     routes = Routes(["communication 0"])
     routes.circles[Among.RANKS] = Circle("", 0, 2, [object()])
     with pytest.raises(InvalidSetting, match=f"message 7 .* {said}"):
@@ -159,10 +170,17 @@ def test_verbs_among_ranks_that_there_are_none_of_are_refused(verb: Any, said: s
 
 
 def until_a_rank_dies(rank: int, world: int) -> str:
-    """Rank 3 ends in the second step: it shares a shard with rank 1 and layers with rank 2."""
+    """Rank 3 ends in the second step: it shares a shard with rank 1 and layers with
+    rank 2.
+    """
     dp, shard = divmod(rank, 2)
     model, grid = shard_of(shard), mesh()
-    gw.attach(model, EXCHANGE, group=grid["dp"], **keywords(shards=grid["tp"], bucket_cap_mb=0.001))
+    gw.attach(
+        model,
+        EXCHANGE,
+        group=grid["dp"],
+        **keywords(shards=grid["tp"], bucket_cap_mb=0.001),
+    )
     backward(model, shard, dp, 0)
     if rank == 3:
         os._exit(3)

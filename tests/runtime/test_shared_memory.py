@@ -1,4 +1,6 @@
-"""Gradients whose memory others look at during the backward pass, or hold between steps."""
+"""Gradients whose memory others look at during the backward pass, or hold between
+steps.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ from tests.runtime.training import DENSE, ONEBIT, loss_of
 
 
 class erased(Exchange):
-    """Makes every mean zero, so that a gradient that has its mean can be told from one that has
-    not."""
+    """Makes every mean zero, so that a gradient that has its mean can be told from one
+    that has not.
+    """
 
     def init(self, spec: TensorSpec, world: int) -> State:
         return None
@@ -54,7 +57,9 @@ class Late(torch.autograd.Function):
 
 
 class Joined(nn.Module):
-    """The gradients of ``top`` and ``low`` are parts of the one that ``weight``'s comes from."""
+    """The gradients of ``top`` and ``low`` are parts of the one that ``weight``'s comes
+    from.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +73,9 @@ class Joined(nn.Module):
 
 
 @each("cap_mb", [None, 1e-6], ids=["fused", "apart"])
-def test_a_mean_is_not_written_where_the_backward_pass_still_reads(cap_mb: float | None) -> None:
+def test_a_mean_is_not_written_where_the_backward_pass_still_reads(
+    cap_mb: float | None,
+) -> None:
     net, x = Joined(), torch.randn(8, 4)
     handle = gw.attach(
         net,
@@ -107,7 +114,9 @@ def test_a_later_hook_sees_the_gradient_of_its_own_rank() -> None:
 
 
 def held(rank: int, world: int, exchange: Exchange, to_none: bool) -> bool:
-    """Whether what was held of a gradient is, after three steps, what plain training leaves."""
+    """Whether what was held of a gradient is, after three steps, what plain training
+    leaves.
+    """
     net = nn.Sequential(nn.Linear(13, 40), nn.ReLU(), nn.Linear(40, 5))
     weight = net.get_parameter("2.weight")
     handle = gw.attach(net, exchange)
@@ -131,7 +140,9 @@ def held(rank: int, world: int, exchange: Exchange, to_none: bool) -> bool:
 def test_what_is_held_of_a_gradient_is_as_in_plain_training(
     exchange: Exchange, to_none: bool, two: Ranks
 ) -> None:
-    """A gradient that was set to None is nobody else's; one that was zeroed is the same again."""
+    """A gradient that was set to None is nobody else's; one that was zeroed is the same
+    again.
+    """
     assert two.run(held, exchange, to_none) == [True, True]
 
 

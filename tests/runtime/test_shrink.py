@@ -76,8 +76,8 @@ _begun: list[Any] = []
 def tell_of_means(handle: gw.Handle, *, waits: bool) -> None:
     """Counts this rank when it has all means of the step that comes.
 
-    Unless it ``waits`` for the others, it goes on at once, as a rank does that hears of all others
-    before a victim dies.
+    Unless it ``waits`` for the others, it goes on at once, as a rank does that hears of
+    all others before a victim dies.
     """
     report, routes = handle.synchroniser.report, handle.synchroniser.engine.routes
     confirmation, store, name = report.confirmation, default_store(), means_of(handle)
@@ -90,7 +90,10 @@ def tell_of_means(handle: gw.Handle, *, waits: bool) -> None:
             return
         for verb in confirmation(*given):
             if not isinstance(verb, Compute):
-                _begun[:] = [verb, start(verb, routes.circles[Among.RANKS].channels[-1])]
+                _begun[:] = [
+                    verb,
+                    start(verb, routes.circles[Among.RANKS].channels[-1]),
+                ]
                 return
             verb.fn()
 
@@ -98,21 +101,31 @@ def tell_of_means(handle: gw.Handle, *, waits: bool) -> None:
 
 
 def kept_by_element(handle: gw.Handle) -> dict[tuple[str, str], torch.Tensor]:
-    """The fields of the exchange's state with a value for each element, by parameter and path."""
+    """The fields of the exchange's state with a value for each element, by parameter
+    and path.
+    """
     params = handle.state_dict()["params"].items()
-    fields = {(name, path): tensor for name, own in params for path, tensor in own.items()}
+    fields = {
+        (name, path): tensor for name, own in params for path, tensor in own.items()
+    }
     return {at: tensor for at, tensor in fields.items() if at[1].endswith("_N")}
 
 
 def shrinking(
-    rank: int, world: int, exchange: Exchange, accidents: dict[int, tuple[int, str]], num_steps: int
+    rank: int,
+    world: int,
+    exchange: Exchange,
+    accidents: dict[int, tuple[int, str]],
+    num_steps: int,
 ) -> Report | None:
     """Trains on; each accident is a victim in a step, and how it dies."""
     net = Net()
     handle = gw.attach(
         net,
         exchange,
-        **keywords(bucket_cap_mb=SMALL_MB, timeout=LIMIT, on_failure="shrink", check_every=2),
+        **keywords(
+            bucket_cap_mb=SMALL_MB, timeout=LIMIT, on_failure="shrink", check_every=2
+        ),
     )
     optimizer = momentum(net.parameters())
     bits, lost, kept = [], [], True
@@ -138,7 +151,9 @@ def shrinking(
                 lost.append((error.ranks, error.step, step))
                 assert all(p.grad is None for p in net.parameters())
                 ratio = handle.world_size / (handle.world_size + len(error.ranks))
-                if error.__cause__ is not None:  # else this rank had the step before whole
+                if (
+                    error.__cause__ is not None
+                ):  # else this rank had the step before whole
                     for at, tensor in kept_by_element(handle).items():
                         factor = ratio if is_residual(at[1]) else 1.0
                         kept &= torch.equal(tensor, before[at] * factor)
@@ -148,7 +163,9 @@ def shrinking(
     dist.all_reduce(total, group=handle.group)
     if handle.stats()["left"]:
         assert handle.stats()["backend"]["why"] == "a rank was lost, or came in"
-    report = Report(bits, lost, handle.stats()["left"], handle.world_size, kept, total.item())
+    report = Report(
+        bits, lost, handle.stats()["left"], handle.world_size, kept, total.item()
+    )
     handle.detach()
     return report
 
@@ -160,7 +177,11 @@ def test_survivors_repeat_the_step_in_which_a_rank_was_lost(doomed: Ranks) -> No
         assert (report.world, report.total) == (3, 3.0)
         assert report.state_is_kept
         (left,) = report.left
-        assert (left["ranks"], left["step"], left["norms_after_steps"]) == ((2,), 3, (2,))
+        assert (left["ranks"], left["step"], left["norms_after_steps"]) == (
+            (2,),
+            3,
+            (2,),
+        )
         assert left["residual_norms"][0] > 0
         assert 0 < left["seconds"] < LIMIT.total_seconds()
 
@@ -179,7 +200,8 @@ CASES: dict[str, tuple[Exchange, dict[int, tuple[int, str]], list[Loss]]] = {
         {3: (2, "between steps, nobody looks")},
         [((2,), 3, 3)],
     ),
-    # The second loss leaves rank 0 with a step that the others have not ended: it counts.
+    # The second loss leaves rank 0 with a step that the others have not ended: it
+    # counts.
     "ranks go on until one is left": (
         exchange_for(gw.compress.powersgd()),
         {2: (3, "between steps"), 4: (2, "confirming"), 6: (1, "in backward")},
@@ -209,14 +231,17 @@ def test_survivors_go_on_after_any_loss(
                 assert report.lost == lost
                 assert report.state_is_kept
                 assert (report.world, report.total) == (len(found), float(len(found)))
-                assert [one["ranks"] for one in report.left] == [ranks for ranks, *_ in lost]
+                assert [one["ranks"] for one in report.left] == [
+                    ranks for ranks, *_ in lost
+                ]
 
 
 def trains_two(rank: int, world: int, is_one_pass: bool) -> tuple[list[str], int]:
     """Trains two models; rank 2 dies while step 3 of the first one ends.
 
-    Rank 0 is then in the second model's step, and the others are still in the first one's. Returns
-    the bits after each step, and the number of times that the loss was raised.
+    Rank 0 is then in the second model's step, and the others are still in the first
+    one's. Returns the bits after each step, and the number of times that the loss was
+    raised.
     """
     nets, num_lost, step = [Net(seed) for seed in range(2)], 0, 0
     given = keywords(bucket_cap_mb=SMALL_MB, timeout=LIMIT / 3, on_failure="shrink")
@@ -283,11 +308,15 @@ def test_survivors_that_the_exchange_refuses_end_alike(doomed: Ranks) -> None:
 
 
 def shown(rank: int, world: int) -> list[bytes]:
-    """The models that a newcomer finds while two are attached, and when the first one has left."""
+    """The models that a newcomer finds while two are attached, and when the first one
+    has left.
+    """
     handles, found, store = [], [], own_store(REJOINED)
     for width in (2, 3):
         net = torch.nn.Linear(width, 1)
-        handles.append(gw.attach(net, "topk", **keywords(timeout=LIMIT, on_failure="shrink")))
+        handles.append(
+            gw.attach(net, "topk", **keywords(timeout=LIMIT, on_failure="shrink"))
+        )
         net(torch.ones(1, width)).sum().backward()
     for handle in handles:
         net(torch.ones(1, 3)).sum().backward()
@@ -305,7 +334,9 @@ def test_newcomers_find_the_model_that_is_left(one: Ranks) -> None:
 
 def ends(rank: int, world: int) -> str:
     net = Net()
-    gw.attach(net, "topk", **keywords(timeout=timedelta(seconds=20), on_failure="shrink"))
+    gw.attach(
+        net, "topk", **keywords(timeout=timedelta(seconds=20), on_failure="shrink")
+    )
     dist.barrier()
     if rank == 0:
         die()
@@ -324,8 +355,12 @@ def test_the_loss_of_the_stores_host_ends_the_run(doomed: Ranks) -> None:
 
 
 def closes_alone(rank: int, world: int) -> float:
-    """Seconds that rank 0 takes to close while the other keeps a connection that it waits on."""
-    engine = Engine(join(None), num_channels=1, timeout=LIMIT, on_span=lambda span: None)
+    """Seconds that rank 0 takes to close while the other keeps a connection that it
+    waits on.
+    """
+    engine = Engine(
+        join(None), num_channels=1, timeout=LIMIT, on_span=lambda span: None
+    )
 
     def text() -> Steps[None]:
         yield AllReduce(torch.zeros(1000))
@@ -362,7 +397,7 @@ def test_another_policy_is_refused_by_name() -> None:
         gw.attach(Net(), "topk", failure=gw.FailurePolicy(on_failure="go on"))
 
 
-# ---- Several models ------------------------------------------------------------------------------
+# ---- Several models ------------------------------------------------------------------
 
 
 class Streams:
@@ -375,7 +410,9 @@ class Undone:
     """A synchroniser whose step is undone by noting it."""
 
     def __init__(self, world: int) -> None:
-        self.engine = SimpleNamespace(rank=0, world=world, who=Membership("0-1-2", 0, world))
+        self.engine = SimpleNamespace(
+            rank=0, world=world, who=Membership("0-1-2", 0, world)
+        )
         self.engine.close = lambda: None
         self.streams, self.num_undone = Streams(), 0
 
@@ -384,7 +421,9 @@ class Undone:
 
 
 def survival(params: list[torch.nn.Parameter]) -> Any:
-    """The survival of a model that has these parameters, before it has connected anew."""
+    """The survival of a model that has these parameters, before it has connected
+    anew.
+    """
     one: Any = object.__new__(shrink.Shrinking)
     one._progress = SimpleNamespace(synchroniser=Undone(3), messages=[], step=4)
     one._params = [(str(place), param) for place, param in enumerate(params)]
@@ -396,7 +435,9 @@ def survival(params: list[torch.nn.Parameter]) -> Any:
 
 @pytest.mark.parametrize("undoes", [True, False])
 def test_gradients_of_a_step_that_does_not_count_are_dropped(undoes: bool) -> None:
-    """Of each model with an open step: some are means already, and a loop may go on to add."""
+    """Of each model with an open step: some are means already, and a loop may go on to
+    add.
+    """
     params = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
     for param in params:
         param.grad = torch.ones(2)
@@ -410,7 +451,12 @@ def test_gradients_of_a_step_that_does_not_count_are_dropped(undoes: bool) -> No
 
 def test_models_of_other_ranks_do_not_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
     """All models of the same ranks do, in the order of their names."""
-    names = {"0-1-2/2": [0, 1, 2], "0-1-2/1": [0, 1, 2], "0-3/1": [0, 1], "0-1-2-3/1": [0, 1, 2, 3]}
+    names = {
+        "0-1-2/2": [0, 1, 2],
+        "0-1-2/1": [0, 1, 2],
+        "0-3/1": [0, 1],
+        "0-1-2-3/1": [0, 1, 2, 3],
+    }
     models, lost = set[Any](), list[str]()
     for name, ranks in names.items():
         one = survival([])

@@ -1,7 +1,9 @@
-"""What an optimizer did not take is put back, parameter by parameter; what it took stays sent.
+"""What an optimizer did not take is put back, parameter by parameter; what it took
+stays sent.
 
-The account: W x the sum of means that were taken + the residuals = the sum of gradients of the
-steps that were taken. A step is what one optimizer does with one or several backward passes.
+The account: W x the sum of means that were taken + the residuals = the sum of gradients
+of the steps that were taken. A step is what one optimizer does with one or several
+backward passes.
 """
 
 from __future__ import annotations
@@ -63,8 +65,14 @@ class Account:
 
     def __init__(self, params: Iterable[Tensor]) -> None:
         self.pending = {param: torch.zeros_like(param) for param in params}
-        self.given = {param: torch.zeros_like(param, dtype=torch.float64) for param in self.pending}
-        self.means = {param: torch.zeros_like(param, dtype=torch.float64) for param in self.pending}
+        self.given = {
+            param: torch.zeros_like(param, dtype=torch.float64)
+            for param in self.pending
+        }
+        self.means = {
+            param: torch.zeros_like(param, dtype=torch.float64)
+            for param in self.pending
+        }
 
     def note(self, param: Tensor, grad: Tensor) -> None:
         self.pending[param] += grad
@@ -78,7 +86,9 @@ class Account:
             param.grad = None
 
     def error(self, residuals: dict[Tensor, Tensor]) -> float:
-        """The largest part of a parameter's gradient sum, over all ranks, that is off."""
+        """The largest part of a parameter's gradient sum, over all ranks, that is
+        off.
+        """
         errors = []
         for param, given in self.given.items():
             kept = residuals[param].double().view_as(given)
@@ -106,7 +116,11 @@ def sgd(params: Iterable[Tensor], is_fused: bool = False) -> Optimizer:
 def stepped(scaler: GradScaler, optimizer: Optimizer, account: Account) -> None:
     """One step of an optimizer by the scaler, which skips what is not finite."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
-    grads = {param: param.grad / scaler.get_scale() for param in params if param.grad is not None}
+    grads = {
+        param: param.grad / scaler.get_scale()
+        for param in params
+        if param.grad is not None
+    }
     before = [param.detach().clone() for param in params]
     scaler.step(optimizer)
     is_taken = all(bool(grad.isfinite().all()) for grad in grads.values())
@@ -118,13 +132,17 @@ def stepped(scaler: GradScaler, optimizer: Optimizer, account: Account) -> None:
 def several_optimizers(
     rank: int, world: int, exchange: Any, way: str, is_fused: bool
 ) -> tuple[float, str]:
-    """An account where a step's inf is in one optimizer's parameters, in both's, in none."""
+    """An account where a step's inf is in one optimizer's parameters, in both's, in
+    none.
+    """
     net = Pair()
     model: Any = ddp(net) if way == "ddp" else net
     optimizers = [sgd([net.a], is_fused), sgd([net.b], is_fused)]
     scaler = GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
     settings = {"on_failure": "shrink"} if way == "shrink" else {}
-    handle = gw.attach(model, exchange, scaler=scaler, **keywords(compress_if=every, **settings))
+    handle = gw.attach(
+        model, exchange, scaler=scaler, **keywords(compress_if=every, **settings)
+    )
     account = Account([net.a, net.b])
     for step, infinite in enumerate(["", "b", "a", "", "ab", "b", "", "a", "b"]):
         a, b = drawn(rank, step, infinite)
@@ -189,7 +207,9 @@ def two_models(rank: int, world: int) -> float:
     return error
 
 
-def test_an_inf_in_one_model_undoes_the_step_of_every_model_that_was_skipped(two: Ranks) -> None:
+def test_an_inf_in_one_model_undoes_the_step_of_every_model_that_was_skipped(
+    two: Ranks,
+) -> None:
     assert max(two.run(two_models)) < 1e-5
 
 
@@ -222,7 +242,9 @@ def test_passes_that_accumulate_are_one_step(exchange: Any, two: Ranks) -> None:
 
 
 def saved_in_mid_step(rank: int, world: int) -> list[bool]:
-    """Whether a state of mid-step is that of the last step, and a load in mid-step stays loaded."""
+    """Whether a state of mid-step is that of the last step, and a load in mid-step
+    stays loaded.
+    """
     net = Pair()
     scaler = GradScaler("cpu", init_scale=SCALE)
     handle = gw.attach(net, "onebit", scaler=scaler, options=EVERY)
@@ -314,7 +336,8 @@ def test_copies_of_a_scaler_are_plain(two: Ranks) -> None:
 def through_switches(
     rank: int, world: int, where: str, infinite: Collection[int]
 ) -> tuple[float, float, str]:
-    """The account of a run that changes its plan; ranks' losses are infinite in some steps.
+    """The account of a run that changes its plan; ranks' losses are infinite in some
+    steps.
 
     Also the norm of what is left owed at the end, when gradients are dense.
     """
@@ -331,12 +354,16 @@ def through_switches(
         stepped(scaler, optimizer, account)
         scaler.update()
     owed = handle.stats()["residual_norm"]
-    error = account.error({param: torch.zeros_like(param) for param in net.parameters()})
+    error = account.error(
+        {param: torch.zeros_like(param) for param in net.parameters()}
+    )
     handle.detach()
     return error, owed, digest(net)
 
 
-def note_unscaled(account: Account, scaler: GradScaler, param: Tensor, grad: Tensor) -> None:
+def note_unscaled(
+    account: Account, scaler: GradScaler, param: Tensor, grad: Tensor
+) -> None:
     account.note(param, grad / scaler.get_scale())
 
 
@@ -353,12 +380,16 @@ def test_switches_and_skipped_steps_lose_nothing(
 ) -> None:
     found = (four if "hosts" in where else two).run(through_switches, where, infinite)
     assert max(error for error, _, _ in found) < 1e-5
-    assert [owed for _, owed, _ in found] == [0.0] * len(found), "the last steps are dense"
+    assert [owed for _, owed, _ in found] == [0.0] * len(found), (
+        "the last steps are dense"
+    )
     assert len({bits for _, _, bits in found}) == 1, "replicas differ"
 
 
 def resumed(rank: int, world: int, where: str) -> list[float]:
-    """Norms of what is owed after a load, and after each step; two steps are skipped."""
+    """Norms of what is owed after a load, and after each step; two steps are
+    skipped.
+    """
     net, scaler = Net(), GradScaler("cpu", init_scale=SCALE)
     optimizer = adamw(net.parameters())
     model, handle = put(net, where, Route({1: lossy(2)}), scaler=scaler)
@@ -373,7 +404,9 @@ def resumed(rank: int, world: int, where: str) -> list[float]:
         if step >= 4:
             norms.append(handle.stats()["residual_norm"])
         is_infinite = step in (4, 5) and rank == 0
-        scaler.scale(loss_of(model, rank, step) * (torch.inf if is_infinite else 1.0)).backward()
+        scaler.scale(
+            loss_of(model, rank, step) * (torch.inf if is_infinite else 1.0)
+        ).backward()
         scaler.step(optimizer)
         scaler.update()
     handle.detach()
@@ -381,20 +414,25 @@ def resumed(rank: int, world: int, where: str) -> list[float]:
 
 
 @each("where", ["plain", "ddp"])
-def test_residuals_are_delivered_by_the_first_step_that_is_taken(where: str, two: Ranks) -> None:
+def test_residuals_are_delivered_by_the_first_step_that_is_taken(
+    where: str, two: Ranks
+) -> None:
     for owed, *others in two.run(resumed, where):
         assert owed > 0.1
         assert others == [owed, owed, 0.0]
 
 
 def uneven(rank: int, world: int) -> list[Tensor]:
-    """Rank 0 runs out of data first; then a step of the others is skipped, and some are taken.
+    """Rank 0 runs out of data first; then a step of the others is skipped, and some are
+    taken.
 
     Returns what each rank's exchange counts in draws.
     """
     net, scaler = Net(), GradScaler("cpu", init_scale=SCALE)
     model: Any = ddp(net)
-    handle = gw.attach(model, gw.compress.randomk(density=0.2), scaler=scaler, options=EVERY)
+    handle = gw.attach(
+        model, gw.compress.randomk(density=0.2), scaler=scaler, options=EVERY
+    )
     optimizer = adamw(net.parameters())
     counters = []
     with model.join():
@@ -417,9 +455,13 @@ def test_a_rank_that_has_joined_undoes_what_the_others_skip(two: Ranks) -> None:
 
 
 def with_less(rank: int, world: int) -> tuple[list[Tensor], list[Tensor]]:
-    """What is counted, and rank 1's residuals of b, after steps in which only rank 0 steps b."""
+    """What is counted, and rank 1's residuals of b, after steps in which only rank 0
+    steps b.
+    """
     net, scaler = Pair(), GradScaler("cpu", init_scale=SCALE)
-    handle = gw.attach(net, gw.compress.randomk(density=0.3), scaler=scaler, options=EVERY)
+    handle = gw.attach(
+        net, gw.compress.randomk(density=0.3), scaler=scaler, options=EVERY
+    )
     onebit = gw.attach(other := Pair(), "onebit", scaler=scaler, options=EVERY)
     optimizers = [sgd([net.a, other.a]), sgd([net.b, other.b])][: 2 - rank]
     counts, residuals = [], []
@@ -449,7 +491,9 @@ def test_a_rank_without_an_optimizer_decides_as_the_others(two: Ranks) -> None:
 
 
 def with_closure(rank: int, world: int) -> list[bool]:
-    """Whether passes of a closure are of the step that calls it, and of none that is skipped."""
+    """Whether passes of a closure are of the step that calls it, and of none that is
+    skipped.
+    """
     net, scaler = Pair(), GradScaler("cpu", init_scale=SCALE)
     handle = gw.attach(net, "onebit", scaler=scaler, options=EVERY)
     optimizer, found = sgd(net.parameters()), []
@@ -477,13 +521,16 @@ def test_passes_of_a_closure_are_of_its_step(two: Ranks) -> None:
 
 
 def losing_a_rank(rank: int, world: int) -> list[bool] | None:
-    """A rank is lost in the second pass of a step; survivors repeat the step, which is skipped.
+    """A rank is lost in the second pass of a step; survivors repeat the step, which is
+    skipped.
 
-    Returns whether residuals are those of the last step that was taken, for the new number of
-    ranks: once the rank is lost, and after the skipped step.
+    Returns whether residuals are those of the last step that was taken, for the new
+    number of ranks: once the rank is lost, and after the skipped step.
     """
     net, scaler = Pair(), GradScaler("cpu", init_scale=SCALE)
-    settings = keywords(compress_if=every, on_failure="shrink", timeout=timedelta(seconds=60))
+    settings = keywords(
+        compress_if=every, on_failure="shrink", timeout=timedelta(seconds=60)
+    )
     handle = gw.attach(net, "onebit", scaler=scaler, **settings)
     optimizer, found = sgd(net.parameters()), []
 
@@ -493,7 +540,9 @@ def losing_a_rank(rank: int, world: int) -> list[bool] | None:
     def are_of_the_last_step(params: dict[str, Any]) -> bool:
         factor = handle.world_size / world
         kept = {name: fields["residual_N"] for name, fields in params.items()}
-        return all(torch.equal(kept[name], factor * own) for name, own in before.items())
+        return all(
+            torch.equal(kept[name], factor * own) for name, own in before.items()
+        )
 
     make_pass(0)
     scaler.step(optimizer)
@@ -511,7 +560,9 @@ def losing_a_rank(rank: int, world: int) -> list[bool] | None:
     scaler.step(optimizer)
     scaler.update()
     found.append(
-        are_of_the_last_step({n: {"residual_N": r} for n, r in handle.residuals().items()})
+        are_of_the_last_step(
+            {n: {"residual_N": r} for n, r in handle.residuals().items()}
+        )
     )
     handle.detach()
     return found
@@ -520,7 +571,9 @@ def losing_a_rank(rank: int, world: int) -> list[bool] | None:
 def test_survivors_undo_a_step_that_was_begun_with_more_ranks(doomed: Ranks) -> None:
     *survivors, lost = doomed.outcomes(losing_a_rank)
     assert lost.exit_code == -signal.SIGKILL
-    assert [one.value for one in survivors] == [[True, True]] * len(survivors), survivors[0].error
+    assert [one.value for one in survivors] == [[True, True]] * len(survivors), (
+        survivors[0].error
+    )
 
 
 EVERY = gw.Options(compress_if=every)

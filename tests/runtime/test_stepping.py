@@ -1,4 +1,6 @@
-"""Every optimizer of torch.optim, stepped in random parts, does bit for bit what whole steps do."""
+"""Every optimizer of torch.optim, stepped in random parts, does bit for bit what whole
+steps do.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ NUM_STEPS = 7
 
 CASES: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
     "SGD": (optim.SGD, {}),
-    "SGD momentum": (optim.SGD, {"momentum": 0.9, "dampening": 0.1, "weight_decay": 0.02}),
+    "SGD momentum": (
+        optim.SGD,
+        {"momentum": 0.9, "dampening": 0.1, "weight_decay": 0.02},
+    ),
     "SGD maximize": (optim.SGD, {"momentum": 0.5, "maximize": True, "foreach": True}),
     "SGD fused": (optim.SGD, {"momentum": 0.9, "fused": True}),
     "SGD tensor rate": (optim.SGD, {"lr": torch.tensor(0.05), "momentum": 0.9}),
@@ -33,7 +38,10 @@ CASES: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
     "Adam fused": (optim.Adam, {"fused": True, "amsgrad": True}),
     "Adam tensor rate": (optim.Adam, {"lr": torch.tensor(0.01), "fused": True}),
     "AdamW": (optim.AdamW, {"weight_decay": 0.1}),
-    "RMSprop": (optim.RMSprop, {"momentum": 0.9, "centered": True, "weight_decay": 0.01}),
+    "RMSprop": (
+        optim.RMSprop,
+        {"momentum": 0.9, "centered": True, "weight_decay": 0.01},
+    ),
     "Adagrad": (optim.Adagrad, {"lr_decay": 0.1, "initial_accumulator_value": 0.1}),
     "Adagrad fused": (optim.Adagrad, {"fused": True}),
     "Adadelta": (optim.Adadelta, {"foreach": True}),
@@ -60,7 +68,9 @@ def build(case: str) -> tuple[list[nn.Parameter], Optimizer]:
         {"params": params[4:], "lr": 0.02},
     ]
     if isinstance(settings.get("lr"), Tensor):
-        groups = [{**group, "lr": torch.tensor(0.01 * i)} for i, group in enumerate(groups, 1)]
+        groups = [
+            {**group, "lr": torch.tensor(0.01 * i)} for i, group in enumerate(groups, 1)
+        ]
     return params, kind(groups, **copy.deepcopy(settings))
 
 
@@ -70,7 +80,8 @@ def give_gradients(case: str, params: list[nn.Parameter], step: int) -> None:
     for i, param in enumerate(params):
         grad = torch.randn(param.shape)
         param.grad = grad.to_sparse(1) if case == "SparseAdam" else grad
-        # torch's own fused SGD raises where some parameters of a group have no momentum yet.
+        # torch's own fused SGD raises where some parameters of a group have no momentum
+        # yet.
         if (i + step) % 5 == 4 and not (case == "SGD fused" and step == 0):
             param.grad = None
 
@@ -150,7 +161,9 @@ def test_the_law_bites(case: str) -> None:
         stepper.apply(asked, [*part, part[0]][-1:])
         stepper.apply(asked, part)
 
-    def none_of_the_last(stepper: LayerwiseStep, asked: Any, part: list[nn.Parameter]) -> None:
+    def none_of_the_last(
+        stepper: LayerwiseStep, asked: Any, part: list[nn.Parameter]
+    ) -> None:
         stepper.apply(asked, part[:-1])
 
     def live(stepper: LayerwiseStep) -> Any:
@@ -213,7 +226,10 @@ REFUSED: dict[str, tuple[Callable[[], Optimizer], str]] = {
     "pre hook": (lambda: hooked(True), "step hooks"),
     "post hook": (lambda: hooked(False), "step hooks"),
     "patched": (patched, "was replaced"),
-    "differentiable": (lambda: optim.SGD([one()], differentiable=True), "differentiable"),
+    "differentiable": (
+        lambda: optim.SGD([one()], differentiable=True),
+        "differentiable",
+    ),
     "scaled": (scaled, "loss scaler"),
 }
 
@@ -250,7 +266,8 @@ def test_schedulers_and_replaced_steps_go_together(early: bool) -> None:
     if not early:
         scheduler = optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     optimizer.step(closure=None)
-    scheduler.step()  # warns, which is an error here, if it believes that step() was not called
+    # warns, which is an error here, if it believes that step() was not called
+    scheduler.step()
     assert calls == [{"closure": None}]
     put_back()
     param.grad = torch.ones(2)

@@ -35,7 +35,9 @@ def have_own_store(rank: int, world: int, shared: dist.Store, own: dist.Store) -
     meeting = dist.PrefixStore(f"beside {type(own).__name__}", shared)
     gloo = dist.ProcessGroupGloo(meeting, rank, world, LIMIT)
     group = dist.ProcessGroup(own, rank, world)
-    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+    group._register_backend(
+        torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo
+    )
     group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     group._set_group_name("main")
     tables = c10d._world
@@ -58,11 +60,15 @@ def attach_error() -> str:
 
 
 def attaches(rank: int, world: int, port: int) -> tuple[list[str], str]:
-    """What attach says of two stores that others do not see, and the bits with one they share."""
+    """What attach says of two stores that others do not see, and the bits with one they
+    share.
+    """
     shared = dist.TCPStore("127.0.0.1", port, None, False, LIMIT)
     have_own_store(rank, world, shared, dist.HashStore())
     found = [attach_error()]
-    have_own_store(rank, world, shared, dist.TCPStore("127.0.0.1", 0, None, True, LIMIT, False))
+    have_own_store(
+        rank, world, shared, dist.TCPStore("127.0.0.1", 0, None, True, LIMIT, False)
+    )
     found.append(attach_error())
     net = Net(rank)
     handle = gw.attach(net, "none", **keywords(timeout=LIMIT, store=shared))
@@ -133,7 +139,9 @@ def test_who_shares_the_store_leaves_nothing_there(met: Met) -> None:
     keys = [f"gradwire/0-1/check/note/{rank}" for rank in range(2)]
     until(lambda: wire.default_store().check(keys))
     met.others.set()
-    until(lambda: not [one for one in wire.default_store().list_keys() if "check" in one])
+    until(
+        lambda: not [one for one in wire.default_store().list_keys() if "check" in one]
+    )
     for check in checks:
         check.refuse()
 

@@ -19,7 +19,9 @@ from tests.runtime.ranks import HURRIED, Ranks
 pytestmark = [pytest.mark.multi, pytest.mark.slow]
 FEW, MANY = 8, 20
 MOST_KEYS = 2 * (1 + 4 + 1 + 2) + 2
-"""While two ranks are attached: a key of each for its channels, its door, its pulse and so on."""
+"""While two ranks are attached: a key of each for its channels, its door, its pulse and
+so on.
+"""
 MOST_MB = 6.0
 """Of memory that may come with the attaches in between; it was 0.4 MB each before."""
 
@@ -29,7 +31,9 @@ def keys_now() -> set[str]:
 
 
 def settled_keys(most: int, old: set[str]) -> set[str]:
-    """The store's keys beside ``old`` ones, once they are no more than ``most`` or after 10 s."""
+    """The store's keys beside ``old`` ones, once they are no more than ``most`` or
+    after 10 s.
+    """
     deadline_s = time.monotonic() + 10
     while True:
         keys = keys_now() - old
@@ -43,9 +47,13 @@ def resident_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
 
 
-def attach_and_train(num_steps: int = 1, num_loads: int = 0, width: int = 8) -> gw.Handle:
+def attach_and_train(
+    num_steps: int = 1, num_loads: int = 0, width: int = 8
+) -> gw.Handle:
     net = nn.Sequential(*[nn.Linear(width, width) for _ in range(4)])
-    handle = gw.attach(net, gw.compress.onebit(block=64), options=gw.Options(bucket_cap_mb=0.4))
+    handle = gw.attach(
+        net, gw.compress.onebit(block=64), options=gw.Options(bucket_cap_mb=0.4)
+    )
     for _ in range(num_steps):
         net(torch.ones(2, width)).sum().backward()
         net.zero_grad()
@@ -55,7 +63,8 @@ def attach_and_train(num_steps: int = 1, num_loads: int = 0, width: int = 8) -> 
 
 
 def keys_in_use(rank: int, world: int) -> tuple[int, int, set[str]]:
-    """Keys while attached, after one step and after many steps and loads; and after detach.
+    """Keys while attached, after one step and after many steps and loads; and after
+    detach.
 
     The process group's own keys are there before, and are not counted.
     """
@@ -83,14 +92,20 @@ def test_keys_do_not_grow_with_steps_loads_and_attaches(doomed_two: Ranks) -> No
 
 
 def notes_of_shards(rank: int, world: int) -> tuple[set[str], set[str]]:
-    """Keys that go before all ranks of a shard group are done, and keys that stay after that."""
+    """Keys that go before all ranks of a shard group are done, and keys that stay after
+    that.
+    """
     old, grid = keys_now(), device_mesh((2, 2), ("dp", "tp"))
     dist.barrier()
     net = nn.Linear(8, 8)
-    handle = gw.attach(net, "none", group=grid["dp"], options=gw.Options(shards=grid["tp"]))
+    handle = gw.attach(
+        net, "none", group=grid["dp"], options=gw.Options(shards=grid["tp"])
+    )
     dist.barrier()
     time.sleep(2 * HURRIED["PERIOD_S"])  # by then the pulse has swept
-    name = f"/{'-'.join(map(str, dist.get_process_group_ranks(grid['tp'].get_group())))}/"
+    name = (
+        f"/{'-'.join(map(str, dist.get_process_group_ranks(grid['tp'].get_group())))}/"
+    )
     notes = {key for key in keys_now() - old if name in key}
     dist.barrier()
     is_early = rank % 2 == 0
@@ -109,7 +124,9 @@ def notes_of_shards(rank: int, world: int) -> tuple[set[str], set[str]]:
 
 
 def test_what_shards_agree_by_stays_until_the_last_rank_is_done(four: Ranks) -> None:
-    """Each leaves once, by detach, although a handle that is dropped closes its engine again."""
+    """Each leaves once, by detach, although a handle that is dropped closes its engine
+    again.
+    """
     assert four.run(notes_of_shards) == [(set(), set())] * 4
 
 

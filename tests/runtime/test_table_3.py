@@ -1,4 +1,5 @@
-"""HiPress, table 3: what is encoded and decoded beside a transfer, from the runtime's trace.
+"""HiPress, table 3: what is encoded and decoded beside a transfer, from the runtime's
+trace.
 
 ``planning/simulation/test_computes`` has the table's counts of what texts compute.
 """
@@ -35,10 +36,13 @@ COLLECTIVES = (
 
 
 def _together(then: Callable[..., None]) -> Callable[..., None]:
-    """Has a transfer begin before what is computed beside it, and end behind it: as on a slow
-    link, whatever the machine does meanwhile."""
+    """Has a transfer begin before what is computed beside it, and end behind it: as on
+    a slow link, whatever the machine does meanwhile.
+    """
 
-    def held(driver: Driver, value: Callable[[], Any], works: list[Task], wire: list[Task]) -> None:
+    def held(
+        driver: Driver, value: Callable[[], Any], works: list[Task], wire: list[Task]
+    ) -> None:
         begun, left = threading.Event(), threading.Semaphore(0)
 
         def behind(fn: Callable[[], Any]) -> Callable[[], Any]:
@@ -72,7 +76,9 @@ def _engine(on_span: Callable[[Span], None]) -> Engine:
     return Engine(join(None), num_channels=1, timeout=timeout, on_span=on_span)
 
 
-def traced(rank: int, world: int, collectives: Sequence[Collective]) -> list[list[Span]]:
+def traced(
+    rank: int, world: int, collectives: Sequence[Collective]
+) -> list[list[Span]]:
     """Every collective's spans of one exchange in the runtime's engine."""
     then = Driver._then
     Driver._then = _together(then)  # type: ignore[method-assign]
@@ -81,7 +87,10 @@ def traced(rank: int, world: int, collectives: Sequence[Collective]) -> list[lis
     try:
         for number, collective in enumerate(collectives):
             exchange, numel = pair(onebit(), collective), world * CHUNK
-            state, grad_N = exchange.init(TensorSpec("", numel), world), torch.randn(numel)
+            state, grad_N = (
+                exchange.init(TensorSpec("", numel), world),
+                torch.randn(numel),
+            )
             text = exchange.synchronise(Member(rank, world), state, grad_N, grad_N)
             engine.wait([engine.launch(number, "traced", text)])
     finally:
@@ -90,7 +99,9 @@ def traced(rank: int, world: int, collectives: Sequence[Collective]) -> list[lis
     return found
 
 
-def test_what_a_text_computes_beside_a_transfer_is_computed_beside_it(four: Ranks) -> None:
+def test_what_a_text_computes_beside_a_transfer_is_computed_beside_it(
+    four: Ranks,
+) -> None:
     every = four.run(traced, COLLECTIVES)
     for number, collective in enumerate(COLLECTIVES):
         texts = computes(pair(onebit(), collective), 4 * CHUNK, 4)
@@ -98,8 +109,13 @@ def test_what_a_text_computes_beside_a_transfer_is_computed_beside_it(four: Rank
         for rank, own in enumerate(texts):
             spans = every[rank][number]
             wire = [span for span in spans if span.lane == "communication"]
-            works = sorted((s for s in spans if s.lane == "compute"), key=lambda s: s.start_s)
-            beside = [any(w.start_s < s.end_s and s.start_s < w.end_s for w in wire) for s in works]
+            works = sorted(
+                (s for s in spans if s.lane == "compute"), key=lambda s: s.start_s
+            )
+            beside = [
+                any(w.start_s < s.end_s and s.start_s < w.end_s for w in wire)
+                for s in works
+            ]
             found = [(span.name, one) for span, one in zip(works, beside, strict=True)]
             assert found == [(one.name, one.is_beside) for one in own]
 
@@ -115,7 +131,9 @@ def meanwhile(rank: int, world: int) -> None:
 
         return carry
 
-    def held(driver: Driver, value: Callable[[], Any], works: list[Task], wire: list[Task]) -> None:
+    def held(
+        driver: Driver, value: Callable[[], Any], works: list[Task], wire: list[Task]
+    ) -> None:
         for task in wire if driver.index == 0 else ():
             task.begin, task.fn = None, waiting(task.fn)
         then(driver, value, works, wire)
@@ -128,7 +146,9 @@ def meanwhile(rank: int, world: int) -> None:
     engine = _engine(lambda span: None)
     try:
         works = enumerate((lambda: None, encoded.set))
-        engine.wait([engine.launch(number, "held", text(work)) for number, work in works])
+        engine.wait(
+            [engine.launch(number, "held", text(work)) for number, work in works]
+        )
     finally:
         engine.close()
         Driver._then = then  # type: ignore[method-assign]

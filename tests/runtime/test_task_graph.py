@@ -27,7 +27,9 @@ class Stage:
         ticks = count()
         self.manager = TaskManager(
             ["compute", "network"],
-            observe=lambda task, start, end: self.observed.append((task.name, start, end)),
+            observe=lambda task, start, end: self.observed.append(
+                (task.name, start, end)
+            ),
             on_error=self._on_error,
             clock=lambda: float(next(ticks)),
         )
@@ -36,7 +38,9 @@ class Stage:
         self.errors.append((task.name, str(error)))
         self.failed.set()
 
-    def task(self, name: str, lane: str | None = "compute", order: int = 0, fn: Any = None) -> Task:
+    def task(
+        self, name: str, lane: str | None = "compute", order: int = 0, fn: Any = None
+    ) -> Task:
         def work() -> Any:
             self.ran.append(name)
             return fn() if fn is not None else None
@@ -70,7 +74,9 @@ def stage() -> Iterator[Stage]:
     made.manager.join(WAIT_S)
 
 
-def test_tasks_run_after_all_that_they_depend_on_and_lanes_beside_each_other(stage: Stage) -> None:
+def test_tasks_run_after_all_that_they_depend_on_and_lanes_beside_each_other(
+    stage: Stage,
+) -> None:
     release = stage.hold("network")
     first, second = stage.task("first", fn=lambda: 42), stage.task("second", "network")
     both = stage.task("both")
@@ -99,7 +105,9 @@ def test_an_idle_lane_keeps_nothing_of_its_last_task(stage: Stage) -> None:
     assert [one() for one in seen] == [None, None]
 
 
-def test_ready_tasks_of_a_lane_run_in_their_order_and_then_as_they_came(stage: Stage) -> None:
+def test_ready_tasks_of_a_lane_run_in_their_order_and_then_as_they_came(
+    stage: Stage,
+) -> None:
     release = stage.hold("compute")
     tasks = [
         stage.manager.add(stage.task(name, order=order))
@@ -110,7 +118,9 @@ def test_ready_tasks_of_a_lane_run_in_their_order_and_then_as_they_came(stage: S
     assert stage.ran == ["a", "b1", "b2", "c", "d"]
 
 
-def test_a_task_without_a_lane_runs_in_the_thread_that_promoted_it(stage: Stage) -> None:
+def test_a_task_without_a_lane_runs_in_the_thread_that_promoted_it(
+    stage: Stage,
+) -> None:
     threads: list[str] = []
 
     def note() -> None:
@@ -184,7 +194,9 @@ def over_at_once(over: Over) -> None:
 
 
 def test_a_long_chain_of_work_that_ends_as_it_begins(stage: Stage) -> None:
-    tasks = [Task(str(i), lambda: None, "network", begin=over_at_once) for i in range(2000)]
+    tasks = [
+        Task(str(i), lambda: None, "network", begin=over_at_once) for i in range(2000)
+    ]
     for before, task in reversed(list(pairwise(tasks))):
         stage.manager.add(task, [before])
     stage.manager.add(tasks[0])
@@ -193,7 +205,9 @@ def test_a_long_chain_of_work_that_ends_as_it_begins(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_an_error_of_what_was_begun_stops_everything(stage: Stage, is_late: bool) -> None:
+def test_an_error_of_what_was_begun_stops_everything(
+    stage: Stage, is_late: bool
+) -> None:
     def fail(over: Over) -> None:
         raise ValueError("broken")
 
@@ -215,7 +229,9 @@ def test_join_waits_for_what_was_begun(stage: Stage) -> None:
     elsewhere, joined = Elsewhere(), threading.Event()
     stage.manager.add(elsewhere.task("begun"))
     stage.manager.stop()
-    joining = threading.Thread(target=lambda: (stage.manager.join(WAIT_S), joined.set()))
+    joining = threading.Thread(
+        target=lambda: (stage.manager.join(WAIT_S), joined.set())
+    )
     joining.start()
     assert not joined.is_set()
     elsewhere.overs[0](None)
@@ -225,7 +241,9 @@ def test_join_waits_for_what_was_begun(stage: Stage) -> None:
 
 def test_a_light_task_takes_the_place_of_an_idle_lane(stage: Stage) -> None:
     def light(name: str) -> Task:
-        task = stage.task(name, "network", fn=lambda: threads.append(threading.current_thread()))
+        task = stage.task(
+            name, "network", fn=lambda: threads.append(threading.current_thread())
+        )
         task.is_light = True
         return task
 
@@ -237,7 +255,10 @@ def test_a_light_task_takes_the_place_of_an_idle_lane(stage: Stage) -> None:
     assert not busy.done
     release()
     stage.wait_for(busy)
-    assert [one.name for one in threads] == [threading.current_thread().name, "gradwire network"]
+    assert [one.name for one in threads] == [
+        threading.current_thread().name,
+        "gradwire network",
+    ]
 
 
 def test_a_lane_waits_for_whoever_took_its_place(stage: Stage) -> None:
@@ -282,7 +303,9 @@ def test_nothing_follows_from_what_was_abandoned(stage: Stage) -> None:
     assert not stage.manager.join(0.01)
     stage.manager.abandon()
     elsewhere.overs[0](None)
-    assert not stage.manager.join(WAIT_S), "the lane is still at it, and nobody waits for it"
+    assert not stage.manager.join(WAIT_S), (
+        "the lane is still at it, and nobody waits for it"
+    )
     go.set()
     while not stage.manager.join(WAIT_S):
         time.sleep(0.01)

@@ -1,4 +1,6 @@
-"""Parameters that take no part in a step: on some ranks, on all of them, today or ever."""
+"""Parameters that take no part in a step: on some ranks, on all of them, today or
+ever.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,15 @@ DGC = gw.deep_gradient_compression(warmup_steps=10, density=0.05, sample_share=1
 
 
 def pending(rank: int, world: int) -> None:
-    """Left takes part in steps 0 and 3; what step 0 did not deliver waits, whole, for step 3."""
+    """Left takes part in steps 0 and 3; what step 0 did not deliver waits, whole, for
+    step 3.
+    """
     model = Branches(lambda step: (step in (0, 3), True))
     net = ddp(model, find_unused_parameters=True)
     handle = gw.attach(
-        net, exchange_for(gw.compress.topk(density=0.25)), **keywords(bucket_cap_mb=0.001)
+        net,
+        exchange_for(gw.compress.topk(density=0.25)),
+        **keywords(bucket_cap_mb=0.001),
     )
     weight = model.left.weight
     arrivals, waiting, delivered = [], [], []
@@ -60,7 +66,9 @@ def test_a_residual_of_an_unused_parameter_waits_for_its_next_use(two: Ranks) ->
     two.run(pending)
 
 
-def test_a_parameter_that_no_rank_used_keeps_velocity_and_its_place_in_the_warm_up() -> None:
+def test_a_parameter_that_no_rank_used_keeps_velocity_and_its_place_in_the_warm_up() -> (
+    None
+):
     weights = [nn.Parameter(torch.ones(4, 4)) for _ in range(2)]
     parts = [ParamRange.whole(name, p) for name, p in zip("ab", weights, strict=True)]
     message = Message(0, parts, DGC, 0, 1)
@@ -78,7 +86,9 @@ def test_a_parameter_that_no_rank_used_keeps_velocity_and_its_place_in_the_warm_
 
 def kept_of_left(model: Branches, handle: gw.Handle) -> str:
     params = handle.state_dict()["params"]
-    states = [t for name in sorted(params) if "left" in name for t in params[name].values()]
+    states = [
+        t for name in sorted(params) if "left" in name for t in params[name].values()
+    ]
     return digest([*model.left.parameters(), *states])
 
 
@@ -86,7 +96,8 @@ def never_used(rank: int, world: int) -> list[str]:
     ends = []
     for exchange in (TOPK, ONEBIT, exchange_for(gw.compress.powersgd(rank=2))):
         model = Branches(lambda step: (False, True))
-        # One message for all: onebit decodes the zeros of unused parameters to its blocks' means.
+        # One message for all: onebit decodes the zeros of unused parameters to its
+        #     blocks' means.
         options = gw.Options(bucket_cap_mb=1, compress_if=everything)
         handle = gw.attach(model, exchange, options=options)
         before = kept_of_left(model, handle)
@@ -107,8 +118,14 @@ def one_sided(rank: int, world: int) -> str:
     model = Branches(lambda step: (step % world == rank, step % 3 != rank))
     model.left.weight = nn.Parameter(model.left.weight.detach().t().contiguous().t())
     gw.attach(model, TOPK, options=SMALL)
-    # A fused step reads memory in order, so a mean must have the strides of its parameter.
-    train(model, torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True), rank, range(6))
+    # A fused step reads memory in order, so a mean must have the strides of its
+    # parameter.
+    train(
+        model,
+        torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True),
+        rank,
+        range(6),
+    )
     return digest(model)
 
 
@@ -117,7 +134,9 @@ def test_use_on_some_ranks_only(four: Ranks) -> None:
 
 
 def earlier(rank: int, world: int) -> None:
-    """Left takes part under no_sync only: no hook brings its gradient in the step that counts."""
+    """Left takes part under no_sync only: no hook brings its gradient in the step that
+    counts.
+    """
     model, local = (Branches(lambda step: (step == 0, True)) for _ in range(2))
     handle = gw.attach(model, DENSE, options=SMALL)
     with handle.no_sync():
@@ -131,12 +150,16 @@ def earlier(rank: int, world: int) -> None:
         torch.testing.assert_close(ours.grad, mean)
 
 
-def test_what_accumulated_under_no_sync_counts_though_it_is_unused_later(two: Ranks) -> None:
+def test_what_accumulated_under_no_sync_counts_though_it_is_unused_later(
+    two: Ranks,
+) -> None:
     two.run(earlier)
 
 
 class BesideNothing(Branches):
-    """Branches, and behind them an unused parameter without elements, which is in no message."""
+    """Branches, and behind them an unused parameter without elements, which is in no
+    message.
+    """
 
     def __init__(self, rank: int) -> None:
         super().__init__(lambda step: (step == 1 and rank == 0, True))
@@ -155,12 +178,16 @@ def beside_nothing(rank: int, world: int) -> list[bool]:
 
 
 def test_who_used_what_travels_with_the_last_message(two: Ranks) -> None:
-    """One rank's use is enough for a gradient on all; flags are those of all parameters."""
+    """One rank's use is enough for a gradient on all; flags are those of all
+    parameters.
+    """
     assert two.run(beside_nothing) == [[False, True, False]] * 2
 
 
 class Empty(nn.Module):
-    """A model without elements, as a rank holds where layers have fewer rows than shards."""
+    """A model without elements, as a rank holds where layers have fewer rows than
+    shards.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,9 +220,15 @@ class Heads(nn.Module):
 
 
 def in_another_order(rank: int, world: int) -> list[bool]:
-    models, failure = [Heads(), Heads()], gw.FailurePolicy(timeout=timedelta(seconds=60))
+    models, failure = (
+        [Heads(), Heads()],
+        gw.FailurePolicy(timeout=timedelta(seconds=60)),
+    )
     handles = [gw.attach(model, "none", failure=failure) for model in models]
-    losses = [model(torch.ones(2, 4)).sum() for model in (models if rank == 0 else models[::-1])]
+    losses = [
+        model(torch.ones(2, 4)).sum()
+        for model in (models if rank == 0 else models[::-1])
+    ]
     (losses[0] + losses[1]).backward()
     for handle in handles:
         handle.detach()
@@ -203,5 +236,10 @@ def in_another_order(rank: int, world: int) -> list[bool]:
 
 
 def test_ranks_may_reach_two_attached_models_in_another_order(two: Ranks) -> None:
-    """A pass is not complete while one of them waits for what the other has still to hand in."""
-    assert two.run(in_another_order) == [[True] * 4 + [False] * 2 + [True] * 4 + [False] * 2] * 2
+    """A pass is not complete while one of them waits for what the other has still to
+    hand in.
+    """
+    assert (
+        two.run(in_another_order)
+        == [[True] * 4 + [False] * 2 + [True] * 4 + [False] * 2] * 2
+    )

@@ -76,7 +76,9 @@ def communications(rank: int, world: int, exchange: Exchange) -> list[str]:
 
 
 def test_the_last_dense_message_tells_which_parameters_were_used(two: Ranks) -> None:
-    """So a small model's step is one all-reduce; compressed messages can carry no count."""
+    """So a small model's step is one all-reduce; compressed messages can carry no
+    count.
+    """
     assert two.run(communications, DENSE) == [["AllReduce"]] * 2
     every = exchange_for(gw.compress.onebit())
     assert all("AllReduce" in names for names in two.run(communications, every))
@@ -100,7 +102,9 @@ def test_what_goes_on_in_the_backward_pass_does_not_see_its_settings() -> None:
     def text() -> Steps[None]:
         yield AllReduce(torch.empty(1, device="cpu"))
         device, mode = torch.empty(0).device.type, torch.is_inference_mode_enabled()
-        seen.append((device, torch.is_autocast_enabled("cpu"), mode, torch.is_grad_enabled()))
+        seen.append(
+            (device, torch.is_autocast_enabled("cpu"), mode, torch.is_grad_enabled())
+        )
 
     routes = Routes(["communication"])
     routes.circles[Among.RANKS] = Circle("", 0, 2, [Over()])
@@ -113,7 +117,7 @@ def test_what_goes_on_in_the_backward_pass_does_not_see_its_settings() -> None:
     assert seen == [("cpu", False, False, False)]
 
 
-# ---- The start of a text in the thread of the backward pass: what is done, and what is left ------
+# ---- The start of a text in the thread of the backward pass: what is done, and what is
 
 
 @pytest.fixture
@@ -124,7 +128,9 @@ def spans() -> list[Span]:
 
 @pytest.fixture
 def engine(spans: list[Span]) -> Iterator[Engine]:
-    made = Engine(ALONE, num_channels=1, timeout=timedelta(seconds=30), on_span=spans.append)
+    made = Engine(
+        ALONE, num_channels=1, timeout=timedelta(seconds=30), on_span=spans.append
+    )
     yield made
     made.close()
 
@@ -135,7 +141,10 @@ def _text() -> Steps[Any]:
         return threading.current_thread().name, inside, torch.empty(1).device
 
     gathered = yield Compute("gather", lambda: 1)
-    encoded, counted = yield (Compute("encode", encode), Compute("count", lambda: gathered + 1))
+    encoded, counted = yield (
+        Compute("encode", encode),
+        Compute("count", lambda: gathered + 1),
+    )
     yield AllReduce(torch.zeros(counted))
     last = yield Compute("decode", lambda: threading.current_thread().name)
     return encoded, counted, last
@@ -178,7 +187,9 @@ def test_somebody_may_look_at_all_objects_meanwhile(engine: Engine) -> None:
     looks: list[Any] = []
 
     def text() -> Steps[Any]:
-        done = yield tuple(Compute("encode", lambda: looks.append(gc.get_objects())) for _ in "ab")
+        done = yield tuple(
+            Compute("encode", lambda: looks.append(gc.get_objects())) for _ in "ab"
+        )
         return done
 
     end = engine.launch(0, "message 0", text(), is_inline=True)

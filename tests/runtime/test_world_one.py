@@ -1,4 +1,6 @@
-"""One rank is plain training, bit for bit: whatever the exchange, with or without a group."""
+"""One rank is plain training, bit for bit: whatever the exchange, with or without a
+group.
+"""
 
 from __future__ import annotations
 

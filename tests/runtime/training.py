@@ -1,4 +1,6 @@
-"""What the ranks train: small models, data that differs from rank to rank, and the plain loop."""
+"""What the ranks train: small models, data that differs from rank to rank, and the
+plain loop.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,26 @@ from gradwire.contract.registry import examples
 from gradwire.exchange.by_name import exchange_for
 
 SMALL_MB = 0.004
-"""A bucket_cap_mb of about one thousand elements: several messages even for these models."""
+"""A bucket_cap_mb of about one thousand elements: several messages even for these
+models.
+"""
 
 
 def _exchanges() -> list[Exchange]:
-    """Every algorithm's own exchange, and pairs of each kind with and without feedback."""
+    """Every algorithm's own exchange, and pairs of each kind with and without
+    feedback.
+    """
     codecs, together = gw.compress, gw.collective
     feedback, pair = gw.with_error_feedback, gw.pair
     first = {type(example): example for example in reversed(examples("compress"))}
     for codec, example in first.items():
         if isinstance(getattr(example, "threshold", None), float):
-            first[codec] = codec(threshold=0.01)  # gradients of these models pass that often
-    first[codecs.randomk] = codecs.randomk(density=0.3, seed=1)  # 1 % at random learns too little
+            first[codec] = codec(
+                threshold=0.01
+            )  # gradients of these models pass that often
+    first[codecs.randomk] = codecs.randomk(
+        density=0.3, seed=1
+    )  # 1 % at random learns too little
     return [
         *(exchange_for(algorithm) for algorithm in first.values()),
         pair(codecs.none(), together.ring()),
@@ -44,7 +54,11 @@ def _exchanges() -> list[Exchange]:
         feedback(pair(codecs.topk(density=0.3), together.casync_ps())),
         feedback(pair(codecs.onebit(block=64), together.casync_ps(room_bytes=0))),
         feedback(pair(codecs.onebit(block=64), together.casync_ps(partitions=1))),
-        feedback(pair(codecs.onebit(block=64), together.casync_ps(partitions=1, room_bytes=0))),
+        feedback(
+            pair(
+                codecs.onebit(block=64), together.casync_ps(partitions=1, room_bytes=0)
+            )
+        ),
         feedback(pair(codecs.onebit(block=64), together.casync_ring(partitions=1))),
         feedback(pair(codecs.onebit(block=64), together.casync_ring(half_bytes=0))),
     ]
@@ -55,7 +69,9 @@ DENSE = exchange_for(gw.compress.none())
 ONEBIT = exchange_for(gw.compress.onebit(block=64))
 TOPK = exchange_for(gw.compress.topk(density=0.1))
 CHOSEN = (DENSE, ONEBIT, TOPK)
-"""One lossless, one dense and lossy, one sparse and lossy; the lossy ones with feedback."""
+"""One lossless, one dense and lossy, one sparse and lossy; the lossy ones with
+feedback.
+"""
 
 
 def named(exchange: Exchange) -> str:
@@ -130,7 +146,9 @@ def loss_of(model: nn.Module, rank: int, step: int) -> Tensor:
     return F.cross_entropy(model(x), y)
 
 
-def train(model: nn.Module, optimizer: Optimizer, rank: int, steps: Iterable[int]) -> list[float]:
+def train(
+    model: nn.Module, optimizer: Optimizer, rank: int, steps: Iterable[int]
+) -> list[float]:
     """The unchanged loop of a user; returns the losses."""
     losses = []
     for step in steps:
@@ -148,10 +166,14 @@ def digest(tensors: nn.Module | Iterable[Tensor]) -> str:
         tensors = tensors.parameters()
     whole = hashlib.sha256()
     for tensor in tensors:
-        whole.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        whole.update(
+            tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        )
     return whole.hexdigest()
 
 
 def gradients(model: nn.Module) -> list[Tensor | None]:
     """Copies of all gradients."""
-    return [None if p.grad is None else p.grad.detach().clone() for p in model.parameters()]
+    return [
+        None if p.grad is None else p.grad.detach().clone() for p in model.parameters()
+    ]

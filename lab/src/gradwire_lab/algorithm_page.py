@@ -1,4 +1,5 @@
-"""The page of an algorithm: its file's header, what it declares, sends and keeps, and its figures.
+"""The page of an algorithm: its file's header, what it declares, sends and keeps, and
+its figures.
 
 ``gradwire list NAME`` prints it, and the documentation has it as a page.
 """
@@ -16,7 +17,13 @@ import torch
 from rich.console import Console
 from rich.markdown import Markdown
 
-from gradwire.cli.commands.list import description, docstring, exchange, settings, traits
+from gradwire.cli.commands.list import (
+    description,
+    docstring,
+    exchange,
+    settings,
+    traits,
+)
 from gradwire.cli.report.output import emit
 from gradwire.cli.report.table import Row, markdown
 from gradwire.contract import Compressor, Exchange, Member
@@ -45,7 +52,9 @@ HEADS = {
     "collective": ("exchange", "scheme"),
     "planner": ("planner",),
 }
-"""First cells of those tables of measurements that have a row for an algorithm of a kind."""
+"""First cells of those tables of measurements that have a row for an algorithm of a
+kind.
+"""
 
 _FIELD = re.compile(r"([A-Z][a-z]+(?: [a-z]+){0,3}(?: \([^)]*\))?):(?: |$)")
 _CONTRIBUTED = re.compile(r"(?<=\. )Contributed: ")
@@ -56,8 +65,9 @@ _SPECIAL = re.compile(r"([\\\[\]]|\*(?! )|(?<! )\*|\b_|_\b)")
 def page(kind: str, name: str, measured: str | None) -> str:
     """The page of an algorithm as Markdown.
 
-    ``kind`` is a key of ``registry.KINDS``. ``measured`` is the text of the page of measurements:
-    all its rows that name the algorithm are shown. It is None where that page is not at hand.
+    ``kind`` is a key of ``registry.KINDS``. ``measured`` is the text of the page of
+    measurements: all its rows that name the algorithm are shown. It is None where that
+    page is not at hand.
     """
     algorithm = load(kind, name)
     lead, *fields = header_of(kind, name)
@@ -68,40 +78,57 @@ def page(kind: str, name: str, measured: str | None) -> str:
         "declares": traits(algorithm),
         "exchange": [exchange(algorithm())] if kind == "compress" else [],
     }
-    parts += [f"**{title.capitalize()}:** {_listed(x)}" for title, x in declared.items() if x]
+    parts += [
+        f"**{title.capitalize()}:** {_listed(x)}" for title, x in declared.items() if x
+    ]
     parts += fields
     if kind == "compress":
-        parts += ["## Bytes and memory", _SENT_BY_A_COMPRESSOR, markdown(_sent(algorithm()))]
+        parts += [
+            "## Bytes and memory",
+            _SENT_BY_A_COMPRESSOR,
+            markdown(_sent(algorithm())),
+        ]
         parts += [_KEPT, markdown([_kept(exchange_for(algorithm()))])]
     if kind == "collective":
         parts += ["## Bytes", _SENT_BY_A_COLLECTIVE, markdown(_carried(algorithm()))]
     if kind == "planner":
         command = f"gradwire plan --model resnet50 --planner {name} --explain"
-        parts += ["## Figures", f"`{command}` says what this planner does for a model, and why."]
+        parts += [
+            "## Figures",
+            f"`{command}` says what this planner does for a model, and why.",
+        ]
     if kind in HEADS:
         parts += ["## Measured", *_figures(kind, name, measured)]
     return "\n\n".join(parts) + "\n"
 
 
 _SENT_BY_A_COMPRESSOR = (
-    f"A gradient of {SPEC.numel:,} float32, a square matrix, with the default settings: computed "
-    "from the layouts. Where sizes vary these are typical ones. Plain float32 has 4 bytes an "
+    f"A gradient of {SPEC.numel:,} float32, a square matrix, with the default "
+    "settings: computed "
+    "from the layouts. Where sizes vary these are typical ones. Plain float32 "
+    "has 4 bytes an "
     "element."
 )
 _KEPT = (
-    f"Bytes an element that a rank of {WORLD} keeps beside weights and gradients, counted while "
-    f"this page was made: a matrix of {NUMEL:,} random float32 that travels alone. All messages "
-    "share what is `passing`. One that holds several gradients keeps a copy of them besides (4)."
+    f"Bytes an element that a rank of {WORLD} keeps beside weights and "
+    "gradients, counted while "
+    f"this page was made: a matrix of {NUMEL:,} random float32 that travels "
+    "alone. All messages "
+    "share what is `passing`. One that holds several gradients keeps a copy of "
+    "them besides (4)."
 )
 _SENT_BY_A_COLLECTIVE = (
-    f"The most that one rank sends of a gradient of {SPEC.numel:,} float32 through compressors "
+    f"The most that one rank sends of a gradient of {SPEC.numel:,} float32 "
+    "through compressors "
     "with their default settings, computed from the layouts; and what a rank of "
     f"{WORLD} keeps beside weights and gradients, counted with {NUMEL:,} elements."
 )
 
 
 def show(chosen: list[tuple[str, str]], rows: list[Row], *, as_json: bool) -> None:
-    """Prints the pages of some algorithms, which ``gradwire list`` describes in ``rows``."""
+    """Prints the pages of some algorithms, which ``gradwire list`` describes in
+    ``rows``.
+    """
     pages = [page(*one, _measured()) for one in chosen]
     if as_json:
         rows = [row | {"page": text} for row, text in zip(rows, pages, strict=True)]
@@ -119,13 +146,20 @@ def _measured() -> str | None:
 
 
 def header_of(kind: str, name: str) -> list[str]:
-    """The header of an algorithm's file as paragraphs of Markdown, its first line in front."""
+    """The header of an algorithm's file as paragraphs of Markdown, its first line in
+    front.
+    """
     _, _, rest = docstring(kind, name).partition("\n")
-    return [f"{_escaped(description(kind, name))}.", *map(_paragraph, _paragraphs(rest))]
+    return [
+        f"{_escaped(description(kind, name))}.",
+        *map(_paragraph, _paragraphs(rest)),
+    ]
 
 
 def _paragraphs(header: str) -> Iterator[str]:
-    """Fields, items of lists ("- ..."), formulas (indented) and other text, each on one line."""
+    """Fields, items of lists ("- ..."), formulas (indented) and other text, each on one
+    line.
+    """
     for block in re.split(r"\n\s*\n", header.strip("\n")):
         lines = block.split("\n")
         if all(line.startswith("    ") for line in lines):
@@ -135,7 +169,9 @@ def _paragraphs(header: str) -> Iterator[str]:
         for line in lines:
             is_item = line.startswith("    - ")
             is_in_item = bool(found) and found[-1][:2] == "- "
-            begins = not found or is_item or (is_in_item and not line.startswith("      "))
+            begins = (
+                not found or is_item or (is_in_item and not line.startswith("      "))
+            )
             if begins or _FIELD.match(line):
                 found.append(line.strip())
             else:
@@ -144,7 +180,9 @@ def _paragraphs(header: str) -> Iterator[str]:
 
 
 def _paragraph(text: str) -> str:
-    """A paragraph of a header as Markdown; an indented one is Markdown's code already."""
+    """A paragraph of a header as Markdown; an indented one is Markdown's code
+    already.
+    """
     if text.startswith("    "):
         return text
     if text.startswith("- "):
@@ -172,16 +210,23 @@ def overview(kind: str) -> list[Row]:
 
 
 def trained(measured: str) -> list[Row]:
-    """The rows of the first table of compressors on the page of measurements, as they are there."""
+    """The rows of the first table of compressors on the page of measurements, as they
+    are there.
+    """
     found = next(one for one in tables(measured) if one.head[0] == HEADS["compress"][0])
     return [
-        {"name": _link("compress", name), **dict(zip(found.head[1:], figures, strict=True))}
+        {
+            "name": _link("compress", name),
+            **dict(zip(found.head[1:], figures, strict=True)),
+        }
         for name, *figures in found.rows
     ]
 
 
 def _link(kind: str, text: str) -> str:
-    """An algorithm's name, which settings may follow, as a link to its page if it has one."""
+    """An algorithm's name, which settings may follow, as a link to its page if it has
+    one.
+    """
     name = text.partition("(")[0]
     shown = _escaped(text)
     return f"[{shown}]({page_path(kind, name)})" if name in names(kind) else shown
@@ -193,7 +238,9 @@ def page_path(kind: str, name: str) -> str:
 
 
 class Measurements(NamedTuple):
-    """A table of a page of measurements, with its section and the paragraph that introduces it."""
+    """A table of a page of measurements, with its section and the paragraph that
+    introduces it.
+    """
 
     section: str
     said: str
@@ -224,7 +271,9 @@ def tables(text: str) -> Iterator[Measurements]:
 
 
 def _escaped(text: str) -> str:
-    """Text of a docstring as Markdown, in which only what stands in backticks is code."""
+    """Text of a docstring as Markdown, in which only what stands in backticks is
+    code.
+    """
     found = []
     end = 0
     for code in _CODE.finditer(text):
@@ -242,7 +291,9 @@ def _listed(words: list[str]) -> str:
 
 
 def _sent(algorithm: Any) -> list[Row]:
-    """Bytes of a payload, of what a rank sends by the default exchange, and of what it keeps."""
+    """Bytes of a payload, of what a rank sends by the default exchange, and of what it
+    keeps.
+    """
     whole = exchange_for(algorithm)
     found: dict[str, int | None] = {}
     if isinstance(algorithm, Compressor):
@@ -269,7 +320,9 @@ def _kept(whole: Exchange) -> Row:
 
 
 def _carried(collective: Any) -> list[Row]:
-    """Bytes that a rank sends of payloads of three kinds, or why the collective refuses them."""
+    """Bytes that a rank sends of payloads of three kinds, or why the collective refuses
+    them.
+    """
     rows: list[Row] = []
     for name in ("none", "onebit", "topk"):
         codec = load("compress", name)()
@@ -286,30 +339,41 @@ def _carried(collective: Any) -> list[Row]:
 
 
 def _figures(kind: str, name: str, measured: str | None) -> list[str]:
-    """Every row of the page of measurements that names an algorithm, with what was done."""
+    """Every row of the page of measurements that names an algorithm, with what was
+    done.
+    """
     if measured is None:
-        return ["The page of measurements is in the source repository: `docs/measured.md`."]
+        return [
+            "The page of measurements is in the source repository: `docs/measured.md`."
+        ]
     found = []
     for one in tables(measured):
-        rows = [row for row in one.rows if _names(row[0], name, alone=kind == "compress")]
+        rows = [
+            row for row in one.rows if _names(row[0], name, alone=kind == "compress")
+        ]
         if one.head[0] in HEADS[kind] and rows:
             lines = [one.head, ["---"] * len(one.head), *rows]
             shown = "\n".join(f"| {' | '.join(line)} |" for line in lines)
             found += [f"**{one.section}:** {one.said}", shown]
-    return found or ["`docs/measured.md` has no figure that is of this algorithm alone."]
+    return found or [
+        "`docs/measured.md` has no figure that is of this algorithm alone."
+    ]
 
 
 def _names(text: str, name: str, *, alone: bool) -> bool:
-    """Whether a row's first cell is of an algorithm: it stands in front, or anywhere in it."""
+    """Whether a row's first cell is of an algorithm: it stands in front, or anywhere in
+    it.
+    """
     words = re.findall(r"\w+", text.lower())
     return name in (words[:1] if alone else words)
 
 
 def bytes_an_element(exchange: Exchange) -> dict[str, float]:
-    """Bytes that a rank of 4 keeps for each element of one message, by kind, without its gradients.
+    """Bytes that a rank of 4 keeps for each element of one message, by kind, without
+    its gradients.
 
-    The message is a square matrix of 65,536 float32, normally distributed. What all messages share
-    is counted with it, so of many messages it is less.
+    The message is a square matrix of 65,536 float32, normally distributed. What all
+    messages share is counted with it, so of many messages it is less.
     """
     found: list[dict[str, float]] = []
     # Passing buffers are a thread's own.

@@ -1,7 +1,7 @@
 """The entry point: finds the verbs in this folder and turns errors into exit codes.
 
-0: done; 1: a check found something wrong; 2: a user's mistake, with what was given, what is
-accepted and what to do; else the code of the error's cause (`errors.ExitCode`).
+0: done; 1: a check found something wrong; 2: a user's mistake, with what was given,
+what is accepted and what to do; else the code of the error's cause (`errors.ExitCode`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def verbs() -> dict[str, Home]:
 
 
 def summary(home: Home) -> str:
-    """First line of the docstring of a command's file, read without importing the file."""
+    """First line of the docstring of a command's file, read without importing the
+    file.
+    """
     try:
         spec = importlib.util.find_spec(home.module)
     except ImportError:  # a package of somebody's that is not whole
@@ -43,7 +45,9 @@ def summary(home: Home) -> str:
 
 
 class Verbs(TyperGroup):
-    """Lists commands by their docstrings and imports one only to run it: help stays fast."""
+    """Lists commands by their docstrings and imports one only to run it: help stays
+    fast.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -84,7 +88,10 @@ def options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and end."
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version and end.",
         ),
     ] = False,
 ) -> None:

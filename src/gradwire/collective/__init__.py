@@ -1,7 +1,8 @@
-"""Collectives, one a file: generators that yield verbs and so combine payloads among ranks.
+"""Collectives, one a file: generators that yield verbs and so combine payloads among
+ranks.
 
-No collective imports ``torch.distributed`` or a compressor: drivers carry out the verbs, and codecs
-come in as arguments. The steps that several share lie in ``steps``.
+No collective imports ``torch.distributed`` or a compressor: drivers carry out the
+verbs, and codecs come in as arguments. The steps that several share lie in ``steps``.
 """
 
 from __future__ import annotations

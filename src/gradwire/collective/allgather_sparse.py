@@ -1,9 +1,12 @@
-"""All-gather of sparse payloads (AGsparse): every rank gets every payload and adds them up.
+"""All-gather of sparse payloads (AGsparse): every rank gets every payload and adds them
+up.
 
-Source: torch.distributed.all_gather; the scheme ZEN (section 2) calls AGsparse and DGC uses.
-Differences: where payload sizes vary, they are gathered first, and payloads are padded to the
-    largest of the step.
-Wire: (W-1) * payload bytes a rank (rounded up to 8); where sizes vary, (W-1) * (8 + the largest).
+Source: torch.distributed.all_gather; the scheme ZEN (section 2) calls AGsparse and DGC
+uses.
+Differences: where payload sizes vary, they are gathered first, and payloads are padded
+    to the largest of the step.
+Wire: (W-1) * payload bytes a rank (rounded up to 8); where sizes vary, (W-1) * (8 + the
+largest).
 State: the codec's.
 Contributed: what the codec encoded.
 """
@@ -53,7 +56,9 @@ class allgather_sparse(Collective):
         limits = [form.size_bytes] * me.world
         sizes = yield from tell_all(me, codec, payload.size_bytes, limits)
         slot = slot_bytes(max(sizes))
-        gathered = me.scratch("gathered", me.world * slot, grad_N, torch.uint8, varies=varies)
+        gathered = me.scratch(
+            "gathered", me.world * slot, grad_N, torch.uint8, varies=varies
+        )
         yield AllGather(gathered, own[:slot])
         yield Compute(
             "merge",
@@ -69,9 +74,16 @@ def _merge_all(
     spec = TensorSpec("", out_N.numel(), out_N.dtype)
     forms = {size_bytes: codec.received(spec, size_bytes) for size_bytes in set(sizes)}
     slots = gathered.chunk(me.world)
-    payloads = [Payload(forms[size], slot[:size]) for size, slot in zip(sizes, slots, strict=True)]
+    payloads = [
+        Payload(forms[size], slot[:size])
+        for size, slot in zip(sizes, slots, strict=True)
+    ]
     dtype = working_dtype(out_N.dtype)
-    sum_N = out_N if out_N.dtype == dtype else me.passing("sum", out_N.numel(), out_N, dtype)
+    sum_N = (
+        out_N
+        if out_N.dtype == dtype
+        else me.passing("sum", out_N.numel(), out_N, dtype)
+    )
     sum_N.zero_()
     codec.merge_all(payloads, sum_N, scale=1 / me.world)
     if sum_N is not out_N:

@@ -1,16 +1,20 @@
-"""Dense all-reduce: by the library's own collective, and of 16-bit values with sums in float32.
+"""Dense all-reduce: by the library's own collective, and of 16-bit values with sums in
+float32.
 
 Source: torch.distributed.all_reduce; what DDP does by default.
-Differences: values of 32 bits and more are divided by the world size before they are summed, as DDP
-    does. A library adds values of 16 bits in 16 bits, so its error grows with the ranks. Here each
-    rank adds up a chunk of them in float32, in rank order, and divides the sum. So a mean has two
-    roundings to 16 bits: of each gradient, and of the mean.
-Wire: 2(W-1)/W of the payload's ``values`` a rank. Of 32 bits: one AllReduce, where it is a ring. Of
-    16 bits: an all-to-all and an all-gather of W equal chunks, the last of which is filled up.
-    Chunks of more than 64 KiB go to one rank after another, by sends and receives.
+Differences: values of 32 bits and more are divided by the world size before they are
+    summed, as DDP does. A library adds values of 16 bits in 16 bits, so its error grows
+    with the ranks. Here each rank adds up a chunk of them in float32, in rank order,
+    and divides the sum. So a mean has two roundings to 16 bits: of each gradient, and
+    of the mean.
+Wire: 2(W-1)/W of the payload's ``values`` a rank. Of 32 bits: one AllReduce, where it
+    is a ring. Of 16 bits: an all-to-all and an all-gather of W equal chunks, the last
+    of which is filled up. Chunks of more than 64 KiB go to one rank after another, by
+    sends and receives.
 State: the codec's.
-Contributed: what the codec encoded. Of 16-bit values, what rounding the mean of a rank's own chunk
-    loses is that rank's residual. Float32 rounding of sums is seen by no rank and is nobody's.
+Contributed: what the codec encoded. Of 16-bit values, what rounding the mean of a
+    rank's own chunk loses is that rank's residual. Float32 rounding of sums is seen by
+    no rank and is nobody's.
 """
 
 from __future__ import annotations
@@ -48,9 +52,13 @@ class Summing(Collective):
         buffer = payload_buffer(codec, me, spec, out_N)
         payload, state = yield me.encoding(codec, state, grad_N, residual_N, buffer)
         yield from self.sum_up(me, payload["values"])
-        if buffer.data_ptr() != out_N.data_ptr() or not codec.is_decoded(scale=1 / me.world):
+        if buffer.data_ptr() != out_N.data_ptr() or not codec.is_decoded(
+            scale=1 / me.world
+        ):
             yield Compute(
-                "decode", lambda: codec.decode(payload, out_N, scale=1 / me.world), spec.numel
+                "decode",
+                lambda: codec.decode(payload, out_N, scale=1 / me.world),
+                spec.numel,
             )
         return state
 
@@ -61,7 +69,9 @@ class Summing(Collective):
 
 @dataclass(frozen=True, kw_only=True)
 class allreduce(Summing):
-    """All-reduce of payloads that can be summed; those of 16 bits are summed in float32."""
+    """All-reduce of payloads that can be summed; those of 16 bits are summed in
+    float32.
+    """
 
     def run(
         self,
@@ -80,14 +90,21 @@ class allreduce(Summing):
         yield AllReduce(values_N)
 
 
-def payload_buffer(codec: Compressor, me: Member, spec: TensorSpec, out_N: Tensor) -> Tensor:
-    """The buffer of an additive payload: ``out_N`` itself if that has the payload's own layout.
+def payload_buffer(
+    codec: Compressor, me: Member, spec: TensorSpec, out_N: Tensor
+) -> Tensor:
+    """The buffer of an additive payload: ``out_N`` itself if that has the payload's own
+    layout.
 
     Then neither encode nor decode moves anything.
     """
     form = codec.format(spec)
     values = form.fields[0]
-    if len(form.fields) == 1 and values.dtype == out_N.dtype and values.numel == out_N.numel():
+    if (
+        len(form.fields) == 1
+        and values.dtype == out_N.dtype
+        and values.numel == out_N.numel()
+    ):
         return out_N.view(torch.uint8)
     return me.scratch("payload", form.size_bytes, out_N, torch.uint8)
 

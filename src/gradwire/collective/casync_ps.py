@@ -1,31 +1,36 @@
-"""CaSync-PS: a parameter server whose aggregators sit with the ranks, compression-aware.
+"""CaSync-PS: a parameter server whose aggregators sit with the ranks,
+compression-aware.
 
-Source: HiPress (Wu et al.) section 3.1 and figure 2; bulk communication of sections 3.2 and 5.1;
-    aggregators co-located with workers as in section 6.
-Differences: small payloads, of which all can be on their way at once, are pushed by one all-to-all
-    and pulled by one all-gather. Of table 3, with K = N chunks, the N encodes are ours (N - 1
-    pushed chunks, then the mean of the own one) and so are the N - 1 merges; what is pulled comes
-    all at once, and N - 1 decodes overlap with no transfer, where the paper counts the last of
-    them alone: to have the others overlap would take a latency more, and they take no longer than
-    that. Larger ones go in rounds, as section 3.2's coordinator would send them; rounds
-    follow from sizes that all ranks know, so nobody coordinates. What the next round sends is
-    encoded beside a round, and what the last one brought is merged. Every aggregator sends its
-    mean to the others in rounds too, and what a round has brought is decoded beside the next.
-    Nothing travels beside the encodes of the first round and of the mean, nor beside the merges and
-    decodes of the one chunk that the last rounds bring: two encodes and two decodes, where
-    table 3 has N. Table 3 also has servers apart from workers (alpha = 2 N,
-    beta = K + 1, gamma = N + 1). There are none here: every rank trains, and has a gradient of its
-    own to push, so no rank is a server alone.
+Source: HiPress (Wu et al.) section 3.1 and figure 2; bulk communication of sections 3.2
+    and 5.1; aggregators co-located with workers as in section 6.
+Differences: small payloads, of which all can be on their way at once, are pushed by one
+    all-to-all and pulled by one all-gather. Of table 3, with K = N chunks, the N
+    encodes are ours (N - 1 pushed chunks, then the mean of the own one) and so are the
+    N - 1 merges; what is pulled comes all at once, and N - 1 decodes overlap with no
+    transfer, where the paper counts the last of them alone: to have the others overlap
+    would take a latency more, and they take no longer than that. Larger ones go in
+    rounds, as section 3.2's coordinator would send them; rounds follow from sizes that
+    all ranks know, so nobody coordinates. What the next round sends is encoded beside a
+    round, and what the last one brought is merged. Every aggregator sends its mean to
+    the others in rounds too, and what a round has brought is decoded beside the next.
+    Nothing travels beside the encodes of the first round and of the mean, nor beside
+    the merges and decodes of the one chunk that the last rounds bring: two encodes and
+    two decodes, where table 3 has N. Table 3 also has servers apart from workers (alpha
+    = 2 N, beta = K + 1, gamma = N + 1). There are none here: every rank trains, and has
+    a gradient of its own to push, so no rank is a server alone.
 Partitions: 1 to W, of which the first has another server in each message of a step.
-Wire: W chunks, some of them empty where there are fewer partitions. Push: the payload of chunk c
-    goes to rank c. Pull: the payload of the merged chunk goes to all. A slot is a payload rounded
-    up to 8 bytes, and a rank pushes the slots of all chunks but its own. It sends W - 1 times the
-    slot of its own chunk; where an all-gather does, the largest slot. Where sizes vary, they go
-    first: 2 * 8 * (W-1) bytes, and nothing is encoded beside a push.
-State: one codec state a chunk: of what this rank pushes, and in its own chunk of the mean.
-Contributed: what the codec encoded; of the chunk that a rank aggregates, all of its gradient,
-    less W times what encoding the mean lost. That loss enters the next mean as it is: were it
-    encoded for a push, W times, more could be lost of it than it was, and it would grow for ever.
+Wire: W chunks, some of them empty where there are fewer partitions. Push: the payload
+    of chunk c goes to rank c. Pull: the payload of the merged chunk goes to all. A slot
+    is a payload rounded up to 8 bytes, and a rank pushes the slots of all chunks but
+    its own. It sends W - 1 times the slot of its own chunk; where an all-gather does,
+    the largest slot. Where sizes vary, they go first: 2 * 8 * (W-1) bytes, and nothing
+    is encoded beside a push.
+State: one codec state a chunk: of what this rank pushes, and in its own chunk of the
+mean.
+Contributed: what the codec encoded; of the chunk that a rank aggregates, all of its
+    gradient, less W times what encoding the mean lost. That loss enters the next mean
+    as it is: were it encoded for a push, W times, more could be lost of it than it was,
+    and it would grow for ever.
 """
 
 from __future__ import annotations
@@ -45,7 +50,14 @@ from ..contract.payload import slot_bytes
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.tensorwise import decode_each, encode_each
 from ..contract.verbs import AllGather, AllToAll, Compute, Steps
-from .steps.chunks import Chunks, check_partitions, chunks_of, first_server, first_states, rotated
+from .steps.chunks import (
+    Chunks,
+    check_partitions,
+    chunks_of,
+    first_server,
+    first_states,
+    rotated,
+)
 from .steps.rounds import ROOM_BYTES, distances, transfers
 from .steps.wide_sums import unscaled_if_narrow
 
@@ -54,9 +66,9 @@ from .steps.wide_sums import unscaled_if_narrow
 class casync_ps(Collective):
     """Chunk, encode, scatter, decode and merge, encode, gather, decode.
 
-    ``partitions`` is the number of chunks, from 1 to the number of ranks, each with an aggregator;
-    None is one a rank. ``room_bytes`` is the most that may be on its way to one rank at once;
-    larger messages go in rounds.
+    ``partitions`` is the number of chunks, from 1 to the number of ranks, each with an
+    aggregator; None is one a rank. ``room_bytes`` is the most that may be on its way to
+    one rank at once; larger messages go in rounds.
     """
 
     needs: ClassVar[Needs] = Needs()
@@ -67,7 +79,9 @@ class casync_ps(Collective):
         check_partitions(self.partitions)
         check_whole("room_bytes", self.room_bytes, "0 sends all in rounds", least=0)
 
-    def init(self, codec: Compressor, spec: TensorSpec, world: int) -> tuple[State, ...]:
+    def init(
+        self, codec: Compressor, spec: TensorSpec, world: int
+    ) -> tuple[State, ...]:
         return first_states(codec, spec, world, self.partitions)
 
     def run(
@@ -105,7 +119,8 @@ class casync_ps(Collective):
         out_C: Tensor,
         residual_N: Residual,
     ) -> Steps[list[State]]:
-        """The push alone: leaves the mean of the own chunk, of all ``chunks``, in ``out_C``.
+        """The push alone: leaves the mean of the own chunk, of all ``chunks``, in
+        ``out_C``.
 
         The own part of it is there unrounded, and keeps no residual.
         """
@@ -116,11 +131,15 @@ class casync_ps(Collective):
         return own.states
 
     def _is_full(self, world: int) -> bool:
-        """Whether every rank has a partition, so that an all-gather pulls nothing in vain."""
+        """Whether every rank has a partition, so that an all-gather pulls nothing in
+        vain.
+        """
         return self.partitions in (None, world)
 
     def _is_small(self, chunks: Chunks) -> bool:
-        """Whether payloads of usual size, one a rank, can all be on their way at once."""
+        """Whether payloads of usual size, one a rank, can all be on their way at
+        once.
+        """
         world = len(chunks.codecs)
         return world < 3 or (world - 1) * chunks.usual_bytes <= self.room_bytes
 
@@ -139,7 +158,9 @@ def _push_at_once(own: Aggregator) -> Steps[None]:
 
 
 def _push_in_rounds(own: Aggregator) -> Steps[None]:
-    """Encodes for the next round and merges what the last one brought beside each round."""
+    """Encodes for the next round and merges what the last one brought beside each
+    round.
+    """
     me = own.me
     rounds = distances(1, me.world)
     around = [[(me.rank + d) % me.world for d in away] for away in rounds]
@@ -226,7 +247,9 @@ class Aggregator:
         """Whether this rank is the server of a chunk."""
         self.limits = [form.size_bytes for form in chunks.formats]
         """The most bytes that each chunk's payload may have."""
-        self.own_limits = [0 if r == me.rank else self.limits[me.rank] for r in range(me.world)]
+        self.own_limits = [
+            0 if r == me.rank else self.limits[me.rank] for r in range(me.world)
+        ]
         """The most bytes that each rank may push to this one."""
         self.sizes = [0] * me.world
         """Bytes of the payload that was encoded for each rank."""
@@ -251,8 +274,11 @@ class Aggregator:
 
         return self.me.sized("encode", lambda: self._encode(chunks), numel, usual)
 
-    def merging(self, ranks: Sequence[int], told: Sequence[int], into: Sequence[Tensor]) -> Compute:
-        """Adds to the own chunk's mean what these ranks pushed; this rank's part is here as it is.
+    def merging(
+        self, ranks: Sequence[int], told: Sequence[int], into: Sequence[Tensor]
+    ) -> Compute:
+        """Adds to the own chunk's mean what these ranks pushed; this rank's part is
+        here as it is.
 
         ``told`` and ``into`` are sizes and slots of all ranks' payloads.
         """
@@ -260,9 +286,13 @@ class Aggregator:
         return self.me.sized("merge", lambda: self._merge(ranks, told, into), numel)
 
     def encoding_mean(self) -> Compute:
-        """Encodes the own chunk's mean into ``merged``; its result is the payload's size."""
+        """Encodes the own chunk's mean into ``merged``; its result is the payload's
+        size.
+        """
         numel = self._stop - self._start
-        return self.me.sized("encode", self._encode_mean, numel, lambda: self.limits[self.me.rank])
+        return self.me.sized(
+            "encode", self._encode_mean, numel, lambda: self.limits[self.me.rank]
+        )
 
     def giving_mean(self, out_C: Tensor) -> Compute:
         """Copies the own chunk's mean, and forgets the residual that arrived in it."""
@@ -275,29 +305,46 @@ class Aggregator:
         return Compute("give", give, self._stop - self._start)
 
     def decoding(
-        self, chunks: Sequence[int], slots: Sequence[Tensor], told: Sequence[int], out_N: Tensor
+        self,
+        chunks: Sequence[int],
+        slots: Sequence[Tensor],
+        told: Sequence[int],
+        out_N: Tensor,
     ) -> Compute:
-        """Writes the means of these chunks; ``slots`` and ``told`` are of all chunks' payloads."""
+        """Writes the means of these chunks; ``slots`` and ``told`` are of all chunks'
+        payloads.
+        """
 
         def decode() -> None:
             codecs = self.chunks.codecs
             outs = self.chunks.of(out_N)
-            payloads = [self.chunks.payload(chunk, slots[chunk], told[chunk]) for chunk in chunks]
-            decode_each([codecs[c] for c in chunks], payloads, [outs[c] for c in chunks])
+            payloads = [
+                self.chunks.payload(chunk, slots[chunk], told[chunk])
+                for chunk in chunks
+            ]
+            decode_each(
+                [codecs[c] for c in chunks], payloads, [outs[c] for c in chunks]
+            )
 
         numel = sum(self.chunks.specs[chunk].numel for chunk in chunks)
         return self.me.sized("decode", decode, numel)
 
     def landing(self, told: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-        """Room for what each rank pushes, as a whole and as slots one behind the other."""
+        """Room for what each rank pushes, as a whole and as slots one behind the
+        other.
+        """
         slots = list(map(slot_bytes, told))
-        whole = self.me.scratch("arrived", sum(slots), self.grad_N, torch.uint8, varies=self.varies)
+        whole = self.me.scratch(
+            "arrived", sum(slots), self.grad_N, torch.uint8, varies=self.varies
+        )
         return whole, list(torch.split(whole, slots))
 
     def pulled(self, told: Sequence[int], out_N: Tensor) -> list[Tensor]:
         """The slots of all chunks' means: room for those of others, and the own one."""
         me = self.me
-        sizes = [0 if rank == me.rank else slot_bytes(size) for rank, size in enumerate(told)]
+        sizes = [
+            0 if rank == me.rank else slot_bytes(size) for rank, size in enumerate(told)
+        ]
         whole = me.scratch("pulled", sum(sizes), out_N, torch.uint8, varies=self.varies)
         slots = list(torch.split(whole, sizes))
         slots[me.rank] = self.merged[: slot_bytes(told[me.rank])]
@@ -309,19 +356,25 @@ class Aggregator:
         return [room[:size] for room, size in zip(self._rooms, sizes, strict=True)]
 
     def packed(self) -> Tensor:
-        """The slots one behind the other, without the gaps that payloads of varying sizes leave."""
+        """The slots one behind the other, without the gaps that payloads of varying
+        sizes leave.
+        """
         if not self.varies:
             return self._whole
         slots = self.slots()
         sizes = list(map(slot_bytes, self.sizes))
-        packed = self.me.scratch("packed", sum(sizes), self.grad_N, torch.uint8, varies=True)
+        packed = self.me.scratch(
+            "packed", sum(sizes), self.grad_N, torch.uint8, varies=True
+        )
         torch._foreach_copy_(torch.split(packed, sizes), slots)
         return packed
 
     def _encode(self, chunks: Sequence[int]) -> None:
         grads = self.chunks.of(self.grad_N)
         nothing = [None] * self.me.world
-        residuals = nothing if self.residual_N is None else self.chunks.of(self.residual_N)
+        residuals = (
+            nothing if self.residual_N is None else self.chunks.of(self.residual_N)
+        )
         sent = encode_each(
             [self.chunks.codecs[chunk] for chunk in chunks],
             [self.states[chunk] for chunk in chunks],
@@ -333,7 +386,9 @@ class Aggregator:
             self.sizes[chunk] = payload.size_bytes
             self.states[chunk] = state
 
-    def _merge(self, ranks: Sequence[int], told: Sequence[int], into: Sequence[Tensor]) -> None:
+    def _merge(
+        self, ranks: Sequence[int], told: Sequence[int], into: Sequence[Tensor]
+    ) -> None:
         me = self.me
         (start, stop) = (self._start, self._stop)
         if not self._is_begun:
@@ -349,12 +404,15 @@ class Aggregator:
                 self._mean_C.add_(self.residual_N[start:stop], alpha=1 / me.world)
 
     def _encode_mean(self) -> int:
-        """W times what is lost is this rank's residual: a W-th of that reaches the next mean."""
+        """W times what is lost is this rank's residual: a W-th of that reaches the next
+        mean.
+        """
         me = self.me
         residual_C = None
         if self.residual_N is not None:
             residual_C = self.residual_N[self._start : self._stop].zero_()
-        # A lossless codec's wire is of the gradient's own dtype; others take the mean unrounded.
+        # A lossless codec's wire is of the gradient's own dtype; others take the mean
+        # unrounded.
         is_lossless = self.codec.traits.lossless
         value_C = self._mean_C.to(self.grad_N.dtype) if is_lossless else self._mean_C
         room = self.merged[: self.limits[me.rank]]

@@ -1,26 +1,29 @@
 """CaSync-Ring: a ring all-reduce that decodes, merges and encodes again at every hop.
 
-Source: HiPress (Wu et al.) figure 1b and section 3.3 with table 3: of one chunk each, N encodes,
-    and N decodes that overlap with no transfer: N - 1 that are merged, and the last one. The others
-    are done while the chunk is passed on.
-Differences: the mean, not the sum, is decoded at the end; each hop's loss is its rank's residual.
-    ``pair`` gives it the compressor's variant for partial sums (``Compressor.for_sums``): onebit
-    without stretch, as every hop would multiply by it, and qsgd with the largest magnitude as norm.
-    A large message goes in two halves, the second a step behind the first: one is merged and
-    encoded while the other is passed on. Then half a chunk each is encoded, merged and decoded
-    beside which nothing travels, and not N, N - 1 and one.
-    A sparsifier selects again at every hop (DGC by CaSync-Ring: section 5.3, figures 9 and 16), so
-    a payload never holds more than the k elements of its chunk.
+Source: HiPress (Wu et al.) figure 1b and section 3.3 with table 3: of one chunk each, N
+    encodes, and N decodes that overlap with no transfer: N - 1 that are merged, and the
+    last one. The others are done while the chunk is passed on.
+Differences: the mean, not the sum, is decoded at the end; each hop's loss is its rank's
+    residual. ``pair`` gives it the compressor's variant for partial sums
+    (``Compressor.for_sums``): onebit without stretch, as every hop would multiply by
+    it, and qsgd with the largest magnitude as norm. A large message goes in two halves,
+    the second a step behind the first: one is merged and encoded while the other is
+    passed on. Then half a chunk each is encoded, merged and decoded beside which
+    nothing travels, and not N, N - 1 and one. A sparsifier selects again at every hop
+    (DGC by CaSync-Ring: section 5.3, figures 9 and 16), so a payload never holds more
+    than the k elements of its chunk.
 Partitions: 1 to W, of which the first begins at another rank in each message of a step.
-Wire: W chunks; each rank sends the payload of every chunk but one while reducing and of every chunk
-    but one while gathering: (sum of slots - slot r+1) + (sum of slots - slot r+2) bytes.
-    So with W partitions. Of fewer, the other chunks are empty, and nothing is done for them.
-    Where sizes vary, each slot is as large as its payload, and 8 bytes tell the size ahead: 2 (W-1)
-    times. While reducing that takes a latency a hop more. While gathering only the first size does,
-    as the next one travels beside a payload.
+Wire: W chunks; each rank sends the payload of every chunk but one while reducing and of
+    every chunk but one while gathering: (sum of slots - slot r+1) + (sum of slots -
+    slot r+2) bytes. So with W partitions. Of fewer, the other chunks are empty, and
+    nothing is done for them. Where sizes vary, each slot is as large as its payload,
+    and 8 bytes tell the size ahead: 2 (W-1) times. While reducing that takes a latency
+    a hop more. While gathering only the first size does, as the next one travels beside
+    a payload.
 State: one codec state a chunk.
-Contributed: own gradient plus what arrived, less what left, in every chunk: a hop's re-encoding
-    loss belongs to the rank that re-encoded. So do the elements that a hop does not select again.
+Contributed: own gradient plus what arrived, less what left, in every chunk: a hop's
+    re-encoding loss belongs to the rank that re-encoded. So do the elements that a hop
+    does not select again.
 """
 
 from __future__ import annotations
@@ -39,9 +42,15 @@ from ..contract.collective import Collective, Needs
 from ..contract.payload import Payload, slot_bytes
 from ..contract.spec import TensorSpec, chunk_bounds, working_dtype
 from ..contract.verbs import Compute, Recv, Send, Steps, Verb
-from .steps.chunks import check_partitions, chunks_of, first_server, first_states, rotated
+from .steps.chunks import (
+    check_partitions,
+    chunks_of,
+    first_server,
+    first_states,
+    rotated,
+)
 
-# ---- Texts side by side ------------------------------------------------------------------------
+# ---- Texts side by side --------------------------------------------------------------
 #
 # While one waits for the network, another computes.
 
@@ -51,9 +60,9 @@ T = TypeVar("T")
 def staggered(texts: Sequence[Steps[T]]) -> Steps[list[T]]:
     """Runs texts of tuples side by side, each a tuple behind the one before it.
 
-    Returns all results. Every text yields as many tuples on every rank, of which some may be
-    empty. So what one rank sends another comes in the order in which it is taken there. An empty
-    tuple of all is no step.
+    Returns all results. Every text yields as many tuples on every rank, of which some
+    may be empty. So what one rank sends another comes in the order in which it is taken
+    there. An empty tuple of all is no step.
     """
     results: list[Any] = [None] * len(texts)
     values: list[Any] = [None] * len(texts)
@@ -79,16 +88,17 @@ def staggered(texts: Sequence[Steps[T]]) -> Steps[list[T]]:
     return results
 
 
-# ---- the collective ----------------------------------------------------------------------------
+# ---- the collective ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class casync_ring(Collective):
-    """Decode, merge, encode at every hop of a ring; then pass the merged chunks on unchanged.
+    """Decode, merge, encode at every hop of a ring; then pass the merged chunks on
+    unchanged.
 
-    ``partitions`` is the number of chunks, from 1 to the number of ranks; None is one a rank. A
-    message whose chunks have larger payloads than ``half_bytes`` goes in two halves, but for that
-    of a sparsifier.
+    ``partitions`` is the number of chunks, from 1 to the number of ranks; None is one a
+    rank. A message whose chunks have larger payloads than ``half_bytes`` goes in two
+    halves, but for that of a sparsifier.
     """
 
     needs: ClassVar[Needs] = Needs(exact_size_of_scales=True)
@@ -100,12 +110,19 @@ class casync_ring(Collective):
         check_partitions(self.partitions)
         check_whole("half_bytes", self.half_bytes, "0 sends all in two halves", least=0)
 
-    def init(self, codec: Compressor, spec: TensorSpec, world: int) -> tuple[State, ...]:
+    def init(
+        self, codec: Compressor, spec: TensorSpec, world: int
+    ) -> tuple[State, ...]:
         return tuple(
             state
-            for start, stop in chunk_bounds(spec.numel, self._num_parts(codec, spec, world))
+            for start, stop in chunk_bounds(
+                spec.numel, self._num_parts(codec, spec, world)
+            )
             for state in first_states(
-                codec.chunk(start, stop), spec.chunk(start, stop), world, self.partitions
+                codec.chunk(start, stop),
+                spec.chunk(start, stop),
+                world,
+                self.partitions,
             )
         )
 
@@ -118,8 +135,9 @@ class casync_ring(Collective):
         out_N: Tensor,
         residual_N: Residual,
     ) -> Steps[State]:
-        # A lossless codec's wire is of the gradient's own dtype, in which a sum may overflow where
-        # the mean does not: partial sums travel divided by W. Others take the sum unrounded.
+        # A lossless codec's wire is of the gradient's own dtype, in which a sum may
+        # overflow where the mean does not: partial sums travel divided by W. Others
+        # take the sum unrounded.
         codec = codec if codec.traits.lossless else me.variant_of(codec)
         parts = chunk_bounds(grad_N.numel(), len(state) // me.world)
         first = first_server(me, self.partitions)
@@ -127,7 +145,9 @@ class casync_ring(Collective):
         for number, (start, stop) in enumerate(parts):
             residual_P = None if residual_N is None else residual_N[start:stop]
             own = state[number * me.world :][: me.world]
-            walk = _Walk(codec.chunk(start, stop), me, grad_N[start:stop], residual_P, number)
+            walk = _Walk(
+                codec.chunk(start, stop), me, grad_N[start:stop], residual_P, number
+            )
             walks.append(walk.text(out_N[start:stop], own, self.partitions, first))
         states = yield from staggered(walks)
         return tuple(state for own in states for state in own)
@@ -135,7 +155,8 @@ class casync_ring(Collective):
     def _num_parts(self, codec: Compressor, spec: TensorSpec, world: int) -> int:
         """How many parts of a message go round the ring, each by itself.
 
-        A sparsifier's density may change in training, and with it the payload: so it has one.
+        A sparsifier's density may change in training, and with it the payload: so it
+        has one.
         """
         if codec.traits.layout is Layout.SPARSE:
             return 1
@@ -145,10 +166,17 @@ class casync_ring(Collective):
 
 
 class _Walk:
-    """One part of a message while its chunks walk round the ring; ``number`` tells parts apart."""
+    """One part of a message while its chunks walk round the ring; ``number`` tells
+    parts apart.
+    """
 
     def __init__(
-        self, codec: Compressor, me: Member, grad_N: Tensor, residual_N: Residual, number: int
+        self,
+        codec: Compressor,
+        me: Member,
+        grad_N: Tensor,
+        residual_N: Residual,
+        number: int,
     ) -> None:
         self.codec = codec
         self.me = me
@@ -161,14 +189,17 @@ class _Walk:
     def text(
         self, out_N: Tensor, states: tuple[Any, ...], partitions: int | None, first: int
     ) -> Steps[tuple[Any, ...]]:
-        """Leaves the mean in ``out_N`` and returns new states; yields tuples, of which some are
-        empty."""
+        """Leaves the mean in ``out_N`` and returns new states; yields tuples, of which
+        some are empty.
+        """
         grad_N = self.grad_N
         me = self.me
         rank = me.rank
         world = me.world
         self.states = list(rotated(states, first))
-        self.chunks = chunks_of(self.codec, grad_N.numel(), grad_N.dtype, world, partitions, first)
+        self.chunks = chunks_of(
+            self.codec, grad_N.numel(), grad_N.dtype, world, partitions, first
+        )
         ends = [0, *accumulate(form.slot_bytes for form in self.chunks.formats)]
         whole = me.scratch(f"walk {self.number}", ends[-1], grad_N, torch.uint8)
         self.slots = [whole[a:b] for a, b in pairwise(ends)]
@@ -197,7 +228,9 @@ class _Walk:
         for step in range(world - 1):
             out, into, after = ((rank + place - step) % world for place in (1, 0, -1))
             tells_next = varies and step < world - 2
-            moves = self.passing(out, into) + (self.telling(into, after) if tells_next else ())
+            moves = self.passing(out, into) + (
+                self.telling(into, after) if tells_next else ()
+            )
             yield (*self.decoding(out, out_N), *moves)
             if tells_next:
                 self.hear(after)
@@ -212,25 +245,39 @@ class _Walk:
 
     def passing(self, out: int, into: int) -> tuple[Verb, ...]:
         """Sends the payload of one chunk on, and receives another one's."""
-        slots = [self.slots[chunk][: slot_bytes(self.sizes[chunk])] for chunk in (out, into)]
+        slots = [
+            self.slots[chunk][: slot_bytes(self.sizes[chunk])] for chunk in (out, into)
+        ]
         return self._transfers(out, into, *slots)
 
     def telling(self, out: int, into: int) -> tuple[Verb, ...]:
         """The same of the payloads' sizes; ``hear`` takes what has come."""
-        return self._transfers(out, into, self.own_1.fill_(self.sizes[out]), self.told_1)
+        return self._transfers(
+            out, into, self.own_1.fill_(self.sizes[out]), self.told_1
+        )
 
     def hear(self, chunk: int) -> None:
-        """Notes the size that the rank before has told, if it was of a chunk that is not empty."""
+        """Notes the size that the rank before has told, if it was of a chunk that is
+        not empty.
+        """
         if self.numel(chunk):
             limit = self.chunks.formats[chunk].size_bytes
             source = (self.me.rank - 1) % self.me.world
             (self.sizes[chunk],) = self.me.sizes(self.told_1, [limit], ranks=[source])
 
-    def _transfers(self, out: int, into: int, sent: Tensor, come: Tensor) -> tuple[Verb, ...]:
-        """One step along the ring. Nothing moves of an empty chunk; an empty payload does."""
+    def _transfers(
+        self, out: int, into: int, sent: Tensor, come: Tensor
+    ) -> tuple[Verb, ...]:
+        """One step along the ring. Nothing moves of an empty chunk; an empty payload
+        does.
+        """
         me = self.me
         sends = (Send((me.rank + 1) % me.world, sent),) if self.numel(out) else ()
-        return (*sends, Recv((me.rank - 1) % me.world, come)) if self.numel(into) else sends
+        return (
+            (*sends, Recv((me.rank - 1) % me.world, come))
+            if self.numel(into)
+            else sends
+        )
 
     def merging(self, chunk: int) -> tuple[Compute, ...]:
         """Adds the own gradient to the partial sum that arrived, into ``sum_C``."""
@@ -271,7 +318,9 @@ class _Walk:
     def _decode(self, chunk: int, out_N: Tensor) -> None:
         start, stop = self.chunks.bounds[chunk]
         scale = self.unit / self.me.world
-        self.chunks.codecs[chunk].decode(self.payload(chunk), out_N[start:stop], scale=scale)
+        self.chunks.codecs[chunk].decode(
+            self.payload(chunk), out_N[start:stop], scale=scale
+        )
 
 
 EXAMPLES = (casync_ring(),)

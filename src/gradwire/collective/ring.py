@@ -1,12 +1,14 @@
-"""Ring all-reduce from sends and receives: reduce-scatter, then all-gather, along a ring.
+"""Ring all-reduce from sends and receives: reduce-scatter, then all-gather, along a
+ring.
 
 Source: HiPress section 2.2, figure 1b; Patarasu and Yuan 2009 (bandwidth optimal).
-Differences: none; payloads are summed in their own dtype at every hop. So values of 16 bits are
-    rounded W times, where ``allreduce`` rounds them twice.
+Differences: none; payloads are summed in their own dtype at every hop. So values of 16
+    bits are rounded W times, where ``allreduce`` rounds them twice.
 Wire: W chunks; each rank sends all chunks but one in each of the two phases,
     2(W-1)/W of the payload when W divides it.
 State: the codec's.
-Contributed: what the codec encoded; for 16-bit payloads the rounding of partial sums is nobody's.
+Contributed: what the codec encoded; for 16-bit payloads the rounding of partial sums is
+nobody's.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class ring(Summing):
             yield from hop(me, out, landing)
             yield Compute("merge", partial(into.add_, landing), into.numel())
         for step in range(world - 1):
-            yield from hop(me, chunks[(rank + 1 - step) % world], chunks[(rank - step) % world])
+            yield from hop(
+                me, chunks[(rank + 1 - step) % world], chunks[(rank - step) % world]
+            )
 
 
 def hop(me: Member, out: Tensor, into: Tensor) -> Steps[None]:

@@ -1,15 +1,17 @@
 """Balanced Parallelism (ZEN): every rank serves a part of the units, drawn by a hash.
 
 Source: ZEN (Wang et al., OSDI 2025), definition 6, sections 3.1 to 3.3.
-Differences: the hash is a seeded permutation of the units (``sparse/permutation``), so that parts
-    are equally large and no rank stores an index set. Push and pull are each in the smallest of
-    several formats, by counts that both sides know; among them Elias and Fano's code, which the
-    paper does not have. ``formats="paper"`` is its own form: push in COO, pull in the smallest of
-    hash bitmap, COO and dense. Entries are merged in rank order.
-Wire: see ``push_pull``; PUSH(k) and PULL(k) of a part of L places, with v = width * itemsize, are
-    the least of v k + ceil(L / 8) (hash bitmap), (4 + v) k (COO), v L (dense, pull alone), and
-    v k + ceil(k b / 8) + ceil((k + floor((L - 1) / 2^b)) / 8) with b = floor(log2((L - 1) / k))
-    (``elias_fano``) bytes. A part holds about 1 / W of what is taken: theorem 2, and ``Imbalance``.
+Differences: the hash is a seeded permutation of the units (``sparse/permutation``), so
+    that parts are equally large and no rank stores an index set. Push and pull are each
+    in the smallest of several formats, by counts that both sides know; among them Elias
+    and Fano's code, which the paper does not have. ``formats="paper"`` is its own form:
+    push in COO, pull in the smallest of hash bitmap, COO and dense. Entries are merged
+    in rank order.
+Wire: see ``push_pull``; PUSH(k) and PULL(k) of a part of L places, with v = width *
+    itemsize, are the least of v k + ceil(L / 8) (hash bitmap), (4 + v) k (COO), v L
+    (dense, pull alone), and v k + ceil(k b / 8) + ceil((k + floor((L - 1) / 2^b)) / 8)
+    with b = floor(log2((L - 1) / k)) (``elias_fano``) bytes. A part holds about 1 / W
+    of what is taken: theorem 2, and ``Imbalance``.
 State: the codec's.
 Contributed: what the codec encoded.
 """
@@ -32,7 +34,9 @@ from .steps.push_pull import Cut, PushPull
 
 
 class _Sent(NamedTuple):
-    """The formats to choose from. A push lists its units: those that are zero count as well."""
+    """The formats to choose from. A push lists its units: those that are zero count as
+    well.
+    """
 
     push: Formats
     pull: Formats
@@ -54,8 +58,8 @@ FORMATS = {
 class zen(PushPull):
     """Push to ranks that a hash names, merge, pull.
 
-    ``seed`` numbers the hash, and ``formats`` says what is sent: the "smallest" of all formats,
-    those of the "paper", or "coo" alone. All ranks have the same.
+    ``seed`` numbers the hash, and ``formats`` says what is sent: the "smallest" of all
+    formats, those of the "paper", or "coo" alone. All ranks have the same.
     """
 
     seed: int = 0
@@ -66,7 +70,9 @@ class zen(PushPull):
 
     def __post_init__(self) -> None:
         check_whole("zen seed", self.seed, "leave it out", least=0, most=MOST_SEED)
-        if self.formats not in [*FORMATS]:  # a list: what has no hash is refused as well
+        if self.formats not in [
+            *FORMATS
+        ]:  # a list: what has no hash is refused as well
             accepted = " or ".join(FORMATS)
             raise invalid("zen formats", self.formats, accepted, "leave it out")
 

@@ -1,7 +1,8 @@
-"""Compressors, one algorithm a file; ``gw.compress.topk`` is the class that ``topk.py`` defines.
+"""Compressors, one algorithm a file; ``gw.compress.topk`` is the class that ``topk.py``
+defines.
 
-``attach``, planners and users find them by name. An algorithm with helpers of its own may be
-a folder. A compressor knows one rank's gradient, and no process group.
+``attach``, planners and users find them by name. An algorithm with helpers of its own
+may be a folder. A compressor knows one rank's gradient, and no process group.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Payloads of kept elements, places and values: what all sparsifiers of flat gradients share.
+"""Payloads of kept elements, places and values: what all sparsifiers of flat gradients
+share.
 
 Letters: N elements of the gradient, K of them kept.
 """
@@ -19,7 +20,9 @@ from ..kernels import select
 
 def coo_format(num_kept: int, values: torch.dtype = torch.float32) -> Format:
     """indices_K int32, then values_K."""
-    return Format((Field("indices", torch.int32, num_kept), Field("values", values, num_kept)))
+    return Format(
+        (Field("indices", torch.int32, num_kept), Field("values", values, num_kept))
+    )
 
 
 def check_addressable(name: str, spec: TensorSpec) -> None:
@@ -30,14 +33,18 @@ def check_addressable(name: str, spec: TensorSpec) -> None:
 
 
 def share_of(density: float, numel: int) -> int:
-    """How many of ``numel`` elements a density is: at least one of any non-empty gradient."""
+    """How many of ``numel`` elements a density is: at least one of any non-empty
+    gradient.
+    """
     return min(numel, max(1, round(density * numel)))
 
 
 def round_to_wire(
     values_K: Tensor, exact_K: Tensor, indices_K: Tensor, residual_N: Residual
 ) -> None:
-    """Fills ``values_K`` with ``exact_K`` in fewer bits; the residual keeps what rounding drops."""
+    """Fills ``values_K`` with ``exact_K`` in fewer bits; the residual keeps what
+    rounding drops.
+    """
     values_K.copy_(exact_K)
     if residual_N is not None:
         lost_K = exact_K - values_K.to(exact_K.dtype)
@@ -58,7 +65,8 @@ class Coo(Compressor):
         indices_K, values_K = self.entries(payload)
         values_K = values_K.to(working_dtype(sum_N.dtype))
         if values_K.dtype != sum_N.dtype:
-            # Scaled before it is rounded: a sum may lie beyond float16 where the mean does not.
+            # Scaled before it is rounded: a sum may lie beyond float16 where the mean
+            #     does not.
             values_K = (values_K * scale).to(sum_N.dtype)
             scale = 1.0
         select.scatter_add(indices_K, values_K, sum_N, scale)

@@ -1,4 +1,6 @@
-"""Whole numbers below a bound that both ends know, in the fewest whole bytes: 1 to 4 each."""
+"""Whole numbers below a bound that both ends know, in the fewest whole bytes: 1 to 4
+each.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def width_of(bound: int) -> int:
 
 
 def narrow(numbers_K: Tensor, width: int, out: Tensor) -> Tensor:
-    """Writes the low ``width`` bytes of int32 numbers into ``out`` (uint8, K * width)."""
+    """Writes the low ``width`` bytes of int32 numbers into ``out`` (uint8, K *
+    width).
+    """
     count = numbers_K.numel()
     whole = numbers_K.view(torch.uint8).view(count, _INT32_BYTES)
     out.view(count, width).copy_(whole[:, :width])

@@ -1,4 +1,6 @@
-"""Helpers that quantisers share: the inverse of a scale, and the refusal of settings."""
+"""Helpers that quantisers share: the inverse of a scale, and the refusal of
+settings.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,12 @@ def inverse(scale: Scalar, over: float = 1.0) -> Scalar:
 
 
 def check_positive(what: str, given: object, remedy: str) -> None:
-    """Refuses all but numbers above 0 that float32 holds: others would become 0 or infinite."""
-    accepted = f"a finite number above 0, in float32 {_FLOAT32.tiny:.3g} to {_FLOAT32.max:.3g}"
+    """Refuses all but numbers above 0 that float32 holds: others would become 0 or
+    infinite.
+    """
+    accepted = (
+        f"a finite number above 0, in float32 {_FLOAT32.tiny:.3g} to {_FLOAT32.max:.3g}"
+    )
     check_number(what, given, accepted, remedy, _FLOAT32.tiny, _FLOAT32.max)
 
 

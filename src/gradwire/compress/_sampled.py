@@ -1,4 +1,6 @@
-"""A threshold estimated from a sample: the selection that DGC and gradient dropping share."""
+"""A threshold estimated from a sample: the selection that DGC and gradient dropping
+share.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +9,23 @@ import math
 from ..dsl.language import Scalar, Vector, filter, greater, map, pick, sample, sort
 
 LEAST_ABOVE = 64
-"""How many of a sample are to lie above its threshold: their number has a spread of an eighth."""
+"""How many of a sample are to lie above its threshold: their number has a spread of an
+eighth.
+"""
 
 
 def reaching(gradient: Vector, density: float, share: float) -> Vector:
-    """About ``density`` of the gradient: what reaches the magnitude that so much of a sample does.
+    """About ``density`` of the gradient: what reaches the magnitude that so much of a
+    sample does.
 
-    The sample is ``share`` of the gradient, and never fewer than ``LEAST_ABOVE / density`` draws,
-    unless these are more than there are elements: then it is the gradient.
-    Zeros are never among what is kept; what is not finite always is; with density 1 all else is.
+    The sample is ``share`` of the gradient, and never fewer than
+    ``LEAST_ABOVE / density`` draws, unless these are more than there are elements: then
+    it is the gradient. Zeros are never among what is kept; what is not finite always
+    is; with density 1 all else is.
     """
-    drawn = sample(map(gradient, abs), share, least=math.ceil(min(LEAST_ABOVE / density, 2**31)))
+    drawn = sample(
+        map(gradient, abs), share, least=math.ceil(min(LEAST_ABOVE / density, 2**31))
+    )
     threshold = pick(sort(drawn, greater), density)
     if density == 1:
         threshold = threshold * 0.0  # the least of a sample is not the least of all

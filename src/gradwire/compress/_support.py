@@ -1,16 +1,20 @@
-"""SharedSupport: exchanges in which all ranks send the same elements, summed by one all-reduce.
+"""SharedSupport: exchanges in which all ranks send the same elements, summed by one
+all-reduce.
 
-DEFT's algorithm 1, once: add the residual (line 5), agree on the elements (lines 6 and 7), gather
-their values (8), sum them (9), write the mean (10), clear them in the residual (11 and 12). Which
-elements, is what ``randomk``, ``cltk`` and ``deft`` say, each in a ``select`` of its own.
+DEFT's algorithm 1, once: add the residual (line 5), agree on the elements (lines 6 and
+7), gather their values (8), sum them (9), write the mean (10), clear them in the
+residual (11 and 12). Which elements, is what ``randomk``, ``cltk`` and ``deft`` say,
+each in a ``select`` of its own.
 
 Differences from algorithm 1:
-    - It averages gradients and not eta * G, so that any optimizer may follow. With a learning rate
-      that changes, what waits in the residual is applied with the rate of the step it arrives in.
+    - It averages gradients and not eta * G, so that any optimizer may follow. With a
+      learning rate that changes, what waits in the residual is applied with the rate of
+      the step it arrives in.
     - Values are divided by W before they are summed, so that a sum cannot overflow.
-    - One value more travels: 0, or NaN where this rank's sum of gradient and residual is not
-      finite. Then the whole mean is NaN on every rank, for whoever scales losses to see. Else an
-      inf at an element that nobody chose would neither be sent nor kept.
+    - One value more travels: 0, or NaN where this rank's sum of gradient and residual
+      is not finite. Then the whole mean is NaN on every rank, for whoever scales losses
+      to see. Else an inf at an element that nobody chose would neither be sent nor
+      kept.
 
 Legend: N elements, L layers, K elements of the support, W ranks.
 """
@@ -25,7 +29,15 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..contract import Exchange, Layout, Member, Selection, State, Traits, synchronise_alone
+from ..contract import (
+    Exchange,
+    Layout,
+    Member,
+    Selection,
+    State,
+    Traits,
+    synchronise_alone,
+)
 from ..contract.bounds import check_share
 from ..contract.compressor import Residual
 from ..contract.spec import working_dtype
@@ -57,7 +69,9 @@ class Partition:
 
 
 class Pending(NamedTuple):
-    """A rank's gradient and residual, added up and not sent yet, and the norms of its layers."""
+    """A rank's gradient and residual, added up and not sent yet, and the norms of its
+    layers.
+    """
 
     whole_N: Tensor
     norms_L: Tensor
@@ -65,8 +79,12 @@ class Pending(NamedTuple):
 
     @property
     def is_finite(self) -> bool:
-        """Squares that overflow float64 say nothing: then the elements are looked at."""
-        return bool(self.norms_L.isfinite().all()) or bool(self.whole_N.isfinite().all())
+        """Squares that overflow float64 say nothing: then the elements are looked
+        at.
+        """
+        return bool(self.norms_L.isfinite().all()) or bool(
+            self.whole_N.isfinite().all()
+        )
 
 
 class SelectedSupport(NamedTuple):
@@ -99,11 +117,15 @@ class SharedSupport(Exchange):
         check_share(f"{type(self).__name__} density", self.density)
 
     def kept(self, numel: int) -> int:
-        """How many of ``numel`` elements are asked for: at least one of any non-empty gradient."""
+        """How many of ``numel`` elements are asked for: at least one of any non-empty
+        gradient.
+        """
         return max(1, round(self.density * numel)) if numel else 0
 
     @abstractmethod
-    def select(self, me: Member, state: State, pending: Pending) -> Steps[SelectedSupport]:
+    def select(
+        self, me: Member, state: State, pending: Pending
+    ) -> Steps[SelectedSupport]:
         """Agrees on the elements; there are two ranks or more. May communicate."""
 
     def layers_of(self, state: State, numel: int) -> Partition:
@@ -111,7 +133,12 @@ class SharedSupport(Exchange):
         return Partition((numel,) if numel else ())
 
     def synchronise(
-        self, me: Member, state: State, grad_N: Tensor, out_N: Tensor, residual_N: Residual = None
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Residual = None,
     ) -> Steps[State]:
         if me.world == 1:
             me.selection = None
@@ -128,9 +155,15 @@ class SharedSupport(Exchange):
         )
         support_K, num_own, state = yield from self.select(me, state, pending)
         values = me.scratch(
-            "values", support_K.numel() + 1, whole_N, working_dtype(grad_N.dtype), varies=True
+            "values",
+            support_K.numel() + 1,
+            whole_N,
+            working_dtype(grad_N.dtype),
+            varies=True,
         )
-        yield me.sized("encode", lambda: _take(me, pending, support_K, residual_N, values), numel)
+        yield me.sized(
+            "encode", lambda: _take(me, pending, support_K, residual_N, values), numel
+        )
         yield AllReduce(values)
         yield me.sized("decode", lambda: _deliver(support_K, values, out_N), numel)
         me.selection = Selection(self.density * numel, num_own, support_K.numel())
@@ -138,7 +171,9 @@ class SharedSupport(Exchange):
 
 
 def _accumulated(grad_N: Tensor, residual_N: Residual, layers: Partition) -> Pending:
-    """Adds the gradient to the residual, if there is one, and takes the norms of the layers."""
+    """Adds the gradient to the residual, if there is one, and takes the norms of the
+    layers.
+    """
     whole_N = as_working(grad_N)
     squares_L = torch.empty(len(layers.sizes), dtype=torch.float64, device="cpu")
     range_norms(whole_N, layers.starts_L, layers.stops_L, squares_L, residual_N)
@@ -146,24 +181,39 @@ def _accumulated(grad_N: Tensor, residual_N: Residual, layers: Partition) -> Pen
 
 
 def _take(
-    me: Member, pending: Pending, support_K: Tensor, residual_N: Residual, values: Tensor
+    me: Member,
+    pending: Pending,
+    support_K: Tensor,
+    residual_N: Residual,
+    values: Tensor,
 ) -> None:
-    """This rank's share of the mean: values at the support, which leave the residual, and a mark.
+    """This rank's share of the mean: values at the support, which leave the residual,
+    and a mark.
 
     The mark, the last value, is 0, or NaN where not all that is pending is finite.
     """
     is_finite = pending.is_finite
     values[-1] = 0.0 if is_finite else torch.nan
-    take(pending.whole_N, support_K, values[:-1], scale=1 / me.world, residual_N=residual_N)
+    take(
+        pending.whole_N,
+        support_K,
+        values[:-1],
+        scale=1 / me.world,
+        residual_N=residual_N,
+    )
     if residual_N is not None and not is_finite:
         torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _deliver(support_K: Tensor, values: Tensor, out_N: Tensor) -> None:
-    """Writes the mean: values at the support, zeros elsewhere; NaN alone if some rank's mark is."""
+    """Writes the mean: values at the support, zeros elsewhere; NaN alone if some rank's
+    mark is.
+    """
     values_K = values[:-1]
     mark_1 = values[-1:]
     if not bool(mark_1.isfinite()):
-        out_N.fill_(torch.nan)  # a host's share may hold no element of its message at the support
+        out_N.fill_(
+            torch.nan
+        )  # a host's share may hold no element of its message at the support
         return
     select.scatter_add(support_K, values_K.to(out_N.dtype), out_N.zero_())

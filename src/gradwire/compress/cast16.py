@@ -1,10 +1,11 @@
 """cast16: gradients rounded to bfloat16 or float16.
 
 Source: torch's fp16 and bf16 communication hooks.
-Differences: runs on every backend. ``allreduce`` adds up in float32, where these hooks add in 16
-    bits: a mean has two roundings, of each gradient and of the mean, whatever the number of ranks.
-    A collective that sums 16-bit values on the way, as ``ring``, has them divided by the world size
-    before the cast. So a sum cannot leave float16's range where the mean does not.
+Differences: runs on every backend. ``allreduce`` adds up in float32, where these hooks
+    add in 16 bits: a mean has two roundings, of each gradient and of the mean, whatever
+    the number of ranks. A collective that sums 16-bit values on the way, as ``ring``,
+    has them divided by the world size before the cast. So a sum cannot leave float16's
+    range where the mean does not.
 Wire: values_N in 16 bits -> 2 * N bytes.
 State: none. Contributed: the rounded gradient.
 """
@@ -30,9 +31,9 @@ from ._residual import as_working
 class cast16(Compressor):
     """Rounds gradients to 16 bits.
 
-    ``dtype`` is torch.bfloat16 (range of float32, 8 bits of precision) or torch.float16 (11 bits,
-    up to 65504). ``prescale`` multiplies values before the cast; a collective that sums
-    16-bit values on the way sets it to 1/W.
+    ``dtype`` is torch.bfloat16 (range of float32, 8 bits of precision) or torch.float16
+    (11 bits, up to 65504). ``prescale`` multiplies values before the cast; a collective
+    that sums 16-bit values on the way sets it to 1/W.
 
     >>> codec = cast16(dtype=torch.float16)
     >>> payload, _ = codec.encode(None, torch.tensor([1.0, 1 / 3]))
@@ -42,12 +43,17 @@ class cast16(Compressor):
 
     dtype: torch.dtype = torch.bfloat16
     prescale: float = 1.0
-    traits: ClassVar[Traits] = Traits(layout=Layout.DENSE, additive=True, contraction=True)
+    traits: ClassVar[Traits] = Traits(
+        layout=Layout.DENSE, additive=True, contraction=True
+    )
 
     def __post_init__(self) -> None:
         if self.dtype not in (torch.bfloat16, torch.float16):
             raise invalid(
-                "cast16 dtype", self.dtype, "torch.bfloat16 or torch.float16", "choose one of them"
+                "cast16 dtype",
+                self.dtype,
+                "torch.bfloat16 or torch.float16",
+                "choose one of them",
             )
         check_prescale("cast16 prescale", self.prescale)
 
@@ -58,10 +64,17 @@ class cast16(Compressor):
         return Format((Field("values", self.dtype, spec.numel),))
 
     def encode(
-        self, state: State, grad_N: Tensor, *, residual_N: Residual = None, buffer: Memory = None
+        self,
+        state: State,
+        grad_N: Tensor,
+        *,
+        residual_N: Residual = None,
+        buffer: Memory = None,
     ) -> tuple[Payload, State]:
         payload = Payload.empty(self.format(spec_of(grad_N)), buffer, grad_N.device)
-        cast.cast16_encode(as_working(grad_N), payload["values"], self.prescale, residual_N)
+        cast.cast16_encode(
+            as_working(grad_N), payload["values"], self.prescale, residual_N
+        )
         return payload, state
 
     def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:

@@ -1,35 +1,41 @@
-"""deft: the largest elements of each layer, as many as its norm asks for, each layer by one rank.
+"""deft: the largest elements of each layer, as many as its norm asks for, each layer by
+one rank.
 
-Source: Yoon and Oh, ICPP 2023, "DEFT: exploiting gradient norm difference between model layers for
-    scalable gradient sparsification", algorithms 1 (``_support``) to 5.
+Source: Yoon and Oh, ICPP 2023, "DEFT: exploiting gradient norm difference between model
+    layers for scalable gradient sparsification", algorithms 1 (``_support``) to 5.
 Differences from the paper (what one algorithm does otherwise stands above it):
-    - The layers are those of one message: n_g is its number of elements, and norms are compared
-      within it. Fused into one message, a model is treated as in the paper.
+    - The layers are those of one message: n_g is its number of elements, and norms are
+      compared within it. Fused into one message, a model is treated as in the paper.
     - Layers are weighed by what our selection costs. See ``work``.
-    - A layer of which all is sent (k is its size, as of one element) is common to all ranks: no
-      rank selects in it and none of its indices travels. As k comes from each rank's own norms,
-      ranks might differ in which these are: the delegate alone says so, with the allocation.
-    - The delegate sends each layer's owner and not lists of layers. An index travels relative to
-      the part of the rank that selected it, in the fewest whole bytes (int64 in published code).
+    - A layer of which all is sent (k is its size, as of one element) is common to all
+      ranks: no rank selects in it and none of its indices travels. As k comes from each
+      rank's own norms, ranks might differ in which these are: the delegate alone says
+      so, with the allocation.
+    - The delegate sends each layer's owner and not lists of layers. An index travels
+      relative to the part of the rank that selected it, in the fewest whole bytes
+      (int64 in published code).
     - Among one rank nothing is selected.
-Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a small GPT
-    end 37 to 40 % behind dense with it, as an element waits for 100 steps (docs/measured.md).
-Density: a layer's k is that of its owner's norms. The sum of any one rank's k is exactly
-    max(round(density * N), L), but for layers of zeros, so the floor is L / N; what arrives differs
-    from that as norms do between ranks. With gradients that are half alike, layers 100-fold apart
-    and error feedback: by up to 4 % at density 0.02 and 6 % at 0.1, among 2 to 16 ranks. At worst,
-    if the gradient of every rank were nothing but the layers that it owns, W times as much.
-Wire: a broadcast of L numbers of 1 byte (2 from 256 ranks on) by the delegate; 4 bytes to
-    each other rank, how many indices follow; the indices, (W-1) * b * (the most that a rank
-    selected), b the fewest whole bytes (1 to 4) for the largest part; an all-reduce of the K values
-    of the union and one that tells whether all is finite, in the working dtype ->
-    2(W-1)/W * 4 * (K + 1) bytes a rank (8 for float64).
-State: the partition, which follows from the spec; step, int64, the same on all ranks: rank step mod
-    W is the delegate.
+Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a
+    small GPT end 37 to 40 % behind dense with it, as an element waits for 100 steps
+    (docs/measured.md).
+Density: a layer's k is that of its owner's norms. The sum of any one rank's k is
+    exactly max(round(density * N), L), but for layers of zeros, so the floor is L / N;
+    what arrives differs from that as norms do between ranks. With gradients that are
+    half alike, layers 100-fold apart and error feedback: by up to 4 % at density 0.02
+    and 6 % at 0.1, among 2 to 16 ranks. At worst, if the gradient of every rank were
+    nothing but the layers that it owns, W times as much.
+Wire: a broadcast of L numbers of 1 byte (2 from 256 ranks on) by the delegate; 4 bytes
+    to each other rank, how many indices follow; the indices, (W-1) * b * (the most that
+    a rank selected), b the fewest whole bytes (1 to 4) for the largest part; an
+    all-reduce of the K values of the union and one that tells whether all is finite, in
+    the working dtype -> 2(W-1)/W * 4 * (K + 1) bytes a rank (8 for float64).
+State: the partition, which follows from the spec; step, int64, the same on all ranks:
+    rank step mod W is the delegate.
 Contributed: this rank's values at the union of what all ranks selected.
 
-Norms are of all layers, as each is weighed against all others: that pass does not get shorter with
-more ranks. But it is the pass that adds gradient and residual up, which is needed anyway.
+Norms are of all layers, as each is weighed against all others: that pass does not get
+shorter with more ranks. But it is the pass that adds gradient and residual up, which is
+needed anyway.
 """
 
 from __future__ import annotations
@@ -56,44 +62,54 @@ from ._coo import check_addressable
 from ._narrow import narrow, widen, width_of
 from ._support import Partition, Pending, SelectedSupport, SharedSupport
 
-# ---- bin packing: algorithm 4 -------------------------------------------------------------------
+# ---- bin packing: algorithm 4 --------------------------------------------------------
 #
-# The rank that selects in each layer, and each rank's cost: DEFT's bin packing, algorithm 4.
+# The rank that selects in each layer, and each rank's cost: DEFT's bin packing,
+# algorithm 4.
 #
 # Source: Yoon and Oh, ICPP 2023, section 4.3, equations 3 to 5.
 # Differences from the paper:
-#     - A layer's cost is what selection costs here and not size * log k (equation 3): our top-k
-#       reads a layer once, whatever k is. See ``work``. By equation 3 a rank might get few elements
-#       that many are chosen of, and read too little, and a layer with k = 1 would cost nothing.
-#     - Layers of which all is sent need no selection: they are common to all ranks, cost nothing
-#       and belong to nobody.
+#     - A layer's cost is what selection costs here and not size * log k (equation 3):
+#       our top-k reads a layer once, whatever k is. See ``work``. By equation 3 a rank
+#       might get few elements that many are chosen of, and read too little, and a layer
+#       with k = 1 would cost nothing.
+#     - Layers of which all is sent need no selection: they are common to all ranks,
+#       cost nothing and belong to nobody.
 #
-# The greedy rule is ``pack``. What holds of the loads: the heaviest is at most the mean +
-# (1 - 1/n) * the largest cost (Graham, 1969). The paper says C(n) <= C_trivial(n) = n_g / n *
-# log(k / n) and so a speedup of more than n (equations 7 to 9), without a proof, and it is not so
-# of its costs either: of three equal layers one of two ranks takes two, C(2) = 2/3 n_g log(k / 3).
-# What is so of them: their mean over ranks is at most n_g / n * log2((sum of k, a 1 counted as 2) *
-# largest layer / n_g), about C_trivial(n), as log is concave and no layer is larger than n_g / n.
+# The greedy rule is ``pack``. What holds of the loads: the heaviest is at most the mean
+# + (1 - 1/n) * the largest cost (Graham, 1969). The paper says C(n) <= C_trivial(n) =
+# n_g / n * log(k / n) and so a speedup of more than n (equations 7 to 9), without a
+# proof, and it is not so of its costs either: of three equal layers one of two ranks
+# takes two, C(2) = 2/3 n_g log(k / 3). What is so of them: their mean over ranks is at
+# most n_g / n * log2((sum of k, a 1 counted as 2) * largest layer / n_g), about
+# C_trivial(n), as log is concave and no layer is larger than n_g / n.
 
 
 PER_LAYER = 2_000
-"""A layer's cost in ``work`` whatever its size: 0.8 us, where reading an element takes 0.41 ns.
+"""A layer's cost in ``work`` whatever its size: 0.8 us, where reading an element takes
+0.41 ns.
 
-Measured with ``kernels.select.topk_ranges`` on one thread of a core with AVX-512, layers of 1 to
-4 M elements of which 0.001 to 0.3 are chosen, not in the cache: the sum of ``work``'s
-three terms is within a factor of two of what any of them took, and within a tenth from 100,000
-elements on."""
+Measured with ``kernels.select.topk_ranges`` on one thread of a core with AVX-512,
+layers of 1 to 4 M elements of which 0.001 to 0.3 are chosen, not in the cache: the sum
+of ``work``'s three terms is within a factor of two of what any of them took, and within
+a tenth from 100,000 elements on.
+"""
 _READ_TWICE = 16_384
-"""Elements of a layer that are read twice: to find the k-th one and to list those that reach it. A
-longer layer is read once, but a sample of it costs as much as these."""
+"""Elements of a layer that are read twice: to find the k-th one and to list those that
+reach it. A longer layer is read once, but a sample of it costs as much as these.
+"""
 _PER_CHOSEN = 8
 """The cost of ranking and listing an element that may be chosen, in elements read."""
 
 
 def work(sizes_L: Tensor, k_L: Tensor) -> list[int]:
-    """The cost of selecting k of each layer, in elements read; 0 for layers that are sent whole."""
+    """The cost of selecting k of each layer, in elements read; 0 for layers that are
+    sent whole.
+    """
     read_L = sizes_L + sizes_L.clamp(max=_READ_TWICE)
-    found: list[int] = (PER_LAYER + read_L + _PER_CHOSEN * k_L).where(k_L < sizes_L, 0).tolist()
+    found: list[int] = (
+        (PER_LAYER + read_L + _PER_CHOSEN * k_L).where(k_L < sizes_L, 0).tolist()
+    )
     return found
 
 
@@ -105,24 +121,26 @@ def loads(costs: Sequence[float], bins: Sequence[int], num_bins: int) -> list[fl
     return found
 
 
-# ---- layers: algorithm 2 ------------------------------------------------------------------------
+# ---- layers: algorithm 2 -------------------------------------------------------------
 #
 # Partitioning of a gradient into layers: DEFT, algorithm 2.
 #
 # Source: Yoon and Oh, ICPP 2023, section 4.1.
-# Differences from the paper: a fraction of no element is no layer, as where a tensor has fewer
-#     elements than there are ranks.
+# Differences from the paper: a fraction of no element is no layer, as where a tensor
+#     has fewer elements than there are ranks.
 #
-# Tensors of up to n_g / n elements stay whole, and so cannot always be shared out evenly: of
-# ResNet-50 (density 1 %) the busiest of 16 ranks has 1.18 / 16 of the work of one that selects
-# alone, of an LSTM's language model of 50 M elements 1.42 / 16.
+# Tensors of up to n_g / n elements stay whole, and so cannot always be shared out
+# evenly: of ResNet-50 (density 1 %) the busiest of 16 ranks has 1.18 / 16 of the work
+# of one that selects alone, of an LSTM's language model of 50 M elements 1.42 / 16.
 
 
 def two_stage(tensor_sizes: Sequence[int], world: int) -> tuple[int, ...]:
-    """Algorithm 2: sizes of the layers of tensors of these sizes, in order, without a gap.
+    """Algorithm 2: sizes of the layers of tensors of these sizes, in order, without a
+    gap.
 
-    A tensor of more than n_g / n elements becomes n layers of equal size (the first are longer by
-    one if need be), any other is a layer. So none has more than ceil(n_g / n).
+    A tensor of more than n_g / n elements becomes n layers of equal size (the first are
+    longer by one if need be), any other is a layer. So none has more than ceil(n_g /
+    n).
 
     >>> two_stage([2, 11, 3, 4], world=4)
     (2, 3, 3, 3, 2, 3, 4)
@@ -142,31 +160,36 @@ def partition_of(tensor_sizes: tuple[int, ...], world: int) -> Partition:
     return Partition(two_stage(tensor_sizes, world))
 
 
-# ---- elements of each layer: algorithm 3 --------------------------------------------------------
+# ---- elements of each layer: algorithm 3 ---------------------------------------------
 #
 # How many elements each layer is to send, by its share of the norms: DEFT, algorithm 3.
 #
 # Source: Yoon and Oh, ICPP 2023, section 4.2.
-# Differences from the paper: its loop, in descending order of norm, hands each layer its share of
-#     what is left, at least 1 and at most the layer, and so
+# Differences from the paper: its loop, in descending order of norm, hands each layer
+#     its share of what is left, at least 1 and at most the layer, and so
 #     - overspends by what layers below 1 get, with nothing left: up to L - 1 elements;
 #     - loses what a small layer cannot take, where all layers behind it are small too.
-#     Here all shares are found at once: k_i = min(size_i, max(1, level * norm_i)) with the one
-#     level at which they add up to the budget. Where no bound applies that is what the loop gives.
-#     The k are whole numbers: each share is rounded up or down such that all running sums are
-#     rounded to the nearest, so every k_i is within 1 of its share, and their sum is exact.
-#     A norm that is not finite counts as the largest that is.
+#     Here all shares are found at once: k_i = min(size_i, max(1, level * norm_i)) with
+#     the one level at which they add up to the budget. Where no bound applies that is
+#     what the loop gives. The k are whole numbers: each share is rounded up or down
+#     such that all running sums are rounded to the nearest, so every k_i is within 1 of
+#     its share, and their sum is exact. A norm that is not finite counts as the largest
+#     that is.
 #
-# So sum(k) = max(budget, L), or less only where every layer with a norm above 0 is sent whole. The
-# density therefore has the floor L / n_g, and a gradient of zeros sends one element a layer.
+# So sum(k) = max(budget, L), or less only where every layer with a norm above 0 is sent
+# whole. The density therefore has the floor L / n_g, and a gradient of zeros sends one
+# element a layer.
 
 
 _LEAST = 1e-200
-"""The least share of the largest norm; less counts as 0, as its level would not be finite."""
+"""The least share of the largest norm; less counts as 0, as its level would not be
+finite.
+"""
 
 
 def layer_k(norms_L: Tensor, sizes_L: Tensor, budget: int) -> Tensor:
-    """k of each layer (int64, 1 to its size) from norms (float64) and sizes (int64, at least 1).
+    """k of each layer (int64, 1 to its size) from norms (float64) and sizes (int64, at
+    least 1).
 
     >>> sizes_L = torch.tensor([100, 100, 2, 50])
     >>> layer_k(torch.tensor([6.0, 2.0, 8.0, 0.0]).double(), sizes_L, budget=23).tolist()
@@ -178,7 +201,8 @@ def layer_k(norms_L: Tensor, sizes_L: Tensor, budget: int) -> Tensor:
 
 
 def shares(norms_L: Tensor, sizes_L: Tensor, budget: int) -> Tensor:
-    """min(size, max(1, level * norm)), float64, at the level at which they add up to ``budget``.
+    """min(size, max(1, level * norm)), float64, at the level at which they add up to
+    ``budget``.
 
     Norms are finite, and ``budget`` is at least L. What cannot be spent is not.
     """
@@ -190,10 +214,15 @@ def shares(norms_L: Tensor, sizes_L: Tensor, budget: int) -> Tensor:
     def spent(level: float) -> float:
         return float(at(level).sum())
 
-    # Between two neighbouring levels at which some share stops at a bound, all is linear.
+    # Between two neighbouring levels at which some share stops at a bound, all is
+    # linear.
     is_positive_L = norms_L > _LEAST
     norms_P = norms_L[is_positive_L]
-    bends = torch.cat([1 / norms_P, floating_L[is_positive_L] / norms_P]).sort().values.tolist()
+    bends = (
+        torch.cat([1 / norms_P, floating_L[is_positive_L] / norms_P])
+        .sort()
+        .values.tolist()
+    )
     above = bisect_right(bends, float(budget), key=spent)
     if above == len(bends):
         return at(bends[-1] if bends else 0.0)
@@ -205,9 +234,12 @@ def shares(norms_L: Tensor, sizes_L: Tensor, budget: int) -> Tensor:
 
 
 def rounded(shares_L: Tensor) -> Tensor:
-    """Whole numbers (int64) next to ``shares_L``, whose running sums are theirs, rounded."""
+    """Whole numbers (int64) next to ``shares_L``, whose running sums are theirs,
+    rounded.
+    """
     whole_L = shares_L.floor()
-    # Only fractions are summed: a share that is whole keeps its value whatever the rounding.
+    # Only fractions are summed: a share that is whole keeps its value whatever the
+    #     rounding.
     sums_L = (shares_L - whole_L).cumsum(0).round()
     return (whole_L + sums_L.diff(prepend=sums_L.new_zeros(1))).long()
 
@@ -221,23 +253,26 @@ def _tamed(norms_L: Tensor) -> Tensor:
     return (norms_L / largest).where(is_finite_L, 1.0)
 
 
-# ---- the allocation -----------------------------------------------------------------------------
+# ---- the allocation ------------------------------------------------------------------
 #
 # Who selects in which layer, as all ranks know it; the way of an index there and back.
 #
-# The layers that a rank owns, one behind the other in the order in which they lie in the gradient,
-# are its part. A *place* counts the elements of all parts, rank 0's first: what a rank selects is a
-# range of places of its own, so an index relative to the part takes fewer bytes than one relative
-# to the gradient. Layers that are common to all ranks are in no part.
+# The layers that a rank owns, one behind the other in the order in which they lie in
+# the gradient, are its part. A *place* counts the elements of all parts, rank 0's
+# first: what a rank selects is a range of places of its own, so an index relative to
+# the part takes fewer bytes than one relative to the gradient. Layers that are common
+# to all ranks are in no part.
 #
-# Legend: L layers in the order of the gradient, P those of parts in the order of places, K indices.
+# Legend: L layers in the order of the gradient, P those of parts in the order of
+#     places, K indices.
 
 
 def owners(partition: Partition, k_L: Tensor, world: int, delegate: int) -> Tensor:
-    """Algorithm 4: the rank that selects in each layer, int32; ``world`` where all ranks send all.
+    """Algorithm 4: the rank that selects in each layer, int32; ``world`` where all
+    ranks send all.
 
-    Those are layers whose k is their size, as of one element. Rank r gets bin (delegate + r) mod W:
-    the first bin has the largest layer, and is another rank's in each step.
+    Those are layers whose k is their size, as of one element. Rank r gets bin (delegate
+    + r) mod W: the first bin has the largest layer, and is another rank's in each step.
     """
     bins = pack(work(partition.sizes_L, k_L), world)
     owners_L = (torch.tensor(bins, dtype=torch.int32, device="cpu") - delegate) % world
@@ -245,23 +280,30 @@ def owners(partition: Partition, k_L: Tensor, world: int, delegate: int) -> Tens
 
 
 class Allocation:
-    """Each rank's layers and elements, as the layers' owners say; the same on every rank."""
+    """Each rank's layers and elements, as the layers' owners say; the same on every
+    rank.
+    """
 
     def __init__(self, partition: Partition, owners_L: Tensor, world: int) -> None:
         self.partition = partition
         num_layers = owners_L.bincount(minlength=world + 1).tolist()
         if len(num_layers) > world + 1:
             raise RanksDiffer(
-                f"the delegate gives a layer to rank {len(num_layers) - 1} of {world}; give every "
+                f"the delegate gives a layer to rank {len(num_layers) - 1} of "
+                f"{world}; give every "
                 "rank the same model, compressor and settings"
             )
-        *self.layers, self._common = torch.split(owners_L.argsort(stable=True), num_layers)
+        *self.layers, self._common = torch.split(
+            owners_L.argsort(stable=True), num_layers
+        )
         """The layers that each rank selects in (int64), ascending."""
         self._owned_P = torch.cat(self.layers)
         sizes_P = partition.sizes_L[self._owned_P]
         self._ends_P = sizes_P.cumsum(0)
         self._shifts_P = partition.starts_L[self._owned_P] - self._ends_P + sizes_P
-        self.part_sizes = [int(partition.sizes_L[layers].sum()) for layers in self.layers]
+        self.part_sizes = [
+            int(partition.sizes_L[layers].sum()) for layers in self.layers
+        ]
         """Elements of each rank's part."""
         self.first_places = [0, *accumulate(self.part_sizes)][:-1]
         """The place of each part's first element."""
@@ -274,8 +316,8 @@ class Allocation:
         return sizes_P.cumsum(0) - sizes_P
 
     def union(self, me: Member, places_K: Tensor) -> Tensor:
-        """The support (int32, ascending): what lies at these places (int32, ascending), and all
-        that is common.
+        """The support (int32, ascending): what lies at these places (int32, ascending),
+        and all that is common.
 
         Raises ``RanksDiffer`` for places that this allocation cannot have.
         """
@@ -283,7 +325,8 @@ class Allocation:
         counts_P = before_P.diff(prepend=before_P.new_zeros(1))
         if int(counts_P.sum()) != places_K.numel() or bool((counts_P < 0).any()):
             raise RanksDiffer(
-                "ranks selected elements outside of their parts; give every rank the same model, "
+                "ranks selected elements outside of their parts; give every "
+                "rank the same model, "
                 "compressor and settings"
             )
         counts_L = self.partition.sizes_L.clone()
@@ -298,12 +341,13 @@ class Allocation:
         return support_K
 
 
-# ---- selection: algorithm 5 ---------------------------------------------------------------------
+# ---- selection: algorithm 5 ----------------------------------------------------------
 #
 # The largest elements of each of some layers: DEFT, algorithm 5.
 #
 # Source: Yoon and Oh, ICPP 2023, section 4.4.
-# Differences from the paper: exact, with ties to the lowest index, and listed by ascending index.
+# Differences from the paper: exact, with ties to the lowest index, and listed by
+#     ascending index.
 
 
 def select_layers(
@@ -314,10 +358,13 @@ def select_layers(
     ks_P: Tensor,
     firsts_P: Tensor | None = None,
 ) -> Tensor:
-    """Indices (int32) of the ``ks_P`` largest by magnitude of each of the layers ``layers_P``.
+    """Indices (int32) of the ``ks_P`` largest by magnitude of each of the layers
+    ``layers_P``.
 
-    All int64, layers in ascending order: so are the indices. A layer's first element counts as
-    ``firsts_P``, None: as where it lies in the gradient. They lie in a buffer of the member.
+    All int64, layers in ascending order: so are the indices. A layer's first element
+        counts as
+    ``firsts_P``, None: as where it lies in the gradient. They lie in a buffer of the
+        member.
     """
     count = int(ks_P.sum())
     indices_K = me.scratch("own indices", count, whole_N, torch.int32, varies=True)
@@ -328,7 +375,7 @@ def select_layers(
     return indices_K
 
 
-# ---- the exchange --------------------------------------------------------------------------------
+# ---- the exchange --------------------------------------------------------------------
 
 
 class DeftState(NamedTuple):
@@ -340,11 +387,13 @@ class DeftState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class deft(SharedSupport):
-    """Averages about a ``density`` share of elements: of each layer those that are largest there.
+    """Averages about a ``density`` share of elements: of each layer those that are
+    largest there.
 
-    ``layers`` are the sizes of the tensors that lie in a message; None: those of the model. Each
-    rank selects in layers of its own, so what ranks select never overlaps. That is about 1/W of the
-    work, and more where one layer is large; norms are taken of all layers.
+    ``layers`` are the sizes of the tensors that lie in a message; None: those of the
+    model. Each rank selects in layers of its own, so what ranks select never overlaps.
+    That is about 1/W of the work, and more where one layer is large; norms are taken of
+    all layers.
 
     >>> from gradwire.exchange.by_name import run_local
     >>> spec = TensorSpec("two layers", 6, shapes=((4,), (2,)))
@@ -355,7 +404,9 @@ class deft(SharedSupport):
     """
 
     layers: Sequence[int] | None = None
-    traits: ClassVar[Traits] = replace(SharedSupport.traits, whole_tensors=True, exact_size=False)
+    traits: ClassVar[Traits] = replace(
+        SharedSupport.traits, whole_tensors=True, exact_size=False
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -385,7 +436,9 @@ class deft(SharedSupport):
     def layers_of(self, state: DeftState, numel: int) -> Partition:
         return state.partition
 
-    def select(self, me: Member, state: DeftState, pending: Pending) -> Steps[SelectedSupport]:
+    def select(
+        self, me: Member, state: DeftState, pending: Pending
+    ) -> Steps[SelectedSupport]:
         partition = state.partition
         whole_N = pending.whole_N
         delegate = int(state.step) % me.world
@@ -394,7 +447,9 @@ class deft(SharedSupport):
         told = me.scratch("owners", num_layers * width, whole_N, torch.uint8)
 
         def begin() -> Tensor:
-            k_L = layer_k(pending.norms_L, partition.sizes_L, self.kept(whole_N.numel()))
+            k_L = layer_k(
+                pending.norms_L, partition.sizes_L, self.kept(whole_N.numel())
+            )
             if me.rank == delegate:
                 narrow(owners(partition, k_L, me.world, delegate), width, told)
             return k_L
@@ -404,12 +459,16 @@ class deft(SharedSupport):
             return Allocation(partition, widen(told, width, owners_L), me.world)
 
         def even() -> Tensor:
-            """Each layer's k where all are of one density: what predictions go on with."""
+            """Each layer's k where all are of one density: what predictions go on
+            with.
+            """
             sizes_L = partition.sizes_L
             return layer_k(sizes_L.double(), sizes_L, self.kept(whole_N.numel()))
 
         def usual() -> Allocation:
-            return Allocation(partition, owners(partition, k_L, me.world, delegate), me.world)
+            return Allocation(
+                partition, owners(partition, k_L, me.world, delegate), me.world
+            )
 
         k_L = yield me.sized("encode", begin, num_layers, even)
         yield Broadcast(delegate, told)
@@ -433,8 +492,12 @@ def _united(
     told = me.sizes(told_W, allocation.part_sizes, unit="indices", usual=counts)
     sizes = [width * count for count in told]
     own = me.scratch("own", max(sizes), whole_N, torch.uint8, varies=True)
-    gathered = me.scratch("gathered", me.world * max(sizes), whole_N, torch.uint8, varies=True)
-    places_K = me.scratch("places", sum(sizes) // width, whole_N, torch.int32, varies=True)
+    gathered = me.scratch(
+        "gathered", me.world * max(sizes), whole_N, torch.uint8, varies=True
+    )
+    places_K = me.scratch(
+        "places", sum(sizes) // width, whole_N, torch.int32, varies=True
+    )
 
     def choose() -> None:
         layers_P = allocation.layers[me.rank]

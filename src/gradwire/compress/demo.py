@@ -1,29 +1,34 @@
 """demo: the largest cosine coefficients of each chunk of 64 x 64 elements.
 
-Source: Peng, Quesnelle and Kingma, "Decoupled Momentum Optimization", arXiv 2411.19870, section 3
-    (extraction of fast components); its momentum is ``gw.with_decoupled_momentum``.
+Source: Peng, Quesnelle and Kingma, "Decoupled Momentum Optimization", arXiv 2411.19870,
+    section 3 (extraction of fast components); its momentum is
+    ``gw.with_decoupled_momentum``.
 Differences from the paper:
-    - A chunk is ``side**2`` adjacent elements of the flat gradient, taken as a matrix, so that any
-      collective may cut a gradient. The paper cuts a tensor by divisors of its dimensions that are
-      at most 64. Of a matrix with 64 columns both are the same, as is a whole row with fewer
-      elements, else rows of a chunk are parts of rows of the matrix. The largest of the
-      coefficients hold as much of a small GPT's gradients either way.
-    - What is left over at a tensor's end is a chunk of its own, with fewer rows, of which the same
-      share of coefficients is sent, rounded up. The paper sends as many coefficients of small
-      chunks as of whole ones.
-    - Values travel in bfloat16 and places in the code of Elias and Fano: 25 bits a coefficient with
-      the default settings. The paper's program sends 96.
-    - The mean counts a coefficient that a rank did not send as 0. The paper's program divides by
-      the number of ranks that sent it, so that coefficients of few ranks weigh more.
-Default: 32 of 4096 coefficients, the paper's, for long trainings by the mean's sign (see
-    ``gw.with_decoupled_momentum``). A coefficient waits for some 100 steps, so short trainings by
-    AdamW end far behind dense. 200 steps of a small GPT end 49 % behind it; the paper's steps, at
-    the best rate tried for each, 19 %, and with ``keep=128`` 4 %.
-Wire: elias_fano of the places of all coefficients -> K * itemsize + ceil(K b / 8) + ceil((K +
-    floor((L - 1) / 2^b)) / 8) bytes, with K = keep * (N // side**2) of whole chunks and their share
-    of the last, of L coefficients, and b = floor(log2((L - 1) / K)).
-State: none. Contributed: the decoded gradient. The transform is orthonormal, so what is lost is no
-    longer than the gradient. An inf or NaN makes all of its chunk so.
+    - A chunk is ``side**2`` adjacent elements of the flat gradient, taken as a matrix,
+      so that any collective may cut a gradient. The paper cuts a tensor by divisors of
+      its dimensions that are at most 64. Of a matrix with 64 columns both are the same,
+      as is a whole row with fewer elements, else rows of a chunk are parts of rows of
+      the matrix. The largest of the coefficients hold as much of a small GPT's
+      gradients either way.
+    - What is left over at a tensor's end is a chunk of its own, with fewer rows, of
+      which the same share of coefficients is sent, rounded up. The paper sends as many
+      coefficients of small chunks as of whole ones.
+    - Values travel in bfloat16 and places in the code of Elias and Fano: 25 bits a
+      coefficient with the default settings. The paper's program sends 96.
+    - The mean counts a coefficient that a rank did not send as 0. The paper's program
+      divides by the number of ranks that sent it, so that coefficients of few ranks
+      weigh more.
+Default: 32 of 4096 coefficients, the paper's, for long trainings by the mean's sign
+    (see ``gw.with_decoupled_momentum``). A coefficient waits for some 100 steps, so
+    short trainings by AdamW end far behind dense. 200 steps of a small GPT end 49 %
+    behind it; the paper's steps, at the best rate tried for each, 19 %, and with
+    ``keep=128`` 4 %.
+Wire: elias_fano of the places of all coefficients -> K * itemsize + ceil(K b / 8) +
+    ceil((K + floor((L - 1) / 2^b)) / 8) bytes, with K = keep * (N // side**2) of whole
+    chunks and their share of the last, of L coefficients, and b = floor(log2((L - 1) /
+    K)).
+State: none. Contributed: the decoded gradient. The transform is orthonormal, so what is
+    lost is no longer than the gradient. An inf or NaN makes all of its chunk so.
 """
 
 from __future__ import annotations
@@ -53,8 +58,9 @@ _VALUE_DTYPES = (torch.bfloat16, torch.float32)
 class demo(Compressor):
     """Keeps the ``keep`` largest of the ``side**2`` coefficients of each chunk.
 
-    ``side`` is a whole number from 4 to 64, and ``values`` the dtype in which coefficients travel:
-    bfloat16, whose rounding error stays in the residual, or float32.
+    ``side`` is a whole number from 4 to 64, and ``values`` the dtype in which
+    coefficients travel: bfloat16, whose rounding error stays in the residual, or
+    float32.
 
     >>> codec = demo(side=4, keep=1)
     >>> ramp = torch.arange(16.0)
@@ -67,7 +73,10 @@ class demo(Compressor):
     keep: int = 32
     values: torch.dtype = torch.bfloat16
     traits: ClassVar[Traits] = Traits(
-        layout=Layout.TRANSFORMED, contraction=True, error_feedback=True, shared_scale=True
+        layout=Layout.TRANSFORMED,
+        contraction=True,
+        error_feedback=True,
+        shared_scale=True,
     )
 
     def __post_init__(self) -> None:
@@ -79,10 +88,17 @@ class demo(Compressor):
 
     def format(self, spec: TensorSpec) -> Format:
         cutting = self._cutting(spec)
-        return elias_fano().layout(cutting.num_listed, cutting.num_places, dtype=self.values)
+        return elias_fano().layout(
+            cutting.num_listed, cutting.num_places, dtype=self.values
+        )
 
     def encode(
-        self, state: State, grad_N: Tensor, *, residual_N: Residual = None, buffer: Memory = None
+        self,
+        state: State,
+        grad_N: Tensor,
+        *,
+        residual_N: Residual = None,
+        buffer: Memory = None,
     ) -> tuple[Payload, State]:
         (found,) = self.encode_many((state,), (grad_N,), (residual_N,), (buffer,))
         return found
@@ -105,7 +121,9 @@ class demo(Compressor):
             for cutting, grad_N in zip(cuttings, whole, strict=True)
         ]
         places, values = ([own[i] for own in lists] for i in (0, 1))
-        cosines.encode_many(cuttings, whole, places, values, residuals or nothing, wire=self.values)
+        cosines.encode_many(
+            cuttings, whole, places, values, residuals or nothing, wire=self.values
+        )
         payloads = [
             elias_fano().encode(
                 Entries(places_K, values_K.to(self.values)), cutting.num_places, buffer
@@ -120,7 +138,9 @@ class demo(Compressor):
         self._decode((payload,), out_N, scale, add=False)
         return out_N
 
-    def merge_all(self, payloads: Sequence[Payload], sum_N: Tensor, *, scale: float = 1.0) -> None:
+    def merge_all(
+        self, payloads: Sequence[Payload], sum_N: Tensor, *, scale: float = 1.0
+    ) -> None:
         """Adds coefficients of all payloads up before it transforms them, once."""
         self._decode(payloads, sum_N, scale, add=True)
 
@@ -135,7 +155,9 @@ class demo(Compressor):
         count = cutting.num_listed
         places_LK = out_N.new_empty((len(payloads), count), dtype=torch.int32)
         values_LK = out_N.new_empty((len(payloads), count), dtype=dtype)
-        for payload, places_K, values_K in zip(payloads, places_LK, values_LK, strict=True):
+        for payload, places_K, values_K in zip(
+            payloads, places_LK, values_LK, strict=True
+        ):
             found = elias_fano().decode(payload, cutting.num_places, room=places_K)
             values_K.copy_(found.values)
         whole_N = out_N.to(dtype).contiguous()

@@ -1,18 +1,22 @@
-"""dgc: the largest elements by magnitude, found with a threshold that a small sample gives.
+"""dgc: the largest elements by magnitude, found with a threshold that a small sample
+gives.
 
-Source: Lin et al., ICLR 2018, "Deep Gradient Compression", section 3.1 and appendix B (sampled
-    threshold, hierarchical selection); HiPress table 5.
-Differences: of the paper this is the encoding alone; momentum correction, clipping, momentum factor
-    masking and the warm-up of density are wrappers of exchanges, and with them it is
-    ``gw.deep_gradient_compression``. The sample is drawn with
-    replacement (``sample_share`` of the gradient, and at least 64 / density draws); a gradient of
-    no more elements than that is looked at whole. What reaches the threshold passes, equal to it or
-    greater, but for zeros: strictly greater would never send a tensor of one element. If more than
-    k = max(1, round(density * N)) pass, the k largest of them are selected exactly, by magnitude,
-    ties to the lowest index. If fewer pass, fewer are sent: more than density * N / 2, but once in
-    10^6 calls, of a gradient with as many that are not 0. With density 1 all that is not 0 passes.
-Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a small GPT
-    end 37 to 40 % behind dense with it, as an element waits for 100 steps (docs/measured.md).
+Source: Lin et al., ICLR 2018, "Deep Gradient Compression", section 3.1 and appendix B
+    (sampled threshold, hierarchical selection); HiPress table 5.
+Differences: of the paper this is the encoding alone; momentum correction, clipping,
+    momentum factor masking and the warm-up of density are wrappers of exchanges, and
+    with them it is ``gw.deep_gradient_compression``. The sample is drawn with
+    replacement (``sample_share`` of the gradient, and at least 64 / density draws); a
+    gradient of no more elements than that is looked at whole. What reaches the
+    threshold passes, equal to it or greater, but for zeros: strictly greater would
+    never send a tensor of one element. If more than k = max(1, round(density * N))
+    pass, the k largest of them are selected exactly, by magnitude, ties to the lowest
+    index. If fewer pass, fewer are sent: more than density * N / 2, but once in 10^6
+    calls, of a gradient with as many that are not 0. With density 1 all that is not 0
+    passes.
+Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a
+    small GPT end 37 to 40 % behind dense with it, as an element waits for 100 steps
+    (docs/measured.md).
 Wire: indices_K int32 ascending, values_K float32 -> 8 * K bytes, K <= k.
 State: (stream, step) of the random sample. Contributed: the elements sent.
 """
@@ -21,7 +25,16 @@ from __future__ import annotations
 
 from ..contract import Layout
 from ..contract.bounds import check_share
-from ..dsl.language import Compressed, Scattered, Vector, concat, extract, indices, scatter, top
+from ..dsl.language import (
+    Compressed,
+    Scattered,
+    Vector,
+    concat,
+    extract,
+    indices,
+    scatter,
+    top,
+)
 from ..dsl.program import Program
 from ._sampled import reaching
 
@@ -36,8 +49,9 @@ class dgc(
 ):
     """Sends at most the ``density`` share of elements, those of largest magnitude.
 
-    ``density`` is k/n in (0, 1]. ``sample_share`` of the gradient (or more, of a small one) is
-    looked at to find the threshold; ``seed`` begins the random numbers that draw it.
+    ``density`` is k/n in (0, 1]. ``sample_share`` of the gradient (or more, of a small
+    one) is looked at to find the threshold; ``seed`` begins the random numbers that
+    draw it.
 
     >>> import torch
     >>> codec = dgc(density=0.5)

@@ -1,11 +1,12 @@
-"""fp8: 8-bit floats, scaled so that a block's largest magnitude is the format's largest number.
+"""fp8: 8-bit floats, scaled so that a block's largest magnitude is the format's largest
+number.
 
-Source: Micikevicius et al., arXiv 2209.05433 (FP8 formats for deep learning): e4m3, with four
-    exponent bits and three of fraction, scaled by the largest magnitude.
-Differences: a scale for each block of 4096 elements instead of one for a tensor. Blocks whose
-    largest magnitude is below 1.4e-36 are sent as zeros.
-Wire: step_B float32 (what a code of 1.0 stands for), codes_N uint8 (e4m3) -> 4 * ceil(N / block) +
-    N bytes.
+Source: Micikevicius et al., arXiv 2209.05433 (FP8 formats for deep learning): e4m3,
+    with four exponent bits and three of fraction, scaled by the largest magnitude.
+Differences: a scale for each block of 4096 elements instead of one for a tensor. Blocks
+    whose largest magnitude is below 1.4e-36 are sent as zeros.
+Wire: step_B float32 (what a code of 1.0 stands for), codes_N uint8 (e4m3) -> 4 * ceil(N
+    / block) + N bytes.
 State: none. Contributed: the decoded gradient.
 """
 
@@ -21,10 +22,11 @@ _LARGEST = 448.0
 
 
 class fp8(Program, contraction=True, error_feedback=True):
-    """Eight bits an element: four bits of precision down to a 28672th of the largest magnitude.
+    """Eight bits an element: four bits of precision down to a 28672th of the largest
+    magnitude.
 
-    Unlike ``int8`` it keeps the small elements of a block with a large one. ``block`` is the number
-    of elements that share a scale, a multiple of 64.
+    Unlike ``int8`` it keeps the small elements of a block with a large one. ``block``
+    is the number of elements that share a scale, a multiple of 64.
 
     >>> import torch
     >>> codec = fp8()
@@ -38,7 +40,9 @@ class fp8(Program, contraction=True, error_feedback=True):
     def encode(self, gradient: Vector) -> Compressed:
         top = reduce(map(gradient, abs), greater)
         per_step = inverse(top, _LARGEST)
-        return concat(step=top / _LARGEST, codes=map(gradient, lambda x: to_e4m3(x * per_step)))
+        return concat(
+            step=top / _LARGEST, codes=map(gradient, lambda x: to_e4m3(x * per_step))
+        )
 
     def decode(self, compressed: Compressed) -> Vector:
         step, codes = extract(compressed)

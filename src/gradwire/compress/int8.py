@@ -1,23 +1,35 @@
-"""int8: the nearest of 255 even levels up to a block's largest magnitude, a byte an element.
+"""int8: the nearest of 255 even levels up to a block's largest magnitude, a byte an
+element.
 
-Source: Dettmers et al., ICLR 2022 (8-bit optimizers), section 2.1: block-wise quantisation, each
-    block of 4096 by its largest magnitude.
-Differences: even levels, for which an encoder needs no table, instead of the paper's dynamic tree.
-    Blocks whose largest magnitude is below 3.8e-37 are sent as zeros.
-Wire: step_B float32 (from one level to the next), codes_N uint8 (level + 127) -> 4 * ceil(N /
-    block) + N bytes.
+Source: Dettmers et al., ICLR 2022 (8-bit optimizers), section 2.1: block-wise
+    quantisation, each block of 4096 by its largest magnitude.
+Differences: even levels, for which an encoder needs no table, instead of the paper's
+    dynamic tree. Blocks whose largest magnitude is below 3.8e-37 are sent as zeros.
+Wire: step_B float32 (from one level to the next), codes_N uint8 (level + 127) -> 4 *
+    ceil(N / block) + N bytes.
 State: none. Contributed: the decoded gradient.
 """
 
 from __future__ import annotations
 
-from ..dsl.language import Compressed, Vector, concat, extract, greater, map, reduce, round, uint8
+from ..dsl.language import (
+    Compressed,
+    Vector,
+    concat,
+    extract,
+    greater,
+    map,
+    reduce,
+    round,
+    uint8,
+)
 from ..dsl.program import Program
 from ._quantise import inverse
 
 
 class int8(Program, contraction=True, error_feedback=True):
-    """Eight bits an element: the nearest multiple of a 127th of the block's largest magnitude.
+    """Eight bits an element: the nearest multiple of a 127th of the block's largest
+    magnitude.
 
     ``block`` is the number of elements that share it, a multiple of 64.
 

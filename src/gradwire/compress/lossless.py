@@ -1,16 +1,18 @@
-"""lossless: fewer bytes for the very same bits: exponents in few bits, all else as it is.
+"""lossless: fewer bytes for the very same bits: exponents in few bits, all else as it
+is.
 
-Source: ZipNN (Hershcovitch et al., 2024): exponents of models and gradients have few values, and
-    take Huffman's codes; the bits below them are noise, and stay as they are.
-Differences: all codes of a block of 4096 elements have one length, 1 to 5 bits, and stand for its
-    most frequent exponents; the others follow as they are (Zukowski et al., ICDE 2006, PDICT).
-    Prefix codes take as long, and fewer bytes: 2 % of float32 and 5 % of bfloat16. A block whose
-    codes would be no shorter sends its exponents as they are. float16 and float64 travel as they
+Source: ZipNN (Hershcovitch et al., 2024): exponents of models and gradients have few
+    values, and take Huffman's codes; the bits below them are noise, and stay as they
     are.
-Wire: sizes int32 of each block, low int16 of each element (float32 only), rest uint8 of each
-    element, codes uint8 of at most N (``kernels/exponents.py`` describes them) -> at most
-    4 * ceil(N / 4096) + N * itemsize bytes. Normally distributed elements take 0.85 of their bytes
-    as float32 and 0.70 as bfloat16.
+Differences: all codes of a block of 4096 elements have one length, 1 to 5 bits, and
+    stand for its most frequent exponents; the others follow as they are (Zukowski et
+    al., ICDE 2006, PDICT). Prefix codes take as long, and fewer bytes: 2 % of float32
+    and 5 % of bfloat16. A block whose codes would be no shorter sends its exponents as
+    they are. float16 and float64 travel as they are.
+Wire: sizes int32 of each block, low int16 of each element (float32 only), rest uint8 of
+    each element, codes uint8 of at most N (``kernels/exponents.py`` describes them) ->
+    at most 4 * ceil(N / 4096) + N * itemsize bytes. Normally distributed elements take
+    0.85 of their bytes as float32 and 0.70 as bfloat16.
 State: none. Contributed: the gradient, as ``none`` sends it.
 """
 
@@ -27,20 +29,27 @@ from ..contract.bounds import check_prescale
 from ..contract.member import passing
 from ..contract.payload import Field, Format, Payload
 from ..contract.spec import TensorSpec, spec_of
-from ..kernels.exponents import BLOCK, CodedExponents, decode_exponents, encode_exponents
+from ..kernels.exponents import (
+    BLOCK,
+    CodedExponents,
+    decode_exponents,
+    encode_exponents,
+)
 from .none import none
 
 _CODED = (torch.float32, torch.bfloat16)
 TYPICAL_BITS = 3
-"""The bits that an exponent usually takes, in sizes that plans and predictions count with."""
+"""The bits that an exponent usually takes, in sizes that plans and predictions count
+with.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class lossless(Compressor):
     """Sends gradients of float32 and bfloat16 in fewer bytes, and without any loss.
 
-    ``prescale`` is that of ``none``, whose values travel: exchanges set it to 1/W. So the mean has
-    the bits that ``none`` has through the same collective.
+    ``prescale`` is that of ``none``, whose values travel: exchanges set it to 1/W. So
+    the mean has the bits that ``none`` has through the same collective.
 
     >>> codec, grad_N = lossless(), torch.arange(4096) / 64
     >>> payload, _ = codec.encode(None, grad_N)
@@ -79,16 +88,25 @@ class lossless(Compressor):
         return _holding(spec, num_codes)
 
     def encode(
-        self, state: State, grad_N: Tensor, *, residual_N: Residual = None, buffer: Memory = None
+        self,
+        state: State,
+        grad_N: Tensor,
+        *,
+        residual_N: Residual = None,
+        buffer: Memory = None,
     ) -> tuple[Payload, State]:
         spec = spec_of(grad_N)
         if spec.dtype not in _CODED:
-            return self._dense.encode(state, grad_N, residual_N=residual_N, buffer=buffer)
+            return self._dense.encode(
+                state, grad_N, residual_N=residual_N, buffer=buffer
+            )
         value_N = grad_N.contiguous()
         factor = self.prescale
         if residual_N is not None or (spec.dtype != torch.float32 and factor != 1.0):
             memory = passing("lossless", spec.size_bytes, torch.uint8, grad_N.device)
-            sent, _ = self._dense.encode(state, grad_N, residual_N=residual_N, buffer=memory)
+            sent, _ = self._dense.encode(
+                state, grad_N, residual_N=residual_N, buffer=memory
+            )
             value_N = sent["values"]
             factor = 1.0
         room = Payload.empty(self.format(spec), buffer, grad_N.device)
@@ -100,7 +118,9 @@ class lossless(Compressor):
 
     def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
         factor = scale / self.prescale
-        if not _is_direct(payload, out_N) or (out_N.dtype != torch.float32 and factor != 1.0):
+        if not _is_direct(payload, out_N) or (
+            out_N.dtype != torch.float32 and factor != 1.0
+        ):
             return self._dense.decode(_plain(payload, out_N), out_N, scale=scale)
         decode_exponents(_coded(payload), out_N, factor)
         return out_N
@@ -123,14 +143,18 @@ def _holding(spec: TensorSpec, num_codes: int) -> Format:
     if spec.dtype not in _CODED:
         return none().format(spec)
     sizes = Field("sizes", torch.int32, -(-spec.numel // BLOCK))
-    low = (Field("low", torch.int16, spec.numel),) if spec.dtype == torch.float32 else ()
+    low = (
+        (Field("low", torch.int16, spec.numel),) if spec.dtype == torch.float32 else ()
+    )
     rest = Field("rest", torch.uint8, spec.numel)
     codes = Field("codes", torch.uint8, num_codes)
     return Format((sizes, *low, rest, codes))
 
 
 def _dtype(payload: Payload) -> torch.dtype | None:
-    """The dtype of the values whose exponents are coded; None where they travel as they are."""
+    """The dtype of the values whose exponents are coded; None where they travel as they
+    are.
+    """
     names = {field.name for field in payload.format}
     if "codes" not in names:
         return None

@@ -2,9 +2,10 @@
 
 Source: what DDP sends. Differences: none.
 Wire: values_N in the gradient's dtype -> N * itemsize bytes.
-State: none. Contributed: the gradient. ``allreduce`` adds up in float32: an element of the mean is
-    off by at most W + 2 roundings to float32 of the ranks' mean magnitude. 3.8 were seen among 16
-    ranks, and 11 among 128. A mean of 16-bit gradients is rounded to their dtype once.
+State: none. Contributed: the gradient. ``allreduce`` adds up in float32: an element of
+    the mean is off by at most W + 2 roundings to float32 of the ranks' mean magnitude.
+    3.8 were seen among 16 ranks, and 11 among 128. A mean of 16-bit gradients is
+    rounded to their dtype once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from ._residual import subtract_sent
 class none(Compressor):
     """Sends gradients uncompressed, in their own dtype.
 
-    ``prescale`` multiplies values on the wire; collectives that sum there set it to 1/W.
+    ``prescale`` multiplies values on the wire; collectives that sum there set it to
+    1/W.
 
     >>> import torch
     >>> codec = none()
@@ -38,7 +40,11 @@ class none(Compressor):
 
     prescale: float = 1.0
     traits: ClassVar[Traits] = Traits(
-        layout=Layout.DENSE, lossless=True, additive=True, unbiased=True, contraction=True
+        layout=Layout.DENSE,
+        lossless=True,
+        additive=True,
+        unbiased=True,
+        contraction=True,
     )
 
     def __post_init__(self) -> None:
@@ -51,7 +57,12 @@ class none(Compressor):
         return _format(spec.dtype, spec.numel)
 
     def encode(
-        self, state: State, grad_N: Tensor, *, residual_N: Residual = None, buffer: Memory = None
+        self,
+        state: State,
+        grad_N: Tensor,
+        *,
+        residual_N: Residual = None,
+        buffer: Memory = None,
     ) -> tuple[Payload, State]:
         payload = Payload.empty(self.format(spec_of(grad_N)), buffer, grad_N.device)
         values_N = payload["values"]
@@ -79,7 +90,9 @@ class none(Compressor):
 
 @lru_cache
 def _format(dtype: torch.dtype, numel: int) -> Format:
-    """One format for all steps, as to make one takes as long as to scale a small gradient."""
+    """One format for all steps, as to make one takes as long as to scale a small
+    gradient.
+    """
     return Format((Field("values", dtype, numel),))
 
 

@@ -1,15 +1,20 @@
-"""nonzero: everything that is not zero, and nothing else: sparse gradients without loss.
+"""nonzero: everything that is not zero, and nothing else: sparse gradients without
+loss.
 
-Source: the sparse tensors of ZEN (OSDI 2025), definition 2; embeddings have such gradients.
-Differences: zero is what has no bit set, so that what is decoded has the very bits: -0.0 is sent,
-    as NaN and the infinities are. What travels is units of ``width`` adjacent elements, as rows of
-    an embedding table, each with one index; a unit is sent if any element of it is not zero.
-Wire: indices_K int32 ascending, values K * width in the gradient's dtype, aligned to their size ->
-    (4 + width * itemsize) * K bytes (and up to 4 for float64), K units of at most ceil(N / width).
-    A short last unit is filled up with zeros.
-State: none. Contributed: the gradient (of a sum with a residual, what its dtype can hold of it).
+Source: the sparse tensors of ZEN (OSDI 2025), definition 2; embeddings have such
+gradients.
+Differences: zero is what has no bit set, so that what is decoded has the very bits:
+    -0.0 is sent, as NaN and the infinities are. What travels is units of ``width``
+    adjacent elements, as rows of an embedding table, each with one index; a unit is
+    sent if any element of it is not zero.
+Wire: indices_K int32 ascending, values K * width in the gradient's dtype, aligned to
+    their size -> (4 + width * itemsize) * K bytes (and up to 4 for float64), K units of
+    at most ceil(N / width). A short last unit is filled up with zeros.
+State: none. Contributed: the gradient (of a sum with a residual, what its dtype can
+hold of it).
 
-Not in CompLL's language, whose filters look at single elements and whose kept values are float32.
+Not in CompLL's language, whose filters look at single elements and whose kept values
+are float32.
 """
 
 from __future__ import annotations
@@ -35,8 +40,9 @@ from ._residual import subtract_sent
 class nonzero(Compressor):
     """Sends all units of ``width`` elements that are not zero.
 
-    ``expected_density`` is the share of units that is expected to be sent. Predictions count with
-    it, the payload does not depend on it; where nothing is known of a gradient, it is 1.
+    ``expected_density`` is the share of units that is expected to be sent. Predictions
+    count with it, the payload does not depend on it; where nothing is known of a
+    gradient, it is 1.
 
     >>> codec = nonzero()
     >>> payload, _ = codec.encode(None, torch.tensor([0.0, -4.0, 0.0, 3.0]))
@@ -47,7 +53,11 @@ class nonzero(Compressor):
     width: int = 1
     expected_density: float = 1.0
     traits: ClassVar[Traits] = Traits(
-        layout=Layout.SPARSE, lossless=True, exact_size=False, unbiased=True, contraction=True
+        layout=Layout.SPARSE,
+        lossless=True,
+        exact_size=False,
+        unbiased=True,
+        contraction=True,
     )
 
     def __post_init__(self) -> None:
@@ -79,7 +89,12 @@ class nonzero(Compressor):
         return -(-spec.numel // self.width)
 
     def encode(
-        self, state: State, grad_N: Tensor, *, residual_N: Residual = None, buffer: Memory = None
+        self,
+        state: State,
+        grad_N: Tensor,
+        *,
+        residual_N: Residual = None,
+        buffer: Memory = None,
     ) -> tuple[Payload, State]:
         spec = spec_of(grad_N)
         room = buffer
@@ -102,14 +117,17 @@ class nonzero(Compressor):
         num_units = -(-out_N.numel() // self.width)
         entries = self._entries(payload)
         if scale == 1.0 and out_N.dtype == payload["values"].dtype:
-            entries = entries._replace(values=payload["values"])  # NaN's bits as they are
+            entries = entries._replace(
+                values=payload["values"]
+            )  # NaN's bits as they are
         scatter_entries(entries, Part(num_units), out_N.zero_(), scale)
         return out_N
 
     def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
         indices_K, values, width = self._entries(payload)
         if values.dtype != sum_N.dtype:
-            # Scaled before it is rounded: a sum may lie beyond float16 where the mean does not.
+            # Scaled before it is rounded: a sum may lie beyond float16 where the mean
+            #     does not.
             values = (values * scale).to(sum_N.dtype)
             scale = 1.0
         select.scatter_add(indices_K, values, sum_N, scale, width)

@@ -1,26 +1,32 @@
-"""powersgd: every matrix as the product of two thin ones, found by one step of the power iteration.
+"""powersgd: every matrix as the product of two thin ones, found by one step of the
+power iteration.
 
-Source: Vogels, Karimireddy and Jaggi, PowerSGD, NeurIPS 2019, algorithms 1 and 2; HiPress 4.4.
-Differences from the paper:
-    - All P of a message travel in one all-reduce and all Q in the other, with what stays dense.
-    - P is orthogonalised by Householder's QR, each matrix by itself, without an epsilon: zeros stay
-      zeros, a rank below ``rank`` is no division by zero, and a direction that died comes back.
-    - Q's columns are scaled to a largest element of 1 between steps, so that factors neither grow
-      nor fade; it is the space they span that is warm about a warm start. P is a sum of m * W
-      elements, and overflows if that does, where the mean need not.
-    - A tensor is factorised where (n + m) * rank < n * m; others (vectors, small or thin matrices)
-      would be no shorter. It must not be cut among messages: a range of it is no matrix.
-    - Every rank orthogonalises for itself, as in the paper, so the mean has the same bits on all
-      ranks where they run on processors of one kind, with as many threads each: LAPACK cuts a tall
-      P by their number. ``attach`` holds ranks to the second.
-Default: rank 4, the largest of the paper. 200 steps of ``gradwire bench train --optimizer sgd`` end
-    at 1.08 (task convnet) and 1.02 (lstm, gpt) of the dense loss, with rank 8 at 0.98 and 1.00.
-Wire: two all-reduces, one after the other, each 2(W-1)/W of its bytes a rank: D dense elements and
-    every P, D + sum of n * rank; then every Q, sum of m * rank (none: not sent). In the working
-    dtype -> 4 bytes an element, 8 for float64.
-State: basis_T, for every tensor the m x rank matrix Q of the last step (empty where dense); the
-    same on all ranks.
-Contributed: P Q_w^T where Q_w is this rank's own Q: its gradient, seen from the columns of P.
+Source: Vogels, Karimireddy and Jaggi, PowerSGD, NeurIPS 2019, algorithms 1 and 2;
+HiPress 4.4. Differences from the paper:
+    - All P of a message travel in one all-reduce and all Q in the other, with what
+      stays dense.
+    - P is orthogonalised by Householder's QR, each matrix by itself, without an
+      epsilon: zeros stay zeros, a rank below ``rank`` is no division by zero, and a
+      direction that died comes back.
+    - Q's columns are scaled to a largest element of 1 between steps, so that factors
+      neither grow nor fade; it is the space they span that is warm about a warm start.
+      P is a sum of m * W elements, and overflows if that does, where the mean need not.
+    - A tensor is factorised where (n + m) * rank < n * m; others (vectors, small or
+      thin matrices) would be no shorter. It must not be cut among messages: a range of
+      it is no matrix.
+    - Every rank orthogonalises for itself, as in the paper, so the mean has the same
+      bits on all ranks where they run on processors of one kind, with as many threads
+      each: LAPACK cuts a tall P by their number. ``attach`` holds ranks to the second.
+Default: rank 4, the largest of the paper. 200 steps of
+    ``gradwire bench train --optimizer sgd`` end at 1.08 (task convnet) and 1.02 (lstm,
+    gpt) of the dense loss, with rank 8 at 0.98 and 1.00.
+Wire: two all-reduces, one after the other, each 2(W-1)/W of its bytes a rank: D dense
+    elements and every P, D + sum of n * rank; then every Q, sum of m * rank (none: not
+    sent). In the working dtype -> 4 bytes an element, 8 for float64.
+State: basis_T, for every tensor the m x rank matrix Q of the last step (empty where
+    dense); the same on all ranks.
+Contributed: P Q_w^T where Q_w is this rank's own Q: its gradient, seen from the columns
+of P.
 """
 
 from __future__ import annotations
@@ -35,17 +41,28 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..contract import Exchange, Layout, Member, Residual, State, Traits, synchronise_alone
+from ..contract import (
+    Exchange,
+    Layout,
+    Member,
+    Residual,
+    State,
+    Traits,
+    synchronise_alone,
+)
 from ..contract.bounds import MOST_SEED, check_whole
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.verbs import AllReduce, Steps
 
-# Letters: T tensors of a message, B adjacent ones of one shape and rank; a matrix has N rows (n,
-# the tensor's first dimension) and M columns (m, all its others), its factors have R columns.
+# Letters: T tensors of a message, B adjacent ones of one shape and rank; a matrix has N
+# rows (n, the tensor's first dimension) and M columns (m, all its others), its factors
+# have R columns.
 
 
 class MatrixBatch(NamedTuple):
-    """Adjacent matrices of one shape and rank: which tensors they are, and where all lies."""
+    """Adjacent matrices of one shape and rank: which tensors they are, and where all
+    lies.
+    """
 
     tensors: slice
     whole: slice
@@ -59,10 +76,11 @@ class MatrixBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class FactorLayout:
-    """The places of everything in a message's gradient and in the buffers of its all-reduces.
+    """The places of everything in a message's gradient and in the buffers of its
+    all-reduces.
 
-    The first all-reduce holds, in the order of the tensors, what stays dense and every P, the
-    second every Q. ``dense`` are ranges of the gradient and of the first.
+    The first all-reduce holds, in the order of the tensors, what stays dense and every
+    P, the second every Q. ``dense`` are ranges of the gradient and of the first.
     """
 
     basis_shapes: tuple[tuple[int, ...], ...]
@@ -72,14 +90,17 @@ class FactorLayout:
 
 
 class MatrixState(NamedTuple):
-    """The layout of a message, which follows from the spec, and every tensor's next start."""
+    """The layout of a message, which follows from the spec, and every tensor's next
+    start.
+    """
 
     layout: FactorLayout
     basis_T: tuple[Tensor, ...]
 
 
 def as_matrix(shape: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns of a tensor; a vector is one column, so factors are never worth it.
+    """Rows and columns of a tensor; a vector is one column, so factors are never worth
+    it.
 
     >>> as_matrix((64, 3, 3, 3)), as_matrix((4096,))
     ((64, 27), (4096, 1))
@@ -88,7 +109,9 @@ def as_matrix(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def sent_numel(shape: Sequence[int], rank: int) -> int:
-    """Elements that travel of a tensor: of its factors, or its own where those are no fewer."""
+    """Elements that travel of a tensor: of its factors, or its own where those are no
+    fewer.
+    """
     return min(sum(as_matrix(shape)) * rank, prod(shape))
 
 
@@ -96,7 +119,9 @@ def sent_numel(shape: Sequence[int], rank: int) -> int:
 def layout_of(spec: TensorSpec, ranks: tuple[int, ...]) -> FactorLayout:
     """The layout of a message, with a rank for each tensor."""
     forms = [
-        (*as_matrix(shape), rank) if sent_numel(shape, rank) < prod(shape) else (0, 0, 0)
+        (*as_matrix(shape), rank)
+        if sent_numel(shape, rank) < prod(shape)
+        else (0, 0, 0)
         for shape, rank in zip(spec.tensor_shapes, ranks, strict=True)
     ]
     ends = [0, *accumulate(map(prod, spec.tensor_shapes))]
@@ -126,15 +151,18 @@ def first_bases(
 ) -> tuple[Tensor, ...]:
     """First starts: each follows from its shape alone, so fusing changes nothing."""
     made = [torch.empty(shape, dtype=working_dtype(dtype)) for shape in shapes]
-    return tuple(one.normal_(generator=torch.Generator().manual_seed(seed)) for one in made)
+    return tuple(
+        one.normal_(generator=torch.Generator().manual_seed(seed)) for one in made
+    )
 
 
 def orthonormal(matrix_BNR: Tensor, out: Tensor) -> None:
-    """Fills ``out``, maybe the matrix itself, with orthonormal columns that span the columns.
+    """Fills ``out``, maybe the matrix itself, with orthonormal columns that span the
+    columns.
 
-    By Householder's QR (N >= R), which needs no epsilon: where columns depend on each other, or are
-    zero, others that are orthogonal to the rest stand in for them. What is not finite makes its
-    matrix not finite and no other.
+    By Householder's QR (N >= R), which needs no epsilon: where columns depend on each
+    other, or are zero, others that are orthogonal to the rest stand in for them. What
+    is not finite makes its matrix not finite and no other.
 
     >>> columns = torch.zeros(1, 3, 2)
     >>> orthonormal(columns, columns)
@@ -147,8 +175,8 @@ def orthonormal(matrix_BNR: Tensor, out: Tensor) -> None:
 class MatrixStep:
     """One rank's tensors during a step, in buffers that it keeps between steps.
 
-    ``whole_N`` is what is sent, and ``mean_N`` is where its mean is to lie. Both are of the working
-    dtype, and wherever possible they are the caller's own tensors.
+    ``whole_N`` is what is sent, and ``mean_N`` is where its mean is to lie. Both are of
+    the working dtype, and wherever possible they are the caller's own tensors.
     """
 
     def __init__(
@@ -174,19 +202,26 @@ class MatrixStep:
             suits = tensor.dtype == dtype and tensor.is_contiguous()
             return tensor if suits else scratch(name, tensor.numel())
 
-        self.rounds = [scratch(f"round {i}", n) for i, n in enumerate(self.layout.round_numels)]
-        self.whole_N = own_or_scratch(grad_N, "whole") if residual_N is None else residual_N
+        self.rounds = [
+            scratch(f"round {i}", n) for i, n in enumerate(self.layout.round_numels)
+        ]
+        self.whole_N = (
+            own_or_scratch(grad_N, "whole") if residual_N is None else residual_N
+        )
         self.mean_N = own_or_scratch(out_N, "whole" if residual_N is None else "mean")
 
     def encode(self, number: int) -> None:
-        """Makes what travels in a round: P of every matrix, then Q, with which the own part of the
-        mean is known and leaves the residual."""
+        """Makes what travels in a round: P of every matrix, then Q, with which the own
+        part of the mean is known and leaves the residual.
+        """
         if number == 0:
             self.gather()
         for m in self.layout.batches:
             whole_BNM, left_BNR, right_BMR = self.factors(m)
             if number == 0:
-                torch._foreach_copy_(list(right_BMR), list(self.state.basis_T[m.tensors]))
+                torch._foreach_copy_(
+                    list(right_BMR), list(self.state.basis_T[m.tensors])
+                )
                 torch.bmm(whole_BNM, right_BMR, out=left_BNR)
                 continue
             orthonormal(left_BNR, left_BNR)
@@ -202,10 +237,11 @@ class MatrixStep:
         return whole_BNM, left_BNR, self.rounds[1][m.right].view(b, columns, rank)
 
     def gather(self) -> None:
-        """Adds gradient and residual, and puts what stays dense into the first all-reduce.
+        """Adds gradient and residual, and puts what stays dense into the first
+        all-reduce.
 
-        That is divided by W before it is summed, as DDP does, so that a sum cannot overflow where
-        the mean does not.
+        That is divided by W before it is summed, as DDP does, so that a sum cannot
+        overflow where the mean does not.
         """
         if self.residual_N is not None:
             self.residual_N.add_(self.grad_N)
@@ -217,11 +253,11 @@ class MatrixStep:
                 self.residual_N[whole].sub_(self.rounds[0][place], alpha=self.world)
 
     def decode(self) -> None:
-        """Writes the mean, maybe where the gradient was, and keeps the next start: Q, each column
-        scaled to a largest element of 1.
+        """Writes the mean, maybe where the gradient was, and keeps the next start: Q,
+        each column scaled to a largest element of 1.
 
-        One that is zero stays zero, and one that is not finite becomes so: the next step's
-        orthogonalisation puts another direction in its place.
+        One that is zero stays zero, and one that is not finite becomes so: the next
+        step's orthogonalisation puts another direction in its place.
         """
         if self.residual_N is not None:
             torch.nan_to_num_(self.residual_N, nan=0.0, posinf=0.0, neginf=0.0)
@@ -230,7 +266,9 @@ class MatrixStep:
             _, left_BNR, right_BMR = self.factors(m)
             mean_BNM = self.mean_N[m.whole].view(m.shape_BNMR[:3])
             torch.bmm(left_BNR, right_BMR.mT, out=mean_BNM)
-            peak_B1R = torch.linalg.vector_norm(right_BMR, torch.inf, dim=1, keepdim=True)
+            peak_B1R = torch.linalg.vector_norm(
+                right_BMR, torch.inf, dim=1, keepdim=True
+            )
             right_BMR.div_(peak_B1R.clamp_min_(torch.finfo(right_BMR.dtype).tiny))
             torch.nan_to_num_(right_BMR, nan=0.0, posinf=0.0, neginf=0.0)
             torch._foreach_copy_(list(self.state.basis_T[m.tensors]), list(right_BMR))
@@ -242,7 +280,8 @@ class MatrixStep:
 
 @dataclass(frozen=True, kw_only=True)
 class powersgd(Exchange):
-    """Averages matrices by way of two factors of ``rank`` columns, a whole number from 1.
+    """Averages matrices by way of two factors of ``rank`` columns, a whole number from
+    1.
 
     ``seed`` draws the Q that the first step starts from.
 
@@ -280,7 +319,9 @@ class powersgd(Exchange):
     def started(self, spec: TensorSpec, ranks: tuple[int, ...]) -> MatrixState:
         """State before the first step, with a rank for each tensor."""
         layout = layout_of(spec, ranks)
-        return MatrixState(layout, first_bases(layout.basis_shapes, self.seed, spec.dtype))
+        return MatrixState(
+            layout, first_bases(layout.basis_shapes, self.seed, spec.dtype)
+        )
 
     def synchronise(
         self,

@@ -1,14 +1,17 @@
-"""qsgd: magnitudes as fractions of a bucket's norm, rounded at random to even levels, with a sign.
+"""qsgd: magnitudes as fractions of a bucket's norm, rounded at random to even levels,
+with a sign.
 
-Source: Alistarh et al., NeurIPS 2017, section 3.1 (equation 4) and 3.3 (buckets); its experiments
-    have 4 bits and buckets of 512, and scale by the largest magnitude as ``norm="max"`` does here.
-Differences: codes of a fixed width instead of Elias codes, which no vector unit packs. A bucket is
-    called a block. The norm of section 3.1 is ``norm="l2"``: of more variance, so that the default
-    is that of the experiments. Where that norm leaves float32's range (elements beyond 1e19, or all
-    below 1e-19), the largest magnitude takes its place, under which the result is unbiased too.
-Wire: norm_B float32, codes_N in ``bitwidth`` bits (level + sign * s around s = 2**(bitwidth - 1) -
-    1, the first in the lowest bits of a byte) -> 4 * ceil(N / block) + ceil(bitwidth * N / 8)
-    bytes.
+Source: Alistarh et al., NeurIPS 2017, section 3.1 (equation 4) and 3.3 (buckets); its
+    experiments have 4 bits and buckets of 512, and scale by the largest magnitude as
+    ``norm="max"`` does here.
+Differences: codes of a fixed width instead of Elias codes, which no vector unit packs.
+    A bucket is called a block. The norm of section 3.1 is ``norm="l2"``: of more
+    variance, so that the default is that of the experiments. Where that norm leaves
+    float32's range (elements beyond 1e19, or all below 1e-19), the largest magnitude
+    takes its place, under which the result is unbiased too.
+Wire: norm_B float32, codes_N in ``bitwidth`` bits (level + sign * s around s =
+    2**(bitwidth - 1) - 1, the first in the lowest bits of a byte) -> 4 * ceil(N /
+    block) + ceil(bitwidth * N / 8) bytes.
 State: (stream, step) of the random numbers. Contributed: the decoded gradient.
 """
 
@@ -41,12 +44,13 @@ BITWIDTHS = (2, 4, 8)
 
 
 class qsgd(Program, unbiased=True):
-    """``bitwidth`` bits an element (2, 4 or 8): a sign and one of s = 2**(bitwidth - 1) - 1 levels.
+    """``bitwidth`` bits an element (2, 4 or 8): a sign and one of s = 2**(bitwidth - 1)
+    - 1 levels.
 
-    ``norm`` is "max", or "l2", under which more elements are 0 and the variance is larger. It is
-    "max" throughout ``casync_ring``, in which every rank encodes a partial sum again: the variances
-    would multiply.
-    ``block`` elements (a multiple of 64) share a norm; ``seed`` chooses the random numbers.
+    ``norm`` is "max", or "l2", under which more elements are 0 and the variance is
+    larger. It is "max" throughout ``casync_ring``, in which every rank encodes a
+    partial sum again: the variances would multiply. ``block`` elements (a multiple of
+    64) share a norm; ``seed`` chooses the random numbers.
 
     >>> import torch
     >>> codec = qsgd()
@@ -69,7 +73,9 @@ class qsgd(Program, unbiased=True):
         return replace(self, norm="max")
 
     def stated(self) -> Traits:
-        """An element is off by a level at most, a block so by norm / levels * sqrt(block)."""
+        """An element is off by a level at most, a block so by norm / levels *
+        sqrt(block).
+        """
         return replace(type(self).traits, contraction=self.block <= self.levels**2)
 
     @property

@@ -1,15 +1,16 @@
 """randomk: the same elements on every rank, drawn afresh in each step.
 
 Source: Stich, Cordonnier and Jaggi, NeurIPS 2018, "Sparsified SGD with memory", rand_k.
-Differences from the paper: all ranks draw the same elements, so values are summed by an all-reduce
-    and no index travels. The sampler: element j of the sample is where a ``Permutation``, a
-    seeded bijection of [0, N), sends j; so K different ones in O(K), with no list of N. Its seed
-    is two words of Philox at (seed, message, step).
-Default: density 0.01, as of the sparsifiers that it is compared with. An element waits for 100
-    steps then, however large it is, and 400 steps of a small GPT end at 2.4 times the loss of dense
-    (docs/measured.md): draw more, or choose by magnitude.
-Wire: an all-reduce of K values and one that tells whether all is finite, in the working dtype ->
-    2(W-1)/W * 4 * (K + 1) bytes a rank (8 for float64), K = max(1, round(density * N)).
+Differences from the paper: all ranks draw the same elements, so values are summed by an
+    all-reduce and no index travels. The sampler: element j of the sample is where a
+    ``Permutation``, a seeded bijection of [0, N), sends j; so K different ones in O(K),
+    with no list of N. Its seed is two words of Philox at (seed, message, step).
+Default: density 0.01, as of the sparsifiers that it is compared with. An element waits
+    for 100 steps then, however large it is, and 400 steps of a small GPT end at 2.4
+    times the loss of dense (docs/measured.md): draw more, or choose by magnitude.
+Wire: an all-reduce of K values and one that tells whether all is finite, in the working
+    dtype -> 2(W-1)/W * 4 * (K + 1) bytes a rank (8 for float64), K = max(1,
+    round(density * N)).
 State: (stream, step) of the random numbers, int64; the same on all ranks.
 Contributed: this rank's values at the elements drawn. The density is as asked.
 """
@@ -36,7 +37,8 @@ from ._support import Pending, SelectedSupport, SharedSupport
 class randomk(SharedSupport):
     """Averages a random ``density`` share of elements, others in each step.
 
-    ``seed`` (below 2^64) begins the random numbers that draw them, on all ranks the same.
+    ``seed`` (below 2^64) begins the random numbers that draw them, on all ranks the
+    same.
 
     >>> from gradwire.exchange.by_name import run_local
     >>> grads = [torch.ones(1000), 3 * torch.ones(1000)]
@@ -55,18 +57,27 @@ class randomk(SharedSupport):
         check_addressable("randomk", spec)
         return torch.tensor([crc32(spec.name.encode()), 0], device="cpu")
 
-    def select(self, me: Member, state: Tensor, pending: Pending) -> Steps[SelectedSupport]:
+    def select(
+        self, me: Member, state: Tensor, pending: Pending
+    ) -> Steps[SelectedSupport]:
         numel = pending.whole_N.numel()
         count = self.kept(numel)
 
         support_K = me.scratch("support", count, pending.whole_N, torch.int32)
         yield me.sized(
-            "encode", lambda: self.draw(state, numel, support_K), count, lambda: support_K
+            "encode",
+            lambda: self.draw(state, numel, support_K),
+            count,
+            lambda: support_K,
         )
-        return SelectedSupport(support_K, count, state + torch.tensor([0, 1], device="cpu"))
+        return SelectedSupport(
+            support_K, count, state + torch.tensor([0, 1], device="cpu")
+        )
 
     def draw(self, state: Tensor, numel: int, out_K: Tensor) -> Tensor:
-        """Fills ``out_K`` (int32) with so many different elements below ``numel``, ascending."""
+        """Fills ``out_K`` (int32) with so many different elements below ``numel``,
+        ascending.
+        """
         stream, step = state.tolist()
         low, high = words(torch.tensor([0, 16]), self.seed, step, stream).tolist()
         torch.arange(out_K.numel(), out=out_K)

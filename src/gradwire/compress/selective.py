@@ -1,31 +1,38 @@
-"""selective: each tensor of a message is sparsified by itself, and the smallest travel dense.
+"""selective: each tensor of a message is sparsified by itself, and the smallest travel
+dense.
 
-Source: Ming et al., ICDE 2026, "SSFusion: Tensor Fusion with Selective Sparsification for Efficient
-    Distributed DNN Training", section IV-B (per-tensor selection, density-aware sparsification).
-    What is offloaded or interleaved (-O, -I) is a plan's matter; ``encode_on_host`` serves -O.
+Source: Ming et al., ICDE 2026, "SSFusion: Tensor Fusion with Selective Sparsification
+    for Efficient Distributed DNN Training", section IV-B (per-tensor selection,
+    density-aware sparsification). What is offloaded or interleaved (-O, -I) is a plan's
+    matter; ``encode_on_host`` serves -O.
 Differences from the paper:
-    - Which tensors are dense follows from sizes alone: the smallest, up to the paper's 102,400
-      elements, as long as the others can make up for them. The paper goes on until the time of
-      sparsification hides behind the message before (equation 2), which a plan may do by
-      ``num_dense``. Its rule has no end where that never comes about, and then leaves large
-      tensors dense too.
-    - The density that makes up for them is a closed form and no search. It is counted in bytes, of
-      which a dense float32 takes 4 and a sparse one 8; with ``count="elements"`` in elements, as in
-      the paper, which leaves the others less (docs/measured.md).
-    - All sparse tensors are encoded by one call of the sparsifier, so a small one costs little. The
-      paper's insight 1, that small tensors take as long as large ones, is about a call for each.
+    - Which tensors are dense follows from sizes alone: the smallest, up to the paper's
+      102,400 elements, as long as the others can make up for them. The paper goes on
+      until the time of sparsification hides behind the message before (equation 2),
+      which a plan may do by ``num_dense``. Its rule has no end where that never comes
+      about, and then leaves large tensors dense too.
+    - The density that makes up for them is a closed form and no search. It is counted
+      in bytes, of which a dense float32 takes 4 and a sparse one 8; with
+      ``count="elements"`` in elements, as in the paper, which leaves the others less
+      (docs/measured.md).
+    - All sparse tensors are encoded by one call of the sparsifier, so a small one costs
+      little. The paper's insight 1, that small tensors take as long as large ones, is
+      about a call for each.
     - A tensor of which a threshold let nothing pass sends its largest element.
-    - Sparsifiers are those that send indices and values of a density: ``topk``, ``dgc``,
-      ``graddrop``, ``gaussiank``, ``redsync``, ``sidco``. Random-k and CLT-k agree on elements
-      first and all-reduce values, so nothing is gathered that dense tensors could ride with; DEFT
-      gives every layer its k already; AdaComp sends more than indices and values, and it, the hard
-      threshold and ``nonzero`` have no density that could be lowered.
+    - Sparsifiers are those that send indices and values of a density: ``topk``,
+      ``dgc``, ``graddrop``, ``gaussiank``, ``redsync``, ``sidco``. Random-k and CLT-k
+      agree on elements first and all-reduce values, so nothing is gathered that dense
+      tensors could ride with; DEFT gives every layer its k already; AdaComp sends more
+      than indices and values, and it, the hard threshold and ``nonzero`` have no
+      density that could be lowered.
 Default: density 0.01 is the literature's, for long trainings (see ``topk``).
-Density: the bytes of ``density`` * N sparse elements, and at most one element for each tensor more,
-    as every tensor sends one at least; of the sparse ones within the sparsifier's own range.
-Wire: of D dense elements and K sparse ones: dense_D in the working dtype, indices_K int32
-    (ascending, of the message), values_K float32 -> 4 D + 8 K bytes (8 D for float64), to each
-    other rank, padded to the largest of the step. Where K varies it is told first, 8 bytes.
+Density: the bytes of ``density`` * N sparse elements, and at most one element for each
+    tensor more, as every tensor sends one at least; of the sparse ones within the
+    sparsifier's own range.
+Wire: of D dense elements and K sparse ones: dense_D in the working dtype, indices_K
+    int32 (ascending, of the message), values_K float32 -> 4 D + 8 K bytes (8 D for
+    float64), to each other rank, padded to the largest of the step. Where K varies it
+    is told first, 8 bytes.
 State: the tensors' sizes, and codec_T, the sparsifier's state of each tensor.
 Contributed: the dense tensors, and of each other one what the sparsifier took.
 """
@@ -68,18 +75,23 @@ from ._coo import check_addressable, round_to_wire
 from ._quantise import check_choice
 from ._residual import as_working
 
-# ---- which tensors travel dense, and the density left to the others ------------------------------
+# ---- which tensors travel dense, and the density left to the others ------------------
 #
-# Source: SSFusion (ICDE 2026), section IV-B: exclude from the smallest tensor on, and "decrease the
-# sparsification density of large tensors to compensate", not below a floor.
+# Source: SSFusion (ICDE 2026), section IV-B: exclude from the smallest tensor on, and
+# "decrease the sparsification density of large tensors to compensate", not below a
+# floor.
 
 
 SMALL = 102_400
-"""The most elements of a tensor that is left dense of itself: the paper's section III-B."""
+"""The most elements of a tensor that is left dense of itself: the paper's section
+III-B.
+"""
 
 
 class Choice(NamedTuple):
-    """How a message's tensors travel; the same on all ranks, as it follows from their sizes."""
+    """How a message's tensors travel; the same on all ranks, as it follows from their
+    sizes.
+    """
 
     dense: tuple[int, ...]
     """Places in the message of the tensors that travel whole, ascending."""
@@ -100,12 +112,12 @@ def choose(
 ) -> Choice:
     """The choice for tensors of ``sizes`` elements.
 
-    ``num_dense`` of them, the smallest, are dense, and ``density`` is that of the others; so it is
-    where a plan has chosen. With None the smallest are dense as long as they have no more than
-    ``SMALL`` elements and the others can make up for them: about ``density`` of all elements
-    travel, a dense one counted as ``dense_cost`` of one, and the density of the others stays at
-    ``floor`` or above. One tensor stays sparse then. Of equally large tensors the first counts as
-    the smaller.
+    ``num_dense`` of them, the smallest, are dense, and ``density`` is that of the
+    others; so it is where a plan has chosen. With None the smallest are dense as long
+    as they have no more than ``SMALL`` elements and the others can make up for them:
+    about ``density`` of all elements travel, a dense one counted as ``dense_cost`` of
+    one, and the density of the others stays at ``floor`` or above. One tensor stays
+    sparse then. Of equally large tensors the first counts as the smaller.
 
     >>> choose((20, 1000, 10), density=0.05, floor=0.001)
     Choice(dense=(0, 2), sparse=(1,), density=0.0215)
@@ -116,7 +128,9 @@ def choose(
     >>> choose((20, 1000, 10), density=0.05, floor=0.001, num_dense=1)
     Choice(dense=(2,), sparse=(0, 1), density=0.05)
     """
-    rising = sorted((place for place, size in enumerate(sizes) if size), key=lambda p: sizes[p])
+    rising = sorted(
+        (place for place, size in enumerate(sizes) if size), key=lambda p: sizes[p]
+    )
     if num_dense is None:
         sorted_sizes = [sizes[place] for place in rising]
         num_dense, density = _compensated(sorted_sizes, density, floor, dense_cost)
@@ -128,7 +142,9 @@ def choose(
 def _compensated(
     rising: list[int], density: float, floor: float, dense_cost: float
 ) -> tuple[int, float]:
-    """How many of the smallest are dense, and the density that is left to the others."""
+    """How many of the smallest are dense, and the density that is left to the
+    others.
+    """
     least = min(floor, density)
     total = sum(rising)
     excluded = 0
@@ -142,7 +158,7 @@ def _compensated(
     return found
 
 
-# ---- one payload of tensors, some of them whole and the others as entries ------------------------
+# ---- one payload of tensors, some of them whole and the others as entries ------------
 #
 # Letters: N elements of the message, D of its dense tensors, K entries of the others.
 
@@ -153,7 +169,9 @@ Tensors = Mapping[int, Tensor]
 
 
 class Picked(NamedTuple):
-    """The elements picked of a sparse tensor, and the new state that the sparsifier keeps of it."""
+    """The elements picked of a sparse tensor, and the new state that the sparsifier
+    keeps of it.
+    """
 
     indices_K: Tensor
     """Places of the elements, from the tensor's own start."""
@@ -163,7 +181,9 @@ class Picked(NamedTuple):
 
 @dataclass(frozen=True)
 class Mixed:
-    """How tensors of ``sizes`` elements and one ``dtype`` travel; ``codec`` encodes the sparse."""
+    """How tensors of ``sizes`` elements and one ``dtype`` travel; ``codec`` encodes the
+    sparse.
+    """
 
     codec: Compressor
     sizes: tuple[int, ...]
@@ -183,12 +203,16 @@ class Mixed:
     @cached_property
     def largest(self) -> Format:
         """The layout of the largest payload."""
-        return self.layout(sum(map(_num_entries, map(self.codec.format, self._specs()))))
+        return self.layout(
+            sum(map(_num_entries, map(self.codec.format, self._specs())))
+        )
 
     @cached_property
     def typical(self) -> Format:
         """The layout of a payload as large as is usual."""
-        return self.layout(sum(map(_num_entries, map(self.codec.typical, self._specs()))))
+        return self.layout(
+            sum(map(_num_entries, map(self.codec.typical, self._specs())))
+        )
 
     def layout(self, num_entries: int) -> Format:
         """dense_D, then indices_K int32 and values_K float32."""
@@ -201,11 +225,14 @@ class Mixed:
         )
 
     def received(self, size_bytes: int) -> Format:
-        """The layout of a payload of so many bytes; ``RanksDiffer`` where none has so many."""
+        """The layout of a payload of so many bytes; ``RanksDiffer`` where none has so
+        many.
+        """
         num_entries, rest = divmod(size_bytes - self.layout(0).size_bytes, _ENTRY_BYTES)
         if rest or num_entries < 0:
             raise RanksDiffer(
-                f"a payload of {size_bytes} bytes is none of {self.num_dense} dense elements and "
+                f"a payload of {size_bytes} bytes is none of {self.num_dense} "
+                "dense elements and "
                 "whole entries; give every rank the same model, compressor and settings"
             )
         return self.layout(num_entries)
@@ -223,8 +250,8 @@ class Mixed:
 
         Returns the payload's bytes, and the sparsifier's new states.
 
-        ``residual_N`` then holds what of gradient and residual the payload lacks. Tensors that
-        were encoded ahead are taken as they are.
+        ``residual_N`` then holds what of gradient and residual the payload lacks.
+        Tensors that were encoded ahead are taken as they are.
         """
         grads = self._by_place(as_working(grad_N))
         residuals = None if residual_N is None else self._by_place(residual_N)
@@ -250,8 +277,12 @@ class Mixed:
                 states[place] = one.state
         return form.size_bytes, tuple(states)
 
-    def merge(self, me: Member, sizes: Sequence[int], gathered: Tensor, out_N: Tensor) -> Selection:
-        """Writes the mean of the ranks' payloads, of ``sizes`` bytes; ranks add up in one order."""
+    def merge(
+        self, me: Member, sizes: Sequence[int], gathered: Tensor, out_N: Tensor
+    ) -> Selection:
+        """Writes the mean of the ranks' payloads, of ``sizes`` bytes; ranks add up in
+        one order.
+        """
         slot = slot_bytes(max(sizes))
         payloads = [
             Payload(self.received(size), gathered[rank * slot : rank * slot + size])
@@ -259,15 +290,23 @@ class Mixed:
         ]
         dtype = working_dtype(out_N.dtype)
         share = 1 / me.world
-        sum_N = out_N if out_N.dtype == dtype else me.passing("sum", out_N.numel(), out_N, dtype)
+        sum_N = (
+            out_N
+            if out_N.dtype == dtype
+            else me.passing("sum", out_N.numel(), out_N, dtype)
+        )
         sum_N.zero_()
         for payload in payloads:
-            select.scatter_add(payload["indices"], payload["values"].to(dtype), sum_N, share)
+            select.scatter_add(
+                payload["indices"], payload["values"].to(dtype), sum_N, share
+            )
         if self.choice.dense:
             dense_D = me.passing("dense", self.num_dense, out_N, dtype).zero_()
             for payload in payloads:
                 dense_D.add_(payload["dense"], alpha=share)
-            means = torch.split(dense_D, [self.sizes[place] for place in self.choice.dense])
+            means = torch.split(
+                dense_D, [self.sizes[place] for place in self.choice.dense]
+            )
             tensors = torch.split(sum_N, [*self.sizes])
             torch._foreach_copy_([tensors[place] for place in self.choice.dense], means)
         if sum_N is not out_N:
@@ -287,7 +326,9 @@ class Mixed:
         residuals: Tensors | None,
         is_sum: bool = False,
     ) -> Iterator[Picked]:
-        """The entries of sparse tensors, by one call; gradients that ``is_sum`` hold residuals."""
+        """The entries of sparse tensors, by one call; gradients that ``is_sum`` hold
+        residuals.
+        """
         if not places:
             return
         made = codec.encode_many(
@@ -305,8 +346,12 @@ class Mixed:
                 found = _at_least_one(grad_N, residual_N)
             yield Picked(*found, state)
 
-    def _put_dense(self, dense_D: Tensor, grads: Tensors, residuals: Tensors | None) -> None:
-        """Fills ``dense_D``: of the dense tensors everything is sent, and nothing stays."""
+    def _put_dense(
+        self, dense_D: Tensor, grads: Tensors, residuals: Tensors | None
+    ) -> None:
+        """Fills ``dense_D``: of the dense tensors everything is sent, and nothing
+        stays.
+        """
         sent = [grads[place] for place in self.choice.dense]
         if residuals is None:
             torch.cat(sent, out=dense_D)
@@ -320,7 +365,10 @@ class Mixed:
         return dict(enumerate(torch.split(flat_N, [*self.sizes])))
 
     def _specs(self) -> Iterator[TensorSpec]:
-        return (TensorSpec("", self.sizes[place], self.dtype) for place in self.choice.sparse)
+        return (
+            TensorSpec("", self.sizes[place], self.dtype)
+            for place in self.choice.sparse
+        )
 
     def slice_of(self, place: int) -> slice:
         """The elements of the tensor at ``place``."""
@@ -337,7 +385,9 @@ def _num_entries(form: Format) -> int:
 
 
 def _at_least_one(grad_N: Tensor, residual_N: Residual) -> tuple[Tensor, Tensor]:
-    """The largest element of a tensor of which a sparsifier took nothing; none of zeros."""
+    """The largest element of a tensor of which a sparsifier took nothing; none of
+    zeros.
+    """
     whole_N = grad_N if residual_N is None else residual_N
     count = int(bool(whole_N.any()))
     indices_K = torch.empty(count, dtype=torch.int32, device=whole_N.device)
@@ -350,11 +400,13 @@ def _at_least_one(grad_N: Tensor, residual_N: Residual) -> tuple[Tensor, Tensor]
     return indices_K, values_K
 
 
-# ---- the exchange --------------------------------------------------------------------------------
+# ---- the exchange --------------------------------------------------------------------
 
 
 _DENSE_COSTS = {"elements": 1.0, "bytes": 0.5}
-"""The cost of a dense element in sparse ones, which have an index each, by what is counted."""
+"""The cost of a dense element in sparse ones, which have an index each, by what is
+counted.
+"""
 
 
 class SelectiveState(NamedTuple):
@@ -369,16 +421,18 @@ class SelectiveState(NamedTuple):
 class selective(Exchange, EncodesTensors):
     """Averages the ``density`` share of each message, of every tensor in it something.
 
-    ``sparsifier`` names a file of ``compress/``. Without ``num_dense`` the exchange leaves the
-    smallest tensors dense, and lowers the density of the others in return, no further than to
-    ``floor``. With it so many of the smallest are dense (all, of a message with no more), and
-    ``density`` is that of the others as it stands: 0 is sparsification of each tensor by itself.
-    ``count`` says what is to be no more for the dense ones: "bytes", or "elements", which leave the
-    others a lower density, as dense elements travel without indices.
-    A message holds the tensors that ``compress_if`` leaves to the exchange: by default no vectors.
+    ``sparsifier`` names a file of ``compress/``. Without ``num_dense`` the exchange
+    leaves the smallest tensors dense, and lowers the density of the others in return,
+    no further than to ``floor``. With it so many of the smallest are dense (all, of a
+    message with no more), and ``density`` is that of the others as it stands: 0 is
+    sparsification of each tensor by itself. ``count`` says what is to be no more for
+    the dense ones: "bytes", or "elements", which leave the others a lower density, as
+    dense elements travel without indices. A message holds the tensors that
+    ``compress_if`` leaves to the exchange: by default no vectors.
 
-    The example of the paper's figure 3: two tensors in one message, a quarter of which is sent.
-    Selected as one vector, the second is missing; tensor by tensor, neither is.
+    The example of the paper's figure 3: two tensors in one message, a quarter of which
+    is sent. Selected as one vector, the second is missing; tensor by tensor, neither
+    is.
 
     >>> from gradwire.compress.topk import topk
     >>> from gradwire.exchange.by_name import exchange_for, run_local
@@ -417,7 +471,9 @@ class selective(Exchange, EncodesTensors):
         if self.num_dense is not None:
             check_whole("selective num_dense", self.num_dense, "leave it out", least=0)
         own = _codec(self.sparsifier, self.density).traits
-        stated = replace(self.traits, exact_size=own.exact_size, density_range=own.density_range)
+        stated = replace(
+            self.traits, exact_size=own.exact_size, density_range=own.density_range
+        )
         object.__setattr__(self, "traits", stated)
 
     def init(self, spec: TensorSpec, world: int) -> SelectiveState:
@@ -425,8 +481,12 @@ class selective(Exchange, EncodesTensors):
         codec = self.mixed(spec).codec
         sizes = _sizes(spec)
         ends = accumulate(sizes)
-        states = [codec.init(spec.chunk(b - n, b)) for n, b in zip(sizes, ends, strict=True)]
-        return SelectiveState(sizes, tuple(state for state in states if state is not None))
+        states = [
+            codec.init(spec.chunk(b - n, b)) for n, b in zip(sizes, ends, strict=True)
+        ]
+        return SelectiveState(
+            sizes, tuple(state for state in states if state is not None)
+        )
 
     def mixed(self, spec: TensorSpec) -> Mixed:
         """How a message of this spec travels."""
@@ -434,7 +494,9 @@ class selective(Exchange, EncodesTensors):
 
     def _mixed(self, sizes: tuple[int, ...], dtype: torch.dtype) -> Mixed:
         cost = _DENSE_COSTS[self.count]
-        choice = choose(sizes, self.density, self.floor, self.num_dense, dense_cost=cost)
+        choice = choose(
+            sizes, self.density, self.floor, self.num_dense, dense_cost=cost
+        )
         return _mixed(_codec(self.sparsifier, choice.density), sizes, choice, dtype)
 
     def apart(self, spec: TensorSpec) -> tuple[int, ...]:
@@ -454,7 +516,9 @@ class selective(Exchange, EncodesTensors):
         codec = me.variant_of(mixed.codec)
         grads = {place: as_working(grad_N[here])}
         residuals = None if residual_N is None else {place: residual_N[here]}
-        (me.ahead[place],) = mixed.entries(codec, state.codec_T, [place], grads, residuals)
+        (me.ahead[place],) = mixed.entries(
+            codec, state.codec_T, [place], grads, residuals
+        )
 
     def encode_on_host(
         self,
@@ -466,8 +530,9 @@ class selective(Exchange, EncodesTensors):
     ) -> Copies:
         """The sum goes out and entries come back.
 
-        The residual holds the sum until the entries are there. Then it is what they lack of it, and
-        0 where the sum is not finite; there ``encode_ahead`` leaves what its codec does.
+        The residual holds the sum until the entries are there. Then it is what they
+        lack of it, and 0 where the sum is not finite; there ``encode_ahead`` leaves
+        what its codec does.
         """
         mixed = self._mixed(state.sizes, grad_N.dtype)
         here = mixed.slice_of(place)
@@ -499,7 +564,9 @@ class selective(Exchange, EncodesTensors):
         mixed = self._mixed(state.sizes, grad_N.dtype)
         numel = grad_N.numel()
         codec = me.variant_of(mixed.codec)
-        own = me.scratch("own", slot_bytes(mixed.largest.size_bytes), grad_N, torch.uint8)
+        own = me.scratch(
+            "own", slot_bytes(mixed.largest.size_bytes), grad_N, torch.uint8
+        )
         size_bytes, codec_T = yield me.sized(
             "encode",
             lambda: mixed.encode(me, codec, state.codec_T, grad_N, residual_N, own),
@@ -511,7 +578,9 @@ class selective(Exchange, EncodesTensors):
             usual = [mixed.typical.size_bytes] * me.world
             sizes = yield from tell_all(me, codec, size_bytes, sizes, usual=usual)
         slot = slot_bytes(max(sizes))
-        gathered = me.scratch("gathered", me.world * slot, grad_N, torch.uint8, varies=mixed.varies)
+        gathered = me.scratch(
+            "gathered", me.world * slot, grad_N, torch.uint8, varies=mixed.varies
+        )
         yield AllGather(gathered, own[:slot])
         me.selection = yield me.sized(
             "merge", lambda: mixed.merge(me, sizes, gathered, out_N), me.world * numel
@@ -525,7 +594,9 @@ def _sizes(spec: TensorSpec) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _mixed(codec: Compressor, sizes: tuple[int, ...], choice: Choice, dtype: torch.dtype) -> Mixed:
+def _mixed(
+    codec: Compressor, sizes: tuple[int, ...], choice: Choice, dtype: torch.dtype
+) -> Mixed:
     return Mixed(codec, sizes, choice, dtype)
 
 
@@ -533,7 +604,9 @@ def _mixed(codec: Compressor, sizes: tuple[int, ...], choice: Choice, dtype: tor
 def _codec(name: str, density: float) -> Compressor:
     """The sparsifier of this name; raises ``InvalidSetting`` for what cannot be one."""
     kind = load("compress", name)
-    if issubclass(kind, Compressor) and "density" in {part.name for part in fields(kind)}:
+    if issubclass(kind, Compressor) and "density" in {
+        part.name for part in fields(kind)
+    }:
         codec: Compressor = kind(density=density)
         sent = {part.name for part in codec.format(TensorSpec("", 1))}
         if sent == {"indices", "values"} and not codec.traits.reads_latest:
@@ -542,8 +615,12 @@ def _codec(name: str, density: float) -> Compressor:
 
 
 def _refused(given: object) -> InvalidSetting:
-    accepted = "the name of a compressor that sends indices and values, and has a density"
-    return invalid("selective sparsifier", given, accepted, "write 'dgc', or use it by itself")
+    accepted = (
+        "the name of a compressor that sends indices and values, and has a density"
+    )
+    return invalid(
+        "selective sparsifier", given, accepted, "write 'dgc', or use it by itself"
+    )
 
 
 EXAMPLES = (

@@ -1,17 +1,22 @@
-"""sparseloco: the largest elements of every 4096, each in two bits: a sign and one of two levels.
+"""sparseloco: the largest elements of every 4096, each in two bits: a sign and one of
+two levels.
 
-Source: Sarfi, Thérien, Lidin, Belilovsky 2025, arXiv 2508.15706, "Communication efficient LLM
-    pre-training with SparseLoCo": chunks of 4096 elements, of which the largest are sent, quantised
-    to 2 bits. It is made for pseudo-gradients (``gw.local_steps``).
-Differences: the two levels are the mean magnitudes of what lies above and not above the mean of a
-    chunk's kept magnitudes, so that nothing grows by being sent. A place takes 16 bits where the
-    paper packs 12. A tensor's last chunk is shorter, and sends at least one element. Error feedback
-    keeps all that was not sent, where the paper lets it decay by 5 % in each step.
-Default: density 1/64 is the paper's, for pseudo-gradients of many local steps. Gradients of single
-    steps wait for dozens of steps with it, as with every sparsifier of that density.
+Source: Sarfi, Thérien, Lidin, Belilovsky 2025, arXiv 2508.15706, "Communication
+    efficient LLM pre-training with SparseLoCo": chunks of 4096 elements, of which the
+    largest are sent, quantised to 2 bits. It is made for pseudo-gradients
+    (``gw.local_steps``).
+Differences: the two levels are the mean magnitudes of what lies above and not above the
+    mean of a chunk's kept magnitudes, so that nothing grows by being sent. A place
+    takes 16 bits where the paper packs 12. A tensor's last chunk is shorter, and sends
+    at least one element. Error feedback keeps all that was not sent, where the paper
+    lets it decay by 5 % in each step.
+Default: density 1/64 is the paper's, for pseudo-gradients of many local steps.
+    Gradients of single steps wait for dozens of steps with it, as with every sparsifier
+    of that density.
 Density: asked, rounded to whole elements of a chunk; so half to twice as much.
-Wire: levels_2B float32, indices_K int16 (within the chunk), codes_K in 2 bits -> 8 * B + 2 * K +
-    ceil(K / 4) bytes, B = ceil(N / 4096) chunks, K = max(1, round(density * 4096)) of each.
+Wire: levels_2B float32, indices_K int16 (within the chunk), codes_K in 2 bits -> 8 * B
+    + 2 * K + ceil(K / 4) bytes, B = ceil(N / 4096) chunks, K = max(1, round(density *
+    4096)) of each.
 State: none. Contributed: the decoded gradient.
 """
 
@@ -40,7 +45,8 @@ _HIGH = 2
 
 @dataclass(frozen=True, kw_only=True)
 class sparseloco(Coo):
-    """Sends the ``density`` share of each 4096 elements, as signs and one of two magnitudes.
+    """Sends the ``density`` share of each 4096 elements, as signs and one of two
+    magnitudes.
 
     ``density`` is k/n, from 1/4096 to 1.
 
@@ -63,7 +69,9 @@ class sparseloco(Coo):
         check_share("sparseloco density", self.density)
         if self.density * CHUNK < 1:
             accepted = f"at least 1/{CHUNK}, an element of a chunk"
-            raise invalid("sparseloco density", self.density, accepted, "use topk for less")
+            raise invalid(
+                "sparseloco density", self.density, accepted, "use topk for less"
+            )
 
     def format(self, spec: TensorSpec) -> Format:
         check_addressable("sparseloco", spec)
@@ -78,14 +86,27 @@ class sparseloco(Coo):
         )
 
     def encode(
-        self, state: State, grad_N: Tensor, *, residual_N: Residual = None, buffer: Memory = None
+        self,
+        state: State,
+        grad_N: Tensor,
+        *,
+        residual_N: Residual = None,
+        buffer: Memory = None,
     ) -> tuple[Payload, State]:
         payload = Payload.empty(self.format(spec_of(grad_N)), buffer, grad_N.device)
         sum_N = as_working(grad_N) if residual_N is None else residual_N.add_(grad_N)
         end = grad_N.numel() - grad_N.numel() % CHUNK
-        chunks = [part for part in (sum_N[:end].view(-1, CHUNK), sum_N[None, end:]) if part.numel()]
-        picked = [_largest(rows, share_of(self.density, rows.shape[1])) for rows in chunks]
-        made = [_coded(rows.gather(1, at)) for rows, at in zip(chunks, picked, strict=True)]
+        chunks = [
+            part
+            for part in (sum_N[:end].view(-1, CHUNK), sum_N[None, end:])
+            if part.numel()
+        ]
+        picked = [
+            _largest(rows, share_of(self.density, rows.shape[1])) for rows in chunks
+        ]
+        made = [
+            _coded(rows.gather(1, at)) for rows, at in zip(chunks, picked, strict=True)
+        ]
         if made:
             payload["levels"].copy_(torch.cat([levels.flatten() for levels, _ in made]))
             payload["indices"].copy_(torch.cat([at.flatten() for at in picked]))
@@ -99,14 +120,18 @@ class sparseloco(Coo):
     def entries(self, payload: Payload) -> tuple[Tensor, Tensor]:
         indices_K = payload["indices"].int()
         codes_K = unpacked_codes(payload["codes"], 2, indices_K.numel())
-        place_K = torch.arange(indices_K.numel(), dtype=torch.int32, device=indices_K.device)
+        place_K = torch.arange(
+            indices_K.numel(), dtype=torch.int32, device=indices_K.device
+        )
         chunk_K = place_K // share_of(self.density, CHUNK)
         values_K = payload["levels"][2 * chunk_K + (codes_K & _HIGH) // _HIGH]
         return indices_K + chunk_K * CHUNK, values_K * (1 - 2 * (codes_K & _SIGN))
 
 
 def _largest(rows: Tensor, count: int) -> Tensor:
-    """The places of the ``count`` largest magnitudes of every row, ascending; NaN is largest."""
+    """The places of the ``count`` largest magnitudes of every row, ascending; NaN is
+    largest.
+    """
     return rows.abs().topk(count, dim=1, sorted=False).indices.sort(dim=1).values
 
 

@@ -1,17 +1,21 @@
-"""terngrad: the signs of some elements, chosen at random, times the largest magnitude of a block.
+"""terngrad: the signs of some elements, chosen at random, times the largest magnitude
+of a block.
 
-Source: Wen et al., NeurIPS 2017, algorithm 1 and equations 1 to 4; gradient clipping: section 3.3.
-Differences: the largest magnitude is taken over blocks of 128 elements instead of a layer, and
-    each rank keeps its own (no scaler sharing), as payloads are decoded before they are summed. The
-    deviation that clipping goes by is the block's, about zero and not about the mean: elements that
-    are all equal would else be clipped to nothing.
-Default: clipping at 1.5 deviations (the paper's is at 2.5 of a layer's). It shrinks what lies
-    beyond, so the result is not unbiased; without it one outlier turns all of its block to noise.
-    200 steps of ``gradwire bench train`` end at 1.08 of the dense loss (task convnet, SGD) and 1.02
-    (gpt, AdamW), without clipping at 1.52 and 1.06. The noise has no error feedback that takes it
-    back: half of the learning rate ends the same convnet at 1.17 without clipping.
-Wire: top_B float32, codes_N in 2 bits (0: -top, 1: zero, 2: top; code i in bits 2 * (i % 4) of byte
-    i // 4) -> 4 * ceil(N / block) + ceil(N / 4) bytes.
+Source: Wen et al., NeurIPS 2017, algorithm 1 and equations 1 to 4; gradient clipping:
+section 3.3.
+Differences: the largest magnitude is taken over blocks of 128 elements instead of a
+    layer, and each rank keeps its own (no scaler sharing), as payloads are decoded
+    before they are summed. The deviation that clipping goes by is the block's, about
+    zero and not about the mean: elements that are all equal would else be clipped to
+    nothing.
+Default: clipping at 1.5 deviations (the paper's is at 2.5 of a layer's). It shrinks
+    what lies beyond, so the result is not unbiased; without it one outlier turns all of
+    its block to noise. 200 steps of ``gradwire bench train`` end at 1.08 of the dense
+    loss (task convnet, SGD) and 1.02 (gpt, AdamW), without clipping at 1.52 and 1.06.
+    The noise has no error feedback that takes it back: half of the learning rate ends
+    the same convnet at 1.17 without clipping.
+Wire: top_B float32, codes_N in 2 bits (0: -top, 1: zero, 2: top; code i in bits 2 * (i
+    % 4) of byte i // 4) -> 4 * ceil(N / block) + ceil(N / 4) bytes.
 State: (stream, step) of the random numbers. Contributed: the decoded gradient.
 """
 
@@ -44,9 +48,9 @@ from ._quantise import check_positive
 class terngrad(Program, unbiased=True):
     """-1, 0 or 1 times the largest magnitude; not 0 with probability |x| / largest.
 
-    ``clip`` is None, or the number of standard deviations at which elements are cut off first: with
-    it the scale is smaller, so is the variance, and the trait ``unbiased`` is False. ``seed``
-    chooses the random numbers.
+    ``clip`` is None, or the number of standard deviations at which elements are cut off
+    first: with it the scale is smaller, so is the variance, and the trait ``unbiased``
+    is False. ``seed`` chooses the random numbers.
 
     >>> import torch
     >>> codec = terngrad()
@@ -63,7 +67,9 @@ class terngrad(Program, unbiased=True):
 
     def check(self) -> None:
         if self.clip is not None:
-            check_positive("terngrad clip", self.clip, "write clip=1.5, or None for no clipping")
+            check_positive(
+                "terngrad clip", self.clip, "write clip=1.5, or None for no clipping"
+            )
 
     def stated(self) -> Traits:
         return replace(type(self).traits, unbiased=self.clip is None)
@@ -84,7 +90,9 @@ class terngrad(Program, unbiased=True):
 
 
 def _clipped(top: Scalar, gradient: Vector, clip: float) -> Scalar:
-    """The scale of a block whose elements are cut off: what lies beyond it is sent as the scale."""
+    """The scale of a block whose elements are cut off: what lies beyond it is sent as
+    the scale.
+    """
     mean_square = reduce(map(gradient, lambda x: x * x), add) / size(gradient)
     limit = clip * sqrt(mean_square)
     return where(limit > 0, smaller(top, limit), top)  # squares of tiny elements are 0

@@ -1,21 +1,24 @@
 """topk: the k elements of largest magnitude, exactly.
 
-Source: Aji and Heafield, EMNLP 2017 (gradient dropping by magnitude); ZEN and DEFT call it Top-k.
-Differences: ties go to the lowest index, and NaN ranks above infinity above all numbers, so that
-    what is kept follows from the bits alone.
-Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a small GPT
-    end 37 to 40 % behind dense with it, as an element waits for 100 steps (docs/measured.md). Under
-    SGD 200 steps of three tasks end 5 to 25 % behind, with ``with_density_warmup`` 9 and 13 % where
-    that was 25 and 18 (``gradwire bench train --optimizer sgd --only topk --only topk-warmup``).
+Source: Aji and Heafield, EMNLP 2017 (gradient dropping by magnitude); ZEN and DEFT call
+it Top-k.
+Differences: ties go to the lowest index, and NaN ranks above infinity above all
+    numbers, so that what is kept follows from the bits alone.
+Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a
+    small GPT end 37 to 40 % behind dense with it, as an element waits for 100 steps
+    (docs/measured.md). Under SGD 200 steps of three tasks end 5 to 25 % behind, with
+    ``with_density_warmup`` 9 and 13 % where that was 25 and 18
+    (``gradwire bench train --optimizer sgd --only topk --only topk-warmup``).
 Density: as asked, to the element.
-Wire: indices_K int32 ascending, values_K -> (4 + itemsize) * K bytes, K = max(1, round(density *
-N)).
-State: none. Contributed: the kept elements (rounded, if values are sent in 16 bits).
+Wire: indices_K int32 ascending, values_K -> (4 + itemsize) * K bytes, K = max(1,
+round(density * N)). State: none. Contributed: the kept elements (rounded, if values are
+sent in 16 bits).
 
-Not in CompLL's language: where the k-th magnitude lies depends on all elements, so an exact cut is
-no pass over blocks. ``kernels/select`` guesses it from a sample and proves the guess with the same
-read that collects the candidates. The language's ``top`` cuts what a threshold has let pass; of 8 M
-float32 without one it takes 34 ms in one thread, ``kernels/select`` 5.9 ms.
+Not in CompLL's language: where the k-th magnitude lies depends on all elements, so an
+exact cut is no pass over blocks. ``kernels/select`` guesses it from a sample and proves
+the guess with the same read that collects the candidates. The language's ``top`` cuts
+what a threshold has let pass; of 8 M float32 without one it takes 34 ms in one thread,
+``kernels/select`` 5.9 ms.
 """
 
 from __future__ import annotations
@@ -43,8 +46,8 @@ _VALUE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 class topk(Coo):
     """Keeps the ``density`` share of elements with the largest magnitude.
 
-    ``density`` is k/n in (0, 1]; ``values`` the dtype in which they travel (float32, or a 16-bit
-    one, whose rounding error stays in the residual).
+    ``density`` is k/n in (0, 1]; ``values`` the dtype in which they travel (float32, or
+    a 16-bit one, whose rounding error stays in the residual).
 
     >>> codec = topk(density=0.5)
     >>> payload, _ = codec.encode(None, torch.tensor([1.0, -4.0, 2.0, 3.0]))
@@ -55,7 +58,10 @@ class topk(Coo):
     density: float = 0.01
     values: torch.dtype = torch.float32
     traits: ClassVar[Traits] = Traits(
-        layout=Layout.SPARSE, contraction=True, error_feedback=True, density_range=(1.0, 1.0)
+        layout=Layout.SPARSE,
+        contraction=True,
+        error_feedback=True,
+        density_range=(1.0, 1.0),
     )
 
     def __post_init__(self) -> None:
@@ -69,7 +75,9 @@ class topk(Coo):
             )
 
     def kept(self, numel: int) -> int:
-        """How many of ``numel`` elements are kept: at least one of any non-empty gradient."""
+        """How many of ``numel`` elements are kept: at least one of any non-empty
+        gradient.
+        """
         return share_of(self.density, numel)
 
     def format(self, spec: TensorSpec) -> Format:
@@ -77,7 +85,12 @@ class topk(Coo):
         return coo_format(self.kept(spec.numel), self.values)
 
     def encode(
-        self, state: State, grad_N: Tensor, *, residual_N: Residual = None, buffer: Memory = None
+        self,
+        state: State,
+        grad_N: Tensor,
+        *,
+        residual_N: Residual = None,
+        buffer: Memory = None,
     ) -> tuple[Payload, State]:
         (found,) = self.encode_many((state,), (grad_N,), (residual_N,), (buffer,))
         return found
@@ -114,4 +127,9 @@ class topk(Coo):
         return list(zip(payloads, states, strict=True))
 
 
-EXAMPLES = (topk(), topk(density=0.3), topk(density=1.0), topk(density=0.3, values=torch.bfloat16))
+EXAMPLES = (
+    topk(),
+    topk(density=0.3),
+    topk(density=1.0),
+    topk(density=0.3, values=torch.bfloat16),
+)

@@ -1,15 +1,18 @@
-"""uniform: even levels between a block's smallest and largest element, rounded at random.
+"""uniform: even levels between a block's smallest and largest element, rounded at
+random.
 
-Source: HiPress figure 5, where this stochastic min/max quantiser is called TernGrad; Wen et al.'s
-    own is ``terngrad`` here.
-Differences: smallest and largest are taken over blocks of 512 elements instead of the gradient, and
-    the default is 4 bits where figure 5 has 2: with 2, a transformer does not train.
-    The bit width and the padding are not sent, as the receiver knows both; figure 5's count of
-    padding elements is right for two bits only. The smallest element is sent with the width of a
-    level, as the largest is not needed again. A block in which levels would lie less than 3e-39
-    apart is sent as one number, the nearest to 0 that lies between its elements.
-Wire: low_B float32, gap_B float32 (from one level to the next), codes_N in ``bitwidth`` bits, the
-    first in the lowest bits of a byte -> 8 * ceil(N / block) + ceil(bitwidth * N / 8) bytes.
+Source: HiPress figure 5, where this stochastic min/max quantiser is called TernGrad;
+    Wen et al.'s own is ``terngrad`` here.
+Differences: smallest and largest are taken over blocks of 512 elements instead of the
+    gradient, and the default is 4 bits where figure 5 has 2: with 2, a transformer does
+    not train. The bit width and the padding are not sent, as the receiver knows both;
+    figure 5's count of padding elements is right for two bits only. The smallest
+    element is sent with the width of a level, as the largest is not needed again. A
+    block in which levels would lie less than 3e-39 apart is sent as one number, the
+    nearest to 0 that lies between its elements.
+Wire: low_B float32, gap_B float32 (from one level to the next), codes_N in ``bitwidth``
+    bits, the first in the lowest bits of a byte -> 8 * ceil(N / block) + ceil(bitwidth
+    * N / 8) bytes.
 State: (stream, step) of the random numbers. Contributed: the decoded gradient.
 """
 
@@ -39,10 +42,11 @@ BITWIDTHS = (1, 2, 4, 8)
 
 
 class uniform(Program, unbiased=True):
-    """``bitwidth`` bits an element (1, 2, 4 or 8), which stand for 2**bitwidth even levels.
+    """``bitwidth`` bits an element (1, 2, 4 or 8), which stand for 2**bitwidth even
+    levels.
 
-    An element between two levels goes to either, the nearer one more often: its expectation is the
-    element. ``seed`` chooses the random numbers.
+    An element between two levels goes to either, the nearer one more often: its
+    expectation is the element. ``seed`` chooses the random numbers.
 
     >>> import torch
     >>> codec = uniform(bitwidth=2)
@@ -59,7 +63,9 @@ class uniform(Program, unbiased=True):
         check_choice("uniform bitwidth", self.bitwidth, BITWIDTHS)
 
     def stated(self) -> Traits:
-        """An element is off by a gap at most, and all gaps are at most sqrt(2) times the norm."""
+        """An element is off by a gap at most, and all gaps are at most sqrt(2) times
+        the norm.
+        """
         return replace(type(self).traits, contraction=2 * self.block <= self.gaps**2)
 
     @property
@@ -73,9 +79,13 @@ class uniform(Program, unbiased=True):
         gap = (high - low) / self.gaps
         per_gap = inverse(gap)
         level = uint(self.bitwidth)
-        codes = map(gradient, lambda x: level(floor((x - low) * per_gap + random(0, 1))))
+        codes = map(
+            gradient, lambda x: level(floor((x - low) * per_gap + random(0, 1)))
+        )
         nearest_to_zero = smaller(greater(low, 0.0), high)
-        return concat(low=where(per_gap > 0, low, nearest_to_zero), gap=gap, codes=codes)
+        return concat(
+            low=where(per_gap > 0, low, nearest_to_zero), gap=gap, codes=codes
+        )
 
     def decode(self, compressed: Compressed) -> Vector:
         low, gap, codes = extract(compressed)

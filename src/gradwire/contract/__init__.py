@@ -1,7 +1,8 @@
-"""The contracts: what a compressor, a collective and an exchange are, and what they declare.
+"""The contracts: what a compressor, a collective and an exchange are, and what they
+declare.
 
-Every other room builds on this one: payloads, verbs, specs, states and the registries are here too.
-It knows no algorithm by name, no device and no driver.
+Every other room builds on this one: payloads, verbs, specs, states and the registries
+are here too. It knows no algorithm by name, no device and no driver.
 """
 
 from .collective import Collective as Collective

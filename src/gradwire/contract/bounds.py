@@ -1,7 +1,7 @@
 """Numbers that a user gives, refused where they are none or out of bounds.
 
-Every setting has an upper bound as well: what lies beyond is refused with a word, where it would
-otherwise end in a crash, in garbage or in memory that no machine has.
+Every setting has an upper bound as well: what lies beyond is refused with a word, where
+it would otherwise end in a crash, in garbage or in memory that no machine has.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ _LEAST_SHARE = 5e-324
 
 
 def check_whole(
-    what: str, given: object, remedy: str, *, least: int = 1, most: int = MOST, multiple: int = 1
+    what: str,
+    given: object,
+    remedy: str,
+    *,
+    least: int = 1,
+    most: int = MOST,
+    multiple: int = 1,
 ) -> None:
     """Refuses all but whole numbers from ``least`` to ``most``, of ``multiple`` each.
 
@@ -46,7 +52,9 @@ def _written(number: int) -> str:
     return f"2**{bits} - {below}" if below else f"2**{bits}"
 
 
-def check_number(what: str, given: object, accepted: str, remedy: str, *bounds: float) -> None:
+def check_number(
+    what: str, given: object, accepted: str, remedy: str, *bounds: float
+) -> None:
     """Refuses all but numbers within ``bounds``, least and most; NaN is none of them.
 
     ``accepted`` says the bounds in words.
@@ -59,7 +67,9 @@ def check_number(what: str, given: object, accepted: str, remedy: str, *bounds: 
 
 def check_share(setting: str, given: object) -> None:
     """Refuses what is no share of a gradient, such as a density."""
-    check_number(setting, given, "a fraction in (0, 1]", "write 0.01 for 1 %", _LEAST_SHARE, 1)
+    check_number(
+        setting, given, "a fraction in (0, 1]", "write 0.01 for 1 %", _LEAST_SHARE, 1
+    )
 
 
 def check_prescale(setting: str, given: object) -> None:

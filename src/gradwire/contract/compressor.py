@@ -16,16 +16,17 @@ from ..errors import InvalidSetting, UnknownName, invalid
 from .payload import Format, Payload
 from .spec import TensorSpec, working_dtype
 
-# ---- Settings are given by name ----------------------------------------------------------------
+# ---- Settings are given by name ------------------------------------------------------
 #
 # ``topk(density=0.01)``; errors say so, with the names there are.
 
 
 class KeywordSettings(ABCMeta):
-    """The kind of classes of algorithms, which are keyword-only dataclasses of their settings.
+    """The kind of classes of algorithms, which are keyword-only dataclasses of their
+    settings.
 
-    A setting without its name, or by a name that there is not, is refused as ``InvalidSetting``.
-    Classes that are no such dataclasses take what they like.
+    A setting without its name, or by a name that there is not, is refused as
+    ``InvalidSetting``. Classes that are no such dataclasses take what they like.
     """
 
     if not TYPE_CHECKING:  # which knows each dataclass's own arguments
@@ -33,48 +34,67 @@ class KeywordSettings(ABCMeta):
         def __call__(cls, *args: Any, **settings: Any) -> Any:
             known = _names(cls)
             if known is not None and args:
-                accepted = f"given by name ({', '.join(known)})" if known else "left out"
+                accepted = (
+                    f"given by name ({', '.join(known)})" if known else "left out"
+                )
                 first = f"{known[0]}={args[0]!r}" if known else ""
                 remedy = f"write {cls.__name__}({first})"
                 raise invalid(f"settings of {cls.__name__}", args, accepted, remedy)
-            if known is not None and (unknown := [name for name in settings if name not in known]):
+            if known is not None and (
+                unknown := [name for name in settings if name not in known]
+            ):
                 raise UnknownName(f"setting of {cls.__name__}", unknown[0], known)
             return super().__call__(*args, **settings)
 
     @property
     def __signature__(cls) -> Signature:
-        """The settings themselves, which ``help`` and pages would else not see behind a call."""
+        """The settings themselves, which ``help`` and pages would else not see behind a
+        call.
+        """
         whole: Any = cls.__init__  # type: ignore[misc]
         found = signature(whole)
         return found.replace(parameters=[*found.parameters.values()][1:])
 
 
 def _names(cls: type) -> list[str] | None:
-    """A class's settings, its own before those that bases have; None if it is not of that form."""
+    """A class's settings, its own before those that bases have; None if it is not of
+    that form.
+    """
     if not is_dataclass(cls) or "__init__" not in vars(cls):
         return None
     code = getattr(vars(cls)["__init__"], "__code__", None)
-    if code is None or code.co_argcount != 1 or code.co_flags & (CO_VARARGS | CO_VARKEYWORDS):
+    if (
+        code is None
+        or code.co_argcount != 1
+        or code.co_flags & (CO_VARARGS | CO_VARKEYWORDS)
+    ):
         return None
     found = code.co_varnames[1 : 1 + code.co_kwonlyargcount]
-    inherited = {name for base in cls.__mro__[1:] for name in vars(base).get("__annotations__", {})}
+    inherited = {
+        name
+        for base in cls.__mro__[1:]
+        for name in vars(base).get("__annotations__", {})
+    }
     return sorted(found, key=lambda name: name in inherited)
 
 
-# ---- compressors -------------------------------------------------------------------------------
+# ---- compressors ---------------------------------------------------------------------
 
 
 State = Any
 """Whatever an algorithm keeps between steps: None, a tensor, or a NamedTuple of states.
 
-Numbers in it are finite, and integers count: from 0 to ``MOST_COUNTED``. What a checkpoint holds
-beyond that is refused as damaged, unless ``init`` makes such values too. Integers are the same on
-all ranks, in a field whose name does not end in ``_N``: checkpoints whose ranks differ are refused.
+Numbers in it are finite, and integers count: from 0 to ``MOST_COUNTED``. What a
+checkpoint holds beyond that is refused as damaged, unless ``init`` makes such values
+too. Integers are the same on all ranks, in a field whose name does not end in ``_N``:
+checkpoints whose ranks differ are refused.
 """
 MOST_COUNTED = 2**32 - 1
 
 Residual = Tensor | None
-"""The part of a gradient that was not sent, in the working dtype; None where nobody keeps it."""
+"""The part of a gradient that was not sent, in the working dtype; None where nobody
+keeps it.
+"""
 Memory = Tensor | None
 """Memory (uint8) for a payload; None: new memory."""
 
@@ -99,7 +119,9 @@ class Traits:
     additive: bool = False
     """Payloads may be summed element by element by a library all-reduce."""
     exact_size: bool = True
-    """The payload's size follows from the spec alone; else ``format`` is the largest there is."""
+    """The payload's size follows from the spec alone; else ``format`` is the largest
+    there is.
+    """
     unbiased: bool = False
     """The expectation of decode(encode(x)) is x."""
     contraction: bool = False
@@ -107,27 +129,34 @@ class Traits:
     error_feedback: bool = False
     """Trains well only if the unsent part of a gradient is kept for the next step."""
     reads_latest: bool = False
-    """The payload depends on the gradient and the residual apart, and not on their sum alone."""
+    """The payload depends on the gradient and the residual apart, and not on their sum
+    alone.
+    """
     shared_scale: bool = False
     """Elements share numbers of the decoder, such as a scale or a mean.
 
-    So tensors that travel in one message are encoded apart. For a CompLL program this follows from
-    its fields.
+    So tensors that travel in one message are encoded apart. For a CompLL program this
+    follows from its fields.
     """
     shared_support: bool = False
     """All ranks select the same elements, so an all-reduce can sum the values."""
     density_range: tuple[float, float] | None = None
-    """The least and the most selected elements, as factors of ``density``; None: no density.
+    """The least and the most selected elements, as factors of ``density``; None: no
+    density.
 
-    The most holds for every gradient. The least holds if 64 elements or more are asked for, and the
-    gradient has as many elements that are not 0.
+    The most holds for every gradient. The least holds if 64 elements or more are asked
+    for, and the gradient has as many elements that are not 0.
     """
     whole_tensors: bool = False
     """An exchange that needs whole tensors in their shapes."""
     every_tensor: bool = False
-    """Each rank sends elements of every tensor in a message, except of tensors of zeros."""
+    """Each rank sends elements of every tensor in a message, except of tensors of
+    zeros.
+    """
     same_threads: bool = False
-    """Every rank computes the same values for itself. So all ranks need as many threads."""
+    """Every rank computes the same values for itself. So all ranks need as many
+    threads.
+    """
     host_only: bool = False
     """Encode runs on the host. Gradients of a device are copied to the host first."""
 
@@ -135,23 +164,27 @@ class Traits:
 class Compressor(metaclass=KeywordSettings):
     """Encodes a flat gradient into a payload and back.
 
-    Concrete compressors are frozen keyword-only dataclasses: settings only. What changes from step
-    to step is the state, made by ``init`` and owned by the caller.
+    Concrete compressors are frozen keyword-only dataclasses: settings only. What
+    changes from step to step is the state, made by ``init`` and owned by the caller.
     """
 
     traits: ClassVar[Traits]
-    """The traits of the default settings; an instance has its own where a setting changes them."""
+    """The traits of the default settings; an instance has its own where a setting
+    changes them.
+    """
 
     def for_world(self, world: int, rank: int = 0) -> Compressor:
         """The variant that ``rank`` uses among ``world`` ranks; most depend on neither.
 
-        ``rank`` may change what is encoded, as the random numbers that are drawn. It changes
-        neither layouts, nor what a payload decodes to, nor the states that ``init`` makes.
+        ``rank`` may change what is encoded, as the random numbers that are drawn. It
+        changes neither layouts, nor what a payload decodes to, nor the states that
+        ``init`` makes.
         """
         return self
 
     def chunk(self, start: int, stop: int) -> Compressor:
-        """The variant for elements ``start`` to ``stop`` of the gradient that this one is for.
+        """The variant for elements ``start`` to ``stop`` of the gradient that this one
+        is for.
 
         Default: itself, as most are for any gradient.
         """
@@ -160,9 +193,10 @@ class Compressor(metaclass=KeywordSettings):
     def for_sums(self) -> Compressor:
         """The variant for a collective in which every rank encodes a partial sum again.
 
-        It makes no vector larger, as the factors of all ranks would multiply. ``pair`` takes it
-        where ``Collective.encodes_sums`` is set. It changes neither layouts, nor what a payload
-        decodes to, nor the states that ``init`` makes. Default: itself.
+        It makes no vector larger, as the factors of all ranks would multiply. ``pair``
+        takes it where ``Collective.encodes_sums`` is set. It changes neither layouts,
+        nor what a payload decodes to, nor the states that ``init`` makes. Default:
+        itself.
         """
         return self
 
@@ -174,14 +208,15 @@ class Compressor(metaclass=KeywordSettings):
     def format(self, spec: TensorSpec) -> Format:
         """Layout, and so size, of the payload of a gradient of this spec.
 
-        Where sizes vary (``traits.exact_size`` is False) it is the layout of the largest payload.
+        Where sizes vary (``traits.exact_size`` is False) it is the layout of the
+        largest payload.
         """
 
     def received(self, spec: TensorSpec, size_bytes: int) -> Format:
         """Layout of a payload of so many bytes.
 
-        Raises ``InvalidSetting`` for a size that no payload of this spec has. Default: only
-        ``format(spec)`` is known.
+        Raises ``InvalidSetting`` for a size that no payload of this spec has. Default:
+        only ``format(spec)`` is known.
         """
         form = self.format(spec)
         if size_bytes != form.size_bytes:
@@ -194,36 +229,46 @@ class Compressor(metaclass=KeywordSettings):
         return invalid(
             f"size of a payload of {spec.numel} elements of {spec.dtype} by {self!r}",
             size_bytes,
-            f"{most} bytes" if self.traits.exact_size else f"whole fields of at most {most} bytes",
+            f"{most} bytes"
+            if self.traits.exact_size
+            else f"whole fields of at most {most} bytes",
             "give every rank the same compressor and settings",
         )
 
     def typical(self, spec: TensorSpec) -> Format:
         """Layout of a payload of usual size, which plans and predictions use.
 
-        Default: ``format(spec)``. Override it if most payloads are much smaller than that.
+        Default: ``format(spec)``. Override it if most payloads are much smaller than
+            that.
         """
         return self.format(spec)
 
     @abstractmethod
     def encode(
-        self, state: State, grad_N: Tensor, *, residual_N: Residual = None, buffer: Memory = None
+        self,
+        state: State,
+        grad_N: Tensor,
+        *,
+        residual_N: Residual = None,
+        buffer: Memory = None,
     ) -> tuple[Payload, State]:
         """Encodes a gradient.
 
         Args:
             state: The state that ``init`` or the last ``encode`` returned.
             grad_N: The gradient. It is not written.
-            residual_N: In the working dtype. The sum of gradient and residual is encoded, and the
-                part of the sum that is not in the payload is left here.
-            buffer: Memory for the payload: ``format(spec).size_bytes`` of uint8. A smaller payload
-                lies at its front. None: new memory.
+            residual_N: In the working dtype. The sum of gradient and residual is
+                encoded, and the part of the sum that is not in the payload is left
+                here.
+            buffer: Memory for the payload: ``format(spec).size_bytes`` of uint8. A
+                smaller payload lies at its front. None: new memory.
 
         Returns:
             The payload, and the new state.
 
         Raises:
-            InvalidSetting: The gradient is not a flat tensor of a dtype that gradients may have.
+            InvalidSetting: The gradient is not a flat tensor of a dtype that gradients
+                may have.
         """
 
     @abstractmethod
@@ -231,40 +276,53 @@ class Compressor(metaclass=KeywordSettings):
         """Writes ``scale`` times the decoded gradient into ``out_N`` and returns it."""
 
     def is_decoded(self, *, scale: float) -> bool:
-        """Whether an additive payload that lies in ``out_N`` itself needs no ``decode``.
+        """Whether an additive payload that lies in ``out_N`` itself needs no
+        ``decode``.
 
         Default: it needs ``decode``.
         """
         return False
 
     def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
-        """Adds ``scale`` times the decoded gradient to ``sum_N``: CaSync's merge after decode."""
+        """Adds ``scale`` times the decoded gradient to ``sum_N``: CaSync's merge after
+        decode.
+        """
         sum_N.add_(self.decode(payload, torch.empty_like(sum_N)), alpha=scale)
 
-    def merge_all(self, payloads: Sequence[Payload], sum_N: Tensor, *, scale: float = 1.0) -> None:
+    def merge_all(
+        self, payloads: Sequence[Payload], sum_N: Tensor, *, scale: float = 1.0
+    ) -> None:
         """``merge`` of several payloads of one gradient into one sum, in their order.
 
-        Default: one after another. A codec that decodes by a linear transform needs only one.
+        Default: one after another. A codec that decodes by a linear transform needs
+            only one.
         """
         for payload in payloads:
             self.merge(payload, sum_N, scale=scale)
 
     @property
     def width(self) -> int:
-        """Elements of a sparse payload that share one index; 1 but where rows travel whole."""
+        """Elements of a sparse payload that share one index; 1 but where rows travel
+        whole.
+        """
         return 1
 
     def entries(self, payload: Payload) -> tuple[Tensor, Tensor]:
-        """A sparse payload's entries: (indices_K int32, ascending, without duplicates; values_K).
+        """A sparse payload's entries: (indices_K int32, ascending, without duplicates;
+        values_K).
 
-        Values are decoded, in the working dtype. Default: the fields ``indices`` and ``values``.
-        Where ``width`` is not 1, indices count units of so many elements, and there are as many
-        values for each. Raises ``InvalidSetting`` where the payload has none.
+        Values are decoded, in the working dtype. Default: the fields ``indices`` and
+        ``values``. Where ``width`` is not 1, indices count units of so many elements,
+        and there are as many values for each. Raises ``InvalidSetting`` where the
+        payload has none.
         """
         names = {part.name for part in payload.format}
         if not {"indices", "values"} <= names:
             raise invalid(
-                "payload", payload, "a sparse one, of indices and values", "use a sparse codec"
+                "payload",
+                payload,
+                "a sparse one, of indices and values",
+                "use a sparse codec",
             )
         values_K = payload["values"]
         return payload["indices"], values_K.to(working_dtype(values_K.dtype))
@@ -276,12 +334,15 @@ class Compressor(metaclass=KeywordSettings):
         residuals: Sequence[Tensor | None] | None = None,
         buffers: Sequence[Tensor | None] | None = None,
     ) -> list[tuple[Payload, State]]:
-        """``encode`` of several gradients, each bit for bit as alone; may be one kernel call.
+        """``encode`` of several gradients, each bit for bit as alone; may be one kernel
+        call.
 
         Batch compression: HiPress, section 3.2.
         """
         nothing = [None] * len(grads)
-        operands = zip(states, grads, residuals or nothing, buffers or nothing, strict=True)
+        operands = zip(
+            states, grads, residuals or nothing, buffers or nothing, strict=True
+        )
         return [
             self.encode(state, grad_N, residual_N=residual_N, buffer=buffer)
             for state, grad_N, residual_N, buffer in operands
@@ -297,6 +358,8 @@ class Compressor(metaclass=KeywordSettings):
     def merge_many(
         self, payloads: Sequence[Payload], sums: Sequence[Tensor], *, scale: float = 1.0
     ) -> None:
-        """``merge`` of several payloads, each as alone into its own sum; may be one kernel call."""
+        """``merge`` of several payloads, each as alone into its own sum; may be one
+        kernel call.
+        """
         for payload, sum_N in zip(payloads, sums, strict=True):
             self.merge(payload, sum_N, scale=scale)

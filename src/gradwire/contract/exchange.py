@@ -1,4 +1,6 @@
-"""Exchange: the whole way of one gradient, from this rank's values to the mean over ranks."""
+"""Exchange: the whole way of one gradient, from this rank's values to the mean over
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -27,36 +29,46 @@ _UNDECLARED = Traits(layout=Layout.DENSE, exact_size=False)
 class Exchange(metaclass=KeywordSettings):
     """Averages one flat gradient over ranks.
 
-    Subclasses write ``init`` and ``synchronise``, a generator, and state what they are like. Who
-    needs no kept buffers may write ``run`` in place of ``synchronise``.
+    Subclasses write ``init`` and ``synchronise``, a generator, and state what they are
+    like. Who needs no kept buffers may write ``run`` in place of ``synchronise``.
     """
 
     traits: ClassVar[Traits | None] = None
-    """The traits of an algorithm in ``compress/`` that is an exchange of its own; else None."""
+    """The traits of an algorithm in ``compress/`` that is an exchange of its own; else
+    None.
+    """
 
     decides_by: ClassVar[tuple[str, ...]] = ()
-    """Names of its state's fields, beside whole numbers, by which ranks decide what they send.
+    """Names of its state's fields, beside whole numbers, by which ranks decide what
+    they send.
 
-    They have the same values on all ranks, and a checkpoint whose ranks differ is refused.
+    They have the same values on all ranks, and a checkpoint whose ranks differ is
+    refused.
     """
 
     @property
     def declared(self) -> Traits:
-        """The promises of the whole way: those of a pair, or of exchanges around another, together.
+        """The promises of the whole way: those of a pair, or of exchanges around
+        another, together.
 
-        ``exact_size`` says whether the bytes of a step follow from the gradient's spec alone.
+        ``exact_size`` says whether the bytes of a step follow from the gradient's spec
+        alone.
         """
         return _UNDECLARED if self.traits is None else self.traits
 
     @property
     def ranks_per_host(self) -> int:
-        """The number of ranks on each host, where it has verbs among a host's ranks; else 1."""
+        """The number of ranks on each host, where it has verbs among a host's ranks;
+        else 1.
+        """
         return 1
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if cls.run is Exchange.run and cls.synchronise is Exchange.synchronise:
-            raise TypeError(f"{cls.__name__} defines neither run nor synchronise; define one")
+            raise TypeError(
+                f"{cls.__name__} defines neither run nor synchronise; define one"
+            )
 
     @abstractmethod
     def init(self, spec: TensorSpec, world: int) -> State:
@@ -72,26 +84,34 @@ class Exchange(metaclass=KeywordSettings):
             grad_N: This rank's gradient. It is not written.
 
         Returns:
-            The mean, the part of this rank's gradient that is in the mean, and the new state. The
-            sum of these parts over ranks is W times the mean.
+            The mean, the part of this rank's gradient that is in the mean, and the new
+            state. The sum of these parts over ranks is W times the mean.
         """
         raise NotImplementedError
 
     def synchronise(
-        self, me: Member, state: State, grad_N: Tensor, out_N: Tensor, residual_N: Residual = None
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Residual = None,
     ) -> Steps[State]:
         """One step: leaves the mean over ranks in ``out_N``.
 
-        The default calls ``run`` with the sum in the gradient's dtype, and keeps the rounding error
-        in the residual. An exchange around another one calls ``me.through``.
+        The default calls ``run`` with the sum in the gradient's dtype, and keeps the
+        rounding error in the residual. An exchange around another one calls
+        ``me.through``.
 
         Args:
-            me: This rank, the number of ranks, and buffers that are kept from step to step.
+            me: This rank, the number of ranks, and buffers that are kept from step to
+                step.
             state: The state that ``init`` or the last step returned.
             grad_N: This rank's gradient.
             out_N: The mean; may be ``grad_N`` itself.
-            residual_N: In the working dtype. The sum of gradient and residual is exchanged. The
-                part that did not arrive is left here, and is finite for every gradient.
+            residual_N: In the working dtype. The sum of gradient and residual is
+                exchanged. The part that did not arrive is left here, and is finite for
+                every gradient.
 
         Returns:
             The new state.
@@ -104,7 +124,9 @@ class Exchange(metaclass=KeywordSettings):
                 return pending_N.add_(grad_N).to(grad_N.dtype, copy=True)
 
             sent_N = yield Compute("accumulate", add, grad_N.numel())
-        mean_N, contributed_N, state = yield from self.run(me.rank, me.world, state, sent_N)
+        mean_N, contributed_N, state = yield from self.run(
+            me.rank, me.world, state, sent_N
+        )
 
         def finish() -> None:
             out_N.copy_(mean_N)
@@ -124,9 +146,11 @@ class Exchange(metaclass=KeywordSettings):
         return self.expected_bytes(spec, world) if is_exact else None
 
     def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        """``wire_bytes`` of payloads of typical size where sizes vary: predictions use them.
+        """``wire_bytes`` of payloads of typical size where sizes vary: predictions use
+        them.
 
-        They are those of a first step: where ranks take turns at a broadcast, rank 0 is its root.
+        They are those of a first step: where ranks take turns at a broadcast, rank 0 is
+            its root.
         """
         each = [self.bytes_of_rank(spec, world, rank) for rank in range(world)]
         found = [size_bytes for size_bytes in each if size_bytes is not None]
@@ -135,50 +159,66 @@ class Exchange(metaclass=KeywordSettings):
     def bytes_of_rank(self, spec: TensorSpec, world: int, rank: int = 0) -> int | None:
         """The bytes of ``expected_bytes`` that one rank sends.
 
-        They are counted in what ``synchronise`` asks of the network in a run without data. None
-        where it looks at values, of which there are none then.
+        They are counted in what ``synchronise`` asks of the network in a run without
+        data. None where it looks at values, of which there are none then.
         """
         return bytes_of_rank(self, spec, world, rank)
 
 
 class EncodesTensors(ABC):
-    """An exchange that can encode some tensors of a message before the others are there."""
+    """An exchange that can encode some tensors of a message before the others are
+    there.
+    """
 
     @abstractmethod
     def apart(self, spec: TensorSpec) -> tuple[int, ...]:
-        """Places of the tensors in a message of this spec that it can encode each by itself."""
+        """Places of the tensors in a message of this spec that it can encode each by
+        itself.
+        """
 
     @abstractmethod
     def encode_ahead(
-        self, me: Member, state: State, place: int, grad_N: Tensor, residual_N: Residual = None
+        self,
+        me: Member,
+        state: State,
+        place: int,
+        grad_N: Tensor,
+        residual_N: Residual = None,
     ) -> None:
         """Encodes one tensor of ``apart`` before the others of its message are there.
 
-        All is as in ``synchronise``, of the whole message, but only the elements of the tensor at
-        ``place`` count. What was made of it stays in ``me.ahead`` under its place until
-        ``synchronise`` of the same step, with the same state, takes it from there and encodes what
-        is left. There are two ranks or more. Several threads may call it at once, each for another
-        tensor.
+        All is as in ``synchronise``, of the whole message, but only the elements of the
+        tensor at ``place`` count. What was made of it stays in ``me.ahead`` under its
+        place until ``synchronise`` of the same step, with the same state, takes it from
+        there and encodes what is left. There are two ranks or more. Several threads may
+        call it at once, each for another tensor.
         """
 
     @abstractmethod
     def encode_on_host(
-        self, me: Member, state: State, place: int, grad_N: Tensor, residual_N: Residual = None
+        self,
+        me: Member,
+        state: State,
+        place: int,
+        grad_N: Tensor,
+        residual_N: Residual = None,
     ) -> Copies:
         """``encode_ahead`` of a tensor on a device, by the host.
 
-        The text yields tensors of the device and is resumed with copies of them in host memory,
-        which it may overwrite. Then it yields what it has made of these, and is resumed with
-        copies on the device. What it does before the first copy and behind the second is launched
-        on the device. All of the state stays where it is.
+        The text yields tensors of the device and is resumed with copies of them in host
+        memory, which it may overwrite. Then it yields what it has made of these, and is
+        resumed with copies on the device. What it does before the first copy and behind
+        the second is launched on the device. All of the state stays where it is.
         """
 
 
-def synchronise_alone(grad_N: Tensor, out_N: Tensor, residual_N: Residual) -> Steps[None]:
+def synchronise_alone(
+    grad_N: Tensor, out_N: Tensor, residual_N: Residual
+) -> Steps[None]:
     """``Exchange.synchronise`` of a single rank: nothing is sent, so nothing is lost.
 
-    Plain training, bit for bit; where more ranks have left a residual, that arrives now, but for
-    what a 16-bit gradient cannot hold beside it.
+    Plain training, bit for bit; where more ranks have left a residual, that arrives
+    now, but for what a 16-bit gradient cannot hold beside it.
     """
 
     def decode() -> None:

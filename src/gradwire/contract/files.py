@@ -1,4 +1,6 @@
-"""Text files: written whole or not at all, and errors that name the file and the remedy."""
+"""Text files: written whole or not at all, and errors that name the file and the
+remedy.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +15,30 @@ def read_text(path: Path | str, remedy: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise InvalidSetting(f"{path} cannot be read: {_reason(error)}; {remedy}") from None
+        raise InvalidSetting(
+            f"{path} cannot be read: {_reason(error)}; {remedy}"
+        ) from None
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Writes a file; one that is there is replaced at once, so that nobody reads half of it.
+    """Writes a file; one that is there is replaced at once, so that nobody reads half
+    of it.
 
     Raises ``InvalidSetting`` where it cannot be written.
     """
     try:
         target = Path(path).resolve()
-        if target.exists() and not target.is_file():  # a pipe or a device stays what it is
+        if (
+            target.exists() and not target.is_file()
+        ):  # a pipe or a device stays what it is
             target.write_text(text, encoding="utf-8")
         else:
             write_anew(target, text)
     except (OSError, ValueError) as error:
         remedy = "name a file in a folder that there is"
-        raise InvalidSetting(f"{path} cannot be written: {_reason(error)}; {remedy}") from None
+        raise InvalidSetting(
+            f"{path} cannot be written: {_reason(error)}; {remedy}"
+        ) from None
 
 
 def _reason(error: OSError | ValueError) -> str:
@@ -41,8 +50,9 @@ def _reason(error: OSError | ValueError) -> str:
 def write_anew(target: Path, text: str) -> None:
     """Puts a file of this text in the place of ``target``, whole or not at all.
 
-    The text goes to a file of a name that nobody can guess, which must not be there yet, and which
-    then takes the target's name. So no link that somebody has laid is written through.
+    The text goes to a file of a name that nobody can guess, which must not be there
+    yet, and which then takes the target's name. So no link that somebody has laid is
+    written through.
     """
     draft = target.with_name(f"{target.name}.{token_hex(8)}.new")
     try:

@@ -1,9 +1,10 @@
-"""A rank's part in a message: its place among ranks, its buffers, and what a step was like.
+"""A rank's part in a message: its place among ranks, its buffers, and what a step was
+like.
 
-**Sizes** of payloads that vary ranks tell each other before the payloads themselves travel. Where a
-compressor's sizes follow from the spec, they are known and nothing is sent. So which verbs come in
-which order follows from the compressor alone. Rows of embeddings are counted in every step. Wire: 8
-bytes for each other rank.
+**Sizes** of payloads that vary ranks tell each other before the payloads themselves
+travel. Where a compressor's sizes follow from the spec, they are known and nothing is
+sent. So which verbs come in which order follows from the compressor alone. Rows of
+embeddings are counted in every step. Wire: 8 bytes for each other rank.
 """
 
 from __future__ import annotations
@@ -28,15 +29,17 @@ if TYPE_CHECKING:
 
 _ON_HOST = torch.empty(0, device="cpu")
 
-# ---- passing buffers ----------------------------------------------------------------------------
+# ---- passing buffers -----------------------------------------------------------------
 #
-# They serve within one computation and are free again at its end. A thread does one computation at
-# a time, so they are kept once a thread, and not once a message: all messages of a compute lane use
-# the same ones.
+# They serve within one computation and are free again at its end. A thread does one
+# computation at a time, so they are kept once a thread, and not once a message: all
+# messages of a compute lane use the same ones.
 
 
 class _Own:
-    """The passing buffers of one thread, by name, dtype and device; they end with the thread."""
+    """The passing buffers of one thread, by name, dtype and device; they end with the
+    thread.
+    """
 
     def __init__(self) -> None:
         self.found: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
@@ -55,22 +58,27 @@ _threads = _Threads()
 
 
 def passing(name: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A vector of ``numel`` undefined elements, valid until this thread's computation ends.
+    """A vector of ``numel`` undefined elements, valid until this thread's computation
+    ends.
 
-    Within one computation every use has another name. A buffer only grows, by an eighth more than
-    is needed. What is never written of it takes no memory of a CPU.
+    Within one computation every use has another name. A buffer only grows, by an eighth
+    more than is needed. What is never written of it takes no memory of a CPU.
     """
     own = _threads.own.found
     found = own.get((name, dtype, device))
     if found is None or found.numel() < numel:
         room = numel if found is None else numel + numel // 8
         with torch.inference_mode(False):  # it may be written outside of that next time
-            found = own[name, dtype, device] = torch.empty(room, dtype=dtype, device=device)
+            found = own[name, dtype, device] = torch.empty(
+                room, dtype=dtype, device=device
+            )
     return found[:numel]
 
 
 def passing_bytes(*, own: bool = False) -> int:
-    """Bytes of all passing buffers in this process, or of the calling thread's ``own``."""
+    """Bytes of all passing buffers in this process, or of the calling thread's
+    ``own``.
+    """
     kept = [_threads.own]
     if not own:
         with _lock:
@@ -79,21 +87,25 @@ def passing_bytes(*, own: bool = False) -> int:
     return sum(tensor.nbytes for tensor in found if not tensor.is_meta)
 
 
-# ---- members ------------------------------------------------------------------------------------
+# ---- members -------------------------------------------------------------------------
 
 
 def nothing() -> None:
-    """Does nothing: a simulation calls it in place of a computation whose result nobody needs."""
+    """Does nothing: a simulation calls it in place of a computation whose result nobody
+    needs.
+    """
 
 
 _SPARE = 8
 _SMALL = 2**16
-"""A buffer whose size varies may have so many times the elements that are needed, and so many more.
+"""A buffer whose size varies may have so many times the elements that are needed, and
+so many more.
 """
 
 
 def turns_of(exchanges: Iterable[Hashable]) -> list[int]:
-    """The turn of each message, by the exchanges of all in issue order: see ``Member.turn``.
+    """The turn of each message, by the exchanges of all in issue order: see
+    ``Member.turn``.
 
     >>> turns_of(["dense", "onebit", "dense", "dense"])
     [0, 0, 1, 2]
@@ -107,10 +119,14 @@ def turns_of(exchanges: Iterable[Hashable]) -> list[int]:
 
 
 class Selection(NamedTuple):
-    """How many elements of one message were asked for, taken and averaged in one step."""
+    """How many elements of one message were asked for, taken and averaged in one
+    step.
+    """
 
     asked: float
-    """The density asked for, times the number of elements; NaN where a codec has no density."""
+    """The density asked for, times the number of elements; NaN where a codec has no
+    density.
+    """
     selected: int
     """The number of elements that this rank took."""
     arrived: int
@@ -118,7 +134,8 @@ class Selection(NamedTuple):
 
 
 class Imbalance(NamedTuple):
-    """How much more than its equal share the busiest part had: 1 is balanced, W is all on one rank.
+    """How much more than its equal share the busiest part had: 1 is balanced, W is all
+    on one rank.
 
     Source: ZEN (OSDI 2025), definition 8. The same on every rank.
     """
@@ -130,7 +147,9 @@ class Imbalance(NamedTuple):
 
 
 class Shards(NamedTuple):
-    """How a message's layers are cut among a tensor-parallel group: this rank holds one part."""
+    """How a message's layers are cut among a tensor-parallel group: this rank holds one
+    part.
+    """
 
     place: int
     """This rank's part, counted in the group's order."""
@@ -139,10 +158,12 @@ class Shards(NamedTuple):
 
 
 class Member:
-    """One rank's place in one message: who it is, among how many, and the buffers it may reuse.
+    """One rank's place in one message: who it is, among how many, and the buffers it
+    may reuse.
 
-    Buffers are found by name, so the second and all later steps allocate nothing. What a message
-    sends, or needs in a later computation, lies in ``scratch``, and all else in ``passing``.
+    Buffers are found by name, so the second and all later steps allocate nothing. What
+    a message sends, or needs in a later computation, lies in ``scratch``, and all else
+    in ``passing``.
     """
 
     __slots__ = (
@@ -165,29 +186,40 @@ class Member:
         self.rank = rank
         self.world = world
         self.turn = turn
-        """How many messages of a step before this one take the same exchange; the same on every
-        rank. What not all ranks have to do for a message they do by turns."""
+        """How many messages of a step before this one take the same exchange; the same
+        on every rank. What not all ranks have to do for a message they do by turns.
+        """
         self.selection: Selection | None = None
-        """The last step's selection; None where nothing was selected, as for dense gradients."""
+        """The last step's selection; None where nothing was selected, as for dense
+        gradients.
+        """
         self.imbalance: Imbalance | None = None
         """The last step's imbalance; None where gradients are not cut into parts."""
         self.way: str | None = None
-        """The last step's way (see ``exchange/natural``); None where ranks choose none."""
+        """The last step's way (see ``exchange/natural``); None where ranks choose
+        none.
+        """
         self.cluster: Any = None
-        """The ranks and links (a Cluster), the same on every rank; None where they are not known.
+        """The ranks and links (a Cluster), the same on every rank; None where they are
+        not known.
         """
         self.shards: Shards | None = None
-        """The parts of the layers, if other ranks hold some that an exchange may ask; else None."""
+        """The parts of the layers, if other ranks hold some that an exchange may ask;
+        else None.
+        """
         self.ahead: dict[int, Any] = {}
-        """The tensors that were encoded before the message, by place: see `EncodesTensors`. Empty
-        outside of a step."""
+        """The tensors that were encoded before the message, by place: see
+        `EncodesTensors`. Empty outside of a step.
+        """
         self._buffers: dict[str, Tensor] = {}
         self._room: Room | None = None
         self._across: Member | None = None
         self._variant: tuple[Compressor, Compressor] | None = None
 
     def across(self, ranks_per_host: int) -> Member:
-        """This rank's place among those of the same place on all hosts, with buffers of its own."""
+        """This rank's place among those of the same place on all hosts, with buffers of
+        its own.
+        """
         if self._across is None:
             place = self.rank // ranks_per_host
             num_hosts = self.world // ranks_per_host
@@ -195,46 +227,68 @@ class Member:
         return self._across
 
     def through(
-        self, exchange: Any, state: Any, grad_N: Tensor, out_N: Tensor, residual_N: Residual = None
+        self,
+        exchange: Any,
+        state: Any,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Residual = None,
     ) -> Steps[Any]:
-        """The text of an exchange that another one calls; see ``Exchange.synchronise``."""
+        """The text of an exchange that another one calls; see
+        ``Exchange.synchronise``.
+        """
         text: Steps[Any] = exchange.synchronise(self, state, grad_N, out_N, residual_N)
         return text
 
     def variant_of(self, codec: Compressor, *, world: int | None = None) -> Compressor:
         """The codec as this rank uses it.
 
-        A text that sums nothing on the wire asks for that of a ``world`` of 1: its values need not
-        be divided by W first. A text asks for one of the two.
+        A text that sums nothing on the wire asks for that of a ``world`` of 1: its
+        values need not be divided by W first. A text asks for one of the two.
         """
         if self._variant is None or self._variant[0] is not codec:
             self._variant = codec, codec.for_world(world or self.world, self.rank)
         return self._variant[1]
 
     def scratch(
-        self, name: str, numel: int, like: Tensor, dtype: torch.dtype, *, varies: bool = False
+        self,
+        name: str,
+        numel: int,
+        like: Tensor,
+        dtype: torch.dtype,
+        *,
+        varies: bool = False,
     ) -> Tensor:
         """A buffer of ``numel`` undefined elements on the device of ``like``.
 
-        Ask once for what is written, and keep the tensor as long as it is needed: asked for again,
-        within a step too, the name may stand for the same memory or for other. A law hands out
-        buffers that are overwritten each time they are asked for.
+        Ask once for what is written, and keep the tensor as long as it is needed: asked
+        for again, within a step too, the name may stand for the same memory or for
+        other. A law hands out buffers that are overwritten each time they are asked
+        for.
 
-        Where ``numel`` ``varies`` from step to step it is the front of a buffer that grows,
-        each time by an eighth more than is needed: soon it grows no more. One of which less than an
-        eighth is needed now, as after a warm-up of density, is let go.
+        Where ``numel`` ``varies`` from step to step it is the front of a buffer that
+        grows, each time by an eighth more than is needed: soon it grows no more. One of
+        which less than an eighth is needed now, as after a warm-up of density, is let
+        go.
         """
         found = self._buffers.get(name)
         most = _SPARE * numel + _SMALL if varies else numel
         fits = found is not None and numel <= found.numel() <= most
-        if found is None or not fits or found.dtype != dtype or found.device != like.device:
+        if (
+            found is None
+            or not fits
+            or found.dtype != dtype
+            or found.device != like.device
+        ):
             kept = numel + numel // 8 if varies and found is not None else numel
             found = torch.zeros(kept, dtype=dtype, device=like.device)
             self._buffers[name] = found
         return found[:numel] if varies else found
 
     def room(self, numel: int, like: Tensor, dtype: torch.dtype) -> Room | None:
-        """The message's room of ``numel`` undefined elements; None if no other rank can map it."""
+        """The message's room of ``numel`` undefined elements; None if no other rank can
+        map it.
+        """
         if self._room is None:
             self._room = Room(numel, like, dtype)
         fits = self._room.own_M.numel() == numel and self._room.own_M.dtype == dtype
@@ -247,12 +301,16 @@ class Member:
     def told(self, name: str, numel: int) -> Tensor:
         """A buffer (int64) for numbers that ranks tell each other.
 
-        It lies in host memory, wherever payloads lie, as what is done next depends on them.
+        It lies in host memory, wherever payloads lie, as what is done next depends on
+        them.
         """
         return self.scratch(name, numel, _ON_HOST, torch.int64)
 
-    def passing(self, name: str, numel: int, like: Tensor, dtype: torch.dtype) -> Tensor:
-        """A buffer of ``numel`` undefined elements that is valid within one computation only.
+    def passing(
+        self, name: str, numel: int, like: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        """A buffer of ``numel`` undefined elements that is valid within one computation
+        only.
 
         All messages share it, by ``name``: see `passing`.
         """
@@ -260,7 +318,9 @@ class Member:
 
     @property
     def buffers(self) -> dict[str, Tensor]:
-        """The buffers of ``scratch`` by name, the room and those among hosts with them."""
+        """The buffers of ``scratch`` by name, the room and those among hosts with
+        them.
+        """
         across = {} if self._across is None else self._across.buffers
         room = {"room": self._room.own_M} if self._room and self._room.is_open else {}
         return {
@@ -280,33 +340,49 @@ class Member:
     ) -> list[int]:
         """The sizes that ranks told this one, each checked against its limit.
 
-        ``ranks`` told them, by default one each. ``usual`` is what a simulation, where nobody tells
-        anything, goes on with; by default the limits. Raises ``RanksDiffer`` if a size is beyond
-        its limit.
+        ``ranks`` told them, by default one each. ``usual`` is what a simulation, where
+        nobody tells anything, goes on with; by default the limits. Raises
+        ``RanksDiffer`` if a size is beyond its limit.
         """
         found: list[int] = told_W.tolist()
-        for rank, size, limit in zip(ranks or range(self.world), found, limits, strict=True):
+        for rank, size, limit in zip(
+            ranks or range(self.world), found, limits, strict=True
+        ):
             if not 0 <= size <= limit:
                 raise RanksDiffer(
-                    f"rank {rank} of {self.world} announces a payload of {size} {unit}, and "
-                    f"rank {self.rank} can take {limit}; give every rank the same model, "
+                    f"rank {rank} of {self.world} announces a payload of {size} "
+                    f"{unit}, and "
+                    f"rank {self.rank} can take {limit}; give every rank the "
+                    "same model, "
                     "compressor and settings"
                 )
         return found
 
     def encoding(
-        self, codec: Compressor, state: Any, grad_N: Tensor, residual_N: Residual, room: Tensor
+        self,
+        codec: Compressor,
+        state: Any,
+        grad_N: Tensor,
+        residual_N: Residual,
+        room: Tensor,
     ) -> Compute:
         """Encodes a gradient, with any residual; its result is that of ``encode``."""
-        encode = partial(codec.encode, state, grad_N, residual_N=residual_N, buffer=room)
+        encode = partial(
+            codec.encode, state, grad_N, residual_N=residual_N, buffer=room
+        )
         return Compute("encode", encode, grad_N.numel())
 
     def sized(
-        self, name: str, fn: Callable[[], Any], numel: int, usual: Callable[[], Any] = nothing
+        self,
+        name: str,
+        fn: Callable[[], Any],
+        numel: int,
+        usual: Callable[[], Any] = nothing,
     ) -> Compute:
         """A computation of values that a simulation does not have.
 
-        It goes on with ``usual()`` instead, on which the sizes of later verbs may depend.
+        It goes on with ``usual()`` instead, on which the sizes of later verbs may
+        depend.
         """
         return Compute(name, fn, numel)
 
@@ -333,8 +409,11 @@ def tell_all(
     return me.sizes(told_W, limits, usual=usual)
 
 
-def tell_count(me: Member, count: int, most: int, *, unit: str = "units") -> Steps[list[int]]:
-    """Tells every rank how many units this one has, at most ``most``; returns all ranks' counts.
+def tell_count(
+    me: Member, count: int, most: int, *, unit: str = "units"
+) -> Steps[list[int]]:
+    """Tells every rank how many units this one has, at most ``most``; returns all
+    ranks' counts.
 
     In a simulation all ranks have as many.
     """

@@ -1,8 +1,8 @@
 """Payload: what crosses the wire, one contiguous byte buffer with typed views into it.
 
-A ``Format`` is the layout alone (names, dtypes, counts, offsets). Both ends derive it from the
-tensor's spec, so nothing describes itself on the wire; a payload without a buffer has a size but no
-content and is what the simulator sends.
+A ``Format`` is the layout alone (names, dtypes, counts, offsets). Both ends derive it
+from the tensor's spec, so nothing describes itself on the wire; a payload without a
+buffer has a size but no content and is what the simulator sends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from ..errors import invalid
 
 
 def slot_bytes(size_bytes: int) -> int:
-    """The size rounded up to 8 bytes: payloads that lie one behind the other stay aligned."""
+    """The size rounded up to 8 bytes: payloads that lie one behind the other stay
+    aligned.
+    """
     return -(-size_bytes // 8) * 8
 
 
@@ -46,7 +48,8 @@ class Field:
 
 @dataclass(frozen=True)
 class Format:
-    """The fields of a payload in the order in which they lie, each aligned to its own item size.
+    """The fields of a payload in the order in which they lie, each aligned to its own
+    item size.
 
     >>> Format((Field("scales", torch.float32, 2), Field("bits", torch.uint8, 3))).size_bytes
     11
@@ -81,7 +84,10 @@ class Format:
     @cached_property
     def gaps(self) -> tuple[tuple[int, int], ...]:
         """(first byte, byte behind the last) of what lies between fields."""
-        ends = [start + part.size_bytes for part, start in zip(self, self.offsets, strict=True)]
+        ends = [
+            start + part.size_bytes
+            for part, start in zip(self, self.offsets, strict=True)
+        ]
         pairs = zip(ends, self.offsets[1:], strict=False)
         return tuple((end, start) for end, start in pairs if end < start)
 
@@ -109,7 +115,8 @@ class Payload:
 
     Args:
         format: The layout.
-        buffer: The bytes, uint8 and contiguous. None (the default): a size without content.
+        buffer: The bytes, uint8 and contiguous. None (the default): a size without
+            content.
 
     Raises:
         InvalidSetting: The buffer has another dtype or size.
@@ -138,7 +145,10 @@ class Payload:
 
     @classmethod
     def empty(
-        cls, format: Format, buffer: Tensor | None = None, device: torch.device | None = None
+        cls,
+        format: Format,
+        buffer: Tensor | None = None,
+        device: torch.device | None = None,
     ) -> Payload:
         """A payload to be filled.
 
@@ -148,10 +158,13 @@ class Payload:
             device: The device of a new buffer. Default: torch's.
 
         Returns:
-            The payload. Bytes between fields are zeros: equal gradients have equal payloads.
+            The payload. Bytes between fields are zeros: equal gradients have equal
+            payloads.
         """
         if buffer is None:
-            return cls(format, torch.zeros(format.size_bytes, dtype=torch.uint8, device=device))
+            return cls(
+                format, torch.zeros(format.size_bytes, dtype=torch.uint8, device=device)
+            )
         made = cls(format, buffer)
         for start, stop in format.gaps:
             buffer[start:stop] = 0
@@ -163,7 +176,9 @@ class Payload:
 
     def __getitem__(self, name: str) -> Tensor:
         if self.buffer is None:
-            raise invalid("payload", "size only", "one with content", "encode a gradient first")
+            raise invalid(
+                "payload", "size only", "one with content", "encode a gradient first"
+            )
         start, stop, dtype = self.format.place(name)
         return self.buffer[start:stop].view(dtype)
 

@@ -1,11 +1,13 @@
-"""Algorithms by name: a folder's files are its algorithms, and other packages may add theirs.
+"""Algorithms by name: a folder's files are its algorithms, and other packages may add
+theirs.
 
-``compress/topk.py`` defines ``topk``, and that is all. An algorithm with helpers of its own may
-be a folder. Files that start with an underscore are support and bear no public name.
+``compress/topk.py`` defines ``topk``, and that is all. An algorithm with helpers of its
+own may be a folder. Files that start with an underscore are support and bear no public
+name.
 
-Another package adds algorithms by an entry point in the group of their kind. Its value is an object
-(``my_package.mine:mine``, under the entry point's name), or a package whose files are algorithms
-(``my_package.compress``), as gradwire's own folders are.
+Another package adds algorithms by an entry point in the group of their kind. Its value
+is an object (``my_package.mine:mine``, under the entry point's name), or a package
+whose files are algorithms (``my_package.compress``), as gradwire's own folders are.
 """
 
 from __future__ import annotations
@@ -29,10 +31,11 @@ SHARED = frozenset({"steps"})
 
 
 class Kind(NamedTuple):
-    """A kind of algorithm: its word, the library's folder and the entry points of other packages.
+    """A kind of algorithm: its word, the library's folder and the entry points of other
+    packages.
 
-    ``elsewhere`` are names of gradwire's further packages, which need not be installed, and the
-    package that has each.
+    ``elsewhere`` are names of gradwire's further packages, which need not be installed,
+    and the package that has each.
     """
 
     word: str
@@ -49,7 +52,8 @@ class Kind(NamedTuple):
 _LAB = "gradwire-lab"
 _BENCH = "gradwire-bench"
 _COMPRESSORS = (
-    "adacomp cltk gaussiank graddrop hardthreshold natural_compression oktopk redsync sharded_dgc "
+    "adacomp cltk gaussiank graddrop hardthreshold natural_compression oktopk "
+    "redsync sharded_dgc "
     "sidco spardl tbq threelc"
 )
 
@@ -64,14 +68,23 @@ KINDS = {
         "collective",
         "gradwire.collective",
         "gradwire.collectives",
-        dict.fromkeys(["omnireduce", "sparcml", "sparse_ps", "sparse_ps_broadcast"], _LAB),
+        dict.fromkeys(
+            ["omnireduce", "sparcml", "sparse_ps", "sparse_ps_broadcast"], _LAB
+        ),
     ),
     "planner": Kind(
         "planner",
         "gradwire.planning.planner",
         "gradwire.planners",
         dict.fromkeys(
-            ["bytescheduler", "cupcake", "espresso", "omgs", "selective_fusion", "usbyte_extended"],
+            [
+                "bytescheduler",
+                "cupcake",
+                "espresso",
+                "omgs",
+                "selective_fusion",
+                "usbyte_extended",
+            ],
             _LAB,
         ),
     ),
@@ -91,7 +104,9 @@ COMMANDS = Kind(
     "gradwire.commands",
     {
         **dict.fromkeys(("check", "compll", "plan", "sparsity"), _LAB),
-        **dict.fromkeys(("bench", "demo", "reproduce", "simulate", "testbed", "try"), _BENCH),
+        **dict.fromkeys(
+            ("bench", "demo", "reproduce", "simulate", "testbed", "try"), _BENCH
+        ),
     },
 )
 """The commands of ``gradwire``, which are found as algorithms are."""
@@ -107,8 +122,9 @@ EXTENSIONS = {
     "tune": ("gw.plan(tune=True)", _LAB),
     "with_measured_scheme": ("gw.with_measured_scheme", _LAB),
 }
-"""Modules and functions that are used where they are installed: the words for each in an error, and
-the package that has it."""
+"""Modules and functions that are used where they are installed: the words for each in
+an error, and the package that has it.
+"""
 
 
 class Home(NamedTuple):
@@ -144,8 +160,8 @@ def names(kind: str) -> tuple[str, ...]:
 def load(kind: str, name: object) -> Any:
     """The algorithm ``name`` of a kind.
 
-    Raises ``UnknownName`` for a name that no installed package has, and ``InvalidSetting`` for one
-    that two installed packages have.
+    Raises ``UnknownName`` for a name that no installed package has, and
+    ``InvalidSetting`` for one that two installed packages have.
     """
     found = homes(kind)
     if isinstance(name, str) and name in found:
@@ -157,14 +173,18 @@ def load(kind: str, name: object) -> Any:
 def examples(kind: str) -> tuple[Any, ...]:
     """All settings that the files of a kind list in their ``EXAMPLES``."""
     modules = (importlib.import_module(home.module) for home in homes(kind).values())
-    return tuple(example for module in modules for example in getattr(module, "EXAMPLES", ()))
+    return tuple(
+        example for module in modules for example in getattr(module, "EXAMPLES", ())
+    )
 
 
 @cache
 def homes(kind: str) -> dict[str, Home]:
     """Where each algorithm of a kind is defined, by name, ascending."""
     if kind not in KINDS:
-        raise invalid("kind", kind, f"one of {', '.join(KINDS)}", "ask for one of these")
+        raise invalid(
+            "kind", kind, f"one of {', '.join(KINDS)}", "ask for one of these"
+        )
     return found_of(KINDS[kind])
 
 
@@ -175,7 +195,8 @@ def found_of(kind: Kind) -> dict[str, Home]:
         if name in found:
             both = f"{found[name].distribution} and {home.distribution}"
             home = found[name]._replace(
-                clash=f"{kind.word} {name!r} is defined by two installed packages, {both}; "
+                clash=f"{kind.word} {name!r} is defined by two installed packages, "
+                f"{both}; "
                 "uninstall one of them, or rename it"
             )
         found[name] = home
@@ -183,7 +204,9 @@ def found_of(kind: Kind) -> dict[str, Home]:
 
 
 def extension(name: str) -> Any:
-    """A part of ``EXTENSIONS``; raises ``NotInstalled`` where its package is not installed."""
+    """A part of ``EXTENSIONS``; raises ``NotInstalled`` where its package is not
+    installed.
+    """
     for point in entry_points(group="gradwire.extensions", name=name):
         return point.load()
     raise NotInstalled(*EXTENSIONS[name])
@@ -207,7 +230,9 @@ def _every(kind: Kind) -> Iterator[tuple[str, Home]]:
             listed = _listed(point.module)
         except Exception as error:  # whatever importing somebody's package may raise
             log = logging.getLogger(OWN)
-            log.warning("%ss of %s are left out, as %r was raised", kind.word, owner, error)
+            log.warning(
+                "%ss of %s are left out, as %r was raised", kind.word, owner, error
+            )
             continue
         for name in listed:
             yield name, Home(f"{point.module}.{name}", name, owner)
@@ -217,18 +242,22 @@ def _listed(package: str) -> list[str]:
     """Names of the algorithms in a package's folder; none of them is imported."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.submodule_search_locations is None:
-        raise InvalidSetting(f"{package} is not a package; check the entry point that names it")
+        raise InvalidSetting(
+            f"{package} is not a package; check the entry point that names it"
+        )
     folders = [Path(folder) for folder in spec.submodule_search_locations]
     files = [path.stem for folder in folders for path in folder.glob("*.py")]
-    rooms = [path.parent.name for folder in folders for path in folder.glob("*/__init__.py")]
+    rooms = [
+        path.parent.name for folder in folders for path in folder.glob("*/__init__.py")
+    ]
     return [name for name in (*files, *rooms) if name[0] != "_" and name not in SHARED]
 
 
 class Registry(ModuleType):
     """A package whose attributes are its algorithms: ``compress.topk`` is the class.
 
-    Python binds an imported file to its package under the file's name. Here the class of that name
-    is bound instead, whichever way the file was imported first.
+    Python binds an imported file to its package under the file's name. Here the class
+    of that name is bound instead, whichever way the file was imported first.
     """
 
     def __getattr__(self, name: str) -> Any:

@@ -1,8 +1,9 @@
 """Rooms: memory that a rank writes, and other ranks of its host can read.
 
-A room is an anonymous file in memory (``memfd_create``), which each rank maps. It has no name in a
-file system: the kernel frees it with the last process that has mapped it. No limit of ``/dev/shm``
-applies. Its pages are reserved when it is made, so writing never fails later.
+A room is an anonymous file in memory (``memfd_create``), which each rank maps. It has
+no name in a file system: the kernel frees it with the last process that has mapped it.
+No limit of ``/dev/shm`` applies. Its pages are reserved when it is made, so writing
+never fails later.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ import torch
 from torch import Tensor
 
 Whereabouts = tuple[int, int, int, int]
-"""A process, its file descriptor, bytes and a number that no other room has; zeros for no news."""
+"""A process, its file descriptor, bytes and a number that no other room has; zeros for
+no news.
+"""
 _NO_NEWS: Whereabouts = (0, 0, 0, 0)
 
 
 class Room:
     """``numel`` undefined elements of host memory that other processes can map.
 
-    ``parts`` holds the rooms of all ranks of the host in rank order, once all have agreed that each
-    of them has mapped all. ``is_open`` is False where this system makes no such memory, or one of
-    the ranks could not map it: ``why`` tells the reason, and nobody uses the room.
+    ``parts`` holds the rooms of all ranks of the host in rank order, once all have
+    agreed that each of them has mapped all. ``is_open`` is False where this system
+    makes no such memory, or one of the ranks could not map it: ``why`` tells the
+    reason, and nobody uses the room.
     """
 
     def __init__(self, numel: int, like: Tensor, dtype: torch.dtype) -> None:
@@ -43,30 +47,41 @@ class Room:
             self._fd = os.memfd_create(_name_of(number))
             self._close = finalize(self, os.close, self._fd)
             os.posix_fallocate(self._fd, 0, size_bytes)
-            self.own_M = _mapped(_path_of(os.getpid(), self._fd), size_bytes).view(dtype)[:numel]
+            self.own_M = _mapped(_path_of(os.getpid(), self._fd), size_bytes).view(
+                dtype
+            )[:numel]
             self._told = os.getpid(), self._fd, size_bytes, number
-        except (OSError, AttributeError, RuntimeError) as error:  # only Linux has memfd_create
+        except (
+            OSError,
+            AttributeError,
+            RuntimeError,
+        ) as error:  # only Linux has memfd_create
             self.why = str(error)
             self.settle(is_lent=False)
 
     def tell(self) -> Whereabouts:
-        """The place where others find this room, the first time; then there are no news."""
+        """The place where others find this room, the first time; then there are no
+        news.
+        """
         told = self._told
         self._told = _NO_NEWS
         return told
 
     def map(self, told: Sequence[Sequence[int]], rank: int) -> bool:
-        """Maps the rooms that all ranks of the host have ``told``; returns whether all are mapped.
+        """Maps the rooms that all ranks of the host have ``told``; returns whether all
+        are mapped.
 
-        Only the file that was told is opened. In another container its numbers may stand for
-        another file.
+        Only the file that was told is opened. In another container its numbers may
+        stand for another file.
         """
         parts = []
         try:
             for place, (process, fd, size_bytes, number) in enumerate(told):
                 path = _path_of(process, fd)
                 if not size_bytes or _name_of(number) not in path.readlink().name:
-                    raise OSError(f"rank {place} of the host has no memory that this one can map")
+                    raise OSError(
+                        f"rank {place} of the host has no memory that this one can map"
+                    )
                 if place == rank:
                     parts.append(self.own_M)
                     continue
@@ -78,7 +93,8 @@ class Room:
         return True
 
     def settle(self, *, is_lent: bool) -> None:
-        """Notes the agreement of the host's ranks: all have mapped all rooms, or nobody uses them.
+        """Notes the agreement of the host's ranks: all have mapped all rooms, or nobody
+        uses them.
 
         What is mapped stays, and the file is not opened again.
         """

@@ -1,7 +1,8 @@
 """Exchanges without data: what predictions are made with.
 
-``Hollow`` has a compressor's sizes without its work. ``record`` runs a text once on torch's meta
-device: its verbs do not depend on values, so it yields the same ones here as in training.
+``Hollow`` has a compressor's sizes without its work. ``record`` runs a text once on
+torch's meta device: its verbs do not depend on values, so it yields the same ones here
+as in training.
 """
 
 from __future__ import annotations
@@ -49,7 +50,12 @@ class Hollow(Compressor):
         return self.codec.typical(spec)
 
     def encode(
-        self, state: State, grad_N: Tensor, *, residual_N: Residual = None, buffer: Memory = None
+        self,
+        state: State,
+        grad_N: Tensor,
+        *,
+        residual_N: Residual = None,
+        buffer: Memory = None,
     ) -> tuple[Payload, State]:
         form = self.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
         return Payload.empty(form, buffer, grad_N.device), state
@@ -61,11 +67,13 @@ class Hollow(Compressor):
         """Adds nothing."""
 
 
-# ---- A member without data, which notes what a text asks it for while its verbs are recorded -----
+# ---- A member without data, which notes what a text asks it for while its verbs are re
 
 
 class WritesNothing(TorchFunctionMode):
-    """A mode that skips operations in place, which without data would only take time."""
+    """A mode that skips operations in place, which without data would only take
+    time.
+    """
 
     def __torch_function__(
         self,
@@ -85,9 +93,9 @@ class WritesNothing(TorchFunctionMode):
 class Noticing(Member):
     """A member without data.
 
-    It notes whether its rank is asked for: if not, all ranks do the same; and its turn: if not, all
-    messages are alike. Its ``sizes`` are the usual ones where a text states them, and else the
-    largest.
+    It notes whether its rank is asked for: if not, all ranks do the same; and its turn:
+    if not, all messages are alike. Its ``sizes`` are the usual ones where a text states
+    them, and else the largest.
     """
 
     __slots__ = ("_rank", "_turn", "_turn_was_asked", "was_asked")
@@ -141,17 +149,22 @@ class Noticing(Member):
         return list(limits if usual is None else usual)
 
     def sized(
-        self, name: str, fn: Callable[[], Any], numel: int, usual: Callable[[], Any] = nothing
+        self,
+        name: str,
+        fn: Callable[[], Any],
+        numel: int,
+        usual: Callable[[], Any] = nothing,
     ) -> Compute:
         return Compute(name, usual, numel)
 
 
-# ---- a text without data ----------------------------------------------------------------------
+# ---- a text without data -------------------------------------------------------------
 
 
 class RecordedVerbs(NamedTuple):
-    """The verbs that a text yielded, a row for each yield, and whether they depend on the rank and
-    on the message's turn."""
+    """The verbs that a text yielded, a row for each yield, and whether they depend on
+    the rank and on the message's turn.
+    """
 
     rows: tuple[tuple[Verb, ...], ...]
     is_of_its_rank: bool
@@ -162,7 +175,9 @@ class _LooksAtValues(InvalidSetting):
     """An exchange cannot be run without data."""
 
 
-def record(exchange: Any, spec: TensorSpec, rank: int, world: int, turn: int = 0) -> RecordedVerbs:
+def record(
+    exchange: Any, spec: TensorSpec, rank: int, world: int, turn: int = 0
+) -> RecordedVerbs:
     """Runs one rank's text without data and records the verbs that it yields."""
     hollow = without_data(exchange)
     me = Noticing(rank, world, turn)
@@ -177,10 +192,14 @@ def record(exchange: Any, spec: TensorSpec, rank: int, world: int, turn: int = 0
             state = hollow.init(replace(spec, rank=rank), world)
             grad_N = torch.empty(spec.numel, dtype=spec.dtype)
             carried_out(hollow.synchronise(me, state, grad_N, grad_N), note)
-    except (RuntimeError, TypeError) as error:  # which torch raises where it is asked for values
+    except (
+        RuntimeError,
+        TypeError,
+    ) as error:  # which torch raises where it is asked for values
         raise _LooksAtValues(
             f"{exchange!r} cannot be simulated: it looks at values, and there are none "
-            f"({str(error).splitlines()[0]}); only exchanges whose verbs and sizes follow from the "
+            f"({str(error).splitlines()[0]}); only exchanges whose verbs and "
+            "sizes follow from the "
             "tensor's spec can"
         ) from error
     return RecordedVerbs(tuple(rows), me.was_asked, me.turn_was_asked)
@@ -199,8 +218,9 @@ def bytes_of_rank(exchange: Any, spec: TensorSpec, world: int, rank: int) -> int
 
 
 def _is_hashable(exchange: Any) -> bool:
-    """Whether bytes can be kept for it; a user's own exchange may be a dataclass that is not
-    frozen."""
+    """Whether bytes can be kept for it; a user's own exchange may be a dataclass that
+    is not frozen.
+    """
     try:
         hash(exchange)
     except TypeError:
@@ -209,7 +229,9 @@ def _is_hashable(exchange: Any) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _bytes_sent(exchange: Any, spec: TensorSpec, world: int, rank: int) -> tuple[int, bool]:
+def _bytes_sent(
+    exchange: Any, spec: TensorSpec, world: int, rank: int
+) -> tuple[int, bool]:
     """Bytes that a rank sends, and whether they may depend on which rank it is."""
     recorded = record(exchange, spec, rank, world)
     size_bytes = 0
@@ -226,7 +248,9 @@ def without_data(part: Any) -> Any:
     if isinstance(part, Compressor):
         return Hollow(part)
     own = algorithms_in(part)
-    return replace(part, **{n: without_data(v) for n, v in own.items()}) if own else part
+    return (
+        replace(part, **{n: without_data(v) for n, v in own.items()}) if own else part
+    )
 
 
 def algorithms_in(part: Any) -> Mapping[str, Any]:

@@ -1,4 +1,6 @@
-"""Descriptions of what is communicated, before any value exists: tensor specs and chunks."""
+"""Descriptions of what is communicated, before any value exists: tensor specs and
+chunks.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from torch import Tensor
 from ..errors import invalid
 
 CHUNK_ALIGNMENT = 8
-"""Chunks start at multiples of 8 elements, so that bits fill whole bytes in every chunk."""
+"""Chunks start at multiples of 8 elements, so that bits fill whole bytes in every
+chunk.
+"""
 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -29,11 +33,11 @@ NamedParam = tuple[str, Tensor]
 class TensorSpec:
     """Name, number of elements and dtype of one flat gradient.
 
-    ``shapes`` has the shapes of its tensors, in order, for algorithms that act on matrices. Without
-    shapes the gradient is one vector. ``device`` is the type of the device that encodes it, as in
-    ``Tensor.device.type``. ``rank`` is the rank that encodes it: on hosts of several ranks it
-    decides which tensors a rank keeps state for. Specs that differ in device or rank alone are
-    equal.
+    ``shapes`` has the shapes of its tensors, in order, for algorithms that act on
+    matrices. Without shapes the gradient is one vector. ``device`` is the type of the
+    device that encodes it, as in ``Tensor.device.type``. ``rank`` is the rank that
+    encodes it: on hosts of several ranks it decides which tensors a rank keeps state
+    for. Specs that differ in device or rank alone are equal.
 
     >>> TensorSpec("fc.weight", 1000, shapes=((20, 50),)).size_bytes
     4000
@@ -48,12 +52,16 @@ class TensorSpec:
 
     def __post_init__(self) -> None:
         if self.numel < 0:
-            raise invalid("numel", self.numel, "0 or more", "count the tensor's elements")
+            raise invalid(
+                "numel", self.numel, "0 or more", "count the tensor's elements"
+            )
         if self.shapes and sum(map(prod, self.shapes)) != self.numel:
             accepted = f"shapes with {self.numel} elements in all"
             raise invalid("shapes", self.shapes, accepted, "give every tensor's shape")
         if self.dtype not in DTYPES:
-            raise invalid("dtype", self.dtype, DTYPE_NAMES, "gradients are real floating point")
+            raise invalid(
+                "dtype", self.dtype, DTYPE_NAMES, "gradients are real floating point"
+            )
 
     @property
     def size_bytes(self) -> int:
@@ -84,21 +92,30 @@ class TensorSpec:
 def check_gradient(grad_N: object) -> None:
     """Refuses what cannot be read as one flat gradient.
 
-    It is a vector with a value at each place, of one of ``DTYPES``, and no part of a graph. It need
-    not be contiguous.
+    It is a vector with a value at each place, of one of ``DTYPES``, and no part of a
+    graph. It need not be contiguous.
     """
     if not isinstance(grad_N, torch.Tensor):
         raise invalid("gradient", grad_N, "a tensor", "pass param.grad.flatten()")
     if grad_N.layout is not torch.strided or grad_N.is_meta:
-        given = f"a tensor {'on meta' if grad_N.is_meta else f'of layout {grad_N.layout}'}"
-        raise invalid("gradient", given, "a dense tensor with values", "pass grad.to_dense()")
+        given = (
+            f"a tensor {'on meta' if grad_N.is_meta else f'of layout {grad_N.layout}'}"
+        )
+        raise invalid(
+            "gradient", given, "a dense tensor with values", "pass grad.to_dense()"
+        )
     if grad_N.dtype not in DTYPES:
-        remedy = "average the real and the imaginary part, torch.view_as_real(grad).flatten()"
+        remedy = (
+            "average the real and the imaginary part, "
+            "torch.view_as_real(grad).flatten()"
+        )
         if not grad_N.dtype.is_complex:
             remedy = "convert it with .float()"
         raise invalid("dtype of the gradient", grad_N.dtype, DTYPE_NAMES, remedy)
     if grad_N.dim() != 1:
-        raise invalid("gradient", tuple(grad_N.shape), "one-dimensional", "pass grad.flatten()")
+        raise invalid(
+            "gradient", tuple(grad_N.shape), "one-dimensional", "pass grad.flatten()"
+        )
     if grad_N.requires_grad:
         given = "a tensor that requires a gradient"
         accepted = "detached from the graph"
@@ -106,7 +123,8 @@ def check_gradient(grad_N: object) -> None:
 
 
 def squarest(numel: int, count: int = 1) -> tuple[tuple[int, ...], ...]:
-    """Shapes for a gradient that belongs to no model: square matrices, and the rest as a vector.
+    """Shapes for a gradient that belongs to no model: square matrices, and the rest as
+    a vector.
 
     ``count`` is the number of matrices, for example one for each rank of a host.
 

@@ -1,8 +1,9 @@
 """Tensorwise: the tensors that travel in one message, each encoded by itself.
 
-Elements of a block share a scale or a mean. A block that reached from an embedding into a norm
-would serve neither, so where a codec declares ``shared_scale``, blocks restart at every tensor.
-HiPress compresses each layer by itself too, and calls one kernel for several (section 3.2).
+Elements of a block share a scale or a mean. A block that reached from an embedding into
+a norm would serve neither, so where a codec declares ``shared_scale``, blocks restart
+at every tensor. HiPress compresses each layer by itself too, and calls one kernel for
+several (section 3.2).
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from .spec import TensorSpec
 
 
 def tensorwise(codec: Compressor, sizes: tuple[int, ...]) -> Compressor:
-    """The codec for a message in which tensors of ``sizes`` elements lie one behind the other.
+    """The codec for a message in which tensors of ``sizes`` elements lie one behind the
+    other.
 
-    It is ``codec`` itself where elements share no scale, or where there is only one tensor.
+    It is ``codec`` itself where elements share no scale, or where there is only one
+    tensor.
     """
     if not codec.traits.shared_scale or len(sizes) < 2:
         return codec
@@ -44,14 +47,18 @@ def tensor_sizes(spec: TensorSpec) -> tuple[int, ...]:
 
 def tensor_places(spec: TensorSpec) -> tuple[int, ...]:
     """The places of these tensors among the shapes of a message."""
-    return tuple(place for place, shape in enumerate(spec.shapes) if prod(shape)) or (0,)
+    return tuple(place for place, shape in enumerate(spec.shapes) if prod(shape)) or (
+        0,
+    )
 
 
 @dataclass(frozen=True)
 class Joined(Format):
-    """The layout of several tensors' payloads as one; ``dtype`` is that of their gradients.
+    """The layout of several tensors' payloads as one; ``dtype`` is that of their
+    gradients.
 
-    ``num_entries`` is how many indices these payloads have together, where their layouts are known.
+    ``num_entries`` is how many indices these payloads have together, where their
+    layouts are known.
     """
 
     dtype: torch.dtype = torch.float32
@@ -60,11 +67,12 @@ class Joined(Format):
 
 @dataclass(frozen=True)
 class Tensorwise(Compressor):
-    """A codec that encodes the tensors of a flat gradient apart, and sends them as one payload.
+    """A codec that encodes the tensors of a flat gradient apart, and sends them as one
+    payload.
 
-    ``sizes`` are the tensors' numbers of elements, in order. The payload holds theirs one behind
-    the other, each rounded up to 8 bytes. Where sizes of payloads vary, theirs in bytes go before
-    them, an int64 for each tensor.
+    ``sizes`` are the tensors' numbers of elements, in order. The payload holds theirs
+    one behind the other, each rounded up to 8 bytes. Where sizes of payloads vary,
+    theirs in bytes go before them, an int64 for each tensor.
     """
 
     codec: Compressor
@@ -98,7 +106,9 @@ class Tensorwise(Compressor):
 
     def typical(self, spec: TensorSpec) -> Joined:
         each = zip(self.codecs, self.sizes, strict=True)
-        forms = tuple(codec.typical(TensorSpec("", size, spec.dtype)) for codec, size in each)
+        forms = tuple(
+            codec.typical(TensorSpec("", size, spec.dtype)) for codec, size in each
+        )
         return self.joined(spec.dtype, forms)
 
     def received(self, spec: TensorSpec, size_bytes: int) -> Format:
@@ -111,7 +121,12 @@ class Tensorwise(Compressor):
         return self._announcing(spec.dtype, room_bytes)
 
     def encode(
-        self, state: State, grad_N: Tensor, *, residual_N: Residual = None, buffer: Memory = None
+        self,
+        state: State,
+        grad_N: Tensor,
+        *,
+        residual_N: Residual = None,
+        buffer: Memory = None,
     ) -> tuple[Payload, State]:
         (found,) = encode_each((self,), (state,), (grad_N,), (residual_N,), (buffer,))
         return found
@@ -125,9 +140,13 @@ class Tensorwise(Compressor):
         for codec, parts, sums in _batches(_jobs_of(self, payload, sum_N)):
             codec.merge_many(parts, sums, scale=scale)
 
-    def merge_all(self, payloads: Sequence[Payload], sum_N: Tensor, *, scale: float = 1.0) -> None:
+    def merge_all(
+        self, payloads: Sequence[Payload], sum_N: Tensor, *, scale: float = 1.0
+    ) -> None:
         of_tensors = zip(*map(self.parts, payloads), strict=True)
-        for codec, own, part_N in zip(self.codecs, of_tensors, self.cut(sum_N), strict=True):
+        for codec, own, part_N in zip(
+            self.codecs, of_tensors, self.cut(sum_N), strict=True
+        ):
             codec.merge_all(own, part_N, scale=scale)
 
     def entries(self, payload: Payload) -> tuple[Tensor, Tensor]:
@@ -137,27 +156,41 @@ class Tensorwise(Compressor):
         for codec, (start, _), part in each:
             indices_K, values_K = codec.entries(part)
             indices.append(indices_K + start // self.width)
-            values.append(values_K.clone())  # it may lie in a buffer that the next tensor's takes
+            values.append(
+                values_K.clone()
+            )  # it may lie in a buffer that the next tensor's takes
         return torch.cat(indices), torch.cat(values)
 
     def cut(self, flat_N: Tensor) -> tuple[Tensor, ...]:
         """The tensors of a flat gradient, residual or mean, as views of it."""
         if flat_N.numel() != sum(self.sizes):
             accepted = f"{sum(self.sizes)}, the sum over its tensors"
-            raise invalid("elements of a message", flat_N.numel(), accepted, "pass all of them")
+            raise invalid(
+                "elements of a message", flat_N.numel(), accepted, "pass all of them"
+            )
         return torch.split(flat_N, list(self.sizes))
 
     def parts(self, payload: Payload) -> list[Payload]:
-        """The payload of each tensor, as views; ``RanksDiffer`` if sizes announced are none."""
+        """The payload of each tensor, as views; ``RanksDiffer`` if sizes announced are
+        none.
+        """
         form = payload.format
         buffer = payload.buffer
         if not isinstance(form, Joined) or buffer is None:
-            raise invalid("payload", payload, f"one by {self!r}", "decode what it encoded")
-        forms = self.largest(form.dtype) if self.traits.exact_size else self._told(payload, form)
+            raise invalid(
+                "payload", payload, f"one by {self!r}", "decode what it encoded"
+            )
+        forms = (
+            self.largest(form.dtype)
+            if self.traits.exact_size
+            else self._told(payload, form)
+        )
         return list(map(Payload, forms, self._rooms(forms, buffer)))
 
     def rooms(self, dtype: torch.dtype, buffer: Tensor) -> list[Tensor]:
-        """The room of each tensor's payload in the one of all; bytes between them become zeros."""
+        """The room of each tensor's payload in the one of all; bytes between them
+        become zeros.
+        """
         forms = self.largest(dtype)
         ends = accumulate(form.slot_bytes for form in forms)
         for end, form in zip(ends, forms, strict=True):
@@ -175,10 +208,14 @@ class Tensorwise(Compressor):
         assert contents[0] is not None
         front = None if buffer is None else buffer[: form.size_bytes]
         joined = Payload.empty(form, front, contents[0].device)
-        joined["sizes"].copy_(torch.tensor([payload.size_bytes for payload in payloads]))
+        joined["sizes"].copy_(
+            torch.tensor([payload.size_bytes for payload in payloads])
+        )
         joined["payloads"].zero_()
         assert joined.buffer is not None
-        for room, content in zip(self._rooms(forms, joined.buffer), contents, strict=True):
+        for room, content in zip(
+            self._rooms(forms, joined.buffer), contents, strict=True
+        ):
             assert content is not None
             room.copy_(content)
         return joined
@@ -186,10 +223,14 @@ class Tensorwise(Compressor):
     def joined(self, dtype: torch.dtype, forms: Sequence[Format]) -> Joined:
         """The layout of all tensors' payloads from that of each."""
         slots = [form.slot_bytes for form in forms]
-        entries = sum(part.numel for form in forms for part in form if part.name == "indices")
+        entries = sum(
+            part.numel for form in forms for part in form if part.name == "indices"
+        )
         if not self.traits.exact_size:
             return self._announcing(dtype, sum(slots), entries)
-        fields = (Field(f"tensor {i}", torch.uint8, slot) for i, slot in enumerate(slots))
+        fields = (
+            Field(f"tensor {i}", torch.uint8, slot) for i, slot in enumerate(slots)
+        )
         return Joined(tuple(fields), dtype=dtype, num_entries=entries)
 
     def largest(self, dtype: torch.dtype) -> tuple[Format, ...]:
@@ -210,7 +251,10 @@ class Tensorwise(Compressor):
 
     def _rooms(self, forms: Sequence[Format], buffer: Tensor) -> list[Tensor]:
         starts = accumulate((form.slot_bytes for form in forms), initial=self._first)
-        return [buffer[at : at + form.size_bytes] for at, form in zip(starts, forms, strict=False)]
+        return [
+            buffer[at : at + form.size_bytes]
+            for at, form in zip(starts, forms, strict=False)
+        ]
 
     def _told(self, payload: Payload, form: Joined) -> tuple[Format, ...]:
         """The layouts that the sizes announced in a payload stand for."""
@@ -219,12 +263,16 @@ class Tensorwise(Compressor):
         fits = all(0 <= size <= limit for size, limit in zip(told, limits, strict=True))
         if not fits or sum(map(slot_bytes, told)) != payload["payloads"].numel():
             raise RanksDiffer(
-                f"a payload of {payload.size_bytes} bytes announces tensors of {told} bytes, which "
-                f"may have {limits}; give every rank the same model, compressor and settings"
+                f"a payload of {payload.size_bytes} bytes announces tensors of "
+                f"{told} bytes, which "
+                f"may have {limits}; give every rank the same model, compressor "
+                "and settings"
             )
         specs = (TensorSpec("", size, form.dtype) for size in self.sizes)
         each = zip(self.codecs, specs, told, strict=True)
-        return tuple(codec.received(spec, size_bytes) for codec, spec, size_bytes in each)
+        return tuple(
+            codec.received(spec, size_bytes) for codec, spec, size_bytes in each
+        )
 
     def _announcing(
         self, dtype: torch.dtype, room_bytes: int, num_entries: int | None = None
@@ -255,12 +303,15 @@ def encode_each(
 ) -> list[tuple[Payload, State]]:
     """``encode`` of several gradients, each by its own chunk of one codec.
 
-    Tensors that one codec encodes are one call of it. Other operands are those of ``encode_many``.
+    Tensors that one codec encodes are one call of it. Other operands are those of
+    ``encode_many``.
     """
     operands = zip(codecs, states, grads, residuals, buffers, strict=True)
     jobs = [_Job(*own) for own in operands]
     found: list[tuple[Payload, State]] = []
-    for codec, *parts in _batches((one, *part) for job in jobs for one, part in job.each()):
+    for codec, *parts in _batches(
+        (one, *part) for job in jobs for one, part in job.each()
+    ):
         found += codec.encode_many(*parts)
     made = iter(found)
     return [job.joined(list(islice(made, len(job.parts)))) for job in jobs]
@@ -269,9 +320,13 @@ def encode_each(
 def decode_each(
     codecs: Sequence[Compressor], payloads: Sequence[Payload], outs: Sequence[Tensor]
 ) -> None:
-    """``decode`` of several payloads, each by its own chunk of one codec, in one call of it."""
+    """``decode`` of several payloads, each by its own chunk of one codec, in one call
+    of it.
+    """
     each = zip(codecs, payloads, outs, strict=True)
-    for codec, parts, tensors in _batches(job for own in each for job in _jobs_of(*own)):
+    for codec, parts, tensors in _batches(
+        job for own in each for job in _jobs_of(*own)
+    ):
         codec.decode_many(parts, tensors)
 
 
@@ -285,17 +340,26 @@ def _jobs_of(
 
 
 def _batches(jobs: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-    """Neighbours of one codec, which comes first in a job: it, and each other operand of all."""
+    """Neighbours of one codec, which comes first in a job: it, and each other operand
+    of all.
+    """
     for codec, run in groupby(jobs, key=itemgetter(0)):
         _, *operands = zip(*run, strict=True)
         yield codec, *operands
 
 
 class _Job:
-    """One gradient to encode: ``parts`` are (state, gradient, residual, buffer) of its tensors."""
+    """One gradient to encode: ``parts`` are (state, gradient, residual, buffer) of its
+    tensors.
+    """
 
     def __init__(
-        self, codec: Compressor, state: State, grad_N: Tensor, residual_N: Residual, buffer: Memory
+        self,
+        codec: Compressor,
+        state: State,
+        grad_N: Tensor,
+        residual_N: Residual,
+        buffer: Memory,
     ) -> None:
         self.codec = codec
         self.dtype = grad_N.dtype
@@ -317,7 +381,9 @@ class _Job:
 
     def each(self) -> Iterable[tuple[Compressor, tuple[Any, ...]]]:
         """The codec of each part, and the part."""
-        codecs = self.codec.codecs if isinstance(self.codec, Tensorwise) else (self.codec,)
+        codecs = (
+            self.codec.codecs if isinstance(self.codec, Tensorwise) else (self.codec,)
+        )
         return zip(codecs, self.parts, strict=True)
 
     def joined(self, found: list[tuple[Payload, State]]) -> tuple[Payload, State]:
@@ -328,4 +394,6 @@ class _Job:
         if not self.codec.traits.exact_size:
             return self.codec.announced(payloads, self.dtype, self.buffer), states
         numel = sum(self.codec.sizes)
-        return Payload(self.codec.format(TensorSpec("", numel, self.dtype)), self.buffer), states
+        return Payload(
+            self.codec.format(TensorSpec("", numel, self.dtype)), self.buffer
+        ), states

@@ -1,20 +1,23 @@
-"""How a verb's buffer gets to where it is wanted: the one definition that bytes and costs follow.
+"""How a verb's buffer gets to where it is wanted: the one definition that bytes and
+costs follow.
 
 The bytes that are counted (``sent_bytes``), what a verb costs by formula
-(``planning/data/cluster.py``) and so what the simulator asks for it, all come from ``travel`` and
-``copies_sent``.
+(``planning/data/cluster.py``) and so what the simulator asks for it, all come from
+``travel`` and ``copies_sent``.
 
-Source: what gloo does in torch 2.13, by its own source and by the counters of 2 to 8 shaped hosts
-    (200 Mbit, 1 and 4 MB). An all-reduce and an all-gather go round a ring. A reduce-scatter is an
-    all-reduce of which a part is kept, and sends as much. In an all-to-all each pair of ranks
-    exchanges its parts. A broadcast is a binomial tree: the p-th rank from the root on passes the
-    buffer on to all that are p + 2^i from it with 2^i > p.
-A tree's node sends to all its children at once, and they share its link. So the last copy is there
-when all sends of the nodes above it are over, one node behind the other: among 2 to 8 ranks after
-1, 2, 3, 4, 5, 5 and 6 times the buffer. 4 MB took 1.0, 2.0, 2.9, 4.0, 4.8, 4.7 and 5.0 times as
-long as to one rank: shares are not quite equal, and a child that has its copy early goes on early.
-An all-to-all's latency is that of the W - 1 messages that each rank hands over, as an all-gather's:
-on 8 hosts 64 bytes to each took 0.6 times as long.
+Source: what gloo does in torch 2.13, by its own source and by the counters of 2 to 8
+    shaped hosts (200 Mbit, 1 and 4 MB). An all-reduce and an all-gather go round a
+    ring. A reduce-scatter is an all-reduce of which a part is kept, and sends as much.
+    In an all-to-all each pair of ranks exchanges its parts. A broadcast is a binomial
+    tree: the p-th rank from the root on passes the buffer on to all that are p + 2^i
+    from it with 2^i > p.
+A tree's node sends to all its children at once, and they share its link. So the last
+copy is there when all sends of the nodes above it are over, one node behind the other:
+among 2 to 8 ranks after 1, 2, 3, 4, 5, 5 and 6 times the buffer. 4 MB took 1.0, 2.0,
+2.9, 4.0, 4.8, 4.7 and 5.0 times as long as to one rank: shares are not quite equal, and
+a child that has its copy early goes on early. An all-to-all's latency is that of the W
+- 1 messages that each rank hands over, as an all-gather's: on 8 hosts 64 bytes to each
+took 0.6 times as long.
 """
 
 from __future__ import annotations
@@ -45,12 +48,15 @@ NAMES: dict[type, str] = {
     Send: "send",
     Recv: "send",
 }
-"""Names of the verbs for the network in cluster files. A verb's size is the bytes of its buffer:
-for an all-gather the rank's own, for an all-to-all and a reduce-scatter the whole input."""
+"""Names of the verbs for the network in cluster files. A verb's size is the bytes of
+its buffer: for an all-gather the rank's own, for an all-to-all and a reduce-scatter the
+whole input.
+"""
 
 
 def members(rank: int, world: int, ranks_per_host: int, among: Among) -> range:
-    """The ranks, ``rank`` with them, that its verbs are for; ranks are numbered host after host.
+    """The ranks, ``rank`` with them, that its verbs are for; ranks are numbered host
+    after host.
 
     Shards are no ranks of this world: among them a rank is alone here.
 
@@ -70,7 +76,9 @@ def members(rank: int, world: int, ranks_per_host: int, among: Among) -> range:
 
 
 class Travel(NamedTuple):
-    """The cost of a verb, in latencies and in times that its whole size passes over a link."""
+    """The cost of a verb, in latencies and in times that its whole size passes over a
+    link.
+    """
 
     rounds: int
     """The number of messages one behind the other, each of which costs a latency."""
@@ -80,7 +88,8 @@ class Travel(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def travel(verb: str, world: int) -> Travel:
-    """How a verb of ``NAMES`` travels among ``world`` ranks; raises ``UnknownName`` for another.
+    """How a verb of ``NAMES`` travels among ``world`` ranks; raises ``UnknownName`` for
+    another.
 
     >>> travel("all_reduce", 4), travel("broadcast", 4)
     (Travel(rounds=6, copies=1.5), Travel(rounds=2, copies=3))
@@ -98,7 +107,8 @@ def travel(verb: str, world: int) -> Travel:
 def copies_sent(verb: str, world: int, from_root: int = 0) -> tuple[int, int]:
     """How many times its size a rank sends, as a fraction (numerator, denominator).
 
-    In a broadcast the rank is the ``from_root``-th from the root on; elsewhere all send alike.
+    In a broadcast the rank is the ``from_root``-th from the root on; elsewhere all send
+    alike.
 
     >>> copies_sent("all_reduce", 4), [copies_sent("broadcast", 6, p)[0] for p in range(6)]
     ((6, 4), [3, 2, 0, 0, 0, 0])
@@ -120,7 +130,9 @@ def copies_sent(verb: str, world: int, from_root: int = 0) -> tuple[int, int]:
 
 
 def bytes_sent(verb: str, size_bytes: int, world: int, from_root: int = 0) -> int:
-    """Bytes that a rank sends for a verb of this size; ``from_root`` as in ``copies_sent``."""
+    """Bytes that a rank sends for a verb of this size; ``from_root`` as in
+    ``copies_sent``.
+    """
     parts, of = copies_sent(verb, world, from_root)
     return parts * size_bytes // of
 

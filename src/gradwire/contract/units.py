@@ -1,4 +1,6 @@
-"""Quantities as people write and read them; inside, only bytes, seconds and bytes per second."""
+"""Quantities as people write and read them; inside, only bytes, seconds and bytes per
+second.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ _BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 def split(text: str) -> tuple[float, str] | None:
-    """The number and the unit in a text, in lower case; None where it has another form."""
+    """The number and the unit in a text, in lower case; None where it has another
+    form.
+    """
     found = re.fullmatch(r"\s*([0-9]{0,30}\.?[0-9]{1,30})\s*([a-zA-Z]*)\s*", text)
     return (float(found[1]), found[2].lower()) if found else None
 
@@ -25,7 +29,10 @@ def parse_rate(text: str) -> float:
     parts = split(text)
     if parts is None or parts[1] not in _BITS_PER_S or parts[0] <= 0:
         raise invalid(
-            "rate", text, "a positive number with bit, kbit, mbit or gbit", "write 500mbit"
+            "rate",
+            text,
+            "a positive number with bit, kbit, mbit or gbit",
+            "write 500mbit",
         )
     return parts[0] * _BITS_PER_S[parts[1]] / 8
 
@@ -40,8 +47,8 @@ def _scaled(value: float, step: float, names: tuple[str, ...]) -> str:
 
 
 def ratio(own: float, other: float) -> float:
-    """``own`` / ``other``; 1 where both are 0, as what takes no time is as fast as any other that
-    takes none, and infinity where only ``other`` is.
+    """``own`` / ``other``; 1 where both are 0, as what takes no time is as fast as any
+    other that takes none, and infinity where only ``other`` is.
 
     >>> ratio(3.0, 2.0), ratio(0.0, 0.0), ratio(1.0, 0.0)
     (1.5, 1.0, inf)
@@ -66,7 +73,9 @@ def format_rate(rate_bytes_per_s: float) -> str:
     >>> format_rate(25_000_000.0)
     '200.0 Mbit/s'
     """
-    return _scaled(rate_bytes_per_s * 8, 1000.0, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s"))
+    return _scaled(
+        rate_bytes_per_s * 8, 1000.0, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s")
+    )
 
 
 def format_seconds(seconds: float) -> str:

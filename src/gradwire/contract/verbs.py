@@ -1,13 +1,14 @@
 """The verbs: all that an algorithm which communicates may ask for.
 
-An algorithm is a generator. It yields one verb, or a tuple of verbs that may run at the same time,
-and is resumed when all of them are done, with the verb's result (or the tuple of results).
-Computations of one tuple are done one behind the other, in its order, as a rank has one lane for
-them. A text never knows who carries its verbs out: the local driver, the runtime or the simulator.
+An algorithm is a generator. It yields one verb, or a tuple of verbs that may run at the
+same time, and is resumed when all of them are done, with the verb's result (or the
+tuple of results). Computations of one tuple are done one behind the other, in its
+order, as a rank has one lane for them. A text never knows who carries its verbs out:
+the local driver, the runtime or the simulator.
 
-Buffers are 1-D and contiguous. A verb's buffers belong to the driver until it resumes the
-generator; a computation beside it may read what is only sent. Which verbs come in which order must
-not depend on gradient values; their sizes may.
+Buffers are 1-D and contiguous. A verb's buffers belong to the driver until it resumes
+the generator; a computation beside it may read what is only sent. Which verbs come in
+which order must not depend on gradient values; their sizes may.
 """
 
 from __future__ import annotations
@@ -25,24 +26,34 @@ T = TypeVar("T")
 
 
 class Among(Enum):
-    """The ranks that a verb for the network is for; ranks that it names are counted among them."""
+    """The ranks that a verb for the network is for; ranks that it names are counted
+    among them.
+    """
 
     RANKS = "ranks"
-    """The ranks that average the message: all whose gradients are of the same elements."""
+    """The ranks that average the message: all whose gradients are of the same
+    elements.
+    """
     SHARDS = "shards"
-    """The ranks that hold parts of the same layers: a tensor-parallel group, in its order.
+    """The ranks that hold parts of the same layers: a tensor-parallel group, in its
+    order.
 
-    They issue the same messages in the same order, of gradients that may be of other lengths.
+    They issue the same messages in the same order, of gradients that may be of other
+    lengths.
     """
     HOST = "a host's ranks"
     """The ranks that average the message and are on the same host, in order."""
     HOSTS = "hosts"
-    """The ranks that average the message and have the same place on their hosts, host by host."""
+    """The ranks that average the message and have the same place on their hosts, host
+    by host.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Sends ``buf`` to rank ``dst``; done when the receiver has it or the network holds it."""
+    """Sends ``buf`` to rank ``dst``; done when the receiver has it or the network holds
+    it.
+    """
 
     dst: int
     buf: Tensor
@@ -68,7 +79,9 @@ class AllReduce:
 
 @dataclass(frozen=True, slots=True)
 class AllGather:
-    """``out`` becomes every rank's ``buf`` in rank order; all ``buf`` are of one length."""
+    """``out`` becomes every rank's ``buf`` in rank order; all ``buf`` are of one
+    length.
+    """
 
     out: Tensor
     buf: Tensor
@@ -77,12 +90,14 @@ class AllGather:
 
 @dataclass(frozen=True, slots=True)
 class AllToAll:
-    """Part i of ``buf`` goes to rank i; ``out`` is what the ranks sent here, in rank order.
+    """Part i of ``buf`` goes to rank i; ``out`` is what the ranks sent here, in rank
+    order.
 
-    ``out_sizes`` and ``in_sizes`` are element counts, one a rank. A driver whose ranks read each
-    other's memory may send nothing and leave ``out`` as it is, where ``buf`` lies in ``room``. Then
-    the verb's result is the list of all ranks' rooms, in rank order; else it is None, on all ranks.
-    Others may read a room until this rank's next verb among the same ranks.
+    ``out_sizes`` and ``in_sizes`` are element counts, one a rank. A driver whose ranks
+    read each other's memory may send nothing and leave ``out`` as it is, where ``buf``
+    lies in ``room``. Then the verb's result is the list of all ranks' rooms, in rank
+    order; else it is None, on all ranks. Others may read a room until this rank's next
+    verb among the same ranks.
     """
 
     out: Tensor
@@ -95,7 +110,9 @@ class AllToAll:
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter:
-    """``out`` becomes this rank's equal share of the element-wise sum of all ``buf``."""
+    """``out`` becomes this rank's equal share of the element-wise sum of all
+    ``buf``.
+    """
 
     out: Tensor
     buf: Tensor
@@ -115,8 +132,9 @@ class Broadcast:
 class Compute:
     """Runs ``fn`` on the compute lane; its return value is the verb's result.
 
-    ``name`` is the one CaSync primitive that is done (encode, decode, merge), or another word where
-    it is none of a compressor's: the cost model knows these three. ``numel`` is what it counts.
+    ``name`` is the one CaSync primitive that is done (encode, decode, merge), or
+    another word where it is none of a compressor's: the cost model knows these three.
+    ``numel`` is what it counts.
     """
 
     name: str
@@ -124,7 +142,9 @@ class Compute:
     numel: int = 0
 
 
-Communication = Send | Recv | AllReduce | AllGather | AllToAll | ReduceScatter | Broadcast
+Communication = (
+    Send | Recv | AllReduce | AllGather | AllToAll | ReduceScatter | Broadcast
+)
 """A verb for the network."""
 Verb = Communication | Compute
 Steps = Generator[Verb | tuple[Verb, ...], Any, T]
@@ -132,7 +152,8 @@ Steps = Generator[Verb | tuple[Verb, ...], Any, T]
 
 
 def rewritten(text: Steps[T], each: Callable[[Any], Steps[Any]]) -> Steps[T]:
-    """The same text, with ``each`` of what it yields in place of that verb or tuple of verbs.
+    """The same text, with ``each`` of what it yields in place of that verb or tuple of
+    verbs.
 
     What ``each`` returns is the result that the text is sent.
     """
@@ -145,10 +166,13 @@ def rewritten(text: Steps[T], each: Callable[[Any], Steps[Any]]) -> Steps[T]:
         value = yield from each(asked)
 
 
-def carried_out(text: Steps[T], carry: Callable[[tuple[Verb, ...]], Sequence[Any]]) -> T:
+def carried_out(
+    text: Steps[T], carry: Callable[[tuple[Verb, ...]], Sequence[Any]]
+) -> T:
     """Carries a text out in this thread; returns its value.
 
-    ``carry`` does the verbs that may run at the same time, and returns a result for each.
+    ``carry`` does the verbs that may run at the same time, and returns a result for
+    each.
     """
     value: Any = None
     while True:

@@ -1,6 +1,7 @@
 """Generated C++ compiled and called; the interpreter where there is no compiler.
 
-The compiler and its cache are those of the hand-written kernels (``kernels/compiler.py``).
+The compiler and its cache are those of the hand-written kernels
+(``kernels/compiler.py``).
 """
 
 from __future__ import annotations
@@ -25,15 +26,18 @@ if TYPE_CHECKING:
     from .gpu.launch import Launcher
 
 _HEADERS = Path(__file__).parent / "csrc"
-# Operations raise no exceptions and set no errno, so a vector may compute what is then not chosen;
-# integers wrap, as in torch. The widest vectors are worth it: these loops do nothing else.
+# Operations raise no exceptions and set no errno, so a vector may compute what is then
+# not chosen; integers wrap, as in torch. The widest vectors are worth it: these loops
+# do nothing else.
 _FLAGS = ("-fno-trapping-math", "-fno-math-errno", "-fwrapv")
 _WIDE = ("-mprefer-vector-width=512",)
 _NUM_KEPT = 3  # its place among the words of a csrc/blocks.h Tensor
 
 
 class Built:
-    """Kernels of one program, compiled together; each is called by its form's kernel."""
+    """Kernels of one program, compiled together; each is called by its form's
+    kernel.
+    """
 
     def __init__(self, *kernels: Kernel) -> None:
         self.kernels = kernels
@@ -51,7 +55,9 @@ class Built:
     @cached_property
     def keeping(self) -> frozenset[str]:
         """The names of the kernels that keep some elements."""
-        return frozenset(kernel.name for kernel in self.kernels if kernel.keep is not None)
+        return frozenset(
+            kernel.name for kernel in self.kernels if kernel.keep is not None
+        )
 
     @cached_property
     def launcher(self) -> Launcher:
@@ -64,14 +70,18 @@ class Built:
         """The compiled kernels; None where the interpreter has to serve."""
         return load_compiled(self.source)
 
-    def run(self, kernel: Kernel, operands: Mapping[str, Tensor], numel: int, draws: Draws) -> int:
+    def run(
+        self, kernel: Kernel, operands: Mapping[str, Tensor], numel: int, draws: Draws
+    ) -> int:
         """Carries ``kernel`` out on one tensor; returns how many elements were kept."""
         return self.run_many(kernel, (Call(operands, numel, draws),))[0]
 
     def run_many(self, kernel: Kernel, calls: Sequence[Call]) -> list[int]:
-        """Carries ``kernel`` out on several tensors of one device, over all their blocks at once.
+        """Carries ``kernel`` out on several tensors of one device, over all their
+        blocks at once.
 
-        Returns how many elements of each were kept, which lie in the front of their buffers.
+        Returns how many elements of each were kept, which lie in the front of their
+        buffers.
         """
         on_cpu = all(call.on_cpu for call in calls)
         library = self.library() if on_cpu else None

@@ -1,9 +1,11 @@
 """Conversion to and from the 8-bit float of four exponent bits and three of fraction.
 
-Source: OCP, "8-bit Floating Point Specification", revision 1.0, 2023, section 5, and Micikevicius
-    et al., arXiv 2209.05433: bias 7, no infinity, codes 0x7F and 0xFF are NaN, 448 is the largest.
-Differences: none; of the two ways to treat what is too large the saturating one, for infinity too,
-    and every NaN is sent as 0x7F, as signs of NaN differ between machines.
+Source: OCP, "8-bit Floating Point Specification", revision 1.0, 2023, section 5, and
+    Micikevicius et al., arXiv 2209.05433: bias 7, no infinity, codes 0x7F and 0xFF are
+    NaN, 448 is the largest.
+Differences: none; of the two ways to treat what is too large the saturating one, for
+    infinity too, and every NaN is sent as 0x7F, as signs of NaN differ between
+    machines.
 
 >>> import torch
 >>> codes = to_e4m3.interp(torch.tensor([1.0, -0.3, 1000.0, torch.nan]))
@@ -65,7 +67,9 @@ to_e4m3 = register(
         triton_support=_TRITON,
     )
 )
-"""The code of the nearest e4m3 number, ties to even; past 448, and for infinity, that of 448."""
+"""The code of the nearest e4m3 number, ties to even; past 448, and for infinity, that
+of 448.
+"""
 
 from_e4m3 = register(
     Operator(

@@ -1,7 +1,9 @@
 """Every generated compressor: the methods of ``contract.Compressor``, by four kernels.
 
-Kernels take float32 vectors that lie in one piece. Gradients of another dtype are converted to it
-first, sums and residuals of another dtype are computed by torch from what was sent."""
+Kernels take float32 vectors that lie in one piece. Gradients of another dtype are
+converted to it first, sums and residuals of another dtype are computed by torch from
+what was sent.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,11 @@ from .interp import Call, Draws, to_bytes
 from .ir import FLOAT32, INT32, UNSIGNED, Buffer, DType, Extent, Kernel, Op
 from .rewrite import OUT, Pick, StageKernels, Traced, partials
 
-# ---- The layout of a program's fields: the format of a payload, and what its size tells --------
+# ---- The layout of a program's fields: the format of a payload, and what its size tell
 #
-# Legend: N elements of the gradient, K kept ones. Fields of kept elements lie behind all others, in
-# order of the program; how many entries they have follows from the payload's size alone.
+# Legend: N elements of the gradient, K kept ones. Fields of kept elements lie behind
+# all others, in order of the program; how many entries they have follows from the
+# payload's size alone.
 
 MEMORY: dict[DType, torch.dtype] = {FLOAT32: torch.float32, INT32: torch.int32}
 """The dtypes of values that are not packed; unsigned ones lie in bytes."""
@@ -52,14 +55,18 @@ def program_format(program: Traced, numel: int, num_kept: int) -> Format:
     """
     if numel >= 2**31 and (program.keep is not None or program.stages):
         given = f"{numel} elements"
-        raise invalid(f"{program.name} gradient", given, "below 2**31", "cut it into chunks")
+        raise invalid(
+            f"{program.name} gradient", given, "below 2**31", "cut it into chunks"
+        )
     counts = {
         Extent.CALL: min(numel, 1),
         Extent.BLOCK: -(-numel // program.block),
         Extent.ELEMENT: numel,
         Extent.KEPT: num_kept,
     }
-    return Format(tuple(_field(buffer, counts[buffer.extent]) for buffer in program.buffers))
+    return Format(
+        tuple(_field(buffer, counts[buffer.extent]) for buffer in program.buffers)
+    )
 
 
 def num_received(program: Traced, numel: int, size_bytes: int) -> int | None:
@@ -68,7 +75,8 @@ def num_received(program: Traced, numel: int, size_bytes: int) -> int | None:
     if num_kept:
         entry_bytes = sum(buffer.dtype.bits for buffer in program.kept) / 8
         first = program_format(program, numel, 0).size_bytes
-        # Each field may be up to a group of codes longer than its entries' bits: never shorter.
+        # Each field may be up to a group of codes longer than its entries' bits: never
+        # shorter.
         num_kept = min(max(0, int((size_bytes - first) / entry_bytes) + 1), num_kept)
     while num_kept and program_format(program, numel, num_kept).size_bytes > size_bytes:
         num_kept -= 1
@@ -80,10 +88,12 @@ def _field(buffer: Buffer, count: int) -> Field:
     if buffer.dtype not in UNSIGNED:
         return Field(buffer.name, MEMORY[buffer.dtype], count)
     packed = buffer.extent >= Extent.ELEMENT
-    return Field(buffer.name, torch.uint8, buffer.dtype.packed_bytes(count) if packed else count)
+    return Field(
+        buffer.name, torch.uint8, buffer.dtype.packed_bytes(count) if packed else count
+    )
 
 
-# ---- Steps between kernels: stages' scalars are made, and payloads filled ----------------------
+# ---- Steps between kernels: stages' scalars are made, and payloads filled ------------
 #
 # Legend: N elements of the gradient, S of a sample, B blocks.
 
@@ -112,10 +122,14 @@ class Kernels:
 def scratch(
     name: str, dtype: torch.dtype, lengths: Sequence[int], device: torch.device
 ) -> list[Tensor]:
-    """Undefined vectors that the next call with this name overwrites: see `scratch.passing`."""
+    """Undefined vectors that the next call with this name overwrites: see
+    `scratch.passing`.
+    """
     whole = passing(f"compll {name}", sum(lengths), dtype, device)
     stops = accumulate(lengths)
-    return [whole[stop - numel : stop] for numel, stop in zip(lengths, stops, strict=True)]
+    return [
+        whole[stop - numel : stop] for numel, stop in zip(lengths, stops, strict=True)
+    ]
 
 
 def run_forms(
@@ -126,7 +140,9 @@ def run_forms(
     Returns how many elements each call kept; nothing is run for an empty gradient.
     """
     kept = [0] * len(calls)
-    live = [(i, "residual" in call.operands) for i, call in enumerate(calls) if call.numel]
+    live = [
+        (i, "residual" in call.operands) for i, call in enumerate(calls) if call.numel
+    ]
     for kernel, has_residual in ((plain, False), (with_residual, True)):
         places = [i for i, has in live if has is has_residual]
         if places:
@@ -136,11 +152,13 @@ def run_forms(
     return kept
 
 
-# ---- stages ------------------------------------------------------------------------------------
+# ---- stages --------------------------------------------------------------------------
 
 
 def with_scalars(made: Kernels, calls: Sequence[Call]) -> list[Call]:
-    """The calls with what the stages make of their gradients; an empty one needs nothing."""
+    """The calls with what the stages make of their gradients; an empty one needs
+    nothing.
+    """
     known = [call for call in calls if call.numel]
     for stage in made.stages if known else ():
         found = (_picked if stage.fold is None else _combined)(made.built, stage, known)
@@ -152,8 +170,14 @@ def with_scalars(made: Kernels, calls: Sequence[Call]) -> list[Call]:
     return [next(each) if call.numel else call for call in calls]
 
 
-def _picked(built: Built, made: StageKernels, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
-    picks = {stage.result.name: stage.how for stage in made.stages if isinstance(stage.how, Pick)}
+def _picked(
+    built: Built, made: StageKernels, calls: Sequence[Call]
+) -> list[dict[str, Tensor]]:
+    picks = {
+        stage.result.name: stage.how
+        for stage in made.stages
+        if isinstance(stage.how, Pick)
+    }
     how = next(iter(picks.values()))
     counts = [how.draw.count(call.numel) for call in calls]
     device = calls[0].device
@@ -179,37 +203,51 @@ def _picked(built: Built, made: StageKernels, calls: Sequence[Call]) -> list[dic
 
 def _picked_of(sample_S: Tensor, how: Pick, numel: int) -> Tensor:
     place = how.place(numel)
-    return _nth_smallest(sample_S, sample_S.numel() - 1 - place if how.descending else place)
+    return _nth_smallest(
+        sample_S, sample_S.numel() - 1 - place if how.descending else place
+    )
 
 
 def _nth_smallest(vector_S: Tensor, rank: int) -> Tensor:
-    """The element of this rank, from 0, as a vector of one; NaN ranks above infinity."""
+    """The element of this rank, from 0, as a vector of one; NaN ranks above
+    infinity.
+    """
     if vector_S.is_cpu:  # numpy's selection takes a fifth of the time of torch's
         return torch.from_numpy(np.partition(vector_S.numpy(), rank)[rank : rank + 1])
     return vector_S.kthvalue(rank + 1).values.view(1)
 
 
-def _combined(built: Built, made: StageKernels, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
+def _combined(
+    built: Built, made: StageKernels, calls: Sequence[Call]
+) -> list[dict[str, Tensor]]:
     fold = made.fold
     assert fold is not None
     of_blocks = [partials(stage) for stage in made.stages]
     results = [stage.result.name for stage in made.stages]
     counts = [-(-call.numel // made.plain.block) for call in calls]
-    values = [_vectors(made, count, call) for count, call in zip(counts, calls, strict=True)]
+    values = [
+        _vectors(made, count, call) for count, call in zip(counts, calls, strict=True)
+    ]
     filling = [
-        call._replace(operands={**call.operands, **dict(zip(of_blocks, own, strict=True))})
+        call._replace(
+            operands={**call.operands, **dict(zip(of_blocks, own, strict=True))}
+        )
         for call, own in zip(calls, values, strict=True)
     ]
     run_forms(built, made.plain, made.with_residual, filling)
     names = (*of_blocks, *results)
-    while left := [i for i, count in enumerate(counts) if count > 1]:  # one value is its own fold
+    while left := [
+        i for i, count in enumerate(counts) if count > 1
+    ]:  # one value is its own fold
         folding = []
         for i in left:
             length = counts[i]
             counts[i] = -(-counts[i] // fold.block)
             old = values[i]
             values[i] = _vectors(made, counts[i], calls[i])
-            folding.append(Call(dict(zip(names, (*old, *values[i]), strict=True)), length))
+            folding.append(
+                Call(dict(zip(names, (*old, *values[i]), strict=True)), length)
+            )
         built.run_many(fold, folding)
     return [dict(zip(results, own, strict=True)) for own in values]
 
@@ -221,7 +259,7 @@ def _vectors(made: StageKernels, count: int, call: Call) -> list[Tensor]:
     return [torch.empty(count, dtype=kind, device=device) for kind in kinds]
 
 
-# ---- payloads ----------------------------------------------------------------------------------
+# ---- payloads ------------------------------------------------------------------------
 
 
 def encode_dense(
@@ -232,9 +270,12 @@ def encode_dense(
     payloads = list[Payload]()
     for call, buffer in zip(calls, buffers, strict=True):
         format = program_format(made.traced, call.numel, 0)
-        payloads.append(Payload.empty(format, buffer if code is None else None, call.device))
+        payloads.append(
+            Payload.empty(format, buffer if code is None else None, call.device)
+        )
     filling = [
-        call._replace(payload=payload) for call, payload in zip(calls, payloads, strict=True)
+        call._replace(payload=payload)
+        for call, payload in zip(calls, payloads, strict=True)
     ]
     run_forms(made.built, made.encode, made.encode_with_residual, filling)
     if code is None:
@@ -247,13 +288,16 @@ def encode_dense(
 
 def _in_front(format: Format, buffer: Tensor | None, device: torch.device) -> Payload:
     """A payload to be filled, in the front of ``buffer`` or in a new one."""
-    return Payload.empty(format, None if buffer is None else buffer[: format.size_bytes], device)
+    return Payload.empty(
+        format, None if buffer is None else buffer[: format.size_bytes], device
+    )
 
 
-# ---- Kept elements become a payload, and a payload a gradient again ----------------------------
+# ---- Kept elements become a payload, and a payload a gradient again ------------------
 #
-# Kernels append what they keep to memory that has room for all; once its number is known it is
-# cut to the largest, if there are too many, and put where the payload's size lets it lie.
+# Kernels append what they keep to memory that has room for all; once its number is
+# known it is cut to the largest, if there are too many, and put where the payload's
+# size lets it lie.
 #
 # Legend: N elements of the gradient, C that a filter kept, K of them sent.
 
@@ -261,7 +305,9 @@ def _in_front(format: Format, buffer: Tensor | None, device: torch.device) -> Pa
 def encode_kept(
     made: Kernels, calls: Sequence[Call], buffers: Sequence[Tensor | None]
 ) -> list[Payload]:
-    """The payloads, in the front of ``buffers`` where they are given; residuals are updated."""
+    """The payloads, in the front of ``buffers`` where they are given; residuals are
+    updated.
+    """
     memory = _memory(made.traced, calls)
     heads = [  # the fields that lie before the kept ones
         _in_front(program_format(made.traced, call.numel, 0), buffer, call.device)
@@ -276,7 +322,9 @@ def encode_kept(
         {name: full[:count] for name, full in own.items()}
         for own, count in zip(memory, counts, strict=True)
     ]
-    sent = _cut(made.traced, kept, [most_kept(made.traced, call.numel) for call in calls])
+    sent = _cut(
+        made.traced, kept, [most_kept(made.traced, call.numel) for call in calls]
+    )
     rows = zip(keeping, sent, buffers, strict=True)
     return [_payload(made, call, own, buffer) for call, own, buffer in rows]
 
@@ -288,14 +336,18 @@ def _memory(program: Traced, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
     device = calls[0].device
     lengths = [call.numel for call in calls]
     kept = (*program.kept, *program.extra)
-    columns = [scratch(b.name, MEMORY.get(b.dtype, torch.uint8), lengths, device) for b in kept]
+    columns = [
+        scratch(b.name, MEMORY.get(b.dtype, torch.uint8), lengths, device) for b in kept
+    ]
     return [
         {b.name: own for b, own in zip(kept, row, strict=True)}
         for row in zip(*columns, strict=True)
     ]
 
 
-def _payload(made: Kernels, call: Call, kept: dict[str, Tensor], buffer: Tensor | None) -> Payload:
+def _payload(
+    made: Kernels, call: Call, kept: dict[str, Tensor], buffer: Tensor | None
+) -> Payload:
     """The payload of these elements, which are no more than may be sent."""
     program = made.traced
     head = call.payload
@@ -314,7 +366,9 @@ def _payload(made: Kernels, call: Call, kept: dict[str, Tensor], buffer: Tensor 
     residual_N = call.operands.get("residual")
     if program.top is not None and residual_N is not None and count:
         value_K = _values(made, payload)
-        left_K = kept[program.ranked.name] - value_K  # where it is not finite nothing is lost
+        left_K = (
+            kept[program.ranked.name] - value_K
+        )  # where it is not finite nothing is lost
         taken_K = torch.where(left_K.isfinite(), value_K, 0.0)
         select.scatter_add(payload[program.indices.name], taken_K, residual_N, -1.0)
     return payload
@@ -323,15 +377,26 @@ def _payload(made: Kernels, call: Call, kept: dict[str, Tensor], buffer: Tensor 
 def _cut(
     program: Traced, kept: list[dict[str, Tensor]], mosts: Sequence[int]
 ) -> list[dict[str, Tensor]]:
-    """The largest of what each call kept, or all of it where that is no more than may be sent."""
-    over = [i for i, most in enumerate(mosts) if kept[i][program.indices.name].numel() > most]
+    """The largest of what each call kept, or all of it where that is no more than may
+    be sent.
+    """
+    over = [
+        i
+        for i, most in enumerate(mosts)
+        if kept[i][program.indices.name].numel() > most
+    ]
     ranked = [kept[i][program.ranked.name] for i in over]
-    largest = [torch.empty_like(own_C[: mosts[i]]) for i, own_C in zip(over, ranked, strict=True)]
+    largest = [
+        torch.empty_like(own_C[: mosts[i]])
+        for i, own_C in zip(over, ranked, strict=True)
+    ]
     places = [torch.empty_like(own_K, dtype=torch.int32) for own_K in largest]
     select.topk_many(ranked, places, largest, [None] * len(over))
     for i, places_K, largest_K in zip(over, places, largest, strict=True):
         sent = {
-            name: largest_K if name == program.ranked.name else memory.index_select(0, places_K)
+            name: largest_K
+            if name == program.ranked.name
+            else memory.index_select(0, places_K)
             for name, memory in kept[i].items()
         }
         kept[i] = sent
@@ -339,13 +404,17 @@ def _cut(
 
 
 def merge_kept(made: Kernels, payload: Payload, sum_N: Tensor, scale: float) -> None:
-    """Adds ``scale`` times each kept value at its place; ``sum_N`` is contiguous float32."""
+    """Adds ``scale`` times each kept value at its place; ``sum_N`` is contiguous
+    float32.
+    """
     indices_K = payload[made.traced.indices.name]
     select.scatter_add(indices_K, _values(made, payload), sum_N, scale)
 
 
 def entries_kept(made: Kernels, payload: Payload) -> tuple[Tensor, Tensor]:
-    """Indices of the kept elements, and what they decode to (a buffer that is reused)."""
+    """Indices of the kept elements, and what they decode to (a buffer that is
+    reused).
+    """
     indices_K = payload[made.traced.indices.name]
     if not indices_K.numel():
         return indices_K, indices_K.to(torch.float32)
@@ -355,16 +424,22 @@ def entries_kept(made: Kernels, payload: Payload) -> tuple[Tensor, Tensor]:
 def _values(made: Kernels, payload: Payload) -> Tensor:
     """The values that the kept elements decode to."""
     decoded = made.decode.stores[0].sources[0]
-    if decoded.op is Op.LOAD and decoded.dtype is FLOAT32 and decoded.arg.extent is Extent.ELEMENT:
+    if (
+        decoded.op is Op.LOAD
+        and decoded.dtype is FLOAT32
+        and decoded.arg.extent is Extent.ELEMENT
+    ):
         return payload[decoded.arg.name]
     assert payload.buffer is not None
     count = payload[made.traced.indices.name].numel()
     (out_K,) = scratch("out", torch.float32, [count], payload.buffer.device)
-    made.built.run_many(made.decode, (Call({OUT.name: out_K}, count, Draws(), payload),))
+    made.built.run_many(
+        made.decode, (Call({OUT.name: out_K}, count, Draws(), payload),)
+    )
     return out_K
 
 
-# ---- the compressor ----------------------------------------------------------------------------
+# ---- the compressor ------------------------------------------------------------------
 
 
 _NEXT_STEP = torch.tensor([0, 1], device="cpu")
@@ -387,7 +462,8 @@ class Generated(Compressor):
     def init(self, spec: TensorSpec) -> State:
         """(stream, step) if random numbers are drawn.
 
-        C++ is compiled now and not in the first step, where the spec's device is the CPU.
+        C++ is compiled now and not in the first step, where the spec's device is the
+        CPU.
         """
         made = self.kernels()
         cpp = spec.device == "cpu"
@@ -405,9 +481,13 @@ class Generated(Compressor):
         return format if traced.coding is None else traced.coding.format(format)
 
     def holding(self, spec: TensorSpec, num_kept: int) -> Format:
-        """The layout of a payload of so many kept elements, or of as many as there may be."""
+        """The layout of a payload of so many kept elements, or of as many as there may
+        be.
+        """
         traced = self.kernels().traced
-        return program_format(traced, spec.numel, min(num_kept, most_kept(traced, spec.numel)))
+        return program_format(
+            traced, spec.numel, min(num_kept, most_kept(traced, spec.numel))
+        )
 
     def received(self, spec: TensorSpec, size_bytes: int) -> Format:
         found = _received(self.kernels(), spec.numel, size_bytes)
@@ -429,7 +509,9 @@ class Generated(Compressor):
         whole_N = _checked(grad_N, residual_N) + residual_N
         if self.kernels().traced.reads_latest:
             near_N = residual_N.to(torch.float32).contiguous()
-            ((payload, state),) = self._encode((state,), (grad_N,), (near_N,), (buffer,))
+            ((payload, state),) = self._encode(
+                (state,), (grad_N,), (near_N,), (buffer,)
+            )
         else:
             ((payload, state),) = self._encode((state,), (whole_N,), (None,), (buffer,))
         left_N = whole_N - self.decode(payload, torch.empty_like(whole_N))
@@ -461,7 +543,9 @@ class Generated(Compressor):
         for payload, out_N in zip(payloads, outs, strict=True):
             _check_matching(made, payload, out_N)
         if made.traced.keep is None:
-            made.built.run_many(made.decode, _decoding(made, "out", payloads, whole, scale))
+            made.built.run_many(
+                made.decode, _decoding(made, "out", payloads, whole, scale)
+            )
         else:
             for payload, whole_N in zip(payloads, whole, strict=True):
                 merge_kept(made, payload, whole_N.zero_(), scale)
@@ -485,7 +569,9 @@ class Generated(Compressor):
             for payload, sum_N in zip(payloads, sums, strict=True):
                 merge_kept(made, payload, sum_N, scale)
         else:
-            made.built.run_many(made.merge, _decoding(made, "sum", payloads, sums, scale))
+            made.built.run_many(
+                made.merge, _decoding(made, "sum", payloads, sums, scale)
+            )
 
     def entries(self, payload: Payload) -> tuple[Tensor, Tensor]:
         made = self.kernels()
@@ -513,7 +599,9 @@ class Generated(Compressor):
         return list(zip(payloads, later, strict=True))
 
     def _call(self, state: State, grad_N: Tensor, residual_N: Tensor | None) -> Call:
-        """The call that encodes a gradient: its operands, its length and its random numbers."""
+        """The call that encodes a gradient: its operands, its length and its random
+        numbers.
+        """
         numel = _checked(grad_N, residual_N).numel()
         fits = grad_N if _fits(grad_N) else grad_N.to(torch.float32).contiguous()
         operands = {"gradient": fits}
@@ -522,15 +610,21 @@ class Generated(Compressor):
         return Call(operands, numel, self._draws(state))
 
     def _draws(self, state: State) -> Draws:
-        """The numbers of this call: the key is the program's ``seed`` and the tensor's stream."""
+        """The numbers of this call: the key is the program's ``seed`` and the tensor's
+        stream.
+        """
         stream, step = (0, 0) if state is None else state.tolist()
         return Draws((getattr(self, "seed", 0) & 0xFFFFFFFF) + (stream << 32), step)
 
 
 @lru_cache(maxsize=4096)
 def _of_rank(codec: Any, rank: int) -> Compressor:
-    """The program with a seed of its own: the multiplier is odd, so no two ranks share one."""
-    found: Compressor = replace(codec, seed=(codec.seed + rank * 0x9E3779B9) & 0xFFFFFFFF)
+    """The program with a seed of its own: the multiplier is odd, so no two ranks share
+    one.
+    """
+    found: Compressor = replace(
+        codec, seed=(codec.seed + rank * 0x9E3779B9) & 0xFFFFFFFF
+    )
     return found
 
 
@@ -555,36 +649,51 @@ def _checked(grad_N: Tensor, residual_N: Tensor | None) -> Tensor:
 
 
 def _received(made: Kernels, numel: int, size_bytes: int) -> Format | None:
-    """The layout of a payload of so many bytes; None if no gradient of that length has one."""
+    """The layout of a payload of so many bytes; None if no gradient of that length has
+    one.
+    """
     code = made.traced.coding
     if code is not None:
-        found: Format | None = code.received(program_format(made.traced, numel, 0), size_bytes)
+        found: Format | None = code.received(
+            program_format(made.traced, numel, 0), size_bytes
+        )
         return found
     num_kept = num_received(made.traced, numel, size_bytes)
     return None if num_kept is None else program_format(made.traced, numel, num_kept)
 
 
 def _check_matching(made: Kernels, payload: Payload, out_N: Tensor) -> None:
-    """Refuses a payload of another length, program or device than what it is decoded into."""
+    """Refuses a payload of another length, program or device than what it is decoded
+    into.
+    """
     numel = out_N.numel()
     buffer = payload.buffer
     if buffer is None or buffer.device != out_N.device:
         given = "size only" if buffer is None else f"on {buffer.device}"
-        raise invalid("payload", given, f"on {out_N.device}", "decode it on its own device")
+        raise invalid(
+            "payload", given, f"on {out_N.device}", "decode it on its own device"
+        )
     if _received(made, numel, payload.size_bytes) != payload.format:
         accepted = f"one of {numel} elements by {made.traced.name}"
-        raise invalid("payload", payload, accepted, "decode into a vector like the gradient")
+        raise invalid(
+            "payload", payload, accepted, "decode into a vector like the gradient"
+        )
 
 
 def _decoding(
-    made: Kernels, name: str, payloads: Sequence[Payload], vectors: Sequence[Tensor], scale: float
+    made: Kernels,
+    name: str,
+    payloads: Sequence[Payload],
+    vectors: Sequence[Tensor],
+    scale: float,
 ) -> list[Call]:
     """Calls that decode into (or add to) the buffer ``name``."""
     code = made.traced.coding
     if code is not None:
         pairs = zip(payloads, vectors, strict=True)
         payloads = [
-            code.decode(p, program_format(made.traced, to_N.numel(), 0)) for p, to_N in pairs
+            code.decode(p, program_format(made.traced, to_N.numel(), 0))
+            for p, to_N in pairs
         ]
     return [
         Call(

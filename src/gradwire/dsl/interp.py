@@ -1,12 +1,15 @@
-"""The interpreter: what every operation means, over torch tensors. Other back ends must agree.
+"""The interpreter: what every operation means, over torch tensors. Other back ends must
+agree.
 
-Legend: B blocks, L elements a block, 64 lanes. A value a call has shape (1, 1), one a block (B, 1),
-one an element (B, L); elements behind the gradient's end are zeros that no reduction counts and
-no condition keeps.
+Legend: B blocks, L elements a block, 64 lanes. A value a call has shape (1, 1), one a
+block (B, 1), one an element (B, L); elements behind the gradient's end are zeros that
+no reduction counts and no condition keeps.
 
-Order of a reduction: lane j takes the elements j, j + 64, j + 128, ... of its block in turn, then
-the lanes are halved: lane j with lane j + 32, and so on down to one. Sums of floats are made in
-double precision and rounded once. So results do not depend on threads or on the width of vectors.
+Order of a reduction: lane j takes the elements j, j + 64, j + 128, ... of its block in
+turn, then
+the lanes are halved: lane j with lane j + 32, and so on down to one. Sums of floats are
+made in double precision and rounded once. So results do not depend on threads or on the
+width of vectors.
 """
 
 from __future__ import annotations
@@ -36,10 +39,11 @@ class Draws:
 
 
 class Call(NamedTuple):
-    """One tensor's part in a run: its operands by buffer name, its length, its random numbers.
+    """One tensor's part in a run: its operands by buffer name, its length, its random
+    numbers.
 
-    Operands are float32 vectors that lie in one piece, and bytes for packed fields, all on one
-    device. Those that ``operands`` lacks are fields of ``payload``.
+    Operands are float32 vectors that lie in one piece, and bytes for packed fields, all
+    on one device. Those that ``operands`` lacks are fields of ``payload``.
     """
 
     operands: Mapping[str, Tensor]
@@ -70,17 +74,23 @@ class Call(NamedTuple):
         return self._replace(operands={**self.operands, name: operand})
 
     def words(self, kernel: Kernel) -> list[int]:
-        """The numbers of csrc/blocks.h's Tensor: addresses come without views of the fields."""
+        """The numbers of csrc/blocks.h's Tensor: addresses come without views of the
+        fields.
+        """
         words = [self.numel, self.draws.key, self.draws.step, 0]
         if self.payload is None:
-            words += [self.operands[buffer.name].data_ptr() for buffer in kernel.buffers]
+            words += [
+                self.operands[buffer.name].data_ptr() for buffer in kernel.buffers
+            ]
             return words
         assert self.payload.buffer is not None
         base = self.payload.buffer.data_ptr()
         place = self.payload.format.place
         for buffer in kernel.buffers:
             operand = self.operands.get(buffer.name)
-            words.append(base + place(buffer.name)[0] if operand is None else operand.data_ptr())
+            words.append(
+                base + place(buffer.name)[0] if operand is None else operand.data_ptr()
+            )
         return words
 
 
@@ -115,11 +125,14 @@ class _Call:
         return value.expand(self.num_blocks, self.length).reshape(-1)[: self.numel]
 
 
-def run(kernel: Kernel, operands: Mapping[str, Tensor], numel: int, draws: Draws) -> int:
-    """Carries a kernel out: ``operands`` by buffer name, packed bytes for unsigned elements.
+def run(
+    kernel: Kernel, operands: Mapping[str, Tensor], numel: int, draws: Draws
+) -> int:
+    """Carries a kernel out: ``operands`` by buffer name, packed bytes for unsigned
+    elements.
 
-    Returns how many elements were kept, which lie in the front of their buffers; 0 where the
-    kernel keeps none.
+    Returns how many elements were kept, which lie in the front of their buffers; 0
+    where the kernel keeps none.
     """
     if numel == 0:
         return 0
@@ -143,7 +156,9 @@ def run(kernel: Kernel, operands: Mapping[str, Tensor], numel: int, draws: Draws
 
 def fold_constant(found: Node) -> bool | int | float:
     """The value of an operation on constants."""
-    sources = [torch.tensor([[s.arg]], dtype=torch_dtype(s.dtype)) for s in found.sources]
+    sources = [
+        torch.tensor([[s.arg]], dtype=torch_dtype(s.dtype)) for s in found.sources
+    ]
     value = applied(found, *sources).item()
     assert isinstance(value, bool | int | float)
     return value
@@ -172,7 +187,9 @@ def _value(found: Node, sources: list[Tensor], call: _Call) -> Tensor:
         case Op.RANDOM:
             return uniform(call.place_BL, call.draws.key, call.draws.step, found.arg)
         case Op.BELOW:
-            return below(sources[0], call.place_BL, call.draws.key, call.draws.step, found.arg)
+            return below(
+                sources[0], call.place_BL, call.draws.key, call.draws.step, found.arg
+            )
         case Op.REDUCE:
             value, keep = (s.expand(call.num_blocks, call.length) for s in sources)
             return _reduced(found.arg, value, keep & call.valid_BL)
@@ -183,7 +200,9 @@ def _value(found: Node, sources: list[Tensor], call: _Call) -> Tensor:
 def _cast(found: Node, value: Tensor) -> Tensor:
     if found.dtype is FLOAT32:
         return value.float()
-    low, high = (0, found.dtype.top) if found.dtype in UNSIGNED else (-(2**31), 2**31 - 1)
+    low, high = (
+        (0, found.dtype.top) if found.dtype in UNSIGNED else (-(2**31), 2**31 - 1)
+    )
     if value.dtype is torch.float32:
         value = value.double().nan_to_num(nan=0.0).clamp(low, high)
     return value.to(torch.int64).clamp(low, high).int()
@@ -198,14 +217,18 @@ def _greater(a: Tensor, b: Tensor) -> Tensor:
 
 
 def canonical(value: Tensor) -> Tensor:
-    """``value`` with one zero and one NaN, whatever order of operations they came from."""
+    """``value`` with one zero and one NaN, whatever order of operations they came
+    from.
+    """
     if not value.dtype.is_floating_point:
         return value
     return torch.where(value != value, torch.nan, value + 0.0)
 
 
 class Spelling(NamedTuple):
-    """An operation of elements: its definition over torch tensors, and its text elsewhere."""
+    """An operation of elements: its definition over torch tensors, and its text
+    elsewhere.
+    """
 
     interp: Callable[..., Tensor]
     cpp: str
@@ -225,7 +248,9 @@ SPELLINGS: dict[Op, Spelling] = {
     Op.FLOOR: Spelling(torch.floor, "gw::floor({})", "gw.floored({})"),
     Op.ROUND: Spelling(torch.round, "gw::round({})", "gw.rounded({})"),
     # In float32 torch's root is off by a last place.
-    Op.SQRT: Spelling(lambda a: a.double().sqrt().float(), "gw::sqrt({})", "tl.sqrt_rn({})"),
+    Op.SQRT: Spelling(
+        lambda a: a.double().sqrt().float(), "gw::sqrt({})", "tl.sqrt_rn({})"
+    ),
     Op.FINITE: Spelling(torch.isfinite, "gw::finite({})", "gw.finite({})"),
     Op.CANONICAL: Spelling(canonical, "gw::canonical({})", "gw.canonical({})"),
     Op.LESS: Spelling(operator.lt, "{} < {}"),
@@ -244,7 +269,9 @@ def applied(found: Node, *operands: Tensor) -> Tensor:
     """An operation of elements by its definition."""
     if found.op is Op.CAST:
         return _cast(found, *operands)
-    own = found.arg.interpreted if found.op is Op.OPERATOR else SPELLINGS[found.op].interp
+    own = (
+        found.arg.interpreted if found.op is Op.OPERATOR else SPELLINGS[found.op].interp
+    )
     result: Tensor = own(*operands)
     return result
 
@@ -281,13 +308,19 @@ def _combined(body: Node, a: Tensor, b: Tensor) -> Tensor:
     return evaluated(body, {found: (a, b)[found.arg] for found in operands}, like=a)
 
 
-def evaluated(body: Node, operands: Mapping[Node, Tensor], like: Tensor | None = None) -> Tensor:
-    """An expression of these operands alone, each a tensor of one shape (``like`` if none is)."""
+def evaluated(
+    body: Node, operands: Mapping[Node, Tensor], like: Tensor | None = None
+) -> Tensor:
+    """An expression of these operands alone, each a tensor of one shape (``like`` if
+    none is).
+    """
     values = dict(operands)
     like = next(iter(operands.values())) if like is None else like
     for found in walk([body]):
         if found.op is Op.CONST:
-            values[found] = torch.full_like(like, found.arg, dtype=torch_dtype(found.dtype))
+            values[found] = torch.full_like(
+                like, found.arg, dtype=torch_dtype(found.dtype)
+            )
         elif found not in values:
             values[found] = applied(found, *(values[s] for s in found.sources))
     return values[body]
@@ -299,7 +332,9 @@ def _read(found: Node, call: _Call) -> Tensor:
         return memory.to(torch_dtype(found.dtype)).view(-1, 1)
     if found.dtype in UNSIGNED:
         memory = from_bytes(memory, found.dtype, call.numel)
-    whole = torch.zeros(call.num_blocks * call.length, dtype=memory.dtype, device=call.device)
+    whole = torch.zeros(
+        call.num_blocks * call.length, dtype=memory.dtype, device=call.device
+    )
     whole[: call.numel] = memory
     return whole.view(call.num_blocks, call.length)
 
@@ -329,10 +364,11 @@ def from_bytes(bytes_U: Tensor, dtype: DType, numel: int) -> Tensor:
 
 
 def packed_by_five(codes_N: Tensor) -> Tensor:
-    """Codes 0 to 2, five a byte: byte b of a group of 64 is the sum of code[b + 13 i] * 3^i.
+    """Codes 0 to 2, five a byte: byte b of a group of 64 is the sum of code[b + 13 i] *
+    3^i.
 
-    Adjacent codes go to adjacent bytes, so a vector packs them all at once. Code 64 is 0; the last
-    group of n < 13 codes has n bytes.
+    Adjacent codes go to adjacent bytes, so a vector packs them all at once. Code 64 is
+    0; the last group of n < 13 codes has n bytes.
     """
     num_groups = -(-codes_N.numel() // LANES)
     whole = codes_N.new_zeros(num_groups * LANES)
@@ -344,7 +380,9 @@ def packed_by_five(codes_N: Tensor) -> Tensor:
 
 
 def unpacked_by_five(bytes_U: Tensor, numel: int) -> Tensor:
-    """The first ``numel`` codes that ``packed_by_five`` made into these bytes, as int32."""
+    """The first ``numel`` codes that ``packed_by_five`` made into these bytes, as
+    int32.
+    """
     num_groups = -(-numel // LANES)
     padded = torch.zeros(num_groups * 13, dtype=torch.int32, device=bytes_U.device)
     padded[: bytes_U.numel()] = bytes_U.int()

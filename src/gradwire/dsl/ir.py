@@ -1,13 +1,14 @@
 """The IR: expressions of one element and of one block, their types, and the verifier.
 
-A gradient is cut into blocks of a fixed length; a kernel says what is computed for one block. A
-node is one value: one a call (a constant), one a block (a sum, a header field) or one an element.
-There is no node for a map or a filter: a mapped vector is the expression of its element, and a
-filtered one has a condition beside it, which reductions and stores of kept elements take as their
-second operand. So a map is fused into whatever uses it before anything is rewritten.
+A gradient is cut into blocks of a fixed length; a kernel says what is computed for one
+block. A node is one value: one a call (a constant), one a block (a sum, a header field)
+or one an element. There is no node for a map or a filter: a mapped vector is the
+expression of its element, and a filtered one has a condition beside it, which
+reductions and stores of kept elements take as their second operand. So a map is fused
+into whatever uses it before anything is rewritten.
 
-Equal nodes are one object (``node`` interns them): shared work is shared, and nodes compare and
-hash by identity.
+Equal nodes are one object (``node`` interns them): shared work is shared, and nodes
+compare and hash by identity.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from ..errors import InvalidSetting
 
 
 class DType(Enum):
-    """The type of a value; the number is its bits on the wire. Unsigned ones compute as int32."""
+    """The type of a value; the number is its bits on the wire. Unsigned ones compute as
+    int32.
+    """
 
     BOOL = ("bool", 1)
     UINT1 = ("uint1", 1)
@@ -61,7 +64,9 @@ class DType(Enum):
         (3, 22)
         """
         groups, rest = divmod(numel, 64)
-        if self is DType.UINT_3:  # byte b of a group holds its codes b, b + 13, b + 26, ...
+        if (
+            self is DType.UINT_3
+        ):  # byte b of a group holds its codes b, b + 13, b + 26, ...
             return 13 * groups + min(rest, 13)
         return self.group_bytes * groups - int(-rest * self.bits // 8)
 
@@ -73,13 +78,17 @@ UNSIGNED = frozenset({DType.UINT1, DType.UINT2, DType.UINT4, DType.UINT8, DType.
 
 
 class Extent(IntEnum):
-    """How many values a node has; an operation has the largest extent of its operands."""
+    """How many values a node has; an operation has the largest extent of its
+    operands.
+    """
 
     CALL = 0
     BLOCK = 1
     ELEMENT = 2
     KEPT = 3
-    """One for each element that a condition is true of: as many as there are, by rising place."""
+    """One for each element that a condition is true of: as many as there are, by rising
+    place.
+    """
 
     def __str__(self) -> str:
         return ("a call", "a block", "an element", "a kept element")[self]
@@ -87,32 +96,45 @@ class Extent(IntEnum):
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory that a kernel reads or writes: a gradient, a residual, a field of the payload.
+    """Memory that a kernel reads or writes: a gradient, a residual, a field of the
+    payload.
 
-    Unsigned values are packed, those of an element, or lie one in a byte: those of a call, a block
-    or a kept element. A buffer of kept elements has room for every element of the gradient.
+    Unsigned values are packed, those of an element, or lie one in a byte: those of a
+    call, a block or a kept element. A buffer of kept elements has room for every
+    element of the gradient.
     """
 
     name: str
     dtype: DType
     extent: Extent
     coder: Any = None
-    """Through which the packed bytes travel (``symbols.Coded``); kernels know nothing of it."""
+    """Through which the packed bytes travel (``symbols.Coded``); kernels know nothing
+    of it.
+    """
 
 
 @dataclass(frozen=True)
 class Fold:
-    """How a reduction combines two values: ``body`` over ARG nodes 0 and 1, from ``start``."""
+    """How a reduction combines two values: ``body`` over ARG nodes 0 and 1, from
+    ``start``.
+    """
 
     body: Node
     start: float
 
 
 def neutral(body: Node) -> float | None:
-    """The value that changes nothing in a sum, a smallest or a greatest; None for other folds."""
-    if {(source.op, source.arg) for source in body.sources} != {(Op.ARG, 0), (Op.ARG, 1)}:
+    """The value that changes nothing in a sum, a smallest or a greatest; None for other
+    folds.
+    """
+    if {(source.op, source.arg) for source in body.sources} != {
+        (Op.ARG, 0),
+        (Op.ARG, 1),
+    }:
         return None
-    low, high = (-math.inf, math.inf) if body.dtype is FLOAT32 else (-(2**31), 2**31 - 1)
+    low, high = (
+        (-math.inf, math.inf) if body.dtype is FLOAT32 else (-(2**31), 2**31 - 1)
+    )
     return {Op.ADD: 0, Op.SMALLER: high, Op.GREATER: low}.get(body.op)
 
 
@@ -125,7 +147,9 @@ class Op(Enum):
     SIZE = "size"  # elements in this block
     PLACE = "place"  # the element's own, in the whole gradient
     RANDOM = "random"  # uniform in [0, 1); arg: number of the stream
-    BELOW = "below"  # (bound): uniform in 0, 1, ..., bound - 1; arg: number of the stream
+    BELOW = (
+        "below"  # (bound): uniform in 0, 1, ..., bound - 1; arg: number of the stream
+    )
     ARG = "arg"  # an operand of a Fold; arg: 0 or 1
     ADD = "add"
     SUB = "sub"
@@ -157,7 +181,9 @@ class Op(Enum):
 
 @dataclass(frozen=True)
 class Rule:
-    """The types that an operation takes and gives; without ``result``, the last operand's."""
+    """The types that an operation takes and gives; without ``result``, the last
+    operand's.
+    """
 
     operands: tuple[frozenset[DType], ...] = ()
     result: DType | None = None
@@ -180,7 +206,9 @@ RULES: dict[Op, Rule] = {
     Op.RANDOM: Rule(result=FLOAT32),
     Op.BELOW: Rule((_INT,), INT32),
     Op.ARG: Rule(stated=True),
-    **dict.fromkeys((Op.ADD, Op.SUB, Op.MUL, Op.SMALLER, Op.GREATER), Rule((_NUMBER, _NUMBER))),
+    **dict.fromkeys(
+        (Op.ADD, Op.SUB, Op.MUL, Op.SMALLER, Op.GREATER), Rule((_NUMBER, _NUMBER))
+    ),
     Op.DIV: Rule((_FLOAT, _FLOAT)),
     **dict.fromkeys((Op.NEG, Op.ABS), Rule((_NUMBER,))),
     **dict.fromkeys((Op.FLOOR, Op.ROUND, Op.SQRT, Op.CANONICAL), Rule((_FLOAT,))),
@@ -228,13 +256,16 @@ class IllTyped(InvalidSetting):
 
 
 _interned: WeakValueDictionary[tuple[Any, ...], Node] = WeakValueDictionary()
-_interning = Lock()  # threads may trace at once: two equal nodes would not be one object
+_interning = (
+    Lock()
+)  # threads may trace at once: two equal nodes would not be one object
 
 
 def node(op: Op, *sources: Node, dtype: DType | None = None, arg: Any = None) -> Node:
     """The node of this operation, checked against ``RULES``; raises IllTyped.
 
-    ``dtype`` is for operations that state their own type. Type and extent follow otherwise.
+    ``dtype`` is for operations that state their own type. Type and extent follow
+    otherwise.
     """
     refusal = _refusal(op, sources, dtype, arg)
     if refusal:
@@ -251,7 +282,9 @@ def node(op: Op, *sources: Node, dtype: DType | None = None, arg: Any = None) ->
 
 
 def const(value: bool | int | float, dtype: DType) -> Node:
-    """A constant; a float is rounded to float32 here, so that every back end sees one number."""
+    """A constant; a float is rounded to float32 here, so that every back end sees one
+    number.
+    """
     if dtype is FLOAT32:
         with np.errstate(over="ignore"):
             value = float(np.float32(value))
@@ -278,18 +311,24 @@ def _extent(op: Op, sources: tuple[Node, ...], arg: Any) -> Extent:
     if op in (Op.LOAD, Op.STORE):
         extent: Extent = arg.extent
         return extent
-    return _LEAF_EXTENTS.get(op) or max((s.extent for s in sources), default=Extent.CALL)
+    return _LEAF_EXTENTS.get(op) or max(
+        (s.extent for s in sources), default=Extent.CALL
+    )
 
 
 def rule(op: Op, arg: Any = None) -> Rule:
-    """The types that an operation takes and gives; a registered operator brings its own rule."""
+    """The types that an operation takes and gives; a registered operator brings its own
+    rule.
+    """
     if op is Op.OPERATOR:
         own: Rule = arg.rule
         return own
     return RULES[op]
 
 
-def _refusal(op: Op, sources: tuple[Node, ...], dtype: DType | None, arg: Any) -> str | None:
+def _refusal(
+    op: Op, sources: tuple[Node, ...], dtype: DType | None, arg: Any
+) -> str | None:
     """Why ``RULES`` do not allow this node; None if they do."""
     legal = rule(op, arg)
     if op is Op.STORE and len(sources) == 2:
@@ -297,7 +336,8 @@ def _refusal(op: Op, sources: tuple[Node, ...], dtype: DType | None, arg: Any) -
     given = ", ".join(repr(source.dtype) for source in sources)
     accepted = ", ".join("|".join(sorted(map(repr, kinds))) for kinds in legal.operands)
     if len(sources) != len(legal.operands) or any(
-        source.dtype not in kinds for source, kinds in zip(sources, legal.operands, strict=True)
+        source.dtype not in kinds
+        for source, kinds in zip(sources, legal.operands, strict=True)
     ):
         name = arg.name if op is Op.OPERATOR else op.value
         return f"{name} takes ({accepted}), got ({given})"
@@ -315,7 +355,9 @@ def _refusal(op: Op, sources: tuple[Node, ...], dtype: DType | None, arg: Any) -
 
 @dataclass(frozen=True)
 class Kernel:
-    """A computation for each block of ``block`` elements; ``stores`` are its only effects."""
+    """A computation for each block of ``block`` elements; ``stores`` are its only
+    effects.
+    """
 
     name: str
     block: int
@@ -336,7 +378,9 @@ class Kernel:
 
     @property
     def keep(self) -> Node | None:
-        """The condition of the kept elements, one for all of a kernel; None if it keeps none."""
+        """The condition of the kept elements, one for all of a kernel; None if it keeps
+        none.
+        """
         kept = (found for found in self.stores if found.extent is Extent.KEPT)
         return next((found.sources[1] for found in kept), None)
 
@@ -357,12 +401,16 @@ def walk(roots: Iterable[Node], least: Extent = Extent.CALL) -> Iterator[Node]:
             yield found
         else:
             stack.append((found, True))
-            sources = (source for source in reversed(found.sources) if source.extent >= least)
+            sources = (
+                source for source in reversed(found.sources) if source.extent >= least
+            )
             stack.extend((source, False) for source in sources)
 
 
 def verify(kernel: Kernel) -> None:
-    """Raises IllTyped for the first bad node: one the table forbids, or out of place here."""
+    """Raises IllTyped for the first bad node: one the table forbids, or out of place
+    here.
+    """
     for number, found in enumerate(walk(kernel.stores)):
         refusal = _refusal(found.op, found.sources, found.dtype, found.arg)
         refusal = refusal or _misplaced(kernel, found)
@@ -379,9 +427,15 @@ def _misplaced(kernel: Kernel, found: Node) -> str | None:
         return "kept elements are the elements of the kernel that reads them"
     if found.op is Op.STORE and found.sources[0].extent > found.arg.extent:
         return f"a value {found.sources[0].extent} does not fit one {found.arg.extent}"
-    if found.op is Op.STORE and (found.arg.extent is Extent.KEPT) != (len(found.sources) == 2):
+    if found.op is Op.STORE and (found.arg.extent is Extent.KEPT) != (
+        len(found.sources) == 2
+    ):
         return "a condition stands with kept elements, and with nothing else"
-    if found.op is Op.STORE and len(found.sources) == 2 and found.sources[1] is not kernel.keep:
+    if (
+        found.op is Op.STORE
+        and len(found.sources) == 2
+        and found.sources[1] is not kernel.keep
+    ):
         return "a kernel keeps elements by one condition"
     if found.op is Op.ARG:
         return "an operand of a fold stands outside it"

@@ -1,17 +1,20 @@
 """The language: the operators a program is written with (HiPress, table 4).
 
-A program's functions are ordinary Python, run once on symbolic values; captured values and settings
-are plain numbers. A map leaves no node behind: a vector *is* the expression of its element.
+A program's functions are ordinary Python, run once on symbolic values; captured values
+and settings are plain numbers. A map leaves no node behind: a vector *is* the
+expression of its element.
 
-    map(G, f)        f of every element           reduce(G, f, start)   one value a block
-    filter(G, f)     the elements f is true of    size(G)               how many there are
-    random(a, b)     a number an element          where(c, a, b)        a where c holds, else b
-    concat(n=v, ...) the payload, by field        extract(payload)      its fields, in order
+    map(G, f)        f of every element           reduce(G, f, start)   one value a
+    block filter(G, f)     the elements f is true of    size(G)               how many
+    there are random(a, b)     a number an element          where(c, a, b)        a
+    where c holds, else b concat(n=v, ...) the payload, by field        extract(payload)
+    its fields, in order
 
 Of the whole gradient, known before its blocks are visited:
 
-    sample(G, share) elements drawn at random     sort(S, order)        it, or all, in order
-    pick(S, part)    the one at a part of it      whole(b, f, start)    a block's value over all
+    sample(G, share) elements drawn at random     sort(S, order)        it, or all, in
+    order pick(S, part)    the one at a part of it      whole(b, f, start)    a block's
+    value over all
 
 Of what a filter kept, to be sent as a list:
 
@@ -43,17 +46,21 @@ from .symbols import (
     working,
 )
 
-# ---- Kept elements: a filtered gradient that travels as a list of places and values ------------
+# ---- Kept elements: a filtered gradient that travels as a list of places and values --
 #
-#     top(K, share)     of what a filter kept, the largest     scatter(I, K)   the gradient again,
-#     indices(K)        the places of what was kept                            0 elsewhere
+#     top(K, share)     of what a filter kept, the largest     scatter(I, K)   the
+#     gradient again, indices(K)        the places of what was kept
+#     0 elsewhere
 #
-# A payload's kept fields have one entry for each kept element, by rising place. They lie behind its
-# other fields, so that the payload's size alone tells how many there are.
+# A payload's kept fields have one entry for each kept element, by rising place. They
+# lie behind its other fields, so that the payload's size alone tells how many there
+# are.
 
 
 class Scattered(Symbol):
-    """A whole gradient: values at the places that ``indices`` lists, zeros elsewhere."""
+    """A whole gradient: values at the places that ``indices`` lists, zeros
+    elsewhere.
+    """
 
     __slots__ = ("indices", "node")
 
@@ -63,15 +70,22 @@ class Scattered(Symbol):
 
 
 def top(kept: Vector, share: float) -> Vector:
-    """The largest by magnitude of what a filter kept: at most ``share`` of the whole gradient.
+    """The largest by magnitude of what a filter kept: at most ``share`` of the whole
+    gradient.
 
-    That is max(1, round(share * N)) of N elements: all that were kept if they are no more than
-    that. Ties go to the lowest place; NaN ranks above infinity, and that above all numbers.
+    That is max(1, round(share * N)) of N elements: all that were kept if they are no
+    more than that. Ties go to the lowest place; NaN ranks above infinity, and that
+    above all numbers.
     """
     if not isinstance(kept, Vector) or kept.keep is None or kept.top is not None:
-        refuse("top of something that no filter kept", "filter first, then cut: top(kept, share)")
+        refuse(
+            "top of something that no filter kept",
+            "filter first, then cut: top(kept, share)",
+        )
     if kept.node is not ir.load_buffer(GRADIENT):
-        refuse("top of a mapped vector", "cut the gradient's own values, map what is left")
+        refuse(
+            "top of a mapped vector", "cut the gradient's own values, map what is left"
+        )
     if not isinstance(share, float | int) or not 0 < share <= 1:
         refuse(f"top of a share of {share!r}", "give a number in (0, 1]: 0.01 for 1 %")
     return Vector(kept.node, kept.keep, share)
@@ -80,16 +94,27 @@ def top(kept: Vector, share: float) -> Vector:
 def indices(kept: Vector) -> Vector:
     """The place in the gradient of each kept element, an int32."""
     if not isinstance(kept, Vector) or kept.keep is None:
-        refuse("indices of what no filter kept", "every element is there: leave its place out")
+        refuse(
+            "indices of what no filter kept",
+            "every element is there: leave its place out",
+        )
     return Vector(ir.node(Op.PLACE), kept.keep, kept.top)
 
 
 def scatter(places: Vector, values: Vector) -> Scattered:
-    """The decoded gradient: ``values`` at ``places``, two kept fields or a map of one; else 0."""
+    """The decoded gradient: ``values`` at ``places``, two kept fields or a map of one;
+    else 0.
+    """
     if not (isinstance(places, Vector) and places.node.extent is Extent.KEPT):
-        refuse("scatter to something that is no field of kept elements", "send indices(kept)")
+        refuse(
+            "scatter to something that is no field of kept elements",
+            "send indices(kept)",
+        )
     if places.node.op is not Op.LOAD or places.node.dtype is not INT32:
-        refuse("scatter to computed places", "scatter to the field that indices(kept) filled")
+        refuse(
+            "scatter to computed places",
+            "scatter to the field that indices(kept) filled",
+        )
     if not isinstance(values, Vector):
         refuse("scatter of something that is not a vector", "scatter(indices, values)")
     number = cast(working(Scalar(values.node)), FLOAT32)
@@ -106,11 +131,13 @@ __all__ += ["add", "concat", "extract", "filter", "map", "reduce", "size"]
 __all__ += ["indices", "pick", "sample", "scatter", "sort", "top", "whole"]
 
 
-# ---- the operators -----------------------------------------------------------------------------
+# ---- the operators -------------------------------------------------------------------
 
 
 class Type:
-    """A type of the language; called, it converts: saturating, towards zero, NaN to 0."""
+    """A type of the language; called, it converts: saturating, towards zero, NaN to
+    0.
+    """
 
     def __init__(self, dtype: DType) -> None:
         self.dtype = dtype
@@ -118,7 +145,10 @@ class Type:
     def __call__(self, value: Number) -> Scalar:
         if not isinstance(value, Scalar) and self.dtype in UNSIGNED:
             if not 0 <= value <= self.dtype.top:
-                refuse(f"{value} does not fit {self}", f"{self} holds 0 to {self.dtype.top}")
+                refuse(
+                    f"{value} does not fit {self}",
+                    f"{self} holds 0 to {self.dtype.top}",
+                )
             value = int(value)
         return Scalar(cast(lifted(value, self.dtype), self.dtype))
 
@@ -126,7 +156,9 @@ class Type:
         return self.dtype.label
 
 
-uint1, uint2, uint4, uint8, uint_3 = (Type(dtype) for dtype in DType if dtype in UNSIGNED)
+uint1, uint2, uint4, uint8, uint_3 = (
+    Type(dtype) for dtype in DType if dtype in UNSIGNED
+)
 int32 = Type(INT32)
 float32 = Type(FLOAT32)
 
@@ -184,14 +216,21 @@ def random(low: Number = 0.0, high: Number = 1.0) -> Scalar:
 
 
 def map(vectors: Vector | tuple[Vector, ...], udf: Callable[..., Number]) -> Vector:
-    """``udf`` of each element, or of each tuple of elements of several vectors alike."""
+    """``udf`` of each element, or of each tuple of elements of several vectors
+    alike.
+    """
     given = vectors if isinstance(vectors, tuple) else (vectors,)
     for vector in given:
         _check_vector("map", vector)
     if len({(vector.keep, vector.top) for vector in given}) > 1:
-        refuse("map over vectors that were filtered differently", "map first, then filter")
+        refuse(
+            "map over vectors that were filtered differently", "map first, then filter"
+        )
     if len({vector.node.extent is Extent.KEPT for vector in given}) > 1:
-        refuse("map over kept elements and all elements", "scatter is what decode ends with")
+        refuse(
+            "map over kept elements and all elements",
+            "scatter is what decode ends with",
+        )
     result = udf(*(Scalar(vector.node) for vector in given))
     return Vector(lifted(result), given[0].keep, given[0].top)
 
@@ -201,7 +240,9 @@ def filter(vector: Vector, udf: Callable[[Scalar], Scalar]) -> Vector:
     _check_uncut("filter", vector)
     found = udf(Scalar(vector.node))
     if not isinstance(found, Scalar) or found.node.dtype is not BOOL:
-        refuse("filter by something that is not a condition", "compare: lambda x: x > 0")
+        refuse(
+            "filter by something that is not a condition", "compare: lambda x: x > 0"
+        )
     if vector.keep is None:
         return Vector(vector.node, found.node)
     return Vector(vector.node, made(Op.AND, vector.keep, found.node))
@@ -210,11 +251,12 @@ def filter(vector: Vector, udf: Callable[[Scalar], Scalar]) -> Vector:
 def reduce(
     vector: Vector, udf: Callable[[Any, Any], Number], start: float | int | None = None
 ) -> Scalar:
-    """All elements combined by ``udf``, an associative function of two; ``start`` if there are
-    none.
+    """All elements combined by ``udf``, an associative function of two; ``start`` if
+    there are none.
 
-    Sums (``lambda a, b: a + b``) of floats are made in double precision and rounded once. ``start``
-    follows for sums, ``smaller`` and ``greater``; other functions need it.
+    Sums (``lambda a, b: a + b``) of floats are made in double precision and rounded
+    once. ``start`` follows for sums, ``smaller`` and ``greater``; other functions need
+    it.
     """
     _check_uncut("reduce", vector)
     value = working(Scalar(vector.node))
@@ -244,11 +286,14 @@ class Compressed:
 
 
 def concat(**fields: Scalar | Vector | Coded) -> Compressed:
-    """The payload of these fields: scalars are one a block (or one a call), vectors one an element,
-    packed, or one a kept element. Each kind lies behind those before it."""
+    """The payload of these fields: scalars are one a block (or one a call), vectors one
+    an element, packed, or one a kept element. Each kind lies behind those before it.
+    """
     for name, value in fields.items():
         if not isinstance(value, Scalar | Vector | Coded):
-            refuse(f"field {name} is {value!r}", "send what depends on the gradient only")
+            refuse(
+                f"field {name} is {value!r}", "send what depends on the gradient only"
+            )
         if value.node.dtype is BOOL:
             refuse(f"field {name} holds conditions", "pack them: uint1(condition)")
         if isinstance(value, Scalar) and value.node.extent is Extent.ELEMENT:
@@ -264,11 +309,17 @@ def _check_kept(vectors: list[Vector]) -> None:
     if not kept:
         return
     if len(kept) < len(vectors):
-        refuse("fields a kept element beside fields an element", "send either; map with where")
+        refuse(
+            "fields a kept element beside fields an element",
+            "send either; map with where",
+        )
     if len({(vector.keep, vector.top) for vector in kept}) > 1:
         refuse("kept fields of two different filters", "filter once, map what it kept")
     if all(vector.node.op is not Op.PLACE for vector in kept):
-        refuse("kept elements without their places", "send indices=indices(kept) beside them")
+        refuse(
+            "kept elements without their places",
+            "send indices=indices(kept) beside them",
+        )
 
 
 def extract(compressed: Compressed) -> tuple[Any, ...]:
@@ -279,12 +330,22 @@ def extract(compressed: Compressed) -> tuple[Any, ...]:
 
 
 def _check_coded(values: list[Scalar | Vector | Coded]) -> None:
-    """Refuses what leaves the length of a coded field open: only the last one's is known."""
+    """Refuses what leaves the length of a coded field open: only the last one's is
+    known.
+    """
     coded = [value for value in values if isinstance(value, Coded)]
     if len(coded) > 1:
-        refuse("two fields that are coded", "code one of them: the payload tells one length")
-    if coded and any(isinstance(value, Vector) and value.keep is not None for value in values):
-        refuse("a coded field beside kept elements", "send either: the payload tells one length")
+        refuse(
+            "two fields that are coded",
+            "code one of them: the payload tells one length",
+        )
+    if coded and any(
+        isinstance(value, Vector) and value.keep is not None for value in values
+    ):
+        refuse(
+            "a coded field beside kept elements",
+            "send either: the payload tells one length",
+        )
 
 
 def _check_uncut(operator: str, value: Vector) -> None:
@@ -293,9 +354,15 @@ def _check_uncut(operator: str, value: Vector) -> None:
     if value.top is not None:
         refuse(f"{operator} of what top cut", f"{operator} before top")
     if value.node.extent is Extent.KEPT:
-        refuse(f"{operator} of a kept field in decode", f"{operator} in encode, and send that")
+        refuse(
+            f"{operator} of a kept field in decode",
+            f"{operator} in encode, and send that",
+        )
 
 
 def _check_vector(operator: str, value: object) -> None:
     if not isinstance(value, Vector):
-        refuse(f"{operator} of something that is not a vector", f"{operator} takes a vector first")
+        refuse(
+            f"{operator} of something that is not a vector",
+            f"{operator} takes a vector first",
+        )

@@ -1,4 +1,5 @@
-"""Operators that are added from outside: registered with all their forms, used like the built-in.
+"""Operators that are added from outside: registered with all their forms, used like the
+built-in.
 
 >>> import torch
 >>> from gradwire.dsl.language import *
@@ -25,9 +26,10 @@
 >>> one().decode(payload, torch.empty(3))
 tensor([ 1., -1., -1.])
 
-The interpreter's form is the definition: the others give its bits for every input. They are
-expressions with ``{}``, or ``{0}`` and ``{1}``, where the operands stand, in parentheses if need
-be; what takes more than a line is a function in the ``support``, which stands before the kernels.
+The interpreter's form is the definition: the others give its bits for every input. They
+are expressions with ``{}``, or ``{0}`` and ``{1}``, where the operands stand, in
+parentheses if need be; what takes more than a line is a function in the ``support``,
+which stands before the kernels.
 """
 
 from __future__ import annotations
@@ -55,11 +57,13 @@ _FORMS: tuple[Form, ...] = ("cpp", "triton")
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """A function of elements (or of values a block), in the form that each back end wants.
+    """A function of elements (or of values a block), in the form that each back end
+    wants.
 
-    Types are the language's, or ``bool``. Unsigned operands are given as int32; a result of an
-    unsigned type has to lie in its range. ``interp`` takes and gives tensors of torch's float32,
-    int32 and bool, of shapes that broadcast. ``triton`` may be left out where no GPU is used.
+    Types are the language's, or ``bool``. Unsigned operands are given as int32; a
+    result of an unsigned type has to lie in its range. ``interp`` takes and gives
+    tensors of torch's float32, int32 and bool, of shapes that broadcast. ``triton`` may
+    be left out where no GPU is used.
     """
 
     name: str
@@ -73,21 +77,29 @@ class Operator:
     triton_support: str = ""
 
     def __post_init__(self) -> None:
-        """Refuses names that are taken, types that no operand has, and forms that do not fit."""
+        """Refuses names that are taken, types that no operand has, and forms that do
+        not fit.
+        """
         check_name("operator", self.name)
         what = f"operator {self.name}"
         if not self.dtypes or not set(self.dtypes) <= {*_TAKEN}:
             accepted = "one or more of float32, int32 and bool"
-            raise invalid(f"{what} operands", self.dtypes, accepted, "take unsigned ones as int32")
+            raise invalid(
+                f"{what} operands", self.dtypes, accepted, "take unsigned ones as int32"
+            )
         if not callable(self.interp):
             accepted = "a function of torch tensors"
-            raise invalid(f"{what} interp", self.interp, accepted, "it defines the operator")
+            raise invalid(
+                f"{what} interp", self.interp, accepted, "it defines the operator"
+            )
         places = {str(place) for place in range(len(self.dtypes))}
         for form in _FORMS:
             template = getattr(self, form)
             if (template or form == "cpp") and _places(template) != places:
                 accepted = f"an expression that uses each of {len(places)} operands"
-                raise invalid(f"{what} {form}", template, accepted, "write {0}, {1}, ... for them")
+                raise invalid(
+                    f"{what} {form}", template, accepted, "write {0}, {1}, ... for them"
+                )
 
     @property
     def dtypes(self) -> tuple[DType, ...]:
@@ -96,8 +108,12 @@ class Operator:
 
     @property
     def rule(self) -> Rule:
-        """The operator's types, in the form that ``RULES`` has for built-in operations."""
-        return Rule(tuple(frozenset({dtype}) for dtype in self.dtypes), _dtype(self.result))
+        """The operator's types, in the form that ``RULES`` has for built-in
+        operations.
+        """
+        return Rule(
+            tuple(frozenset({dtype}) for dtype in self.dtypes), _dtype(self.result)
+        )
 
     @property
     def texts(self) -> tuple[object, ...]:
@@ -107,25 +123,41 @@ class Operator:
     def __call__(self, *values: Number) -> Scalar:
         """The operator in a program: numbers beside float32 operands become floats."""
         if len(values) != len(self.dtypes):
-            refuse(f"{self.name} of {len(values)} values", f"it takes {len(self.dtypes)}")
-        sources = [_operand(value, dtype) for value, dtype in zip(values, self.dtypes, strict=True)]
+            refuse(
+                f"{self.name} of {len(values)} values", f"it takes {len(self.dtypes)}"
+            )
+        sources = [
+            _operand(value, dtype)
+            for value, dtype in zip(values, self.dtypes, strict=True)
+        ]
         return Scalar(made(Op.OPERATOR, *sources, arg=self))
 
     def interpreted(self, *operands: Tensor) -> Tensor:
-        """The result by definition; refuses one of another type than the operator states."""
+        """The result by definition; refuses one of another type than the operator
+        states.
+        """
         value = self.interp(*operands)
         wanted = torch_dtype(_dtype(self.result))
         if value.dtype != wanted:
             remedy = "convert it there"
-            raise invalid(f"operator {self.name} interp's result", value.dtype, f"{wanted}", remedy)
+            raise invalid(
+                f"operator {self.name} interp's result",
+                value.dtype,
+                f"{wanted}",
+                remedy,
+            )
         return value
 
     def template(self, form: Form) -> str:
-        """The expression of a back end, with places for the operands; refuses where it lacks."""
+        """The expression of a back end, with places for the operands; refuses where it
+        lacks.
+        """
         found: str = getattr(self, form)
         if not found:
             remedy = f"register it with {form}='...', or run the program on the CPU"
-            raise invalid(f"operator {self.name} {form}", "nothing", "an expression", remedy)
+            raise invalid(
+                f"operator {self.name} {form}", "nothing", "an expression", remedy
+            )
         return found
 
 
@@ -136,7 +168,9 @@ def check_name(kind: str, name: str) -> None:
 
 
 class Registrable(Protocol):
-    """An operator of elements, or a coder (``symbols.Coded``): called by a program, or by name."""
+    """An operator of elements, or a coder (``symbols.Coded``): called by a program, or
+    by name.
+    """
 
     @property
     def name(self) -> str: ...
@@ -154,13 +188,17 @@ _registered: dict[str, Registrable] = {}
 
 
 def register(operator: Registered) -> Registered:
-    """Makes an operator known by name, for programs in text too; what it returns can be called.
+    """Makes an operator known by name, for programs in text too; what it returns can be
+    called.
 
-    A name may be registered again with the same types and texts, as a notebook's cell does.
+    A name may be registered again with the same types and texts, as a notebook's cell
+    does.
     """
     before = _registered.get(operator.name)
     if before is not None and before.texts != operator.texts:
-        raise invalid("operator name", operator.name, "one that is free", "choose another")
+        raise invalid(
+            "operator name", operator.name, "one that is free", "choose another"
+        )
     _registered[operator.name] = operator
     return operator
 
@@ -171,8 +209,12 @@ def registered() -> Mapping[str, Registrable]:
 
 
 def support(kernels: Iterable[Kernel], form: Form) -> tuple[str, ...]:
-    """The texts to put before these kernels: the support of each operator they use, once."""
-    texts = (getattr(found, f"{form}_support") for k in kernels for found in _used(k.stores))
+    """The texts to put before these kernels: the support of each operator they use,
+    once.
+    """
+    texts = (
+        getattr(found, f"{form}_support") for k in kernels for found in _used(k.stores)
+    )
     return tuple(dict.fromkeys(text for text in texts if text))
 
 
@@ -195,9 +237,13 @@ def _operand(value: Number, dtype: DType) -> Node:
 
 
 def _places(template: str) -> set[str]:
-    """The numbers of the operands that a template uses: {} count up, {0} are themselves."""
+    """The numbers of the operands that a template uses: {} count up, {0} are
+    themselves.
+    """
     try:
-        names = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
+        names = [
+            name for _, name, _, _ in Formatter().parse(template) if name is not None
+        ]
     except ValueError:  # a brace alone
         return set()
     return {name or str(number) for number, name in enumerate(names)}

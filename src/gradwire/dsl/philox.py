@@ -1,10 +1,13 @@
 """Philox 4x32-7: random numbers that are a function of key, step, stream and place.
 
-Source: Salmon et al., SC 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3: seven
-    rounds pass every test of BigCrush; libraries' usual ten are a margin that a rounding needs not.
-Differences: none in the generator. Its four words go to elements so that vectors need no shuffle:
-    word w of counter c is the number of element 64 * (c // 16) + 16 * w + c % 16.
-The counter is (c, c >> 32, step, stream); the key's low and high 32 bits are the generator's key.
+Source: Salmon et al., SC 2011, "Parallel random numbers: as easy as 1, 2, 3", section
+    3.3: seven rounds pass every test of BigCrush; libraries' usual ten are a margin
+    that a rounding needs not.
+Differences: none in the generator. Its four words go to elements so that vectors need
+    no shuffle: word w of counter c is the number of element 64 * (c // 16) + 16 * w + c
+    % 16.
+The counter is (c, c >> 32, step, stream); the key's low and high 32 bits are the
+generator's key.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
 def philox(
-    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int], rounds: int = ROUNDS
+    counter: tuple[Tensor, Tensor, Tensor, Tensor],
+    key: tuple[int, int],
+    rounds: int = ROUNDS,
 ) -> list[Tensor]:
     """Four 32-bit words (in int64) for each counter of four such words.
 
@@ -50,8 +55,8 @@ def uniform(place: Tensor, key: int, step: int, stream: int) -> Tensor:
 def below(bound: Tensor, place: Tensor, key: int, step: int, stream: int) -> Tensor:
     """Whole numbers in [0, bound) for elements at these places (int64), as int32.
 
-    The 32 bits times ``bound`` (at least 1), shifted: exact on every machine, and a number's chance
-    is off by less than one part in 2^32 / bound.
+    The 32 bits times ``bound`` (at least 1), shifted: exact on every machine, and a
+    number's chance is off by less than one part in 2^32 / bound.
     """
     return ((words(place, key, step, stream) * bound.long()) >> 32).int()
 

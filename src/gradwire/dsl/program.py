@@ -16,9 +16,10 @@
 >>> payload.size_bytes, sign().decode(payload, torch.empty(3))
 (5, tensor([ 3., -3.,  3.]))
 
-``Program`` turns the class into a frozen keyword-only dataclass (its annotations are its settings),
-traces both functions once for each combination of settings, and gives it the methods of
-``contract.Compressor``: one generated kernel each. Keywords of the class are its traits.
+``Program`` turns the class into a frozen keyword-only dataclass (its annotations are
+its settings), traces both functions once for each combination of settings, and gives it
+the methods of ``contract.Compressor``: one generated kernel each. Keywords of the class
+are its traits.
 """
 
 from __future__ import annotations
@@ -42,15 +43,17 @@ from .language import Compressed, Scattered
 from .rewrite import RESULT_NAME, recording
 from .symbols import Coded, Scalar, Vector, tracing
 
-# The encode and decode that an author writes have other parameters than the contract's, which take
-# their place; so to a type checker a program may be anything.
+# The encode and decode that an author writes have other parameters than the contract's,
+# which take their place; so to a type checker a program may be anything.
 if TYPE_CHECKING:
     _Generated = Any
 else:
     _Generated = Generated
 
 MOST_BLOCK = 2**31 - LANES
-"""Elements of the longest block: ``size`` of one is an int32, as is a coded block's length."""
+"""Elements of the longest block: ``size`` of one is an int32, as is a coded block's
+length.
+"""
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
     name: kinds
@@ -62,10 +65,11 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Source:
-    """The author's functions: one of (settings, gradient) and one of (settings, compressed).
+    """The author's functions: one of (settings, gradient) and one of (settings,
+    compressed).
 
-    An encode of (settings, gradient, latest) is given the gradient plus the residual, and then the
-    gradient alone.
+    An encode of (settings, gradient, latest) is given the gradient plus the residual,
+    and then the gradient alone.
     """
 
     encode: Callable[..., Compressed]
@@ -77,9 +81,9 @@ class Source:
 class Program(_Generated):  # type: ignore[misc]  # a base of type Any: see above
     """Base of compressors written in the language; see the module's docstring.
 
-    ``block`` is how many elements share what a reduction gives, a multiple of 64 below 2^31: their
-    number is an int32. A program that draws random numbers begins its stream from its setting
-    ``seed``, if it has one.
+    ``block`` is how many elements share what a reduction gives, a multiple of 64 below
+    2^31: their number is an int32. A program that draws random numbers begins its
+    stream from its setting ``seed``, if it has one.
     """
 
     block: int = 16384
@@ -88,13 +92,19 @@ class Program(_Generated):  # type: ignore[misc]  # a base of type Any: see abov
 
     def __init_subclass__(cls, **traits: Any) -> None:
         super().__init_subclass__()
-        written = {name: cls.__dict__[name] for name in ("encode", "decode") if name in vars(cls)}
+        written = {
+            name: cls.__dict__[name]
+            for name in ("encode", "decode")
+            if name in vars(cls)
+        }
         if len(written) == 2:
             cls.source = Source(**written)
             for name in written:
                 delattr(cls, name)  # the contract's own show through
         elif written or not hasattr(cls, "source"):
-            raise invalid(cls.__name__, [*written], "a class with encode and decode", "write both")
+            raise invalid(
+                cls.__name__, [*written], "a class with encode and decode", "write both"
+            )
         cls.traits = replace(cls.traits, **traits)
         dataclass(frozen=True, kw_only=True)(cls)
 
@@ -109,16 +119,33 @@ class Program(_Generated):  # type: ignore[misc]  # a base of type Any: see abov
             if not right or (isinstance(given, bool) and kinds not in (None, bool)):
                 kind = str(getattr(setting.type, "__name__", setting.type))
                 raise invalid(f"{name} {setting.name}", given, kind, "see its settings")
-            if kinds == _KINDS["float"]:  # 1 and 1.0 are one setting, numpy's number is a number
-                object.__setattr__(self, setting.name, _as_float(f"{name} {setting.name}", given))
+            if (
+                kinds == _KINDS["float"]
+            ):  # 1 and 1.0 are one setting, numpy's number is a number
+                object.__setattr__(
+                    self, setting.name, _as_float(f"{name} {setting.name}", given)
+                )
         check_whole(
-            f"{name} block", self.block, "write 16384", least=LANES, most=MOST_BLOCK, multiple=LANES
+            f"{name} block",
+            self.block,
+            "write 16384",
+            least=LANES,
+            most=MOST_BLOCK,
+            multiple=LANES,
         )
         check_whole(
-            f"{name} seed", getattr(self, "seed", 0), "leave it at 0", least=0, most=2**32 - 1
+            f"{name} seed",
+            getattr(self, "seed", 0),
+            "leave it at 0",
+            least=0,
+            most=2**32 - 1,
         )
-        if hasattr(self, "seed") and "seed" not in {setting.name for setting in fields(self)}:
-            raise invalid(f"{name} seed", "a constant", "a setting", "write seed: int = 0")
+        if hasattr(self, "seed") and "seed" not in {
+            setting.name for setting in fields(self)
+        }:
+            raise invalid(
+                f"{name} seed", "a constant", "a setting", "write seed: int = 0"
+            )
         self.check()
         traced = self.kernels().traced
         stated = self.stated()
@@ -128,14 +155,20 @@ class Program(_Generated):  # type: ignore[misc]  # a base of type Any: see abov
         object.__setattr__(self, "traits", stated)
 
     def check(self) -> None:
-        """Refuses settings that are of the right type and make no sense; for authors to write."""
+        """Refuses settings that are of the right type and make no sense; for authors to
+        write.
+        """
 
     def stated(self) -> Traits:
-        """The traits under these settings; for authors to write where settings change them."""
+        """The traits under these settings; for authors to write where settings change
+        them.
+        """
         return type(self).traits
 
     def kernels(self) -> Kernels:
-        """The program under these settings, traced and rewritten; compiled when first run."""
+        """The program under these settings, traced and rewritten; compiled when first
+        run.
+        """
         return _kernels(self)
 
 
@@ -144,9 +177,12 @@ def _check_traits(name: str, stated: Traits, traced: rewrite.Traced) -> None:
     kept = traced.keep is not None
     coded = traced.coding is not None
     accepted = {
-        "layout=Layout.SPARSE just with kept fields": kept == (stated.layout is Layout.SPARSE),
-        "exact_size=False just with kept or coded fields": (kept or coded) != stated.exact_size,
-        "reads_latest=True just where latest is read": traced.reads_latest == stated.reads_latest,
+        "layout=Layout.SPARSE just with kept fields": kept
+        == (stated.layout is Layout.SPARSE),
+        "exact_size=False just with kept or coded fields": (kept or coded)
+        != stated.exact_size,
+        "reads_latest=True just where latest is read": traced.reads_latest
+        == stated.reads_latest,
     }
     for what, holds in accepted.items():
         if not holds:
@@ -165,9 +201,13 @@ def _check_hashable(what: str, given: object) -> None:
 
 def _as_float(what: str, given: float) -> float:
     try:
-        return float(given) + 0.0  # -0.0 equals 0.0, and equal settings share their kernels
+        return (
+            float(given) + 0.0
+        )  # -0.0 equals 0.0, and equal settings share their kernels
     except OverflowError:
-        raise invalid(what, given, "a number that a float holds", "see its settings") from None
+        raise invalid(
+            what, given, "a number that a float holds", "see its settings"
+        ) from None
 
 
 @lru_cache(maxsize=1024)
@@ -180,26 +220,34 @@ def _kernels(codec: Program) -> Kernels:
         rewrite.merge(traced),
     )
     stages = rewrite.stage_kernels(traced)
-    staged = (k for stage in stages for k in (stage.plain, stage.with_residual, stage.fold))
+    staged = (
+        k for stage in stages for k in (stage.plain, stage.with_residual, stage.fold)
+    )
     every = {kernel.name: kernel for kernel in (*forms, *staged) if kernel is not None}
     return Kernels(traced, *forms, stages, Built(*every.values()))
 
 
 def trace(codec: Program) -> rewrite.Traced:
-    """Runs a program's two functions on symbols; refuses what is no compressor, with the line."""
+    """Runs a program's two functions on symbols; refuses what is no compressor, with
+    the line.
+    """
     given = [Vector(load_buffer(rewrite.GRADIENT)), Vector(load_buffer(rewrite.LATEST))]
     takes = len(signature(codec.source.encode).parameters) - 1
     name = type(codec).__name__
     with recording() as record, tracing(f"encode of {name}"):
         sent = codec.source.encode(codec, *given[:takes])
     if not isinstance(sent, Compressed) or not sent.fields:
-        raise invalid("what encode returns", sent, "a payload", "return concat(name=value, ...)")
+        raise invalid(
+            "what encode returns", sent, "a payload", "return concat(name=value, ...)"
+        )
     sources = {_buffer(name, value): value.node for name, value in sent.fields.items()}
     _check_beside(sources)
     received = {buffer.name: _received(buffer) for buffer in sources}
     with tracing(f"decode of {name}"):
         decoded = codec.source.decode(codec, Compressed(received))
-    kept = [v for v in sent.fields.values() if isinstance(v, Vector) and v.keep is not None]
+    kept = [
+        v for v in sent.fields.values() if isinstance(v, Vector) and v.keep is not None
+    ]
     return rewrite.Traced(
         name=re.sub(r"\W|^(?=\d)", "_", name),
         block=codec.block,
@@ -214,7 +262,9 @@ def trace(codec: Program) -> rewrite.Traced:
 def _decoded(decoded: object) -> Node:
     if not isinstance(decoded, Vector) or decoded.keep is not None:
         remedy = "return map(field, lambda q: ...) of a field with a value an element"
-        raise invalid("what decode returns", decoded, "a vector of all elements", remedy)
+        raise invalid(
+            "what decode returns", decoded, "a vector of all elements", remedy
+        )
     return language.float32(Scalar(decoded.node)).node
 
 
@@ -224,28 +274,42 @@ def _decoded_kept(decoded: object, sources: Mapping[Buffer, Node]) -> Node:
         raise invalid("what decode returns", decoded, "kept fields scattered", remedy)
     if sources[decoded.indices.arg].op is not Op.PLACE:
         given = f"the field {decoded.indices.arg.name}"
-        raise invalid("what decode scatters to", given, "the field of indices(kept)", remedy)
+        raise invalid(
+            "what decode scatters to", given, "the field of indices(kept)", remedy
+        )
     return decoded.node
 
 
 def _buffer(name: str, value: Scalar | Vector | Coded) -> Buffer:
-    if name in {buffer.name for buffer in rewrite.OWN_BUFFERS} or re.fullmatch(RESULT_NAME, name):
-        raise invalid("field name", name, "no name that kernels use", f"call it {name}_sent")
+    if name in {buffer.name for buffer in rewrite.OWN_BUFFERS} or re.fullmatch(
+        RESULT_NAME, name
+    ):
+        raise invalid(
+            "field name", name, "no name that kernels use", f"call it {name}_sent"
+        )
     if not name.isidentifier():
-        raise invalid("field name", name, "a name", "write letters, digits and underscores")
+        raise invalid(
+            "field name", name, "a name", "write letters, digits and underscores"
+        )
     if isinstance(value, Scalar):
         return Buffer(name, value.node.dtype, value.node.extent)
     if isinstance(value, Coded):
         return Buffer(name, value.node.dtype, Extent.ELEMENT, value.coder)
-    return Buffer(name, value.node.dtype, Extent.ELEMENT if value.keep is None else Extent.KEPT)
+    return Buffer(
+        name, value.node.dtype, Extent.ELEMENT if value.keep is None else Extent.KEPT
+    )
 
 
 def _check_beside(buffers: Collection[Buffer]) -> None:
     """Refuses names that the lengths of another field's blocks have."""
     names = {buffer.name for buffer in buffers}
-    beside = {f"{buffer.name}_lengths" for buffer in buffers if buffer.coder is not None}
+    beside = {
+        f"{buffer.name}_lengths" for buffer in buffers if buffer.coder is not None
+    }
     for name in sorted(names & beside):
-        raise invalid("field name", name, "a name that no other field uses", "choose another")
+        raise invalid(
+            "field name", name, "a name that no other field uses", "choose another"
+        )
 
 
 def _received(buffer: Buffer) -> Scalar | Vector:

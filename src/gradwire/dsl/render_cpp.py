@@ -4,10 +4,11 @@ The ABI is the same for every kernel, so that one call carries any of them out:
 
     void name(gw::Tensor<operands>* tensors, int num_tensors, int threads)
 
-A record a tensor holds its length, key, step and the kernel's buffers in order: many small tensors
-are one call, one parallel loop over all their blocks. What a kernel keeps of them goes through
-csrc/kept.h. Each operation has one line in ``_TEXT``; what needs more than a line is a function of
-csrc. The text has one statement for each value used twice.
+A record a tensor holds its length, key, step and the kernel's buffers in order: many
+small tensors are one call, one parallel loop over all their blocks. What a kernel keeps
+of them goes through csrc/kept.h. Each operation has one line in ``_TEXT``; what needs
+more than a line is a function of csrc. The text has one statement for each value used
+twice.
 """
 
 from __future__ import annotations
@@ -32,9 +33,20 @@ from .ir import (
     Op,
 )
 from .operators import support
-from .schedule import Pass, Text, any_order, grouped, is_always, passes, pointer, sums_floats
+from .schedule import (
+    Pass,
+    Text,
+    any_order,
+    grouped,
+    is_always,
+    passes,
+    pointer,
+    sums_floats,
+)
 
-_NEAR = 16384  # elements of a block beside which the next one fits into a core's own cache
+_NEAR = (
+    16384  # elements of a block beside which the next one fits into a core's own cache
+)
 
 _TEXT = {
     **{found: one.cpp for found, one in SPELLINGS.items()},
@@ -60,15 +72,19 @@ def _function(kernel: Kernel) -> str:
     loop = "for_each_block"
     call = f"{kernel.block}, tensors, num_tensors, threads"
     if body.kept:
-        buffers = ", ".join(f"{{{i}, {b.dtype.bits // 8 or 1}}}" for i, b in body.kept.items())
+        buffers = ", ".join(
+            f"{{{i}, {b.dtype.bits // 8 or 1}}}" for i, b in body.kept.items()
+        )
         loop = "keep_each_block"
         call = f"{call}, {{{buffers}}}"
         arrays = f"gw::Kept<{len(body.kept)}>& kept, "
     return "\n".join(
         [
-            f"GW_EXPORT void {kernel.name}({record}* tensors, int num_tensors, int threads) {{",
+            f"GW_EXPORT void {kernel.name}({record}* tensors, int num_tensors, "
+            f"int threads) {{",
             f"  gw::{loop}({call},",
-            f"      []({record}& tensor, {arrays}int64_t block, int64_t start, int64_t n) {{",
+            f"      []({record}& tensor, {arrays}int64_t block, int64_t start, "
+            f"int64_t n) {{",
             *(f"    {line}" for line in lines),
             "  });",
             "}",
@@ -86,17 +102,22 @@ class _Body(Text):
         self.passes = passes(kernel)
         self.fetches = _fetches(kernel, self.passes)
         self.written = {target.arg for target in kernel.stores}
-        self.kept = {i: b for i, b in enumerate(kernel.buffers) if b.extent is Extent.KEPT}
+        self.kept = {
+            i: b for i, b in enumerate(kernel.buffers) if b.extent is Extent.KEPT
+        }
 
     def address(self, place: int, buffer: Buffer) -> str:
         kind = _memory_type(buffer)
         if buffer.extent is Extent.KEPT:
             return (
-                f"{kind}* const {pointer(buffer)} = kept.at<{kind}>({[*self.kept].index(place)});"
+                f"{kind}* const {pointer(buffer)} = "
+                f"kept.at<{kind}>({[*self.kept].index(place)});"
             )
         if buffer not in self.written:
             kind = f"const {kind}"
-        where = {Extent.BLOCK: " + block", Extent.ELEMENT: " + start"}.get(buffer.extent, "")
+        where = {Extent.BLOCK: " + block", Extent.ELEMENT: " + start"}.get(
+            buffer.extent, ""
+        )
         if buffer.extent is Extent.ELEMENT and buffer.dtype in UNSIGNED:
             where = f" + start / gw::kLanes * {buffer.dtype.group_bytes}"
         given = f"static_cast<{kind}*>(tensor.operand[{place}])"
@@ -109,7 +130,9 @@ class _Body(Text):
         self.name_reductions(one)
         lines += [line for found in one.reductions for line in self._lanes(found)]
         lines += self._loop(one)
-        return lines + [line for found in one.reductions for line in self._folded(found)]
+        return lines + [
+            line for found in one.reductions for line in self._folded(found)
+        ]
 
     def _loop(self, one: Pass) -> list[str]:
         outside = dict(self.names)  # names of elements end with their loop
@@ -119,14 +142,21 @@ class _Body(Text):
         body += [self._accumulated(found) for found in one.reductions]
         body += [self.stored(target) for target in one.stores]
         codes = [
-            s.arg for s in one.stores if s.dtype in UNSIGNED and s.arg.extent is Extent.ELEMENT
+            s.arg
+            for s in one.stores
+            if s.dtype in UNSIGNED and s.arg.extent is Extent.ELEMENT
         ]
         before += [f"uint8_t {pointer(b)}out[gw::kLanes] = {{}};" for b in codes]
-        after = [f"gw::pack{_code(b)}({pointer(b)}out, {_packed_at(b)}, count);" for b in codes]
+        after = [
+            f"gw::pack{_code(b)}({pointer(b)}out, {_packed_at(b)}, count);"
+            for b in codes
+        ]
         kept = [target for target in one.stores if target.extent is Extent.KEPT]
         if kept:
             buffers = [target.arg for target in kept]
-            before += [f"{_memory_type(b)} {pointer(b)}out[gw::kLanes];" for b in buffers]
+            before += [
+                f"{_memory_type(b)} {pointer(b)}out[gw::kLanes];" for b in buffers
+            ]
             before += ["uint8_t keep[gw::kLanes] = {};"]
             body += [f"keep[j] = {self.names[kept[0].sources[1]]};"]
             after += _appended(buffers)
@@ -141,10 +171,16 @@ class _Body(Text):
             *(f"  {line}" for line in after),
             "});",
         ]
-        return ["int64_t place = kept.count;", *loop, "kept.count = place;"] if kept else loop
+        return (
+            ["int64_t place = kept.count;", *loop, "kept.count = place;"]
+            if kept
+            else loop
+        )
 
     def _prepared(self, found: Node, one: Pass) -> list[str]:
-        """Statements before a group's loop: they unpack codes, draw numbers, fetch cache lines."""
+        """Statements before a group's loop: they unpack codes, draw numbers, fetch
+        cache lines.
+        """
         if found.op in (Op.RANDOM, Op.BELOW):
             name = f"draw{found.arg}"
             call = f"gw::philox(draws, {found.arg}, (start + at) / gw::kLanes, {name});"
@@ -159,7 +195,11 @@ class _Body(Text):
         if buffer not in self.fetches:
             return []
         where, ahead = self.fetches[buffer]
-        return [f"gw::prefetch_group({pointer(buffer)} + at{ahead});"] if where is one else []
+        return (
+            [f"gw::prefetch_group({pointer(buffer)} + at{ahead});"]
+            if where is one
+            else []
+        )
 
     def named(self, found: Node, name: str, text: str) -> str:
         return f"const {_value_type(found.dtype)} {name} = {text};"
@@ -210,17 +250,27 @@ class _Body(Text):
         text = grouped(self.names[value])
         if fold.body.op is Op.ADD and any_order(fold):
             kind = _lane_type(found)
-            chosen = text if is_always(keep) else f"({grouped(self.names[keep])} ? {text} : 0)"
+            chosen = (
+                text
+                if is_always(keep)
+                else f"({grouped(self.names[keep])} ? {text} : 0)"
+            )
             return f"{lane} += static_cast<{kind}>({chosen});"
         taken = self.fold(fold.body, lane, text)
-        chosen = taken if is_always(keep) else f"{grouped(self.names[keep])} ? {taken} : {lane}"
+        chosen = (
+            taken
+            if is_always(keep)
+            else f"{grouped(self.names[keep])} ? {taken} : {lane}"
+        )
         return f"{lane} = {chosen};"
 
     def _folded(self, found: Node) -> list[str]:
         fold: Fold = found.arg
         kind = _lane_type(found)
         result = _value_type(found.dtype)
-        combine = f"[]({kind} a, {kind} b) {{ return {self.fold(fold.body, 'a', 'b')}; }}"
+        combine = (
+            f"[]({kind} a, {kind} b) {{ return {self.fold(fold.body, 'a', 'b')}; }}"
+        )
         return [
             f"const {result} {self.names[found]} =",
             f"    gw::folded<{result}>({self.lane(found)}, {combine});",
@@ -229,11 +279,16 @@ class _Body(Text):
     def stored(self, target: Node) -> str:
         buffer = target.arg
         value = self.names[target.sources[0]]
-        if buffer.extent < Extent.ELEMENT:  # blocks agree on a value a call, and one writes it
+        if (
+            buffer.extent < Extent.ELEMENT
+        ):  # blocks agree on a value a call, and one writes it
             once = "if (block == 0) " if buffer.extent is Extent.CALL else ""
             return f"{once}*{pointer(buffer)} = {value};"
         if buffer.extent is Extent.KEPT or buffer.dtype in UNSIGNED:
-            return f"{pointer(buffer)}out[j] = static_cast<{_memory_type(buffer)}>({value});"
+            return (
+                f"{pointer(buffer)}out[j] = "
+                f"static_cast<{_memory_type(buffer)}>({value});"
+            )
         return f"{pointer(buffer)}[at + j] = {value};"
 
     def literal(self, value: float, dtype: DType) -> str:
@@ -252,8 +307,9 @@ class _Body(Text):
 def _fetches(kernel: Kernel, order: tuple[Pass, ...]) -> dict[Buffer, tuple[Pass, str]]:
     """The pass in which each vector is fetched ahead, and how much farther than usual.
 
-    The first pass over a block waits for memory and the others do not. So the last one, which
-    mostly computes, fetches the next block for it, where the caches have room for two.
+    The first pass over a block waits for memory and the others do not. So the last one,
+    which mostly computes, fetches the next block for it, where the caches have room for
+    two.
     """
     readers: dict[Buffer, list[Pass]] = {}
     for one in order:
@@ -271,7 +327,10 @@ def _appended(buffers: list[Buffer]) -> list[str]:
     """Puts a group's kept elements behind those that the thread has."""
     return [
         "const uint64_t mask = gw::mask_of(keep);",
-        *(f"gw::append({pointer(b)} + place, {pointer(b)}out, mask, count);" for b in buffers),
+        *(
+            f"gw::append({pointer(b)} + place, {pointer(b)}out, mask, count);"
+            for b in buffers
+        ),
         "place += gw::count_of(mask);",
     ]
 
@@ -279,7 +338,11 @@ def _appended(buffers: list[Buffer]) -> list[str]:
 def _loaded(buffer: Buffer) -> str:
     if buffer.extent is not Extent.ELEMENT:
         return f"*{pointer(buffer)}"
-    return f"{pointer(buffer)}in[j]" if buffer.dtype in UNSIGNED else f"{pointer(buffer)}[at + j]"
+    return (
+        f"{pointer(buffer)}in[j]"
+        if buffer.dtype in UNSIGNED
+        else f"{pointer(buffer)}[at + j]"
+    )
 
 
 def _packed_at(buffer: Buffer) -> str:

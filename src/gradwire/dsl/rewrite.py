@@ -1,10 +1,12 @@
-"""Rewrites: a program's two traces become the kernels of a compressor, each one fused pass.
+"""Rewrites: a program's two traces become the kernels of a compressor, each one fused
+pass.
 
-``encode`` and ``decode`` are expressions, so fusing them is substitution: the residual form puts
-what ``encode`` sends where ``decode`` reads it (what is packed and unpacked is itself again), and
-merge adds what decode writes. Nothing is materialised between them. Kept elements are decoded one
-by one, by a kernel whose elements they are; what scatters them is no kernel. A stage's kernels are
-made by the same substitutions."""
+``encode`` and ``decode`` are expressions, so fusing them is substitution: the residual
+form puts what ``encode`` sends where ``decode`` reads it (what is packed and unpacked
+is itself again), and merge adds what decode writes. Nothing is materialised between
+them. Kept elements are decoded one by one, by a kernel whose elements they are; what
+scatters them is no kernel. A stage's kernels are made by the same substitutions.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ from .ir import (
 )
 from .symbols import Number, Scalar, Symbol, Vector, fold_by, refuse, working
 
-# ---- Expressions with parts replaced, or simplified: the same bits result ----------------------
+# ---- Expressions with parts replaced, or simplified: the same bits result ------------
 
 
 def substitute(roots: tuple[Node, ...], instead: Mapping[Node, Node]) -> list[Node]:
@@ -45,7 +47,8 @@ def substitute(roots: tuple[Node, ...], instead: Mapping[Node, Node]) -> list[No
 
 
 def simplified(roots: tuple[Node, ...]) -> list[Node]:
-    """``roots`` with constants folded, which Triton's functions cannot take as operands.
+    """``roots`` with constants folded, which Triton's functions cannot take as
+    operands.
 
     All else that could be simpler, as a product with 1, the compilers of the texts see.
     """
@@ -66,7 +69,9 @@ def _rebuilt(roots: tuple[Node, ...], change: Callable[[Node], Node]) -> list[No
 
 
 _NO_FUNCTIONS = (Op.REDUCE, Op.STORE, Op.BELOW, Op.LOAD_AT)
-"""Operations that are no function of their operands alone: none is folded into a constant."""
+"""Operations that are no function of their operands alone: none is folded into a
+constant.
+"""
 
 
 def _folded(found: Node) -> Node:
@@ -76,14 +81,14 @@ def _folded(found: Node) -> Node:
     return found
 
 
-# ---- Scalars of the whole gradient, made in stages that run before its blocks are visited ------
+# ---- Scalars of the whole gradient, made in stages that run before its blocks are visi
 #
-#     sample(G, share)   some elements, drawn at random      whole(b, f)       a value a block,
-#     sort(S, order)     them, or all elements, in order                       combined over all
-#     pick(S, fraction)  the element at that part of it
+#     sample(G, share)   some elements, drawn at random      whole(b, f)       a value a
+#     block, sort(S, order)     them, or all elements, in order
+#     combined over all pick(S, fraction)  the element at that part of it
 #
-# A trace records its stages in order; the scalar that each gives is a value a call, of which later
-# stages and the program itself make what they like.
+# A trace records its stages in order; the scalar that each gives is a value a call, of
+# which later stages and the program itself make what they like.
 
 RESULT_NAME = r"stage\d+\w*"
 """The pattern of the names of stages' buffers, which are numbered."""
@@ -91,10 +96,12 @@ RESULT_NAME = r"stage\d+\w*"
 
 @dataclass(frozen=True)
 class Draw:
-    """A sample of ``share`` of all elements, at least ``least``, drawn from a stream of its own.
+    """A sample of ``share`` of all elements, at least ``least``, drawn from a stream of
+    its own.
 
-    With replacement; but a sample that would be as large as the gradient is the gradient itself,
-    each element once. ``stream`` is None where all elements were asked for, and nothing is drawn.
+    With replacement; but a sample that would be as large as the gradient is the
+    gradient itself, each element once. ``stream`` is None where all elements were asked
+    for, and nothing is drawn.
     """
 
     share: float
@@ -124,8 +131,8 @@ class Pick:
 class Stage:
     """One scalar of the whole gradient, known before the main kernel runs.
 
-    ``value`` is an expression of an element to sample (``how``: Pick), or of a block to combine
-    with the others' (``how``: Fold).
+    ``value`` is an expression of an element to sample (``how``: Pick), or of a block to
+    combine with the others' (``how``: Fold).
     """
 
     result: Buffer
@@ -134,7 +141,9 @@ class Stage:
 
 
 class Recording:
-    """The notes of a trace beside its expressions: stages, and the number of random streams."""
+    """The notes of a trace beside its expressions: stages, and the number of random
+    streams.
+    """
 
     def __init__(self) -> None:
         self.stages: list[Stage] = []
@@ -160,7 +169,9 @@ _recording: ContextVar[Recording | None] = ContextVar("recording", default=None)
 
 @contextmanager
 def recording() -> Iterator[Recording]:
-    """Inside the block, which is an encode's, programs may draw numbers and have stages."""
+    """Inside the block, which is an encode's, programs may draw numbers and have
+    stages.
+    """
     made = Recording()
     token = _recording.set(made)
     try:
@@ -189,38 +200,52 @@ class Sample(Symbol):
 
 
 def sample(vector: Vector, share: float, least: int = 1) -> Sample:
-    """``share`` of the whole gradient's elements, rounded up, and not fewer than ``least``.
+    """``share`` of the whole gradient's elements, rounded up, and not fewer than
+    ``least``.
 
-    Drawn with replacement, other ones in each call, unless they would be as many as there are: then
-    each is in it once. Element by element, a map of the gradient is computed of those drawn only.
+    Drawn with replacement, other ones in each call, unless they would be as many as
+    there are: then each is in it once. Element by element, a map of the gradient is
+    computed of those drawn only.
     """
     recording = recorded("sample()")
     value = _drawn_from("sample", vector)
     if not isinstance(share, float | int) or not 0 < share <= 1:
-        refuse(f"sample of a share of {share!r}", "give a number in (0, 1]: 0.001 for 0.1 %")
+        refuse(
+            f"sample of a share of {share!r}",
+            "give a number in (0, 1]: 0.001 for 0.1 %",
+        )
     _check_anywhere(value)
     return Sample(value, Draw(share, int(least), recording.stream()))
 
 
 def sort(elements: Sample | Vector, udf: Callable[[Any, Any], Number]) -> Sample:
-    """A sample, or the whole gradient's elements, in the order that ``udf`` of two of them says.
+    """A sample, or the whole gradient's elements, in the order that ``udf`` of two of
+    them says.
 
-    ``smaller`` or ``greater`` comes first; or ``udf`` compares its arguments by ``<`` or ``>``. For
-    an order by a key, map to the key first. NaN ranks above infinity.
+    ``smaller`` or ``greater`` comes first; or ``udf`` compares its arguments by ``<``
+    or ``>``. For an order by a key, map to the key first. NaN ranks above infinity.
     """
     if isinstance(elements, Vector):
         recorded("sort()")
         elements = Sample(_drawn_from("sort", elements), Draw(1.0, 1, None))
     if not isinstance(elements, Sample):
-        refuse("sort of what is no vector", "sort(v, smaller) or sort(sample(v, share), smaller)")
+        refuse(
+            "sort of what is no vector",
+            "sort(v, smaller) or sort(sample(v, share), smaller)",
+        )
     first, second = (ir.node(Op.ARG, dtype=FLOAT32, arg=i) for i in (0, 1))
     said = udf(Scalar(first), Scalar(second))
     found = said.node if isinstance(said, Scalar) else elements.node
     if {*found.sources} != {first, second} or found.op not in _ORDERS:
-        remedy = "sort by smaller or greater, and map to what is sorted by: sort(map(v, abs), ...)"
+        remedy = (
+            "sort by smaller or greater, and map to what is sorted by: sort(map(v, "
+            "abs), ...)"
+        )
         refuse("sort by a function that is no order", remedy)
     is_less = found.op is Op.LESS and found.sources[0] is first
-    return Sample(elements.node, elements.draw, found.op is not Op.SMALLER and not is_less)
+    return Sample(
+        elements.node, elements.draw, found.op is not Op.SMALLER and not is_less
+    )
 
 
 _ORDERS = (Op.SMALLER, Op.GREATER, Op.LESS)
@@ -229,27 +254,47 @@ _ORDERS = (Op.SMALLER, Op.GREATER, Op.LESS)
 def _drawn_from(operator: str, vector: Vector) -> Node:
     """The element of a vector that a sample may hold."""
     if not isinstance(vector, Vector) or vector.keep is not None:
-        refuse(f"{operator} of something other than a vector of all elements", _BEFORE[operator])
+        refuse(
+            f"{operator} of something other than a vector of all elements",
+            _BEFORE[operator],
+        )
     value = working(Scalar(vector.node))
     if value.dtype is not FLOAT32:
-        refuse(f"{operator} of {value.dtype!r}", f"{operator} float32 values: map(v, float32)")
+        refuse(
+            f"{operator} of {value.dtype!r}",
+            f"{operator} float32 values: map(v, float32)",
+        )
     return value
 
 
-_BEFORE = {"sample": "sample, then filter", "sort": "sort, pick, then filter by what was picked"}
+_BEFORE = {
+    "sample": "sample, then filter",
+    "sort": "sort, pick, then filter by what was picked",
+}
 
 
 def _check_anywhere(value: Node) -> None:
     """Refuses a sample of an element that is not the same wherever it is computed."""
-    if any(n.extent is Extent.BLOCK or n.op in (Op.PLACE, Op.RANDOM) for n in ir.walk([value])):
-        remedy = "take the gradient, or a map of it by captured values and whole-gradient scalars"
+    if any(
+        n.extent is Extent.BLOCK or n.op in (Op.PLACE, Op.RANDOM)
+        for n in ir.walk([value])
+    ):
+        remedy = (
+            "take the gradient, or a map of it by captured values and "
+            "whole-gradient scalars"
+        )
         refuse("sample of what depends on an element's block or place", remedy)
 
 
 def pick(drawn: Sample, fraction: float) -> Scalar:
-    """The element at floor(fraction * count) of what was sorted, the last of it for 1."""
+    """The element at floor(fraction * count) of what was sorted, the last of it for
+    1.
+    """
     if not isinstance(drawn, Sample) or drawn.descending is None:
-        refuse("pick from what is not in order", "pick(sort(sample(v, share), smaller), fraction)")
+        refuse(
+            "pick from what is not in order",
+            "pick(sort(sample(v, share), smaller), fraction)",
+        )
     if not isinstance(fraction, float | int) or not 0 <= fraction <= 1:
         refuse(f"pick at {fraction!r}", "give a number in [0, 1]: 0.5 for the median")
     how = Pick(drawn.draw, drawn.descending, fraction)
@@ -259,14 +304,17 @@ def pick(drawn: Sample, fraction: float) -> Scalar:
 def whole(
     value: Scalar, udf: Callable[[Any, Any], Number], start: float | int | None = None
 ) -> Scalar:
-    """A block's value combined over all blocks: ``whole(reduce(v, f), f)`` reduces everything.
+    """A block's value combined over all blocks: ``whole(reduce(v, f), f)`` reduces
+    everything.
 
-    ``udf`` and ``start`` are those of ``reduce``; sums of floats are rounded once a block and then
-    once more.
+    ``udf`` and ``start`` are those of ``reduce``; sums of floats are rounded once a
+    block and then once more.
     """
     recording = recorded("whole()")
     if not isinstance(value, Scalar):
-        refuse("whole of something that is not a block's value", "whole(reduce(v, f), f)")
+        refuse(
+            "whole of something that is not a block's value", "whole(reduce(v, f), f)"
+        )
     if value.node.extent is not Extent.BLOCK:
         known = value.node.extent is Extent.CALL
         what = "known of the whole gradient already" if known else "one element's"
@@ -275,7 +323,7 @@ def whole(
     return recording.stage(partial, fold_by(udf, partial, start))
 
 
-# ---- from traces to kernels --------------------------------------------------------------------
+# ---- from traces to kernels ----------------------------------------------------------
 
 
 GRADIENT = Buffer("gradient", FLOAT32, Extent.ELEMENT)
@@ -293,7 +341,9 @@ NUM_DRAWN = Buffer("num_drawn", INT32, Extent.CALL)
 """The number of elements that are drawn."""
 SAMPLE = Buffer("sample", FLOAT32, Extent.ELEMENT)
 OWN_BUFFERS = (GRADIENT, LATEST, RESIDUAL, OUT, SUM, SCALE, RANKED)
-"""Buffers of the kernels that read or write fields as well: no field may have such a name."""
+"""Buffers of the kernels that read or write fields as well: no field may have such a
+name.
+"""
 
 FOLD_BLOCK = 16384
 """How many blocks' values are combined at a time."""
@@ -301,10 +351,11 @@ FOLD_BLOCK = 16384
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """A program as expressions: each field's value, and the decoded element in terms of fields.
+    """A program as expressions: each field's value, and the decoded element in terms of
+    fields.
 
-    ``keep`` is the condition of kept elements, whose fields are then all that is decoded, and
-    ``top`` the share of the gradient to which they are cut.
+    ``keep`` is the condition of kept elements, whose fields are then all that is
+    decoded, and ``top`` the share of the gradient to which they are cut.
     """
 
     name: str
@@ -328,13 +379,21 @@ class Traced:
 
     @cached_property
     def coding(self) -> Any:
-        """The coding of the field that has a coder (``symbols.Coded``); None where none has."""
-        coded = (buffer.coder.coding(buffer, self.block) for buffer in self.buffers if buffer.coder)
+        """The coding of the field that has a coder (``symbols.Coded``); None where none
+        has.
+        """
+        coded = (
+            buffer.coder.coding(buffer, self.block)
+            for buffer in self.buffers
+            if buffer.coder
+        )
         return next(coded, None)
 
     @cached_property
     def shares_scale(self) -> bool:
-        """Whether elements are decoded with numbers that others are decoded with too."""
+        """Whether elements are decoded with numbers that others are decoded with
+        too.
+        """
         return any(buffer.extent < Extent.ELEMENT for buffer in self.buffers)
 
     @cached_property
@@ -349,8 +408,14 @@ class Traced:
 
     @cached_property
     def ranked(self) -> Buffer:
-        """The buffer of the gradient's own kept elements: a field, if one sends them."""
-        plain = (b for b, value in self.fields if b in self.kept and value is load_buffer(GRADIENT))
+        """The buffer of the gradient's own kept elements: a field, if one sends
+        them.
+        """
+        plain = (
+            b
+            for b, value in self.fields
+            if b in self.kept and value is load_buffer(GRADIENT)
+        )
         return next(plain, RANKED)
 
     @cached_property
@@ -359,10 +424,16 @@ class Traced:
         return () if self.top is None or self.ranked in self.kept else (RANKED,)
 
     def stores(self) -> tuple[Node, ...]:
-        """The stores that fill the fields; codes of kept elements lie there a byte each."""
+        """The stores that fill the fields; codes of kept elements lie there a byte
+        each.
+        """
         extra = ((buffer, load_buffer(GRADIENT)) for buffer in self.extra)
         return tuple(
-            store(buffer, _canonical(value), self.keep if buffer.extent is Extent.KEPT else None)
+            store(
+                buffer,
+                _canonical(value),
+                self.keep if buffer.extent is Extent.KEPT else None,
+            )
             for buffer, value in (*self.fields, *extra)
         )
 
@@ -375,7 +446,9 @@ _WITH_RESIDUAL = {
 
 
 def _canonical(value: Node) -> Node:
-    """Floats travel with one zero and one NaN: the same bytes whichever back end made them."""
+    """Floats travel with one zero and one NaN: the same bytes whichever back end made
+    them.
+    """
     return node(Op.CANONICAL, value) if value.dtype is FLOAT32 else value
 
 
@@ -385,10 +458,12 @@ def encode(program: Traced) -> Kernel:
 
 
 def encode_with_residual(program: Traced) -> Kernel:
-    """Fills the fields from gradient plus residual; the residual becomes what they lack.
+    """Fills the fields from gradient plus residual; the residual becomes what they
+    lack.
 
-    Where that is not finite the residual keeps its value: an inf or NaN is sent, and never kept.
-    What ``top`` leaves of kept elements is not known yet: they stay in the residual for now.
+    Where that is not finite the residual keeps its value: an inf or NaN is sent, and
+    never kept. What ``top`` leaves of kept elements is not known yet: they stay in the
+    residual for now.
     """
     before = load_buffer(RESIDUAL)
     whole = _WITH_RESIDUAL[load_buffer(GRADIENT)]
@@ -407,7 +482,9 @@ def encode_with_residual(program: Traced) -> Kernel:
 
 
 def decode(program: Traced) -> Kernel:
-    """Writes scale times the decoded gradient; of kept elements their values, unscaled."""
+    """Writes scale times the decoded gradient; of kept elements their values,
+    unscaled.
+    """
     if program.keep is not None:
         return _kernel(program, "decode", (store(OUT, _decoded_entry(program)),))
     scaled = node(Op.MUL, program.decoded, load_buffer(SCALE))
@@ -434,13 +511,14 @@ def _entry(field: Buffer) -> Buffer:
     return Buffer(field.name, field.dtype, Extent.ELEMENT)
 
 
-# ---- stages ------------------------------------------------------------------------------------
+# ---- stages --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class StageKernels:
-    """The kernels of stages that run at once: of a sample from which all of them pick, or of
-    blocks' values and of what combines them."""
+    """The kernels of stages that run at once: of a sample from which all of them pick,
+    or of blocks' values and of what combines them.
+    """
 
     stages: tuple[Stage, ...]
     plain: Kernel
@@ -456,7 +534,9 @@ def stage_kernels(program: Traced) -> tuple[StageKernels, ...]:
             groups[-1].append(stage)
         else:
             groups.append([stage])
-    return tuple(_stage(program, f"stage{i}", tuple(group)) for i, group in enumerate(groups))
+    return tuple(
+        _stage(program, f"stage{i}", tuple(group)) for i, group in enumerate(groups)
+    )
 
 
 def _joins(group: list[Stage], stage: Stage) -> bool:
@@ -481,7 +561,8 @@ def _stage(program: Traced, name: str, stages: tuple[Stage, ...]) -> StageKernel
     else:
         stores = tuple(
             store(
-                Buffer(partials(stage), stage.result.dtype, Extent.BLOCK), _canonical(stage.value)
+                Buffer(partials(stage), stage.result.dtype, Extent.BLOCK),
+                _canonical(stage.value),
             )
             for stage in stages
         )
@@ -513,8 +594,8 @@ def partials(stage: Stage) -> str:
 def _gathered(stream: int) -> tuple[dict[Node, Node], dict[Node, Node]]:
     """The gradient, without and with the residual, at a place drawn for each element.
 
-    Where as many are drawn as there are, each element is at its own place (what lies behind the
-    last one, in its group, is read from there too).
+    Where as many are drawn as there are, each element is at its own place (what lies
+    behind the last one, in its group, is read from there too).
     """
     population = load_buffer(POPULATION)
     drawn = node(Op.BELOW, population, arg=stream)
@@ -532,12 +613,16 @@ def _gathered(stream: int) -> tuple[dict[Node, Node], dict[Node, Node]]:
     )
 
 
-# ---- kernels -----------------------------------------------------------------------------------
+# ---- kernels -------------------------------------------------------------------------
 
 
-def _kernel(program: Traced, form: str, stores: Sequence[Node], block: int | None = None) -> Kernel:
+def _kernel(
+    program: Traced, form: str, stores: Sequence[Node], block: int | None = None
+) -> Kernel:
     """The kernel with these effects; its buffers are those that it reads and writes."""
     simple = tuple(simplified(tuple(stores)))
     loads = (found for found in walk(simple) if found.op in (Op.LOAD, Op.LOAD_AT))
     buffers = dict.fromkeys(found.arg for found in (*loads, *simple))
-    return Kernel(f"{program.name}_{form}", block or program.block, tuple(buffers), simple)
+    return Kernel(
+        f"{program.name}_{form}", block or program.block, tuple(buffers), simple
+    )

@@ -1,9 +1,10 @@
 """The schedule: in how many passes over a block a kernel runs, and what each pass does.
 
-A reduction is known after the pass that makes it; what depends on it waits for a later one. The
-elements themselves are computed anew in each pass that needs them: the block lies in the cache, and
-a few operations cost less than a second array would. Every store happens in the first pass that can
-do it, except that what a kernel also reads is overwritten in the last pass that reads it.
+A reduction is known after the pass that makes it; what depends on it waits for a later
+one. The elements themselves are computed anew in each pass that needs them: the block
+lies in the cache, and a few operations cost less than a second array would. Every store
+happens in the first pass that can do it, except that what a kernel also reads is
+overwritten in the last pass that reads it.
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ from .ir import FLOAT32, Buffer, DType, Extent, Fold, Kernel, Node, Op, neutral,
 
 @dataclass(frozen=True)
 class Pass:
-    """One loop over the elements of a block, and what is computed once a block before it."""
+    """One loop over the elements of a block, and what is computed once a block before
+    it.
+    """
 
     before: tuple[Node, ...]
-    """Values and stores a block that earlier passes' reductions allow, operands first."""
+    """Values and stores a block that earlier passes' reductions allow, operands
+    first.
+    """
     reductions: tuple[Node, ...]
     stores: tuple[Node, ...]
 
@@ -45,13 +50,19 @@ def passes(kernel: Kernel) -> tuple[Pass, ...]:
     written = {found: _pass_of_store(found, order, levels) for found in kernel.stores}
     made: list[Pass] = []
     for number in range(max([*levels.values(), *written.values()], default=0) + 1):
-        known = [n for n in order if n.extent < Extent.ELEMENT and n.op is not Op.REDUCE]
+        known = [
+            n for n in order if n.extent < Extent.ELEMENT and n.op is not Op.REDUCE
+        ]
         made.append(
             Pass(
                 before=tuple(n for n in known if written.get(n, levels[n]) == number),
-                reductions=tuple(n for n in order if n.op is Op.REDUCE and levels[n] == number + 1),
+                reductions=tuple(
+                    n for n in order if n.op is Op.REDUCE and levels[n] == number + 1
+                ),
                 stores=tuple(
-                    n for n in kernel.stores if n.extent >= Extent.ELEMENT and written[n] == number
+                    n
+                    for n in kernel.stores
+                    if n.extent >= Extent.ELEMENT and written[n] == number
                 ),
             )
         )
@@ -66,13 +77,17 @@ def _levels(kernel: Kernel) -> dict[Node, int]:
         levels[found] = ready + (found.op is Op.REDUCE)
     # Kept elements have one place in all their buffers, so one pass stores them.
     kept = [found for found in kernel.stores if found.extent is Extent.KEPT]
-    levels.update(dict.fromkeys(kept, max((levels[found] for found in kept), default=0)))
+    levels.update(
+        dict.fromkeys(kept, max((levels[found] for found in kept), default=0))
+    )
     return levels
 
 
 def _pass_of_store(target: Node, order: list[Node], levels: dict[Node, int]) -> int:
     loops = [(levels[n] - 1, n) for n in order if n.op is Op.REDUCE]
-    loops += [(levels[n], n) for n in order if n.op is Op.STORE and n.extent >= Extent.ELEMENT]
+    loops += [
+        (levels[n], n) for n in order if n.op is Op.STORE and n.extent >= Extent.ELEMENT
+    ]
     reading = [number for number, n in loops if _reads(n, target.arg)]
     return max([levels[target], *reading])
 
@@ -82,7 +97,7 @@ def _reads(found: Node, buffer: Buffer) -> bool:
     return any(n.op is Op.LOAD and n.arg == buffer for n in inner)
 
 
-# ---- the text of a block, whatever the back end ------------------------------------------------
+# ---- the text of a block, whatever the back end --------------------------------------
 
 _LONGEST_INLINE = 48  # a longer expression gets a name
 
@@ -97,14 +112,18 @@ class Text(ABC):
         self.names: dict[Node, str] = {}
         self.numbers = count(1)
         self.uses: Counter[Node] | None = None
-        """How often each value is an operand; None where that counts within one pass."""
+        """How often each value is an operand; None where that counts within one
+        pass.
+        """
 
     @abstractmethod
     def literal(self, value: float, dtype: DType) -> str:
         """A constant of this type."""
 
     def applied(self, found: Node, operands: Sequence[str]) -> str:
-        """An operation of operands that are texts, in parentheses unless it is a call."""
+        """An operation of operands that are texts, in parentheses unless it is a
+        call.
+        """
         template = self.texts[found.op]
         is_call = template.endswith(")") and not template.startswith("{")
         return template.format(*(operands if is_call else map(grouped, operands)))
@@ -121,18 +140,28 @@ class Text(ABC):
     def stored(self, target: Node) -> str:
         """The line of a store."""
 
-    def statements(self, order: tuple[Node, ...], roots: set[Node], prefix: str) -> list[str]:
-        """A line for each value, except for constants and for elements that are used once."""
-        uses = self.uses or Counter(source for found in order for source in found.sources)
+    def statements(
+        self, order: tuple[Node, ...], roots: set[Node], prefix: str
+    ) -> list[str]:
+        """A line for each value, except for constants and for elements that are used
+        once.
+        """
+        uses = self.uses or Counter(
+            source for found in order for source in found.sources
+        )
         lines = []
         for found in order:
             if found.op is Op.STORE:
                 lines.append(self.stored(found))
                 continue
             text = self.expression(found)
-            once = uses[found] == 1 and found not in roots and len(text) <= _LONGEST_INLINE
+            once = (
+                uses[found] == 1 and found not in roots and len(text) <= _LONGEST_INLINE
+            )
             if found.op is Op.CONST or (once and found.extent is Extent.ELEMENT):
-                self.names[found] = text  # values a block are named: later passes use them too
+                self.names[found] = (
+                    text  # values a block are named: later passes use them too
+                )
                 continue
             name = self.names[found] = f"{prefix}{next(self.numbers)}"
             lines.append(self.named(found, name, text))
@@ -157,7 +186,9 @@ class Text(ABC):
 
 
 def pointer(buffer: Buffer) -> str:
-    """The buffer's name with an underscore: then it is no keyword, and none of our own names."""
+    """The buffer's name with an underscore: then it is no keyword, and none of our own
+    names.
+    """
     return f"{buffer.name}_"
 
 
@@ -173,7 +204,9 @@ def sums_floats(fold: Fold) -> bool:
 
 def fold_name(fold: Fold) -> str:
     """The beginning of a result's name."""
-    return {Op.ADD: "sum", Op.SMALLER: "least", Op.GREATER: "most"}.get(fold.body.op, "fold")
+    return {Op.ADD: "sum", Op.SMALLER: "least", Op.GREATER: "most"}.get(
+        fold.body.op, "fold"
+    )
 
 
 def is_always(keep: Node) -> bool:

@@ -1,7 +1,8 @@
-"""Symbolic scalars and vectors: they record what a program does to them, as nodes of the IR.
+"""Symbolic scalars and vectors: they record what a program does to them, as nodes of
+the IR.
 
-What Python can do to a value is recorded; what it cannot (decide on it, loop over it, hand it to
-another library) is refused with the line of the program and the remedy.
+What Python can do to a value is recorded; what it cannot (decide on it, loop over it,
+hand it to another library) is refused with the line of the program and the remedy.
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ from .ir import BOOL, FLOAT32, INT32, UNSIGNED, DType, Node, Op
 Number: TypeAlias = "Scalar | bool | int | float"
 
 LANGUAGE = [str(Path(__file__).parent)]
-"""Folders of the language's own code, which no refusal names; a package with operators adds its."""
+"""Folders of the language's own code, which no refusal names; a package with operators
+adds its.
+"""
 
 
 class Refusal(InvalidSetting):
-    """An error in a program, and its place there; ``reason`` is the text without the place."""
+    """An error in a program, and its place there; ``reason`` is the text without the
+    place.
+    """
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(f"{place}: {reason}")
@@ -35,28 +40,34 @@ class Refusal(InvalidSetting):
 def refuse(what: str, remedy: str) -> NoReturn:
     """Raises Refusal that begins with the file and line of the program being traced."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(tuple(LANGUAGE)):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(
+        tuple(LANGUAGE)
+    ):
         frame = frame.f_back
     raise Refusal(f"{frame.f_code.co_filename}:{frame.f_lineno}", f"{what}; {remedy}")
 
 
 MOST_OPERATIONS = 20_000
-"""The most operations of one trace. Functions that each call the next one twice double the work at
-each level: eighteen levels are a quarter of a million operations of a few dozen lines."""
+"""The most operations of one trace. Functions that each call the next one twice double
+the work at each level: eighteen levels are a quarter of a million operations of a few
+dozen lines.
+"""
 
 _MOST_FOLDED = 500
-"""The most operations of a function to reduce by. Each counts as often as it is used, as back ends
-write the function as one expression."""
+"""The most operations of a function to reduce by. Each counts as often as it is used,
+as back ends write the function as one expression.
+"""
 
 _counted: ContextVar[list[int] | None] = ContextVar("counted", default=None)
 
 
 @contextmanager
 def tracing(what: str) -> Iterator[None]:
-    """Inside the block a program is traced: its operations are counted, and refused beyond a bound.
+    """Inside the block a program is traced: its operations are counted, and refused
+    beyond a bound.
 
-    Calls that nest deeper than Python's stack are refused too, and what else Python raises is
-    refused with the line that raised it.
+    Calls that nest deeper than Python's stack are refused too, and what else Python
+    raises is refused with the line that raised it.
     """
     token = _counted.set([0])
     try:
@@ -64,8 +75,13 @@ def tracing(what: str) -> Iterator[None]:
     except GradwireError:
         raise
     except RecursionError:
-        remedy = "assign parts of an expression to variables, and let no function call itself"
-        raise Refusal(what, f"calls or expressions are nested too deeply; {remedy}") from None
+        remedy = (
+            "assign parts of an expression to variables, and let no function call "
+            "itself"
+        )
+        raise Refusal(
+            what, f"calls or expressions are nested too deeply; {remedy}"
+        ) from None
     except Exception as error:
         reason = f"{type(error).__name__}: {shown(error.args[0] if error.args else '')}"
         remedy = "a program's functions are ordinary Python, run once on symbols"
@@ -75,7 +91,9 @@ def tracing(what: str) -> Iterator[None]:
 
 
 def _raised_at(error: Exception) -> str:
-    """The line of the program that an error comes from; empty where no line of it is known."""
+    """The line of the program that an error comes from; empty where no line of it is
+    known.
+    """
     found = ""
     trace = error.__traceback__
     while trace is not None:
@@ -87,7 +105,9 @@ def _raised_at(error: Exception) -> str:
 
 
 def count_operation() -> None:
-    """One more operation of the program that is being traced; refuses more than are sensible."""
+    """One more operation of the program that is being traced; refuses more than are
+    sensible.
+    """
     count = _counted.get()
     if count is None:
         return
@@ -107,7 +127,9 @@ def made(op: Op, *sources: Node, dtype: DType | None = None, arg: Any = None) ->
 
 
 _DECIDE = "use where(condition, a, b) to choose, and & | ~ for and, or, not"
-_CONCRETE = "a value is known only when the compressor runs; use the language's own operators"
+_CONCRETE = (
+    "a value is known only when the compressor runs; use the language's own operators"
+)
 
 
 class Symbol:
@@ -117,7 +139,10 @@ class Symbol:
         refuse("a branch on a value (if, while, and, or, not, min, max)", _DECIDE)
 
     def __iter__(self) -> NoReturn:
-        refuse("a loop over elements", "use map, filter or reduce, which visit every element")
+        refuse(
+            "a loop over elements",
+            "use map, filter or reduce, which visit every element",
+        )
 
     def __getitem__(self, place: object) -> NoReturn:
         refuse("an element by its place", "use filter to select and reduce to combine")
@@ -136,14 +161,18 @@ class Symbol:
 
     __array__ = _foreign
     __array_priority__ = 1e6
-    """So a number of numpy's on the left of an operator leaves it to the symbol on the right."""
+    """So a number of numpy's on the left of an operator leaves it to the symbol on the
+    right.
+    """
 
     @classmethod
     def __torch_function__(cls, *_: object, **__: object) -> NoReturn:
         refuse("a function of torch or numpy", _CONCRETE)
 
 
-def _both(op: Op) -> tuple[Callable[[Scalar, Number], Scalar], Callable[[Scalar, Number], Scalar]]:
+def _both(
+    op: Op,
+) -> tuple[Callable[[Scalar, Number], Scalar], Callable[[Scalar, Number], Scalar]]:
     """The methods of an operation: with the scalar on the left, and on the right."""
     return (
         lambda self, other: self._binary(op, other),
@@ -152,7 +181,9 @@ def _both(op: Op) -> tuple[Callable[[Scalar, Number], Scalar], Callable[[Scalar,
 
 
 class Scalar(Symbol):
-    """One symbolic number: an element inside a user function, or a value of the whole block."""
+    """One symbolic number: an element inside a user function, or a value of the whole
+    block.
+    """
 
     __slots__ = ("node",)
     __hash__ = Symbol.__hash__
@@ -182,10 +213,15 @@ class Scalar(Symbol):
         return ~(self == other)
 
     def _lacking(self, *_: object) -> NoReturn:
-        refuse("an operator that the language lacks", "write floor(a / b) for //, x * x for x**2")
+        refuse(
+            "an operator that the language lacks",
+            "write floor(a / b) for //, x * x for x**2",
+        )
 
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _lacking
-    __matmul__ = __rmatmul__ = __xor__ = __rxor__ = __divmod__ = __rdivmod__ = __pos__ = _lacking
+    __matmul__ = __rmatmul__ = __xor__ = __rxor__ = __divmod__ = __rdivmod__ = (
+        __pos__
+    ) = _lacking
 
     def __neg__(self) -> Scalar:
         return Scalar(made(Op.NEG, working(self)))
@@ -201,7 +237,8 @@ class Scalar(Symbol):
 
 
 class Vector(Symbol):
-    """One symbolic number an element: its expression, and the condition under which it counts.
+    """One symbolic number an element: its expression, and the condition under which it
+    counts.
 
     ``top`` is the share of the gradient that it is cut to, if it is.
     """
@@ -209,7 +246,9 @@ class Vector(Symbol):
     __slots__ = ("keep", "node", "top")
     __hash__ = Symbol.__hash__
 
-    def __init__(self, node: Node, keep: Node | None = None, top: float | None = None) -> None:
+    def __init__(
+        self, node: Node, keep: Node | None = None, top: float | None = None
+    ) -> None:
         self.node = node
         self.keep = keep
         self.top = top
@@ -220,16 +259,22 @@ class Vector(Symbol):
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _arithmetic
     __eq__ = __ne__ = _arithmetic
     __truediv__ = __rtruediv__ = __lt__ = __le__ = __gt__ = __ge__ = _arithmetic
-    __neg__ = __abs__ = __invert__ = __and__ = __or__ = __lshift__ = __rshift__ = _arithmetic
-    __floordiv__ = __mod__ = __pow__ = __rpow__ = __matmul__ = __xor__ = __pos__ = _arithmetic
+    __neg__ = __abs__ = __invert__ = __and__ = __or__ = __lshift__ = __rshift__ = (
+        _arithmetic
+    )
+    __floordiv__ = __mod__ = __pow__ = __rpow__ = __matmul__ = __xor__ = __pos__ = (
+        _arithmetic
+    )
 
 
 class Coded(Symbol):
-    """A vector of all elements whose packed bytes are to travel through another package's coder.
+    """A vector of all elements whose packed bytes are to travel through another
+    package's coder.
 
-    ``coder.coding(field, block)`` is what generated.py asks: ``format`` and ``received`` are of
-    payloads that travel, ``encode`` and ``decode`` lead from the kernels' payload to those and
-    back. ``coder.library()`` compiles what it needs. A field NAME has NAME_lengths beside it.
+    ``coder.coding(field, block)`` is what generated.py asks: ``format`` and
+    ``received`` are of payloads that travel, ``encode`` and ``decode`` lead from the
+    kernels' payload to those and back. ``coder.library()`` compiles what it needs. A
+    field NAME has NAME_lengths beside it.
     """
 
     __slots__ = ("coder", "node")
@@ -241,7 +286,9 @@ class Coded(Symbol):
 
 
 def lifted(value: Number, like: DType | None = None) -> Node:
-    """A node for a number: a captured int is a float beside floats, and an int32 otherwise."""
+    """A node for a number: a captured int is a float beside floats, and an int32
+    otherwise.
+    """
     if isinstance(value, Scalar):
         return value.node
     if isinstance(value, bool):
@@ -253,7 +300,10 @@ def lifted(value: Number, like: DType | None = None) -> Node:
     if isinstance(value, Real):  # numpy's too
         return ir.const(float(value), FLOAT32)
     kind = "a vector" if isinstance(value, Vector) else repr(value)
-    refuse(f"{kind} where a number is needed", "use map(v, ...) on vectors, reduce(v, ...) first")
+    refuse(
+        f"{kind} where a number is needed",
+        "use map(v, ...) on vectors, reduce(v, ...) first",
+    )
 
 
 def working(value: Number, like: DType | None = None) -> Node:
@@ -267,25 +317,44 @@ def cast(found: Node, dtype: DType) -> Node:
     return found if found.dtype is dtype else made(Op.CAST, found, dtype=dtype)
 
 
-def fold_by(udf: Callable[[Any, Any], Number], value: Node, start: float | int | None) -> ir.Fold:
-    """``udf`` traced as what combines two values like this one; refuses what is no fold."""
+def fold_by(
+    udf: Callable[[Any, Any], Number], value: Node, start: float | int | None
+) -> ir.Fold:
+    """``udf`` traced as what combines two values like this one; refuses what is no
+    fold.
+    """
     args = (Scalar(ir.node(Op.ARG, dtype=value.dtype, arg=i)) for i in (0, 1))
     body = lifted(udf(*args), value.dtype)
     if _written_out(body) > _MOST_FOLDED:
-        refuse(f"reduce by a function of over {_MOST_FOLDED} operations", "map first, then combine")
+        refuse(
+            f"reduce by a function of over {_MOST_FOLDED} operations",
+            "map first, then combine",
+        )
     if body.dtype is not value.dtype:
-        refuse(f"reduce of {value.dtype!r} by a function that gives {body.dtype!r}", "map first")
+        refuse(
+            f"reduce of {value.dtype!r} by a function that gives {body.dtype!r}",
+            "map first",
+        )
     if any(not n.sources and n.op not in (Op.ARG, Op.CONST) for n in ir.walk([body])):
         refuse("reduce by a function that uses other values", "map first, then combine")
     neutral = ir.neutral(body)
     first = neutral if start is None else start
     if first is None:
-        refuse("reduce by a function of your own", "give start=, the value that changes nothing")
+        refuse(
+            "reduce by a function of your own",
+            "give start=, the value that changes nothing",
+        )
     if not isinstance(first, Real if value.dtype is FLOAT32 else Integral):
-        refuse(f"reduce of {value.dtype!r} from {first!r}", "start is a number of that type")
+        refuse(
+            f"reduce of {value.dtype!r} from {first!r}",
+            "start is a number of that type",
+        )
     first = lifted(first, value.dtype).arg  # rounded as every constant is
     if neutral is not None and neutral != first:
-        refuse(f"reduce by {body.op.value} from {first}", "leave start out and add it afterwards")
+        refuse(
+            f"reduce by {body.op.value} from {first}",
+            "leave start out and add it afterwards",
+        )
     return ir.Fold(body, first)
 
 
@@ -298,10 +367,14 @@ def _written_out(body: Node) -> int:
 
 
 def alike(*values: Number, floating: bool = False) -> tuple[Node, ...]:
-    """Nodes of one type: float32 if any is one (or ``floating``), numbers never with bools."""
+    """Nodes of one type: float32 if any is one (or ``floating``), numbers never with
+    bools.
+    """
     kinds = {value.node.dtype for value in values if isinstance(value, Scalar)}
     plain = [value for value in values if isinstance(value, Real)]
-    floating = floating or FLOAT32 in kinds or not all(isinstance(v, Integral) for v in plain)
+    floating = (
+        floating or FLOAT32 in kinds or not all(isinstance(v, Integral) for v in plain)
+    )
     nodes = [working(value, FLOAT32 if floating else None) for value in values]
     if floating:
         nodes = [cast(n, FLOAT32) if n.dtype is INT32 else n for n in nodes]

@@ -1,7 +1,8 @@
-"""Exchange: the whole way of one gradient, from this rank's values to the mean over all ranks.
+"""Exchange: the whole way of one gradient, from this rank's values to the mean over all
+ranks.
 
-``exchange_for`` gives an algorithm the exchange that suits it, ``by_name`` the one that a plan
-names; ``run_local`` runs one on all ranks in this process.
+``exchange_for`` gives an algorithm the exchange that suits it, ``by_name`` the one that
+a plan names; ``run_local`` runs one on all ranks in this process.
 """
 
 from __future__ import annotations
@@ -21,12 +22,19 @@ from ..contract.spec import TensorSpec, check_gradient, working_dtype
 from ..contract.state import leaves, with_tensors
 from ..contract.verbs import Steps
 from ..errors import invalid
-from .error_feedback import ErrorFeedback, Wrapper, check_exchange, nested, with_error_feedback
+from .error_feedback import (
+    ErrorFeedback,
+    Wrapper,
+    check_exchange,
+    nested,
+    with_error_feedback,
+)
 from .pair import Pair, pair, suited
 
 
 def named_collective(exchange: object) -> Collective | None:
-    """The collective that a user has named for an exchange; None where it has the suited one.
+    """The collective that a user has named for an exchange; None where it has the
+    suited one.
 
     >>> from gradwire.collective.zen import zen
     >>> from gradwire.compress.topk import topk
@@ -43,16 +51,20 @@ def named_collective(exchange: object) -> Collective | None:
 def is_pair(exchange: Exchange) -> bool:
     """Whether this is a compressor and a collective, maybe with error feedback.
 
-    Any other exchange may average something else than gradients (velocities, factors of matrices),
-    and rows of gradients cannot be sent in their place.
+    Any other exchange may average something else than gradients (velocities, factors of
+    matrices), and rows of gradients cannot be sent in their place.
     """
-    return isinstance(exchange.inner if isinstance(exchange, ErrorFeedback) else exchange, Pair)
+    return isinstance(
+        exchange.inner if isinstance(exchange, ErrorFeedback) else exchange, Pair
+    )
 
 
 def beside(exchange: object) -> Exchange:
-    """The exchange of gradients that travel uncompressed beside those that take ``exchange``.
+    """The exchange of gradients that travel uncompressed beside those that take
+    ``exchange``.
 
-    It has the momentum and the clipping of ``exchange``, as the optimizer has neither for them.
+    It has the momentum and the clipping of ``exchange``, as the optimizer has neither
+    for them.
 
     >>> from gradwire.compress.topk import topk
     >>> from gradwire.exchange.clipping import with_clipping
@@ -74,7 +86,8 @@ def momentum_of(exchange: object) -> float:
 def exchange_for(algorithm: Compressor | Exchange) -> Exchange:
     """Makes the exchange that ``gw.attach`` uses for an algorithm.
 
-    A compressor gets the collective that suits its traits, and error feedback if it needs it.
+    A compressor gets the collective that suits its traits, and error feedback if it
+    needs it.
 
     Args:
         algorithm: A compressor, or an exchange, which stays as it is.
@@ -105,11 +118,12 @@ def by_name(
     collective_settings: Mapping[str, Any] | None = None,
     error_feedback: bool = False,
 ) -> Exchange:
-    """The exchange that files of ``compress/`` and ``collective/`` make together, as plans name it.
+    """The exchange that files of ``compress/`` and ``collective/`` make together, as
+    plans name it.
 
-    ``collective`` is None for an algorithm that is an exchange of its own, and only for one; then
-    it has no settings either. Raises ``InvalidSetting`` for an unknown name, an unknown setting or
-    an impossible pair.
+    ``collective`` is None for an algorithm that is an exchange of its own, and only for
+    one; then it has no settings either. Raises ``InvalidSetting`` for an unknown name,
+    an unknown setting or an impossible pair.
 
     >>> by_name("none", {}, "allreduce") == exchange_for(load("compress", "none")())
     True
@@ -117,19 +131,24 @@ def by_name(
     made = algorithm_by_name(compressor, settings)
     if isinstance(made, Compressor):
         if collective is None:
-            raise invalid("collective", None, f"one that {compressor} can use", "name it")
+            raise invalid(
+                "collective", None, f"one that {compressor} can use", "name it"
+            )
         made = pair(made, _made("collective", collective, collective_settings or {}))
     elif collective is not None:
         own = f"None, as {compressor} is an exchange of its own"
         raise invalid("collective", collective, own, "leave it out")
     elif collective_settings:
         accepted = f"none, as {compressor} takes no collective"
-        raise invalid("collective_settings", collective_settings, accepted, "leave them out")
+        raise invalid(
+            "collective_settings", collective_settings, accepted, "leave them out"
+        )
     return with_error_feedback(made) if error_feedback else made
 
 
 def algorithm_by_name(name: str, settings: Mapping[str, Any]) -> Any:
-    """The compressor, or exchange of its own, of a file of ``compress/`` under these settings.
+    """The compressor, or exchange of its own, of a file of ``compress/`` under these
+    settings.
 
     Raises ``InvalidSetting`` for an unknown name and an unknown or impossible setting.
     """
@@ -160,12 +179,14 @@ def run_local(
 
     Args:
         exchange: The exchange.
-        grads: One 1-D gradient a rank, all of one length and dtype. They are not changed.
+        grads: One 1-D gradient a rank, all of one length and dtype. They are not
+            changed.
         states: The states that an earlier call returned; None in the first step.
         seed: Chooses the order in which ranks take turns.
 
     Returns:
-        For each rank the mean, the part of its gradient that is in the mean, and its new state.
+        For each rank the mean, the part of its gradient that is in the mean, and its
+        new state.
 
     Raises:
         Deadlock: Ranks wait for each other.
@@ -189,15 +210,21 @@ def texts(
     """One rank's step for each gradient, by its ``definition``, ready for a driver."""
     check_exchange(exchange)
     if not grads:
-        raise invalid("grads", grads, "one gradient a rank", "pass a list of 1-D tensors")
+        raise invalid(
+            "grads", grads, "one gradient a rank", "pass a list of 1-D tensors"
+        )
     for grad in grads:
         check_gradient(grad)
     shapes = {(tuple(g.shape), g.dtype) for g in grads}
     if len(shapes) > 1:
-        raise invalid("grads", shapes, "1-D, of one length and dtype", "pass grad.flatten()")
+        raise invalid(
+            "grads", shapes, "1-D, of one length and dtype", "pass grad.flatten()"
+        )
     world = len(grads)
     if states is not None and len(states) != world:
-        raise invalid("states", f"{len(states)} states", f"one a rank, {world}", "pass all")
+        raise invalid(
+            "states", f"{len(states)} states", f"one a rank, {world}", "pass all"
+        )
     spec = TensorSpec("gradient", grads[0].numel(), grads[0].dtype)
     before = (
         [exchange.init(replace(spec, rank=rank), world) for rank in range(world)]
@@ -209,7 +236,9 @@ def texts(
 
 
 class Accounting(Member):
-    """A member with buffers of its own, which notes what of this rank's gradient arrives."""
+    """A member with buffers of its own, which notes what of this rank's gradient
+    arrives.
+    """
 
     __slots__ = ("contributed_N",)
     contributed_N: Tensor
@@ -223,7 +252,9 @@ class Accounting(Member):
         residual_N: Residual = None,
     ) -> Steps[State]:
         if isinstance(exchange, Wrapper):
-            return (yield from super().through(exchange, state, grad_N, out_N, residual_N))
+            return (
+                yield from super().through(exchange, state, grad_N, out_N, residual_N)
+            )
         lost_N = residual_N
         if lost_N is None:
             dtype = working_dtype(grad_N.dtype)
@@ -239,8 +270,8 @@ def definition(
 ) -> Steps[Result]:
     """One step of an exchange with new buffers: returns (mean_N, contributed_N, state).
 
-    ``contributed_N`` (working dtype) is what of this rank's gradient is in the mean: its sum over
-    ranks is W times the mean. ``grad_N`` is not written.
+    ``contributed_N`` (working dtype) is what of this rank's gradient is in the mean:
+    its sum over ranks is W times the mean. ``grad_N`` is not written.
     """
     me = Accounting(rank, world)
     mean_N = torch.empty_like(grad_N, memory_format=torch.contiguous_format)

@@ -1,20 +1,22 @@
 """Local clipping: every rank clips its own gradient before anything is added to it.
 
-Clipping the mean, as plain training does, comes too late where gradients accumulate for many steps
-before they are sent: a gradient that exploded is in the residual by then.
+Clipping the mean, as plain training does, comes too late where gradients accumulate for
+many steps before they are sent: a gradient that exploded is in the residual by then.
 
 Source: Lin et al., ICLR 2018, "Deep Gradient Compression", section 3.2 (local gradient
-    clipping): a rank's threshold is the global one over sqrt(W), as the norm of a sum of W
-    independent gradients of one size is sqrt(W) times theirs.
-Differences: an exchange sees one message, so the norm is that message's and not the whole model's.
-    Gradients in M messages therefore keep a norm of up to sqrt(M) * max_norm / sqrt(W) on a rank;
-    attached with a ``bucket_cap_mb`` above the model's size they are one message of each dtype, and
-    of each kind of exchange, and the norm is the paper's. The whole model's norm would be known
-    only when the last gradient is: no message could leave before backward ends.
-    A gradient with an inf or a NaN has no direction: its finite elements become 0, and what is not
-    finite becomes NaN, which reaches all ranks.
+    clipping): a rank's threshold is the global one over sqrt(W), as the norm of a sum
+    of W independent gradients of one size is sqrt(W) times theirs.
+Differences: an exchange sees one message, so the norm is that message's and not the
+    whole model's. Gradients in M messages therefore keep a norm of up to sqrt(M) *
+    max_norm / sqrt(W) on a rank; attached with a ``bucket_cap_mb`` above the model's
+    size they are one message of each dtype, and of each kind of exchange, and the norm
+    is the paper's. The whole model's norm would be known only when the last gradient
+    is: no message could leave before backward ends. A gradient with an inf or a NaN has
+    no direction: its finite elements become 0, and what is not finite becomes NaN,
+    which reaches all ranks.
 Wire and State: the inner exchange's.
-Contributed: that of the clipped gradient. The part that was clipped off is gone on purpose.
+Contributed: that of the clipped gradient. The part that was clipped off is gone on
+purpose.
 """
 
 from __future__ import annotations
@@ -51,13 +53,19 @@ class Clipping(Wrapper):
         check_norm("max_norm", self.max_norm)
 
     def synchronise(
-        self, me: Member, state: State, grad_N: Tensor, out_N: Tensor, residual_N: Residual = None
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Residual = None,
     ) -> Steps[State]:
         def clip() -> None:
             own = norm(grad_N)
             most = self.max_norm / math.sqrt(me.world)
             factor = min(1.0, most / own) if own else 1.0
-            # The mean's buffer serves for the clipped gradient: an exchange may work in place.
+            # The mean's buffer serves for the clipped gradient: an exchange may work in
+            # place.
             torch.mul(grad_N, factor if math.isfinite(own) else 0.0, out=out_N)
 
         yield me.sized("clip", clip, grad_N.numel())
@@ -72,7 +80,8 @@ def check_norm(what: str, given: object) -> None:
 
 
 def norm(grad_N: Tensor) -> float:
-    """The norm of a gradient, whose squares are added up in float64 without a copy of it.
+    """The norm of a gradient, whose squares are added up in float64 without a copy of
+    it.
 
     The number of threads changes no bit of it.
     """
@@ -88,7 +97,8 @@ def norm(grad_N: Tensor) -> float:
 def with_clipping(algorithm: Compressor | Exchange, max_norm: float) -> Clipping:
     """Clips each rank's own gradient, message by message, before it is exchanged.
 
-    Momentum correction goes inside: ``with_clipping(with_momentum_correction(...), 0.25)``.
+    Momentum correction goes inside:
+        ``with_clipping(with_momentum_correction(...), 0.25)``.
 
     Args:
         algorithm: A compressor or an exchange.

@@ -1,11 +1,12 @@
-"""Deep gradient compression in full: its paper's five parts, each of which stands alone as well.
+"""Deep gradient compression in full: its paper's five parts, each of which stands alone
+as well.
 
-Source: Lin et al., ICLR 2018, "Deep Gradient Compression: reducing the communication bandwidth for
-    distributed training", section 3.
+Source: Lin et al., ICLR 2018, "Deep Gradient Compression: reducing the communication
+    bandwidth for distributed training", section 3.
 Differences: those that ``compress/dgc`` (sampled threshold, hierarchical selection),
-    ``momentum`` (momentum correction and factor masking), ``clipping`` (local clipping) and
-    ``warmup`` state. Five incompatible things are called DGC in public code; most are the
-    selection alone, which here is ``compress.dgc``.
+    ``momentum`` (momentum correction and factor masking), ``clipping`` (local clipping)
+    and ``warmup`` state. Five incompatible things are called DGC in public code; most
+    are the selection alone, which here is ``compress.dgc``.
 """
 
 from __future__ import annotations
@@ -31,19 +32,21 @@ def deep_gradient_compression(
     sample_share: float = 0.001,
     seed: int = 0,
 ) -> Exchange:
-    """Deep Gradient Compression as in its paper; train with ``torch.optim.SGD`` without momentum.
+    """Deep Gradient Compression as in its paper; train with ``torch.optim.SGD`` without
+    momentum.
 
     Weight decay must be 1 / (1 - momentum) times that of momentum SGD.
 
     Args:
-        warmup_steps: Steps in which the density falls from 25 % to ``density``, in equal stages,
-            each rounded up. The paper takes four epochs. 0 is no warm-up.
+        warmup_steps: Steps in which the density falls from 25 % to ``density``, in
+            equal stages, each rounded up. The paper takes four epochs. 0 is no warm-up.
         density: The share of elements that are sent.
         momentum: The momentum of each rank's velocity.
         nesterov: Whether the momentum is Nesterov's.
-        masking: Whether the velocity of sent elements is cleared. It acts like a lower learning
-            rate for them, so try False where training falls behind.
-        clip_norm: The norm to which gradients are clipped, as in the paper for recurrent networks.
+        masking: Whether the velocity of sent elements is cleared. It acts like a lower
+            learning rate for them, so try False where training falls behind.
+        clip_norm: The norm to which gradients are clipped, as in the paper for
+            recurrent networks.
         sample_share: The share of a gradient from which the threshold is estimated.
         seed: The seed of that sample.
 
@@ -68,4 +71,6 @@ def deep_gradient_compression(
     if not warmup_steps or not num_before:
         return exchange
     steps_per_stage = -(-warmup_steps // num_before)
-    return with_density_warmup(exchange, steps_per_stage=steps_per_stage, densities=densities)
+    return with_density_warmup(
+        exchange, steps_per_stage=steps_per_stage, densities=densities
+    )

@@ -25,13 +25,17 @@ from .pair import Pair
 def check_exchange(given: Any) -> None:
     """Raises ``InvalidSetting`` for what is not an exchange, or is the class of one."""
     if not isinstance(given, Exchange):
-        remedy = "make one by gw.exchange_for(compressor) or gw.pair(compressor, collective)"
+        remedy = (
+            "make one by gw.exchange_for(compressor) or gw.pair(compressor, collective)"
+        )
         raise invalid("exchange", given, "an exchange", with_brackets(given, remedy))
 
 
 @dataclass(frozen=True)
 class Wrapper(Exchange):
-    """An exchange around another one: what a wrapper does not change is as the inner one states."""
+    """An exchange around another one: what a wrapper does not change is as the inner
+    one states.
+    """
 
     goes_beside: ClassVar[bool] = False
     """Whether gradients that travel uncompressed take it, as the optimizer lacks it."""
@@ -39,9 +43,13 @@ class Wrapper(Exchange):
     """Whether its means are means of gradients, and not of momentum."""
 
     changes: ClassVar[bool] = False
-    """Whether what it sends may change from step to step, whatever the inner one sends."""
+    """Whether what it sends may change from step to step, whatever the inner one
+    sends.
+    """
     is_of_schemes: ClassVar[bool] = False
-    """Whether a step takes one of the sparse schemes that are installed (``sparse_schemes``)."""
+    """Whether a step takes one of the sparse schemes that are installed
+    (``sparse_schemes``).
+    """
 
     inner: Exchange
 
@@ -50,7 +58,9 @@ class Wrapper(Exchange):
 
     @abstractmethod
     def synchronise(self, *operands: Any, **named: Any) -> Steps[State]:
-        """Calls the inner exchange by ``me.through``, with a residual if it is given one."""
+        """Calls the inner exchange by ``me.through``, with a residual if it is given
+        one.
+        """
 
     @property
     def own_momentum(self) -> float:
@@ -76,11 +86,14 @@ def nested(exchange: Any) -> Iterator[Any]:
 
 def chooses_scheme(exchange: Exchange) -> bool:
     """Whether what is sent hangs on the sparse schemes that are installed."""
-    return any(isinstance(one, Wrapper) and one.is_of_schemes for one in nested(exchange))
+    return any(
+        isinstance(one, Wrapper) and one.is_of_schemes for one in nested(exchange)
+    )
 
 
 class Chooser(Wrapper):
-    """A wrapper that chooses settings for each tensor, of all messages of a step together.
+    """A wrapper that chooses settings for each tensor, of all messages of a step
+    together.
 
     States are those of its messages' exchanges, whatever is around it.
     """
@@ -95,7 +108,9 @@ class Chooser(Wrapper):
 
     @abstractmethod
     def check(self, state: State, names: Sequence[str]) -> None:
-        """Raises ``InvalidSetting`` where a loaded state has a setting that there is not."""
+        """Raises ``InvalidSetting`` where a loaded state has a setting that there is
+        not.
+        """
 
 
 def chooser_of(exchange: Exchange) -> Chooser | None:
@@ -115,7 +130,9 @@ def choose_together(taken: Iterable[tuple[Exchange, State]]) -> None:
 
 
 class FeedbackState(NamedTuple):
-    """The residual, which was not sent yet (working dtype), and the inner exchange's state."""
+    """The residual, which was not sent yet (working dtype), and the inner exchange's
+    state.
+    """
 
     residual_N: Tensor
     inner: State
@@ -123,11 +140,14 @@ class FeedbackState(NamedTuple):
 
 @dataclass(frozen=True)
 class ErrorFeedback(Wrapper):
-    """Adds to each gradient what earlier steps did not deliver; made by ``with_error_feedback``.
+    """Adds to each gradient what earlier steps did not deliver; made by
+    ``with_error_feedback``.
 
     Source: Seide et al. 2014; Karimireddy et al., ICML 2019, algorithm 2.
-    Differences: wraps the exchange, not the compressor, so losses inside a collective are kept too.
-    State: residual_N in the working dtype. It is reused: ``synchronise`` updates it in place.
+    Differences: wraps the exchange, not the compressor, so losses inside a collective
+        are kept too.
+    State: residual_N in the working dtype. It is reused: ``synchronise`` updates it in
+        place.
     """
 
     def init(self, spec: TensorSpec, world: int) -> FeedbackState:
@@ -135,7 +155,12 @@ class ErrorFeedback(Wrapper):
         return FeedbackState(residual_N, self.inner.init(spec, world))
 
     def synchronise(
-        self, me: Member, state: State, grad_N: Tensor, out_N: Tensor, residual_N: Residual = None
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Residual = None,
     ) -> Steps[State]:
         if residual_N is not None:
             # An outer wrapper keeps the account: hand it all that is pending here.
@@ -147,7 +172,9 @@ class ErrorFeedback(Wrapper):
 
 
 class TensorEncoder(NamedTuple):
-    """An exchange that encodes tensors by themselves, and whether error feedback is around it."""
+    """An exchange that encodes tensors by themselves, and whether error feedback is
+    around it.
+    """
 
     exchange: EncodesTensors
     is_kept: bool
@@ -159,12 +186,16 @@ class TensorEncoder(NamedTuple):
         inner = exchange.inner if isinstance(exchange, ErrorFeedback) else exchange
         return cls(inner, is_kept) if isinstance(inner, EncodesTensors) else None
 
-    def encode_ahead(self, me: Member, state: State, place: int, grad_N: Tensor) -> None:
+    def encode_ahead(
+        self, me: Member, state: State, place: int, grad_N: Tensor
+    ) -> None:
         """Encodes a tensor of a message whose exchange has this state."""
         own, residual_N = self._parts(state)
         self.exchange.encode_ahead(me, own, place, grad_N, residual_N)
 
-    def encode_on_host(self, me: Member, state: State, place: int, grad_N: Tensor) -> Copies:
+    def encode_on_host(
+        self, me: Member, state: State, place: int, grad_N: Tensor
+    ) -> Copies:
         """``encode_ahead`` by the host."""
         own, residual_N = self._parts(state)
         return self.exchange.encode_on_host(me, own, place, grad_N, residual_N)
@@ -175,10 +206,12 @@ class TensorEncoder(NamedTuple):
 
 @names_checked
 def with_error_feedback(exchange: Exchange) -> ErrorFeedback:
-    """Adds error feedback: the part of a gradient that was not sent is added to the next gradient.
+    """Adds error feedback: the part of a gradient that was not sent is added to the
+    next gradient.
 
-    ``gw.attach`` does this by itself for a compressor that needs it. The law: the sum over ranks of
-    (gradient + old residual) = W * mean + the sum over ranks of new residuals.
+    ``gw.attach`` does this by itself for a compressor that needs it. The law: the sum
+    over ranks of (gradient + old residual) = W * mean + the sum over ranks of new
+    residuals.
 
     Args:
         exchange: An exchange, for example ``gw.pair(compressor, collective)``.
@@ -187,8 +220,8 @@ def with_error_feedback(exchange: Exchange) -> ErrorFeedback:
         The exchange with a residual of one element for each element of the gradient.
 
     Raises:
-        InvalidSetting: The residual could grow without bound, as the exchange may lose more than it
-            was given.
+        InvalidSetting: The residual could grow without bound, as the exchange may lose
+            more than it was given.
 
     >>> from gradwire.collective.casync_ps import casync_ps
     >>> from gradwire.compress.qsgd import qsgd
@@ -207,10 +240,12 @@ def with_error_feedback(exchange: Exchange) -> ErrorFeedback:
 
 
 def feedback_refusal(exchange: Exchange) -> InvalidSetting | None:
-    """Why what an exchange loses may not be added to its next gradient; None where it may.
+    """Why what an exchange loses may not be added to its next gradient; None where it
+    may.
 
-    Residuals are bounded where no more is lost than was given (Karimireddy et al., lemma 3). What
-    declares neither that nor a need of error feedback is refused; what declares nothing is not.
+    Residuals are bounded where no more is lost than was given (Karimireddy et al.,
+    lemma 3). What declares neither that nor a need of error feedback is refused; what
+    declares nothing is not.
     """
     *_, exchange = nested(exchange)
     algorithm = exchange.codec if isinstance(exchange, Pair) else exchange
@@ -239,4 +274,8 @@ def residuals(state: State) -> dict[str, Tensor]:
     ['residual']
     """
     each = ((path.rpartition(".")[2], path, tensor) for path, tensor in leaves(state))
-    return {path.removesuffix("_N"): own for name, path, own in each if name.startswith("residual")}
+    return {
+        path.removesuffix("_N"): own
+        for name, path, own in each
+        if name.startswith("residual")
+    }

@@ -1,8 +1,8 @@
 """The local driver: all ranks in one process, in a seeded random interleaving.
 
-It is the strictest of the drivers. A send completes only when its receiver is there, so a text that
-relies on buffering deadlocks here; collectives must be called in the same order with matching
-sizes; whoever waits when nothing can move is named.
+It is the strictest of the drivers. A send completes only when its receiver is there, so
+a text that relies on buffering deadlocks here; collectives must be called in the same
+order with matching sizes; whoever waits when nothing can move is named.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Outcome(Generic[T]):
 class _Pending:
     """One verb of one rank that is not done yet.
 
-    ``ends`` are those of a message: the text that sends, the one that receives, and among whom.
+    ``ends`` are those of a message: the text that sends, the one that receives, and
+        among whom.
     """
 
     rank: int
@@ -76,17 +77,19 @@ def drive(
 ) -> Outcome[T]:
     """Runs one text a rank to its end.
 
-    With ``num_shards`` the texts are of a grid, shard after shard: of W ranks each, text s * W + r
-    is that of rank r among those that average shard s. Ranks are named by their text then. With
-    ``ranks_per_host`` these W ranks are on hosts of so many, host after host. If it ``lends``, they
-    read each other's rooms.
+    With ``num_shards`` the texts are of a grid, shard after shard: of W ranks each,
+    text s * W + r is that of rank r among those that average shard s. Ranks are named
+    by their text then. With ``ranks_per_host`` these W ranks are on hosts of so many,
+    host after host. If it ``lends``, they read each other's rooms.
 
-    Raises ``Deadlock`` when ranks wait for each other, with what each of them waits for, and
-    ``InvalidSetting`` when ranks disagree on a verb or a size.
+    Raises ``Deadlock`` when ranks wait for each other, with what each of them waits
+    for, and ``InvalidSetting`` when ranks disagree on a verb or a size.
     """
     if len(texts) % num_shards:
         accepted = f"a multiple of num_shards, {num_shards}"
-        raise InvalidSetting(f"drive takes {accepted} texts, got {len(texts)}; pass all ranks'")
+        raise InvalidSetting(
+            f"drive takes {accepted} texts, got {len(texts)}; pass all ranks'"
+        )
     world = len(texts) // num_shards
     check_hosts(ranks_per_host, world)
     ranks = [_Rank(text) for text in texts]
@@ -96,15 +99,24 @@ def drive(
 
 
 def check_hosts(ranks_per_host: int, world: int) -> None:
-    """Refuses a world that is not made of hosts of so many ranks each; one rank is always alone."""
+    """Refuses a world that is not made of hosts of so many ranks each; one rank is
+    always alone.
+    """
     if world > 1 and world % ranks_per_host:
         accepted = f"a multiple of ranks_per_host, {ranks_per_host}"
-        raise invalid("the number of ranks", world, accepted, "give every host as many ranks")
+        raise invalid(
+            "the number of ranks", world, accepted, "give every host as many ranks"
+        )
 
 
 class _Driver:
     def __init__(
-        self, ranks: list[_Rank], rng: random.Random, world: int, ranks_per_host: int, lends: bool
+        self,
+        ranks: list[_Rank],
+        rng: random.Random,
+        world: int,
+        ranks_per_host: int,
+        lends: bool,
     ) -> None:
         self.ranks = ranks
         self.rng = rng
@@ -112,7 +124,8 @@ class _Driver:
         self.world = world
         self.ranks_per_host = min(ranks_per_host, world)
         self.members = {
-            among: [self._members(index, among) for index in range(len(ranks))] for among in Among
+            among: [self._members(index, among) for index in range(len(ranks))]
+            for among in Among
         }
         self.groups = dict.fromkeys(
             (among, texts) for among, every in self.members.items() for texts in every
@@ -182,7 +195,9 @@ class _Driver:
         return found
 
     def _members(self, index: int, among: Among) -> range:
-        """The texts, that of ``index`` with them, that its verbs ``among`` some ranks are for."""
+        """The texts, that of ``index`` with them, that its verbs ``among`` some ranks
+        are for.
+        """
         first = index - index % self.world
         rank = index % self.world
         if among is Among.SHARDS:
@@ -200,7 +215,9 @@ class _Driver:
         else:
             value = _lent(chosen) if self.lends else None
             if value is None:
-                for p in chosen:  # files of rooms that nobody uses, of which a process may have few
+                for p in (
+                    chosen
+                ):  # files of rooms that nobody uses, of which a process may have few
                     if isinstance(p.verb, AllToAll) and p.verb.room:
                         p.verb.room.settle(is_lent=False)
                 _collect(chosen)
@@ -211,7 +228,9 @@ class _Driver:
             rank.values[p.slot] = value
             rank.waiting -= 1
             if rank.waiting == 0:
-                self._resume(p.rank, rank.values[0] if rank.single else tuple(rank.values))
+                self._resume(
+                    p.rank, rank.values[0] if rank.single else tuple(rank.values)
+                )
 
     def _report(self) -> str:
         lines = [f"rank {p.rank} waits in {_describe(p.verb)}" for p in self.pending]
@@ -244,15 +263,20 @@ def _transfer(send: _Pending, recv: _Pending) -> None:
     target = recv.verb.buf
     if source.numel() != target.numel() or source.dtype != target.dtype:
         raise InvalidSetting(
-            f"rank {send.rank} sends {source.numel()} {source.dtype} to rank {recv.rank}, which "
+            f"rank {send.rank} sends {source.numel()} {source.dtype} to rank "
+            f"{recv.rank}, which "
             f"receives {target.numel()} {target.dtype}; both ends must agree"
         )
     target.copy_(source)
 
 
 def _lent(members: tuple[_Pending, ...]) -> list[torch.Tensor] | None:
-    """The rooms of all ranks of an all-to-all; None where they are not in their verbs."""
-    rooms = [p.verb.room for p in members if isinstance(p.verb, AllToAll) and p.verb.room]
+    """The rooms of all ranks of an all-to-all; None where they are not in their
+    verbs.
+    """
+    rooms = [
+        p.verb.room for p in members if isinstance(p.verb, AllToAll) and p.verb.room
+    ]
     if len(rooms) < len(members):
         return None
     for room in rooms:
@@ -269,7 +293,10 @@ def _collect(members: tuple[_Pending, ...]) -> None:
             + "; ".join(f"rank {p.rank} {_describe(p.verb)}" for p in members)
         )
     bufs = [verb.buf for verb in verbs if not isinstance(verb, Compute)]
-    shapes = {(buf.dtype, 0 if isinstance(verbs[0], AllToAll) else buf.numel()) for buf in bufs}
+    shapes = {
+        (buf.dtype, 0 if isinstance(verbs[0], AllToAll) else buf.numel())
+        for buf in bufs
+    }
     roots = {verb.src for verb in verbs if isinstance(verb, Broadcast)}
     if len(shapes) > 1 or len(roots) > 1:
         raise InvalidSetting(
@@ -288,12 +315,18 @@ def _collect(members: tuple[_Pending, ...]) -> None:
             case Broadcast(src, buf):
                 buf.copy_(bufs[src])
             case AllToAll(out, _, out_sizes, _):
-                sent = [(i, v.in_sizes) for i, v in enumerate(verbs) if isinstance(v, AllToAll)]
+                sent = [
+                    (i, v.in_sizes)
+                    for i, v in enumerate(verbs)
+                    if isinstance(v, AllToAll)
+                ]
                 parts = [torch.split(bufs[i], list(sizes))[rank] for i, sizes in sent]
                 if tuple(part.numel() for part in parts) != out_sizes:
                     raise InvalidSetting(
-                        f"rank {rank} expects {out_sizes} elements in an all-to-all, its peers "
-                        f"send {tuple(part.numel() for part in parts)}; sizes must agree"
+                        f"rank {rank} expects {out_sizes} elements in an "
+                        "all-to-all, its peers "
+                        f"send {tuple(part.numel() for part in parts)}; sizes "
+                        "must agree"
                     )
                 out.copy_(torch.cat(parts))
 

@@ -1,43 +1,46 @@
-"""Momentum correction: every rank sends parts of its own velocity instead of its own gradient.
+"""Momentum correction: every rank sends parts of its own velocity instead of its own
+gradient.
 
-A gradient that is held back for T steps and then arrives at once has missed T steps of an
-optimizer's momentum. So each rank keeps the momentum of its own gradients, before the exchange, and
-the optimizer has none.
+A gradient that is held back for T steps and then arrives at once has missed T steps of
+an optimizer's momentum. So each rank keeps the momentum of its own gradients, before
+the exchange, and the optimizer has none.
 
-Source: Lin et al., ICLR 2018, "Deep Gradient Compression", section 3.2 (momentum correction) and
-    3.3 (momentum factor masking).
+Source: Lin et al., ICLR 2018, "Deep Gradient Compression", section 3.2 (momentum
+    correction) and 3.3 (momentum factor masking).
 Differences:
-    - An exchange of any kind may send v, not only one that selects by a threshold. So the mask is
-      read off v: an element has left where v changed, in full or (16-bit values, a quantiser) in
-      part.
-    - Where all elements of a tensor left, but for those too small for the gradient's dtype, its
-      velocity is not masked, as it is no older than the values sent. So with density 1, and for
-      tensors that ``selective`` sends dense, this is momentum SGD exactly; the paper's mask would
-      clear all of the velocity.
+    - An exchange of any kind may send v, not only one that selects by a threshold. So
+      the mask is read off v: an element has left where v changed, in full or (16-bit
+      values, a quantiser) in part.
+    - Where all elements of a tensor left, but for those too small for the gradient's
+      dtype, its velocity is not masked, as it is no older than the values sent. So with
+      density 1, and for tensors that ``selective`` sends dense, this is momentum SGD
+      exactly; the paper's mask would clear all of the velocity.
     - Velocity that is not finite is dropped, where an optimizer's would stay infinite.
 Wire: the inner exchange's.
-State: velocity_N and residual_N, the paper's u and v, in the working dtype, the inner state, and
-    the tensors' sizes.
-Contributed: the values that left v. The sum over ranks of (v + u) is W * mean plus the sum over
-    ranks of the values that stay in v.
+State: velocity_N and residual_N, the paper's u and v, in the working dtype, the inner
+    state, and the tensors' sizes.
+Contributed: the values that left v. The sum over ranks of (v + u) is W * mean plus the
+    sum over ranks of the values that stay in v.
 
-**Decoupled momentum.** Every rank keeps a momentum of its own, and sends parts of it away.
+**Decoupled momentum.** Every rank keeps a momentum of its own, and sends parts of it
+away.
 
-The momentum decays as an optimizer's does, and what was sent of it is taken out of it. So it is
-a residual that decays: parts that move fast, which a compressor takes, arrive; slow ones add up
-until they are large enough, or fade.
+The momentum decays as an optimizer's does, and what was sent of it is taken out of it.
+So it is a residual that decays: parts that move fast, which a compressor takes, arrive;
+slow ones add up until they are large enough, or fade.
 
-Source: Peng, Quesnelle and Kingma, "Decoupled Momentum Optimization" (DeMo), arXiv 2411.19870,
-    algorithm 1.
-Differences: around any exchange that never loses more than it was given, not only around
-    ``compress.demo``. The paper's SGD steps by the mean's sign, which is the optimizer's here. The
-    paper's program adds gradients times the learning rate; here they are added as they are, which
-    is the same while the rate stays, and a rate that falls does not weigh old gradients more.
-    What a collective loses of the mean stays in the momentum of the rank that lost it.
+Source: Peng, Quesnelle and Kingma, "Decoupled Momentum Optimization" (DeMo), arXiv
+    2411.19870, algorithm 1.
+Differences: around any exchange that never loses more than it was given, not only
+    around ``compress.demo``. The paper's SGD steps by the mean's sign, which is the
+    optimizer's here. The paper's program adds gradients times the learning rate; here
+    they are added as they are, which is the same while the rate stays, and a rate that
+    falls does not weigh old gradients more. What a collective loses of the mean stays
+    in the momentum of the rank that lost it.
 Wire: the inner exchange's.
 State: residual_N, the paper's m, in the working dtype, and the inner state.
-Contributed: what left m. The sum over ranks of (gradient + decay * old m) is W * mean plus the sum
-    over ranks of the new m.
+Contributed: what left m. The sum over ranks of (gradient + decay * old m) is W * mean
+    plus the sum over ranks of the new m.
 """
 
 from __future__ import annotations
@@ -62,7 +65,8 @@ from .error_feedback import ErrorFeedback, FeedbackState, Wrapper, with_error_fe
 
 @dataclass(frozen=True)
 class DecoupledMomentum(Wrapper):
-    """m = decay m + g; parts of m are exchanged and leave it. Made by ``with_decoupled_momentum``.
+    """m = decay m + g; parts of m are exchanged and leave it. Made by
+    ``with_decoupled_momentum``.
 
     ``inner`` is an exchange with error feedback, whose residual is m.
     """
@@ -73,7 +77,9 @@ class DecoupledMomentum(Wrapper):
     decay: float = 0.999
 
     def __post_init__(self) -> None:
-        check_number("decay", self.decay, "a fraction in (0, 1]", "write 0.999", 5e-324, 1)
+        check_number(
+            "decay", self.decay, "a fraction in (0, 1]", "write 0.999", 5e-324, 1
+        )
 
     def synchronise(
         self,
@@ -83,7 +89,9 @@ class DecoupledMomentum(Wrapper):
         out_N: Tensor,
         residual_N: Residual = None,
     ) -> Steps[State]:
-        yield Compute("decay", lambda: state.residual_N.mul_(self.decay), grad_N.numel())
+        yield Compute(
+            "decay", lambda: state.residual_N.mul_(self.decay), grad_N.numel()
+        )
         inner = yield from me.through(self.inner, state, grad_N, out_N, residual_N)
         return inner
 
@@ -92,14 +100,17 @@ class DecoupledMomentum(Wrapper):
 def with_decoupled_momentum(
     algorithm: Compressor | Exchange, decay: float = 0.999
 ) -> DecoupledMomentum:
-    """Sends the largest part of each rank's momentum, which then leaves the momentum (DeMo).
+    """Sends the largest part of each rank's momentum, which then leaves the momentum
+    (DeMo).
 
-    The paper steps by the sign of the mean: ``torch.optim.AdamW(parameters, lr=..., betas=(0.0,
-    0.0))`` does so. No other momentum is needed. Uncompressed gradients have no momentum here.
+    The paper steps by the sign of the mean:
+    ``torch.optim.AdamW(parameters, lr=..., betas=(0.0, 0.0))`` does so. No other
+    momentum is needed. Uncompressed gradients have no momentum here.
 
     Args:
         algorithm: A compressor or an exchange.
-        decay: The share, in (0, 1], of the momentum that remains in each step. 1 is error feedback.
+        decay: The share, in (0, 1], of the momentum that remains in each step. 1 is
+            error feedback.
 
     Returns:
         The exchange.
@@ -139,7 +150,11 @@ class MomentumCorrection(Wrapper):
 
     def __post_init__(self) -> None:
         given = self.momentum
-        if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < 1:
+        if (
+            isinstance(given, bool)
+            or not isinstance(given, int | float)
+            or not 0 <= given < 1
+        ):
             raise invalid("momentum", given, "a number in [0, 1)", "write 0.9")
 
     @property
@@ -176,13 +191,17 @@ class MomentumCorrection(Wrapper):
         def accumulate() -> None:
             self._accumulate(grad_N, velocity_N, pending_N, whole_N)
 
-        # Less than W times the smallest number there is may be 0 on the wire: nobody held it back.
+        # Less than W times the smallest number there is may be 0 on the wire: nobody
+        # held it back.
         number = torch.finfo(grad_N.dtype)
         least = me.world * number.tiny * number.eps
 
         def mask() -> None:
             assert whole_N is not None
-            parts = (torch.split(one, list(sizes)) for one in (velocity_N, whole_N, pending_N))
+            parts = (
+                torch.split(one, list(sizes))
+                for one in (velocity_N, whole_N, pending_N)
+            )
             for velocity_T, whole_T, pending_T in zip(*parts, strict=True):
                 kernel.mask(velocity_T, whole_T, pending_T, least=least)
 
@@ -193,12 +212,16 @@ class MomentumCorrection(Wrapper):
         return MomentumState(velocity_N, state.residual_N, inner, sizes)
 
     def _accumulate(
-        self, grad_N: Tensor, velocity_N: Tensor, pending_N: Tensor, whole_N: Tensor | None
+        self,
+        grad_N: Tensor,
+        velocity_N: Tensor,
+        pending_N: Tensor,
+        whole_N: Tensor | None,
     ) -> None:
         """Updates velocity and residual by the gradient.
 
-        ``whole_N``, if given, becomes the vector that the exchange is to send: the gradient and all
-        that waits.
+        ``whole_N``, if given, becomes the vector that the exchange is to send: the
+        gradient and all that waits.
         """
         latest_N = grad_N.to(velocity_N.dtype).contiguous()
         all_N = latest_N, velocity_N, pending_N, whole_N
@@ -212,21 +235,24 @@ def with_momentum_correction(
     nesterov: bool = False,
     masking: bool = True,
 ) -> MomentumCorrection:
-    """Exchanges velocities in place of gradients; train with an optimizer without momentum.
+    """Exchanges velocities in place of gradients; train with an optimizer without
+    momentum.
 
-    ``torch.optim.SGD(lr=...)`` then makes the steps of momentum SGD, with sparse gradients. Error
-    feedback inside is removed, since the velocity is a residual already. Uncompressed gradients get
-    the same momentum, and row-sparse gradients get none. Weight decay must be 1 / (1 - m) times
-    that of momentum SGD. ``handle.residuals()`` shows the velocity.
+    ``torch.optim.SGD(lr=...)`` then makes the steps of momentum SGD, with sparse
+    gradients. Error feedback inside is removed, since the velocity is a residual
+    already. Uncompressed gradients get the same momentum, and row-sparse gradients get
+    none. Weight decay must be 1 / (1 - m) times that of momentum SGD.
+    ``handle.residuals()`` shows the velocity.
 
     Args:
         algorithm: A compressor or an exchange.
         momentum: m in [0, 1).
         nesterov: Whether g + m u is exchanged in place of the velocity u.
-        masking: Whether the velocity of sent elements is cleared. Old momentum then moves them no
-            further. An element that is sent every T steps moves less than under momentum SGD, by
-            the factor 1 - m (1 - m^T) / ((1 - m) T). With m = 0.9 this factor is 0.99 at T = 1000,
-            0.41 at 10 and 0.1 at 1. A tensor that is sent whole is not masked.
+        masking: Whether the velocity of sent elements is cleared. Old momentum then
+            moves them no further. An element that is sent every T steps moves less than
+            under momentum SGD, by the factor 1 - m (1 - m^T) / ((1 - m) T). With m =
+            0.9 this factor is 0.99 at T = 1000, 0.41 at 10 and 0.1 at 1. A tensor that
+            is sent whole is not masked.
 
     Returns:
         The exchange.
@@ -238,7 +264,9 @@ def with_momentum_correction(
     >>> with_momentum_correction(topk(density=0.5)).inner
     Pair(codec=topk(density=0.5, values=torch.float32), collective=allgather_sparse())
     """
-    return MomentumCorrection(_bare(exchange_for(algorithm)), momentum, nesterov, masking)
+    return MomentumCorrection(
+        _bare(exchange_for(algorithm)), momentum, nesterov, masking
+    )
 
 
 _CLIP = "write with_clipping(with_momentum_correction(...), max_norm)"
@@ -249,12 +277,22 @@ def _bare(exchange: Exchange) -> Exchange:
     if isinstance(exchange, ErrorFeedback):
         return _bare(exchange.inner)
     for kind, accepted, remedy in (
-        (Clipping, "an exchange that does not clip, as momentum adds up clipped gradients", _CLIP),
+        (
+            Clipping,
+            "an exchange that does not clip, as momentum adds up clipped gradients",
+            _CLIP,
+        ),
         (MomentumCorrection, "one without it", "wrap it once"),
-        (DecoupledMomentum, "an exchange without momentum of its own", "use one of them"),
+        (
+            DecoupledMomentum,
+            "an exchange without momentum of its own",
+            "use one of them",
+        ),
     ):
         if isinstance(exchange, kind):
-            raise invalid("exchange inside momentum correction", exchange, accepted, remedy)
+            raise invalid(
+                "exchange inside momentum correction", exchange, accepted, remedy
+            )
     if isinstance(exchange, Wrapper):
         return replace(exchange, inner=_bare(exchange.inner))
     return exchange

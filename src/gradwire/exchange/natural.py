@@ -1,20 +1,23 @@
-"""Natural sparsity: rows that a rank has no gradient of are not sent, in steps in which that pays.
+"""Natural sparsity: rows that a rank has no gradient of are not sent, in steps in which
+that pays.
 
-A gradient of an embedding has values only in the rows that a batch has looked up. Ranks tell each
-other how many rows they have, and all choose alike: the inner exchange, or rows without loss by the
-scheme that is fastest for such counts on the links of ``Member.cluster``. Gradients that come as
-rows (``nn.Embedding(sparse=True)``) are never made dense: ``RowExchange`` has no inner exchange,
-and chooses among the schemes for rows.
+A gradient of an embedding has values only in the rows that a batch has looked up. Ranks
+tell each other how many rows they have, and all choose alike: the inner exchange, or
+rows without loss by the scheme that is fastest for such counts on the links of
+``Member.cluster``. Gradients that come as rows (``nn.Embedding(sparse=True)``) are
+never made dense: ``RowExchange`` has no inner exchange, and chooses among the schemes
+for rows.
 
-Source: ZEN (OSDI 2025), sections 2.1 and 4: "we only apply sparse tensor synchronization schemes to
-    gradients from the embedding layers".
-Differences: chosen anew in each step, from counts of that step and the growth of the last one, so
-    that a gradient may turn dense (tied weights, a large batch) and back.
+Source: ZEN (OSDI 2025), sections 2.1 and 4: "we only apply sparse tensor
+    synchronization schemes to gradients from the embedding layers".
+Differences: chosen anew in each step, from counts of that step and the growth of the
+    last one, so that a gradient may turn dense (tied weights, a large batch) and back.
 Wire: 8 (W-1) bytes for counts, then the bytes of the inner exchange or the scheme.
-State: the inner exchange's, and the growth: rows of the last sparse mean over those of the rank
-    that had most.
-Contributed: all of the gradient where rows are sent, else the same as the inner exchange's. Where
-    there is a residual, rows of the sum of both are sent, and then no residual is left.
+State: the inner exchange's, and the growth: rows of the last sparse mean over those of
+    the rank that had most.
+Contributed: all of the gradient where rows are sent, else the same as the inner
+    exchange's. Where there is a residual, rows of the sum of both are sent, and then no
+    residual is left.
 """
 
 from __future__ import annotations
@@ -29,7 +32,16 @@ from torch import Tensor
 
 from ..collective.steps.rows import average_rows
 from ..compress.nonzero import nonzero
-from ..contract import Compressor, Exchange, Layout, Member, Memory, Residual, State, Traits
+from ..contract import (
+    Compressor,
+    Exchange,
+    Layout,
+    Member,
+    Memory,
+    Residual,
+    State,
+    Traits,
+)
 from ..contract.collective import Collective
 from ..contract.member import tell_count
 from ..contract.payload import Payload
@@ -55,11 +67,13 @@ A gradient with more of them counts as dense.
 
 @dataclass(frozen=True)
 class RowExchange(Exchange):
-    """Averages gradients that are sparse tensors of rows, without loss and never made dense.
+    """Averages gradients that are sparse tensors of rows, without loss and never made
+    dense.
 
-    ``grad_N`` is coalesced and in host memory, and ``out_N`` becomes the rows that some rank has.
-    Rows take ``collective``, or the scheme that is fastest for the counts of a step.
-    State: the growth, as a number; a run that goes on from a checkpoint begins without one.
+    ``grad_N`` is coalesced and in host memory, and ``out_N`` becomes the rows that some
+    rank has. Rows take ``collective``, or the scheme that is fastest for the counts of
+    a step. State: the growth, as a number; a run that goes on from a checkpoint begins
+    without one.
     """
 
     traits: ClassVar[Traits] = Traits(
@@ -71,7 +85,12 @@ class RowExchange(Exchange):
         return 0.0
 
     def synchronise(
-        self, me: Member, state: State, grad_N: Tensor, out_N: Tensor, residual_N: Residual = None
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Residual = None,
     ) -> Steps[State]:
         shape = grad_N.shape
         width = shape[1:].numel()
@@ -97,15 +116,23 @@ class RowExchange(Exchange):
 
 
 def as_rows(rows_R: Tensor, values_RC: Tensor, shape: Sequence[int]) -> Tensor:
-    """The sparse tensor of ``shape`` that has these rows, which ascend without duplicates."""
+    """The sparse tensor of ``shape`` that has these rows, which ascend without
+    duplicates.
+    """
     values = values_RC.reshape(-1, *shape[1:])
     return torch.sparse_coo_tensor(
-        rows_R.unsqueeze(0), values, list(shape), is_coalesced=True, check_invariants=False
+        rows_R.unsqueeze(0),
+        values,
+        list(shape),
+        is_coalesced=True,
+        check_invariants=False,
     )
 
 
 class NaturalState(NamedTuple):
-    """The growth of the last sparse step (0 before there was one), and the inner state."""
+    """The growth of the last sparse step (0 before there was one), and the inner
+    state.
+    """
 
     growth_1: Tensor
     inner: State
@@ -113,26 +140,37 @@ class NaturalState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _counted(nonzero):
-    """A ``nonzero`` whose state may be a finished payload, of which ``encode`` then gives a copy.
+    """A ``nonzero`` whose state may be a finished payload, of which ``encode`` then
+    gives a copy.
 
-    Counting has encoded it already, so that a table is looked through only once in a step.
+    Counting has encoded it already, so that a table is looked through only once in a
+    step.
     """
 
     def encode(
-        self, state: State, grad_N: Tensor, *, residual_N: Residual = None, buffer: Memory = None
+        self,
+        state: State,
+        grad_N: Tensor,
+        *,
+        residual_N: Residual = None,
+        buffer: Memory = None,
     ) -> tuple[Payload, State]:
         if isinstance(state, Payload):
             assert buffer is not None
             assert state.buffer is not None
-            return Payload(state.format, buffer[: state.size_bytes].copy_(state.buffer)), None
+            return Payload(
+                state.format, buffer[: state.size_bytes].copy_(state.buffer)
+            ), None
         return super().encode(None, grad_N, residual_N=residual_N, buffer=buffer)
 
 
 @dataclass(frozen=True)
 class Natural(Wrapper):
-    """Sends rows of ``width`` elements where that takes less time than the inner exchange.
+    """Sends rows of ``width`` elements where that takes less time than the inner
+    exchange.
 
-    ``with_natural_sparsity`` makes it. It leaves the name of a step's way in ``Member.way``.
+    ``with_natural_sparsity`` makes it. It leaves the name of a step's way in
+    ``Member.way``.
     """
 
     changes: ClassVar[bool] = True
@@ -145,36 +183,51 @@ class Natural(Wrapper):
         check_width("width", self.width)
 
     def init(self, spec: TensorSpec, world: int) -> NaturalState:
-        return NaturalState(torch.zeros(1, dtype=torch.float64), self.inner.init(spec, world))
+        return NaturalState(
+            torch.zeros(1, dtype=torch.float64), self.inner.init(spec, world)
+        )
 
     def synchronise(
-        self, me: Member, state: State, grad_N: Tensor, out_N: Tensor, residual_N: Residual = None
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Residual = None,
     ) -> Steps[State]:
         me.way = me.imbalance = None
         if me.world > 1:
             most = num_units(grad_N.numel(), self.width)
             count = partial(self._count, me, grad_N, residual_N)
-            own, payload = yield me.sized("count", count, grad_N.numel(), lambda: (most, None))
+            own, payload = yield me.sized(
+                "count", count, grad_N.numel(), lambda: (most, None)
+            )
             counts = yield from tell_count(me, own, most)
             growth = 0.0 if state.growth_1.is_meta else float(state.growth_1)
             me.way = self._choose(me, counts, growth, grad_N)
         if me.way in (None, INNER):
-            inner = yield from me.through(self.inner, state.inner, grad_N, out_N, residual_N)
+            inner = yield from me.through(
+                self.inner, state.inner, grad_N, out_N, residual_N
+            )
             return NaturalState(state.growth_1, inner)
         scheme = pair(_counted(width=self.width), load("collective", me.way)())
         yield from me.through(scheme, PairState((), payload), grad_N, out_N, residual_N)
         arrived = 0 if me.selection is None else me.selection.arrived
         me.selection = None  # nothing was selected: all that is not zero was sent
         if arrived:
-            state.growth_1.fill_(arrived / self.width / max(1, *counts))  # -0.0 travels, uncounted
+            state.growth_1.fill_(
+                arrived / self.width / max(1, *counts)
+            )  # -0.0 travels, uncounted
         return state
 
     def _count(
         self, me: Member, grad_N: Tensor, residual_N: Residual
     ) -> tuple[int, Payload | None]:
-        """The number of this rank's non-zero units, and their payload if there is no residual.
+        """The number of this rank's non-zero units, and their payload if there is no
+        residual.
 
-        With a residual units are only counted, as encoding would take the residual along.
+        With a residual units are only counted, as encoding would take the residual
+        along.
         """
         if residual_N is not None:
             return count_units(grad_N, residual_N, self.width), None
@@ -184,8 +237,12 @@ class Natural(Wrapper):
         payload, _ = codec.encode(None, grad_N, buffer=room[: form.size_bytes])
         return payload["indices"].numel(), payload
 
-    def _choose(self, me: Member, counts: list[int], growth: float, grad_N: Tensor) -> str:
-        """The way of a step, from counts that all ranks know: a scheme's name, or ``INNER``."""
+    def _choose(
+        self, me: Member, counts: list[int], growth: float, grad_N: Tensor
+    ) -> str:
+        """The way of a step, from counts that all ranks know: a scheme's name, or
+        ``INNER``.
+        """
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
         if not spec.numel or max(counts) > MOST * num_units(spec.numel, self.width):
             return INNER
@@ -199,7 +256,9 @@ class Natural(Wrapper):
 
 def count_units(grad_N: Tensor, residual_N: Residual, width: int) -> int:
     """The number of units in which the gradient or its residual is not zero."""
-    units = torch.zeros(num_units(grad_N.numel(), width), dtype=torch.bool, device=grad_N.device)
+    units = torch.zeros(
+        num_units(grad_N.numel(), width), dtype=torch.bool, device=grad_N.device
+    )
     for part_N in (grad_N, residual_N):
         if part_N is None:
             continue
@@ -236,7 +295,9 @@ def with_natural_sparsity(algorithm: Compressor | Exchange, width: int) -> Excha
     made = exchange_for(algorithm)
     if not is_pair(made):
         accepted = "a compressor, or a pair with or without error feedback"
-        raise invalid("algorithm", algorithm, accepted, "wrap the pair first, then wrap around it")
+        raise invalid(
+            "algorithm", algorithm, accepted, "wrap the pair first, then wrap around it"
+        )
     if isinstance(made, ErrorFeedback):
         return ErrorFeedback(Natural(made.inner, width))
     return Natural(made, width)

@@ -1,4 +1,6 @@
-"""Pairing: an exchange made of a compressor and a collective, if their traits allow it."""
+"""Pairing: an exchange made of a compressor and a collective, if their traits allow
+it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ from torch import Tensor
 
 from ..collective.allreduce import allreduce
 from ..collective.casync_ps import casync_ps
-from ..contract import Compressor, Exchange, Layout, Member, State, Traits, synchronise_alone
+from ..contract import (
+    Compressor,
+    Exchange,
+    Layout,
+    Member,
+    State,
+    Traits,
+    synchronise_alone,
+)
 from ..contract.collective import Collective
 from ..contract.compressor import Residual
 from ..contract.spec import TensorSpec
@@ -46,7 +56,9 @@ class Pair(Exchange):
 
     @cached_property
     def _codecs(self) -> dict[tuple[int, ...], Compressor]:
-        """The codecs that ``codec_of`` has made, which members know again in the next step."""
+        """The codecs that ``codec_of`` has made, which members know again in the next
+        step.
+        """
         return {}
 
     def codec_of(self, sizes: tuple[int, ...]) -> Compressor:
@@ -57,36 +69,47 @@ class Pair(Exchange):
         return found
 
     def synchronise(
-        self, me: Member, state: State, grad_N: Tensor, out_N: Tensor, residual_N: Residual = None
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Residual = None,
     ) -> Steps[State]:
         if me.world == 1:
             yield from synchronise_alone(grad_N, out_N, residual_N)
             return state
         codec = self.codec_of(state.sizes)
-        inner = yield from self.collective.run(codec, me, state.inner, grad_N, out_N, residual_N)
+        inner = yield from self.collective.run(
+            codec, me, state.inner, grad_N, out_N, residual_N
+        )
         return PairState(state.sizes, inner)
 
     @cached_property
     def declared(self) -> Traits:
         traits = self.codec.traits
-        return replace(traits, exact_size=traits.exact_size and self.collective.exact_size)
+        return replace(
+            traits, exact_size=traits.exact_size and self.collective.exact_size
+        )
 
 
 def pair(codec: Compressor, collective: Collective) -> Pair:
     """Pairs a compressor with a collective.
 
-    A collective that encodes partial sums gets the compressor's variant for sums, if there is one.
+    A collective that encodes partial sums gets the compressor's variant for sums, if
+    there is one.
 
     Args:
         codec: The compressor, for example ``gw.compress.topk(density=0.01)``.
         collective: The collective, for example ``gw.collective.zen()``.
 
     Returns:
-        An exchange for ``gw.attach``. It has no error feedback: add ``gw.with_error_feedback``.
+        An exchange for ``gw.attach``. It has no error feedback: add
+        ``gw.with_error_feedback``.
 
     Raises:
-        IncompatiblePair: The compressor lacks a trait that the collective needs. The message names
-            a collective that fits.
+        IncompatiblePair: The compressor lacks a trait that the collective needs. The
+            message names a collective that fits.
         InvalidSetting: An argument is no compressor or no collective.
 
     >>> from gradwire.compress.onebit import onebit
@@ -105,9 +128,13 @@ def pair(codec: Compressor, collective: Collective) -> Pair:
             raise invalid("codec", codec, "a compressor", remedy)
         why = "it talks in the middle"
         if traits.shared_support:
-            why = "its ranks agree on the elements to take, and all-reduce the values at them"
+            why = (
+                "its ranks agree on the elements to take, and all-reduce the values "
+                "at them"
+            )
         raise IncompatiblePair(
-            f"{codec!r} is an exchange of its own, and goes with no collective: {why}; give it to "
+            f"{codec!r} is an exchange of its own, and goes with no collective: "
+            f"{why}; give it to "
             "gw.attach or gw.exchange_for by itself"
         )
     if not isinstance(collective, Collective):
@@ -137,7 +164,9 @@ _ONLY_FOR_EXCHANGES = {
 def suited(codec: Compressor) -> Collective:
     """The collective that a compressor's traits suit when the user names none."""
     if codec.traits.layout in (Layout.SPARSE, Layout.TRANSFORMED):
-        from ..collective.allgather_sparse import allgather_sparse  # dense payloads need none
+        from ..collective.allgather_sparse import (
+            allgather_sparse,
+        )  # dense payloads need none
 
         return allgather_sparse()
     return allreduce() if codec.traits.additive else casync_ps()

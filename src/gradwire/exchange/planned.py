@@ -19,8 +19,8 @@ from .error_feedback import TensorEncoder
 def exchanges_of(plan: Plan) -> dict[str, Exchange]:
     """Every exchange by its name in the plan, "dense" among them.
 
-    Raises ``InvalidSetting`` for an unknown compressor, collective or setting, and for a compressor
-    and a collective that do not go together.
+    Raises ``InvalidSetting`` for an unknown compressor, collective or setting, and for
+    a compressor and a collective that do not go together.
     """
     return {
         DENSE: exchange_for(none()),
@@ -29,7 +29,9 @@ def exchanges_of(plan: Plan) -> dict[str, Exchange]:
 
 
 def exchange_of_setting(setting: ExchangeSetting) -> Exchange:
-    """The exchange that a plan's setting names; raises ``InvalidSetting`` as ``exchanges_of``."""
+    """The exchange that a plan's setting names; raises ``InvalidSetting`` as
+    ``exchanges_of``.
+    """
     return by_name(
         setting.compressor,
         setting.settings,
@@ -42,7 +44,9 @@ def exchange_of_setting(setting: ExchangeSetting) -> Exchange:
 def planned_spec(
     message: PlannedMessage, tensors: Mapping[str, ProfiledTensor], *, is_shaped: bool
 ) -> TensorSpec:
-    """The spec of the gradient that a message exchanges; ``is_shaped`` is for uncut tensors."""
+    """The spec of the gradient that a message exchanges; ``is_shaped`` is for uncut
+    tensors.
+    """
     found = [tensors[chunk.tensor] for chunk in message.chunks]
     return TensorSpec(
         "",
@@ -52,12 +56,15 @@ def planned_spec(
     )
 
 
-def sound_exchanges(plan: Plan, tensors: Mapping[str, ProfiledTensor]) -> dict[str, Exchange]:
-    """``exchanges_of`` a plan that ``check`` accepts, for the tensors of a model by name.
+def sound_exchanges(
+    plan: Plan, tensors: Mapping[str, ProfiledTensor]
+) -> dict[str, Exchange]:
+    """``exchanges_of`` a plan that ``check`` accepts, for the tensors of a model by
+    name.
 
-    Raises ``InvalidSetting`` as that, where a tensor is cut that must be whole, and for an
-    ``inline`` or ``early`` that is not what is encoded: what an exchange encodes tensor by tensor
-    it states itself (``EncodesTensors``).
+    Raises ``InvalidSetting`` as that, where a tensor is cut that must be whole, and for
+    an ``inline`` or ``early`` that is not what is encoded: what an exchange encodes
+    tensor by tensor it states itself (``EncodesTensors``).
     """
     made = exchanges_of(plan)
     for number, message in enumerate(plan.messages):
@@ -70,24 +77,38 @@ def sound_exchanges(plan: Plan, tensors: Mapping[str, ProfiledTensor]) -> dict[s
             if chunk.numel < tensors[chunk.tensor].numel:
                 raise InvalidSetting(
                     f"{start}message {number} "
-                    f"sends elements {chunk.start}:{chunk.stop} of {chunk.tensor!r} through "
-                    f"{setting.compressor}, which takes whole tensors; plan that tensor uncut, or "
+                    f"sends elements {chunk.start}:{chunk.stop} of "
+                    f"{chunk.tensor!r} through "
+                    f"{setting.compressor}, which takes whole tensors; plan that "
+                    "tensor uncut, or "
                     "give the message another exchange"
                 )
         named = {*message.inline, *message.early}
         apart = set[str]()
-        encoder = TensorEncoder.of(exchange) if named and exchange.declared.whole_tensors else None
+        encoder = (
+            TensorEncoder.of(exchange)
+            if named and exchange.declared.whole_tensors
+            else None
+        )
         if encoder is not None:
-            places = encoder.exchange.apart(planned_spec(message, tensors, is_shaped=True))
+            places = encoder.exchange.apart(
+                planned_spec(message, tensors, is_shaped=True)
+            )
             apart = {message.chunks[place].tensor for place in places}
         if not named or named == apart or (not apart and setting.sparsifier is None):
             continue
         name = min(named ^ apart, default="")
-        why = f"is to be encoded by itself, and {setting.compressor} does not encode it so"
+        why = (
+            f"is to be encoded by itself, and {setting.compressor} does not encode "
+            "it so"
+        )
         if name in apart:
-            why = "is encoded by itself, and named neither inline nor early as others are"
+            why = (
+                "is encoded by itself, and named neither inline nor early as others are"
+            )
         raise InvalidSetting(
-            f"{start}in message {number} {name!r} {why}; name all tensors that are not sent dense, "
+            f"{start}in message {number} {name!r} {why}; name all tensors that "
+            "are not sent dense, "
             "or none of the message's"
         )
     return made

@@ -1,17 +1,19 @@
-"""Predicted seconds of every scheme of sparse synchronisation, by formula, and the fastest one.
+"""Predicted seconds of every scheme of sparse synchronisation, by formula, and the
+fastest one.
 
-This is the one rule that says where rows pay: a plan asks it about a measured profile, and a step
-about counts that ranks have just told each other (``counted``).
+This is the one rule that says where rows pay: a plan asks it about a measured profile,
+and a step about counts that ranks have just told each other (``counted``).
 
-Source: ZEN (OSDI 2025), section 2.3: equation 1 (Balanced Parallelism), and AGsparse by its row of
-    table 3. The paper's other schemes are in the package gradwire-lab, with their formulas.
-Differences from the paper: its times are bytes over a rate. Here every verb costs what the cluster
-    says, latency of each round and of announcing sizes included; host work (looking for non-zero
-    elements, moving entries) is added; formats are those that are sent. Hashing leaves a small
-    imbalance (theorem 2), which counts.
+Source: ZEN (OSDI 2025), section 2.3: equation 1 (Balanced Parallelism), and AGsparse by
+    its row of table 3. The paper's other schemes are in the package gradwire-lab, with
+    their formulas.
+Differences from the paper: its times are bytes over a rate. Here every verb costs what
+    the cluster says, latency of each round and of announcing sizes included; host work
+    (looking for non-zero elements, moving entries) is added; formats are those that are
+    sent. Hashing leaves a small imbalance (theorem 2), which counts.
 
-All is a pure function of a profile and a cluster, which all ranks share, and of the schemes that
-are installed, which ``attach`` compares.
+All is a pure function of a profile and a cluster, which all ranks share, and of the
+schemes that are installed, which ``attach`` compares.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ TIE = 0.005
 
 
 class Prediction(NamedTuple):
-    """Seconds of one scheme: waiting for rounds, moving bytes, and the host's own work."""
+    """Seconds of one scheme: waiting for rounds, moving bytes, and the host's own
+    work.
+    """
 
     scheme: str
     latency_s: float
@@ -66,7 +70,9 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SchemeInputs:
-    """One gradient on one cluster; where hosts have several ranks, a rank's share of their sum."""
+    """One gradient on one cluster; where hosts have several ranks, a rank's share of
+    their sum.
+    """
 
     numel: int
     units: UnitSparsity
@@ -107,9 +113,13 @@ class SchemeInputs:
         return handling.scan_s * self.numel + handling.entry_s * moved * units.width
 
     def parts_s(self, *verbs: tuple[str, float]) -> tuple[float, float]:
-        """Seconds of latency and of moving bytes of (verb, size in bytes) one behind the other."""
+        """Seconds of latency and of moving bytes of (verb, size in bytes) one behind
+        the other.
+        """
         parts = [self.cluster.parts_s(verb, size_bytes) for verb, size_bytes in verbs]
-        return sum(latency_s for latency_s, _ in parts), sum(work_s for _, work_s in parts)
+        return sum(latency_s for latency_s, _ in parts), sum(
+            work_s for _, work_s in parts
+        )
 
 
 def dense_cost(at: SchemeInputs) -> Prediction:
@@ -129,16 +139,22 @@ def allgather_sparse_cost(at: SchemeInputs) -> Prediction:
 
 
 def zen_cost(at: SchemeInputs, formats: str = "smallest") -> Prediction:
-    """Equation 1, Balanced Parallelism: hashed parts, in the ``formats`` of the collective."""
+    """Equation 1, Balanced Parallelism: hashed parts, in the ``formats`` of the
+    collective.
+    """
     uneven = expected_imbalance(at.merged(at.units, at.world), at.world)
-    return push_pull_cost(zen(formats=formats), at, at.units, (uneven, uneven), "(push and pull) ")
+    return push_pull_cost(
+        zen(formats=formats), at, at.units, (uneven, uneven), "(push and pull) "
+    )
 
 
 PullSeconds = Callable[[SchemeInputs, int, int], tuple[float, float]]
 
 
 def gathered_s(at: SchemeInputs, fullest: int, usual: int) -> tuple[float, float]:
-    """Seconds of latency and of moving bytes of a pull, by bytes of its fullest and other parts."""
+    """Seconds of latency and of moving bytes of a pull, by bytes of its fullest and
+    other parts.
+    """
     return at.parts_s(("all_gather", fullest))
 
 
@@ -150,7 +166,9 @@ def push_pull_cost(
     why: str = "",
     pull_s: PullSeconds = gathered_s,
 ) -> Prediction:
-    """The rank of the fullest part decides: its push and pull have ``imbalance`` times the mean."""
+    """The rank of the fullest part decides: its push and pull have ``imbalance`` times
+    the mean.
+    """
     scheme = type(collective).__name__
     if at.world == 1:
         return Prediction(scheme, 0.0, 0.0, 0.0)
@@ -166,7 +184,10 @@ def push_pull_cost(
         ("all_gather", TOLD_BYTES),
     )
     rest = _part(cut, max(0.0, merged - pull) / others)
-    sums = (cut.pulled(collective.pull_format(cut, 0, n), 0, n).slot_bytes for n in (pull, rest))
+    sums = (
+        cut.pulled(collective.pull_format(cut, 0, n), 0, n).slot_bytes
+        for n in (pull, rest)
+    )
     pulled_s = pull_s(at, *sums)
     pushed = cut.pushed(collective.push_format(cut, 0, push), 0, push)
     send_s = at.parts_s(("send", pushed.slot_bytes))
@@ -183,10 +204,11 @@ def _part(cut: Cut, count: float) -> int:
 
 
 def expected_imbalance(count: float, world: int) -> float:
-    """The largest of ``world`` hashed parts over an equal one, for so many units in all.
+    """The largest of ``world`` hashed parts over an equal one, for so many units in
+    all.
 
-    About 1 + sqrt(2 n ln n / count): the largest of n nearly normal loads. Theorem 2 bounds it by
-    the same form.
+    About 1 + sqrt(2 n ln n / count): the largest of n nearly normal loads. Theorem 2
+    bounds it by the same form.
 
     >>> round(expected_imbalance(5e6, 128), 3)
     1.016
@@ -196,7 +218,7 @@ def expected_imbalance(count: float, world: int) -> float:
     return min(1 + sqrt(2 * world * log(world) / count), float(world))
 
 
-# ---- the choice --------------------------------------------------------------------------------
+# ---- the choice ----------------------------------------------------------------------
 
 Scheme = Callable[[SchemeInputs], Prediction]
 
@@ -205,11 +227,14 @@ Scheme = Callable[[SchemeInputs], Prediction]
 def schemes(*, of_rows: bool = False, by_counts: bool = False) -> dict[str, Scheme]:
     """The formula of each scheme that is installed, by its collective's name.
 
-    With ``of_rows`` only of those whose collectives carry gradients that come as rows; with
-    ``by_counts`` only of those whose bytes follow from counts, wherever units lie. The dense one is
-    of neither. Other packages add theirs by entry points. Where two tie, the earlier is taken.
+    With ``of_rows`` only of those whose collectives carry gradients that come as rows;
+    with ``by_counts`` only of those whose bytes follow from counts, wherever units lie.
+    The dense one is of neither. Other packages add theirs by entry points. Where two
+    tie, the earlier is taken.
     """
-    points = sorted(entry_points(group="gradwire.sparse_schemes"), key=lambda one: one.name)
+    points = sorted(
+        entry_points(group="gradwire.sparse_schemes"), key=lambda one: one.name
+    )
     found = {"allgather_sparse": allgather_sparse_cost, "zen": zen_cost}
     found |= {one.name: one.load() for one in points}
     if not (of_rows or by_counts):
@@ -230,13 +255,19 @@ class SchemeChoice(NamedTuple):
     predictions: tuple[Prediction, ...]
 
 
-def fastest_scheme(at: SchemeInputs, among: Mapping[str, Scheme] | None = None) -> SchemeChoice:
-    """The fastest of these schemes, by default of all; of those that tie with it, the first."""
+def fastest_scheme(
+    at: SchemeInputs, among: Mapping[str, Scheme] | None = None
+) -> SchemeChoice:
+    """The fastest of these schemes, by default of all; of those that tie with it, the
+    first.
+    """
     every = [scheme(at) for scheme in (schemes() if among is None else among).values()]
     found = [one._replace(latency_s=at.within_s + one.latency_s) for one in every]
     least_s = min(one.seconds for one in found)
     best = next(one for one in found if one.seconds <= least_s * (1 + TIE))
-    others = sorted((one for one in found if one is not best), key=lambda one: one.seconds)
+    others = sorted(
+        (one for one in found if one is not best), key=lambda one: one.seconds
+    )
     return SchemeChoice(best.scheme, (best, *others))
 
 
@@ -250,9 +281,9 @@ def counted(
 ) -> SchemeInputs:
     """The setting of ranks with so many non-zero units each; the largest count decides.
 
-    No profile is needed: bytes follow from the counts. Without a ``cluster`` links carry 1 Gbit/s.
-    ``growth`` is how many times that many units the mean of an earlier step had; 0 where none is
-    known, and then ranks are taken to share nothing.
+    No profile is needed: bytes follow from the counts. Without a ``cluster`` links
+    carry 1 Gbit/s. ``growth`` is how many times that many units the mean of an earlier
+    step had; 0 where none is known, and then ranks are taken to share nothing.
     """
     total = num_units(numel, width)
     world = len(counts)
@@ -261,11 +292,15 @@ def counted(
     grown = (Densification(ranks=world, ratio=ratio),) if ratio and world > 1 else ()
     units = UnitSparsity(width=width, num_units=total, density=own, densification=grown)
     cluster = _links(world) if cluster is None else cluster
-    return SchemeInputs(numel=numel, units=units, blocks=units, cluster=cluster, dtype=dtype)
+    return SchemeInputs(
+        numel=numel, units=units, blocks=units, cluster=cluster, dtype=dtype
+    )
 
 
 RATE_BYTES_PER_S = 1.25e8
-"""1 Gbit: between a slow link, where only bytes count, and a fast one, where only rounds do."""
+"""1 Gbit: between a slow link, where only bytes count, and a fast one, where only
+rounds do.
+"""
 
 
 @lru_cache(maxsize=64)
@@ -274,16 +309,20 @@ def _links(world: int) -> Cluster:
 
 
 def other_way_s(at: SchemeInputs, size_bytes: int) -> float:
-    """Seconds of an exchange that is no scheme of these, by the bytes that a rank sends in it."""
+    """Seconds of an exchange that is no scheme of these, by the bytes that a rank sends
+    in it.
+    """
     copies = travel("all_reduce", at.world).copies
     return sum(at.parts_s(("all_reduce", max(1, size_bytes) / copies)))
 
 
-# ---- the choice in words -----------------------------------------------------------------------
+# ---- the choice in words -------------------------------------------------------------
 
 
 def explain_scheme(name: str, choice: SchemeChoice, at: SchemeInputs) -> Iterator[str]:
-    """Lines that say which scheme a tensor takes, its predicted time, the runner-up, and why."""
+    """Lines that say which scheme a tensor takes, its predicted time, the runner-up,
+    and why.
+    """
     best, runner_up, *_ = choice.predictions
     units = at.units
     what = "elements" if units.width == 1 else f"rows of {units.width}"
@@ -293,7 +332,8 @@ def explain_scheme(name: str, choice: SchemeChoice, at: SchemeInputs) -> Iterato
         f"{name}: {100 * units.density:.3g} % of its {what} are non-zero on a rank, "
         f"{100 * units.density * gamma:.3g} % in the sum of {at.world}{measured}. "
         f"It takes {best.scheme}, {format_seconds(best.seconds)}; the runner-up is "
-        f"{runner_up.scheme} with {format_seconds(runner_up.seconds)}, {_why(best, runner_up)}."
+        f"{runner_up.scheme} with {format_seconds(runner_up.seconds)}, "
+        f"{_why(best, runner_up)}."
     )
 
 
@@ -301,7 +341,9 @@ def _why(best: Prediction, other: Prediction) -> str:
     """The runner-up's largest loss of time, or that both are one prediction."""
     lost_s = other.seconds - best.seconds
     if lost_s <= TIE * best.seconds:
-        return "which is the same within what is known; of equals the simpler one is taken"
+        return (
+            "which is the same within what is known; of equals the simpler one is taken"
+        )
     causes = {
         f"whose bytes {other.why}take": other.transfer_s - best.transfer_s,
         "whose rounds take": other.latency_s - best.latency_s,

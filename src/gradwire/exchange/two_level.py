@@ -1,29 +1,33 @@
-"""Hosts with several ranks: a host's ranks add up first, and each exchanges its share with others.
+"""Hosts with several ranks: a host's ranks add up first, and each exchanges its share
+with others.
 
-A host's link is slow beside what its ranks have among themselves. So a message is averaged in three
-parts: every rank of a host gets the sum of one share of it, exchanges that share with the ranks of
-the same place on the other hosts, and gives the mean to the ranks of its host. All ranks of a host
-use the link at once, each for its own share, and every element crosses it once in each direction.
+A host's link is slow beside what its ranks have among themselves. So a message is
+averaged in three parts: every rank of a host gets the sum of one share of it, exchanges
+that share with the ranks of the same place on the other hosts, and gives the mean to
+the ranks of its host. All ranks of a host use the link at once, each for its own share,
+and every element crosses it once in each direction.
 
-Source: HiPress (SOSP 2021), section 5.1, "local aggregation": gradients are aggregated among local
-    GPUs before they are compressed and synchronised across nodes.
-Differences: the paper does not say who compresses for a host. Here each rank does, an L-th of every
-    tensor. A tensor whose elements do not divide is filled up with zeros, so that all shares have
-    one length; a tensor of many rows is cut between rows. If the inner exchange takes tensors
-    whole, as PowerSGD does, shares are of whole tensors: the largest first, each to the rank with
-    fewest elements. A rank may then have no tensor; it takes part with a share of no element.
-    Where a host's ranks read each other's memory, nothing is sent within the host. A rank's room
-    has a slot for each share. The rank writes its parts of others' shares there, and the mean of
-    its own share into its own slot. Others read this mean in their last computation of a step. So
-    the own slot is written only after the next step's all-to-all, to which all ranks have come.
-Wire: within the host (L-1) times a share in the working dtype, by an all-to-all whose parts are
-    added up in rank order, and (L-1) times a share in the gradient's dtype, given to each other
-    rank; among hosts what the inner exchange makes of a share. With whole tensors a rank receives
-    (L-1) times its own share and sends all others'.
-State: the inner exchange's, of a share. A residual inside is one of the host's mean gradient: for
-    the sum over ranks it counts L times.
-Contributed: a rank's own gradient; what of the host's share does not arrive is taken off that of
-    the rank that exchanges it.
+Source: HiPress (SOSP 2021), section 5.1, "local aggregation": gradients are aggregated
+    among local GPUs before they are compressed and synchronised across nodes.
+Differences: the paper does not say who compresses for a host. Here each rank does, an
+    L-th of every tensor. A tensor whose elements do not divide is filled up with zeros,
+    so that all shares have one length; a tensor of many rows is cut between rows. If
+    the inner exchange takes tensors whole, as PowerSGD does, shares are of whole
+    tensors: the largest first, each to the rank with fewest elements. A rank may then
+    have no tensor; it takes part with a share of no element. Where a host's ranks read
+    each other's memory, nothing is sent within the host. A rank's room has a slot for
+    each share. The rank writes its parts of others' shares there, and the mean of its
+    own share into its own slot. Others read this mean in their last computation of a
+    step. So the own slot is written only after the next step's all-to-all, to which all
+    ranks have come.
+Wire: within the host (L-1) times a share in the working dtype, by an all-to-all whose
+    parts are added up in rank order, and (L-1) times a share in the gradient's dtype,
+    given to each other rank; among hosts what the inner exchange makes of a share. With
+    whole tensors a rank receives (L-1) times its own share and sends all others'.
+State: the inner exchange's, of a share. A residual inside is one of the host's mean
+    gradient: for the sum over ranks it counts L times.
+Contributed: a rank's own gradient; what of the host's share does not arrive is taken
+    off that of the rank that exchanges it.
 """
 
 from __future__ import annotations
@@ -41,7 +45,17 @@ from ..contract.bounds import check_whole
 from ..contract.room import Room
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.state import leaves
-from ..contract.verbs import AllGather, AllToAll, Among, Compute, Recv, Send, Steps, Verb, rewritten
+from ..contract.verbs import (
+    AllGather,
+    AllToAll,
+    Among,
+    Compute,
+    Recv,
+    Send,
+    Steps,
+    Verb,
+    rewritten,
+)
 from ..errors import invalid
 from .by_name import Accounting, exchange_for
 from .clipping import Clipping
@@ -49,11 +63,14 @@ from .error_feedback import Wrapper, chooser_of, nested
 from .local import check_hosts
 
 _BLOCK = 2**17
-"""Elements that are added up at once: as many of each rank stay in a processor's cache."""
+"""Elements that are added up at once: as many of each rank stay in a processor's
+cache.
+"""
 
 
 class HostState(NamedTuple):
-    """The shapes of the tensors in the message, and the inner exchange's state of a share.
+    """The shapes of the tensors in the message, and the inner exchange's state of a
+    share.
 
     ``place`` is the number of the share, counted among the host's ranks.
     """
@@ -64,7 +81,9 @@ class HostState(NamedTuple):
 
 
 def without_hosts(state: State) -> State:
-    """A state as if each rank were a host: with that of the inner exchange in place of hosts'."""
+    """A state as if each rank were a host: with that of the inner exchange in place of
+    hosts'.
+    """
     if isinstance(state, HostState):
         return state.inner
     if not isinstance(state, tuple):
@@ -83,16 +102,25 @@ class TwoLevel(Wrapper):
     ranks_per_host: int = 1
 
     def __post_init__(self) -> None:
-        check_whole("ranks_per_host", self.ranks_per_host, "leave it out for one rank on each host")
+        check_whole(
+            "ranks_per_host",
+            self.ranks_per_host,
+            "leave it out for one rank on each host",
+        )
         if chooser_of(self.inner) is not None:
             accepted = (
-                "one with fixed settings: a rank of a host knows only its own tensors' losses"
+                "one with fixed settings: a rank of a host knows only its own "
+                "tensors' losses"
             )
             remedy = "attach it without mesh=, or leave adapt out"
-            raise invalid("exchange among hosts of several ranks", self.inner, accepted, remedy)
+            raise invalid(
+                "exchange among hosts of several ranks", self.inner, accepted, remedy
+            )
         if self.inner.ranks_per_host != 1:
             accepted = "an exchange that knows no hosts"
-            raise invalid("exchange among hosts", self.inner, accepted, "write with_hosts once")
+            raise invalid(
+                "exchange among hosts", self.inner, accepted, "write with_hosts once"
+            )
 
     def init(self, spec: TensorSpec, world: int) -> HostState:
         shapes = spec.tensor_shapes
@@ -103,37 +131,61 @@ class TwoLevel(Wrapper):
         return HostState(shapes, spec.rank % self.ranks_per_host, inner)
 
     def share(self, spec: TensorSpec) -> TensorSpec:
-        """The spec of the share of a message that rank ``spec.rank`` exchanges with other hosts."""
+        """The spec of the share of a message that rank ``spec.rank`` exchanges with
+        other hosts.
+        """
         shares = self._shares(spec.tensor_shapes)
         place = spec.rank % self.ranks_per_host
-        return TensorSpec(spec.name, shares.numels[place], spec.dtype, shares.shapes[place])
+        return TensorSpec(
+            spec.name, shares.numels[place], spec.dtype, shares.shapes[place]
+        )
 
     def _shares(self, shapes: Shapes) -> Shares:
         return shares_of(shapes, self.ranks_per_host, self.declared.whole_tensors)
 
     def synchronise(
-        self, me: Member, state: State, grad_N: Tensor, out_N: Tensor, residual_N: Residual = None
+        self,
+        me: Member,
+        state: State,
+        grad_N: Tensor,
+        out_N: Tensor,
+        residual_N: Residual = None,
     ) -> Steps[State]:
         if me.world == 1:
-            alone = yield from me.through(self.inner, state.inner, grad_N, out_N, residual_N)
+            alone = yield from me.through(
+                self.inner, state.inner, grad_N, out_N, residual_N
+            )
             return HostState(state.shapes, 0, alone)
         shares = self._shares(state.shapes)
         place = me.rank % self.ranks_per_host
         if state.place != place and self.declared.whole_tensors:
-            accepted = f"that of rank {place} of a host: each keeps state of its own tensors"
+            accepted = (
+                f"that of rank {place} of a host: each keeps state of its own tensors"
+            )
             remedy = "make it by init(dataclasses.replace(spec, rank=rank), world)"
             raise invalid("state", f"that of rank {state.place}", accepted, remedy)
         across = me.across(self.ranks_per_host)
-        total_S, own_S, lost_S, rooms = yield from self._reduce(me, shares, grad_N, residual_N)
+        total_S, own_S, lost_S, rooms = yield from self._reduce(
+            me, shares, grad_N, residual_N
+        )
         given_S = total_S.clone() if isinstance(across, Accounting) else None
         text = across.through(self.inner, state.inner, own_S, own_S, lost_S)
         inner = yield from among_hosts(text)
         for path, kept_S in leaves(inner) if shares.is_filled else ():
             if path.endswith("_N") and kept_S.numel() == shares.numels[place]:
-                shares.clear_filled(kept_S, place)  # no saved state has what holds no element
-        if isinstance(me, Accounting) and isinstance(across, Accounting) and given_S is not None:
-            # What of the host's share does not arrive is taken off this rank's contribution.
-            whole_N = (grad_N if residual_N is None else residual_N).to(given_S.dtype, copy=True)
+                shares.clear_filled(
+                    kept_S, place
+                )  # no saved state has what holds no element
+        if (
+            isinstance(me, Accounting)
+            and isinstance(across, Accounting)
+            and given_S is not None
+        ):
+            # What of the host's share does not arrive is taken off this rank's
+            # contribution.
+            whole_N = (grad_N if residual_N is None else residual_N).to(
+                given_S.dtype, copy=True
+            )
             own = shares.own(whole_N, place)
             own += shares.count * (across.contributed_N - given_S)
             shares.put(own, place, whole_N)
@@ -157,10 +209,12 @@ class TwoLevel(Wrapper):
     def _reduce(
         self, me: Member, shares: Shares, grad_N: Tensor, residual_N: Residual
     ) -> Steps[tuple[Tensor, Tensor, Tensor | None, list[Tensor] | None]]:
-        """The mean over the host's ranks of this rank's share, as it is sent, and its residual.
+        """The mean over the host's ranks of this rank's share, as it is sent, and its
+        residual.
 
-        The residual is there where ``residual_N`` is, of which the sum with the gradient is taken.
-        Last are the rooms of the host's ranks; None where ranks do not read each other's.
+        The residual is there where ``residual_N`` is, of which the sum with the
+        gradient is taken. Last are the rooms of the host's ranks; None where ranks do
+        not read each other's.
         """
         share = me.rank % shares.count
         working = _working(grad_N)
@@ -192,10 +246,13 @@ class TwoLevel(Wrapper):
             if rooms is None:
                 self._average(parts, total_S)
             for one in () if rooms is None else shares.ranges(share):
-                # The own slot has no part yet, as others have read a mean there until now.
+                # The own slot has no part yet, as others have read a mean there until
+                # now.
                 own = slice(one.place, one.place + one.stop - one.start)
                 each = [part_S[own] for part_S in parts]
-                each[share] = (grad_N if residual_N is None else residual_N)[one.start : one.stop]
+                each[share] = (grad_N if residual_N is None else residual_N)[
+                    one.start : one.stop
+                ]
                 self._average(each, total_S[own])
             shares.clear_filled(total_S, share)
             if not is_working:
@@ -209,9 +266,13 @@ class TwoLevel(Wrapper):
         return total_S, own_S, lost_S, rooms
 
     def _average(self, parts: Sequence[Tensor], into: Tensor) -> None:
-        """Writes the mean of ranks' parts, added up in rank order; ``into`` may be the first."""
+        """Writes the mean of ranks' parts, added up in rank order; ``into`` may be the
+        first.
+        """
         size = _BLOCK if into.is_cpu else max(1, into.numel())
-        for *each, into_B in zip(*(torch.split(one, size) for one in (*parts, into)), strict=True):
+        for *each, into_B in zip(
+            *(torch.split(one, size) for one in (*parts, into)), strict=True
+        ):
             first_B, *others = (part_B.to(into.dtype) for part_B in each)
             torch.mul(first_B, 1 / len(parts), out=into_B)
             for other_B in others:
@@ -225,9 +286,11 @@ def _working(grad_N: Tensor) -> torch.dtype:
 def _cut(
     me: Member, shares: Shares, grad_N: Tensor, residual_N: Residual
 ) -> Steps[tuple[Room | None, Tensor]]:
-    """Cuts the sum of gradient and residual into shares, in a room if other ranks can map it.
+    """Cuts the sum of gradient and residual into shares, in a room if other ranks can
+    map it.
 
-    Returns the room and the shares, which are the gradient itself where nothing is to be done.
+    Returns the room and the shares, which are the gradient itself where nothing is to
+    be done.
     """
     whole = sum(shares.numels)
     working = _working(grad_N)
@@ -236,12 +299,16 @@ def _cut(
     room = me.room(whole + (0 if is_working else max(shares.numels)), grad_N, working)
     if room is not None:
         cut_M = room.own_M[:whole]
-    elif shares.in_place and is_working and residual_N is None and grad_N.is_contiguous():
+    elif (
+        shares.in_place and is_working and residual_N is None and grad_N.is_contiguous()
+    ):
         return None, grad_N
     else:
         cut_M = me.scratch("shares", whole, grad_N, working)
     # Others may still read the mean of the step before, in this rank's own slot.
-    kept = me.rank % shares.count if room is not None and room.parts is not None else None
+    kept = (
+        me.rank % shares.count if room is not None and room.parts is not None else None
+    )
 
     def cut() -> None:
         pending_N = grad_N if residual_N is None else residual_N.add_(grad_N)
@@ -252,7 +319,9 @@ def _cut(
 
 
 def _mean_in(room_M: Tensor, rank: int, shares: Shares, grad_N: Tensor) -> Tensor:
-    """The place of the mean of a rank's share in its room: the slot that it needs for no other."""
+    """The place of the mean of a rank's share in its room: the slot that it needs for
+    no other.
+    """
     if grad_N.dtype == _working(grad_N):
         return _slots(room_M, shares)[rank]
     return room_M[sum(shares.numels) :].view(grad_N.dtype)[: shares.numels[rank]]
@@ -271,13 +340,17 @@ def _means(
     out_N: Tensor,
     rooms: Sequence[Tensor] | None,
 ) -> Steps[dict[int, Tensor]]:
-    """The means of shares by number, each from its rank of the host, that ``out_N`` lacks yet."""
+    """The means of shares by number, each from its rank of the host, that ``out_N``
+    lacks yet.
+    """
     share = me.rank % shares.count
     if rooms is not None:
         # Nobody reads a mean before all have written theirs.
         told = me.told("all are there", shares.count)
         own = me.told("this one is there", 1)
-        put = Compute("join", lambda: shares.join({share: own_S}, out_N), shares.numels[share])
+        put = Compute(
+            "join", lambda: shares.join({share: own_S}, out_N), shares.numels[share]
+        )
         yield AllGather(told, own, Among.HOST), put
         others = ((rank, one) for rank, one in enumerate(rooms) if rank != share)
         return {rank: _mean_in(one, rank, shares, grad_N) for rank, one in others}
@@ -288,19 +361,26 @@ def _means(
         name = "shares" if grad_N.dtype == _working(grad_N) else "means"
         means_M = me.scratch(name, sum(shares.numels), grad_N, grad_N.dtype)
     yield from _give(means_M, own_S, shares, share)
-    return {} if is_in_place else dict(enumerate(torch.split(means_M, list(shares.numels))))
+    return (
+        {}
+        if is_in_place
+        else dict(enumerate(torch.split(means_M, list(shares.numels))))
+    )
 
 
 def _give(means_M: Tensor, own_S: Tensor, shares: Shares, share: int) -> Steps[None]:
-    """Fills ``means_M`` with all shares: each rank gives its own to all others of its host.
+    """Fills ``means_M`` with all shares: each rank gives its own to all others of its
+    host.
 
-    Every share is received in its place, and an empty one is not sent. Through gloo's all-gather
-    the same bytes took two to three times as long.
+    Every share is received in its place, and an empty one is not sent. Through gloo's
+    all-gather the same bytes took two to three times as long.
     """
     slots = torch.split(means_M, list(shares.numels))
     others = [rank for rank in range(shares.count) if rank != share]
     given = [Send(rank, own_S, Among.HOST) for rank in others if shares.numels[share]]
-    taken = [Recv(rank, slots[rank], Among.HOST) for rank in others if shares.numels[rank]]
+    taken = [
+        Recv(rank, slots[rank], Among.HOST) for rank in others if shares.numels[rank]
+    ]
     if given or taken:
         yield (*given, *taken)
     yield Compute("own share", lambda: slots[share].copy_(own_S), shares.numels[share])
@@ -325,13 +405,15 @@ def _moved(verb: Verb) -> Verb:
 
 
 def with_hosts(algorithm: Compressor | Exchange, ranks_per_host: int) -> Exchange:
-    """An exchange for hosts of several ranks, which share a link: ``algorithm`` is among hosts.
+    """An exchange for hosts of several ranks, which share a link: ``algorithm`` is
+    among hosts.
 
-    ``attach(mesh=)`` makes it. ``algorithm`` is a compressor (it gets the collective that suits it,
-    and error feedback if it needs that) or an exchange. Error feedback goes inside: then a rank's
-    residual is as long as its share. Clipping and wrappers around it stay outside, as a rank clips
-    its own gradient. An exchange that takes tensors whole gets shares of whole tensors. Raises
-    ``InvalidSetting`` for an exchange that chooses its settings as it runs (``adapt``).
+    ``attach(mesh=)`` makes it. ``algorithm`` is a compressor (it gets the collective
+    that suits it, and error feedback if it needs that) or an exchange. Error feedback
+    goes inside: then a rank's residual is as long as its share. Clipping and wrappers
+    around it stay outside, as a rank clips its own gradient. An exchange that takes
+    tensors whole gets shares of whole tensors. Raises ``InvalidSetting`` for an
+    exchange that chooses its settings as it runs (``adapt``).
 
     >>> from gradwire.compress.none import none
     >>> from gradwire.exchange.by_name import run_local
@@ -343,9 +425,13 @@ def with_hosts(algorithm: Compressor | Exchange, ranks_per_host: int) -> Exchang
 
 
 def on_hosts(exchange: Exchange, ranks_per_host: int) -> Exchange:
-    """The same exchange among hosts of so many ranks; where each has one, the exchange itself."""
+    """The same exchange among hosts of so many ranks; where each has one, the exchange
+    itself.
+    """
     if ranks_per_host == 1:
         return exchange
-    if isinstance(exchange, Wrapper) and any(isinstance(o, Clipping) for o in nested(exchange)):
+    if isinstance(exchange, Wrapper) and any(
+        isinstance(o, Clipping) for o in nested(exchange)
+    ):
         return replace(exchange, inner=on_hosts(exchange.inner, ranks_per_host))
     return TwoLevel(exchange, ranks_per_host)

@@ -1,28 +1,35 @@
-"""Warm-up of compression: the first steps average gradients as they are, all later ones compress.
+"""Warm-up of compression: the first steps average gradients as they are, all later ones
+compress.
 
-In its first steps a network changes fast. What a compressor holds back then arrives when it no
-longer fits, and what Adam keeps of squared gradients is of the compressor's errors.
+In its first steps a network changes fast. What a compressor holds back then arrives
+when it no longer fits, and what Adam keeps of squared gradients is of the compressor's
+errors.
 
-Source: Tang et al., ICML 2021, "1-bit Adam", algorithm 1: uncompressed Adam for the first 15 to
-    25 % of the steps. Torch's hook of PowerSGD begins after 1000 steps by default.
-Differences: 1-bit Adam also freezes Adam's second moment afterwards; that is the optimizer's.
+Source: Tang et al., ICML 2021, "1-bit Adam", algorithm 1: uncompressed Adam for the
+    first 15 to 25 % of the steps. Torch's hook of PowerSGD begins after 1000 steps by
+    default.
+Differences: 1-bit Adam also freezes Adam's second moment afterwards; that is the
+optimizer's.
 Wire: a dense all-reduce's in the first steps, then the inner exchange's.
-State: step_T, the steps done (int64), once for each tensor of the message; and the inner state,
-    untouched until the inner exchange begins.
-Contributed: all of the gradient in the first steps, then the same as the inner exchange's.
+State: step_T, the steps done (int64), once for each tensor of the message; and the
+    inner state, untouched until the inner exchange begins.
+Contributed: all of the gradient in the first steps, then the same as the inner
+exchange's.
 
 **Warm-up of density.** Training begins with more of each gradient than it goes on with.
 
-In its first steps a network changes fast and its gradients are large. Values that a sparsifier
-holds back then would arrive when they no longer fit.
+In its first steps a network changes fast and its gradients are large. Values that a
+sparsifier holds back then would arrive when they no longer fit.
 
-Source: Lin et al., ICLR 2018, "Deep Gradient Compression", section 3.3 (warm-up training): over the
-    first four epochs 25 %, 6.25 %, 1.5625 % and 0.4 % of a gradient are sent, then 0.1 %.
-Differences: counted in steps, as an exchange knows no epochs. Only the density is warmed up; the
-    learning rate is the scheduler's.
-Wire: the inner exchange's at the stage's density; buffers change their size between stages only.
-State: step_T, the steps done (int64), once for each tensor of the message, and the inner state,
-    which goes on from stage to stage.
+Source: Lin et al., ICLR 2018, "Deep Gradient Compression", section 3.3 (warm-up
+    training): over the first four epochs 25 %, 6.25 %, 1.5625 % and 0.4 % of a gradient
+    are sent, then 0.1 %.
+Differences: counted in steps, as an exchange knows no epochs. Only the density is
+    warmed up; the learning rate is the scheduler's.
+Wire: the inner exchange's at the stage's density; buffers change their size between
+stages only.
+State: step_T, the steps done (int64), once for each tensor of the message, and the
+    inner state, which goes on from stage to stage.
 Contributed: the same as the inner exchange's.
 """
 
@@ -47,10 +54,10 @@ from .by_name import beside, exchange_for
 from .error_feedback import Wrapper, chooser_of
 from .pair import PairState
 
-# ---- steps done, counted alike on all ranks ----------------------------------------------------
+# ---- steps done, counted alike on all ranks ------------------------------------------
 #
-# The count is a tensor for each tensor of the message, so that it is saved by parameter and
-# training resumes in the same stage, however messages are fused.
+# The count is a tensor for each tensor of the message, so that it is saved by parameter
+# and training resumes in the same stage, however messages are fused.
 
 Steps_T = tuple[Tensor, ...]
 """The steps done (int64), once for each tensor of the message."""
@@ -76,7 +83,7 @@ def count_step(step_T: Steps_T) -> None:
             step.fill_(done + 1)
 
 
-# ---- dense first steps -------------------------------------------------------------------------
+# ---- dense first steps ---------------------------------------------------------------
 
 
 class WarmupState(NamedTuple):
@@ -93,7 +100,9 @@ class WarmupState(NamedTuple):
 
 @dataclass(frozen=True)
 class Warmup(Wrapper):
-    """A dense exchange for ``steps`` steps, then the inner one. Made by ``with_warmup``."""
+    """A dense exchange for ``steps`` steps, then the inner one. Made by
+    ``with_warmup``.
+    """
 
     changes: ClassVar[bool] = True
 
@@ -103,7 +112,10 @@ class Warmup(Wrapper):
         check_whole("steps", self.steps, "write 100")
         if beside(self.inner) != _DENSE:
             accepted = "an exchange of gradients, as warm-up averages gradients"
-            remedy = "write with_momentum_correction(with_warmup(...)), and clipping outermost"
+            remedy = (
+                "write with_momentum_correction(with_warmup(...)), and clipping "
+                "outermost"
+            )
             raise invalid("exchange to warm up", self.inner, accepted, remedy)
 
     def init(self, spec: TensorSpec, world: int) -> WarmupState:
@@ -120,7 +132,9 @@ class Warmup(Wrapper):
         done = steps_done(state.step_T)
         operands = (grad_N, out_N, residual_N)
         if done is None or done >= self.steps:
-            return state.after((yield from me.through(self.inner, state.inner, *operands)))
+            return state.after(
+                (yield from me.through(self.inner, state.inner, *operands))
+            )
         yield from me.through(_DENSE, PairState((), None), *operands)
         return state.after(state.inner)
 
@@ -164,7 +178,9 @@ DENSITIES = (0.25, 0.0625, 0.015625, 0.004, 0.001)
 
 @dataclass(frozen=True)
 class DensityWarmup(Wrapper):
-    """The inner exchange with one density after the other. Made by ``with_density_warmup``."""
+    """The inner exchange with one density after the other. Made by
+    ``with_density_warmup``.
+    """
 
     changes: ClassVar[bool] = True
 
@@ -179,19 +195,25 @@ class DensityWarmup(Wrapper):
         for number, density in enumerate(self.densities):
             check_share(f"densities[{number}]", density)
         if chooser_of(self.inner) is not None:
-            accepted = "an exchange with one density; gw.adapt chooses one for each layer"
-            raise invalid("exchange to warm up", self.inner, accepted, "use one of the two")
+            accepted = (
+                "an exchange with one density; gw.adapt chooses one for each layer"
+            )
+            raise invalid(
+                "exchange to warm up", self.inner, accepted, "use one of the two"
+            )
         stages = tuple(_at_density(self.inner, density) for density in self.densities)
         object.__setattr__(self, "stages", stages)
 
     def init(self, spec: TensorSpec, world: int) -> WarmupState:
         first, *others = self.stages
         state = first.init(spec, world)
-        # All stages now: each compiles what it needs, and shows that it can take on the state. One
-        # after the other, as a state may be several times the gradient.
+        # All stages now: each compiles what it needs, and shows that it can take on the
+        # state. One after the other, as a state may be several times the gradient.
         if any(_form(stage.init(spec, world)) != _form(state) for stage in others):
             accepted = "an exchange whose state has the same shape at all densities"
-            raise invalid("exchange to warm up", self.inner, accepted, "leave the warm-up out")
+            raise invalid(
+                "exchange to warm up", self.inner, accepted, "leave the warm-up out"
+            )
         return WarmupState(no_steps(spec), state)
 
     def synchronise(
@@ -207,7 +229,9 @@ class DensityWarmup(Wrapper):
         return state.after(inner)
 
     def stage(self, state: WarmupState) -> Exchange:
-        """The exchange of the step that comes next; in predictions, that of the last stage."""
+        """The exchange of the step that comes next; in predictions, that of the last
+        stage.
+        """
         done = steps_done(state.step_T)
         if done is None:
             return self.stages[-1]
@@ -227,8 +251,8 @@ def with_density_warmup(
     Args:
         algorithm: A compressor or an exchange with a setting ``density``.
         steps_per_stage: Steps of each stage.
-        densities: The density of each stage; the last one stays. The default is the paper's
-            densities above the algorithm's own, and then that.
+        densities: The density of each stage; the last one stays. The default is the
+            paper's densities above the algorithm's own, and then that.
 
     Returns:
         The exchange.
@@ -244,7 +268,9 @@ def with_density_warmup(
     own = sorted(set(_densities(exchange)))
     if not own:
         accepted = "an algorithm with a setting density"
-        raise invalid("exchange to warm up", exchange, accepted, "leave the warm-up out")
+        raise invalid(
+            "exchange to warm up", exchange, accepted, "leave the warm-up out"
+        )
     if densities is not None and not isinstance(densities, Sequence):
         raise invalid("densities", densities, "a sequence of densities", "leave it out")
     chosen = warming_to(own[-1]) if densities is None else tuple(densities)

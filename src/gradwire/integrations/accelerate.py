@@ -1,12 +1,14 @@
-"""Accelerate: ``prepare(accelerator, exchange)`` before ``accelerator.prepare(model, ...)``.
+"""Accelerate: ``prepare(accelerator, exchange)`` before
+``accelerator.prepare(model, ...)``.
 
     accelerator = Accelerator()
     gradwire = prepare(accelerator, gw.compress.int8())
     model, optimizer, data = accelerator.prepare(model, optimizer, data)
 
-Accelerate asks its DDP handler to register a communication hook on each DDP model that it makes;
-that is where the exchange is attached. Its ``save_state`` and ``load_state`` call hooks on every
-rank, which write and read one file for each rank beside the model's.
+Accelerate asks its DDP handler to register a communication hook on each DDP model that
+it makes; that is where the exchange is attached. Its ``save_state`` and ``load_state``
+call hooks on every rank, which write and read one file for each rank beside the
+model's.
 """
 
 from __future__ import annotations
@@ -36,14 +38,16 @@ def prepare(
     options: Options | None = None,
     failure: FailurePolicy | None = None,
 ) -> FrameworkAttachment:
-    """Attaches an exchange to every DDP model that the accelerator prepares from now on.
+    """Attaches an exchange to every DDP model that the accelerator prepares from now
+    on.
 
-    ``gw.attach`` gets the accelerator's loss scaler too. On one rank nothing is attached.
+    ``gw.attach`` gets the accelerator's loss scaler too. On one rank nothing is
+    attached.
 
     Args:
         accelerator: The accelerator, before its ``prepare``.
-        exchange: A compressor, an exchange, a plan, or its name or path; or a recipe of local
-            steps, such as ``gw.recipes.diloco``.
+        exchange: A compressor, an exchange, a plan, or its name or path; or a recipe of
+            local steps, such as ``gw.recipes.diloco``.
         mesh: As for ``gw.attach``.
         options: As for ``gw.attach``.
         failure: As for ``gw.attach``.
@@ -52,7 +56,8 @@ def prepare(
         The attachment. Its ``handle`` is there once a model is prepared.
 
     Raises:
-        InvalidSetting: A model was prepared before, or the accelerator has a communication hook.
+        InvalidSetting: A model was prepared before, or the accelerator has a
+            communication hook.
 
     Example:
 
@@ -61,19 +66,27 @@ def prepare(
         model, optimizer = accelerator.prepare(model, optimizer)
     """
     if accelerator._models:
-        raise invalid("accelerator", "a model in it", "empty", "call gradwire's prepare() first")
-    attachment = FrameworkAttachment(exchange, accelerator.scaler, mesh, options, failure)
+        raise invalid(
+            "accelerator", "a model in it", "empty", "call gradwire's prepare() first"
+        )
+    attachment = FrameworkAttachment(
+        exchange, accelerator.scaler, mesh, options, failure
+    )
     hook_accelerator(accelerator, attachment)
     folders: list[str] = []
     load_state = accelerator.load_state
 
     def load_all(*args: Any, **others: Any) -> None:
-        """``accelerator.load_state``; local steps then restore each rank's own parameters."""
+        """``accelerator.load_state``; local steps then restore each rank's own
+        parameters.
+        """
         load_state(*args, **others)
         attachment.load(folders.pop())
 
     accelerator.load_state = load_all
-    accelerator.register_load_state_pre_hook(lambda models, folder: folders.append(folder))
+    accelerator.register_load_state_pre_hook(
+        lambda models, folder: folders.append(folder)
+    )
     accelerator.register_save_state_pre_hook(
         lambda models, weights, folder: attachment.save(folder)
     )
@@ -81,15 +94,21 @@ def prepare(
 
 
 def hook_accelerator(accelerator: Accelerator, attachment: FrameworkAttachment) -> None:
-    """Has an accelerator hand in its DDP models, by their communication hook, and optimizers."""
+    """Has an accelerator hand in its DDP models, by their communication hook, and
+    optimizers.
+    """
     found = accelerator.ddp_handler or DistributedDataParallelKwargs()
     hooks = (found.comm_hook, found.comm_wrapper)
     if any(hook != DDPCommunicationHookType.NO for hook in hooks):
-        raise invalid("comm_hook", hooks, "none beside gradwire", "leave it out of the settings")
+        raise invalid(
+            "comm_hook", hooks, "none beside gradwire", "leave it out of the settings"
+        )
 
     class AttachingKwargs(DistributedDataParallelKwargs):  # type: ignore[misc]
         def to_kwargs(self) -> dict[str, Any]:
-            """The settings of a DDP that is about to be made, maybe of a module that had one."""
+            """The settings of a DDP that is about to be made, maybe of a module that
+            had one.
+            """
             *others, coming = accelerator._models
             attachment.let_go_but_of(others, coming)
             found: dict[str, Any] = super().to_kwargs()
@@ -103,7 +122,9 @@ def hook_accelerator(accelerator: Accelerator, attachment: FrameworkAttachment) 
 
     def taken(optimizer: Optimizer, *args: Any, **others: Any) -> Any:
         """``accelerator.prepare_optimizer``."""
-        attachment.take(getattr(optimizer, "optimizer", optimizer))  # it may be prepared already
+        attachment.take(
+            getattr(optimizer, "optimizer", optimizer)
+        )  # it may be prepared already
         return prepare_optimizer(optimizer, *args, **others)
 
     accelerator.prepare_optimizer = taken

@@ -1,7 +1,9 @@
-"""FrameworkAttachment: an exchange for DDP models that a framework makes, and saves with them.
+"""FrameworkAttachment: an exchange for DDP models that a framework makes, and saves
+with them.
 
-A framework makes the DDP model late, may make it again, and saves when it likes. So the exchange
-waits here until there is a model, and goes from a module's old DDP to its new one with its state.
+A framework makes the DDP model late, may make it again, and saves when it likes. So the
+exchange waits here until there is a model, and goes from a module's old DDP to its new
+one with its state.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from ..runtime.settings import FailurePolicy, Options
 from ..runtime.state.redistribution import place_name
 
 AnyExchange = Exchange | Compressor | Plan | str | Path | Callable[..., Any]
-"""The exchange, in every form that ``gw.attach`` takes, or a function that begins local steps.
+"""The exchange, in every form that ``gw.attach`` takes, or a function that begins local
+steps.
 
 The function gets the DDP model and the framework's optimizer: a recipe such as
 ``gw.recipes.diloco``, or ``partial(gw.local_steps, exchange="uniform", every=20)``.
@@ -41,7 +44,9 @@ _log = logging.getLogger("gradwire")
 
 @dataclass
 class _Held:
-    """A module that was attached in its DDP: its handle, or the state of one that was let go."""
+    """A module that was attached in its DDP: its handle, or the state of one that was
+    let go.
+    """
 
     module: nn.Module
     ddp: DistributedDataParallel | None = None
@@ -51,13 +56,14 @@ class _Held:
 
 
 class FrameworkAttachment:
-    """An exchange, and the handles of the DDP models that it was attached to, in their order.
+    """An exchange, and the handles of the DDP models that it was attached to, in their
+    order.
 
     Methods that save, load or attach are called by all ranks.
 
     Args:
-        exchange: A compressor, an exchange, a plan, or its name or path; or a function that begins
-            local steps, as ``AnyExchange`` says.
+        exchange: A compressor, an exchange, a plan, or its name or path; or a function
+            that begins local steps, as ``AnyExchange`` says.
         scaler: As for ``gw.attach``.
         mesh: As for ``gw.attach``.
         options: As for ``gw.attach``.
@@ -77,7 +83,9 @@ class FrameworkAttachment:
         whole: dict[str, Any] = {**given, "exchange": exchange, "scaler": scaler}
         self._attach: Callable[..., Any] = partial(attach, **whole)
         self._is_local = False
-        if callable(exchange) and not isinstance(exchange, Exchange | Compressor | type):
+        if callable(exchange) and not isinstance(
+            exchange, Exchange | Compressor | type
+        ):
             self._is_local = True
             asked = {name: value for name, value in given.items() if value is not None}
             self._attach = partial(exchange, **asked)
@@ -97,11 +105,15 @@ class FrameworkAttachment:
 
     @property
     def handle(self) -> Handle:
-        """The handle of the one model; raises ``InvalidSetting`` where there is not one."""
+        """The handle of the one model; raises ``InvalidSetting`` where there is not
+        one.
+        """
         if len(self.handles) != 1:
             raise InvalidSetting(
-                f"attachment.handle needs one attached model, and there are {len(self.handles)}; "
-                "let the framework prepare the model first, on two ranks or more, or use .handles"
+                "attachment.handle needs one attached model, and there are "
+                f"{len(self.handles)}; "
+                "let the framework prepare the model first, on two ranks or "
+                "more, or use .handles"
             )
         return self.handles[0]
 
@@ -111,7 +123,8 @@ class FrameworkAttachment:
         A further call adds a log, as for a handle.
 
         Args:
-            to: As for ``Handle.log_to``; also a Transformers ``Trainer``, whose callbacks get rows.
+            to: As for ``Handle.log_to``; also a Transformers ``Trainer``, whose
+                callbacks get rows.
             every: Steps between two rows.
         """
         self._logs = [one for one in self._logs if to is not None and one[0] is not to]
@@ -121,7 +134,9 @@ class FrameworkAttachment:
             handle.log_to(to, every=every)
 
     def let_go(self, module: nn.Module) -> None:
-        """Detaches from a module's DDP before another is made of it; its state waits for that."""
+        """Detaches from a module's DDP before another is made of it; its state waits
+        for that.
+        """
         held = self._of(module)
         if held.handle is not None:
             held.state = held.handle.state_dict()
@@ -129,10 +144,11 @@ class FrameworkAttachment:
             held.handle = held.ddp = None  # both hold the old DDP
 
     def let_go_but_of(self, others: Iterable[nn.Module], coming: nn.Module) -> None:
-        """Lets go of modules whose DDP a framework has dropped, or is about to make anew.
+        """Lets go of modules whose DDP a framework has dropped, or is about to make
+        anew.
 
-        The framework still has ``others``, whether as DDPs or as what is in them, and wraps what is
-        in ``coming`` next.
+        The framework still has ``others``, whether as DDPs or as what is in them, and
+        wraps what is in ``coming`` next.
         """
         kept = {id(one) for model in others for one in model.modules()}
         kept -= {id(one) for one in coming.modules()}
@@ -141,7 +157,8 @@ class FrameworkAttachment:
                 self.let_go(held.module)
 
     def attach_to(self, model: DistributedDataParallel) -> None:
-        """Attaches to a DDP model, with the state of its module's handle that was let go.
+        """Attaches to a DDP model, with the state of its module's handle that was let
+        go.
 
         Local steps begin as soon as ``take`` has got the model's optimizer, too.
         """
@@ -153,7 +170,9 @@ class FrameworkAttachment:
             self._start_local(held, optimizer)
 
     def take(self, optimizer: Optimizer) -> None:
-        """Notes an optimizer of the framework's; under local steps its model's steps begin."""
+        """Notes an optimizer of the framework's; under local steps its model's steps
+        begin.
+        """
         if self._is_local:
             self._optimizers = [one for one in self._optimizers if one is not optimizer]
             self._optimizers.append(optimizer)
@@ -161,25 +180,36 @@ class FrameworkAttachment:
                 self._start_local(held, optimizer)
 
     def _start_local(self, held: _Held, optimizer: Optimizer) -> None:
-        """Begins the local steps of a model by its own optimizer, also in place of one before."""
+        """Begins the local steps of a model by its own optimizer, also in place of one
+        before.
+        """
         if (ddp := held.ddp) is None or (held.handle and held.optimizer is optimizer):
             return
         own = {id(param) for param in ddp.parameters()}
-        if any(id(param) in own for group in optimizer.param_groups for param in group["params"]):
+        if any(
+            id(param) in own
+            for group in optimizer.param_groups
+            for param in group["params"]
+        ):
             self.let_go(held.module)
             held.ddp = ddp
             held.optimizer = optimizer
             self._start(held, ddp, optimizer)
 
-    def _start(self, held: _Held, model: DistributedDataParallel, *optimizer: Optimizer) -> None:
-        # What gradients hold was exchanged by the handle before; attach would refuse them.
+    def _start(
+        self, held: _Held, model: DistributedDataParallel, *optimizer: Optimizer
+    ) -> None:
+        # What gradients hold was exchanged by the handle before; attach would refuse
+        # them.
         left = [] if held.state is None else model.parameters()
         grads = [(param, param.grad) for param in left]
         for param, _ in grads:
             param.grad = None
         try:
             made = self._attach(model, *optimizer)
-            held.handle = made[1] if isinstance(made, tuple) else made  # a recipe's optimizer aside
+            held.handle = (
+                made[1] if isinstance(made, tuple) else made
+            )  # a recipe's optimizer aside
             if held.state is not None:
                 held.handle.load_state_dict(held.state)
                 held.state = None
@@ -192,7 +222,8 @@ class FrameworkAttachment:
     def end_period(self) -> None:
         """Ends each period of local steps, so that all ranks have the same parameters.
 
-        Nothing happens without local steps, or if no rank has made one since the last call.
+        Nothing happens without local steps, or if no rank has made one since the last
+        call.
         """
         for handle in self.handles if self._is_local else ():
             handle.end_period()  # type: ignore[attr-defined]
@@ -229,16 +260,18 @@ class FrameworkAttachment:
                     old.unlink(missing_ok=True)  # of an earlier moment, by other ranks
 
     def load(self, folder: str | os.PathLike[str]) -> None:
-        """Loads what ``save`` wrote, also for another number of ranks if all files are in reach.
+        """Loads what ``save`` wrote, also for another number of ranks if all files are
+        in reach.
 
-        A folder without any state was saved without gradwire: nothing is loaded, with a warning.
+        A folder without any state was saved without gradwire: nothing is loaded, with a
+        warning.
 
         Args:
             folder: The folder that ``save`` wrote into.
 
         Raises:
-            InvalidSetting: A rank cannot read its state, or only some ranks find theirs. All ranks
-                raise it.
+            InvalidSetting: A rank cannot read its state, or only some ranks find
+                theirs. All ranks raise it.
         """
         states = []
         for place, handle in enumerate(self.handles):
@@ -249,9 +282,12 @@ class FrameworkAttachment:
             except Exception as error:  # the others would wait for this rank
                 damage = f"{type(error).__name__}: {error}"
             told = values_of_all((own is not None, damage), handle.group)
-            if bad := [f"rank {rank}: {text}" for rank, (_, text) in enumerate(told) if text]:
+            if bad := [
+                f"rank {rank}: {text}" for rank, (_, text) in enumerate(told) if text
+            ]:
                 raise InvalidSetting(
-                    f"the state of gradwire in {folder} cannot be read ({'; '.join(bad)}); load an "
+                    f"the state of gradwire in {folder} cannot be read "
+                    f"({'; '.join(bad)}); load an "
                     "undamaged checkpoint, with every rank's file in reach"
                 )
             lacking = [rank for rank, (found, _) in enumerate(told) if not found]
@@ -260,7 +296,8 @@ class FrameworkAttachment:
                 return
             if lacking:
                 raise InvalidSetting(
-                    f"ranks {lacking} find no state of gradwire in {folder}, and others do; let "
+                    f"ranks {lacking} find no state of gradwire in {folder}, and "
+                    "others do; let "
                     "every rank reach the files that it has saved"
                 )
             assert own is not None
@@ -274,7 +311,9 @@ def _name(place: int, rank: int | str, world: int | str) -> str:
 
 
 def _read(folder: Path, place: int, handle: Handle) -> dict[str, Any] | None:
-    """This rank's state in a folder: the file of its own, or those of all old ranks together."""
+    """This rank's state in a folder: the file of its own, or those of all old ranks
+    together.
+    """
     own = folder / _name(place, handle.rank, handle.world_size)
     if own.is_file():
         return _loaded(own)
@@ -290,5 +329,7 @@ def _loaded(path: Path) -> dict[str, Any]:
 def warn_of_no_state(where: object) -> None:
     """Warns that a checkpoint was saved without gradwire."""
     _log.warning(
-        "%s holds no state of gradwire: nothing is loaded, and residuals stay as they are", where
+        "%s holds no state of gradwire: nothing is loaded, and residuals stay "
+        "as they are",
+        where,
     )

@@ -1,8 +1,9 @@
-"""Lightning: ``Trainer(strategy=GradwireStrategy(exchange))``, and Fabric's ``GradwireFabric``.
+"""Lightning: ``Trainer(strategy=GradwireStrategy(exchange))``, and Fabric's
+``GradwireFabric``.
 
-The state of all ranks lies in Lightning's one checkpoint, under the key "gradwire". With Fabric
-save ``strategy.attachment.handle.gather_state()`` beside the model, and hand it to the handle's
-``load_state_dict``, both on all ranks.
+The state of all ranks lies in Lightning's one checkpoint, under the key "gradwire".
+With Fabric save ``strategy.attachment.handle.gather_state()`` beside the model, and
+hand it to the handle's ``load_state_dict``, both on all ranks.
 """
 
 from __future__ import annotations
@@ -46,13 +47,14 @@ class _Attaching:
 
 
 class GradwireStrategy(_Attaching, DDPStrategy):  # type: ignore[misc]
-    """Lightning's DDP strategy with an exchange. All ranks' state lies in Lightning's checkpoint.
+    """Lightning's DDP strategy with an exchange. All ranks' state lies in Lightning's
+    checkpoint.
 
     ``attachment.handle`` is there once training has begun.
 
     Args:
-        exchange: A compressor, an exchange, a plan, or its name or path; or a recipe of local
-            steps, such as ``gw.recipes.diloco``.
+        exchange: A compressor, an exchange, a plan, or its name or path; or a recipe of
+            local steps, such as ``gw.recipes.diloco``.
         scaler: As for ``gw.attach``.
         mesh: As for ``gw.attach``.
         options: As for ``gw.attach``.
@@ -67,7 +69,9 @@ class GradwireStrategy(_Attaching, DDPStrategy):  # type: ignore[misc]
     _resumed: Any = None
 
     def configure_ddp(self) -> None:
-        """Makes the DDP model and attaches to it; a checkpoint that was read before is loaded."""
+        """Makes the DDP model and attaches to it; a checkpoint that was read before is
+        loaded.
+        """
         self.attachment.let_go(self.model)
         super().configure_ddp()
         self.attachment.attach_to(self.model)
@@ -91,14 +95,20 @@ class GradwireStrategy(_Attaching, DDPStrategy):  # type: ignore[misc]
         self.attachment.end_period()
         super().on_train_end()
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], *args: Any, **others: Any) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], *args: Any, **others: Any
+    ) -> None:
         """Adds the state of all ranks to what Lightning saves; all ranks come here."""
         if self.attachment.handles:
-            checkpoint[_KEY] = [handle.gather_state() for handle in self.attachment.handles]
+            checkpoint[_KEY] = [
+                handle.gather_state() for handle in self.attachment.handles
+            ]
         super().save_checkpoint(checkpoint, *args, **others)
 
     def load_checkpoint(self, *args: Any, **others: Any) -> dict[str, Any]:
-        """Keeps the exchange's part of a checkpoint until there is a model to load it into."""
+        """Keeps the exchange's part of a checkpoint until there is a model to load it
+        into.
+        """
         found: dict[str, Any] = super().load_checkpoint(*args, **others)
         self._resumed = found.get(_KEY)
         if self._resumed is None:
@@ -114,7 +124,8 @@ class GradwireStrategy(_Attaching, DDPStrategy):  # type: ignore[misc]
         handles = self.attachment.handles
         if len(states) != len(handles):
             raise InvalidSetting(
-                f"the checkpoint holds the state of {len(states)} models and {len(handles)} are "
+                f"the checkpoint holds the state of {len(states)} models and "
+                f"{len(handles)} are "
                 "attached; attach to the same models"
             )
         self.attachment.put(states)
@@ -126,8 +137,8 @@ class GradwireFabric(_Attaching, FabricDDP):  # type: ignore[misc]
     Save ``strategy.attachment.handle.gather_state()`` by hand, on all ranks.
 
     Args:
-        exchange: A compressor, an exchange, a plan, or its name or path; or a recipe of local
-            steps, such as ``gw.recipes.diloco``.
+        exchange: A compressor, an exchange, a plan, or its name or path; or a recipe of
+            local steps, such as ``gw.recipes.diloco``.
         **others: The other settings, as of ``GradwireStrategy``.
 
     Example:

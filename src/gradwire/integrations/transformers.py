@@ -4,8 +4,9 @@
     hook_trainer(trainer, gw.compress.int8())
     trainer.train(resume_from_checkpoint=True)
 
-Callbacks never see the DDP model, so the exchange is attached where the trainer's accelerator makes
-it. Each rank's state lies in the trainer's checkpoints, as a file for each rank.
+Callbacks never see the DDP model, so the exchange is attached where the trainer's
+accelerator makes it. Each rank's state lies in the trainer's checkpoints, as a file for
+each rank.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ def hook_trainer(
     options: Options | None = None,
     failure: FailurePolicy | None = None,
 ) -> FrameworkAttachment:
-    """Attaches an exchange to a trainer's DDP model, with its state in the trainer's checkpoints.
+    """Attaches an exchange to a trainer's DDP model, with its state in the trainer's
+    checkpoints.
 
     ``gw.attach`` gets the trainer's loss scaler too.
 
     Args:
         trainer: The trainer, before ``train()``.
-        exchange: A compressor, an exchange, a plan, or its name or path; or a recipe of local
-            steps, such as ``gw.recipes.diloco``.
+        exchange: A compressor, an exchange, a plan, or its name or path; or a recipe of
+            local steps, such as ``gw.recipes.diloco``.
         mesh: As for ``gw.attach``.
         options: As for ``gw.attach``.
         failure: As for ``gw.attach``.
@@ -57,19 +59,27 @@ def hook_trainer(
         attachment = hook_trainer(trainer, gw.compress.int8())
         trainer.train(resume_from_checkpoint=True)
     """
-    from .accelerate import hook_accelerator  # transformers installs accelerate, or says so
+    from .accelerate import (
+        hook_accelerator,
+    )  # transformers installs accelerate, or says so
 
     accelerator = trainer.accelerator
-    attachment = FrameworkAttachment(exchange, accelerator.scaler, mesh, options, failure)
+    attachment = FrameworkAttachment(
+        exchange, accelerator.scaler, mesh, options, failure
+    )
     hook_accelerator(accelerator, attachment)
     keeper = _Keeper(attachment)
     trainer.add_callback(keeper)
     train = trainer.train
 
-    def hooked(resume_from_checkpoint: str | Path | bool | None = None, **others: Any) -> Any:
+    def hooked(
+        resume_from_checkpoint: str | Path | bool | None = None, **others: Any
+    ) -> Any:
         """``trainer.train``, which notes the checkpoint that is resumed."""
         found = resume_from_checkpoint
-        keeper.resumed = get_last_checkpoint(trainer.args.output_dir) if found is True else found
+        keeper.resumed = (
+            get_last_checkpoint(trainer.args.output_dir) if found is True else found
+        )
         return train(resume_from_checkpoint=resume_from_checkpoint, **others)
 
     trainer.train = hooked
@@ -83,7 +93,9 @@ class _Keeper(TrainerCallback):  # type: ignore[misc]
         self._attachment = attachment
         self.resumed: str | Path | bool | None = None
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, **others: Any
+    ) -> None:
         if self.resumed and not isinstance(self.resumed, bool):
             self._attachment.load(self.resumed)
 
@@ -94,7 +106,9 @@ class _Keeper(TrainerCallback):  # type: ignore[misc]
     on_epoch_end = on_step_end
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Ends a period where the trainer decides after this whether to save the model."""
+        """Ends a period where the trainer decides after this whether to save the
+        model.
+        """
         if args.save_strategy == "best":
             self._attachment.end_period()
 

@@ -1,8 +1,9 @@
-"""cast16: a gradient in fp16 or bf16, scaled before the conversion and after the way back.
+"""cast16: a gradient in fp16 or bf16, scaled before the conversion and after the way
+back.
 
-Legend: N elements. With c = grad + residual, out = round(c * prescale) to the nearest 16-bit value,
-ties to even, as ``Tensor.to`` does; what is too large for fp16 becomes inf. Decoded is
-out / prescale. Scales are applied in float32.
+Legend: N elements. With c = grad + residual, out = round(c * prescale) to the nearest
+16-bit value, ties to even, as ``Tensor.to`` does; what is too large for fp16 becomes
+inf. Decoded is out / prescale. Scales are applied in float32.
 """
 
 from __future__ import annotations
@@ -25,16 +26,19 @@ def cast16_encode(
     prescale: float = 1.0,
     residual_N: torch.Tensor | None = None,
 ) -> None:
-    """Fills ``out_N`` (fp16 or bf16) from ``grad_N`` (+ ``residual_N``) times ``prescale``.
+    """Fills ``out_N`` (fp16 or bf16) from ``grad_N`` (+ ``residual_N``) times
+    ``prescale``.
 
-    ``residual_N`` (the gradient's dtype) then holds c - decoded; where that is not finite (inf,
-    NaN, overflow of fp16) it keeps its old value.
+    ``residual_N`` (the gradient's dtype) then holds c - decoded; where that is not
+    finite (inf, NaN, overflow of fp16) it keeps its old value.
     """
     check_floating("grad_N", grad_N)
     check_vector("out_N", out_N, grad_N.numel(), *_DTYPES)
     check_vector("residual_N", residual_N, grad_N.numel(), grad_N.dtype)
     if not (math.isfinite(prescale) and prescale > 0):
-        raise invalid("prescale", prescale, "a positive finite number", "1.0 leaves it unscaled")
+        raise invalid(
+            "prescale", prescale, "a positive finite number", "1.0 leaves it unscaled"
+        )
     library = _load_cast() if serves_cpp(grad_N, residual_N) else None
     if library is None:
         c_N = grad_N if residual_N is None else grad_N + residual_N
@@ -57,7 +61,9 @@ def cast16_encode(
 def cast16_decode(
     in_N: torch.Tensor, out_N: torch.Tensor, scale: float = 1.0, *, add: bool = False
 ) -> None:
-    """Overwrites ``out_N`` with scale * ``in_N`` (fp16 or bf16); with ``add`` adds that to it."""
+    """Overwrites ``out_N`` with scale * ``in_N`` (fp16 or bf16); with ``add`` adds that
+    to it.
+    """
     check_floating("out_N", out_N)
     check_vector("in_N", in_N, out_N.numel(), *_DTYPES)
     library = _load_cast() if serves_cpp(out_N) else None

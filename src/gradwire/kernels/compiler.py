@@ -1,11 +1,12 @@
 """The C++ compiler: turns a source text into a loaded library, once a machine.
 
-Hand-written kernels (csrc/*.cpp) and generated ones (dsl) both come through ``load_compiled``. What
-the installed wheel brings is taken first (`prebuilt.py`); the rest is compiled here. A
-library's file name carries a hash of all that decides its content (text, headers, flags, compiler,
-CPU), so a file in the cache is either the right one or not there. Whatever fails,
-``load_compiled`` says so once and returns None: the reference implementations serve then. Nothing
-happens on import."""
+Hand-written kernels (csrc/*.cpp) and generated ones (dsl) both come through
+``load_compiled``. What the installed wheel brings is taken first (`prebuilt.py`); the
+rest is compiled here. A library's file name carries a hash of all that decides its
+content (text, headers, flags, compiler, CPU), so a file in the cache is either the
+right one or not there. Whatever fails, ``load_compiled`` says so once and returns None:
+the reference implementations serve then. Nothing happens on import.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +33,15 @@ import torch
 
 from .prebuilt import load_prebuilt
 
-# ---- The cache of compiled libraries ------------------------------------------------------------
+# ---- The cache of compiled libraries -------------------------------------------------
 #
-# Its files run in this process, so nobody else may write there: the folder belongs to this user, or
-# to root of this system or container, who needs no library to have his way; no group and no other
-# user may write into it; and its name is no symbolic link.
+# Its files run in this process, so nobody else may write there: the folder belongs to
+# this user, or to root of this system or container, who needs no library to have his
+# way; no group and no other user may write into it; and its name is no symbolic link.
 #
-# A library ends in the SHA-256 digest of all that is before it. One that was cut short, or zeroed
-# by a crash of the machine, would end the process by a signal: it is not loaded but built again.
+# A library ends in the SHA-256 digest of all that is before it. One that was cut short,
+# or zeroed by a crash of the machine, would end the process by a signal: it is not
+# loaded but built again.
 
 _DIGEST_BYTES = 32
 
@@ -74,20 +76,26 @@ def _fault_of_folder(found: os.stat_result) -> str | None:
     if stat.S_ISLNK(found.st_mode):
         return "is a symbolic link"
     if found.st_uid not in (os.geteuid(), 0):
-        return f"belongs to user {found.st_uid}, and this process runs as {os.geteuid()}"
+        return (
+            f"belongs to user {found.st_uid}, and this process runs as {os.geteuid()}"
+        )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"can be written by others (mode {stat.S_IMODE(found.st_mode):o})"
     return None
 
 
 def load_kept(place: Path) -> ctypes.CDLL | None:
-    """The library that is kept there; None if there is none, or with a warning if it is damaged."""
+    """The library that is kept there; None if there is none, or with a warning if it is
+    damaged.
+    """
     try:
         content = memoryview(place.read_bytes())
     except OSError:
         return None
     if hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]:
-        with contextlib.suppress(OSError):  # as in a folder from which nothing may be run
+        with contextlib.suppress(
+            OSError
+        ):  # as in a folder from which nothing may be run
             return ctypes.CDLL(str(place))
         return None
     _warn_once(place, "is built again: it is damaged (its digest does not fit)")
@@ -109,21 +117,26 @@ def keep(content: bytes, place: Path) -> None:
 def one_builder(place: Path) -> Iterator[None]:
     """Lets one process build a library while others wait until it is there.
 
-    It only saves work. Where nothing can be locked every process builds, and the last rename wins.
-    A builder that is stopped, and not ended, makes the others wait.
+    It only saves work. Where nothing can be locked every process builds, and the last
+    rename wins. A builder that is stopped, and not ended, makes the others wait.
     """
     try:
-        handle = os.open(place.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        handle = os.open(
+            place.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
     except OSError:
         yield
         return
     try:
         with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)  # the system takes it from holders that die
+            fcntl.flock(
+                handle, fcntl.LOCK_EX
+            )  # the system takes it from holders that die
         yield
     finally:
         with contextlib.suppress(OSError):
-            # By hand: a process forked meanwhile has the lock too, for as long as it lives.
+            # By hand: a process forked meanwhile has the lock too, for as long as it
+            #     lives.
             fcntl.flock(handle, fcntl.LOCK_UN)
         os.close(handle)
 
@@ -134,10 +147,17 @@ def _warn_once(path: Path, what: str) -> None:
         _log.warning("kernel cache: %s %s", path, what)
 
 
-# ---- the compiler ------------------------------------------------------------------------------
+# ---- the compiler --------------------------------------------------------------------
 
 
-BASE_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden")
+BASE_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-ffp-contract=off",
+    "-fPIC",
+    "-shared",
+    "-fvisibility=hidden",
+)
 FLAG_SETS: tuple[tuple[str, ...], ...] = (
     (*BASE_FLAGS, "-march=native", "-fopenmp"),
     (*BASE_FLAGS, "-march=native"),
@@ -179,7 +199,9 @@ class CppSource:
         return ((*sets[0], *self.wishes), *sets) if self.wishes else sets
 
     def digest(self) -> Any:
-        """A SHA-256 of its text and headers, to be updated with what else decides its content."""
+        """A SHA-256 of its text and headers, to be updated with what else decides its
+        content.
+        """
         digest = hashlib.sha256(self.text.encode())
         for path in sorted(self.headers.glob("*.h")):
             digest.update(path.read_bytes())
@@ -198,10 +220,10 @@ def load_compiled(source: CppSource) -> ctypes.CDLL | None:
 
     Its functions take and return what their C++ declarations say: see ``declare``.
 
-    Loads what the wheel brings. Else it compiles on the first call on a machine (one to four
-    seconds) and loads from the cache on the first call in a process. The first rank of a machine
-    says once that it compiles. Without a compiler, or when it fails, a warning is logged once and
-    None is returned from then on.
+    Loads what the wheel brings. Else it compiles on the first call on a machine (one to
+    four seconds) and loads from the cache on the first call in a process. The first
+    rank of a machine says once that it compiles. Without a compiler, or when it fails,
+    a warning is logged once and None is returned from then on.
     """
     if _state["forced"]:
         return None
@@ -214,13 +236,17 @@ def load_compiled(source: CppSource) -> ctypes.CDLL | None:
                 library = _found_or_built(source) if ready is None else ready[0]
                 if library is not None:
                     declare(library, source.text)
-                    _origins[source] = "compiled here" if ready is None else f"prebuilt {ready[1]}"
+                    _origins[source] = (
+                        "compiled here" if ready is None else f"prebuilt {ready[1]}"
+                    )
                 _loaded[source] = library
     return _loaded[source]
 
 
 def origins() -> list[str]:
-    """Where the libraries that serve this process come from, and what it could not load."""
+    """Where the libraries that serve this process come from, and what it could not
+    load.
+    """
     return sorted({_origins.get(source, "reference") for source in _loaded})
 
 
@@ -228,25 +254,30 @@ _as_pointer = ctypes.c_void_p.from_param
 
 
 class Pointer(ctypes.c_void_p):
-    """A parameter that takes a tensor as the address of its first element, None as NULL, and
-    addresses and arrays as they are."""
+    """A parameter that takes a tensor as the address of its first element, None as
+    NULL, and addresses and arrays as they are.
+    """
 
     @classmethod
     def from_param(cls, given: Any) -> Any:
-        return _as_pointer(given.data_ptr() if isinstance(given, torch.Tensor) else given)
+        return _as_pointer(
+            given.data_ptr() if isinstance(given, torch.Tensor) else given
+        )
 
 
 def declare(library: ctypes.CDLL, text: str) -> None:
     """Gives every function that ``text`` exports the types of its declaration there.
 
-    So a call passes plain numbers, tensors and arrays, and the types stand in one place. A last
-    parameter ``int threads`` is torch's number of threads, which no call passes.
+    So a call passes plain numbers, tensors and arrays, and the types stand in one
+    place. A last parameter ``int threads`` is torch's number of threads, which no call
+    passes.
     """
     for returned, name, parameters in _EXPORT.findall(text):
         function = getattr(library, name)
         function.restype = None if returned == "void" else _C_TYPES[returned]
         function.argtypes = [
-            Pointer if "*" in one else _C_TYPES[one.split()[0]] for one in parameters.split(",")
+            Pointer if "*" in one else _C_TYPES[one.split()[0]]
+            for one in parameters.split(",")
         ]
         if parameters.endswith("int threads"):
             setattr(library, name, _on_threads(function))
@@ -275,12 +306,16 @@ def reference_only() -> Iterator[None]:
 def find_compiler() -> str | None:
     """The absolute path of $CXX, c++, g++ or clang++: the first that there is."""
     names = [os.environ.get("CXX", ""), "c++", "g++", "clang++"]
-    found = next((path for name in names if name and (path := shutil.which(name))), None)
+    found = next(
+        (path for name in names if name and (path := shutil.which(name))), None
+    )
     return None if found is None else str(Path(found).absolute())
 
 
 def library_name(source: CppSource, compiler: str, flags: tuple[str, ...]) -> str:
-    """The file name, in a folder of the cache, of what this compiler makes with these flags."""
+    """The file name, in a folder of the cache, of what this compiler makes with these
+    flags.
+    """
     digest = source.digest()
     for text in (*flags, compiler, _compiler_version(compiler), _cpu_model()):
         digest.update(text.encode() + b"\0")
@@ -306,7 +341,9 @@ def _found_or_built(source: CppSource) -> ctypes.CDLL | None:
             if library is None:
                 _announce(f"once; they are kept in {folder}")
                 with one_builder(place):
-                    library = load_kept(place)  # another process may have built it meanwhile
+                    library = load_kept(
+                        place
+                    )  # another process may have built it meanwhile
                     return library or _built(command, source.text, folder, name)
             return library
         except (OSError, subprocess.SubprocessError) as error:
@@ -325,27 +362,38 @@ def _announce(where: str) -> None:
         _log.warning("compiling C++ kernels, which takes seconds (%s)", where)
 
 
-def _built(command: Sequence[str], text: str, folder: Path | None, name: str) -> ctypes.CDLL:
-    """A new library, kept in ``folder`` if there is room; raises an error of the compiler's."""
+def _built(
+    command: Sequence[str], text: str, folder: Path | None, name: str
+) -> ctypes.CDLL:
+    """A new library, kept in ``folder`` if there is room; raises an error of the
+    compiler's.
+    """
     with tempfile.TemporaryDirectory(prefix="gradwire-") as private:
         built = Path(private, name)
-        # There and not where training was started: headers of a text without a file are looked for
-        # in the working folder first.
-        _said([*command, "-o", str(built), "-"], text, _COMPILE_TIMEOUT_S, Path(private))
+        # There and not where training was started: headers of a text without a file are
+        # looked for in the working folder first.
+        _said(
+            [*command, "-o", str(built), "-"], text, _COMPILE_TIMEOUT_S, Path(private)
+        )
         library = None
         if folder is not None:
             try:
                 keep(built.read_bytes(), folder / name)
                 library = load_kept(folder / name)
             except OSError as error:
-                _warn_once(folder, f"keeps no kernels, so each process compiles its own: {error}")
+                _warn_once(
+                    folder,
+                    f"keeps no kernels, so each process compiles its own: {error}",
+                )
         return library or ctypes.CDLL(str(built))
 
 
 def _warn(why: str) -> None:
     if not _state["warned"]:
         _state["warned"] = 1
-        _log.warning("CPU kernels run as slow torch code: %s; install g++ to have them fast", why)
+        _log.warning(
+            "CPU kernels run as slow torch code: %s; install g++ to have them fast", why
+        )
 
 
 def _reason(error: Exception) -> str:
@@ -360,8 +408,12 @@ def _compiler_version(compiler: str) -> str:
     return _said([compiler, "--version"], "", 60.0)
 
 
-def _said(command: Sequence[str], text: str, timeout_s: float, folder: Path | None = None) -> str:
-    """The output of a compiler, in English whatever the user's language, so that it can be read."""
+def _said(
+    command: Sequence[str], text: str, timeout_s: float, folder: Path | None = None
+) -> str:
+    """The output of a compiler, in English whatever the user's language, so that it can
+    be read.
+    """
     return subprocess.run(
         command,
         input=text,
@@ -377,7 +429,9 @@ def _said(command: Sequence[str], text: str, timeout_s: float, folder: Path | No
 
 @functools.cache
 def _cpu_model(listing: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor that -march=native depends on; unlike machines may share a home folder."""
+    """The processor that -march=native depends on; unlike machines may share a home
+    folder.
+    """
     try:
         lines = listing.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

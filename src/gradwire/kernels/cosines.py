@@ -1,12 +1,15 @@
-"""The largest cosine coefficients of each chunk of a vector, and the vector that they stand for.
+"""The largest cosine coefficients of each chunk of a vector, and the vector that they
+stand for.
 
-A vector is cut into chunks of ``side * side`` elements, each a matrix of ``side`` columns, and what
-is left over at its end: a matrix of as many columns, or one row if it is shorter, whose last row is
-filled up with zeros. A chunk's coefficients are its two-dimensional DCT-II, which is orthonormal:
-its product with a matrix of cosines on either side.
+A vector is cut into chunks of ``side * side`` elements, each a matrix of ``side``
+columns, and what is left over at its end: a matrix of as many columns, or one row if it
+is shorter, whose last row is filled up with zeros. A chunk's coefficients are its
+two-dimensional DCT-II, which is orthonormal: its product with a matrix of cosines on
+either side.
 
-Legend: N elements, K coefficients that are listed, C chunks of one shape, R rows and S columns of a
-chunk. A coefficient's place counts chunk after chunk, and row after row in each.
+Legend: N elements, K coefficients that are listed, C chunks of one shape, R rows and S
+columns of a chunk. A coefficient's place counts chunk after chunk, and row after row in
+each.
 """
 
 from __future__ import annotations
@@ -29,8 +32,9 @@ MOST_SIDE = 64
 
 
 class Cutting(NamedTuple):
-    """How a vector of ``numel`` elements is cut; ``keep`` coefficients of each whole chunk are
-    listed, and as large a share of those of the last one, rounded up."""
+    """How a vector of ``numel`` elements is cut; ``keep`` coefficients of each whole
+    chunk are listed, and as large a share of those of the last one, rounded up.
+    """
 
     numel: int
     side: int
@@ -76,10 +80,11 @@ def encode_many(
 ) -> None:
     """Lists the largest coefficients of each chunk of several vectors, in one call.
 
-    ``places`` (int32, ascending) and ``values`` of each vector are K long; vectors, values and
-    residuals have one working dtype. Coefficients rank as elements do in ``select``, and values are
-    rounded to ``wire``, bfloat16 or float32. With a residual the sum of both is encoded, and the
-    residual then holds what the listed coefficients lack of it, and 0 where that is not finite.
+    ``places`` (int32, ascending) and ``values`` of each vector are K long; vectors,
+    values and residuals have one working dtype. Coefficients rank as elements do in
+    ``select``, and values are rounded to ``wire``, bfloat16 or float32. With a residual
+    the sum of both is encoded, and the residual then holds what the listed coefficients
+    lack of it, and 0 where that is not finite.
     """
     jobs = list(zip(cuttings, vectors, places, values, residuals, strict=True))
     for cutting, grad_N, places_K, values_K, residual_N in jobs:
@@ -112,15 +117,19 @@ def decode(
     scale: float = 1.0,
     add: bool = False,
 ) -> None:
-    """Writes ``scale`` times what L lists stand for together into ``out_N``, or adds it there.
+    """Writes ``scale`` times what L lists stand for together into ``out_N``, or adds it
+    there.
 
-    Lists are added up, in order, before they are transformed. Values and ``out_N`` have one working
-    dtype. Raises InvalidSetting for a place that is not in its entry's chunk.
+    Lists are added up, in order, before they are transformed. Values and ``out_N`` have
+    one working dtype. Raises InvalidSetting for a place that is not in its entry's
+    chunk.
     """
     num_lists, count = places_LK.shape
     check_floating("out_N", out_N)
     check_vector("out_N", out_N, cutting.numel)
-    check_vector("places_LK", places_LK.view(-1), num_lists * cutting.num_listed, torch.int32)
+    check_vector(
+        "places_LK", places_LK.view(-1), num_lists * cutting.num_listed, torch.int32
+    )
     check_vector("values_LK", values_LK.view(-1), places_LK.numel(), out_N.dtype)
     library = _load_cosines() if serves_cpp(out_N) else None
     if library is None:
@@ -132,23 +141,32 @@ def decode(
     if bad >= 0:
         given = places_LK[:, bad].tolist()
         accepted = f"{cutting.keep} places in each chunk"
-        raise invalid(f"entry {bad} of {count}", given, accepted, "give every rank one setting")
+        raise invalid(
+            f"entry {bad} of {count}", given, accepted, "give every rank one setting"
+        )
 
 
 def _task(cutting: Cutting, *tensors: Tensor | None) -> list[int]:
-    """The words of a task of the C++: addresses, the cutting, and addresses of bases."""
+    """The words of a task of the C++: addresses, the cutting, and addresses of
+    bases.
+    """
     bases = [_padded(num).data_ptr() for num in (cutting.side, *cutting.last_shape)]
     addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
     return [*addresses, *cutting, *bases]
 
 
-# ---- the transform -----------------------------------------------------------------------------
+# ---- the transform -------------------------------------------------------------------
 
 
 @lru_cache(maxsize=MOST_SIDE + 1)
 def basis(num: int) -> Tensor:
-    """The orthonormal DCT-II of ``num`` numbers as a matrix (float64): row k is the k-th cosine."""
-    rows = [[cos(pi / num * (i + 0.5) * k) * sqrt(2 / num) for i in range(num)] for k in range(num)]
+    """The orthonormal DCT-II of ``num`` numbers as a matrix (float64): row k is the
+    k-th cosine.
+    """
+    rows = [
+        [cos(pi / num * (i + 0.5) * k) * sqrt(2 / num) for i in range(num)]
+        for k in range(num)
+    ]
     matrix = torch.tensor(rows, dtype=torch.float64, device="cpu").view(num, num)
     matrix[:1] *= sqrt(0.5)
     return matrix
@@ -164,7 +182,9 @@ def _padded(num: int) -> Tensor:
 
 
 def spectrum_of(chunks_CRS: Tensor, *, back: bool = False) -> Tensor:
-    """The coefficients of chunks, or with ``back`` the chunks that coefficients stand for."""
+    """The coefficients of chunks, or with ``back`` the chunks that coefficients stand
+    for.
+    """
     _, num_rows, num_columns = chunks_CRS.shape
     left = basis(num_rows).to(chunks_CRS)
     right = basis(num_columns).to(chunks_CRS)
@@ -174,7 +194,8 @@ def spectrum_of(chunks_CRS: Tensor, *, back: bool = False) -> Tensor:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """The product of matrices, whose terms are added in order: the same bits on every processor.
+    """The product of matrices, whose terms are added in order: the same bits on every
+    processor.
 
     On a GPU it is the device's own product, of the same bits on devices of one kind.
     """
@@ -186,11 +207,13 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     return total
 
 
-# ---- the reference -----------------------------------------------------------------------------
+# ---- the reference -------------------------------------------------------------------
 
 
 class _Part(NamedTuple):
-    """Chunks of one shape: their number, rows and columns, their elements, places and entries."""
+    """Chunks of one shape: their number, rows and columns, their elements, places and
+    entries.
+    """
 
     shape: tuple[int, int, int]
     elements: slice
@@ -204,7 +227,9 @@ def _parts(cutting: Cutting) -> Iterator[_Part]:
     first = num * side**2
     listed = num * cutting.keep
     if num:
-        yield _Part((num, side, side), slice(0, first), slice(0, first), slice(0, listed))
+        yield _Part(
+            (num, side, side), slice(0, first), slice(0, first), slice(0, listed)
+        )
     if first < cutting.numel:
         elements = slice(first, cutting.numel)
         places = slice(first, cutting.num_places)
@@ -229,7 +254,12 @@ def _reference_encode(
         flat = spectrum_of(padded.view(part.shape)).reshape(num, -1)
         keys = flat.abs().view(BITS[flat.element_size()])
         count = (part.entries.stop - part.entries.start) // num
-        order = keys.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
+        order = (
+            keys.sort(dim=1, descending=True, stable=True)
+            .indices[:, :count]
+            .sort(1)
+            .values
+        )
         starts = torch.arange(num, device=flat.device)[:, None] * rows * columns
         places_K[part.entries] = (order + starts + part.places.start).view(-1).int()
         values_K[part.entries] = flat.gather(1, order).to(wire).view(-1)

@@ -1,7 +1,8 @@
-"""zlib's CRC-32 of a tensor, at the speed of memory where the processor can multiply without carry.
+"""zlib's CRC-32 of a tensor, at the speed of memory where the processor can multiply
+without carry.
 
-The C++ gives the bits of ``zlib.crc32``, so ranks agree whatever serves them. It folds 10 to 20
-GB/s on one core, where zlib 1.2 and 1.3 do 1 to 2 GB/s.
+The C++ gives the bits of ``zlib.crc32``, so ranks agree whatever serves them. It folds
+10 to 20 GB/s on one core, where zlib 1.2 and 1.3 do 1 to 2 GB/s.
 """
 
 from __future__ import annotations

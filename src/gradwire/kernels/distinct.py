@@ -1,8 +1,9 @@
 """How many places several lists of indices name in all: the size of their union.
 
-Legend: K indices of one list. Lists that ascend without duplicates, as the indices of a sparse
-payload do, are read once: for a short range of places at a time a bit a place is kept, in the
-nearest cache. Others are sorted first, by torch.
+Legend: K indices of one list. Lists that ascend without duplicates, as the indices of a
+sparse
+payload do, are read once: for a short range of places at a time a bit a place is kept,
+in the nearest cache. Others are sorted first, by torch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ _load_distinct = loader("distinct")
 
 
 def count_distinct(lists: Sequence[torch.Tensor], num_places: int) -> int:
-    """The number of places in [0, ``num_places``) that occur in at least one of ``lists`` (int32).
+    """The number of places in [0, ``num_places``) that occur in at least one of
+    ``lists`` (int32).
 
     Raises InvalidSetting where an index leaves that range.
 
@@ -47,7 +49,8 @@ def _reference(lists: Sequence[torch.Tensor], num_places: int) -> int:
     places = torch.cat([*lists]).unique()  # type: ignore[no-untyped-call]
     if places.numel() and not 0 <= int(places[0]) <= int(places[-1]) < num_places:
         raise InvalidSetting(
-            f"indices must lie in [0, {num_places}), got {int(places[0])} to {int(places[-1])}; "
+            f"indices must lie in [0, {num_places}), got {int(places[0])} to "
+            f"{int(places[-1])}; "
             "they were made for a vector of another length"
         )
     return int(places.numel())

@@ -1,17 +1,19 @@
-"""The exponents of float32 or bfloat16 in codes of a few bits, all other bits as they are.
+"""The exponents of float32 or bfloat16 in codes of a few bits, all other bits as they
+are.
 
-Legend: N elements, B blocks of 4096 elements (the last may be shorter), C coded bytes, K of one
-block.
+Legend: N elements, B blocks of 4096 elements (the last may be shorter), C coded bytes,
+K of one block.
 
 A block of n exponents is one of two:
 
 * n bytes: the exponents;
-* fewer than n: 1 byte, the bits of a code, b from 1 to 5; the 2**b - 1 most frequent exponents, the
-  most frequent first, of equals the lowest (0 where there are fewer); n codes of b bits, the first
-  in the lowest bits; the exponents that are not among the most frequent.
+* fewer than n: 1 byte, the bits of a code, b from 1 to 5; the 2**b - 1 most frequent
+  exponents, the most frequent first, of equals the lowest (0 where there are fewer); n
+  codes of b bits, the first in the lowest bits; the exponents that are not among the
+  most frequent.
 
-A code is the place of an exponent among the most frequent, or 2**b - 1 for any other exponent. The
-b is the one that makes the block shortest, the smallest of several.
+A code is the place of an exponent among the most frequent, or 2**b - 1 for any other
+exponent. The b is the one that makes the block shortest, the smallest of several.
 """
 
 from __future__ import annotations
@@ -47,9 +49,11 @@ class CodedExponents(NamedTuple):
 
 
 def encode_exponents(in_N: Tensor, into: CodedExponents, factor: float = 1.0) -> int:
-    """Fills ``into``, whose last field has room for N bytes; returns C, how many of these it takes.
+    """Fills ``into``, whose last field has room for N bytes; returns C, how many of
+    these it takes.
 
-    ``in_N`` is float32, and is multiplied by ``factor``, or bfloat16, which goes as it is.
+    ``in_N`` is float32, and is multiplied by ``factor``, or bfloat16, which goes as it
+    is.
     """
     numel = in_N.numel()
     _check(into, in_N, numel)
@@ -62,10 +66,11 @@ def encode_exponents(in_N: Tensor, into: CodedExponents, factor: float = 1.0) ->
 def decode_exponents(
     coded: CodedExponents, out_N: Tensor, factor: float = 1.0, *, add: bool = False
 ) -> None:
-    """Overwrites ``out_N``, of the values' dtype, with ``factor`` times the values, or adds them.
+    """Overwrites ``out_N``, of the values' dtype, with ``factor`` times the values, or
+    adds them.
 
-    Values of bfloat16 overwrite it as they are. Raises ``RanksDiffer`` where the codes are none:
-    they may come from another rank. ``out_N`` then holds nothing of use.
+    Values of bfloat16 overwrite it as they are. Raises ``RanksDiffer`` where the codes
+    are none: they may come from another rank. ``out_N`` then holds nothing of use.
     """
     numel = out_N.numel()
     num_codes = coded.codes_C.numel()
@@ -74,12 +79,17 @@ def decode_exponents(
     if library is None:
         wrong = _reference_decode(coded, out_N, factor, add)
     else:
-        wrong = library.gw_exponents_decode(*coded, num_codes, numel, out_N, factor, int(add))
+        wrong = library.gw_exponents_decode(
+            *coded, num_codes, numel, out_N, factor, int(add)
+        )
     if wrong == -2:
-        raise MemoryError(f"exponents of {numel} elements: no memory for the places of blocks")
+        raise MemoryError(
+            f"exponents of {numel} elements: no memory for the places of blocks"
+        )
     if wrong >= 0:
         raise RanksDiffer(
-            f"exponents of a payload: block {wrong} is no code of {BLOCK} elements or fewer; give "
+            f"exponents of a payload: block {wrong} is no code of {BLOCK} "
+            "elements or fewer; give "
             "every rank the same gradwire, compressor and settings"
         )
 
@@ -94,7 +104,7 @@ def _check(coded: CodedExponents, value_N: Tensor, num_codes: int) -> None:
     check_vector("codes_C", coded.codes_C, num_codes, torch.uint8)
 
 
-# ---- the reference -----------------------------------------------------------------------------
+# ---- the reference -------------------------------------------------------------------
 
 
 def _reference_encode(in_N: Tensor, into: CodedExponents, factor: float) -> int:
@@ -120,7 +130,9 @@ def _encoded(exponents: Tensor) -> Tensor:
     common = counts.sort(descending=True, stable=True).indices
 
     def size(bits: int) -> int:
-        return _coded_bytes(total, bits) + total - int(counts[common[: 2**bits - 1]].sum())
+        return (
+            _coded_bytes(total, bits) + total - int(counts[common[: 2**bits - 1]].sum())
+        )
 
     bits = min(range(1, _MOST_BITS + 1), key=size)
     if size(bits) >= total:
@@ -133,7 +145,9 @@ def _encoded(exponents: Tensor) -> Tensor:
     table = torch.nn.functional.pad(own, (0, escape - len(own)))
     shifts = torch.arange(bits, device=exponents.device)
     packed = packed_codes((codes[:, None] >> shifts & 1).view(-1), 1)
-    return torch.cat([counts.new_tensor([bits]), table, packed, exponents[codes == escape]])
+    return torch.cat(
+        [counts.new_tensor([bits]), table, packed, exponents[codes == escape]]
+    )
 
 
 def _coded_bytes(total: int, bits: int) -> int:
@@ -141,7 +155,9 @@ def _coded_bytes(total: int, bits: int) -> int:
     return (1 << bits) + -(-total * bits // 8)
 
 
-def _reference_decode(coded: CodedExponents, out_N: Tensor, factor: float, add: bool) -> int:
+def _reference_decode(
+    coded: CodedExponents, out_N: Tensor, factor: float, add: bool
+) -> int:
     """The first block that is no code, or -1."""
     sizes = coded.sizes_B.tolist()
     numel = out_N.numel()
@@ -154,7 +170,9 @@ def _reference_decode(coded: CodedExponents, out_N: Tensor, factor: float, add: 
     exponent_N = torch.empty(numel, dtype=torch.int32, device=out_N.device)
     blocks = torch.split(coded.codes_C, sizes)
     for place, (block, own) in enumerate(
-        zip(blocks, torch.split(exponent_N, BLOCK), strict=False)  # of no element there is a block
+        zip(
+            blocks, torch.split(exponent_N, BLOCK), strict=False
+        )  # of no element there is a block
     ):
         found = _decoded(block, own.numel())
         if found is None:

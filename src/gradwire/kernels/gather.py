@@ -1,4 +1,5 @@
-"""Taking the values at listed elements out of a dense vector; laying lists of elements together.
+"""Taking the values at listed elements out of a dense vector; laying lists of elements
+together.
 
 Legend: N elements, K listed elements, R runs of a list.
 """
@@ -24,9 +25,9 @@ def take(
 ) -> None:
     """values = scale * source[indices]; then residual[indices] = 0.
 
-    ``indices_K`` are int32 without duplicates; ``values_K`` and ``residual_N``, which may be
-    ``source_N`` itself, are of its dtype. Raises InvalidSetting, with nothing written, where an
-    index lies outside ``source_N``.
+    ``indices_K`` are int32 without duplicates; ``values_K`` and ``residual_N``, which
+    may be ``source_N`` itself, are of its dtype. Raises InvalidSetting, with nothing
+    written, where an index lies outside ``source_N``.
     """
     numel = source_N.numel()
     count = indices_K.numel()
@@ -44,39 +45,58 @@ def take(
             if residual_N is not None:
                 residual_N[index_K] = 0.0
     else:
-        bad = library.gw_take(source_N, indices_K, count, numel, scale, values_K, residual_N)
+        bad = library.gw_take(
+            source_N, indices_K, count, numel, scale, values_K, residual_N
+        )
     if bad >= 0:
         raise InvalidSetting(
-            f"indices_K[{bad}] must lie in [0, {numel}), got {int(indices_K[bad])}; the list was "
+            f"indices_K[{bad}] must lie in [0, {numel}), got "
+            f"{int(indices_K[bad])}; the list was "
             "made for a vector of another length"
         )
 
 
 def lay_runs(
-    numbers_K: Tensor | None, counts_R: Tensor, tos_R: Tensor, shifts_R: Tensor, out: Tensor
+    numbers_K: Tensor | None,
+    counts_R: Tensor,
+    tos_R: Tensor,
+    shifts_R: Tensor,
+    out: Tensor,
 ) -> None:
-    """Writes run r of ``numbers_K``, ``counts_R[r]`` long, from ``out[tos_R[r]]`` on, shifted.
+    """Writes run r of ``numbers_K``, ``counts_R[r]`` long, from ``out[tos_R[r]]`` on,
+    shifted.
 
-    Runs lie one behind the other in ``numbers_K`` and do not overlap in ``out``; ``shifts_R[r]`` is
-    added to each number. None for ``numbers_K`` stands for 0, 1, 2, ... in every run. Numbers are
-    int32, tables int64, all on one host. Raises InvalidSetting, with nothing written, for runs that
-    do not lie in ``out`` or are not as long as ``numbers_K``.
+    Runs lie one behind the other in ``numbers_K`` and do not overlap in ``out``;
+    ``shifts_R[r]`` is added to each number. None for ``numbers_K`` stands for 0, 1, 2,
+    ... in every run. Numbers are int32, tables int64, all on one host. Raises
+    InvalidSetting, with nothing written, for runs that do not lie in ``out`` or are not
+    as long as ``numbers_K``.
     """
     num_runs = counts_R.numel()
-    for name, table_R in (("counts_R", counts_R), ("tos_R", tos_R), ("shifts_R", shifts_R)):
+    for name, table_R in (
+        ("counts_R", counts_R),
+        ("tos_R", tos_R),
+        ("shifts_R", shifts_R),
+    ):
         check_vector(name, table_R, num_runs, torch.int64)
     check_vector("out", out, out.numel(), torch.int32)
     if numbers_K is not None:
         check_vector("numbers_K", numbers_K, int(counts_R.sum()), torch.int32)
     if bool(((counts_R < 0) | (tos_R < 0) | (tos_R + counts_R > out.numel())).any()):
         accepted = f"within [0, {out.numel()}]"
-        raise invalid("tos_R and counts_R", (tos_R, counts_R), accepted, "make out longer")
+        raise invalid(
+            "tos_R and counts_R", (tos_R, counts_R), accepted, "make out longer"
+        )
     library = _load_gather() if out.device.type == "cpu" else None
     if library is None:
         done = 0
         runs = zip(counts_R.tolist(), tos_R.tolist(), shifts_R.tolist(), strict=True)
         for count, to, shift in runs:
-            run_K = torch.arange(count) if numbers_K is None else numbers_K[done : done + count]
+            run_K = (
+                torch.arange(count)
+                if numbers_K is None
+                else numbers_K[done : done + count]
+            )
             out[to : to + count] = run_K + shift
             done += count
         return

@@ -1,4 +1,6 @@
-"""The hand-written kernels by name: each csrc/*.cpp as a library; says which backend serves."""
+"""The hand-written kernels by name: each csrc/*.cpp as a library; says which backend
+serves.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,9 @@ def libraries() -> tuple[str, ...]:
 
 
 def load_library(name: str, folder: Path = _SOURCES) -> ctypes.CDLL | None:
-    """The compiled ``name``.cpp of csrc/, or of another package's ``folder``, which includes the
-    same headers; None where the torch reference has to serve."""
+    """The compiled ``name``.cpp of csrc/, or of another package's ``folder``, which
+    includes the same headers; None where the torch reference has to serve.
+    """
     return load_compiled(source(name, folder))
 
 
@@ -48,7 +51,9 @@ def loader(name: str, folder: Path = _SOURCES) -> Callable[[], ctypes.CDLL | Non
 
 
 def backend() -> Literal["cpp", "reference"]:
-    """The implementation that serves float32 on the CPU; compiles all kernels if none is cached."""
+    """The implementation that serves float32 on the CPU; compiles all kernels if none
+    is cached.
+    """
     with being_built(lambda: [(name, _SOURCES) for name in libraries()]) as built:
         pass
     return "reference" if None in built else "cpp"
@@ -62,9 +67,9 @@ def being_built(
 
     By default these are the kernels of modules that are imported, also by the block.
 
-    An attach does so, which keeps the compiler out of the first step. What neither the wheel nor
-    the cache has is compiled, as many at a time as there are cores. The list that is given is
-    filled at the end.
+    An attach does so, which keeps the compiler out of the first step. What neither the
+    wheel nor the cache has is compiled, as many at a time as there are cores. The list
+    that is given is filled at the end.
     """
     found = list[ctypes.CDLL | None]()
     jobs: dict[tuple[str, Path], Future[ctypes.CDLL | None]] = {}
@@ -84,17 +89,21 @@ def being_built(
 @functools.cache
 def source(name: str, folder: Path = _SOURCES) -> CppSource:
     """The text of ``name``.cpp, of csrc/ or of another package's folder."""
-    return CppSource(name, (folder / f"{name}.cpp").read_text(encoding="utf-8"), _SOURCES)
+    return CppSource(
+        name, (folder / f"{name}.cpp").read_text(encoding="utf-8"), _SOURCES
+    )
 
 
-# ---- whether kernels for a GPU can be made here ------------------------------------------------
+# ---- whether kernels for a GPU can be made here --------------------------------------
 #
 # Triton is optional.
 
 
 @cache
 def has_triton() -> bool:
-    """Whether triton is installed; says once that it is not, so ask only where a GPU waits."""
+    """Whether triton is installed; says once that it is not, so ask only where a GPU
+    waits.
+    """
     found = find_spec("triton") is not None
     if not found:
         _log.warning(
@@ -104,15 +113,19 @@ def has_triton() -> bool:
     return found
 
 
-# ---- Checks of operands and their hand-over to C -----------------------------------------------
+# ---- Checks of operands and their hand-over to C -------------------------------------
 
 INT32_MAX = 2**31 - 1
 BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 """The whole numbers that have the bits of a number of so many bytes."""
 
 
-def check_vector(name: str, tensor: torch.Tensor | None, numel: int, *dtypes: torch.dtype) -> None:
-    """Raises InvalidSetting unless this is a contiguous vector of ``numel`` and a listed dtype."""
+def check_vector(
+    name: str, tensor: torch.Tensor | None, numel: int, *dtypes: torch.dtype
+) -> None:
+    """Raises InvalidSetting unless this is a contiguous vector of ``numel`` and a
+    listed dtype.
+    """
     if tensor is None:
         return
     if tensor.dim() != 1 or tensor.numel() != numel or not tensor.is_contiguous():
@@ -128,13 +141,19 @@ def check_vector(name: str, tensor: torch.Tensor | None, numel: int, *dtypes: to
 
 
 def check_floating(name: str, tensor: torch.Tensor) -> None:
-    """Raises InvalidSetting unless ``tensor`` is a contiguous vector of floating point numbers."""
+    """Raises InvalidSetting unless ``tensor`` is a contiguous vector of floating point
+    numbers.
+    """
     check_vector(name, tensor, tensor.numel())
     if not tensor.dtype.is_floating_point:
-        raise invalid(name, tensor.dtype, "of a floating point dtype", "convert it with .float()")
+        raise invalid(
+            name, tensor.dtype, "of a floating point dtype", "convert it with .float()"
+        )
 
 
 def serves_cpp(*tensors: torch.Tensor | None) -> bool:
     """Whether these floating operands are what the C++ takes: float32 on the CPU."""
-    found = [one is None or (one.dtype == torch.float32 and one.is_cpu) for one in tensors]
+    found = [
+        one is None or (one.dtype == torch.float32 and one.is_cpu) for one in tensors
+    ]
     return all(found)  # a generator costs as much as the kernel of a short vector

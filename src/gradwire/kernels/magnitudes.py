@@ -25,9 +25,9 @@ def range_norms(
 ) -> None:
     """Fills ``norms_L`` (float64) with the sum of squares of c over each of L ranges.
 
-    ``starts_L`` and ``stops_L`` are int64 on the CPU; ranges must not overlap. ``residual_N`` (the
-    gradient's dtype) then holds c, in the ranges and nowhere else. Sums are taken in float64, in
-    an order that depends on the range's length alone.
+    ``starts_L`` and ``stops_L`` are int64 on the CPU; ranges must not overlap.
+    ``residual_N`` (the gradient's dtype) then holds c, in the ranges and nowhere else.
+    Sums are taken in float64, in an order that depends on the range's length alone.
     """
     num_ranges = starts_L.numel()
     check_floating("grad_N", grad_N)
@@ -35,13 +35,19 @@ def range_norms(
     for name, table_L in (("starts_L", starts_L), ("stops_L", stops_L)):
         check_vector(name, table_L, num_ranges, torch.int64)
     check_vector("norms_L", norms_L, num_ranges, torch.float64)
-    if not bool(((starts_L >= 0) & (starts_L <= stops_L) & (stops_L <= grad_N.numel())).all()):
+    if not bool(
+        ((starts_L >= 0) & (starts_L <= stops_L) & (stops_L <= grad_N.numel())).all()
+    ):
         ranges = list(zip(starts_L.tolist(), stops_L.tolist(), strict=True))
         accepted = f"within [0, {grad_N.numel()}]"
-        raise invalid("ranges (start, stop)", ranges, accepted, "take the layers' own bounds")
+        raise invalid(
+            "ranges (start, stop)", ranges, accepted, "take the layers' own bounds"
+        )
     library = _load_magnitudes() if serves_cpp(grad_N, residual_N) else None
     if library is None:
-        for i, (start, stop) in enumerate(zip(starts_L.tolist(), stops_L.tolist(), strict=True)):
+        for i, (start, stop) in enumerate(
+            zip(starts_L.tolist(), stops_L.tolist(), strict=True)
+        ):
             c_M = grad_N[start:stop]
             if residual_N is not None:
                 c_M = residual_N[start:stop].add_(c_M)
@@ -54,7 +60,9 @@ def range_norms(
 
 
 def _reference_sum_squares(c_M: torch.Tensor) -> torch.Tensor:
-    """Blocks of rows of lanes; ``cumsum`` adds in turn, where ``sum`` may pair as it likes."""
+    """Blocks of rows of lanes; ``cumsum`` adds in turn, where ``sum`` may pair as it
+    likes.
+    """
     padding = -c_M.numel() % _NORM_BLOCK
     squares = torch.nn.functional.pad(c_M.double(), (0, padding)).square_()
     lanes = squares.view(-1, _NORM_BLOCK // _LANES, _LANES).cumsum(1)[:, -1]

@@ -1,9 +1,11 @@
-"""Kernels that a wheel for a platform brings: built beforehand, once for each level of processors.
+"""Kernels that a wheel for a platform brings: built beforehand, once for each level of
+processors.
 
-They lie in ``built/LEVEL/NAME-DIGEST.so`` (`scripts/hatch_build.py` puts them there), and are as
-trusted as the Python files beside them. A digest of text, headers and flags is part of the name, so
-a kernel of other settings or of an edited file is not found, and is compiled. A checkout and the
-pure wheel have none."""
+They lie in ``built/LEVEL/NAME-DIGEST.so`` (`scripts/hatch_build.py` puts them there),
+and are as trusted as the Python files beside them. A digest of text, headers and flags
+is part of the name, so a kernel of other settings or of an edited file is not found,
+and is compiled. A checkout and the pure wheel have none.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ X86_LEVELS = {
     "x86-64-v3": ("abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"),
     "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
 }
-"""Levels of the x86-64 psABI and what each adds to the one before, as Linux names it."""
+"""Levels of the x86-64 psABI and what each adds to the one before, as Linux names
+it.
+"""
 
 
 @cache

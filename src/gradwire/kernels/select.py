@@ -1,11 +1,13 @@
 """Selection by magnitude, and adding sparse entries to a dense vector.
 
-Source: the selection step of Lin et al. 2018, "Deep Gradient Compression", done exactly.
+Source: the selection step of Lin et al. 2018, "Deep Gradient Compression", done
+exactly.
 Legend: N elements, K selected elements, L ranges.
 
-With c = grad + residual, elements rank by the bit pattern of |c| (so NaN > inf > finite), ties by
-the lower index; the K first are selected and listed by ascending index. Not in the C++'s scope:
-a list of more than 2^31 - 1 elements, which int32 indices cannot address.
+With c = grad + residual, elements rank by the bit pattern of |c| (so NaN > inf >
+finite), ties by the lower index; the K first are selected and listed by ascending
+index. Not in the C++'s scope: a list of more than 2^31 - 1 elements, which int32
+indices cannot address.
 """
 
 from __future__ import annotations
@@ -28,11 +30,13 @@ def topk(
     values_K: torch.Tensor,
     residual_N: torch.Tensor | None = None,
 ) -> None:
-    """Fills ``indices_K`` (int32, ascending) and ``values_K`` with the K largest of c by magnitude.
+    """Fills ``indices_K`` (int32, ascending) and ``values_K`` with the K largest of c
+    by magnitude.
 
-    K is the length of ``indices_K``, at most N. ``values_K`` and ``residual_N`` have the
-    gradient's dtype. ``residual_N`` then holds c, but 0 where an element was selected or is not
-    finite. One pass over memory and about 1.3 K more reads: 4 bytes an element, 12 with a residual.
+    K is the length of ``indices_K``, at most N. ``values_K`` and ``residual_N`` have
+    the gradient's dtype. ``residual_N`` then holds c, but 0 where an element was
+    selected or is not finite. One pass over memory and about 1.3 K more reads: 4 bytes
+    an element, 12 with a residual.
     """
     topk_many((grad_N,), (indices_K,), (values_K,), (residual_N,))
 
@@ -43,7 +47,9 @@ def topk_many(
     values: Sequence[torch.Tensor],
     residuals: Sequence[torch.Tensor | None],
 ) -> None:
-    """``topk`` of several vectors, each as alone, in one call: short ones cost little more."""
+    """``topk`` of several vectors, each as alone, in one call: short ones cost little
+    more.
+    """
     operands = list(zip(grads, residuals, indices, values, strict=True))
     for grad_N, residual_N, indices_K, values_K in operands:
         num_elements = grad_N.numel()
@@ -56,7 +62,9 @@ def topk_many(
             accepted = f"at most grad_N's length {num_elements}"
             raise invalid("indices_K", num_selected, accepted, "shorten it")
         check_addressable("grad_N", num_elements)
-    on_host = all(serves_cpp(grad_N, residual_N) for grad_N, residual_N, _, _ in operands)
+    on_host = all(
+        serves_cpp(grad_N, residual_N) for grad_N, residual_N, _, _ in operands
+    )
     library = _load_select() if on_host else None
     if library is None:
         for grad_N, residual_N, indices_K, values_K in operands:
@@ -70,7 +78,9 @@ def topk_many(
     tasks = words.buffer_info()[0]
     if library.gw_topk_many(tasks, len(operands)):
         num_elements = sum(grad_N.numel() for grad_N in grads)
-        raise MemoryError(f"top-k of {num_elements} elements: no memory for its candidates")
+        raise MemoryError(
+            f"top-k of {num_elements} elements: no memory for its candidates"
+        )
 
 
 def topk_ranges(
@@ -82,12 +92,14 @@ def topk_ranges(
     values_K: torch.Tensor,
     firsts_L: torch.Tensor | None = None,
 ) -> None:
-    """Top-k of each of L ranges of ``c_N``, one behind the other: DEFT's layer-wise selection.
+    """Top-k of each of L ranges of ``c_N``, one behind the other: DEFT's layer-wise
+    selection.
 
     ``starts_L``, ``stops_L`` and ``ks_L`` are int64 on the CPU, K the sum of ``ks_L``.
-    ``indices_K`` (int32) are places in ``c_N``; they ascend where the ranges do and do not overlap.
-    With ``firsts_L`` (int64) that is what a range's first element is called instead of its start.
-    Short ranges are shared out among threads, so a thousand small layers cost one call.
+    ``indices_K`` (int32) are places in ``c_N``; they ascend where the ranges do and do
+    not overlap. With ``firsts_L`` (int64) that is what a range's first element is
+    called instead of its start. Short ranges are shared out among threads, so a
+    thousand small layers cost one call.
     """
     num_elements = c_N.numel()
     num_ranges = starts_L.numel()
@@ -95,7 +107,12 @@ def topk_ranges(
     check_floating("c_N", c_N)
     check_addressable("c_N", num_elements)
     firsts_L = starts_L if firsts_L is None else firsts_L
-    tables = {"starts_L": starts_L, "stops_L": stops_L, "ks_L": ks_L, "firsts_L": firsts_L}
+    tables = {
+        "starts_L": starts_L,
+        "stops_L": stops_L,
+        "ks_L": ks_L,
+        "firsts_L": firsts_L,
+    }
     for name, table_L in tables.items():
         check_vector(name, table_L, num_ranges, torch.int64)
     check_vector("indices_K", indices_K, num_selected, torch.int32)
@@ -104,16 +121,26 @@ def topk_ranges(
     status = None
     if library is not None:
         status = library.gw_topk_ranges(
-            c_N, num_elements, *tables.values(), num_ranges, indices_K, values_K, num_selected
+            c_N,
+            num_elements,
+            *tables.values(),
+            num_ranges,
+            indices_K,
+            values_K,
+            num_selected,
         )
     if status == 1:
-        raise MemoryError(f"top-k of {num_ranges} ranges: no memory for their candidates")
+        raise MemoryError(
+            f"top-k of {num_ranges} ranges: no memory for their candidates"
+        )
     if status == 0:
         return
     ranges = [*zip(starts_L.tolist(), stops_L.tolist(), ks_L.tolist(), strict=True)]
     if any(a < 0 or b > num_elements or k < 0 or k > b - a for a, b, k in ranges):
         accepted = f"within [0, {num_elements}], each no shorter than its k"
-        raise invalid("ranges (start, stop, k)", ranges, accepted, "take the layers' own bounds")
+        raise invalid(
+            "ranges (start, stop, k)", ranges, accepted, "take the layers' own bounds"
+        )
     if int(ks_L.sum()) != num_selected:
         accepted = f"of {int(ks_L.sum())} elements, the sum of ks_L"
         raise invalid("indices_K", num_selected, accepted, "slice it to that length")
@@ -132,11 +159,12 @@ def scatter_add(
     scale: float = 1.0,
     width: int = 1,
 ) -> None:
-    """out[indices] += scale * values, in the order of the list; an index may occur more than once.
+    """out[indices] += scale * values, in the order of the list; an index may occur more
+    than once.
 
-    Indices count units of ``width`` elements, and there are as many values for each; what of the
-    last unit lies beyond ``out_N`` is dropped. Raises InvalidSetting, with ``out_N`` untouched,
-    where an index lies outside ``out_N``.
+    Indices count units of ``width`` elements, and there are as many values for each;
+    what of the last unit lies beyond ``out_N`` is dropped. Raises InvalidSetting, with
+    ``out_N`` untouched, where an index lies outside ``out_N``.
     """
     num_entries = indices_K.numel()
     num_units = -(-out_N.numel() // width)
@@ -150,7 +178,9 @@ def scatter_add(
         if bad < 0:
             missing = num_units * width - out_N.numel()
             units = torch.cat([out_N, out_N.new_zeros(missing)]) if missing else out_N
-            units.view(-1, width).index_add_(0, indices_K, (values * scale).view(-1, width))
+            units.view(-1, width).index_add_(
+                0, indices_K, (values * scale).view(-1, width)
+            )
             if missing:
                 out_N.copy_(units[: out_N.numel()])
     else:
@@ -159,7 +189,8 @@ def scatter_add(
         )
     if bad >= 0:
         raise InvalidSetting(
-            f"indices_K[{bad}] must lie in [0, {num_units}), got {int(indices_K[bad])}; "
+            f"indices_K[{bad}] must lie in [0, {num_units}), got "
+            f"{int(indices_K[bad])}; "
             "the entries were made for a vector of another length"
         )
 
@@ -167,7 +198,9 @@ def scatter_add(
 def check_addressable(name: str, num_elements: int) -> None:
     """Refuses a vector whose places an int32 cannot tell."""
     if num_elements > INT32_MAX:
-        raise invalid(name, num_elements, f"at most {INT32_MAX} elements", "cut it in chunks")
+        raise invalid(
+            name, num_elements, f"at most {INT32_MAX} elements", "cut it in chunks"
+        )
 
 
 def _reference_topk(
@@ -178,7 +211,9 @@ def _reference_topk(
 ) -> None:
     c_N = grad_N if residual_N is None else grad_N + residual_N
     order_N = keys_of(c_N).sort(descending=True, stable=True).indices
-    list_chosen(c_N, order_N[: indices_K.numel()].sort().values, indices_K, values_K, residual_N)
+    list_chosen(
+        c_N, order_N[: indices_K.numel()].sort().values, indices_K, values_K, residual_N
+    )
 
 
 def keys_of(c_N: torch.Tensor) -> torch.Tensor:

@@ -1,13 +1,13 @@
 """measure_codecs: seconds of encode, decode and merge over sizes, for every compressor.
 
-Source: HiPress, section 3.2: T_enc(m) and T_dec(m), lines over the size, from a profile on the
-    device at hand.
-Differences from the paper: encode includes error feedback where the compressor's traits ask for it,
-    as it then writes the residual in the same pass; merge (decode and add) has a line of its own.
-    An algorithm that is an exchange of its own computes between its verbs for the network: what it
-    calls encode, merge and decode is timed on one rank, and all ranks run in this process. Where it
-    does one of them several times a step, the line is that of one of them: so many of them take
-    what all took together.
+Source: HiPress, section 3.2: T_enc(m) and T_dec(m), lines over the size, from a profile
+    on the device at hand.
+Differences from the paper: encode includes error feedback where the compressor's traits
+    ask for it, as it then writes the residual in the same pass; merge (decode and add)
+    has a line of its own. An algorithm that is an exchange of its own computes between
+    its verbs for the network: what it calls encode, merge and decode is timed on one
+    rank, and all ranks run in this process. Where it does one of them several times a
+    step, the line is that of one of them: so many of them take what all took together.
 """
 
 from __future__ import annotations
@@ -51,17 +51,21 @@ def measure_codecs(
     budget_s: float = BUDGET_S,
     advance: Callable[..., None] = no_progress,
 ) -> dict[str, CodecFit]:
-    """Measures compressors of these names (None: all there are) with their default settings.
+    """Measures compressors of these names (None: all there are) with their default
+    settings.
 
-    Times are medians over rounds of repeats on one float32 gradient in buffers that are reused, as
-    in the runtime, with torch's current number of threads. Within a round they are means: ranks
-    that share cores and measure at the same time then find what it costs them together. ``world``
-    is the number of ranks that a compressor may depend on; ``advance(amount, note)`` is told of
-    progress, 1 for a size. Raises ``UnknownName`` for a compressor there is not,
-    ``InvalidSetting`` for fewer than three sizes.
+    Times are medians over rounds of repeats on one float32 gradient in buffers that are
+    reused, as in the runtime, with torch's current number of threads. Within a round
+    they are means: ranks that share cores and measure at the same time then find what
+    it costs them together. ``world`` is the number of ranks that a compressor may
+    depend on; ``advance(amount, note)`` is told of progress, 1 for a size. Raises
+    ``UnknownName`` for a compressor there is not, ``InvalidSetting`` for fewer than
+    three sizes.
     """
     if len(set(sizes)) < 3 or min(sizes) < 1:
-        raise invalid("sizes", sizes, "three numbers of elements or more", "leave them out")
+        raise invalid(
+            "sizes", sizes, "three numbers of elements or more", "leave them out"
+        )
     wanted = names("compress") if compressors is None else compressors
     chosen = {name: load("compress", name)() for name in wanted}
     fits = {}
@@ -78,7 +82,9 @@ def _fit(
     cases: Sequence[_Case],
     rounds: Sequence[Sequence[dict[Primitive, float]]],
 ) -> LineFit:
-    """The line of one computation of this name, of as many elements as they have on average."""
+    """The line of one computation of this name, of as many elements as they have on
+    average.
+    """
     samples = []
     for case, own in zip(cases, rounds, strict=True):
         numels = case.numels[primitive]
@@ -90,7 +96,9 @@ def _fit(
 
 
 def _drawn(numel: int) -> Tensor:
-    """A small gradient of float32, whatever the default is; the same in every process."""
+    """A small gradient of float32, whatever the default is; the same in every
+    process.
+    """
     random = torch.Generator().manual_seed(0)
     return torch.randn(numel, generator=random, dtype=torch.float32) * 1e-3
 
@@ -105,7 +113,9 @@ class _Case(ABC):
 
     @abstractmethod
     def texts(self) -> list[Steps[Any]]:
-        """The texts of a turn, a rank's each; values start afresh, so that none fades away."""
+        """The texts of a turn, a rank's each; values start afresh, so that none fades
+        away.
+        """
 
     def turn_s(self) -> dict[Primitive, float]:
         """Seconds of each primitive, once or more often."""
@@ -116,7 +126,9 @@ class _Case(ABC):
         return seconds
 
     def _clocked(self, text: Steps[Any], seconds: dict[Primitive, float]) -> Steps[Any]:
-        """The same text; its computations book their seconds when they are carried out."""
+        """The same text; its computations book their seconds when they are carried
+        out.
+        """
 
         def each(asked: Any) -> Steps[Any]:
             verbs = asked if isinstance(asked, tuple) else (asked,)
@@ -143,7 +155,9 @@ class _Case(ABC):
 
 
 class _Codec(_Case):
-    """One compressor on one gradient, with the buffers that the runtime would keep for it."""
+    """One compressor on one gradient, with the buffers that the runtime would keep for
+    it.
+    """
 
     def __init__(self, codec: Compressor, numel: int, world: int) -> None:
         spec = TensorSpec("measured", numel)
@@ -154,11 +168,17 @@ class _Codec(_Case):
         self.grad_N = self.source_N.clone()
         self.sum_N = torch.zeros_like(self.source_N)
         traits = codec.traits
-        self.residual_N = torch.zeros_like(self.source_N) if traits.error_feedback else None
+        self.residual_N = (
+            torch.zeros_like(self.source_N) if traits.error_feedback else None
+        )
         if traits.additive:  # then the payload may lie in the gradient itself
-            self.buffer = payload_buffer(self.codec, Member(0, world), spec, self.grad_N)
+            self.buffer = payload_buffer(
+                self.codec, Member(0, world), spec, self.grad_N
+            )
         else:
-            self.buffer = torch.zeros(self.codec.format(spec).size_bytes, dtype=torch.uint8)
+            self.buffer = torch.zeros(
+                self.codec.format(spec).size_bytes, dtype=torch.uint8
+            )
 
     def texts(self) -> list[Steps[Any]]:
         self.grad_N.copy_(self.source_N)
@@ -172,15 +192,18 @@ class _Codec(_Case):
         kept: dict[str, Any] = {"residual_N": self.residual_N, "buffer": self.buffer}
         encode = partial(codec.encode, self.state, grad_N, **kept)
         payload, self.state = yield Compute("encode", encode, numel)
-        for name, fn, out_N in ("merge", codec.merge, self.sum_N), ("decode", codec.decode, grad_N):
+        for name, fn, out_N in (
+            ("merge", codec.merge, self.sum_N),
+            ("decode", codec.decode, grad_N),
+        ):
             yield Compute(name, partial(fn, payload, out_N, scale=self.scale), numel)
 
 
 class _Text(_Case):
     """An exchange of its own on one square matrix, on all ranks, with error feedback.
 
-    Every turn is the first step, in which rank 0 leads where ranks take turns: the others wait for
-    what the leader computes.
+    Every turn is the first step, in which rank 0 leads where ranks take turns: the
+    others wait for what the leader computes.
     """
 
     def __init__(self, exchange: Exchange, numel: int, world: int) -> None:
@@ -207,18 +230,27 @@ class _Text(_Case):
 def _rounds(
     codecs: Sequence[_Case], budget_s: float, told: Callable[[float], None]
 ) -> list[list[dict[Primitive, float]]]:
-    """Mean seconds of a turn of each codec in each round; a round goes through all sizes.
+    """Mean seconds of a turn of each codec in each round; a round goes through all
+    sizes.
 
-    What else happens on the machine for a while then falls on all sizes and out of every median.
+    What else happens on the machine for a while then falls on all sizes and out of
+    every median.
     """
     per_round = []
     for codec in codecs:
         codec.turn_s()  # compiles kernels and touches fresh pages
-        per_round.append(max(1, round(budget_s / ROUNDS / sum(codec.turn_s().values()))))
+        per_round.append(
+            max(1, round(budget_s / ROUNDS / sum(codec.turn_s().values())))
+        )
     rounds: list[list[dict[Primitive, float]]] = [[] for _ in codecs]
     for _ in range(ROUNDS):
         for codec, count, own in zip(codecs, per_round, rounds, strict=True):
             turns = [codec.turn_s() for _ in range(count)]
-            own.append({key: statistics.fmean(turn[key] for turn in turns) for key in PRIMITIVES})
+            own.append(
+                {
+                    key: statistics.fmean(turn[key] for turn in turns)
+                    for key in PRIMITIVES
+                }
+            )
             told(1 / ROUNDS)
     return rounds

@@ -1,4 +1,6 @@
-"""The group that ranks measure in, and how they tell of their progress. It needs torch alone."""
+"""The group that ranks measure in, and how they tell of their progress. It needs torch
+alone.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,12 @@ Report = Callable[[float, str], None]
 def launched_group(
     backend: str = "gloo", timeout: datetime.timedelta | None = None
 ) -> Iterator[None]:
-    """Joins the group that torchrun's variables describe, and leaves it again at the outermost end.
+    """Joins the group that torchrun's variables describe, and leaves it again at the
+    outermost end.
 
-    Inside of another such block, or where the user's own code has joined already, nothing is done:
-    a group that is joined a second time meets what the first one left in its store.
+    Inside of another such block, or where the user's own code has joined already,
+    nothing is done: a group that is joined a second time meets what the first one left
+    in its store.
     """
     if dist.is_initialized():
         yield

@@ -1,13 +1,15 @@
-"""profile: what every layer of a model takes, forward and backward, measured in the model's own
-steps.
+"""profile: what every layer of a model takes, forward and backward, measured in the
+model's own steps.
 
-Source: US-Byte, section 5.1: hooks at every tensor, a device synchronisation at each, the interval
-    between two synchronisations, averaged over 50 measurements.
-Differences from the paper: the median and not the mean, as other work on the machine only ever adds
-    time. Forward times come from the same steps, not from a copy of the model's code. Every moment
-    of a step is charged to some layer (``Marks`` says to which), and layers' medians are
-    scaled to the median of steps without hooks that ran in turn with those with hooks: they add
-    up to what the step really takes, and the hooks' own time is not in them."""
+Source: US-Byte, section 5.1: hooks at every tensor, a device synchronisation at each,
+    the interval between two synchronisations, averaged over 50 measurements.
+Differences from the paper: the median and not the mean, as other work on the machine
+    only ever adds time. Forward times come from the same steps, not from a copy of the
+    model's code. Every moment of a step is charged to some layer (``Marks`` says to
+    which), and layers' medians are scaled to the median of steps without hooks that ran
+    in turn with those with hooks: they add up to what the step really takes, and the
+    hooks' own time is not in them.
+"""
 
 from __future__ import annotations
 
@@ -36,20 +38,23 @@ from ..planning.data.profile import GradientDType, Layer, Profile, ProfiledTenso
 from ..runtime.grid.reals import as_reals
 from ..runtime.step.hooked import Hooked
 
-# ---- Marks --------------------------------------------------------------------------------------
+# ---- Marks ---------------------------------------------------------------------------
 #
-# A mark ends a stretch of time. In the forward pass a layer's marks are where it is entered, so
-# what runs between two layers (activations, residual sums, the loss) is charged to the earlier
-# one: it waits for no other parameters. In the backward pass a layer's marks are where a gradient
-# of it is ready, so what runs between two layers is charged to the later one, which waits for it.
-# Both ways nothing is lost and nothing counts twice.
+# A mark ends a stretch of time. In the forward pass a layer's marks are where it is
+# entered, so what runs between two layers (activations, residual sums, the loss) is
+# charged to the earlier one: it waits for no other parameters. In the backward pass a
+# layer's marks are where a gradient of it is ready, so what runs between two layers is
+# charged to the later one, which waits for it. Both ways nothing is lost and nothing
+# counts twice.
 
 BEGUN = "begun"
 ENTERED = "entered"
 LEFT = "left"
 READY = "ready"
 ENDED = "ended"
-"""A step, a module's forward, the end of a forward pass, a gradient, the end of a backward pass."""
+"""A step, a module's forward, the end of a forward pass, a gradient, the end of a
+backward pass.
+"""
 
 
 class Moment(NamedTuple):
@@ -61,12 +66,15 @@ class Moment(NamedTuple):
 
 
 def is_in_backward() -> bool:
-    """Whether this thread carries a backward pass out; what is computed there counts there."""
+    """Whether this thread carries a backward pass out; what is computed there counts
+    there.
+    """
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 class Marks:
-    """The marks of a model's steps, by hooks in ``modules`` and at the parameters ``params``.
+    """The marks of a model's steps, by hooks in ``modules`` and at the parameters
+    ``params``.
 
     Each waits until the device has done what was asked of it.
     """
@@ -81,7 +89,9 @@ class Marks:
         self.batch_size: int | None = None
         self._undo = ExitStack()
         for module in modules:
-            hook = Hooked(module.register_forward_pre_hook, self._enter, with_kwargs=True)
+            hook = Hooked(
+                module.register_forward_pre_hook, self._enter, with_kwargs=True
+            )
             self._undo.callback(hook.remove)
         for name, param in self._params.items():
             self._undo.callback(self._watch(name, param).remove)
@@ -104,17 +114,25 @@ class Marks:
         self.note(LEFT)
         return self.marks
 
-    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _enter(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         if is_in_backward():
             return
         if module is self._model and self.batch_size is None:
             given = (*args, *kwargs.values())
-            sizes = (len(value) for value in given if isinstance(value, Tensor) and value.dim())
+            sizes = (
+                len(value)
+                for value in given
+                if isinstance(value, Tensor) and value.dim()
+            )
             self.batch_size = next(sizes, None)
         self.note(ENTERED, module)
 
     def _watch(self, name: str, param: Any) -> Any:
-        this = weakref.ref(self)  # the garbage collector does not see what a parameter's hooks hold
+        this = weakref.ref(
+            self
+        )  # the garbage collector does not see what a parameter's hooks hold
 
         def ready(param: Tensor) -> None:
             marks = this()
@@ -130,8 +148,9 @@ class Marks:
     def _watched_backward(self) -> Iterator[None]:
         """Marks where backward passes begin and end.
 
-        ``loss.backward()`` looks ``torch.autograd.backward`` up at each call. No hook fires before
-        the first gradient is computed, so there is no other place that knows when the loss is.
+        ``loss.backward()`` looks ``torch.autograd.backward`` up at each call. No hook
+        fires before the first gradient is computed, so there is no other place that
+        knows when the loss is.
         """
         original = torch.autograd.backward
 
@@ -167,22 +186,25 @@ def charged(marks: Sequence[Moment], seen: Seen) -> tuple[list[float], list[floa
         else:
             last = seen.parameters[what][1] if kind == READY else last
             backward_s[last] += now_s - last_s
-            at = 0 if kind == ENDED else at  # what a step does then, the next forward waits for
+            at = (
+                0 if kind == ENDED else at
+            )  # what a step does then, the next forward waits for
         last_s = now_s
     return forward_s, backward_s
 
 
-# ---- untouched ---------------------------------------------------------------------------------
+# ---- untouched -----------------------------------------------------------------------
 #
 # Runs steps of somebody's model and leaves everything about it as it was.
 
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Gives back gradients, buffers, training modes and random numbers at the end of the block.
+    """Gives back gradients, buffers, training modes and random numbers at the end of
+    the block.
 
-    Gradients are set aside at its beginning, as the same tensors. Parameters are not copied:
-    nothing in the block may change them (see ``versions``).
+    Gradients are set aside at its beginning, as the same tensors. Parameters are not
+    copied: nothing in the block may change them (see ``versions``).
     """
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
     modes = [(module, module.training) for module in model.modules()]
@@ -216,7 +238,7 @@ def versions(model: nn.Module) -> dict[str, int]:
     return {name: parameter._version for name, parameter in model.named_parameters()}
 
 
-# ---- layers ------------------------------------------------------------------------------------
+# ---- layers --------------------------------------------------------------------------
 
 
 def no_progress(amount: float = 1, note: str = "") -> None:
@@ -224,11 +246,15 @@ def no_progress(amount: float = 1, note: str = "") -> None:
 
 
 TrainingStep = Callable[[], object]
-"""Runs one forward and backward of the model on one batch; what it returns is not looked at."""
+"""Runs one forward and backward of the model on one batch; what it returns is not
+looked at.
+"""
 
 NUM_WARM_UP = 3
 ITERATIONS = {"cpu": 20, "cuda": 50}
-"""Steps measured where the caller names no number, by device type; 50 is the paper's."""
+"""Steps measured where the caller names no number, by device type; 50 is the
+paper's.
+"""
 
 
 def profile(
@@ -242,14 +268,15 @@ def profile(
 ) -> Profile:
     """Measures the seconds of a model's layers, forward and backward.
 
-    It runs ``iterations`` steps with hooks and as many without. The model is left as it was: hooks,
-    gradients, buffers, training modes and random numbers are restored. A layer is a module that
-    owns parameters, in the order of first calls. For a DDP model communication counts as backward,
-    unless ``step`` runs under ``no_sync``.
+    It runs ``iterations`` steps with hooks and as many without. The model is left as it
+    was: hooks, gradients, buffers, training modes and random numbers are restored. A
+    layer is a module that owns parameters, in the order of first calls. For a DDP model
+    communication counts as backward, unless ``step`` runs under ``no_sync``.
 
     Args:
         model: The model.
-        step: A function that runs one forward and backward pass on one batch, and no optimizer.
+        step: A function that runs one forward and backward pass on one batch, and no
+            optimizer.
         iterations: Steps to measure. The default depends on the device.
         batch_size: The default is read off the model's first tensor argument.
         name: The model's name in the profile. The default is its class.
@@ -259,8 +286,8 @@ def profile(
         The profile.
 
     Raises:
-        InvalidSetting: A step changes a parameter, or runs no backward pass of this model, or a
-            parameter gets no gradient.
+        InvalidSetting: A step changes a parameter, or runs no backward pass of this
+            model, or a parameter gets no gradient.
 
     >>> model = nn.Linear(4, 2)
     >>> measured = profile(model, lambda: model(torch.ones(3, 4)).sum().backward(), iterations=1)
@@ -270,9 +297,13 @@ def profile(
     model = looked_into(model)
     watched = {key: p for key, p in model.named_parameters() if p.requires_grad}
     if not watched:
-        raise invalid("model", type(model).__name__, "one with trainable parameters", "unfreeze")
+        raise invalid(
+            "model", type(model).__name__, "one with trainable parameters", "unfreeze"
+        )
     devices = {parameter.device for parameter in watched.values()}
-    default = ITERATIONS["cuda" if any(device.type == "cuda" for device in devices) else "cpu"]
+    default = ITERATIONS[
+        "cuda" if any(device.type == "cuda" for device in devices) else "cpu"
+    ]
     if iterations is not None:
         check_whole("iterations", iterations, f"{default} is the default")
     if batch_size is not None:
@@ -281,7 +312,9 @@ def profile(
     with untouched(model):
         seen = _observe(model, watched, step)
         if batch_size is None and seen.batch_size is None:
-            raise invalid("batch_size", None, "given", "no tensor is passed to the model itself")
+            raise invalid(
+                "batch_size", None, "given", "no tensor is passed to the model itself"
+            )
         forward_s, backward_s = _measure(model, seen, step, iterations, advance)
     return Profile(
         model=name or type(model).__name__,
@@ -292,7 +325,9 @@ def profile(
 
 
 def device_waiter(devices: set[torch.device]) -> Callable[[], None]:
-    """A function that waits until all GPUs have done what was asked; a CPU has done it already."""
+    """A function that waits until all GPUs have done what was asked; a CPU has done it
+    already.
+    """
     on_gpu = [device for device in devices if device.type == "cuda"]
 
     def synchronise() -> None:
@@ -321,44 +356,63 @@ class Seen:
     batch_size: int | None
 
 
-def _observe(model: nn.Module, watched: dict[str, nn.Parameter], step: TrainingStep) -> Seen:
-    """Runs a step and looks which modules it calls and which parameters get gradients."""
+def _observe(
+    model: nn.Module, watched: dict[str, nn.Parameter], step: TrainingStep
+) -> Seen:
+    """Runs a step and looks which modules it calls and which parameters get
+    gradients.
+    """
     before = versions(model)
     marks = Marks(model, model.modules(), watched)
     try:
         found = marks.run(step)
     finally:
         marks.remove()
-    changed = [key for key, version in versions(model).items() if version != before[key]]
+    changed = [
+        key for key, version in versions(model).items() if version != before[key]
+    ]
     if changed:
-        raise _wrong_step(f"changed {_listed(changed)}", "leave the optimizer out of it")
+        raise _wrong_step(
+            f"changed {_listed(changed)}", "leave the optimizer out of it"
+        )
     called = [mark.what for mark in found if mark.kind == ENTERED]
     if not called:
-        raise _wrong_step("called no module of this model", "let it run the model given here")
+        raise _wrong_step(
+            "called no module of this model", "let it run the model given here"
+        )
     if not any(mark.kind == ENDED for mark in found):
         raise _wrong_step("ran no backward", "let it call loss.backward()")
-    without = sorted(watched.keys() - {mark.what for mark in found if mark.kind == READY})
+    without = sorted(
+        watched.keys() - {mark.what for mark in found if mark.kind == READY}
+    )
     if without:
         raise _wrong_step(
             f"gave no gradient to {_listed(without)}",
-            "set requires_grad to False where none is wanted, or profile a step that uses them",
+            "set requires_grad to False where none is wanted, or profile a step "
+            "that uses them",
         )
     return in_order(model, watched, called, marks.batch_size)
 
 
 def _wrong_step(what: str, remedy: str) -> InvalidSetting:
     return InvalidSetting(
-        f"step must run one forward and one backward of the model and nothing else; it {what}; "
+        "step must run one forward and one backward of the model and nothing "
+        f"else; it {what}; "
         f"{remedy}"
     )
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return ", ".join(names[:5]) + (
+        f" and {len(names) - 5} more" if len(names) > 5 else ""
+    )
 
 
 def in_order(
-    model: nn.Module, watched: Mapping[str, Any], called: list[nn.Module], batch_size: int | None
+    model: nn.Module,
+    watched: Mapping[str, Any],
+    called: list[nn.Module],
+    batch_size: int | None,
 ) -> Seen:
     """Gives every parameter to a module of ``called``, in the order of first calls.
 
@@ -383,16 +437,23 @@ def in_order(
 
 
 def _nearest(model: nn.Module, name: str, called: Container[nn.Module]) -> nn.Module:
-    """The module of that name or, if it was not called, the nearest one above it that was."""
+    """The module of that name or, if it was not called, the nearest one above it that
+    was.
+    """
     while name and model.get_submodule(name) not in called:
         name = name.rpartition(".")[0]
     return model.get_submodule(name)
 
 
 def _measure(
-    model: nn.Module, seen: Seen, step: TrainingStep, iterations: int, advance: Callable[..., None]
+    model: nn.Module,
+    seen: Seen,
+    step: TrainingStep,
+    iterations: int,
+    advance: Callable[..., None],
 ) -> tuple[list[float], list[float]]:
-    """The layers' seconds, forward and backward, by steps without and with hooks in turn.
+    """The layers' seconds, forward and backward, by steps without and with hooks in
+    turn.
 
     So a busy machine slows both.
     """
@@ -411,9 +472,13 @@ def _measure(
                 marks.remove()
             if number >= 0:
                 rows.append(charged(found, seen))
-        advance(1, f"step {number + 1} of {iterations}" if number >= 0 else "warming up")
+        advance(
+            1, f"step {number + 1} of {iterations}" if number >= 0 else "warming up"
+        )
     forward_s, backward_s = (
-        scaled_medians([one[part] for one in marked_s], [sum(one[part]) for one in plain_s])
+        scaled_medians(
+            [one[part] for one in marked_s], [sum(one[part]) for one in plain_s]
+        )
         for part in (0, 1)
     )
     return forward_s, backward_s
@@ -438,8 +503,12 @@ def layers_of(
     )
 
 
-def scaled_medians(by_step: Sequence[Sequence[float]], plain_s: Sequence[float]) -> list[float]:
-    """Each layer's median, all times one factor so that they add up to the plain steps' median."""
+def scaled_medians(
+    by_step: Sequence[Sequence[float]], plain_s: Sequence[float]
+) -> list[float]:
+    """Each layer's median, all times one factor so that they add up to the plain steps'
+    median.
+    """
     medians_s = [statistics.median(layer) for layer in zip(*by_step, strict=True)]
     total_s = sum(medians_s)
     factor = statistics.median(plain_s) / total_s if total_s else 0.0
@@ -456,7 +525,9 @@ def _tensor(name: str, parameter: Tensor) -> ProfiledTensor:
             f"one of {', '.join(get_args(GradientDType))}",
             "cast it",
         )
-    return ProfiledTensor(name=name, shape=tuple(held.shape), dtype=cast(GradientDType, dtype))
+    return ProfiledTensor(
+        name=name, shape=tuple(held.shape), dtype=cast(GradientDType, dtype)
+    )
 
 
 def _source(devices: set[torch.device], iterations: int) -> str:
@@ -468,19 +539,20 @@ def _source(devices: set[torch.device], iterations: int) -> str:
     )
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return (
-        f"measured on {', '.join(named)}, {today}, torch {torch.__version__}: medians of "
+        f"measured on {', '.join(named)}, {today}, torch {torch.__version__}: "
+        "medians of "
         f"{iterations} steps, scaled to those of steps without hooks"
     )
 
 
-# ---- LayerWatch --------------------------------------------------------------------------------
+# ---- LayerWatch ----------------------------------------------------------------------
 #
-# What every layer takes, measured in the steps of a training itself, which it neither runs nor
-# changes. Every moment of a step, from its first layer's entry to the last gradient, is charged to
-# some layer. No hook tells where the backward pass begins: what lies between the end of the model's
-# forward and the first gradient, the loss with it, counts as backward of that gradient's layer.
-# Under DDP gradients are ready when their whole bucket is, and all seconds of a bucket are those of
-# its first gradient.
+# What every layer takes, measured in the steps of a training itself, which it neither
+# runs nor changes. Every moment of a step, from its first layer's entry to the last
+# gradient, is charged to some layer. No hook tells where the backward pass begins: what
+# lies between the end of the model's forward and the first gradient, the loss with it,
+# counts as backward of that gradient's layer. Under DDP gradients are ready when their
+# whole bucket is, and all seconds of a bucket are those of its first gradient.
 
 
 class _Step(NamedTuple):
@@ -491,11 +563,13 @@ class _Step(NamedTuple):
 
 
 class LayerWatch(Marks):
-    """Hooks in a living model; ``step_ended`` closes a step, ``profile`` tells what they took.
+    """Hooks in a living model; ``step_ended`` closes a step, ``profile`` tells what
+    they took.
 
-    ``params`` are the parameters whose gradients count, by name. Of several backward passes that
-    accumulate before an exchange the last one counts, and those before it are ``other_s``. Under
-    DDP ``model`` is the module inside, and the buckets of ``ddp`` tell when gradients are ready.
+    ``params`` are the parameters whose gradients count, by name. Of several backward
+    passes that accumulate before an exchange the last one counts, and those before it
+    are ``other_s``. Under DDP ``model`` is the module inside, and the buckets of
+    ``ddp`` tell when gradients are ready.
     """
 
     def __init__(
@@ -505,12 +579,16 @@ class LayerWatch(Marks):
         ddp: DistributedDataParallel | None = None,
     ) -> None:
         # Hooks inside of a compiled model would cut its graph: it is one layer.
-        super().__init__(model, [model] if hasattr(model, "_orig_mod") else model.modules(), params)
+        super().__init__(
+            model, [model] if hasattr(model, "_orig_mod") else model.modules(), params
+        )
         self._undo.callback(Hooked(model.register_forward_hook, self._leave).remove)
         self._steps: list[_Step] = []
         self.seconds: list[tuple[float, float]] = []
-        """Two figures of each step: its seconds up to the last gradient, and those of them in which
-        a core worked for its thread. (0, 0) for a step that was not seen as a whole."""
+        """Two figures of each step: its seconds up to the last gradient, and those of
+        them in which a core worked for its thread. (0, 0) for a step that was not seen
+        as a whole.
+        """
         self._last_s: float | None = None
         self._ddp = ddp
         self._began = self._ended = (0, 0.0)
@@ -522,8 +600,9 @@ class LayerWatch(Marks):
 
     @property
     def other_s(self) -> float:
-        """Seconds of a step in which neither layers nor the exchange are at work: the optimizer,
-        the next batch."""
+        """Seconds of a step in which neither layers nor the exchange are at work: the
+        optimizer, the next batch.
+        """
         return statistics.median(step.other_s for step in self._steps)
 
     def step_ended(self) -> None:
@@ -549,12 +628,15 @@ class LayerWatch(Marks):
         buckets = self._buckets()
         called = [mark.what for mark in first if mark.kind == ENTERED]
         seen = in_order(self._model, self._params, called, self.batch_size)
-        pairs = [charged(_in_buckets(step.marks, buckets), seen) for step in self._steps]
+        pairs = [
+            charged(_in_buckets(step.marks, buckets), seen) for step in self._steps
+        ]
         forward_s, backward_s = ([pair[part] for pair in pairs] for part in (0, 1))
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         return Profile(
             model=type(self._model).__name__,
-            source=f"measured in {len(pairs)} dense steps of the training itself, {today}",
+            source=f"measured in {len(pairs)} dense steps of the training itself, "
+            f"{today}",
             batch_size=self.batch_size or 1,
             layers=layers_of(
                 seen,
@@ -564,20 +646,30 @@ class LayerWatch(Marks):
         )
 
     def _buckets(self) -> list[list[str]]:
-        """The names of parameters whose gradients DDP has ready together, in the order of buckets.
+        """The names of parameters whose gradients DDP has ready together, in the order
+        of buckets.
 
         Without DDP there are none.
         """
         if self._ddp is None:
             return []
         names = {id(param): name for name, param in self._params.items()}
-        buckets = self._ddp.reducer._get_zeros_like_grad_buckets()  # as DDP itself asks for them
-        return [[names[id(p)] for p in bucket.parameters() if id(p) in names] for bucket in buckets]
+        buckets = (
+            self._ddp.reducer._get_zeros_like_grad_buckets()
+        )  # as DDP itself asks for them
+        return [
+            [names[id(p)] for p in bucket.parameters() if id(p) in names]
+            for bucket in buckets
+        ]
 
-    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _enter(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         if not torch.is_grad_enabled() or is_in_backward():
             return
-        if self.marks and self.marks[-1].kind == READY:  # of a backward pass that accumulated
+        if (
+            self.marks and self.marks[-1].kind == READY
+        ):  # of a backward pass that accumulated
             self.marks = []
         if not self.marks:
             self._began = threading.get_ident(), thread_time()
@@ -593,10 +685,14 @@ class LayerWatch(Marks):
             self._ended = threading.get_ident(), thread_time()
 
 
-def _in_buckets(marks: Sequence[Moment], buckets: Sequence[Sequence[str]]) -> list[Moment]:
-    """Marks with gradients as DDP has them ready: with the last of their bucket, in its order.
+def _in_buckets(
+    marks: Sequence[Moment], buckets: Sequence[Sequence[str]]
+) -> list[Moment]:
+    """Marks with gradients as DDP has them ready: with the last of their bucket, in its
+    order.
 
-    A bucket is ready after all those before it. First ones without any gradient take no time.
+    A bucket is ready after all those before it. First ones without any gradient take no
+    time.
 
     >>> ready = [Moment(READY, *one) for one in [("c", 1.0), ("a", 2.0), ("b", 3.0)]]
     >>> [mark[1:] for mark in _in_buckets(ready, [["c", "b"], ["a"]])]

@@ -1,14 +1,17 @@
 """measure_cluster: what a message costs in the runtime, by verb and size, as a Cluster.
 
-Messages run through the same engine, lanes and channels as a training step's, so the hand-over
-between threads is in the figures; the all-reduce is a dense message, encode and decode included. A
-time is that of a run of messages one behind the other, as they are in a step, divided by their
-number: short messages are not hidden by the noise of starting at the same moment, and a shaped
-link's burst after a pause is not taken for its rate.
+Messages run through the same engine, lanes and channels as a training step's, so the
+hand-over between threads is in the figures; the all-reduce is a dense message, encode
+and decode included. A time is that of a run of messages one behind the other, as they
+are in a step, divided by their number: short messages are not hidden by the noise of
+starting at the same moment, and a shaped link's burst after a pause is not taken for
+its rate.
 
-Source: US-Byte, section 3 (a and b of an all-reduce by least squares); HiPress, section 3.2.
-Differences from the papers: every verb is measured, not the all-reduce alone; a run counts as long
-    as it took on its slowest rank."""
+Source: US-Byte, section 3 (a and b of an all-reduce by least squares); HiPress, section
+3.2.
+Differences from the papers: every verb is measured, not the all-reduce alone; a run
+    counts as long as it took on its slowest rank.
+"""
 
 from __future__ import annotations
 
@@ -62,23 +65,29 @@ Figures = TypeVar("Figures", bound=Stored)
 
 
 def rank_0s(engine: Engine, own: Figures) -> Figures:
-    """Rank 0's figures on every rank: floats differ in the last bit between machines."""
+    """Rank 0's figures on every rank: floats differ in the last bit between
+    machines.
+    """
     return type(own).parse(told_by(engine, 0, own.to_json()), "rank 0's figures")
 
 
-# ---- shared_cores ------------------------------------------------------------------------------
+# ---- shared_cores --------------------------------------------------------------------
 #
 # The part of its machine's cores that a rank has, where that is too little.
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
-def shared_cores(of_all: Callable[[Sequence[float]], list[list[float]]]) -> float | None:
-    """The cores of the rank that has fewest; None where each has more than threads that compute.
+def shared_cores(
+    of_all: Callable[[Sequence[float]], list[list[float]]],
+) -> float | None:
+    """The cores of the rank that has fewest; None where each has more than threads that
+    compute.
 
-    ``of_all`` gives every rank's figures, so that all ranks come to the same answer. Ranks share
-    cores that may run on the same ones of a machine, which is one whose kernel tells the same boot,
-    whatever host name they see. Sets of cores that overlap in part count as apart.
+    ``of_all`` gives every rank's figures, so that all ranks come to the same answer.
+    Ranks share cores that may run on the same ones of a machine, which is one whose
+    kernel tells the same boot, whatever host name they see. Sets of cores that overlap
+    in part count as apart.
     """
     own = os.sched_getaffinity(0)
     rows = of_all([_place(sorted(own)), len(own), torch.get_num_threads()])
@@ -91,14 +100,18 @@ def shared_cores(of_all: Callable[[Sequence[float]], list[list[float]]]) -> floa
 def _place(cores: list[int]) -> float:
     """A number for these cores of this machine, the same in all its processes."""
     told = _BOOT.read_text(encoding="ascii") if _BOOT.exists() else platform.node()
-    return float(int.from_bytes(hashlib.sha256(f"{told} {cores}".encode()).digest()[:6], "big"))
+    return float(
+        int.from_bytes(hashlib.sha256(f"{told} {cores}".encode()).digest()[:6], "big")
+    )
 
 
-# ---- links -------------------------------------------------------------------------------------
+# ---- links ---------------------------------------------------------------------------
 
 
 SIZES_BYTES = tuple(2**power for power in (14, 16, 18, 19, 20, 21, 22))
-"""Sizes from where alpha decides to where beta does; most are where plans have their messages."""
+"""Sizes from where alpha decides to where beta does; most are where plans have their
+messages.
+"""
 
 BUDGET_S = 0.5
 """Seconds that one verb of one size may take, about; slow links take longer."""
@@ -123,17 +136,18 @@ def measure_cluster(
     codecs: Mapping[str, CodecFit] | None = None,
     advance: Callable[..., None] = no_progress,
 ) -> Cluster:
-    """Measures verbs, an all-reduce among them, of the engine's ranks, which all call this alike.
+    """Measures verbs, an all-reduce among them, of the engine's ranks, which all call
+    this alike.
 
-    ``rate_bytes_per_s`` is the links' known rate. Without it the rate of a ring is stated whose
-    long all-reduces take as long. Short ones, which a link may take at once, tell no rate.
-    ``sizes_bytes`` are those of the largest buffer of a verb, so of an all-gather's result, rounded
-    up to whole float32 a rank. A time is the median of ``rounds``.
-    ``codecs`` of rank 0 are passed on. Hosts of several ranks are measured by ``measure_hosts``.
-    ``advance(amount, note)`` is told of progress, 1 for a size of a verb. How often a size is
-    repeated follows from the slowest rank's first time, which all ranks know; every rank returns
-    rank 0's cluster. Raises ``InvalidSetting`` for one rank, fewer than three sizes or an unknown
-    verb.
+    ``rate_bytes_per_s`` is the links' known rate. Without it the rate of a ring is
+    stated whose long all-reduces take as long. Short ones, which a link may take at
+    once, tell no rate. ``sizes_bytes`` are those of the largest buffer of a verb, so of
+    an all-gather's result, rounded up to whole float32 a rank. A time is the median of
+    ``rounds``. ``codecs`` of rank 0 are passed on. Hosts of several ranks are measured
+    by ``measure_hosts``. ``advance(amount, note)`` is told of progress, 1 for a size of
+    a verb. How often a size is repeated follows from the slowest rank's first time,
+    which all ranks know; every rank returns rank 0's cluster. Raises ``InvalidSetting``
+    for one rank, fewer than three sizes or an unknown verb.
     """
     if engine.world < 2:
         raise InvalidSetting(
@@ -142,7 +156,9 @@ def measure_cluster(
     if unknown := [verb for verb in verbs if verb not in VERBS]:
         raise UnknownName("verb", unknown[0], VERBS)
     if len(set(sizes_bytes)) < 3 or min(sizes_bytes) < 1:
-        raise invalid("sizes_bytes", sizes_bytes, "three sizes or more", "leave them out")
+        raise invalid(
+            "sizes_bytes", sizes_bytes, "three sizes or more", "leave them out"
+        )
     if engine.ranks_per_host > 1:
         asked: dict[str, Any] = {"verbs": verbs, "budget_s": budget_s, "rounds": rounds}
         hosts = measure_hosts(engine, sizes_bytes=sizes_bytes, **asked)
@@ -152,7 +168,9 @@ def measure_cluster(
         for size_bytes in sizes_bytes:
             per_rank = -(-size_bytes // (ITEM_BYTES * engine.world))
             numel = per_rank * (1 if verb == "all_gather" else engine.world)
-            cases.append(_Case(verb, numel, [_maker(verb, numel, engine.rank, engine.world)]))
+            cases.append(
+                _Case(verb, numel, [_maker(verb, numel, engine.rank, engine.world)])
+            )
     seconds = _message_s(engine, cases, budget_s, rounds, advance)
     fits = dict(zip(verbs, _lines(cases, seconds, len(sizes_bytes)), strict=True))
     ring = travel("all_reduce", engine.world)
@@ -172,13 +190,18 @@ def measure_cluster(
 
 
 def _processors(engine: Engine, cases: Sequence[_Case]) -> LineFit | None:
-    """Seconds of a core that an all-reduce costs a rank, over bytes sent; the ranks' mean."""
+    """Seconds of a core that an all-reduce costs a rank, over bytes sent; the ranks'
+    mean.
+    """
     cases = [case for case in cases if case.verb == "all_reduce"]
     rows = figures_of_all(engine, [statistics.median(case.busy_s) for case in cases])
     means = [statistics.fmean(row) for row in zip(*rows, strict=True)]
     if min(means) <= 0:  # a clock of processors that ticks more slowly than messages go
         return None
-    sizes = [bytes_sent("all_reduce", case.numel * ITEM_BYTES, engine.world) for case in cases]
+    sizes = [
+        bytes_sent("all_reduce", case.numel * ITEM_BYTES, engine.world)
+        for case in cases
+    ]
     return fit_line(zip(sizes, means, strict=True))
 
 
@@ -190,20 +213,27 @@ def measure_hosts(
     budget_s: float = BUDGET_S,
     rounds: int = ROUNDS,
 ) -> Cluster:
-    """Measures hosts of several ranks: their links to each other, and those within a host.
+    """Measures hosts of several ranks: their links to each other, and those within a
+    host.
 
-    Both parts of a dense message are measured, each by itself and on all hosts at once: what a
-    host's ranks give each other, and the all-reduce of their shares, which go over one link. So are
-    all ``verbs`` for shares, of which ``all_reduce`` is the first. ``sizes_bytes`` are those of all
-    shares together; see ``measure_cluster``. Every rank returns rank 0's figures.
+    Both parts of a dense message are measured, each by itself and on all hosts at once:
+    what a host's ranks give each other, and the all-reduce of their shares, which go
+    over one link. So are all ``verbs`` for shares, of which ``all_reduce`` is the
+    first. ``sizes_bytes`` are those of all shares together; see ``measure_cluster``.
+    Every rank returns rank 0's figures.
     """
     count = engine.ranks_per_host
     num_hosts = engine.world // engine.ranks_per_host
     sizes = len(sizes_bytes)
-    numels = [-(-size // (ITEM_BYTES * engine.world)) * engine.world for size in sizes_bytes]
+    numels = [
+        -(-size // (ITEM_BYTES * engine.world)) * engine.world for size in sizes_bytes
+    ]
     own_host, place = divmod(engine.rank, count)
     within_host = on_hosts(exchange_for(none()), count)
-    cases = [_Case("all_reduce", n, [_dense_maker(within_host, place, count, n)]) for n in numels]
+    cases = [
+        _Case("all_reduce", n, [_dense_maker(within_host, place, count, n)])
+        for n in numels
+    ]
     for verb in verbs if num_hosts > 1 else ():
         for numel in numels:
             share = numel // (engine.world if verb == "all_gather" else count)
@@ -213,7 +243,8 @@ def measure_hosts(
     whole = _Case("all_reduce", numels[0], [_all_reduce_maker(numels[0], engine)])
     *seconds, whole_s = _message_s(engine, [*cases, whole], budget_s, rounds)
     if num_hosts > 1:
-        # Both parts have a message's hand-overs between threads, which a whole message has once.
+        # Both parts have a message's hand-overs between threads, which a whole message
+        # has once.
         twice_s = seconds[0] + seconds[sizes] - whole_s
         seconds[:sizes] = [max(s - twice_s, s / 10) for s in seconds[:sizes]]
     rounds_within, copies_within = travel("all_to_all", count)
@@ -245,14 +276,20 @@ def measure_hosts(
     return rank_0s(engine, found)
 
 
-def _lines(cases: Sequence[_Case], seconds: Sequence[float], sizes: int) -> list[LineFit]:
+def _lines(
+    cases: Sequence[_Case], seconds: Sequence[float], sizes: int
+) -> list[LineFit]:
     """The lines of cases of so many sizes each, over bytes."""
-    every = [(ITEM_BYTES * case.numel, s) for case, s in zip(cases, seconds, strict=True)]
+    every = [
+        (ITEM_BYTES * case.numel, s) for case, s in zip(cases, seconds, strict=True)
+    ]
     return [fit_line(every[at : at + sizes]) for at in range(0, len(every), sizes)]
 
 
 def _slope(fit: LineFit) -> float:
-    """Seconds of a byte in long messages; of all of one where longer ones take no longer."""
+    """Seconds of a byte in long messages; of all of one where longer ones take no
+    longer.
+    """
     size_bytes, taken_s = max(fit.samples)
     return fit.tail_s or taken_s / size_bytes
 
@@ -269,21 +306,27 @@ def _dense_maker(exchange: Exchange, rank: int, world: int, numel: int) -> Make:
 
 
 def all_reduce_s(engine: Engine, size_bytes: int, count: int = 3) -> float:
-    """Seconds of an all-reduce of a dense message: the median of ``count``, on the slowest rank.
+    """Seconds of an all-reduce of a dense message: the median of ``count``, on the
+    slowest rank.
 
-    Where hosts have several ranks it is one of both levels. All ranks call this alike and return
-    the same.
+    Where hosts have several ranks it is one of both levels. All ranks call this alike
+    and return the same.
     """
     makers = [_all_reduce_maker(-(-size_bytes // ITEM_BYTES), engine)]
-    return statistics.median(_slowest(engine, [_run_s(engine, makers, 1) for _ in range(count)]))
+    return statistics.median(
+        _slowest(engine, [_run_s(engine, makers, 1) for _ in range(count)])
+    )
 
 
-def host_share(engine: Engine, *, budget_s: float = BUDGET_S, rounds: int = ROUNDS) -> float:
-    """The share of a short all-reduce's seconds that others under way at once cannot hide.
+def host_share(
+    engine: Engine, *, budget_s: float = BUDGET_S, rounds: int = ROUNDS
+) -> float:
+    """The share of a short all-reduce's seconds that others under way at once cannot
+    hide.
 
-    0: as many at once as there are channels take as long as one; 1: they take as long as one behind
-    the other, as where ranks share the cores that move their bytes. All ranks call this alike and
-    return the same.
+    0: as many at once as there are channels take as long as one; 1: they take as long
+    as one behind the other, as where ranks share the cores that move their bytes. All
+    ranks call this alike and return the same.
     """
     num_channels = engine.num_channels
     if engine.world < 2 or num_channels < 2:
@@ -292,7 +335,8 @@ def host_share(engine: Engine, *, budget_s: float = BUDGET_S, rounds: int = ROUN
     cases = [_Case("all_reduce", 1024, makers[:1]), _Case("all_reduce", 1024, makers)]
     alone_s, together_s = _message_s(engine, cases, budget_s, rounds)
     share = min(1.0, together_s / alone_s)
-    # So many channels cannot show a smaller share than this: it is theirs, not the host's.
+    # So many channels cannot show a smaller share than this: it is theirs, not the
+    # host's.
     return 0.0 if share < LEAST_SHOWN / num_channels else share
 
 
@@ -316,15 +360,18 @@ def _message_s(
 ) -> list[float]:
     """Seconds a message of each case: the median of one run in each round.
 
-    Every round goes through all cases, so what else happens on the machine for a while falls on all
-    of them and out of every median.
+    Every round goes through all cases, so what else happens on the machine for a while
+    falls on all of them and out of every median.
     """
     per_run = []
     for case in cases:
         warming_s = [_run_s(engine, case.makers, len(case.makers)) for _ in range(2)]
-        # Known to all ranks: how many messages are sent may not be decided by one of them.
+        # Known to all ranks: how many messages are sent may not be decided by one of
+        #     them.
         first_s = _slowest(engine, warming_s)[-1]
-        per_run.append(len(case.makers) * max(2, min(20, round(budget_s / rounds / first_s))))
+        per_run.append(
+            len(case.makers) * max(2, min(20, round(budget_s / rounds / first_s)))
+        )
     runs_s: list[list[float]] = [[] for _ in cases]
     for _ in range(rounds):
         for case, count, taken_s in zip(cases, per_run, runs_s, strict=True):
@@ -336,14 +383,20 @@ def _message_s(
 
 
 def _run_s(engine: Engine, makers: Sequence[Make], count: int) -> float:
-    """Seconds of ``count`` messages, taken from the makers in turn, after all ranks have met."""
-    engine.wait([engine.launch(0, "meet", _verbs(AllReduce(torch.zeros(1))), is_control=True)])
+    """Seconds of ``count`` messages, taken from the makers in turn, after all ranks
+    have met.
+    """
+    engine.wait(
+        [engine.launch(0, "meet", _verbs(AllReduce(torch.zeros(1))), is_control=True)]
+    )
     start_s = time.perf_counter()
     ends = []
     for number in range(count):
         turn, channel = divmod(number, len(makers))
         ends.append(
-            engine.launch(turn * engine.num_channels + channel, "measured", makers[channel]())
+            engine.launch(
+                turn * engine.num_channels + channel, "measured", makers[channel]()
+            )
         )
     engine.wait(ends)
     return time.perf_counter() - start_s
@@ -354,7 +407,9 @@ def _slowest(engine: Engine, runs_s: list[float]) -> list[float]:
     return list(map(max, zip(*figures_of_all(engine, runs_s), strict=True)))
 
 
-def _maker(verb: VerbName, numel: int, rank: int, world: int, ranks_per_host: int = 1) -> Make:
+def _maker(
+    verb: VerbName, numel: int, rank: int, world: int, ranks_per_host: int = 1
+) -> Make:
     """Makes messages of one verb on one set of buffers; ``numel`` as in ``VERBS``."""
     if verb == "all_reduce":
         dense = on_hosts(exchange_for(none()), ranks_per_host)
@@ -387,12 +442,13 @@ def _verbs(*verbs: Verb) -> Steps[None]:
 def _source(where: str) -> str:
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return (
-        f"measured on {where} ({platform.machine()}, {torch.get_num_threads()} threads each), "
+        f"measured on {where} ({platform.machine()}, {torch.get_num_threads()} "
+        "threads each), "
         f"{today}, torch {torch.__version__}, gloo: messages through gradwire's runtime"
     )
 
 
-# ---- the ranks of a process group --------------------------------------------------------------
+# ---- the ranks of a process group ----------------------------------------------------
 
 
 def measure_group_links(
@@ -403,10 +459,11 @@ def measure_group_links(
     sizes_bytes: Sequence[int] = SIZES_BYTES,
     budget_s: float = BUDGET_S,
 ) -> Cluster:
-    """Measures the ranks of torch's default group, which all call this alike: verbs, then codecs.
+    """Measures the ranks of torch's default group, which all call this alike: verbs,
+    then codecs.
 
-    ``rate_bytes_per_s`` is the links' rate where it is known. Codecs are measured on all ranks at
-    once: in a step all of them encode at the same time.
+    ``rate_bytes_per_s`` is the links' rate where it is known. Codecs are measured on
+    all ranks at once: in a step all of them encode at the same time.
     """
     total = len(VERBS) * len(sizes_bytes) + len(compressors) * len(CODEC_SIZES)
     done = 0.0
@@ -432,14 +489,18 @@ def measure_group_links(
         engine.close()
 
 
-# ---- torch's own all-reduce --------------------------------------------------------------------
+# ---- torch's own all-reduce ----------------------------------------------------------
 
 TORCH_SIZES_BYTES = (4 * 2**10, 32 * 2**10, 256 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)
-"""Sizes from where alpha decides to where beta does, on links of 100 Mbit/s to 100 Gbit/s."""
+"""Sizes from where alpha decides to where beta does, on links of 100 Mbit/s to 100
+Gbit/s.
+"""
 
 
 class LinkReport(NamedTuple):
-    """A measured group: how many ranks, over what, and the line through the median of each size."""
+    """A measured group: how many ranks, over what, and the line through the median of
+    each size.
+    """
 
     world: int
     backend: str
@@ -447,7 +508,9 @@ class LinkReport(NamedTuple):
 
     @property
     def rate_bytes_per_s(self) -> float:
-        """Bytes a second that a rank sends of long messages; a ring sends 2(W-1)/W of a buffer."""
+        """Bytes a second that a rank sends of long messages; a ring sends 2(W-1)/W of a
+        buffer.
+        """
         copies = travel("all_reduce", self.world).copies
         beta_s = self.fit.per_unit_s
         return copies / beta_s if beta_s > 0 else float("inf")
@@ -460,20 +523,24 @@ def torch_all_reduces(
     device: torch.device | None = None,
     advance: Callable[..., None] = no_progress,
 ) -> LinkReport:
-    """Times torch's own all-reduces of float32 in a group; every rank of it must call this alike.
+    """Times torch's own all-reduces of float32 in a group; every rank of it must call
+    this alike.
 
-    It is a quick look at a link, by this rank's clock. Raises ``InvalidSetting`` for a group of
-    one.
+    It is a quick look at a link, by this rank's clock. Raises ``InvalidSetting`` for a
+    group of one.
     """
     world = group.size()
     wait = device_waiter({device} if device else set())
     samples = []
     if world < 2:
-        raise InvalidSetting(f"a link joins at least two ranks, got {world}; start more ranks")
+        raise InvalidSetting(
+            f"a link joins at least two ranks, got {world}; start more ranks"
+        )
     for size_bytes in sizes_bytes:
         buffer_N = torch.zeros(max(1, size_bytes // 4), device=device)
         taken_s = []
-        # Decided by the size alone: all ranks must call equally often. Short ones scatter more.
+        # Decided by the size alone: all ranks must call equally often. Short ones
+        #     scatter more.
         for _ in range(26 if size_bytes <= 2**18 else 8):
             group.barrier().wait()
             wait()
@@ -494,7 +561,9 @@ def launched_link(advance: Callable[..., None]) -> LinkReport:
     """
     num_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     on_gpu = dist.is_nccl_available() and torch.cuda.device_count() >= num_local
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else None
+    device = (
+        torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else None
+    )
     if device is not None:
         torch.cuda.set_device(device)
     with launched_group("nccl" if on_gpu else "gloo", LIMIT):

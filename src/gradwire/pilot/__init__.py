@@ -1,7 +1,9 @@
-"""Pilots, one in each file: what ``attach`` takes to have a plan chosen while the model trains.
+"""Pilots, one in each file: what ``attach`` takes to have a plan chosen while the model
+trains.
 
 ``gradwire.pilot.auto`` is the class that ``auto.py`` defines; ``attach(model, "auto")``
-asks for it. A pilot knows planners, measurements and the step's controls, and no single exchange.
+asks for it. A pilot knows planners, measurements and the step's controls, and no single
+exchange.
 """
 
 from __future__ import annotations

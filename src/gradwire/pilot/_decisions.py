@@ -1,8 +1,8 @@
 """Decisions of ``auto``: pure functions of figures that all ranks share.
 
-A decision is one of these: go on, time a message, plan anew for another link, take a few dense
-steps to compare, stay dense. A plan that gains less than steps vary is compared with dense steps at
-once. Dense is a normal answer.
+A decision is one of these: go on, time a message, plan anew for another link, take a
+few dense steps to compare, stay dense. A plan that gains less than steps vary is
+compared with dense steps at once. Dense is a normal answer.
 """
 
 from __future__ import annotations
@@ -17,29 +17,41 @@ from typing import NamedTuple
 from ..contract.units import format_seconds
 
 WORTH = 0.97
-"""A plan is taken if its steps are to take no more than this share of a dense step's seconds."""
+"""A plan is taken if its steps are to take no more than this share of a dense step's
+seconds.
+"""
 GAIN = 0.99
-"""A plan is kept as long as its steps take no more than this share of a dense step's seconds."""
+"""A plan is kept as long as its steps take no more than this share of a dense step's
+seconds.
+"""
 SURE = 0.85
-"""A plan whose steps take more than this share of a dense step's seconds is compared at once.
+"""A plan whose steps take more than this share of a dense step's seconds is compared at
+once.
 
-The dense steps before it were taken in another mood of the machine, which is as large as such a
-gain.
+The dense steps before it were taken in another mood of the machine, which is as large
+as such a gain.
 """
 OFF = 1.25
 """Steps that take so many times longer, or shorter, than they did are looked into."""
 MOST_OFF = 2.0
-"""The same on a machine whose steps differ as much while its link stays as it is: see `wider`."""
+"""The same on a machine whose steps differ as much while its link stays as it is: see
+`wider`.
+"""
 HALF = 0.5
-"""A link whose messages take this share of their time, or one over it, is another link."""
+"""A link whose messages take this share of their time, or one over it, is another
+link.
+"""
 REACH = 1.25
-"""A rival is tried if it is predicted to take no more than so many times what steps took.
+"""A rival is tried if it is predicted to take no more than so many times what steps
+took.
 
-Predictions leave most out of plans of many messages, and of lanes that share their cores: steps by
-one plan may take longer than predicted where those by another do not.
+Predictions leave most out of plans of many messages, and of lanes that share their
+cores: steps by one plan may take longer than predicted where those by another do not.
 """
 PAUSE = 3.0
-"""A step that takes so many times the median of its neighbours held a pause of the caller's."""
+"""A step that takes so many times the median of its neighbours held a pause of the
+caller's.
+"""
 
 
 class Move(Enum):
@@ -49,7 +61,9 @@ class Move(Enum):
     EXPECT = "expect"
     """Takes the present seconds of a step for those to be expected."""
     WAIT = "wait"
-    """Looks again at the next review: steps are off by so little that it may be a mood."""
+    """Looks again at the next review: steps are off by so little that it may be a
+    mood.
+    """
     PROBE = "probe"
     """Measures the link, and decides with that."""
     PLAN = "plan"
@@ -77,7 +91,9 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Review:
-    """Figures that all ranks know after some steps; seconds are those of the slowest rank."""
+    """Figures that all ranks know after some steps; seconds are those of the slowest
+    rank.
+    """
 
     is_planned: bool
     """Whether gradients travel by a plan."""
@@ -86,17 +102,27 @@ class Review:
     step_s: float
     """The seconds that a step typically took since the last decision."""
     expected_s: float | None = None
-    """Seconds of a step when this plan, or dense steps, began; None where these are the first."""
+    """Seconds of a step when this plan, or dense steps, began; None where these are the
+    first.
+    """
     dense_s: float
-    """Seconds of a dense step when it was last measured, or predicted for a new link."""
+    """Seconds of a dense step when it was last measured, or predicted for a new
+    link.
+    """
     planned_s: float | None = None
-    """Seconds of a step by this plan when dense ones were last compared with it; None before."""
+    """Seconds of a step by this plan when dense ones were last compared with it; None
+    before.
+    """
     rival_s: float | None = None
     """Predicted seconds of a step by the next rival; None where none is left."""
     best_s: float | None = None
-    """Seconds of a step by the fastest plan that was tried before this one; None for the first."""
+    """Seconds of a step by the fastest plan that was tried before this one; None for
+    the first.
+    """
     slowness: float | None = None
-    """The seconds of a message over those when the link was measured; None where not probed."""
+    """The seconds of a message over those when the link was measured; None where not
+    probed.
+    """
     off: float = OFF
     """Times longer, or shorter, that steps must take to be looked into."""
     was_off: bool = False
@@ -104,13 +130,16 @@ class Review:
     is_trial_due: bool = False
     """Whether it is time to compare with dense steps."""
     error: float | None = None
-    """How far means are from dense ones, relative to these; None where none were compared."""
+    """How far means are from dense ones, relative to these; None where none were
+    compared.
+    """
     allowed: float = inf
     """The most that ``error`` may be."""
 
 
 def typical_s(steps_s: Sequence[float]) -> float:
-    """The median seconds of steps, but for those in which the caller did something else as well.
+    """The median seconds of steps, but for those in which the caller did something else
+    as well.
 
     A validation or a checkpoint between two steps says nothing of the plan.
 
@@ -122,7 +151,9 @@ def typical_s(steps_s: Sequence[float]) -> float:
 
 
 def is_worth(predicted_s: float, dense_s: float) -> bool:
-    """Whether a plan is to be tried, by its predicted and the measured dense seconds of a step."""
+    """Whether a plan is to be tried, by its predicted and the measured dense seconds of
+    a step.
+    """
     return predicted_s <= WORTH * dense_s
 
 
@@ -136,7 +167,8 @@ def wider(off: float) -> float:
 
 
 def narrower(off: float) -> float:
-    """The factor that steps must be off by after a review in which they were as expected.
+    """The factor that steps must be off by after a review in which they were as
+    expected.
 
     >>> narrower(2.0), narrower(OFF)
     (1.9, 1.25)
@@ -155,7 +187,8 @@ def decide(review: Review) -> Decision:
     if slowness is not None and not HALF < slowness < 1 / HALF:
         return Decision(
             Move.PLAN,
-            f"a message takes {slowness:.2g} times what it took when the link was measured: "
+            f"a message takes {slowness:.2g} times what it took when the link "
+            "was measured: "
             "measured and planned anew",
         )
     if review.is_trial:
@@ -170,7 +203,8 @@ def decide(review: Review) -> Decision:
     if review.is_planned and review.error is not None and review.error > review.allowed:
         return Decision(
             Move.STRICTER,
-            f"means are off those of dense training by {review.error:.2g} of their norm, and "
+            f"means are off those of dense training by {review.error:.2g} of "
+            "their norm, and "
             f"{review.allowed:.2g} is allowed: planned anew by a stricter fidelity",
         )
     if review.expected_s is None:
@@ -185,13 +219,18 @@ def decide(review: Review) -> Decision:
 
 
 def _first(review: Review) -> Decision | None:
-    """The move that follows from the first steps by a plan; None if these are as they should be."""
+    """The move that follows from the first steps by a plan; None if these are as they
+    should be.
+    """
     step_s = review.step_s
     dense_s = review.dense_s
     best_s = inf if review.best_s is None else review.best_s
     rival_s = inf if review.rival_s is None else review.rival_s
     if rival_s <= min(REACH * min(step_s, best_s), WORTH * dense_s):
-        told = f"{format_seconds(step_s)} a step by the plan, {format_seconds(rival_s)} are"
+        told = (
+            f"{format_seconds(step_s)} a step by the plan, {format_seconds(rival_s)} "
+            "are"
+        )
         return Decision(Move.TRY_RIVAL, f"{told} predicted by another, which is tried")
     if best_s < GAIN * step_s:
         told = f"{format_seconds(step_s)} a step by this plan, {format_seconds(best_s)}"
@@ -206,7 +245,9 @@ def _first(review: Review) -> Decision | None:
 
 
 LOOK_S = 0.5
-"""Seconds of steps that are enough to judge by, about; of short ones a few tell nothing."""
+"""Seconds of steps that are enough to judge by, about; of short ones a few tell
+nothing.
+"""
 
 
 def num_to_judge(least: int, most: int, step_s: float) -> int:
@@ -219,7 +260,10 @@ def num_to_judge(least: int, most: int, step_s: float) -> int:
 
 
 def _compared(dense_s: float, planned_s: float) -> Decision:
-    told = f"{format_seconds(planned_s)} a step by the plan, {format_seconds(dense_s)} dense"
+    told = (
+        f"{format_seconds(planned_s)} a step by the plan, {format_seconds(dense_s)} "
+        "dense"
+    )
     if planned_s > GAIN * dense_s:
         return Decision(Move.DENSE, f"{told}: the plan does not gain, back to dense")
     return Decision(Move.RETURN, f"{told}: the plan stays")

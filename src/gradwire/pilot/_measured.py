@@ -1,12 +1,14 @@
-"""A flight that begins with dense steps, in which layers, links and codecs are measured.
+"""A flight that begins with dense steps, in which layers, links and codecs are
+measured.
 
-Behind the last of them rank 0 plans and tells the others. From then on all ranks review every few
-steps what a step takes. What is done with a plan, and with a review, is a subclass's.
+Behind the last of them rank 0 plans and tells the others. From then on all ranks review
+every few steps what a step takes. What is done with a plan, and with a review, is a
+subclass's.
 
-All ranks wait for the slowest of each step, so layers count as slower by the median of these. Links
-count as slower by what dense steps take besides computation: messages in training take longer than
-messages that are timed alone. Where ranks share cores, what messages take of a layer's seconds is
-left out.
+All ranks wait for the slowest of each step, so layers count as slower by the median of
+these. Links count as slower by what dense steps take besides computation: messages in
+training take longer than messages that are timed alone. Where ranks share cores, what
+messages take of a layer's seconds is left out.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ CODEC_SIZES = (2**12, 2**16, 2**20)
 
 
 class Links(NamedTuple):
-    """The cluster as it was measured, and the seconds that a message of some size took then."""
+    """The cluster as it was measured, and the seconds that a message of some size took
+    then.
+    """
 
     cluster: Cluster
     size_bytes: int
@@ -58,9 +62,9 @@ class Links(NamedTuple):
 def links_of(engine: Engine) -> Links:
     """The cluster by messages of up to 4 MiB, or of what the link carries in good time.
 
-    Between training steps, so it takes a second or a few, whatever the link's rate. The largest
-    message is found by sending: what short ones take says nothing of a link that passes some bytes
-    at once after a pause.
+    Between training steps, so it takes a second or a few, whatever the link's rate. The
+    largest message is found by sending: what short ones take says nothing of a link
+    that passes some bytes at once after a pause.
     """
     all_reduce_s(engine, LEAST_BYTES, 1)
     largest = LEAST_BYTES
@@ -69,7 +73,11 @@ def links_of(engine: Engine) -> Links:
         largest *= 2
         taken_s = all_reduce_s(engine, largest)
     sizes = [largest >> shift for shift in (8, 5, 2, 1, 0) if largest >> shift >= 2**12]
-    asked: dict[str, Any] = {"sizes_bytes": sizes, "budget_s": BUDGET_S, "rounds": ROUNDS}
+    asked: dict[str, Any] = {
+        "sizes_bytes": sizes,
+        "budget_s": BUDGET_S,
+        "rounds": ROUNDS,
+    }
     found = measure_cluster(engine, verbs=VERBS, **asked)
     return Links(found, largest // 2, all_reduce_s(engine, largest // 2))
 
@@ -80,7 +88,9 @@ def slowness(engine: Engine, known: Links) -> float:
 
 
 class SharedLayers(NamedTuple):
-    """The layers' seconds that are planned with; no profile where no rank saw a whole step."""
+    """The layers' seconds that are planned with; no profile where no rank saw a whole
+    step.
+    """
 
     profile: Profile | None
     other_s: float
@@ -92,8 +102,9 @@ class SharedLayers(NamedTuple):
 def shared_layers(engine: Engine, layers: LayerWatch, step_s: float) -> SharedLayers:
     """The layers of the rank that computes longest, as the others wait for it.
 
-    In another step another rank may be the slowest. So the layers count as slower, by what all
-    ranks waited for in each step. ``step_s`` are the typical seconds of this rank's steps.
+    In another step another rank may be the slowest. So the layers count as slower, by
+    what all ranks waited for in each step. ``step_s`` are the typical seconds of this
+    rank's steps.
     """
     own = layers.profile() if layers.num_steps else None
     own_s = -1.0 if own is None else own.forward_s + own.backward_s
@@ -103,7 +114,9 @@ def shared_layers(engine: Engine, layers: LayerWatch, step_s: float) -> SharedLa
     slowest = max(range(engine.world), key=lambda rank: rows[rank][0])
     if rows[slowest][0] < 0:
         return SharedLayers(None, 0.0, dense_s)
-    mine = None if own is None else {"profile": own.to_json(), "other_s": layers.other_s}
+    mine = (
+        None if own is None else {"profile": own.to_json(), "other_s": layers.other_s}
+    )
     told = told_by(engine, slowest, mine)
     profile = Profile.parse(told["profile"], "layers")
     other_s = told["other_s"]
@@ -114,10 +127,12 @@ def shared_layers(engine: Engine, layers: LayerWatch, step_s: float) -> SharedLa
 
 
 def computing_s(engine: Engine, steps_s: Sequence[tuple[float, float]]) -> list[float]:
-    """Seconds that this rank computed in each step, as if no message had taken them from it.
+    """Seconds that this rank computed in each step, as if no message had taken them
+    from it.
 
-    ``steps_s`` are those of each step, and how many of them a core worked for it. Where ranks share
-    cores, the rest of these passed while others had them, and messages did, which cost extra.
+    ``steps_s`` are those of each step, and how many of them a core worked for it. Where
+    ranks share cores, the rest of these passed while others had them, and messages did,
+    which cost extra.
     """
     cores = shared_cores(partial(figures_of_all, engine))
     if cores is None:
@@ -126,7 +141,9 @@ def computing_s(engine: Engine, steps_s: Sequence[tuple[float, float]]) -> list[
     return [min(step_s, stretch * core_s) for step_s, core_s in steps_s]
 
 
-def codecs_of(engine: Engine, compressors: tuple[str, ...], world: int) -> dict[str, CodecFit]:
+def codecs_of(
+    engine: Engine, compressors: tuple[str, ...], world: int
+) -> dict[str, CodecFit]:
     """The costs of compressors, each figure the median of all ranks."""
     if not compressors:
         return {}
@@ -139,41 +156,58 @@ def codecs_of(engine: Engine, compressors: tuple[str, ...], world: int) -> dict[
 def median_codecs(
     compressors: Sequence[str], rows: Sequence[Sequence[float]]
 ) -> dict[str, CodecFit]:
-    """The costs of compressors by each rank's figures: the two of a line, line after line."""
+    """The costs of compressors by each rank's figures: the two of a line, line after
+    line.
+    """
     figures = iter([median(those) for those in zip(*rows, strict=True)])
     return {
         name: CodecFit(
-            **{key: LineFit(alpha_s=next(figures), per_unit_s=next(figures)) for key in PRIMITIVES}
+            **{
+                key: LineFit(alpha_s=next(figures), per_unit_s=next(figures))
+                for key in PRIMITIVES
+            }
         )
         for name in compressors
     }
 
 
 @cache
-def _own_codecs(compressors: tuple[str, ...], world: int, threads: int) -> dict[str, CodecFit]:
+def _own_codecs(
+    compressors: tuple[str, ...], world: int, threads: int
+) -> dict[str, CodecFit]:
     """The costs of compressors on this machine, measured once by each process."""
-    return measure_codecs(compressors, world=world, sizes=CODEC_SIZES, budget_s=BUDGET_S)
+    return measure_codecs(
+        compressors, world=world, sizes=CODEC_SIZES, budget_s=BUDGET_S
+    )
 
 
 _log = logging.getLogger("gradwire")
 _WARM_UP = 3
-"""The first steps, in which kernels are built and memory is touched; they are not measured."""
+"""The first steps, in which kernels are built and memory is touched; they are not
+measured.
+"""
 _LONG_S = 1.0
 _ENOUGH_S = 3.0
-"""Seconds of a step after which there is no more warm-up, and of two or more measured steps after
-which there are no more of these: on a slow link dense steps are dear."""
+"""Seconds of a step after which there is no more warm-up, and of two or more measured
+steps after which there are no more of these: on a slow link dense steps are dear.
+"""
 REVIEWED = 8
 MOST_REVIEWED = 24
-"""The steps between two reviews: the least by default, and the most unless more are asked for."""
+"""The steps between two reviews: the least by default, and the most unless more are
+asked for.
+"""
 
 
 class MeasuredFlight(Flight):
-    """One model, measured for so many ``steps`` at most; ``name`` begins each decision's text.
+    """One model, measured for so many ``steps`` at most; ``name`` begins each
+    decision's text.
 
     ``codecs`` are the names of compressors whose costs are measured.
     """
 
-    def __init__(self, name: str, steps: int, codecs: Sequence[str], controls: Controls) -> None:
+    def __init__(
+        self, name: str, steps: int, codecs: Sequence[str], controls: Controls
+    ) -> None:
         self._name = name
         self._measured_steps = steps
         self._controls = controls
@@ -220,15 +254,18 @@ class MeasuredFlight(Flight):
             else self._predicted_s(
                 made.predicted_s if is_planned or self._is_trial else made.dense_s
             ),
-            "rate_bytes_per_s": None if links is None else links.cluster.rate_bytes_per_s,
+            "rate_bytes_per_s": None
+            if links is None
+            else links.cluster.rate_bytes_per_s,
             "measuring_s": self._measuring_s,
         }
 
     def _predicted_s(self, iteration_s: float) -> float:
         """Seconds of a step whose exchange and layers are to take ``iteration_s``.
 
-        The optimizer's share is added, and all is corrected by what dense steps took and their
-        messages do not explain (``link_factor``): a machine that is slower is so for any plan.
+        The optimizer's share is added, and all is corrected by what dense steps took
+        and their messages do not explain (``link_factor``): a machine that is slower is
+        so for any plan.
         """
         return self._correction * (iteration_s + self._other_s)
 
@@ -242,7 +279,8 @@ class MeasuredFlight(Flight):
         self._num_steps += 1
         if self._skipped:
             self._skipped -= 1
-            self._controls.missed()  # residuals of the plan before may be in these means
+            # residuals of the plan before may be in these means
+            self._controls.missed()
         else:
             self._steps_s.append(taken_s)
         if self._cluster is None:
@@ -261,14 +299,20 @@ class MeasuredFlight(Flight):
         return num_to_judge(REVIEWED, MOST_REVIEWED, self._dense_s)
 
     def _tell(self, own_s: float) -> Callable[[], list[list[float]]]:
-        """Has ranks tell each other what steps take, beside the next one, so that nobody waits."""
+        """Has ranks tell each other what steps take, beside the next one, so that
+        nobody waits.
+        """
         missed = self._controls.missed()
-        return told_meanwhile(self._controls.engine, [own_s, -1.0 if missed is None else missed])
+        return told_meanwhile(
+            self._controls.engine, [own_s, -1.0 if missed is None else missed]
+        )
 
     # Measuring.
 
     def _measure(self, taken_s: float) -> None:
-        """Measures layers step by step; after the last of these steps links, and plans."""
+        """Measures layers step by step; after the last of these steps links, and
+        plans.
+        """
         controls = self._controls
         engine = self._controls.engine
         if engine.world == 1:
@@ -307,7 +351,9 @@ class MeasuredFlight(Flight):
             # Where there is one host, nothing is sent that could be compressed.
             names = self._compressors if num_hosts > 1 else ()
             codecs = codecs_of(engine, names, num_hosts)
-        known = self._links.cluster.slower(self._link_factor)  # as dense steps have shown before
+        known = self._links.cluster.slower(
+            self._link_factor
+        )  # as dense steps have shown before
         self._cluster = known.model_copy(update={"codecs": codecs})
 
     # Planning.
@@ -320,9 +366,12 @@ class MeasuredFlight(Flight):
         if self._profile is None:
             self._go(None)
             self._say(
-                "no forward pass of the model was seen with gradients enabled, so nothing is "
-                "planned and gradients stay dense: call the model's modules themselves, and put no "
-                "reentrant checkpoint around the whole model (use_reentrant=False is seen)",
+                "no forward pass of the model was seen with gradients enabled, "
+                "so nothing is "
+                "planned and gradients stay dense: call the model's modules "
+                "themselves, and put no "
+                "reentrant checkpoint around the whole model "
+                "(use_reentrant=False is seen)",
                 level=logging.WARNING,
             )
             return
@@ -339,7 +388,8 @@ class MeasuredFlight(Flight):
         else:
             self._dense_s = self._predicted_s(made.dense_s)
         told = (
-            f"links carry {format_rate(self._links.cluster.rate_bytes_per_s)}, a dense step takes "
+            f"links carry {format_rate(self._links.cluster.rate_bytes_per_s)}, a "
+            "dense step takes "
             f"{format_seconds(self._dense_s)}, and by plan ({made.words}) "
             f"{format_seconds(self._predicted_s(made.predicted_s))} are predicted"
         )

@@ -19,9 +19,9 @@ from ..planning.price import iteration_s
 class Proposal(NamedTuple):
     """A plan and what steps are predicted to take, the optimizer's share left out.
 
-    There is no plan where the planner refused; ``words`` then say why. ``rivals`` are other plans,
-    to be tried where steps by this one take longer, and what is predicted for them, the fastest
-    first.
+    There is no plan where the planner refused; ``words`` then say why. ``rivals`` are
+    other plans, to be tried where steps by this one take longer, and what is predicted
+    for them, the fastest first.
     """
 
     plan: Plan | None
@@ -35,7 +35,11 @@ class Proposal(NamedTuple):
     def told(self) -> dict[str, Any]:
         """A form that rank 0 can tell the others."""
         rivals = [(plan.to_json(), seconds) for plan, seconds in self.rivals]
-        return {**self._asdict(), "plan": self.plan and self.plan.to_json(), "rivals": rivals}
+        return {
+            **self._asdict(),
+            "plan": self.plan and self.plan.to_json(),
+            "rivals": rivals,
+        }
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> Proposal:
@@ -45,10 +49,14 @@ class Proposal(NamedTuple):
         return cls(**{**told, "plan": plan, "rivals": rivals})
 
     def next_rival(self) -> Proposal:
-        """The first of the rivals in the place of the plan, and before the other rivals."""
+        """The first of the rivals in the place of the plan, and before the other
+        rivals.
+        """
         (plan, seconds), *others = self.rivals
         words = words_of(plan)
-        return self._replace(plan=plan, predicted_s=seconds, words=words, rivals=tuple(others))
+        return self._replace(
+            plan=plan, predicted_s=seconds, words=words, rivals=tuple(others)
+        )
 
 
 def _parsed(text: str) -> Plan:
@@ -56,7 +64,9 @@ def _parsed(text: str) -> Plan:
 
 
 MOST_FACTOR = 4.0
-"""The most that messages may take longer in training, or shorter, than when they were timed."""
+"""The most that messages may take longer in training, or shorter, than when they were
+timed.
+"""
 
 
 Chosen = tuple[Plan, float, tuple[tuple[Plan, float], ...]]
@@ -70,7 +80,9 @@ def proposal(
     *,
     taken_s: float | None = None,
 ) -> Proposal:
-    """The plan that ``choose`` makes, or its refusal; ``taken_s`` are those of a dense step."""
+    """The plan that ``choose`` makes, or its refusal; ``taken_s`` are those of a dense
+    step.
+    """
     factor = 1.0 if taken_s is None else link_factor(profile, cluster, taken_s)
     cluster = cluster.slower(factor)
     dense_s = iteration_s(ddp(profile, cluster), profile, cluster)
@@ -79,13 +91,17 @@ def proposal(
     except InvalidSetting as error:
         words = f"the planner refuses: {error}"
         return Proposal(None, dense_s, dense_s, words, link_factor=factor)
-    except Exception as error:  # a stranger's planner: the other ranks wait for this rank's word
+    except (
+        Exception
+    ) as error:  # a stranger's planner: the other ranks wait for this rank's word
         words = f"the planner fails: {type(error).__name__}: {error}"
         return Proposal(None, dense_s, dense_s, words, link_factor=factor)
     return Proposal(plan, seconds, dense_s, words_of(plan), rivals, factor)
 
 
-def surveyed(fidelity: str, overlap_forward: bool, profile: Profile, cluster: Cluster) -> Chosen:
+def surveyed(
+    fidelity: str, overlap_forward: bool, profile: Profile, cluster: Cluster
+) -> Chosen:
     """The choice of the planner ``auto``."""
     found = survey(profile, cluster, fidelity, overlap_forward)
     _, seconds, plan, _ = found.chosen
@@ -93,11 +109,13 @@ def surveyed(fidelity: str, overlap_forward: bool, profile: Profile, cluster: Cl
 
 
 def link_factor(profile: Profile, cluster: Cluster, taken_s: float) -> float:
-    """The factor on the seconds of messages by which a dense step takes ``taken_s``, as predicted.
+    """The factor on the seconds of messages by which a dense step takes ``taken_s``, as
+    predicted.
 
-    Messages are timed while nothing else happens, and layers in the steps themselves. So where a
-    step takes another time than predicted it is by its messages, which share cores with the model
-    and with each other. 1 where the prediction is near enough, or where no factor explains it.
+    Messages are timed while nothing else happens, and layers in the steps themselves.
+    So where a step takes another time than predicted it is by its messages, which share
+    cores with the model and with each other. 1 where the prediction is near enough, or
+    where no factor explains it.
 
     >>> from gradwire import catalogue
     >>> cluster = Cluster(num_ranks=4, rate_bytes_per_s=1e8)
@@ -140,5 +158,7 @@ def words_of(plan: Plan) -> str:
 
 
 def compressors_of(fidelity: str) -> tuple[str, ...]:
-    """The compressors whose costs the planner asks for; raises for a fidelity there is not."""
+    """The compressors whose costs the planner asks for; raises for a fidelity there is
+    not.
+    """
     return admitted(fidelity, Cluster(num_ranks=1, rate_bytes_per_s=1.0)).not_measured

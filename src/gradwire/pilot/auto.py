@@ -1,16 +1,19 @@
-"""auto: a few dense steps while layers, links and codecs are measured, then the best plan for them.
+"""auto: a few dense steps while layers, links and codecs are measured, then the best
+plan for them.
 
-The plan's first steps are followed by some by each of a few rivals, which may be as fast for all
-that predictions say, and the fastest is kept. After that it watches. Every few steps ranks
-tell each other what a step took. Where that has changed they time a message: if the link is another
-one, it is measured and planned for anew. Now and then a few steps are dense again, to see whether
-the plan still gains; if it does not, gradients stay dense. Where means are further from dense ones
-than the fidelity allows (`guard`), the next stricter fidelity plans anew. Each decision is made
-from what all ranks share, at the same step on all of them, and is said once in words: in the log
-(as INFO, by rank 0) and in ``handle.stats()["pilot"]``.
+The plan's first steps are followed by some by each of a few rivals, which may be as
+fast for all that predictions say, and the fastest is kept. After that it watches. Every
+few steps ranks tell each other what a step took. Where that has changed they time a
+message: if the link is another one, it is measured and planned for anew. Now and then a
+few steps are dense again, to see whether the plan still gains; if it does not,
+gradients stay dense. Where means are further from dense ones than the fidelity allows
+(`guard`), the next stricter fidelity plans anew. Each decision is made from what all
+ranks share, at the same step on all of them, and is said once in words: in the log (as
+INFO, by rank 0) and in ``handle.stats()["pilot"]``.
 
-A checkpoint holds the state of the plan in force and not the plan: a run that is resumed measures
-and plans anew. Residuals of the old plan arrive with the first gradients.
+A checkpoint holds the state of the plan in force and not the plan: a run that is
+resumed measures and plans anew. Residuals of the old plan arrive with the first
+gradients.
 """
 
 from __future__ import annotations
@@ -41,8 +44,9 @@ from ._measured import MOST_REVIEWED, REVIEWED, MeasuredFlight, slowness
 from ._planning import Chosen, Proposal, compressors_of, surveyed
 
 _TRIAL = 3
-"""Dense steps that are measured to compare, behind two that are not: the first of these delivers
-residuals."""
+"""Dense steps that are measured to compare, behind two that are not: the first of these
+delivers residuals.
+"""
 _MOST_BETWEEN_TRIALS = 4096
 _RIVAL = 6
 """The least steps that are measured of a rival."""
@@ -57,13 +61,16 @@ class auto(Pilot):
     ``gw.attach(model, "auto")`` uses the defaults.
 
     Args:
-        fidelity: The compressors that are allowed. "exact": none that loses bits. "half": 16 bits
-            too. "safe": compressors that trained to 1.01 of the dense loss. "any": all.
-        measured_steps: The most dense steps in which layers are measured, after three of warm-up.
-        review_steps: Steps between two comparisons of step times among ranks. Short steps are
-            compared every 24.
-        trial_steps: Steps until a plan is compared with dense steps. Each later comparison comes
-            after twice as many. A plan with a small gain is compared at once.
+        fidelity: The compressors that are allowed. "exact": none that loses bits.
+            "half": 16 bits too. "safe": compressors that trained to 1.01 of the dense
+            loss. "any": all.
+        measured_steps: The most dense steps in which layers are measured, after three
+            of warm-up.
+        review_steps: Steps between two comparisons of step times among ranks. Short
+            steps are compared every 24.
+        trial_steps: Steps until a plan is compared with dense steps. Each later
+            comparison comes after twice as many. A plan with a small gain is compared
+            at once.
 
     Raises:
         InvalidSetting: A value is out of range.
@@ -160,7 +167,9 @@ class _Watched(MeasuredFlight):
             expected_s=self._expected_s,
             dense_s=self._dense_s,
             planned_s=self._planned_s,
-            rival_s=self._predicted_s(made.rivals[0][1]) if made and made.rivals else None,
+            rival_s=self._predicted_s(made.rivals[0][1])
+            if made and made.rivals
+            else None,
             best_s=None if self._best is None else self._best[1],
             slowness=slowness,
             off=self._off,
@@ -207,13 +216,17 @@ class _Watched(MeasuredFlight):
             case Move.RETURN:
                 assert self._proposal is not None
                 self._dense_s = step_s
-                self._between_trials = min(2 * self._between_trials, _MOST_BETWEEN_TRIALS)
+                self._between_trials = min(
+                    2 * self._between_trials, _MOST_BETWEEN_TRIALS
+                )
                 self._until_trial = self._between_trials
                 self._go(self._proposal.plan)
                 self._expected_s = self._planned_s
 
     def _take_other(self, decision: Decision, step_s: float) -> None:
-        """Goes over to the next rival, or to the best so far; this plan's steps took ``step_s``."""
+        """Goes over to the next rival, or to the best so far; this plan's steps took
+        ``step_s``.
+        """
         assert self._proposal is not None
         if decision.move is Move.BACK:
             assert self._best is not None

@@ -1,15 +1,17 @@
-"""by_planner: a few dense steps while layers, links and codecs are measured, then a planner's plan.
+"""by_planner: a few dense steps while layers, links and codecs are measured, then a
+planner's plan.
 
-Source: SSFusion (ICDE 2026), "Online profiling": the first five iterations; HiPress (IEEE TPDS
-    2023), section 3.3: curves of compression and network are measured, then a gradient's best
-    setting follows.
-Differences from the papers: rank 0 plans for what all ranks have measured, and tells the others.
-    Nothing is compared with other plans, and nothing is planned anew: ``auto`` does both.
-    Compressors are measured with their default settings.
+Source: SSFusion (ICDE 2026), "Online profiling": the first five iterations; HiPress
+    (IEEE TPDS 2023), section 3.3: curves of compression and network are measured, then
+    a gradient's best setting follows.
+Differences from the papers: rank 0 plans for what all ranks have measured, and tells
+    the others. Nothing is compared with other plans, and nothing is planned anew:
+    ``auto`` does both. Compressors are measured with their default settings.
 
-The planner is tried once at ``attach``, with the model's tensors and figures of no meaning: what it
-refuses, it refuses there on every rank. What it refuses of measured figures leaves gradients dense,
-with a warning. A checkpoint holds the state of the plan in force and not the plan, as ``auto``'s.
+The planner is tried once at ``attach``, with the model's tensors and figures of no
+meaning: what it refuses, it refuses there on every rank. What it refuses of measured
+figures leaves gradients dense, with a warning. A checkpoint holds the state of the plan
+in force and not the plan, as ``auto``'s.
 """
 
 from __future__ import annotations
@@ -42,18 +44,22 @@ class by_planner(Pilot):
 
     Args:
         planner: The planner's name (``gradwire list planner`` shows all).
-        measured_steps: The most dense steps in which layers are measured, after three of warm-up.
+        measured_steps: The most dense steps in which layers are measured, after three
+            of warm-up.
         **settings: The planner's settings.
 
     Raises:
         UnknownName: There is no such planner or setting.
-        InvalidSetting: A value is out of range, or the planner needs what is not measured here.
+        InvalidSetting: A value is out of range, or the planner needs what is not
+            measured here.
 
     >>> by_planner("secopa", compressor="terngrad")
     by_planner('secopa', measured_steps=6, compressor='terngrad')
     """
 
-    def __init__(self, planner: str = "", *, measured_steps: int = 6, **settings: Any) -> None:
+    def __init__(
+        self, planner: str = "", *, measured_steps: int = 6, **settings: Any
+    ) -> None:
         check_whole("measured_steps", measured_steps, "leave it out")
         found = load("planner", planner)
         with_settings(found, **settings)
@@ -66,16 +72,25 @@ class by_planner(Pilot):
 
     def __repr__(self) -> str:
         given = {"measured_steps": self.measured_steps, **self.settings}
-        texts = [repr(self.planner), *(f"{name}={value!r}" for name, value in given.items())]
+        texts = [
+            repr(self.planner),
+            *(f"{name}={value!r}" for name, value in given.items()),
+        ]
         return f"by_planner({', '.join(texts)})"
 
     @property
     def compressors(self) -> list[str]:
-        """Names of the compressors that the planner's settings name, those by default too."""
+        """Names of the compressors that the planner's settings name, those by default
+        too.
+        """
         of = inspect.signature(load("planner", self.planner)).parameters.values()
         values = {one.name: one.default for one in of} | self.settings
         known = {*names("compress")} - {"none"}
-        return [value for value in values.values() if isinstance(value, str) and value in known]
+        return [
+            value
+            for value in values.values()
+            if isinstance(value, str) and value in known
+        ]
 
     def begin(self, controls: Controls) -> Flight:
         return _Planned(self, controls)
@@ -88,12 +103,16 @@ class _Planned(MeasuredFlight):
     """
 
     def __init__(self, pilot: by_planner, controls: Controls) -> None:
-        super().__init__(pilot.planner, pilot.measured_steps, pilot.compressors, controls)
+        super().__init__(
+            pilot.planner, pilot.measured_steps, pilot.compressors, controls
+        )
         self._pilot = pilot
         self._planned_at = -1
         engine = controls.engine
         params = controls.params
-        codec = CodecFit(**dict.fromkeys(PRIMITIVES, LineFit(alpha_s=1e-4, per_unit_s=1e-9)))
+        codec = CodecFit(
+            **dict.fromkeys(PRIMITIVES, LineFit(alpha_s=1e-4, per_unit_s=1e-9))
+        )
         rate = 1.25e8
         count = engine.ranks_per_host
         cluster = Cluster(
@@ -106,7 +125,9 @@ class _Planned(MeasuredFlight):
         made, *_ = self._choose(profile, cluster)
         if made.credit > engine.num_channels:
             accepted = f"at most {engine.num_channels}, the channels that attach opens"
-            raise invalid(f"credit of {made.planner}'s plan", made.credit, accepted, "lower it")
+            raise invalid(
+                f"credit of {made.planner}'s plan", made.credit, accepted, "lower it"
+            )
 
     def _choose(self, profile: Profile, cluster: Cluster) -> Chosen:
         made = plan(self._pilot.planner, profile, cluster, **self._pilot.settings)
@@ -126,12 +147,18 @@ class _Planned(MeasuredFlight):
             return
         self._planned_at = self._num_steps
         cannot = made.plan.overlap_forward and not self._controls.can_overlap
-        self._say(told + ", but nothing is overlapped without optimizer= or under DDP" * cannot)
+        self._say(
+            told
+            + ", but nothing is overlapped without optimizer= or under DDP" * cannot
+        )
 
     def _review(self, rows: list[list[float]]) -> None:
         is_first = self._expected_s is None
         self._expected_s = max(row[0] for row in rows)
         if is_first and self._controls.plan is not None:
             seconds = self._expected_s, self.stats()["predicted_s"], self._dense_s
-            words = "a step by the plan takes {}, {} was predicted, {} is that of a dense one"
+            words = (
+                "a step by the plan takes {}, {} was predicted, {} is that of a "
+                "dense one"
+            )
             self._say(words.format(*map(format_seconds, seconds)))

@@ -11,14 +11,16 @@ from .data.profile import Profile, ProfiledTensor
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors of one dtype, in the profile's order: a layer's, or those of neighbouring layers.
+    """Tensors of one dtype, in the profile's order: a layer's, or those of neighbouring
+    layers.
 
     None of the tensors is empty.
     """
 
     layer: int
-    """The place in forward order of the bucket's first layer. In the backward pass that layer is
-    ready last, and in the next forward pass it is needed first."""
+    """The place in forward order of the bucket's first layer. In the backward pass that
+    layer is ready last, and in the next forward pass it is needed first.
+    """
     tensors: tuple[ProfiledTensor, ...]
 
     @property
@@ -56,7 +58,9 @@ class Bucket:
 
 
 def buckets(profile: Profile) -> list[Bucket]:
-    """All buckets in forward order: one a layer that owns elements, more where it mixes dtypes."""
+    """All buckets in forward order: one a layer that owns elements, more where it mixes
+    dtypes.
+    """
     found = []
     for place, layer in enumerate(profile.layers):
         by_dtype: dict[str, list[ProfiledTensor]] = {}
@@ -69,14 +73,20 @@ def buckets(profile: Profile) -> list[Bucket]:
 
 def whole_buckets(*fused: Bucket) -> PlannedMessage:
     """One message of several whole buckets."""
-    return PlannedMessage(chunks=tuple(chunk for bucket in fused for chunk in bucket.chunks()))
+    return PlannedMessage(
+        chunks=tuple(chunk for bucket in fused for chunk in bucket.chunks())
+    )
 
 
 def check_bytes(what: str, given: int) -> None:
-    """Refuses ``given`` unless it is a size of a message in bytes: a whole number of at least 1."""
+    """Refuses ``given`` unless it is a size of a message in bytes: a whole number of at
+    least 1.
+    """
     check_whole(what, given, "sizes are in bytes")
 
 
 def check_credit(given: int) -> None:
-    """Refuses ``given`` unless it is a whole number of channels from 1 to ``MOST_CREDIT``."""
+    """Refuses ``given`` unless it is a whole number of channels from 1 to
+    ``MOST_CREDIT``.
+    """
     check_whole("credit", given, "4 is usual", most=MOST_CREDIT)

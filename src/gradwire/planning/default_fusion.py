@@ -1,14 +1,17 @@
-"""Default fusion: how ``attach`` puts gradients together into messages where there is no plan.
+"""Default fusion: how ``attach`` puts gradients together into messages where there is
+no plan.
 
-Few large messages leave the network idle while backward goes on, and give encode and decode nothing
-to hide behind. Many small messages pay their latency often. On 4 hosts at 200 Mbit, with 13 MB of
-gradients, uncompressed steps took 1.02 s in messages of 4 MiB, 1.04 s in those of 8 MiB, 1.05 s of
-25 MiB and 1.00 s of 1 MiB, against 1.01 s of DDP in the same run. Steps with onebit took 0.32 s in
-messages of 4 MiB and 0.38 s in those of 1 MiB. So the size that counts is the one on the wire.
+Few large messages leave the network idle while backward goes on, and give encode and
+decode nothing to hide behind. Many small messages pay their latency often. On 4 hosts
+at 200 Mbit, with 13 MB of gradients, uncompressed steps took 1.02 s in messages of 4
+MiB, 1.04 s in those of 8 MiB, 1.05 s of 25 MiB and 1.00 s of 1 MiB, against 1.01 s of
+DDP in the same run. Steps with onebit took 0.32 s in messages of 4 MiB and 0.38 s in
+those of 1 MiB. So the size that counts is the one on the wire.
 
-Where the network costs nothing (two ranks on one machine, a transformer of 3.3 M parameters) a
-message costs 0.5 to 1 ms of processor time beside its bytes, in threads that wake up and in Python
-that is no longer in the cache. A step took 82 ms of it in 15 messages of 1 MiB and 77 ms in 5.
+Where the network costs nothing (two ranks on one machine, a transformer of 3.3 M
+parameters) a message costs 0.5 to 1 ms of processor time beside its bytes, in threads
+that wake up and in Python that is no longer in the cache. A step took 82 ms of it in 15
+messages of 1 MiB and 77 ms in 5.
 """
 
 from __future__ import annotations
@@ -53,11 +56,13 @@ def default_messages(
     return [(members, exchange_of(matrices(*members[0]))) for members in fused]
 
 
-def default_cap_bytes(params: Sequence[NamedParam], exchange: Exchange, world: int) -> int:
+def default_cap_bytes(
+    params: Sequence[NamedParam], exchange: Exchange, world: int
+) -> int:
     """Bytes of gradients to fuse into one message where the user names none.
 
-    With it each message puts about 4 MiB on the wire, as long as there are 4 to 16 of them. It is
-    at least 1 MiB.
+    With it each message puts about 4 MiB on the wire, as long as there are 4 to 16 of
+    them. It is at least 1 MiB.
     """
     total = _size_bytes(params)
     alike = {(param.shape, param.dtype): (name, param) for name, param in params}
@@ -70,9 +75,11 @@ def default_cap_bytes(params: Sequence[NamedParam], exchange: Exchange, world: i
 
 
 def _wire_bytes(name: str, param: Tensor, exchange: Exchange, world: int) -> int | None:
-    """Bytes that rank 0, as busy as any, sends of one parameter; None where that is not known.
+    """Bytes that rank 0, as busy as any, sends of one parameter; None where that is not
+    known.
 
-    Parameters are asked for one by one, as an exchange may refuse a tensor as long as a model.
+    Parameters are asked for one by one, as an exchange may refuse a tensor as long as a
+    model.
     """
     spec = TensorSpec(name, param.numel(), param.dtype, (tuple(param.shape),))
     return exchange.bytes_of_rank(spec, world)
@@ -84,20 +91,24 @@ def fuse(
     kind: Callable[[str, Tensor], Any],
     cap_bytes: Callable[[Any], int],
 ) -> list[list[NamedParam]]:
-    """Cuts parameters into messages of one dtype and one ``kind``, closed at ``cap_bytes(kind)``.
+    """Cuts parameters into messages of one dtype and one ``kind``, closed at
+    ``cap_bytes(kind)``.
 
-    Backward produces gradients roughly in reverse order of registration, so messages are filled in
-    that order; they come back in the order in which they fill, the issue order. Those that never
-    fill come last, the smallest behind: it may carry the count of used parameters. A gradient of at
-    least half the cap travels alone, as then nothing has to be copied (`Message.can_borrow`), but
-    not one below 1 MiB and the cap: its copy costs less than one more message.
+    Backward produces gradients roughly in reverse order of registration, so messages
+    are filled in that order; they come back in the order in which they fill, the issue
+    order. Those that never fill come last, the smallest behind: it may carry the count
+    of used parameters. A gradient of at least half the cap travels alone, as then
+    nothing has to be copied (`Message.can_borrow`), but not one below 1 MiB and the
+    cap: its copy costs less than one more message.
     """
     open_messages: dict[Any, list[NamedParam]] = {}
     closed: list[list[NamedParam]] = []
     for name, param in reversed(params):
         key = (kind(name, param), param.dtype)
         cap = cap_bytes(key[0])
-        if param.numel() * param.element_size() >= min(cap, max(cap / 2, _SMALLEST_BYTES)):
+        if param.numel() * param.element_size() >= min(
+            cap, max(cap / 2, _SMALLEST_BYTES)
+        ):
             closed.append([(name, param)])
             continue
         message = open_messages.setdefault(key, [])

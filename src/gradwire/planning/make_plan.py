@@ -1,4 +1,6 @@
-"""plan: the root's ``gw.plan``: a planner by name or as a function, its settings checked."""
+"""plan: the root's ``gw.plan``: a planner by name or as a function, its settings
+checked.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,12 @@ def plan(
     """Makes a plan for a model on a cluster, and checks it.
 
     Args:
-        planner: A planner's name (``gradwire list planner`` shows all), or a function from profile
-            and cluster to a plan.
+        planner: A planner's name (``gradwire list planner`` shows all), or a function
+            from profile and cluster to a plan.
         profile: The model's layers, from ``gw.profile`` or ``gw.catalogue.load``.
         cluster: Ranks and links.
-        tune: Whether settings that are left out are searched for, by the package gradwire-lab.
+        tune: Whether settings that are left out are searched for, by the package
+            gradwire-lab.
         **settings: The planner's settings.
 
     Returns:
@@ -49,12 +52,19 @@ def plan(
             "profile and cluster",
             given,
             "a Profile and a Cluster, in this order",
-            "read files with Profile.load and Cluster.load, models with gw.catalogue.load",
+            "read files with Profile.load and Cluster.load, models with "
+            "gw.catalogue.load",
         )
     chosen = with_settings(planner, **settings)
-    made = extension("tune").tune(chosen, profile, cluster) if tune else chosen(profile, cluster)
+    made = (
+        extension("tune").tune(chosen, profile, cluster)
+        if tune
+        else chosen(profile, cluster)
+    )
     if not isinstance(made, Plan):
         accepted = "a Plan"
-        raise invalid(f"what {name_of(chosen)} returns", made, accepted, "return a gw.Plan")
+        raise invalid(
+            f"what {name_of(chosen)} returns", made, accepted, "return a gw.Plan"
+        )
     check(made, profile)
     return made

@@ -1,4 +1,6 @@
-"""Settings of a planner: it is found by name or given as a function, and they are bound to it."""
+"""Settings of a planner: it is found by name or given as a function, and they are bound
+to it.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +13,30 @@ from ..contract.registry import load
 from ..errors import UnknownName, invalid
 from .data.plan import Plan
 
-# ---- the settings of a planner -----------------------------------------------------------------
+# ---- the settings of a planner -------------------------------------------------------
 
 
 Planner = Callable[..., Plan]
-"""``(profile, cluster, *, settings) -> Plan``, pure: the same facts give the same plan."""
+"""``(profile, cluster, *, settings) -> Plan``, pure: the same facts give the same
+plan.
+"""
 
 
 def with_settings(planner: str | Planner, **settings: Any) -> Planner:
-    """The planner, found by name if need be, with these settings bound; refuses unknown ones."""
+    """The planner, found by name if need be, with these settings bound; refuses unknown
+    ones.
+    """
     found: Planner = load("planner", planner) if isinstance(planner, str) else planner
     if not callable(found):
-        raise invalid("planner", planner, "a planner's name or a function", "write 'usbyte'")
+        raise invalid(
+            "planner", planner, "a planner's name or a function", "write 'usbyte'"
+        )
     known = settings_of(found)
     for name in settings:
         if known == []:
-            raise invalid(name_of(found), name, "called without settings", "leave it out")
+            raise invalid(
+                name_of(found), name, "called without settings", "leave it out"
+            )
         if known is not None and name not in known:
             raise UnknownName(f"setting of {name_of(found)}", name, known)
     return partial(found, **settings) if settings else found
@@ -40,7 +50,10 @@ def settings_of(planner: Planner) -> list[str] | None:
     try:
         signature = inspect.signature(planner)
         signature.bind_partial(None, None)
-    except (TypeError, ValueError):  # too few parameters, or a built-in function that names none
+    except (
+        TypeError,
+        ValueError,
+    ):  # too few parameters, or a built-in function that names none
         accepted = "a planner's name, or a function (profile, cluster, *, settings)"
         raise invalid("planner", name_of(planner), accepted, "write 'usbyte'") from None
     parameters = signature.parameters.values()
@@ -56,13 +69,14 @@ def name_of(planner: Planner) -> str:
     return getattr(planner, "__name__", type(planner).__name__)
 
 
-# ---- values of a setting that are worth trying: a planner's ``SEARCH`` --------------------------
+# ---- values of a setting that are worth trying: a planner's ``SEARCH`` ---------------
 
 
 class WholeNumbers(NamedTuple):
     """Whole numbers from ``low`` to ``high``, both included.
 
-    On a ``logarithmic`` scale 1 MiB is as far from 2 MiB as from 512 KiB, which suits sizes.
+    On a ``logarithmic`` scale 1 MiB is as far from 2 MiB as from 512 KiB, which suits
+    sizes.
     """
 
     low: int

@@ -1,4 +1,6 @@
-"""iteration_s: the one figure planners are compared by, without the spans of a trace."""
+"""iteration_s: the one figure planners are compared by, without the spans of a
+trace.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from .simulation.clock import run_on_clock
 
 
 def iteration_s(plan: Plan, profile: Profile, cluster: Cluster) -> float:
-    """Seconds of one iteration under the model: ``simulate(...).iteration_s``, to the last bit."""
+    """Seconds of one iteration under the model: ``simulate(...).iteration_s``, to the
+    last bit.
+    """
     return run_on_clock(plan, profile, cluster).iteration_s
 
 
@@ -20,11 +24,12 @@ TIE = 0.005
 
 
 def fewest_messages(priced: Iterable[tuple[float, Plan]], within: float = TIE) -> Plan:
-    """The plan of fewest messages among those ``within`` a share of the best of ``priced``.
+    """The plan of fewest messages among those ``within`` a share of the best of
+    ``priced``.
 
-    Each pair is the seconds predicted of a plan, and the plan. How much time a message costs its
-    host is known least of all that goes into a prediction. So among plans that promise the same
-    time, the one with the fewest messages is the safest.
+    Each pair is the seconds predicted of a plan, and the plan. How much time a message
+    costs its host is known least of all that goes into a prediction. So among plans
+    that promise the same time, the one with the fewest messages is the safest.
     """
     found = list(priced)
     best_s = min(seconds for seconds, _ in found)

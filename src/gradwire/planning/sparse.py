@@ -20,17 +20,23 @@ from .data.profile import Profile
 from .data.sparsity import SparsityProfile, UnitSparsity
 
 
-def schemes_of(profile: Profile, cluster: Cluster) -> dict[str, tuple[SchemeInputs, SchemeChoice]]:
-    """The setting of each profiled sparse tensor on this cluster, and the scheme chosen for it.
+def schemes_of(
+    profile: Profile, cluster: Cluster
+) -> dict[str, tuple[SchemeInputs, SchemeChoice]]:
+    """The setting of each profiled sparse tensor on this cluster, and the scheme chosen
+    for it.
 
-    Hosts of several ranks add up first, and the setting is that of a rank's share of their sum. But
-    gradients that come as rows are not added up: they travel among all ranks.
+    Hosts of several ranks add up first, and the setting is that of a rank's share of
+    their sum. But gradients that come as rows are not added up: they travel among all
+    ranks.
     """
     sparsity = profile.sparsity
     count = cluster.ranks_per_host
     if sparsity is None:
         return {}
-    tensors = {tensor.name: tensor for layer in profile.layers for tensor in layer.tensors}
+    tensors = {
+        tensor.name: tensor for layer in profile.layers for tensor in layer.tensors
+    }
     found = {}
     for one in sparsity.tensors:
         tensor = tensors[one.name]
@@ -52,13 +58,18 @@ def schemes_of(profile: Profile, cluster: Cluster) -> dict[str, tuple[SchemeInpu
                 cluster=cluster.shares,
                 within_s=cluster.within_line.seconds(tensor.size_bytes),
             )
-        found[one.name] = at, fastest_scheme(at, schemes(of_rows=True) if one.is_rows else None)
+        found[one.name] = (
+            at,
+            fastest_scheme(at, schemes(of_rows=True) if one.is_rows else None),
+        )
     return found
 
 
 @dataclass(frozen=True)
 class SparsePart:
-    """The tensors that take a sparse scheme, a message for each, and the profile of all others."""
+    """The tensors that take a sparse scheme, a message for each, and the profile of all
+    others.
+    """
 
     profile: Profile
     messages: tuple[PlannedMessage, ...]
@@ -67,8 +78,12 @@ class SparsePart:
     """The profile of the other tensors; layers keep their times."""
 
     @classmethod
-    def of(cls, profile: Profile, cluster: Cluster, *, only_rows: bool = False) -> SparsePart:
-        """The part for which a sparse scheme is the fastest, or no other carries its rows."""
+    def of(
+        cls, profile: Profile, cluster: Cluster, *, only_rows: bool = False
+    ) -> SparsePart:
+        """The part for which a sparse scheme is the fastest, or no other carries its
+        rows.
+        """
         sparsity = profile.sparsity
         numels = {t.name: t.numel for layer in profile.layers for t in layer.tensors}
         exchanges = {}
@@ -92,7 +107,9 @@ class SparsePart:
         Each stands before the first one that is ready no sooner than it is.
         """
         layer_of = {
-            t.name: place for place, la in enumerate(self.profile.layers) for t in la.tensors
+            t.name: place
+            for place, la in enumerate(self.profile.layers)
+            for t in la.tensors
         }
 
         def first_layer(message: PlannedMessage) -> int:
@@ -101,10 +118,14 @@ class SparsePart:
         # The lower a layer, the later its backward ends.
         every = list(plan.messages)
         for own in sorted(self.messages, key=first_layer):
-            later = (n for n, one in enumerate(every) if first_layer(one) <= first_layer(own))
+            later = (
+                n for n, one in enumerate(every) if first_layer(one) <= first_layer(own)
+            )
             every.insert(next(later, len(every)), own)
         exchanges = {**plan.exchanges, **self.exchanges}
-        return plan.model_copy(update={"messages": tuple(every), "exchanges": exchanges})
+        return plan.model_copy(
+            update={"messages": tuple(every), "exchanges": exchanges}
+        )
 
 
 def _exchange(
@@ -115,7 +136,9 @@ def _exchange(
             "width": units.width,
             "expected_density": float(f"{units.density:.3g}"),
         }
-        return ExchangeSetting(compressor="nonzero", settings=settings, collective=scheme)
+        return ExchangeSetting(
+            compressor="nonzero", settings=settings, collective=scheme
+        )
     codec: Compressor = algorithm_by_name(sparsity.compressor, sparsity.settings)
     return ExchangeSetting(
         compressor=sparsity.compressor,
@@ -127,7 +150,9 @@ def _exchange(
 
 def _without(profile: Profile, names: set[str]) -> Profile:
     layers = tuple(
-        layer.model_copy(update={"tensors": tuple(t for t in layer.tensors if t.name not in names)})
+        layer.model_copy(
+            update={"tensors": tuple(t for t in layer.tensors if t.name not in names)}
+        )
         for layer in profile.layers
     )
     return profile.model_copy(update={"layers": layers, "sparsity": None})

@@ -1,7 +1,9 @@
-"""attach: from here on gradwire exchanges a model's gradients, under an unchanged training loop.
+"""attach: from here on gradwire exchanges a model's gradients, under an unchanged
+training loop.
 
-An attach checks its settings, agrees with the other ranks, connects, and hooks the model. What only
-some arguments ask for (a plan, newcomers, hosts, DDP) is imported where they are given.
+An attach checks its settings, agrees with the other ranks, connects, and hooks the
+model. What only some arguments ask for (a plan, newcomers, hosts, DDP) is imported
+where they are given.
 """
 
 from __future__ import annotations
@@ -31,12 +33,25 @@ from ..errors import invalid
 from ..exchange.by_name import exchange_for
 from ..exchange.error_feedback import chooses_scheme
 from ..kernels.libraries import being_built
-from .agreement.fingerprint import NETWORK, SETTINGS, Fingerprint, agree, fingerprint, post_refusal
+from .agreement.fingerprint import (
+    NETWORK,
+    SETTINGS,
+    Fingerprint,
+    agree,
+    fingerprint,
+    post_refusal,
+)
 from .agreement.versions import warn_of_versions
 from .engine.backends import AFTER_A_CHANGE, OwnNetwork, choose, connect, network_of
 from .engine.engine import Engine
 from .fused import fused_messages
-from .grid.dtensors import has_dtensors, refuse_other_shards, reshard, shard_of, sharded_modules
+from .grid.dtensors import (
+    has_dtensors,
+    refuse_other_shards,
+    reshard,
+    shard_of,
+    sharded_modules,
+)
 from .grid.reals import as_reals
 from .grid.shards import join_shards, one_dimension, outside_of, place_in
 from .handle import Handle
@@ -86,29 +101,36 @@ def attach(
 ) -> Handle:
     """Exchanges a model's gradients in every backward pass from now on.
 
-    After ``loss.backward()`` every ``.grad`` is the mean over ranks. The training loop stays as it
-    is. All ranks attach alike, and each backward pass reaches an attached parameter.
+    After ``loss.backward()`` every ``.grad`` is the mean over ranks. The training loop
+    stays as it is. All ranks attach alike, and each backward pass reaches an attached
+    parameter.
 
     Args:
         model: An ``nn.Module``, whose parameters and buffers come from rank 0, or a
             ``DistributedDataParallel`` module, maybe wrapped.
         exchange: One of these:
 
-            * a compressor of ``gw.compress``, or its name. It gets the collective that suits its
-              traits, and error feedback if it needs that.
+            * a compressor of ``gw.compress``, or its name. It gets the collective that
+              suits its traits, and error feedback if it needs that.
             * an exchange that ``gw.pair`` has made.
-            * a plan (``gw.plan``), or its file. It decides messages, order and exchanges.
-            * ``"auto"`` (``gw.pilot.auto``), which chooses a plan while the model trains.
-            * a planner's name (``gw.pilot.by_planner``), which plans once for the first steps.
-        optimizer: The optimizer of ``model``. With a plan that overlaps the next forward pass,
-            each layer's forward then waits for its own means. Newcomers need it too.
+            * a plan (``gw.plan``), or its file. It decides messages, order and
+              exchanges.
+            * ``"auto"`` (``gw.pilot.auto``), which chooses a plan while the model
+              trains.
+            * a planner's name (``gw.pilot.by_planner``), which plans once for the first
+              steps.
+        optimizer: The optimizer of ``model``. With a plan that overlaps the next
+            forward pass, each layer's forward then waits for its own means. Newcomers
+            need it too.
         scaler: The loss's scaler. Gradients are exchanged without its scale.
-        group: The process group, or the data-parallel dimension of a ``DeviceMesh``. Its ranks
-            hold the same shards of DTensors. Default: all ranks, or the DDP model's group.
+        group: The process group, or the data-parallel dimension of a ``DeviceMesh``.
+            Its ranks hold the same shards of DTensors. Default: all ranks, or the DDP
+            model's group.
         mesh: Hosts of several ranks, which add up gradients and exchange shares: a
             ``DeviceMesh`` of ("hosts", "local"), or ``"torchrun"``. Default: flat.
         options: How gradients travel, as ``gw.Options``. Default: ``gw.Options()``.
-        failure: What becomes of lost ranks, as ``gw.FailurePolicy``. Default: the run ends.
+        failure: What becomes of lost ranks, as ``gw.FailurePolicy``. Default: the run
+            ends.
 
     Returns:
         A ``gw.Handle`` with figures, checkpoints and ``detach()``.
@@ -138,14 +160,17 @@ def attach(
 
 
 _OWN = ("compress_if", "shards", "trace_steps", "timeout", "store", "rejoin")
-"""Fields of the options and of the failure policy that ranks compare otherwise, or not."""
+"""Fields of the options and of the failure policy that ranks compare otherwise, or
+not.
+"""
 
 
 class Grid(NamedTuple):
-    """This rank's two groups: those that average with it, and those that hold the other parts.
+    """This rank's two groups: those that average with it, and those that hold the other
+    parts.
 
-    ``ranks`` are the numbers of the first among all ranks, ``group`` is its process group
-    (None: that of all), and ``mesh`` tells which are on one host.
+    ``ranks`` are the numbers of the first among all ranks, ``group`` is its process
+    group (None: that of all), and ``mesh`` tells which are on one host.
     """
 
     who: Membership
@@ -163,7 +188,9 @@ def grid_of(model: nn.Module, group: Any, mesh: Any, settings: Settings) -> Grid
     warn_of_versions()
     settings.choose_store()
     if mesh is not None and group is not None:
-        raise invalid("group", group, "None beside mesh=, which names the ranks", "leave it out")
+        raise invalid(
+            "group", group, "None beside mesh=, which names the ranks", "leave it out"
+        )
     found = _group_of(model, group)
     ranks: list[int] = []
     if dist.is_initialized():
@@ -171,7 +198,13 @@ def grid_of(model: nn.Module, group: Any, mesh: Any, settings: Settings) -> Grid
     timeout = settings.patience
     shards = getattr(settings.options, "shards", None)
     if mesh is None:
-        return Grid(join(found, timeout), join_shards(shards, found, timeout), None, ranks, found)
+        return Grid(
+            join(found, timeout),
+            join_shards(shards, found, timeout),
+            None,
+            ranks,
+            found,
+        )
     if shards is not None:
         raise refusal_of("shards", "mesh").error(shards)
     from .grid.shards import join_mesh
@@ -184,7 +217,9 @@ def _group_of(model: nn.Module, group: Group | DeviceMesh | None) -> Group | Non
     found: Group | None = one_dimension("group", group, "data-parallel", 0)
     if isinstance(model, DistributedDataParallel):
         if found is not None:
-            raise invalid("group", found, "None for a DDP model", "DDP's own group is used")
+            raise invalid(
+                "group", found, "None for a DDP model", "DDP's own group is used"
+            )
         found = model.process_group
     if dist.is_initialized() and dist.get_rank(found) < 0:
         raise outside_of("group")
@@ -207,15 +242,22 @@ class Attachment:
     """This rank's parts of them, as real numbers."""
 
     def prepare(self) -> Mapping[str, object]:
-        """Checks and makes what only a subclass needs; returns settings that ranks must share."""
+        """Checks and makes what only a subclass needs; returns settings that ranks must
+        share.
+        """
         return {}
 
     def attach(
-        self, model: nn.Module, settings: Settings, grid: Grid, newcomer: Newcomer | None = None
+        self,
+        model: nn.Module,
+        settings: Settings,
+        grid: Grid,
+        newcomer: Newcomer | None = None,
     ) -> Handle:
         """Checks the arguments, agrees with the other ranks and connects.
 
-        A rank that refuses tells the others, so none waits. A ``newcomer`` agrees with a run.
+        A rank that refuses tells the others, so none waits. A ``newcomer`` agrees with
+        a run.
         """
         who = grid.who
         shards = grid.shards
@@ -230,16 +272,24 @@ class Attachment:
             self.params = trained(model)
             refuse_pairs(Facts(model, self.params, settings, self.way))
             refuse_other_shards(model, grid.ranks)
-            if who.world > 1 and self.way == "attach" and settings.failure.check_every is not None:
+            if (
+                who.world > 1
+                and self.way == "attach"
+                and settings.failure.check_every is not None
+            ):
                 refuse_own_writes(model)
-            self.held = [(name, as_reals(shard_of(param))) for name, param in self.params]
+            self.held = [
+                (name, as_reals(shard_of(param))) for name, param in self.params
+            ]
             own = self._fingerprint(shards, self.prepare())
             told = json.dumps(own)
             if newcomer is not None:
                 with being_built():  # before others wait for this rank
                     pass
                 who = newcomer.ask(own, settings.failure.timeout)
-            with being_built():  # Kernels that no run has built yet: now, not in the first step.
+            with (
+                being_built()
+            ):  # Kernels that no run has built yet: now, not in the first step.
                 messages = self.messages(who)
             refuse_float16(messages, settings.scaler)
             own[NETWORK] = network_of(messages)
@@ -250,19 +300,29 @@ class Attachment:
             post_refusal(shards, error)
             raise
         try:
-            networks = agree(who, own, settings.failure.timeout) if newcomer is None else None
+            networks = (
+                agree(who, own, settings.failure.timeout) if newcomer is None else None
+            )
         except Exception as error:
             post_refusal(shards, error)
             raise
-        agree_among_shards(who, shards, messages, settings.channels, settings.failure.timeout)
+        agree_among_shards(
+            who, shards, messages, settings.channels, settings.failure.timeout
+        )
         healing = None
         if settings.failure.on_failure == "shrink":
             from .survive.rejoin import Healing
 
             healing = Healing(
-                self._shared, settings.optimizer, settings.scaler, settings.failure.timeout, told
+                self._shared,
+                settings.optimizer,
+                settings.scaler,
+                settings.failure.timeout,
+                told,
             )
-        return self._connect(grid._replace(who=who), messages, networks, healing, newcomer)
+        return self._connect(
+            grid._replace(who=who), messages, networks, healing, newcomer
+        )
 
     @property
     def carried(self) -> list[NamedParam]:
@@ -277,11 +337,14 @@ class Attachment:
         healing: Healing | None,
         newcomer: Newcomer | None,
     ) -> Handle:
-        """Connects the ranks and hooks the model; what is begun is undone if any of it fails."""
+        """Connects the ranks and hooks the model; what is begun is undone if any of it
+        fails.
+        """
         settings = self.settings
         is_ddp = isinstance(self.model, DistributedDataParallel)
         if networks is not None:
-            # All refuse alike, and before any connects: one that still did would see others close.
+            # All refuse alike, and before any connects: one that still did would see
+            # others close.
             choose(settings.options.backend, networks, settings.ranks_per_host)
         undo = ExitStack()
         recorder = Recorder(settings.options.trace_steps)
@@ -294,7 +357,11 @@ class Attachment:
             ranks_per_host=settings.ranks_per_host,
             checksums=settings.failure.checksums,
         )
-        engine = newcomer.enter(engine_of, healing, messages) if newcomer else engine_of(grid.who)
+        engine = (
+            newcomer.enter(engine_of, healing, messages)
+            if newcomer
+            else engine_of(grid.who)
+        )
         undo.callback(engine.close)
         try:
             serves = AFTER_A_CHANGE
@@ -317,20 +384,26 @@ class Attachment:
         except BaseException:
             undo.close()
             raise
-        # A model that is dropped without detach takes its threads with it, once its messages end.
+        # A model that is dropped without detach takes its threads with it, once its
+        # messages end.
         weakref.finalize(handle, engine.finish_and_close)
         return handle
 
     def is_left_to_ddp(self, messages: Sequence[Message]) -> bool:
-        """Whether DDP's own reducer averages the model's gradients; the same on all ranks.
+        """Whether DDP's own reducer averages the model's gradients; the same on all
+        ranks.
 
-        It does so for a DDP model of which every gradient is dense, unless the user asks for what
-        only gradwire's messages have: a size, a number of channels, another time-out. A plan has
-        messages of its own, and a pilot may plan some.
+        It does so for a DDP model of which every gradient is dense, unless the user
+        asks for what only gradwire's messages have: a size, a number of channels,
+        another time-out. A plan has messages of its own, and a pilot may plan some.
         """
         exchange = self.settings.exchange
         is_ddp = isinstance(self.model, DistributedDataParallel)
-        if not is_ddp or self.settings.asks_for_messages or not isinstance(exchange, Exchange):
+        if (
+            not is_ddp
+            or self.settings.asks_for_messages
+            or not isinstance(exchange, Exchange)
+        ):
             return False
         dense = exchange_for(none())
         return all(one.exchange == dense for one in messages)
@@ -340,7 +413,9 @@ class Attachment:
         return [tensor for _, tensor, _ in self._tensors()]
 
     def _tensors(self) -> list[tuple[str, Tensor, str]]:
-        """Every tensor that ranks must share, as they hold it, its name and how it is treated."""
+        """Every tensor that ranks must share, as they hold it, its name and how it is
+        treated.
+        """
         model = self.model
         sparse = sparse_weights(self.model)
 
@@ -348,30 +423,43 @@ class Attachment:
             if id(param) in sparse:
                 return "sparse"
             return (
-                "compressed" if self.settings.options.compress_if(name, param) else "uncompressed"
+                "compressed"
+                if self.settings.options.compress_if(name, param)
+                else "uncompressed"
             )
 
         tensors = [(name, param, how(name, param)) for name, param in self.held]
         if not isinstance(model, DistributedDataParallel):
-            frozen = [one for one in model.named_parameters() if not one[1].requires_grad]
+            frozen = [
+                one for one in model.named_parameters() if not one[1].requires_grad
+            ]
             for kind, found in ("frozen", frozen), ("buffer", model.named_buffers()):
-                tensors += [(name, as_reals(shard_of(one)), kind) for name, one in found]
+                tensors += [
+                    (name, as_reals(shard_of(one)), kind) for name, one in found
+                ]
         return tensors
 
-    def _fingerprint(self, shards: Membership, special: Mapping[str, object]) -> Fingerprint:
+    def _fingerprint(
+        self, shards: Membership, special: Mapping[str, object]
+    ) -> Fingerprint:
         model = self.model
         settings = self.settings
         is_ddp = isinstance(model, DistributedDataParallel)
         shared: dict[str, object] = {
             "call": f"gw.{self.way}",
             "exchange": _digest(settings),
-            **{name: value for name, value in settings.fields.items() if name not in _OWN},
+            **{
+                name: value
+                for name, value in settings.fields.items()
+                if name not in _OWN
+            },
             "num_channels": settings.channels,
             "may be left to DDP": not settings.asks_for_messages,
             "model": "DistributedDataParallel" if is_ddp else "nn.Module",
             "shards": place_in(shards, model),
             "ranks per host": settings.ranks_per_host,
-            "scaler": settings.scaler and ("given" if settings.scaler.is_enabled() else "disabled"),
+            "scaler": settings.scaler
+            and ("given" if settings.scaler.is_enabled() else "disabled"),
             "optimizer": settings.failure.on_failure == "shrink"
             and type(settings.optimizer).__name__,
             **special,
@@ -380,10 +468,14 @@ class Attachment:
         chooses = any(map(chooses_scheme, used))
         if settings.plan is None:  # which names the way of rows
             widths = tables(model)
-            shared["embeddings' tables"] = [name for name, p in self.held if id(p) in widths]
+            shared["embeddings' tables"] = [
+                name for name, p in self.held if id(p) in widths
+            ]
             chooses = chooses or bool(widths or sparse_weights(model))
         if chooses:
-            from ..exchange.sparse_schemes import schemes  # a step may choose among them
+            from ..exchange.sparse_schemes import (
+                schemes,
+            )  # a step may choose among them
 
             shared["sparse schemes installed"] = [*schemes()]
         if (
@@ -406,23 +498,30 @@ class Attachment:
         return made
 
     def _fused(self, exchange: Exchange, who: Membership) -> list[Message]:
-        # DDP hands in zeros for parameters that this rank has not used; else ranks tell which.
+        # DDP hands in zeros for parameters that this rank has not used; else ranks tell
+        # which.
         is_ddp = isinstance(self.model, DistributedDataParallel)
         num_flags = 0 if is_ddp else len(self.params)
         given = self.model, self.carried, self.settings, exchange, who
         return fused_messages(*given, num_flags=num_flags)
 
-    def _planned(self, plan: Plan | None, who: Membership, sparse: set[int]) -> list[Message]:
+    def _planned(
+        self, plan: Plan | None, who: Membership, sparse: set[int]
+    ) -> list[Message]:
         """The messages of a plan; those of None, by which a pilot begins, are dense."""
         if plan is None:
             return self._fused(exchange_for(none()), who)
         from .planned import check_for, messages_of
 
         check_for(plan, self.carried, sparse)
-        return messages_of(plan, self.carried, sparse, who, self.settings.ranks_per_host)
+        return messages_of(
+            plan, self.carried, sparse, who, self.settings.ranks_per_host
+        )
 
     def check(self) -> Check:
-        """The comparison of what has the same bits on all ranks whenever a step begins."""
+        """The comparison of what has the same bits on all ranks whenever a step
+        begins.
+        """
         params = self.params
         every = self.settings.failure.check_every
         return Check(every, lambda names: [(n, shard_of(param)) for n, param in params])
@@ -454,7 +553,9 @@ class Attachment:
             overlap = None
             optimizer = settings.optimizer
             if optimizer is not None and not isinstance(settings.exchange, Exchange):
-                from .overlap.overlap import Overlap  # a plan may overlap the next forward pass
+                from .overlap.overlap import (
+                    Overlap,
+                )  # a plan may overlap the next forward pass
 
                 cut = partial(Overlap, model, params, optimizer, progress)
                 if settings.overlaps and not has_dtensors(params):
@@ -468,7 +569,9 @@ class Attachment:
 
             served = hooks or buckets
             assert served is not None, "a DDP model that is left to DDP has no pilot"
-            made = partial(self._planned, who=progress.synchroniser.engine.who, sparse=set())
+            made = partial(
+                self._planned, who=progress.synchroniser.engine.who, sparse=set()
+            )
             controls = Controls(model, params, progress, served, made, cut)
             undo.callback(controls.end)
             controls.begin(pilot)
@@ -478,7 +581,13 @@ class Attachment:
             from .survive.shrink import Shrinking
 
             hooks.shrinking = Shrinking(
-                handle, progress, params, self.messages, undo, self.healing, self.newcomer
+                handle,
+                progress,
+                params,
+                self.messages,
+                undo,
+                self.healing,
+                self.newcomer,
             )
         if buckets is not None and isinstance(model, DistributedDataParallel):
             from .ddp.comm_hook import refuse_fewer
@@ -489,7 +598,9 @@ class Attachment:
     def _buckets(
         self, model: DistributedDataParallel, progress: Progress, undo: ExitStack
     ) -> DDPHooks | DDPInTurn | None:
-        """The hooks of a DDP model that has messages, or may come to have some; else None."""
+        """The hooks of a DDP model that has messages, or may come to have some; else
+        None.
+        """
         from .ddp.comm_hook import DDPInTurn, count_steps, serve_hook
 
         settings = self.settings
@@ -498,7 +609,8 @@ class Attachment:
             undo.callback(count_steps(progress, model, params))
             return None
         is_flat = settings.ranks_per_host == 1 and not settings.asks_for_messages
-        # A static graph gives its gradients to DDP late, and in the first step once more.
+        # A static graph gives its gradients to DDP late, and in the first step once
+        # more.
         takes_turns = settings.pilot is not None and is_flat and not model.static_graph
         hooks: DDPHooks | DDPInTurn
         if takes_turns:
@@ -510,7 +622,9 @@ class Attachment:
 
 
 def _digest(settings: Settings) -> object:
-    """The value that ranks compare for an exchange: a digest for a plan, which may be long."""
+    """The value that ranks compare for an exchange: a digest for a plan, which may be
+    long.
+    """
     if (plan := settings.plan) is None:
         return settings.exchange
     text = hashlib.sha256(plan.to_json().encode()).hexdigest()

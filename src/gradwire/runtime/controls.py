@@ -1,15 +1,17 @@
 """Controls: what a pilot may do with an attached model between two steps.
 
-A pilot changes the plan of a model that trains. All ranks do the same after the same step: what a
-pilot decides must follow from what they all know. Messages are replaced, and their state goes over
-by parameter name, as a checkpoint's does. Process groups stay: they are opened once, at attach.
+A pilot changes the plan of a model that trains. All ranks do the same after the same
+step: what a pilot decides must follow from what they all know. Messages are replaced,
+and their state goes over by parameter name, as a checkpoint's does. Process groups
+stay: they are opened once, at attach.
 
-Residuals of parameters whose next exchange keeps none are delivered: for one step such a message
-travels dense, with its residuals added to the gradient, and takes its own exchange after that. A
-step that the loss scaler skips delivers nothing, so the message travels dense once more.
+Residuals of parameters whose next exchange keeps none are delivered: for one step such
+a message travels dense, with its residuals added to the gradient, and takes its own
+exchange after that. A step that the loss scaler skips delivers nothing, so the message
+travels dense once more.
 
-On hosts of several ranks each rank keeps state of a share, and another plan cuts other shares. So a
-host's ranks put their shares together first, and each takes its new one.
+On hosts of several ranks each rank keeps state of a share, and another plan cuts other
+shares. So a host's ranks put their shares together first, and each takes its new one.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class Flight(ABC):
 
     @abstractmethod
     def step_ended(self) -> None:
-        """Acts after a backward pass whose means have arrived, or are left to the overlap."""
+        """Acts after a backward pass whose means have arrived, or are left to the
+        overlap.
+        """
 
     @abstractmethod
     def stats(self) -> dict[str, Any]:
@@ -60,7 +64,8 @@ class Flight(ABC):
 
 
 class Pilot(metaclass=KeywordSettings):
-    """Settings that ``attach`` takes in place of a plan, and by which it is chosen in mid-run.
+    """Settings that ``attach`` takes in place of a plan, and by which it is chosen in
+    mid-run.
 
     Its text (``repr``) must tell its settings, as ranks compare them by it.
     """
@@ -73,8 +78,9 @@ class Pilot(metaclass=KeywordSettings):
 class Controls:
     """One attached model, as its pilot reaches it.
 
-    ``make_messages`` makes the messages of a plan, for None dense ones. ``overlapping`` makes the
-    overlap of the next forward pass; it is None where the user gave no optimizer, and under DDP.
+    ``make_messages`` makes the messages of a plan, for None dense ones. ``overlapping``
+    makes the overlap of the next forward pass; it is None where the user gave no
+    optimizer, and under DDP.
     """
 
     def __init__(
@@ -123,12 +129,16 @@ class Controls:
         return self._flight
 
     def settle(self) -> None:
-        """Waits for all that an overlapping plan has left pending of the last backward pass."""
+        """Waits for all that an overlapping plan has left pending of the last backward
+        pass.
+        """
         if self._hooks.overlap is not None:
             self._hooks.overlap.settle(None)
 
     def switch(self, plan: Plan | None) -> None:
-        """Has gradients travel by another plan from the next step on; no state is lost."""
+        """Has gradients travel by another plan from the next step on; no state is
+        lost.
+        """
         self.settle()
         self.plan = plan
         wants_overlap = plan is not None and plan.overlap_forward and self.can_overlap
@@ -141,7 +151,9 @@ class Controls:
         self.put(self.prepared(saved, begun=begun))
 
     def _begun(self) -> checkpoint.BegunStep | None:
-        """The step that a scaler has not decided; None without a scaler, on all ranks alike."""
+        """The step that a scaler has not decided; None without a scaler, on all ranks
+        alike.
+        """
         if not self._progress.synchroniser.undoes_skipped:
             return None
         return checkpoint.begun_step(self._progress.messages)
@@ -149,8 +161,8 @@ class Controls:
     def of_host(self, saved: Mapping[str, Any]) -> Mapping[str, Any]:
         """A state with all that this host's ranks have kept, each for its share.
 
-        A rank has zeros where it keeps nothing, so the sum of the bytes is what was kept. All ranks
-        call this alike.
+        A rank has zeros where it keeps nothing, so the sum of the bytes is what was
+        kept. All ranks call this alike.
         """
         if self.engine.ranks_per_host == 1:
             return saved
@@ -171,10 +183,11 @@ class Controls:
         delivering: Iterable[int] | None = None,
         begun: checkpoint.BegunStep | None = None,
     ) -> list[Message]:
-        """Messages of the plan in force with a state that was collected under this or another.
+        """Messages of the plan in force with a state that was collected under this or
+        another.
 
-        Those at the places ``delivering`` deliver residuals first; by default all that have to.
-        The scaler may still skip the step that was ``begun``.
+        Those at the places ``delivering`` deliver residuals first; by default all that
+        have to. The scaler may still skip the step that was ``begun``.
         """
         made = self._make_messages(self.plan)
         if self._cluster is not None:
@@ -182,7 +195,9 @@ class Controls:
                 message.know(self._cluster)
         owed = self._dense_and_owed
         who = self.engine.who
-        for place in checkpoint.homeless(saved, made) if delivering is None else delivering:
+        for place in (
+            checkpoint.homeless(saved, made) if delivering is None else delivering
+        ):
             slots = made[place].slots
             of = self.params
             ranges = [ParamRange(s.name, of[s.name], s.first, s.last) for s in slots]
@@ -203,22 +218,30 @@ class Controls:
             self.in_turn.use_messages(plan is not None or self._is_delivering)
 
     def know(self, cluster: Cluster) -> None:
-        """Has exchanges that choose anew in each step choose for these ranks and links."""
+        """Has exchanges that choose anew in each step choose for these ranks and
+        links.
+        """
         self._cluster = cluster
         for message in self._progress.messages:
             message.know(cluster)
 
     def guard(self, every: int) -> None:
-        """Has means compared with dense ones every so many steps, unless the user has asked so."""
+        """Has means compared with dense ones every so many steps, unless the user has
+        asked so.
+        """
         self._progress.compare(every)
 
     def missed(self) -> float | None:
-        """The relative error of the means compared since the last call; None if there were none."""
+        """The relative error of the means compared since the last call; None if there
+        were none.
+        """
         return None if self._progress.guard is None else self._progress.guard.take()
 
     @contextmanager
     def on_all_channels(self) -> Iterator[Engine]:
-        """The engine, for messages of the pilot's own; nothing of the model's is under way."""
+        """The engine, for messages of the pilot's own; nothing of the model's is under
+        way.
+        """
         self.settle()
         before = self.engine.credit
         self.engine.use(self.engine.num_channels)
@@ -231,8 +254,11 @@ class Controls:
         """The flight's figures, and the counts of all overlaps."""
         overlap = self._hooks.overlap
         return {
-            "overlapped_steps": self._num_overlapped + (overlap.num_overlapped if overlap else 0),
-            "fallbacks": dict(self._fallbacks + (overlap.fallbacks if overlap else Counter())),
+            "overlapped_steps": self._num_overlapped
+            + (overlap.num_overlapped if overlap else 0),
+            "fallbacks": dict(
+                self._fallbacks + (overlap.fallbacks if overlap else Counter())
+            ),
             "pilot": None if self._flight is None else self._flight.stats(),
             "averaged_by": "DDP"
             if self.in_turn is not None and self.in_turn.is_left_to_ddp
@@ -260,15 +286,20 @@ class Controls:
     def _deliver(self) -> None:
         """Gives messages that have delivered what was owed their own exchange.
 
-        What is owed to a parameter is delivered once an optimizer takes its mean. If no rank used
-        the parameter, or the scaler skipped the step, its message delivers on.
+        What is owed to a parameter is delivered once an optimizer takes its mean. If no
+        rank used the parameter, or the scaler skipped the step, its message delivers
+        on.
         """
         if not self._is_delivering:
             return
         taken = self._progress.synchroniser.taken
         present = self._progress.messages
-        delivers = [p for p, one in enumerate(present) if one.exchange is self._dense_and_owed]
-        owes = [place for place in delivers if not taken.issuperset(present[place].names)]
+        delivers = [
+            p for p, one in enumerate(present) if one.exchange is self._dense_and_owed
+        ]
+        owes = [
+            place for place in delivers if not taken.issuperset(present[place].names)
+        ]
         if owes != delivers:
             saved = checkpoint.collect(present)
             self.put(self.prepared(saved, owes, self._begun()))

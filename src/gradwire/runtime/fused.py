@@ -1,8 +1,9 @@
 """Fused: the messages of a model for which there is no plan.
 
-Vectors (biases, norms) travel uncompressed unless ``compress_if`` says otherwise: they have few
-bytes and are sensitive. Uncompressed gradients are scaled within the backward pass, as DDP does it,
-because waking a lane up takes longer. Their mean needs no decode (``Compressor.is_decoded``).
+Vectors (biases, norms) travel uncompressed unless ``compress_if`` says otherwise: they
+have few bytes and are sensitive. Uncompressed gradients are scaled within the backward
+pass, as DDP does it, because waking a lane up takes longer. Their mean needs no decode
+(``Compressor.is_decoded``).
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ def fused_messages(
     """The messages of a model without a plan, in issue order, numbered from ``first``.
 
     The last carries ``num_flags`` flags, of which parameters ranks use, if it can.
-    Gradients that ``compress_if`` leaves out and row-sparse ones do not take the exchange.
-    Embeddings' tables take it in every step where it names a collective, else in steps in which
-    sending their rows would take longer.
+    Gradients that ``compress_if`` leaves out and row-sparse ones do not take the
+    exchange. Embeddings' tables take it in every step where it names a collective, else
+    in steps in which sending their rows would take longer.
     """
     kinds = _Kinds(model, settings, exchange)
     world = who.world
@@ -72,9 +73,12 @@ def fused_messages(
                 carrier = on_hosts(carrier, settings.ranks_per_host)
             is_light = _is_light(carrier, world)
             # A gradient that travels alone would be copied for the flags.
-            has_flags = is_light and world > 1 and len(members) > 1 and members is fused[-1]
+            has_flags = (
+                is_light and world > 1 and len(members) > 1 and members is fused[-1]
+            )
             flags = num_flags if has_flags else 0
-            # Elsewhere the copy to the host would hold up whoever launches the kernels of backward.
+            # Elsewhere the copy to the host would hold up whoever launches the kernels
+            # of backward.
             is_here = all(param.device.type == "cpu" for _, param in members)
             lanes = dict.fromkeys(dict(members), INLINE) if is_light and is_here else {}
             ranges = [ParamRange.whole(*member) for member in members]
@@ -86,7 +90,9 @@ def fused_messages(
 class _Kinds:
     """How a model's gradients travel: those of one kind may share a message."""
 
-    def __init__(self, model: nn.Module, settings: Settings, exchange: Exchange) -> None:
+    def __init__(
+        self, model: nn.Module, settings: Settings, exchange: Exchange
+    ) -> None:
         self._sparse = sparse_weights(model)
         self._width_of = tables(model)
         self._asked = exchange
@@ -99,7 +105,11 @@ class _Kinds:
 
     def asked_for(self, name: str, param: Tensor) -> Exchange:
         """The exchange that the user's settings name for a parameter."""
-        return self._asked if self._settings.options.compress_if(name, param) else self._dense
+        return (
+            self._asked
+            if self._settings.options.compress_if(name, param)
+            else self._dense
+        )
 
     def exchange_of(self, name: str, param: Tensor) -> Exchange:
         """The exchange that carries a parameter whose gradients are not row-sparse."""
@@ -121,8 +131,8 @@ class _Kinds:
 def _is_light(exchange: Exchange, world: int) -> bool:
     """Whether encoding takes less than the wake-up of the lane that would do it.
 
-    Uncompressed gradients are divided by the number of ranks, in their place. DDP does that in the
-    backward pass too.
+    Uncompressed gradients are divided by the number of ranks, in their place. DDP does
+    that in the backward pass too.
     """
     if not isinstance(exchange, Pair) or not isinstance(exchange.collective, allreduce):
         return False

@@ -1,4 +1,5 @@
-"""Handle: the object that ``attach`` returns; a model's exchanges as the user sees them.
+"""Handle: the object that ``attach`` returns; a model's exchanges as the user sees
+them.
 
 What makes and loads checkpoints is imported by the methods that do.
 """
@@ -46,8 +47,9 @@ _POLL_S = 0.005
 class Handle:
     """One attached model. ``gw.attach`` returns it, and ``detach`` ends it.
 
-    The model's hooks keep the handle alive, so a loop need not hold it. Used as a context manager,
-    it detaches at the end, also after an error. An error of ``detach`` does not hide that one.
+    The model's hooks keep the handle alive, so a loop need not hold it. Used as a
+    context manager, it detaches at the end, also after an error. An error of ``detach``
+    does not hide that one.
 
     >>> import gradwire as gw
     >>> import torch
@@ -95,7 +97,9 @@ class Handle:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: object
+    ) -> None:
         try:
             self.detach()
         except Exception as second:
@@ -113,10 +117,14 @@ class Handle:
         )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuses ``copy.copy``, ``copy.deepcopy`` and ``pickle``; a copy of the model has none."""
+        """Refuses ``copy.copy``, ``copy.deepcopy`` and ``pickle``; a copy of the model
+        has none.
+        """
         raise InvalidSetting(
-            f"{self!r} is a handle and cannot be copied or pickled, as it has connections of this "
-            "process; save handle.state_dict(), attach each copy of the model anew, and keep the "
+            f"{self!r} is a handle and cannot be copied or pickled, as it has "
+            "connections of this "
+            "process; save handle.state_dict(), attach each copy of the model "
+            "anew, and keep the "
             "handle out of what is copied, such as the model's attributes"
         )
 
@@ -151,11 +159,13 @@ class Handle:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulates gradients on this rank, without an exchange, in backward passes inside.
+        """Accumulates gradients on this rank, without an exchange, in backward passes
+        inside.
 
-        For a DDP model this is DDP's own ``no_sync``, which counts where the forward pass is. A
-        plain module gets this method as its ``no_sync``, if it has none; it counts where
-        ``backward()`` is called. A model's ``require_backward_grad_sync`` has the same effect.
+        For a DDP model this is DDP's own ``no_sync``, which counts where the forward
+        pass is. A plain module gets this method as its ``no_sync``, if it has none; it
+        counts where ``backward()`` is called. A model's ``require_backward_grad_sync``
+        has the same effect.
 
         >>> import gradwire as gw
         >>> model = nn.Linear(4, 2)
@@ -182,9 +192,9 @@ class Handle:
     def synchronize(self) -> None:
         """Waits for all pending gradients and updates.
 
-        It matters only where a plan overlaps the next forward pass. Call it before you read or
-        write parameters by hand between ``step()`` and the next forward pass. ``state_dict()`` and
-        evaluation do it themselves.
+        It matters only where a plan overlaps the next forward pass. Call it before you
+        read or write parameters by hand between ``step()`` and the next forward pass.
+        ``state_dict()`` and evaluation do it themselves.
         """
         if self.overlap is not None:
             self.overlap.settle(None)
@@ -194,40 +204,49 @@ class Handle:
 
         Bytes and seconds:
 
-        - ``steps``, ``step_s``: exchanged backward passes, and the median seconds of one.
-        - ``wire_bytes_per_step``: bytes that this rank sends, also to ranks of its host.
-        - ``wait_s_per_step``: how long backward waited for the network after its own end.
+        - ``steps``, ``step_s``: exchanged backward passes, and the median seconds of
+          one.
+        - ``wire_bytes_per_step``: bytes that this rank sends, also to ranks of its
+          host.
+        - ``wait_s_per_step``: how long backward waited for the network after its own
+          end.
         - ``inline_s_per_step``: encodes and scaling within the backward pass.
-        - ``communication_s_per_step``: seconds of all communication, waits for other ranks
-          included.
+        - ``communication_s_per_step``: seconds of all communication, waits for other
+          ranks included.
         - ``messages``: the number of messages.
-        - ``memory``: bytes beside weights and gradients, by kind. ``bytes_a_parameter`` is their
-          sum for each parameter.
+        - ``memory``: bytes beside weights and gradients, by kind. ``bytes_a_parameter``
+          is their sum for each parameter.
 
         What is sent:
 
-        - ``residual_norm``: the norm over all parameters. ``gw.mean_residual_norm`` is its mean
-          over ranks.
-        - ``density_asked``, ``density_local``, ``density_actual``: the density of the setting, of
-          this rank's selection, and of the mean. None if no message selects elements.
-        - ``guard``: the last comparison with dense means (``Options(guard_every=)``). ``error`` is
-          the norm of the difference over the norm of the dense mean. ``worst`` is the message with
-          the largest error.
-        - ``adapted``: the settings that ``gw.adapt`` has chosen for each layer, in words.
+        - ``residual_norm``: the norm over all parameters. ``gw.mean_residual_norm`` is
+          its mean over ranks.
+        - ``density_asked``, ``density_local``, ``density_actual``: the density of the
+          setting, of this rank's selection, and of the mean. None if no message selects
+          elements.
+        - ``guard``: the last comparison with dense means (``Options(guard_every=)``).
+          ``error`` is the norm of the difference over the norm of the dense mean.
+          ``worst`` is the message with the largest error.
+        - ``adapted``: the settings that ``gw.adapt`` has chosen for each layer, in
+          words.
         - ``ways``: how each embedding's rows were sent last.
-        - ``push_imbalance``, ``pull_imbalance``: the last step's largest (ZEN, definition 8).
+        - ``push_imbalance``, ``pull_imbalance``: the last step's largest (ZEN,
+          definition 8).
 
         How it is sent:
 
-        - ``averaged_by``: "gradwire", or "DDP" where DDP's own reducer averages. Then no messages
-          are counted.
-        - ``overlapped_steps``: steps that the next forward pass did not wait for. ``fallbacks``
-          counts the others by reason.
-        - ``pilot``: what ``auto`` has decided, in words, with its figures; None without it.
-        - ``encoded_on``, ``offloaded``, ``backend``: the device that encodes, and the backend.
+        - ``averaged_by``: "gradwire", or "DDP" where DDP's own reducer averages. Then
+          no messages are counted.
+        - ``overlapped_steps``: steps that the next forward pass did not wait for.
+          ``fallbacks`` counts the others by reason.
+        - ``pilot``: what ``auto`` has decided, in words, with its figures; None without
+          it.
+        - ``encoded_on``, ``offloaded``, ``backend``: the device that encodes, and the
+          backend.
         - ``left``, ``joined``: ranks that were lost or joined, with their steps.
 
-        If there are residuals, this call waits for the pending means of an overlapping plan.
+        If there are residuals, this call waits for the pending means of an overlapping
+        plan.
         """
         recorder = self._progress.recorder
         synchroniser = self.synchroniser
@@ -242,32 +261,40 @@ class Handle:
             "messages": len(messages),
             "memory": memory_of(messages, numel),
             "residual_norm": norm_over_all(self.residuals().values()),
-            "overlapped_steps": 0 if self.overlap is None else self.overlap.num_overlapped,
+            "overlapped_steps": 0
+            if self.overlap is None
+            else self.overlap.num_overlapped,
             "fallbacks": {} if self.overlap is None else dict(self.overlap.fallbacks),
-            "guard": None if self._progress.guard is None else self._progress.guard.reading,
+            "guard": None
+            if self._progress.guard is None
+            else self._progress.guard.reading,
             "adapted": adapted(synchroniser.messages),
             **{name: [*map(dict, getattr(self, name))] for name in ("left", "joined")},
             "pilot": None,
             **({} if self._controls is None else self._controls.stats()),
             **spread(synchroniser.messages),
-            **whereabouts(messages, synchroniser.streams.staging, recorder.num_steps, self.backend),
+            **whereabouts(
+                messages, synchroniser.streams.staging, recorder.num_steps, self.backend
+            ),
         }
 
     def log_to(self, to: Any, *, every: int = 100) -> None:
         """Writes figures of this rank every ``every`` steps.
 
-        The figures are those of ``stats()`` over the steps since the last row. Their names begin
-        with "gradwire/". With residuals, ``residual_norm`` and ``gradient_norm`` are norms of the
-        row's step. One warning is given if the residual grows much faster than the gradient. Under
-        ``local_steps`` a step is an exchange. If ``to`` raises, its log ends with a warning, and
-        training goes on. A further call adds a log; with the same ``to`` it only sets ``every``.
+        The figures are those of ``stats()`` over the steps since the last row. Their
+        names begin with "gradwire/". With residuals, ``residual_norm`` and
+        ``gradient_norm`` are norms of the row's step. One warning is given if the
+        residual grows much faster than the gradient. Under ``local_steps`` a step is an
+        exchange. If ``to`` raises, its log ends with a warning, and training goes on. A
+        further call adds a log; with the same ``to`` it only sets ``every``.
 
         Args:
-            to: TensorBoard's ``SummaryWriter``; a wandb run; a ``Meter`` of OpenTelemetry; a
-                ``Gauge`` of Prometheus with one label; a logger of Lightning; an ``Accelerator``;
-                or a function of the step and a dict of figures. None ends all logs. Where ranks
-                share one, let rank 0 call this alone. Under DDP it is called in another thread,
-                and must not use this handle.
+            to: TensorBoard's ``SummaryWriter``; a wandb run; a ``Meter`` of
+                OpenTelemetry; a ``Gauge`` of Prometheus with one label; a logger of
+                Lightning; an ``Accelerator``; or a function of the step and a dict of
+                figures. None ends all logs. Where ranks share one, let rank 0 call this
+                alone. Under DDP it is called in another thread, and must not use this
+                handle.
             every: Steps between two rows.
 
         >>> import gradwire as gw
@@ -287,33 +314,41 @@ class Handle:
         """The residuals of this rank: the part of its gradients that no mean holds yet.
 
         Returns:
-            A tensor by parameter name; parameters without a residual are left out. On hosts of
-            several ranks it is of the host's mean gradient, where this rank exchanges it, and 0
-            elsewhere. For a complex parameter it has real and imaginary parts in turn.
+            A tensor by parameter name; parameters without a residual are left out. On
+            hosts of several ranks it is of the host's mean gradient, where this rank
+            exchanges it, and 0 elsewhere. For a complex parameter it has real and
+            imaginary parts in turn.
         """
         from .state import checkpoint
 
         messages = self._progress.messages
-        if self.overlap is not None and any(residuals_of(message.state) for message in messages):
-            self.overlap.settle("stats() or residuals() read what is still being exchanged")
+        if self.overlap is not None and any(
+            residuals_of(message.state) for message in messages
+        ):
+            self.overlap.settle(
+                "stats() or residuals() read what is still being exchanged"
+            )
         return checkpoint.residuals(messages)
 
     def trace(self) -> Trace:
-        """Spans of this rank's last steps (``attach(trace_steps=)``), for ``save_chrome``.
+        """Spans of this rank's last steps (``attach(trace_steps=)``), for
+        ``save_chrome``.
 
         Returns:
-            The trace. Where DDP averages it holds nothing of the network but the wait for it.
+            The trace. Where DDP averages it holds nothing of the network but the wait
+            for it.
         """
         return self._progress.recorder.trace()
 
     def state_dict(self) -> dict[str, Any]:
         """The state of this rank's exchanges by parameter name: save one file a rank.
 
-        ``gather_state`` returns the state of all ranks for one file. Use ``sharded_state`` for
-        ``torch.distributed.checkpoint``.
+        ``gather_state`` returns the state of all ranks for one file. Use
+        ``sharded_state`` for ``torch.distributed.checkpoint``.
 
         Raises:
-            InvalidSetting: It was called inside a backward pass, or after one that raised.
+            InvalidSetting: It was called inside a backward pass, or after one that
+                raised.
 
         >>> import gradwire as gw
         >>> handle = gw.attach(nn.Linear(4, 2), "topk")
@@ -326,7 +361,8 @@ class Handle:
         self._between_steps("state_dict()")
         self.synchronize()
         run = f"{self._run}.{self._num_loads}"
-        # The weights of a step that the scaler has not decided are those from before it.
+        # The weights of a step that the scaler has not decided are those from before
+        # it.
         undone = frozenset[str]().union(*self.synchroniser.known)
         return checkpoint.collect(
             self._progress.messages,
@@ -339,13 +375,14 @@ class Handle:
     def gather_state(self) -> dict[str, Any]:
         """The state of all ranks in one dict, for one file.
 
-        All ranks of the group (and of ``shards``) must call this between the same two steps. It
-        takes the memory of all ranks' states on rank 0.
+        All ranks of the group (and of ``shards``) must call this between the same two
+        steps. It takes the memory of all ranks' states on rank 0.
 
         Returns:
-            On rank 0 each rank's ``state_dict()`` in host memory, under "rank 0 of 4" and so on; {}
-            on other ranks. ``load_state_dict`` takes it on every rank, among any number of ranks.
-            Where layers are cut into shards, rank 0 of each part's group gets a dict.
+            On rank 0 each rank's ``state_dict()`` in host memory, under "rank 0 of 4"
+            and so on; {} on other ranks. ``load_state_dict`` takes it on every rank,
+            among any number of ranks. Where layers are cut into shards, rank 0 of each
+            part's group gets a dict.
 
         Raises:
             RanksDiffer: Another rank cannot give its state, or is at another step.
@@ -359,52 +396,61 @@ class Handle:
             own = self.state_dict()
         call.agree(own, self._shared(own), strict=True, next_step=self._progress.step)
         states = call.gather(own)
-        return {place_name(rank, self.world_size): state for rank, state in enumerate(states)}
+        return {
+            place_name(rank, self.world_size): state
+            for rank, state in enumerate(states)
+        }
 
     def sharded_state(self, *, saved_by: int | None = None) -> dict[str, Any]:
-        """The state of all ranks for ``torch.distributed.checkpoint``, to save and to load into.
+        """The state of all ranks for ``torch.distributed.checkpoint``, to save and to
+        load into.
 
-        All ranks of the job must call this between the same two steps. Each rank writes its own
-        part. Give what was loaded to ``load_state_dict``. Each replica then has the sum of its
-        rows, times new over old number of replicas.
+        All ranks of the job must call this between the same two steps. Each rank writes
+        its own part. Give what was loaded to ``load_state_dict``. Each replica then has
+        the sum of its rows, times new over old number of replicas.
 
         Args:
-            saved_by: The number of replicas that saved the checkpoint, if it differs from now. Left
-                out, ``dcp.load`` raises a ``ValueError`` about sizes, of which the first is this
-                number.
+            saved_by: The number of replicas that saved the checkpoint, if it differs
+                from now. Left out, ``dcp.load`` raises a ``ValueError`` about sizes, of
+                which the first is this number.
 
         Returns:
             DTensors of the shape (replicas, *shape of the parameter*).
 
         Raises:
-            InvalidSetting: The handle is of local steps, ``auto`` or hosts of several ranks.
+            InvalidSetting: The handle is of local steps, ``auto`` or hosts of several
+                ranks.
         """
         from .state.sharded import sharded_state
 
         self._engine.refuse_copy()
         saved = self.state_dict()
-        return sharded_state(self._owners, saved, saved_by, has_pilot=self._controls is not None)
+        return sharded_state(
+            self._owners, saved, saved_by, has_pilot=self._controls is not None
+        )
 
-    def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
+    def load_state_dict(
+        self, state_dict: dict[str, Any], *, strict: bool = True
+    ) -> None:
         """Continues from a saved state, bit for bit.
 
-        All ranks of the group (and of ``shards``) must call this between the same two steps. They
-        compare their states first. Then all ranks load, or none does. The number of ranks, or of
-        ranks a host, may differ if ``state_dict`` has the states of all old ranks
-        (``gw.redistribute``). Under ``auto`` the plan in force stays, and residuals move to it by
-        name.
+        All ranks of the group (and of ``shards``) must call this between the same two
+        steps. They compare their states first. Then all ranks load, or none does. The
+        number of ranks, or of ranks a host, may differ if ``state_dict`` has the states
+        of all old ranks (``gw.redistribute``). Under ``auto`` the plan in force stays,
+        and residuals move to it by name.
 
         Args:
-            state_dict: What ``state_dict`` returned on this rank, what ``gather_state`` returned on
-                rank 0, or a loaded ``sharded_state``.
-            strict: If False, parameters that the state lacks start anew, and state of parameters
-                that the model lacks is dropped.
+            state_dict: What ``state_dict`` returned on this rank, what ``gather_state``
+                returned on rank 0, or a loaded ``sharded_state``.
+            strict: If False, parameters that the state lacks start anew, and state of
+                parameters that the model lacks is dropped.
 
         Raises:
-            InvalidSetting: The state is of another rank, shard, algorithm or model, or damaged.
+            InvalidSetting: The state is of another rank, shard, algorithm or model, or
+                damaged. Nothing is loaded then.
+            RanksDiffer: Another rank refused, or its state is of another moment.
                 Nothing is loaded then.
-            RanksDiffer: Another rank refused, or its state is of another moment. Nothing is loaded
-                then.
             RankFailed: A rank trains on without loading.
         """
         from .state.joint_call import JointCall
@@ -415,14 +461,18 @@ class Handle:
         with call.refusing():
             self._between_steps("load_state_dict()")
             self.synchronize()
-            own = part_of(own_part(self._owners, state_dict, self._origin), self._origin)
+            own = part_of(
+                own_part(self._owners, state_dict, self._origin), self._origin
+            )
             put_in_place = self._checked(own, strict)
         call.agree(own, self._shared(own), strict=strict, next_step=self._progress.step)
         put_in_place()
         self._num_loads += 1
 
     def _shared(self, saved: Mapping[str, Any]) -> dict[str, str]:
-        """The values in a state that are the same on all ranks, by their names in errors."""
+        """The values in a state that are the same on all ranks, by their names in
+        errors.
+        """
         from .state import checkpoint
 
         exchanges = [message.exchange for message in self._progress.messages]
@@ -443,7 +493,9 @@ class Handle:
         def put_in_place() -> None:
             if controls is not None:
                 of_shares = saved["share"] != ""
-                controls.put(controls.prepared(controls.of_host(saved)) if of_shares else made)
+                controls.put(
+                    controls.prepared(controls.of_host(saved)) if of_shares else made
+                )
             else:
                 for message, state in zip(messages, states, strict=True):
                     message.state = state
@@ -459,23 +511,29 @@ class Handle:
 
         per_host = self._engine.ranks_per_host
         own = self._algorithm, self.world_size, self.rank, self._shard, per_host
-        return checkpoint.Origin(*own, checkpoint.share_of(self._progress.messages, per_host))
+        return checkpoint.Origin(
+            *own, checkpoint.share_of(self._progress.messages, per_host)
+        )
 
     @property
     def _owners(self) -> Owners:
         from .state.sharded import Owners
 
-        return Owners(dict(trained(self._model)), self.group, self.rank, self.world_size)
+        return Owners(
+            dict(trained(self._model)), self.group, self.rank, self.world_size
+        )
 
     def detach(self) -> None:
         """Removes every hook; the model is then as it was before ``attach``.
 
-        A DDP model goes back to its plain all-reduce. Residuals are dropped: save ``state_dict()``
-        first to keep them. In another thread it waits for the backward pass under way, for the
-        time-out at most. In a forked process it leaves the process that attached as it is.
+        A DDP model goes back to its plain all-reduce. Residuals are dropped: save
+        ``state_dict()`` first to keep them. In another thread it waits for the backward
+        pass under way, for the time-out at most. In a forked process it leaves the
+        process that attached as it is.
 
         Raises:
-            InvalidSetting: It was called inside a backward pass, or another thread's does not end.
+            InvalidSetting: It was called inside a backward pass, or another thread's
+                does not end.
         """
         if self.attached:
             self._between_steps("detach()", takes_a_torn_step=True)
@@ -484,18 +542,24 @@ class Handle:
             begin_s = wall_clock()
             with progress.opening:  # a step that is being opened is one under way
                 progress.is_leaving = True
-            while progress.backward() is not None and not engine.is_copy:  # in another thread
+            while (
+                progress.backward() is not None and not engine.is_copy
+            ):  # in another thread
                 if wall_clock() - begin_s > engine.timeout.total_seconds():
                     progress.is_leaving = False
                     raise InvalidSetting(
-                        "detach() was called while another thread is in a backward pass, which did "
-                        f"not end within {engine.timeout}; call it after backward() has returned "
+                        "detach() was called while another thread is in a "
+                        "backward pass, which did "
+                        f"not end within {engine.timeout}; call it after "
+                        "backward() has returned "
                         "there"
                     )
                 time.sleep(_POLL_S)
             self.attached = False
             if isinstance(self._model, DistributedDataParallel):
-                self._model = self._model.module  # of which the loop may make another DDP
+                self._model = (
+                    self._model.module
+                )  # of which the loop may make another DDP
             engine.detach()
             self._undo.close()  # all of it, even if a lost peer is noticed here
 
@@ -507,7 +571,8 @@ class Handle:
         self.backend = AFTER_A_CHANGE
 
     def enter_model(self) -> None:
-        """Notes when forward passes of the model start and end, for the trace; lends ``no_sync``.
+        """Notes when forward passes of the model start and end, for the trace; lends
+        ``no_sync``.
 
         By these the model keeps the handle alive.
         """
@@ -524,7 +589,9 @@ class Handle:
             if started:
                 self._progress.mark_forward(started.pop(), wall_clock())
 
-        self._undo.callback(Hooked(self._model.register_forward_pre_hook, before).remove)
+        self._undo.callback(
+            Hooked(self._model.register_forward_pre_hook, before).remove
+        )
         self._undo.callback(Hooked(self._model.register_forward_hook, after).remove)
         if self._hooks is not None:
             self._hooks.switch = vars(getattr(self._model, "_orig_mod", self._model))
@@ -534,24 +601,27 @@ class Handle:
     def _between_steps(self, what: str, *, takes_a_torn_step: bool = False) -> None:
         if torch._C._current_graph_task_id() != -1:
             raise InvalidSetting(
-                f"{what} was called during a backward pass; call it after loss.backward() returned"
+                f"{what} was called during a backward pass; call it after "
+                "loss.backward() returned"
             )
         is_pending = self.overlap is not None and self.overlap.is_open
         if self.synchroniser.open and not is_pending and not takes_a_torn_step:
             raise InvalidSetting(
-                f"{what} was called after a backward pass that raised before its end: part of the "
+                f"{what} was called after a backward pass that raised before its "
+                "end: part of the "
                 "step is still being exchanged; run a whole step first, or detach()"
             )
 
     def backward_without_batch(self) -> None:
         """Takes part in a step without a batch, in place of this rank's backward pass.
 
-        This rank's gradient counts as zero in the mean. Every ``.grad`` is the mean afterwards, so
-        call ``optimizer.step()``. What ``.grad`` held before is dropped.
+        This rank's gradient counts as zero in the mean. Every ``.grad`` is the mean
+        afterwards, so call ``optimizer.step()``. What ``.grad`` held before is dropped.
 
         Raises:
-            InvalidSetting: The model is a DDP model, or has sharded layers. Or the handle is of
-                ``auto``, local steps, or a plan that overlaps the next forward pass.
+            InvalidSetting: The model is a DDP model, or has sharded layers. Or the
+                handle is of ``auto``, local steps, or a plan that overlaps the next
+                forward pass.
             RankFailed: As ``backward()``.
         """
         hooks = self._hooks
@@ -568,12 +638,17 @@ class Handle:
         if hooks is None or reason:
             accepted = "used with a fixed exchange of a plain module's whole gradients"
             given = f"the handle of {reason or 'local_steps'}"
-            raise invalid("backward_without_batch", given, accepted, "give each rank a batch")
+            raise invalid(
+                "backward_without_batch", given, accepted, "give each rank a batch"
+            )
         hooks.backward_without_batch()
 
     def join_hook(self, **kwargs: Any) -> None:
-        """Refuses torch's ``Join([handle])``; a DDP model has its own ``model.join()``."""
+        """Refuses torch's ``Join([handle])``; a DDP model has its own
+        ``model.join()``.
+        """
         raise InvalidSetting(
-            "Join takes no handle: write `with model.join():` with a DDP model, or call "
+            "Join takes no handle: write `with model.join():` with a DDP model, "
+            "or call "
             "handle.backward_without_batch() in each step in which a rank has no batch"
         )

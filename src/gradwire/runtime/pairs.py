@@ -1,7 +1,9 @@
-"""Pairs: the one table of features that do not go together, or that hardly anybody means so.
+"""Pairs: the one table of features that do not go together, or that hardly anybody
+means so.
 
-A feature is a function of an attach's facts. Its value is shown to the user, and is falsy where the
-feature is absent. All pairs that are in neither ``REFUSED`` nor ``CAUTIONS`` go together.
+A feature is a function of an attach's facts. Its value is shown to the user, and is
+falsy where the feature is absent. All pairs that are in neither ``REFUSED`` nor
+``CAUTIONS`` go together.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ REDUCE_SCATTER = "fsdp.reduce_scatter"
 
 
 class Facts(NamedTuple):
-    """The facts of an attach in which features are found, and the function that was called."""
+    """The facts of an attach in which features are found, and the function that was
+    called.
+    """
 
     model: nn.Module
     params: Sequence[NamedParam]
@@ -40,7 +44,9 @@ class Facts(NamedTuple):
 
 
 def _rows(facts: Facts) -> list[str]:
-    """Names of the parameters with row-sparse gradients; local steps send those whole."""
+    """Names of the parameters with row-sparse gradients; local steps send those
+    whole.
+    """
     sparse = set() if facts.way == LOCAL else sparse_weights(facts.model)
     return [name for name, param in facts.params if id(param) in sparse]
 
@@ -65,7 +71,9 @@ def _no_gradients(facts: Facts) -> Any:
 
 def _twice(facts: Facts) -> str:
     groups = facts.optimizer.param_groups if facts.optimizer is not None else []
-    has_momentum = any(one.get("momentum") or one.get("betas", (0,))[0] for one in groups)
+    has_momentum = any(
+        one.get("momentum") or one.get("betas", (0,))[0] for one in groups
+    )
     return type(facts.optimizer).__name__ if has_momentum else ""
 
 
@@ -80,7 +88,9 @@ def _overlaps(facts: Facts) -> bool:
 
 def _no_optimizer(facts: Facts) -> bool:
     is_whole = not isinstance(facts.model, DistributedDataParallel)
-    return is_whole and facts.settings.optimizer is None and not has_dtensors(facts.params)
+    return (
+        is_whole and facts.settings.optimizer is None and not has_dtensors(facts.params)
+    )
 
 
 def _set(field: str, default: Any) -> Callable[[Facts], Any]:
@@ -113,7 +123,9 @@ FEATURES: dict[str, Callable[[Facts], Any]] = {
     "a plan with overlap": _overlaps,
     "auto": lambda facts: facts.settings.pilot,
     "momentum correction": _no_gradients,
-    ADAPTS: lambda facts: chooser_of(facts.settings.exchange) and facts.settings.exchange,
+    ADAPTS: lambda facts: (
+        chooser_of(facts.settings.exchange) and facts.settings.exchange
+    ),
     LOCAL: lambda facts: facts.way == LOCAL,
     REDUCE_SCATTER: lambda facts: facts.way == REDUCE_SCATTER,
     "DDP": lambda facts: isinstance(facts.model, DistributedDataParallel),
@@ -137,10 +149,11 @@ FEATURES: dict[str, Callable[[Facts], Any]] = {
 
 
 class RefusedPair(NamedTuple):
-    """Two features that do not go together, and the parts of the sentence that a user reads.
+    """Two features that do not go together, and the parts of the sentence that a user
+    reads.
 
-    ``accepted`` and ``what``, by default the first feature, may have {0} and {1}, the values of the
-    two. The value that is shown is ``given``, by default the first one's.
+    ``accepted`` and ``what``, by default the first feature, may have {0} and {1}, the
+    values of the two. The value that is shown is ``given``, by default the first one's.
     """
 
     first: str
@@ -154,7 +167,11 @@ class RefusedPair(NamedTuple):
         """The error that is raised for these values."""
         what = self.what or self.first
         accepted = self.accepted
-        texts = what.format(first, second), self.given or first, accepted.format(first, second)
+        texts = (
+            what.format(first, second),
+            self.given or first,
+            accepted.format(first, second),
+        )
         return invalid(*texts, self.remedy)
 
 
@@ -168,7 +185,9 @@ class Caution(NamedTuple):
 
 _OUT = "leave it out"
 _INSTEAD = "attach an exchange, or a plan, instead"
-_IN_FULL = "keep parameters in float32 and compute in autocast, or attach 'none' or 'cast16'"
+_IN_FULL = (
+    "keep parameters in float32 and compute in autocast, or attach 'none' or 'cast16'"
+)
 _GO_ON = "leave on_failure out, and restart from a checkpoint"
 _NO_PLAN = "a compressor or an exchange, as plans follow the backward pass"
 _ITSELF = "give the exchange itself, compress_if= and delay="
@@ -176,14 +195,27 @@ _GATHERED = "call gw.attach, or train a model that is whole on each rank"
 _GRADIENTS = "an exchange of gradients, since means of momentum cannot be compared"
 _DENSE = "make the embedding with sparse=False"
 _FIXED = "one with fixed settings: a rank of a host knows only its own tensors' losses"
-_HOSTS_SHARDS = "None beside mesh=: a layer's shards and hosts of several ranks do not go together"
-_OF_ATTACH = ("shards", "guard_every", "backend", "on_failure", "rejoin", "check_every", "cluster")
+_HOSTS_SHARDS = (
+    "None beside mesh=: a layer's shards and hosts of several ranks do not go together"
+)
+_OF_ATTACH = (
+    "shards",
+    "guard_every",
+    "backend",
+    "on_failure",
+    "rejoin",
+    "check_every",
+    "cluster",
+)
 _OF_MESSAGES = ("bucket_cap_mb", "num_channels", "trace_steps", "checksums")
 
 REFUSED: tuple[RefusedPair, ...] = (
     *(
         RefusedPair(name, way, f"left out under {way}, which has no use of it", _OUT)
-        for way, names in ((LOCAL, _OF_ATTACH), (REDUCE_SCATTER, _OF_ATTACH + _OF_MESSAGES))
+        for way, names in (
+            (LOCAL, _OF_ATTACH),
+            (REDUCE_SCATTER, _OF_ATTACH + _OF_MESSAGES),
+        )
         for name in names
     ),
     RefusedPair("shards", "mesh", _HOSTS_SHARDS, "leave one of them out"),
@@ -202,7 +234,13 @@ REFUSED: tuple[RefusedPair, ...] = (
             ("shards", "", "", "None", _INSTEAD),
             ("cluster", "", "", "None, as links are measured,", _OUT),
             (DTENSORS, "model", "DTensors", "one with plain parameters", _INSTEAD),
-            ("sparse rows", "the embedding of {0}", "sparse=True", "sparse=False", _INSTEAD),
+            (
+                "sparse rows",
+                "the embedding of {0}",
+                "sparse=True",
+                "sparse=False",
+                _INSTEAD,
+            ),
             (HALF, "scaler", "one beside parameters in float16", "None", _IN_FULL),
         )
     ),
@@ -216,12 +254,18 @@ REFUSED: tuple[RefusedPair, ...] = (
             ("auto", "{1}, whose plan is for all ranks"),
             (
                 "a plan with overlap",
-                "a plan that overlaps the next forward pass: its updates cannot be undone",
+                "a plan that overlaps the next forward pass: its updates cannot "
+                "be undone",
             ),
         )
     ),
     RefusedPair(
-        *(CUT_ROWS, DTENSORS, "sparse=False, as torch cuts no rows of gradients", _DENSE),
+        *(
+            CUT_ROWS,
+            DTENSORS,
+            "sparse=False, as torch cuts no rows of gradients",
+            _DENSE,
+        ),
         what="the embedding of {0}",
         given="sparse=True",
     ),
@@ -233,49 +277,71 @@ REFUSED: tuple[RefusedPair, ...] = (
         *("momentum correction", "guard_every", _GRADIENTS, "leave guard_every out"),
         what="exchange beside guard_every",
     ),
-    *(RefusedPair(plan, LOCAL, _NO_PLAN, _ITSELF, "exchange") for plan in ("a plan", "auto")),
+    *(
+        RefusedPair(plan, LOCAL, _NO_PLAN, _ITSELF, "exchange")
+        for plan in ("a plan", "auto")
+    ),
     RefusedPair(
-        DTENSORS, LOCAL, "one with plain parameters", _GATHERED, "model", "one with DTensors"
+        DTENSORS,
+        LOCAL,
+        "one with plain parameters",
+        _GATHERED,
+        "model",
+        "one with DTensors",
     ),
 )
 """Every pair that is refused; where several are, the first of them is raised."""
 
 _PLAIN = "attach the plain module to overlap it"
-_NOT_OVERLAPPED = "the plan asks to overlap the next forward pass, and this run does not: "
+_NOT_OVERLAPPED = (
+    "the plan asks to overlap the next forward pass, and this run does not: "
+)
 CAUTIONS: tuple[Caution, ...] = (
     *(
         Caution("an overlapping plan", other, f"{_NOT_OVERLAPPED}{why}")
         for other, why in (
             ("DDP", f"DDP's backward() waits for all gradients; {_PLAIN}"),
-            (DTENSORS, "parameters are DTensors, whose forward pass torch itself arranges"),
-            ("no optimizer", "attach got no optimizer=, whose step it would have to cut"),
+            (
+                DTENSORS,
+                "parameters are DTensors, whose forward pass torch itself arranges",
+            ),
+            (
+                "no optimizer",
+                "attach got no optimizer=, whose step it would have to cut",
+            ),
         )
     ),
     Caution(
         "momentum in the exchange",
         "momentum in the optimizer",
-        "momentum counts twice: the exchange corrects for a momentum of {0}, and {1} has its own; "
+        "momentum counts twice: the exchange corrects for a momentum of {0}, "
+        "and {1} has its own; "
         "use torch.optim.SGD(params, lr=...) without momentum",
     ),
     Caution(
         "momentum in the exchange",
         "sparse rows",
-        "row-sparse gradients get no momentum from the exchange ({1}, ...); make the embedding "
+        "row-sparse gradients get no momentum from the exchange ({1}, ...); "
+        "make the embedding "
         "with sparse=False, or give its weights an optimizer with momentum",
     ),
     Caution(
         "a collective without rows",
         "sparse rows that take it",
-        "row-sparse gradients ({1}, ...) cannot take {0}, and are gathered, or sent to the ranks "
+        "row-sparse gradients ({1}, ...) cannot take {0}, and are gathered, or "
+        "sent to the ranks "
         "that serve them, whichever takes less time in a step; make the embedding with "
-        "sparse=False to have its gradient take it, or name a collective of rows, as zen",
+        "sparse=False to have its gradient take it, or name a collective of "
+        "rows, as zen",
     ),
 )
 """Every pair that works, and is warned of."""
 
 
 def found(pairs: Sequence[Any], facts: Facts) -> list[tuple[Any, Any, Any]]:
-    """The table's ``pairs`` whose features are both there, each with its features' values."""
+    """The table's ``pairs`` whose features are both there, each with its features'
+    values.
+    """
     values = {name: find(facts) for name, find in FEATURES.items()}
     both = [(one, values[one.first], values[one.second]) for one in pairs]
     return [one for one in both if one[1] and one[2]]
@@ -294,5 +360,7 @@ def caution(facts: Facts) -> None:
 
 
 def refusal_of(first: str, second: str) -> RefusedPair:
-    """The refusal of a pair, for checks that are made where an attach has no facts yet."""
+    """The refusal of a pair, for checks that are made where an attach has no facts
+    yet.
+    """
     return next(one for one in REFUSED if (one.first, one.second) == (first, second))

@@ -1,4 +1,6 @@
-"""A plan carried out: its chunks become messages, its exchanges are made, its order is kept."""
+"""A plan carried out: its chunks become messages, its exchanges are made, its order is
+kept.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def messages_of(
     who: Membership,
     ranks_per_host: int = 1,
 ) -> list[Message]:
-    """The messages of ``plan`` in issue order, for parameters that ``check_for`` accepted."""
+    """The messages of ``plan`` in issue order, for parameters that ``check_for``
+    accepted.
+    """
     of = dict(params)
     exchanges = exchanges_of(plan)
     rank = who.rank
@@ -43,15 +47,22 @@ def messages_of(
         name = message.chunks[0].tensor
         if id(of[name]) in sparse:
             way = _rows_way(exchange)
-            rows = RowMessage(index, name, of[name], rank, world, collective=way, after=after)
+            rows = RowMessage(
+                index, name, of[name], rank, world, collective=way, after=after
+            )
             made.append(rows)
         else:
-            ranges = [ParamRange(c.tensor, of[c.tensor], c.start, c.stop) for c in message.chunks]
+            ranges = [
+                ParamRange(c.tensor, of[c.tensor], c.start, c.stop)
+                for c in message.chunks
+            ]
             carrier = on_hosts(exchange, ranks_per_host)
             is_away = (
-                home_of((r.param for r in ranges), host_only=carrier.declared.host_only) != HOST
+                home_of((r.param for r in ranges), host_only=carrier.declared.host_only)
+                != HOST
             )
-            # On hosts of several ranks a host's sum is encoded, and no gradient before it.
+            # On hosts of several ranks a host's sum is encoded, and no gradient before
+            # it.
             early = dict.fromkeys(message.early, OFFLOAD if is_away else COMPUTE)
             at_once = dict.fromkeys(message.inline, INLINE) | early
             lanes = at_once if ranks_per_host == 1 else {}
@@ -87,15 +98,18 @@ def stated_profile(params: Sequence[NamedParam], model: str) -> Profile:
 
 
 def check_for(plan: Plan, params: Sequence[NamedParam], sparse: set[int]) -> None:
-    """Raises ``InvalidSetting`` unless ``plan`` can be carried out for these parameters.
+    """Raises ``InvalidSetting`` unless ``plan`` can be carried out for these
+    parameters.
 
-    ``sparse`` holds the ids of parameters whose gradients are row-sparse. Each of these must be a
-    message of its own, without loss and through a collective that carries rows, as in plans of the
-    planner zen.
+    ``sparse`` holds the ids of parameters whose gradients are row-sparse. Each of these
+    must be a message of its own, without loss and through a collective that carries
+    rows, as in plans of the planner zen.
     """
     profile = stated_profile(params, plan.model)
     check(plan, profile)
-    exchanges = sound_exchanges(plan, {tensor.name: tensor for tensor in profile.layers[0].tensors})
+    exchanges = sound_exchanges(
+        plan, {tensor.name: tensor for tensor in profile.layers[0].tensors}
+    )
     of = dict(params)
     for number, message in enumerate(plan.messages):
         rows = [c.tensor for c in message.chunks if id(of[c.tensor]) in sparse]
@@ -109,7 +123,9 @@ def check_for(plan: Plan, params: Sequence[NamedParam], sparse: set[int]) -> Non
             why = f"through {message.exchange!r}, which carries no rows"
         if why:
             raise InvalidSetting(
-                f"message {number} of the plan of {plan.planner!r} sends {rows[0]} {why}, and its "
-                "gradients are row-sparse; plan with zen and a profile with sparsity, build its "
+                f"message {number} of the plan of {plan.planner!r} sends "
+                f"{rows[0]} {why}, and its "
+                "gradients are row-sparse; plan with zen and a profile with "
+                "sparsity, build its "
                 "embedding with sparse=False, or attach an exchange instead of a plan"
             )

@@ -1,6 +1,8 @@
-"""The arguments of ``attach``, checked, and the parameters of a model that they concern.
+"""The arguments of ``attach``, checked, and the parameters of a model that they
+concern.
 
-What is rarely set stands in two objects with defaults, ``Options`` and ``FailurePolicy``.
+What is rarely set stands in two objects with defaults, ``Options`` and
+``FailurePolicy``.
 """
 
 from __future__ import annotations
@@ -54,23 +56,31 @@ class Options(metaclass=KeywordSettings):
     """
 
     bucket_cap_mb: float | None = None
-    """The size of a message in MiB. None: large enough that its payload pays its latency."""
+    """The size of a message in MiB. None: large enough that its payload pays its
+    latency.
+    """
     num_channels: int | None = None
     """The number of messages on their way at once. None: 4, or what the plan says."""
     compress_if: Callable[[str, Tensor], bool] = matrices
-    """A function of a parameter and its name. True: the exchange sends the gradient. False: the
-    gradient is sent uncompressed. By default vectors (biases, norms) are sent uncompressed."""
+    """A function of a parameter and its name. True: the exchange sends the gradient.
+    False: the gradient is sent uncompressed. By default vectors (biases, norms) are
+    sent uncompressed.
+    """
     shards: Group | DeviceMesh | None = None
-    """The tensor-parallel process group, or the tensor-parallel dimension of a mesh. Exchanges that
-    need all shards of a layer communicate in it."""
+    """The tensor-parallel process group, or the tensor-parallel dimension of a mesh.
+    Exchanges that need all shards of a layer communicate in it.
+    """
     backend: str = "auto"
     """The back end between hosts: "gloo", "nccl", or "auto", which measures both."""
     cluster: Cluster | None = None
-    """The ranks and links, for embeddings whose rows take in each step the fastest collective. A
-    cluster of another number of ranks is scaled. None: links of 1 Gbit/s; ``"auto"`` measures."""
+    """The ranks and links, for embeddings whose rows take in each step the fastest
+    collective. A cluster of another number of ranks is scaled. None: links of 1 Gbit/s;
+    ``"auto"`` measures.
+    """
     guard_every: int | None = None
-    """Steps between two comparisons of some compressed means with uncompressed means. The result is
-    in ``stats()["guard"]``. None: no comparison."""
+    """Steps between two comparisons of some compressed means with uncompressed means.
+    The result is in ``stats()["guard"]``. None: no comparison.
+    """
     trace_steps: int = 4
     """The number of last steps that ``handle.trace()`` has."""
 
@@ -86,15 +96,22 @@ class FailurePolicy(metaclass=KeywordSettings):
     timeout: timedelta = DEFAULT_TIMEOUT
     """The longest wait for another rank; 5 minutes by default."""
     on_failure: str = "end"
-    """``"end"``: all other ranks raise ``RankFailed``, and training ends. ``"shrink"``: they raise
-    ``RanksLost``, repeat the step and continue."""
+    """``"end"``: all other ranks raise ``RankFailed``, and training ends. ``"shrink"``:
+    they raise ``RanksLost``, repeat the step and continue.
+    """
     store: Store | None = None
-    """The store in which ranks meet, where the default group has none that all of them share. All
-    ranks pass it at their first attach. None: the store of the default group."""
+    """The store in which ranks meet, where the default group has none that all of them
+    share. All ranks pass it at their first attach. None: the store of the default
+    group.
+    """
     rejoin: Store | None = None
-    """The job's store, in a new process that joins a job with ``on_failure="shrink"``."""
+    """The job's store, in a new process that joins a job with
+    ``on_failure="shrink"``.
+    """
     check_every: int | None = DEFAULT_CHECK_EVERY
-    """Steps between two comparisons of all ranks' parameters, by default 64; None: none."""
+    """Steps between two comparisons of all ranks' parameters, by default 64; None:
+    none.
+    """
     checksums: bool = False
     """True: each message has a CRC-32, and a damaged message raises ``RankFailed``."""
 
@@ -106,7 +123,9 @@ BOTH: dict[str, Any] = {"options": Options, "failure": FailurePolicy}
 def or_defaults(
     options: Options | None, failure: FailurePolicy | None
 ) -> tuple[Options, FailurePolicy]:
-    """The two objects, made where they are None; other values are refused where all are checked."""
+    """The two objects, made where they are None; other values are refused where all are
+    checked.
+    """
     failure = FailurePolicy() if failure is None else failure
     return Options() if options is None else options, failure
 
@@ -116,7 +135,8 @@ _T = TypeVar("_T")
 
 
 def takes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Has a function refuse fields of the two objects as keywords, and say where they belong.
+    """Has a function refuse fields of the two objects as keywords, and say where they
+    belong.
 
     A keyword that nobody knows is refused with the one that is meant, also a field's.
     """
@@ -132,7 +152,8 @@ def takes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
             for name in kwargs.keys() & kind.__dataclass_fields__:
                 raise InvalidSetting(
                     f"{name}= is a field of gw.{kind.__name__}: write "
-                    f"{function.__name__}(..., {keyword}=gw.{kind.__name__}({name}=...))"
+                    f"{function.__name__}(..., "
+                    f"{keyword}=gw.{kind.__name__}({name}=...))"
                 )
         return function(*args, **kwargs)
 
@@ -141,7 +162,9 @@ def takes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of ``attach``, as they are given; ``checked`` refuses what cannot be used."""
+    """The arguments of ``attach``, as they are given; ``checked`` refuses what cannot
+    be used.
+    """
 
     exchange: Any
     """An Exchange, a Plan or a Pilot, once it is checked."""
@@ -152,24 +175,32 @@ class Settings:
     ranks_per_host: int = 1
 
     def checked(self, mesh: Any, who: Membership) -> Settings:
-        """The same with the exchange resolved; raises ``InvalidSetting`` for what is wrong."""
+        """The same with the exchange resolved; raises ``InvalidSetting`` for what is
+        wrong.
+        """
         exchange = resolve(self.exchange)
         ranks_per_host = ranks_of_each_host(mesh, who)
         for name, kind in BOTH.items():
             if not isinstance(value := getattr(self, name), kind):
                 accepted = f"a gw.{kind.__name__} or None"
-                raise invalid(name, type(value).__name__, accepted, f"write gw.{kind.__name__}()")
+                raise invalid(
+                    name, type(value).__name__, accepted, f"write gw.{kind.__name__}()"
+                )
         given = {**vars(self), **self.fields}
         for name, (is_right, accepted, remedy) in _ACCEPTED.items():
             if not is_right(value := given[name]):
-                value = type(value).__name__ if name in ("optimizer", "scaler") else value
+                value = (
+                    type(value).__name__ if name in ("optimizer", "scaler") else value
+                )
                 raise invalid(name, value, accepted, remedy)
         for name, remedy in _WHOLE_OR_NONE.items():
             if given[name] is not None:
                 check_whole(name, given[name], remedy)
         if (known := self.options.cluster) and known.ranks_per_host != ranks_per_host:
             accepted = f"{ranks_per_host}, as many as share a host by mesh="
-            raise invalid("ranks a host of cluster", known.ranks_per_host, accepted, "give that")
+            raise invalid(
+                "ranks a host of cluster", known.ranks_per_host, accepted, "give that"
+            )
         return replace(self, exchange=exchange, ranks_per_host=ranks_per_host)
 
     @property
@@ -184,7 +215,9 @@ class Settings:
         return timeout if isinstance(timeout, timedelta) else DEFAULT_TIMEOUT
 
     def choose_store(self) -> None:
-        """Has ranks meet in the store that was given; raises ``InvalidSetting`` if it is none."""
+        """Has ranks meet in the store that was given; raises ``InvalidSetting`` if it
+        is none.
+        """
         if (store := getattr(self.failure, "store", None)) is None:
             return
         if not isinstance(store, Store):
@@ -209,12 +242,18 @@ class Settings:
 
     @property
     def asks_for_messages(self) -> bool:
-        """Whether a setting is given that only gradwire's own messages obey, and not DDP's."""
+        """Whether a setting is given that only gradwire's own messages obey, and not
+        DDP's.
+        """
         options = self.options
         failure = self.failure
         given = (options.bucket_cap_mb, options.num_channels, options.backend)
         checks = failure.check_every not in (None, DEFAULT_CHECK_EVERY)
-        return given != (None, None, "auto") or checks or failure.timeout != DEFAULT_TIMEOUT
+        return (
+            given != (None, None, "auto")
+            or checks
+            or failure.timeout != DEFAULT_TIMEOUT
+        )
 
     @property
     def channels(self) -> int:
@@ -225,7 +264,9 @@ class Settings:
         return DEFAULT_CHANNELS if given is None else given
 
 
-def _is(kind: Any, fits: Callable[[Any], bool] = lambda given: True) -> Callable[[Any], bool]:
+def _is(
+    kind: Any, fits: Callable[[Any], bool] = lambda given: True
+) -> Callable[[Any], bool]:
     return lambda given: isinstance(given, kind) and (given is None or fits(given))
 
 
@@ -239,8 +280,16 @@ _ACCEPTED: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "bucket_cap_mb": (_CAP, "a positive number or None", "leave it out"),
     "num_channels": (_SOME, "an integer of at least 1", "write 4"),
     "trace_steps": (_COUNT, "an integer of at least 0", "write 4"),
-    "optimizer": (_is(Optimizer | None), "a torch.optim.Optimizer or None", "pass yours"),
-    "scaler": (_is(GradScaler | None), "a torch.amp.GradScaler or None", "pass the loss's scaler"),
+    "optimizer": (
+        _is(Optimizer | None),
+        "a torch.optim.Optimizer or None",
+        "pass yours",
+    ),
+    "scaler": (
+        _is(GradScaler | None),
+        "a torch.amp.GradScaler or None",
+        "pass the loss's scaler",
+    ),
     "checksums": (_is(bool), "True or False", "leave it out"),
     "on_failure": (("end", "shrink").__contains__, "'end' or 'shrink'", _SHRINK),
     "backend": (BACKENDS.__contains__, "'auto', 'gloo' or 'nccl'", "leave it out"),
@@ -252,11 +301,16 @@ _ACCEPTED: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "timeout": (_LASTS, "a positive timedelta", "write timedelta(minutes=5)"),
 }
 """The values that each setting may have, and the remedy where it has another one."""
-_WHOLE_OR_NONE = {"guard_every": "leave it out", "check_every": "write None for no checks"}
+_WHOLE_OR_NONE = {
+    "guard_every": "leave it out",
+    "check_every": "write None for no checks",
+}
 
 
 def plan_in(given: object) -> Plan | None:
-    """A plan itself, None for anything else; for an exchange no module of plans is loaded."""
+    """A plan itself, None for anything else; for an exchange no module of plans is
+    loaded.
+    """
     if isinstance(given, Exchange):
         return None
     from ..planning.data.plan import Plan
@@ -265,7 +319,9 @@ def plan_in(given: object) -> Plan | None:
 
 
 def pilot_in(given: object) -> Pilot | None:
-    """A pilot itself, None for anything else; for an exchange no module of pilots is loaded."""
+    """A pilot itself, None for anything else; for an exchange no module of pilots is
+    loaded.
+    """
     if isinstance(given, Exchange):
         return None
     from .controls import Pilot
@@ -274,10 +330,11 @@ def pilot_in(given: object) -> Pilot | None:
 
 
 def algorithm(exchange: Exchange | Plan | Pilot) -> str:
-    """A text for what gives saved state its meaning: an exchange, or those that a plan uses.
+    """A text for what gives saved state its meaning: an exchange, or those that a plan
+    uses.
 
-    State that was saved under a pilot means the same whatever plan was in force: it is moved to
-    another by name.
+    State that was saved under a pilot means the same whatever plan was in force: it is
+    moved to another by name.
     """
     if isinstance(exchange, Exchange):
         return repr(exchange)
@@ -300,8 +357,8 @@ def exchanges_in(given: object) -> list[Exchange]:
 def resolve(given: Any) -> Exchange | Plan | Pilot:
     """The exchange, the plan or the pilot that a user's argument stands for.
 
-    A path that is an algorithm's name stands for the algorithm: jsonargparse, and with it
-    ``LightningCLI``, may make a path of any text.
+    A path that is an algorithm's name stands for the algorithm: jsonargparse, and with
+    it ``LightningCLI``, may make a path of any text.
     """
     kinds = {kind: names(kind) for kind in ("compress", "pilot", "planner")}
     known = {name for found in kinds.values() for name in found}
@@ -316,14 +373,19 @@ def resolve(given: Any) -> Exchange | Plan | Pilot:
             for kind in kinds:
                 KINDS[kind].refuse_elsewhere(given)
             raise UnknownName("compressor, planner or pilot", given, known)
-        of = [kind for kind in ("compress", "collective", "planner") if given in names(kind)]
+        of = [
+            kind
+            for kind in ("compress", "collective", "planner")
+            if given in names(kind)
+        ]
         if given in kinds["pilot"]:
             given = load("pilot", given)()
         elif len(of) > 1:
             words = " and of a ".join(KINDS[kind].word for kind in of)
             accepted = f"one algorithm, and this is the name of a {words}"
             remedy = (
-                f"write gw.plan({given!r}, profile, cluster), or gw.pair(compressor, collective)"
+                f"write gw.plan({given!r}, profile, cluster), or gw.pair(compressor, "
+                "collective)"
             )
             raise invalid("exchange", given, accepted, remedy)
         elif of == ["planner"]:
@@ -332,7 +394,9 @@ def resolve(given: Any) -> Exchange | Plan | Pilot:
             given = load("compress", given)()
     if isinstance(given, Exchange) and given.ranks_per_host != 1:
         accepted = "an exchange without hosts, which attach takes from mesh="
-        raise invalid("exchange", given, accepted, "give the exchange inside, and mesh=")
+        raise invalid(
+            "exchange", given, accepted, "give the exchange inside, and mesh="
+        )
     if isinstance(given, Compressor | Exchange):
         return exchange_for(given)
     for found in (plan_in(given), pilot_in(given)):
@@ -341,30 +405,38 @@ def resolve(given: Any) -> Exchange | Plan | Pilot:
     raise invalid(
         "exchange",
         given,
-        "a compressor, an exchange, a plan, the name of a compressor or a planner, a plan's file, "
+        "a compressor, an exchange, a plan, the name of a compressor or a "
+        "planner, a plan's file, "
         "or 'auto'",
         with_brackets(
             given,
-            "write gw.attach(model, gw.compress.topk(density=0.01)), make one by gw.pair, or "
+            "write gw.attach(model, gw.compress.topk(density=0.01)), make one "
+            "by gw.pair, or "
             "derive your own from gw.Exchange",
         ),
     )
 
 
 def trained(model: nn.Module) -> list[NamedParam]:
-    """Parameters that require a gradient, shared ones once, in order of registration."""
+    """Parameters that require a gradient, shared ones once, in order of
+    registration.
+    """
     inner: nn.Module = model
     ignored: Collection[str] = ()
     if isinstance(model, DistributedDataParallel):
-        # What DDP was told to ignore never comes to its hook: a step would wait for it for ever.
+        # What DDP was told to ignore never comes to its hook: a step would wait for it
+        # for ever.
         inner = model.module
         ignored = model.parameters_to_ignore
     params: list[NamedParam] = [
-        (name, p) for name, p in inner.named_parameters() if p.requires_grad and name not in ignored
+        (name, p)
+        for name, p in inner.named_parameters()
+        if p.requires_grad and name not in ignored
     ]
     if not params:
         raise InvalidSetting(
-            "the model has no parameter that requires a gradient; nothing would be exchanged: "
+            "the model has no parameter that requires a gradient; nothing would "
+            "be exchanged: "
             "attach after requires_grad is set"
         )
     for name, p in params:
@@ -374,24 +446,27 @@ def trained(model: nn.Module) -> list[NamedParam]:
         refuse_grad_dtype(name, p, getattr(p, "grad_dtype", p.dtype))
     sparse = sparse_weights(inner)
     rows = [one for one in params if id(one[1]) in sparse]
-    refuse_complex(rows, "for rows (sparse=True)", "build its embedding with sparse=False")
+    refuse_complex(
+        rows, "for rows (sparse=True)", "build its embedding with sparse=False"
+    )
     return params
 
 
 LEAST_TABLE_BYTES = 2**18
 """The smallest embedding's table whose gradient may travel by rows, in bytes.
 
-Below it, telling the other ranks how many rows are non-zero costs more than sending zeros could: a
-step of an LSTM on two ranks of one machine took 17 ms with a table of 64 KiB by rows, and 10 ms
-without.
+Below it, telling the other ranks how many rows are non-zero costs more than sending
+zeros could: a step of an LSTM on two ranks of one machine took 17 ms with a table of 64
+KiB by rows, and 10 ms without.
 """
 
 
 def tables(model: nn.Module) -> dict[int, int]:
-    """The row lengths, by id, of embeddings' parameters whose dense gradients may be mostly zero.
+    """The row lengths, by id, of embeddings' parameters whose dense gradients may be
+    mostly zero.
 
-    Parameters that another kind of module uses too, such as the layer before a softmax, are left
-    out, as are tables below ``LEAST_TABLE_BYTES``.
+    Parameters that another kind of module uses too, such as the layer before a softmax,
+    are left out, as are tables below ``LEAST_TABLE_BYTES``.
     """
     owners: dict[int, list[nn.Module]] = {}
     weights: dict[int, Tensor] = {}
@@ -410,7 +485,9 @@ def tables(model: nn.Module) -> dict[int, int]:
 
 
 def sparse_weights(model: nn.Module) -> set[int]:
-    """The ids of embeddings' parameters with ``sparse=True``, whose gradients are row-sparse."""
+    """The ids of embeddings' parameters with ``sparse=True``, whose gradients are
+    row-sparse.
+    """
     return {
         id(module.weight)
         for module in model.modules()

@@ -1,4 +1,6 @@
-"""A wrong specimen: only a part of what is trained is attached, so the rest drifts apart."""
+"""A wrong specimen: only a part of what is trained is attached, so the rest drifts
+apart.
+"""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,6 @@
-"""Kernels that round in another way than is written, which the law of launches must reject."""
+"""Kernels that round in another way than is written, which the law of launches must
+reject.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ if find_spec("triton") is not None:
         i = tl.arange(0, BLOCK)
         text: tl.constexpr = "add.ftz.f32 $0, $1, $2;"
         given = [tl.load(x + i), tl.load(y + i)]
-        tl.store(out + i, tl.inline_asm_elementwise(text, "=f,f,f", given, tl.float32, True, 1))
+        tl.store(
+            out + i,
+            tl.inline_asm_elementwise(text, "=f,f,f", given, tl.float32, True, 1),
+        )
 
 
 EXPECTED = {

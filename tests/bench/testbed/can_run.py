@@ -1,7 +1,8 @@
-"""Ends well where the Python that runs it can load the testbed and make a user namespace.
+"""Ends well where the Python that runs it can load the testbed and make a user
+namespace.
 
-Otherwise it says why not. A user may lack either where root does not: a Python that only root may
-read, or a system without user namespaces, as one in a chroot.
+Otherwise it says why not. A user may lack either where root does not: a Python that
+only root may read, or a system without user namespaces, as one in a chroot.
 """
 
 import ctypes

@@ -1,6 +1,8 @@
-"""What a rank runs in the tests: each verb named, and the bytes that its interface sent meanwhile.
+"""What a rank runs in the tests: each verb named, and the bytes that its interface sent
+meanwhile.
 
-Prints a JSON object: bytes that this host sent, by verb, beside what ``sent_bytes`` counts.
+Prints a JSON object: bytes that this host sent, by verb, beside what ``sent_bytes``
+counts.
 """
 
 from __future__ import annotations
@@ -13,7 +15,13 @@ import torch
 import torch.distributed as dist
 
 from gradwire.contract.travel import sent_bytes
-from gradwire.contract.verbs import AllGather, AllReduce, AllToAll, Broadcast, ReduceScatter
+from gradwire.contract.verbs import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    ReduceScatter,
+)
 from gradwire.runtime.transport.wire import carry_out, open_channels
 from gradwire_bench.testbed.counters import own_counters
 

@@ -1,4 +1,6 @@
-"""A rank program: an all-reduce, an exchange of gradwire's, and what the relay has counted."""
+"""A rank program: an all-reduce, an exchange of gradwire's, and what the relay has
+counted.
+"""
 
 from __future__ import annotations
 

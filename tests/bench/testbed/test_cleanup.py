@@ -1,4 +1,6 @@
-"""Whatever ends the owner of a testbed, nothing of it is left: no process, so no namespace."""
+"""Whatever ends the owner of a testbed, nothing of it is left: no process, so no
+namespace.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ NOBODY = 65534
 pytestmark = pytest.mark.netns
 
 
-def start(*arguments: str, command: tuple[str, ...] = (sys.executable,)) -> subprocess.Popen[str]:
+def start(
+    *arguments: str, command: tuple[str, ...] = (sys.executable,)
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*command, str(OWNER), *arguments],
         stdout=subprocess.PIPE,
@@ -67,7 +71,9 @@ def test_an_ended_owner_leaves_nothing(number: signal.Signals) -> None:
         _, keepers = announced(owner)
         ranks = ranks_of(owner)
         if number == signal.SIGINT:
-            with shaped_hosts(Testbed(hosts=1)):  # which leaves one of a living owner alone
+            with shaped_hosts(
+                Testbed(hosts=1)
+            ):  # which leaves one of a living owner alone
                 assert {pid for pid in ranks if is_running(pid)} == ranks
         owner.send_signal(number)
         owner.communicate(timeout=60)
@@ -98,7 +104,9 @@ def test_a_killed_holder_is_survived() -> None:
 
 
 def as_nobody() -> tuple[str, ...]:
-    """The words that run a Python as an unprivileged user, or a skip that says what is missing."""
+    """The words that run a Python as an unprivileged user, or a skip that says what is
+    missing.
+    """
     if os.geteuid() != 0:
         return (sys.executable,)
     setpriv = shutil.which("setpriv")
@@ -128,7 +136,9 @@ def test_without_root_it_works_in_a_user_namespace() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_what_the_holder_cannot_end_the_next_testbed_does(number: signal.Signals) -> None:
+def test_what_the_holder_cannot_end_the_next_testbed_does(
+    number: signal.Signals,
+) -> None:
     with start() as owner:
         _, keepers = announced(owner)
         ranks = ranks_of(owner)

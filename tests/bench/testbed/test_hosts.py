@@ -1,4 +1,6 @@
-"""Links limit, counters count, testbeds stay apart, and loopback stands in where they cannot be."""
+"""Links limit, counters count, testbeds stay apart, and loopback stands in where they
+cannot be.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +33,24 @@ RATE = 12_500_000.0  # 100 Mbit
 PAYLOAD_SHARE = 1448 / 1514
 
 
-def transfer(hosts: Hosts, size_bytes: int) -> tuple[float, list[str], list[InterfaceCounters]]:
+def transfer(
+    hosts: Hosts, size_bytes: int
+) -> tuple[float, list[str], list[InterfaceCounters]]:
     """Seconds, the receiver's other words, and what every host's counters gained."""
     before = hosts.read_counters()
     command = [sys.executable, TRANSFER, str(size_bytes)]
     exits = launch(hosts, command, output="none", timeout_s=100, check=True)
-    added = [now.since(then) for now, then in zip(hosts.read_counters(), before, strict=True)]
+    added = [
+        now.since(then) for now, then in zip(hosts.read_counters(), before, strict=True)
+    ]
     _, seconds, *words = " ".join(exits[0].last_lines).split()
     return float(seconds), words, added
 
 
 def shapers(hosts: Hosts) -> dict[str, dict[str, Any]]:
-    """What the kernel says of each shaper that bytes to host 0 pass, by its interface."""
+    """What the kernel says of each shaper that bytes to host 0 pass, by its
+    interface.
+    """
     spaces = hosts.namespaces
     assert spaces is not None
     found = {}
@@ -60,11 +68,13 @@ def shapers(hosts: Hosts) -> dict[str, dict[str, Any]]:
 @pytest.mark.smoke
 @pytest.mark.netns
 @pytest.mark.parametrize("num_senders", [1, 3])
-def test_the_rate_limits_and_is_reached_and_the_counters_count(num_senders: int) -> None:
+def test_the_rate_limits_and_is_reached_and_the_counters_count(
+    num_senders: int,
+) -> None:
     """Also a rate that links were changed to.
 
-    A machine that has no time for the senders is slower than the rate. So not seconds tell that it
-    is reached, but packets that a shaper of this rate has held back.
+    A machine that has no time for the senders is slower than the rate. So not seconds
+    tell that it is reached, but packets that a shaper of this rate has held back.
     """
     size_bytes = 6_000_000 // num_senders
     expected_s = 6_000_000 / (RATE * PAYLOAD_SHARE)
@@ -105,16 +115,25 @@ def test_ranks_of_one_host_do_not_use_its_link() -> None:
 
 @pytest.mark.netns
 def test_two_testbeds_do_not_see_each_other() -> None:
-    listen = "import socket; s = socket.create_server(('', 5000)); print(flush=True); s.accept()"
-    probe = "import socket, sys; socket.create_connection((sys.argv[1], 5000), timeout=60)"
+    listen = (
+        "import socket; s = socket.create_server(('', 5000)); print(flush=True); "
+        "s.accept()"
+    )
+    probe = (
+        "import socket, sys; socket.create_connection((sys.argv[1], 5000), timeout=60)"
+    )
     with shaped_hosts(Testbed(hosts=2)) as one, shaped_hosts(Testbed(hosts=2)) as other:
         command = one.command_on(0, [sys.executable, "-c", listen])
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             server.stdout.readline()
             outcomes = {}
             for name, hosts in (("other", other), ("one", one)):
-                reach = hosts.command_on(1, [sys.executable, "-c", probe, hosts.addresses[0]])
-                done = subprocess.run(reach, capture_output=True, text=True, check=False)
+                reach = hosts.command_on(
+                    1, [sys.executable, "-c", probe, hosts.addresses[0]]
+                )
+                done = subprocess.run(
+                    reach, capture_output=True, text=True, check=False
+                )
                 outcomes[name] = (done.returncode, "ConnectionRefused" in done.stderr)
     assert outcomes == {"other": (1, True), "one": (0, False)}
 
@@ -122,14 +141,24 @@ def test_two_testbeds_do_not_see_each_other() -> None:
 @pytest.mark.netns
 @pytest.mark.parametrize("rate_bytes_per_s", [12_500.0, 12.5e9])
 def test_the_extreme_rates_can_be_made(rate_bytes_per_s: float) -> None:
-    with shaped_hosts(Testbed(hosts=1, rate_bytes_per_s=rate_bytes_per_s, mtu=9000)) as hosts:
+    with shaped_hosts(
+        Testbed(hosts=1, rate_bytes_per_s=rate_bytes_per_s, mtu=9000)
+    ) as hosts:
         assert hosts.shaped
 
 
 def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for missing, package in (("ip", "iproute2"), ("tc", "iproute2"), ("nsenter", "util-linux")):
-        there = {name: f"/{name}" for name in ("ip", "tc", "nsenter") if name != missing}
-        monkeypatch.setattr(netns.shutil, "which", lambda name, path=None, of=there: of.get(name))
+    for missing, package in (
+        ("ip", "iproute2"),
+        ("tc", "iproute2"),
+        ("nsenter", "util-linux"),
+    ):
+        there = {
+            name: f"/{name}" for name in ("ip", "tc", "nsenter") if name != missing
+        }
+        monkeypatch.setattr(
+            netns.shutil, "which", lambda name, path=None, of=there: of.get(name)
+        )
         found = available()
         assert found.kind == "none"
         assert f"{missing!r} is not installed (package {package}" in found.reason
@@ -149,5 +178,6 @@ def test_loopback_stands_in_and_says_so_once(
                 assert not hosts.shaped
                 assert len(hosts) == 2
     assert [record.getMessage() for record in caplog.records] == [
-        "no shaped links, running on plain loopback at full speed: the kernel has no tbf shaper"
+        "no shaped links, running on plain loopback at full speed: the kernel "
+        "has no tbf shaper"
     ]

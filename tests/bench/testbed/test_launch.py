@@ -1,4 +1,6 @@
-"""Ranks get their variables, failures are named, and time limits hold; on loopback, so anywhere."""
+"""Ranks get their variables, failures are named, and time limits hold; on loopback, so
+anywhere.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,15 @@ def shell(script: str) -> list[str]:
 
 
 def test_ranks_get_torchruns_variables(hosts: Hosts) -> None:
-    show = "echo $RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR $MASTER_PORT $GLOO_SOCKET_IFNAME $OWN"
+    show = (
+        "echo $RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR $MASTER_PORT "
+        "$GLOO_SOCKET_IFNAME $OWN"
+    )
     exits = launch(hosts, shell(show), env={"OWN": "7"}, output="none", check=True)
     expected = f"0 3 127.0.0.1 {hosts.master_port} {hosts.interface} 7"
-    assert [one.last_lines for one in exits] == [(f"{rank} {expected}",) for rank in range(3)]
+    assert [one.last_lines for one in exits] == [
+        (f"{rank} {expected}",) for rank in range(3)
+    ]
 
 
 @pytest.mark.smoke
@@ -37,15 +44,23 @@ def test_a_crashing_rank_is_named_and_the_others_are_ended(hosts: Hosts) -> None
     exits = launch(hosts, shell(script), output="none", grace_s=0.1)
     failed = first_failure(exits)
     assert (failed.rank, failed.returncode, failed.last_lines) == (1, 9, ("from 1",))
-    assert [one.ended_by for one in exits] == ["another's failure", "itself", "another's failure"]
+    assert [one.ended_by for one in exits] == [
+        "another's failure",
+        "itself",
+        "another's failure",
+    ]
     assert exit_code(exits) == 9
-    assert failure_text(exits).startswith("rank 1 failed first, with exit code 9 after ")
+    assert failure_text(exits).startswith(
+        "rank 1 failed first, with exit code 9 after "
+    )
     assert "from 1" in failure_text(exits)
 
 
 def test_check_raises_with_the_signal_that_killed_it(hosts: Hosts) -> None:
     script = "[ $RANK != 2 ] || kill -SEGV $$; exec sleep 600"
-    with pytest.raises(RankFailed, match="rank 2 failed first, ended by SIGSEGV") as raised:
+    with pytest.raises(
+        RankFailed, match="rank 2 failed first, ended by SIGSEGV"
+    ) as raised:
         launch(hosts, shell(script), output="none", grace_s=0.1, check=True)
     assert raised.value.ranks == (2,)
 
@@ -66,7 +81,8 @@ def test_what_a_rank_leaves_behind_ends_with_it(hosts: Hosts) -> None:
 def test_an_interrupt_before_a_rank_is_watched_ends_it(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It came before the thread that waits for the rank's end, for which all then waited for ever.
+    """It came before the thread that waits for the rank's end, for which all then
+    waited for ever.
 
     The rank that had been started is gone: nobody else would end it.
     """
@@ -79,7 +95,9 @@ def test_an_interrupt_before_a_rank_is_watched_ends_it(
                 stream.close()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(import_module("gradwire_bench.testbed.launch"), "_follow", interrupted)
+    monkeypatch.setattr(
+        import_module("gradwire_bench.testbed.launch"), "_follow", interrupted
+    )
     with pytest.raises(KeyboardInterrupt):
         launch(hosts, ["sleep", "600"], output="none")
     assert len(pids) == 1

@@ -31,7 +31,8 @@ ORDERS: tuple[ByteOrder, ...] = ("big", "little")
 
 
 def is_above(port: int, own_port: int, order: ByteOrder) -> bool:
-    """Whether a machine of this order, which reads the bytes of ports, finds ``port`` above.
+    """Whether a machine of this order, which reads the bytes of ports, finds ``port``
+    above.
 
     gloo compares so, and the rank whose port is below the other one's listens.
     """
@@ -42,9 +43,12 @@ def is_above(port: int, own_port: int, order: ByteOrder) -> bool:
 @pytest.mark.smoke
 @each("order", ORDERS)
 @each("above", [True, False])
-def test_of_any_two_ranks_behind_the_relay_one_listens(order: ByteOrder, above: bool) -> None:
-    # A rank reads one of these ports for every other rank with a port above, or below, its own. So
-    # this holds for all pairs: one of a pair has the other one above itself.
+def test_of_any_two_ranks_behind_the_relay_one_listens(
+    order: ByteOrder, above: bool
+) -> None:
+    # A rank reads one of these ports for every other rank with a port above, or below,
+    # its own. So this holds for all pairs: one of a pair has the other one above
+    # itself.
     wrong = [
         (own_port, port)
         for own_port in range(1024, 1 << 16)
@@ -60,8 +64,12 @@ def test_there_are_ports_on_both_sides_and_none_twice(own_port: int) -> None:
     below = list(ports_beyond(own_port, above=False))
     assert len({own_port, *above, *below}) == 1 + len(above) + len(below)
     assert all(1024 <= port < 1 << 16 for port in [*above, *below])
-    wrong = [port for port in above if not all(is_above(port, own_port, o) for o in ORDERS)]
-    wrong += [port for port in below if any(is_above(port, own_port, o) for o in ORDERS)]
+    wrong = [
+        port for port in above if not all(is_above(port, own_port, o) for o in ORDERS)
+    ]
+    wrong += [
+        port for port in below if any(is_above(port, own_port, o) for o in ORDERS)
+    ]
     assert not wrong
     if 1 << 15 <= own_port < 61_000:  # where Linux takes free ports from
         assert min(len(above), len(below)) >= 17

@@ -1,4 +1,6 @@
-"""Gloo sends what is counted for each verb: by the counters of the hosts' own interfaces."""
+"""Gloo sends what is counted for each verb: by the counters of the hosts' own
+interfaces.
+"""
 
 from __future__ import annotations
 

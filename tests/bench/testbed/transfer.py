@@ -1,4 +1,6 @@
-"""What a rank runs in the tests: all other ranks send BYTES to rank 0, which prints the seconds."""
+"""What a rank runs in the tests: all other ranks send BYTES to rank 0, which prints the
+seconds.
+"""
 
 from __future__ import annotations
 

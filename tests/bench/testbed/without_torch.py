@@ -1,7 +1,8 @@
-"""Imported first by the programs beside it: `gradwire` without its `__init__`, so without torch.
+"""Imported first by the programs beside it: `gradwire` without its `__init__`, so
+without torch.
 
-The testbed does not need torch, and loading it takes longer than all that these programs do; an
-unprivileged user may not even be able to read it.
+The testbed does not need torch, and loading it takes longer than all that these
+programs do; an unprivileged user may not even be able to read it.
 """
 
 from __future__ import annotations

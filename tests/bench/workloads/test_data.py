@@ -1,4 +1,6 @@
-"""Data: what is read is what lies in the files, and who lacks them is told how to get them."""
+"""Data: what is read is what lies in the files, and who lacks them is told how to get
+them.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def test_ratings_come_by_user_and_time(movielens: Path) -> None:
     assert data.items_N.tolist() == [0, 2, 1, 0, 2]
     assert data.ratings_N.tolist() == [3, 1, 5, 2, 4]
     assert data.times_N.tolist() == [10, 20, 30, 4, 5]
-    # Groups of age, sexes, occupations by name, first digits of postal codes (10: none).
+    # Groups of age, sexes, occupations by name, first digits of postal codes (10:
+    # none).
     assert data.user_fields_UF.tolist() == [[1, 0, 1, 8], [5, 1, 0, 10]]
     assert data.item_fields_IF.tolist() == [[3, 8], [1, 5], [0, 0]]
 

@@ -1,4 +1,6 @@
-"""Replicas in one process are the replicas of any exchange: their mean is one process' gradient."""
+"""Replicas in one process are the replicas of any exchange: their mean is one process'
+gradient.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from gradwire.compress.topk import topk
 from gradwire.contract import Exchange
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import residuals
-from gradwire_bench.workloads.task import Batch, TrainingTask, class_loss, mean_over, random_of
+from gradwire_bench.workloads.task import (
+    Batch,
+    TrainingTask,
+    class_loss,
+    mean_over,
+    random_of,
+)
 from gradwire_bench.workloads.train import (
     Replicas,
     layer_sizes,
@@ -83,7 +91,9 @@ def test_dense_replicas_are_one_process_with_the_whole_batch() -> None:
 @each("as_attached", [False, True])
 @each("name", EXCHANGES)
 def test_nothing_is_lost_over_steps(name: str, as_attached: bool) -> None:
-    """The gradients that went in are W times the means and what residuals still hold."""
+    """The gradients that went in are W times the means and what residuals still
+    hold.
+    """
     if name == "deft" and as_attached:
         return  # its layers are those of the whole model here
     replicas = Replicas(task(), EXCHANGES[name](), WORLD, as_attached=as_attached)
@@ -97,7 +107,9 @@ def test_nothing_is_lost_over_steps(name: str, as_attached: bool) -> None:
         replicas.step()  # draws the same batches once more
         taken += WORLD * replicas.gradients[0].double()
     for states in replicas.states:
-        parts = torch.split(taken, [message.spec.numel for message in replicas.messages])
+        parts = torch.split(
+            taken, [message.spec.numel for message in replicas.messages]
+        )
         for part, state in zip(parts, states, strict=True):
             for residual_N in residuals(state).values():
                 part += residual_N

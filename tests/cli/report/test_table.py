@@ -1,4 +1,6 @@
-"""Tables: all three forms show the same cells, and the key decides how a value looks."""
+"""Tables: all three forms show the same cells, and the key decides how a value
+looks.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ MARKUP: list[Row] = [*ROWS, {"name": "[red]x[/red]"}]
 
 
 @each("rows, width", [(MARKUP, 200), (MARKUP, 80), (WIDE, 200), (WIDE, 80), (WIDE, 20)])
-def test_a_terminal_gets_every_cell_and_reads_no_markup(rows: list[Row], width: int) -> None:
+def test_a_terminal_gets_every_cell_and_reads_no_markup(
+    rows: list[Row], width: int
+) -> None:
     text = printed(rows, width)
     for row in cells(rows):
         assert all(cell in text for cell in row)

@@ -15,7 +15,9 @@ from tests.each import each
     "count, chosen",
     [(1, elias_fano()), (100, elias_fano()), (300, hash_bitmap()), (1000, dense())],
 )
-def test_few_entries_take_a_code_many_bits_and_all_none(count: int, chosen: object) -> None:
+def test_few_entries_take_a_code_many_bits_and_all_none(
+    count: int, chosen: object
+) -> None:
     found = smallest(OF_PARTS, count, 1000)
     assert found == chosen
     sizes = [form.size_bytes(count, 1000) for form in OF_PARTS]

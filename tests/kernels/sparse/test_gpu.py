@@ -1,4 +1,6 @@
-"""The permutation and algorithm 1 in Triton, where there is no GPU under its interpreter."""
+"""The permutation and algorithm 1 in Triton, where there is no GPU under its
+interpreter.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def on_device(entries: Entries) -> Entries:
-    return Entries(entries.indices_K.to(DEVICE), entries.values.to(DEVICE), entries.width)
+    return Entries(
+        entries.indices_K.to(DEVICE), entries.values.to(DEVICE), entries.width
+    )
 
 
 def on_cpu(parts: Parts) -> Parts:
@@ -44,7 +48,9 @@ def hashed(entries: Entries, *where: Any, **memory: int) -> Parts:
     return on_cpu(found)
 
 
-def some(num_units: int, count: int, width: int = 1, *, repeated: bool = False) -> Entries:
+def some(
+    num_units: int, count: int, width: int = 1, *, repeated: bool = False
+) -> Entries:
     draw = torch.Generator().manual_seed(num_units + count)
     if repeated:
         indices_K = torch.randint(num_units, (count,), generator=draw)
@@ -60,7 +66,10 @@ def as_sets(parts: Parts, world: int) -> list[list[tuple[Any, ...]]]:
         own = parts.of(rank)
         units = own.values.view(-1, own.width).tolist()
         found.append(
-            sorted((i, *unit) for i, unit in zip(own.indices_K.tolist(), units, strict=True))
+            sorted(
+                (i, *unit)
+                for i, unit in zip(own.indices_K.tolist(), units, strict=True)
+            )
         )
     return found
 
@@ -76,18 +85,28 @@ CASES = {
     "nothing": (100, 4, some(100, 0)),
     "one unit, one part": (1, 1, some(1, 1)),
     "more parts than units": (5, 16, some(5, 5)),
-    "index 0 alone": (1000, 3, Entries(torch.zeros(1, dtype=torch.int32), torch.ones(1))),
+    "index 0 alone": (
+        1000,
+        3,
+        Entries(torch.zeros(1, dtype=torch.int32), torch.ones(1)),
+    ),
     "all indices": (1003, 7, some(1003, 1003)),
     "a tenth": (9_011, 8, some(9_011, 900)),
     "rows": (999, 5, some(999, 300, 3)),
     "duplicates": (300, 3, some(300, 900, repeated=True)),
-    "one index often": (300, 3, Entries(torch.full((500,), 7, dtype=torch.int32), torch.ones(500))),
+    "one index often": (
+        300,
+        3,
+        Entries(torch.full((500,), 7, dtype=torch.int32), torch.ones(500)),
+    ),
 }
 
 
 @pytest.mark.parametrize("way", ["algorithm 1", "no room at all"])
 @each("case", CASES)
-def test_nothing_is_lost_and_parts_are_those_of_the_definition(way: str, case: str) -> None:
+def test_nothing_is_lost_and_parts_are_those_of_the_definition(
+    way: str, case: str
+) -> None:
     num_units, world, entries = CASES[case]
     for shuffle in (None, Permutation(num_units, seed=3)):
         agree(way, entries, num_units, world, shuffle)
@@ -106,7 +125,9 @@ def test_any_list_of_entries_is_partitioned(
 ) -> None:
     values = torch.arange(len(indices), dtype=torch.float32)
     entries = Entries(torch.tensor(indices, dtype=torch.int32), values)
-    agree(way, entries, num_units, world, Permutation(num_units, 2) if shuffled else None)
+    agree(
+        way, entries, num_units, world, Permutation(num_units, 2) if shuffled else None
+    )
 
 
 def agree(
@@ -133,7 +154,9 @@ def test_what_overflows_is_counted() -> None:
     entries, shuffle = on_device(some(num_units, 2000)), Permutation(num_units, 1)
     _, roomy = algorithm_1(entries, num_units, world, shuffle)
     assert roomy.fallback == 0
-    assert 0 < roomy.serial < 0.2 * entries.num  # half as full as there are cells, three tries
+    assert (
+        0 < roomy.serial < 0.2 * entries.num
+    )  # half as full as there are cells, three tries
     _, tight = algorithm_1(entries, num_units, world, shuffle, parallel=2000, serial=4)
     assert tight.serial == 4
     assert tight.fallback > 100
@@ -167,7 +190,11 @@ def test_kernels_compile_for_a_gpu_that_need_not_be_there(tmp_path: Path) -> Non
     variables = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     variables.pop("TRITON_INTERPRET", None)
     found = subprocess.run(
-        [sys.executable, "-c", COMPILE], env=variables, capture_output=True, text=True, timeout=110
+        [sys.executable, "-c", COMPILE],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=110,
     )
     assert found.returncode == 0, found.stderr
     permute, hashing, single = found.stdout.splitlines()

@@ -41,7 +41,9 @@ def test_an_index_outside_is_named(wrong: int) -> None:
         partition(at(3, wrong), 10, 2, Permutation(10))
     with pytest.raises(InvalidSetting, match=message):
         Permutation(10).places(at(3, wrong).indices_K)
-    with pytest.raises(InvalidSetting, match=r"place 1 must lie in \[0, 10\), not below"):
+    with pytest.raises(
+        InvalidSetting, match=r"place 1 must lie in \[0, 10\), not below"
+    ):
         merge([at(1), at(3, wrong)], 10)
     out_N = torch.zeros(10)
     with pytest.raises(InvalidSetting, match=message):
@@ -55,11 +57,17 @@ def test_a_merge_takes_ascending_places_of_one_width_and_room_for_all() -> None:
     with pytest.raises(InvalidSetting, match="width must be 1"):
         merge([at(1), Entries(at(1).indices_K, torch.ones(2), 2)], 10)
     with pytest.raises(InvalidSetting, match="room must be 3 places"):
-        merge([at(1, 2), at(1)], 10, room=(torch.zeros(2, dtype=torch.int32), torch.zeros(3)))
+        merge(
+            [at(1, 2), at(1)],
+            10,
+            room=(torch.zeros(2, dtype=torch.int32), torch.zeros(3)),
+        )
 
 
 @each("wrong", [(4, 3), (3, 10), (-1, 3)])
-def test_elias_and_fanos_code_takes_ascending_places_only(wrong: tuple[int, int]) -> None:
+def test_elias_and_fanos_code_takes_ascending_places_only(
+    wrong: tuple[int, int],
+) -> None:
     with pytest.raises(InvalidSetting, match="indices must ascend"):
         elias_fano().encode(at(*wrong), 10)
 
@@ -74,7 +82,9 @@ def test_elias_and_fanos_code_takes_ascending_places_only(wrong: tuple[int, int]
         ("low", [0b001], "elias_fano must be ascending places"),
     ],
 )
-def test_codes_that_no_places_have_are_refused(field: str, given: list[int], says: str) -> None:
+def test_codes_that_no_places_have_are_refused(
+    field: str, given: list[int], says: str
+) -> None:
     """Of places below 9, two of which share their high bits."""
     payload = elias_fano().encode(at(0, 1, 8), 9)
     assert payload["high"].tolist() == [0b100_0011]
@@ -111,7 +121,9 @@ def test_what_was_made_for_another_vector_is_refused() -> None:
         partition(at(1), 10, 2, Permutation(11))
     with pytest.raises(InvalidSetting, match=r"rank must be in \[0, 2\)"):
         Part(10, 2, 2)
-    with pytest.raises(InvalidSetting, match="out_N must be a contiguous vector of 10 units"):
+    with pytest.raises(
+        InvalidSetting, match="out_N must be a contiguous vector of 10 units"
+    ):
         scatter_entries(at(1), Part(10), torch.zeros(11))
     with pytest.raises(InvalidSetting, match="2147483647"):
         Permutation(2**31)

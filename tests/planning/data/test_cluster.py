@@ -19,7 +19,12 @@ def test_a_ring_at_8_nodes_costs_the_papers_latency_and_the_links_rate() -> None
     assert cluster.all_reduce_s(10**9) == pytest.approx(910e-6 + 1.4)
     assert cluster.wire_bytes(800) == 1400
     alone = Cluster(num_ranks=1, rate_bytes_per_s=1.0)
-    assert alone.all_reduce_s(10**9) == alone.wire_bytes(10**9) == cluster.all_reduce_s(0) == 0
+    assert (
+        alone.all_reduce_s(10**9)
+        == alone.wire_bytes(10**9)
+        == cluster.all_reduce_s(0)
+        == 0
+    )
 
 
 LINE = LineFit(alpha_s=1e-3, per_unit_s=2e-8, samples=((100, 1e-3), (200, 1.1e-3)))
@@ -28,7 +33,11 @@ MEASURED = Cluster(
     rate_bytes_per_s=1e8,
     hop_s=1e-4,
     collectives={"all_reduce": LINE, "send": LineFit(alpha_s=0.5, per_unit_s=0.0)},
-    codecs={"topk": CodecFit(encode=LINE, decode=LINE, merge=LineFit(alpha_s=0, per_unit_s=1e-9))},
+    codecs={
+        "topk": CodecFit(
+            encode=LINE, decode=LINE, merge=LineFit(alpha_s=0, per_unit_s=1e-9)
+        )
+    },
     source="measured in a test",
 )
 
@@ -55,15 +64,24 @@ def test_what_was_measured_counts_and_a_formula_stands_in_for_the_rest() -> None
 
 
 def test_scaling_keeps_the_hop_and_the_share_of_the_rate() -> None:
-    # 1 ms / 6 hops; 1.5 copies in 20 ns a byte are 75 MB/s, three quarters of the link's rate.
+    # 1 ms / 6 hops; 1.5 copies in 20 ns a byte are 75 MB/s, three quarters of the
+    # link's rate.
     wider = MEASURED.scaled(num_ranks=16)
     assert wider.hop_s == pytest.approx(1e-3 / 6)
     assert wider.rate_bytes_per_s == pytest.approx(0.75e8)
-    assert wider.all_reduce_s(10**6) == pytest.approx(30e-3 / 6 + 2 * 15 / 16 * 1e6 / 0.75e8)
+    assert wider.all_reduce_s(10**6) == pytest.approx(
+        30e-3 / 6 + 2 * 15 / 16 * 1e6 / 0.75e8
+    )
     faster = MEASURED.scaled(rate_bytes_per_s=1e9)
     assert (faster.num_ranks, faster.rate_bytes_per_s) == (4, pytest.approx(0.75e9))
     assert wider.codecs == MEASURED.codecs
-    for told in ("16 ranks", "800.0 Mbit/s", "75 % of the rate", "167 us", "measured in a test"):
+    for told in (
+        "16 ranks",
+        "800.0 Mbit/s",
+        "75 % of the rate",
+        "167 us",
+        "measured in a test",
+    ):
         assert told in wider.source
     # To its own size and rate it scales to the line it was made from.
     same = MEASURED.scaled(num_ranks=4)
@@ -103,7 +121,9 @@ def test_scaling_of_a_stated_cluster_and_what_cannot_be_scaled() -> None:
         ("schema_version", 0, "schema_version: .*schema 1 is accepted"),
     ],
 )
-def test_broken_measurements_name_the_entry(entry: str, value: object, words: str) -> None:
+def test_broken_measurements_name_the_entry(
+    entry: str, value: object, words: str
+) -> None:
     text = json.dumps({**json.loads(MEASURED.to_json()), entry: value})
     with pytest.raises(InvalidSetting, match=f"cluster cannot be read: {words}"):
         Cluster.parse(text)

@@ -17,7 +17,9 @@ SIZES = (4 * 2**10, 32 * 2**10, 256 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)
 
 
 @given(st.floats(1e-6, 1e-2), st.floats(1e-11, 1e-6))
-def test_the_fit_finds_what_exact_times_were_made_of(alpha_s: float, slope: float) -> None:
+def test_the_fit_finds_what_exact_times_were_made_of(
+    alpha_s: float, slope: float
+) -> None:
     found = fit_line((size, alpha_s + slope * size) for size in SIZES)
     assert math.isclose(found.per_unit_s, slope, rel_tol=1e-6)
     assert math.isclose(found.alpha_s, alpha_s, rel_tol=1e-6)
@@ -39,10 +41,14 @@ def test_no_term_is_negative(
     found = fit_line(samples)
     for value, wanted in zip((found.alpha_s, found.per_unit_s), expected, strict=True):
         assert value > 0 if wanted is None else value == wanted
-    # The term that is left is the best one of its own: any other has a larger relative error.
+    # The term that is left is the best one of its own: any other has a larger relative
+    # error.
     for factor in (0.99, 1.01):
         other = found.model_copy(
-            update={"alpha_s": found.alpha_s * factor, "per_unit_s": found.per_unit_s * factor}
+            update={
+                "alpha_s": found.alpha_s * factor,
+                "per_unit_s": found.per_unit_s * factor,
+            }
         )
         assert _relative_error(found, samples) < _relative_error(other, samples)
 
@@ -79,7 +85,9 @@ def test_samples_of_one_size_tell_no_slope(size: int) -> None:
 def test_noise_ends_in_the_residual() -> None:
     noise = random.Random(0)
     found = fit_line(
-        (size, (1e-4 + 1e-8 * size) * noise.uniform(0.9, 1.1)) for size in SIZES for _ in range(50)
+        (size, (1e-4 + 1e-8 * size) * noise.uniform(0.9, 1.1))
+        for size in SIZES
+        for _ in range(50)
     )
     # Uniform in +-10 % has a standard deviation of 10 % / sqrt(3).
     assert found.residual == pytest.approx(0.1 / math.sqrt(3), rel=0.1)

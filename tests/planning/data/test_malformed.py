@@ -1,7 +1,8 @@
-"""Malformed files end in ``InvalidSetting``, and extreme figures in it or in plans that work.
+"""Malformed files end in ``InvalidSetting``, and extreme figures in it or in plans that
+work.
 
-A figure that is accepted and makes a planner or a simulation stumble is as wrong as one that is
-not. Files in which anything else changed are read by ``tests/fuzzing``.
+A figure that is accepted and makes a planner or a simulation stumble is as wrong as one
+that is not. Files in which anything else changed are read by ``tests/fuzzing``.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ CLUSTER = Cluster(
     num_ranks=4,
     rate_bytes_per_s=1e8,
     collectives={"all_reduce": LINE, "send": LINE, "all_gather": LINE},
-    codecs=dict.fromkeys(("topk", "onebit"), CodecFit(encode=LINE, decode=LINE, merge=LINE)),
+    codecs=dict.fromkeys(
+        ("topk", "onebit"), CodecFit(encode=LINE, decode=LINE, merge=LINE)
+    ),
     inline={"topk": LINE},
     host_share=0.2,
 )
@@ -76,7 +79,20 @@ def _with_sparsity(found: SparsityProfile) -> Profile:
 
 
 BROKEN = (
-    *("", " ", "{", "}", "[]", "null", "3", '"a"', "{}", "\ufeff{}", "not json", "{'a': 1}"),
+    *(
+        "",
+        " ",
+        "{",
+        "}",
+        "[]",
+        "null",
+        "3",
+        '"a"',
+        "{}",
+        "\ufeff{}",
+        "not json",
+        "{'a': 1}",
+    ),
     *("[" * 100_000, '{"a":' * 100_000, "[" * 100_000 + "]" * 100_000),
     *("1e400", "-1e400", "1" * 5000, '{"schema_version": 1e400}', "\ud800", "nul\x00l"),
 )
@@ -95,7 +111,9 @@ def test_texts_that_are_no_file_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InvalidSetting, match="cannot be read"):
             Plan.load(path)
         with pytest.raises(InvalidSetting, match="cannot be written"):
-            PLANS[0].save(path / "x" if isinstance(path, Path) and path != tmp_path else path)
+            PLANS[0].save(
+                path / "x" if isinstance(path, Path) and path != tmp_path else path
+            )
 
 
 def test_a_file_is_replaced_and_never_half_written(tmp_path: Path) -> None:
@@ -157,6 +175,8 @@ def test_extreme_figures_are_refused_or_can_be_used(kind: str) -> None:
         except GradwireError:
             continue
         except Exception as error:
-            raise AssertionError(f"seed {seed}: {error!r} from {text[:2000]}") from error
+            raise AssertionError(
+                f"seed {seed}: {error!r} from {text[:2000]}"
+            ) from error
         num_used += 1
     assert num_used, "every change was refused, so nothing was used"

@@ -1,4 +1,6 @@
-"""Profiles as files: exact round trips, and errors that name the entry, what it is and why not."""
+"""Profiles as files: exact round trips, and errors that name the entry, what it is and
+why not.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ PROFILE = Profile(
 
 
 def changed(path: str, value: Any) -> str:
-    """The profile's text with one entry replaced; ``path`` such as ``layers.0.name``."""
+    """The profile's text with one entry replaced; ``path`` such as
+    ``layers.0.name``.
+    """
     data = json.loads(PROFILE.to_json())
     *way, last = path.split(".")
     place = data
@@ -73,22 +77,46 @@ NAN = float("nan")
         ("schema_version", 2, r"schema_version: .*got 2 \(schema 1 is accepted\)"),
         ("model", "", r"model: .*at least 1 character"),
         ("batch_size", 0, r"batch_size: .*greater than or equal to 1, got 0"),
-        ("layers.0.forward_s", -0.5, r"layers\.0 \('stem'\)\.forward_s: .*equal to 0, got -0\.5"),
-        ("layers.1.backward_s", NAN, r"layers\.1 \('head'\)\.backward_s: .*finite.*got nan"),
-        ("layers.1.forward_s", "fast", r"layers\.1 \('head'\)\.forward_s: .*number, got 'fast'"),
+        (
+            "layers.0.forward_s",
+            -0.5,
+            r"layers\.0 \('stem'\)\.forward_s: .*equal to 0, got -0\.5",
+        ),
+        (
+            "layers.1.backward_s",
+            NAN,
+            r"layers\.1 \('head'\)\.backward_s: .*finite.*got nan",
+        ),
+        (
+            "layers.1.forward_s",
+            "fast",
+            r"layers\.1 \('head'\)\.forward_s: .*number, got 'fast'",
+        ),
         ("layers.1.name", "stem", r"layer 'stem' is listed twice"),
-        ("layers.1.tensors.0.name", "stem.bias", r"tensor 'stem\.bias' is listed twice"),
+        (
+            "layers.1.tensors.0.name",
+            "stem.bias",
+            r"tensor 'stem\.bias' is listed twice",
+        ),
         (
             "layers.0.tensors.1.shape",
             [-4],
             r"layers\.0 \('stem'\)\.tensors\.1 \('stem\.bias'\)\.shape\.0: .*got -4",
         ),
         ("layers.0.tensors.0.dtype", "int8", r"dtype: .*'float32'.*got 'int8'"),
-        ("layers.0.time", 1.0, r"layers\.0 \('stem'\)\.time: Extra inputs are not permitted"),
+        (
+            "layers.0.time",
+            1.0,
+            r"layers\.0 \('stem'\)\.time: Extra inputs are not permitted",
+        ),
     ],
 )
-def test_a_wrong_entry_is_named_with_what_it_is(entry: str, value: Any, words: str) -> None:
-    with pytest.raises(InvalidSetting, match=f"mine.json cannot be read: .*{words}.*; write it"):
+def test_a_wrong_entry_is_named_with_what_it_is(
+    entry: str, value: Any, words: str
+) -> None:
+    with pytest.raises(
+        InvalidSetting, match=f"mine.json cannot be read: .*{words}.*; write it"
+    ):
         Profile.parse(changed(entry, value), "mine.json")
 
 
@@ -113,5 +141,7 @@ def _without(entry: str) -> str:
     ],
 )
 def test_a_broken_text_is_refused(text: str, words: str) -> None:
-    with pytest.raises(InvalidSetting, match=rf"profile cannot be read: {words}.*gradwire profile"):
+    with pytest.raises(
+        InvalidSetting, match=rf"profile cannot be read: {words}.*gradwire profile"
+    ):
         Profile.parse(text)

@@ -1,4 +1,6 @@
-"""Predicted seconds against equations 1 and 2, against bytes that are sent, and what is chosen."""
+"""Predicted seconds against equations 1 and 2, against bytes that are sent, and what is
+chosen.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,13 @@ def setting(
     units = UnitSparsity(
         width=1, num_units=NUMEL, density=density, densification=grown, skewness=skewed
     )
-    at = {"numel": NUMEL, "units": units, "blocks": units, "cluster": bare(world), **changed}
+    at = {
+        "numel": NUMEL,
+        "units": units,
+        "blocks": units,
+        "cluster": bare(world),
+        **changed,
+    }
     return SchemeInputs(**at)  # type: ignore[arg-type]
 
 
@@ -87,15 +95,22 @@ def test_bitmaps_shorten_pulls_of_many() -> None:
     at = setting(0.05, {2: 1.9, 4: 3.5, 8: 6.0}, 8)
     pull = NUMEL * (0.3 * 4 + 1 / 8) / 8
     push = NUMEL * 0.05 * 8 / 8
-    assert zen_cost(at, "paper").seconds == pytest.approx(7 * (pull + push) / RATE, rel=0.02)
+    assert zen_cost(at, "paper").seconds == pytest.approx(
+        7 * (pull + push) / RATE, rel=0.02
+    )
 
 
 @bounded(5)
 @given(world=st.integers(2, 7), seed=st.integers(0, 9))
 def test_predicted_bytes_are_those_sent(world: int, seed: int) -> None:
-    """The busiest rank's, for even index sets; each scheme carried out by the local driver."""
+    """The busiest rank's, for even index sets; each scheme carried out by the local
+    driver.
+    """
     numel, draw = 20_000, np.random.default_rng(seed)
-    sets = [np.sort(draw.choice(numel, 400, replace=False)).astype(np.int32) for _ in range(world)]
+    sets = [
+        np.sort(draw.choice(numel, 400, replace=False)).astype(np.int32)
+        for _ in range(world)
+    ]
     at = of_sets(sets, numel, world)
     for name, scheme in [*schemes().items()][1:]:
         exchange = gw.pair(gw.compress.nonzero(), getattr(gw.collective, name)())
@@ -111,14 +126,18 @@ def test_predicted_bytes_are_those_sent(world: int, seed: int) -> None:
 
 @each("world", [4, 8, 16])
 def test_servers_of_uneven_ranges_cost_what_the_busiest_carries(world: int) -> None:
-    """Zipf's law: ranks share most where they have most, so a sum is less skewed than its terms."""
+    """Zipf's law: ranks share most where they have most, so a sum is less skewed than
+    its terms.
+    """
     numel, draw = 20_000, np.random.default_rng(0)
     weights = 1 / np.arange(1, numel + 1)
     sets = [
         np.sort(draw.choice(numel, 400, replace=False, p=weights / weights.sum()))
         for _ in range(world)
     ]
-    served = np.array([np.bincount(one * world // numel, minlength=world) for one in sets])
+    served = np.array(
+        [np.bincount(one * world // numel, minlength=world) for one in sets]
+    )
     arrived = served.sum(0) - served.diagonal()
     held = np.bincount(np.unique(np.concatenate(sets)) * world // numel)
     carried = 8 * (arrived.max() + (world - 1) * held.max())
@@ -133,7 +152,9 @@ def of_sets(sets: list[Indices], numel: int, world: int) -> SchemeInputs:
         units=unit_sparsity(sets, 1, numel),
         blocks=unit_sparsity(blocks, BLOCK, -(-numel // BLOCK)),
     )
-    return SchemeInputs(numel=numel, units=tensor.units, blocks=tensor.blocks, cluster=bare(world))
+    return SchemeInputs(
+        numel=numel, units=tensor.units, blocks=tensor.blocks, cluster=bare(world)
+    )
 
 
 def sent_bytes(exchange: gw.Exchange, sets: list[Indices], numel: int) -> list[int]:
@@ -154,7 +175,9 @@ def test_overlap_decides_between_the_two_optimal_schemes() -> None:
 
 def test_dense_gradients_stay_dense_and_latency_counts() -> None:
     assert fastest_scheme(setting(0.98, {2: 1.02}, 8)).scheme == "dense"
-    assert fastest_scheme(setting(0.001, GAMMAS, 1)).scheme == "dense"  # nothing is sent at all
+    assert (
+        fastest_scheme(setting(0.001, GAMMAS, 1)).scheme == "dense"
+    )  # nothing is sent at all
     slow = setting(0.0001, GAMMAS, 16, cluster=bare(16, hop_s=0.1))
     assert fastest_scheme(slow).scheme == "sparcml", "it has the fewest rounds"
     costly = setting(0.01, GAMMAS, 8, handling=Handling(scan_s=1e-6, entry_s=1e-6))
@@ -177,7 +200,9 @@ def test_ties_go_to_the_earlier_scheme() -> None:
 def test_explanations_name_scheme_times_runner_up_and_why() -> None:
     at = setting(0.01, GAMMAS, 16)
     (text,) = explain_scheme("table", fastest_scheme(at), at)
-    assert text.startswith("table: 1 % of its elements are non-zero on a rank, 6.5 % in the sum")
+    assert text.startswith(
+        "table: 1 % of its elements are non-zero on a rank, 6.5 % in the sum"
+    )
     assert "It takes zen, " in text
     assert "the runner-up is sparcml" in text
     assert "whose bytes (what ranks share comes in every round) take" in text
@@ -189,7 +214,9 @@ def test_explanations_name_scheme_times_runner_up_and_why() -> None:
     width=st.sampled_from((1, 7)),
 )
 @bounded(20)
-def test_counts_of_any_step_give_a_setting(counts: list[int], growth: float, width: int) -> None:
+def test_counts_of_any_step_give_a_setting(
+    counts: list[int], growth: float, width: int
+) -> None:
     at = counted(counts, 100 * width, width, torch.float32, growth)
     assert at.own(at.units) == pytest.approx(max(counts))
     assert fastest_scheme(at, schemes(by_counts=True)).predictions[0].seconds >= 0.0

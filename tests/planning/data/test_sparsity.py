@@ -1,4 +1,6 @@
-"""Figures between those that are kept, and files that hold figures no gradients have."""
+"""Figures between those that are kept, and files that hold figures no gradients
+have.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,14 @@ from tests.each import each
         ("imbalances", [RangeImbalance(ranks=4, push=1.0, pull=1.0)] * 2),
     ],
 )
-def test_what_is_between_two_that_are_alike_is_not_asked(field: str, kept: list[Any]) -> None:
+def test_what_is_between_two_that_are_alike_is_not_asked(
+    field: str, kept: list[Any]
+) -> None:
     """It divides by how far apart they are."""
     with pytest.raises(ValueError, match="listed once each, ascending"):
-        UnitSparsity.model_validate({"width": 1, "num_units": 40, "density": 0.1, field: kept})
+        UnitSparsity.model_validate(
+            {"width": 1, "num_units": 40, "density": 0.1, field: kept}
+        )
 
 
 def units(**changed: Any) -> dict[str, Any]:
@@ -50,9 +56,18 @@ def profile_text(**changed: Any) -> str:
         ({"density": float("nan")}, r"tensors.0 \('table'\).units.density"),
         ({"density": -0.1}, r"units.density: .*greater than or equal to 0"),
         ({"density": 1.1}, r"units.density: .*less than or equal to 1"),
-        ({"densification": [{"ranks": 2, "ratio": float("nan")}]}, r"densification.0.ratio"),
-        ({"densification": [{"ranks": 2, "ratio": 2.5}]}, "2 ranks is 2.5, and at most 2"),
-        ({"densification": [{"ranks": 2, "ratio": 0.5}]}, "2 ranks is 0.5, below the 1 of fewer"),
+        (
+            {"densification": [{"ranks": 2, "ratio": float("nan")}]},
+            r"densification.0.ratio",
+        ),
+        (
+            {"densification": [{"ranks": 2, "ratio": 2.5}]},
+            "2 ranks is 2.5, and at most 2",
+        ),
+        (
+            {"densification": [{"ranks": 2, "ratio": 0.5}]},
+            "2 ranks is 0.5, below the 1 of fewer",
+        ),
         (
             {"densification": [{"ranks": 2, "ratio": 1.9}, {"ranks": 4, "ratio": 1.5}]},
             "4 ranks is 1.5, below the 1.9",
@@ -92,7 +107,10 @@ def test_a_profile_holds_the_sparsity_of_its_own_tensors() -> None:
     assert Profile.parse(whole.to_json()) == whole
     assert whole.sparsity.of("table") == sparsity.tensors[0]
     assert whole.sparsity.of("other") is None
-    for shape, words in (((9, 5), "40 units of 1 elements, and it has 45"), ((8, 4), "has 32")):
+    for shape, words in (
+        ((9, 5), "40 units of 1 elements, and it has 45"),
+        ((8, 4), "has 32"),
+    ):
         other = tensor.model_copy(update={"shape": shape})
         shown = profile.model_copy(
             update={"layers": (layer.model_copy(update={"tensors": (other,)}),)}
@@ -109,7 +127,10 @@ def test_between_what_is_kept_and_beyond() -> None:
         width=1,
         num_units=1000,
         density=0.001,
-        densification=(Densification(ranks=2, ratio=1.5), Densification(ranks=8, ratio=4.0)),
+        densification=(
+            Densification(ranks=2, ratio=1.5),
+            Densification(ranks=8, ratio=4.0),
+        ),
         skewness=(Skewness(parts=2, ratio=2.0),),
     )
     assert one.gamma(1) == 1.0

@@ -29,7 +29,9 @@ LINE = LineFit(alpha_s=2e-5, per_unit_s=5e-10)
 CLUSTER = Cluster(
     num_ranks=WORLD,
     rate_bytes_per_s=1.25e8,
-    codecs=dict.fromkeys(("onebit", "topk"), CodecFit(encode=LINE, decode=LINE, merge=LINE)),
+    codecs=dict.fromkeys(
+        ("onebit", "topk"), CodecFit(encode=LINE, decode=LINE, merge=LINE)
+    ),
 )
 EVEN = CHUNK_ALIGNMENT * WORLD
 ALIKE = [("onebit", "casync_ring"), ("topk", "sparse_ps"), ("topk", "zen")]
@@ -48,7 +50,9 @@ def test_one_stands_for_all(compressor: str, collective: str, numel: int) -> Non
     exchange, spec = by_name(compressor, {}, collective), TensorSpec("", numel)
     tariff = Tariff.of(exchange, CLUSTER)
     every_s = _played_s(supersteps_of(exchange, spec, tariff))
-    assert _played_s([alone(exchange, spec, tariff)]) == pytest.approx(every_s, rel=1e-9)
+    assert _played_s([alone(exchange, spec, tariff)]) == pytest.approx(
+        every_s, rel=1e-9
+    )
 
 
 def test_aggregators_that_are_few_are_played() -> None:
@@ -56,18 +60,24 @@ def test_aggregators_that_are_few_are_played() -> None:
     exchange = by_name("topk", {}, "casync_ps", collective_settings={"partitions": 2})
     spec, tariff = TensorSpec("", 300 * EVEN), Tariff.of(exchange, CLUSTER)
     every_s = _played_s(supersteps_of(exchange, spec, tariff))
-    assert _played_s([alone(exchange, spec, tariff)]) == pytest.approx(every_s, rel=1e-9)
+    assert _played_s([alone(exchange, spec, tariff)]) == pytest.approx(
+        every_s, rel=1e-9
+    )
 
 
 @each("compressor, collective", [*ALIKE, ("topk", "allgather_sparse")])
 def test_a_curve_is_near_what_is_played(compressor: str, collective: str) -> None:
-    """Sizes at which rank 0 was looked at, and others, within 10 % of what one message takes."""
+    """Sizes at which rank 0 was looked at, and others, within 10 % of what one message
+    takes.
+    """
     exchange = by_name(compressor, {}, collective)
     tariff = Tariff.of(exchange, CLUSTER)
     for numel in (3 * 4**9, 4**12 + 7):
         spec = TensorSpec("", numel)
         seconds = _played_s([estimate(exchange, numel, spec.dtype, tariff)])
-        assert seconds == pytest.approx(_played_s([alone(exchange, spec, tariff)]), rel=0.1)
+        assert seconds == pytest.approx(
+            _played_s([alone(exchange, spec, tariff)]), rel=0.1
+        )
 
 
 HOSTS = Cluster(
@@ -88,25 +98,39 @@ EVERY = {way_of(made): made for made in (*pairs(), *own_exchanges(), *other_ways
 
 
 def law_one_rank_takes_as_long_as_all(exchange: Exchange, cluster: Cluster) -> None:
-    """Chunks of a gradient are there as one, as several and some empty ones, and as a short one."""
+    """Chunks of a gradient are there as one, as several and some empty ones, and as a
+    short one.
+    """
     exchange = on_hosts(exchange, cluster.ranks_per_host)
     tariff = Tariff.of(exchange, cluster)
-    for numel in (1, 100, 30 * EVEN + 5, 3000 * EVEN + 5)[:: 1 + exchange.declared.whole_tensors]:
+    for numel in (1, 100, 30 * EVEN + 5, 3000 * EVEN + 5)[
+        :: 1 + exchange.declared.whole_tensors
+    ]:
         shapes = squarest(numel, 6) if exchange.declared.whole_tensors else ()
         spec = TensorSpec("", numel, shapes=shapes)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(representative, "ALIKE", 0.0)  # no rank stands for others unplayed
+            patch.setattr(
+                representative, "ALIKE", 0.0
+            )  # no rank stands for others unplayed
             slowest_s = _played_s([alone.__wrapped__(exchange, spec, tariff)])
         all_s = _played_s(supersteps_of(exchange, spec, tariff), cluster.ranks_per_host)
-        assert _played_s([alone(exchange, spec, tariff)]) == pytest.approx(slowest_s, rel=NEAR)
+        assert _played_s([alone(exchange, spec, tariff)]) == pytest.approx(
+            slowest_s, rel=NEAR
+        )
         assert slowest_s == pytest.approx(all_s, rel=FOLDED)
 
 
 NEAR, FOLDED = 0.02, 0.04
-"""What a rank may be off that stands for others; and what folding a stretch of verbs may lose."""
+"""What a rank may be off that stands for others; and what folding a stretch of verbs
+may lose.
+"""
 
 
-@each("exchange", [by_name("topk", {}, name) for name in ("casync_ps", "zen")], ids=name_of)
+@each(
+    "exchange",
+    [by_name("topk", {}, name) for name in ("casync_ps", "zen")],
+    ids=name_of,
+)
 def test_of_parts_that_are_uneven(exchange: Exchange) -> None:
     law_one_rank_takes_as_long_as_all(exchange, measured(CLUSTER))
 

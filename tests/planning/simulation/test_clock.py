@@ -1,4 +1,6 @@
-"""The clock against closed forms, exactly, and against a slow exact simulation of shared links."""
+"""The clock against closed forms, exactly, and against a slow exact simulation of
+shared links.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def test_nothing_hidden_when_only_the_last_layers_backward_takes_time() -> None:
     waiting = wfbp(profile, cluster)
     assert simulate(waiting, profile, cluster).iteration_s == 1.0 + 3 * message_s + 1.5
     # Forward order: each layer's forward hides the next message.
-    ahead = waiting.model_copy(update={"messages": waiting.messages[::-1], "overlap_forward": True})
+    ahead = waiting.model_copy(
+        update={"messages": waiting.messages[::-1], "overlap_forward": True}
+    )
     assert simulate(ahead, profile, cluster).iteration_s == 1.0 + message_s + 1.5
 
 

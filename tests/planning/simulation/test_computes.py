@@ -1,6 +1,7 @@
 """What texts compute, by name and count, and what of it overlaps: HiPress, table 3.
 
-The texts' own Computes are counted by the local driver, and the spans of the simulator's trace.
+The texts' own Computes are counted by the local driver, and the spans of the
+simulator's trace.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ LINE = LineFit(alpha_s=2**-12, per_unit_s=2**-24)
 
 
 class Done(NamedTuple):
-    """One computation of a rank: its name, its elements, and whether something travelled beside
-    it."""
+    """One computation of a rank: its name, its elements, and whether something
+    travelled beside it.
+    """
 
     name: str
     numel: int
@@ -62,7 +64,9 @@ def _noting(text: Steps[Any], found: list[Done]) -> Steps[Any]:
 
 def computes(exchange: Exchange, numel: int, world: int) -> list[list[Done]]:
     """Every rank's computations of a second step, in order."""
-    spec = TensorSpec("", numel, shapes=squarest(numel) if exchange.declared.whole_tensors else ())
+    spec = TensorSpec(
+        "", numel, shapes=squarest(numel) if exchange.declared.whole_tensors else ()
+    )
     states = [exchange.init(spec, world) for _ in range(world)]
     members = [Member(rank, world) for rank in range(world)]
     for _ in range(2):
@@ -70,7 +74,9 @@ def computes(exchange: Exchange, numel: int, world: int) -> list[list[Done]]:
         grads = [_gradient(numel, rank) for rank in range(world)]
         texts = [
             _noting(exchange.synchronise(me, clone_state(state), grad_N, grad_N), own)
-            for me, state, grad_N, own in zip(members, states, grads, found, strict=True)
+            for me, state, grad_N, own in zip(
+                members, states, grads, found, strict=True
+            )
         ]
         states = drive(texts).results
     return found
@@ -81,15 +87,22 @@ def _gradient(numel: int, seed: int) -> Tensor:
 
 
 def chunks(own: list[Done], name: str, *, beside: bool = False) -> float:
-    """How many chunks are encoded, merged or decoded, those beside a transfer or the others."""
-    return sum(one.numel for one in own if one.name == name and one.is_beside is beside) / CHUNK
+    """How many chunks are encoded, merged or decoded, those beside a transfer or the
+    others.
+    """
+    return (
+        sum(one.numel for one in own if one.name == name and one.is_beside is beside)
+        / CHUNK
+    )
 
 
 @each("world", [2, 5])
 @each("codec", [onebit(), topk(density=0.1)])
 def test_table_3_of_a_ring(codec, world: int) -> None:
-    """beta = gamma = N: encodes and decodes of a chunk that overlap with no transfer. A merge is
-    what the paper calls decode and aggregate; the other N - 1 decodes overlap."""
+    """beta = gamma = N: encodes and decodes of a chunk that overlap with no transfer. A
+    merge is what the paper calls decode and aggregate; the other N - 1 decodes
+    overlap.
+    """
     for own in computes(pair(codec, casync_ring()), world * CHUNK, world):
         assert chunks(own, "encode") == world
         assert chunks(own, "merge") + chunks(own, "decode") == world
@@ -100,28 +113,41 @@ def test_table_3_of_a_ring(codec, world: int) -> None:
 @each("world", [2, 5])
 @each("codec", [onebit(), topk(density=0.1)])
 def test_table_3_of_a_small_parameter_server(codec, world: int) -> None:
-    """beta = K = N chunks, as section 6 has it where aggregators are workers: N - 1 are pushed and
-    one mean is pulled. Of N chunks that are merged the own one is not decoded. Those pulled come
-    all at once, so that only the own mean is decoded beside them, where the paper overlaps all but
-    the last: of a small message to decode them takes no longer than another latency."""
+    """beta = K = N chunks, as section 6 has it where aggregators are workers: N - 1 are
+    pushed and one mean is pulled. Of N chunks that are merged the own one is not
+    decoded. Those pulled come all at once, so that only the own mean is decoded beside
+    them, where the paper overlaps all but the last: of a small message to decode them
+    takes no longer than another latency.
+    """
     for own in computes(pair(codec, casync_ps()), world * CHUNK, world):
         assert chunks(own, "encode") == world
         assert chunks(own, "merge") == world
         assert chunks(own, "decode") == world - 1
         assert chunks(own, "decode", beside=True) == 1
-        assert [one.name for one in own] == ["encode", "merge", "encode", "decode", "decode"]
+        assert [one.name for one in own] == [
+            "encode",
+            "merge",
+            "encode",
+            "decode",
+            "decode",
+        ]
 
 
 @each("world", [2, 5])
 def test_table_3_of_low_rank(world: int) -> None:
-    """beta = gamma = 1, however many ranks: factors are summed on the way. Finding the two factors
-    is one encode, in two computations with a sum between them."""
+    """beta = gamma = 1, however many ranks: factors are summed on the way. Finding the
+    two factors is one encode, in two computations with a sum between them.
+    """
     for own in computes(powersgd(rank=1), 1024, world):
         assert [one.name for one in own] == ["encode", "encode", "decode"]
 
 
 EVERY = (
-    *{kind_of(made)[at]: made for at in (0, -1) for made in (*pairs(), *own_exchanges())}.values(),
+    *{
+        kind_of(made)[at]: made
+        for at in (0, -1)
+        for made in (*pairs(), *own_exchanges())
+    }.values(),
     with_momentum_correction(pair(topk(), casync_ring())),
 )
 """One with each algorithm, and one with each collective."""
@@ -129,9 +155,13 @@ EVERY = (
 
 @each("exchange", EVERY, ids=name_of)
 def test_the_simulators_trace_has_the_texts_computations(exchange: Exchange) -> None:
-    """As many of each name on every rank, with their measured seconds or the mark of none."""
+    """As many of each name on every rank, with their measured seconds or the mark of
+    none.
+    """
     world, numel = 3, 3 * CHUNK
-    names = {type(made).__name__ for made in (exchange, getattr(exchange, "codec", None))}
+    names = {
+        type(made).__name__ for made in (exchange, getattr(exchange, "codec", None))
+    }
     codec = CodecFit(encode=LINE, merge=LINE, decode=LINE)
     cluster = exact_cluster(num_ranks=world).model_copy(
         update={"codecs": dict.fromkeys(names, codec)}
@@ -167,6 +197,8 @@ def _is_plain(exchange: Exchange) -> bool:
 def test_what_is_written_in_a_sparse_format_is_no_codecs_encode(
     collective: Collective, names: list[str]
 ) -> None:
-    """A selection over all elements is; it is done once. Merging and writing are apart."""
+    """A selection over all elements is; it is done once. Merging and writing are
+    apart.
+    """
     for own in computes(pair(topk(density=0.1), collective), 256, 2):
         assert [one.name for one in own] == names

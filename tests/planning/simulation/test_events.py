@@ -35,7 +35,9 @@ Rows = Callable[[int, int, Tensor], list[Row]]
 
 
 class Says(Exchange):
-    """Yields what ``rows(rank, world, grad_N)`` lists, one behind the other; averages nothing."""
+    """Yields what ``rows(rank, world, grad_N)`` lists, one behind the other; averages
+    nothing.
+    """
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
@@ -88,7 +90,11 @@ def test_sends_between_two_ranks_meet_their_receives_in_order() -> None:
             case _:
                 return []
 
-    ends_s = [s.end_s for s in simulate_exchange(Says(rows), NUMEL, THREE).spans if s.rank == 1]
+    ends_s = [
+        s.end_s
+        for s in simulate_exchange(Says(rows), NUMEL, THREE).spans
+        if s.rank == 1
+    ]
     assert ends_s == [SEND_S, SEND_S + HOP_S + 64 * BYTE_S]
 
 
@@ -98,14 +104,20 @@ def test_sends_between_two_ranks_meet_their_receives_in_order() -> None:
         (lambda buf: AllReduce(buf), 4, 4 / 3),
         (lambda buf: AllGather(buf.repeat(3), buf), 2, 2),
         (lambda buf: ReduceScatter(buf[: len(buf) // 3], buf), 4, 4 / 3),
-        (lambda buf: AllToAll(buf, buf, (len(buf) // 3,) * 3, (len(buf) // 3,) * 3), 2, 2 / 3),
+        (
+            lambda buf: AllToAll(buf, buf, (len(buf) // 3,) * 3, (len(buf) // 3,) * 3),
+            2,
+            2 / 3,
+        ),
         (lambda buf: Broadcast(0, buf), 2, 2),
     ],
     ids=["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast"],
 )
 def test_collectives_take_their_closed_forms(verb, hops, copies) -> None:
     numel = 3 * 2**14
-    trace = simulate_exchange(Says(lambda rank, world, grad_N: [verb(grad_N)]), numel, THREE)
+    trace = simulate_exchange(
+        Says(lambda rank, world, grad_N: [verb(grad_N)]), numel, THREE
+    )
     expected_s = hops * HOP_S + copies * 4 * numel * BYTE_S
     assert [s.end_s for s in trace.spans] == pytest.approx([expected_s] * 3, rel=1e-14)
 
@@ -128,7 +140,9 @@ def _by_rank(*verbs: Callable[[Tensor], Row]) -> Rows:
 
 
 def _sends_first(rank: int, world: int, grad_N: Tensor) -> list[Row]:
-    """Everybody sends first and nobody receives: buffering may hide it, the model does not."""
+    """Everybody sends first and nobody receives: buffering may hide it, the model does
+    not.
+    """
     return [Send((rank + 1) % 3, grad_N), Recv((rank - 1) % 3, grad_N)]
 
 
@@ -139,14 +153,20 @@ def _looks(grad_N: Tensor) -> Row:
 @each(
     "rows, error, words",
     [
-        (_sends_first, Deadlock, r"rank 0 waits in Send\(32 B to rank 1\) of message 0;"),
+        (
+            _sends_first,
+            Deadlock,
+            r"rank 0 waits in Send\(32 B to rank 1\) of message 0;",
+        ),
         (
             lambda rank, world, grad_N: [AllReduce(grad_N)] if rank else [],
             Deadlock,
             r"rank 2 waits in AllReduce\(32 B\).*already ended: rank 0",
         ),
         (
-            _by_rank(lambda grad_N: Send(1, grad_N), lambda grad_N: Recv(0, grad_N[:3])),
+            _by_rank(
+                lambda grad_N: Send(1, grad_N), lambda grad_N: Recv(0, grad_N[:3])
+            ),
             InvalidSetting,
             "rank 0 sends 32 bytes to rank 1, which receives 12",
         ),
@@ -178,8 +198,13 @@ def test_texts_that_cannot_be_played_are_refused(
 
 
 def test_what_is_computed_first_does_not_wait_for_the_lane() -> None:
-    """Message 1 encodes while message 0 is on the wire, and takes the lane when that has ended."""
-    supersteps = (Superstep((Work("encode", 1.0),), (), 0), Superstep((), (_joint(0.0, 2.0),), 1))
+    """Message 1 encodes while message 0 is on the wire, and takes the lane when that
+    has ended.
+    """
+    supersteps = (
+        Superstep((Work("encode", 1.0),), (), 0),
+        Superstep((), (_joint(0.0, 2.0),), 1),
+    )
     played = play(Traffic([[supersteps, supersteps]], [[0.0, 0.0]], ["a", "b"]))
     times = {(s.lane, s.message): (s.start_s, s.end_s) for s in played.spans}
     assert times == {
@@ -191,23 +216,36 @@ def test_what_is_computed_first_does_not_wait_for_the_lane() -> None:
 
 
 def test_the_compute_lane_takes_what_is_ready_in_issue_order() -> None:
-    first = (Superstep((), (_joint(0.0, 1.5),), 1), Superstep((Work("decode", 1.0),), (), 0))
+    first = (
+        Superstep((), (_joint(0.0, 1.5),), 1),
+        Superstep((Work("decode", 1.0),), (), 0),
+    )
     other = (Superstep((Work("encode", 1.0),), (), 0),)
-    played = play(Traffic([[first, other, other]], [[0.0] * 3], ["a", "b", "c"], credit=3))
+    played = play(
+        Traffic([[first, other, other]], [[0.0] * 3], ["a", "b", "c"], credit=3)
+    )
     order = [(s.message, s.start_s) for s in played.spans if s.lane == "compute"]
-    # Message 2 is ready at once, before message 0's decode; when 2 s are over there is only that.
+    # Message 2 is ready at once, before message 0's decode; when 2 s are over there is
+    # only that.
     assert order == [(1, 0.0), (2, 1.0), (0, 2.0)]
 
 
 def test_what_a_computation_makes_ready_competes_for_the_lane() -> None:
-    """As in the runtime: message 0's second computation goes before message 1's first."""
-    twice = (Superstep((Work("encode", 1.0),), (), 0), Superstep((Work("decode", 1.0),), (), 0))
+    """As in the runtime: message 0's second computation goes before message 1's
+    first.
+    """
+    twice = (
+        Superstep((Work("encode", 1.0),), (), 0),
+        Superstep((Work("decode", 1.0),), (), 0),
+    )
     played = play(Traffic([[twice, twice]], [[0.0, 0.0]], ["a", "b"], credit=2))
     assert [s.message for s in played.spans] == [0, 0, 1, 1]
 
 
 def test_what_comes_at_one_instant_is_computed_in_the_order_of_messages() -> None:
-    """Message 1's early encode comes when message 0 is launched, which stands before it."""
+    """Message 1's early encode comes when message 0 is launched, which stands before
+    it.
+    """
     encode, send = Work("encode", 1.0), Superstep((), (_joint(0.0, 1.0),), 1)
     own = [(Superstep((encode,), (), 0), send), (send,)]
     early = [[[], [(2.0, Work("encode early", 4.0))]]]
@@ -218,7 +256,12 @@ def test_what_comes_at_one_instant_is_computed_in_the_order_of_messages() -> Non
 
 def test_a_slow_rank_computes_slowly_and_the_others_wait_for_it() -> None:
     ranks = [
-        [(Superstep((Work("encode", own_s),), (), 0), Superstep((), (_joint(0.5, 1.0),), 1))]
+        [
+            (
+                Superstep((Work("encode", own_s),), (), 0),
+                Superstep((), (_joint(0.5, 1.0),), 1),
+            )
+        ]
         for own_s in (1.0, 3.0)
     ]
     played = play(Traffic(ranks, [[0.0]] * 2, [""]))

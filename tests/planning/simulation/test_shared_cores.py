@@ -23,7 +23,9 @@ from tests.each import each
 from tests.laws.sim_laws import law_one_rank_stands_for_all
 from tests.planning.test_auto import cluster_of
 
-PROFILE = profile_of(([2**12], 0.25, 0.5), ([2**10], 0.25, 0.125), ([2**11], 0.25, 0.25))
+PROFILE = profile_of(
+    ([2**12], 0.25, 0.5), ([2**10], 0.25, 0.125), ([2**11], 0.25, 0.25)
+)
 COMPUTED_S = 0.75 + 0.875
 CARRIED = LineFit(alpha_s=0.01, per_unit_s=1e-6)
 
@@ -40,7 +42,9 @@ def test_messages_take_a_ranks_cores_from_its_model() -> None:
     carried_s = (0.01 + 1e-6 * 1.5 * 4 * 7168) / 0.5
     plan = ddp(PROFILE, cluster)
     assert iteration_s(plan, PROFILE, cluster) == pytest.approx(COMPUTED_S + carried_s)
-    assert simulate(plan, PROFILE, cluster).iteration_s == iteration_s(plan, PROFILE, cluster)
+    assert simulate(plan, PROFILE, cluster).iteration_s == iteration_s(
+        plan, PROFILE, cluster
+    )
 
 
 @each("figures", [{"cores": None}, {"processors": None}])
@@ -71,11 +75,15 @@ def test_drafts_of_plans_know_of_shared_cores_too() -> None:
 
 LINE = LineFit(alpha_s=2**-8, per_unit_s=0.0)
 CODEC = CodecFit(encode=LINE, decode=LineFit(alpha_s=0.0, per_unit_s=0.0), merge=LINE)
-ONEBIT = ExchangeSetting(compressor="onebit", collective="casync_ps", error_feedback=True)
+ONEBIT = ExchangeSetting(
+    compressor="onebit", collective="casync_ps", error_feedback=True
+)
 
 
 @each("overlap_forward", [False, True])
-def test_the_backward_pass_waits_for_what_is_encoded_on_its_core(overlap_forward: bool) -> None:
+def test_the_backward_pass_waits_for_what_is_encoded_on_its_core(
+    overlap_forward: bool,
+) -> None:
     tensors = [t for layer in reversed(PROFILE.layers) for t in layer.tensors]
     messages = [whole(tensor.name, tensor.numel, "one") for tensor in tensors]
     plan = Plan(
@@ -85,23 +93,31 @@ def test_the_backward_pass_waits_for_what_is_encoded_on_its_core(overlap_forward
         overlap_forward=overlap_forward,
         exchanges={"one": ONEBIT},
     )
-    free = Cluster(num_ranks=4, rate_bytes_per_s=2.0**20, hop_s=2**-9, codecs={"onebit": CODEC})
+    free = Cluster(
+        num_ranks=4, rate_bytes_per_s=2.0**20, hop_s=2**-9, codecs={"onebit": CODEC}
+    )
     crowd = free.model_copy(update={"cores": 0.5})
     apart, held_up = (run_on_clock(plan, PROFILE, one) for one in (free, crowd))
     assert (apart.inline_s, held_up.inline_s) == (0.0, 3 * LINE.alpha_s)
     assert held_up.backward_end_s[0] == apart.backward_end_s[0] + held_up.inline_s
     assert held_up.lane_s + held_up.inline_s == pytest.approx(apart.lane_s)
-    assert apart.iteration_s < held_up.iteration_s <= apart.iteration_s + held_up.inline_s
+    assert (
+        apart.iteration_s < held_up.iteration_s <= apart.iteration_s + held_up.inline_s
+    )
     law_one_rank_stands_for_all(simulate, plan, PROFILE, crowd)
 
 
 def whole(name: str, numel: int, exchange: str) -> PlannedMessage:
-    return PlannedMessage(chunks=(Chunk(tensor=name, start=0, stop=numel),), exchange=exchange)
+    return PlannedMessage(
+        chunks=(Chunk(tensor=name, start=0, stop=numel),), exchange=exchange
+    )
 
 
 @each("cores", [0.5, None])
 @each("candidate", [DEFAULT, Candidate(4, 2, False), Candidate(4, 2, True)])
-def test_a_search_prices_as_the_simulator_does(candidate: Candidate, cores: float | None) -> None:
+def test_a_search_prices_as_the_simulator_does(
+    candidate: Candidate, cores: float | None
+) -> None:
     profile = catalogue.load("lstm")
     cluster = cluster_of(rate=2e7, per_unit_s=1e-9).model_copy(update={"cores": cores})
     blend = Blend(profile, cluster, "uniform", setting_of("uniform"))
@@ -110,7 +126,9 @@ def test_a_search_prices_as_the_simulator_does(candidate: Candidate, cores: floa
 
 
 def test_ranks_of_one_machine_share_its_cores() -> None:
-    """Four ranks of one machine, and a fifth on another, which has as many cores by itself."""
+    """Four ranks of one machine, and a fifth on another, which has as many cores by
+    itself.
+    """
     count, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
     try:
         torch.set_num_threads(count)

@@ -1,4 +1,6 @@
-"""simulate and simulate_exchange: closed forms, what traces say, what is refused, and speed."""
+"""simulate and simulate_exchange: closed forms, what traces say, what is refused, and
+speed.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,12 @@ def test_dense_exchanges_take_the_ring_all_reduces_time(collective, world: int) 
     trace = simulate_exchange(pair(none(), collective), numel, cluster)
     expected_s = 2 * (world - 1) * (HOP_S + 4 * numel / world / RATE)
     assert trace.iteration_s == pytest.approx(expected_s, rel=1e-13)
-    assert world & (world - 1) or trace.iteration_s == expected_s, "powers of two are exact"
-    assert trace.iteration_s == pytest.approx(cluster.all_reduce_s(4 * numel), rel=1e-13)
+    assert world & (world - 1) or trace.iteration_s == expected_s, (
+        "powers of two are exact"
+    )
+    assert trace.iteration_s == pytest.approx(
+        cluster.all_reduce_s(4 * numel), rel=1e-13
+    )
 
 
 ENCODE = LineFit(alpha_s=2**-12, per_unit_s=2**-24)
@@ -54,21 +60,28 @@ CODEC = CodecFit(encode=ENCODE, merge=MERGE, decode=DECODE)
 def test_casync_takes_its_closed_form(collective, world: int) -> None:
     """2(N-1)(hop + m/rate) for payloads of m bytes a chunk, and the codec's time.
 
-    HiPress, table 3: the ring encodes N chunks, merges N - 1 and decodes one beside which nothing
-    travels. The server encodes all chunks but its own, and the mean of its own; merges what
-    arrived and what it has, N chunks; and decodes all but its own, which it does beside the pull.
+    HiPress, table 3: the ring encodes N chunks, merges N - 1 and decodes one beside
+    which nothing travels. The server encodes all chunks but its own, and the mean of
+    its own; merges what arrived and what it has, N chunks; and decodes all but its own,
+    which it does beside the pull.
     """
     chunk = 2**13
     numel = world * chunk
-    cluster = exact_cluster(num_ranks=world).model_copy(update={"codecs": {"onebit": CODEC}})
+    cluster = exact_cluster(num_ranks=world).model_copy(
+        update={"codecs": {"onebit": CODEC}}
+    )
     trace = simulate_exchange(pair(onebit(block=65536), collective), numel, cluster)
     wire_s = 2 * (world - 1) * (HOP_S + (2**10 + 8) / RATE)
-    assert DECODE.seconds(chunk) < HOP_S, "a ring's other decodes hide behind their hops"
+    assert DECODE.seconds(chunk) < HOP_S, (
+        "a ring's other decodes hide behind their hops"
+    )
     if isinstance(collective, casync_ring):
         codec_s = world * ENCODE.seconds(chunk) + (world - 1) * MERGE.seconds(chunk)
         codec_s += DECODE.seconds(chunk)
     else:
-        codec_s = ENCODE.seconds(numel - chunk) + MERGE.seconds(numel) + ENCODE.seconds(chunk)
+        codec_s = (
+            ENCODE.seconds(numel - chunk) + MERGE.seconds(numel) + ENCODE.seconds(chunk)
+        )
         codec_s += DECODE.seconds(numel - chunk)
     assert trace.iteration_s == wire_s + codec_s
 
@@ -90,7 +103,9 @@ def _sparse(plan: Plan) -> Plan:
         collective="allgather_sparse",
         error_feedback=True,
     )
-    return plan.model_copy(update={"messages": messages, "exchanges": {"sparse": sparse}})
+    return plan.model_copy(
+        update={"messages": messages, "exchanges": {"sparse": sparse}}
+    )
 
 
 @each("ranks", ["one", "all"])
@@ -119,7 +134,9 @@ def test_ranks_that_mean_nothing_are_refused() -> None:
 
 @each("name", ["omgs", "wfbp"])  # all-gathers, and dense
 def test_resnet50_on_128_ranks_is_quick(name: str) -> None:
-    """About 5 ms and 13,000 calls for one rank, half a second and 1.3 million calls for all."""
+    """About 5 ms and 13,000 calls for one rank, half a second and 1.3 million calls for
+    all.
+    """
     profile = catalogue.load("resnet50")
     cluster = Cluster(num_ranks=128, rate_bytes_per_s=1.25e9)
     plan = load("planner", name)(profile, cluster)

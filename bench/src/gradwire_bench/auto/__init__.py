@@ -1,1 +1,3 @@
-"""``gradwire bench auto``: the plan that ``auto`` chooses beside DDP and single choices."""
+"""``gradwire bench auto``: the plan that ``auto`` chooses beside DDP and single
+choices.
+"""

@@ -1,4 +1,6 @@
-"""``auto`` beside DDP and beside every single exchange of the same fidelity, on shaped links."""
+"""``auto`` beside DDP and beside every single exchange of the same fidelity, on shaped
+links.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ from ..testbed.hosts import Hosts, Testbed, loopback_hosts, shaped_hosts
 from ..testbed.ranks import Report, run_ranks
 from .auto_rank import ANEW, CHANGE
 
-MODELS = {"transformer": "text", "perceptron": "perceptron", "convnet": "convnet", "lstm": "lstm"}
+MODELS = {
+    "transformer": "text",
+    "perceptron": "perceptron",
+    "convnet": "convnet",
+    "lstm": "lstm",
+}
 """The models, and the tasks that they are trained on."""
 RATES = (25e6 / 8, 100e6 / 8, 500e6 / 8, 2e9 / 8, None)
 """Rates of links in bytes per second; None is unshaped loopback."""
@@ -32,9 +39,10 @@ CONSTANT = frozenset({"num_hosts"})
 class AutoBench:
     """Settings of ``bench auto``: each cell is a model on links of one rate.
 
-    Each side has ``rounds`` turns of about ``turn_s`` seconds, and of ``steps`` steps at least.
-    Under "ddp" ``auto`` and singles are attached to DDP models, else to plain modules. ``singles``
-    are the single exchanges beside ``auto``: by default all that its fidelity admits.
+    Each side has ``rounds`` turns of about ``turn_s`` seconds, and of ``steps`` steps
+    at least. Under "ddp" ``auto`` and singles are attached to DDP models, else to plain
+    modules. ``singles`` are the single exchanges beside ``auto``: by default all that
+    its fidelity admits.
     """
 
     models: tuple[str, ...] = tuple(MODELS)
@@ -54,7 +62,9 @@ class AutoBench:
                 raise invalid("model", model, ", ".join(MODELS), "leave it out for all")
         if self.under not in UNDER:
             raise invalid("under", self.under, " or ".join(UNDER), "leave it out")
-        check_number("turn_s", self.turn_s, "0 to 600 seconds", "leave it out", 0.0, 600.0)
+        check_number(
+            "turn_s", self.turn_s, "0 to 600 seconds", "leave it out", 0.0, 600.0
+        )
         for name, least in (("hosts", 2), ("steps", 2), ("rounds", 1)):
             check_whole(name, getattr(self, name), "leave it out", least=least)
 
@@ -88,8 +98,8 @@ def run(
 ) -> tuple[list[Row], list[str]]:
     """A row for each side of each cell, and what ``auto`` said in each cell.
 
-    ``told`` hears of each cell as it ends. Raises ``TestbedUnavailable`` where links cannot be
-    shaped.
+    ``told`` hears of each cell as it ends. Raises ``TestbedUnavailable`` where links
+    cannot be shaped.
     """
     rows: list[Row] = []
     notes: list[str] = []
@@ -103,10 +113,15 @@ def run(
         program = f"{__name__}_rank"
         settings = bench.settings(model)
         with _hosts(bench, rate) as hosts:
-            results = run_ranks(hosts, program, settings, report=within, timeout_s=timeout_s)
+            results = run_ranks(
+                hosts, program, settings, report=within, timeout_s=timeout_s
+            )
         own = list(rows_of(bench, model, rate, results))
         rows += own
-        notes += [f"{model}, {_link(rate)}: {said}" for said in results[0]["pilot"]["decisions"]]
+        notes += [
+            f"{model}, {_link(rate)}: {said}"
+            for said in results[0]["pilot"]["decisions"]
+        ]
         told(f"{model}, {_link(rate)}: {summary(own)}")
     return rows, notes
 
@@ -126,25 +141,34 @@ def rows_of(
 ) -> Iterator[Row]:
     """The rows of one cell; a step takes the mean of all ranks' seconds.
 
-    Ranks wait for each other, so all of them take equally long over some steps. Where the next
-    forward pass is overlapped they do not end a step together: one that is late in a step is early
-    in the next, and the slowest of each step would count the one and not the other.
+    Ranks wait for each other, so all of them take equally long over some steps. Where
+    the next forward pass is overlapped they do not end a step together: one that is
+    late in a step is early in the next, and the slowest of each step would count the
+    one and not the other.
     """
     turns = {
         name: [
-            [fmean(step) for step in zip(*(r["turns_s"][name][turn] for r in results), strict=True)]
+            [
+                fmean(step)
+                for step in zip(
+                    *(r["turns_s"][name][turn] for r in results), strict=True
+                )
+            ]
             for turn in range(bench.rounds)
         ]
         for name in results[0]["turns_s"]
     }
-    every = {name: [step for turn in own for step in turn] for name, own in turns.items()}
+    every = {
+        name: [step for turn in own for step in turn] for name, own in turns.items()
+    }
     middle = {name: median(seconds) for name, seconds in every.items()}
     best = min(bench.others, key=lambda name: middle[name])
     for name, seconds in every.items():
         low, *_, high = quantiles(seconds, n=5, method="inclusive")
         predicted_s = results[0]["pilot"]["predicted_s"] if name == "auto" else None
         speedups = [
-            median(ddp) / median(own) for ddp, own in zip(turns["ddp"], turns[name], strict=True)
+            median(ddp) / median(own)
+            for ddp, own in zip(turns["ddp"], turns[name], strict=True)
         ]
         core_s = sum(result["core_s"][name] for result in results)
         yield {
@@ -162,7 +186,9 @@ def rows_of(
             "speedup_vs_best_single": middle[best] / middle[name],
             "predicted_s": predicted_s,
             "fraction_error": predicted_s and predicted_s / middle[name] - 1,
-            "measuring_s": results[0]["pilot"].get("measuring_s") if name == "auto" else None,
+            "measuring_s": results[0]["pilot"].get("measuring_s")
+            if name == "auto"
+            else None,
             "fraction_of_cores": core_s / (sum(seconds) * results[0]["num_cores"]),
         }
 
@@ -170,16 +196,22 @@ def rows_of(
 def summary(cell: Sequence[Row]) -> str:
     """One cell in a few words, as a table of cells holds them.
 
-    The speedup of ``auto`` over DDP with the least and the most of a turn, the same of the fastest
-    single exchange, the error of the prediction, and how busy ``auto`` keeps the machine's cores.
+    The speedup of ``auto`` over DDP with the least and the most of a turn, the same of
+    the fastest single exchange, the error of the prediction, and how busy ``auto``
+    keeps the machine's cores.
     """
     by_name: dict[object, Any] = {row["name"]: row for row in cell}
     own = by_name.pop("auto")
     by_name.pop("ddp")
     best = min(by_name.values(), key=lambda row: row["step_s"])
-    error = "none" if own["fraction_error"] is None else f"{100 * own['fraction_error']:+.0f} %"
+    error = (
+        "none"
+        if own["fraction_error"] is None
+        else f"{100 * own['fraction_error']:+.0f} %"
+    )
     return (
-        f"{own['speedup_vs_ddp']:.2f} ({own['speedup_least']:.2f} to {own['speedup_most']:.2f}), "
+        f"{own['speedup_vs_ddp']:.2f} ({own['speedup_least']:.2f} to "
+        f"{own['speedup_most']:.2f}), "
         f"{best['name']} {best['speedup_vs_ddp']:.2f}, {error}, "
         f"cores {100 * own['fraction_of_cores']:.0f} %"
     )
@@ -193,7 +225,11 @@ def cells_table(bench: AutoBench, rows: Sequence[Row]) -> str:
     ]
     for model in bench.models:
         cells = (
-            [row for row in rows if (row["model"], row["link_bytes_per_s"]) == (model, rate)]
+            [
+                row
+                for row in rows
+                if (row["model"], row["link_bytes_per_s"]) == (model, rate)
+            ]
             for rate in bench.rates
         )
         lines.append(f"| {model} | " + " | ".join(map(summary, cells)) + " |")
@@ -210,16 +246,21 @@ def run_changed(
 ) -> tuple[list[Row], list[str]]:
     """A row for each model, whose links change in mid-run, and what ``auto`` said.
 
-    ``steps_to_plan`` counts steps from the change to the next plan, None where there was none.
+    ``steps_to_plan`` counts steps from the change to the next plan, None where there
+    was none.
     """
     rows: list[Row] = []
     notes: list[str] = []
     for place, model in enumerate(bench.models):
-        with shaped_hosts(Testbed(hosts=bench.hosts, rate_bytes_per_s=first_rate)) as hosts:
+        with shaped_hosts(
+            Testbed(hosts=bench.hosts, rate_bytes_per_s=first_rate)
+        ) as hosts:
             told = _changing(hosts, bench, then_rate, report, place)
             program = f"{__name__}_rank"
             settings = bench.settings(model, changes=True)
-            results = run_ranks(hosts, program, settings, report=told, timeout_s=timeout_s)
+            results = run_ranks(
+                hosts, program, settings, report=told, timeout_s=timeout_s
+            )
         said = results[0]["pilot"]["decisions"]
         changed_at = results[0]["changed_at"]
         steps = [int(re.findall(r"\d+", one)[0]) for one in said if ANEW in one]
@@ -229,15 +270,21 @@ def run_changed(
                 "num_hosts": bench.hosts,
                 "link_bytes_per_s": first_rate,
                 "then_bytes_per_s": then_rate,
-                "steps_to_plan": next((s - changed_at for s in steps if s > changed_at), None),
-                "replicas": "equal" if len({r["digest"] for r in results}) == 1 else "differ",
+                "steps_to_plan": next(
+                    (s - changed_at for s in steps if s > changed_at), None
+                ),
+                "replicas": "equal"
+                if len({r["digest"] for r in results}) == 1
+                else "differ",
             }
         )
         notes += [f"{model}: {one}" for one in said]
     return rows, notes
 
 
-def _changing(hosts: Hosts, bench: AutoBench, rate: float, report: Report, place: int) -> Report:
+def _changing(
+    hosts: Hosts, bench: AutoBench, rate: float, report: Report, place: int
+) -> Report:
     """A report that changes the links' rate when the ranks ask for it."""
 
     def told(fraction: float, what: str) -> None:

@@ -1,7 +1,9 @@
-"""One rank of ``bench auto``: one model by DDP, by ``auto`` and by single exchanges, in turn.
+"""One rank of ``bench auto``: one model by DDP, by ``auto`` and by single exchanges, in
+turn.
 
-``auto`` begins by itself, until its first plan, or its first dense answer, has been watched. Then
-all take turns of a few steps, so that all of them see the same moods of the machine.
+``auto`` begins by itself, until its first plan, or its first dense answer, has been
+watched. Then all take turns of a few steps, so that all of them see the same moods of
+the machine.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from ..training.tasks import make_task
 from ..workloads.task import TrainingTask
 
 LOOK = 7
-"""Steps between two looks at what ``auto`` decided: a look waits for all that is pending."""
+"""Steps between two looks at what ``auto`` decided: a look waits for all that is
+pending.
+"""
 MOST_STEPS = 120
 """The most steps in which ``auto`` is to come to a decision, and the most of a turn."""
 PAUSE_S = 3.0
@@ -73,7 +77,9 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     counts = dict.fromkeys(sides, settings["steps"])
     for turn in range(rounds + 1):  # the first warms up, and tells how long steps are
         order = list(sides.items())
-        shift = turn % len(order)  # nobody is always the first, or always behind the same other
+        shift = turn % len(
+            order
+        )  # nobody is always the first, or always behind the same other
         for place, (name, side) in enumerate(order[shift:] + order[:shift]):
             report((turn + place / len(sides)) / (rounds + 1), name)
             _take_turn(side, task, counts[name] if turn else 2)
@@ -90,7 +96,9 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
 
 
 def _num_steps(last_s: list[float], settings: dict[str, Any]) -> int:
-    """The steps of a turn, the same on all ranks: those of so many seconds, and some at least."""
+    """The steps of a turn, the same on all ranks: those of so many seconds, and some at
+    least.
+    """
     slowest = torch.tensor(median(last_s), dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     least = int(settings["steps"])
@@ -117,15 +125,18 @@ def _pilot(side: Contender) -> dict[str, Any]:
 
 
 def _decide(side: Contender, task: TrainingTask) -> None:
-    while side.step < MOST_STEPS and (side.step % LOOK or _pilot(side)["step_s"] is None):
+    while side.step < MOST_STEPS and (
+        side.step % LOOK or _pilot(side)["step_s"] is None
+    ):
         _train_step(side, task)
 
 
 def _take_turn(side: Contender, task: TrainingTask, num_steps: int) -> None:
-    """A few steps; the one before them ends what other sides have left in queues and caches.
+    """A few steps; the one before them ends what other sides have left in queues and
+    caches.
 
-    What that step leaves pending is waited for in the first that is measured, as what the last one
-    leaves is in none.
+    What that step leaves pending is waited for in the first that is measured, as what
+    the last one leaves is in none.
     """
     dist.barrier()
     _train_step(side, task)

@@ -17,33 +17,46 @@ def device(
     part: Annotated[
         list[str] | None,
         typer.Option(
-            help="One of bits, kernels, training, partition, offload, compiled [default: all]."
+            help="One of bits, kernels, training, partition, offload, compiled "
+            "[default: all]."
         ),
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Only these compressors; default: all.")
     ] = None,
-    ranks: Annotated[int, typer.Option(help="Processes that train on the one GPU.")] = 2,
+    ranks: Annotated[
+        int, typer.Option(help="Processes that train on the one GPU.")
+    ] = 2,
     rate: Annotated[
-        list[str] | None, typer.Option(help="Rate of their links [default: 1gbit, 10gbit].")
+        list[str] | None,
+        typer.Option(help="Rate of their links [default: 1gbit, 10gbit]."),
     ] = None,
-    minutes: Annotated[float, typer.Option(help="Nothing is begun after so many.")] = 8.0,
+    minutes: Annotated[
+        float, typer.Option(help="Nothing is begun after so many.")
+    ] = 8.0,
     where: Annotated[
-        str, typer.Option("--device", help="cuda, or cpu with small sizes, to try the verb.")
+        str,
+        typer.Option(
+            "--device", help="cuda, or cpu with small sizes, to try the verb."
+        ),
     ] = "cuda",
     compile_only: Annotated[
-        bool, typer.Option("--compile-only", help="Compile every kernel; no GPU is needed.")
+        bool,
+        typer.Option("--compile-only", help="Compile every kernel; no GPU is needed."),
     ] = False,
     target: Annotated[
         list[str] | None,
         typer.Option(help="With it: GPUs [default: sm_80, sm_90]."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object.")
+    ] = False,
 ) -> None:
-    """Measure a GPU in minutes: bits, compressors beside torch, training, ZEN's partition, offload.
+    """Measure a GPU in minutes: bits, compressors beside torch, training, ZEN's
+    partition, offload.
 
-    With --compile-only: registers and stack of every Triton kernel, for GPUs that need not be
-    there.
+    With --compile-only: registers and stack of every Triton kernel, for GPUs that need
+    not be there.
     """
     if compile_only:
         _compile(target, only, as_json)
@@ -53,7 +66,11 @@ def device(
     from ..micro import device as bench
     from ..micro import kernel
 
-    given: dict[str, Any] = {"device": where, "parts": tuple(part or bench.PARTS), "ranks": ranks}
+    given: dict[str, Any] = {
+        "device": where,
+        "parts": tuple(part or bench.PARTS),
+        "ranks": ranks,
+    }
     if rate:
         given["rates_bytes_per_s"] = tuple(map(parse_rate, rate))
     made = bench.DeviceBench.small if where == "cpu" else bench.DeviceBench
@@ -65,7 +82,13 @@ def device(
     with progress("bench device", total=1) as advance:
         codecs = kernel.shipped(only or ())
         rows, notes = bench.run(settings, Fractions(advance), codecs=codecs, tell=tell)
-    emit("bench device", rows, as_json=as_json, title=f"bench device on {where}", notes=notes)
+    emit(
+        "bench device",
+        rows,
+        as_json=as_json,
+        title=f"bench device on {where}",
+        notes=notes,
+    )
 
 
 def _compile(targets: list[str] | None, only: list[str] | None, as_json: bool) -> None:

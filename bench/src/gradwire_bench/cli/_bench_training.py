@@ -1,4 +1,6 @@
-"""Verbs of ``gradwire bench`` that train: by auto, by several methods, and without a network."""
+"""Verbs of ``gradwire bench`` that train: by auto, by several methods, and without a
+network.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,14 @@ from ..training import training_links
 
 def auto(
     model: Annotated[
-        list[str] | None, typer.Option(help=f"One of {', '.join(auto_bench.MODELS)}; all.")
+        list[str] | None,
+        typer.Option(help=f"One of {', '.join(auto_bench.MODELS)}; all."),
     ] = None,
     rate: Annotated[
         list[str] | None,
-        typer.Option(help="Rate of each host's link, or loopback. [25, 100, 500mbit, 2gbit, it]"),
+        typer.Option(
+            help="Rate of each host's link, or loopback. [25, 100, 500mbit, 2gbit, it]"
+        ),
     ] = None,
     then: Annotated[
         str | None, typer.Option(help="Instead: links change to this rate in mid-run.")
@@ -33,19 +38,26 @@ def auto(
     hosts: Annotated[int, typer.Option(help="How many hosts, one rank each.")] = 4,
     steps: Annotated[int, typer.Option(help="Steps of each turn, at least.")] = 3,
     turn_s: Annotated[float, typer.Option(help="Seconds of each turn, about.")] = 2.0,
-    rounds: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 3,
-    under: Annotated[str, typer.Option(help="plain or ddp: what is attached.")] = "plain",
+    rounds: Annotated[
+        int, typer.Option(help="Turns that are measured, after one more.")
+    ] = 3,
+    under: Annotated[
+        str, typer.Option(help="plain or ddp: what is attached.")
+    ] = "plain",
     fidelity: Annotated[str, typer.Option(help="exact, half, safe or any.")] = "safe",
     single: Annotated[
-        list[str] | None, typer.Option(help="Only this single exchange; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Only this single exchange; may be repeated."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object.")
+    ] = False,
 ) -> None:
     """Train models by auto, by DDP and by single exchanges of its fidelity, in turn.
 
-    Each cell is told as it ends, and all in a Markdown table: auto's speedup over DDP, the best
-    single exchange's, how far auto's prediction is off, how busy auto keeps the cores. With --then:
-    steps from a change of the links to the plan for it.
+    Each cell is told as it ends, and all in a Markdown table: auto's speedup over DDP,
+    the best single exchange's, how far auto's prediction is off, how busy auto keeps
+    the cores. With --then: steps from a change of the links to the plan for it.
     """
     rates = _links(rate)
     settings = auto_bench.AutoBench(
@@ -62,11 +74,15 @@ def auto(
     with progress("bench auto", total=1) as advance:
         told = Fractions(advance)
         if then is None:
-            rows, notes = auto_bench.run(settings, told, told=partial(typer.echo, err=True))
+            rows, notes = auto_bench.run(
+                settings, told, told=partial(typer.echo, err=True)
+            )
             notes = [*notes, auto_bench.cells_table(settings, rows)]
         else:
             first = rates[0] if rates and rates[0] else parse_rate("1gbit")
-            rows, notes = auto_bench.run_changed(settings, first, parse_rate(then), told)
+            rows, notes = auto_bench.run_changed(
+                settings, first, parse_rate(then), told
+            )
     title = f"{hosts} hosts, {under}, fidelity {fidelity}"
     hidden = auto_bench.CONSTANT
     emit("bench auto", rows, as_json=as_json, title=title, hidden=hidden, notes=notes)
@@ -79,37 +95,49 @@ def _links(rates: list[str] | None) -> list[float | None]:
 
 def train(
     task: Annotated[
-        list[str] | None, typer.Option(help="gpt, lstm, convnet or a task of the demo [gpt].")
+        list[str] | None,
+        typer.Option(help="gpt, lstm, convnet or a task of the demo [gpt]."),
     ] = None,
     optimizer: Annotated[
         list[str] | None, typer.Option(help="adamw or sgd, with momentum [adamw].")
     ] = None,
     rate: Annotated[
-        list[str] | None, typer.Option(help="A link's rate; seconds are measured on such links.")
+        list[str] | None,
+        typer.Option(help="A link's rate; seconds are measured on such links."),
     ] = None,
     ranks: Annotated[int, typer.Option(help="Replicas in this process, or hosts.")] = 4,
     steps: Annotated[int, typer.Option(help="Steps of each training.")] = 400,
     seeds: Annotated[int, typer.Option(help="Draws of first values and batches.")] = 1,
     learning_rates: Annotated[
-        int, typer.Option(help="Rates that each method may choose from, twice one another.")
+        int,
+        typer.Option(help="Rates that each method may choose from, twice one another."),
     ] = 1,
     goal_step: Annotated[
-        int | None, typer.Option(help="With --rate: DDP's loss here is the goal [3/4 of steps].")
+        int | None,
+        typer.Option(help="With --rate: DDP's loss here is the goal [3/4 of steps]."),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="topk(density=0.1), adapt:topk, local_steps@5.")
+        list[str] | None,
+        typer.Option(help="topk(density=0.1), adapt:topk, local_steps@5."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="With --rate: a folder for pictures of the losses.")
+        Path | None,
+        typer.Option(help="With --rate: a folder for pictures of the losses."),
     ] = None,
-    peers: Annotated[list[Path] | None, typer.Option(help="A folder of peers' packages.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    peers: Annotated[
+        list[Path] | None, typer.Option(help="A folder of peers' packages.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object.")
+    ] = False,
 ) -> None:
-    """Train small models by several methods: the loss after as many steps, or over seconds.
+    """Train small models by several methods: the loss after as many steps, or over
+    seconds.
 
-    Without --rate every compressor trains with its defaults, in one process. With it DDP, its hooks
-    and a few compressors train on hosts, in turn; a row says when a method reached the goal. Most
-    options may be repeated. times_rate is the best learning rate over the task's.
+    Without --rate every compressor trains with its defaults, in one process. With it
+    DDP, its hooks and a few compressors train on hosts, in turn; a row says when a
+    method reached the goal. Most options may be repeated. times_rate is the best
+    learning rate over the task's.
     """
     settings = training_bench.TrainBench(
         tasks=tuple(task or ["gpt"]),
@@ -141,7 +169,9 @@ def _train_on_links(
     links = training_links.TrainingOnLinks(
         bench=settings,
         rates_bytes_per_s=tuple(rates),
-        goal_step=settings.steps * 3 // 4 // every * every if goal_step is None else goal_step,
+        goal_step=settings.steps * 3 // 4 // every * every
+        if goal_step is None
+        else goal_step,
         peers=tuple(str(folder.absolute()) for folder in peers),
     )
     with progress("bench train", total=1) as advance:
@@ -154,20 +184,26 @@ def _train_on_links(
 
 
 def loopback(
-    ranks: Annotated[int, typer.Option(help="Processes that train, on this machine.")] = 2,
+    ranks: Annotated[
+        int, typer.Option(help="Processes that train, on this machine.")
+    ] = 2,
     task: Annotated[
         str, typer.Option(help="text, perceptron, gpt, lstm, convnet or fashion.")
     ] = "perceptron",
     turns: Annotated[int, typer.Option(help="How often each side has its turn.")] = 8,
     iterations: Annotated[int, typer.Option(help="Steps that a turn measures.")] = 10,
     only: Annotated[
-        list[str] | None, typer.Option(help="Compressors [default: none, which is dense].")
+        list[str] | None,
+        typer.Option(help="Compressors [default: none, which is dense]."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object.")
+    ] = False,
 ) -> None:
     """Time training steps where the network costs nothing, in turn with DDP's.
 
-    ddp+ is a DDP model that is attached; processor_s the work of a rank's threads in one step.
+    ddp+ is a DDP model that is attached; processor_s the work of a rank's threads in
+    one step.
     """
     from ..runs import loopback as bench
 
@@ -187,7 +223,9 @@ def loopback(
 def faults(
     trials: Annotated[int, typer.Option(help="How many trials.")] = 24,
     seed: Annotated[int, typer.Option(help="All of them are drawn from it.")] = 0,
-    at_once: Annotated[int, typer.Option(help="Trials, of four ranks, that run at one time.")] = 4,
+    at_once: Annotated[
+        int, typer.Option(help="Trials, of four ranks, that run at one time.")
+    ] = 4,
     only: Annotated[
         list[str] | None,
         typer.Option(help=f"One of {', '.join(accidents.KINDS)}; may be repeated."),
@@ -196,16 +234,25 @@ def faults(
         list[str] | None,
         typer.Option(help=f"One of {', '.join(accidents.WAYS)}; may be repeated."),
     ] = None,
-    number: Annotated[int | None, typer.Option(help="Only the trial of this number.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds that a rank waits for a peer.")] = 5.0,
-    check_every: Annotated[int, typer.Option(help="Steps to a check of parameters; 0: never.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    number: Annotated[
+        int | None, typer.Option(help="Only the trial of this number.")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that a rank waits for a peer.")
+    ] = 5.0,
+    check_every: Annotated[
+        int, typer.Option(help="Steps to a check of parameters; 0: never.")
+    ] = 1,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object.")
+    ] = False,
 ) -> None:
     """Kill, cut off and spoil ranks that train, and see what the others make of it.
 
-    Exits with 1 if anything is wrong: hangs (no end), late (more than 5 s after the time-out), raw
-    (an error of others), diverged (without an error), misnamed (at most that share, by Wilson's
-    95 %), apart (steps differ), left (a process stays), not_struck. Seconds are those to detect.
+    Exits with 1 if anything is wrong: hangs (no end), late (more than 5 s after the
+    time-out), raw (an error of others), diverged (without an error), misnamed (at most
+    that share, by Wilson's 95 %), apart (steps differ), left (a process stays),
+    not_struck. Seconds are those to detect.
     """
     settings = faults_bench.FaultsBench(
         trials=trials,
@@ -226,22 +273,34 @@ def faults(
 
 
 def matrix(
-    programs: Annotated[Path | None, typer.Option(help="Their folder [examples/matrix].")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="A program; may be repeated.")] = None,
+    programs: Annotated[
+        Path | None, typer.Option(help="Their folder [examples/matrix].")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A program; may be repeated.")
+    ] = None,
     exchange: Annotated[
-        list[str] | None, typer.Option(help="none, 8 bits, 4 bits, powersgd, topk, plan [all].")
+        list[str] | None,
+        typer.Option(help="none, 8 bits, 4 bits, powersgd, topk, plan [all]."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Draws of first values and data.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="The page that gets the tables.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The page that gets the tables.")
+    ] = None,
     only_pairs: Annotated[
-        bool, typer.Option("--pairs", help="Run no program: write the table of pairs alone.")
+        bool,
+        typer.Option("--pairs", help="Run no program: write the table of pairs alone."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object.")
+    ] = False,
 ) -> None:
-    """Run programs as people write them by every kind of exchange, and compare the bits.
+    """Run programs as people write them by every kind of exchange, and compare the
+    bits.
 
-    same: all ranks have the same parameters, also after a resume, and those of native DDP (none and
-    plan). Ends with 1 if a cell is wrong. Part of gradwire's source repository.
+    same: all ranks have the same parameters, also after a resume, and those of native
+    DDP (none and plan). Ends with 1 if a cell is wrong. Part of gradwire's source
+    repository.
     """
     from ..runs import matrix as bench
     from ..runs import matrix as table
@@ -250,11 +309,19 @@ def matrix(
     if only_pairs and out is not None:
         table.write({}, out)
         return
-    asked = bench.Matrix(programs or PROGRAMS, tuple(only or ()), tuple(exchange or ()), seed)
+    asked = bench.Matrix(
+        programs or PROGRAMS, tuple(only or ()), tuple(exchange or ()), seed
+    )
     with progress("bench matrix", total=1) as advance:
         found = bench.run(asked, Fractions(advance))
     rows, notes = table.rows(found)
-    emit("bench matrix", rows, as_json=as_json, title="programs by exchanges", notes=notes)
+    emit(
+        "bench matrix",
+        rows,
+        as_json=as_json,
+        title="programs by exchanges",
+        notes=notes,
+    )
     if out is not None:
         table.write(found, out)
     if table.is_wrong(found):

@@ -14,13 +14,15 @@ ROOT = Path(__file__).resolve().parents[4]
 
 
 def beside(folder: str, module: str) -> Any:
-    """The module ``module`` of ``folder``, a package of the checkout that this is run from.
+    """The module ``module`` of ``folder``, a package of the checkout that this is run
+    from.
 
     Raises ``InvalidSetting`` where gradwire-bench was not installed from a checkout.
     """
     if not (ROOT / folder / "__init__.py").is_file():
         raise InvalidSetting(
-            f"{folder}/ is part of gradwire's source repository and of no package; get the "
+            f"{folder}/ is part of gradwire's source repository and of no "
+            "package; get the "
             "sources, and in their folder run: make setup"
         )
     if str(ROOT) not in sys.path:

@@ -1,4 +1,6 @@
-"""Measure exchanges and schedulers on shaped links, kernels against the memory's bandwidth."""
+"""Measure exchanges and schedulers on shaped links, kernels against the memory's
+bandwidth.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ _log = logging.getLogger("gradwire")
 
 @app.callback()
 def bench() -> None:
-    """Measure exchanges and schedulers on shaped links, kernels against the memory's bandwidth."""
+    """Measure exchanges and schedulers on shaped links, kernels against the memory's
+    bandwidth.
+    """
 
 
 for verb in (
@@ -47,19 +51,29 @@ for verb in (
 @app.command()
 def exchange(
     hosts: Annotated[int, typer.Option(help="How many hosts.")] = 4,
-    ranks_per_host: Annotated[int, typer.Option(help="Ranks that share a host's link.")] = 1,
+    ranks_per_host: Annotated[
+        int, typer.Option(help="Ranks that share a host's link.")
+    ] = 1,
     rate: Annotated[str, typer.Option(help="Rate of each host's link.")] = "500mbit",
-    numel: Annotated[int, typer.Option(help="Elements of the float32 gradient.")] = 10_000_000,
-    repeats: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 7,
+    numel: Annotated[
+        int, typer.Option(help="Elements of the float32 gradient.")
+    ] = 10_000_000,
+    repeats: Annotated[
+        int, typer.Option(help="Turns that are measured, after one more.")
+    ] = 7,
     only: Annotated[
-        list[str] | None, typer.Option(help="A compressor or exchange; may be repeated.")
+        list[str] | None,
+        typer.Option(help="A compressor or exchange; may be repeated."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object.")
+    ] = False,
 ) -> None:
     """Time one gradient through every exchange, encode and decode included.
 
-    floor is the bytes of the exchange's formula over the link's rate. Where hosts have several
-    ranks: also with -on_hosts, that is with each host's gradients added up first.
+    floor is the bytes of the exchange's formula over the link's rate. Where hosts have
+    several ranks: also with -on_hosts, that is with each host's gradients added up
+    first.
     """
     settings = exchange_bench.ExchangeBench(
         hosts=hosts,
@@ -81,22 +95,40 @@ def exchange(
 def sparse(
     hosts: Annotated[int, typer.Option(help="How many hosts, one rank each.")] = 8,
     rate: Annotated[str, typer.Option(help="Rate of each host's link.")] = "200mbit",
-    numel: Annotated[int, typer.Option(help="Elements of the float32 gradient.")] = 10_000_000,
-    density: Annotated[float, typer.Option(help="Share of them that each rank takes.")] = 0.01,
-    overlap: Annotated[float, typer.Option(help="Share of these that two ranks share.")] = 0.3,
+    numel: Annotated[
+        int, typer.Option(help="Elements of the float32 gradient.")
+    ] = 10_000_000,
+    density: Annotated[
+        float, typer.Option(help="Share of them that each rank takes.")
+    ] = 0.01,
+    overlap: Annotated[
+        float, typer.Option(help="Share of these that two ranks share.")
+    ] = 0.3,
     skew: Annotated[
         float | None,
-        typer.Option(help="Density of the first 1/hosts over the mean [default: 5, or hosts]."),
+        typer.Option(
+            help="Density of the first 1/hosts over the mean [default: 5, or hosts]."
+        ),
     ] = None,
-    run: Annotated[int, typer.Option(help="Adjacent elements that are taken together.")] = 1,
+    run: Annotated[
+        int, typer.Option(help="Adjacent elements that are taken together.")
+    ] = 1,
     like: Annotated[
         str | None,
-        typer.Option(help="Overlap, skew and run of a model: lstm, deepfm or transformer."),
+        typer.Option(
+            help="Overlap, skew and run of a model: lstm, deepfm or transformer."
+        ),
     ] = None,
-    repeats: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 7,
+    repeats: Annotated[
+        int, typer.Option(help="Turns that are measured, after one more.")
+    ] = 7,
     pieces: Annotated[int, typer.Option(help="Messages the gradient is cut into.")] = 1,
-    only: Annotated[list[str] | None, typer.Option(help="A scheme; may be repeated.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A scheme; may be repeated.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object.")
+    ] = False,
 ) -> None:
     """Time one sparse gradient through every scheme and the dense all-reduce, in turn.
 
@@ -123,7 +155,10 @@ def sparse(
     )
     with progress("bench sparse", total=1) as advance:
         rows = sparse_bench.run(settings, Fractions(advance))
-    title = f"{hosts} hosts at {rate}, {density:.2%} of {numel} float32, overlap {draws.overlap:g}"
+    title = (
+        f"{hosts} hosts at {rate}, {density:.2%} of {numel} float32, overlap "
+        f"{draws.overlap:g}"
+    )
     hidden = sparse_bench.CONSTANT
     emit("bench sparse", rows, as_json=as_json, title=title, hidden=hidden)
 
@@ -133,31 +168,54 @@ def kernel(
     only: Annotated[
         list[str] | None, typer.Option(help="Only these compressors; default: all.")
     ] = None,
-    numel: Annotated[int, typer.Option(help="Elements of the float32 gradient.")] = 25_000_000,
+    numel: Annotated[
+        int, typer.Option(help="Elements of the float32 gradient.")
+    ] = 25_000_000,
     threads: Annotated[int, typer.Option(help="OpenMP threads of both sides.")] = 2,
-    rounds: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 15,
+    rounds: Annotated[
+        int, typer.Option(help="Turns that are measured, after one more.")
+    ] = 15,
     device: Annotated[str, typer.Option(help="Where: cpu or cuda.")] = "cpu",
     compiled: Annotated[
-        bool, typer.Option("--compiled", help="Also beside torch.compile, which takes minutes.")
+        bool,
+        typer.Option(
+            "--compiled", help="Also beside torch.compile, which takes minutes."
+        ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object.")
+    ] = False,
 ) -> None:
-    """Time compressors against a copy and against torch, both sides in one run, in turn.
+    """Time compressors against a copy and against torch, both sides in one run, in
+    turn.
 
     encode is with error feedback, decode adds to a sum; the -plain ones do neither.
     """
     _check_counts(rounds=(rounds, 4), numel=(numel, 1), threads=(threads, 1))
-    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise invalid("device", device, "cpu, or cuda where torch has one", "leave it out")
+    if device not in ("cpu", "cuda") or (
+        device == "cuda" and not torch.cuda.is_available()
+    ):
+        raise invalid(
+            "device", device, "cpu, or cuda where torch has one", "leave it out"
+        )
     codecs = kernel_bench.shipped(only or [])
     peers = _peers(compiled, device)
     with progress("bench kernel"):
-        rows = kernel_bench.measure(numel, threads, rounds, codecs, peers=peers, device=device)
-    emit("bench kernel", rows, as_json=as_json, title=f"{numel} float32, {threads} threads")
+        rows = kernel_bench.measure(
+            numel, threads, rounds, codecs, peers=peers, device=device
+        )
+    emit(
+        "bench kernel",
+        rows,
+        as_json=as_json,
+        title=f"{numel} float32, {threads} threads",
+    )
 
 
 def _check_counts(**counts: tuple[int, int]) -> None:
-    """Refuses options below the smallest number that is allowed, which stands behind each."""
+    """Refuses options below the smallest number that is allowed, which stands behind
+    each.
+    """
     for name, (given, least) in counts.items():
         check_whole(name, given, "leave it out", least=least)
 
@@ -171,16 +229,23 @@ def _peers(compiled: bool, device: str) -> kernel_bench.Peers:
 
 @app.command()
 def select(
-    numel: Annotated[int, typer.Option(help="Elements of the float32 gradient.")] = 25_000_000,
+    numel: Annotated[
+        int, typer.Option(help="Elements of the float32 gradient.")
+    ] = 25_000_000,
     density: Annotated[float, typer.Option(help="The share to select.")] = 0.01,
     threads: Annotated[int, typer.Option(help="Threads of both sides.")] = 2,
-    rounds: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 15,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    rounds: Annotated[
+        int, typer.Option(help="Turns that are measured, after one more.")
+    ] = 15,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object.")
+    ] = False,
 ) -> None:
-    """Time every sparsifier's selection against abs().topk and a copy, in one run, in turn.
+    """Time every sparsifier's selection against abs().topk and a copy, in one run, in
+    turn.
 
-    deft/n is what the busiest of n ranks does: norms of all layers (deft/norms), then its share of
-    the selection. /residual is with error feedback.
+    deft/n is what the busiest of n ranks does: norms of all layers (deft/norms), then
+    its share of the selection. /residual is with error feedback.
     """
     _check_counts(rounds=(rounds, 4), numel=(numel, 16), threads=(threads, 1))
     with progress("bench select"):
@@ -191,22 +256,39 @@ def select(
 
 @app.command()
 def partition(
-    numel: Annotated[int, typer.Option(help="Elements of the float32 vector.")] = 25_000_000,
+    numel: Annotated[
+        int, typer.Option(help="Elements of the float32 vector.")
+    ] = 25_000_000,
     hosts: Annotated[int, typer.Option(help="Ranks, and parts.")] = 8,
-    density: Annotated[float, typer.Option(help="The share that each rank has.")] = 0.01,
-    overlap: Annotated[float, typer.Option(help="What two ranks share of theirs.")] = 0.3,
-    rate: Annotated[str, typer.Option(help="Rate of the link that bytes are saved on.")] = "1gbit",
+    density: Annotated[
+        float, typer.Option(help="The share that each rank has.")
+    ] = 0.01,
+    overlap: Annotated[
+        float, typer.Option(help="What two ranks share of theirs.")
+    ] = 0.3,
+    rate: Annotated[
+        str, typer.Option(help="Rate of the link that bytes are saved on.")
+    ] = "1gbit",
     threads: Annotated[int, typer.Option(help="OpenMP threads.")] = 2,
-    rounds: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 15,
+    rounds: Annotated[
+        int, typer.Option(help="Turns that are measured, after one more.")
+    ] = 15,
     device: Annotated[str, typer.Option(help="Where: cpu or cuda.")] = "cpu",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object.")
+    ] = False,
 ) -> None:
-    """Time partition, merge and hash bitmaps of one rank against the transfer that they save.
+    """Time partition, merge and hash bitmaps of one rank against the transfer that they
+    save.
 
     On a GPU: the partition by a sort against ZEN's algorithm 1.
     """
-    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise invalid("device", device, "cpu, or cuda where torch has one", "leave it out")
+    if device not in ("cpu", "cuda") or (
+        device == "cuda" and not torch.cuda.is_available()
+    ):
+        raise invalid(
+            "device", device, "cpu, or cuda where torch has one", "leave it out"
+        )
     from ..micro import partition as bench
 
     draws = IndexDraws(numel=numel, world=hosts, density=density, overlap=overlap)
@@ -219,13 +301,19 @@ def partition(
 @app.command()
 def batch(
     only: Annotated[
-        list[str] | None, typer.Option(help="Compressors [default: onebit, terngrad, int8].")
+        list[str] | None,
+        typer.Option(help="Compressors [default: onebit, terngrad, int8]."),
     ] = None,
     threads: Annotated[int, typer.Option(help="OpenMP threads of both sides.")] = 2,
-    rounds: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 9,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    rounds: Annotated[
+        int, typer.Option(help="Turns that are measured, after one more.")
+    ] = 9,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object.")
+    ] = False,
 ) -> None:
-    """Time encoding all gradients of a model in one call against a call for each, in turn.
+    """Time encoding all gradients of a model in one call against a call for each, in
+    turn.
 
     And against one vector of as many elements; of a sparsifier selective's encode too.
     """
@@ -241,24 +329,47 @@ def batch(
 @app.command()
 def schedule(
     profile: Annotated[
-        list[str] | None, typer.Option(help="A model of the catalogue, or a profile's file.")
+        list[str] | None,
+        typer.Option(help="A model of the catalogue, or a profile's file."),
     ] = None,
     hosts: Annotated[int, typer.Option(help="How many hosts.")] = 8,
-    ranks_per_host: Annotated[int, typer.Option(help="Ranks that share a host's link.")] = 1,
-    rate: Annotated[str, typer.Option(help="Rate of the links that are stood for.")] = "10gbit",
-    scale: Annotated[float, typer.Option(help="Bytes and rates are divided by this.")] = 16.0,
-    slowdown: Annotated[float, typer.Option(help="All seconds are multiplied by this.")] = 4.0,
-    turns: Annotated[int, typer.Option(help="How often each planner has its turn.")] = 2,
-    iterations: Annotated[int, typer.Option(help="Iterations that a turn measures.")] = 2,
-    planner: Annotated[list[str] | None, typer.Option(help="Only these planners.")] = None,
-    trials: Annotated[int, typer.Option(help="Settings tried where they are tuned.")] = 25,
-    picture: Annotated[Path | None, typer.Option(help="Write timelines (PNG) here.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    ranks_per_host: Annotated[
+        int, typer.Option(help="Ranks that share a host's link.")
+    ] = 1,
+    rate: Annotated[
+        str, typer.Option(help="Rate of the links that are stood for.")
+    ] = "10gbit",
+    scale: Annotated[
+        float, typer.Option(help="Bytes and rates are divided by this.")
+    ] = 16.0,
+    slowdown: Annotated[
+        float, typer.Option(help="All seconds are multiplied by this.")
+    ] = 4.0,
+    turns: Annotated[
+        int, typer.Option(help="How often each planner has its turn.")
+    ] = 2,
+    iterations: Annotated[
+        int, typer.Option(help="Iterations that a turn measures.")
+    ] = 2,
+    planner: Annotated[
+        list[str] | None, typer.Option(help="Only these planners.")
+    ] = None,
+    trials: Annotated[
+        int, typer.Option(help="Settings tried where they are tuned.")
+    ] = 25,
+    picture: Annotated[
+        Path | None, typer.Option(help="Write timelines (PNG) here.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object.")
+    ] = False,
 ) -> None:
-    """Replay models on shaped links under each planner; measured beside simulated seconds.
+    """Replay models on shaped links under each planner; measured beside simulated
+    seconds.
 
-    The runtime and its bytes are real, computation is waiting for the profile's seconds. Bytes are
-    1/scale of the model's, seconds slowdown times as long, links have rate/(scale x slowdown).
+    The runtime and its bytes are real, computation is waiting for the profile's
+    seconds. Bytes are 1/scale of the model's, seconds slowdown times as long, links
+    have rate/(scale x slowdown).
     """
     settings = schedule_bench.ScheduleBench(
         profiles=tuple(profile or ["vgg16"]),
@@ -283,5 +394,11 @@ def _schedule(
     with progress("bench schedule", total=1) as advance:
         outcome = schedule_bench.run(settings, Fractions(advance))
     hidden = schedule_bench.CONSTANT
-    emit("bench schedule", outcome.rows, as_json=as_json, title=settings.title, hidden=hidden)
+    emit(
+        "bench schedule",
+        outcome.rows,
+        as_json=as_json,
+        title=settings.title,
+        hidden=hidden,
+    )
     return outcome

@@ -28,17 +28,21 @@ def demo(
         str, typer.Option(help="text, perceptron, gpt, lstm, convnet or fashion.")
     ] = "text",
     compressor: Annotated[
-        list[str] | None, typer.Option(help="A compressor of gradwire list; may be repeated.")
+        list[str] | None,
+        typer.Option(help="A compressor of gradwire list; may be repeated."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for pictures, traces and the report.")] = Path(
-        "demo-report"
-    ),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    out: Annotated[
+        Path, typer.Option(help="Folder for pictures, traces and the report.")
+    ] = Path("demo-report"),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object.")
+    ] = False,
 ) -> None:
     """Train a real model on shaped links by several methods, and compare.
 
-    The same model, data and steps through plain DDP, DDP with the fp16 hook, and gradwire with
-    dense, cast16, 4-bit, onebit and top-k 1 % exchanges, or with the compressors that are named.
+    The same model, data and steps through plain DDP, DDP with the fp16 hook, and
+    gradwire with dense, cast16, 4-bit, onebit and top-k 1 % exchanges, or with the
+    compressors that are named.
     """
     settings = Demo(
         hosts=hosts,
@@ -67,10 +71,14 @@ def announce(settings: Demo) -> None:
 
 
 def write(outcome: DemoResult, folder: Path, *, title: str) -> Path | None:
-    """Writes the report; figures that took minutes are not lost for lack of a package for it."""
+    """Writes the report; figures that took minutes are not lost for lack of a package
+    for it.
+    """
     command = shlex.join(["gradwire", *sys.argv[1:]])
     try:
-        return write_report(outcome, folder, title=title, command=command, machine=machine())
+        return write_report(
+            outcome, folder, title=title, command=command, machine=machine()
+        )
     except NotInstalled as error:
         typer.echo(f"there is no report, only traces in {folder}: {error}", err=True)
         return None

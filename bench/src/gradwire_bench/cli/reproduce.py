@@ -1,4 +1,6 @@
-"""Measure a paper's tables and figures, and print them beside the paper's own statements."""
+"""Measure a paper's tables and figures, and print them beside the paper's own
+statements.
+"""
 
 from __future__ import annotations
 
@@ -15,30 +17,44 @@ app = typer.Typer()
 @app.command()
 def reproduce(
     paper: Annotated[
-        str, typer.Argument(help="Whose results: deft, hipress, ssfusion, usbyte or zen.")
+        str,
+        typer.Argument(help="Whose results: deft, hipress, ssfusion, usbyte or zen."),
     ] = "",
     figure: Annotated[
-        list[str] | None, typer.Option(help="Only this figure or table; may be given again.")
+        list[str] | None,
+        typer.Option(help="Only this figure or table; may be given again."),
     ] = None,
     contents: Annotated[
         bool, typer.Option("--list", help="Only list the paper's tables and figures.")
     ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer trials and iterations.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure what is there again.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer trials and iterations.")
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Measure what is there again.")
+    ] = False,
     out: Annotated[
-        Path, typer.Option(help="Folder for the figures: one JSON file, tables and pictures.")
+        Path,
+        typer.Option(
+            help="Folder for the figures: one JSON file, tables and pictures."
+        ),
     ] = Path("reproduction"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object.")
+    ] = False,
 ) -> None:
-    """Measure a paper's tables and figures, and print them beside the paper's own statements.
+    """Measure a paper's tables and figures, and print them beside the paper's own
+    statements.
 
-    The papers are in a checkout of the sources and in no package. A run that was cut short goes on
-    where it ended: what the folder holds is not measured again. --list measures nothing: it
-    shows which tables and figures are reproduced, by which figure, and why others are not.
-    Without a paper --list shows all five papers.
+    The papers are in a checkout of the sources and in no package. A run that was cut
+    short goes on where it ended: what the folder holds is not measured again. --list
+    measures nothing: it shows which tables and figures are reproduced, by which figure,
+    and why others are not. Without a paper --list shows all five papers.
     """
     command = beside("papers", "command")
     if contents:
         command.show_contents(paper, figure or (), as_json=as_json)
         return
-    command.reproduce(paper, figure or (), out, quick=quick, fresh=fresh, as_json=as_json)
+    command.reproduce(
+        paper, figure or (), out, quick=quick, fresh=fresh, as_json=as_json
+    )

@@ -1,4 +1,6 @@
-"""Predict one iteration of a model under each planner, for any number of ranks and any link."""
+"""Predict one iteration of a model under each planner, for any number of ranks and any
+link.
+"""
 
 from __future__ import annotations
 
@@ -30,24 +32,40 @@ app = typer.Typer()
 @app.command()
 def simulate(
     model: Annotated[
-        list[str], typer.Option(help="A model of the catalogue, or a profile's file; repeat it.")
+        list[str],
+        typer.Option(help="A model of the catalogue, or a profile's file; repeat it."),
     ],
-    ranks: Annotated[str | None, typer.Option(help=f"As 8,16,32; else {RANKS}.")] = None,
-    rate: Annotated[str | None, typer.Option(help=f"As 1gbit,10gbit; else {RATE}.")] = None,
-    cluster: Annotated[Path | None, typer.Option(help="A cluster's file.")] = None,
-    planner: Annotated[list[str] | None, typer.Option(help="Only these planners.")] = None,
-    tune: Annotated[bool, typer.Option(help="Show planners with tuned settings too.")] = False,
-    picture: Annotated[Path | None, typer.Option(help="Write a timeline (PNG) here.")] = None,
-    speedups: Annotated[
-        Path | None, typer.Option("--curves", help="Write speedups over one rank (PNG) here.")
+    ranks: Annotated[
+        str | None, typer.Option(help=f"As 8,16,32; else {RANKS}.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    rate: Annotated[
+        str | None, typer.Option(help=f"As 1gbit,10gbit; else {RATE}.")
+    ] = None,
+    cluster: Annotated[Path | None, typer.Option(help="A cluster's file.")] = None,
+    planner: Annotated[
+        list[str] | None, typer.Option(help="Only these planners.")
+    ] = None,
+    tune: Annotated[
+        bool, typer.Option(help="Show planners with tuned settings too.")
+    ] = False,
+    picture: Annotated[
+        Path | None, typer.Option(help="Write a timeline (PNG) here.")
+    ] = None,
+    speedups: Annotated[
+        Path | None,
+        typer.Option("--curves", help="Write speedups over one rank (PNG) here."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object.")
+    ] = False,
 ) -> None:
-    """Predict one iteration of a model under each planner, for any number of ranks and any link.
+    """Predict one iteration of a model under each planner, for any number of ranks and
+    any link.
 
-    Without --cluster: uncompressed all-reduces on a ring, 65 us a hop. Catalogue times are a stated
-    throughput model of a V100, not a measurement. Speedups count the work of all ranks. Without
-    --planner, those that cannot plan for a cluster are left out, and said to be below the table.
+    Without --cluster: uncompressed all-reduces on a ring, 65 us a hop. Catalogue times
+    are a stated throughput model of a V100, not a measurement. Speedups count the work
+    of all ranks. Without --planner, those that cannot plan for a cluster are left out,
+    and said to be below the table.
     """
     profiles = [load_or_read(one) for one in model]
     clusters = [
@@ -60,7 +78,9 @@ def simulate(
     cases = [ModelOnCluster(*case) for case in itertools.product(profiles, clusters)]
     if picture is not None and len(cases) > 1:
         accepted = "asked for with one model, one number of ranks and one rate"
-        raise invalid("--picture", f"{len(cases)} cases", accepted, "write --curves for several")
+        raise invalid(
+            "--picture", f"{len(cases)} cases", accepted, "write --curves for several"
+        )
     with progress("simulating", total=len(cases)) as advance:
         for case in cases:
             case.run(wanted, tune, may_refuse=not planner)
@@ -69,7 +89,14 @@ def simulate(
     constant = {key for key in CASE_KEYS if len({row[key] for row in rows}) == 1}
     title = cases[0].title if len(cases) == 1 else f"{len(cases)} cases"
     notes = dict.fromkeys(note for case in cases for note in case.refusals)
-    emit("simulate", rows, as_json=as_json, title=title, hidden=constant, notes=list(notes))
+    emit(
+        "simulate",
+        rows,
+        as_json=as_json,
+        title=title,
+        hidden=constant,
+        notes=list(notes),
+    )
     if picture is not None:
         timeline.draw(cases[0].timelines, picture, title=cases[0].title)
     if speedups is not None:
@@ -107,7 +134,9 @@ CASE_KEYS = ("model", "num_ranks", "rate_bytes_per_s")
 
 @dataclass
 class ModelOnCluster:
-    """One model on one cluster: the trace of each planner, by the planner's name in tables."""
+    """One model on one cluster: the trace of each planner, by the planner's name in
+    tables.
+    """
 
     profile: Profile
     cluster: Cluster
@@ -123,8 +152,11 @@ class ModelOnCluster:
         rate = format_rate(self.cluster.rate_bytes_per_s)
         return f"{self.profile.model}, {self.cluster.num_ranks} ranks at {rate}"
 
-    def run(self, planners: Sequence[str], tune: bool, *, may_refuse: bool = False) -> None:
-        """Plans and simulates; with ``tune`` a second time with settings found by search.
+    def run(
+        self, planners: Sequence[str], tune: bool, *, may_refuse: bool = False
+    ) -> None:
+        """Plans and simulates; with ``tune`` a second time with settings found by
+        search.
 
         What a planner refuses is raised, or with ``may_refuse`` kept in ``refusals``.
         """
@@ -162,7 +194,9 @@ class ModelOnCluster:
                 "communication_s": trace.busy_s("communication"),
                 "fraction_of_ideal": ratio(compute_s, iteration_s),
                 "speedup_vs_one_rank": num_ranks * ratio(compute_s, iteration_s),
-                "samples_per_second": ratio(num_ranks * profile.batch_size, iteration_s),
+                "samples_per_second": ratio(
+                    num_ranks * profile.batch_size, iteration_s
+                ),
             }
             if wfbp is not None:
                 row["speedup_vs_wfbp"] = ratio(wfbp.iteration_s, iteration_s)
@@ -171,11 +205,15 @@ class ModelOnCluster:
 
 
 def draw_speedups(rows: Sequence[dict[str, object]], path: Path) -> None:
-    """Draws speedup over ranks where they vary, otherwise over rates; a panel a model."""
+    """Draws speedup over ranks where they vary, otherwise over rates; a panel a
+    model.
+    """
     several = [key for key in CASE_KEYS[1:] if len({row[key] for row in rows}) > 1]
     if not several:
         accepted = "several numbers of ranks or several rates"
-        raise invalid("--curves", "one point a planner", accepted, "write --ranks 8,16,32")
+        raise invalid(
+            "--curves", "one point a planner", accepted, "write --ranks 8,16,32"
+        )
     key = several[0]
     others = several[1:]
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
@@ -183,7 +221,9 @@ def draw_speedups(rows: Sequence[dict[str, object]], path: Path) -> None:
         rest = "".join(f", {format_rate(float(str(row[other])))}" for other in others)
         x = float(str(row[key])) * (1.0 if key == "num_ranks" else 8e-9)
         lines = panels.setdefault(f"{row['model']}{rest}", {})
-        lines.setdefault(str(row["name"]), []).append((x, float(str(row["speedup_vs_one_rank"]))))
+        lines.setdefault(str(row["name"]), []).append(
+            (x, float(str(row["speedup_vs_one_rank"])))
+        )
         ideal = lines.setdefault("ideal", [])
         if (x, float(str(row["num_ranks"]))) not in ideal:
             ideal.append((x, float(str(row["num_ranks"]))))

@@ -25,21 +25,32 @@ _JSON = typer.Option("--json", help="Print one JSON object.")
 def run(
     command: Annotated[list[str], typer.Argument(help="What every rank runs.")],
     hosts: Annotated[int, typer.Option(help="Number of hosts.")] = 4,
-    ranks_per_host: Annotated[int, typer.Option(help="Ranks that share a host's link.")] = 1,
+    ranks_per_host: Annotated[
+        int, typer.Option(help="Ranks that share a host's link.")
+    ] = 1,
     rate: Annotated[str, typer.Option(help="Link rate in each direction.")] = "500mbit",
     mtu: Annotated[int, typer.Option(help="Largest packet in bytes.")] = 1500,
-    timeout: Annotated[float | None, typer.Option(help="Seconds until all are ended.")] = None,
-    grace: Annotated[float, typer.Option(help="Seconds left to the others after a failure.")] = 5.0,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds until all are ended.")
+    ] = None,
+    grace: Annotated[
+        float, typer.Option(help="Seconds left to the others after a failure.")
+    ] = 5.0,
     all_output: Annotated[bool, typer.Option(help="Show every rank's lines.")] = False,
     json: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Run a command once per rank, with torchrun's variables, and count what crosses the links.
+    """Run a command once per rank, with torchrun's variables, and count what crosses
+    the links.
 
-    Rank 0's output is shown, the others' when they fail. The exit code is that of the rank that
-    failed first, 124 after a timeout. With --json rank 0's stdout goes to stderr.
+    Rank 0's output is shown, the others' when they fail. The exit code is that of the
+    rank that failed first, 124 after a timeout. With --json rank 0's stdout goes to
+    stderr.
     """
     settings = Testbed(
-        hosts=hosts, ranks_per_host=ranks_per_host, rate_bytes_per_s=parse_rate(rate), mtu=mtu
+        hosts=hosts,
+        ranks_per_host=ranks_per_host,
+        rate_bytes_per_s=parse_rate(rate),
+        mtu=mtu,
     )
     with open_hosts(settings) as opened:
         before = opened.read_counters()
@@ -69,7 +80,8 @@ def _rows(
     after: tuple[InterfaceCounters, ...],
     seconds: float,
 ) -> list[dict[str, object]]:
-    # On loopback all hosts share one interface: one row, not the same figures once per host.
+    # On loopback all hosts share one interface: one row, not the same figures once per
+    # host.
     names = hosts.names if hosts.shaped else ("all hosts",)
     rows: list[dict[str, object]] = []
     for name, then, now in zip(names, before, after, strict=False):
@@ -89,6 +101,10 @@ def _rows(
 def check(json: Annotated[bool, _JSON] = False) -> None:
     """Try whether this machine can make shaped hosts; exit code 1 where it cannot."""
     found = available()
-    row: dict[str, object] = {"name": "testbed", "kind": found.kind, "reason": found.reason}
+    row: dict[str, object] = {
+        "name": "testbed",
+        "kind": found.kind,
+        "reason": found.reason,
+    }
     emit("testbed check", [row], as_json=json, title="testbed")
     raise typer.Exit(0 if found else 1)

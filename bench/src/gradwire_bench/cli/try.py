@@ -21,13 +21,16 @@ app = typer.Typer()
 def try_here(
     rate: Annotated[str, typer.Option(help="Rate of each rank's link.")] = "100mbit",
     steps: Annotated[int, typer.Option(help="Training steps for each method.")] = 24,
-    out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("gradwire-try"),
+    out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path(
+        "gradwire-try"
+    ),
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:
-    """Train a small model by five methods on this machine, and show the loss over seconds.
+    """Train a small model by five methods on this machine, and show the loss over
+    seconds.
 
-    Two ranks train behind slow links. A relay in user space limits their rates, so this needs
-    neither root nor network namespaces. It takes about two minutes.
+    Two ranks train behind slow links. A relay in user space limits their rates, so this
+    needs neither root nor network namespaces. It takes about two minutes.
     """
     settings = Demo(
         hosts=2,

@@ -1,4 +1,6 @@
-"""The demo: one model, several ways to average its gradients, on shaped links; with pictures."""
+"""The demo: one model, several ways to average its gradients, on shaped links; with
+pictures.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _CONSTANT = frozenset({"num_hosts", "link_bytes_per_s"})
 """Keys that have one value in all rows of a run."""
 _RANKS_PER_CORE = 16
 _START_S = 10.0
-"""Seconds of a core from a rank's start to its first step: imports, models, connections."""
+"""Seconds of a core from a rank's start to its first step: imports, models,
+connections.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +51,15 @@ class Demo:
     def __post_init__(self) -> None:
         check_whole("hosts", self.hosts, "a single host sends nothing", least=2)
         if self.hosts > (most := _RANKS_PER_CORE * _num_cores()):
-            accepted = f"at most {most} on {_num_cores()} cores, as each is a process here"
-            raise invalid("hosts", self.hosts, accepted, "simulate more: gradwire simulate --ranks")
+            accepted = (
+                f"at most {most} on {_num_cores()} cores, as each is a process here"
+            )
+            raise invalid(
+                "hosts",
+                self.hosts,
+                accepted,
+                "simulate more: gradwire simulate --ranks",
+            )
         least = 2 * self.rounds
         multiple = self.rounds
         check_whole("steps", self.steps, "write 40", least=least, multiple=multiple)
@@ -62,7 +73,8 @@ class Demo:
 
     @property
     def timeout_s(self) -> float:
-        """How long ranks wait for each other: as a link of 100 Mbit/s takes for 250 MB, or longer.
+        """How long ranks wait for each other: as a link of 100 Mbit/s takes for 250 MB,
+        or longer.
 
         A rank that comes first must not give up before the others have started.
         """
@@ -90,9 +102,15 @@ class DemoResult:
 
     @property
     def hidden(self) -> frozenset[str]:
-        """The keys of rows that a table need not show: one value in all rows, or none in any."""
-        valued = {key for row in self.rows for key, value in row.items() if value is not None}
-        return _CONSTANT | {key for row in self.rows for key in row if key not in valued}
+        """The keys of rows that a table need not show: one value in all rows, or none
+        in any.
+        """
+        valued = {
+            key for row in self.rows for key, value in row.items() if value is not None
+        }
+        return _CONSTANT | {
+            key for row in self.rows for key in row if key not in valued
+        }
 
 
 def run(demo: Demo, report: Report, *, timeout_s: float = 900.0) -> DemoResult:
@@ -108,26 +126,42 @@ def run(demo: Demo, report: Report, *, timeout_s: float = 900.0) -> DemoResult:
     testbed = Testbed(hosts=demo.hosts, rate_bytes_per_s=demo.rate_bytes_per_s)
     opened = relayed_hosts if demo.relayed or not available() else shaped_hosts
     with opened(testbed) as hosts:
-        results = run_ranks(hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s)
+        results = run_ranks(
+            hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s
+        )
         relayed = hosts.relay_port is not None
     parameters = results[0]["ddp"]["parameters"]
     notes = [
-        f"{task.description}; {parameters:,} parameters, {format_bytes(4 * parameters)} of "
+        f"{task.description}; {parameters:,} parameters, "
+        f"{format_bytes(4 * parameters)} of "
         "gradients; AdamW.",
-        f"{demo.hosts} hosts, each one rank, {format_rate(demo.rate_bytes_per_s)}; {demo.steps} "
+        f"{demo.hosts} hosts, each one rank, "
+        f"{format_rate(demo.rate_bytes_per_s)}; {demo.steps} "
         f"steps a method in {demo.rounds} turns; all methods see the same batches.",
-        "step_s is the median of rank 0's steps without the first three; the spread is from the "
+        "step_s is the median of rank 0's steps without the first three; the "
+        "spread is from the "
         "20th to the 80th percentile. Bytes are the "
-        + ("relay's count." if relayed else "interface's count (one header a large segment)."),
-        "density actual is the share of elements in the mean, of messages that select some: the "
+        + (
+            "relay's count."
+            if relayed
+            else "interface's count (one header a large segment)."
+        ),
+        "density actual is the share of elements in the mean, of messages that "
+        "select some: the "
         "union over ranks, which is more than one rank selects.",
         "loss is on a held-out batch after the last step.",
     ]
     if relayed:
-        notes.append("A relay limits rates in user space, so all ranks share this machine's cores.")
+        notes.append(
+            "A relay limits rates in user space, so all ranks share this "
+            "machine's cores."
+        )
     return DemoResult(
         [_row(demo, method, results) for method in demo.methods],
-        {m: Trace.merged(Trace.from_json(r[m]["trace"]) for r in results) for m in demo.methods},
+        {
+            m: Trace.merged(Trace.from_json(r[m]["trace"]) for r in results)
+            for m in demo.methods
+        },
         {m: results[0][m]["losses"] for m in demo.methods},
         {m: results[0][m]["all_step_s"] for m in demo.methods},
         notes,
@@ -153,9 +187,15 @@ def _row(demo: Demo, method: str, results: list[dict[str, Any]]) -> dict[str, ob
 
 
 def write_report(
-    outcome: DemoResult, folder: Path, *, title: str, command: str, machine: dict[str, object]
+    outcome: DemoResult,
+    folder: Path,
+    *,
+    title: str,
+    command: str,
+    machine: dict[str, object],
 ) -> Path:
-    """Writes one Chrome trace a method, pictures, and the HTML page that holds them all.
+    """Writes one Chrome trace a method, pictures, and the HTML page that holds them
+    all.
 
     Raises ``NotInstalled`` after the traces where a package for the others is missing.
     """
@@ -195,7 +235,10 @@ def _losses(outcome: DemoResult, folder: Path) -> dict[str, Path]:
     first, _ = race.first_to(series, race.goal_of(series["ddp"]))
     return {
         "Who reaches each training loss first": race.draw_firsts(
-            series, folder / "first.png", title=f"{_where(outcome)}{first} wins", beside="ddp"
+            series,
+            folder / "first.png",
+            title=f"{_where(outcome)}{first} wins",
+            beside="ddp",
         ),
         f"Training loss over seconds and steps: mean of {over} steps": race.draw(
             series, single, folder / "loss.png", title="Training loss", beside="ddp"
@@ -204,16 +247,28 @@ def _losses(outcome: DemoResult, folder: Path) -> dict[str, Path]:
 
 
 def answer(outcome: DemoResult) -> str:
-    """Sentences that say who trains fastest: who is first at a loss that DDP has before its end."""
+    """Sentences that say who trains fastest: who is first at a loss that DDP has before
+    its end.
+    """
     series = _over_seconds(outcome, _num_smoothed(outcome))
     goal = race.goal_of(series["ddp"])
     first, first_s = race.first_to(series, goal)
     _, ddp_s = race.first_to({"ddp": series["ddp"]}, goal)
-    said = f"The goal is a training loss of {goal:.2f}: DDP stays at or below it in its last "
-    said += f"quarter. {_where(outcome)}{first} is the first there, after {first_s:.1f} s; DDP "
+    said = (
+        f"The goal is a training loss of {goal:.2f}: DDP stays at or below it in its "
+        "last "
+    )
+    said += (
+        f"quarter. {_where(outcome)}{first} is the first there, after {first_s:.1f} "
+        "s; DDP "
+    )
     said += f"takes {ddp_s:.1f} s."
-    if late := [name for name, points in series.items() if min(y for _, y in points) > goal]:
-        said += f" In {len(series['ddp'])} steps these do not get there: {', '.join(late)}."
+    if late := [
+        name for name, points in series.items() if min(y for _, y in points) > goal
+    ]:
+        said += (
+            f" In {len(series['ddp'])} steps these do not get there: {', '.join(late)}."
+        )
     return said
 
 

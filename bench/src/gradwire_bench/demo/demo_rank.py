@@ -1,6 +1,7 @@
 """One rank of the demo: trains one model by each method, in turn, and measures.
 
-Methods take turns of a few steps each, so that all of them see the same moods of the machine.
+Methods take turns of a few steps each, so that all of them see the same moods of the
+machine.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class MethodRun:
 
 
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Trains by all methods; returns this rank's figures and one step's trace for each."""
+    """Trains by all methods; returns this rank's figures and one step's trace for
+    each.
+    """
     torch.set_num_threads(1)
     task = make_task(settings["task"])
     compressed = methods(settings["compressors"])
@@ -70,8 +73,12 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
 
 
 def methods(compressors: Sequence[str]) -> dict[str, str]:
-    """The demo's names of compressors: what the table calls them, and the files they are in."""
-    return {f"gradwire-{'dense' if name == 'none' else name}": name for name in compressors}
+    """The demo's names of compressors: what the table calls them, and the files they
+    are in.
+    """
+    return {
+        f"gradwire-{'dense' if name == 'none' else name}": name for name in compressors
+    }
 
 
 def _start(
@@ -82,7 +89,9 @@ def _start(
     handle = None
     if compressor is not None:
         exchange = load("compress", compressor)()
-        handle = attach(model, exchange, options=Options(trace_steps=2), failure=failure)
+        handle = attach(
+            model, exchange, options=Options(trace_steps=2), failure=failure
+        )
     else:
         model = DistributedDataParallel(model)
         if method == "ddp-fp16":
@@ -122,7 +131,9 @@ def _result(run: MethodRun, task: TrainingTask) -> dict[str, Any]:
         "step_p20_s": low,
         "step_p80_s": high,
         "sent_bytes": run.sent_bytes / run.counted_steps,
-        "density_actual": None if run.handle is None else run.handle.stats()["density_actual"],
+        "density_actual": None
+        if run.handle is None
+        else run.handle.stats()["density_actual"],
         "loss": task.score(run.model),
         "losses": _mean_over_ranks(run.losses),
         "parameters": sum(p.numel() for p in run.model.parameters()),
@@ -143,13 +154,17 @@ def _gradwire_trace(handle: Handle) -> Trace:
 
 
 def _ddp_trace(run: MethodRun, task: TrainingTask) -> Trace:
-    """Two more steps of the same model under DDP with a hook that notes when transfers end."""
+    """Two more steps of the same model under DDP with a hook that notes when transfers
+    end.
+    """
     assert isinstance(run.model, DistributedDataParallel)
     spans: list[Span] = []
     half = run.method == "ddp-fp16"
     base = default_hooks.fp16_compress_hook if half else default_hooks.allreduce_hook
     traced = DistributedDataParallel(run.model.module)
-    traced.register_comm_hook(None, _timed(base, spans, wire_dtype=torch.half if half else None))
+    traced.register_comm_hook(
+        None, _timed(base, spans, wire_dtype=torch.half if half else None)
+    )
     for _ in range(2):  # DDP cuts its buckets anew after the first step
         spans.clear()
         rank = dist.get_rank()
@@ -167,8 +182,11 @@ def _ddp_trace(run: MethodRun, task: TrainingTask) -> Trace:
     return Trace.of(spans)
 
 
-def _timed(base: Callable[..., Any], spans: list[Span], *, wire_dtype: torch.dtype | None) -> Any:
-    """A comm hook that notes a span an all-reduce, with the bytes that a ring of them sends.
+def _timed(
+    base: Callable[..., Any], spans: list[Span], *, wire_dtype: torch.dtype | None
+) -> Any:
+    """A comm hook that notes a span an all-reduce, with the bytes that a ring of them
+    sends.
 
     ``wire_dtype`` is what ``base`` casts buckets to, None if it does not.
     """
@@ -184,7 +202,16 @@ def _timed(base: Callable[..., Any], spans: list[Span], *, wire_dtype: torch.dty
             end_s = wall_clock()
             rank = dist.get_rank()
             spans.append(
-                Span(rank, "communication", "AllReduce", start_s, end_s, size_bytes, 0, -1)
+                Span(
+                    rank,
+                    "communication",
+                    "AllReduce",
+                    start_s,
+                    end_s,
+                    size_bytes,
+                    0,
+                    -1,
+                )
             )
             value: Any = done.value()
             return value[0] if isinstance(value, list) else value  # type: ignore[no-any-return]

@@ -1,4 +1,6 @@
-"""Accidents: what ``bench faults`` does to ranks that train, and where; all drawn from a seed."""
+"""Accidents: what ``bench faults`` does to ranks that train, and where; all drawn from
+a seed.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,15 @@ HOSTS = "hosts"
 FSDP = "fsdp"
 COLLECTIVES = tuple(name for name in names("collective") if name != "allreduce")
 WAYS = ("plain", DDP, OVERLAP, HOSTS, FSDP, *COLLECTIVES)
-"""How models are trained: a plain module, DDP, a plan that overlaps the next forward pass, hosts of
-two ranks, two replicas of two shards, and a plain module by each collective."""
+"""How models are trained: a plain module, DDP, a plan that overlaps the next forward
+pass, hosts of two ranks, two replicas of two shards, and a plain module by each
+collective.
+"""
 
 IN_ATTACH = ("rendezvous", "agree", "connect", "broadcast")
-"""Points in attach: before ranks meet, where they agree, where they connect and where parameters
-are broadcast."""
+"""Points in attach: before ranks meet, where they agree, where they connect and where
+parameters are broadcast.
+"""
 IN_TRAINING = ("step", "settle", "save", "load", "detach")
 """Points between two steps: before a step, and before calls of the handle."""
 
@@ -33,7 +38,9 @@ PAUSES = {"pause": 0.5, "pause long": 2.0}
 PAYLOADS = ("flip sent", "flip received", "size")
 """Faults of a verb's bytes."""
 FLIP_ON_THE_WAY = "flip on the way"
-"""A bit flips behind the checksum of what a rank sends, where ranks attach with checksums."""
+"""A bit flips behind the checksum of what a rank sends, where ranks attach with
+checksums.
+"""
 OF_BYTES = (*PAYLOADS, FLIP_ON_THE_WAY)
 PARTITIONS = {"partition 2-2": 4, "partition 2-3": 5}
 """Networks that fall into two, and how many ranks they have."""
@@ -69,9 +76,10 @@ _AT_POINTS: dict[str, Sequence[str]] = {
 class Accident(NamedTuple):
     """A fault, its victims, and where it strikes while a model trains in some ``way``.
 
-    ``point`` is "verb" or a named point. At a verb the fault strikes ``when`` ("before", "during"
-    or "after" it) in ``step``; ``message``, ``verb`` and ``bit`` are in [0, 1), and say which of
-    all that there are. The model is attached with ``timeout_s`` and ``check_every``.
+    ``point`` is "verb" or a named point. At a verb the fault strikes ``when``
+    ("before", "during" or "after" it) in ``step``; ``message``, ``verb`` and ``bit``
+    are in [0, 1), and say which of all that there are. The model is attached with
+    ``timeout_s`` and ``check_every``.
     """
 
     number: int
@@ -110,7 +118,8 @@ def drawn(
     timeout_s: float,
     check_every: int | None,
 ) -> Accident:
-    """The trial of a number: kinds take turns, and all else follows from the seed and the number.
+    """The trial of a number: kinds take turns, and all else follows from the seed and
+    the number.
 
     >>> print(drawn(1, 0, ["kill"], ["plain"], 5.0, 1))
     trial 0: kill of rank 0, during a verb of step 3, plain
@@ -121,10 +130,13 @@ def drawn(
     way = draw.choice(may or ["ring" if kind == FLIP_ON_THE_WAY else "plain"])
     points = _AT_POINTS.get(kind)
     if points is None:
-        named = [p for p in (*IN_ATTACH, *IN_TRAINING) if p != "broadcast" or way != DDP]
+        named = [
+            p for p in (*IN_ATTACH, *IN_TRAINING) if p != "broadcast" or way != DDP
+        ]
         points = [draw.choice(named), *["verb"] * 2]
     count = 2 if kind == "kill two" or kind in PARTITIONS else 1
-    # DDP's second forward pass has a collective of its own, by its own group's time-out.
+    # DDP's second forward pass has a collective of its own, by its own group's
+    # time-out.
     first = SAVE_AFTER + 1 if way == DDP or kind == "resume" else 1
     return Accident(
         number=number,

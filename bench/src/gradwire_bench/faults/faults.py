@@ -1,8 +1,9 @@
-"""``bench faults``: ranks that train are killed, cut off or spoilt, and what becomes of the others.
+"""``bench faults``: ranks that train are killed, cut off or spoilt, and what becomes of
+the others.
 
-Every trial is a few processes of its own, on shaped hosts where links fail. All of it is drawn from
-the seed and the trial's number: the fault, its victims, the point where it strikes, and how the
-model is trained. Trials mostly wait, so several run at once.
+Every trial is a few processes of its own, on shaped hosts where links fail. All of it
+is drawn from the seed and the trial's number: the fault, its victims, the point where
+it strikes, and how the model is trained. Trials mostly wait, so several run at once.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ _Z = 1.96
 class FaultsBench:
     """The settings of ``bench faults``; ``at_once`` trials run at one time.
 
-    ``only`` are the kinds of faults that are drawn (all that this machine can do, where it is
-    empty), ``number`` a single trial that is to be repeated. The ranks attach with ``timeout_s``
-    and ``check_every``.
+    ``only`` are the kinds of faults that are drawn (all that this machine can do, where
+    it is empty), ``number`` a single trial that is to be repeated. The ranks attach
+    with ``timeout_s`` and ``check_every``.
     """
 
     trials: int
@@ -45,12 +46,19 @@ class FaultsBench:
     def __post_init__(self) -> None:
         check_whole("trials", self.trials, "write --trials 24")
         check_whole("at_once", self.at_once, "write --at-once 4")
-        for what, given, known in (("only", self.only, KINDS), ("way", self.ways, WAYS)):
+        for what, given, known in (
+            ("only", self.only, KINDS),
+            ("way", self.ways, WAYS),
+        ):
             for name in given:
                 if name not in known:
-                    raise invalid(what, name, f"one of {', '.join(known)}", "or leave it out")
+                    raise invalid(
+                        what, name, f"one of {', '.join(known)}", "or leave it out"
+                    )
         if not 2 <= self.timeout_s < math.inf:
-            raise invalid("timeout", self.timeout_s, "at least 2 seconds", "write --timeout 5")
+            raise invalid(
+                "timeout", self.timeout_s, "at least 2 seconds", "write --timeout 5"
+            )
 
 
 def accidents_of(settings: FaultsBench) -> list[Accident]:
@@ -61,17 +69,23 @@ def accidents_of(settings: FaultsBench) -> list[Accident]:
     trial 1: kill of rank 0, after a verb of step 3, casync_ring
     """
     numbers = range(settings.trials) if settings.number is None else (settings.number,)
-    given = settings.only or KINDS, settings.ways or WAYS, settings.timeout_s, settings.check_every
+    given = (
+        settings.only or KINDS,
+        settings.ways or WAYS,
+        settings.timeout_s,
+        settings.check_every,
+    )
     return [drawn(settings.seed, number, *given) for number in numbers]
 
 
 def run(
     settings: FaultsBench, report: Callable[[float, str], None]
 ) -> tuple[list[dict[str, object]], list[str]]:
-    """A row for each kind of fault and one for all, and a note for each trial that went wrong.
+    """A row for each kind of fault and one for all, and a note for each trial that went
+    wrong.
 
-    Where no shaped hosts can be made, trials whose links would fail are left out, which a note
-    says.
+    Where no shaped hosts can be made, trials whose links would fail are left out, which
+    a note says.
     """
     accidents = accidents_of(settings)
     notes = []
@@ -82,7 +96,9 @@ def run(
         notes = [f"no trials of links: {can.reason}"]
     judged = _judged(accidents, settings.at_once, report)
     for accident in accidents:
-        notes += [f"{accident}: {text}" for text in judged[accident.number].wrong.values()]
+        notes += [
+            f"{accident}: {text}" for text in judged[accident.number].wrong.values()
+        ]
     kinds = dict.fromkeys(accident.kind for accident in accidents)
     of_kind = {k: [judged[a.number] for a in accidents if a.kind == k] for k in kinds}
     rows = [_row(kind, found) for kind, found in of_kind.items()]
@@ -95,7 +111,9 @@ def _judged(
     """The flaws of every trial by its number."""
     judged: dict[int, Flaws] = {}
     with Trials() as trials, ThreadPoolExecutor(at_once) as pool:
-        running = {pool.submit(trials.observe, accident): accident for accident in accidents}
+        running = {
+            pool.submit(trials.observe, accident): accident for accident in accidents
+        }
         try:
             for done in as_completed(running):
                 accident = running[done]
@@ -126,7 +144,8 @@ def _row(name: str, found: Sequence[Flaws]) -> dict[str, object]:
 
 
 def most_likely(count: int, trials: int) -> float:
-    """The upper end of Wilson's interval of 95 % of a share that was ``count`` of ``trials``.
+    """The upper end of Wilson's interval of 95 % of a share that was ``count`` of
+    ``trials``.
 
     >>> round(most_likely(0, 500), 4), round(most_likely(1, 10), 3)
     (0.0076, 0.404)
@@ -134,4 +153,6 @@ def most_likely(count: int, trials: int) -> float:
     share = count / trials
     square = _Z * _Z
     spread = math.sqrt(share * (1 - share) / trials + square / (4 * trials * trials))
-    return min(1.0, (share + square / (2 * trials) + _Z * spread) / (1 + square / trials))
+    return min(
+        1.0, (share + square / (2 * trials) + _Z * spread) / (1 + square / trials)
+    )

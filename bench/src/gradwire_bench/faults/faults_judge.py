@@ -1,4 +1,6 @@
-"""The judgement of a trial of ``bench faults``: all that is wrong with what became of its ranks."""
+"""The judgement of a trial of ``bench faults``: all that is wrong with what became of
+its ranks.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,11 @@ COLUMNS = {
 
 
 class Ending(NamedTuple):
-    """The end of a rank's training, and the CRC-32 of its parameters where no error ended it.
+    """The end of a rank's training, and the CRC-32 of its parameters where no error
+    ended it.
 
-    ``error`` is the type of the error that ended it ("" for none), and ``is_ours`` tells whether it
-    is gradwire's; then ``ranks`` and ``step`` are what it names.
+    ``error`` is the type of the error that ended it ("" for none), and ``is_ours``
+    tells whether it is gradwire's; then ``ranks`` and ``step`` are what it names.
     """
 
     error: str
@@ -41,10 +44,11 @@ class Ending(NamedTuple):
 class Aftermath(NamedTuple):
     """The outcome of a trial, before it is judged.
 
-    ``struck_s`` are the times at which the fault struck, by rank, ``endings`` how each training
-    ended (None for one that did not say), ``exit_codes`` those of its processes, None for one that
-    had to be killed though its training had ended. ``last_lines`` are the ends of their output.
-    ``digest`` is that of the parameters without an accident, where they are to be the same.
+    ``struck_s`` are the times at which the fault struck, by rank, ``endings`` how each
+    training ended (None for one that did not say), ``exit_codes`` those of its
+    processes, None for one that had to be killed though its training had ended.
+    ``last_lines`` are the ends of their output. ``digest`` is that of the parameters
+    without an accident, where they are to be the same.
     """
 
     struck_s: dict[int, float]
@@ -55,7 +59,9 @@ class Aftermath(NamedTuple):
 
 
 class Flaws(NamedTuple):
-    """All that is wrong with a trial, in words, by column; and the seconds to detect."""
+    """All that is wrong with a trial, in words, by column; and the seconds to
+    detect.
+    """
 
     wrong: dict[str, str]
     detect_s: float | None
@@ -65,12 +71,18 @@ def judge(accident: Accident, seen: Aftermath) -> Flaws:
     """The flaws of a trial, from what became of its ranks."""
     if not seen.struck_s:
         ends = [ending and f"{ending.error} {ending.text}" for ending in seen.endings]
-        return Flaws({"not_struck": f"{COLUMNS['not_struck']}; ranks ended by {ends}"}, None)
+        return Flaws(
+            {"not_struck": f"{COLUMNS['not_struck']}; ranks ended by {ends}"}, None
+        )
     if accident.kind == "kill two":
         # One of two victims may meet the end of the other before the fault strikes it.
         accident = accident._replace(victims=tuple(sorted(seen.struck_s)))
-    alive = [rank for rank in range(accident.world) if rank not in _dead(accident, seen)]
-    found = {rank: ending for rank in alive if (ending := seen.endings[rank]) is not None}
+    alive = [
+        rank for rank in range(accident.world) if rank not in _dead(accident, seen)
+    ]
+    found = {
+        rank: ending for rank in alive if (ending := seen.endings[rank]) is not None
+    }
     errors = {rank: one for rank, one in found.items() if one.error}
     wrong = {
         **_of_silence(accident, seen, set(alive) - set(found)),
@@ -88,7 +100,9 @@ def judge(accident: Accident, seen: Aftermath) -> Flaws:
     return Flaws(wrong, detect_s)
 
 
-def _of_silence(accident: Accident, seen: Aftermath, silent: set[int]) -> dict[str, str]:
+def _of_silence(
+    accident: Accident, seen: Aftermath, silent: set[int]
+) -> dict[str, str]:
     """Flaws of ranks that never said how they ended."""
     wrong: dict[str, str] = {}
     for rank in silent:
@@ -99,13 +113,16 @@ def _of_silence(accident: Accident, seen: Aftermath, silent: set[int]) -> dict[s
     # Victims of these faults end by themselves.
     for rank in accident.victims:
         if seen.endings[rank] is None and seen.exit_codes[rank] is None:
-            wrong["hangs"] = f"rank {rank}, which was struck, never ended\n{seen.last_lines[rank]}"
+            wrong["hangs"] = (
+                f"rank {rank}, which was struck, never ended\n{seen.last_lines[rank]}"
+            )
     return wrong
 
 
 def _of_raw_errors(accident: Accident, errors: dict[int, Ending]) -> dict[str, str]:
     """Errors that are not gradwire's own."""
-    # Ranks that hold other shards meet in collectives of FSDP's own, whose errors are torch's.
+    # Ranks that hold other shards meet in collectives of FSDP's own, whose errors are
+    # torch's.
     raw = {} if accident.way == FSDP else errors
     for rank, one in raw.items():
         if not one.is_ours:
@@ -121,7 +138,9 @@ def _of_steps(errors: dict[int, Ending]) -> dict[str, str]:
     return {}
 
 
-def _of_processes(accident: Accident, seen: Aftermath, found: dict[int, Ending]) -> dict[str, str]:
+def _of_processes(
+    accident: Accident, seen: Aftermath, found: dict[int, Ending]
+) -> dict[str, str]:
     """Processes that stayed though their training had ended."""
     stays = accident.victims if accident.kind == "return" else ()
     for rank in found:
@@ -132,13 +151,20 @@ def _of_processes(accident: Accident, seen: Aftermath, found: dict[int, Ending])
 
 def _dead(accident: Accident, seen: Aftermath) -> set[int]:
     """The ranks that the fault ends, of which nothing is expected."""
-    if accident.kind == "size":  # gloo ends the process that receives more than it asked for
-        return {rank for rank, code in enumerate(seen.exit_codes) if code == -signal.SIGABRT}
+    if (
+        accident.kind == "size"
+    ):  # gloo ends the process that receives more than it asked for
+        return {
+            rank for rank, code in enumerate(seen.exit_codes) if code == -signal.SIGABRT
+        }
     return set(() if accident.kind in (*WHOLE, "resume") else accident.victims)
 
 
 def _of_digests(
-    accident: Accident, seen: Aftermath, found: dict[int, Ending], errors: dict[int, Ending]
+    accident: Accident,
+    seen: Aftermath,
+    found: dict[int, Ending],
+    errors: dict[int, Ending],
 ) -> dict[str, str]:
     """Flaws of parameters, which are compared where no rank has raised."""
     if errors:
@@ -155,11 +181,17 @@ def _of_digests(
 
 
 def _of_naming(
-    accident: Accident, seen: Aftermath, found: dict[int, Ending], errors: dict[int, Ending]
+    accident: Accident,
+    seen: Aftermath,
+    found: dict[int, Ending],
+    errors: dict[int, Ending],
 ) -> dict[str, str]:
     """Flaws of the errors that there are, and of those that there are not."""
     if accident.kind in (*BENIGN, "resume"):
-        raised = (f"rank {rank} raised {one.error}: {one.text}" for rank, one in errors.items())
+        raised = (
+            f"rank {rank} raised {one.error}: {one.text}"
+            for rank, one in errors.items()
+        )
         return {"misnamed": "; ".join(raised)} if errors else {}
     if accident.kind in (*PAYLOADS, "flap 5 s"):
         spoilt = {*accident.victims, *_dead(accident, seen)}
@@ -195,5 +227,7 @@ def _is_named(accident: Accident, rank: int, one: Ending) -> bool:
         beyond = others if rank in victims else set(victims)
         return set(one.ranks) == beyond and "is parted" in one.text
     # Whose process holds the store, without which nobody can tell of others.
-    may = {victims, (0,)} if victims[0] == 0 and accident.kind not in LINKS else {victims}
+    may = (
+        {victims, (0,)} if victims[0] == 0 and accident.kind not in LINKS else {victims}
+    )
     return one.ranks in may

@@ -1,4 +1,6 @@
-"""One rank of ``bench faults``: trains a few steps, in which a fault strikes if it is a victim."""
+"""One rank of ``bench faults``: trains a few steps, in which a fault strikes if it is a
+victim.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +66,9 @@ _JOIN = timedelta(seconds=60)
 
 
 class Surroundings(NamedTuple):
-    """The surroundings of a trial's ranks: their folder, their hosts, if they have any, and whether
-    they go on from the files that others have saved there."""
+    """The surroundings of a trial's ranks: their folder, their hosts, if they have any,
+    and whether they go on from the files that others have saved there.
+    """
 
     folder: str
     spaces: Namespaces | None
@@ -73,7 +76,9 @@ class Surroundings(NamedTuple):
 
 
 def keep_store(end: Connection) -> None:
-    """The life of a process that only holds the store, as the agent of torchrun does."""
+    """The life of a process that only holds the store, as the agent of torchrun
+    does.
+    """
     _die_with_the_parent()
     store = TCPStore("127.0.0.1", 0, None, True, _JOIN, wait_for_workers=False)
     end.send(store.port)
@@ -83,8 +88,8 @@ def keep_store(end: Connection) -> None:
 def live(end: Connection, accident: Accident, rank: int, start: Surroundings) -> None:
     """A rank's life: it joins the group, trains, and tells how that ended.
 
-    It sends ("port", number) on rank 0, ("struck", seconds) where a fault strikes, and at last
-    ("over", Ending).
+    It sends ("port", number) on rank 0, ("struck", seconds) where a fault strikes, and
+    at last ("over", Ending).
     """
     _die_with_the_parent()
     log = os.open(Path(start.folder) / f"{rank}", os.O_WRONLY | os.O_CREAT)
@@ -116,12 +121,16 @@ def live(end: Connection, accident: Accident, rank: int, start: Surroundings) ->
 
 
 def _die_with_the_parent() -> None:
-    """Ends this process with whoever started it, whose end a stopped one would outlive."""
+    """Ends this process with whoever started it, whose end a stopped one would
+    outlive.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _told(accident: Accident, end: Connection, now_s: float) -> None:
-    """Tells that the fault strikes; where another process carries it out, returns once it has."""
+    """Tells that the fault strikes; where another process carries it out, returns once
+    it has.
+    """
     end.send(("struck", now_s))
     if accident.kind in WITH_HELP:
         end.recv()
@@ -141,14 +150,18 @@ def _ending(error: BaseException | None, digest: int) -> Ending:
 
 
 def _join(accident: Accident, rank: int, end: Connection, host: str) -> None:
-    """Joins the group; rank 0 opens a store on a port that the system picks, if nobody else has."""
+    """Joins the group; rank 0 opens a store on a port that the system picks, if nobody
+    else has.
+    """
     is_host = rank == 0 and accident.kind != "kill store"
     port = 0 if is_host else int(end.recv())
     store: Any = TCPStore(host, port, None, is_host, _JOIN, wait_for_workers=False)
     if is_host:
         end.send(("port", store.port))
     world = accident.world
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=_JOIN)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world, timeout=_JOIN
+    )
 
 
 class _Training:
@@ -202,7 +215,9 @@ class _Training:
         handle.synchronize()
         handle.detach()
 
-    def _step(self, step: int, trained: nn.Module, optimizer: SGD, handle: Handle) -> None:
+    def _step(
+        self, step: int, trained: nn.Module, optimizer: SGD, handle: Handle
+    ) -> None:
         self._at("step", step)
         x = torch.randn(8, 12, generator=self._draw)
         y = torch.randint(4, (8,), generator=self._draw)
@@ -224,7 +239,9 @@ class _Training:
             handle.load_state_dict(self._older if is_wrong else self._saved)
 
     def _save(self, optimizer: SGD, handle: Handle) -> None:
-        """Keeps the state in this process, and all that a resumed run needs in a file."""
+        """Keeps the state in this process, and all that a resumed run needs in a
+        file.
+        """
         self._saved = handle.state_dict()
         if self._accident.way == FSDP:
             return  # whose own checkpoints are of other tools
@@ -259,13 +276,19 @@ _PLACES: dict[str, tuple[Any, str]] = {
     "connect": (engine, "open_channels"),
     "broadcast": (engine, "broadcast_all"),
 }
-"""The function that the runtime calls at a point in attach, and the module that it calls it in."""
+"""The function that the runtime calls at a point in attach, and the module that it
+calls it in.
+"""
 
 
 def _sharded(model: nn.Module, timeout_s: float) -> dist.ProcessGroup:
-    """Shards the model over two ranks; returns the group of those that hold the same shard."""
+    """Shards the model over two ranks; returns the group of those that hold the same
+    shard.
+    """
     limit = timedelta(seconds=timeout_s)
-    among = [dist.new_group(pair, timeout=limit) for pair in ([0, 2], [1, 3], [0, 1], [2, 3])]
+    among = [
+        dist.new_group(pair, timeout=limit) for pair in ([0, 2], [1, 3], [0, 1], [2, 3])
+    ]
     rank = dist.get_rank()
     mesh = DeviceMesh.from_group(
         [among[rank % 2], among[2 + rank // 2]],
@@ -297,7 +320,9 @@ def _attached(
 
 
 def exchange_of(collective: str) -> Exchange:
-    """An exchange by a collective: of dense gradients, or of sparse ones where it takes these."""
+    """An exchange by a collective: of dense gradients, or of sparse ones where it takes
+    these.
+    """
     made = load("collective", collective)()
     try:
         return pair(none(), made)
@@ -306,7 +331,9 @@ def exchange_of(collective: str) -> Exchange:
 
 
 def _plan(model: nn.Module) -> Plan:
-    """A message for each parameter, the last first, whose means the next forward pass waits for."""
+    """A message for each parameter, the last first, whose means the next forward pass
+    waits for.
+    """
     messages = (
         PlannedMessage(chunks=(Chunk(tensor=name, start=0, stop=param.numel()),))
         for name, param in reversed([*model.named_parameters()])

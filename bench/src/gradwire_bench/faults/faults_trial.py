@@ -1,4 +1,6 @@
-"""Trials of ``bench faults``: their processes, and the faults that others must do to these."""
+"""Trials of ``bench faults``: their processes, and the faults that others must do to
+these.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,9 @@ _BED = Testbed(hosts=max(PARTITIONS.values()))
 class Trials:
     """Carries trials out, several at once, each in processes of its own.
 
-    Ranks are forked from one process that has imported torch. Shaped hosts are made when a trial
-    needs links that fail, and kept for the next one. To be used in a ``with`` block.
+    Ranks are forked from one process that has imported torch. Shaped hosts are made
+    when a trial needs links that fail, and kept for the next one. To be used in a
+    ``with`` block.
     """
 
     def __init__(self) -> None:
@@ -60,7 +63,9 @@ class Trials:
             return self._lived(accident, folder)
 
     def _resumed(self, accident: Accident, folder: str) -> Aftermath:
-        """All ranks are killed and start again from files; they must end as if never killed."""
+        """All ranks are killed and start again from files; they must end as if never
+        killed.
+        """
         calm = accident._replace(kind="calm", victims=())
         died = self._lived(accident, folder)
         if not died.struck_s:
@@ -68,7 +73,10 @@ class Trials:
         again = self._lived(calm, folder, resume=True)
         with TemporaryDirectory(prefix="gradwire-faults-") as other:
             digest = self._digests.get((accident.way, accident.timeout_s))
-            if digest is None and (one := self._lived(calm, other).endings[0]) is not None:
+            if (
+                digest is None
+                and (one := self._lived(calm, other).endings[0]) is not None
+            ):
                 digest = None if one.error else one.digest
         if digest is None:  # a busy machine let the run without an accident fail
             return again._replace(struck_s={})
@@ -85,7 +93,9 @@ class Trials:
         *,
         resume: bool = False,
     ) -> Aftermath:
-        start = Surroundings(folder, None if hosts is None else hosts.namespaces, resume)
+        start = Surroundings(
+            folder, None if hosts is None else hosts.namespaces, resume
+        )
         watched = _Watched(self._context, accident, start, links)
         try:
             watched.watch()
@@ -113,7 +123,11 @@ class _Watched:
     """The processes of one trial, and what they tell."""
 
     def __init__(
-        self, context: Any, accident: Accident, start: Surroundings, links: HostLinks | None
+        self,
+        context: Any,
+        accident: Accident,
+        start: Surroundings,
+        links: HostLinks | None,
     ) -> None:
         self.accident = accident
         self._folder = Path(start.folder)
@@ -158,7 +172,11 @@ class _Watched:
                 if not self._hear(end, left[end]):
                     del left[end]
                 if self._struck_s:
-                    deadline_s = max(self._struck_s.values()) + 3 * accident.timeout_s + 2 * GRACE_S
+                    deadline_s = (
+                        max(self._struck_s.values())
+                        + 3 * accident.timeout_s
+                        + 2 * GRACE_S
+                    )
 
     def _hear(self, end: Connection, rank: int) -> bool:
         """Takes what a rank tells; returns whether it may tell more."""
@@ -216,7 +234,9 @@ class _Watched:
             os.kill(self._processes[rank].pid, signal.SIGCONT)
 
     def end(self) -> Aftermath:
-        """Ends all processes: those whose training has ended have a few seconds to do so alone."""
+        """Ends all processes: those whose training has ended have a few seconds to do
+        so alone.
+        """
         codes: list[int | None] = []
         deadline_s = time.monotonic() + _LEFT_S
         for process, ending in zip(self._processes, self._endings, strict=True):
@@ -230,9 +250,13 @@ class _Watched:
                 process.kill()
             process.join()
         lines = tuple(self._last_lines(rank) for rank in range(self.accident.world))
-        return Aftermath(dict(self._struck_s), tuple(self._endings), tuple(codes), lines)
+        return Aftermath(
+            dict(self._struck_s), tuple(self._endings), tuple(codes), lines
+        )
 
     def _last_lines(self, rank: int) -> str:
         path = self._folder / f"{rank}"
-        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        text = (
+            path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        )
         return "\n".join(text.splitlines()[-6:])

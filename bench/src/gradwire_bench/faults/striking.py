@@ -1,8 +1,10 @@
-"""Striking: how ``bench faults`` has a fault happen on one rank, at a verb or at a named point.
+"""Striking: how ``bench faults`` has a fault happen on one rank, at a verb or at a
+named point.
 
-Nothing in the runtime knows of faults. One at a verb strikes in a text around the message's own,
-which sees every verb before and after it is carried out. One at a named point strikes where the
-training loop is, or in the place of a function that the runtime calls there.
+Nothing in the runtime knows of faults. One at a verb strikes in a text around the
+message's own, which sees every verb before and after it is carried out. One at a named
+point strikes where the training loop is, or in the place of a function that the runtime
+calls there.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class Left(BaseException):
 
 
 def _signal_of(kind: str) -> signal.Signals | None:
-    """The signal that a victim sends itself for this kind of fault; None for other faults."""
+    """The signal that a victim sends itself for this kind of fault; None for other
+    faults.
+    """
     if kind.startswith("kill") or kind == "resume":
         return signal.SIGKILL
     if kind == "terminate":
@@ -73,7 +77,8 @@ class Striker:
             return
         self.note()
         kind = self.accident.kind
-        # Help from outside has done it by now, and what is loaded is the rank's own doing.
+        # Help from outside has done it by now, and what is loaded is the rank's own
+        # doing.
         if kind in WITH_HELP or kind == "other step":
             return
         number = _signal_of(kind)
@@ -121,7 +126,9 @@ class Texts:
     def __init__(self, striker: Striker) -> None:
         self._striker = striker
         self._counts: dict[int, int] = {}
-        """How many verbs of each message the fault can strike at, as step 0 has shown."""
+        """How many verbs of each message the fault can strike at, as step 0 has
+        shown.
+        """
 
     def around(self, message: Any) -> None:
         """Puts a text in which the fault can strike in the place of a message's own."""
@@ -152,7 +159,8 @@ class Texts:
         if step == 0:
             self._counts[index] = place + 1
         if target is not None and not self._is_of_bytes:
-            self._striker()  # at the end, where this step has fewer verbs than the first
+            # at the end, where this step has fewer verbs than the first
+            self._striker()
         return value
 
     @property
@@ -160,7 +168,9 @@ class Texts:
         return self._striker.accident.kind in OF_BYTES
 
     def _target(self, index: int) -> int | None:
-        """The place of the verb to strike at in a message; None where it is another message's."""
+        """The place of the verb to strike at in a message; None where it is another
+        message's.
+        """
         accident = self._striker.accident
         hit = sorted(i for i, count in self._counts.items() if count)
         if not hit or index != hit[int(accident.message * len(hit))]:
@@ -175,9 +185,15 @@ class Texts:
             case "flip received":
                 buf = _received(verb)
             case kind if kind == FLIP_ON_THE_WAY:
-                buf = verb.buf if isinstance(verb, Send | AllGather | AllToAll) else None
+                buf = (
+                    verb.buf if isinstance(verb, Send | AllGather | AllToAll) else None
+                )
             case "size":
-                buf = verb.buf if isinstance(verb, Send | Recv | AllReduce | AllGather) else None
+                buf = (
+                    verb.buf
+                    if isinstance(verb, Send | Recv | AllReduce | AllGather)
+                    else None
+                )
             case _:
                 return not isinstance(verb, Compute)
         return buf is not None and buf.numel() > 0
@@ -211,7 +227,9 @@ class Texts:
         elif kind == "flip sent" and isinstance(verb, AllReduce | Broadcast):
             flip(verb.buf, bit)
         elif kind == "flip sent":
-            spoilt[at] = replace(verb, buf=verb.buf.clone())  # what is kept here stays as it was
+            spoilt[at] = replace(
+                verb, buf=verb.buf.clone()
+            )  # what is kept here stays as it was
             flip(spoilt[at].buf, bit)
         found = yield tuple(spoilt) if isinstance(asked, tuple) else spoilt[0]
         buf = _received(verb)

@@ -1,1 +1,3 @@
-"""Single operations: kernels, exchanges, selection and partition against their floors."""
+"""Single operations: kernels, exchanges, selection and partition against their
+floors.
+"""

@@ -1,11 +1,12 @@
 """Every Triton kernel compiled ahead of time for GPUs that need not be there.
 
-The kernels are those that gradwire launches: generated ones of every shipped program, for one
-tensor and for several, coders of runs, and the partition of sparse gradients. They are compiled
-with the types, alignment and shapes of a launch. What the assembler gave each is read off the
-compiled object (an ELF file): registers a thread, and the bytes of its stack, which spilled
-registers lie in. A program's bits are those of its definition only if each operation rounds as it
-is written, so instructions of NVIDIA's that round otherwise are counted.
+The kernels are those that gradwire launches: generated ones of every shipped program,
+for one tensor and for several, coders of runs, and the partition of sparse gradients.
+They are compiled with the types, alignment and shapes of a launch. What the assembler
+gave each is read off the compiled object (an ELF file): registers a thread, and the
+bytes of its stack, which spilled registers lie in. A program's bits are those of its
+definition only if each operation rounds as it is written, so instructions of NVIDIA's
+that round otherwise are counted.
 
 Triton's own assemblers do the work, so neither a GPU nor CUDA's tools are needed.
 """
@@ -70,17 +71,26 @@ def launches(only: Sequence[str] = ()) -> list[Launch]:
 def _generated(label: str, codec: Program) -> Iterator[Launch]:
     kernels = codec.kernels().built.kernels
     launcher = Launcher(*kernels)
-    counts = [counted for kernel in kernels if (counted := counting(kernel)) is not None]
+    counts = [
+        counted for kernel in kernels if (counted := counting(kernel)) is not None
+    ]
     for kernel in (*kernels, *counts):
         shape = launch_shape(row(kernel))
         warps = shape.pop("num_warps")
         name = f"{label}/{kernel.name.removeprefix(f'{type(codec).__name__}_')}"
 
-        yield Launch(name, _of(launcher, kernel.name), _types(kernel), shape, True, warps)
+        yield Launch(
+            name, _of(launcher, kernel.name), _types(kernel), shape, True, warps
+        )
         types = {"table": "*i64", "num_tensors": "i32"}
         constants = {"ALIGN": 4, **shape}
         yield Launch(
-            f"{name}, many", _of(launcher, f"{kernel.name}_many"), types, constants, False, warps
+            f"{name}, many",
+            _of(launcher, f"{kernel.name}_many"),
+            types,
+            constants,
+            False,
+            warps,
         )
 
 
@@ -118,7 +128,9 @@ def _written() -> Iterator[Launch]:
                 for name in names
                 if name not in constants
             }
-            yield Launch(f"{group}/{kernel.__name__}", _giving(kernel), types, constants)
+            yield Launch(
+                f"{group}/{kernel.__name__}", _giving(kernel), types, constants
+            )
 
 
 def target_of(name: str) -> Any:
@@ -154,14 +166,16 @@ def _rounds_otherwise(parts: Sequence[str]) -> bool:
 def compiled(launch: Launch, target: str) -> Row:
     """A row of one kernel: registers a thread, bytes of stack and of shared memory.
 
-    For a GPU of NVIDIA's it has also the number of instructions that round otherwise, and ``_ptx``
-    is its text. Raises triton's own error where it cannot be compiled.
+    For a GPU of NVIDIA's it has also the number of instructions that round otherwise,
+    and ``_ptx`` is its text. Raises triton's own error where it cannot be compiled.
     """
     import triton
     from triton.compiler import ASTSource
 
     types = {**launch.types, **dict.fromkeys(launch.constants, "constexpr")}
-    pointers = [at for at, kind in enumerate(launch.types.values()) if kind.startswith("*")]
+    pointers = [
+        at for at, kind in enumerate(launch.types.values()) if kind.startswith("*")
+    ]
     numbers = [at for at, name in enumerate(launch.types) if name == "num_elements"]
     aligned = {(at,): [["tt.divisibility", 16]] for at in (*pointers, *numbers)}
     source = ASTSource(
@@ -191,7 +205,9 @@ def compiled(launch: Launch, target: str) -> Row:
     return row
 
 
-def compile_all(targets: Sequence[str] = TARGETS, only: Sequence[str] = ()) -> list[Row]:
+def compile_all(
+    targets: Sequence[str] = TARGETS, only: Sequence[str] = ()
+) -> list[Row]:
     """A row for each kernel and target; several are compiled at a time.
 
     Raises ``NotInstalled`` without triton, and ``InvalidSetting`` where it interprets.
@@ -200,29 +216,36 @@ def compile_all(targets: Sequence[str] = TARGETS, only: Sequence[str] = ()) -> l
         raise NotInstalled("kernels for a GPU", "triton", "triton")
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise InvalidSetting(
-            "TRITON_INTERPRET is 1, so triton compiles nothing; run: unset TRITON_INTERPRET"
+            "TRITON_INTERPRET is 1, so triton compiles nothing; run: unset "
+            "TRITON_INTERPRET"
         )
     for target in targets:
         target_of(target)  # before minutes are spent on others
     work = [(launch, each) for each in targets for launch in launches(only)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         rows = list(pool.map(lambda one: compiled(*one), work))
-    return [{name: value for name, value in row.items() if name[0] != "_"} for row in rows]
+    return [
+        {name: value for name, value in row.items() if name[0] != "_"} for row in rows
+    ]
 
 
-# ---- what an assembler leaves in its object ----------------------------------------------------
+# ---- what an assembler leaves in its object ------------------------------------------
 
 _HEADER = struct.Struct("<16xHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _FRAME_SIZE = 0x11
 _REGISTERS = 0x2F
-"""The attributes of section .nv.info that tell a function's stack and registers (EIATTR_*)."""
+"""The attributes of section .nv.info that tell a function's stack and registers
+(EIATTR_*).
+"""
 
 
 def resources(cubin: bytes) -> tuple[int, int]:
-    """(registers a thread, bytes of stack a thread) of the one kernel of a compiled object.
+    """(registers a thread, bytes of stack a thread) of the one kernel of a compiled
+    object.
 
-    A stack of 8 bytes holds the way back from a division that is called, and no register.
+    A stack of 8 bytes holds the way back from a division that is called, and no
+    register.
     """
     *_, start, _, _, _, _, size, count, names_at = _HEADER.unpack_from(cubin)
     sections = [_SECTION.unpack_from(cubin, start + size * at) for at in range(count)]
@@ -235,7 +258,9 @@ def resources(cubin: bytes) -> tuple[int, int]:
 
 
 def _attributes(section: bytes) -> dict[int, int]:
-    """The largest value of each attribute: a form, a number, a value or the bytes that follow."""
+    """The largest value of each attribute: a form, a number, a value or the bytes that
+    follow.
+    """
     at = 0
     most = dict.fromkeys((_REGISTERS, _FRAME_SIZE), 0)
     while at + 4 <= len(section):
@@ -244,6 +269,8 @@ def _attributes(section: bytes) -> dict[int, int]:
         if form != 4:  # the value stands in the place of the length
             continue
         if number in most:  # of a function, whose number comes first
-            most[number] = max(most[number], struct.unpack_from("<I", section, at + 4)[0])
+            most[number] = max(
+                most[number], struct.unpack_from("<I", section, at + 4)[0]
+            )
         at += size
     return most

@@ -1,15 +1,18 @@
-"""Batch compression: all gradients of a model encoded by one call, beside a call for each.
+"""Batch compression: all gradients of a model encoded by one call, beside a call for
+each.
 
-And beside one vector of as many elements, which is what encoding tensors apart is to cost little
-more than. Of a sparsifier there is a row of ``selective`` too: it encodes the tensors apart, but
-for the smallest, which it leaves dense, and puts all of them into one payload.
+And beside one vector of as many elements, which is what encoding tensors apart is to
+cost little more than. Of a sparsifier there is a row of ``selective`` too: it encodes
+the tensors apart, but for the smallest, which it leaves dense, and puts all of them
+into one payload.
 
-Source: HiPress, section 3.2; its table 6 has models of 148 and 399 gradients. UGATIT-light's shapes
-follow from that model's definition; they have the number, the total and the largest that the table
-gives. BERT-large's are the catalogue's (398 gradients, the table's total).
+Source: HiPress, section 3.2; its table 6 has models of 148 and 399 gradients.
+UGATIT-light's shapes follow from that model's definition; they have the number, the
+total and the largest that the table gives. BERT-large's are the catalogue's (398
+gradients, the table's total).
 
-Large gradients take as long either way, so there is a row of all and one of the small ones alone,
-those of up to ``SMALL`` elements.
+Large gradients take as long either way, so there is a row of all and one of the small
+ones alone, those of up to ``SMALL`` elements.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ SMALL = 65536
 
 
 def ugatit_light() -> list[int]:
-    """Elements of UGATIT-light's 148 gradients: two generators, two pairs of discriminators."""
+    """Elements of UGATIT-light's 148 gradients: two generators, two pairs of
+    discriminators.
+    """
     halves = [_generator(), _discriminator(7), _discriminator(5)]
     return [prod(shape) for half in halves for shape in half] * 2
 
@@ -57,7 +62,9 @@ def _generator(wide: int = 64, blocks: int = 4) -> list[tuple[int, ...]]:
 def _discriminator(num_layers: int, wide: int = 64) -> list[tuple[int, ...]]:
     widths = [3, *(wide * 2**i for i in range(num_layers - 1))]
     convolutions = [
-        shape for narrow, broad in pairwise(widths) for shape in ((broad, narrow, 4, 4), (broad,))
+        shape
+        for narrow, broad in pairwise(widths)
+        for shape in ((broad, narrow, 4, 4), (broad,))
     ]
     most = widths[-1]
     attention = [(1, most), (1, most), (most, 2 * most, 1, 1), (most,)]
@@ -77,7 +84,9 @@ MODELS: dict[str, Callable[[], list[int]]] = {
 
 
 def measure(codecs: Sequence[Compressor], threads: int, rounds: int = 15) -> list[Row]:
-    """A row for each compressor, model and choice of its gradients: encode with error feedback."""
+    """A row for each compressor, model and choice of its gradients: encode with error
+    feedback.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -86,7 +95,10 @@ def measure(codecs: Sequence[Compressor], threads: int, rounds: int = 15) -> lis
             for model, sizes_of in MODELS.items():
                 sizes = sizes_of()
                 small = [numel for numel in sizes if numel <= SMALL]
-                rows += [_row(codec, model, sizes, rounds), _row(codec, model, small, rounds)]
+                rows += [
+                    _row(codec, model, sizes, rounds),
+                    _row(codec, model, small, rounds),
+                ]
                 if hasattr(codec, "density"):
                     rows.append(_selective_row(codec, model, sizes, rounds))
         return rows
@@ -105,14 +117,20 @@ def _row(codec: Compressor, model: str, sizes: Sequence[int], rounds: int) -> Ro
     whole_buffer = _buffer(codec, whole)
 
     def one_by_one() -> None:
-        for state, own_N, kept_N, buffer in zip(states, grads, residuals, buffers, strict=True):
+        for state, own_N, kept_N, buffer in zip(
+            states, grads, residuals, buffers, strict=True
+        ):
             codec.encode(state, own_N, residual_N=kept_N, buffer=buffer)
 
     def one_vector() -> None:
         codec.encode(whole_state, grad_N, residual_N=residual_N, buffer=whole_buffer)
 
     taken = _in_turn(
-        [lambda: codec.encode_many(states, grads, residuals, buffers), one_by_one, one_vector],
+        [
+            lambda: codec.encode_many(states, grads, residuals, buffers),
+            one_by_one,
+            one_vector,
+        ],
         rounds,
     )
     batch, single, vector = taken
@@ -127,8 +145,12 @@ def _row(codec: Compressor, model: str, sizes: Sequence[int], rounds: int) -> Ro
     }
 
 
-def _selective_row(codec: Compressor, model: str, sizes: Sequence[int], rounds: int) -> Row:
-    """A row of ``selective`` with this sparsifier; all ranks' merge is no part of it."""
+def _selective_row(
+    codec: Compressor, model: str, sizes: Sequence[int], rounds: int
+) -> Row:
+    """A row of ``selective`` with this sparsifier; all ranks' merge is no part of
+    it.
+    """
     exchange = selective(sparsifier=type(codec).__name__)
     spec = TensorSpec("all", sum(sizes), shapes=tuple((numel,) for numel in sizes))
     mixed = exchange.mixed(spec)
@@ -140,8 +162,12 @@ def _selective_row(codec: Compressor, model: str, sizes: Sequence[int], rounds: 
     whole_buffer = _buffer(codec, spec)
     batch, vector = _in_turn(
         [
-            lambda: mixed.encode(me, mixed.codec, state.codec_T, grad_N, residual_N, own),
-            lambda: codec.encode(whole_state, grad_N, residual_N=residual_N, buffer=whole_buffer),
+            lambda: mixed.encode(
+                me, mixed.codec, state.codec_T, grad_N, residual_N, own
+            ),
+            lambda: codec.encode(
+                whole_state, grad_N, residual_N=residual_N, buffer=whole_buffer
+            ),
         ],
         rounds,
     )

@@ -1,23 +1,30 @@
-"""``bench device``: what gradwire's kernels and training reach on this machine's GPU, in minutes.
+"""``bench device``: what gradwire's kernels and training reach on this machine's GPU,
+in minutes.
 
-Six parts, the most telling first. Each runs by itself, and an error of one hides no other:
+Six parts, the most telling first. Each runs by itself, and an error of one hides no
+other:
 
-* ``bits``: every program's kernels, and those written by hand, against their references on the
-  host (``device_bits.py``).
-* ``kernels``: the device's copy bandwidth; every compressor's encode and decode in bytes a second
-  and as a share of it (bytes that must move, by ``micro/kernel.py``), beside eager torch; registers
-  of ``onebit`` at block 65536, whose block is longer than one tile.
-* ``training``: a transformer of 100 million parameters, ``ranks`` processes on the one GPU over
-  shaped links: steps per second of DDP, of DDP's fp16 hook and PowerSGD hook, and of gradwire.
-* ``partition``: ZEN's figure 16: 5.2 % of 214 million elements, by a sort and by algorithm 1.
-* ``offload``: SSFusion's table III: DGC of 10 KB to 10,000 KB on the device, or by the host from
-  pinned memory, and what either takes of a loop of matrix products meanwhile (``offload.py``).
+* ``bits``: every program's kernels, and those written by hand, against their references
+  on the host (``device_bits.py``).
+* ``kernels``: the device's copy bandwidth; every compressor's encode and decode in
+  bytes a second and as a share of it (bytes that must move, by ``micro/kernel.py``),
+  beside eager torch; registers of ``onebit`` at block 65536, whose block is longer than
+  one tile.
+* ``training``: a transformer of 100 million parameters, ``ranks`` processes on the one
+  GPU over shaped links: steps per second of DDP, of DDP's fp16 hook and PowerSGD hook,
+  and of gradwire.
+* ``partition``: ZEN's figure 16: 5.2 % of 214 million elements, by a sort and by
+  algorithm 1.
+* ``offload``: SSFusion's table III: DGC of 10 KB to 10,000 KB on the device, or by the
+  host from pinned memory, and what either takes of a loop of matrix products meanwhile
+  (``offload.py``).
 * ``compiled``: the kernels again that torch can express, beside ``torch.compile``.
 
-Times are the device's own (events around calls that are queued one behind the other), so what
-Python takes for a call shows only where a call has to wait for the device. Each row's peers run
-in the same rounds. Rows are told as they are measured, so a run that is cut short has told them.
-Once ``minutes`` are over no further row is begun, and a training is ended: a note says so instead.
+Times are the device's own (events around calls that are queued one behind the other),
+so what Python takes for a call shows only where a call has to wait for the device. Each
+row's peers run in the same rounds. Rows are told as they are measured, so a run that is
+cut short has told them. Once ``minutes`` are over no further row is begun, and a
+training is ended: a note says so instead.
 """
 
 from __future__ import annotations
@@ -57,7 +64,9 @@ ZEN_DENSITY = 0.052
 _CALLS = 5
 """Calls that are queued one behind the other and timed together."""
 _SHARES = {"bits": 0.3, "kernels": 0.55, "training": 0.85}
-"""The share of the minutes after which a part begins no further row, and a training is ended."""
+"""The share of the minutes after which a part begins no further row, and a training is
+ended.
+"""
 _LAST_SHARE = 0.9
 """The share of all other parts: what has begun by then ends within the minutes."""
 
@@ -87,18 +96,35 @@ class DeviceBench:
             raise invalid("device", self.device, "cuda or cpu", "leave it out")
         if self.device == "cuda" and not torch.cuda.is_available():
             accepted = "a GPU that torch finds"
-            remedy = "run it where there is one; --compile-only needs none, --device cpu tries it"
+            remedy = (
+                "run it where there is one; --compile-only needs none, --device cpu "
+                "tries it"
+            )
             raise invalid("device", "none", accepted, remedy)
-        for name, least in (("numel", 64), ("zen_numel", 1000), ("rounds", 1), ("ranks", 2)):
+        for name, least in (
+            ("numel", 64),
+            ("zen_numel", 1000),
+            ("rounds", 1),
+            ("ranks", 2),
+        ):
             if getattr(self, name) < least:
-                raise invalid(name, getattr(self, name), f"at least {least}", "leave it out")
+                raise invalid(
+                    name, getattr(self, name), f"at least {least}", "leave it out"
+                )
         if self.minutes <= 0:
             raise invalid("minutes", self.minutes, "more than 0", "leave it out for 8")
 
     @classmethod
     def small(cls, **settings: Any) -> DeviceBench:
-        """Sizes that show in a minute, on a CPU, that the parts run; no figure of them counts."""
-        sizes: dict[str, Any] = {"numel": 2**16, "zen_numel": 2**20, "rounds": 2, "steps": 2}
+        """Sizes that show in a minute, on a CPU, that the parts run; no figure of them
+        counts.
+        """
+        sizes: dict[str, Any] = {
+            "numel": 2**16,
+            "zen_numel": 2**20,
+            "rounds": 2,
+            "steps": 2,
+        }
         sizes["offload_bytes"] = offload.SIZES_BYTES[:2]
         model = {"width": 64, "num_layers": 2, "rates_bytes_per_s": (125e6,)}
         return cls(**{**sizes, **model, "device": "cpu", **settings})
@@ -117,7 +143,9 @@ class _Left:
 
     def of(self, part: str) -> float:
         """The seconds that are left for a part, and one at least."""
-        return max(1.0, 60 * self.minutes * (_SHARES.get(part, _LAST_SHARE) - self.share()))
+        return max(
+            1.0, 60 * self.minutes * (_SHARES.get(part, _LAST_SHARE) - self.share())
+        )
 
     def is_over(self, part: str) -> bool:
         """Whether a part begins no further row."""
@@ -148,7 +176,9 @@ def run(
     report(0.0, notes[0])
     chosen = codecs or shipped()
     parts: dict[str, Callable[[], Iterator[Row]]] = {
-        "bits": lambda: device_bits.rows(torch.device(bench.device), chosen, left.of("bits")),
+        "bits": lambda: device_bits.rows(
+            torch.device(bench.device), chosen, left.of("bits")
+        ),
         "kernels": lambda: _kernels(bench, chosen, left, report),
         "training": lambda: _trainings(bench, left, report),
         "partition": lambda: _partitions(bench),
@@ -189,7 +219,11 @@ def line(row: Row) -> str:
     >>> line({"name": "copy", "kernel_s": 0.001, "bandwidth_bytes_per_s": 2e12})
     'copy: kernel 1 ms, bandwidth 2.00 TB/s'
     """
-    cells = [f"{heading(key)} {cell(key, value)}" for key, value in row.items() if key != "name"]
+    cells = [
+        f"{heading(key)} {cell(key, value)}"
+        for key, value in row.items()
+        if key != "name"
+    ]
     return f"{row['name']}: {', '.join(cells)}"
 
 
@@ -202,7 +236,7 @@ def _name(device: str) -> str:
     return str(torch.cuda.get_device_name()) if device == "cuda" else "cpu"
 
 
-# ---- kernels -----------------------------------------------------------------------------------
+# ---- kernels -------------------------------------------------------------------------
 
 
 def _registers(bench: DeviceBench) -> list[Row]:
@@ -211,7 +245,9 @@ def _registers(bench: DeviceBench) -> list[Row]:
         return []
     major, minor = torch.cuda.get_device_capability()
     prefix = f"{onebit.__name__}{ahead.LONG_BLOCK}/"
-    return ahead.compile_all((f"{10 * major + minor}",), (f"{prefix}encode", f"{prefix}merge"))
+    return ahead.compile_all(
+        (f"{10 * major + minor}",), (f"{prefix}encode", f"{prefix}merge")
+    )
 
 
 def _vectors(bench: DeviceBench) -> tuple[Tensor, Tensor]:
@@ -227,7 +263,9 @@ def _kernels(
     """A row for the copy, and one for each case of each compressor."""
     grad_N, out_N = _vectors(bench)
     device = grad_N.device
-    copy_s = median(_taken_s(lambda: out_N.copy_(grad_N), device) for _ in range(bench.rounds + 2))
+    copy_s = median(
+        _taken_s(lambda: out_N.copy_(grad_N), device) for _ in range(bench.rounds + 2)
+    )
     rate = COPY_BYTES * bench.numel / copy_s
     yield {"name": "copy", "kernel_s": copy_s, "bandwidth_bytes_per_s": rate}
     for codec in codecs:
@@ -239,7 +277,9 @@ def _kernels(
 def _compiled(
     bench: DeviceBench, codecs: Sequence[Compressor], left: _Left, report: Report
 ) -> Iterator[Row]:
-    """The rows of compressors that torch.compile can make too; a compilation takes 10 s."""
+    """The rows of compressors that torch.compile can make too; a compilation takes 10
+    s.
+    """
     if bench.device != "cuda":
         return
     grad_N, out_N = _vectors(bench)
@@ -252,7 +292,9 @@ def _compiled(
 def _codec_rows(
     codec: Compressor, kind: str, bench: DeviceBench, grad_N: Tensor, out_N: Tensor
 ) -> Iterator[Row]:
-    """The cases of one compressor; one that does not run on this device hides no other."""
+    """The cases of one compressor; one that does not run on this device hides no
+    other.
+    """
     try:
         peers = kernel_peers.peers((kind,), bench.device)
         for case in codec_cases(codec, grad_N, out_N, peers=peers):
@@ -291,7 +333,9 @@ def _kernel_row(case: KernelCase, grad_N: Tensor, out_N: Tensor, rounds: int) ->
     return row
 
 
-def _taken_s(call: Callable[[], object], device: torch.device, calls: int = _CALLS) -> float:
+def _taken_s(
+    call: Callable[[], object], device: torch.device, calls: int = _CALLS
+) -> float:
     """The seconds of one call on its device, by ``calls`` that are queued together."""
     if device.type != "cuda":
         start_s = time.perf_counter()
@@ -309,11 +353,13 @@ def _taken_s(call: Callable[[], object], device: torch.device, calls: int = _CAL
     return float(start.elapsed_time(end)) / 1e3 / calls
 
 
-# ---- partition ---------------------------------------------------------------------------------
+# ---- partition -----------------------------------------------------------------------
 
 
 def _partitions(bench: DeviceBench) -> Iterator[Row]:
-    """ZEN's partition of one rank's entries into 8 parts; on a CPU the C++ in place of Triton."""
+    """ZEN's partition of one rank's entries into 8 parts; on a CPU the C++ in place of
+    Triton.
+    """
     device = torch.device(bench.device)
     count = round(ZEN_DENSITY * bench.zen_numel)
     draw = torch.Generator(device).manual_seed(0)
@@ -324,21 +370,30 @@ def _partitions(bench: DeviceBench) -> Iterator[Row]:
     kept_K = torch.randperm(distinct_K.numel(), generator=draw, device=device)[:count]
     indices_K = distinct_K[kept_K.sort().values]
     values = torch.randn(indices_K.numel(), generator=draw, device=device)
-    given = Entries(indices_K, values), bench.zen_numel, 8, Permutation(bench.zen_numel, seed=1)
+    given = (
+        Entries(indices_K, values),
+        bench.zen_numel,
+        8,
+        Permutation(bench.zen_numel, seed=1),
+    )
     ways: dict[str, Callable[..., Any]] = {"cpu": partition}
     if device.type == "cuda":
         ways = {"sort by place": partition, "algorithm 1": algorithm_1}
     for name, way in ways.items():
         call = functools.partial(way, *given)
         taken = [_taken_s(call, device, 1) for _ in range(bench.rounds + 1)][1:]
-        row: Row = {"name": f"partition/{name}", "kernel_s": median(taken), "num_entries": count}
+        row: Row = {
+            "name": f"partition/{name}",
+            "kernel_s": median(taken),
+            "num_entries": count,
+        }
         if way is algorithm_1:
             _, spill = algorithm_1(*given)
             row |= {"serial": spill.serial, "fallback": spill.fallback}
         yield row
 
 
-# ---- training ----------------------------------------------------------------------------------
+# ---- training ------------------------------------------------------------------------
 
 
 def _trainings(bench: DeviceBench, left: _Left, report: Report) -> Iterator[Row]:
@@ -349,7 +404,9 @@ def _trainings(bench: DeviceBench, left: _Left, report: Report) -> Iterator[Row]
             yield _failed(f"training at {format_rate(rate)}", error)
 
 
-def _training(bench: DeviceBench, rate: float, left: _Left, report: Report) -> list[Row]:
+def _training(
+    bench: DeviceBench, rate: float, left: _Left, report: Report
+) -> list[Row]:
     """A row for each way to average, of the same model in the same processes."""
     settings = {
         "device": bench.device,
@@ -363,7 +420,9 @@ def _training(bench: DeviceBench, rate: float, left: _Left, report: Report) -> l
             hosts,
             f"{__package__}.device_rank",
             settings,
-            report=lambda done, what: report(left.share(), f"training at {link}: {what}"),
+            report=lambda done, what: report(
+                left.share(), f"training at {link}: {what}"
+            ),
             timeout_s=left.of("training"),
         )
     base_s = _step_s(results, SIDES[0])

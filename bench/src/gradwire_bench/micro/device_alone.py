@@ -1,9 +1,11 @@
-"""``bench device`` from a checkout, where no package beyond torch and numpy need be installed.
+"""``bench device`` from a checkout, where no package beyond torch and numpy need be
+installed.
 
     PYTHONPATH=src:lab/src:bench/src python -m gradwire_bench.micro.device_alone
 
-It says first which packages are missing and what that costs, and prints each row as soon as it is
-measured: a run that is cut short has told what it knew. It exits with 1 where bits differ.
+It says first which packages are missing and what that costs, and prints each row as
+soon as it is measured: a run that is cut short has told what it knew. It exits with 1
+where bits differ.
 """
 
 from __future__ import annotations
@@ -57,10 +59,11 @@ def missing(packages: Sequence[str] = tuple(NEEDED)) -> list[str]:
 
 @contextmanager
 def as_installed(checkout: Path) -> Iterator[None]:
-    """The checkout's packages count as installed, here and in processes that are started.
+    """The checkout's packages count as installed, here and in processes that are
+    started.
 
-    Algorithms of the lab are found by entry points, which only an installed package has. So a
-    folder gets what pip would write of each package that is not installed.
+    Algorithms of the lab are found by entry points, which only an installed package
+    has. So a folder gets what pip would write of each package that is not installed.
     """
     folder = Path(tempfile.mkdtemp(prefix="gradwire-checkout-"))
     before = os.environ.get("PYTHONPATH", "")
@@ -92,12 +95,17 @@ def _describe(project: Path, folder: Path) -> None:
     (place / "METADATA").write_text(head, encoding="utf-8")
     lines = []
     for group, points in about.get("entry-points", {}).items():
-        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]
+        lines += [
+            f"[{group}]",
+            *(f"{name} = {value}" for name, value in points.items()),
+        ]
     (place / "entry_points.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs ``bench device``; returns the exit code: 1 where bits differ, 78 where it cannot run."""
+    """Runs ``bench device``; returns the exit code: 1 where bits differ, 78 where it
+    cannot run.
+    """
     given = _parser().parse_args(arguments)
     _say(f"Python {platform.python_version()}")
     lacking = missing()
@@ -111,12 +119,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="device_alone", description="bench device, by itself")
-    parser.add_argument("--part", action="append", help="bits, kernels, training, ...; default all")
-    parser.add_argument("--only", action="append", help="only these compressors; default all")
-    parser.add_argument("--ranks", type=int, default=2, help="processes that share the GPU")
-    parser.add_argument("--minutes", type=float, default=8.0, help="the run ends after these")
-    parser.add_argument("--device", default="cuda", help="cuda, or cpu with small sizes")
+    parser = argparse.ArgumentParser(
+        prog="device_alone", description="bench device, by itself"
+    )
+    parser.add_argument(
+        "--part", action="append", help="bits, kernels, training, ...; default all"
+    )
+    parser.add_argument(
+        "--only", action="append", help="only these compressors; default all"
+    )
+    parser.add_argument(
+        "--ranks", type=int, default=2, help="processes that share the GPU"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=8.0, help="the run ends after these"
+    )
+    parser.add_argument(
+        "--device", default="cuda", help="cuda, or cpu with small sizes"
+    )
     return parser
 
 
@@ -127,7 +147,11 @@ def _measured(given: argparse.Namespace) -> int:
 
     made = device.DeviceBench.small if given.device == "cpu" else device.DeviceBench
     parts = tuple(given.part or device.PARTS)
-    settings: dict[str, Any] = {"parts": parts, "ranks": given.ranks, "minutes": given.minutes}
+    settings: dict[str, Any] = {
+        "parts": parts,
+        "ranks": given.ranks,
+        "minutes": given.minutes,
+    }
     try:
         bench = made(device=given.device, **settings)
         codecs = kernel.shipped(given.only or ())
@@ -151,7 +175,10 @@ def _ended_after(minutes: float) -> Iterator[None]:
     from gradwire.errors import ExitCode
 
     def end() -> None:
-        _say(f"{minutes:g} minutes are over, and a measurement has not ended: what is above counts")
+        _say(
+            f"{minutes:g} minutes are over, and a measurement has not ended: "
+            "what is above counts"
+        )
         for process in active_children():
             process.kill()
         _exit(ExitCode.TIME_LIMIT)

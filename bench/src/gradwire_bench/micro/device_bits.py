@@ -1,9 +1,11 @@
-"""``bench device``'s part ``bits``: a device's kernels give the bits of their references.
+"""``bench device``'s part ``bits``: a device's kernels give the bits of their
+references.
 
-The references are CompLL's interpreter, the coder's definition and the library's partition, all on
-the host. Inputs are wide, as faults hide from normal gradients: twenty octaves, several scales in a
-block, few distinct values, the smallest numbers, one outlier, infinities and NaN. On a CPU the C++
-stands for the device, or Triton's interpreter where TRITON_INTERPRET is 1.
+The references are CompLL's interpreter, the coder's definition and the library's
+partition, all on the host. Inputs are wide, as faults hide from normal gradients:
+twenty octaves, several scales in a block, few distinct values, the smallest numbers,
+one outlier, infinities and NaN. On a CPU the C++ stands for the device, or Triton's
+interpreter where TRITON_INTERPRET is 1.
 """
 
 from __future__ import annotations
@@ -37,24 +39,29 @@ from gradwire.kernels.sparse.permutation import Permutation, places_on_gpu
 Checked = Iterator[tuple[str, bool]]
 """Cases by what they compare, and whether the bits are equal."""
 SIZES = (300, 4096, 10_007)
-"""Elements of the gradients: around a block and a tile. Triton compiles for multiples of 16, and
-for other numbers."""
+"""Elements of the gradients: around a block and a tile. Triton compiles for multiples
+of 16, and for other numbers.
+"""
 _PROCESSES = 8
 _SEVERAL = (300, 4, 128, 1000), (1, 300, 65, 1000)
-"""Elements of gradients that are encoded in one launch: in vectors, and one at a time."""
+"""Elements of gradients that are encoded in one launch: in vectors, and one at a
+time.
+"""
 
 
 def rows(
     device: torch.device, codecs: Sequence[Compressor], limit_s: float = math.inf
 ) -> Iterator[Row]:
-    """A row for each program among ``codecs``, and for each kernel that is written by hand.
+    """A row for each program among ``codecs``, and for each kernel that is written by
+    hand.
 
-    For a GPU several processes compile and compare, so that a kernel that breaks its process, or
-    never ends, hides no other. Rows come as they are ready.
+    For a GPU several processes compile and compare, so that a kernel that breaks its
+    process, or never ends, hides no other. Rows come as they are ready.
 
     Args:
         device: The device whose kernels are compared with the host's references.
-        codecs: Compressors; those that are no program have no kernels of their own here.
+        codecs: Compressors; those that are no program have no kernels of their own
+            here.
         limit_s: Seconds in which rows may come, for a GPU.
     """
     programs = {type(one).__name__: one for one in codecs if isinstance(one, Program)}
@@ -64,12 +71,17 @@ def rows(
             yield row_of(name, device, programs.get(name))
         return
     if not has_triton():
-        yield {"name": "bits", "note": "no triton, so programs have no kernels on this device"}
+        yield {
+            "name": "bits",
+            "note": "no triton, so programs have no kernels on this device",
+        }
         return
     yield from rows_apart((*programs, *_BY_HAND), device, limit_s)
 
 
-def rows_apart(names: Sequence[str], device: torch.device, limit_s: float) -> Iterator[Row]:
+def rows_apart(
+    names: Sequence[str], device: torch.device, limit_s: float
+) -> Iterator[Row]:
     """The rows of these names as they are ready, each made in another process."""
     waiting = {*names}
     end_s = time.monotonic() + limit_s
@@ -81,14 +93,19 @@ def rows_apart(names: Sequence[str], device: torch.device, limit_s: float) -> It
                 row = found.next(max(0.0, end_s - time.monotonic()))
             except TimeoutError:
                 missing = ", ".join(sorted(waiting))
-                yield {"name": "bits", "note": f"no answer in {limit_s:.0f} s: {missing}"}
+                yield {
+                    "name": "bits",
+                    "note": f"no answer in {limit_s:.0f} s: {missing}",
+                }
                 return
             waiting.discard(str(row["name"]).removeprefix("bits/"))
             yield row
 
 
 def row_of(name: str, device: torch.device, program: Program | None = None) -> Row:
-    """The row of one program, by default as it is shipped, or of one kernel written by hand."""
+    """The row of one program, by default as it is shipped, or of one kernel written by
+    hand.
+    """
     if name in _BY_HAND:
         return _row(name, _BY_HAND[name](device))
     codec = program or load("compress", name)()
@@ -135,7 +152,9 @@ def _row(name: str, checked: Iterable[tuple[str, bool]]) -> Row:
     except Exception as error:  # whatever a compiler or a driver raises
         note = f"{type(error).__name__}: {error}".splitlines()[0]
     if differing:
-        note = "; ".join([*filter(None, [note]), f"other bits: {', '.join(differing[:3])}"])
+        note = "; ".join(
+            [*filter(None, [note]), f"other bits: {', '.join(differing[:3])}"]
+        )
     row: Row = {"name": f"bits/{name}", "num_compared": count, "ok": not note}
     return {**row, "note": note} if note else row
 
@@ -185,11 +204,17 @@ def _of_program(codec: Program, device: torch.device) -> Checked:
 def _made(
     codec: Program, grads: Sequence[Tensor], device: torch.device, has_residual: bool
 ) -> list[Tensor]:
-    """Payloads, residuals, sums and decoded vectors of gradients that are encoded in one call."""
-    specs = [TensorSpec(f"layer {i}", g.numel(), torch.float32) for i, g in enumerate(grads)]
+    """Payloads, residuals, sums and decoded vectors of gradients that are encoded in
+    one call.
+    """
+    specs = [
+        TensorSpec(f"layer {i}", g.numel(), torch.float32) for i, g in enumerate(grads)
+    ]
     there = [grad_N.clone().to(device) for grad_N in grads]
     # Made on the host: a GPU divides by a number as it multiplies by its reciprocal.
-    residuals = [(grad_N.flip(0).nan_to_num(0, 0, 0) / 3).to(device) for grad_N in grads]
+    residuals = [
+        (grad_N.flip(0).nan_to_num(0, 0, 0) / 3).to(device) for grad_N in grads
+    ]
     sent = codec.encode_many(
         [codec.init(spec) for spec in specs], there, residuals if has_residual else None
     )
@@ -199,7 +224,9 @@ def _made(
         codec.merge(payload, sum_N, scale=0.3)
     codec.decode_many(payloads, plain, scale=0.5)
     buffers = [payload.buffer for payload in payloads if payload.buffer is not None]
-    return [one.cpu() for one in (*buffers, *map(_one_nan, (*residuals, *sums, *plain)))]
+    return [
+        one.cpu() for one in (*buffers, *map(_one_nan, (*residuals, *sums, *plain)))
+    ]
 
 
 def _one_nan(vector_N: Tensor) -> Tensor:
@@ -210,7 +237,8 @@ def _one_nan(vector_N: Tensor) -> Tensor:
 def _are_equal(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
     pairs = zip(found, wanted, strict=True)
     return all(
-        one.shape == other.shape and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+        one.shape == other.shape
+        and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
         for one, other in pairs
     )
 
@@ -218,7 +246,9 @@ def _are_equal(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
 def _of_permutation(device: torch.device) -> Checked:
     draw = torch.Generator().manual_seed(1)
     for numel in (1, 2, 1000, 4097, 2**31 - 1):
-        indices_K = torch.randint(numel, (5000,), generator=draw, dtype=torch.int64).int()
+        indices_K = torch.randint(
+            numel, (5000,), generator=draw, dtype=torch.int64
+        ).int()
         shuffle = Permutation(numel, seed=5)
         found_K = torch.empty_like(indices_K, device=device)
         places_on_gpu(indices_K.to(device), shuffle, found_K)
@@ -238,7 +268,10 @@ def _of_partition(device: torch.device) -> Checked:
         found, _ = algorithm_1(there, num_units, world, shuffle)
         wanted = partition(Entries(indices_K, values), num_units, world, shuffle)
         own = [_sorted(found.of(rank)) for rank in range(world)]
-        yield f"{count} of {num_units}", own == [_sorted(wanted.of(r)) for r in range(world)]
+        yield (
+            f"{count} of {num_units}",
+            own == [_sorted(wanted.of(r)) for r in range(world)],
+        )
 
 
 def _sorted(entries: Entries) -> list[tuple[int, float]]:
@@ -259,11 +292,17 @@ def _of_runs(device: torch.device) -> Checked:
             one.to(device) for one in (known.single, known.run, known.byte, known.times)
         )
         there_U = plain_U.to(device)
-        own_B, own_C = runs_launch.encode_runs(there_U, 200, single, run, known.of, known.most)
-        is_same = torch.equal(own_B.cpu(), lengths_B) and torch.equal(own_C.cpu(), coded_C)
+        own_B, own_C = runs_launch.encode_runs(
+            there_U, 200, single, run, known.of, known.most
+        )
+        is_same = torch.equal(own_B.cpu(), lengths_B) and torch.equal(
+            own_C.cpu(), coded_C
+        )
         yield f"encode {numel}", is_same
         back_U = torch.full_like(there_U, 7)
-        wrong = runs_launch.decode_runs(own_B, own_C, back_U, 200, byte, times, known.of)
+        wrong = runs_launch.decode_runs(
+            own_B, own_C, back_U, 200, byte, times, known.of
+        )
         yield f"decode {numel}", wrong == -1 and torch.equal(back_U.cpu(), plain_U)
 
 

@@ -1,4 +1,6 @@
-"""A rank of ``bench device``: it trains one transformer by DDP, by DDP's hooks and by gradwire."""
+"""A rank of ``bench device``: it trains one transformer by DDP, by DDP's hooks and by
+gradwire.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from gradwire_bench.testbed.ranks import Report
 from gradwire_bench.workloads.gpt import GPT
 
 WARM_UP = 2
-"""The steps of each side that are not measured: PowerSGD's hook travels dense in them."""
+"""The steps of each side that are not measured: PowerSGD's hook travels dense in
+them.
+"""
 _CONTEXT = 256
 _BATCH = 4
 _VOCABULARY = 20480
@@ -32,7 +36,9 @@ _RANK = 4
 """The rank of PowerSGD."""
 
 
-def _ddp(model: nn.Module, hook: Any = None, state: object = None, **settings: Any) -> nn.Module:
+def _ddp(
+    model: nn.Module, hook: Any = None, state: object = None, **settings: Any
+) -> nn.Module:
     made = DistributedDataParallel(model, **settings)
     if hook is not None:
         made.register_comm_hook(state, hook)
@@ -40,7 +46,9 @@ def _ddp(model: nn.Module, hook: Any = None, state: object = None, **settings: A
 
 
 def _powersgd(model: nn.Module) -> nn.Module:
-    """In one bucket: with more it hangs on gloo, where one's collectives wait for another's."""
+    """In one bucket: with more it hangs on gloo, where one's collectives wait for
+    another's.
+    """
     state = powerSGD_hook.PowerSGDState(
         process_group=None, matrix_approximation_rank=_RANK, start_powerSGD_iter=WARM_UP
     )
@@ -65,7 +73,9 @@ SIDES = tuple(_MADE)
 
 
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
-    """This rank's seconds a step of each side, one side after the other, and the model's size."""
+    """This rank's seconds a step of each side, one side after the other, and the
+    model's size.
+    """
     torch.set_num_threads(1)
     seconds = dict[str, list[float]]()
     num_parameters = 0
@@ -95,13 +105,17 @@ def _steps(model: nn.Module, device: str, count: int) -> list[float]:
     draw = torch.Generator().manual_seed(dist.get_rank())
     taken = []
     for step in range(WARM_UP + count):
-        tokens_BT = torch.randint(_VOCABULARY, (_BATCH, _CONTEXT + 1), generator=draw).to(device)
+        tokens_BT = torch.randint(
+            _VOCABULARY, (_BATCH, _CONTEXT + 1), generator=draw
+        ).to(device)
         dist.barrier()
         start_s = time.perf_counter()
         optimizer.zero_grad()
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             scores_BTV = model(tokens_BT[:, :-1])
-            loss = functional.cross_entropy(scores_BTV.flatten(0, 1), tokens_BT[:, 1:].flatten())
+            loss = functional.cross_entropy(
+                scores_BTV.flatten(0, 1), tokens_BT[:, 1:].flatten()
+            )
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if device == "cuda":

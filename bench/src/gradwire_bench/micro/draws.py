@@ -1,6 +1,8 @@
-"""Index sets of W ranks with a given density, overlap and skew; the same on whoever draws them.
+"""Index sets of W ranks with a given density, overlap and skew; the same on whoever
+draws them.
 
-Legend: N elements, K indices of one rank, W ranks."""
+Legend: N elements, K indices of one rank, W ranks.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,10 @@ from gradwire.planning.data.sparsity import DOUBLINGS, Skewness, UnitSparsity
 class IndexDraws:
     """A common pool of K / overlap indices, of which each rank takes K at random.
 
-    So two ranks share ``overlap`` of what they take (ZEN's definition 3). ``skew`` / W of the pool
-    lie in the first 1 / W of the vector (the skewness ratio, definition 5), the others anywhere
-    behind it; ``run`` adjacent elements, from a multiple of ``run`` on, are taken together.
+    So two ranks share ``overlap`` of what they take (ZEN's definition 3). ``skew`` / W
+    of the pool lie in the first 1 / W of the vector (the skewness ratio, definition 5),
+    the others anywhere behind it; ``run`` adjacent elements, from a multiple of ``run``
+    on, are taken together.
     """
 
     numel: int
@@ -37,7 +40,9 @@ class IndexDraws:
         _check("skew", self.skew, 1.0, self.world)
         _check("run", self.run, 1, max(1, self.numel))
         ends = self._ends()
-        for name, share, room in zip(("first", "other"), self._shares(), ends, strict=True):
+        for name, share, room in zip(
+            ("first", "other"), self._shares(), ends, strict=True
+        ):
             if share > room:
                 raise invalid(
                     "draws",
@@ -105,17 +110,19 @@ class SetMeasures:
 
 def _check(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
-        raise invalid(name, value, f"in [{low:g}, {high:g}]", "see --help for what it means")
+        raise invalid(
+            name, value, f"in [{low:g}, {high:g}]", "see --help for what it means"
+        )
 
 
-# ---- Index sets that are like those of real models ---------------------------------------------
+# ---- Index sets that are like those of real models -----------------------------------
 #
 # What ``gradwire reproduce zen`` measured of them.
 #
 # Its captures of 128 ranks on CPU, torch 2.13 (figures 2 and 3; it keeps them as
-# ``sparsity-<model>.json``). Drawn sets share one pool, so they are as dense, as much alike in
-# pairs and as skewed; real ones thin out more slowly, and so become denser among many ranks: 4.9
-# times instead of 3.1 times among 8 of the LSTM's.
+# ``sparsity-<model>.json``). Drawn sets share one pool, so they are as dense, as much
+# alike in pairs and as skewed; real ones thin out more slowly, and so become denser
+# among many ranks: 4.9 times instead of 3.1 times among 8 of the LSTM's.
 
 
 def _sparsity(
@@ -132,16 +139,26 @@ def _sparsity(
 
 
 LIKENESSES = {
-    "lstm": _sparsity(128, 20_000, 0.0112, 0.299, 1.89, 3.52, 6.4, 11.37, 19.3, 31.63, 48.67),
-    "deepfm": _sparsity(32, 55_934, 0.0307, 0.299, 1.73, 2.49, 4.04, 7.32, 11.81, 12.07, 14.8),
-    "transformer": _sparsity(1, 2_538_280, 0.049, 0.394, 1.3, 2.35, 2.49, 3.6, 4.97, 6.43, 9.45),
+    "lstm": _sparsity(
+        128, 20_000, 0.0112, 0.299, 1.89, 3.52, 6.4, 11.37, 19.3, 31.63, 48.67
+    ),
+    "deepfm": _sparsity(
+        32, 55_934, 0.0307, 0.299, 1.73, 2.49, 4.04, 7.32, 11.81, 12.07, 14.8
+    ),
+    "transformer": _sparsity(
+        1, 2_538_280, 0.049, 0.394, 1.3, 2.35, 2.49, 3.6, 4.97, 6.43, 9.45
+    ),
 }
-"""Sparsity by model: the embedding's gradient of an LSTM language model and of a DeepFM, in rows,
-and the elements that DGC selects at 5 % of a transformer's."""
+"""Sparsity by model: the embedding's gradient of an LSTM language model and of a
+DeepFM, in rows, and the elements that DGC selects at 5 % of a transformer's.
+"""
 
 
-def draws_like(model: str, numel: int, world: int, *, density: float | None = None) -> IndexDraws:
-    """Sets of ``numel`` elements with a model's overlap, skew, runs and, unless given, density.
+def draws_like(
+    model: str, numel: int, world: int, *, density: float | None = None
+) -> IndexDraws:
+    """Sets of ``numel`` elements with a model's overlap, skew, runs and, unless given,
+    density.
 
     Raises ``UnknownName`` for another model.
 

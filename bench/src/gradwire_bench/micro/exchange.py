@@ -1,4 +1,6 @@
-"""How long each exchange takes for one gradient on shaped links, beside torch's own all-reduce."""
+"""How long each exchange takes for one gradient on shaped links, beside torch's own
+all-reduce.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ CONSTANT = frozenset({"num_hosts", "ranks_per_host", "link_bytes_per_s", "numel"
 class ExchangeBench:
     """Settings of ``bench exchange``: a gradient of ``numel`` float32 elements.
 
-    Where hosts have several ranks, each exchange is measured twice: among all ranks as if each were
-    a host, and on hosts (see `hosts`).
+    Where hosts have several ranks, each exchange is measured twice: among all ranks as
+    if each were a host, and on hosts (see `hosts`).
     """
 
     hosts: int = 4
@@ -58,15 +60,18 @@ def run(
 ) -> list[dict[str, object]]:
     """One row an exchange. A step's time is that of its slowest rank.
 
-    Bytes are means over hosts' links. The floor is the busiest host's bytes over the link's rate,
-    and None where links are not shaped or the exchange does not state its bytes.
+    Bytes are means over hosts' links. The floor is the busiest host's bytes over the
+    link's rate, and None where links are not shaped or the exchange does not state its
+    bytes.
     """
     settings = {
         "numel": bench.numel,
         "repeats": bench.repeats,
         "ranks_per_host": bench.ranks_per_host,
         "exchanges": bench.names,
-        "threads": max(1, len(os.sched_getaffinity(0)) // (bench.hosts * bench.ranks_per_host)),
+        "threads": max(
+            1, len(os.sched_getaffinity(0)) // (bench.hosts * bench.ranks_per_host)
+        ),
     }
     testbed = Testbed(
         hosts=bench.hosts,
@@ -74,7 +79,9 @@ def run(
         rate_bytes_per_s=bench.rate_bytes_per_s,
     )
     with open_hosts(testbed) as hosts:
-        results = run_ranks(hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s)
+        results = run_ranks(
+            hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s
+        )
         shaped = hosts.shaped
     slowest = {name: _slowest(results, name) for name in results[0]}
     return [_row(bench, name, slowest, results, shaped) for name in results[0]]
@@ -82,7 +89,9 @@ def run(
 
 def _slowest(results: list[dict[str, Any]], name: str) -> list[float]:
     """Seconds of each repeat on the rank that was last."""
-    return [max(turn) for turn in zip(*(r[name]["seconds"] for r in results), strict=True)]
+    return [
+        max(turn) for turn in zip(*(r[name]["seconds"] for r in results), strict=True)
+    ]
 
 
 def _row(
@@ -93,10 +102,15 @@ def _row(
     shaped: bool,
 ) -> Row:
     seconds = slowest[name]
-    spread = quantiles(seconds, n=10, method="inclusive") if len(seconds) > 1 else seconds * 9
+    spread = (
+        quantiles(seconds, n=10, method="inclusive")
+        if len(seconds) > 1
+        else seconds * 9
+    )
     stated = _stated_bytes("dense" if name == TORCH else name, bench)
     floor_s = max(stated) / bench.rate_bytes_per_s if shaped and stated else None
-    # Where links are not shaped, every rank counts the bytes of all of them on the loopback.
+    # Where links are not shaped, every rank counts the bytes of all of them on the
+    # loopback.
     sharers = 1 if shaped else bench.hosts  # hosts, as figures are of a host's link
     sent = [bytes_ / sharers for r in results for bytes_ in r[name]["sent_bytes"]]
     return {

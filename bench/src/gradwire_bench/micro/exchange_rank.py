@@ -1,7 +1,8 @@
-"""One rank of ``bench exchange``: takes the same gradient through each exchange, in turn.
+"""One rank of ``bench exchange``: takes the same gradient through each exchange, in
+turn.
 
-The runtime's own engine carries the exchanges; encode and decode are inside the measured time, and
-torch's all_reduce of the same buffer is measured in the same turns.
+The runtime's own engine carries the exchanges; encode and decode are inside the
+measured time, and torch's all_reduce of the same buffer is measured in the same turns.
 """
 
 from __future__ import annotations
@@ -39,15 +40,21 @@ EXCHANGES: dict[str, Exchange] = {
     "ring": pair(none(), ring()),
     **_ALONE,
     **{
-        f"{name}-casync_ring": with_error_feedback(pair(load("compress", name)(), casync_ring()))
+        f"{name}-casync_ring": with_error_feedback(
+            pair(load("compress", name)(), casync_ring())
+        )
         for name in ("onebit", "topk", "dgc")
     },
 }
-"""Every compressor with its defaults, in the exchange it gets when given alone, and a few pairs."""
+"""Every compressor with its defaults, in the exchange it gets when given alone, and a
+few pairs.
+"""
 
 
 ON_HOSTS = "-on_hosts"
-"""The end of the name of an exchange whose hosts' ranks add up their gradients first."""
+"""The end of the name of an exchange whose hosts' ranks add up their gradients
+first.
+"""
 
 
 def exchange_for_row(name: str, ranks_per_host: int) -> Exchange:
@@ -57,7 +64,8 @@ def exchange_for_row(name: str, ranks_per_host: int) -> Exchange:
 
 
 def message_spec(numel: int, ranks_per_host: int = 1, rank: int = 0) -> TensorSpec:
-    """One message's spec: a square matrix for each rank of a host, and the rest as a vector.
+    """One message's spec: a square matrix for each rank of a host, and the rest as a
+    vector.
 
     Some exchanges act on matrices, and each rank of a host takes some whole.
     """
@@ -86,7 +94,9 @@ class _Through:
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     """Seconds of every repeat, and bytes on the wire of each exchange."""
     torch.set_num_threads(settings["threads"])
-    numel, repeats, per_host = (settings[key] for key in ("numel", "repeats", "ranks_per_host"))
+    numel, repeats, per_host = (
+        settings[key] for key in ("numel", "repeats", "ranks_per_host")
+    )
     backend()
     engine = Engine(
         join(None),

@@ -1,13 +1,15 @@
 """Times compressors against a copy and against torch, both sides in one run, in turn.
 
-Every round runs each case once, right after a copy of the same vector into an existing buffer, so a
-noisy machine slows both sides; what is reported is the median over rounds, with the quartiles of
-the ratio. The fraction of the copy's bandwidth counts the bytes that must move (read once, written
-once): 8 an element for the copy, and for each case what its row says.
+Every round runs each case once, right after a copy of the same vector into an existing
+buffer, so a noisy machine slows both sides; what is reported is the median over rounds,
+with the quartiles of the ratio. The fraction of the copy's bandwidth counts the bytes
+that must move (read once, written once): 8 an element for the copy, and for each case
+what its row says.
 
-Rows are named after the compressor: ``encode`` is with error feedback, ``encode-plain`` without,
-``decode`` adds to a sum (decode and merge), ``decode-plain`` overwrites. What is timed is the call
-that an exchange makes. Beside some stand other ways to the same result (``Peers``).
+Rows are named after the compressor: ``encode`` is with error feedback, ``encode-plain``
+without, ``decode`` adds to a sum (decode and merge), ``decode-plain`` overwrites. What
+is timed is the call that an exchange makes. Beside some stand other ways to the same
+result (``Peers``).
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ from gradwire.kernels.libraries import backend
 
 TimedCall = Callable[[], object]
 Peers = Callable[[Compressor, Tensor, Tensor], dict[str, dict[str, TimedCall]]]
-"""Other ways to what a compressor does to a gradient, given it, the gradient and what may be
-written: by case ("encode", "encode-plain", "decode") and by their names."""
+"""Other ways to what a compressor does to a gradient, given it, the gradient and what
+may be written: by case ("encode", "encode-plain", "decode") and by their names.
+"""
 _log = logging.getLogger("gradwire")
 COPY_BYTES = 8
 PEER_EVERY = 5
@@ -41,7 +44,9 @@ PEER_EVERY = 5
 
 @dataclass(frozen=True)
 class KernelCase:
-    """One call that is timed; ``peers`` are other ways to the same result, by their names."""
+    """One call that is timed; ``peers`` are other ways to the same result, by their
+    names.
+    """
 
     name: str
     bytes_per_element: float
@@ -54,13 +59,16 @@ def codec_cases(
 ) -> list[KernelCase]:
     """The cases of any compressor, under its class's name; ``out_N`` is written.
 
-    A sparse payload's bytes count twice in decoding: entries are read, and written to their places.
+    A sparse payload's bytes count twice in decoding: entries are read, and written to
+    their places.
     """
     spec = TensorSpec("gradient", grad_N.numel(), device=grad_N.device.type)
     name = type(codec).__name__
     state = codec.init(spec)
     residual_N = torch.zeros_like(grad_N)
-    buffer = torch.zeros(codec.format(spec).size_bytes, dtype=torch.uint8, device=grad_N.device)
+    buffer = torch.zeros(
+        codec.format(spec).size_bytes, dtype=torch.uint8, device=grad_N.device
+    )
     payload, _ = codec.encode(state, grad_N)
     sent = payload.size_bytes / grad_N.numel()
     is_sparse = codec.traits.layout is Layout.SPARSE
@@ -82,7 +90,8 @@ def codec_cases(
 def shipped(chosen: Sequence[str] = ()) -> list[Compressor]:
     """The compressors of these names (of all), with their default settings.
 
-    Raises ``InvalidSetting`` for the name of an algorithm that is an exchange of its own.
+    Raises ``InvalidSetting`` for the name of an algorithm that is an exchange of its
+    own.
     """
     made = {name: load("compress", name) for name in chosen or names("compress")}
     found = {name: kind for name, kind in made.items() if issubclass(kind, Compressor)}
@@ -102,9 +111,13 @@ def measure(
     peers: Peers | None = None,
     device: str = "cpu",
 ) -> list[Row]:
-    """One row a case, of ``codecs`` or of all; ``threads`` holds for ``peers`` as well."""
+    """One row a case, of ``codecs`` or of all; ``threads`` holds for ``peers`` as
+    well.
+    """
     if device == "cpu" and backend() != "cpp":
-        _log.warning("no C++ kernels here: these are the figures of the torch references")
+        _log.warning(
+            "no C++ kernels here: these are the figures of the torch references"
+        )
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -135,8 +148,12 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def in_turn(cases: Sequence[KernelCase], grad_N: Tensor, out_N: Tensor, rounds: int) -> list[Row]:
-    """Rounds in which each case is timed after a copy, and now and then its peers after it."""
+def in_turn(
+    cases: Sequence[KernelCase], grad_N: Tensor, out_N: Tensor, rounds: int
+) -> list[Row]:
+    """Rounds in which each case is timed after a copy, and now and then its peers after
+    it.
+    """
     timed = partial(seconds, device=grad_N.device)
     copies: dict[str, list[float]] = {case.name: [] for case in cases}
     ours: dict[str, list[float]] = {case.name: [] for case in cases}
@@ -159,7 +176,8 @@ def in_turn(cases: Sequence[KernelCase], grad_N: Tensor, out_N: Tensor, rounds: 
     every_copy = [value for values in copies.values() for value in values]
     numel = grad_N.numel()
     rows = [
-        _row(case, copies[case.name], ours[case.name], peers[case.name], numel) for case in cases
+        _row(case, copies[case.name], ours[case.name], peers[case.name], numel)
+        for case in cases
     ]
     return [_copy_row(every_copy, numel), *rows]
 

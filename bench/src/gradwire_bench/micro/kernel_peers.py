@@ -1,10 +1,13 @@
-"""The algorithms of kernels in eager torch, as one would write them there, to be timed beside.
+"""The algorithms of kernels in eager torch, as one would write them there, to be timed
+beside.
 
-Each does the same work as our kernel: error feedback, the scale of each block, codes packed into
-bytes and the residual that is left; and back, added to a sum. Shapes are static, and only the
-residual and the sum are written in place, so that ``torch.compile`` can take them unchanged.
+Each does the same work as our kernel: error feedback, the scale of each block, codes
+packed into bytes and the residual that is left; and back, added to a sum. Shapes are
+static, and only the residual and the sum are written in place, so that
+``torch.compile`` can take them unchanged.
 
-Where a gradient's length is no whole number of blocks, the last part is left out, under 1 %.
+Where a gradient's length is no whole number of blocks, the last part is left out, under
+1 %.
 
 Letters: B blocks of L elements, so N = B * L.
 """
@@ -39,7 +42,9 @@ Sent = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Peer:
-    """``encode(grad_N, residual_N)`` gives the fields, ``merge(fields, sum_N)`` adds them."""
+    """``encode(grad_N, residual_N)`` gives the fields, ``merge(fields, sum_N)`` adds
+    them.
+    """
 
     block: int
     encode: Callable[[Tensor, Tensor], Sent]
@@ -58,7 +63,9 @@ def pack(codes_N: Tensor, bits: int) -> Tensor:
 def unpack(bytes_U: Tensor, bits: int) -> Tensor:
     """The codes in these bytes, as uint8."""
     mask = 2**bits - 1
-    return torch.stack([(bytes_U >> (at * bits)) & mask for at in range(8 // bits)], 1).flatten()
+    return torch.stack(
+        [(bytes_U >> (at * bits)) & mask for at in range(8 // bits)], 1
+    ).flatten()
 
 
 def _keep(residual_N: Tensor, whole_BL: Tensor, sent_BL: Tensor) -> None:
@@ -76,7 +83,9 @@ def _onebit() -> Peer:
         above_BL = whole_BL >= 0
         high_B = codec.stretch * _mean_where(whole_BL, above_BL)
         low_B = codec.stretch * _mean_where(whole_BL, ~above_BL)
-        _keep(residual_N, whole_BL, torch.where(above_BL, high_B[:, None], low_B[:, None]))
+        _keep(
+            residual_N, whole_BL, torch.where(above_BL, high_B[:, None], low_B[:, None])
+        )
         return low_B, high_B, pack(above_BL.view(-1).to(torch.uint8), 1)
 
     def merge(sent: Sent, sum_N: Tensor) -> None:
@@ -125,7 +134,9 @@ def _terngrad() -> Peer:
         limit_B = clip * whole_BL.square().mean(1).sqrt()
         top_B = torch.minimum(whole_BL.abs().amax(1), limit_B)
         kept_BL = whole_BL.abs() > torch.rand_like(whole_BL) * top_B[:, None]
-        codes_BL = torch.where(kept_BL, torch.where(whole_BL > 0, 2, 0), 1).to(torch.uint8)
+        codes_BL = torch.where(kept_BL, torch.where(whole_BL > 0, 2, 0), 1).to(
+            torch.uint8
+        )
         _keep(residual_N, whole_BL, (codes_BL.float() - 1) * top_B[:, None])
         return top_B, pack(codes_BL.view(-1), 2)
 
@@ -144,10 +155,18 @@ def _qsgd() -> Peer:
     def encode(grad_N: Tensor, residual_N: Tensor) -> Sent:
         whole_BL = (grad_N + residual_N).view(-1, codec.block)
         norm_B = whole_BL.abs().amax(1)
-        scaled_BL = whole_BL.abs() * torch.where(norm_B > 0, levels / norm_B, 0.0)[:, None]
+        scaled_BL = (
+            whole_BL.abs() * torch.where(norm_B > 0, levels / norm_B, 0.0)[:, None]
+        )
         level_BL = (scaled_BL + torch.rand_like(scaled_BL)).floor()
-        codes_BL = (levels + torch.where(whole_BL < 0, -level_BL, level_BL)).to(torch.uint8)
-        _keep(residual_N, whole_BL, (codes_BL.float() - levels) * (norm_B / levels)[:, None])
+        codes_BL = (levels + torch.where(whole_BL < 0, -level_BL, level_BL)).to(
+            torch.uint8
+        )
+        _keep(
+            residual_N,
+            whole_BL,
+            (codes_BL.float() - levels) * (norm_B / levels)[:, None],
+        )
         return norm_B, pack(codes_BL.view(-1), codec.bitwidth)
 
     def merge(sent: Sent, sum_N: Tensor) -> None:
@@ -179,12 +198,15 @@ def _int8() -> Peer:
 def _demo() -> Peer:
     """The tiles of a matrix of 64 columns, by products with the DCT's matrix.
 
-    So the program that came with the paper does it (github.com/bloc97/DeMo), with float32 values.
+    So the program that came with the paper does it (github.com/bloc97/DeMo), with
+    float32 values.
     """
     side = demo().side
     keep = demo().keep
     at_S = torch.arange(side)
-    basis_SS = torch.cos(math.pi / side * (at_S[:, None] + 0.5) * at_S) * math.sqrt(2 / side)
+    basis_SS = torch.cos(math.pi / side * (at_S[:, None] + 0.5) * at_S) * math.sqrt(
+        2 / side
+    )
     basis_SS[:, 0] /= math.sqrt(2)
 
     def cosines(tiles: Tensor, which: str) -> Tensor:
@@ -203,7 +225,9 @@ def _demo() -> Peer:
     def decoded(sent: Sent) -> Tensor:
         places, values = sent
         flat = values.new_zeros((len(places), side * side), dtype=torch.float32)
-        flat.scatter_reduce_(1, places, values.float(), reduce="mean", include_self=False)
+        flat.scatter_reduce_(
+            1, places, values.float(), reduce="mean", include_self=False
+        )
         spectrum = flat.view(-1, side, side)
         return cosines(spectrum, "cij,hi,wj->chw").reshape(-1)
 
@@ -248,11 +272,17 @@ def peers(kinds: Sequence[str], device: str) -> Peers:
 def peers_of(
     codec: Compressor, grad_N: Tensor, out_N: Tensor, kinds: Sequence[str]
 ) -> dict[str, dict[str, TimedCall]]:
-    """A peer's calls by case ("encode", "encode-plain", "decode") and kind ("eager", "compiled").
+    """A peer's calls by case ("encode", "encode-plain", "decode") and kind ("eager",
+    "compiled").
 
-    Sparsifiers have one peer, torch's own selection: ``abs`` and ``topk``. ``out_N`` is written.
+    Sparsifiers have one peer, torch's own selection: ``abs`` and ``topk``. ``out_N`` is
+    written.
     """
-    found: dict[str, dict[str, TimedCall]] = {"encode": {}, "encode-plain": {}, "decode": {}}
+    found: dict[str, dict[str, TimedCall]] = {
+        "encode": {},
+        "encode-plain": {},
+        "decode": {},
+    }
     name = type(codec).__name__
     if name in SELECTING and "eager" in kinds:
         num_kept = max(1, round(getattr(codec, "density", 1.0) * grad_N.numel()))
@@ -260,7 +290,9 @@ def peers_of(
         found["encode"]["eager"] = found["encode-plain"]["eager"] = select
     if name in PEERS and codec == type(codec)():
         for kind in kinds:
-            encode, merge = _calls(PEERS[name](), grad_N, out_N, compiled=kind == "compiled")
+            encode, merge = _calls(
+                PEERS[name](), grad_N, out_N, compiled=kind == "compiled"
+            )
             found["encode"][kind] = encode
             found["decode"][kind] = merge
     return found

@@ -1,12 +1,15 @@
-"""``bench device``'s part ``offload``: a tensor selected on the device, or by the host beside it.
+"""``bench device``'s part ``offload``: a tensor selected on the device, or by the host
+beside it.
 
-Source: SSFusion (ICDE 2026), table III (DGC of 10 KB to 10,000 KB by GPU and CPU) and section IV-C.
+Source: SSFusion (ICDE 2026), table III (DGC of 10 KB to 10,000 KB by GPU and CPU) and
+section IV-C.
 
-Both ways are the runtime's own, with error feedback, from the gradient on the device to entries
-there. The host's is the sum's copy to pinned memory, the selection, and the entries' copy back.
-The seconds are those of a whole way, by the host's clock. What a way takes of the backward pass
-shows in a loop of matrix products on another stream: how much longer the loop takes with one
-selection after another beside it, by the selections that were made.
+Both ways are the runtime's own, with error feedback, from the gradient on the device to
+entries there. The host's is the sum's copy to pinned memory, the selection, and the
+entries' copy back. The seconds are those of a whole way, by the host's clock. What a
+way takes of the backward pass shows in a loop of matrix products on another stream: how
+much longer the loop takes with one selection after another beside it, by the selections
+that were made.
 """
 
 from __future__ import annotations
@@ -47,9 +50,11 @@ def rows(
     width: int = 2048,
     loop_s: float = 0.05,
 ) -> list[Row]:
-    """A row for each size; on a CPU, which has no streams, it is of the host's selection alone.
+    """A row for each size; on a CPU, which has no streams, it is of the host's
+    selection alone.
 
-    The loop beside which selections are made multiplies matrices of ``width``, for ``loop_s``.
+    The loop beside which selections are made multiplies matrices of ``width``, for
+    ``loop_s``.
     """
     side = Streams().side(device)
     found: list[Row] = []
@@ -59,8 +64,13 @@ def rows(
         if side is None:
             row["on_host_s"] = _median_s(selection.select, rounds)
         else:
-            ways = {"host": selection.by_host(side), "device": selection.by_device(side)}
-            row |= {f"on_{name}_s": _median_s(way, rounds) for name, way in ways.items()}
+            ways = {
+                "host": selection.by_host(side),
+                "device": selection.by_device(side),
+            }
+            row |= {
+                f"on_{name}_s": _median_s(way, rounds) for name, way in ways.items()
+            }
             row |= _beside(side, ways, rounds, width, loop_s)
         if size_bytes in PAPER_S:
             row["paper_device_s"], row["paper_host_s"] = PAPER_S[size_bytes]
@@ -101,7 +111,9 @@ class _Selection:
         """The way through the host, up to its end on the device."""
 
         def way() -> None:
-            copies = self._encoder.encode_on_host(self._me, self._state, 0, self._grad_N)
+            copies = self._encoder.encode_on_host(
+                self._me, self._state, 0, self._grad_N
+            )
             offload = Offload(copies, 0, "gradient", side)
             offload.leave()
             offload.encode()
@@ -112,7 +124,9 @@ class _Selection:
 
 
 def _median_s(way: Way, rounds: int) -> float:
-    """The median seconds of a way; the first compiles and allocates, and does not count."""
+    """The median seconds of a way; the first compiles and allocates, and does not
+    count.
+    """
     taken = []
     for _ in range(rounds + 1):
         start_s = time.perf_counter()
@@ -121,8 +135,12 @@ def _median_s(way: Way, rounds: int) -> float:
     return median(taken[1:])
 
 
-def _beside(side: SideStream, ways: dict[str, Way], rounds: int, width: int, loop_s: float) -> Row:
-    """The loop's seconds by itself, and what each selection beside it costs it, by way."""
+def _beside(
+    side: SideStream, ways: dict[str, Way], rounds: int, width: int, loop_s: float
+) -> Row:
+    """The loop's seconds by itself, and what each selection beside it costs it, by
+    way.
+    """
     loop = _Loop(side, width)
     count = max(1, round(loop_s / loop.seconds(8) * 8))
     alone = list[float]()
@@ -135,21 +153,30 @@ def _beside(side: SideStream, ways: dict[str, Way], rounds: int, width: int, loo
             costs[name].append((taken_s - alone_s) / num_made)
     return {
         "loop_s": median(alone),
-        **{f"loop_per_selection_on_{name}_s": median(own) for name, own in costs.items()},
+        **{
+            f"loop_per_selection_on_{name}_s": median(own)
+            for name, own in costs.items()
+        },
     }
 
 
 class _Loop:
-    """Matrix products on the stream that is current, as the kernels of a backward pass are."""
+    """Matrix products on the stream that is current, as the kernels of a backward pass
+    are.
+    """
 
     def __init__(self, side: SideStream, width: int) -> None:
         self._kind = side.kind
         self._device = side.device
-        self._factor, self._product = (torch.zeros(width, width, device=side.device) for _ in "ab")
+        self._factor, self._product = (
+            torch.zeros(width, width, device=side.device) for _ in "ab"
+        )
         self.seconds(1)
 
     def seconds(self, count: int) -> float:
-        """The seconds of so many products, from the first launch to the last one's end."""
+        """The seconds of so many products, from the first launch to the last one's
+        end.
+        """
         stream = self._kind.current_stream(self._device)
         self._kind.record(stream).synchronize()
         start_s = time.perf_counter()
@@ -159,7 +186,9 @@ class _Loop:
         return time.perf_counter() - start_s
 
     def seconds_beside(self, count: int, way: Way) -> tuple[float, int]:
-        """The same while a thread makes one selection after another; and how many it made."""
+        """The same while a thread makes one selection after another; and how many it
+        made.
+        """
         begun = threading.Event()
         over = threading.Event()
 

@@ -1,11 +1,12 @@
-"""Times what ZEN computes on one rank against the transfer that it saves, all in one run, in turn.
+"""Times what ZEN computes on one rank against the transfer that it saves, all in one
+run, in turn.
 
-A round is: a copy of the vector (what the memory does just then), the partition of this rank's
-entries, the merge of all ranks' entries of one part, its hash bitmap, and the dense vector made of
-the hash bitmaps of all parts. ``zen`` is the sum of the last four, beside the
-seconds that its messages save on a link: the bytes of a dense all-reduce (2 (W - 1) / W of the
-vector) less those pushed and pulled. On a GPU the partition is timed both ways: by a sort, and by
-algorithm 1 with its hash table.
+A round is: a copy of the vector (what the memory does just then), the partition of this
+rank's entries, the merge of all ranks' entries of one part, its hash bitmap, and the
+dense vector made of the hash bitmaps of all parts. ``zen`` is the sum of the last four,
+beside the seconds that its messages save on a link: the bytes of a dense all-reduce (2
+(W - 1) / W of the vector) less those pushed and pulled. On a GPU the partition is timed
+both ways: by a sort, and by algorithm 1 with its hash table.
 """
 
 from __future__ import annotations
@@ -50,15 +51,22 @@ def measure(
         raise invalid("rounds", rounds, "at least 4", "leave it out")
     if device != "cpu":
         return _on_gpu(draws, rounds, torch.device(device))
-    _log.warning("the Triton forms are not measured here: ask for --device cuda where there is one")
+    _log.warning(
+        "the Triton forms are not measured here: ask for --device cuda where "
+        "there is one"
+    )
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         rank = _Rank(draws)
-        times = _in_turn({"copy": rank.copy, **rank.steps()}, rounds, torch.device("cpu"))
+        times = _in_turn(
+            {"copy": rank.copy, **rank.steps()}, rounds, torch.device("cpu")
+        )
     finally:
         torch.set_num_threads(before)
-    sums = [sum(parts) for parts in zip(*(times[name] for name in CPU_STEPS), strict=True)]
+    sums = [
+        sum(parts) for parts in zip(*(times[name] for name in CPU_STEPS), strict=True)
+    ]
     rows = [_row(name, taken) for name, taken in times.items()]
     rows[0]["bandwidth_bytes_per_s"] = COPY_BYTES * draws.numel / median(times["copy"])
     saved_s = rank.saved_bytes / rate_bytes_per_s
@@ -91,9 +99,13 @@ class _Rank:
         self.vector_N = torch.zeros(numel)
         self.out_N = torch.zeros(numel)
         length = self.parts[0].length
-        push_bytes = sum(coo().size_bytes(count, length) for count in pushed[0].counts_W[1:])
+        push_bytes = sum(
+            coo().size_bytes(count, length) for count in pushed[0].counts_W[1:]
+        )
         pull_bytes = sum(payload.size_bytes for payload in self.pulled[1:])
-        self.saved_bytes = bytes_sent("all_reduce", 4 * numel, world) - push_bytes - pull_bytes
+        self.saved_bytes = (
+            bytes_sent("all_reduce", 4 * numel, world) - push_bytes - pull_bytes
+        )
 
     def copy(self) -> Tensor:
         return self.out_N.copy_(self.vector_N)

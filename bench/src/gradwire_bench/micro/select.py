@@ -1,11 +1,13 @@
-"""Times the selection of sparsifiers against ``abs().topk`` and a copy, all in one run, in turn.
+"""Times the selection of sparsifiers against ``abs().topk`` and a copy, all in one run,
+in turn.
 
-A row is one sparsifier's encode: without a residual, or with one (``/residual``), which then holds
-what was not sent. The gradient is standard normal, and the hard threshold the one that lets the
-density pass. ``deft/n`` is what the busiest of n ranks does: the norms of all layers, those of
-ResNet-50 cut to the length asked for, and then the selection in its own. ``deft/norms`` is the
-first alone, which takes as long whatever n is. The fraction of the copy's bandwidth counts a
-gradient read once, as in ``bench.kernel``.
+A row is one sparsifier's encode: without a residual, or with one (``/residual``), which
+then holds what was not sent. The gradient is standard normal, and the hard threshold
+the one that lets the density pass. ``deft/n`` is what the busiest of n ranks does: the
+norms of all layers, those of ResNet-50 cut to the length asked for, and then the
+selection in its own. ``deft/norms`` is the first alone, which takes as long whatever n
+is. The fraction of the copy's bandwidth counts a gradient read once, as in
+``bench.kernel``.
 """
 
 from __future__ import annotations
@@ -18,7 +20,14 @@ import torch
 from torch import Tensor
 
 from gradwire.cli.report.table import Row
-from gradwire.compress.deft import layer_k, loads, owners, partition_of, select_layers, work
+from gradwire.compress.deft import (
+    layer_k,
+    loads,
+    owners,
+    partition_of,
+    select_layers,
+    work,
+)
 from gradwire.compress.dgc import dgc
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor, Member
@@ -38,7 +47,9 @@ _PEER = "abs_topk"
 
 
 def measure(numel: int, density: float, threads: int, rounds: int = 15) -> list[Row]:
-    """A row of the copy, and one for each way of selecting; ``threads`` is torch's side as well."""
+    """A row of the copy, and one for each way of selecting; ``threads`` is torch's side
+    as well.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -63,10 +74,13 @@ def _peer(grad_N: Tensor, k: int) -> Tensor:
 
 def _codecs(density: float, loudness: float) -> list[Compressor]:
     """The codecs that are timed, for normal gradients of this deviation."""
-    estimating = [kind(density=density) for kind in (topk, dgc, graddrop, gaussiank, redsync)]
+    estimating = [
+        kind(density=density) for kind in (topk, dgc, graddrop, gaussiank, redsync)
+    ]
     threshold = loudness * NormalDist().inv_cdf(1 - density / 2)
     fits = [
-        sidco(density=density, distribution=name) for name in ("exponential", "gamma", "pareto")
+        sidco(density=density, distribution=name)
+        for name in ("exponential", "gamma", "pareto")
     ]
     return [hardthreshold(threshold=threshold), *estimating, *fits]
 
@@ -74,7 +88,9 @@ def _codecs(density: float, loudness: float) -> list[Compressor]:
 def _codec_cases(
     density: float, grad_N: Tensor, scratch_N: Tensor, peers: dict[str, TimedCall]
 ) -> Iterator[KernelCase]:
-    """Before each case ``scratch_N`` is a copy of the gradient; as a residual it doubles that."""
+    """Before each case ``scratch_N`` is a copy of the gradient; as a residual it
+    doubles that.
+    """
     for residual_N, loudness, read, suffix in (
         (None, 1.0, 4, ""),
         (scratch_N, 2.0, 12, "/residual"),
@@ -83,7 +99,11 @@ def _codec_cases(
             spec = TensorSpec("gradient", grad_N.numel())
             buffer = torch.zeros(codec.format(spec).size_bytes, dtype=torch.uint8)
             run = partial(
-                codec.encode, codec.init(spec), grad_N, residual_N=residual_N, buffer=buffer
+                codec.encode,
+                codec.init(spec),
+                grad_N,
+                residual_N=residual_N,
+                buffer=buffer,
             )
             sent = codec.typical(spec).size_bytes / grad_N.numel()
             yield KernelCase(_name(codec) + suffix, read + sent, run, peers)
@@ -95,7 +115,8 @@ def _name(codec: Compressor) -> str:
 
 
 def layer_sizes(numel: int) -> tuple[int, ...]:
-    """The sizes of ResNet-50's tensors, as far as they go; what is left over is one more layer.
+    """The sizes of ResNet-50's tensors, as far as they go; what is left over is one
+    more layer.
 
     >>> layer_sizes(10_000)
     (9408, 64, 64, 464)
@@ -114,14 +135,22 @@ def _deft_cases(
     for world in RANKS:
         partition = partition_of(sizes, world)
         norms_L = torch.empty(len(partition.sizes), dtype=torch.float64)
-        norms = partial(range_norms, grad_N, partition.starts_L, partition.stops_L, norms_L)
+        norms = partial(
+            range_norms, grad_N, partition.starts_L, partition.stops_L, norms_L
+        )
         norms()
         if world == RANKS[0]:
             yield KernelCase("deft/norms", 4, norms, peers)
-        k_L = layer_k(norms_L.sqrt(), partition.sizes_L, max(1, round(density * grad_N.numel())))
-        layers_P = _busiest(owners(partition, k_L, world, 0), work(partition.sizes_L, k_L), world)
+        k_L = layer_k(
+            norms_L.sqrt(), partition.sizes_L, max(1, round(density * grad_N.numel()))
+        )
+        layers_P = _busiest(
+            owners(partition, k_L, world, 0), work(partition.sizes_L, k_L), world
+        )
         share = int(partition.sizes_L[layers_P].sum()) / grad_N.numel()
-        own = partial(select_layers, Member(0, world), grad_N, partition, layers_P, k_L[layers_P])
+        own = partial(
+            select_layers, Member(0, world), grad_N, partition, layers_P, k_L[layers_P]
+        )
         read = 4 + (4 + 8 * density) * share
         yield KernelCase(f"deft/{world}", read, partial(_in_turn, norms, own), peers)
 

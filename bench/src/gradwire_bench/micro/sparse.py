@@ -1,7 +1,8 @@
-"""How long each scheme takes to average one sparse gradient on shaped links, beside the dense one.
+"""How long each scheme takes to average one sparse gradient on shaped links, beside the
+dense one.
 
-All sides take their turns in one run, on the same gradients: index sets of stated density, overlap
-and skew (``draws``). What the sets turned out to be is in every row.
+All sides take their turns in one run, on the same gradients: index sets of stated
+density, overlap and skew (``draws``). What the sets turned out to be is in every row.
 """
 
 from __future__ import annotations
@@ -27,7 +28,15 @@ from .draws import IndexDraws, SetMeasures
 from .sparse_rank import DENSE, OWN, SCHEMES, TEAMS, exchange_of
 
 CONSTANT = frozenset(
-    {"num_hosts", "link_bytes_per_s", "numel", "density", "overlap", "densification", "skewness"}
+    {
+        "num_hosts",
+        "link_bytes_per_s",
+        "numel",
+        "density",
+        "overlap",
+        "densification",
+        "skewness",
+    }
 )
 """Keys that have one value in all rows of a run."""
 
@@ -52,15 +61,18 @@ class SparseBench:
             if name not in (*SCHEMES, *OWN, *TEAMS):
                 raise UnknownName("scheme", name, [*SCHEMES, *OWN, *TEAMS])
             if name in TEAMS:  # refuses teams that do not divide the hosts
-                exchange_of(name).init(TensorSpec("grad", self.draws.numel), self.draws.world)
+                exchange_of(name).init(
+                    TensorSpec("grad", self.draws.numel), self.draws.world
+                )
 
 
 def run(bench: SparseBench, report: Report, *, timeout_s: float = 900.0) -> list[Row]:
-    """One row a scheme. A step's time is that of its slowest rank; bytes are means over ranks.
+    """One row a scheme. A step's time is that of its slowest rank; bytes are means over
+    ranks.
 
-    ``bound_s`` is what the scheme's own bytes take on the link: of push-pull schemes (n-1)/n of the
-    bytes that a rank pushes and pulls, of others the bytes that the busiest rank sends. It is None
-    where links are not shaped.
+    ``bound_s`` is what the scheme's own bytes take on the link: of push-pull schemes
+    (n-1)/n of the bytes that a rank pushes and pulls, of others the bytes that the
+    busiest rank sends. It is None where links are not shaped.
     """
     world = bench.draws.world
     settings = {
@@ -70,12 +82,18 @@ def run(bench: SparseBench, report: Report, *, timeout_s: float = 900.0) -> list
         "schemes": [*bench.schemes],
         "threads": max(1, len(os.sched_getaffinity(0)) // world),
     }
-    with open_hosts(Testbed(hosts=world, rate_bytes_per_s=bench.rate_bytes_per_s)) as hosts:
-        results = run_ranks(hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s)
+    with open_hosts(
+        Testbed(hosts=world, rate_bytes_per_s=bench.rate_bytes_per_s)
+    ) as hosts:
+        results = run_ranks(
+            hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s
+        )
         shaped = hosts.shaped
     pool = bench.draws.pool()
     sets = [bench.draws.taken(rank, pool) for rank in range(world)]
-    return [_row(bench, name, results, sets, shaped) for name in (DENSE, *bench.schemes)]
+    return [
+        _row(bench, name, results, sets, shaped) for name in (DENSE, *bench.schemes)
+    ]
 
 
 def _row(
@@ -86,14 +104,23 @@ def _row(
     shaped: bool,
 ) -> Row:
     seconds = _slowest(results, name)
-    spread = quantiles(seconds, n=10, method="inclusive") if len(seconds) > 1 else seconds * 9
+    spread = (
+        quantiles(seconds, n=10, method="inclusive")
+        if len(seconds) > 1
+        else seconds * 9
+    )
     stated = _stated(bench, name, sets)
-    bound_s = _bound_bytes(bench, name, sets) / bench.rate_bytes_per_s if shaped else None
+    bound_s = (
+        _bound_bytes(bench, name, sets) / bench.rate_bytes_per_s if shaped else None
+    )
     imbalance = results[0][name]["imbalance"]
     found = SetMeasures.of(sets, bench.draws.numel)
-    # Where links are not shaped, every rank counts the bytes of all of them on the loopback.
+    # Where links are not shaped, every rank counts the bytes of all of them on the
+    # loopback.
     sharers = 1 if shaped else bench.draws.world
-    sent = [bytes_ / sharers for result in results for bytes_ in result[name]["sent_bytes"]]
+    sent = [
+        bytes_ / sharers for result in results for bytes_ in result[name]["sent_bytes"]
+    ]
     return {
         "name": name,
         "num_hosts": bench.draws.world,
@@ -118,10 +145,14 @@ def _row(
 
 def _slowest(results: list[dict[str, Any]], name: str) -> list[float]:
     """Seconds of each repeat on the rank that was last."""
-    return [max(turn) for turn in zip(*(r[name]["seconds"] for r in results), strict=True)]
+    return [
+        max(turn) for turn in zip(*(r[name]["seconds"] for r in results), strict=True)
+    ]
 
 
-def _pieces(bench: SparseBench, sets: list[Tensor]) -> list[tuple[TensorSpec, list[Tensor]]]:
+def _pieces(
+    bench: SparseBench, sets: list[Tensor]
+) -> list[tuple[TensorSpec, list[Tensor]]]:
     """Each message's spec, and the index sets of all ranks inside it."""
     found = []
     for start, stop in chunk_bounds(bench.draws.numel, bench.pieces):

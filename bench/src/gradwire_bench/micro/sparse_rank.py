@@ -1,4 +1,6 @@
-"""One rank of ``bench sparse``: takes one sparse gradient through every scheme, in turn."""
+"""One rank of ``bench sparse``: takes one sparse gradient through every scheme, in
+turn.
+"""
 
 from __future__ import annotations
 
@@ -32,23 +34,28 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {
     for name in ("oktopk", "spardl")
     for suffix, formats in (("", "smallest"), ("_paper", "coo"))
 }
-"""The exchanges of their own that make sparse sums, by name, each in its settings and its paper's:
-the name of its file, and its settings."""
+"""The exchanges of their own that make sparse sums, by name, each in its settings and
+its paper's: the name of its file, and its settings.
+"""
 TEAMS: dict[str, tuple[str, dict[str, Any]]] = {
     f"spardl_{teams}_teams": ("spardl", {"teams": teams}) for teams in (2, 4)
 }
-"""SparDL in teams, which must divide the hosts. They are measured only if they are asked for."""
+"""SparDL in teams, which must divide the hosts. They are measured only if they are
+asked for.
+"""
 SCHEMES: dict[str, Collective] = {
     type(scheme).__name__: type(scheme)()
     for scheme in examples("collective")
     if scheme.dimensions is not None
 } | {PAPER: load("collective", "zen")(formats="paper")}
-"""Every collective that has a place among the paper's schemes (table 3), by name, and zen as the
-paper has it."""
+"""Every collective that has a place among the paper's schemes (table 3), by name, and
+zen as the paper has it.
+"""
 
 
 def exchange_of(name: str, density: float = 0.01) -> Exchange:
-    """The lossless exchange of a scheme, the dense all-reduce, or an exchange of its own.
+    """The lossless exchange of a scheme, the dense all-reduce, or an exchange of its
+    own.
 
     These last take as many elements as ``density`` says, and keep what does not arrive.
     """
@@ -63,11 +70,17 @@ def exchange_of(name: str, density: float = 0.01) -> Exchange:
 class TimedScheme:
     """One scheme with its own states and buffers; a call averages ``work_N`` in place.
 
-    The gradient is cut into ``pieces`` messages, of which the engine has several under way.
+    The gradient is cut into ``pieces`` messages, of which the engine has several under
+    way.
     """
 
     def __init__(
-        self, name: str, exchange: Exchange, work_N: Tensor, engine: Engine, pieces: int = 1
+        self,
+        name: str,
+        exchange: Exchange,
+        work_N: Tensor,
+        engine: Engine,
+        pieces: int = 1,
     ) -> None:
         self.name = name
         self.exchange = exchange
@@ -82,7 +95,9 @@ class TimedScheme:
     def __call__(self) -> None:
         rows = enumerate(zip(self.members, self.states, self.parts, strict=True))
         ends = [
-            self.engine.launch(i, self.name, self.exchange.synchronise(me, state, part, part))
+            self.engine.launch(
+                i, self.name, self.exchange.synchronise(me, state, part, part)
+            )
             for i, (me, state, part) in rows
         ]
         self.engine.wait(ends)
@@ -95,9 +110,13 @@ class TimedScheme:
                 residual_N.zero_()
 
     def kept(self, like_N: Tensor) -> Tensor:
-        """The mean over ranks of what they keep, which arrives later; zeros where nothing does."""
+        """The mean over ranks of what they keep, which arrives later; zeros where
+        nothing does.
+        """
         kept_N = torch.zeros_like(like_N)
-        parts = zip(self.states, chunk_bounds(like_N.numel(), len(self.parts)), strict=True)
+        parts = zip(
+            self.states, chunk_bounds(like_N.numel(), len(self.parts)), strict=True
+        )
         for state, (start, stop) in parts:
             for residual_N in residuals(state).values():
                 kept_N[start:stop] += residual_N
@@ -109,15 +128,22 @@ class TimedScheme:
     def imbalance(self) -> tuple[float, float] | None:
         """Push and pull of the least balanced message."""
         noted = [me.imbalance for me in self.members if me.imbalance is not None]
-        return (max(n.push for n in noted), max(n.pull for n in noted)) if noted else None
+        return (
+            (max(n.push for n in noted), max(n.pull for n in noted)) if noted else None
+        )
 
 
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Seconds and bytes of every repeat, and each scheme's imbalance; all means are compared."""
+    """Seconds and bytes of every repeat, and each scheme's imbalance; all means are
+    compared.
+    """
     torch.set_num_threads(settings["threads"])
     draws = IndexDraws(**settings["draws"])
     engine = Engine(
-        join(None), num_channels=4, timeout=timedelta(minutes=2), on_span=lambda span: None
+        join(None),
+        num_channels=4,
+        timeout=timedelta(minutes=2),
+        on_span=lambda span: None,
     )
     source_N = torch.zeros(draws.numel)
     indices_K = draws.taken(engine.rank, draws.pool()).long()
@@ -130,7 +156,9 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
         TimedScheme(name, exchange_of(name, draws.density), work_N, engine, pieces)
         for name in schemes
     ]
-    found: dict[str, Any] = {side.name: {"seconds": [], "sent_bytes": []} for side in sides}
+    found: dict[str, Any] = {
+        side.name: {"seconds": [], "sent_bytes": []} for side in sides
+    }
     turns = settings["repeats"] + 1
     for turn in range(turns):
         for place, side in enumerate(sides):

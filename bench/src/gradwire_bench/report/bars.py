@@ -19,14 +19,17 @@ def draw(
     title: str,
     notes: Mapping[str, str] | None = None,
 ) -> Path:
-    """Draws a panel for each of ``keys``, a bar for each row, and saves the picture as PNG.
+    """Draws a panel for each of ``keys``, a bar for each row, and saves the picture as
+    PNG.
 
-    A row lacking a key, or with None there, gets no bar. ``notes`` are the panels' titles where the
-    key read as words does not say enough, such as ``{"step_s": "median step (less is better)"}``.
+    A row lacking a key, or with None there, gets no bar. ``notes`` are the panels'
+    titles where the key read as words does not say enough, such as
+    ``{"step_s": "median step (less is better)"}``.
     """
     if not rows or not keys:
         raise InvalidSetting(
-            f"bars need rows and keys, got {len(rows)} rows and {len(keys)} keys; give one of each"
+            f"bars need rows and keys, got {len(rows)} rows and {len(keys)} "
+            "keys; give one of each"
         )
     names = [str(row["name"]) for row in rows]
     figure = new_figure((0.22 * len(rows) + 0.4) * len(keys) + 0.5)

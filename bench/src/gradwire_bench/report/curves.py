@@ -1,4 +1,6 @@
-"""Lines over time, steps or ranks: loss curves, message seconds over size, speedup over ranks."""
+"""Lines over time, steps or ranks: loss curves, message seconds over size, speedup over
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,14 @@ Series = Mapping[str, Sequence[tuple[float, float]]]
 
 
 def draw(series: Series, path: Path, *, title: str, x_label: str, y_label: str) -> Path:
-    """Draws a line for each name through its (x, y) points and saves the picture as PNG.
+    """Draws a line for each name through its (x, y) points and saves the picture as
+    PNG.
 
     Raises InvalidSetting if no series has a point, or if matplotlib is missing.
     """
-    return draw_panels({"": series}, path, title=title, x_label=x_label, y_label=y_label)
+    return draw_panels(
+        {"": series}, path, title=title, x_label=x_label, y_label=y_label
+    )
 
 
 def draw_panels(
@@ -35,17 +40,21 @@ def draw_panels(
     y_label: str,
     doubling: bool = False,
 ) -> Path:
-    """Draws the lines of each panel, named by its key, below each other, each on its own axes.
+    """Draws the lines of each panel, named by its key, below each other, each on its
+    own axes.
 
-    A name has one colour in all panels, and stands in one legend. With ``doubling`` equal steps on
-    the x axis double, and each x that has a point is marked. Raises as ``draw`` does.
+    A name has one colour in all panels, and stands in one legend. With ``doubling``
+    equal steps on the x axis double, and each x that has a point is marked. Raises as
+    ``draw`` does.
     """
     drawn = {
         panel: {name: list(points) for name, points in series.items() if len(points)}
         for panel, series in panels.items()
     }
     if not any(drawn.values()):
-        raise InvalidSetting("curves need at least one point, got none; give a series with points")
+        raise InvalidSetting(
+            "curves need at least one point, got none; give a series with points"
+        )
     figure = new_figure(2.6 * len(drawn) + 0.8)
     rows = figure.subplots(len(drawn), 1, squeeze=False)[:, 0]
     lines: dict[str, Line2D] = {}
@@ -72,9 +81,18 @@ def of_colours(names: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def line(
-    axes: Axes, points: Sequence[tuple[float, float]], colour: tuple[str, str], **settings: Any
+    axes: Axes,
+    points: Sequence[tuple[float, float]],
+    colour: tuple[str, str],
+    **settings: Any,
 ) -> Line2D:
     """A line through points; a single point gets a mark."""
-    settings = {"linewidth": 1.8, "marker": "o" if len(points) == 1 else None, **settings}
-    (drawn,) = axes.plot(*zip(*points, strict=True), color=colour[0], ls=colour[1], **settings)
+    settings = {
+        "linewidth": 1.8,
+        "marker": "o" if len(points) == 1 else None,
+        **settings,
+    }
+    (drawn,) = axes.plot(
+        *zip(*points, strict=True), color=colour[0], ls=colour[1], **settings
+    )
     return drawn

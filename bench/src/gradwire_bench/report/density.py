@@ -1,4 +1,6 @@
-"""Densities of a trace's steps, asked for, selected and averaged, as rows and as words."""
+"""Densities of a trace's steps, asked for, selected and averaged, as rows and as
+words.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from gradwire.contract.trace.span import StepDensity, Trace
 
 
 def rows(trace: Trace) -> list[dict[str, object]]:
-    """A row for each step, for ``table``; figures that differ among ranks are means over them.
+    """A row for each step, for ``table``; figures that differ among ranks are means
+    over them.
 
     >>> rows(Trace.of([], [StepDensity(0, 7, 0.5, 800, 10_000, 100.0, 100, 380)]))
     ... # doctest: +NORMALIZE_WHITESPACE

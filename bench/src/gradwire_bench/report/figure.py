@@ -1,4 +1,6 @@
-"""The parts that all pictures share: a figure without a window system, colours, and saving."""
+"""The parts that all pictures share: a figure without a window system, colours, and
+saving.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,19 @@ if TYPE_CHECKING:
 
 INK = "#24292f"
 FAINT = "#d8dee4"
-SERIES = ("#3d6fb6", "#d9822b", "#4b9a5f", "#b5485d", "#7d62ad", "#2b93a0", "#8c6d46", "#5f6b7a")
-"""Colours of series, in the order in which they are given to them. Readers with a common colour
-blindness can tell them apart."""
+SERIES = (
+    "#3d6fb6",
+    "#d9822b",
+    "#4b9a5f",
+    "#b5485d",
+    "#7d62ad",
+    "#2b93a0",
+    "#8c6d46",
+    "#5f6b7a",
+)
+"""Colours of series, in the order in which they are given to them. Readers with a
+common colour blindness can tell them apart.
+"""
 
 
 WIDTH_IN = 4.8
@@ -32,7 +44,9 @@ def new_figure(height_in: float) -> Figure:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise NotInstalled("a picture", "matplotlib", "report") from None
-    figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained", facecolor="white")
+    figure = Figure(
+        figsize=(WIDTH_IN, height_in), layout="constrained", facecolor="white"
+    )
     FigureCanvasAgg(figure)
     return figure
 
@@ -72,6 +86,10 @@ def save(figure: Figure, path: Path, title: str) -> Path:
     """Writes the figure with its title as PNG and returns the path."""
     if title:
         text = "\n".join(wrap(title, 52))
-        figure.suptitle(text, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
-    figure.savefig(path, dpi=200, format="png", metadata={"Title": title, "Software": "gradwire"})
+        figure.suptitle(
+            text, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK
+        )
+    figure.savefig(
+        path, dpi=200, format="png", metadata={"Title": title, "Software": "gradwire"}
+    )
     return path

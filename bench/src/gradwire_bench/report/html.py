@@ -1,7 +1,7 @@
 """One self-contained HTML file: what was run, where, the figures and the pictures.
 
-Pictures are embedded and styles are inline, so the file can be mailed; it asks for nothing on the
-network. Needs jinja2, part of the extra ``gradwire[report]``.
+Pictures are embedded and styles are inline, so the file can be mailed; it asks for
+nothing on the network. Needs jinja2, part of the extra ``gradwire[report]``.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def write(
 ) -> Path:
     """Writes the report and returns its path.
 
-    ``command`` is the command line that made the figures, and ``answer`` is one sentence about
-    them. ``pictures`` maps captions to PNG files, which are copied into the text. All texts are
-    escaped. Raises NotInstalled without jinja2.
+    ``command`` is the command line that made the figures, and ``answer`` is one
+    sentence about them. ``pictures`` maps captions to PNG files, which are copied into
+    the text. All texts are escaped. Raises NotInstalled without jinja2.
     """
     try:
         from jinja2 import Environment
@@ -41,9 +41,9 @@ def write(
         raise NotInstalled("an HTML report", "jinja2", "report") from None
     number = Markup(' class="number"')
     keys = columns(rows)
-    template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
-        TEMPLATE.read_text(encoding="utf-8")
-    )
+    template = Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True
+    ).from_string(TEMPLATE.read_text(encoding="utf-8"))
     text = template.render(
         title=title,
         command=command,

@@ -1,7 +1,8 @@
 """Losses over seconds: who reaches a loss first.
 
-A loss of one step is noisy, so lines are means of the last steps, with the single steps faint
-behind them. Every method trains on the same batches, so a mean over steps delays all alike.
+A loss of one step is noisy, so lines are means of the last steps, with the single steps
+faint behind them. Every method trains on the same batches, so a mean over steps delays
+all alike.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def smoothed(losses: Sequence[float], over: int) -> list[float]:
 
 
 def first_to(series: Series, goal: float) -> tuple[str, float]:
-    """The method that first reaches ``goal``, and its seconds; one method at least reaches it.
+    """The method that first reaches ``goal``, and its seconds; one method at least
+    reaches it.
 
     >>> first_to({"fast": [(1, 3.0), (2, 2.5)], "good": [(3, 1.0)]}, 2.0)
     ('good', 3)
@@ -39,15 +41,19 @@ def first_to(series: Series, goal: float) -> tuple[str, float]:
         name: next((seconds for seconds, loss in points if loss <= goal), None)
         for name, points in series.items()
     }
-    return min(((name, at) for name, at in there.items() if at is not None), key=lambda it: it[1])
+    return min(
+        ((name, at) for name, at in there.items() if at is not None),
+        key=lambda it: it[1],
+    )
 
 
 def goal_of(points: Sequence[tuple[float, float]]) -> float:
     """The loss at or below which a method stays in the last quarter of its steps.
 
-    All methods have the same number of steps. One that is a little above this method at every step
-    never reaches its last loss, however fast its steps are, and still reaches this goal. The
-    highest loss of the quarter leaves out the luck of a single batch.
+    All methods have the same number of steps. One that is a little above this method at
+    every step never reaches its last loss, however fast its steps are, and still
+    reaches this goal. The highest loss of the quarter leaves out the luck of a single
+    batch.
 
     >>> goal_of([(1, 5.0), (2, 4.0), (3, 3.1), (4, 2.5), (5, 2.6), (6, 2.4), (7, 2.3), (8, 2.2)])
     2.3
@@ -55,11 +61,14 @@ def goal_of(points: Sequence[tuple[float, float]]) -> float:
     return max(loss for _, loss in points[-ceil(len(points) / 4) :])
 
 
-def draw(series: Series, single: Series, path: Path, *, title: str, beside: str) -> Path:
-    """Draws losses over seconds, and below them over steps, and saves the picture as PNG.
+def draw(
+    series: Series, single: Series, path: Path, *, title: str, beside: str
+) -> Path:
+    """Draws losses over seconds, and below them over steps, and saves the picture as
+    PNG.
 
-    ``single`` has the losses of single steps, drawn faint. A star marks who first reaches the goal
-    that the method ``beside`` sets.
+    ``single`` has the losses of single steps, drawn faint. A star marks who first
+    reaches the goal that the method ``beside`` sets.
     """
     figure = new_figure(6.6)
     over_s, over_steps = figure.subplots(2, 1)
@@ -69,10 +78,19 @@ def draw(series: Series, single: Series, path: Path, *, title: str, beside: str)
     for name, points in series.items():
         line(over_s, single[name], colours[name], linewidth=0.8, alpha=0.3)
         lines.append(line(over_s, points, colours[name], label=name))
-        line(over_steps, [(at, y) for at, (_, y) in enumerate(points, 1)], colours[name])
+        line(
+            over_steps, [(at, y) for at, (_, y) in enumerate(points, 1)], colours[name]
+        )
     name, seconds = first_to(series, goal)
     over_s.axhline(goal, color=INK, linewidth=0.8, linestyle=(0, (2, 2)))
-    over_s.plot([seconds], [goal], "*", color=colours[name][0], markersize=13, markeredgecolor=INK)
+    over_s.plot(
+        [seconds],
+        [goal],
+        "*",
+        color=colours[name][0],
+        markersize=13,
+        markeredgecolor=INK,
+    )
     star = f"star: {name} is first at the\ngoal ({goal:.2f}), after {seconds:.1f} s"
     label(over_s, "seconds", LOSS, f"{star}; faint: single steps")
     label(over_steps, "steps", LOSS)

@@ -1,4 +1,6 @@
-"""Traces as Gantt charts: a panel for each trace, a row for each lane of a rank, one time axis."""
+"""Traces as Gantt charts: a panel for each trace, a row for each lane of a rank, one
+time axis.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ COLOURS = {
 """The colours of the usual kinds of work, which are the same in all pictures."""
 
 _TRANSFERS = re.compile(
-    r"send|recv|all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|broadcast|transfer", re.I
+    r"send|recv|all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|broadcast|transfer",
+    re.I,
 )
 ROW_IN = 0.2
 PANEL_IN = 0.5
@@ -39,7 +42,8 @@ ROW_FILL = 0.78
 
 
 def kind(span: Span) -> str:
-    """The kind of work a span is drawn as: a key of ``COLOURS`` if one fits, else its first word.
+    """The kind of work a span is drawn as: a key of ``COLOURS`` if one fits, else its
+    first word.
 
     >>> kind(Span(0, "communication", "AllGather 3", 0, 1)), kind(Span(0, "compute", "clip", 0, 1))
     ('transfer', 'clip')
@@ -57,14 +61,16 @@ def kind(span: Span) -> str:
 def draw(traces: Mapping[str, Trace], path: Path, *, title: str) -> Path:
     """Draws one panel for each named trace and saves the picture as PNG.
 
-    Each trace starts at its own first span; all panels share the time axis, so that lengths can be
-    compared.
-    Spans of one lane that overlap lie above each other within their row. Raises InvalidSetting if
-    no trace has a span, or if matplotlib is missing.
+    Each trace starts at its own first span; all panels share the time axis, so that
+    lengths can be compared. Spans of one lane that overlap lie above each other within
+    their row. Raises InvalidSetting if no trace has a span, or if matplotlib is
+    missing.
     """
     drawn = {name: trace for name, trace in traces.items() if trace.spans}
     if not drawn:
-        raise InvalidSetting("a timeline needs at least one span, got none; trace a step first")
+        raise InvalidSetting(
+            "a timeline needs at least one span, got none; trace a step first"
+        )
     rows = {name: len(trace.lanes()) for name, trace in drawn.items()}
     height_in = sum(ROW_IN * num + PANEL_IN for num in rows.values()) + 1.1
     figure = new_figure(height_in)
@@ -82,7 +88,9 @@ def draw(traces: Mapping[str, Trace], path: Path, *, title: str) -> Path:
     unit, factor = ("s", 1.0) if longest_s >= 2 else ("ms", 1e3)
     for axes, (name, trace) in zip(panels, drawn.items(), strict=True):
         _panel(axes, trace, colours, factor)
-        facts = filter(None, (format_seconds(trace.iteration_s), density.summary(trace.densities)))
+        facts = filter(
+            None, (format_seconds(trace.iteration_s), density.summary(trace.densities))
+        )
         axes.set_title(f"{name}: {', '.join(facts)}", loc="left", fontsize=9, color=INK)
     panels[-1].set_xlim(0, longest_s * factor * 1.01 or 1.0)
     panels[-1].set_xlabel(f"time ({unit})", fontsize=9, color=INK)
@@ -92,7 +100,9 @@ def draw(traces: Mapping[str, Trace], path: Path, *, title: str) -> Path:
 
 
 def _colours(traces: Iterable[Trace]) -> dict[str, str]:
-    """A colour for every kind present: the fixed ones first, then the others as they come."""
+    """A colour for every kind present: the fixed ones first, then the others as they
+    come.
+    """
     present = dict.fromkeys(kind(span) for trace in traces for span in trace.spans)
     fixed = {name: colour for name, colour in COLOURS.items() if name in present}
     others = [name for name in present if name not in COLOURS]
@@ -121,7 +131,9 @@ def _panel(axes: Axes, trace: Trace, colours: Mapping[str, str], factor: float) 
                 edgecolors="white",
                 linewidth=0.3,
             )
-    axes.axvline(trace.iteration_s * factor, color=INK, linewidth=0.8, linestyle=(0, (2, 2)))
+    axes.axvline(
+        trace.iteration_s * factor, color=INK, linewidth=0.8, linestyle=(0, (2, 2))
+    )
     axes.set_yticks(
         range(len(lanes)),
         [lane if one_rank else f"rank {rank}  {lane}" for rank, lane in lanes],

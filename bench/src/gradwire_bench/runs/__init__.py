@@ -1,1 +1,3 @@
-"""Whole trainings that only developers compare: HSDP, shrinking, the matrix of programs."""
+"""Whole trainings that only developers compare: HSDP, shrinking, the matrix of
+programs.
+"""

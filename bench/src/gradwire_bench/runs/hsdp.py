@@ -45,7 +45,9 @@ WARM_UP = 2
 class Side:
     """One sharded model that takes turns."""
 
-    def __init__(self, name: str, task: TrainingTask, mesh: DeviceMesh, num_steps: int) -> None:
+    def __init__(
+        self, name: str, task: TrainingTask, mesh: DeviceMesh, num_steps: int
+    ) -> None:
         torch.manual_seed(0)
         model: Any = task.make_model()
         within = mesh if name == NATIVE else mesh["shard"]
@@ -79,7 +81,9 @@ def measure(task: TrainingTask, turns: int, num_steps: int) -> list[Row]:
     """A row a side: the median over turns of a step's seconds, on the slowest rank."""
     grid = REPLICAS, dist.get_world_size() // REPLICAS
     mesh = init_device_mesh("cpu", grid, mesh_dim_names=("replicate", "shard"))
-    sides = {name: Side(name, task, mesh, num_steps) for name in (NATIVE, *EXCHANGES, ALONE)}
+    sides = {
+        name: Side(name, task, mesh, num_steps) for name in (NATIVE, *EXCHANGES, ALONE)
+    }
     seconds = torch.zeros(len(sides), turns, dtype=torch.float64)
     for turn in range(turns):
         for place, side in enumerate(sides.values()):
@@ -107,7 +111,12 @@ def main() -> None:
     dist.init_process_group("gloo")
     for row in measure(make_task(chosen.task), chosen.turns, chosen.steps):
         if dist.get_rank() == 0:
-            print({key: round(v, 4) if isinstance(v, float) else v for key, v in row.items()})
+            print(
+                {
+                    key: round(v, 4) if isinstance(v, float) else v
+                    for key, v in row.items()
+                }
+            )
     dist.destroy_process_group()
 
 

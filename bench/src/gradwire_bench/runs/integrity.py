@@ -34,7 +34,9 @@ from gradwire_bench.schedule.replay import Replay, VirtualDevice
 
 SIDES = {
     "no checks": FailurePolicy(check_every=None),
-    f"one step in {DEFAULT_CHECK_EVERY}": FailurePolicy(check_every=DEFAULT_CHECK_EVERY),
+    f"one step in {DEFAULT_CHECK_EVERY}": FailurePolicy(
+        check_every=DEFAULT_CHECK_EVERY
+    ),
     "every step": FailurePolicy(check_every=1),
     "checksums": FailurePolicy(check_every=None, checksums=True),
 }
@@ -48,8 +50,9 @@ NUM_LAYERS = 20
 NUMEL = 500_000
 STEP_S = 0.1
 WARM_UP = 3
-"""Steps at the start of each turn that are not measured. Any 64 steps behind them have one that is
-checked, where one in 64 is."""
+"""Steps at the start of each turn that are not measured. Any 64 steps behind them have
+one that is checked, where one in 64 is.
+"""
 
 
 def profile() -> Profile:
@@ -87,7 +90,8 @@ class Side:
 def measure(turns: int, num_steps: int, exchange: str = "ring") -> list[Row]:
     """A row a side: the median over turns of a step's mean seconds on the slowest rank.
 
-    ``fraction_overhead`` compares turns that followed each other; it is the median of these.
+    ``fraction_overhead`` compares turns that followed each other; it is the median of
+    these.
     """
     sides = [Side(exchange, settings) for settings in SIDES.values()]
     seconds_ST = torch.zeros(len(sides), turns, dtype=torch.float64)
@@ -103,7 +107,9 @@ def measure(turns: int, num_steps: int, exchange: str = "ring") -> list[Row]:
         {
             "name": name,
             "step_s": median(own),
-            "fraction_overhead": median(a / b - 1 for a, b in zip(own, plain, strict=True)),
+            "fraction_overhead": median(
+                a / b - 1 for a, b in zip(own, plain, strict=True)
+            ),
         }
         for name, own in zip(SIDES, seconds_ST.tolist(), strict=True)
     ]
@@ -113,14 +119,21 @@ def main() -> None:
     """Measures as the command line says; rank 0 prints."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--turns", type=int, default=3)
-    options.add_argument("--steps", type=int, default=DEFAULT_CHECK_EVERY, help="steps of a turn")
+    options.add_argument(
+        "--steps", type=int, default=DEFAULT_CHECK_EVERY, help="steps of a turn"
+    )
     options.add_argument("--exchange", choices=EXCHANGES, default="ring")
     chosen = options.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     for row in measure(chosen.turns, chosen.steps, chosen.exchange):
         if dist.get_rank() == 0:
-            print({key: round(v, 5) if isinstance(v, float) else v for key, v in row.items()})
+            print(
+                {
+                    key: round(v, 5) if isinstance(v, float) else v
+                    for key, v in row.items()
+                }
+            )
     dist.destroy_process_group()
 
 

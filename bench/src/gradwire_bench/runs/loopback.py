@@ -1,8 +1,9 @@
-"""The price of gradwire where the network is free: training steps on loopback, beside DDP's.
+"""The price of gradwire where the network is free: training steps on loopback, beside
+DDP's.
 
-All sides train the same model in the same processes, in turn. Ranks share the machine's cores, so
-what the machine does beside shows in ``step_s``. ``processor_s`` counts the work of all threads of
-a rank, and is the figure to trust on a busy machine.
+All sides train the same model in the same processes, in turn. Ranks share the machine's
+cores, so what the machine does beside shows in ``step_s``. ``processor_s`` counts the
+work of all threads of a rank, and is the figure to trust on a busy machine.
 """
 
 from __future__ import annotations
@@ -43,14 +44,21 @@ class LoopbackBench:
 
     @property
     def rows(self) -> list[str]:
-        """The sides, in turn: DDP, each compressor by ``attach``, and each under DDP."""
-        return [DDP, *self.compressors, *(UNDER_DDP + name for name in self.compressors)]
+        """The sides, in turn: DDP, each compressor by ``attach``, and each under
+        DDP.
+        """
+        return [
+            DDP,
+            *self.compressors,
+            *(UNDER_DDP + name for name in self.compressors),
+        ]
 
 
 def run(bench: LoopbackBench, report: Report, *, timeout_s: float = 900.0) -> list[Row]:
     """A row a side; a step's time is its slowest rank's.
 
-    ``speedup_vs_ddp`` is the median over turns of DDP's median step over that of the same turn.
+    ``speedup_vs_ddp`` is the median over turns of DDP's median step over that of the
+    same turn.
     """
     settings = {
         "task": bench.task,
@@ -59,9 +67,14 @@ def run(bench: LoopbackBench, report: Report, *, timeout_s: float = 900.0) -> li
         "rows": bench.rows,
     }
     with loopback_hosts(Testbed(hosts=bench.ranks)) as hosts:
-        results = run_ranks(hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s)
+        results = run_ranks(
+            hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s
+        )
     base = [median(turn) for turn in _turns_s([result[DDP] for result in results])]
-    return [_row(bench, name, base, [result[name] for result in results]) for name in bench.rows]
+    return [
+        _row(bench, name, base, [result[name] for result in results])
+        for name in bench.rows
+    ]
 
 
 def _turns_s(ranks: Sequence[dict[str, Any]]) -> list[list[float]]:
@@ -71,10 +84,15 @@ def _turns_s(ranks: Sequence[dict[str, Any]]) -> list[list[float]]:
 
 
 def _row(
-    bench: LoopbackBench, name: str, base: Sequence[float], ranks: Sequence[dict[str, Any]]
+    bench: LoopbackBench,
+    name: str,
+    base: Sequence[float],
+    ranks: Sequence[dict[str, Any]],
 ) -> Row:
     turns = _turns_s(ranks)
-    low, *_, high = quantiles([step for turn in turns for step in turn], n=5, method="inclusive")
+    low, *_, high = quantiles(
+        [step for turn in turns for step in turn], n=5, method="inclusive"
+    )
     speedups = [one / median(turn) for one, turn in zip(base, turns, strict=True)]
     return {
         "name": name,

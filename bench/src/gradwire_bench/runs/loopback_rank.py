@@ -19,13 +19,17 @@ from gradwire_bench.workloads.task import TrainingTask
 
 DDP = "ddp"
 UNDER_DDP = "ddp+"
-"""The row of DDP by itself, and the begin of the name of a row of a DDP model that is attached."""
+"""The row of DDP by itself, and the begin of the name of a row of a DDP model that is
+attached.
+"""
 WARM_UP = 3
 """The steps at the start of each turn that are not measured."""
 
 
 class _Side:
-    """One model that takes turns; its batches are drawn before, as they cost the same on all."""
+    """One model that takes turns; its batches are drawn before, as they cost the same
+    on all.
+    """
 
     def __init__(self, name: str, task: TrainingTask, num_steps: int) -> None:
         torch.manual_seed(0)
@@ -34,12 +38,16 @@ class _Side:
         if under_ddp:
             self.model = DistributedDataParallel(self.model)
         compressor = name.removeprefix(UNDER_DDP)
-        self.handle = None if name == DDP else attach(self.model, load("compress", compressor)())
+        self.handle = (
+            None if name == DDP else attach(self.model, load("compress", compressor)())
+        )
         self._optimizer = task.make_optimizer(self.model.parameters())
         self._task = task
         rank = dist.get_rank()
         world = dist.get_world_size()
-        self._batches = [task.batch(step, rank, world) for step in range(WARM_UP + num_steps)]
+        self._batches = [
+            task.batch(step, rank, world) for step in range(WARM_UP + num_steps)
+        ]
 
     def turn(self) -> tuple[list[float], float]:
         """The seconds of each step, and the processor seconds of one."""
@@ -58,11 +66,15 @@ class _Side:
 
 
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
-    """This rank's step seconds, a list for each turn, and the processor seconds of each row."""
+    """This rank's step seconds, a list for each turn, and the processor seconds of each
+    row.
+    """
     torch.set_num_threads(1)
     task = make_task(settings["task"])
     turns = settings["turns"]
-    sides = {name: _Side(name, task, settings["iterations"]) for name in settings["rows"]}
+    sides = {
+        name: _Side(name, task, settings["iterations"]) for name in settings["rows"]
+    }
     found: dict[str, Any] = {name: {"seconds": [], "processor_s": []} for name in sides}
     for turn in range(turns):
         for place, (name, side) in enumerate(sides.items()):

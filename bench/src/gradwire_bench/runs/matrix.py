@@ -1,10 +1,13 @@
-"""Programs as people write them, by every kind of exchange: do all ranks end in the right bits?
+"""Programs as people write them, by every kind of exchange: do all ranks end in the
+right bits?
 
-A program is a file that runs under torchrun; ``examples/matrix/one_run.py`` says what else it must
-do. It is run natively, then attached to each exchange: once through, saving on the way, and once
-from what was saved, in new processes. Each cell then works or is refused by name. Anything else is
-wrong: ranks that hold other parameters than one another, than a native run where nothing is lost,
-or than a run that was not interrupted; a foreign error; a program that never ends."""
+A program is a file that runs under torchrun; ``examples/matrix/one_run.py`` says what
+else it must do. It is run natively, then attached to each exchange: once through,
+saving on the way, and once from what was saved, in new processes. Each cell then works
+or is refused by name. Anything else is wrong: ranks that hold other parameters than one
+another, than a native run where nothing is lost, or than a run that was not
+interrupted; a foreign error; a program that never ends.
+"""
 
 from __future__ import annotations
 
@@ -32,23 +35,33 @@ from .matrix_rank import EXCHANGES, OURS, PLAN, PROGRAMS, ProgramEnd, ProgramRun
 MOST_LINES = 3
 """How many lines a program may have more than its native form."""
 EXACT = ("none", PLAN)
-"""The exchanges that lose nothing: among as few ranks they end in the bits of a native run."""
+"""The exchanges that lose nothing: among as few ranks they end in the bits of a native
+run.
+"""
 _RUN_S = 120.0
 _GRACE_S = 20.0
 """How long a run may take, and how long the other ranks may go on after an error."""
-_PRELOADED = ["torch", "torch._dynamo", "torch.distributed.fsdp", "gradwire_bench.runs.matrix_rank"]
+_PRELOADED = [
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "gradwire_bench.runs.matrix_rank",
+]
 _FRAMEWORKS = {
     "transformers": ["transformers.trainer", "transformers.models.gpt2.modeling_gpt2"],
     "accelerate": ["accelerate"],
     "lightning": ["lightning.pytorch", "lightning.fabric"],
 }
-"""The modules of packages that ranks would else import one after another, in seconds."""
+"""The modules of packages that ranks would else import one after another, in
+seconds.
+"""
 _SECOND_HAND = (RankFailed.__name__, RanksDiffer.__name__)
 """The errors by which a rank hears of another's."""
 
 
 class ProgramFile(NamedTuple):
-    """A program: its file, its ranks, the packages it imports, and the lines it has for gradwire.
+    """A program: its file, its ranks, the packages it imports, and the lines it has for
+    gradwire.
 
     ``world`` follows from a line "# ranks: 4", and is 2 without one.
     """
@@ -63,11 +76,15 @@ class ProgramFile(NamedTuple):
         """Packages that are not installed."""
         beside = [*self.path.parent.glob("*.py"), *PROGRAMS.glob("*.py")]
         names = self.packages - {path.stem for path in beside}
-        return [name for name in sorted(names) if importlib.util.find_spec(name) is None]
+        return [
+            name for name in sorted(names) if importlib.util.find_spec(name) is None
+        ]
 
 
 class Cell(NamedTuple):
-    """The outcome of a program under an exchange: "same", "refused", "skipped" or "WRONG"."""
+    """The outcome of a program under an exchange: "same", "refused", "skipped" or
+    "WRONG".
+    """
 
     verdict: str
     text: str = ""
@@ -76,7 +93,9 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Matrix:
-    """The cells to run: programs of a folder by name, exchanges by name; none stands for all."""
+    """The cells to run: programs of a folder by name, exchanges by name; none stands
+    for all.
+    """
 
     folder: Path = PROGRAMS
     only: tuple[str, ...] = ()
@@ -88,10 +107,14 @@ class Matrix:
         found = {path.stem: path for path in sorted(self.folder.glob("*.py"))}
         found.pop("one_run", None)
         if not found:
-            raise invalid("programs", self.folder, "a folder with programs", "write its path")
+            raise invalid(
+                "programs", self.folder, "a folder with programs", "write its path"
+            )
         if unknown := set(self.only) - set(found):
             raise UnknownName("program", min(unknown), found)
-        return [read(path) for name, path in found.items() if name in (self.only or found)]
+        return [
+            read(path) for name, path in found.items() if name in (self.only or found)
+        ]
 
     def columns(self) -> list[str]:
         """The exchanges asked for."""
@@ -123,14 +146,18 @@ def run(
     columns = matrix.columns()
     context: Any = multiprocessing.get_context("forkserver")
     used = {name for one in programs if not one.lacks for name in one.packages}
-    frameworks = [module for name in sorted(used) for module in _FRAMEWORKS.get(name, ())]
+    frameworks = [
+        module for name in sorted(used) for module in _FRAMEWORKS.get(name, ())
+    ]
     context.set_forkserver_preload([*_PRELOADED, *frameworks])
     made = {}
     for number, program in enumerate(programs):
         row = _Row(context, program, matrix.seed)
         name = program.path.stem
 
-        def told(done: float, what: str, number: int = number, name: str = name) -> None:
+        def told(
+            done: float, what: str, number: int = number, name: str = name
+        ) -> None:
             report((number + done) / len(programs), f"{name}: {what}")
 
         made[name] = program, row.cells(columns, told)
@@ -145,10 +172,14 @@ class _Row:
         self._program = program
         self._seed = seed
 
-    def cells(self, columns: Sequence[str], told: Callable[[float, str], None]) -> dict[str, Cell]:
+    def cells(
+        self, columns: Sequence[str], told: Callable[[float, str], None]
+    ) -> dict[str, Cell]:
         program = self._program
         if lacks := program.lacks:
-            return dict.fromkeys(columns, Cell("skipped", f"{', '.join(lacks)} not installed"))
+            return dict.fromkeys(
+                columns, Cell("skipped", f"{', '.join(lacks)} not installed")
+            )
         if program.num_lines > MOST_LINES:
             text = f"{program.num_lines} lines more than the native program"
             return dict.fromkeys(columns, Cell("WRONG", text))
@@ -174,10 +205,14 @@ class _Row:
                 return [whole]
             return [whole, self._run(exchange, (*common, "--resume"), Path(folder))]
 
-    def _run(self, exchange: str, arguments: tuple[str, ...], folder: Path) -> list[ProgramEnd]:
+    def _run(
+        self, exchange: str, arguments: tuple[str, ...], folder: Path
+    ) -> list[ProgramEnd]:
         program = self._program
         store: Any = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), False)
-        task = ProgramRun(program.path.absolute(), exchange, arguments, program.world, store.port)
+        task = ProgramRun(
+            program.path.absolute(), exchange, arguments, program.world, store.port
+        )
         ends: list[Connection] = []
         processes = []
         for rank in range(program.world):
@@ -221,15 +256,19 @@ def _collected(ends: list[Connection]) -> list[ProgramEnd]:
             if found[rank].error:
                 deadline_s = min(deadline_s, time.monotonic() + _GRACE_S)
     return [
-        found.get(rank, ProgramEnd({}, f"rank {rank} never ended")) for rank in range(len(ends))
+        found.get(rank, ProgramEnd({}, f"rank {rank} never ended"))
+        for rank in range(len(ends))
     ]
 
 
-def judge(runs: Sequence[Sequence[ProgramEnd]], native: dict[str, str] | None) -> Cell | None:
+def judge(
+    runs: Sequence[Sequence[ProgramEnd]], native: dict[str, str] | None
+) -> Cell | None:
     """The cell of a program that is wrong or refused; None where it is neither.
 
-    ``runs`` are the endings of all ranks in the whole run and, where that had no error, in the
-    resumed one. ``native`` are the bits that the whole run must end in, None for any.
+    ``runs`` are the endings of all ranks in the whole run and, where that had no error,
+    in the resumed one. ``native`` are the bits that the whole run must end in, None for
+    any.
 
     >>> ends = [[ProgramEnd({"w": "1"}), ProgramEnd({"w": "2"})]]
     >>> judge(ends, None).text
@@ -259,11 +298,15 @@ def judge(runs: Sequence[Sequence[ProgramEnd]], native: dict[str, str] | None) -
 
 
 def _difference(one: dict[str, str], other: dict[str, str]) -> str:
-    """The first name whose bits differ, or that only one has; empty where there is none."""
-    return next((name for name in {**one, **other} if one.get(name) != other.get(name)), "")
+    """The first name whose bits differ, or that only one has; empty where there is
+    none.
+    """
+    return next(
+        (name for name in {**one, **other} if one.get(name) != other.get(name)), ""
+    )
 
 
-# ---- The table of ``gradwire bench matrix`` ----------------------------------------------------
+# ---- The table of ``gradwire bench matrix`` ------------------------------------------
 #
 # Rows for a terminal, and the text that stands in docs.
 
@@ -275,7 +318,11 @@ END = "<!-- end of the matrix -->"
 
 def is_wrong(found: Found) -> bool:
     """Whether any cell is."""
-    return any(cell.verdict == "WRONG" for _, cells in found.values() for cell in cells.values())
+    return any(
+        cell.verdict == "WRONG"
+        for _, cells in found.values()
+        for cell in cells.values()
+    )
 
 
 def rows(found: Found) -> tuple[list[dict[str, object]], list[str]]:
@@ -283,7 +330,11 @@ def rows(found: Found) -> tuple[list[dict[str, object]], list[str]]:
     notes: dict[str, int] = {}
     made: list[dict[str, object]] = []
     for name, (program, cells) in found.items():
-        row: dict[str, object] = {"name": name, "ranks": program.world, "lines": program.num_lines}
+        row: dict[str, object] = {
+            "name": name,
+            "ranks": program.world,
+            "lines": program.num_lines,
+        }
         for exchange, cell in cells.items():
             text = cell.verdict
             if cell.overlapped:
@@ -303,16 +354,23 @@ def markdown(found: Found) -> str:
     lines += [f"| {' | '.join(str(value) for value in row.values())} |" for row in made]
     counted = [cell.verdict for _, cells in found.values() for cell in cells.values()]
     told = ", ".join(f"{counted.count(one)} {one}" for one in VERDICTS)
-    return "\n".join([*lines, "", f"{len(counted)} cells: {told}.", *(f"\n{one}" for one in notes)])
+    return "\n".join(
+        [*lines, "", f"{len(counted)} cells: {told}.", *(f"\n{one}" for one in notes)]
+    )
 
 
 def write(found: Found, path: Path) -> None:
     """Puts the table of programs, and that of pairs, between their marks of a page."""
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    tables = {(BEGIN, END): markdown(found) if found else "", pairs.MARKS: pairs.markdown()}
+    tables = {
+        (BEGIN, END): markdown(found) if found else "",
+        pairs.MARKS: pairs.markdown(),
+    }
     for (begin, end), table in tables.items():
         if begin not in text or end not in text:
-            raise invalid("out", path, f"a page with {begin} and {end}", "write both into it")
+            raise invalid(
+                "out", path, f"a page with {begin} and {end}", "write both into it"
+            )
         if table:
             before = text.split(begin)[0]
             after = text.split(end)[1]

@@ -1,7 +1,8 @@
-"""One rank of ``gradwire bench matrix``: runs a program as torchrun would, and tells how it ended.
+"""One rank of ``gradwire bench matrix``: runs a program as torchrun would, and tells
+how it ended.
 
-The exchange that the program names is replaced by the cell's, where ``gw.attach`` and every
-integration pass by.
+The exchange that the program names is replaced by the cell's, where ``gw.attach`` and
+every integration pass by.
 """
 
 from __future__ import annotations
@@ -70,9 +71,10 @@ class ProgramRun(NamedTuple):
 class ProgramEnd(NamedTuple):
     """The end of a program on one rank.
 
-    ``bits`` are digests of its trained parameters by name, with the shard's place for DTensors.
-    ``error`` is empty where none was raised, and ``is_ours`` tells whether it is gradwire's.
-    ``overlapped`` counts steps that the next forward pass did not wait for.
+    ``bits`` are digests of its trained parameters by name, with the shard's place for
+    DTensors. ``error`` is empty where none was raised, and ``is_ours`` tells whether it
+    is gradwire's. ``overlapped`` counts steps that the next forward pass did not wait
+    for.
     """
 
     bits: dict[str, str]
@@ -83,7 +85,9 @@ class ProgramEnd(NamedTuple):
 
 
 def live(task: ProgramRun, rank: int, end: Connection, log: Path) -> None:
-    """A rank's life: it runs the program, sends its ``ProgramEnd``, and stays until all have."""
+    """A rank's life: it runs the program, sends its ``ProgramEnd``, and stays until all
+    have.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     file = os.open(log, os.O_WRONLY | os.O_CREAT)
     os.dup2(file, 1)
@@ -95,9 +99,14 @@ def live(task: ProgramRun, rank: int, end: Connection, log: Path) -> None:
     handles = _take_over(task.exchange)
     names: dict[str, Any] = {"__name__": "__main__", "__file__": str(task.path)}
     try:
-        exec(compile(source(task.path, bool(task.exchange)), str(task.path), "exec"), names)
+        exec(
+            compile(source(task.path, bool(task.exchange)), str(task.path), "exec"),
+            names,
+        )
         bits = dict(digests(names["model"]))
-        overlaps = [one.overlap.num_overlapped for one in handles if one.overlap is not None]
+        overlaps = [
+            one.overlap.num_overlapped for one in handles if one.overlap is not None
+        ]
         ending = ProgramEnd(bits, num_attached=len(handles), overlapped=sum(overlaps))
     except BaseException as error:
         traceback.print_exc()
@@ -140,12 +149,18 @@ def _of_torchrun(task: ProgramRun, rank: int) -> dict[str, str]:
 
 
 def _take_over(cell: str) -> list[Handle]:
-    """Has every attach take the cell's exchange; returns the list that its handles come into."""
+    """Has every attach take the cell's exchange; returns the list that its handles come
+    into.
+    """
     handles: list[Handle] = []
     attach = Attachment.attach
 
     def swapped(
-        self: Attachment, model: nn.Module, settings: Settings, grid: Any, newcomer: Any = None
+        self: Attachment,
+        model: nn.Module,
+        settings: Settings,
+        grid: Any,
+        newcomer: Any = None,
     ) -> Handle:
         exchange = plan_of(model, grid.who.world) if cell == PLAN else EXCHANGES[cell]
         settings = replace(settings, exchange=exchange)
@@ -157,7 +172,9 @@ def _take_over(cell: str) -> list[Handle]:
 
 
 def plan_of(model: nn.Module, world: int) -> Plan:
-    """A plan that overlaps the next forward pass, for layers with seconds that are made up."""
+    """A plan that overlaps the next forward pass, for layers with seconds that are made
+    up.
+    """
     layers: dict[str, list[ProfiledTensor]] = {}
     for name, param in trained(model):
         held = as_reals(shard_of(param))
@@ -165,7 +182,12 @@ def plan_of(model: nn.Module, world: int) -> Plan:
         tensor = ProfiledTensor(name=name, shape=tuple(held.shape), dtype=dtype)
         layers.setdefault(name.rpartition(".")[0], []).append(tensor)
     made = tuple(
-        Layer(name=name or "model", tensors=tuple(tensors), forward_s=1e-3, backward_s=2e-3)
+        Layer(
+            name=name or "model",
+            tensors=tuple(tensors),
+            forward_s=1e-3,
+            backward_s=2e-3,
+        )
         for name, tensors in layers.items()
     )
     profile = Profile(
@@ -181,7 +203,9 @@ def digests(model: nn.Module) -> Iterator[tuple[str, str]]:
     Names are those of the module inside of a DDP or a compiled one.
     """
     for name, param in model.named_parameters():
-        inner = ".".join(part for part in name.split(".") if part not in ("module", "_orig_mod"))
+        inner = ".".join(
+            part for part in name.split(".") if part not in ("module", "_orig_mod")
+        )
         where = "".join(f"@{place}" for place in _places(param))
         held: Tensor = shard_of(param).detach().resolve_conj().contiguous()
         flat = held.view(-1).view(torch.uint8) if held.numel() else held

@@ -1,14 +1,21 @@
 """Pairs of features: each is refused by a sentence, or a test trains with both.
 
-The table of ``gradwire.runtime.pairs`` says which are refused, and by what words. All other
-pairs of ``ALL`` go together, which ``SHOWN`` shows.
+The table of ``gradwire.runtime.pairs`` says which are refused, and by what words. All
+other pairs of ``ALL`` go together, which ``SHOWN`` shows.
 """
 
 from __future__ import annotations
 
 from itertools import combinations
 
-from gradwire.runtime.pairs import CAUTIONS, CUT_ROWS, DTENSORS, LOCAL, REFUSED, RefusedPair
+from gradwire.runtime.pairs import (
+    CAUTIONS,
+    CUT_ROWS,
+    DTENSORS,
+    LOCAL,
+    REFUSED,
+    RefusedPair,
+)
 
 EXCHANGES = (
     "none",
@@ -27,10 +34,19 @@ ALL = (
     LOCAL,
     *MODELS,
     *("mesh", "shards", "sparse rows", "compiled", "reentrant checkpoint"),
-    *("scaler", "optimizer", "bucket_cap_mb", "num_channels", "compress_if", "guard_every"),
+    *(
+        "scaler",
+        "optimizer",
+        "bucket_cap_mb",
+        "num_channels",
+        "compress_if",
+        "guard_every",
+    ),
     *("backend", "on_failure", "check_every", "checksums"),
 )
-"""The features whose pairs the table is of; an attach has one exchange and one kind of model."""
+"""The features whose pairs the table is of; an attach has one exchange and one kind of
+model.
+"""
 SHOWN = "tests/runtime/test_pairs.py::test_what_goes_together"
 """The test that trains with each pair that is not refused."""
 _IMPLIED = {"a plan with overlap": "a plan", "sparse rows": CUT_ROWS}
@@ -63,19 +79,25 @@ def together(first: str) -> list[str]:
 
 def markdown() -> str:
     """The section of the table's page."""
-    refused = [(a, b, found) for a, b in pairs() if (found := refusal_of(a, b)) is not None]
+    refused = [
+        (a, b, found) for a, b in pairs() if (found := refusal_of(a, b)) is not None
+    ]
     lines = ["| feature | beside | refused |", "| --- | --- | --- |"]
     lines += [f"| {a} | {b} | {_sentence(found)} |" for a, b, found in refused]
     lines += ["", "| feature | beside | works, with a warning |", "| --- | --- | --- |"]
     lines += [
-        f"| {one.first} | {one.second} | {one.text.format('...', '...')} |" for one in CAUTIONS
+        f"| {one.first} | {one.second} | {one.text.format('...', '...')} |"
+        for one in CAUTIONS
     ]
     works = len(pairs()) - len(refused)
     lines += [
         "",
-        f"Features: {', '.join(ALL)}. The first {len(EXCHANGES)} features are exchanges. Each call "
-        f"of `attach` takes one exchange and one kind of model: {', '.join(MODELS)}. Of the "
-        f"{len(pairs())} pairs {len(refused)} are refused, and {works} work. The test `{SHOWN}` "
+        f"Features: {', '.join(ALL)}. The first {len(EXCHANGES)} features are "
+        "exchanges. Each call "
+        "of `attach` takes one exchange and one kind of model: "
+        f"{', '.join(MODELS)}. Of the "
+        f"{len(pairs())} pairs {len(refused)} are refused, and {works} work. The "
+        f"test `{SHOWN}` "
         "trains with each pair that works.",
     ]
     return "\n".join(lines)

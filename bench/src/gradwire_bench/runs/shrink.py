@@ -1,13 +1,14 @@
-"""Shrink: its cost in each step, and the time that ranks take to go on without a lost one, and with
-a new one.
+"""Shrink: its cost in each step, and the time that ranks take to go on without a lost
+one, and with a new one.
 
 gradwire testbed run --hosts 4 --rate 200mbit -- python -m gradwire_bench.runs.shrink
 
-Both ways of ``on_failure`` train the same model in the same processes, in turn. Then the last rank
-ends in the middle of a backward pass. The seconds from there to the end of the next whole step, on
-the slowest survivor, hold the time in which a silent rank counts as lost. Another process on the
-last host then comes in. Its seconds from ``attach`` to the end of its first whole step hold the
-time in which rank 0 sees it, and in which it gets the model and the optimizer's state.
+Both ways of ``on_failure`` train the same model in the same processes, in turn. Then
+the last rank ends in the middle of a backward pass. The seconds from there to the end
+of the next whole step, on the slowest survivor, hold the time in which a silent rank
+counts as lost. Another process on the last host then comes in. Its seconds from
+``attach`` to the end of its first whole step hold the time in which rank 0 sees it, and
+in which it gets the model and the optimizer's state.
 """
 
 from __future__ import annotations
@@ -43,14 +44,23 @@ class Side:
     """One model that takes turns."""
 
     def __init__(
-        self, way: str, name: str, task: TrainingTask, num_steps: int, rejoin: Any = None
+        self,
+        way: str,
+        name: str,
+        task: TrainingTask,
+        num_steps: int,
+        rejoin: Any = None,
     ) -> None:
         torch.manual_seed(0)
         self.model: Any = task.make_model()
-        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self._optimizer = torch.optim.SGD(
+            self.model.parameters(), lr=0.01, momentum=0.9
+        )
         policy = FailurePolicy(on_failure=way, rejoin=rejoin)
         exchange = load("compress", name)()
-        self.handle = attach(self.model, exchange, optimizer=self._optimizer, failure=policy)
+        self.handle = attach(
+            self.model, exchange, optimizer=self._optimizer, failure=policy
+        )
         self._task = task
         rank = self.handle.rank
         world = self.handle.world_size
@@ -71,7 +81,9 @@ class Side:
 
     def turn(self) -> float:
         """The seconds of a step, the median of one turn."""
-        return median([self.step(place) for place in range(len(self._batches))][WARM_UP:])
+        return median(
+            [self.step(place) for place in range(len(self._batches))][WARM_UP:]
+        )
 
 
 def measure(name: str, task: TrainingTask, turns: int, num_steps: int) -> list[Row]:
@@ -85,19 +97,29 @@ def measure(name: str, task: TrainingTask, turns: int, num_steps: int) -> list[R
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
     sides["end"].handle.detach()
     rows: list[Row] = [
-        {"way": way, "step_s": float(row.median())} for way, row in zip(WAYS, seconds, strict=True)
+        {"way": way, "step_s": float(row.median())}
+        for way, row in zip(WAYS, seconds, strict=True)
     ]
     lost: Row = {"way": "a rank is lost", "step_s": _lose_one(sides["shrink"])}
     root_store().set("they go on", "")
     while sides["shrink"].handle.world_size < dist.get_world_size():
         sides["shrink"].step(0)
     (joined,) = sides["shrink"].handle.stats()["joined"]
-    told: list[Row] = [] if dist.get_rank() else json.loads(root_store().get("newcomer"))
-    return [*rows, lost, {"way": "others wait for a newcomer", "step_s": joined["seconds"]}, *told]
+    told: list[Row] = (
+        [] if dist.get_rank() else json.loads(root_store().get("newcomer"))
+    )
+    return [
+        *rows,
+        lost,
+        {"way": "others wait for a newcomer", "step_s": joined["seconds"]},
+        *told,
+    ]
 
 
 def come_in(name: str, task: TrainingTask) -> None:
-    """Comes in where the last rank was lost, makes one step with the others, and tells rank 0."""
+    """Comes in where the last rank was lost, makes one step with the others, and tells
+    rank 0.
+    """
     host = os.environ["MASTER_ADDR"]
     port = int(os.environ["MASTER_PORT"])
     store = TCPStore(host, port, is_master=False)
@@ -106,12 +128,16 @@ def come_in(name: str, task: TrainingTask) -> None:
     side = Side("shrink", name, task, 1, store)
     rows = [{"way": "a newcomer's attach", "step_s": time.perf_counter() - begin_s}]
     side.step(0)
-    rows += [{"way": "to its first whole step", "step_s": time.perf_counter() - begin_s}]
+    rows += [
+        {"way": "to its first whole step", "step_s": time.perf_counter() - begin_s}
+    ]
     store.set("newcomer", json.dumps(rows))
 
 
 def _lose_one(side: Side) -> float:
-    """The seconds from the end of the last rank to that of the survivors' next whole step."""
+    """The seconds from the end of the last rank to that of the survivors' next whole
+    step.
+    """
     ended = torch.zeros(1, dtype=torch.float64)
     if dist.get_rank() == dist.get_world_size() - 1:
         store = dist.distributed_c10d._get_default_store()
@@ -122,7 +148,9 @@ def _lose_one(side: Side) -> float:
 
         next(side.model.parameters()).register_hook(end)
     side.step(0)
-    ended[0] = wall_clock() - float(dist.distributed_c10d._get_default_store().get("ended"))
+    ended[0] = wall_clock() - float(
+        dist.distributed_c10d._get_default_store().get("ended")
+    )
     dist.all_reduce(ended, op=dist.ReduceOp.MAX, group=side.handle.group)
     return float(ended)
 
@@ -138,14 +166,21 @@ def main() -> None:
     torch.set_num_threads(1)
     task = make_task(chosen.task)
     is_last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
-    if is_last and (lost := os.fork()):  # the rank that is lost is a process below this one
+    if is_last and (
+        lost := os.fork()
+    ):  # the rank that is lost is a process below this one
         os.waitpid(lost, 0)
         come_in(chosen.compressor, task)
         leave(0)
     dist.init_process_group("gloo")
     for row in measure(chosen.compressor, task, chosen.turns, chosen.steps):
         if dist.get_rank() == 0:
-            print({key: round(v, 4) if isinstance(v, float) else v for key, v in row.items()})
+            print(
+                {
+                    key: round(v, 4) if isinstance(v, float) else v
+                    for key, v in row.items()
+                }
+            )
     leave(0)  # the group of all ranks waits for the lost one where it is destroyed
 
 

@@ -1,1 +1,3 @@
-"""``gradwire bench schedule``: planners on real links, with models replayed from profiles."""
+"""``gradwire bench schedule``: planners on real links, with models replayed from
+profiles.
+"""

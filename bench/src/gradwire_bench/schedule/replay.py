@@ -1,14 +1,16 @@
-"""Replay: a model of a profile's layers whose computation is waiting, and whose gradients are real.
+"""Replay: a model of a profile's layers whose computation is waiting, and whose
+gradients are real.
 
-A virtual device does the work of a real one: it computes nothing, but layers occupy it one behind
-the other for the profile's seconds. So eight ranks with a GPU's layer times run on two cores, while
-every byte of their gradients really crosses the links, through autograd, hooks and optimizer as in
-any model.
+A virtual device does the work of a real one: it computes nothing, but layers occupy it
+one behind the other for the profile's seconds. So eight ranks with a GPU's layer times
+run on two cores, while every byte of their gradients really crosses the links, through
+autograd, hooks and optimizer as in any model.
 
-As on a GPU the host runs ahead: forward layers are queued without waiting, a layer of the backward
-pass is waited for because its gradients are handed out when it ends. Deadlines are absolute: a
-sleep that lasts too long (they all do) delays what comes after it by nothing. The device stands
-idle only where a host that had to wait for gradients came later than its last layer ended.
+As on a GPU the host runs ahead: forward layers are queued without waiting, a layer of
+the backward pass is waited for because its gradients are handed out when it ends.
+Deadlines are absolute: a sleep that lasts too long (they all do) delays what comes
+after it by nothing. The device stands idle only where a host that had to wait for
+gradients came later than its last layer ended.
 """
 
 from __future__ import annotations
@@ -27,15 +29,19 @@ from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.runtime.transport.task_graph import wall_clock
 
 
-def scaled_profile(profile: Profile, *, scale: float = 1.0, slowdown: float = 1.0) -> Profile:
+def scaled_profile(
+    profile: Profile, *, scale: float = 1.0, slowdown: float = 1.0
+) -> Profile:
     """The profile with 1/``scale`` of the bytes and ``slowdown`` times the seconds.
 
-    With links of rate / (scale * slowdown) all seconds are ``slowdown`` times as long. Tensors
-    become flat and keep at least one element; empty ones stay empty.
+    With links of rate / (scale * slowdown) all seconds are ``slowdown`` times as long.
+    Tensors become flat and keep at least one element; empty ones stay empty.
     """
     for name, factor in (("scale", scale), ("slowdown", slowdown)):
         if not 0 < factor < float("inf"):
-            raise invalid(name, factor, "a positive number", "1 leaves the profile as it is")
+            raise invalid(
+                name, factor, "a positive number", "1 leaves the profile as it is"
+            )
 
     def tensor_of(tensor: ProfiledTensor) -> ProfiledTensor:
         numel = max(1, round(tensor.numel / scale)) if tensor.numel else 0
@@ -50,7 +56,9 @@ def scaled_profile(profile: Profile, *, scale: float = 1.0, slowdown: float = 1.
             }
         )
 
-    source = f"1/{scale:g} of the bytes, {slowdown:g} times the seconds of: {profile.source}"
+    source = (
+        f"1/{scale:g} of the bytes, {slowdown:g} times the seconds of: {profile.source}"
+    )
     return profile.model_copy(
         update={"layers": tuple(map(layer_of, profile.layers)), "source": source}
     )
@@ -59,9 +67,9 @@ def scaled_profile(profile: Profile, *, scale: float = 1.0, slowdown: float = 1.
 class VirtualDevice:
     """One rank's virtual device: what runs on it, one layer behind the other.
 
-    ``free_s`` is when its last layer ends, on ``clock``. ``take_spans`` gives what ran so far.
-    ``inline_s`` tells for how many seconds, so far, encodes have held up the backward pass: they
-    occupy the device behind the layer whose gradients they take.
+    ``free_s`` is when its last layer ends, on ``clock``. ``take_spans`` gives what ran
+    so far. ``inline_s`` tells for how many seconds, so far, encodes have held up the
+    backward pass: they occupy the device behind the layer whose gradients they take.
     """
 
     def __init__(
@@ -106,10 +114,15 @@ class VirtualDevice:
             self._sleep(left_s)
 
     def take_spans(self) -> list[Span]:
-        """Spans of the layers that ran since the last call, on lanes "forward" and "backward"."""
+        """Spans of the layers that ran since the last call, on lanes "forward" and
+        "backward".
+        """
         ran = self._ran
         self._ran = []
-        return [Span(self.rank, lane, name, start_s, end_s) for lane, name, start_s, end_s in ran]
+        return [
+            Span(self.rank, lane, name, start_s, end_s)
+            for lane, name, start_s, end_s in ran
+        ]
 
     def _queue(self, lane: str, name: str, start_s: float, seconds: float) -> None:
         self.free_s = start_s + seconds
@@ -119,21 +132,25 @@ class VirtualDevice:
 
 @dataclass(frozen=True)
 class _Job:
-    """A block's job: the work of a layer (of no seconds, if another block of the layer does it) and
-    the gradients that the block hands out for its parameters."""
+    """A block's job: the work of a layer (of no seconds, if another block of the layer
+    does it) and the gradients that the block hands out for its parameters.
+    """
 
     device: VirtualDevice
     work: Layer
     params: tuple[nn.Parameter, ...]
     grads: tuple[Tensor, ...]
     drawn: tuple[Tensor, ...]
-    """The values that gradients get anew in each backward pass; empty where they stay."""
+    """The values that gradients get anew in each backward pass; empty where they
+    stay.
+    """
 
 
 class _Work(torch.autograd.Function):
     """A block's place in the graph: (job, token_1, its parameters) -> token_1.
 
-    The token is one element that makes a block's backward wait for that of the block behind it.
+    The token is one element that makes a block's backward wait for that of the block
+    behind it.
     """
 
     @staticmethod
@@ -148,12 +165,15 @@ class _Work(torch.autograd.Function):
         if job.drawn:  # while the device works, as its seconds end at a deadline
             torch._foreach_copy_(list(job.grads), list(job.drawn))
         job.device.backward(job.work.name, job.work.backward_s)
-        # Aliases: autograd keeps a tensor that nobody else holds as .grad and copies any other.
+        # Aliases: autograd keeps a tensor that nobody else holds as .grad and copies
+        #     any other.
         return None, grads[0], *(grad.detach() for grad in job.grads)
 
 
 class ReplayedModule(nn.Module):
-    """A layer of the profile, or the part of one whose tensors have a prefix in common."""
+    """A layer of the profile, or the part of one whose tensors have a prefix in
+    common.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +186,9 @@ class ReplayedModule(nn.Module):
 
 
 class ReplayedParameter(NamedTuple):
-    """A parameter's value, its gradient, and what the gradient is set to anew in each step."""
+    """A parameter's value, its gradient, and what the gradient is set to anew in each
+    step.
+    """
 
     value: Tensor
     grad: Tensor
@@ -178,13 +200,15 @@ Memory = dict[str, ReplayedParameter]
 
 
 class Replay(nn.Module):
-    """The model of a profile: parameters have its names, shapes and dtypes; a call takes no input.
+    """The model of a profile: parameters have its names, shapes and dtypes; a call
+    takes no input.
 
-    ``model().backward()`` gives every parameter a gradient at the time the profile says. It lies in
-    one buffer for good, filled with ``gradient`` once: after an exchange in place it holds the
-    mean, and that is this rank's next gradient. Computing others would cost this machine's cores
-    what a GPU's gradients do not, and nobody looks at them. Models that are given the same
-    ``memory`` lie in the same memory, and may only run in turn.
+    ``model().backward()`` gives every parameter a gradient at the time the profile
+    says. It lies in one buffer for good, filled with ``gradient`` once: after an
+    exchange in place it holds the mean, and that is this rank's next gradient.
+    Computing others would cost this machine's cores what a GPU's gradients do not, and
+    nobody looks at them. Models that are given the same ``memory`` lie in the same
+    memory, and may only run in turn.
     """
 
     def __init__(
@@ -212,7 +236,9 @@ class Replay(nn.Module):
         return token_1
 
     def _blocks(self, layer: Layer) -> list[ReplayedModule]:
-        """A block for each prefix. The last, whose backward comes first, does the layer's work."""
+        """A block for each prefix. The last, whose backward comes first, does the
+        layer's work.
+        """
         tensors_of: dict[str, list[ProfiledTensor]] = {}
         for tensor in layer.tensors:
             tensors_of.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)
@@ -223,16 +249,21 @@ class Replay(nn.Module):
             for place, (prefix, tensors) in enumerate(parts, start=1)
         ]
 
-    def _block(self, prefix: str, tensors: list[ProfiledTensor], work: Layer) -> ReplayedModule:
+    def _block(
+        self, prefix: str, tensors: list[ProfiledTensor], work: Layer
+    ) -> ReplayedModule:
         owner = self._module(prefix) if prefix else self
         params = []
         places = [self._place(tensor) for tensor in tensors]
         for tensor, place in zip(tensors, places, strict=True):
             params.append(nn.Parameter(place.value))
             owner.register_parameter(tensor.name.rpartition(".")[2], params[-1])
-        # Tensors of the root, and a prefix that an earlier layer has, leave their module as it is.
+        # Tensors of the root, and a prefix that an earlier layer has, leave their
+        # module as it is.
         block = (
-            owner if isinstance(owner, ReplayedModule) and owner.job is None else ReplayedModule()
+            owner
+            if isinstance(owner, ReplayedModule) and owner.job is None
+            else ReplayedModule()
         )
         grads = tuple(place.grad for place in places)
         drawn = tuple(place.drawn for place in places if place.drawn is not None)
@@ -240,7 +271,9 @@ class Replay(nn.Module):
         return block
 
     def _place(self, tensor: ProfiledTensor) -> ReplayedParameter:
-        """The memory of a parameter and of its gradient; tensors of one name share it."""
+        """The memory of a parameter and of its gradient; tensors of one name share
+        it.
+        """
         if tensor.name not in self._memory:
             value = torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype))
             grad = torch.full_like(value, self._gradient)

@@ -1,16 +1,18 @@
-"""Schedulers compared on shaped links: measured and simulated seconds of one iteration, by planner.
+"""Schedulers compared on shaped links: measured and simulated seconds of one iteration,
+by planner.
 
-The runtime, the bytes and the links are real; computation is waiting (see `replay`). Everything is
-smaller and slower than in the setting it stands for, by two factors that are printed with the rows:
+The runtime, the bytes and the links are real; computation is waiting (see `replay`).
+Everything is smaller and slower than in the setting it stands for, by two factors that
+are printed with the rows:
 
-- ``scale`` divides bytes and rates alike, so that eight ranks on few cores do not spend their time
-  copying. It leaves all seconds as they are.
-- ``slowdown`` multiplies all seconds. What a message costs beside its bytes is this machine's, not
-  the setting's. US-Byte has 0.91 ms at 8 nodes and 10 Gbit/s. Eight ranks on two cores that nobody
-  else uses took 2.5 ms and the bytes' own time for a message of 64 KiB or more, and 8.5 ms at least
-  for any (104 Mbit/s, whether 1, 2 or 4 were on their way at once). Four times slower, that stands
-  for 0.6 and 2.1 ms, on either side of the paper's figure. ``alpha_s`` and ``compute_s`` are in the
-  rows.
+- ``scale`` divides bytes and rates alike, so that eight ranks on few cores do not spend
+  their time copying. It leaves all seconds as they are.
+- ``slowdown`` multiplies all seconds. What a message costs beside its bytes is this
+  machine's, not the setting's. US-Byte has 0.91 ms at 8 nodes and 10 Gbit/s. Eight
+  ranks on two cores that nobody else uses took 2.5 ms and the bytes' own time for a
+  message of 64 KiB or more, and 8.5 ms at least for any (104 Mbit/s, whether 1, 2 or 4
+  were on their way at once). Four times slower, that stands for 0.6 and 2.1 ms, on
+  either side of the paper's figure. ``alpha_s`` and ``compute_s`` are in the rows.
 """
 
 from __future__ import annotations
@@ -40,26 +42,33 @@ from .replay import scaled_profile
 
 PLANNERS = ("wfbp", "ddp", "mgwfbp", "bytescheduler", "usbyte", "usbyte_extended")
 TUNED = frozenset({"bytescheduler", "usbyte", "usbyte_extended"})
-"""Planners whose settings are found by Bayesian optimisation, as the US-Byte paper finds those of
-ByteScheduler and its own S_p."""
-CONSTANT = frozenset({"num_hosts", "link_bytes_per_s", "scale", "slowdown", "beta_s_per_byte"})
+"""Planners whose settings are found by Bayesian optimisation, as the US-Byte paper
+finds those of ByteScheduler and its own S_p.
+"""
+CONSTANT = frozenset(
+    {"num_hosts", "link_bytes_per_s", "scale", "slowdown", "beta_s_per_byte"}
+)
 """Keys that have one value in all rows of a run, or nearly so."""
 BURST_S = 0.001
-"""How much of a pause a link makes up for: less than a message costs, which pauses are made of."""
+"""How much of a pause a link makes up for: less than a message costs, which pauses are
+made of.
+"""
 CONGESTION_CONTROL = "reno"
-"""Loses nothing to losses here, so that seconds go up with bytes in a straight line: all-reduces of
-1 and 6 MiB on 8 hosts at 104 Mbit/s took 1.08 and 1.06 of 2 (7/8) bytes / rate, and 5 packets were
-dropped; with BBR 1.13 and 1.13, and 466; with BBR and a queue of 0.15 s 1.07 and 1.14, and none."""
+"""Loses nothing to losses here, so that seconds go up with bytes in a straight line:
+all-reduces of 1 and 6 MiB on 8 hosts at 104 Mbit/s took 1.08 and 1.06 of 2 (7/8) bytes
+/ rate, and 5 packets were dropped; with BBR 1.13 and 1.13, and 466; with BBR and a
+queue of 0.15 s 1.07 and 1.14, and none.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleBench:
     """Settings of ``bench schedule``: what is replayed, and on how much slower links.
 
-    ``profiles`` are names of the catalogue or files. ``rate_bytes_per_s`` is the rate of the links
-    that are stood for, and the links here get 1/(``scale`` * ``slowdown``) of it. Each of ``turns``
-    measures ``iterations`` iterations of each planner. ``trials`` is how many settings are tried
-    where they are tuned.
+    ``profiles`` are names of the catalogue or files. ``rate_bytes_per_s`` is the rate
+    of the links that are stood for, and the links here get 1/(``scale`` * ``slowdown``)
+    of it. Each of ``turns`` measures ``iterations`` iterations of each planner.
+    ``trials`` is how many settings are tried where they are tuned.
     """
 
     profiles: tuple[str, ...] = ("vgg16",)
@@ -79,7 +88,9 @@ class ScheduleBench:
             check_whole(name, getattr(self, name), "leave it out")
         for name in ("scale", "slowdown"):
             if not 0 < getattr(self, name) < float("inf"):
-                raise invalid(name, getattr(self, name), "a positive number", "leave it out")
+                raise invalid(
+                    name, getattr(self, name), "a positive number", "leave it out"
+                )
         for what in ("profiles", "planners"):
             given = getattr(self, what)
             if not given or len(set(given)) < len(given):
@@ -96,33 +107,46 @@ class ScheduleBench:
     @property
     def title(self) -> str:
         return (
-            f"{self.hosts} hosts{f' of {self.ranks_per_host} ranks' * (self.ranks_per_host > 1)} "
+            f"{self.hosts} "
+            f"hosts{f' of {self.ranks_per_host} ranks' * (self.ranks_per_host > 1)} "
             f"at {format_rate(self.rate_bytes_per_s)}: 1/{self.scale:g} of the bytes, "
-            f"{self.slowdown:g} times the seconds, on {format_rate(self.link_bytes_per_s)}"
+            f"{self.slowdown:g} times the seconds, on "
+            f"{format_rate(self.link_bytes_per_s)}"
         )
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of the table: each is a name, a planner, its settings, and whether to tune."""
+        """The rows of the table: each is a name, a planner, its settings, and whether
+        to tune.
+        """
         return [
-            {"name": planner, "planner": planner, "settings": {}, "tune": planner in TUNED}
+            {
+                "name": planner,
+                "planner": planner,
+                "settings": {},
+                "tune": planner in TUNED,
+            }
             for planner in self.planners
         ]
 
 
 @dataclass(frozen=True)
 class ScheduleResult:
-    """Rows of the table, and by model and row the traces of one iteration: measured, simulated."""
+    """Rows of the table, and by model and row the traces of one iteration: measured,
+    simulated.
+    """
 
     rows: list[Row]
     measured: dict[str, dict[str, Trace]] = field(default_factory=dict)
     simulated: dict[str, dict[str, Trace]] = field(default_factory=dict)
 
 
-def run(bench: ScheduleBench, report: Report, *, timeout_s: float = 3600.0) -> ScheduleResult:
+def run(
+    bench: ScheduleBench, report: Report, *, timeout_s: float = 3600.0
+) -> ScheduleResult:
     """Replays every profile under every planner on shaped hosts.
 
-    Raises ``TestbedUnavailable`` where links cannot be shaped: at full speed of the loopback, the
-    figures would stand for nothing.
+    Raises ``TestbedUnavailable`` where links cannot be shaped: at full speed of the
+    loopback, the figures would stand for nothing.
     """
     profiles = [load_or_read(name) for name in bench.profiles]
     settings = {
@@ -140,7 +164,9 @@ def run(bench: ScheduleBench, report: Report, *, timeout_s: float = 3600.0) -> S
         congestion_control=CONGESTION_CONTROL,
     )
     with shaped_hosts(testbed) as hosts:
-        results = run_ranks(hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s)
+        results = run_ranks(
+            hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s
+        )
     outcome = ScheduleResult([])
     for profile in profiles:
         _add(outcome, bench, profile, [result[profile.model] for result in results])
@@ -148,7 +174,10 @@ def run(bench: ScheduleBench, report: Report, *, timeout_s: float = 3600.0) -> S
 
 
 def _add(
-    outcome: ScheduleResult, bench: ScheduleBench, profile: Profile, results: list[dict[str, Any]]
+    outcome: ScheduleResult,
+    bench: ScheduleBench,
+    profile: Profile,
+    results: list[dict[str, Any]],
 ) -> None:
     """Adds the rows and traces of one profile; ``results`` are those of all ranks."""
     cluster = Cluster.parse(results[0]["cluster"])
@@ -174,14 +203,20 @@ def _add(
                 "messages": len(plan.messages),
                 "credit": plan.credit,
                 "wire_bytes_per_step": mean(
-                    figure for result in results for figure in result["rows"][name]["sent_bytes"]
+                    figure
+                    for result in results
+                    for figure in result["rows"][name]["sent_bytes"]
                 ),
-                "settings": ", ".join(f"{key}={value}" for key, value in plan.settings.items()),
+                "settings": ", ".join(
+                    f"{key}={value}" for key, value in plan.settings.items()
+                ),
                 "compute_s": small.forward_s + small.backward_s,
                 "alpha_s": cluster.alpha_s,
                 "beta_s_per_byte": cluster.beta_s_per_byte,
                 "host_share": cluster.host_share,
-                "busy_cores": sum(result["rows"][name]["busy_cores"] for result in results),
+                "busy_cores": sum(
+                    result["rows"][name]["busy_cores"] for result in results
+                ),
             }
         )
     outcome.rows.extend(_compared(rows))
@@ -192,16 +227,22 @@ def _add(
 def _seconds(ranks: Sequence[dict[str, Any]]) -> Row:
     """The median iteration and its spread; the rank that ends last counts.
 
-    An iteration begins where the one before it ended, on the last rank: so a rank that is late once
-    and early afterwards lengthens one iteration and shortens the next.
+    An iteration begins where the one before it ended, on the last rank: so a rank that
+    is late once and early afterwards lengthens one iteration and shortens the next.
     """
     iterations = zip(*(rank["iterations"] for rank in ranks), strict=True)
     seconds = [
         max(end_s for _, end_s in spans) - max(start_s for start_s, _ in spans)
         for spans in iterations
     ]
-    low, *_, high = quantiles(seconds if len(seconds) > 1 else seconds * 2, n=5, method="inclusive")
-    return {"measured_s": median(seconds), "measured_p20_s": low, "measured_p80_s": high}
+    low, *_, high = quantiles(
+        seconds if len(seconds) > 1 else seconds * 2, n=5, method="inclusive"
+    )
+    return {
+        "measured_s": median(seconds),
+        "measured_p20_s": low,
+        "measured_p80_s": high,
+    }
 
 
 def _compared(rows: list[Row]) -> list[Row]:
@@ -217,11 +258,16 @@ def _compared(rows: list[Row]) -> list[Row]:
 
 
 def draw(outcome: ScheduleResult, path: Path, *, title: str) -> None:
-    """Writes one picture: for every row the measured timeline and, below it, the simulated one."""
+    """Writes one picture: for every row the measured timeline and, below it, the
+    simulated one.
+    """
     panels = {
         f"{model}, {name}, {kind}": traces[model][name]
         for model in outcome.measured
         for name in outcome.measured[model]
-        for kind, traces in (("measured", outcome.measured), ("simulated", outcome.simulated))
+        for kind, traces in (
+            ("measured", outcome.measured),
+            ("simulated", outcome.simulated),
+        )
     }
     timeline.draw(panels, path, title=title)

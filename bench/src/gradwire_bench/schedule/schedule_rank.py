@@ -1,8 +1,8 @@
 """One rank of ``bench schedule``: replays one profile under each planner, in turn.
 
-The cluster is measured first, through the runtime's own engine. Rank 0 plans on its figures and
-hands the plans out. Planners then take turns of a few iterations each, so that all of them see the
-same moods of the machine.
+The cluster is measured first, through the runtime's own engine. Rank 0 plans on its
+figures and hands the plans out. Planners then take turns of a few iterations each, so
+that all of them see the same moods of the machine.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ from .sharing import keep_queues_short, share_cores
 WARM_UP = 1
 """Iterations of each turn that are not measured."""
 SIZES_BYTES = tuple(2**power for power in (11, 13, 15, 16, 17, 18, 19, 20, 21))
-"""Sizes at which latencies decide, sizes at which bytes do, and the bend between: the bytes of a
-message of 32 KiB hide behind the latencies of its hops."""
+"""Sizes at which latencies decide, sizes at which bytes do, and the bend between: the
+bytes of a message of 32 KiB hide behind the latencies of its hops.
+"""
 _TIMEOUT = timedelta(minutes=5)
 
 
@@ -72,7 +73,9 @@ class ReplayRun:
 
 
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
-    """This rank's figures by model: the cluster, and plan, times, bytes and trace of each row."""
+    """This rank's figures by model: the cluster, and plan, times, bytes and trace of
+    each row.
+    """
     torch.set_num_threads(1)
     share_cores(dist.get_rank(), dist.get_world_size())
     keep_queues_short(settings["rate_bytes_per_s"])
@@ -80,19 +83,27 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     found = {}
     for index, profile in enumerate(profiles):
 
-        def told(fraction: float, what: str, done: int = index, name: str = profile.model) -> None:
+        def told(
+            fraction: float, what: str, done: int = index, name: str = profile.model
+        ) -> None:
             report((done + fraction) / len(profiles), f"{name}: {what}")
 
         found[profile.model] = _measure_one(profile, settings, told)
     return found
 
 
-def _measure_one(profile: Profile, settings: dict[str, Any], report: Report) -> dict[str, Any]:
+def _measure_one(
+    profile: Profile, settings: dict[str, Any], report: Report
+) -> dict[str, Any]:
     report(0.0, "measuring the links")
-    cluster = _measured_cluster(settings["rate_bytes_per_s"], compressors_of(settings["rows"]))
+    cluster = _measured_cluster(
+        settings["rate_bytes_per_s"], compressors_of(settings["rows"])
+    )
     report(0.1, "planning")
     plans = _agreed_plans(profile, cluster, settings)
-    small = scaled_profile(profile, scale=settings["scale"], slowdown=settings["slowdown"])
+    small = scaled_profile(
+        profile, scale=settings["scale"], slowdown=settings["slowdown"]
+    )
     runs = replay(small, plans, settings["turns"], settings["iterations"], report)
     return {
         "cluster": cluster.to_json(),
@@ -110,22 +121,32 @@ def _measure_one(profile: Profile, settings: dict[str, Any], report: Report) -> 
 
 
 def compressors_of(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The compressors, by name, that planners of these rows let gradients go through."""
-    chosen = [{**_defaults(load("planner", row["planner"])), **row["settings"]} for row in rows]
+    """The compressors, by name, that planners of these rows let gradients go
+    through.
+    """
+    chosen = [
+        {**_defaults(load("planner", row["planner"])), **row["settings"]}
+        for row in rows
+    ]
     named = {own.get("compressor") or own.get("sparsifier") for own in chosen}
     return sorted(str(name) for name in named if name is not None)
 
 
 def _measured_cluster(rate_bytes_per_s: float, compressors: Sequence[str]) -> Cluster:
-    """The cluster that the runtime's own engine measures here, and what compressors cost.
+    """The cluster that the runtime's own engine measures here, and what compressors
+    cost.
 
-    Gathers are measured where something is compressed, as selected elements travel by them. All
-    ranks measure compressors at the same time, as they encode at the same time in a step: ranks
-    that share a core wait for each other.
+    Gathers are measured where something is compressed, as selected elements travel by
+    them. All ranks measure compressors at the same time, as they encode at the same
+    time in a step: ranks that share a core wait for each other.
     """
     count = ranks_of_each_host(TORCHRUN, who := join(None))
     engine = Engine(
-        who, num_channels=4, timeout=_TIMEOUT, on_span=lambda span: None, ranks_per_host=count
+        who,
+        num_channels=4,
+        timeout=_TIMEOUT,
+        on_span=lambda span: None,
+        ranks_per_host=count,
     )
     try:
         cluster = measure_cluster(
@@ -142,11 +163,16 @@ def _measured_cluster(rate_bytes_per_s: float, compressors: Sequence[str]) -> Cl
     return cluster
 
 
-def _agreed_plans(profile: Profile, cluster: Cluster, settings: dict[str, Any]) -> dict[str, Plan]:
+def _agreed_plans(
+    profile: Profile, cluster: Cluster, settings: dict[str, Any]
+) -> dict[str, Plan]:
     """Every row's plan for the scaled profile, made on rank 0."""
     made = {}
     if dist.get_rank() == 0:
-        made = {row["name"]: make_plan(profile, cluster, row, settings) for row in settings["rows"]}
+        made = {
+            row["name"]: make_plan(profile, cluster, row, settings)
+            for row in settings["rows"]
+        }
     texts = values_of_all({name: plan.to_json() for name, plan in made.items()})[0]
     return {name: Plan.parse(text) for name, text in texts.items()}
 
@@ -154,11 +180,12 @@ def _agreed_plans(profile: Profile, cluster: Cluster, settings: dict[str, Any]) 
 def make_plan(
     profile: Profile, cluster: Cluster, row: dict[str, Any], settings: dict[str, Any]
 ) -> Plan:
-    """The plan of one row for the scaled profile; sizes in ``row`` mean the profile at full size.
+    """The plan of one row for the scaled profile; sizes in ``row`` mean the profile at
+    full size.
 
-    ``row`` names a ``planner`` and its ``settings``, and tells whether to ``tune`` the others. They
-    are tuned at full size on the cluster that is to it what the measured one is to the scaled
-    profile, and their sizes are then scaled.
+    ``row`` names a ``planner`` and its ``settings``, and tells whether to ``tune`` the
+    others. They are tuned at full size on the cluster that is to it what the measured
+    one is to the scaled profile, and their sizes are then scaled.
     """
     scale = settings["scale"]
     slowdown = settings["slowdown"]
@@ -177,18 +204,26 @@ def make_plan(
 
 
 def at_full_size(cluster: Cluster, *, scale: float, slowdown: float) -> Cluster:
-    """The cluster on which the profile itself takes 1/``slowdown`` of what it takes here scaled."""
+    """The cluster on which the profile itself takes 1/``slowdown`` of what it takes
+    here scaled.
+    """
 
     def full(level: Cluster | Host, **lines: dict[VerbName, LineFit]) -> dict[str, Any]:
         rate = level.rate_bytes_per_s * scale * slowdown
         every = {}
         for name, own in lines.items():
-            every[name] = {v: line.times(1 / slowdown).stretched(scale) for v, line in own.items()}
+            every[name] = {
+                v: line.times(1 / slowdown).stretched(scale) for v, line in own.items()
+            }
         return {"rate_bytes_per_s": rate, "hop_s": level.hop_s / slowdown, **every}
 
     host = cluster.host
     if host is not None:
-        line = None if host.line is None else host.line.times(1 / slowdown).stretched(scale)
+        line = (
+            None
+            if host.line is None
+            else host.line.times(1 / slowdown).stretched(scale)
+        )
         host = host.model_copy(update={**full(host, shares=host.shares), "line": line})
     figures = full(cluster, collectives=cluster.collectives)
     return cluster.model_copy(update={**figures, "host": host})
@@ -200,9 +235,15 @@ def _defaults(planner: Any) -> dict[str, Any]:
 
 
 def replay(
-    profile: Profile, plans: dict[str, Plan], turns: int, iterations: int, report: Report
+    profile: Profile,
+    plans: dict[str, Plan],
+    turns: int,
+    iterations: int,
+    report: Report,
 ) -> dict[str, ReplayRun]:
-    """Replays a profile under plans by turns, so many iterations of each in each turn."""
+    """Replays a profile under plans by turns, so many iterations of each in each
+    turn.
+    """
     with _attached(profile, plans) as runs:
         steps = [(turn, name) for turn in range(turns) for name in runs]
         for place, (_, name) in enumerate(steps):
@@ -212,7 +253,9 @@ def replay(
 
 
 @contextmanager
-def _attached(profile: Profile, plans: dict[str, Plan]) -> Iterator[dict[str, ReplayRun]]:
+def _attached(
+    profile: Profile, plans: dict[str, Plan]
+) -> Iterator[dict[str, ReplayRun]]:
     runs: dict[str, ReplayRun] = {}
     memory: Memory = {}
     seed = dist.get_rank() if any(plan.exchanges for plan in plans.values()) else None
@@ -227,11 +270,14 @@ def _attached(profile: Profile, plans: dict[str, Plan]) -> Iterator[dict[str, Re
 
 
 def _start(profile: Profile, plan: Plan, memory: Memory, seed: int | None) -> ReplayRun:
-    """A row's model, attached. All rows draw gradients, or none: they share one ``memory``."""
+    """A row's model, attached. All rows draw gradients, or none: they share one
+    ``memory``.
+    """
     device = VirtualDevice(dist.get_rank())
     rank = dist.get_rank()
     model = Replay(profile, device, gradient=float(rank), seed=seed, memory=memory)
-    # A rate of 0: parameters stay what they are however long it runs, and every update is made.
+    # A rate of 0: parameters stay what they are however long it runs, and every update
+    #     is made.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, fused=True)
     handle = attach(
         model,
@@ -247,7 +293,9 @@ def _start(profile: Profile, plan: Plan, memory: Memory, seed: int | None) -> Re
 
 
 def _take_turn(run: ReplayRun, iterations: int) -> None:
-    """Iterations as the simulator counts them: a backward pass and the forward pass after it."""
+    """Iterations as the simulator counts them: a backward pass and the forward pass
+    after it.
+    """
     dist.barrier()
     before = own_counters()
     start_s = time.perf_counter()
@@ -264,7 +312,9 @@ def _take_turn(run: ReplayRun, iterations: int) -> None:
     run.device.synchronise()
     dist.barrier()
     sent_bytes = own_counters().since(before).tx_bytes
-    run.busy_cores.append((time.process_time() - busy_s) / (time.perf_counter() - start_s))
+    run.busy_cores.append(
+        (time.process_time() - busy_s) / (time.perf_counter() - start_s)
+    )
     run.iterations += list(itertools.pairwise(ends_s))[WARM_UP:]
     run.sent_bytes.append(sent_bytes / (WARM_UP + iterations))
     run.trace = _trace(run, *run.iterations[-1])

@@ -1,14 +1,16 @@
-"""The process that keeps a testbed's network namespaces alive; run by path, never imported.
+"""The process that keeps a testbed's network namespaces alive; run by path, never
+imported.
 
     python -I -S _holder.py {root|user} NUM_HOSTS CONGESTION_CONTROL
 
-It enters a network namespace of its own (which gets the bridge; with ``user`` inside a new user
-namespace, where it is root), and forks one child per host, each in a further network namespace.
-It then prints ``ready PID PID ...``, ``denied WHY`` or ``congestion WHY``, and waits until its
-standard input closes. That happens when its owner closes it and just as well when the owner is
-killed, so no namespace, interface or rank ever outlives the owner: the kernel takes the namespaces
-away with their last process, nothing is registered under a name, and there is nothing to clean up
-later. Standard library only, so that it starts in 20 ms.
+It enters a network namespace of its own (which gets the bridge; with ``user`` inside a
+new user namespace, where it is root), and forks one child per host, each in a further
+network namespace. It then prints ``ready PID PID ...``, ``denied WHY`` or
+``congestion WHY``, and waits until its standard input closes. That happens when its
+owner closes it and just as well when the owner is killed, so no namespace, interface or
+rank ever outlives the owner: the kernel takes the namespaces away with their last
+process, nothing is registered under a name, and there is nothing to clean up later.
+Standard library only, so that it starts in 20 ms.
 """
 
 import contextlib
@@ -35,7 +37,9 @@ def unshare(flags: int, what: str) -> None:
     """Leaves the current namespaces for new ones."""
     if libc.unshare(flags) != 0:
         code = ctypes.get_errno()
-        why = "none allowed, or as many as allowed in use" if code == errno.ENOSPC else ""
+        why = (
+            "none allowed, or as many as allowed in use" if code == errno.ENOSPC else ""
+        )
         raise OSError(code, f"{what} namespace: {why or os.strerror(code)}")
 
 
@@ -57,7 +61,9 @@ def net_namespace(pid: int | str = "self") -> int:
 
 
 def choose_congestion_control(name: str) -> None:
-    """Sets this namespace's TCP congestion control; the machine's own stays as it is."""
+    """Sets this namespace's TCP congestion control; the machine's own stays as it
+    is.
+    """
     if name:
         try:
             path = Path("/proc/sys/net/ipv4/tcp_congestion_control")

@@ -1,8 +1,9 @@
 """Orphans: processes of testbeds whose owner is dead, which the next testbed ends.
 
-A holder ends all that runs on its hosts when its owner does. If the holder is killed or stopped
-too, ranks would run on for ever. So whatever runs for a testbed has its owner in its environment,
-which children inherit; where that process is no more, nobody waits for them.
+A holder ends all that runs on its hosts when its owner does. If the holder is killed or
+stopped too, ranks would run on for ever. So whatever runs for a testbed has its owner
+in its environment, which children inherit; where that process is no more, nobody waits
+for them.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from pathlib import Path
 
 _OWNER = "GRADWIRE_TESTBED_OWNER"
 _START_TIME = 19
-"""The place of a process' start time behind its name in ``/proc/PID/stat``; see proc(5)."""
+"""The place of a process' start time behind its name in ``/proc/PID/stat``; see
+proc(5).
+"""
 
 
 def mark() -> dict[str, str]:
     """The variable that names this process as the owner of what it starts.
 
-    A number is used again once its process has ended, so the start time stands beside it, and the
-    namespace that numbers are of, as other containers count from 1 too.
+    A number is used again once its process has ended, so the start time stands beside
+    it, and the namespace that numbers are of, as other containers count from 1 too.
     """
     return {_OWNER: f"{_numbers()} {os.getpid()} {_start_time(os.getpid())}"}
 
@@ -30,9 +33,15 @@ def end_orphans() -> list[int]:
     """Kills every process of a testbed whose owner has ended; returns their numbers."""
     found = []
     for entry in Path("/proc").glob("[0-9]*") if Path("/proc/self").exists() else ():
-        with contextlib.suppress(OSError, ValueError):  # it has ended, or is another user's
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # it has ended, or is another user's
             owner = _owner_of(entry)
-            if owner and owner[0] == _numbers() and _start_time(int(owner[1])) != owner[2]:
+            if (
+                owner
+                and owner[0] == _numbers()
+                and _start_time(int(owner[1])) != owner[2]
+            ):
                 os.kill(int(entry.name), signal.SIGKILL)
                 found.append(int(entry.name))
     return found
@@ -55,7 +64,9 @@ def _numbers() -> str:
 
 
 def _start_time(pid: int) -> str:
-    """When a process began, in clock ticks; empty where there is none of this number."""
+    """When a process began, in clock ticks; empty where there is none of this
+    number.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

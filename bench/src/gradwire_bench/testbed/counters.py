@@ -1,9 +1,10 @@
 """Bytes on the wire, as the interface itself counted them.
 
-Figures come from ``/proc/net/dev``, never from a program's own arithmetic, so they include
-headers, acknowledgements and retransmissions. One caveat: the kernel hands a virtual link up to
-64 KiB in one piece and counts that piece's headers once, so the counters show up to 4.4 % less
-than the frames of a physical wire would (66 header bytes a frame of 1514).
+Figures come from ``/proc/net/dev``, never from a program's own arithmetic, so they
+include headers, acknowledgements and retransmissions. One caveat: the kernel hands a
+virtual link up to 64 KiB in one piece and counts that piece's headers once, so the
+counters show up to 4.4 % less than the frames of a physical wire would (66 header bytes
+a frame of 1514).
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
 class InterfaceCounters:
     """Bytes an interface has sent and received since it exists.
 
-    ``interface`` says which one was read. ``shared`` is true for the loopback interface, through
-    which everything on the machine goes: its figures belong to all hosts together.
+    ``interface`` says which one was read. ``shared`` is true for the loopback
+    interface, through which everything on the machine goes: its figures belong to all
+    hosts together.
     """
 
     interface: str
@@ -43,7 +45,9 @@ class InterfaceCounters:
 
 
 def parse_counters(text: str, interface: str) -> InterfaceCounters | None:
-    """Finds one interface in the text of ``/proc/net/dev``; None where it is not listed."""
+    """Finds one interface in the text of ``/proc/net/dev``; None where it is not
+    listed.
+    """
     for line in text.splitlines():
         name, colon, figures = line.partition(":")
         if colon and name.strip() == interface:
@@ -66,7 +70,8 @@ def read_counters(device_file: Path, *interfaces: str) -> InterfaceCounters:
         text = device_file.read_text(encoding="utf-8")
     except OSError as problem:
         raise TestbedUnavailable(
-            f"interface counters cannot be read from {device_file}: {problem.strerror}; "
+            f"interface counters cannot be read from {device_file}: "
+            f"{problem.strerror}; "
             "they need Linux"
         ) from None
     for interface in interfaces:
@@ -79,9 +84,9 @@ def read_counters(device_file: Path, *interfaces: str) -> InterfaceCounters:
 def own_counters() -> InterfaceCounters:
     """Counters of the interface that this rank communicates through.
 
-    ``GLOO_SOCKET_IFNAME``, which `launch` sets, names the interface. It is the loopback one where
-    the variable is unset or names one that is not here; ``.interface`` tells which. Raises
-    TestbedUnavailable outside Linux.
+    ``GLOO_SOCKET_IFNAME``, which `launch` sets, names the interface. It is the loopback
+    one where the variable is unset or names one that is not here; ``.interface`` tells
+    which. Raises TestbedUnavailable outside Linux.
     """
     named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0].strip()
     wanted = (named, LOOPBACK) if named else (LOOPBACK,)

@@ -1,4 +1,6 @@
-"""Hosts to run ranks on: shaped ones where the machine allows it, else plain loopback."""
+"""Hosts to run ranks on: shaped ones where the machine allows it, else plain
+loopback.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +41,17 @@ MAX_RANKS_PER_HOST = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Testbed:
-    """The settings of a testbed: hosts on one switch, with full duplex links of equal rate.
+    """The settings of a testbed: hosts on one switch, with full duplex links of equal
+    rate.
 
-    ``ranks_per_host`` ranks share a host's link. What they send each other does not cross it.
+    ``ranks_per_host`` ranks share a host's link. What they send each other does not
+    cross it.
 
-    ``rate_bytes_per_s`` is the rate of Ethernet frames in each direction of each host's link (use
-    `units.parse_rate`); a TCP stream gets (mtu - 52) / (mtu + 14) of it. ``burst_s`` is how much
-    unused time a link saves up: after a pause the bytes of so many seconds pass at once (see `tc`
-    for why it is not zero). ``congestion_control`` is set inside the hosts only; "" keeps the
-    machine's own.
+    ``rate_bytes_per_s`` is the rate of Ethernet frames in each direction of each host's
+    link (use `units.parse_rate`); a TCP stream gets (mtu - 52) / (mtu + 14) of it.
+    ``burst_s`` is how much unused time a link saves up: after a pause the bytes of so
+    many seconds pass at once (see `tc` for why it is not zero). ``congestion_control``
+    is set inside the hosts only; "" keeps the machine's own.
     """
 
     __test__: ClassVar[bool] = False  # pytest must not collect it
@@ -62,11 +66,16 @@ class Testbed:
     def __post_init__(self) -> None:
         if not 1 <= self.hosts <= MAX_HOSTS:
             raise invalid(
-                "hosts", self.hosts, f"between 1 and {MAX_HOSTS}", "4 is a good number to start"
+                "hosts",
+                self.hosts,
+                f"between 1 and {MAX_HOSTS}",
+                "4 is a good number to start",
             )
         if not 1 <= self.ranks_per_host <= MAX_RANKS_PER_HOST:
             accepted = f"between 1 and {MAX_RANKS_PER_HOST}"
-            raise invalid("ranks_per_host", self.ranks_per_host, accepted, "leave it out for 1")
+            raise invalid(
+                "ranks_per_host", self.ranks_per_host, accepted, "leave it out for 1"
+            )
         if not 12_500 <= self.rate_bytes_per_s <= 12.5e9:
             raise invalid(
                 "rate_bytes_per_s",
@@ -75,10 +84,15 @@ class Testbed:
                 'units.parse_rate("500mbit") gives bytes per second',
             )
         if not 576 <= self.mtu <= 65_000:
-            raise invalid("mtu", self.mtu, "between 576 and 65000 bytes", "Ethernet has 1500")
+            raise invalid(
+                "mtu", self.mtu, "between 576 and 65000 bytes", "Ethernet has 1500"
+            )
         if not 0 <= self.burst_s <= 1:
             raise invalid(
-                "burst_s", self.burst_s, "between 0 and 1 second", "0.0025 is the default"
+                "burst_s",
+                self.burst_s,
+                "between 0 and 1 second",
+                "0.0025 is the default",
             )
 
 
@@ -86,9 +100,10 @@ class Testbed:
 class Hosts:
     """Hosts that exist now; entry i of every tuple belongs to host i.
 
-    Rank r runs on host r // ``ranks_per_host``. ``shaped`` tells whether ``rate_bytes_per_s`` is
-    enforced; on plain loopback it is not, and all hosts share one address and one interface.
-    ``master_port`` is free on host 0. Behind a relay it is enforced for programs of `run_ranks`.
+    Rank r runs on host r // ``ranks_per_host``. ``shaped`` tells whether
+    ``rate_bytes_per_s`` is enforced; on plain loopback it is not, and all hosts share
+    one address and one interface. ``master_port`` is free on host 0. Behind a relay it
+    is enforced for programs of `run_ranks`.
     """
 
     names: tuple[str, ...]
@@ -116,7 +131,8 @@ class Hosts:
         return [*self.namespaces.enter(self.namespaces.pids[host]), *command]
 
     def change_rate(self, settings: Testbed) -> None:
-        """Gives all links the rate of other settings, in the midst of whatever they carry.
+        """Gives all links the rate of other settings, in the midst of whatever they
+        carry.
 
         Raises ``TestbedUnavailable`` where links are not shaped.
         """
@@ -137,7 +153,9 @@ class Hosts:
 
 @dataclass(frozen=True, kw_only=True)
 class Availability:
-    """The kind of shaped hosts that this machine can make, and one sentence on why (not)."""
+    """The kind of shaped hosts that this machine can make, and one sentence on why
+    (not).
+    """
 
     kind: Literal["root", "user namespace", "none"]
     reason: str
@@ -147,7 +165,8 @@ class Availability:
 
 
 def _privileges() -> tuple[Privilege, ...]:
-    # A container's root may lack the right to make namespaces and still have user namespaces.
+    # A container's root may lack the right to make namespaces and still have user
+    # namespaces.
     return ("root", "user namespace") if os.geteuid() == 0 else ("user namespace",)
 
 
@@ -174,8 +193,8 @@ def _open_first(stack: ExitStack, settings: Testbed) -> Namespaces:
 def shaped_hosts(settings: Testbed) -> Iterator[Hosts]:
     """Hosts with shaped links for the length of a ``with`` block.
 
-    Leaving the block ends whatever still runs on them. Raises TestbedUnavailable where the machine
-    cannot do it; see `available` and `open_hosts`.
+    Leaving the block ends whatever still runs on them. Raises TestbedUnavailable where
+    the machine cannot do it; see `available` and `open_hosts`.
     """
     with ExitStack() as stack:
         spaces = _open_first(stack, settings)
@@ -201,7 +220,9 @@ def _free_port() -> int:
 
 @contextmanager
 def loopback_hosts(settings: Testbed) -> Iterator[Hosts]:
-    """Hosts without namespaces or limits for a ``with`` block: every host is this machine."""
+    """Hosts without namespaces or limits for a ``with`` block: every host is this
+    machine.
+    """
     end_orphans()
     yield Hosts(
         names=tuple(f"host{host}" for host in range(settings.hosts)),
@@ -216,7 +237,9 @@ def loopback_hosts(settings: Testbed) -> Iterator[Hosts]:
 
 @contextmanager
 def relayed_hosts(settings: Testbed) -> Iterator[Hosts]:
-    """Hosts of one rank each whose rates a relay limits in user space, for a ``with`` block."""
+    """Hosts of one rank each whose rates a relay limits in user space, for a ``with``
+    block.
+    """
     given = settings.rate_bytes_per_s, settings.burst_s
     with loopback_hosts(settings) as hosts, open_relay(*given) as relay_port:
         yield replace(hosts, shaped=True, relay_port=relay_port)
@@ -229,18 +252,24 @@ def _say_once(sentence: str) -> None:
 
 @contextmanager
 def open_hosts(settings: Testbed) -> Iterator[Hosts]:
-    """Shaped hosts where the machine allows it, else loopback and one logged sentence."""
+    """Shaped hosts where the machine allows it, else loopback and one logged
+    sentence.
+    """
     with ExitStack() as stack:
         try:
             hosts = stack.enter_context(shaped_hosts(settings))
         except TestbedUnavailable as problem:
-            _say_once(f"no shaped links, running on plain loopback at full speed: {problem}")
+            _say_once(
+                f"no shaped links, running on plain loopback at full speed: {problem}"
+            )
             hosts = stack.enter_context(loopback_hosts(settings))
         yield hosts
 
 
 def available() -> Availability:
-    """Whether shaped hosts can be made: it really makes and removes one, in about 50 ms."""
+    """Whether shaped hosts can be made: it really makes and removes one, in about 50
+    ms.
+    """
     try:
         with shaped_hosts(Testbed(hosts=1)) as hosts:
             assert hosts.namespaces is not None
@@ -251,7 +280,7 @@ def available() -> Availability:
     return Availability(kind=kind, reason=f"shaped hosts can be made {how}")
 
 
-# ---- HostLinks that fail -----------------------------------------------------------------------
+# ---- HostLinks that fail -------------------------------------------------------------
 #
 # What may happen to the links of shaped hosts while ranks run on them.
 
@@ -275,15 +304,23 @@ class HostLinks:
         set_reach(self._spaces, host, ())
 
     def part(self, side: Collection[int]) -> None:
-        """Parts the network: the hosts of a side reach each other, and so do the rest."""
+        """Parts the network: the hosts of a side reach each other, and so do the
+        rest.
+        """
         for host in self._all:
-            set_reach(self._spaces, host, [o for o in self._all if (o in side) == (host in side)])
+            set_reach(
+                self._spaces,
+                host,
+                [o for o in self._all if (o in side) == (host in side)],
+            )
 
     def slow(self, host: int, rate_bytes_per_s: float) -> None:
         """Gives a host's link another rate."""
         given = replace(self._settings, rate_bytes_per_s=rate_bytes_per_s)
         shape_one(
-            self._spaces, host, choose_shaper(given.rate_bytes_per_s, given.mtu, given.burst_s)
+            self._spaces,
+            host,
+            choose_shaper(given.rate_bytes_per_s, given.mtu, given.burst_s),
         )
 
     def mend(self) -> None:

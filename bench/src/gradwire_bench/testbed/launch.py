@@ -1,7 +1,9 @@
-"""Runs ranks on every host and watches over them: output, failures, time limits, the end.
+"""Runs ranks on every host and watches over them: output, failures, time limits, the
+end.
 
-Ranks get the variables that torchrun sets. A rank is a process group of its own, so that ending it
-also ends what it started, and Ctrl-C reaches the launcher first, which then ends all ranks.
+Ranks get the variables that torchrun sets. A rank is a process group of its own, so
+that ending it also ends what it started, and Ctrl-C reaches the launcher first, which
+then ends all ranks.
 """
 
 from __future__ import annotations
@@ -39,9 +41,10 @@ _DRAIN_S = 5.0  # for the last output of a rank that has ended
 class RankExit:
     """The end of a rank.
 
-    ``returncode`` is negative for a signal. ``ended_by`` tells whether it ended by itself, was
-    ended because another one had failed, or because the time was up. ``last_lines`` is the end of
-    its output (of its stderr alone where its stdout was passed through).
+    ``returncode`` is negative for a signal. ``ended_by`` tells whether it ended by
+    itself, was ended because another one had failed, or because the time was up.
+    ``last_lines`` is the end of its output (of its stderr alone where its stdout was
+    passed through).
     """
 
     rank: int
@@ -76,14 +79,16 @@ def launch(
     num_last_lines: int = 20,
     check: bool = False,
 ) -> list[RankExit]:
-    """Runs ``command`` on all hosts at once, as many ranks as these have, and waits for all.
+    """Runs ``command`` on all hosts at once, as many ranks as these have, and waits for
+    all.
 
-    ``env`` is added to this process' environment. Once a rank has failed the others have
-    ``grace_s`` to notice it themselves; ``timeout_s`` limits the whole. ``output``: "first" passes
-    rank 0's output through and keeps the others' last lines, "all" also shows every other line on
-    stderr behind its rank, "none" only keeps. ``stdout`` is where rank 0's stdout goes (a real
-    file; this process' stdout when left out). With ``check`` a failure raises RankFailed, whose
-    text is that of `failure_text`. A command that is not there is an InvalidSetting.
+    ``env`` is added to this process' environment. Once a rank has failed the others
+    have ``grace_s`` to notice it themselves; ``timeout_s`` limits the whole.
+    ``output``: "first" passes rank 0's output through and keeps the others' last lines,
+    "all" also shows every other line on stderr behind its rank, "none" only keeps.
+    ``stdout`` is where rank 0's stdout goes (a real file; this process' stdout when
+    left out). With ``check`` a failure raises RankFailed, whose text is that of
+    `failure_text`. A command that is not there is an InvalidSetting.
     """
     variables = {**os.environ, **(env or {})}
     _check(command, variables, timeout_s)
@@ -105,7 +110,9 @@ def launch(
         _supervise(running, ended, timeout_s, grace_s)
     finally:
         left = [one for one in running if not one.has_ended.is_set()]
-        for one in left:  # an interrupt may have come before the thread that waits for its end
+        for one in (
+            left
+        ):  # an interrupt may have come before the thread that waits for its end
             threading.Thread(target=_wait, args=(one, ended), daemon=True).start()
         _end(left)
     exits = [_exit(one) for one in running]
@@ -115,7 +122,9 @@ def launch(
     return exits
 
 
-def _check(command: Sequence[str], variables: Mapping[str, str], timeout_s: float | None) -> None:
+def _check(
+    command: Sequence[str], variables: Mapping[str, str], timeout_s: float | None
+) -> None:
     if not command or shutil.which(command[0], path=variables.get("PATH")) is None:
         raise invalid(
             "command",
@@ -124,15 +133,20 @@ def _check(command: Sequence[str], variables: Mapping[str, str], timeout_s: floa
             "for a Python script write: python script.py",
         )
     if timeout_s is not None and timeout_s <= 0:
-        raise invalid("timeout_s", timeout_s, "a positive number of seconds", "or leave it out")
+        raise invalid(
+            "timeout_s", timeout_s, "a positive number of seconds", "or leave it out"
+        )
 
 
-def rank_variables(hosts: Hosts, rank: int, variables: Mapping[str, str]) -> dict[str, str]:
+def rank_variables(
+    hosts: Hosts, rank: int, variables: Mapping[str, str]
+) -> dict[str, str]:
     """``variables`` and those that torchrun would add for this rank.
 
-    ``OMP_NUM_THREADS``, ``PYTHONUNBUFFERED`` and ``TORCH_CPP_LOG_LEVEL`` are set only where unset:
-    ranks share this machine's cores, the last lines of a rank that dies must have been written,
-    and torch warns at every connection that a host without DNS has no name.
+    ``OMP_NUM_THREADS``, ``PYTHONUNBUFFERED`` and ``TORCH_CPP_LOG_LEVEL`` are set only
+    where unset: ranks share this machine's cores, the last lines of a rank that dies
+    must have been written, and torch warns at every connection that a host without DNS
+    has no name.
     """
     threads = max(1, len(os.sched_getaffinity(0)) // hosts.num_ranks)
     defaults = {
@@ -183,7 +197,8 @@ def _wait(one: _Running, ended: queue.Queue[_Running]) -> None:
     with one.waiting:
         if one.has_ended.is_set():
             return
-        # Without reaping it yet: until then its group's number cannot pass to other processes.
+        # Without reaping it yet: until then its group's number cannot pass to other
+        #     processes.
         os.waitid(os.P_PID, one.process.pid, os.WEXITED | os.WNOWAIT)
         one.seconds = time.monotonic() - one.started_s
         _signal(one, signal.SIGKILL)
@@ -203,12 +218,16 @@ def _supervise(
     timeout_s: float | None,
     grace_s: float,
 ) -> None:
-    """Returns when all ranks have ended, by themselves or for a reason noted in them."""
+    """Returns when all ranks have ended, by themselves or for a reason noted in
+    them.
+    """
     left = set(running)
     deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
     reason: EndedBy = "time limit"
     while left:
-        wait_s = None if deadline_s == math.inf else max(0.0, deadline_s - time.monotonic())
+        wait_s = (
+            None if deadline_s == math.inf else max(0.0, deadline_s - time.monotonic())
+        )
         try:
             one = ended.get(timeout=wait_s)
         except queue.Empty:
@@ -251,15 +270,19 @@ def _exit(one: _Running) -> RankExit:
 
 
 def first_failure(exits: Sequence[RankExit]) -> RankExit | None:
-    """The rank that failed first by itself, else the first that was ended; None if all is well."""
+    """The rank that failed first by itself, else the first that was ended; None if all
+    is well.
+    """
     failed = [one for one in exits if one.returncode != 0]
     by_itself = [one for one in failed if one.ended_by == "itself"]
     return min(by_itself or failed, key=lambda one: one.seconds, default=None)
 
 
 def exit_code(exits: Sequence[RankExit]) -> int:
-    """One code for the whole run: `ExitCode.TIME_LIMIT` when the time was up, else that of the rank
-    that failed first, 128 and the number for a signal, as a shell gives it."""
+    """One code for the whole run: `ExitCode.TIME_LIMIT` when the time was up, else that
+    of the rank that failed first, 128 and the number for a signal, as a shell gives
+    it.
+    """
     failed = first_failure(exits)
     if failed is None:
         return ExitCode.DONE
@@ -269,13 +292,17 @@ def exit_code(exits: Sequence[RankExit]) -> int:
 
 
 def failure_text(exits: Sequence[RankExit]) -> str:
-    """A text that names the rank that failed first, how, and its last lines; "" if none failed."""
+    """A text that names the rank that failed first, how, and its last lines; "" if none
+    failed.
+    """
     failed = first_failure(exits)
     if failed is None:
         return ""
     if failed.ended_by == "time limit":
         late = ", ".join(str(one.rank) for one in exits if one.ended_by == "time limit")
-        how = f"the time limit ended ranks {late} after {format_seconds(failed.seconds)}"
+        how = (
+            f"the time limit ended ranks {late} after {format_seconds(failed.seconds)}"
+        )
     else:
         how = f"rank {failed.rank} failed first, {_how(failed.returncode)} after " + (
             format_seconds(failed.seconds)

@@ -1,12 +1,15 @@
 """Network namespaces joined by a bridge, made without leaving a trace on the machine.
 
-Bridge, links and hosts all live in namespaces held by one process (`_holder.py`), not under names
-in ``/run/netns``. So two testbeds cannot collide, the machine's own interfaces, routes and
-firewall are neither used nor touched, and a killed owner leaves nothing behind. The same way works
-with and without root; without root the holder is root inside a user namespace of its own.
+Bridge, links and hosts all live in namespaces held by one process (`_holder.py`), not
+under names in ``/run/netns``. So two testbeds cannot collide, the machine's own
+interfaces, routes and firewall are neither used nor touched, and a killed owner leaves
+nothing behind. The same way works with and without root; without root the holder is
+root inside a user namespace of its own.
 
     holder's namespace:  gwbridge = port0 port1 ...       port i  tbf: host i's downlink
-    host i's namespace:  eth0, 10.77.0.(i+1), lo          eth0    tbf: host i's uplink"""
+    host i's namespace:  eth0, 10.77.0.(i+1), lo          eth0    tbf: host i's
+    uplink
+"""
 
 from __future__ import annotations
 
@@ -25,28 +28,30 @@ from gradwire.errors import TestbedUnavailable, invalid
 
 from ._orphans import end_orphans, mark
 
-# ---- The token bucket filter that slows a link down --------------------------------------------
+# ---- The token bucket filter that slows a link down ----------------------------------
 #
 # Its figures and its command.
 #
 # Three figures decide whether a shaped link behaves like a real one:
 #
-# - **burst**: the bytes that a link saves up while idle and may then send at once. If it is too
-#   small, every moment in which the machine's few cores keep a sender waiting is lost for good.
-#   If it is too large, short messages after a pause travel for free. 40 MB float32 all-reduce by
-#   gloo on 4 hosts, as a ratio to 2 (3/4) bytes / rate (1.046 is the floor: 1448 of 1514 bytes
-#   are payload), medians of 3 to 6 on two cores that other programs used too, with a load average
-#   of 2 to 7:
+# - **burst**: the bytes that a link saves up while idle and may then send at once. If
+#   it is too small, every moment in which the machine's few cores keep a sender waiting
+#   is lost for good. If it is too large, short messages after a pause travel for free.
+#   40 MB float32 all-reduce by gloo on 4 hosts, as a ratio to 2 (3/4) bytes / rate
+#   (1.046 is the floor: 1448 of 1514 bytes are payload), medians of 3 to 6 on two cores
+#   that other programs used too, with a load average of 2 to 7:
 #       200 Mbit: 0.7 and 1 ms 1.06 to 1.13, 2 ms 1.09, 2.5 ms 1.05 to 1.07, 4 ms 1.05
 #       500 Mbit: 1 ms 1.05 to 1.10, 2 ms 1.06, 2.5 ms 1.05 to 1.12, 4 ms 1.04
 #       1 Gbit: 1 ms 1.05 to 1.10, 2 ms 1.07, 2.5 ms 1.05
-#   2.5 ms is a compromise: 4 ms would give a short exchange of 30 ms a seventh of its time.
-# - **limit**: the queue, which drops what does not fit. 20 ms carries a 3-to-1 incast at 1.00 of
-#   the rate from 50 Mbit to 1 Gbit, for BBR and Reno alike; with a 5 ms queue (and a 1 ms burst)
-#   the all-reduce took 1.37 of the ideal with Reno; 50 and 100 ms gained nothing.
-# - **segment**: the largest piece the kernel hands over at once. A piece above the burst is cut
-#   up by the filter, which costs processor time (all-reduce at 500 Mbit: 1.07, not 1.05), so
-#   pieces are kept to half of it.
+#   2.5 ms is a compromise: 4 ms would give a short exchange of 30 ms a seventh of its
+#       time.
+# - **limit**: the queue, which drops what does not fit. 20 ms carries a 3-to-1 incast
+#   at 1.00 of the rate from 50 Mbit to 1 Gbit, for BBR and Reno alike; with a 5 ms
+#   queue (and a 1 ms burst) the all-reduce took 1.37 of the ideal with Reno; 50 and 100
+#   ms gained nothing.
+# - **segment**: the largest piece the kernel hands over at once. A piece above the
+#   burst is cut up by the filter, which costs processor time (all-reduce at 500 Mbit:
+#   1.07, not 1.05), so pieces are kept to half of it.
 #
 # One stream alone got 0.97 to 1.00 of rate * 1448/1514 at 50, 200, 500 Mbit and 1 Gbit.
 
@@ -69,9 +74,12 @@ class Shaper:
     segment_bytes: int
 
     def line(self, device: str) -> str:
-        """The ``tc -batch`` line that shapes what ``device`` sends, anew where it is shaped."""
+        """The ``tc -batch`` line that shapes what ``device`` sends, anew where it is
+        shaped.
+        """
         return (
-            f"qdisc replace dev {device} root tbf rate {round(self.rate_bytes_per_s * 8)}bit"
+            f"qdisc replace dev {device} root tbf rate "
+            f"{round(self.rate_bytes_per_s * 8)}bit"
             f" burst {self.burst_bytes} limit {self.limit_bytes}"
         )
 
@@ -82,18 +90,29 @@ def choose_shaper(rate_bytes_per_s: float, mtu: int, burst_s: float) -> Shaper:
     return Shaper(
         rate_bytes_per_s=rate_bytes_per_s,
         burst_bytes=burst_bytes,
-        limit_bytes=max(_MIN_LIMIT_BYTES, 4 * burst_bytes, round(rate_bytes_per_s * _LIMIT_S)),
+        limit_bytes=max(
+            _MIN_LIMIT_BYTES, 4 * burst_bytes, round(rate_bytes_per_s * _LIMIT_S)
+        ),
         segment_bytes=min(_MAX_SEGMENT_BYTES, burst_bytes // 2),
     )
 
 
-# ---- namespaces --------------------------------------------------------------------------------
+# ---- namespaces ----------------------------------------------------------------------
 
 
 INTERFACE = "eth0"
 MAX_HOSTS = 254
-_SYSTEM_FOLDERS = ("/usr/sbin", "/sbin", "/usr/bin", "/bin")  # often not in a user's PATH
-_PACKAGES = {"ip": "iproute2", "tc": "iproute2 (iproute-tc on some)", "nsenter": "util-linux"}
+_SYSTEM_FOLDERS = (
+    "/usr/sbin",
+    "/sbin",
+    "/usr/bin",
+    "/bin",
+)  # often not in a user's PATH
+_PACKAGES = {
+    "ip": "iproute2",
+    "tc": "iproute2 (iproute-tc on some)",
+    "nsenter": "util-linux",
+}
 _START_S = 30.0
 
 Privilege = Literal["root", "user namespace"]
@@ -101,7 +120,9 @@ Privilege = Literal["root", "user namespace"]
 
 @dataclass(frozen=True, kw_only=True)
 class Namespaces:
-    """Running namespaces: ``pids[i]`` is a process that sits in host i and does nothing."""
+    """Running namespaces: ``pids[i]`` is a process that sits in host i and does
+    nothing.
+    """
 
     holder_pid: int
     pids: tuple[int, ...]
@@ -123,7 +144,9 @@ def find_tool(name: str) -> str:
     path = os.pathsep.join((os.environ.get("PATH", ""), *_SYSTEM_FOLDERS))
     found = shutil.which(name, path=path)
     if found is None:
-        raise TestbedUnavailable(f"{name!r} is not installed (package {_PACKAGES[name]})")
+        raise TestbedUnavailable(
+            f"{name!r} is not installed (package {_PACKAGES[name]})"
+        )
     return found
 
 
@@ -137,7 +160,8 @@ def _hardware_address(host: int) -> str:
 
 
 def _bridge_lines(pids: Sequence[int], mtu: int) -> list[str]:
-    # addrgenmode none: no IPv6 chatter, so that counters show the program's traffic only.
+    # addrgenmode none: no IPv6 chatter, so that counters show the program's traffic
+    #     only.
     quiet = "addrgenmode none"
     lines = [
         "link add gwbridge type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
@@ -173,7 +197,11 @@ def _host_lines(host: int, num_hosts: int, segment_bytes: int) -> list[str]:
 def _batch(enter: Sequence[str], tool: str, lines: Sequence[str]) -> None:
     command = [*enter, find_tool(tool), "-batch", "-"]
     done = subprocess.run(
-        command, input="\n".join(lines) + "\n", capture_output=True, text=True, check=False
+        command,
+        input="\n".join(lines) + "\n",
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode == 0:
         return
@@ -197,7 +225,9 @@ def _wire_up(spaces: Namespaces, shaper: Shaper, mtu: int) -> None:
     num_hosts = len(spaces.pids)
     _batch(in_bridge, "ip", _bridge_lines(spaces.pids, mtu))
     for host, pid in enumerate(spaces.pids):
-        _batch(spaces.enter(pid), "ip", _host_lines(host, num_hosts, shaper.segment_bytes))
+        _batch(
+            spaces.enter(pid), "ip", _host_lines(host, num_hosts, shaper.segment_bytes)
+        )
     shape(spaces, shaper)
 
 
@@ -216,7 +246,9 @@ def set_link(spaces: Namespaces, host: int, *, up: bool) -> None:
 
 
 def set_reach(spaces: Namespaces, host: int, others: Collection[int]) -> None:
-    """Has what a host sends arrive at ``others`` only; it goes to an address that nobody has."""
+    """Has what a host sends arrive at ``others`` only; it goes to an address that
+    nobody has.
+    """
     lines = []
     for other in range(len(spaces.pids)):
         address = _hardware_address(other if other in others else -1)
@@ -255,7 +287,8 @@ def _start_holder(
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, **mark()},
-        start_new_session=True,  # Ctrl-C is for the owner, who closes the holder in good order
+        # Ctrl-C is for the owner, who closes the holder in good order
+        start_new_session=True,
     )
 
 
@@ -280,7 +313,9 @@ def _congestion_controls() -> str:
     )
 
 
-def _read_pids(holder: subprocess.Popen[str], congestion_control: str) -> tuple[int, ...]:
+def _read_pids(
+    holder: subprocess.Popen[str], congestion_control: str
+) -> tuple[int, ...]:
     assert holder.stdout is not None
     word, _, rest = holder.stdout.readline().strip().partition(" ")
     if word == "ready":
@@ -293,7 +328,8 @@ def _read_pids(holder: subprocess.Popen[str], congestion_control: str) -> tuple[
             "leave it empty to keep the machine's own",
         )
     raise TestbedUnavailable(
-        f"the kernel does not let this user make network namespaces ({rest or 'holder ended'})"
+        "the kernel does not let this user make network namespaces "
+        f"({rest or 'holder ended'})"
     )
 
 
@@ -306,7 +342,8 @@ def open_namespaces(
     congestion_control: str,
     privilege: Privilege,
 ) -> Iterator[Namespaces]:
-    """Makes the namespaces and shaped links, and takes them and all processes in them away.
+    """Makes the namespaces and shaped links, and takes them and all processes in them
+    away.
 
     Raises TestbedUnavailable with one sentence naming the missing part.
     """

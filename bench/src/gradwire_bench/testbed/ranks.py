@@ -1,8 +1,8 @@
 """Runs a rank program on all ranks of all hosts and collects the results.
 
-A rank program is a module with ``measure(settings, report) -> result``, which lies beside what it
-measures; settings and results are plain JSON. Ranks meet by torch.distributed over the hosts'
-links; files carry the results.
+A rank program is a module with ``measure(settings, report) -> result``, which lies
+beside what it measures; settings and results are plain JSON. Ranks meet by
+torch.distributed over the hosts' links; files carry the results.
 """
 
 from __future__ import annotations
@@ -30,22 +30,38 @@ _POLL_S = 0.2
 
 
 def run_ranks(
-    hosts: Hosts, program: str, settings: dict[str, Any], *, report: Report, timeout_s: float
+    hosts: Hosts,
+    program: str,
+    settings: dict[str, Any],
+    *,
+    report: Report,
+    timeout_s: float,
 ) -> list[dict[str, Any]]:
-    """Runs the module ``program``, such as ``gradwire_bench.demo.demo_rank``, on all hosts.
+    """Runs the module ``program``, such as ``gradwire_bench.demo.demo_rank``, on all
+    hosts.
 
-    ``settings["timeout_s"]``, if given, limits each wait of torch's default group. ``timeout_s``
-    limits the whole run. Returns every rank's result; raises ``RankFailed`` with the last lines of
-    a rank that fails.
+    ``settings["timeout_s"]``, if given, limits each wait of torch's default group.
+    ``timeout_s`` limits the whole run. Returns every rank's result; raises
+    ``RankFailed`` with the last lines of a rank that fails.
     """
     with tempfile.TemporaryDirectory(prefix="gradwire-") as folder:
         place = Path(folder)
         (place / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
         over = threading.Event()
-        watcher = threading.Thread(target=_watch, args=(place / "progress", report, over))
+        watcher = threading.Thread(
+            target=_watch, args=(place / "progress", report, over)
+        )
         watcher.start()
         try:
-            command = [sys.executable, "-P", "-m", __name__, program, folder, _home(program)]
+            command = [
+                sys.executable,
+                "-P",
+                "-m",
+                __name__,
+                program,
+                folder,
+                _home(program),
+            ]
             launch(hosts, command, timeout_s=timeout_s, output="none", check=True)
         finally:
             over.set()
@@ -93,11 +109,15 @@ def main() -> None:
             draft.write_text(f"{fraction} {what}", encoding="utf-8")
             draft.replace(folder / "progress")
 
-    timeout = timedelta(seconds=settings["timeout_s"]) if "timeout_s" in settings else None
+    timeout = (
+        timedelta(seconds=settings["timeout_s"]) if "timeout_s" in settings else None
+    )
     join = relayed_group if RELAY in os.environ else launched_group
     with join(timeout=timeout):
         result = importlib.import_module(program).measure(settings, report)
-        _result(folder, dist.get_rank()).write_text(json.dumps(result), encoding="utf-8")
+        _result(folder, dist.get_rank()).write_text(
+            json.dumps(result), encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Links with limited rates in user space, for a machine without network namespaces.
 
-A relay, a process of its own, stands between the ranks. A rank finds the relay's address in torch's
-store in place of another rank's, so all of gloo's bytes pass through the relay. There each rank has
-one link: a token bucket for the bytes that it sends, and one for the bytes that it receives.
+A relay, a process of its own, stands between the ranks. A rank finds the relay's
+address in torch's store in place of another rank's, so all of gloo's bytes pass through
+the relay. There each rank has one link: a token bucket for the bytes that it sends, and
+one for the bytes that it receives.
 
-Two ranks that gloo connects decide by their addresses which one listens. So the relay takes a port
-above the reader's own where the other rank's port is above, and one below otherwise
-(`ports_beyond`).
+Two ranks that gloo connects decide by their addresses which one listens. So the relay
+takes a port above the reader's own where the other rank's port is above, and one below
+otherwise (`ports_beyond`).
 
 Rates are of TCP's payload, without headers. The relay counts the bytes of each rank.
 """
@@ -42,14 +43,18 @@ _PIECE = 1 << 16
 _WAITING = 1 << 20
 _AT_ONCE_S = 1e-4
 _ADDRESS_BYTES = 136
-"""Bytes of an address in gloo's record of a rank: a ``sockaddr_storage`` and a number."""
+"""Bytes of an address in gloo's record of a rank: a ``sockaddr_storage`` and a
+number.
+"""
 
 
-# ---- The relay's own process -------------------------------------------------------------------
+# ---- The relay's own process ---------------------------------------------------------
 
 
 class Links:
-    """Each rank's two token buckets; after a pause the bytes of ``burst_s`` pass at once."""
+    """Each rank's two token buckets; after a pause the bytes of ``burst_s`` pass at
+    once.
+    """
 
     def __init__(self, rate_bytes_per_s: float, burst_s: float) -> None:
         self._rate = rate_bytes_per_s
@@ -73,11 +78,12 @@ class Links:
 
 
 def ports_beyond(own_port: int, *, above: bool) -> Iterator[int]:
-    """Ports above ``own_port``, or below it, in whatever order a machine reads their two bytes.
+    """Ports above ``own_port``, or below it, in whatever order a machine reads their
+    two bytes.
 
-    gloo compares the bytes of ports as they are sent, high byte first, and most machines read the
-    low byte first. Of 0x90ff and 0x9100 such a machine finds 0x90ff the higher one. So no byte of
-    a port above is lower than that of ``own_port``.
+    gloo compares the bytes of ports as they are sent, high byte first, and most
+    machines read the low byte first. Of 0x90ff and 0x9100 such a machine finds 0x90ff
+    the higher one. So no byte of a port above is lower than that of ``own_port``.
 
     >>> hex(next(ports_beyond(0x90FF, above=True))), hex(next(ports_beyond(0x9100, above=False)))
     ('0x91ff', '0x9000')
@@ -90,13 +96,17 @@ def ports_beyond(own_port: int, *, above: bool) -> Iterator[int]:
 
 
 class Relay:
-    """Answers ranks' questions, and carries bytes between the ranks that ask for a way."""
+    """Answers ranks' questions, and carries bytes between the ranks that ask for a
+    way.
+    """
 
     def __init__(self, links: Links) -> None:
         self._links = links
         self._rank_at: dict[int, int] = {}
 
-    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """Answers one rank's questions until it leaves."""
         while line := await reader.readline():
             verb, *words = json.loads(line)
@@ -111,10 +121,14 @@ class Relay:
         return [self._links.sent[rank], self._links.received[rank]]
 
     async def _way(self, source: int, own_port: int, port: int) -> int:
-        """The port by which a rank that listens at ``own_port`` reaches the one at ``port``."""
+        """The port by which a rank that listens at ``own_port`` reaches the one at
+        ``port``.
+        """
         target = self._rank_at[port]
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def serve(
+            reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> None:
             there, back = await asyncio.open_connection(_HOME, port, limit=_WAITING)
             await asyncio.gather(
                 self._carry(reader, back, source, target),
@@ -128,16 +142,22 @@ class Relay:
         raise AssertionError("no port is free")
 
     async def _carry(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, source: int, target: int
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        source: int,
+        target: int,
     ) -> None:
         clock = asyncio.get_running_loop().time
         with suppress(ConnectionError):
             asked_s = clock()
             due_s = 0.0
             while piece := await reader.read(_PIECE):
-                # Bytes that need no wait were here when the last ones were due, however late the
-                # relay has been since.
-                ready_s = clock() if clock() - asked_s > _AT_ONCE_S else min(due_s, asked_s)
+                # Bytes that need no wait were here when the last ones were due, however
+                # late the relay has been since.
+                ready_s = (
+                    clock() if clock() - asked_s > _AT_ONCE_S else min(due_s, asked_s)
+                )
                 due_s = self._links.due_s(source, target, len(piece), ready_s)
                 if (wait_s := due_s - clock()) > 0:
                     await asyncio.sleep(wait_s)
@@ -157,8 +177,17 @@ async def _serve(rate_bytes_per_s: float, burst_s: float) -> None:
 @contextmanager
 def open_relay(rate_bytes_per_s: float, burst_s: float) -> Iterator[int]:
     """A relay for the length of a ``with`` block: its port for questions."""
-    command = [sys.executable, "-P", "-m", __name__, str(rate_bytes_per_s), str(burst_s)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        __name__,
+        str(rate_bytes_per_s),
+        str(burst_s),
+    ]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         try:
             yield int(process.stdout.readline())
@@ -166,7 +195,7 @@ def open_relay(rate_bytes_per_s: float, burst_s: float) -> Iterator[int]:
             process.kill()
 
 
-# ---- A rank ------------------------------------------------------------------------------------
+# ---- A rank --------------------------------------------------------------------------
 
 
 class Client:
@@ -193,14 +222,17 @@ class Client:
 
 
 def own_counters() -> InterfaceCounters:
-    """Counters of this rank's link: the relay's where there is one, else its interface's."""
+    """Counters of this rank's link: the relay's where there is one, else its
+    interface's.
+    """
     if RELAY in os.environ:
         return Client(int(os.environ["RANK"])).counters()
     return counters.own_counters()
 
 
 class RelayedStore(Store):
-    """A store in which this rank finds ways through the relay in place of other ranks' addresses.
+    """A store in which this rank finds ways through the relay in place of other ranks'
+    addresses.
 
     torch calls the methods of a store that is written in Python by these names.
     """
@@ -258,7 +290,9 @@ class RelayedStore(Store):
 
 
 def _port_in(value: bytes) -> int | None:
-    """The port in gloo's record of a rank: a name with its length, and an address with its own."""
+    """The port in gloo's record of a rank: a name with its length, and an address with
+    its own.
+    """
     start = 8 + int.from_bytes(value[:8], "little")
     head = _ADDRESS_BYTES.to_bytes(8, "little") + socket.AF_INET.to_bytes(2, "little")
     if value[start : start + 10] != head:
@@ -278,11 +312,15 @@ def relayed_group(timeout: timedelta | None = None) -> Iterator[None]:
     port = int(os.environ["MASTER_PORT"])
     shared = TCPStore(os.environ["MASTER_ADDR"], port, world, rank == 0)
     store = RelayedStore(shared, client, {})
-    dist.init_process_group("gloo", timeout=timeout, store=store, rank=rank, world_size=world)
+    dist.init_process_group(
+        "gloo", timeout=timeout, store=store, rank=rank, world_size=world
+    )
     try:
         dist.barrier()
         if not client.counters().tx_bytes:
-            raise TestbedUnavailable(f"gloo of torch {torch.__version__} passes by the relay")
+            raise TestbedUnavailable(
+                f"gloo of torch {torch.__version__} passes by the relay"
+            )
         yield
         dist.barrier()
     finally:

@@ -1,7 +1,8 @@
-"""Methods of training by name: a compressor, adapted or not, or a recipe of several parts.
+"""Methods of training by name: a compressor, adapted or not, or a recipe of several
+parts.
 
-A recipe is a line in ``RECIPES``. It may change the task's optimizer, where the exchange does a
-part of the optimizer's work.
+A recipe is a line in ``RECIPES``. It may change the task's optimizer, where the
+exchange does a part of the optimizer's work.
 """
 
 from __future__ import annotations
@@ -48,28 +49,40 @@ Method = Callable[[TrainingTask, int], Recipe]
 def method(name: str) -> Method:
     """The method of a name: ``DENSE``, one of ``RECIPES``, or a compressor.
 
-    A compressor has its defaults or settings behind it, as in ``topk(density=0.02)``. With
-    ``adapt:`` before it its settings are chosen layer by layer. Raises ``InvalidSetting`` for any
-    other name.
+    A compressor has its defaults or settings behind it, as in ``topk(density=0.02)``.
+    With ``adapt:`` before it its settings are chosen layer by layer. Raises
+    ``InvalidSetting`` for any other name.
     """
     if name in RECIPES:
         return RECIPES[name]
     text = name.removeprefix("adapt:")
     called, settings = _called(text)
     if called not in names("compress"):
-        raise invalid("method", name, ", ".join((*RECIPES, *names("compress"))), "name another")
+        raise invalid(
+            "method", name, ", ".join((*RECIPES, *names("compress"))), "name another"
+        )
     algorithm = algorithm_by_name(called, settings)
     if name != text:
-        return lambda task, steps: Recipe(task, adapt(algorithm, every=max(1, steps // 10)))
+        return lambda task, steps: Recipe(
+            task, adapt(algorithm, every=max(1, steps // 10))
+        )
     return lambda task, num_steps: Recipe(task, exchange_for(algorithm))
 
 
 def _called(text: str) -> tuple[str, dict[str, Any]]:
-    """The name and the settings in ``name(setting=value, ...)``, or in the name alone."""
+    """The name and the settings in ``name(setting=value, ...)``, or in the name
+    alone.
+    """
     try:
         found = ast.parse(text, mode="eval").body
-        if isinstance(found, ast.Call) and isinstance(found.func, ast.Name) and not found.args:
-            words = {str(word.arg): ast.literal_eval(word.value) for word in found.keywords}
+        if (
+            isinstance(found, ast.Call)
+            and isinstance(found.func, ast.Name)
+            and not found.args
+        ):
+            words = {
+                str(word.arg): ast.literal_eval(word.value) for word in found.keywords
+            }
             return found.func.id, words
     except (SyntaxError, ValueError):
         pass
@@ -87,12 +100,18 @@ def _onebit_warmup(task: TrainingTask, num_steps: int) -> Recipe:
 
 def _topk_warmup(task: TrainingTask, num_steps: int) -> Recipe:
     """Each density above top-k's own has a twentieth of the steps."""
-    return Recipe(task, with_density_warmup(topk(), steps_per_stage=max(1, num_steps // 20)))
+    return Recipe(
+        task, with_density_warmup(topk(), steps_per_stage=max(1, num_steps // 20))
+    )
 
 
 def _topk_momentum(task: TrainingTask, num_steps: int) -> Recipe:
-    """Velocities are sent, unmasked, and SGD, which it needs, has no momentum of its own."""
-    return Recipe(without_momentum(task), with_momentum_correction(topk(), masking=False))
+    """Velocities are sent, unmasked, and SGD, which it needs, has no momentum of its
+    own.
+    """
+    return Recipe(
+        without_momentum(task), with_momentum_correction(topk(), masking=False)
+    )
 
 
 def _dgc_ring(task: TrainingTask, num_steps: int) -> Recipe:

@@ -1,10 +1,10 @@
 """Peers: what other people's packages make of a trainer, where they can be imported.
 
-None of them comes with gradwire, and none is fetched. Accelerate is one of the frameworks that
-gradwire's extra installs; torchft is installed as torchft-nightly. The others are read from folders
-that ``bench train --peers`` names: ``demo.py`` of bloc97/DeMo (which needs einops), ``powersgd`` of
-epfml/powersgd, ``grace_dl`` of sands-lab/grace, ``dion`` of microsoft/dion, DEFT's
-``gradient_reducers`` of kljp/deft.
+None of them comes with gradwire, and none is fetched. Accelerate is one of the
+frameworks that gradwire's extra installs; torchft is installed as torchft-nightly. The
+others are read from folders that ``bench train --peers`` names: ``demo.py`` of
+bloc97/DeMo (which needs einops), ``powersgd`` of epfml/powersgd, ``grace_dl`` of
+sands-lab/grace, ``dion`` of microsoft/dion, DEFT's ``gradient_reducers`` of kljp/deft.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ RANK = 4
 DENSITY = 0.01
 """The density of top-k: that of gradwire's default."""
 RANK_FRACTION = 0.25
-"""Dion's rank as a share of a matrix's smaller extent, at which it sends less than all of it."""
+"""Dion's rank as a share of a matrix's smaller extent, at which it sends less than all
+of it.
+"""
 
 Join = Callable[[Trainer, Any, int], Trainer]
-"""A function that makes a peer's trainer of one that averages nothing, for a period of so many
-steps; it is given the peer's module."""
+"""A function that makes a peer's trainer of one that averages nothing, for a period of
+so many steps; it is given the peer's module.
+"""
 
 
 class Peer(NamedTuple):
@@ -50,7 +53,9 @@ def _demo(made: Trainer, demo: Any, period: int) -> Trainer:
     extents = max(param.dim() for param in made.plain.parameters())
     if extents > 2:
         accepted = "one of matrices and vectors, which are all that peer-demo takes"
-        raise invalid("task", made.task.name, accepted, "leave one of them out, by --only")
+        raise invalid(
+            "task", made.task.name, accepted, "leave one of them out, by --only"
+        )
     rate = made.optimizer.param_groups[0]["lr"]
     return replace(made, optimizer=demo.DeMo(made.plain.parameters(), lr=rate))
 
@@ -73,10 +78,13 @@ def _dion(made: Trainer, dion: Any, period: int) -> Trainer:
 
 
 def _powersgd(made: Trainer, powersgd: Any, period: int) -> Trainer:
-    """Its ``optimizer_step``, which keeps errors in ``.grad``, where ``zero_grad`` drops them."""
+    """Its ``optimizer_step``, which keeps errors in ``.grad``, where ``zero_grad``
+    drops them.
+    """
     params = list(made.plain.parameters())
     aggregator = powersgd.PowerSGD(
-        params, config=powersgd.Config(rank=RANK, start_compressing_after_num_steps=period)
+        params,
+        config=powersgd.Config(rank=RANK, start_compressing_after_num_steps=period),
     )
     errors = [torch.zeros_like(param) for param in params]
 
@@ -112,11 +120,16 @@ def _grace_topk(made: Trainer, helper: Any, period: int) -> Trainer:
 
 
 def _deft(made: Trainer, reducers: Any, period: int) -> Trainer:
-    """DEFT's authors' own reducer, and the memory of what it left that their trainings keep."""
+    """DEFT's authors' own reducer, and the memory of what it left that their trainings
+    keep.
+    """
     params = list(made.plain.parameters())
-    # Its constructor draws 134 million numbers, a gigabyte of them, which this reducer never reads.
+    # Its constructor draws 134 million numbers, a gigabyte of them, which this reducer
+    # never reads.
     reducer = object.__new__(reducers.DeftReducer)
-    vars(reducer).update(n_workers=dist.get_world_size(), rank=dist.get_rank(), device="cpu")
+    vars(reducer).update(
+        n_workers=dist.get_world_size(), rank=dist.get_rank(), device="cpu"
+    )
     vars(reducer).update(compression=DENSITY, iteration=-1, timer=_untimed)
     memories = [torch.zeros_like(param) for param in params]
 
@@ -141,7 +154,9 @@ def _accelerate(made: Trainer, local_sgd: Any, period: int) -> Trainer:
     """LocalSGD of Accelerate: parameters are averaged every ``period`` steps."""
     accelerator = import_module("accelerate").Accelerator(cpu=True)
     model = accelerator.prepare_model(made.plain)
-    local = local_sgd.LocalSGD(accelerator=accelerator, model=model, local_sgd_steps=period)
+    local = local_sgd.LocalSGD(
+        accelerator=accelerator, model=model, local_sgd_steps=period
+    )
     local.__enter__()
     return replace(made, model=model, after_step=local.step)
 
@@ -189,8 +204,12 @@ def _torchft_local_sgd(made: Trainer, torchft: Any, period: int) -> Trainer:
 
 def _torchft_diloco(made: Trainer, torchft: Any, period: int) -> Trainer:
     """DiLoCo's outer optimizer; parameters one by one, as its buckets drop some."""
-    outer = torch.optim.SGD(made.plain.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-    torchft.DiLoCo(_Unfailing(), [made.plain], made.optimizer, outer, period).__enter__()
+    outer = torch.optim.SGD(
+        made.plain.parameters(), lr=0.7, momentum=0.9, nesterov=True
+    )
+    torchft.DiLoCo(
+        _Unfailing(), [made.plain], made.optimizer, outer, period
+    ).__enter__()
     return made
 
 

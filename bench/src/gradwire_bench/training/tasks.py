@@ -1,7 +1,7 @@
 """Tasks of the demo and of ``bench train``: models on data that this machine has.
 
-Every task trains by AdamW or by SGD with momentum, at a rate that suits uncompressed training. All
-are scored by the loss on examples that are never trained on.
+Every task trains by AdamW or by SGD with momentum, at a rate that suits uncompressed
+training. All are scored by the loss on examples that are never trained on.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def make_task(
     ``InvalidSetting`` for another name, and where the task's data is missing.
     """
     if name not in TASKS:
-        raise invalid("task", name, " or ".join(TASKS), "leave it out: text needs no data")
+        raise invalid(
+            "task", name, " or ".join(TASKS), "leave it out: text needs no data"
+        )
     if optimizer not in OPTIMIZERS:
         raise invalid("optimizer", optimizer, " or ".join(OPTIMIZERS), "leave it out")
     made = TASKS[name](seed)
@@ -58,7 +60,9 @@ def make_task(
         name=name,
         description=made.description,
         make_model=made.make_model,
-        make_optimizer=partial(OPTIMIZERS[optimizer], rate=times_rate * made.rates[optimizer]),
+        make_optimizer=partial(
+            OPTIMIZERS[optimizer], rate=times_rate * made.rates[optimizer]
+        ),
         batch=made.batch,
         loss=class_loss,
         score=lambda model: mean_over(model, class_loss, made.held_out, _HELD_OUT),
@@ -97,7 +101,8 @@ def _text(seed: int, batch: int = 2) -> _Made:
 def _perceptron(seed: int, batch: int = 32) -> _Made:
     """The byte behind ``CONTEXT`` others, by a perceptron of 5.1 M parameters.
 
-    A step computes little for the bytes it sends, which is what slow links are worst for.
+    A step computes little for the bytes it sends, which is what slow links are worst
+    for.
     """
 
     def make_model() -> nn.Module:
@@ -111,7 +116,9 @@ def _perceptron(seed: int, batch: int = 32) -> _Made:
             nn.Linear(1280, 256),
         )
 
-    draw, held_out = _windows(seed, batch, lambda window: (window[:, :-1], window[:, -1]))
+    draw, held_out = _windows(
+        seed, batch, lambda window: (window[:, :-1], window[:, -1])
+    )
     return _Made(
         description=f"perceptron on {_TOPICS}, {batch} x {CONTEXT} bytes a rank",
         make_model=make_model,
@@ -216,13 +223,20 @@ def _windows(
 
     def draw(step: int, rank: int, world: int) -> Batch:
         random = random_of(seed, step, rank, world)
-        return take(torch.randint(held_out_from - CONTEXT - 1, (batch,), generator=random))
+        return take(
+            torch.randint(held_out_from - CONTEXT - 1, (batch,), generator=random)
+        )
 
     random = torch.Generator().manual_seed(-1)
-    return draw, take(torch.randint(held_out_from, last, (num_held_out,), generator=random))
+    return draw, take(
+        torch.randint(held_out_from, last, (num_held_out,), generator=random)
+    )
 
 
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adamw": _adamw, "sgd": _sgd}
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": _adamw,
+    "sgd": _sgd,
+}
 """Optimizers by name, as functions of parameters and ``rate``."""
 TASKS: dict[str, Callable[[int], _Made]] = {
     "text": _text,

@@ -1,4 +1,6 @@
-"""Trainer: a model in training on one rank, whatever averages its gradients or parameters."""
+"""Trainer: a model in training on one rank, whatever averages its gradients or
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from ..workloads.train import Schedule
 
 
 def rate_of_adamw(optimizer: Optimizer) -> float:
-    """The rate that suits AdamW where an optimizer has its own: about a tenth of SGD's."""
+    """The rate that suits AdamW where an optimizer has its own: about a tenth of
+    SGD's.
+    """
     rate = float(optimizer.param_groups[0]["lr"])
     return rate / 10 if isinstance(optimizer, torch.optim.SGD) else rate
 

@@ -1,6 +1,8 @@
-"""Trainers: models that train on real ranks, by gradwire's methods and by what torch itself has.
+"""Trainers: models that train on real ranks, by gradwire's methods and by what torch
+itself has.
 
-Whatever is not an exchange beneath an optimizer is a line in ``OTHERS``: a function that starts it.
+Whatever is not an exchange beneath an optimizer is a line in ``OTHERS``: a function
+that starts it.
 """
 
 from __future__ import annotations
@@ -35,16 +37,20 @@ from .peers import PEERS, RANK, joined
 from .trainer import Trainer, rate_of_adamw
 
 PERIOD = 20
-"""Local steps between two exchanges, where a method takes local steps and its name says no other
-period behind an @."""
+"""Local steps between two exchanges, where a method takes local steps and its name says
+no other period behind an @.
+"""
 
 Start = Callable[[TrainingTask, int, int], Trainer]
-"""A function that makes a trainer of a task for so many steps; all ranks call it together. The last
-argument is the period of local steps."""
+"""A function that makes a trainer of a task for so many steps; all ranks call it
+together. The last argument is the period of local steps.
+"""
 
 
 def start(name: str, task: TrainingTask, num_steps: int) -> Trainer:
-    """The trainer of a name in ``OTHERS`` or ``PEERS``, or of a method of ``methods``."""
+    """The trainer of a name in ``OTHERS`` or ``PEERS``, or of a method of
+    ``methods``.
+    """
     base, period = split_period(name)
     if base in OTHERS:
         return OTHERS[base](task, num_steps, period)
@@ -73,8 +79,8 @@ def check_trainer(name: str) -> None:
 def split_period(name: str) -> tuple[str, int]:
     """A trainer's name without its period, and the period.
 
-    A period divides ``PERIOD``, so that all ranks hold one model wherever models are scored. Raises
-    ``InvalidSetting`` for another one, and where a trainer has none.
+    A period divides ``PERIOD``, so that all ranks hold one model wherever models are
+    scored. Raises ``InvalidSetting`` for another one, and where a trainer has none.
 
     >>> split_period("local_steps-4bit@5"), split_period("topk")
     (('local_steps-4bit', 5), ('topk', 20))
@@ -83,7 +89,9 @@ def split_period(name: str) -> tuple[str, int]:
     if not at:
         return name, PERIOD
     if base not in LOCAL:
-        raise invalid("method", name, f"a period behind {', '.join(LOCAL)} alone", f"write {base}")
+        raise invalid(
+            "method", name, f"a period behind {', '.join(LOCAL)} alone", f"write {base}"
+        )
     if not told.isdecimal() or not int(told) or PERIOD % int(told):
         accepted = f"a number that divides {PERIOD}"
         raise invalid("local steps", told, accepted, f"write {base}@{PERIOD // 4}")
@@ -95,13 +103,19 @@ def _first_values(task: TrainingTask) -> nn.Module:
     return task.make_model()
 
 
-def _trainer(task: TrainingTask, model: nn.Module, plain: nn.Module, num_steps: int) -> Trainer:
+def _trainer(
+    task: TrainingTask, model: nn.Module, plain: nn.Module, num_steps: int
+) -> Trainer:
     optimizer = task.make_optimizer(plain.parameters())
     return Trainer(task, model, plain, optimizer, Schedule(num_steps, num_steps // 10))
 
 
 def _hooked(
-    task: TrainingTask, num_steps: int, state: object = None, hook: Any = None, **settings: Any
+    task: TrainingTask,
+    num_steps: int,
+    state: object = None,
+    hook: Any = None,
+    **settings: Any,
 ) -> Trainer:
     plain = _first_values(task)
     model = DistributedDataParallel(plain, **settings)
@@ -121,16 +135,22 @@ def _ddp_fp16(task: TrainingTask, num_steps: int, period: int) -> Trainer:
 def _ddp_powersgd(task: TrainingTask, num_steps: int, period: int) -> Trainer:
     """Torch's PowerSGD, which begins with the full learning rate, in one bucket.
 
-    With more buckets it hangs on gloo: collectives of one bucket wait in callbacks for another's.
+    With more buckets it hangs on gloo: collectives of one bucket wait in callbacks for
+        another's.
     """
     state = powerSGD_hook.PowerSGDState(
-        process_group=None, matrix_approximation_rank=RANK, start_powerSGD_iter=num_steps // 10
+        process_group=None,
+        matrix_approximation_rank=RANK,
+        start_powerSGD_iter=num_steps // 10,
     )
-    return _hooked(task, num_steps, state, powerSGD_hook.powerSGD_hook, bucket_cap_mb=1e6)
+    return _hooked(
+        task, num_steps, state, powerSGD_hook.powerSGD_hook, bucket_cap_mb=1e6
+    )
 
 
 def _ddp_local_sgd(task: TrainingTask, num_steps: int, period: int) -> Trainer:
-    """Torch's post-local SGD: DDP at first, then ``period`` local steps between two averages.
+    """Torch's post-local SGD: DDP at first, then ``period`` local steps between two
+    averages.
 
     Averages fall on multiples of ``period``, where models are scored.
     """
@@ -161,8 +181,12 @@ def _with_muon(made: Trainer) -> Trainer:
     return replace(made, optimizer=optimizer)
 
 
-def _locally(recipe: Callable[..., recipes.Started], compressor: Compressor, **more: Any) -> Start:
-    """Trainers of local steps by a recipe, with the task's optimizer or the recipe's Muon."""
+def _locally(
+    recipe: Callable[..., recipes.Started], compressor: Compressor, **more: Any
+) -> Start:
+    """Trainers of local steps by a recipe, with the task's optimizer or the recipe's
+    Muon.
+    """
 
     def begin(task: TrainingTask, num_steps: int, period: int) -> Trainer:
         plain = _first_values(task)
@@ -199,11 +223,18 @@ OTHERS: dict[str, Start] = {
     "muon-4bit": _by_muon(_FOUR_BITS),
     "muloco-4bit": _locally(recipes.muloco, _FOUR_BITS),
 }
-"""Trainers by name, beside the methods: torch's own, and what takes local steps. Those of the names
-``local_steps`` have DiLoCo's outer optimizer. Muon beneath local steps is MuLoCo's recipe (Thérien
-et al., arXiv 2505.23725)."""
+"""Trainers by name, beside the methods: torch's own, and what takes local steps. Those
+of the names ``local_steps`` have DiLoCo's outer optimizer. Muon beneath local steps is
+MuLoCo's recipe (Thérien et al., arXiv 2505.23725).
+"""
 LOCAL = (
-    *("ddp-local_sgd", "local_steps", "local_steps-4bit", "local_steps-sparse", "slowmo-4bit"),
+    *(
+        "ddp-local_sgd",
+        "local_steps",
+        "local_steps-4bit",
+        "local_steps-sparse",
+        "slowmo-4bit",
+    ),
     "muloco-4bit",
     *("peer-accelerate", "peer-torchft-local_sgd", "peer-torchft-diloco"),
 )

@@ -1,7 +1,9 @@
-"""Training costs of compressors' errors: small models, by each method, for the same steps.
+"""Training costs of compressors' errors: small models, by each method, for the same
+steps.
 
-All replicas train in one process, so losses and bytes are real and seconds are not measured.
-Learning rates go up and then down by half a cosine. Messages are those that ``attach`` makes.
+All replicas train in one process, so losses and bytes are real and seconds are not
+measured. Learning rates go up and then down by half a cosine. Messages are those that
+``attach`` makes.
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ from .tasks import OPTIMIZERS, TASKS, make_task
 
 @dataclass(frozen=True, kw_only=True)
 class TrainBench:
-    """Settings of ``bench train``: ``trained`` are names of methods; by default all compressors.
+    """Settings of ``bench train``: ``trained`` are names of methods; by default all
+    compressors.
 
-    A method's learning rate is the best of ``learning_rates`` powers of two around the task's own,
-    by the held-out loss of the first seed. Every other seed is trained at that rate alone.
+    A method's learning rate is the best of ``learning_rates`` powers of two around the
+    task's own, by the held-out loss of the first seed. Every other seed is trained at
+    that rate alone.
     """
 
     tasks: tuple[str, ...] = ("gpt",)
@@ -38,11 +42,20 @@ class TrainBench:
     trained: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, least in (("ranks", 2), ("steps", 10), ("seeds", 1), ("learning_rates", 1)):
+        for name, least in (
+            ("ranks", 2),
+            ("steps", 10),
+            ("seeds", 1),
+            ("learning_rates", 1),
+        ):
             if getattr(self, name) < least:
-                raise invalid(name, getattr(self, name), f"{least} or more", "leave it out")
+                raise invalid(
+                    name, getattr(self, name), f"{least} or more", "leave it out"
+                )
         if not self.learning_rates % 2:
-            raise invalid("learning_rates", self.learning_rates, "an odd number", "write 3")
+            raise invalid(
+                "learning_rates", self.learning_rates, "an odd number", "write 3"
+            )
         for what, given, known in (
             ("task", self.tasks, TASKS),
             ("optimizer", self.optimizers, OPTIMIZERS),
@@ -54,7 +67,9 @@ class TrainBench:
     def title(self) -> str:
         """The tasks and settings in words."""
         tasks = "; ".join(make_task(name).description for name in self.tasks)
-        ways = f"{self.ranks} ranks, {self.steps} steps of {' and '.join(self.optimizers)}"
+        ways = (
+            f"{self.ranks} ranks, {self.steps} steps of {' and '.join(self.optimizers)}"
+        )
         return f"{tasks}; {ways}; means of {self.seeds} seeds"
 
     @property
@@ -69,7 +84,10 @@ class TrainBench:
         >>> TrainBench(learning_rates=5).factors
         (1.0, 0.5, 2.0, 0.25, 4.0)
         """
-        pairs = [(2.0**-power, 2.0**power) for power in range(1, self.learning_rates // 2 + 1)]
+        pairs = [
+            (2.0**-power, 2.0**power)
+            for power in range(1, self.learning_rates // 2 + 1)
+        ]
         return (1.0, *(factor for pair in pairs for factor in pair))
 
 
@@ -90,10 +108,14 @@ class _Tuned:
 
 
 def run(bench: TrainBench, report: Report = lambda fraction, what: None) -> list[Row]:
-    """One row a method, task and optimizer; uncompressed training first of each task's."""
+    """One row a method, task and optimizer; uncompressed training first of each
+    task's.
+    """
     for name in bench.methods:
         method(name)
-    kinds = [(task, optimizer) for task in bench.tasks for optimizer in bench.optimizers]
+    kinds = [
+        (task, optimizer) for task in bench.tasks for optimizer in bench.optimizers
+    ]
     total = len(kinds) * len(bench.methods) * (len(bench.factors) + bench.seeds - 1)
     done = iter(range(total))
     rows: list[Row] = []
@@ -101,13 +123,19 @@ def run(bench: TrainBench, report: Report = lambda fraction, what: None) -> list
         dense: _Tuned | None = None
         for name in bench.methods:
             what = f"{name}, {task}, {optimizer}"
-            tuned = _tuned(bench, task, optimizer, name, _shares(report, done, total, what))
+            tuned = _tuned(
+                bench, task, optimizer, name, _shares(report, done, total, what)
+            )
             dense = dense or tuned
-            rows.append({"task": task, "optimizer": optimizer, **_row(name, tuned, dense)})
+            rows.append(
+                {"task": task, "optimizer": optimizer, **_row(name, tuned, dense)}
+            )
     return rows
 
 
-def _shares(report: Report, done: Iterator[int], total: int, what: str) -> Iterator[Report]:
+def _shares(
+    report: Report, done: Iterator[int], total: int, what: str
+) -> Iterator[Report]:
     """A report for each of the trainings that come next."""
     for number in done:
 
@@ -120,7 +148,9 @@ def _shares(report: Report, done: Iterator[int], total: int, what: str) -> Itera
 def _tuned(
     bench: TrainBench, task: str, optimizer: str, name: str, reports: Iterator[Report]
 ) -> _Tuned:
-    """The method at its best rate on the first seed, and on the other seeds at that rate."""
+    """The method at its best rate on the first seed, and on the other seeds at that
+    rate.
+    """
 
     def trained(factor: float, seed: int) -> History:
         made = make_task(task, optimizer, times_rate=factor, seed=seed)
@@ -137,7 +167,9 @@ def _tuned(
 
     tried = {factor: trained(factor, 0) for factor in bench.factors}
     ends = {factor: found.scores[-1][1] for factor, found in tried.items()}
-    best = min(ends, key=lambda factor: (isnan(ends[factor]), ends[factor]))  # NaN is not less
+    best = min(
+        ends, key=lambda factor: (isnan(ends[factor]), ends[factor])
+    )  # NaN is not less
     others = [trained(best, seed) for seed in range(1, bench.seeds)]
     return _Tuned(best, (tried[best], *others))
 

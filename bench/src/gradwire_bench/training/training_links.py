@@ -1,7 +1,8 @@
-"""Loss over seconds and over bytes: models trained on shaped links by each method, in one run.
+"""Loss over seconds and over bytes: models trained on shaped links by each method, in
+one run.
 
-Each rank is a process on a host of its own. A row says when a method reached the loss that
-DistributedDataParallel has at a given step.
+Each rank is a process on a host of its own. A row says when a method reached the loss
+that DistributedDataParallel has at a given step.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ METHODS = (*OTHERS, *PEERS, "dense", "int8", "qsgd", "onebit", "topk", "powersgd
 
 
 class Point(NamedTuple):
-    """How far a training is: steps, seconds and bytes a rank, means over ranks; held-out loss."""
+    """How far a training is: steps, seconds and bytes a rank, means over ranks;
+    held-out loss.
+    """
 
     step: float
     seconds: float
@@ -41,12 +44,13 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOnLinks:
-    """Settings of ``bench train --rate``: ``bench`` with ``ranks`` hosts, on links of each rate.
+    """Settings of ``bench train --rate``: ``bench`` with ``ranks`` hosts, on links of
+    each rate.
 
-    Rates are bytes per second; None is the loopback, which nothing slows.
-    The goal is DDP's held-out loss at ``goal_step``. A method's learning rate is chosen on the
-    fastest link, by the loss of the first seed after the last step. ``peers`` are folders that
-    packages of others are imported from; a row says which are not there.
+    Rates are bytes per second; None is the loopback, which nothing slows. The goal is
+    DDP's held-out loss at ``goal_step``. A method's learning rate is chosen on the
+    fastest link, by the loss of the first seed after the last step. ``peers`` are
+    folders that packages of others are imported from; a row says which are not there.
     """
 
     bench: TrainBench
@@ -62,7 +66,9 @@ class TrainingOnLinks:
         steps = self.bench.steps
         every = self.score_every
         if steps % every or steps // every < 2:
-            raise invalid("steps", steps, f"a multiple of {every}, {2 * every} at least", "400")
+            raise invalid(
+                "steps", steps, f"a multiple of {every}, {2 * every} at least", "400"
+            )
         if not 0 < self.goal_step <= steps or self.goal_step % every:
             accepted = f"a multiple of {every}, at most {steps}"
             raise invalid("goal step", self.goal_step, accepted, "leave it out")
@@ -84,7 +90,9 @@ class TrainingOnLinks:
 
 @dataclass(frozen=True)
 class LinksResult:
-    """Rows of the table, and what pictures are drawn from: curves by link and method."""
+    """Rows of the table, and what pictures are drawn from: curves by link and
+    method.
+    """
 
     rows: list[Row]
     points: dict[str, dict[str, list[Point]]]
@@ -94,13 +102,19 @@ Entrant = tuple[str, float]
 """A method, and the factor of the task's learning rate."""
 
 
-def run(links: TrainingOnLinks, report: Report, *, timeout_s: float = 3600.0) -> LinksResult:
-    """Trains each task by each optimizer on each link; rows in the order of the settings."""
+def run(
+    links: TrainingOnLinks, report: Report, *, timeout_s: float = 3600.0
+) -> LinksResult:
+    """Trains each task by each optimizer on each link; rows in the order of the
+    settings.
+    """
     bench = links.bench
     rows = []
     points = {}
     rates = sorted(links.rates_bytes_per_s, key=lambda rate: rate or inf, reverse=True)
-    kinds = [(task, optimizer) for task in bench.tasks for optimizer in bench.optimizers]
+    kinds = [
+        (task, optimizer) for task in bench.tasks for optimizer in bench.optimizers
+    ]
     total = len(kinds) * len(rates) * bench.seeds
     done = 0
 
@@ -122,7 +136,9 @@ def run(links: TrainingOnLinks, report: Report, *, timeout_s: float = 3600.0) ->
                 done += 1
             kind = {"task": task, "optimizer": optimizer, "link": link}
             rows += [{**kind, **row} for row in _rows(links, entrants, found)]
-            rows += [{**kind, "name": f"{name}: not installed"} for name in links.missing]
+            rows += [
+                {**kind, "name": f"{name}: not installed"} for name in links.missing
+            ]
             names = [name for name, _ in entrants]
             points[", ".join(kind.values())] = dict(zip(names, found[0], strict=True))
     return LinksResult(rows, points)
@@ -158,7 +174,9 @@ def _trained(
         )
         shaped = hosts.shaped
     link = format_rate(rate) if rate and shaped else "unshaped loopback"
-    shared = 1 if shaped else len(results)  # loopback counts the bytes of all ranks together
+    shared = (
+        1 if shaped else len(results)
+    )  # loopback counts the bytes of all ranks together
     return [_merged(of_ranks, shared) for of_ranks in zip(*results, strict=True)], link
 
 
@@ -194,7 +212,8 @@ def _best(
 
 
 def reached(points: Sequence[Point], goal: float) -> Point | None:
-    """The first moment at which the line through the points is at the goal; None if it never is.
+    """The first moment at which the line through the points is at the goal; None if it
+    never is.
 
     >>> reached([Point(0, 0.0, 0.0, 5.0), Point(10, 2.0, 80.0, 3.0)], 4.0)
     Point(step=5.0, seconds=1.0, sent_bytes=40.0, loss=4.0)
@@ -202,20 +221,28 @@ def reached(points: Sequence[Point], goal: float) -> Point | None:
     for before, after in pairwise(points):
         if after.loss <= goal < before.loss:
             share = (before.loss - goal) / (before.loss - after.loss)
-            return Point(*(a + share * (b - a) for a, b in zip(before, after, strict=True)))
+            return Point(
+                *(a + share * (b - a) for a, b in zip(before, after, strict=True))
+            )
     return None
 
 
 def _rows(
-    links: TrainingOnLinks, entrants: Sequence[Entrant], found: Sequence[Sequence[list[Point]]]
+    links: TrainingOnLinks,
+    entrants: Sequence[Entrant],
+    found: Sequence[Sequence[list[Point]]],
 ) -> list[Row]:
-    """One row a method: means over seeds, each seed with the goal that its own DDP sets."""
+    """One row a method: means over seeds, each seed with the goal that its own DDP
+    sets.
+    """
     goals = [trained[0][links.goal_step // links.score_every].loss for trained in found]
     ddp_s: float | None = None
     rows: list[Row] = []
     for place, (name, factor) in enumerate(entrants):
         trained = [of_seed[place] for of_seed in found]
-        there = [reached(points, goal) for points, goal in zip(trained, goals, strict=True)]
+        there = [
+            reached(points, goal) for points, goal in zip(trained, goals, strict=True)
+        ]
         at = [point for point in there if point is not None]
         all_there = len(at) == len(there)
         seconds = mean(point.seconds for point in at) if all_there else None
@@ -227,8 +254,12 @@ def _rows(
                 "goal_loss": mean(goals),
                 "to_goal_s": seconds,
                 "speedup_vs_ddp": ddp_s / seconds if ddp_s and seconds else None,
-                "to_goal_steps": mean(point.step for point in at) if all_there else None,
-                "to_goal_bytes": mean(point.sent_bytes for point in at) if all_there else None,
+                "to_goal_steps": mean(point.step for point in at)
+                if all_there
+                else None,
+                "to_goal_bytes": mean(point.sent_bytes for point in at)
+                if all_there
+                else None,
                 "step_s": mean(end.seconds / end.step for end in ends),
                 "sent_bytes_per_step": mean(end.sent_bytes / end.step for end in ends),
                 "loss": mean(end.loss for end in ends),
@@ -265,6 +296,7 @@ def title(links: TrainingOnLinks) -> str:
     bench = links.bench
     tasks = "; ".join(make_task(name).description for name in bench.tasks)
     return (
-        f"{tasks}; {bench.ranks} hosts, {bench.steps} steps, {bench.seeds} seeds; the goal is "
+        f"{tasks}; {bench.ranks} hosts, {bench.steps} steps, {bench.seeds} "
+        "seeds; the goal is "
         f"DDP's held-out loss at step {links.goal_step}"
     )

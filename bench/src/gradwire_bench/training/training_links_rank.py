@@ -1,7 +1,8 @@
-"""One rank of ``bench train --rate``: trains one model by each method, in turn, against the clock.
+"""One rank of ``bench train --rate``: trains one model by each method, in turn, against
+the clock.
 
-Methods take turns of a few steps each, so that all of them see the same moods of the machine. The
-clock stands still, and no byte is counted, while models are scored.
+Methods take turns of a few steps each, so that all of them see the same moods of the
+machine. The clock stands still, and no byte is counted, while models are scored.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from .trainers import start
 
 
 def measure(settings: dict[str, Any], report: Report) -> list[list[dict[str, float]]]:
-    """The points of each of ``settings["entrants"]``: pairs of a method and a factor of the rate.
+    """The points of each of ``settings["entrants"]``: pairs of a method and a factor of
+    the rate.
 
-    A point has the steps done, this rank's seconds and bytes up to there, and rank 0's held-out
-    loss.
+    A point has the steps done, this rank's seconds and bytes up to there, and rank 0's
+    held-out loss.
     """
     torch.set_num_threads(1)
     sys.path += settings["peers"]
@@ -40,20 +42,27 @@ def measure(settings: dict[str, Any], report: Report) -> list[list[dict[str, flo
             seconds, sent_bytes = _turn(trainer, every)
             last = points[place][-1]
             points[place].append(
-                _point(trainer, last["seconds"] + seconds, last["sent_bytes"] + sent_bytes)
+                _point(
+                    trainer, last["seconds"] + seconds, last["sent_bytes"] + sent_bytes
+                )
             )
     return points
 
 
 def _started(settings: dict[str, Any], name: str, factor: float) -> Trainer:
     task = make_task(
-        settings["task"], settings["optimizer"], times_rate=factor, seed=settings["seed"]
+        settings["task"],
+        settings["optimizer"],
+        times_rate=factor,
+        seed=settings["seed"],
     )
     return start(name, task, settings["steps"])
 
 
 def _turn(trainer: Trainer, num_steps: int) -> tuple[float, int]:
-    """Takes steps; returns the seconds and the bytes that this rank's interface sent in them."""
+    """Takes steps; returns the seconds and the bytes that this rank's interface sent in
+    them.
+    """
     dist.barrier()
     before = own_counters()
     start_s = time.perf_counter()
@@ -64,8 +73,12 @@ def _turn(trainer: Trainer, num_steps: int) -> tuple[float, int]:
     return seconds, own_counters().since(before).tx_bytes
 
 
-def _point(trainer: Trainer, seconds: float = 0.0, sent_bytes: float = 0.0) -> dict[str, float]:
-    """All ranks hold one model here; rank 0 scores it, as the others would find the same."""
+def _point(
+    trainer: Trainer, seconds: float = 0.0, sent_bytes: float = 0.0
+) -> dict[str, float]:
+    """All ranks hold one model here; rank 0 scores it, as the others would find the
+    same.
+    """
     loss = trainer.task.score(trainer.plain) if dist.get_rank() == 0 else 0.0
     return {
         "step": trainer.steps_done,

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 
 class ConvNet(nn.Module):
-    """Grey images (B, 1, 28, 28) to scores (B, classes): two convolutions and two linear layers.
+    """Grey images (B, 1, 28, 28) to scores (B, classes): two convolutions and two
+    linear layers.
 
     At width 16 it has 207,000 parameters, nearly all of them in the first linear layer.
 

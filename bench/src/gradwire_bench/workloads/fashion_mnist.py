@@ -1,7 +1,8 @@
 """Fashion-MNIST: 60,000 and 10,000 grey images of 28x28, ten kinds of clothing.
 
 Source: Xiao, Rasul and Vollgraf 2017, under the MIT licence; the idx format of
-    http://yann.lecun.com/exdb/mnist. Debian's package dataset-fashion-mnist holds the files.
+    http://yann.lecun.com/exdb/mnist. Debian's package dataset-fashion-mnist holds the
+    files.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _FILES = tuple(
 )
 MEAN = 0.2860
 DEVIATION = 0.3530
-"""The mean and the standard deviation of the training images' pixels, scaled to [0, 1]."""
+"""The mean and the standard deviation of the training images' pixels, scaled to [0,
+1].
+"""
 
 
 class Images(NamedTuple):
@@ -38,7 +41,9 @@ class Images(NamedTuple):
 
 
 def missing(folder: Path | None = None) -> str | None:
-    """A text on how to get the images if they are not in ``folder``, or anywhere; else None."""
+    """A text on how to get the images if they are not in ``folder``, or anywhere; else
+    None.
+    """
     if folder_of(NAME, _FILES, folder) is not None:
         return None
     return (
@@ -73,4 +78,6 @@ def _images(folder: Path, part: str) -> Images:
 def _read_idx(path: Path, header_bytes: int) -> Tensor:
     """An idx file's content as flat uint8."""
     with gzip.open(path) as file:
-        return torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)[header_bytes:]
+        return torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)[
+            header_bytes:
+        ]

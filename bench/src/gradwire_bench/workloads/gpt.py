@@ -1,8 +1,10 @@
-"""GPT: a causal transformer whose output layer is its embedding, as most language models are.
+"""GPT: a causal transformer whose output layer is its embedding, as most language
+models are.
 
-Source: Radford et al. 2019 (GPT-2): layer norms first, tied embeddings, first values of deviation
-    0.02, those that end a residual branch less by the root of the number of branches; the reference
-    for its training loop is nanoGPT (https://github.com/karpathy/nanoGPT).
+Source: Radford et al. 2019 (GPT-2): layer norms first, tied embeddings, first values of
+    deviation 0.02, those that end a residual branch less by the root of the number of
+    branches; the reference for its training loop is nanoGPT
+    (https://github.com/karpathy/nanoGPT).
 Differences: no dropout, so that a step is a function of its batch.
 
 Letters: B windows, T tokens of each, D width, H heads, V vocabulary.
@@ -15,7 +17,8 @@ from torch.nn import functional
 
 
 class GPT(nn.Module):
-    """A model of tokens (B, T), T up to ``context``, to scores (B, T, V) of each next token.
+    """A model of tokens (B, T), T up to ``context``, to scores (B, T, V) of each next
+    token.
 
     >>> import torch
     >>> GPT(context=8, width=16, num_layers=1, num_heads=2)(torch.zeros(2, 8).long()).shape
@@ -33,7 +36,9 @@ class GPT(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.places = nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*(_Block(width, num_heads) for _ in range(num_layers)))
+        self.blocks = nn.Sequential(
+            *(_Block(width, num_heads) for _ in range(num_layers))
+        )
         self.norm = nn.LayerNorm(width)
         self.scores = nn.Linear(width, vocabulary, bias=False)
         self.scores.weight = self.embedding.weight
@@ -46,7 +51,9 @@ class GPT(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        hidden_BTD = self.embedding(tokens_BT) + self.places.weight[: tokens_BT.shape[1]]
+        hidden_BTD = (
+            self.embedding(tokens_BT) + self.places.weight[: tokens_BT.shape[1]]
+        )
         scores_BTV: Tensor = self.scores(self.norm(self.blocks(hidden_BTD)))
         return scores_BTV
 
@@ -65,7 +72,9 @@ class _Block(nn.Module):
         self.narrow = nn.Linear(4 * width, width)
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
-        heads = self.attend(self.first_norm(hidden_BTD)).unflatten(-1, (3, self.num_heads, -1))
+        heads = self.attend(self.first_norm(hidden_BTD)).unflatten(
+            -1, (3, self.num_heads, -1)
+        )
         query_BHTE, key_BHTE, value_BHTE = heads.permute(2, 0, 3, 1, 4)
         seen_BHTE = functional.scaled_dot_product_attention(
             query_BHTE, key_BHTE, value_BHTE, is_causal=True

@@ -1,9 +1,10 @@
 """LSTM language model: embedding, LSTM layers, a softmax over the vocabulary.
 
-Source: Hochreiter and Schmidhuber 1997; the usual word-level model of WikiText-2 (Merity et al.
-    2016), DEFT's and ZEN's language application; tied weights as Press and Wolf, EACL 2017.
-Differences: no dropout, so that a step is a function of its batch; hidden states begin at zero in
-    every window, so that replicas hold nothing but parameters.
+Source: Hochreiter and Schmidhuber 1997; the usual word-level model of WikiText-2
+    (Merity et al. 2016), DEFT's and ZEN's language application; tied weights as Press
+    and Wolf, EACL 2017.
+Differences: no dropout, so that a step is a function of its batch; hidden states begin
+    at zero in every window, so that replicas hold nothing but parameters.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from gradwire.errors import invalid
 class LSTMLM(nn.Module):
     """Tokens (B, T) to scores (B, T, vocabulary) of each next token.
 
-    With ``tied`` the softmax has the embedding's weights, so ``embedding`` must be ``hidden``.
+    With ``tied`` the softmax has the embedding's weights, so ``embedding`` must be
+    ``hidden``.
 
     >>> import torch
     >>> LSTMLM(vocabulary=50, embedding=8, hidden=16)(torch.zeros(2, 5, dtype=torch.long)).shape
@@ -34,7 +36,10 @@ class LSTMLM(nn.Module):
         super().__init__()
         if tied and embedding != hidden:
             raise invalid(
-                "embedding", embedding, f"hidden, {hidden}, where tied", "make them equal"
+                "embedding",
+                embedding,
+                f"hidden, {hidden}, where tied",
+                "make them equal",
             )
         self.embedding = nn.Embedding(vocabulary, embedding)
         self.lstm = nn.LSTM(embedding, hidden, num_layers, batch_first=True)

@@ -1,7 +1,8 @@
 """Generated images: ten smooth random patterns, shifted, faded and under noise.
 
-They stand in for photographs where a machine has none: classes overlap, so that no model tells all
-of them apart, and neighbouring pixels are alike, so that a convolution pays.
+They stand in for photographs where a machine has none: classes overlap, so that no
+model tells all of them apart, and neighbouring pixels are alike, so that a convolution
+pays.
 """
 
 from __future__ import annotations

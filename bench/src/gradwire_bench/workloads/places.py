@@ -1,6 +1,8 @@
-"""The folders of data that gradwire does not ship: the user's own, and those of packages.
+"""The folders of data that gradwire does not ship: the user's own, and those of
+packages.
 
-Source: XDG Base Directory Specification 0.8, for the variables and what stands for unset ones.
+Source: XDG Base Directory Specification 0.8, for the variables and what stands for
+unset ones.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from pathlib import Path
 def places(name: str) -> tuple[Path, ...]:
     """The folders in which data of this name are looked for, the user's own first.
 
-    They are ``$XDG_DATA_HOME/gradwire/NAME``, with ``~/.local/share`` where the variable is unset,
-    and ``datasets/NAME`` below each of ``$XDG_DATA_DIRS``.
+    They are ``$XDG_DATA_HOME/gradwire/NAME``, with ``~/.local/share`` where the
+    variable is unset, and ``datasets/NAME`` below each of ``$XDG_DATA_DIRS``.
     """
     own = os.environ.get("XDG_DATA_HOME", "")
     found = [Path(own, "gradwire", name)] if own else []
@@ -26,8 +28,12 @@ def places(name: str) -> tuple[Path, ...]:
     return (*found, *(Path(one, "datasets", name) for one in shared.split(":") if one))
 
 
-def folder_of(name: str, files: Sequence[str], given: Path | None = None) -> Path | None:
-    """The first of ``places`` that has all of these files, or ``given`` if that has them."""
+def folder_of(
+    name: str, files: Sequence[str], given: Path | None = None
+) -> Path | None:
+    """The first of ``places`` that has all of these files, or ``given`` if that has
+    them.
+    """
     for folder in places(name) if given is None else (given,):
         if all((folder / file).exists() for file in files):
             return folder

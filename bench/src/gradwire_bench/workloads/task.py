@@ -18,18 +18,22 @@ Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 class TrainingTask:
     """A task to train on.
 
-    Its batches depend on step, rank and world alone, so that exchanges can be compared on it.
+    Its batches depend on step, rank and world alone, so that exchanges can be compared
+    on it.
     """
 
     name: str
     description: str
     """Model and data in words, sizes included."""
     make_model: Callable[[], nn.Module]
-    """A function that makes the model; it draws first values from torch's default generator."""
+    """A function that makes the model; it draws first values from torch's default
+    generator.
+    """
     make_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     batch: Callable[[int, int, int], Batch]
-    """A function of (step, rank, world) that draws one rank's batch; no two ranks and no two steps
-    draw alike."""
+    """A function of (step, rank, world) that draws one rank's batch; no two ranks and
+    no two steps draw alike.
+    """
     loss: Loss
     """The loss, a mean over a batch's examples."""
     score: Callable[[nn.Module], float]
@@ -42,7 +46,9 @@ class TrainingTask:
     """The norm that the mean gradient is clipped to; None where it is not clipped."""
 
     def examples(self, step: int, world: int) -> Batch:
-        """The batches of all ranks, one behind the other, as one process would train on them."""
+        """The batches of all ranks, one behind the other, as one process would train on
+        them.
+        """
         parts = [self.batch(step, rank, world) for rank in range(world)]
         inputs, targets = zip(*parts, strict=True)
         return torch.cat(inputs), torch.cat(targets)
@@ -72,11 +78,15 @@ def click_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 
 @torch.no_grad()
 def mean_over(model: nn.Module, measure: Loss, held_out: Batch, batch: int) -> float:
-    """``measure`` in evaluation mode, averaged over all held-out examples, ``batch`` at a time."""
+    """``measure`` in evaluation mode, averaged over all held-out examples, ``batch`` at
+    a time.
+    """
     was_training = model.training
     model.eval()
     total = 0.0
-    for inputs, targets in zip(*(torch.split(part, batch) for part in held_out), strict=True):
+    for inputs, targets in zip(
+        *(torch.split(part, batch) for part in held_out), strict=True
+    ):
         total += float(measure(model, inputs, targets)) * len(inputs)
     model.train(was_training)
     return total / len(held_out[0])

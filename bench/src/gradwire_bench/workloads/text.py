@@ -1,8 +1,9 @@
-"""Real text that every Python has: its documentation topics and its library's own sources.
+"""Real text that every Python has: its documentation topics and its library's own
+sources.
 
-Words are runs of letters, digits and underscores, single other marks, and ends of lines; a
-vocabulary is the most frequent of them, and one entry stands for all the rest. Python's licence
-allows reading what it installed; nothing of it is shipped here.
+Words are runs of letters, digits and underscores, single other marks, and ends of
+lines; a vocabulary is the most frequent of them, and one entry stands for all the rest.
+Python's licence allows reading what it installed; nothing of it is shipped here.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ UNKNOWN = 0
 """The vocabulary's entry for all words that are in none other."""
 _WORD = re.compile(r"\w+|[^\w\s]|\n")
 _BLOCK = 1000
-"""The words of a block. The last of every ten blocks is held out, so both parts are of all
-files."""
+"""The words of a block. The last of every ten blocks is held out, so both parts are of
+all files.
+"""
 
 
 class Words(NamedTuple):
@@ -41,19 +43,23 @@ class Words(NamedTuple):
 
 
 def topics() -> bytes:
-    """Python's documentation topics (what ``help("LAMBDAS")`` shows): 0.7 MB of English."""
+    """Python's documentation topics (what ``help("LAMBDAS")`` shows): 0.7 MB of
+    English.
+    """
     try:
         return resources.files("pydoc_data").joinpath("topics.py").read_bytes()
     except (ModuleNotFoundError, FileNotFoundError):
         raise InvalidSetting(
             f"the standard library of {sys.executable} lacks its documentation topics, "
-            "pydoc_data/topics.py, which are trained on; use a Python that has all of its library"
+            "pydoc_data/topics.py, which are trained on; use a Python that has "
+            "all of its library"
         ) from None
 
 
 @cache
 def sources(max_bytes: int = 4_000_000) -> str:
-    """The documentation topics, then modules of the standard library by name, ``max_bytes`` in all.
+    """The documentation topics, then modules of the standard library by name,
+    ``max_bytes`` in all.
 
     They differ a little from one version of Python to the next.
     """
@@ -80,7 +86,13 @@ def load(vocabulary: int = 10_000, max_bytes: int = 4_000_000) -> Words:
     found = _WORD.findall(sources(max_bytes))
     frequent = [word for word, _ in Counter(found).most_common(vocabulary - 1)]
     places = {word: place for place, word in enumerate(frequent, start=1)}
-    words_N = torch.tensor([places.get(word, UNKNOWN) for word in found], dtype=torch.int32)
+    words_N = torch.tensor(
+        [places.get(word, UNKNOWN) for word in found], dtype=torch.int32
+    )
     blocks = words_N[: len(words_N) // _BLOCK * _BLOCK].view(-1, _BLOCK)
     held_out = torch.arange(len(blocks)) % 10 == 9
-    return Words(blocks[~held_out].flatten(), blocks[held_out].flatten(), ("<unknown>", *frequent))
+    return Words(
+        blocks[~held_out].flatten(),
+        blocks[held_out].flatten(),
+        ("<unknown>", *frequent),
+    )

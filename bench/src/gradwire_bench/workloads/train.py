@@ -1,12 +1,14 @@
-"""Data-parallel training in one process: any number of replicas, whose parameters are one copy.
+"""Data-parallel training in one process: any number of replicas, whose parameters are
+one copy.
 
-Replicas that begin alike and add the same mean stay alike, bit for bit, as every exchange gives all
-ranks the same mean. So one model stands for all. Each rank's gradient is computed in turn, and the
-local driver runs the exchange on all of them, as it would run between machines. Every step notes
-figures of all ranks: density after build-up, bytes, and the error of DEFT's equation 2.
+Replicas that begin alike and add the same mean stay alike, bit for bit, as every
+exchange gives all ranks the same mean. So one model stands for all. Each rank's
+gradient is computed in turn, and the local driver runs the exchange on all of them, as
+it would run between machines. Every step notes figures of all ranks: density after
+build-up, bytes, and the error of DEFT's equation 2.
 
-Differences: a model's buffers, such as the running means of batch norm, see the batches of all
-ranks one after another, where DistributedDataParallel spreads those of rank 0.
+Differences: a model's buffers, such as the running means of batch norm, see the batches
+of all ranks one after another, where DistributedDataParallel spreads those of rank 0.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Schedule:
 
 @dataclass
 class History:
-    """Figures of a training, an entry for each step; plain values, which JSON can hold."""
+    """Figures of a training, an entry for each step; plain values, which JSON can
+    hold.
+    """
 
     losses: list[float] = field(default_factory=list)
     """The losses of the steps' batches before the update, means over ranks."""
@@ -77,10 +81,12 @@ class History:
 
 
 class Replicas:
-    """``world`` replicas of a task's model in training, whose gradients ``exchange`` averages.
+    """``world`` replicas of a task's model in training, whose gradients ``exchange``
+    averages.
 
-    The whole gradient is one message, so that a density is that of the model, as in the papers.
-    With ``as_attached`` messages are those of ``attach``: fused by size, with vectors uncompressed.
+    The whole gradient is one message, so that a density is that of the model, as in the
+    papers. With ``as_attached`` messages are those of ``attach``: fused by size, with
+    vectors uncompressed.
     """
 
     def __init__(
@@ -97,7 +103,9 @@ class Replicas:
         self.exchange = exchange
         self.world = world
         self.model = task.make_model()
-        parameters = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        parameters = [
+            (name, p) for name, p in self.model.named_parameters() if p.requires_grad
+        ]
         self.optimizer = task.make_optimizer([p for _, p in parameters])
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
         self._schedule = schedule
@@ -118,11 +126,15 @@ class Replicas:
         losses = self.backward()
         sent_bytes = sum(message.average(self.step_index) for message in self.messages)
         for rank in range(self.world):
-            choose_together((message.exchange, message.states[rank]) for message in self.messages)
+            choose_together(
+                (message.exchange, message.states[rank]) for message in self.messages
+            )
         self._point_at(0)
         if self._schedule is not None:
             factor = self._schedule(self.step_index)
-            for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            for group, rate in zip(
+                self.optimizer.param_groups, self._rates, strict=True
+            ):
                 group["lr"] = factor * rate
         if self.task.max_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.task.max_norm)
@@ -131,7 +143,9 @@ class Replicas:
         self._note(losses, sent_bytes)
 
     def backward(self) -> list[float]:
-        """Each rank's gradient of this step's batch, into ``gradients``; returns the losses."""
+        """Each rank's gradient of this step's batch, into ``gradients``; returns the
+        losses.
+        """
         losses = []
         for rank in range(self.world):
             for message in self.messages:
@@ -145,7 +159,9 @@ class Replicas:
 
     @property
     def gradients(self) -> Tensor:
-        """The ranks' gradients after ``backward``, their mean after ``step``: (world, numel)."""
+        """The ranks' gradients after ``backward``, their mean after ``step``: (world,
+        numel).
+        """
         return torch.cat([message.grads_WN for message in self.messages], dim=1)
 
     @property
@@ -170,14 +186,20 @@ class Replicas:
         history.sent_bytes.append(sent_bytes)
         history.errors.append(sum(map(_error, self.states)) / self.world)
         for name in ("asked", "local", "actual"):
-            taken = sum(message.density(name) * message.spec.numel for message in messages)
+            taken = sum(
+                message.density(name) * message.spec.numel for message in messages
+            )
             getattr(history, name).append(taken / self.numel)
 
 
 class _Message:
-    """One message of all replicas: their gradients, and the state that each keeps for it."""
+    """One message of all replicas: their gradients, and the state that each keeps for
+    it.
+    """
 
-    def __init__(self, members: Sequence[NamedParam], exchange: Exchange, world: int) -> None:
+    def __init__(
+        self, members: Sequence[NamedParam], exchange: Exchange, world: int
+    ) -> None:
         self.parameters = [parameter for _, parameter in members]
         self.exchange = exchange
         self.world = world
@@ -189,12 +211,16 @@ class _Message:
         self.states: list[State] = [exchange.init(spec, world) for spec in specs]
 
     def point_at(self, rank: int) -> None:
-        """Lets the parameters' gradients be views of one rank's message: nothing is copied."""
+        """Lets the parameters' gradients be views of one rank's message: nothing is
+        copied.
+        """
         for parameter, view in zip(self.parameters, self._views[rank], strict=True):
             parameter.grad = view
 
     def average(self, seed: int) -> float:
-        """Leaves the mean with every rank; returns the bytes that a rank sent, on average."""
+        """Leaves the mean with every rank; returns the bytes that a rank sent, on
+        average.
+        """
         outcome = drive(
             [
                 self.exchange.synchronise(member, state, grad_N, grad_N)
@@ -225,24 +251,29 @@ def message_of(parameters: Sequence[Tensor]) -> TensorSpec:
 
 
 def layer_sizes(task: TrainingTask) -> tuple[int, ...]:
-    """Elements of each tensor of the task's model, in the order in which they lie in a message."""
+    """Elements of each tensor of the task's model, in the order in which they lie in a
+    message.
+    """
     with torch.device("meta"):  # neither memory nor random numbers
         model = task.make_model()
     return tuple(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def without_momentum(task: TrainingTask) -> TrainingTask:
-    """The task with an optimizer that has no momentum, for exchanges that keep it themselves.
+    """The task with an optimizer that has no momentum, for exchanges that keep it
+    themselves.
 
-    Its weight decay is 1 / (1 - m) times as much for momentum m: so much did momentum make of it,
-    and an exchange adds momentum to gradients only.
+    Its weight decay is 1 / (1 - m) times as much for momentum m: so much did momentum
+    make of it, and an exchange adds momentum to gradients only.
     """
 
     def make_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         made = task.make_optimizer(parameters)
         for group in made.param_groups:
             if "momentum" not in group:
-                raise invalid("optimizer", made, "one with a setting momentum", "use SGD")
+                raise invalid(
+                    "optimizer", made, "one with a setting momentum", "use SGD"
+                )
             group["weight_decay"] /= 1.0 - group["momentum"]
             group["momentum"] = 0.0
         return made
@@ -263,8 +294,8 @@ def train(
 ) -> History:
     """The history of ``num_steps`` steps from the task's first values.
 
-    The model is scored ``num_scores`` times, the last time at the end. The result depends on the
-    arguments alone, but for how torch orders sums on several threads.
+    The model is scored ``num_scores`` times, the last time at the end. The result
+    depends on the arguments alone, but for how torch orders sums on several threads.
     """
     replicas = Replicas(
         task, exchange, world, Schedule(num_steps, num_warm_up), as_attached=as_attached
@@ -279,7 +310,9 @@ def train(
 
 
 def views_in(grad_N: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Views of each parameter's piece of a message, in its shape, to be its gradient."""
+    """Views of each parameter's piece of a message, in its shape, to be its
+    gradient.
+    """
     pieces = torch.split(grad_N, [parameter.numel() for parameter in parameters])
     return [piece.view_as(one) for piece, one in zip(pieces, parameters, strict=True)]
 

@@ -1,4 +1,6 @@
-"""A small causal transformer: the demo's language model, and a model of many like layers."""
+"""A small causal transformer: the demo's language model, and a model of many like
+layers.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,18 @@ from torch import Tensor, nn
 
 
 class CausalLM(nn.Module):
-    """A model of tokens (B, context) to scores (B, context, vocabulary) of each next token.
+    """A model of tokens (B, context) to scores (B, context, vocabulary) of each next
+    token.
 
     As it stands, over bytes, with 4 layers of width 256, it has 3.3 M parameters.
     """
 
     def __init__(
-        self, context: int = 64, width: int = 256, num_layers: int = 4, vocabulary: int = 256
+        self,
+        context: int = 64,
+        width: int = 256,
+        num_layers: int = 4,
+        vocabulary: int = 256,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)

@@ -29,7 +29,9 @@ class sevenths(Program, contraction=True, error_feedback=True):
     def encode(self, gradient: Vector) -> Compressed:
         most = reduce(map(gradient, abs), greater)
         per = where(most > 0, 7 / most, 0)
-        return concat(most=most, codes=map(gradient, lambda x: uint4(floor(x * per + 7.5))))
+        return concat(
+            most=most, codes=map(gradient, lambda x: uint4(floor(x * per + 7.5)))
+        )
 
     def decode(self, compressed: Compressed) -> Vector:
         most, codes = extract(compressed)

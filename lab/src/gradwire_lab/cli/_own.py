@@ -1,4 +1,6 @@
-"""Algorithms that users write in files of their own, or name: read, found, given their settings."""
+"""Algorithms that users write in files of their own, or name: read, found, given their
+settings.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def check_no_text(traits: list[str] | None, more: list[Path] | None) -> None:
     """Refuses options that only a text takes."""
     if traits or more:
         extra = [*(traits or []), *map(str, more or [])]
-        raise invalid("--trait and --with", extra, f"given with a {TEXT}", "leave them out")
+        raise invalid(
+            "--trait and --with", extra, f"given with a {TEXT}", "leave them out"
+        )
 
 
 def made_with(algorithm: Any, settings: Mapping[str, object], where: str) -> Any:
@@ -71,25 +75,35 @@ def made_with(algorithm: Any, settings: Mapping[str, object], where: str) -> Any
         return algorithm(**settings)
     except UnknownName as error:
         raise InvalidSetting(f"{where}: {error}; give settings by --set") from None
-    except TypeError as error:  # a setting that is missing, or one that a user's class has not
+    except (
+        TypeError
+    ) as error:  # a setting that is missing, or one that a user's class has not
         known = (
-            ", ".join(part.name for part in fields(algorithm)) if is_dataclass(algorithm) else ""
+            ", ".join(part.name for part in fields(algorithm))
+            if is_dataclass(algorithm)
+            else ""
         )
         reason = str(error).partition("() ")[2] or str(error)
         raise InvalidSetting(
-            f"{where}: {algorithm.__name__} {reason}; its settings are {known}: give them by --set"
+            f"{where}: {algorithm.__name__} {reason}; its settings are {known}: "
+            "give them by --set"
         ) from None
 
 
-# ---- what laws are about -----------------------------------------------------------------------
+# ---- what laws are about -------------------------------------------------------------
 
 
 def subjects_of(
-    file: str, settings: Mapping[str, object], traits: list[str] | None, more: list[Path] | None
+    file: str,
+    settings: Mapping[str, object],
+    traits: list[str] | None,
+    more: list[Path] | None,
 ) -> list[Any]:
-    """The algorithms that ``FILE[:NAME]`` stands for: those of a file, one of them, or a shipped.
+    """The algorithms that ``FILE[:NAME]`` stands for: those of a file, one of them, or
+    a shipped.
 
-    A class comes as those of the file's ``EXAMPLES`` that are of it, else under its defaults.
+    A class comes as those of the file's ``EXAMPLES`` that are of it, else under its
+    defaults.
     """
     head, colon, name = file.rpartition(":")
     path = Path(head if colon and Path(head).suffix in (".py", TEXT) else file)
@@ -110,11 +124,18 @@ def subjects_of(
     for value in _named(module).values():
         made = _instances(value, examples, settings, file)
         found += [
-            one for one in made if not any(one is other or _same(one, other) for other in found)
+            one
+            for one in made
+            if not any(one is other or _same(one, other) for other in found)
         ]
     if not found:
-        accepted = "one that defines a compressor, an exchange, a collective or a planner"
-        remedy = "name what is none by its looks as FILE:NAME; for a compressor see docs/compll.md"
+        accepted = (
+            "one that defines a compressor, an exchange, a collective or a planner"
+        )
+        remedy = (
+            "name what is none by its looks as FILE:NAME; for a compressor see "
+            "docs/compll.md"
+        )
         raise invalid("FILE", str(path), accepted, remedy)
     return found
 
@@ -124,7 +145,9 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _named(module: ModuleType) -> dict[str, Any]:
-    """Public names of a module that are algorithms: classes and functions of its own, instances."""
+    """Public names of a module that are algorithms: classes and functions of its own,
+    instances.
+    """
     return {
         name: value
         for name, value in vars(module).items()
@@ -147,7 +170,9 @@ def _is_algorithm(value: Any, module: ModuleType) -> bool:
 
 
 def _plans(function: Any) -> bool:
-    """Whether a function looks like a planner: it returns a Plan of a profile and a cluster."""
+    """Whether a function looks like a planner: it returns a Plan of a profile and a
+    cluster.
+    """
     from gradwire.planning.data.plan import Plan
 
     try:
@@ -163,13 +188,18 @@ def _instances(
 ) -> list[Any]:
     if isinstance(value, type):
         listed = [one for one in examples if type(one) is value]
-        return listed if listed and not settings else [made_with(value, settings, where)]
+        return (
+            listed if listed and not settings else [made_with(value, settings, where)]
+        )
     if not settings:
         return [value]
     if isinstance(value, FunctionType | partial):
         return [partial(value, **settings)]
     raise invalid(
-        "--set", dict(settings), "given for a class or a planner", f"leave it out for {value!r}"
+        "--set",
+        dict(settings),
+        "given for a class or a planner",
+        f"leave it out for {value!r}",
     )
 
 

@@ -1,4 +1,6 @@
-"""Hold an algorithm of your own to the laws: which law broke, on which input, what to do."""
+"""Hold an algorithm of your own to the laws: which law broke, on which input, what to
+do.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def check(
     file: Annotated[
         str,
         typer.Argument(
-            metavar="FILE[:NAME]", help="A Python file, one name of it, a .compll, a shipped name."
+            metavar="FILE[:NAME]",
+            help="A Python file, one name of it, a .compll, a shipped name.",
         ),
     ],
     settings: Annotated[
@@ -38,17 +41,24 @@ def check(
     ] = None,
     trait: Annotated[
         list[str] | None,
-        typer.Option("--trait", help="What a .compll promises: unbiased, contraction, sparse, ..."),
+        typer.Option(
+            "--trait",
+            help="What a .compll promises: unbiased, contraction, sparse, ...",
+        ),
     ] = None,
     more: Annotated[
-        list[Path] | None, typer.Option("--with", help="A further text of the same .compll.")
+        list[Path] | None,
+        typer.Option("--with", help="A further text of the same .compll."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object.")
+    ] = False,
 ) -> None:
-    """Hold an algorithm of your own to the laws: which law broke, on which input, what to do.
+    """Hold an algorithm of your own to the laws: which law broke, on which input, what
+    to do.
 
-    FILE may define compressors, exchanges, collectives and planners; each is held to the laws of
-    its kind. Exit code 1 if one breaks a law.
+    FILE may define compressors, exchanges, collectives and planners; each is held to
+    the laws of its kind. Exit code 1 if one breaks a law.
     """
     from gradwire.dsl import program
 
@@ -65,13 +75,21 @@ def check(
             rows += own
             notes += [*_findings(own), *tried]
     notes.append(f"not tried: {NOT_TRIED}")
-    emit("check", rows, as_json=as_json, title=f"gradwire check {file}", hidden=HIDDEN, notes=notes)
+    emit(
+        "check",
+        rows,
+        as_json=as_json,
+        title=f"gradwire check {file}",
+        hidden=HIDDEN,
+        notes=notes,
+    )
     if any(row["verdict"] == "broken" for row in rows):
         raise typer.Exit(1)
 
 
 def _try_out(codec: Program) -> None:
-    """Raises ``InvalidSetting`` where a program cannot be traced, or is a text without decode.
+    """Raises ``InvalidSetting`` where a program cannot be traced, or is a text without
+    decode.
 
     That is a mistake in the file, and no law is broken by it.
     """
@@ -105,12 +123,16 @@ def _checked(algorithm: Any) -> tuple[list[dict[str, object]], list[str]]:
         }
         for verdict in _each_law_once(held)
     ]
-    tried = dict.fromkeys(f"tried with {name}: {one.tried}" for one in held if one.tried)
+    tried = dict.fromkeys(
+        f"tried with {name}: {one.tried}" for one in held if one.tried
+    )
     return rows, [*_wire(algorithm), *tried]
 
 
 def _each_law_once(held: Iterable[Subject]) -> Iterator[Verdict]:
-    """Verdicts on one law with several companions as one: the first that is broken, or the sum."""
+    """Verdicts on one law with several companions as one: the first that is broken, or
+    the sum.
+    """
     from ..laws import subjects
 
     found: dict[object, Verdict] = {}
@@ -128,11 +150,17 @@ def _each_law_once(held: Iterable[Subject]) -> Iterator[Verdict]:
 
 
 def _findings(rows: list[dict[str, object]]) -> Iterator[str]:
-    """A text for each finding: the law, the input, what to do; laws with one finding share it."""
+    """A text for each finding: the law, the input, what to do; laws with one finding
+    share it.
+    """
     broken = [row for row in rows if row["verdict"] == "broken"]
     for found in dict.fromkeys(row["found"] for row in broken):
         first, *others = [row for row in broken if row["found"] == found]
-        also = f"\n  also    {', '.join(str(row['law']) for row in others)}" if others else ""
+        also = (
+            f"\n  also    {', '.join(str(row['law']) for row in others)}"
+            if others
+            else ""
+        )
         yield (
             f"{first['name']} breaks {first['law']}\n"
             f"  law     {first['sentence']}\n"
@@ -144,13 +172,17 @@ def _findings(rows: list[dict[str, object]]) -> Iterator[str]:
 
 def _name(algorithm: Any) -> str:
     if isinstance(algorithm, partial):
-        settings = ", ".join(f"{name}={value!r}" for name, value in algorithm.keywords.items())
+        settings = ", ".join(
+            f"{name}={value!r}" for name, value in algorithm.keywords.items()
+        )
         return f"{algorithm.func.__name__}({settings})"
     return algorithm.__name__ if hasattr(algorithm, "__name__") else repr(algorithm)
 
 
 def _wire(algorithm: Any) -> list[str]:
-    """A line on the bits that a compressor sends for an element; none for other algorithms."""
+    """A line on the bits that a compressor sends for an element; none for other
+    algorithms.
+    """
     from gradwire.contract import Compressor
     from gradwire.contract.spec import TensorSpec
 
@@ -158,4 +190,7 @@ def _wire(algorithm: Any) -> list[str]:
         return []
     size_bytes = algorithm.format(TensorSpec("", WIRE_NUMEL)).size_bytes
     most = "" if algorithm.traits.exact_size else "at most "
-    return [f"{algorithm!r} sends {most}{8 * size_bytes / WIRE_NUMEL:.4g} bits a float32 element"]
+    return [
+        f"{algorithm!r} sends {most}{8 * size_bytes / WIRE_NUMEL:.4g} bits a "
+        "float32 element"
+    ]

@@ -19,16 +19,21 @@ app = typer.Typer(no_args_is_help=True)
 
 CHECKED_NUMEL = 25_000_000
 
-Name = Annotated[str, typer.Argument(help="A compressor (gradwire list compress), or a file.")]
+Name = Annotated[
+    str, typer.Argument(help="A compressor (gradwire list compress), or a file.")
+]
 ProgramSettings = Annotated[
     list[str] | None, typer.Option("--set", help="A setting of it, as bitwidth=2.")
 ]
 PromisedTraits = Annotated[
     list[str] | None,
-    typer.Option("--trait", help="What a .compll promises: unbiased, contraction, sparse, ..."),
+    typer.Option(
+        "--trait", help="What a .compll promises: unbiased, contraction, sparse, ..."
+    ),
 ]
 More = Annotated[
-    list[Path] | None, typer.Option("--with", help="A further text of the same program.")
+    list[Path] | None,
+    typer.Option("--with", help="A further text of the same program."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -43,7 +48,9 @@ class Target(StrEnum):
 
 @app.callback()
 def compll() -> None:
-    """Show and time compressors written in CompLL's language, shipped ones and your own."""
+    """Show and time compressors written in CompLL's language, shipped ones and your
+    own.
+    """
 
 
 @app.command()
@@ -62,7 +69,9 @@ def show(
     rows: list[dict[str, object]] = []
     for codec in programs(name, settings, trait, more):
         text = rendered(codec, target)
-        rows.append({"name": type(codec).__name__, "target": target.value, "text": text})
+        rows.append(
+            {"name": type(codec).__name__, "target": target.value, "text": text}
+        )
         if not as_json:
             print(text.rstrip("\n"))
     if as_json:
@@ -75,28 +84,46 @@ def bench(
     settings: ProgramSettings = None,
     trait: PromisedTraits = None,
     more: More = None,
-    numel: Annotated[int, typer.Option(help="Elements of the float32 gradient.")] = CHECKED_NUMEL,
+    numel: Annotated[
+        int, typer.Option(help="Elements of the float32 gradient.")
+    ] = CHECKED_NUMEL,
     threads: Annotated[int, typer.Option(help="OpenMP threads of both sides.")] = 2,
-    rounds: Annotated[int, typer.Option(help="Turns that are measured, after one more.")] = 15,
+    rounds: Annotated[
+        int, typer.Option(help="Turns that are measured, after one more.")
+    ] = 15,
     as_json: AsJson = False,
 ) -> None:
-    """Time a program's encode, decode and merge against a copy, both in one run, in turn."""
+    """Time a program's encode, decode and merge against a copy, both in one run, in
+    turn.
+    """
     from gradwire.contract.registry import extension
 
-    for what, value, least in (("numel", numel, 1), ("threads", threads, 1), ("rounds", rounds, 4)):
+    for what, value, least in (
+        ("numel", numel, 1),
+        ("threads", threads, 1),
+        ("rounds", rounds, 4),
+    ):
         if value < least:
             raise invalid(what, value, f"at least {least}", "leave it out")
     codecs = programs(name, settings, trait, more)
     with progress("compll bench"):
         rows = extension("kernel_bench").measure(numel, threads, rounds, codecs)
-    emit("compll bench", rows, as_json=as_json, title=f"{numel} float32, {threads} threads")
+    emit(
+        "compll bench",
+        rows,
+        as_json=as_json,
+        title=f"{numel} float32, {threads} threads",
+    )
 
 
-# ---- programs ----------------------------------------------------------------------------------
+# ---- programs ------------------------------------------------------------------------
 
 
 def programs(
-    name: str, settings: list[str] | None, traits: list[str] | None, more: list[Path] | None
+    name: str,
+    settings: list[str] | None,
+    traits: list[str] | None,
+    more: list[Path] | None,
 ) -> list[Any]:
     """The programs of a file or of a name, under these settings."""
     path = Path(name)
@@ -116,7 +143,9 @@ def _shipped(name: str) -> Any:
 
     found = load("compress", name)
     if not (isinstance(found, type) and issubclass(found, Program)):
-        raise invalid("NAME", name, "a compressor written in the language", "try terngrad")
+        raise invalid(
+            "NAME", name, "a compressor written in the language", "try terngrad"
+        )
     return found
 
 
@@ -124,9 +153,15 @@ def _check_no_matrices(name: str, values: Iterable[object]) -> None:
     """Refuses a program of matrices, which has no kernels of its own."""
     from gradwire_lab.dsl.lowrank import MatrixProgram
 
-    if any(isinstance(value, type) and issubclass(value, MatrixProgram) for value in values):
-        accepted = "a program that becomes C++ or Triton; torch carries those of matrices out"
-        raise invalid("NAME", name, accepted, f"time it by gradwire bench exchange --only {name}")
+    if any(
+        isinstance(value, type) and issubclass(value, MatrixProgram) for value in values
+    ):
+        accepted = (
+            "a program that becomes C++ or Triton; torch carries those of matrices out"
+        )
+        raise invalid(
+            "NAME", name, accepted, f"time it by gradwire bench exchange --only {name}"
+        )
 
 
 def _from_python(path: Path) -> list[Any]:
@@ -142,7 +177,9 @@ def _from_python(path: Path) -> list[Any]:
     found = [value for value in own if issubclass(value, Program)]
     if not found:
         _check_no_matrices(path.stem, own)
-        raise invalid("FILE", str(path), "one that defines a Program", "see docs/compll.md")
+        raise invalid(
+            "FILE", str(path), "one that defines a Program", "see docs/compll.md"
+        )
     return found
 
 

@@ -1,4 +1,6 @@
-"""Decide what is sent together, in which pieces and in which order; show and explain a plan."""
+"""Decide what is sent together, in which pieces and in which order; show and explain a
+plan.
+"""
 
 from __future__ import annotations
 
@@ -34,20 +36,31 @@ def plan(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A setting of the planner, as basic_partition_bytes=4MiB."),
+        typer.Option(
+            "--set", help="A setting of the planner, as basic_partition_bytes=4MiB."
+        ),
     ] = None,
     tune: Annotated[bool, typer.Option(help="Search the settings not given.")] = False,
     show: Annotated[Path | None, typer.Option(help="Read this plan instead.")] = None,
     cluster: Annotated[Path | None, typer.Option(help="A cluster's file.")] = None,
-    ranks: Annotated[int | None, typer.Option(help=f"Number of ranks, else {RANKS}.")] = None,
-    rate: Annotated[str | None, typer.Option(help=f"Rate of each link, else {RATE}.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the plan (JSON) here.")] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help=f"Number of ranks, else {RANKS}.")
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option(help=f"Rate of each link, else {RATE}.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the plan (JSON) here.")
+    ] = None,
     why: Annotated[
         bool, typer.Option("--explain", help="Say why, and what else there is.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object.")
+    ] = False,
 ) -> None:
-    """Decide what is sent together, in which pieces and in which order; show and explain a plan.
+    """Decide what is sent together, in which pieces and in which order; show and
+    explain a plan.
 
     Without --cluster: uncompressed all-reduces on a ring, 65 us a hop.
     """
@@ -60,7 +73,9 @@ def plan(
         profile = load_or_read(model) if model else _profile_of(made)
         check(made, profile)
     elif model is None:
-        raise InvalidSetting("no model was given; write --model vgg16, or --show plan.json")
+        raise InvalidSetting(
+            "no model was given; write --model vgg16, or --show plan.json"
+        )
     else:
         profile = load_or_read(model)
         given = read_settings(settings or ())
@@ -68,8 +83,9 @@ def plan(
             made = make_plan(planner or "usbyte", profile, where, tune=tune, **given)
     if out is not None:
         made.save(out)
-    title = f"{made.planner} for {made.model}, {where.num_ranks} ranks at " + format_rate(
-        where.rate_bytes_per_s
+    title = (
+        f"{made.planner} for {made.model}, {where.num_ranks} ranks at "
+        + format_rate(where.rate_bytes_per_s)
     )
     if why:
         _emit_reasons(made, profile, where, title, as_json)
@@ -77,7 +93,9 @@ def plan(
         emit("plan", message_rows(made, profile, where), as_json=as_json, title=title)
 
 
-def message_rows(plan: Plan, profile: Profile, cluster: Cluster) -> list[dict[str, object]]:
+def message_rows(
+    plan: Plan, profile: Profile, cluster: Cluster
+) -> list[dict[str, object]]:
     """A row a message, in issue order, with its times under the model."""
     account = Account.of(plan, profile, cluster)
     timing = account.timing
@@ -101,7 +119,9 @@ def message_rows(plan: Plan, profile: Profile, cluster: Cluster) -> list[dict[st
                 "ready_s": timing.ready_s[number],
                 "start_s": start_s,
                 "end_s": end_s,
-                "fraction_hidden": hidden_s / (end_s - start_s) if end_s > start_s else 1.0,
+                "fraction_hidden": hidden_s / (end_s - start_s)
+                if end_s > start_s
+                else 1.0,
                 "behind": behind,
             }
         )
@@ -117,7 +137,8 @@ def _contents(message: PlannedMessage, most: int = 1) -> str:
 def _emit_reasons(
     plan: Plan, profile: Profile, cluster: Cluster, title: str, as_json: bool
 ) -> None:
-    """The sentences, then the table of planners; as JSON they stand in the plan's own row.
+    """The sentences, then the table of planners; as JSON they stand in the plan's own
+    row.
 
     A planner that explains itself has compared plans already, and needs no table.
     """
@@ -136,7 +157,9 @@ def _emit_reasons(
             print(f"* {sentence}")
         print()
     if as_json or not explains_itself:
-        emit("plan", rows, as_json=as_json, title="planners, this one with its settings")
+        emit(
+            "plan", rows, as_json=as_json, title="planners, this one with its settings"
+        )
 
 
 def _profile_of(plan: Plan) -> Profile:

@@ -23,34 +23,56 @@ app = typer.Typer()
 
 @app.command()
 def sparsity(
-    model: Annotated[str, typer.Argument(help="FILE.py:function, which returns (model, step).")],
+    model: Annotated[
+        str, typer.Argument(help="FILE.py:function, which returns (model, step).")
+    ],
     profile: Annotated[
-        Path, typer.Option(help="The model's profile, by gradwire profile; it is written anew.")
+        Path,
+        typer.Option(
+            help="The model's profile, by gradwire profile; it is written anew."
+        ),
     ] = Path("profile/profile.json"),
     batches: Annotated[
-        int | None, typer.Option(help=f"Batches, each as a rank's; else {NUM_GRADIENTS}.")
+        int | None,
+        typer.Option(help=f"Batches, each as a rank's; else {NUM_GRADIENTS}."),
     ] = None,
     sparsifier: Annotated[
         str | None, typer.Option(help="Measure what this compressor takes, as dgc.")
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting of it, as density=0.05.")
+        list[str] | None,
+        typer.Option("--set", help="A setting of it, as density=0.05."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object.")
+    ] = False,
 ) -> None:
     """Measure where a model's gradients are zero, and add that to its profile.
 
-    step() runs one forward and backward on another batch at each call. Started by torchrun, the
-    ranks share the batches.
+    step() runs one forward and backward on another batch at each call. Started by
+    torchrun, the ranks share the batches.
     """
     if settings and sparsifier is None:
-        raise invalid("--set", settings, "given with --sparsifier", "write --sparsifier dgc")
+        raise invalid(
+            "--set", settings, "given with --sparsifier", "write --sparsifier dgc"
+        )
     own = from_file(model)
     given = read_settings(settings or ())
-    group = launched_group() if int(os.environ.get("WORLD_SIZE", "1")) > 1 else nullcontext()
-    with group, progress("looking for zeros", total=batches or NUM_GRADIENTS) as advance:
+    group = (
+        launched_group()
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1
+        else nullcontext()
+    )
+    with (
+        group,
+        progress("looking for zeros", total=batches or NUM_GRADIENTS) as advance,
+    ):
         found = measure_group_sparsity(
-            *own, num_gradients=batches, advance=advance, compressor=sparsifier, settings=given
+            *own,
+            num_gradients=batches,
+            advance=advance,
+            compressor=sparsifier,
+            settings=given,
         )
     if int(os.environ.get("RANK", "0")) != 0:
         return  # only rank 0's host needs to have the file
@@ -59,10 +81,16 @@ def sparsity(
         made = known.with_sparsity(found)
     except ValueError as error:
         raise InvalidSetting(
-            f"{profile} is of another model than {model}: {error}; profile this one first"
+            f"{profile} is of another model than {model}: {error}; profile this "
+            "one first"
         ) from None
     made.save(profile)
     said = "sparsity" if found.tensors else "sparsity (no gradient is sparse)"
-    emit("sparsity", sparsity_rows(found), as_json=as_json, title=f"{said}: {found.source}")
+    emit(
+        "sparsity",
+        sparsity_rows(found),
+        as_json=as_json,
+        title=f"{said}: {found.source}",
+    )
     if not as_json:
         typer.echo(f"written to {profile}")

@@ -1,1 +1,3 @@
-"""Schemes for sparse payloads that ZEN's paper compares with; gradwire finds each by its file."""
+"""Schemes for sparse payloads that ZEN's paper compares with; gradwire finds each by
+its file.
+"""

@@ -1,11 +1,14 @@
-"""OmniReduce: whole blocks that are not all zeros, each to the rank that aggregates its range.
+"""OmniReduce: whole blocks that are not all zeros, each to the rank that aggregates its
+range.
 
-Source: OmniReduce (Fei et al., SIGCOMM 2021), as ZEN (OSDI 2025, section 2.4 and table 3) has it.
-Differences: in bulk: a worker sends an aggregator all its blocks at once, each with its number,
-    where OmniReduce streams them and sends the number of the next one. Aggregators are the ranks.
-    Blocks hold whole units of the codec (one of rows: ``block`` / width rows, at least 1).
-Wire: see ``push_pull``, whose unit is a block here; PULL(k) = COO(k) = (4 + block * itemsize) k
-    bytes of k blocks. The last block is filled up with zeros.
+Source: OmniReduce (Fei et al., SIGCOMM 2021), as ZEN (OSDI 2025, section 2.4 and table
+3) has it.
+Differences: in bulk: a worker sends an aggregator all its blocks at once, each with its
+    number, where OmniReduce streams them and sends the number of the next one.
+    Aggregators are the ranks. Blocks hold whole units of the codec (one of rows:
+    ``block`` / width rows, at least 1).
+Wire: see ``push_pull``, whose unit is a block here; PULL(k) = COO(k) = (4 + block *
+    itemsize) k bytes of k blocks. The last block is filled up with zeros.
 State: the codec's.
 Contributed: what the codec encoded.
 """
@@ -37,7 +40,9 @@ class omnireduce(PushPull):
     )
 
     def __post_init__(self) -> None:
-        check_whole("omnireduce block", self.block, "OmniReduce takes 256", most=MOST_WIDTH)
+        check_whole(
+            "omnireduce block", self.block, "OmniReduce takes 256", most=MOST_WIDTH
+        )
 
     def width(self, codec: Compressor) -> int:
         return self.units_a_block(codec.width) * codec.width
@@ -50,7 +55,9 @@ class omnireduce(PushPull):
         form = blocks(block=self.units_a_block(entries.width))
         width = entries.width
         total = num_units(numel, width)
-        layout = form.layout(form.count(entries, total), total, width, entries.values.dtype)
+        layout = form.layout(
+            form.count(entries, total), total, width, entries.values.dtype
+        )
         room = me.passing("blocks", layout.size_bytes, entries.values, torch.uint8)
         payload = form.encode(entries, total, room)
         return Entries(payload["indices"], payload["values"], form.block * width)

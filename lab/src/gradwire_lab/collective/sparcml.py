@@ -1,15 +1,17 @@
-"""SparCML: recursive doubling; partners exchange all they hold, and hold the sum of both.
+"""SparCML: recursive doubling; partners exchange all they hold, and hold the sum of
+both.
 
-Source: SparCML (Renggli et al., SC 2019), SSAR_Recursive_double, with its switch to a dense
-    representation; Hierarchical Centralization of ZEN (OSDI 2025, definition 7).
-Differences: any number of ranks. Let P be the largest power of two that is at most W: rank P + i
-    gives what it took to rank i before the stages, and gets the sum from it after them. Each
-    message is dense where that is smaller, by what it holds. Partners add the lower rank's sum
-    first, so both hold the same bits. Partial sums travel in the working dtype.
-Wire: a message of k units is 8 bytes that tell k, and then min((4 + v) k, v U) bytes rounded up to
-    8, with v = width * itemsize and U units in all. A rank below P sends one in each of log2 P
-    stages, of what 2^stage ranks took together, and one more if it serves a rank above; that sends
-    one.
+Source: SparCML (Renggli et al., SC 2019), SSAR_Recursive_double, with its switch to a
+    dense representation; Hierarchical Centralization of ZEN (OSDI 2025, definition 7).
+Differences: any number of ranks. Let P be the largest power of two that is at most W:
+    rank P + i gives what it took to rank i before the stages, and gets the sum from it
+    after them. Each message is dense where that is smaller, by what it holds. Partners
+    add the lower rank's sum first, so both hold the same bits. Partial sums travel in
+    the working dtype.
+Wire: a message of k units is 8 bytes that tell k, and then min((4 + v) k, v U) bytes
+    rounded up to 8, with v = width * itemsize and U units in all. A rank below P sends
+    one in each of log2 P stages, of what 2^stage ranks took together, and one more if
+    it serves a rank above; that sends one.
 State: the codec's.
 Contributed: what the codec encoded.
 """
@@ -50,7 +52,9 @@ class WholeForm(NamedTuple):
 
     def form(self, count: int) -> SparseFormat:
         """The smaller of COO and dense."""
-        sizes = {form: form.layout(count, *self).size_bytes for form in (coo(), dense())}
+        sizes = {
+            form: form.layout(count, *self).size_bytes for form in (coo(), dense())
+        }
         return min(sizes, key=lambda form: sizes[form])
 
     def payload(self, buffer: Tensor, count: int) -> Payload:
@@ -63,8 +67,12 @@ class WholeForm(NamedTuple):
         return self.form(count).layout(count, *self).slot_bytes
 
     def expected(self, taken: int, num_ranks: int) -> int:
-        """How many units so many ranks take together that take as many each, independently."""
-        return round(expected_union(min(taken, self.num_units), self.num_units, num_ranks))
+        """How many units so many ranks take together that take as many each,
+        independently.
+        """
+        return round(
+            expected_union(min(taken, self.num_units), self.num_units, num_ranks)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,20 +118,26 @@ class sparcml(Collective):
 
     def whole(self, codec: Compressor, spec: TensorSpec) -> WholeForm:
         """The ``WholeForm`` of a gradient under this codec."""
-        return WholeForm(num_units(spec.numel, codec.width), codec.width, working_dtype(spec.dtype))
+        return WholeForm(
+            num_units(spec.numel, codec.width), codec.width, working_dtype(spec.dtype)
+        )
 
 
 @lru_cache(maxsize=256)
 def groups(world: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """The ranks whose entries each rank's sum holds: at first its own, then stage by stage.
+    """The ranks whose entries each rank's sum holds: at first its own, then stage by
+    stage.
 
-    Entry 0 has a group a rank, the others one for each rank below P. The last has all ranks.
+    Entry 0 has a group a rank, the others one for each rank below P. The last has all
+    ranks.
 
     >>> groups(3)
     (((0,), (1,), (2,)), ((0, 2), (1,)), ((0, 1, 2), (0, 1, 2)))
     """
     below = 1 << (world.bit_length() - 1)
-    levels: list[tuple[tuple[int, ...], ...]] = [tuple((rank,) for rank in range(world))]
+    levels: list[tuple[tuple[int, ...], ...]] = [
+        tuple((rank,) for rank in range(world))
+    ]
     for stage in range(below.bit_length()):
         of_block: dict[int, list[int]] = {}
         for rank in range(world):
@@ -135,7 +149,9 @@ def groups(world: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
 class _Held:
     """A rank's sum so far: ``count`` units, as the payload that it sends next."""
 
-    def __init__(self, me: Member, whole: WholeForm, num_taken: int, like: Tensor) -> None:
+    def __init__(
+        self, me: Member, whole: WholeForm, num_taken: int, like: Tensor
+    ) -> None:
         self.me = me
         self.whole = whole
         self.like = like
@@ -150,7 +166,9 @@ class _Held:
         self.room = room
 
     def slot(self, name: str, count: int) -> Tensor:
-        """New room for a message of so many units, "held" or "landed"; its content is undefined."""
+        """New room for a message of so many units, "held" or "landed"; its content is
+        undefined.
+        """
         size_bytes = self.whole.slot_bytes(count)
         return self.me.scratch(name, size_bytes, self.like, torch.uint8, varies=True)
 
@@ -192,9 +210,13 @@ class _Held:
 
 
 def _scaled(entries: Entries, factor: float, dtype: torch.dtype) -> Entries:
-    """The entries with all values multiplied in ``dtype``; in place where they are of that."""
+    """The entries with all values multiplied in ``dtype``; in place where they are of
+    that.
+    """
     values = entries.values
-    own = values.mul_(factor) if values.dtype == dtype else values.to(dtype).mul_(factor)
+    own = (
+        values.mul_(factor) if values.dtype == dtype else values.to(dtype).mul_(factor)
+    )
     return entries._replace(values=own)
 
 
@@ -208,7 +230,9 @@ def _talk(me: Member, held: _Held) -> Steps[None]:
         yield from _swap(me, held, me.rank - below, sends=False)
         return
     if has_guest:
-        yield from _swap(me, held, me.rank + below, sends=False, adds=levels[1][me.rank])
+        yield from _swap(
+            me, held, me.rank + below, sends=False, adds=levels[1][me.rank]
+        )
     for stage, level in enumerate(levels[2:]):
         yield from _swap(me, held, me.rank ^ 1 << stage, adds=level[me.rank])
     if has_guest:
@@ -226,7 +250,8 @@ def _swap(
 ) -> Steps[None]:
     """Sends what is held, receives what the peer holds, or both: sizes first.
 
-    What came makes a sum with what is held, of the ranks ``adds``; without them it takes its place.
+    What came makes a sum with what is held, of the ranks ``adds``; without them it
+    takes its place.
     """
     own_1 = me.told("own count", 1).fill_(held.count)
     told_1 = me.told("told count", 1)
@@ -253,7 +278,9 @@ def _swap(
             lambda: held.merge(landed, count, is_lower=me.rank < peer),
             numel,
         )
-        yield me.sized("pack", lambda: held.pack(total), numel, lambda: held.expect(len(adds)))
+        yield me.sized(
+            "pack", lambda: held.pack(total), numel, lambda: held.expect(len(adds))
+        )
     else:
         held.hold(count, landed)
 

@@ -1,9 +1,11 @@
 """Sparse parameter server: every rank serves a range of the gradient; COO both ways.
 
-Source: Li et al., OSDI 2014, as ZEN (OSDI 2025, appendix B.1) describes it for sparse gradients.
+Source: Li et al., OSDI 2014, as ZEN (OSDI 2025, appendix B.1) describes it for sparse
+gradients.
 Differences: servers sit with the workers. Entries are merged in rank order.
-Wire: see ``push_pull``; PULL(k) = COO(k). Where most entries lie in one range, its server sends
-    and receives most bytes: the skewness ratio times as many as an equal share.
+Wire: see ``push_pull``; PULL(k) = COO(k). Where most entries lie in one range, its
+    server sends and receives most bytes: the skewness ratio times as many as an equal
+    share.
 State: the codec's.
 Contributed: what the codec encoded.
 """

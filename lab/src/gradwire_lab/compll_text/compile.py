@@ -1,4 +1,5 @@
-r"""CompLL's own C-like text (HiPress, figure 5): a second front end to the same language.
+r"""CompLL's own C-like text (HiPress, figure 5): a second front end to the same
+language.
 
 >>> import torch
 >>> sign = compile_text('''
@@ -20,14 +21,15 @@ r"""CompLL's own C-like text (HiPress, figure 5): a second front end to the same
 >>> payload.size_bytes, sign(block=4096).decode(payload, torch.empty(3))
 (5, tensor([ 3., -3.,  3.]))
 
-A text is parsed (compll.lark) and its two functions are run on symbols by the operators of
-``language`` (run.py): no other representation lies between. What it gives is a ``Program`` like
-any other: fields of its ``param`` structures are settings, beside ``block`` (``gradient`` is one
-block of that many elements) and, where numbers are drawn, ``seed``.
+A text is parsed (compll.lark) and its two functions are run on symbols by the operators
+of ``language`` (run.py): no other representation lies between. What it gives is a
+``Program`` like any other: fields of its ``param`` structures are settings, beside
+``block`` (``gradient`` is one block of that many elements) and, where numbers are
+drawn, ``seed``.
 
-Source: HiPress (CompLL), section 4.3 and figure 5. What the figure leaves open: ``extract`` fills
-the variables named after its first argument, in the order of ``concat``; a field bears the name of
-the variable that was sent.
+Source: HiPress (CompLL), section 4.3 and figure 5. What the figure leaves open:
+``extract`` fills the variables named after its first argument, in the order of
+``concat``; a field bears the name of the variable that was sent.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ _GRAMMAR = Path(__file__).with_name("compll.lark")
 
 _REMEDIES = {
     **dict.fromkeys(("if", "else", "switch"), "write condition ? a : b"),
-    **dict.fromkeys(("for", "while", "do"), "use map, filter or reduce: they visit every element"),
+    **dict.fromkeys(
+        ("for", "while", "do"), "use map, filter or reduce: they visit every element"
+    ),
     "double": "the language computes in float",
     "unsigned": "the unsigned types are uint1, uint2, uint4 and uint8",
     "struct": "settings are declared with param",
@@ -85,39 +89,52 @@ _READABLE = {
     "PARAM": "param",
     "$END": "the end",
 }
-"""Terminals as a user knows them; those of arithmetic are summed up as "an operator"."""
+"""Terminals as a user knows them; those of arithmetic are summed up as "an
+operator".
+"""
 
 
-def compile_text(text: str | Path, *more: str | Path, name: str = "", **traits: Any) -> type[Any]:
-    """The compressor of a text, a class derived from ``Program``; ``traits`` as in ``Program``.
+def compile_text(
+    text: str | Path, *more: str | Path, name: str = "", **traits: Any
+) -> type[Any]:
+    """The compressor of a text, a class derived from ``Program``; ``traits`` as in
+    ``Program``.
 
-    A text whose gradient is a matrix, ``float**``, is an exchange derived from ``MatrixProgram``,
-    whose traits follow from its form.
+    A text whose gradient is a matrix, ``float**``, is an exchange derived from
+    ``MatrixProgram``, whose traits follow from its form.
 
-    A ``Path`` is read, and then names the compressor unless ``name`` does. ``more`` are further
-    texts of the same program: what the first declares is known to them. A program without decode,
-    as the figure prints it, encodes only. Errors are InvalidSetting with line, column, the line's
-    text and a caret. Raises NotInstalled without lark, the extra ``gradwire-lab[text]``.
+    A ``Path`` is read, and then names the compressor unless ``name`` does. ``more`` are
+    further texts of the same program: what the first declares is known to them. A
+    program without decode, as the figure prints it, encodes only. Errors are
+    InvalidSetting with line, column, the line's text and a caret. Raises NotInstalled
+    without lark, the extra ``gradwire-lab[text]``.
     """
     declared = _declared(text, *more)
     name = name or (text.stem if isinstance(text, Path) else "compressor")
     if "encode" not in declared.functions:
-        raise invalid("a program", name, "a text with encode", "write void encode(float* ...)")
+        raise invalid(
+            "a program", name, "a text with encode", "write void encode(float* ...)"
+        )
     if declared.form == "coder":
         accepted = "a text that encodes a gradient"
         remedy = "compile_coder makes a coder of it"
         raise invalid("a program", name, accepted, remedy)
     if declared.form == "matrices":
-        return types.new_class(name, (MatrixProgram,), {}, _factorising(declared, name, traits))
+        return types.new_class(
+            name, (MatrixProgram,), {}, _factorising(declared, name, traits)
+        )
     if "decode" not in declared.functions:
-        return types.new_class(name, (_EncodeOnly, Program), traits, _body(declared, name))
+        return types.new_class(
+            name, (_EncodeOnly, Program), traits, _body(declared, name)
+        )
     return types.new_class(name, (Program,), traits, _body(declared, name))
 
 
 def compile_coder(
     text: str | Path, *more: str | Path, name: str = "", takes: tuple[Type, ...]
 ) -> Coder:
-    """The coder of a text whose encode and decode are ``(uint8* given, uint8* result)``.
+    """The coder of a text whose encode and decode are
+    ``(uint8* given, uint8* result)``.
 
     ``takes`` are the types whose packed bytes it codes. Texts and errors are those of
     ``compile_text``; ``register`` makes it known to other texts.
@@ -126,7 +143,9 @@ def compile_coder(
     name = name or (text.stem if isinstance(text, Path) else "coder")
     if not {"encode", "decode"} <= {*declared.functions} or declared.form != "coder":
         accepted = "a text whose encode and decode take bytes to bytes"
-        raise invalid("a coder", name, accepted, "write void encode(uint8* plain, uint8* coded)")
+        raise invalid(
+            "a coder", name, accepted, "write void encode(uint8* plain, uint8* coded)"
+        )
     return coder(
         name,
         takes=takes,
@@ -145,19 +164,27 @@ def _read(given: str | Path) -> Text:
     try:
         return Text(str(given), given.read_text(encoding="utf-8"))
     except OSError as error:
-        raise invalid("text", str(given), "a file that can be read", str(error.strerror)) from None
+        raise invalid(
+            "text", str(given), "a file that can be read", str(error.strerror)
+        ) from None
     except UnicodeDecodeError as error:
-        raise invalid("text", str(given), "a file in UTF-8", str(error.reason)) from None
+        raise invalid(
+            "text", str(given), "a file in UTF-8", str(error.reason)
+        ) from None
 
 
 def _settings(
     declared: Declared, name: str, base: type, own: Sequence[str]
 ) -> tuple[dict[str, type], dict[str, Any]]:
-    """Types and defaults of the settings, which have names of the base's only among ``own``."""
+    """Types and defaults of the settings, which have names of the base's only among
+    ``own``.
+    """
     settings = declared.settings()
     for key in settings:
         if iskeyword(key) or (hasattr(base, key) and key not in own):
-            raise invalid("a setting's name", key, "none of a program's own", "choose another")
+            raise invalid(
+                "a setting's name", key, "none of a program's own", "choose another"
+            )
     with tracing(f"the globals and defaults of {name}"):
         run = ProgramTrace(declared)
         defaults = {key: run.default(setting) for key, setting in settings.items()}
@@ -171,17 +198,26 @@ def _factorising(declared: Declared, name: str, traits: Iterable[str]) -> Any:
         accepted = "none, as those of matrices follow from their form"
         raise invalid("traits", [*traits], accepted, "leave them out")
     if "decode" not in declared.functions:
-        raise invalid("a program of matrices", name, "a text with decode", "pass decode's text too")
+        raise invalid(
+            "a program of matrices",
+            name,
+            "a text with decode",
+            "pass decode's text too",
+        )
 
     def encode(self: MatrixProgram, gradient: Matrix, start: Matrix) -> tuple[Any, ...]:
-        return tuple(ProgramTrace(declared, self).encode(gradient, start).fields.values())
+        return tuple(
+            ProgramTrace(declared, self).encode(gradient, start).fields.values()
+        )
 
     def decode(self: MatrixProgram, *factors: Any) -> Any:
         sent = Compressed({f"factor {i}": factor for i, factor in enumerate(factors)})
         return ProgramTrace(declared, self).decode(sent)
 
     def fill(namespace: dict[str, Any]) -> None:
-        namespace |= {key: value for key, value in defaults.items() if value is not None}
+        namespace |= {
+            key: value for key, value in defaults.items() if value is not None
+        }
         namespace |= {
             "__annotations__": kinds,
             "__doc__": f"{name}, a program of matrices in CompLL's text.",
@@ -193,7 +229,9 @@ def _factorising(declared: Declared, name: str, traits: Iterable[str]) -> Any:
 
 
 def _body(declared: Declared, name: str) -> Any:
-    """Fills a class's namespace: settings with their defaults, and the two functions."""
+    """Fills a class's namespace: settings with their defaults, and the two
+    functions.
+    """
     kinds, defaults = _settings(declared, name, Program, ("block",))
     if declared.draws and "seed" not in kinds:
         kinds["seed"] = int
@@ -209,7 +247,9 @@ def _body(declared: Declared, name: str) -> Any:
         return ProgramTrace(declared, self).decode(compressed)
 
     def fill(namespace: dict[str, Any]) -> None:
-        namespace |= {key: value for key, value in defaults.items() if value is not None}
+        namespace |= {
+            key: value for key, value in defaults.items() if value is not None
+        }
         namespace |= {
             "__annotations__": kinds,
             "__doc__": f"{name}, a program of CompLL's text.",
@@ -266,7 +306,7 @@ class _EncodeOnly:
     merge = decode_many = decode
 
 
-# ---- parsing -----------------------------------------------------------------------------------
+# ---- parsing -------------------------------------------------------------------------
 
 
 @functools.cache
@@ -274,10 +314,16 @@ def _parser() -> Lark:
     try:
         from lark import Lark
     except ImportError:
-        raise NotInstalled("a program in the C-like text", "lark", "text", "gradwire-lab") from None
+        raise NotInstalled(
+            "a program in the C-like text", "lark", "text", "gradwire-lab"
+        ) from None
     grammar = _GRAMMAR.read_text(encoding="utf-8")
     return Lark(
-        grammar, parser="lalr", start="program", propagate_positions=True, maybe_placeholders=False
+        grammar,
+        parser="lalr",
+        start="program",
+        propagate_positions=True,
+        maybe_placeholders=False,
     )
 
 
@@ -295,7 +341,9 @@ def _parsed(text: Text) -> tuple[Text, Parsed]:
 
 
 def _check_semicolons(text: Text, block: Parsed) -> None:
-    """A semicolon may be missing only at the end of a line: statements on one line need theirs."""
+    """A semicolon may be missing only at the end of a line: statements on one line need
+    theirs.
+    """
     whole = [child for child in trees(block.children) if not child.meta.empty]
     ends = ("declaration", "assignment", "returned", "effect")
     for first, second in pairwise(whole):
@@ -303,7 +351,9 @@ def _check_semicolons(text: Text, block: Parsed) -> None:
         if first.data in ends and not ended and first.meta.end_line == second.meta.line:
             line = first.meta.end_line
             column = first.meta.end_column
-            raise text.error(line, column, "a semicolon is missing; write ; between statements")
+            raise text.error(
+                line, column, "a semicolon is missing; write ; between statements"
+            )
 
 
 def _syntax_error(text: Text, error: UnexpectedInput) -> InvalidSetting:

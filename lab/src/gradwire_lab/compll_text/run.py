@@ -20,8 +20,28 @@ from gradwire_lab.dsl.matrices import Matrix
 
 from ..dsl import matrices
 from ..library import exponent, zero_run  # noqa: F401  # which register operators
-from .tree import Declared, Function, Kind, ParamField, Parsed, Text, TextError, at, declarations
-from .values import BINARY, OPERATORS, TYPES, UNARY, Value, apply_function, converted, truth, typed
+from .tree import (
+    Declared,
+    Function,
+    Kind,
+    ParamField,
+    Parsed,
+    Text,
+    TextError,
+    at,
+    declarations,
+)
+from .values import (
+    BINARY,
+    OPERATORS,
+    TYPES,
+    UNARY,
+    Value,
+    apply_function,
+    converted,
+    truth,
+    typed,
+)
 
 if TYPE_CHECKING:
     from lark import Token
@@ -56,16 +76,24 @@ class ProgramTrace:
                 self._declare(row)
 
     def encode(self, *vectors: Vector | Matrix) -> Value:
-        """The value of encode's last ``uint8*``, for the gradient (and latest, or the start)."""
+        """The value of encode's last ``uint8*``, for the gradient (and latest, or the
+        start).
+        """
         return self._entered("encode", vectors, "uint8*")
 
     def decode(self, compressed: Compressed | Vector) -> Value:
-        """The value of decode's ``float*`` or ``float**``; a coder's of its last ``uint8*``."""
-        result = {"coder": "uint8*", "matrices": "float**"}.get(self._declared.form, "float*")
+        """The value of decode's ``float*`` or ``float**``; a coder's of its last
+        ``uint8*``.
+        """
+        result = {"coder": "uint8*", "matrices": "float**"}.get(
+            self._declared.form, "float*"
+        )
         return self._entered("decode", (compressed,), result)
 
     def default(self, setting: ParamField) -> bool | int | float | None:
-        """The value that a setting has unless another is given; None where one must be."""
+        """The value that a setting has unless another is given; None where one must
+        be.
+        """
         if setting.default is None:
             return None
         with self._framed(_Frame(setting.text, "")), self._at(setting.default):
@@ -80,7 +108,9 @@ class ProgramTrace:
         rest = iter(given)
         frame = _Frame(function.text, name)
         out = _Variable(Kind(""))
-        assigned = next((p for kind, p in function.parameters[::-1] if str(kind) == result), None)
+        assigned = next(
+            (p for kind, p in function.parameters[::-1] if str(kind) == result), None
+        )
         for kind, parameter in function.parameters:
             if kind.name in self._declared.structs:
                 frame.structs[parameter] = self._declared.structs[kind.name]
@@ -93,10 +123,13 @@ class ProgramTrace:
         with self._framed(frame), self._at(function.name):
             self._body(function)
             if out.value is None:
-                refuse(f"{name} assigns no {result}", "end it with an assignment to its result")
+                refuse(
+                    f"{name} assigns no {result}",
+                    "end it with an assignment to its result",
+                )
         return out.value
 
-    # ---- statements ----------------------------------------------------------------------------
+    # ---- statements ------------------------------------------------------------------
 
     def _body(self, function: Function) -> Value:
         """The value of the first return; None without one."""
@@ -120,14 +153,22 @@ class ProgramTrace:
             case _:
                 called, *arguments = statement.children[0].children  # type: ignore[union-attr]
                 if called not in ("extract", "decomp"):
-                    refuse(f"{called} without a use of what it gives", "assign it to a variable")
-                self._extract(*arguments) if called == "extract" else self._decomp(*arguments)
+                    refuse(
+                        f"{called} without a use of what it gives",
+                        "assign it to a variable",
+                    )
+                self._extract(*arguments) if called == "extract" else self._decomp(
+                    *arguments
+                )
 
     def _declare(self, row: Parsed) -> None:
         for kind, name, expression in declarations(row):
             with self._at(name):
                 if kind.name not in (*TYPES, "bool"):
-                    refuse(f"a variable of type {kind}", f"types are bool, {', '.join(TYPES)}")
+                    refuse(
+                        f"a variable of type {kind}",
+                        f"types are bool, {', '.join(TYPES)}",
+                    )
                 if name in self._frame.variables:
                     refuse(f"a second {name}", "give it another name")
             variable = _Variable(kind)
@@ -143,20 +184,35 @@ class ProgramTrace:
         payload, *targets = arguments
         found = language.extract(self._value(payload))
         if len(found) != len(targets):
-            refuse(f"extract into {len(targets)} variables", f"{len(found)} fields were sent")
+            refuse(
+                f"extract into {len(targets)} variables",
+                f"{len(found)} fields were sent",
+            )
         self._fill("extract", targets, found)
 
     def _decomp(self, *arguments: Parsed) -> None:
         if len(arguments) != 4:
-            refuse(f"decomp of {len(arguments)} values", "write decomp(gradient, start, P, Q);")
+            refuse(
+                f"decomp of {len(arguments)} values",
+                "write decomp(gradient, start, P, Q);",
+            )
         gradient, start, *targets = arguments
-        self._fill("decomp", targets, matrices.decomp(self._value(gradient), self._value(start)))
+        self._fill(
+            "decomp",
+            targets,
+            matrices.decomp(self._value(gradient), self._value(start)),
+        )
 
-    def _fill(self, called: str, targets: Sequence[Parsed], found: Sequence[Value]) -> None:
+    def _fill(
+        self, called: str, targets: Sequence[Parsed], found: Sequence[Value]
+    ) -> None:
         for target, value in zip(targets, found, strict=True):
             with self._at(target):
                 if target.data != "name":
-                    refuse(f"{called} into an expression", "name a variable for each result")
+                    refuse(
+                        f"{called} into an expression",
+                        "name a variable for each result",
+                    )
                 variable = self._assigned(str(target.children[0]))
                 variable.value = converted(variable.kind, value)
 
@@ -170,7 +226,7 @@ class ProgramTrace:
             refuse(f"a function that changes the global {name}", "return it instead")
         return self._globals[name]
 
-    # ---- expressions: one method a node of the grammar -------------------------------------------
+    # ---- expressions: one method a node of the grammar -------------------------------
 
     def _value(self, tree: Any) -> Value:
         with self._at(tree):
@@ -199,7 +255,12 @@ class ProgramTrace:
         if name in known:
             operator: Callable[..., Value] = known[name]
             return operator
-        names = [*self._frame.variables, *self._globals, *self._declared.functions, *known]
+        names = [
+            *self._frame.variables,
+            *self._globals,
+            *self._declared.functions,
+            *known,
+        ]
         close = get_close_matches(name, names, n=1)
         refuse(f"no {name}", f"did you mean {close[0]}?" if close else "declare it")
 
@@ -207,13 +268,19 @@ class ProgramTrace:
         struct = self._frame.structs.get(name)
         if struct is None:
             if member != "size":
-                refuse(f"{name}.{member}", "members are those of param structures, and v.size")
+                refuse(
+                    f"{name}.{member}",
+                    "members are those of param structures, and v.size",
+                )
             return language.size(self._name(name))
         if member not in struct:
             refuse(f"no {member} in {name}", f"it has {', '.join(struct)}")
         value = getattr(self._codec, member)
-        # A float setting keeps its digits, as in Python: a share of 0.01 counts elements exactly.
-        return value if isinstance(value, float) else converted(struct[member].kind, value)
+        # A float setting keeps its digits, as in Python: a share of 0.01 counts
+        # elements exactly.
+        return (
+            value if isinstance(value, float) else converted(struct[member].kind, value)
+        )
 
     def _cast(self, to: Token, inner: Parsed) -> Value:
         return converted(Kind.of(to), self._value(inner))
@@ -231,7 +298,9 @@ class ProgramTrace:
         return UNARY[sign](self._value(inner))
 
     def _binary(self, a: Parsed, sign: Token, b: Parsed) -> Value:
-        """The value of a row of operations, taken in a loop: a call a term would be too deep."""
+        """The value of a row of operations, taken in a loop: a call a term would be too
+        deep.
+        """
         row = [(sign, b)]
         while a.data == "binary":
             a, sign, b = a.children  # type: ignore[assignment]
@@ -254,11 +323,18 @@ class ProgramTrace:
         if name == "concat":
             return self._concat(arguments)
         if name == "extract":
-            refuse("extract in an expression", "write extract(compressed, a, b); by itself")
+            refuse(
+                "extract in an expression", "write extract(compressed, a, b); by itself"
+            )
         if name == "decomp":
-            refuse("decomp in an expression", "write decomp(gradient, start, P, Q); by itself")
+            refuse(
+                "decomp in an expression",
+                "write decomp(gradient, start, P, Q); by itself",
+            )
         found = self._function(str(name))
-        return apply_function(str(name), found, [self._value(argument) for argument in arguments])
+        return apply_function(
+            str(name), found, [self._value(argument) for argument in arguments]
+        )
 
     def _concat(self, arguments: Sequence[Parsed]) -> Compressed:
         fields: dict[str, Value] = {}
@@ -284,15 +360,27 @@ class ProgramTrace:
             case "call", [name, *_]:
                 return name, None
             case _:
-                refuse("a field without a name", "assign it to a variable and send that")
+                refuse(
+                    "a field without a name", "assign it to a variable and send that"
+                )
 
     def _called(self, function: Function, values: Sequence[Value]) -> Value:
-        """A function of the text on these values: converted to its parameters, and back."""
+        """A function of the text on these values: converted to its parameters, and
+        back.
+        """
         name = str(function.name)
-        if name in ("encode", "decode") or any(frame.name == name for frame in self._frames):
-            refuse(f"{name} called from within", "functions end; elements are visited by map")
+        if name in ("encode", "decode") or any(
+            frame.name == name for frame in self._frames
+        ):
+            refuse(
+                f"{name} called from within",
+                "functions end; elements are visited by map",
+            )
         if len(values) != len(function.parameters):
-            refuse(f"{name} of {len(values)} values", f"it takes {len(function.parameters)}")
+            refuse(
+                f"{name} of {len(values)} values",
+                f"it takes {len(function.parameters)}",
+            )
         frame = _Frame(function.text, name)
         for (kind, parameter), value in zip(function.parameters, values, strict=True):
             frame.variables[parameter] = _Variable(kind, converted(kind, value))
@@ -302,7 +390,7 @@ class ProgramTrace:
                 refuse(f"{name} returns nothing", "end it with return ...;")
             return typed(function.kind, converted(function.kind, found))
 
-    # ---- places --------------------------------------------------------------------------------
+    # ---- places ----------------------------------------------------------------------
 
     @property
     def _frame(self) -> _Frame:
@@ -318,7 +406,9 @@ class ProgramTrace:
 
     @contextmanager
     def _at(self, place: Parsed | Token) -> Iterator[None]:
-        """Within the block, errors name this place of the text; the innermost place counts."""
+        """Within the block, errors name this place of the text; the innermost place
+        counts.
+        """
         try:
             yield
         except TextError:

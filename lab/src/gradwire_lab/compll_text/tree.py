@@ -1,4 +1,6 @@
-"""Declarations of a parsed text: param structures, globals and functions, each with its place."""
+"""Declarations of a parsed text: param structures, globals and functions, each with its
+place.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Text:
         first = max(0, before - _LONGEST // 2) if len(shown) > _LONGEST else 0
         shown = shown[first : first + _LONGEST]  # what is around the place
         under = "".join("\t" if c == "\t" else " " for c in shown[: before - first])
-        return TextError(f"{self.label}:{line}:{column}: {reason}\n    {shown}\n    {under}^")
+        return TextError(
+            f"{self.label}:{line}:{column}: {reason}\n    {shown}\n    {under}^"
+        )
 
 
 class TextError(InvalidSetting):
@@ -53,7 +57,9 @@ class TextError(InvalidSetting):
 
 @dataclass(frozen=True)
 class Kind:
-    """A declared type: of one value, of one an element (``float*``), of a matrix (``float**``)."""
+    """A declared type: of one value, of one an element (``float*``), of a matrix
+    (``float**``).
+    """
 
     name: str
     num_stars: int = 0
@@ -119,32 +125,55 @@ class Declared:
             case _:
                 made = _function(text, found)
                 if made.name in self.functions:
-                    raise at(text, made.name, f"a second {made.name}; give it another name")
+                    raise at(
+                        text, made.name, f"a second {made.name}; give it another name"
+                    )
                 self.functions[str(made.name)] = made
 
     def _form(self) -> str:
-        """The kind of program that encode's parameters say, which decode's must fit to."""
+        """The kind of program that encode's parameters say, which decode's must fit
+        to.
+        """
         forms = dict(_FORMS)
         for name in ("encode", "decode"):
             if name not in self.functions:
                 continue
             function = self.functions[name]
-            arrays = [str(kind) for kind, _ in function.parameters if kind.name not in self.structs]
-            forms = {form: kinds for form, kinds in forms.items() if sorted(arrays) in kinds[name]}
+            arrays = [
+                str(kind)
+                for kind, _ in function.parameters
+                if kind.name not in self.structs
+            ]
+            forms = {
+                form: kinds
+                for form, kinds in forms.items()
+                if sorted(arrays) in kinds[name]
+            }
             if not forms:
                 wanted = "(float* gradient, uint8* compressed, and param structures)"
-                reason = f"{name} takes {wanted}; docs/compll.md has coders and matrices"
+                reason = (
+                    f"{name} takes {wanted}; docs/compll.md has coders and matrices"
+                )
                 raise at(function.text, function.name, reason)
         return next(iter(forms))
 
     def settings(self) -> dict[str, ParamField]:
         """Fields of all param structures: a program's settings."""
-        return {name: found for struct in self.structs.values() for name, found in struct.items()}
+        return {
+            name: found
+            for struct in self.structs.values()
+            for name, found in struct.items()
+        }
 
     @property
     def wants_latest(self) -> bool:
-        """Whether encode takes the gradient alone beside the gradient with its residual."""
-        return sum(kind.name == "float" for kind, _ in self.functions["encode"].parameters) == 2
+        """Whether encode takes the gradient alone beside the gradient with its
+        residual.
+        """
+        return (
+            sum(kind.name == "float" for kind, _ in self.functions["encode"].parameters)
+            == 2
+        )
 
 
 def trees(children: Iterable[Parsed | Token]) -> list[Parsed]:
@@ -186,4 +215,6 @@ def _function(text: Text, found: Parsed) -> Function:
 
 
 def _is_draw(found: Parsed) -> bool:
-    return found.data == "draw" or (found.data == "call" and found.children[0] == "random")
+    return found.data == "draw" or (
+        found.data == "call" and found.children[0] == "random"
+    )

@@ -1,7 +1,8 @@
-"""Rules of C for values, where Python has others: declared types, conversions, whole division.
+"""Rules of C for values, where Python has others: declared types, conversions, whole
+division.
 
-Numbers that are known (settings and literals) stay plain Python numbers; everything else is a
-Scalar or a Vector of the language, whose own operators these are.
+Numbers that are known (settings and literals) stay plain Python numbers; everything
+else is a Scalar or a Vector of the language, whose own operators these are.
 """
 
 from __future__ import annotations
@@ -24,12 +25,18 @@ from gradwire_lab.dsl.matrices import Matrix, matmul, orthogonal
 from .tree import Kind
 
 Value: TypeAlias = Any
-"""A plain number, a Scalar, a Vector, a Matrix, a Compressed, or a function of elements."""
+"""A plain number, a Scalar, a Vector, a Matrix, a Compressed, or a function of
+elements.
+"""
 
 TYPES: dict[str, Type] = {
-    Kind.of(repr(found)).name: found for found in vars(language).values() if isinstance(found, Type)
+    Kind.of(repr(found)).name: found
+    for found in vars(language).values()
+    if isinstance(found, Type)
 }
-"""The type that each declared type converts to; "bool" is a condition, and not among them."""
+"""The type that each declared type converts to; "bool" is a condition, and not among
+them.
+"""
 
 
 def _divided(a: Value, b: Value) -> Value:
@@ -37,13 +44,18 @@ def _divided(a: Value, b: Value) -> Value:
     if not (_is_whole(a) and _is_whole(b)):
         return a / b
     if isinstance(a, Scalar) or isinstance(b, Scalar):
-        refuse("whole numbers divided", "C drops the fraction; write float(a) / b to keep it")
+        refuse(
+            "whole numbers divided",
+            "C drops the fraction; write float(a) / b to keep it",
+        )
     whole = abs(a) // abs(b)
     return whole if (a < 0) == (b < 0) else -whole
 
 
 def _shifted(by: Callable[[Any, Any], Value]) -> Callable[[Value, Value], Value]:
-    """A shift; of known numbers by fewer bits than C's longest has, as more are no number."""
+    """A shift; of known numbers by fewer bits than C's longest has, as more are no
+    number.
+    """
 
     def shift(a: Value, b: Value) -> Value:
         if isinstance(b, int) and not 0 <= b < 64:
@@ -142,7 +154,9 @@ def _inverse(condition: Value) -> Value:
     return not condition if isinstance(condition, bool) else ~condition
 
 
-def apply_function(name: str, found: Callable[..., Value], values: Sequence[Value]) -> Value:
+def apply_function(
+    name: str, found: Callable[..., Value], values: Sequence[Value]
+) -> Value:
     """``found`` of these values; refuses another number of them than it takes."""
     try:
         inspect.signature(found).bind(*values)
@@ -159,13 +173,18 @@ def typed(kind: Kind | None, value: Value) -> Value:
 
 
 def converted(kind: Kind, value: Value) -> Value:
-    """``value`` as C converts it at an assignment; arrays must be of the declared type."""
+    """``value`` as C converts it at an assignment; arrays must be of the declared
+    type.
+    """
     if isinstance(value, Matrix) or kind.num_stars == 2:
         return _as_matrix(kind, value)
     if kind.num_stars:
         return _as_array(kind, value)
     if not isinstance(value, Scalar | int | float):
-        refuse(f"an array where a {kind} is declared", f"declare it {kind}*, or reduce it first")
+        refuse(
+            f"an array where a {kind} is declared",
+            f"declare it {kind}*, or reduce it first",
+        )
     if kind.name == "bool":
         return truth(value)
     if kind.name not in TYPES:
@@ -183,8 +202,13 @@ def converted(kind: Kind, value: Value) -> Value:
 
 def _as_matrix(kind: Kind, value: Value) -> Matrix:
     if not isinstance(value, Matrix) or str(kind) != "float**":
-        given = "a matrix" if isinstance(value, Matrix) else type(value).__name__.lower()
-        refuse(f"{given} where {kind} is declared", "matrices are float**, and nothing else is")
+        given = (
+            "a matrix" if isinstance(value, Matrix) else type(value).__name__.lower()
+        )
+        refuse(
+            f"{given} where {kind} is declared",
+            "matrices are float**, and nothing else is",
+        )
     return value
 
 
@@ -192,11 +216,15 @@ def _as_array(kind: Kind, value: Value) -> Value:
     if isinstance(value, Compressed) and str(kind) == "uint8*":
         return value
     if isinstance(value, Scalar | Compressed) or not isinstance(value, Symbol):
-        refuse(f"{type(value).__name__.lower()} where {kind} is declared", "map gives arrays")
+        refuse(
+            f"{type(value).__name__.lower()} where {kind} is declared",
+            "map gives arrays",
+        )
     found = getattr(value, "node", None)
     if found is not None and found.dtype is not TYPES[kind.name].dtype:
         refuse(
             f"an array of {found.dtype!r} where {kind} is declared",
-            f"declare it {found.dtype!r}*, or map by a function that returns {kind.name}",
+            f"declare it {found.dtype!r}*, or map by a function that returns "
+            f"{kind.name}",
         )
     return value

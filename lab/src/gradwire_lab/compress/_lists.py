@@ -1,4 +1,5 @@
-"""How exchanges of their own write lists of elements: in the shortest form, or as their papers do.
+"""How exchanges of their own write lists of elements: in the shortest form, or as their
+papers do.
 
 Legend: K elements that are listed, L of the range that they are of.
 """
@@ -10,7 +11,9 @@ from gradwire.kernels.sparse.choose import LISTS, Formats
 from gradwire.kernels.sparse.formats.coo import coo
 
 FORMATS: dict[str, Formats] = {"smallest": LISTS, "coo": (coo(),)}
-"""The forms of a list by the name of a setting; "coo" is 4 bytes a place, as papers have it."""
+"""The forms of a list by the name of a setting; "coo" is 4 bytes a place, as papers
+have it.
+"""
 
 
 def check_formats(what: str, given: object) -> None:

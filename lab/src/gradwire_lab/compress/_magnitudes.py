@@ -1,6 +1,8 @@
-"""A gradient's magnitudes as estimators of thresholds see them: a histogram, from above.
+"""A gradient's magnitudes as estimators of thresholds see them: a histogram, from
+above.
 
-Letters: B bins that hold something, by rising magnitude. Zeros and what is not finite are in none.
+Letters: B bins that hold something, by rising magnitude. Zeros and what is not finite
+are in none.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ _NUM_BINS = 1 << 15
 
 
 class Moments(NamedTuple):
-    """Mean and variance of the magnitudes above a threshold, each less the threshold."""
+    """Mean and variance of the magnitudes above a threshold, each less the
+    threshold.
+    """
 
     mean: float
     variance: float
@@ -39,14 +43,16 @@ class Moments(NamedTuple):
 class Magnitudes:
     """How many elements have which magnitude, to 8 bits of significand.
 
-    A bin stands for its middle in sums, and thresholds are taken to the nearest edge: either is off
-    by 0.4 % at most. What reaches an edge is counted exactly. Of ``numel`` elements in all,
-    ``num_elements`` are in a bin.
+    A bin stands for its middle in sums, and thresholds are taken to the nearest edge:
+    either is off by 0.4 % at most. What reaches an edge is counted exactly. Of
+    ``numel`` elements in all, ``num_elements`` are in a bin.
     """
 
     def __init__(self, bins_B: Tensor, counts_B2: Tensor) -> None:
         self.numel = int(counts_B2.sum())
-        start, stop = torch.searchsorted(bins_B, bins_B.new_tensor([1, _NOT_FINITE])).tolist()
+        start, stop = torch.searchsorted(
+            bins_B, bins_B.new_tensor([1, _NOT_FINITE])
+        ).tolist()
         bits_B = bins_B[start:stop] << 16
         counts_B2 = counts_B2[start:stop].double()
         self._levels_B = (bits_B + (1 << 15)).view(torch.float32).double()
@@ -61,22 +67,29 @@ class Magnitudes:
 
     @classmethod
     def of(cls, grad_N: Tensor, residual_N: Tensor | None = None) -> Magnitudes:
-        """The magnitudes of gradient plus residual; the residual holds this sum afterwards."""
+        """The magnitudes of gradient plus residual; the residual holds this sum
+        afterwards.
+        """
         return cls(*histogram(grad_N, residual_N))
 
     def num_reaching(self, threshold: float) -> int:
-        """How many elements are no smaller than the edge that is nearest to ``threshold``.
+        """How many elements are no smaller than the edge that is nearest to
+        ``threshold``.
 
         Beyond the largest edge it is the last one: something is always sent.
         """
         return int(self._reaching[self._place(threshold)])
 
-    def edge_within(self, threshold: float, num_asked: int, least: float, most: float) -> float:
-        """The edge that is nearest to ``threshold`` where ``least`` to ``most`` elements reach it.
+    def edge_within(
+        self, threshold: float, num_asked: int, least: float, most: float
+    ) -> float:
+        """The edge that is nearest to ``threshold`` where ``least`` to ``most``
+        elements reach it.
 
-        Otherwise it is the edge at which the number within these bounds is nearest, as a factor, to
-        ``num_asked``, fewer than ``num_elements``. Where one bin holds too many for that, as of
-        equal elements, it is the edge of this bin: more than ``most`` reach it.
+        Otherwise it is the edge at which the number within these bounds is nearest, as
+        a factor, to ``num_asked``, fewer than ``num_elements``. Where one bin holds too
+        many for that, as of equal elements, it is the edge of this bin: more than
+        ``most`` reach it.
         """
         place = self._place(threshold)
         if not least <= self._reaching[place] <= most:
@@ -90,7 +103,9 @@ class Magnitudes:
         more = fewer - 1
         if fewer == len(self._reaching) or self._reaching[fewer] < least:
             return more
-        is_nearer = self._reaching[more] * self._reaching[fewer] <= num_asked * num_asked
+        is_nearer = (
+            self._reaching[more] * self._reaching[fewer] <= num_asked * num_asked
+        )
         return more if is_nearer and self._reaching[more] <= most else fewer
 
     def between(self, low: float, high: float) -> bool:
@@ -113,11 +128,16 @@ class Magnitudes:
     def mean_log(self) -> float:
         """The mean of the logarithms of all magnitudes."""
         counts: list[float] = self._counts_B2.sum(1).tolist()
-        logs = (count * log(level) for count, level in zip(counts, self._levels, strict=True))
+        logs = (
+            count * log(level)
+            for count, level in zip(counts, self._levels, strict=True)
+        )
         return sum(logs) / self.num_elements
 
     def above(self, threshold: float) -> Moments:
-        """The moments of the magnitudes that reach ``threshold``, each less ``threshold``."""
+        """The moments of the magnitudes that reach ``threshold``, each less
+        ``threshold``.
+        """
         place = self._place(threshold)
         num = self._reaching[place]
         mean = self._sums[place] / num
@@ -129,27 +149,36 @@ class Magnitudes:
         return min(bisect_left(self._levels, threshold), len(self._levels) - 1)
 
 
-# ---- the histogram -----------------------------------------------------------------------------
+# ---- the histogram -------------------------------------------------------------------
 #
-# N elements, B bins. With c = grad + residual. A float's upper half without the sign (exponent and
-# 7 bits of significand) is its bin: 2^15 of them, each no wider than a 128th of its lower edge.
-# From how many elements each bin holds follow count, mean, variance and mean logarithm of what
-# reaches any edge, so that an estimator which fits, looks and fits again needs no second pass.
-# Counts are whole numbers: no thread or machine changes them.
+# N elements, B bins. With c = grad + residual. A float's upper half without the sign
+# (exponent and 7 bits of significand) is its bin: 2^15 of them, each no wider than a
+# 128th of its lower edge. From how many elements each bin holds follow count, mean,
+# variance and mean logarithm of what reaches any edge, so that an estimator which fits,
+# looks and fits again needs no second pass. Counts are whole numbers: no thread or
+# machine changes them.
 
 
-def histogram(grad_N: Tensor, residual_N: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def histogram(
+    grad_N: Tensor, residual_N: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The bins of c that are not empty: (bins_B int32, ascending; counts_B2 int64).
 
-    A bin's counts are of its positive and of its negative elements. Its lower edge is the float32
-    of bits bin << 16. Bin 0 holds zeros (and what is below 1e-40), bins from 0x7f80 on what is not
-    finite. ``residual_N`` (the gradient's dtype) then holds c. Of another dtype than float32 an
-    element is in the bin of the float32 next to it towards zero, so it reaches its bin's edge.
+    A bin's counts are of its positive and of its negative elements. Its lower edge is
+    the float32 of bits bin << 16. Bin 0 holds zeros (and what is below 1e-40), bins
+    from 0x7f80 on what is not finite. ``residual_N`` (the gradient's dtype) then holds
+    c. Of another dtype than float32 an element is in the bin of the float32 next to it
+    towards zero, so it reaches its bin's edge.
     """
     check_floating("grad_N", grad_N)
     check_vector("residual_N", residual_N, grad_N.numel(), grad_N.dtype)
     if grad_N.numel() > INT32_MAX:
-        raise invalid("grad_N", grad_N.numel(), f"at most {INT32_MAX} elements", "cut it in chunks")
+        raise invalid(
+            "grad_N",
+            grad_N.numel(),
+            f"at most {INT32_MAX} elements",
+            "cut it in chunks",
+        )
     library = _load_histogram() if serves_cpp(grad_N, residual_N) else None
     if library is None:
         return _reference_histogram(grad_N, residual_N)
@@ -162,7 +191,9 @@ def histogram(grad_N: Tensor, residual_N: Tensor | None = None) -> tuple[Tensor,
     return bins_B, counts_B2
 
 
-def _reference_histogram(grad_N: Tensor, residual_N: Tensor | None) -> tuple[Tensor, Tensor]:
+def _reference_histogram(
+    grad_N: Tensor, residual_N: Tensor | None
+) -> tuple[Tensor, Tensor]:
     c_N = grad_N if residual_N is None else residual_N.add_(grad_N)
     near_N = c_N.to(torch.float32)
     # Not rounded away from zero: what is counted in a bin reaches its edge.

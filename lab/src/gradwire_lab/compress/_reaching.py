@@ -20,7 +20,9 @@ SOURCES = Path(__file__).parent / "csrc"
 _load_reach = loader("reach", SOURCES)
 
 Room = Callable[[int], tuple[Tensor, Tensor]]
-"""Gives the (indices_K int32, values_K) that K selected elements are to be listed in."""
+"""Gives the (indices_K int32, values_K) that K selected elements are to be listed
+in.
+"""
 
 
 def reaching(
@@ -30,17 +32,22 @@ def reaching(
     room: Room,
     residual_N: Tensor | None = None,
 ) -> None:
-    """Lists by ascending index what of c is not 0 and no smaller than ``threshold`` by magnitude.
+    """Lists by ascending index what of c is not 0 and no smaller than ``threshold`` by
+    magnitude.
 
-    ``threshold`` is rounded to the dtype of c; what is not finite always reaches it. Of more than
-    ``most`` elements that do, the ``most`` largest are listed, as ``topk`` ranks them. How many
-    there are is known before they are listed: ``room(K)`` is called once, on this thread.
+    ``threshold`` is rounded to the dtype of c; what is not finite always reaches it. Of
+    more than ``most`` elements that do, the ``most`` largest are listed, as ``topk``
+    ranks them. How many there are is known before they are listed: ``room(K)`` is
+    called once, on this thread.
 
-    ``residual_N`` is as in ``topk``. Without ``grad_N`` it holds c already. One pass over memory:
-    4 bytes an element, 12 with a gradient and a residual; one more where more than ``most`` reach.
+    ``residual_N`` is as in ``topk``. Without ``grad_N`` it holds c already. One pass
+    over memory: 4 bytes an element, 12 with a gradient and a residual; one more where
+    more than ``most`` reach.
     """
     if not threshold >= 0:
-        raise invalid("threshold", threshold, "0 or more", "give the least magnitude to keep")
+        raise invalid(
+            "threshold", threshold, "0 or more", "give the least magnitude to keep"
+        )
     whole_N = residual_N if grad_N is None else grad_N
     assert whole_N is not None, "neither a gradient nor a residual"
     check_floating("grad_N", whole_N)
@@ -57,7 +64,9 @@ def reaching(
         check_vector("indices_K", indices_K, count, torch.int32)
         check_vector("values_K", values_K, count, whole_N.dtype)
     if count < 0 or library.gw_list(residual_N, indices_K, values_K):
-        raise MemoryError(f"selection from {whole_N.numel()} elements: no memory to list it in")
+        raise MemoryError(
+            f"selection from {whole_N.numel()} elements: no memory to list it in"
+        )
 
 
 def _reference_reaching(

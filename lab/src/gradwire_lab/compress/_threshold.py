@@ -1,7 +1,9 @@
-"""Sending what reaches a threshold: all of the threshold family but how the threshold is found.
+"""Sending what reaches a threshold: all of the threshold family but how the threshold
+is found.
 
-A file of that family says which threshold and is ``Reaching`` (one that is given) or ``Estimated``
-(one that is found from the magnitudes of this step, for a density). Letters as in ``_coo``.
+A file of that family says which threshold and is ``Reaching`` (one that is given) or
+``Estimated`` (one that is found from the magnitudes of this step, for a density).
+Letters as in ``_coo``.
 """
 
 from __future__ import annotations
@@ -14,7 +16,13 @@ from math import log
 import torch
 from torch import Tensor
 
-from gradwire.compress._coo import Coo, check_addressable, coo_format, round_to_wire, share_of
+from gradwire.compress._coo import (
+    Coo,
+    check_addressable,
+    coo_format,
+    round_to_wire,
+    share_of,
+)
 from gradwire.compress._residual import as_working
 from gradwire.contract import Layout, State, Traits
 from gradwire.contract.bounds import check_number, check_share
@@ -36,10 +44,11 @@ _CAP = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Reaching(Coo):
-    """Lists the elements of at least a threshold's magnitude, of which there may be any number.
+    """Lists the elements of at least a threshold's magnitude, of which there may be any
+    number.
 
-    Zeros are never sent, and what is not finite always is. Beyond ``most`` elements the largest
-    are selected exactly.
+    Zeros are never sent, and what is not finite always is. Beyond ``most`` elements the
+    largest are selected exactly.
     """
 
     @abstractmethod
@@ -63,7 +72,9 @@ class Reaching(Coo):
         residual_N: Tensor | None,
         buffer: Tensor | None,
     ) -> Payload:
-        """The payload of what reaches ``threshold``; operands as ``reaching`` has them."""
+        """The payload of what reaches ``threshold``; operands as ``reaching`` has
+        them.
+        """
         whole_N = residual_N if grad_N is None else grad_N
         assert whole_N is not None
         made: list[tuple[Payload, Tensor]] = []
@@ -74,7 +85,9 @@ class Reaching(Coo):
             payload = Payload.empty(form, front, whole_N.device)
             values_K = payload["values"]
             if values_K.dtype != whole_N.dtype:
-                values_K = torch.empty(count, dtype=whole_N.dtype, device=whole_N.device)
+                values_K = torch.empty(
+                    count, dtype=whole_N.dtype, device=whole_N.device
+                )
             made.append((payload, values_K))
             return payload["indices"], values_K
 
@@ -86,7 +99,9 @@ class Reaching(Coo):
 
 
 def estimating(*, least: float) -> Traits:
-    """The traits of an ``Estimated`` that sends no less than ``least`` times the density."""
+    """The traits of an ``Estimated`` that sends no less than ``least`` times the
+    density.
+    """
     return Traits(
         layout=Layout.SPARSE,
         exact_size=False,
@@ -100,8 +115,9 @@ def estimating(*, least: float) -> Traits:
 class Estimated(Reaching):
     """Finds a threshold that about ``density`` of the elements reach.
 
-    How many reach it is counted: one at which that is outside ``Traits.density_range`` gives way to
-    the one nearest to the density. Never more than ``cap`` times the density is sent.
+    How many reach it is counted: one at which that is outside ``Traits.density_range``
+    gives way to the one nearest to the density. Never more than ``cap`` times the
+    density is sent.
     """
 
     density: float = 0.01
@@ -123,7 +139,9 @@ class Estimated(Reaching):
 
     @abstractmethod
     def threshold(self, seen: Magnitudes, num_asked: int) -> float:
-        """The magnitude from which on elements are sent; there are more than ``num_asked``."""
+        """The magnitude from which on elements are sent; there are more than
+        ``num_asked``.
+        """
 
     def most(self, numel: int) -> int:
         return share_of(self.cap * self.density, numel)
@@ -143,17 +161,22 @@ class Estimated(Reaching):
         whole_N = as_working(grad_N)
         seen = Magnitudes.of(whole_N, residual_N)
         num_asked = share_of(self.density, grad_N.numel())
-        threshold = 0.0  # what sends all elements but zeros, where they are no more than asked for
+        # what sends all elements but zeros, where they are no more than asked for
+        threshold = 0.0
         if num_asked < seen.num_elements:
             least, most = (factor * num_asked for factor in self._range)
-            threshold = seen.edge_within(self.threshold(seen, num_asked), num_asked, least, most)
-        # With a residual, counting has left the sum there: the gradient is not read again.
+            threshold = seen.edge_within(
+                self.threshold(seen, num_asked), num_asked, least, most
+            )
+        # With a residual, counting has left the sum there: the gradient is not read
+        # again.
         fresh_N = whole_N if residual_N is None else None
         return self.listed(fresh_N, threshold, residual_N, buffer), state
 
 
 def nearest(seen: Magnitudes, thresholds: Iterable[float], num_asked: int) -> float:
-    """The threshold that most nearly ``num_asked`` elements reach, by the ratio of the counts.
+    """The threshold that most nearly ``num_asked`` elements reach, by the ratio of the
+    counts.
 
     Among equally near ones it is the first.
     """

@@ -1,21 +1,24 @@
-"""adacomp: in every bin, what one more gradient like the latest would make the bin's largest.
+"""adacomp: in every bin, what one more gradient like the latest would make the bin's
+largest.
 
-Source: Chen, Choi, Brand, Agrawal, Zhang, Gopalakrishnan, AAAI 2018, "AdaComp: adaptive residual
-    gradient compression for data-parallel distributed training", algorithms 1 and 2; HiPress
-    section 4.4. With G the residual plus the latest gradient dW, an element is sent where
-    |G + dW| is at least the largest |G| of its bin, as sign(G) times the mean of those largest.
-Differences: bins are multiples of 64 elements, where the paper has 50 for convolutions and 500 for
-    the rest: ``block`` 64 and 512 are nearest. Indices travel as int32 and signs as bits, instead
-    of both in 8 or 16 bits an element by its place in its bin. Zeros are never sent, nor a bin of
-    them; a bin with a NaN is sent whole. Without a residual G is dW, and what reaches half of its
-    bin's largest is sent.
-Default: the paper's larger bins. Bins of so many elements send too little of a transformer's
-    matrices: 400 steps of a small GPT end 52 % behind dense, 39 % with ``block=128``
-    (docs/measured.md).
-Wire: level float32, indices_K int32 ascending, signs_K uint1 -> 4 + 4 * K + ceil(K / 8) bytes, K at
-    most N; about 5 a bin, by the paper's compression rates.
-State: none. Contributed: what was sent. That is no contraction: a bin of small elements is sent at
-    the mean of all bins, and may be farther from its values afterwards than zeros were.
+Source: Chen, Choi, Brand, Agrawal, Zhang, Gopalakrishnan, AAAI 2018, "AdaComp: adaptive
+    residual gradient compression for data-parallel distributed training", algorithms 1
+    and 2; HiPress section 4.4. With G the residual plus the latest gradient dW, an
+    element is sent where |G + dW| is at least the largest |G| of its bin, as sign(G)
+    times the mean of those largest.
+Differences: bins are multiples of 64 elements, where the paper has 50 for convolutions
+    and 500 for the rest: ``block`` 64 and 512 are nearest. Indices travel as int32 and
+    signs as bits, instead of both in 8 or 16 bits an element by its place in its bin.
+    Zeros are never sent, nor a bin of them; a bin with a NaN is sent whole. Without a
+    residual G is dW, and what reaches half of its bin's largest is sent.
+Default: the paper's larger bins. Bins of so many elements send too little of a
+    transformer's matrices: 400 steps of a small GPT end 52 % behind dense, 39 % with
+    ``block=128`` (docs/measured.md).
+Wire: level float32, indices_K int32 ascending, signs_K uint1 -> 4 + 4 * K + ceil(K / 8)
+    bytes, K at most N; about 5 a bin, by the paper's compression rates.
+State: none. Contributed: what was sent. That is no contraction: a bin of small elements
+    is sent at the mean of all bins, and may be farther from its values afterwards than
+    zeros were.
 """
 
 from __future__ import annotations
@@ -47,7 +50,11 @@ _SENT_A_BIN = 5
 
 
 class adacomp(
-    Program, layout=Layout.SPARSE, exact_size=False, error_feedback=True, reads_latest=True
+    Program,
+    layout=Layout.SPARSE,
+    exact_size=False,
+    error_feedback=True,
+    reads_latest=True,
 ):
     """Sends signs of as many elements as the residuals call for, and one magnitude.
 

@@ -1,17 +1,18 @@
 """cltk: the k largest elements of one rank, each step of another, sent by all.
 
-Source: Chen et al., NeurIPS 2020, "ScaleCom", section 3 (CLT-k: cyclic local top-k); DEFT, section
-    3.1, compares with it.
-Differences from the paper: the leader's top-k is exact (ties to the lowest index), as DEFT has it,
-    where ScaleCom's kernel takes the largest of each chunk; its low-pass filter of the residual,
-    for large batches, is left out (beta = 1).
-Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a small GPT
-    end 37 to 40 % behind dense with it, as an element waits for 100 steps (docs/measured.md).
-Wire: a broadcast of K indices of b bytes by the leader, b the fewest whole bytes that hold N - 1;
-    an all-reduce of K values and one that tells whether all is finite, in the working dtype ->
-    2(W-1)/W * 4 * (K + 1) bytes a rank (8 for float64), and b * K more for each copy that it passes
-    on of the broadcast: W-1 in all, of which the leader sends ceil(log2 W).
-    K = max(1, round(density * N)).
+Source: Chen et al., NeurIPS 2020, "ScaleCom", section 3 (CLT-k: cyclic local top-k);
+    DEFT, section 3.1, compares with it.
+Differences from the paper: the leader's top-k is exact (ties to the lowest index), as
+    DEFT has it, where ScaleCom's kernel takes the largest of each chunk; its low-pass
+    filter of the residual, for large batches, is left out (beta = 1).
+Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a
+    small GPT end 37 to 40 % behind dense with it, as an element waits for 100 steps
+    (docs/measured.md).
+Wire: a broadcast of K indices of b bytes by the leader, b the fewest whole bytes that
+    hold N - 1; an all-reduce of K values and one that tells whether all is finite, in
+    the working dtype -> 2(W-1)/W * 4 * (K + 1) bytes a rank (8 for float64), and b * K
+    more for each copy that it passes on of the broadcast: W-1 in all, of which the
+    leader sends ceil(log2 W). K = max(1, round(density * N)).
 State: step, int64, the same on all ranks: rank step mod W leads.
 Contributed: this rank's values at the leader's elements. The density is as asked.
 """
@@ -50,7 +51,9 @@ class cltk(SharedSupport):
         check_addressable("cltk", spec)
         return torch.zeros(1, dtype=torch.int64, device="cpu")
 
-    def select(self, me: Member, state: Tensor, pending: Pending) -> Steps[SelectedSupport]:
+    def select(
+        self, me: Member, state: Tensor, pending: Pending
+    ) -> Steps[SelectedSupport]:
         whole_N = pending.whole_N
         count = self.kept(whole_N.numel())
         width = width_of(whole_N.numel())

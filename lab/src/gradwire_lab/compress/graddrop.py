@@ -1,17 +1,21 @@
-"""graddrop: drops the elements of small magnitude, by a threshold that a small sample gives.
+"""graddrop: drops the elements of small magnitude, by a threshold that a small sample
+gives.
 
-Source: Aji and Heafield, EMNLP 2017, "Sparse communication for distributed gradient descent",
-    section 3; HiPress table 5.
-Differences: ``density`` is the share kept, where the paper counts what is dropped; one threshold a
-    tensor (its "local" threshold). The sample (``sample_share``, 0.1 % as there) is drawn with
-    replacement, and of small tensors is at least 64 / density draws, or all elements if they are no
-    more. What reaches the threshold passes, equal to it or greater, but for zeros. Never more than
-    twice the density is sent, so that memory is bounded: then the largest are selected exactly.
-    Unlike ``dgc`` it otherwise sends all that pass: more than density * N / 2, but once in 10^6
-    calls, of a gradient with as many elements that are not 0.
-Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a small GPT
-    end 37 to 40 % behind dense with it, as an element waits for 100 steps (docs/measured.md).
-Wire: indices_K int32 ascending, values_K float32 -> 8 * K bytes, K <= max(1, round(2 density * N)).
+Source: Aji and Heafield, EMNLP 2017, "Sparse communication for distributed gradient
+    descent", section 3; HiPress table 5.
+Differences: ``density`` is the share kept, where the paper counts what is dropped; one
+    threshold a tensor (its "local" threshold). The sample (``sample_share``, 0.1 % as
+    there) is drawn with replacement, and of small tensors is at least 64 / density
+    draws, or all elements if they are no more. What reaches the threshold passes, equal
+    to it or greater, but for zeros. Never more than twice the density is sent, so that
+    memory is bounded: then the largest are selected exactly. Unlike ``dgc`` it
+    otherwise sends all that pass: more than density * N / 2, but once in 10^6 calls, of
+    a gradient with as many elements that are not 0.
+Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a
+    small GPT end 37 to 40 % behind dense with it, as an element waits for 100 steps
+    (docs/measured.md).
+Wire: indices_K int32 ascending, values_K float32 -> 8 * K bytes, K <= max(1, round(2
+density * N)).
 State: (stream, step) of the random sample. Contributed: the elements sent.
 """
 
@@ -45,8 +49,8 @@ class graddrop(
 ):
     """Sends about the ``density`` share of elements, those of largest magnitude.
 
-    ``density`` is in (0, 1]. ``sample_share`` of the gradient (or more, of a small one) is looked
-    at to find the threshold; ``seed`` begins the random numbers that draw it.
+    ``density`` is in (0, 1]. ``sample_share`` of the gradient (or more, of a small one)
+    is looked at to find the threshold; ``seed`` begins the random numbers that draw it.
 
     >>> import torch
     >>> codec = graddrop(density=0.5)

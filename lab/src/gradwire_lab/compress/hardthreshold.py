@@ -1,15 +1,16 @@
 """hardthreshold: the elements whose magnitude reaches a threshold that the user gives.
 
-Source: Strom, Interspeech 2015; Sahu et al., NeurIPS 2021, "Rethinking gradient sparsification as
-    total error minimization".
-Differences: memory is bounded: of more than ``max_density`` of the elements the largest are
-    selected exactly, and the residual keeps the others. Equal to the threshold passes. Zeros never
-    do, and what is not finite always does.
-Default: none that suits every model. 400 steps of a small GPT end 10 % behind dense with 0.01, and
-    6 % with 0.005 (docs/measured.md): choose it by your gradients.
-Density: none is asked for, so none can be missed. Up to ``max_density`` of the gradient is sent.
-Wire: indices_K int32 ascending, values_K float32 -> 8 * K bytes, K <= max(1, round(max_density *
-    N)).
+Source: Strom, Interspeech 2015; Sahu et al., NeurIPS 2021, "Rethinking gradient
+    sparsification as total error minimization".
+Differences: memory is bounded: of more than ``max_density`` of the elements the largest
+    are selected exactly, and the residual keeps the others. Equal to the threshold
+    passes. Zeros never do, and what is not finite always does.
+Default: none that suits every model. 400 steps of a small GPT end 10 % behind dense
+    with 0.01, and 6 % with 0.005 (docs/measured.md): choose it by your gradients.
+Density: none is asked for, so none can be missed. Up to ``max_density`` of the gradient
+is sent.
+Wire: indices_K int32 ascending, values_K float32 -> 8 * K bytes, K <= max(1,
+    round(max_density * N)).
 State: none. Contributed: the elements sent (rounded to float32 if they are float64).
 """
 
@@ -35,10 +36,11 @@ _USUAL_DENSITY = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class hardthreshold(Reaching):
-    """Sends every element of at least ``threshold``, in units of the gradient (with its residual).
+    """Sends every element of at least ``threshold``, in units of the gradient (with its
+    residual).
 
-    ``max_density`` in (0, 1] bounds what is sent: at 0.5 a payload is as large as the gradient.
-    The threshold has to be tuned for each model; plans expect 1 % to pass.
+    ``max_density`` in (0, 1] bounds what is sent: at 0.5 a payload is as large as the
+    gradient. The threshold has to be tuned for each model; plans expect 1 % to pass.
 
     >>> import torch
     >>> codec = hardthreshold(threshold=2.0)
@@ -62,7 +64,9 @@ class hardthreshold(Reaching):
         return share_of(self.max_density, numel)
 
     def typical(self, spec: TensorSpec) -> Format:
-        return coo_format(min(self.most(spec.numel), share_of(_USUAL_DENSITY, spec.numel)))
+        return coo_format(
+            min(self.most(spec.numel), share_of(_USUAL_DENSITY, spec.numel))
+        )
 
     def encode(
         self,

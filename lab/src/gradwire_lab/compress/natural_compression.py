@@ -1,11 +1,14 @@
-"""natural_compression: each element becomes one of the two powers of two about it, at random.
+"""natural_compression: each element becomes one of the two powers of two about it, at
+random.
 
-Source: Horvath, Ho, Horvath, Sahu, Canini, Richtarik, arXiv 1905.10988 (Natural Compression for
-    Distributed Deep Learning): sign and exponent are sent. The nearer power is the likelier one, so
-    that the mean is the element; the variance is at most an eighth of the square.
-Differences: what is below 2**-126 is sent as 0. From 2**127 on elements are rounded down, as the
-    next power is infinity; infinity and NaN are sent as infinity.
-Wire: signs_N in 1 bit, exponents_N uint8 (n + 127 for 2**n; 0 for 0) -> ceil(N / 8) + N bytes.
+Source: Horvath, Ho, Horvath, Sahu, Canini, Richtarik, arXiv 1905.10988 (Natural
+    Compression for Distributed Deep Learning): sign and exponent are sent. The nearer
+    power is the likelier one, so that the mean is the element; the variance is at most
+    an eighth of the square.
+Differences: what is below 2**-126 is sent as 0. From 2**127 on elements are rounded
+    down, as the next power is infinity; infinity and NaN are sent as infinity.
+Wire: signs_N in 1 bit, exponents_N uint8 (n + 127 for 2**n; 0 for 0) -> ceil(N / 8) + N
+bytes.
 State: (stream, step) of the random numbers. Contributed: the decoded gradient.
 """
 
@@ -32,8 +35,9 @@ from ..library.exponent import LEAST, MOST, exp2, exponent
 class natural_compression(Program, unbiased=True, contraction=True):
     """Nine bits an element, whatever the others are: a sign and a power of two.
 
-    No scale is shared, so a block of large elements takes nothing from small ones. ``block`` is
-    only how many elements a kernel takes at once; ``seed`` chooses the random numbers.
+    No scale is shared, so a block of large elements takes nothing from small ones.
+    ``block`` is only how many elements a kernel takes at once; ``seed`` chooses the
+    random numbers.
 
     >>> import torch
     >>> codec = natural_compression()
@@ -55,12 +59,16 @@ class natural_compression(Program, unbiased=True, contraction=True):
         signs, exponents = extract(compressed)
         return map(
             (signs, exponents),
-            lambda sign, code: where(sign == 1, -exp2(code + LEAST), exp2(code + LEAST)),
+            lambda sign, code: where(
+                sign == 1, -exp2(code + LEAST), exp2(code + LEAST)
+            ),
         )
 
 
 def _power(x: Scalar) -> Scalar:
-    """The exponent that is sent for an element; it is the higher one as often as x is near it."""
+    """The exponent that is sent for an element; it is the higher one as often as x is
+    near it.
+    """
     below = exponent(x)
     goes_up = (abs(x) - exp2(below) > random(0, 1) * exp2(below)) & (below > LEAST)
     above = smaller(where(goes_up, below + 1, below), MOST - 1)

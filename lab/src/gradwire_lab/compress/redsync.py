@@ -1,20 +1,24 @@
-"""redsync: what reaches a threshold found by halving the way from the mean to the maximum.
+"""redsync: what reaches a threshold found by halving the way from the mean to the
+maximum.
 
-Source: Fang, Fu, Yang, Hsieh, JPDC 2019, "RedSync: reducing synchronization bandwidth for
-    distributed deep learning training system", section 5: *threshold binary search*, whose
-    threshold mean + ratio * (max - mean) is right where between k and 2k elements reach it; and
-    *trimmed top-k* for smaller tensors, exact among what passes a threshold lowered in steps.
-Differences: trials cost nothing, as they look at a histogram of 8 significant bits made in one
-    pass; so the search goes on until no threshold is left to try, however far apart mean and
-    maximum are, and no threshold is kept for later steps. Where fewer than k elements reach the
-    mean it goes on below. If no threshold lets k to 2k pass (ties), the 2k largest are selected
-    exactly. Momentum, quantisation and the dense way of the smallest tensors are not part of it.
-Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a small GPT
-    end 37 to 40 % behind dense with it, as an element waits for 100 steps (docs/measured.md).
-Density: asked to twice as much (``cap``), of a gradient with as many elements that are not 0;
-    exact below ``trimmed_below`` elements.
-Wire: indices_K int32 ascending, values_K float32 -> 8 * K bytes, K <= max(1, round(cap * density *
-    N)).
+Source: Fang, Fu, Yang, Hsieh, JPDC 2019, "RedSync: reducing synchronization bandwidth
+    for distributed deep learning training system", section 5: *threshold binary
+    search*, whose threshold mean + ratio * (max - mean) is right where between k and 2k
+    elements reach it; and *trimmed top-k* for smaller tensors, exact among what passes
+    a threshold lowered in steps.
+Differences: trials cost nothing, as they look at a histogram of 8 significant bits made
+    in one pass; so the search goes on until no threshold is left to try, however far
+    apart mean and maximum are, and no threshold is kept for later steps. Where fewer
+    than k elements reach the mean it goes on below. If no threshold lets k to 2k pass
+    (ties), the 2k largest are selected exactly. Momentum, quantisation and the dense
+    way of the smallest tensors are not part of it.
+Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a
+    small GPT end 37 to 40 % behind dense with it, as an element waits for 100 steps
+    (docs/measured.md).
+Density: asked to twice as much (``cap``), of a gradient with as many elements that are
+    not 0; exact below ``trimmed_below`` elements.
+Wire: indices_K int32 ascending, values_K float32 -> 8 * K bytes, K <= max(1, round(cap
+    * density * N)).
 State: none. Contributed: the elements sent (rounded to float32 if they are float64).
 """
 
@@ -38,10 +42,11 @@ _USUAL_EXCESS = 1.4  # the first threshold between k and 2k is anywhere between
 
 @dataclass(frozen=True, kw_only=True)
 class redsync(Estimated):
-    """Sends ``density`` of the elements to ``cap`` times that, those of largest magnitude.
+    """Sends ``density`` of the elements to ``cap`` times that, those of largest
+    magnitude.
 
-    Gradients of fewer than ``trimmed_below`` elements (the paper's 4 MB) are cut to ``density``
-    exactly.
+    Gradients of fewer than ``trimmed_below`` elements (the paper's 4 MB) are cut to
+    ``density`` exactly.
 
     >>> import torch
     >>> codec = redsync(density=0.5)
@@ -55,7 +60,9 @@ class redsync(Estimated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("redsync trimmed_below", self.trimmed_below, "leave it out", least=0)
+        check_whole(
+            "redsync trimmed_below", self.trimmed_below, "leave it out", least=0
+        )
 
     def most(self, numel: int) -> int:
         is_trimmed = numel < self.trimmed_below

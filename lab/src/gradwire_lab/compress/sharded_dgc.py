@@ -1,23 +1,27 @@
-"""sharded_dgc: DGC where layers are cut among ranks: one threshold for all parts of a layer.
+"""sharded_dgc: DGC where layers are cut among ranks: one threshold for all parts of a
+layer.
 
-Source: Wang et al., OSDI 2025, "ZEN", section 4 (DGC under tensor parallelism: sample on each
-    device, gather the samples across devices, take one top-k threshold of all, apply it on each);
-    the sampled threshold is that of Lin et al., ICLR 2018, "Deep Gradient Compression", section
-    3.1, as in ``dgc``.
-Differences: the paper tells no sizes. Here each part is sampled as ``dgc`` samples a gradient
-    (``sample_share`` of it, at least 64 / density draws with replacement, or all of it), so parts
-    weigh differently: one draw stands for as many elements as its part has for each of its draws.
-    The threshold misses the density by an eighth (one standard deviation) at most, however parts
-    differ. What reaches it is sent, but for zeros. A part sends no more than ``cap`` times what it
-    has of the k = density * all elements asked for; its share is told by the samples, and counted
-    as a quarter of an equal one at least. So all parts together send at most 1.25 * cap * k, one
-    alone cap * k. Where layers are not cut this is ``dgc`` but for the cap and the numbers drawn.
-Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a small GPT
-    end 37 to 40 % behind dense with it, as an element waits for 100 steps (docs/measured.md).
-Wire: among S parts, (S-1) * 4 * the largest number of draws (8 for float64 gradients); among ranks
-    what ``collective`` makes of indices_K int32 ascending, values_K float32 -> 8 * K bytes, K <=
-    cap * k and the part's length.
-State: (stream, step) of the random sample; the collective's. Contributed: the elements sent.
+Source: Wang et al., OSDI 2025, "ZEN", section 4 (DGC under tensor parallelism: sample
+    on each device, gather the samples across devices, take one top-k threshold of all,
+    apply it on each); the sampled threshold is that of Lin et al., ICLR 2018, "Deep
+    Gradient Compression", section 3.1, as in ``dgc``.
+Differences: the paper tells no sizes. Here each part is sampled as ``dgc`` samples a
+    gradient (``sample_share`` of it, at least 64 / density draws with replacement, or
+    all of it), so parts weigh differently: one draw stands for as many elements as its
+    part has for each of its draws. The threshold misses the density by an eighth (one
+    standard deviation) at most, however parts differ. What reaches it is sent, but for
+    zeros. A part sends no more than ``cap`` times what it has of the k = density * all
+    elements asked for; its share is told by the samples, and counted as a quarter of an
+    equal one at least. So all parts together send at most 1.25 * cap * k, one alone cap
+    * k. Where layers are not cut this is ``dgc`` but for the cap and the numbers drawn.
+Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a
+    small GPT end 37 to 40 % behind dense with it, as an element waits for 100 steps
+    (docs/measured.md).
+Wire: among S parts, (S-1) * 4 * the largest number of draws (8 for float64 gradients);
+    among ranks what ``collective`` makes of indices_K int32 ascending, values_K float32
+    -> 8 * K bytes, K <= cap * k and the part's length.
+State: (stream, step) of the random sample; the collective's. Contributed: the elements
+sent.
 """
 
 from __future__ import annotations
@@ -47,8 +51,9 @@ from gradwire.errors import invalid
 from ._threshold import Reaching, check_cap, estimating
 
 _LEAST_SHARE = 0.25
-"""The least that a part's share is, as a fraction of an equal one: its sample may miss the few
-large elements."""
+"""The least that a part's share is, as a fraction of an equal one: its sample may miss
+the few large elements.
+"""
 
 _MASK = 0xFFFFFFFF
 
@@ -62,12 +67,14 @@ class SampleState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class sharded_dgc(Exchange):
-    """Averages about ``density`` of a layer's elements, the largest in all of its parts.
+    """Averages about ``density`` of a layer's elements, the largest in all of its
+    parts.
 
-    Which ranks hold the other parts is told by ``attach(..., shards=mesh["tp"])``. ``density`` is
-    k/n in (0, 1] of the whole layer, ``sample_share`` of it (or more, of a small one) is looked at
-    to find the threshold, ``cap`` is how many times the density may be sent, ``seed`` begins the
-    random numbers that draw the sample. ``collective`` carries the elements of one part.
+    Which ranks hold the other parts is told by ``attach(..., shards=mesh["tp"])``.
+    ``density`` is k/n in (0, 1] of the whole layer, ``sample_share`` of it (or more, of
+    a small one) is looked at to find the threshold, ``cap`` is how many times the
+    density may be sent, ``seed`` begins the random numbers that draw the sample.
+    ``collective`` carries the elements of one part.
 
     >>> from gradwire.exchange.by_name import run_local
     >>> grads = [torch.tensor([1.0, 0.0, 4.0, 2.0]), torch.tensor([8.0, 2.0, 0.0, 2.0])]
@@ -86,20 +93,26 @@ class sharded_dgc(Exchange):
         check_share("sharded_dgc density", self.density)
         check_share("sharded_dgc sample_share", self.sample_share)
         check_cap("sharded_dgc cap", self.cap)
-        check_whole("sharded_dgc seed", self.seed, "leave it out", least=0, most=MOST_SEED)
+        check_whole(
+            "sharded_dgc seed", self.seed, "leave it out", least=0, most=MOST_SEED
+        )
         refusal = "it is none"
         if isinstance(self.collective, Collective):
             refusal = self.collective.needs.refusal(self.traits) or ""
         if refusal:
             accepted = f"a collective for sparse payloads of varying size ({refusal})"
-            raise invalid("sharded_dgc collective", self.collective, accepted, "leave it out")
+            raise invalid(
+                "sharded_dgc collective", self.collective, accepted, "leave it out"
+            )
         if self.cap != 2.0:
             stated = replace(self.traits, density_range=(0.5, float(self.cap)))
             object.__setattr__(self, "traits", stated)
 
     def init(self, spec: TensorSpec, world: int) -> SampleState:
         place_2 = torch.tensor([crc32(spec.name.encode()), 0], device="cpu")
-        return SampleState(place_2, self.collective.init(self._usual(spec.numel), spec, world))
+        return SampleState(
+            place_2, self.collective.init(self._usual(spec.numel), spec, world)
+        )
 
     def synchronise(
         self,
@@ -120,7 +133,9 @@ class sharded_dgc(Exchange):
         own = me.scratch("sample", slot, grad_N, dtype)
         yield me.sized(
             "encode",
-            lambda: self._sample(me, shards, state, grad_N, residual_N, own[: draws[shards.place]]),
+            lambda: self._sample(
+                me, shards, state, grad_N, residual_N, own[: draws[shards.place]]
+            ),
             slot,
         )
         gathered = own
@@ -133,11 +148,15 @@ class sharded_dgc(Exchange):
             sum(draws),
             lambda: Hollow(self._usual(grad_N.numel())),
         )
-        inner = yield from self.collective.run(codec, me, state.inner, grad_N, out_N, residual_N)
+        inner = yield from self.collective.run(
+            codec, me, state.inner, grad_N, out_N, residual_N
+        )
         return SampleState(state.place_2 + torch.tensor([0, 1], device="cpu"), inner)
 
     def draws(self, numel: int) -> int:
-        """How many elements of a part are looked at; all of them where there are no more."""
+        """How many elements of a part are looked at; all of them where there are no
+        more.
+        """
         least = math.ceil(min(LEAST_ABOVE / self.density, 2**31))
         return min(numel, max(least, math.ceil(self.sample_share * numel)))
 
@@ -155,7 +174,9 @@ class sharded_dgc(Exchange):
         residual_N: Tensor | None,
         into_M: Tensor,
     ) -> None:
-        """Fills ``into_M`` with the magnitudes of elements drawn; with all, where it has room."""
+        """Fills ``into_M`` with the magnitudes of elements drawn; with all, where it
+        has room.
+        """
         numel = grad_N.numel()
         count = into_M.numel()
         if count == numel:
@@ -164,10 +185,14 @@ class sharded_dgc(Exchange):
                 into_M.add_(residual_N)
         else:
             stream, step = state.place_2.tolist()
-            stream += me.rank * len(shards.numels) + shards.place  # each rank draws for itself
+            stream += (
+                me.rank * len(shards.numels) + shards.place
+            )  # each rank draws for itself
             bound_1 = torch.tensor([numel], device="cpu")
             order_M = torch.arange(count, device="cpu")
-            places_M = below(bound_1, order_M, self.seed, step, stream & _MASK).to(grad_N.device)
+            places_M = below(bound_1, order_M, self.seed, step, stream & _MASK).to(
+                grad_N.device
+            )
             into_M.copy_(grad_N.index_select(0, places_M))
             if residual_N is not None:
                 into_M.add_(residual_N.index_select(0, places_M))
@@ -175,11 +200,15 @@ class sharded_dgc(Exchange):
         torch.nan_to_num_(into_M.abs_(), nan=math.inf, posinf=math.inf)
 
     def _codec(self, shards: Shards, samples: list[Tensor]) -> _Above:
-        """A codec of one threshold for all parts, which as many elements reach as are asked for."""
+        """A codec of one threshold for all parts, which as many elements reach as are
+        asked for.
+        """
         total = sum(shards.numels)
         own = shards.numels[shards.place]
         asked = share_of(self.density, total)
-        weights = [n / max(1, s.numel()) for n, s in zip(shards.numels, samples, strict=True)]
+        weights = [
+            n / max(1, s.numel()) for n, s in zip(shards.numels, samples, strict=True)
+        ]
         threshold = 0.0  # the least of a sample is not the least of all
         if self.density < 1:
             threshold = _weighted_edge(samples, weights, asked)
@@ -192,7 +221,9 @@ class sharded_dgc(Exchange):
         most = min(total, round(self.cap * self.density * total))
         limit = min(own, max(1, most))
         quota = min(limit, max(1, round(share * self.cap * self.density * total)))
-        return _Above(density=self.density, threshold=threshold, limit=limit, quota=quota)
+        return _Above(
+            density=self.density, threshold=threshold, limit=limit, quota=quota
+        )
 
 
 def _parts(gathered: Tensor, draws: list[int]) -> list[Tensor]:
@@ -204,19 +235,24 @@ def _parts(gathered: Tensor, draws: list[int]) -> list[Tensor]:
 
 
 def _weighted_edge(samples: list[Tensor], weights: list[float], asked: int) -> float:
-    """The magnitude that ``asked`` elements reach, of which each sampled one stands for several."""
+    """The magnitude that ``asked`` elements reach, of which each sampled one stands for
+    several.
+    """
     largest = []
     each = []
     for sample, weight in zip(samples, weights, strict=True):
         if sample.numel():  # of one part no more can matter than are asked for of all
             count = min(sample.numel(), math.ceil(asked / weight))
             largest.append(sample.topk(count).values)
-            each.append(torch.full((count,), weight, dtype=torch.float64, device=sample.device))
+            each.append(
+                torch.full((count,), weight, dtype=torch.float64, device=sample.device)
+            )
     if not largest:
         return 0.0
     values, order = torch.cat(largest).sort(descending=True)
     reached = torch.cat(each).index_select(0, order).cumsum(0)
-    # Sums of weights that are no whole numbers may end a little below what they come to.
+    # Sums of weights that are no whole numbers may end a little below what they come
+    # to.
     place = int(torch.searchsorted(reached, asked * (1 - 1e-9)))
     return float(values[min(place, values.numel() - 1)])
 
@@ -225,8 +261,8 @@ def _weighted_edge(samples: list[Tensor], weights: list[float], asked: int) -> f
 class _Above(Reaching):
     """Sends what reaches a threshold that ranks agreed on.
 
-    ``limit`` is the most that any rank may send of this part, as all that hold it know; ``quota``
-    the most that this rank sends in this step.
+    ``limit`` is the most that any rank may send of this part, as all that hold it know;
+    ``quota`` the most that this rank sends in this step.
     """
 
     density: float

@@ -1,23 +1,28 @@
-"""sidco: what reaches a threshold that a distribution, fitted in stages to the tail, puts at k.
+"""sidco: what reaches a threshold that a distribution, fitted in stages to the tail,
+puts at k.
 
-Source: Abdelmoniem, Elzanaty, Alouini, Canini, MLSys 2021, "An efficient statistical-based gradient
-    compression technique for distributed training systems" (SIDCo), algorithm 1: fits by moments of
-    the exponential (SIDCo-E), the gamma and then generalised Pareto (SIDCo-GP), or the generalised
-    Pareto distribution (SIDCo-P); a stage keeps a quarter (delta_1), the last one the rest.
-Differences: the number of stages is neither a setting nor adapted over steps: every number there
-    can be is tried, and the one that lets pass what is nearest to k is used. A stage aims at k of
-    the elements that really passed the one before, where the paper trusts its quarter. Zeros are no
-    part of a fit: of a sparse gradient it is that of its other elements. All is estimated from a
-    histogram of 8 significant bits, in one pass: thresholds are within 0.4 % of the formulas'.
-    Where the best fit lets pass less than 0.6 k or more than ``cap`` k, as of gradients of a few
-    large rows among many small ones, the histogram's own edge nearest to k is used. If there is
+Source: Abdelmoniem, Elzanaty, Alouini, Canini, MLSys 2021, "An efficient
+    statistical-based gradient compression technique for distributed training systems"
+    (SIDCo), algorithm 1: fits by moments of the exponential (SIDCo-E), the gamma and
+    then generalised Pareto (SIDCo-GP), or the generalised Pareto distribution
+    (SIDCo-P); a stage keeps a quarter (delta_1), the last one the rest.
+Differences: the number of stages is neither a setting nor adapted over steps: every
+    number there can be is tried, and the one that lets pass what is nearest to k is
+    used. A stage aims at k of the elements that really passed the one before, where the
+    paper trusts its quarter. Zeros are no part of a fit: of a sparse gradient it is
+    that of its other elements. All is estimated from a histogram of 8 significant bits,
+    in one pass: thresholds are within 0.4 % of the formulas'. Where the best fit lets
+    pass less than 0.6 k or more than ``cap`` k, as of gradients of a few large rows
+    among many small ones, the histogram's own edge nearest to k is used. If there is
     none between (ties), the ``cap`` k largest are selected exactly.
-Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a small GPT
-    end 37 to 40 % behind dense with it, as an element waits for 100 steps (docs/measured.md).
-Density: 0.6 of what was asked to ``cap`` times it, of a gradient with as many elements that are not
+Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a
+    small GPT end 37 to 40 % behind dense with it, as an element waits for 100 steps
+    (docs/measured.md).
+Density: 0.6 of what was asked to ``cap`` times it, of a gradient with as many elements
+that are not
     0. Of normal, Laplace and heavy-tailed ones a fit decides.
-Wire: indices_K int32 ascending, values_K float32 -> 8 * K bytes, K <= max(1, round(cap * density *
-    N)).
+Wire: indices_K int32 ascending, values_K float32 -> 8 * K bytes, K <= max(1, round(cap
+    * density * N)).
 State: none. Contributed: the elements sent (rounded to float32 if they are float64).
 """
 
@@ -40,10 +45,11 @@ _STAGE_SHARE = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class sidco(Estimated):
-    """Sends about the ``density`` share of elements, by fits of a sparsity-inducing distribution.
+    """Sends about the ``density`` share of elements, by fits of a sparsity-inducing
+    distribution.
 
-    ``density`` is k/n in (0, 1]; never more than ``cap`` times that is sent. ``distribution`` is
-    "exponential", "gamma" (with Pareto tails) or "pareto".
+    ``density`` is k/n in (0, 1]; never more than ``cap`` times that is sent.
+    ``distribution`` is "exponential", "gamma" (with Pareto tails) or "pareto".
 
     >>> import torch
     >>> grad_N = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
@@ -63,7 +69,9 @@ class sidco(Estimated):
         return nearest(seen, self._ends(seen, num_asked), num_asked)
 
     def _ends(self, seen: Magnitudes, num_asked: int) -> Iterator[float]:
-        """Thresholds at which one stage would end, two stages, and so on while more than k pass."""
+        """Thresholds at which one stage would end, two stages, and so on while more
+        than k pass.
+        """
         reached = 0.0
         passing = seen.num_elements
         while True:
@@ -78,7 +86,9 @@ class sidco(Estimated):
                 return
 
     def _excess(self, seen: Magnitudes, reached: float, share: float) -> float:
-        """The fitted distance above ``reached`` that ``share`` of the magnitudes there exceed."""
+        """The fitted distance above ``reached`` that ``share`` of the magnitudes there
+        exceed.
+        """
         if self.distribution == "exponential":
             return seen.above(reached).mean * log(1 / share)
         if self.distribution == "gamma" and reached == 0.0:
@@ -87,7 +97,9 @@ class sidco(Estimated):
 
 
 def _gamma(seen: Magnitudes, share: float) -> float:
-    """The paper's closed form, by Minka's estimate of the shape; exact where that is 1."""
+    """The paper's closed form, by Minka's estimate of the shape; exact where that is
+    1.
+    """
     mean = seen.above(0.0).mean
     spread = log(mean) - seen.mean_log
     if spread <= 0:

@@ -1,16 +1,19 @@
 """tbq: an element becomes 0 or plus or minus a fixed threshold, in two bits.
 
-Source: Strom, Interspeech 2015, section 3; HiPress section 4.4 (threshold binary quantisation).
-Differences: a code for every element, as in HiPress, where Strom sends the indices of those beyond
-    the threshold: 2 bits an element whatever the threshold lets pass. The fourth code carries what
-    is not finite: inf and NaN decode to NaN, and their residual keeps its old value.
-Default: none that suits every model. A step moves an element by one threshold at most, so what is
-    larger queues up, and what is smaller waits. No threshold suits all layers of a model: 200 steps
-    of ``gradwire bench train --task convnet --optimizer sgd`` end at 1.9 times the dense loss with
-    0.05, and at 2.0 with 0.01 and 0.2. In as many bits ``threelc`` ends at 0.98, as its scales are
-    those of the gradient.
-Wire: codes_N in 2 bits (0: zero, 1: threshold, 2: -threshold, 3: NaN; code i in bits 2 * (i % 4) of
-    byte i // 4) -> ceil(N / 4) bytes.
+Source: Strom, Interspeech 2015, section 3; HiPress section 4.4 (threshold binary
+quantisation).
+Differences: a code for every element, as in HiPress, where Strom sends the indices of
+    those beyond the threshold: 2 bits an element whatever the threshold lets pass. The
+    fourth code carries what is not finite: inf and NaN decode to NaN, and their
+    residual keeps its old value.
+Default: none that suits every model. A step moves an element by one threshold at most,
+    so what is larger queues up, and what is smaller waits. No threshold suits all
+    layers of a model: 200 steps of
+    ``gradwire bench train --task convnet --optimizer sgd`` end at 1.9 times the dense
+    loss with 0.05, and at 2.0 with 0.01 and 0.2. In as many bits ``threelc`` ends at
+    0.98, as its scales are those of the gradient.
+Wire: codes_N in 2 bits (0: zero, 1: threshold, 2: -threshold, 3: NaN; code i in bits 2
+    * (i % 4) of byte i // 4) -> ceil(N / 4) bytes.
 State: none. Contributed: the decoded gradient.
 """
 
@@ -36,8 +39,9 @@ from gradwire.dsl.program import Program
 class tbq(Program, contraction=True, error_feedback=True):
     """Two bits an element: whether it reaches ``threshold``, and on which side.
 
-    ``threshold`` is in units of the gradient, a finite number above 0. What an element exceeds it
-    by, and what stays below, is the residual's: a larger one sends less often, and more at once.
+    ``threshold`` is in units of the gradient, a finite number above 0. What an element
+    exceeds it by, and what stays below, is the residual's: a larger one sends less
+    often, and more at once.
 
     >>> import torch
     >>> codec = tbq(threshold=0.5)
@@ -62,7 +66,9 @@ class tbq(Program, contraction=True, error_feedback=True):
         (codes,) = extract(compressed)
 
         def value(code: Scalar) -> Scalar:
-            side = where(code == 1, self.threshold, where(code == 2, -self.threshold, 0.0))
+            side = where(
+                code == 1, self.threshold, where(code == 2, -self.threshold, 0.0)
+            )
             return where(code == 3, math.nan, side)
 
         return map(codes, value)

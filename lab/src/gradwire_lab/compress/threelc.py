@@ -1,19 +1,22 @@
 """threelc (3LC): three values an element, five elements a byte, runs of zeros a byte.
 
-Source: Lim, Andersen, Kaminsky, SysML 2019: 3-value quantisation with sparsity multiplication
-    (section 3.1), quartic encoding (3.2) and zero-run encoding (3.3); HiPress section 4.4.
-Differences: the scale is that of a block of 64 elements and not of the tensor, as the largest
-    element of many is far from most of them; and a gradient is read from memory once. Five elements
-    share a byte by groups of 64 and runs end with their block, so that all blocks are coded at
-    once; the code of zero is 0, which makes the byte of five zeros 0, not 121.
-Default: the shortest blocks there are. 200 steps of ``gradwire bench train --optimizer sgd`` end at
-    0.98 (task convnet), 1.00 (lstm) and 1.02 (gpt) of the dense loss. Under AdamW, whose second
-    moment sees the errors, 400 steps of the GPT end 12 % behind (docs/measured.md). An element is
-    off by up to half of its block's largest, and with ``sparsity=1.75``, 61 % behind, by nearly all
-    of it.
-Wire: level float32 a block, codes_lengths int32 a block, codes: at most 13 bytes a group of 64 (n
-    bytes for the last n < 13) -> at most 8 * ceil(N / block) + 13 * (N // 64) + min(N % 64, 13)
-    bytes, at least a fourteenth of the codes' bytes.
+Source: Lim, Andersen, Kaminsky, SysML 2019: 3-value quantisation with sparsity
+    multiplication (section 3.1), quartic encoding (3.2) and zero-run encoding (3.3);
+    HiPress section 4.4.
+Differences: the scale is that of a block of 64 elements and not of the tensor, as the
+    largest element of many is far from most of them; and a gradient is read from memory
+    once. Five elements share a byte by groups of 64 and runs end with their block, so
+    that all blocks are coded at once; the code of zero is 0, which makes the byte of
+    five zeros 0, not 121.
+Default: the shortest blocks there are. 200 steps of
+    ``gradwire bench train --optimizer sgd`` end at 0.98 (task convnet), 1.00 (lstm) and
+    1.02 (gpt) of the dense loss. Under AdamW, whose second moment sees the errors, 400
+    steps of the GPT end 12 % behind (docs/measured.md). An element is off by up to half
+    of its block's largest, and with ``sparsity=1.75``, 61 % behind, by nearly all of
+    it.
+Wire: level float32 a block, codes_lengths int32 a block, codes: at most 13 bytes a
+    group of 64 (n bytes for the last n < 13) -> at most 8 * ceil(N / block) + 13 * (N
+    // 64) + min(N % 64, 13) bytes, at least a fourteenth of the codes' bytes.
 State: none. Contributed: the decoded gradient.
 """
 
@@ -41,12 +44,17 @@ from ..library.zero_run import zero_run
 
 
 class threelc(
-    Program, layout=Layout.PACKED, exact_size=False, contraction=True, error_feedback=True
+    Program,
+    layout=Layout.PACKED,
+    exact_size=False,
+    contraction=True,
+    error_feedback=True,
 ):
-    """-1, 0 or 1 times ``sparsity`` times the largest magnitude of a block: the nearest of them.
+    """-1, 0 or 1 times ``sparsity`` times the largest magnitude of a block: the nearest
+    of them.
 
-    ``sparsity``, from 1 and below 2, makes more elements zero: those below half of that scale. It
-    is the paper's s, which tries 1, 1.5, 1.75 and 1.9.
+    ``sparsity``, from 1 and below 2, makes more elements zero: those below half of that
+    scale. It is the paper's s, which tries 1, 1.5, 1.75 and 1.9.
 
     >>> import torch
     >>> codec = threelc()
@@ -60,13 +68,16 @@ class threelc(
 
     def check(self) -> None:
         if not 1 <= self.sparsity < 2:
-            raise invalid("threelc sparsity", self.sparsity, "from 1 to below 2", "write 1.75")
+            raise invalid(
+                "threelc sparsity", self.sparsity, "from 1 to below 2", "write 1.75"
+            )
 
     def typical(self, spec: TensorSpec) -> Format:
-        """Three quarters of the most bytes of codes in short blocks, half of them in longer ones.
+        """Three quarters of the most bytes of codes in short blocks, half of them in
+        longer ones.
 
-        With sparsity 1 normal gradients take 0.92 of them in blocks of 64 and 0.72 in blocks of
-        16384, long tails 0.59 and 0.08.
+        With sparsity 1 normal gradients take 0.92 of them in blocks of 64 and 0.72 in
+        blocks of 16384, long tails 0.59 and 0.08.
         """
         largest: Format = self.format(spec)
         codes = largest.fields[-1]

@@ -1,19 +1,21 @@
 """Coders: packed bytes of a field made fewer, each block by itself, and back.
 
-    runs(v, of, most)   v in runs: (bytes, lengths)     repeat(v, n)   each of v, n times
+    runs(v, of, most)   v in runs: (bytes, lengths)     repeat(v, n)   each of v, n
+    times
 
-A program names one in ``concat`` (``codes=zero_run(map(gradient, code))``); ``extract`` gives the
-vector that went in. The kernels know nothing of it: they fill, and read, the packed field; what
-lies in the payload instead is made of that, and of its blocks' lengths.
+A program names one in ``concat`` (``codes=zero_run(map(gradient, code))``); ``extract``
+gives the vector that went in. The kernels know nothing of it: they fill, and read, the
+packed field; what lies in the payload instead is made of that, and of its blocks'
+lengths.
 
-A coder is a program too: ``encode`` maps the runs of a block's bytes, and ``decode`` repeats what
-it makes of each code. What both give depends on a byte and a length alone, so a trace is tables,
-and the checker tries every byte and length there is: what is not given back as it was is refused
-when the coder is made.
+A coder is a program too: ``encode`` maps the runs of a block's bytes, and ``decode``
+repeats what it makes of each code. What both give depends on a byte and a length alone,
+so a trace is tables, and the checker tries every byte and length there is: what is not
+given back as it was is refused when the coder is made.
 
-On the wire, behind the program's other fields: NAME_lengths int32, the coded bytes of each block;
-NAME uint8, the blocks' bytes one behind the other. The length of the last follows from the
-payload's size, so a payload has one such field at most.
+On the wire, behind the program's other fields: NAME_lengths int32, the coded bytes of
+each block; NAME uint8, the blocks' bytes one behind the other. The length of the last
+follows from the payload's size, so a payload has one such field at most.
 
 Legend: U plain bytes, C coded ones, B blocks.
 """
@@ -48,7 +50,9 @@ _load_runs = loader("runs", _SOURCES)
 
 _BYTE, _LENGTH, _PLAIN, _CODE = (ir.node(Op.ARG, dtype=INT32, arg=i) for i in range(4))
 _NEVER = 2**31 - 1
-"""The times of a code that no run has: longer than any block, so whoever sends it is noticed."""
+"""The times of a code that no run has: longer than any block, so whoever sends it is
+noticed.
+"""
 
 _cuts: ContextVar[list[tuple[int, int]] | None] = ContextVar("cuts", default=None)
 
@@ -66,28 +70,48 @@ class Repeated(Symbol):
 def runs(vector: Vector, of: int, most: int) -> tuple[Vector, Vector]:
     """A coder's bytes cut into runs: the byte of each run, and its length.
 
-    A run is up to ``most`` adjacent bytes that are ``of``, as many as there are from the left;
-    every other byte is a run of one. Map them together to what is sent for each.
+    A run is up to ``most`` adjacent bytes that are ``of``, as many as there are from
+    the left; every other byte is a run of one. Map them together to what is sent for
+    each.
     """
     cuts = _cuts.get()
     if cuts is None:
-        refuse("runs() outside of a coder's encode", "send v through a coder, zero_run(v)")
-    if not isinstance(vector, Vector) or vector.node is not _PLAIN or vector.keep is not None:
-        refuse("runs of anything but the bytes that encode is given", "runs(plain, 0, 14)")
+        refuse(
+            "runs() outside of a coder's encode", "send v through a coder, zero_run(v)"
+        )
+    if (
+        not isinstance(vector, Vector)
+        or vector.node is not _PLAIN
+        or vector.keep is not None
+    ):
+        refuse(
+            "runs of anything but the bytes that encode is given", "runs(plain, 0, 14)"
+        )
     if cuts:
         refuse("runs() a second time", "cut the bytes once, and map the runs")
     if not _is_whole(of, 0, 255) or not _is_whole(most, 2, 256):
-        refuse(f"runs of {of!r} up to {most!r}", "a byte, 0 to 255, up to a length of 2 to 256")
+        refuse(
+            f"runs of {of!r} up to {most!r}",
+            "a byte, 0 to 255, up to a length of 2 to 256",
+        )
     cuts.append((of, most))
     return Vector(_BYTE), Vector(_LENGTH)
 
 
 def repeat(values: Vector, times: Vector) -> Repeated:
-    """Every element of ``values``, a byte, as often as ``times`` says: what a decode ends with."""
+    """Every element of ``values``, a byte, as often as ``times`` says: what a decode
+    ends with.
+    """
     if _cuts.get() is None:
-        refuse("repeat() outside of a coder's decode", "send v through a coder, zero_run(v)")
+        refuse(
+            "repeat() outside of a coder's decode",
+            "send v through a coder, zero_run(v)",
+        )
     if not isinstance(values, Vector) or not isinstance(times, Vector):
-        refuse("repeat of what is no vector", "repeat(map(coded, value), map(coded, times))")
+        refuse(
+            "repeat of what is no vector",
+            "repeat(map(coded, value), map(coded, times))",
+        )
     return Repeated(_of("repeat", values, {_CODE}), _of("repeat", times, {_CODE}))
 
 
@@ -95,9 +119,10 @@ def repeat(values: Vector, times: Vector) -> Repeated:
 class Coder:
     """A reversible code of bytes that never makes them more.
 
-    ``takes`` are the unsigned types whose packed bytes it can code. The rest are tables (int64):
-    the codes of single bytes and of runs of ``of``, by length up to ``most``, and the byte and the
-    times of each code. ``encode`` and ``decode`` say what they mean.
+    ``takes`` are the unsigned types whose packed bytes it can code. The rest are tables
+    (int64): the codes of single bytes and of runs of ``of``, by length up to ``most``,
+    and the byte and the times of each code. ``encode`` and ``decode`` say what they
+    mean.
     """
 
     name: str
@@ -118,10 +143,16 @@ class Coder:
     def __call__(self, vector: Vector) -> Coded:
         """The vector, to be sent through this coder."""
         if not isinstance(vector, Vector) or vector.keep is not None:
-            refuse(f"{self.name} of something other than a vector of all elements", "map first")
+            refuse(
+                f"{self.name} of something other than a vector of all elements",
+                "map first",
+            )
         if vector.node.dtype not in {kind.dtype for kind in self.takes}:
             accepted = " or ".join(map(repr, self.takes))
-            refuse(f"{self.name} of {vector.node.dtype!r}", f"convert its elements to {accepted}")
+            refuse(
+                f"{self.name} of {vector.node.dtype!r}",
+                f"convert its elements to {accepted}",
+            )
         return Coded(vector.node, self)
 
     def library(self) -> ctypes.CDLL | None:
@@ -129,19 +160,25 @@ class Coder:
         return _load_runs()
 
     def coding(self, field: Buffer, block: int) -> Coding:
-        """The coding of a field, of which the kernels fill blocks of so many elements."""
+        """The coding of a field, of which the kernels fill blocks of so many
+        elements.
+        """
         return Coding(self, field.name, field.dtype.packed_bytes(block))
 
     def encode(self, plain_U: Tensor, block_bytes: int) -> tuple[Tensor, Tensor]:
         """(lengths_B, coded_C) of blocks of so many bytes."""
         if _by_kernels(plain_U):
             tables = _on(plain_U.device, self.single, self.run)
-            return runs_launch.encode_runs(plain_U, block_bytes, *tables, self.of, self.most)
+            return runs_launch.encode_runs(
+                plain_U, block_bytes, *tables, self.of, self.most
+            )
         place_U = torch.arange(plain_U.numel(), device=plain_U.device)
         alike_U = plain_U == self.of
         first_U = place_U % block_bytes == 0
         # Before a run stands another byte, or the block's beginning.
-        before_U = torch.where(alike_U & ~first_U, -1, place_U - (alike_U & first_U).long())
+        before_U = torch.where(
+            alike_U & ~first_U, -1, place_U - (alike_U & first_U).long()
+        )
         run_U = place_U - before_U.cummax(0).values if plain_U.numel() else place_U
         length_U = (run_U - 1) % self.most + 1
         goes_on_U = torch.zeros_like(alike_U)
@@ -154,8 +191,12 @@ class Coder:
         lengths_B.index_add_(0, place_U // block_bytes, sent_U.long())
         return lengths_B, code_U[sent_U].to(torch.uint8)
 
-    def decode(self, lengths_B: Tensor, coded_C: Tensor, plain_U: Tensor, block_bytes: int) -> int:
-        """Fills ``plain_U``; returns the first block that these are no code of, or -1."""
+    def decode(
+        self, lengths_B: Tensor, coded_C: Tensor, plain_U: Tensor, block_bytes: int
+    ) -> int:
+        """Fills ``plain_U``; returns the first block that these are no code of, or
+        -1.
+        """
         if _by_kernels(plain_U):
             tables = _on(plain_U.device, self.byte, self.times)
             return runs_launch.decode_runs(
@@ -170,11 +211,17 @@ class Coder:
         if not torch.equal(filled_B, room_B):
             return int((filled_B != room_B).int().argmax())
         plain_U.fill_(self.of)
-        plain_U[times_C.cumsum(0) - times_C] = self.byte.to(plain_U.device)[code_C].to(torch.uint8)
+        plain_U[times_C.cumsum(0) - times_C] = self.byte.to(plain_U.device)[code_C].to(
+            torch.uint8
+        )
         return -1
 
-    def pack(self, plain_U: Tensor, block_bytes: int, lengths_B: Tensor, coded_C: Tensor) -> int:
-        """Codes blocks of ``plain_U``, which is used up; returns how many bytes of ``coded_C``."""
+    def pack(
+        self, plain_U: Tensor, block_bytes: int, lengths_B: Tensor, coded_C: Tensor
+    ) -> int:
+        """Codes blocks of ``plain_U``, which is used up; returns how many bytes of
+        ``coded_C``.
+        """
         library = self.library() if plain_U.is_cpu else None
         if library is None:
             lengths, coded = self.encode(plain_U, block_bytes)
@@ -186,8 +233,12 @@ class Coder:
         tables = (self.of, self.most, self.single, self.run)
         return int(library.encode_runs(*field, *tables))
 
-    def unpack(self, plain_U: Tensor, block_bytes: int, lengths_B: Tensor, coded_C: Tensor) -> int:
-        """Fills ``plain_U``; returns the first block that these are no code of, or -1."""
+    def unpack(
+        self, plain_U: Tensor, block_bytes: int, lengths_B: Tensor, coded_C: Tensor
+    ) -> int:
+        """Fills ``plain_U``; returns the first block that these are no code of, or
+        -1.
+        """
         library = self.library() if plain_U.is_cpu else None
         if library is not None:
             starts = torch.empty(lengths_B.numel() + 1, dtype=torch.int64, device="cpu")
@@ -209,7 +260,8 @@ def coder(
     encode: Callable[[Vector], Vector],
     decode: Callable[[Vector], Repeated],
 ) -> Coder:
-    """The coder of two functions in the language: one maps ``runs``, the other ends in ``repeat``.
+    """The coder of two functions in the language: one maps ``runs``, the other ends in
+    ``repeat``.
 
     Raises InvalidSetting if some byte or run would not come back as it was.
 
@@ -230,23 +282,37 @@ def coder(
     check_name("coder", name)
     if not takes or not {kind.dtype for kind in takes} <= UNSIGNED:
         accepted = "one or more unsigned types"
-        raise invalid(f"coder {name} takes", takes, accepted, "write (uint8,) or (uint_3,)")
+        raise invalid(
+            f"coder {name} takes", takes, accepted, "write (uint8,) or (uint_3,)"
+        )
     top = max(242 if kind.dtype is DType.UINT_3 else 255 for kind in takes)
     with _cutting() as cuts, tracing(f"encode of coder {name}"):
         sent = encode(Vector(_PLAIN))
         if not cuts or not isinstance(sent, Vector):
-            refuse("a coder whose encode gives no run's codes", "return map(runs(v, 0, 14), f)")
+            refuse(
+                "a coder whose encode gives no run's codes",
+                "return map(runs(v, 0, 14), f)",
+            )
         code = _of("map", sent, {_BYTE, _LENGTH})
         of, most = cuts[0]
     with _cutting() as cuts, tracing(f"decode of coder {name}"):
         back = decode(Vector(_CODE))
         if not isinstance(back, Repeated):
-            refuse("a coder whose decode gives no repeated bytes", "return repeat(v, times)")
+            refuse(
+                "a coder whose decode gives no repeated bytes",
+                "return repeat(v, times)",
+            )
     bytes_256 = torch.arange(256, dtype=torch.int32)
     lengths = torch.arange(most + 1, dtype=torch.int32)
-    single = evaluated(code, {_BYTE: bytes_256, _LENGTH: torch.ones_like(bytes_256)}).long()
-    run = evaluated(code, {_BYTE: torch.full_like(lengths, of), _LENGTH: lengths}).long()
-    byte, times = (evaluated(n, {_CODE: bytes_256}).long() for n in (back.value, back.times))
+    single = evaluated(
+        code, {_BYTE: bytes_256, _LENGTH: torch.ones_like(bytes_256)}
+    ).long()
+    run = evaluated(
+        code, {_BYTE: torch.full_like(lengths, of), _LENGTH: lengths}
+    ).long()
+    byte, times = (
+        evaluated(n, {_CODE: bytes_256}).long() for n in (back.value, back.times)
+    )
     made = [(int(single[b]), b, 1) for b in range(top + 1)]
     made += [(int(run[n]), of, n) for n in range(1, most + 1)]
     for sent_code, value, length in made:
@@ -279,7 +345,9 @@ class Coding:
     """Packed bytes of a whole block."""
 
     def format(self, plain: Format, num_coded: int | None = None) -> Format:
-        """The format that travels in place of the kernels' ``plain``; the largest by default."""
+        """The format that travels in place of the kernels' ``plain``; the largest by
+        default.
+        """
         packed = self._packed(plain)
         others = tuple(part for part in plain if part is not packed)
         num_blocks = -(-packed.numel // self.block_bytes)
@@ -288,34 +356,53 @@ class Coding:
         return Format((*others, lengths, Field(packed.name, torch.uint8, count)))
 
     def received(self, plain: Format, size_bytes: int) -> Format | None:
-        """The format of a payload of so many bytes that travelled; None if none is that long."""
+        """The format of a payload of so many bytes that travelled; None if none is that
+        long.
+        """
         count = size_bytes - self.format(plain, 0).size_bytes
         fits = 0 <= count <= self._packed(plain).numel
         return self.format(plain, count) if fits else None
 
     def encode(self, plain: Payload, largest: Payload) -> Payload:
-        """The payload that travels in place of ``plain``, made in the front of ``largest``."""
+        """The payload that travels in place of ``plain``, made in the front of
+        ``largest``.
+        """
         lengths, coded = largest.format.fields[-2:]
         for part in largest.format.fields[:-2]:
             largest[part.name].copy_(plain[part.name])
-        operands = (plain[coded.name], self.block_bytes, largest[lengths.name], largest[coded.name])
+        operands = (
+            plain[coded.name],
+            self.block_bytes,
+            largest[lengths.name],
+            largest[coded.name],
+        )
         format = self.format(plain.format, self.coder.pack(*operands))
         assert largest.buffer is not None
         return Payload(format, largest.buffer[: format.size_bytes])
 
     def decode(self, payload: Payload, plain: Format) -> Payload:
-        """The kernels' payload, decoded from one that came; raises RanksDiffer if it cannot be."""
+        """The kernels' payload, decoded from one that came; raises RanksDiffer if it
+        cannot be.
+        """
         assert payload.buffer is not None
-        memory = torch.empty(plain.size_bytes, dtype=torch.uint8, device=payload.buffer.device)
+        memory = torch.empty(
+            plain.size_bytes, dtype=torch.uint8, device=payload.buffer.device
+        )
         found = Payload(plain, memory)
         (lengths, coded) = payload.format.fields[-2:]
         for part in payload.format.fields[:-2]:
             found[part.name].copy_(payload[part.name])
-        operands = (found[coded.name], self.block_bytes, payload[lengths.name], payload[coded.name])
+        operands = (
+            found[coded.name],
+            self.block_bytes,
+            payload[lengths.name],
+            payload[coded.name],
+        )
         wrong = self.coder.unpack(*operands)
         if wrong >= 0:
             raise RanksDiffer(
-                f"field {coded.name} of a payload: block {wrong} is no {self.coder.name} of "
+                f"field {coded.name} of a payload: block {wrong} is no "
+                f"{self.coder.name} of "
                 "its values; give every rank the same gradwire, compressor and settings"
             )
         return found
@@ -331,7 +418,9 @@ def _by_kernels(plain_U: Tensor) -> bool:
 
 @lru_cache(maxsize=64)
 def _on(device: torch.device, one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Two tables on a device, copied there once: a tensor is a key by itself, not by its values."""
+    """Two tables on a device, copied there once: a tensor is a key by itself, not by
+    its values.
+    """
     return one.to(device), other.to(device)
 
 
@@ -348,13 +437,22 @@ def _cutting() -> Iterator[list[tuple[int, int]]]:
 def _of(operator: str, vector: Vector, known: set[Node]) -> Node:
     """The expression of a vector; refuses what is not made of ``known`` alone."""
     leaves = (found for found in ir.walk([vector.node]) if not found.sources)
-    others = [found for found in leaves if found not in known and found.op is not Op.CONST]
+    others = [
+        found for found in leaves if found not in known and found.op is not Op.CONST
+    ]
     held = any(found.op in (Op.REDUCE, Op.OPERATOR) for found in ir.walk([vector.node]))
     if others or held or vector.keep is not None or vector.node.dtype is ir.FLOAT32:
-        remedy = "encode maps runs(v, ...) alone, decode what it is given alone, to whole numbers"
+        remedy = (
+            "encode maps runs(v, ...) alone, decode what it is given alone, to "
+            "whole numbers"
+        )
         refuse(f"{operator} of more than a byte and its length", remedy)
     return vector.node
 
 
 def _is_whole(value: object, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+    return (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and least <= value <= most
+    )

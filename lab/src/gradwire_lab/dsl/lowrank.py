@@ -23,10 +23,11 @@ from gradwire.contract.verbs import AllReduce, Steps
 
 from .matrices import Factor, LowRank, Matrix, Operand, decomp, matmul, trace_matrices
 
-# ---- A step of a program of matrices in torch, and where its matrices and factors lie ----------
+# ---- A step of a program of matrices in torch, and where its matrices and factors lie
 #
-# Letters: T tensors of a message, B adjacent ones of one shape and rank; a matrix has N rows (n,
-# the tensor's first dimension) and M columns (m, all its others), its factors have R columns.
+# Letters: T tensors of a message, B adjacent ones of one shape and rank; a matrix has N
+# rows (n, the tensor's first dimension) and M columns (m, all its others), its factors
+# have R columns.
 
 
 class FactorPlace(NamedTuple):
@@ -37,7 +38,9 @@ class FactorPlace(NamedTuple):
 
 
 class ProgramBatch(NamedTuple):
-    """Adjacent matrices of one shape and rank: which tensors they are, where all lies."""
+    """Adjacent matrices of one shape and rank: which tensors they are, where all
+    lies.
+    """
 
     tensors: slice
     whole: FactorPlace
@@ -47,10 +50,12 @@ class ProgramBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class ProgramLayout:
-    """The places of everything in a message's gradient and in the buffers of its all-reduces.
+    """The places of everything in a message's gradient and in the buffers of its
+    all-reduces.
 
-    The first holds, in the order of the tensors, what stays dense and every batch's products, the
-    others every batch's of their round. ``dense`` are ranges of the gradient and of the first.
+    The first holds, in the order of the tensors, what stays dense and every batch's
+    products, the others every batch's of their round. ``dense`` are ranges of the
+    gradient and of the first.
     """
 
     basis_shapes: tuple[tuple[int, ...], ...]
@@ -61,7 +66,9 @@ class ProgramLayout:
 
 
 class ProgramState(NamedTuple):
-    """The layout of a message, which follows from the spec, and every tensor's next start."""
+    """The layout of a message, which follows from the spec, and every tensor's next
+    start.
+    """
 
     layout: ProgramLayout
     basis_T: tuple[Tensor, ...]
@@ -69,7 +76,9 @@ class ProgramState(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def layout_of(program: LowRank, spec: TensorSpec, rank: int) -> ProgramLayout:
-    """The layout of what a message carries; a spec without shapes is one vector, and dense."""
+    """The layout of what a message carries; a spec without shapes is one vector, and
+    dense.
+    """
     shapes = spec.tensor_shapes
     forms = [_form(program, shape, rank) for shape in shapes]
     ends = [0, *accumulate(map(prod, shapes))]
@@ -87,18 +96,28 @@ def layout_of(program: LowRank, spec: TensorSpec, rank: int) -> ProgramLayout:
             continue
         places = []
         for product in program.products:
-            places.append(_placed(used[product.round - 1], len(members), form, product.dims))
+            places.append(
+                _placed(used[product.round - 1], len(members), form, product.dims)
+            )
             used[product.round - 1] = places[-1].range.stop
         start = _placed(started, len(members), form, program.start.dims)
         started = start.range.stop
         shape_BNM = (len(members), form["N"], form["M"])
-        batches.append(ProgramBatch(tensors, FactorPlace(whole, shape_BNM), start, tuple(places)))
-    basis_shapes = tuple((0,) if form is None else (form["M"], form["R"]) for form in forms)
-    return ProgramLayout(basis_shapes, tuple(dense), tuple(batches), tuple(used), started)
+        batches.append(
+            ProgramBatch(tensors, FactorPlace(whole, shape_BNM), start, tuple(places))
+        )
+    basis_shapes = tuple(
+        (0,) if form is None else (form["M"], form["R"]) for form in forms
+    )
+    return ProgramLayout(
+        basis_shapes, tuple(dense), tuple(batches), tuple(used), started
+    )
 
 
 def _form(program: LowRank, shape: Sequence[int], rank: int) -> dict[str, int] | None:
-    """The dimensions by their letters, if what travels is shorter than the tensor; else None."""
+    """The dimensions by their letters, if what travels is shorter than the tensor; else
+    None.
+    """
     rows, columns = as_matrix(shape)
     form = {"N": rows, "M": columns, "R": rank}
     sent = sum(form[p.dims[0]] * form[p.dims[1]] for p in program.products)
@@ -107,10 +126,12 @@ def _form(program: LowRank, shape: Sequence[int], rank: int) -> dict[str, int] |
 
 def _placed(first: int, count: int, form: dict[str, int], dims: str) -> FactorPlace:
     rows, columns = (form[letter] for letter in dims)
-    return FactorPlace(slice(first, first + count * rows * columns), (count, rows, columns))
+    return FactorPlace(
+        slice(first, first + count * rows * columns), (count, rows, columns)
+    )
 
 
-# ---- a step ------------------------------------------------------------------------------------
+# ---- a step --------------------------------------------------------------------------
 
 
 class BatchTensors:
@@ -145,8 +166,8 @@ class BatchTensors:
 class StepTensors:
     """One rank's tensors during a step, in buffers that it keeps between steps.
 
-    ``whole_N`` is what is sent, and ``mean_N`` is where its mean is to lie. Both are of the working
-    dtype, and wherever possible they are the caller's own tensors.
+    ``whole_N`` is what is sent, and ``mean_N`` is where its mean is to lie. Both are of
+    the working dtype, and wherever possible they are the caller's own tensors.
     """
 
     def __init__(
@@ -173,7 +194,9 @@ class StepTensors:
         def suits(tensor: Tensor) -> bool:
             return tensor.dtype == dtype and tensor.is_contiguous()
 
-        self.rounds = [scratch(f"round {i}", n) for i, n in enumerate(layout.round_numels)]
+        self.rounds = [
+            scratch(f"round {i}", n) for i, n in enumerate(layout.round_numels)
+        ]
         self.start = scratch("start", layout.start_numel)
         last = self.rounds[-1]
         self.own = last if residual_N is None else scratch("own", last.numel())
@@ -184,7 +207,9 @@ class StepTensors:
         if suits(out_N):
             self.mean_N = out_N
         else:
-            self.mean_N = scratch("mean" if residual_N is not None else "whole", out_N.numel())
+            self.mean_N = scratch(
+                "mean" if residual_N is not None else "whole", out_N.numel()
+            )
         self.batches = [BatchTensors(self, batch) for batch in layout.batches]
 
     def encode(self, number: int) -> None:
@@ -204,10 +229,11 @@ class StepTensors:
             self.own.copy_(self.rounds[-1])  # the residual is worked out from it
 
     def _gather(self) -> None:
-        """Adds gradient and residual, fills every start, and puts what stays dense into the first.
+        """Adds gradient and residual, fills every start, and puts what stays dense into
+        the first.
 
-        That is divided by W before it is summed, as DDP does, so that a sum cannot overflow where
-        the mean does not.
+        That is divided by W before it is summed, as DDP does, so that a sum cannot
+        overflow where the mean does not.
         """
         if self.residual_N is not None:
             self.residual_N.add_(self.grad_N)
@@ -223,7 +249,11 @@ class StepTensors:
 
     def _make_means(self, number: int) -> None:
         """Divides the sums of a round by W, where more than their directions count."""
-        needed = [p for p in self.program.rounds[number].products if self.program.needs_mean(p)]
+        needed = [
+            p
+            for p in self.program.rounds[number].products
+            if self.program.needs_mean(p)
+        ]
         if number and needed:
             self.rounds[number].mul_(1 / self.world)
             return
@@ -232,7 +262,8 @@ class StepTensors:
                 m.factors[product].mul_(1 / self.world)
 
     def decode(self) -> None:
-        """Takes the own part off the residual, writes the mean, and keeps the next start.
+        """Takes the own part off the residual, writes the mean, and keeps the next
+        start.
 
         In this order, as the means may be written where the gradient was.
         """
@@ -253,20 +284,23 @@ class StepTensors:
         self._keep()
 
     def _keep(self) -> None:
-        """Keeps every start of the next step, each column scaled to a largest element of 1.
+        """Keeps every start of the next step, each column scaled to a largest element
+        of 1.
 
-        One that is zero stays zero, and one that is not finite becomes so: the next step's
-        orthogonalisation puts another direction in its place.
+        One that is zero stays zero, and one that is not finite becomes so: the next
+        step's orthogonalisation puts another direction in its place.
         """
         for m in self.batches:
             kept_BMR = m.factors[self.program.kept]
-            peak_B1R = torch.linalg.vector_norm(kept_BMR, torch.inf, dim=1, keepdim=True)
+            peak_B1R = torch.linalg.vector_norm(
+                kept_BMR, torch.inf, dim=1, keepdim=True
+            )
             kept_BMR.div_(peak_B1R.clamp_min_(torch.finfo(kept_BMR.dtype).tiny))
             torch.nan_to_num_(kept_BMR, nan=0.0, posinf=0.0, neginf=0.0)
             torch._foreach_copy_(list(self.state.basis_T[m.tensors]), list(kept_BMR))
 
 
-# ---- the exchange ------------------------------------------------------------------------------
+# ---- the exchange --------------------------------------------------------------------
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -274,9 +308,10 @@ class StepTensors:
 class MatrixProgram(Exchange):
     """Base of exchanges that are programs of matrices; see ``matrices``.
 
-    ``rank`` is R, the columns of ``start``, a whole number from 1; ``seed`` draws the start of the
-    first step. A tensor is factorised where what travels of it is shorter than it is; others stay
-    dense. The start's columns are scaled to a largest element of 1 between steps.
+    ``rank`` is R, the columns of ``start``, a whole number from 1; ``seed`` draws the
+    start of the first step. A tensor is factorised where what travels of it is shorter
+    than it is; others stay dense. The start's columns are scaled to a largest element
+    of 1 between steps.
 
     >>> from gradwire_lab.dsl.matrices import decomp, matmul
     >>> class twice(MatrixProgram):
@@ -320,7 +355,9 @@ class MatrixProgram(Exchange):
 
     def init(self, spec: TensorSpec, world: int) -> ProgramState:
         layout = layout_of(self.traced(), spec, self.rank)
-        return ProgramState(layout, first_bases(layout.basis_shapes, self.seed, spec.dtype))
+        return ProgramState(
+            layout, first_bases(layout.basis_shapes, self.seed, spec.dtype)
+        )
 
     def synchronise(
         self,
@@ -349,7 +386,9 @@ def _traced(program: MatrixProgram) -> LowRank:
 
 
 class low_rank(MatrixProgram):
-    """``powersgd`` as a program: every matrix as P Q^T, by one step of subspace iteration."""
+    """``powersgd`` as a program: every matrix as P Q^T, by one step of subspace
+    iteration.
+    """
 
     def encode(self, gradient: Matrix, start: Matrix) -> tuple[Matrix, Matrix]:
         return decomp(gradient, start)

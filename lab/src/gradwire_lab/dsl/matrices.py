@@ -1,20 +1,23 @@
-"""Programs of matrices: a mean of gradients by way of two thin factors that all ranks hold.
+"""Programs of matrices: a mean of gradients by way of two thin factors that all ranks
+hold.
 
-    matmul(G0, G1)   their product           orthogonal(P)   an orthonormal basis of P's columns
-    decomp(G, start) P and Q with P Q^T near G: orthogonal(matmul(G, start)), matmul(G.T, P)
+    matmul(G0, G1)   their product           orthogonal(P)   an orthonormal basis of P's
+    columns decomp(G, start) P and Q with P Q^T near G: orthogonal(matmul(G, start)),
+    matmul(G.T, P)
 
-``encode(self, gradient, start)`` returns factors, and ``decode`` makes the mean of them. Matrices
-are symbols with N rows, M columns and R, the rank. ``gradient`` is the mean over ranks, which no
-rank holds; but its product with a matrix that all ranks hold is the mean of the ranks' own. So such
-a product travels, in an all-reduce with the others of its round, and is held by all from then on.
-``start`` is the last of what encode returned in the step before.
+``encode(self, gradient, start)`` returns factors, and ``decode`` makes the mean of
+them. Matrices are symbols with N rows, M columns and R, the rank. ``gradient`` is the
+mean over ranks, which no rank holds; but its product with a matrix that all ranks hold
+is the mean of the ranks' own. So such a product travels, in an all-reduce with the
+others of its round, and is held by all from then on. ``start`` is the last of what
+encode returned in the step before.
 
-What decode ends with is checked to be a projection of the gradient: ``matmul(P, Q.T)`` with P
-orthogonal and ``Q = matmul(gradient.T, P)``, or the same with columns for rows. It is linear in
-what travels last, so a rank's own part of the mean is known; it is never longer than the gradient,
-so error feedback may stand around it; and it is made of what all ranks hold, so it has the same
-bits on all of them. Torch carries it out (``lowrank``): its BLAS is as fast as the machine, and no
-C++ or Triton text is made.
+What decode ends with is checked to be a projection of the gradient: ``matmul(P, Q.T)``
+with P orthogonal and ``Q = matmul(gradient.T, P)``, or the same with columns for rows.
+It is linear in what travels last, so a rank's own part of the mean is known; it is
+never longer than the gradient, so error feedback may stand around it; and it is made of
+what all ranks hold, so it has the same bits on all of them. Torch carries it out
+(``lowrank``): its BLAS is as fast as the machine, and no C++ or Triton text is made.
 """
 
 from __future__ import annotations
@@ -47,7 +50,9 @@ class Operand(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Factor:
-    """One matrix of a program; ``round`` is how many all-reduces it takes until all hold it."""
+    """One matrix of a program; ``round`` is how many all-reduces it takes until all
+    hold it.
+    """
 
     made: FactorKind
     dims: str
@@ -85,7 +90,9 @@ class Matrix(Symbol):
     def _arithmetic(self, *_: object) -> NoReturn:
         refuse("arithmetic on matrices", _ELSE)
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _arithmetic
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = (
+        _arithmetic
+    )
     __matmul__ = __rmatmul__ = __neg__ = __pow__ = _arithmetic
 
 
@@ -93,14 +100,22 @@ def matmul(left: Matrix, right: Matrix) -> Matrix:
     """The product of two matrices, of which one at most is the gradient."""
     _check("matmul", left, right)
     if left.dims[1] != right.dims[0]:
-        refuse(f"matmul of {left!r} and {right!r}", "let inner dimensions be alike: .T turns one")
+        refuse(
+            f"matmul of {left!r} and {right!r}",
+            "let inner dimensions be alike: .T turns one",
+        )
     given = [m.factor.made is FactorKind.GIVEN for m in (left, right)]
     if all(given):
-        refuse("matmul of the gradient and itself", "no rank holds it: begin with matmul by start")
+        refuse(
+            "matmul of the gradient and itself",
+            "no rank holds it: begin with matmul by start",
+        )
     made = FactorKind.PRODUCT if any(given) else FactorKind.MEAN
     sources = tuple(Operand(m.factor, m.turned) for m in (left, right))
     known = max(source.factor.round for source in sources)
-    return Matrix(Factor(made, left.dims[0] + right.dims[1], known + any(given), sources))
+    return Matrix(
+        Factor(made, left.dims[0] + right.dims[1], known + any(given), sources)
+    )
 
 
 def orthogonal(matrix: Matrix) -> Matrix:
@@ -108,10 +123,14 @@ def orthogonal(matrix: Matrix) -> Matrix:
     _check("orthogonal", matrix)
     if matrix.factor.made is FactorKind.GIVEN:
         refuse(
-            "orthogonal of the gradient", "no rank holds it: orthogonal(matmul(gradient, start))"
+            "orthogonal of the gradient",
+            "no rank holds it: orthogonal(matmul(gradient, start))",
         )
     if matrix.factor.made is FactorKind.BASIS or matrix.turned or matrix.dims[1] != "R":
-        refuse(f"orthogonal of {matrix!r}", "give it columns, R of them, that are not yet so")
+        refuse(
+            f"orthogonal of {matrix!r}",
+            "give it columns, R of them, that are not yet so",
+        )
     source = Operand(matrix.factor, False)
     return Matrix(Factor(FactorKind.BASIS, matrix.dims, matrix.factor.round, (source,)))
 
@@ -119,8 +138,9 @@ def orthogonal(matrix: Matrix) -> Matrix:
 def decomp(gradient: Matrix, start: Matrix) -> tuple[Matrix, Matrix]:
     """P with orthonormal columns and Q, such that P Q^T is near the gradient.
 
-    One step of subspace iteration (Halko et al. 2011, section 4): exact if the gradient has rank R
-    or less and ``start`` misses none of it; repeated from Q it comes to the best approximation.
+    One step of subspace iteration (Halko et al. 2011, section 4): exact if the gradient
+    has rank R or less and ``start`` misses none of it; repeated from Q it comes to the
+    best approximation.
     """
     _check("decomp", gradient, start)
     left = orthogonal(matmul(gradient, start))
@@ -131,14 +151,22 @@ def _check(operator: str, *matrices: object) -> None:
     count_operation()
     for found in matrices:
         if not isinstance(found, Matrix):
-            refuse(f"{operator} of {type(found).__name__.lower()}", f"{operator} takes matrices")
+            refuse(
+                f"{operator} of {type(found).__name__.lower()}",
+                f"{operator} takes matrices",
+            )
         if found.factor.made is FactorKind.MEAN:
             what = "a product of matrices that all ranks hold"
-            refuse(f"{operator} of {what}", "it is what decode ends with: multiply the gradient")
+            refuse(
+                f"{operator} of {what}",
+                "it is what decode ends with: multiply the gradient",
+            )
 
 
 class FactorRound(NamedTuple):
-    """The work before an all-reduce: the bases that it needs, then the products that travel."""
+    """The work before an all-reduce: the bases that it needs, then the products that
+    travel.
+    """
 
     bases: tuple[Factor, ...]
     products: tuple[Factor, ...]
@@ -158,7 +186,9 @@ class LowRank:
     @property
     def last(self) -> Factor:
         """The product that travels last, in which the mean is linear."""
-        return next(s.factor for s in self.result if s.factor.made is FactorKind.PRODUCT)
+        return next(
+            s.factor for s in self.result if s.factor.made is FactorKind.PRODUCT
+        )
 
     @property
     def products(self) -> list[Factor]:
@@ -166,24 +196,42 @@ class LowRank:
         return [product for one in self.rounds for product in one.products]
 
     def needs_mean(self, product: Factor) -> bool:
-        """Whether more than its columns' directions count: else the ranks' sum will do."""
-        return all(product is not one.sources[0].factor for r in self.rounds for one in r.bases)
+        """Whether more than its columns' directions count: else the ranks' sum will
+        do.
+        """
+        return all(
+            product is not one.sources[0].factor for r in self.rounds for one in r.bases
+        )
 
 
 def trace_matrices(program: Any) -> LowRank:
-    """Runs a program's two functions on symbols; refuses what is no projection, with the line."""
+    """Runs a program's two functions on symbols; refuses what is no projection, with
+    the line.
+    """
     name = type(program).__name__
     gradient = Factor(FactorKind.GIVEN, "NM")
     start = Factor(FactorKind.START, "MR")
     with tracing(f"encode of {name}"):
         sent = program.encode(Matrix(gradient), Matrix(start))
-        if not isinstance(sent, tuple) or not all(isinstance(m, Matrix) for m in sent) or not sent:
+        if (
+            not isinstance(sent, tuple)
+            or not all(isinstance(m, Matrix) for m in sent)
+            or not sent
+        ):
             what = f"what encode of {name} returns"
-            raise invalid(what, sent, "a tuple of factors", "return decomp(gradient, start)")
+            raise invalid(
+                what, sent, "a tuple of factors", "return decomp(gradient, start)"
+            )
     with tracing(f"decode of {name}"):
         mean = program.decode(*sent)
-        if not isinstance(mean, Matrix) or mean.dims != "NM" or not _projects(mean, gradient):
-            remedy = "return matmul(P, Q.T), P of orthogonal and Q = matmul(gradient.T, P)"
+        if (
+            not isinstance(mean, Matrix)
+            or mean.dims != "NM"
+            or not _projects(mean, gradient)
+        ):
+            remedy = (
+                "return matmul(P, Q.T), P of orthogonal and Q = matmul(gradient.T, P)"
+            )
             what = f"what decode of {name} returns"
             raise invalid(what, mean, "a projection of the gradient", remedy)
         result = mean.factor.sources
@@ -194,17 +242,28 @@ def trace_matrices(program: Any) -> LowRank:
         if kept.dims != "MR" or kept.turned or kept.factor not in {*order, start}:
             accepted = "M x R, and used by decode, as the next step starts from it"
             what = f"the last that encode of {name} returns"
-            raise invalid(what, kept, accepted, "return (P, Q), Q = matmul(gradient.T, P)")
+            raise invalid(
+                what, kept, accepted, "return (P, Q), Q = matmul(gradient.T, P)"
+            )
         _check_kept(name, order, kept.factor, result)
         if gradient not in {*_walk([kept.factor])}:
-            accepted = "made of the gradient: what lies outside of a fixed basis would never arrive"
+            accepted = (
+                "made of the gradient: what lies outside of a fixed basis would "
+                "never arrive"
+            )
             what = f"the last that encode of {name} returns"
-            raise invalid(what, kept, accepted, "return (P, Q), Q = matmul(gradient.T, P)")
+            raise invalid(
+                what, kept, accepted, "return (P, Q), Q = matmul(gradient.T, P)"
+            )
     count = max(factor.round for factor in order)
     rounds = (
         FactorRound(
-            tuple(f for f in order if f.made is FactorKind.BASIS and f.round == number - 1),
-            tuple(f for f in order if f.made is FactorKind.PRODUCT and f.round == number),
+            tuple(
+                f for f in order if f.made is FactorKind.BASIS and f.round == number - 1
+            ),
+            tuple(
+                f for f in order if f.made is FactorKind.PRODUCT and f.round == number
+            ),
         )
         for number in range(1, count + 1)
     )
@@ -223,13 +282,19 @@ def _projects(mean: Matrix, gradient: Factor) -> bool:
     return {source.factor for source in product.sources} == {gradient, basis}
 
 
-def _check_kept(name: str, order: list[Factor], kept: Factor, result: Iterable[Operand]) -> None:
+def _check_kept(
+    name: str, order: list[Factor], kept: Factor, result: Iterable[Operand]
+) -> None:
     """Refuses what is needed as it was once a basis has taken its place."""
     for basis in order:
         if basis.made is not FactorKind.BASIS:
             continue
         before = basis.sources[0].factor
-        users = [f for f in order if f is not basis and any(s.factor is before for s in f.sources)]
+        users = [
+            f
+            for f in order
+            if f is not basis and any(s.factor is before for s in f.sources)
+        ]
         if users or kept is before or any(s.factor is before for s in result):
             what = f"a matrix of {name} that orthogonal takes"
             remedy = "use what orthogonal gives"

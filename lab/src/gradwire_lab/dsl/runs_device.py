@@ -1,13 +1,14 @@
 """Triton kernels of coders of runs: a program for each block, tile after tile.
 
-Importing this file needs triton. ``runs.py`` launches them. Lengths and places are int64, so that
-no coded length, however wrong, runs over.
+Importing this file needs triton. ``runs.py`` launches them. Lengths and places are
+int64, so that no coded length, however wrong, runs over.
 
-Legend: T bytes a tile. A run goes from left to right in pieces of up to ``MOST`` bytes; the last
-byte of each piece is the one that is sent.
+Legend: T bytes a tile. A run goes from left to right in pieces of up to ``MOST`` bytes;
+the last byte of each piece is the one that is sent.
 """
 
-# Triton's compiler reads these functions; what they take and give has no type in Python.
+# Triton's compiler reads these functions; what they take and give has no type in
+# Python.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def _block(number, num_bytes, block_bytes):
 
 @triton.jit
 def _cut(plain, start, n, at, before, single, run, OF, MOST, TILE: tl.constexpr):
-    """(codes T, which are sent T, the last place up to the tile's end that is no ``OF``)."""
+    """(codes T, which are sent T, the last place up to the tile's end that is no
+    ``OF``).
+    """
     i = at + tl.arange(0, TILE)
     inside = i < n
     byte = tl.load(plain + start + i, mask=inside, other=OF).to(tl.int32)
@@ -85,7 +88,9 @@ def write_runs(
     to = tl.load(starts + tl.program_id(0))
     before = -1
     for at in range(0, n, TILE):
-        codes, sent, before = _cut(plain, start, n, at, before, single, run, OF, MOST, TILE)
+        codes, sent, before = _cut(
+            plain, start, n, at, before, single, run, OF, MOST, TILE
+        )
         rank = tl.cumsum(sent.to(tl.int32), 0)
         tl.store(coded + to + rank - 1, codes.to(tl.uint8), mask=sent)
         to += tl.max(rank, 0)
@@ -105,7 +110,9 @@ def read_runs(
     OF: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The bytes of each block that are not ``OF``; ``wrong`` is 1 where codes do not fill it."""
+    """The bytes of each block that are not ``OF``; ``wrong`` is 1 where codes do not
+    fill it.
+    """
     start, n = _block(tl.program_id(0), num_bytes, block_bytes)
     length = tl.load(lengths + tl.program_id(0))
     source = tl.load(starts + tl.program_id(0))
@@ -119,7 +126,9 @@ def read_runs(
         place = ends - lasts
         value = tl.load(byte + code)
         tl.store(
-            plain + start + place, value.to(tl.uint8), mask=inside & (place < n) & (value != OF)
+            plain + start + place,
+            value.to(tl.uint8),
+            mask=inside & (place < n) & (value != OF),
         )
         filled = tl.max(ends, 0)
     tl.store(wrong + tl.program_id(0), (filled != n).to(tl.int64))

@@ -1,7 +1,8 @@
-"""Coders of runs on a GPU: a program codes a block, so what a run needs of others stays in it.
+"""Coders of runs on a GPU: a program codes a block, so what a run needs of others stays
+in it.
 
-The definition, and what is on the wire, is ``coders.py``. Of a gradient's coded bytes nothing
-but their number, and whether they are a code, comes to the host: one copy each.
+The definition, and what is on the wire, is ``coders.py``. Of a gradient's coded bytes
+nothing but their number, and whether they are a code, comes to the host: one copy each.
 
 Legend: U plain bytes, C coded ones, B blocks.
 """
@@ -22,7 +23,8 @@ def encode_runs(
 ) -> tuple[Tensor, Tensor]:
     """(lengths_B int64, coded_C uint8) of blocks of so many bytes.
 
-    ``single`` and ``run`` (int64, on the same device) are the codes of bytes and of runs by length.
+    ``single`` and ``run`` (int64, on the same device) are the codes of bytes and of
+    runs by length.
     """
     num_blocks = -(-plain_U.numel() // block_bytes)
     lengths_B = torch.zeros(num_blocks, dtype=torch.int64, device=plain_U.device)
@@ -49,8 +51,9 @@ def decode_runs(
 ) -> int:
     """Fills ``plain_U``; returns the first block that these are no code of, or -1.
 
-    ``byte`` and ``times`` (int64, on the same device) are what each code stands for. Lengths are 0
-    to a block's own and add up to those of ``coded_C``; of its bytes nothing is trusted.
+    ``byte`` and ``times`` (int64, on the same device) are what each code stands for.
+    Lengths are 0 to a block's own and add up to those of ``coded_C``; of its bytes
+    nothing is trusted.
     """
     if not lengths_B.numel():
         return -1

@@ -1,4 +1,5 @@
-"""The cheapest settings of several tensors that lose no more than is allowed: L-GreCo's programme.
+"""The cheapest settings of several tensors that lose no more than is allowed: L-GreCo's
+programme.
 
 Everything here is a pure function of figures that all ranks share.
 """
@@ -13,16 +14,22 @@ import torch
 UNITS = 4096
 """The fewest units that the loss allowed is counted in."""
 UNITS_PER_TENSOR = 64
-"""Units for each tensor: rounding up, all tensors together give away a 64th of the allowance."""
+"""Units for each tensor: rounding up, all tensors together give away a 64th of the
+allowance.
+"""
 _NEVER = 2**60
 
 
 def chosen(
-    bytes_TL: Sequence[Sequence[int]], lost_TL: Sequence[Sequence[float]], allowed: float
+    bytes_TL: Sequence[Sequence[int]],
+    lost_TL: Sequence[Sequence[float]],
+    allowed: float,
 ) -> tuple[int, ...]:
-    """The rung of each tensor: fewest bytes in all whose losses add up to no more than ``allowed``.
+    """The rung of each tensor: fewest bytes in all whose losses add up to no more than
+    ``allowed``.
 
-    Where no rungs lose as little, each tensor has that of its least loss, the cheapest of these.
+    Where no rungs lose as little, each tensor has that of its least loss, the cheapest
+    of these.
 
     >>> chosen([[1, 4], [1, 8]], [[3.0, 1.0], [3.0, 1.0]], allowed=4.0)
     (1, 0)
@@ -42,19 +49,24 @@ def chosen(
     found = cheapest(bytes_TL, units_TL, most)
     if found is not None:
         return found
-    pairs = (list(zip(*rows, strict=True)) for rows in zip(lost_TL, bytes_TL, strict=True))
+    pairs = (
+        list(zip(*rows, strict=True)) for rows in zip(lost_TL, bytes_TL, strict=True)
+    )
     return tuple(min(range(len(row)), key=row.__getitem__) for row in pairs)
 
 
 def total(values_TL: Sequence[Sequence[float]], rungs: Sequence[int]) -> float:
-    """The sum of values at the rungs of each tensor, the same bits in whatever order."""
+    """The sum of values at the rungs of each tensor, the same bits in whatever
+    order.
+    """
     return math.fsum(row[rung] for row, rung in zip(values_TL, rungs, strict=True))
 
 
 def cheapest(
     bytes_TL: Sequence[Sequence[int]], units_TL: Sequence[Sequence[int]], most: int
 ) -> tuple[int, ...] | None:
-    """The rung of each tensor, of fewest bytes in all with no more than ``most`` units in all.
+    """The rung of each tensor, of fewest bytes in all with no more than ``most`` units
+    in all.
 
     Exact, by dynamic programming over the units; None where no rungs have as few.
 

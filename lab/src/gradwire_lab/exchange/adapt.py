@@ -1,22 +1,26 @@
 """Adaptation: each layer has settings of its own, chosen by what they lose of it.
 
-A rank, a bit width or a density that is right for one layer wastes bytes on another. Every so many
-steps ranks measure what each setting would lose of each tensor, and add these losses up. Then all
-of them take the settings of fewest bytes whose losses together are no more than allowed.
+A rank, a bit width or a density that is right for one layer wastes bytes on another.
+Every so many steps ranks measure what each setting would lose of each tensor, and add
+these losses up. Then all of them take the settings of fewest bytes whose losses
+together are no more than allowed.
 
-Source: Markov, Alimohammadi, Frantar and Alistarh, "L-GreCo: Layerwise-adaptive Gradient
-    Compression for Efficient Data-parallel Deep Learning", MLSys 2024 (arXiv 2210.17357).
-Differences: written after the paper's idea, without its program. Losses are those of one step, of
-    the gradient with its residual, which is what travels, and are added up over ranks, so that all
-    decide alike. The units of the dynamic programme are finer the more tensors there are, and
-    losses are rounded up: no more is lost than allowed. In the first ``every`` steps losses are
-    measured in steps 1, 2, 4, 8 ..., as residuals fill.
-Wire: the inner exchange's at the settings chosen; where losses are measured also an all-reduce of
-    8 (L + 1) bytes for each tensor and L settings, and those of powersgd at its largest rank, less
-    the last.
-State: step_T, the steps done (int64), rung_T, the number of the setting (int64), and lost_T, what
-    each setting lost when it was last measured, and the squared norm (float64), for each tensor of
-    the message, the same on all ranks; and the inner state, which goes on from setting to setting.
+Source: Markov, Alimohammadi, Frantar and Alistarh, "L-GreCo: Layerwise-adaptive
+    Gradient Compression for Efficient Data-parallel Deep Learning", MLSys 2024 (arXiv
+    2210.17357).
+Differences: written after the paper's idea, without its program. Losses are those of
+    one step, of the gradient with its residual, which is what travels, and are added up
+    over ranks, so that all decide alike. The units of the dynamic programme are finer
+    the more tensors there are, and losses are rounded up: no more is lost than allowed.
+    In the first ``every`` steps losses are measured in steps 1, 2, 4, 8 ..., as
+    residuals fill.
+Wire: the inner exchange's at the settings chosen; where losses are measured also an
+    all-reduce of 8 (L + 1) bytes for each tensor and L settings, and those of powersgd
+    at its largest rank, less the last.
+State: step_T, the steps done (int64), rung_T, the number of the setting (int64), and
+    lost_T, what each setting lost when it was last measured, and the squared norm
+    (float64), for each tensor of the message, the same on all ranks; and the inner
+    state, which goes on from setting to setting.
 Contributed: the same as the inner exchange's.
 """
 
@@ -50,10 +54,11 @@ EVERY = 500
 
 
 class AdaptedState(NamedTuple):
-    """Steps done, each tensor's rung, what was last measured of it, and the inner state.
+    """Steps done, each tensor's rung, what was last measured of it, and the inner
+    state.
 
-    ``places`` and ``sizes`` are of the tensors that have elements; ``bytes_TL`` is what each of
-    them costs at each rung.
+    ``places`` and ``sizes`` are of the tensors that have elements; ``bytes_TL`` is what
+    each of them costs at each rung.
     """
 
     step_T: Steps_T
@@ -67,7 +72,9 @@ class AdaptedState(NamedTuple):
 
     @property
     def rungs(self) -> list[int]:
-        """The rungs of the tensors that have elements; in predictions, the given ones."""
+        """The rungs of the tensors that have elements; in predictions, the given
+        ones.
+        """
         rungs_T = torch.stack([self.rung_T[place] for place in self.places])
         given = self.by.choices.given
         return [given] * len(self.places) if rungs_T.is_meta else rungs_T.tolist()
@@ -89,7 +96,10 @@ class Adapted(Chooser):
             check_number("error", self.error, accepted, "leave it out", 5e-324, 1)
         check_whole("every", self.every, "leave it out")
         if ladder_of(self.inner) is None:
-            accepted = "one with a density, a bit width or a rank to choose, or an exchange of one"
+            accepted = (
+                "one with a density, a bit width or a rank to choose, or an "
+                "exchange of one"
+            )
             raise invalid("algorithm to adapt", self.inner, accepted, "leave adapt out")
 
     @cached_property
@@ -108,7 +118,10 @@ class Adapted(Chooser):
         ladder = self.choices
         return AdaptedState(
             no_steps(spec),
-            tuple(torch.full((), ladder.given, dtype=torch.int64) for _ in spec.tensor_shapes),
+            tuple(
+                torch.full((), ladder.given, dtype=torch.int64)
+                for _ in spec.tensor_shapes
+            ),
             tuple(
                 torch.zeros(len(ladder.settings) + 1, dtype=torch.float64)
                 for _ in spec.tensor_shapes
@@ -183,7 +196,8 @@ class Adapted(Chooser):
                 raise invalid(f"rung_T of {name}", rung, f"0 to {most}", remedy)
 
     def choose(self, states: Sequence[AdaptedState]) -> None:
-        """Chooses the rungs of all tensors of messages, by what was last measured of them.
+        """Chooses the rungs of all tensors of messages, by what was last measured of
+        them.
 
         They stay as they are where gradients were 0, or not finite.
         """
@@ -228,12 +242,13 @@ def adapt(
     ``handle.stats()["adapted"]`` has the settings of each layer.
 
     Args:
-        algorithm: ``topk``, ``dgc``, ``qsgd``, ``uniform`` or ``powersgd``, or a pair with one of
-            them. Both may have error feedback, which stays outermost.
-        error: The share of the norm of all gradients that a step may lose, in (0, 1]. Default: the
-            loss of the algorithm's own settings. If no settings lose as little, each layer has the
-            most accurate settings.
-        every: Steps between two measurements of losses, after those of steps 1, 2, 4, 8 ...
+        algorithm: ``topk``, ``dgc``, ``qsgd``, ``uniform`` or ``powersgd``, or a pair
+            with one of them. Both may have error feedback, which stays outermost.
+        error: The share of the norm of all gradients that a step may lose, in (0, 1].
+            Default: the loss of the algorithm's own settings. If no settings lose as
+            little, each layer has the most accurate settings.
+        every: Steps between two measurements of losses, after those of steps 1, 2, 4, 8
+            ...
 
     Returns:
         The exchange.

@@ -1,7 +1,8 @@
-"""Bytes that schemes for sparse payloads send, by formula, of the very elements that ranks take.
+"""Bytes that schemes for sparse payloads send, by formula, of the very elements that
+ranks take.
 
-Benchmarks state them beside what was sent, and a law holds every scheme to its formula. Codecs are
-those whose payloads are indices and values.
+Benchmarks state them beside what was sent, and a law holds every scheme to its formula.
+Codecs are those whose payloads are indices and values.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from ..collective.sparse_ps_broadcast import broadcast_bytes, sparse_ps_broadcas
 def bytes_of(
     scheme: Collective, codec: Compressor, spec: TensorSpec, taken: Sequence[Tensor]
 ) -> list[int] | None:
-    """Bytes that each rank sends if the ranks take the units ``taken`` (int32, ascending).
+    """Bytes that each rank sends if the ranks take the units ``taken`` (int32,
+    ascending).
 
     None for collectives that know nothing of entries.
     """
@@ -40,7 +42,10 @@ def bytes_of(
             world = len(taken)
             dtype = value_dtype(codec, spec)
             counts = (indices_K.numel() for indices_K in taken)
-            slot = max(coo().layout(k, spec.numel, codec.width, dtype).slot_bytes for k in counts)
+            slot = max(
+                coo().layout(k, spec.numel, codec.width, dtype).slot_bytes
+                for k in counts
+            )
             told = 0 if codec.traits.exact_size else SIZE_BYTES
             return [(world - 1) * (told + slot)] * world
         case sparcml():
@@ -53,7 +58,9 @@ def bytes_of(
 def volumes(
     scheme: PushPull, codec: Compressor, spec: TensorSpec, taken: Sequence[Tensor]
 ) -> tuple[list[int], list[int]]:
-    """Bytes of what each rank pushes, its own part included, and of each rank's pull."""
+    """Bytes of what each rank pushes, its own part included, and of each rank's
+    pull.
+    """
     pushed_WW, pulled_W = _payloads(scheme, codec, spec, taken)
     pushes = [sum(one.size_bytes for one in own) for own in pushed_WW]
     return pushes, [one.size_bytes for one in pulled_W]
@@ -78,7 +85,9 @@ def _pushed_and_pulled(
 def _payloads(
     scheme: PushPull, codec: Compressor, spec: TensorSpec, taken: Sequence[Tensor]
 ) -> tuple[list[list[Format]], list[Format]]:
-    """The payloads that each rank pushes to each server, and the one that each rank's pull is."""
+    """The payloads that each rank pushes to each server, and the one that each rank's
+    pull is.
+    """
     cut = scheme.cut(codec, spec, len(taken))
     sets = list(taken)
     if isinstance(scheme, omnireduce):
@@ -92,12 +101,16 @@ def _payloads(
         for own in (_by_part(cut, one) for one in sets)
     ]
     merged = enumerate(_by_part(cut, union))
-    return pushed_WW, [cut.pulled(scheme.pull_format(cut, at, k), at, k) for at, k in merged]
+    return pushed_WW, [
+        cut.pulled(scheme.pull_format(cut, at, k), at, k) for at, k in merged
+    ]
 
 
 def _by_part(cut: Cut, indices_K: Tensor) -> list[int]:
     """How many of these units lie in each part."""
-    places_K = indices_K if cut.permutation is None else cut.permutation.places(indices_K)
+    places_K = (
+        indices_K if cut.permutation is None else cut.permutation.places(indices_K)
+    )
     world = len(cut.parts)
     length = max(1, part_length(cut.num_units, world))
     counts: list[int] = (places_K // length).bincount(minlength=world).tolist()

@@ -1,4 +1,5 @@
-"""Ladders: an algorithm at several settings, of which each tensor of a message may take one.
+"""Ladders: an algorithm at several settings, of which each tensor of a message may take
+one.
 
 A pair sends every tensor through one collective, by a codec of its own; powersgd gives
 every matrix a rank of its own. Letters: T tensors of a message, L rungs.
@@ -19,7 +20,13 @@ import torch
 from torch import Tensor
 
 from gradwire.compress.dgc import dgc
-from gradwire.compress.powersgd import MatrixState, MatrixStep, layout_of, powersgd, sent_numel
+from gradwire.compress.powersgd import (
+    MatrixState,
+    MatrixStep,
+    layout_of,
+    powersgd,
+    sent_numel,
+)
 from gradwire.compress.qsgd import BITWIDTHS as QSGD_BITWIDTHS
 from gradwire.compress.qsgd import qsgd
 from gradwire.compress.topk import topk
@@ -36,8 +43,9 @@ from gradwire.exchange.pair import Pair, PairState
 class Ladder(ABC):
     """The rungs of an algorithm: its settings, from the fewest bytes to the most.
 
-    Letters: T tensors of a message, L rungs. A message's rungs are a number for each tensor. The
-    state is of one form whatever the rungs are, so they may change from step to step.
+    Letters: T tensors of a message, L rungs. A message's rungs are a number for each
+    tensor. The state is of one form whatever the rungs are, so they may change from
+    step to step.
     """
 
     @property
@@ -62,8 +70,8 @@ class Ladder(ABC):
     def measure(self, me: Member, state: State, whole_N: Tensor) -> Steps[Tensor]:
         """The squared norm of what each rung would lose of ``whole_N`` (working dtype).
 
-        Returns this rank's, in float64: a row for each tensor, a column for each rung. Changes no
-        state.
+        Returns this rank's, in float64: a row for each tensor, a column for each rung.
+        Changes no state.
         """
 
     @abstractmethod
@@ -80,7 +88,9 @@ class Ladder(ABC):
 
 
 def ladder_of(exchange: Exchange) -> Ladder | None:
-    """The settings that tensors of a message may choose from; None where there are none."""
+    """The settings that tensors of a message may choose from; None where there are
+    none.
+    """
     found: Ladder | None = None
     if isinstance(exchange, Pair):
         found = PairLadder.of(exchange)
@@ -89,7 +99,7 @@ def ladder_of(exchange: Exchange) -> Ladder | None:
     return found if found is not None and len(found.settings) > 1 else None
 
 
-# ---- a compressor for each tensor --------------------------------------------------------------
+# ---- a compressor for each tensor ----------------------------------------------------
 
 
 _DENSITY_FACTORS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
@@ -102,7 +112,9 @@ def _densities_around(density: float) -> tuple[float, ...]:
     >>> _densities_around(0.4)
     (0.05, 0.1, 0.2, 0.4, 0.8)
     """
-    return tuple(density * factor for factor in _DENSITY_FACTORS if density * factor <= 1)
+    return tuple(
+        density * factor for factor in _DENSITY_FACTORS if density * factor <= 1
+    )
 
 
 def rungs_of(codec: Compressor) -> tuple[Compressor, ...]:
@@ -113,7 +125,9 @@ def rungs_of(codec: Compressor) -> tuple[Compressor, ...]:
     if isinstance(codec, Hollow):
         return tuple(map(Hollow, rungs_of(codec.codec)))
     if isinstance(codec, topk | dgc):
-        return tuple(replace(codec, density=one) for one in _densities_around(codec.density))
+        return tuple(
+            replace(codec, density=one) for one in _densities_around(codec.density)
+        )
     if isinstance(codec, qsgd | uniform):
         bitwidths = QSGD_BITWIDTHS if isinstance(codec, qsgd) else UNIFORM_BITWIDTHS
         return tuple(replace(codec, bitwidth=bitwidth) for bitwidth in bitwidths)
@@ -122,7 +136,9 @@ def rungs_of(codec: Compressor) -> tuple[Compressor, ...]:
 
 @dataclass(frozen=True)
 class Apiece(Tensorwise):
-    """Encodes each tensor by a codec of its own: variants of one, of one form of state."""
+    """Encodes each tensor by a codec of its own: variants of one, of one form of
+    state.
+    """
 
     own: tuple[Compressor, ...] = ()
 
@@ -181,7 +197,9 @@ class PairLadder(Ladder):
 
     def bytes_TL(self, spec: TensorSpec) -> list[list[int]]:
         specs = [TensorSpec("", size, spec.dtype) for size in tensor_sizes(spec)]
-        return [[codec.typical(one).slot_bytes for codec in self.rungs] for one in specs]
+        return [
+            [codec.typical(one).slot_bytes for codec in self.rungs] for one in specs
+        ]
 
     def init(self, spec: TensorSpec, world: int) -> PairState:
         sizes = tensor_sizes(spec)
@@ -195,7 +213,9 @@ class PairLadder(Ladder):
         tensors = torch.split(whole_N, list(state.sizes))
         found: Tensor = yield Compute(
             "encode",
-            lambda: torch.stack([_lost(me.variant_of(codec), tensors) for codec in self.rungs], 1),
+            lambda: torch.stack(
+                [_lost(me.variant_of(codec), tensors) for codec in self.rungs], 1
+            ),
             len(self.rungs) * whole_N.numel(),
         )
         return found
@@ -211,7 +231,9 @@ class PairLadder(Ladder):
     ) -> Steps[State]:
         codecs = [self.rungs[rung] for rung in rungs]
         own = Pair(apiece(tuple(codecs), state.sizes), self.pair.collective)
-        after = yield from me.through(own, PairState((), state.inner), grad_N, out_N, residual_N)
+        after = yield from me.through(
+            own, PairState((), state.inner), grad_N, out_N, residual_N
+        )
         if me.selection is not None:
             asked = sum(starmap(_asked, zip(codecs, state.sizes, strict=True)))
             me.selection = me.selection._replace(asked=asked)
@@ -229,10 +251,13 @@ def _lost(codec: Compressor, tensors: Sequence[Tensor]) -> Tensor:
     decoded = [torch.empty_like(one) for one in tensors]
     codec.decode_many(payloads, decoded)
     torch._foreach_sub_(decoded, list(tensors))
-    return torch.stack([torch.linalg.vector_norm(d, dtype=torch.float64) for d in decoded]) ** 2
+    return (
+        torch.stack([torch.linalg.vector_norm(d, dtype=torch.float64) for d in decoded])
+        ** 2
+    )
 
 
-# ---- a rank for each matrix --------------------------------------------------------------------
+# ---- a rank for each matrix ----------------------------------------------------------
 
 
 _RANKS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -240,7 +265,9 @@ _RANKS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 class LadderState(NamedTuple):
-    """The spec of a message, and the state that its tensors have at the largest ranks."""
+    """The spec of a message, and the state that its tensors have at the largest
+    ranks.
+    """
 
     spec: TensorSpec
     most: MatrixState
@@ -250,9 +277,10 @@ class LadderState(NamedTuple):
 class MatrixLadder(Ladder):
     """powersgd at ranks around its own.
 
-    Every matrix keeps a start of as many columns as the largest rank has, and a step takes the
-    first of them. A column of a factor is made of the start's columns up to its own, and of no
-    later one. So one step at the largest ranks shows what every smaller one would lose.
+    Every matrix keeps a start of as many columns as the largest rank has, and a step
+    takes the first of them. A column of a factor is made of the start's columns up to
+    its own, and of no later one. So one step at the largest ranks shows what every
+    smaller one would lose.
     """
 
     exchange: powersgd
@@ -260,7 +288,9 @@ class MatrixLadder(Ladder):
     @cached_property
     def ranks(self) -> tuple[int, ...]:
         """The ranks, ascending."""
-        return tuple(sorted({max(1, round(self.exchange.rank * factor)) for factor in _RANKS}))
+        return tuple(
+            sorted({max(1, round(self.exchange.rank * factor)) for factor in _RANKS})
+        )
 
     @cached_property
     def settings(self) -> tuple[str, ...]:
@@ -273,17 +303,24 @@ class MatrixLadder(Ladder):
     def bytes_TL(self, spec: TensorSpec) -> list[list[int]]:
         item = working_dtype(spec.dtype).itemsize
         shapes = [spec.tensor_shapes[place] for place in tensor_places(spec)]
-        return [[item * sent_numel(shape, rank) for rank in self.ranks] for shape in shapes]
+        return [
+            [item * sent_numel(shape, rank) for rank in self.ranks] for shape in shapes
+        ]
 
     def init(self, spec: TensorSpec, world: int) -> LadderState:
         most = [
-            max((rank for rank in self.ranks if sent_numel(shape, rank) < prod(shape)), default=1)
+            max(
+                (rank for rank in self.ranks if sent_numel(shape, rank) < prod(shape)),
+                default=1,
+            )
             for shape in spec.tensor_shapes
         ]
         return LadderState(spec, self.exchange.started(spec, tuple(most)))
 
     def measure(self, me: Member, state: LadderState, whole_N: Tensor) -> Steps[Tensor]:
-        """A step at the largest ranks, less its last all-reduce: a rank's own part is not sent."""
+        """A step at the largest ranks, less its last all-reduce: a rank's own part is
+        not sent.
+        """
         places = tensor_places(state.spec)
         lost_TL = whole_N.new_zeros(len(places), len(self.ranks), dtype=torch.float64)
         if not state.most.layout.batches:
@@ -293,16 +330,24 @@ class MatrixLadder(Ladder):
         yield AllReduce(held.rounds[0])
 
         def note_lost() -> None:
-            """The squared norm of a matrix less that of its projection; 0 where it stays dense."""
+            """The squared norm of a matrix less that of its projection; 0 where it
+            stays dense.
+            """
             held.encode(1)
             rows = dict(zip(places, lost_TL, strict=True))
             shapes = state.spec.tensor_shapes
             for m in held.layout.batches:
                 whole_BNM, _, right_BMR = held.factors(m)
-                kept_BR = torch.linalg.vector_norm(right_BMR, dim=1, dtype=torch.float64)
-                whole_B = torch.linalg.vector_norm(whole_BNM, dim=(1, 2), dtype=torch.float64)
+                kept_BR = torch.linalg.vector_norm(
+                    right_BMR, dim=1, dtype=torch.float64
+                )
+                whole_B = torch.linalg.vector_norm(
+                    whole_BNM, dim=(1, 2), dtype=torch.float64
+                )
                 lost_BR = whole_B.square()[:, None] - kept_BR.square().cumsum(1)
-                for place, lost_R in enumerate(lost_BR.clamp_min_(0.0), m.tensors.start):
+                for place, lost_R in enumerate(
+                    lost_BR.clamp_min_(0.0), m.tensors.start
+                ):
                     for rung, rank in enumerate(self.ranks):
                         if sent_numel(shapes[place], rank) < prod(shapes[place]):
                             rows[place][rung] = lost_R[rank - 1]
@@ -324,7 +369,9 @@ class MatrixLadder(Ladder):
             ranks[place] = self.ranks[rung]
         layout = layout_of(state.spec, tuple(ranks))
         forms = zip(state.most.basis_T, layout.basis_shapes, strict=True)
-        bases = tuple(basis if len(form) == 1 else basis[:, : form[1]] for basis, form in forms)
+        bases = tuple(
+            basis if len(form) == 1 else basis[:, : form[1]] for basis, form in forms
+        )
         own = MatrixState(layout, bases)
         yield from me.through(self.exchange, own, grad_N, out_N, residual_N)
         return state

@@ -1,21 +1,24 @@
-"""A sparse scheme that is measured for: the first steps show what ranks take, then one is chosen.
+"""A sparse scheme that is measured for: the first steps show what ranks take, then one
+is chosen.
 
-In its first steps the inner pair carries the gradient, and ranks tell each other how many units
-they took. With how many units the mean had, that is all that the schemes' formulas ask for. From
-then on the scheme that is fastest by them carries what the same compressor selects.
+In its first steps the inner pair carries the gradient, and ranks tell each other how
+many units they took. With how many units the mean had, that is all that the schemes'
+formulas ask for. From then on the scheme that is fastest by them carries what the same
+compressor selects.
 
-Source: ZEN (OSDI 2025), section 3: "At the runtime, ZEN collects the lightweight sparsity profiling
-    results of the first few iterations and intelligently determines the optimal scheme by comparing
-    Equations (1) and (2)."
-Differences: the formulas are those of ``sparse_schemes``, of what is really sent, latency included,
-    for links of 1 Gbit. An all-gather is among the schemes too. Schemes whose bytes hang on skew
-    are not: by theorem 1 none of them is the fastest.
-Wire: 8 (W-1) bytes for counts in each measured step, beside the inner pair's; then those of the
-    scheme.
-State: noted_T, once for each tensor of the message, so that it is saved by parameter: the steps
-    measured, and sums over them of the largest density of a rank and of the mean's (float64). It is
-    the same on all ranks. And the inner pair's state, which goes on from scheme to scheme. Loaded
-    for another number of ranks it speaks of the former one.
+Source: ZEN (OSDI 2025), section 3: "At the runtime, ZEN collects the lightweight
+    sparsity profiling results of the first few iterations and intelligently determines
+    the optimal scheme by comparing Equations (1) and (2)."
+Differences: the formulas are those of ``sparse_schemes``, of what is really sent,
+    latency included, for links of 1 Gbit. An all-gather is among the schemes too.
+    Schemes whose bytes hang on skew are not: by theorem 1 none of them is the fastest.
+Wire: 8 (W-1) bytes for counts in each measured step, beside the inner pair's; then
+    those of the scheme.
+State: noted_T, once for each tensor of the message, so that it is saved by parameter:
+    the steps measured, and sums over them of the largest density of a rank and of the
+    mean's (float64). It is the same on all ranks. And the inner pair's state, which
+    goes on from scheme to scheme. Loaded for another number of ranks it speaks of the
+    former one.
 Contributed: the same as the inner pair's.
 """
 
@@ -48,7 +51,9 @@ STEPS = 5
 
 
 class MeasuredState(NamedTuple):
-    """The notes of the measured steps, for every tensor of the message, and the inner state."""
+    """The notes of the measured steps, for every tensor of the message, and the inner
+    state.
+    """
 
     noted_T: tuple[Tensor, ...]
     inner: State
@@ -73,7 +78,9 @@ class MeasuredScheme(Wrapper):
 
     def init(self, spec: TensorSpec, world: int) -> MeasuredState:
         tensors = range(len(spec.tensor_shapes))
-        noted_T = tuple(torch.zeros(3, dtype=torch.float64, device="cpu") for _ in tensors)
+        noted_T = tuple(
+            torch.zeros(3, dtype=torch.float64, device="cpu") for _ in tensors
+        )
         return MeasuredState(noted_T, self.inner.init(spec, world))
 
     def synchronise(
@@ -84,7 +91,8 @@ class MeasuredScheme(Wrapper):
         out_N: Tensor,
         residual_N: Tensor | None = None,
     ) -> Steps[State]:
-        # A parameter that no rank used in some step is one step behind; the message is not.
+        # A parameter that no rank used in some step is one step behind; the message is
+        # not.
         noted = max(state.noted_T, key=lambda one: float(one[0]))
         measures = not grad_N.is_meta and float(noted[0]) < self.num_steps
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
@@ -111,14 +119,26 @@ class MeasuredScheme(Wrapper):
             one.copy_(noted)
 
     def _chosen(self, noted: Tensor, spec: TensorSpec, me: Member) -> Pair:
-        """The pair that goes on: by what was noted, else by the codec's typical payload."""
+        """The pair that goes on: by what was noted, else by the codec's typical
+        payload.
+        """
         codec = self.inner.codec
         total = num_units(spec.numel, codec.width)
         steps, own, merged = noted.tolist()
-        count = round(own / steps * total) if steps else num_entries(codec.typical(spec))
+        count = (
+            round(own / steps * total) if steps else num_entries(codec.typical(spec))
+        )
         growth = merged / own if own else 0.0
         dtype = value_dtype(codec, spec)
-        given = min(count, total), spec.numel, codec.width, dtype, growth, me.world, me.cluster
+        given = (
+            min(count, total),
+            spec.numel,
+            codec.width,
+            dtype,
+            growth,
+            me.world,
+            me.cluster,
+        )
         return replace(self.inner, collective=load("collective", scheme_of(*given))())
 
 
@@ -132,7 +152,8 @@ def scheme_of(
     world: int,
     cluster: Cluster | None = None,
 ) -> str:
-    """The name of the fastest scheme where each rank takes so many units of ``width`` elements.
+    """The name of the fastest scheme where each rank takes so many units of ``width``
+    elements.
 
     ``growth`` is how many times as many the mean has; 0 where it is not known.
 
@@ -150,12 +171,15 @@ def _names() -> tuple[str, ...]:
     return tuple(schemes(by_counts=True))
 
 
-def with_measured_scheme(algorithm: Compressor | Exchange, *, num_steps: int = STEPS) -> Exchange:
+def with_measured_scheme(
+    algorithm: Compressor | Exchange, *, num_steps: int = STEPS
+) -> Exchange:
     """The algorithm with the fastest sparse scheme, which the first steps measure.
 
     Args:
-        algorithm: A compressor of sparse payloads, or its pair with ``allgather_sparse``, ``zen``
-            or ``sparcml``. Both may have error feedback, which stays outermost.
+        algorithm: A compressor of sparse payloads, or its pair with
+            ``allgather_sparse``, ``zen`` or ``sparcml``. Both may have error feedback,
+            which stays outermost.
         num_steps: The number of steps that measure.
 
     Returns:
@@ -178,7 +202,9 @@ def with_measured_scheme(algorithm: Compressor | Exchange, *, num_steps: int = S
         or type(inner.collective).__name__ not in _names()
     ):
         accepted = f"a compressor of sparse payloads, or a pair of one with {_listed()}"
-        raise invalid("algorithm", algorithm, accepted, "write gw.compress.topk(density=0.01)")
+        raise invalid(
+            "algorithm", algorithm, accepted, "write gw.compress.topk(density=0.01)"
+        )
     measured = MeasuredScheme(inner, num_steps)
     return measured if inner is made else ErrorFeedback(measured)
 

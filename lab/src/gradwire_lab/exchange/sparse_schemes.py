@@ -1,13 +1,13 @@
 """Predicted seconds of the schemes that ZEN's paper compares with, by formula.
 
-gradwire's planner ``zen``, and what chooses anew in each step, find them where this package is
-installed (``gradwire.exchange.sparse_schemes``).
+gradwire's planner ``zen``, and what chooses anew in each step, find them where this
+package is installed (``gradwire.exchange.sparse_schemes``).
 
-Source: ZEN (OSDI 2025), section 2.3, equation 2 (SparCML), appendix B.1 for the parameter server;
-    OmniReduce by its row of table 3.
-Differences from the paper: those of gradwire's own formulas. For schemes that cut by ranges, the
-    imbalances measured of push and pull count. Any number of ranks: SparCML folds those beyond a
-    power of two, which is a round before and one after.
+Source: ZEN (OSDI 2025), section 2.3, equation 2 (SparCML), appendix B.1 for the
+    parameter server; OmniReduce by its row of table 3.
+Differences from the paper: those of gradwire's own formulas. For schemes that cut by
+    ranges, the imbalances measured of push and pull count. Any number of ranks: SparCML
+    folds those beyond a power of two, which is a round before and one after.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _OF_RANGES = "(ranges have unlike many, and every entry an index) "
 
 
 def sparcml_cost(at: SchemeInputs) -> Prediction:
-    """Equation 2: in round i two groups of 2^(i-1) ranks swap their sums, dense where smaller."""
+    """Equation 2: in round i two groups of 2^(i-1) ranks swap their sums, dense where
+    smaller.
+    """
     units = at.units
     rounds = at.world.bit_length() - 1
     power = 2**rounds
@@ -38,24 +40,38 @@ def sparcml_cost(at: SchemeInputs) -> Prediction:
 
 
 def omnireduce_cost(at: SchemeInputs) -> Prediction:
-    """Non-zero blocks to aggregators of even ranges, and the blocks of their sums back."""
+    """Non-zero blocks to aggregators of even ranges, and the blocks of their sums
+    back.
+    """
     why = "(blocks carry zeros, and ranges have unlike many) "
-    return push_pull_cost(omnireduce(), at, at.blocks, at.blocks.imbalance(at.world), why)
+    return push_pull_cost(
+        omnireduce(), at, at.blocks, at.blocks.imbalance(at.world), why
+    )
 
 
 def sparse_ps_cost(at: SchemeInputs) -> Prediction:
-    """Coordinates to the servers of even ranges, and those of their sums back: appendix B.1."""
-    return push_pull_cost(sparse_ps(), at, at.units, at.units.imbalance(at.world), _OF_RANGES)
+    """Coordinates to the servers of even ranges, and those of their sums back: appendix
+    B.1.
+    """
+    return push_pull_cost(
+        sparse_ps(), at, at.units, at.units.imbalance(at.world), _OF_RANGES
+    )
 
 
 def sparse_ps_broadcast_cost(at: SchemeInputs) -> Prediction:
-    """Coordinates to the servers of even ranges, and their sums broadcast at once: appendix B.1."""
+    """Coordinates to the servers of even ranges, and their sums broadcast at once:
+    appendix B.1.
+    """
     imbalance = at.units.imbalance(at.world)
-    return push_pull_cost(sparse_ps_broadcast(), at, at.units, imbalance, _OF_RANGES, _broadcast_s)
+    return push_pull_cost(
+        sparse_ps_broadcast(), at, at.units, imbalance, _OF_RANGES, _broadcast_s
+    )
 
 
 def _broadcast_s(at: SchemeInputs, fullest: int, usual: int) -> tuple[float, float]:
-    """Broadcasts go at once: they wait out their latency together, and share the busiest link."""
+    """Broadcasts go at once: they wait out their latency together, and share the
+    busiest link.
+    """
     others = at.world - 1
     latency_s, _ = at.parts_s(("broadcast", fullest))
     sent = broadcast_bytes([fullest] + [usual] * others, 0)

@@ -1,9 +1,12 @@
 """blocks: whole blocks of adjacent units that hold at least one entry.
 
-Source: OmniReduce (Fei et al., SIGCOMM 2021), as ZEN (OSDI 2025), section 3.3.1, compares with it.
-Differences: a block's number stands before it, where OmniReduce sends that of the next one.
-Wire: indices_B int32, values (B * block * width) -> B * (4 + block * width * itemsize) bytes, of B
-    blocks, and 4 more where B is odd and values are of 8 bytes each. The last block is filled up.
+Source: OmniReduce (Fei et al., SIGCOMM 2021), as ZEN (OSDI 2025), section 3.3.1,
+compares with it.
+Differences: a block's number stands before it, where OmniReduce sends that of the next
+one.
+Wire: indices_B int32, values (B * block * width) -> B * (4 + block * width * itemsize)
+    bytes, of B blocks, and 4 more where B is odd and values are of 8 bytes each. The
+    last block is filled up.
 """
 
 from __future__ import annotations
@@ -31,10 +34,16 @@ class blocks(SparseFormat):
 
     def __post_init__(self) -> None:
         if self.block < 1:
-            raise invalid("block", self.block, "at least 1 unit", "OmniReduce takes 256")
+            raise invalid(
+                "block", self.block, "at least 1 unit", "OmniReduce takes 256"
+            )
 
     def layout(
-        self, count: int, num_units: int, width: int = 1, dtype: torch.dtype = torch.float32
+        self,
+        count: int,
+        num_units: int,
+        width: int = 1,
+        dtype: torch.dtype = torch.float32,
     ) -> Format:
         indices = Field("indices", torch.int32, count)
         return Format((indices, Field("values", dtype, count * self.block * width)))
@@ -42,7 +51,9 @@ class blocks(SparseFormat):
     def count(self, entries: Entries, num_units: int) -> int:
         return self._numbers(entries).numel()
 
-    def encode(self, entries: Entries, num_units: int, buffer: Tensor | None = None) -> Payload:
+    def encode(
+        self, entries: Entries, num_units: int, buffer: Tensor | None = None
+    ) -> Payload:
         check_entries(entries)
         indices_K, values, width = entries
         numbers_B = self._numbers(entries)
@@ -56,9 +67,16 @@ class blocks(SparseFormat):
         return payload
 
     def decode(
-        self, payload: Payload, num_units: int, width: int = 1, *, room: Tensor | None = None
+        self,
+        payload: Payload,
+        num_units: int,
+        width: int = 1,
+        *,
+        room: Tensor | None = None,
     ) -> Entries:
-        offsets = torch.arange(self.block, dtype=torch.int32, device=payload["indices"].device)
+        offsets = torch.arange(
+            self.block, dtype=torch.int32, device=payload["indices"].device
+        )
         indices = (payload["indices"][:, None] * self.block + offsets).reshape(-1)
         inside = int((indices < num_units).sum())  # all but the end of the last block
         units = Entries(indices[:inside], payload["values"][: inside * width], width)

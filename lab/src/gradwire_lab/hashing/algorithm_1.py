@@ -1,13 +1,14 @@
 """ZEN's algorithm 1 launched on a GPU.
 
 Source: ZEN (OSDI 2025), section 3.2, algorithm 1 with its four techniques.
-Differences: h0 is the permutation, so parts are equally large (technique 3 asks for one that all
-    ranks share). Cells are claimed by compare-and-swap: under the paper's read-after-write a thread
-    that has seen a free cell may write after another has read its own entry back, which is then
-    lost. A cell holds the entry's number and -1 marks an empty one. Where a part's serial memory is
-    full, entries go to a list of their own and are put into their parts afterwards: ``Spill``
-    counts them. It needs a table of 2.2 cells an entry that has to be cleared before and read
-    after, where the library's sort needs none.
+Differences: h0 is the permutation, so parts are equally large (technique 3 asks for one
+    that all ranks share). Cells are claimed by compare-and-swap: under the paper's
+    read-after-write a thread that has seen a free cell may write after another has read
+    its own entry back, which is then lost. A cell holds the entry's number and -1 marks
+    an empty one. Where a part's serial memory is full, entries go to a list of their
+    own and are put into their parts afterwards: ``Spill`` counts them. It needs a table
+    of 2.2 cells an entry that has to be cleared before and read after, where the
+    library's sort needs none.
 
 Legend: K entries, W parts.
 """
@@ -51,8 +52,8 @@ def algorithm_1(
 ) -> tuple[Parts, Spill]:
     """``sparse.partition`` with a hash table; the entries of a part are in any order.
 
-    ``parallel`` and ``serial`` are the cells of all parts together, r1 and r2 in the paper: by
-    default 2 K and a tenth of it.
+    ``parallel`` and ``serial`` are the cells of all parts together, r1 and r2 in the
+    paper: by default 2 K and a tenth of it.
     """
     check_range(entries, num_units)
     length = max(1, part_length(num_units, world))
@@ -89,7 +90,9 @@ def algorithm_1(
     placed_K = places_K[order_K.long()]
     counts_W = (placed_K // length).bincount(minlength=world)
     units = entries.values.view(-1, entries.width)[order_K.long()].reshape(-1)
-    parts = Parts(tuple(counts_W.tolist()), Entries(placed_K % length, units, entries.width))
+    parts = Parts(
+        tuple(counts_W.tolist()), Entries(placed_K % length, units, entries.width)
+    )
     return parts, Spill(sum(min(taken, r2) for taken in taken_W), fallback)
 
 

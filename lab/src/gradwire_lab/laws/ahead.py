@@ -25,21 +25,24 @@ Encode = Callable[[TensorEncoder, Member, State, int, Tensor], None]
 
 
 def law_encoding_ahead_changes_no_bit(exchange: Exchange, case: Case) -> bool:
-    """Tensors of ``apart`` may be encoded before the others are there: the bits are the same.
+    """Tensors of ``apart`` may be encoded before the others are there: the bits are the
+    same.
 
     Whichever of them, on each rank others and in another order, over three steps.
 
-    To do: in encode_ahead read and write that tensor's elements only, of gradient, residual and
-    state, and have synchronise take it from me.ahead instead of encoding it again.
+    To do: in encode_ahead read and write that tensor's elements only, of gradient,
+    residual and state, and have synchronise take it from me.ahead instead of encoding
+    it again.
     """
     return _same_bits(exchange, case, lambda one, *of: one.encode_ahead(*of))
 
 
 def law_encoding_on_the_host_changes_no_bit(exchange: Exchange, case: Case) -> bool:
-    """Tensors of ``apart`` may be copied to the host and encoded there: the bits are the same.
+    """Tensors of ``apart`` may be copied to the host and encoded there: the bits are
+    the same.
 
-    To do: in encode_on_host yield all that is selected from, with the residual in it, and leave in
-    the residual what the entries lack of it.
+    To do: in encode_on_host yield all that is selected from, with the residual in it,
+    and leave in the residual what the entries lack of it.
     """
     return _same_bits(exchange, case, _by_copies)
 
@@ -60,13 +63,17 @@ def _same_bits(exchange: Exchange, case: Case, encode: Encode) -> bool:
     if own is None or not own.exchange.apart(case.spec) or case.world == 1:
         return False
     for tried in (exchange, ErrorFeedback(exchange)):
-        for got, want in zip(_steps(tried, case, encode), _steps(tried, case), strict=True):
+        for got, want in zip(
+            _steps(tried, case, encode), _steps(tried, case), strict=True
+        ):
             for a_N, b_N in zip(got, want, strict=True):
                 must(same_bits(a_N, b_N), "a mean or a state differs")
     return True
 
 
-def _steps(exchange: Exchange, case: Case, encode: Encode | None = None) -> list[list[Tensor]]:
+def _steps(
+    exchange: Exchange, case: Case, encode: Encode | None = None
+) -> list[list[Tensor]]:
     """The means and the tensors of all states after each step."""
     draw = random.Random(case.seed)
     found = []
@@ -82,8 +89,12 @@ def _steps(exchange: Exchange, case: Case, encode: Encode | None = None) -> list
             for me, state, grad_N in zip(members, states, grads, strict=True)
         ]
         states = drive(texts, seed=case.seed).results
-        must(not any(me.ahead for me in members), "what was encoded ahead was not taken")
-        found.append([*grads, *(tensor.clone() for tensor in tensors_of(tuple(states)))])
+        must(
+            not any(me.ahead for me in members), "what was encoded ahead was not taken"
+        )
+        found.append(
+            [*grads, *(tensor.clone() for tensor in tensors_of(tuple(states)))]
+        )
     return found
 
 

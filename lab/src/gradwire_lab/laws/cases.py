@@ -1,4 +1,6 @@
-"""Worlds, sizes and dtypes that exchanges are tried with, and the order in which ranks run."""
+"""Worlds, sizes and dtypes that exchanges are tried with, and the order in which ranks
+run.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ SIZES = (0, 1, 5, 8, 9, 64, 1000)
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """How many ranks, how long a gradient, of which dtype, drawn and interleaved by which seed."""
+    """How many ranks, how long a gradient, of which dtype, drawn and interleaved by
+    which seed.
+    """
 
     world: int
     numel: int
@@ -29,7 +33,10 @@ class Case:
     def grads(self, step: int = 0) -> list[Tensor]:
         """One gradient a rank; other ones for another step."""
         draw = torch.Generator().manual_seed(1000 * self.seed + step)
-        return [torch.randn(self.numel, generator=draw).to(self.dtype) for _ in range(self.world)]
+        return [
+            torch.randn(self.numel, generator=draw).to(self.dtype)
+            for _ in range(self.world)
+        ]
 
     @property
     def spec(self) -> TensorSpec:
@@ -39,8 +46,12 @@ class Case:
         return TensorSpec("gradient", self.numel, self.dtype, shapes=shapes)
 
     def members(self) -> list[Member]:
-        """Every rank's part in a message, whose turn is not the first: the seed chooses it."""
-        return [Member(rank, self.world, turn=1 + self.seed) for rank in range(self.world)]
+        """Every rank's part in a message, whose turn is not the first: the seed chooses
+        it.
+        """
+        return [
+            Member(rank, self.world, turn=1 + self.seed) for rank in range(self.world)
+        ]
 
     def states(self, exchange: Exchange) -> list[State]:
         """One rank's state each, before the first step."""
@@ -53,7 +64,9 @@ class Case:
 
 
 EVERY_WORLD_AND_SIZE = tuple(
-    Case(world=world, numel=numel, seed=world + numel) for world in range(1, 10) for numel in SIZES
+    Case(world=world, numel=numel, seed=world + numel)
+    for world in range(1, 10)
+    for numel in SIZES
 )
 
 FEW = (
@@ -72,14 +85,23 @@ FEW = (
 
 LARGE = tuple(
     Case(world=world, numel=numel, seed=world)
-    for world, numel in ((3, 65_537), (7, 16_385), (5, 16_384), (6, 16_385), (4, 65_537))
+    for world, numel in (
+        (3, 65_537),
+        (7, 16_385),
+        (5, 16_384),
+        (6, 16_385),
+        (4, 65_537),
+    )
 )
-"""Sizes at which code takes another way: 64 KiB of float32 and one element more, and a block of
-65,536 elements and one; numbers of ranks that are a power of two and not."""
+"""Sizes at which code takes another way: 64 KiB of float32 and one element more, and a
+block of 65,536 elements and one; numbers of ranks that are a power of two and not.
+"""
 
 
 def thinned(grad_N: Tensor, every: int) -> Tensor:
-    """The gradient in one of so many places, 0 in the others; with ``every`` = 0 in all."""
+    """The gradient in one of so many places, 0 in the others; with ``every`` = 0 in
+    all.
+    """
     thin_N = torch.zeros_like(grad_N)
     if every:
         thin_N[::every] = grad_N[::every]
@@ -95,8 +117,8 @@ def kept_of(state: State, numel: int) -> Tensor:
 def accuracy(exchange: Exchange, case: Case) -> torch.dtype:
     """The dtype to whose rounding an exchange must balance.
 
-    Float32, unless the mean is of 16 bits itself, or a collective sums 16-bit payloads on the way,
-    whose rounding no rank sees.
+    Float32, unless the mean is of 16 bits itself, or a collective sums 16-bit payloads
+    on the way, whose rounding no rank sees.
     """
     coarsest = max(case.dtype, torch.float32, key=lambda d: torch.finfo(d).eps)
     while isinstance(exchange, Wrapper):

@@ -1,6 +1,8 @@
-"""The laws of collectives: each takes an exchange (a collective with a codec) and a case.
+"""The laws of collectives: each takes an exchange (a collective with a codec) and a
+case.
 
-Those of ``OF_ANY`` ask nothing of a codec, and hold for algorithms that are exchanges themselves.
+Those of ``OF_ANY`` ask nothing of a codec, and hold for algorithms that are exchanges
+themselves.
 """
 
 from __future__ import annotations
@@ -23,14 +25,20 @@ from .tolerance import assert_near, largest, must, same_bits
 
 
 def _driven(
-    exchange: Exchange, grads: list[Tensor], seed: int, states: list[State] | None = None
+    exchange: Exchange,
+    grads: list[Tensor],
+    seed: int,
+    states: list[State] | None = None,
 ) -> Outcome[Any]:
     made = texts(exchange, grads, states)
     return drive(made, seed=seed, ranks_per_host=exchange.ranks_per_host)
 
 
 def _means(
-    exchange: Exchange, grads: list[Tensor], seed: int, states: list[State] | None = None
+    exchange: Exchange,
+    grads: list[Tensor],
+    seed: int,
+    states: list[State] | None = None,
 ) -> list[Tensor]:
     return [mean_N for mean_N, _, _ in _driven(exchange, grads, seed, states).results]
 
@@ -46,8 +54,8 @@ def _is_exact(exchange: Exchange, case: Case) -> bool:
 def law_never_deadlocks(exchange: Exchange, case: Case) -> None:
     """No interleaving of ranks deadlocks, not even where a send waits for its receiver.
 
-    To do: yield a send and its receive together, as the tuple (Send(...), Recv(...)), or order
-    them by rank.
+    To do: yield a send and its receive together, as the tuple (Send(...), Recv(...)),
+    or order them by rank.
     """
     for seed in range(3):
         try:
@@ -68,7 +76,12 @@ def law_equals_the_dense_mean(exchange: Pair, case: Case) -> bool:
     for mean_N in _means(exchange, grads, case.seed):
         must(mean_N.dtype == case.dtype, f"the mean is {mean_N.dtype}")
         assert_near(
-            mean_N, want_N, case.dtype, magnitude=largest(*grads), terms=case.world, what="the mean"
+            mean_N,
+            want_N,
+            case.dtype,
+            magnitude=largest(*grads),
+            terms=case.world,
+            what="the mean",
         )
     return True
 
@@ -76,8 +89,8 @@ def law_equals_the_dense_mean(exchange: Pair, case: Case) -> bool:
 def law_same_bits_on_every_rank(exchange: Exchange, case: Case) -> None:
     """The mean has the same bits on every rank.
 
-    To do: merge in one order everywhere (ranks ascending), or merge in one place and send the
-    result on unchanged; decode also what this rank encoded itself.
+    To do: merge in one order everywhere (ranks ascending), or merge in one place and
+    send the result on unchanged; decode also what this rank encoded itself.
     """
     means = _means_of(exchange, case, case.seed)
     for rank, mean_N in enumerate(means):
@@ -89,7 +102,8 @@ def law_sends_the_stated_bytes(exchange: Exchange, case: Case) -> None:
 
     Where sizes vary with values none are stated, and a pair says so.
 
-    To do: let sizes of what is sent follow from the spec alone, or declare exact_size=False.
+    To do: let sizes of what is sent follow from the spec alone, or declare
+    exact_size=False.
     """
     sent = _driven(exchange, case.grads(), case.seed, case.states(exchange)).sent_bytes
     stated = exchange.wire_bytes(case.spec, case.world)
@@ -100,8 +114,8 @@ def law_sends_the_stated_bytes(exchange: Exchange, case: Case) -> None:
 def law_any_interleaving_same_bits(exchange: Exchange, case: Case) -> None:
     """The result does not depend on which rank runs first.
 
-    To do: merge by rank and never by arrival, and keep nothing that ranks share outside of the
-    verbs.
+    To do: merge by rank and never by arrival, and keep nothing that ranks share outside
+    of the verbs.
     """
     first, *others = (_means_of(exchange, case, seed) for seed in range(3))
     for means in others:
@@ -112,12 +126,13 @@ def law_any_interleaving_same_bits(exchange: Exchange, case: Case) -> None:
 
 
 def law_verbs_do_not_depend_on_values(exchange: Exchange, case: Case) -> None:
-    """Ordinary gradients, zeros, NaN and zeros on one rank take the same verbs in the same order.
+    """Ordinary gradients, zeros, NaN and zeros on one rank take the same verbs in the
+    same order.
 
     And whatever sizes depend on, all ranks know.
 
-    To do: yield the same verbs whatever the gradient holds; if a size follows from values, tell
-    it to all ranks first by a verb of a fixed size.
+    To do: yield the same verbs whatever the gradient holds; if a size follows from
+    values, tell it to all ranks first by a verb of a fixed size.
     """
     ordinary = case.grads()
     zeros = [torch.zeros_like(g) for g in ordinary]
@@ -129,7 +144,8 @@ def law_verbs_do_not_depend_on_values(exchange: Exchange, case: Case) -> None:
 
 
 def law_mean_may_overwrite_the_gradient(exchange: Exchange, case: Case) -> None:
-    """``synchronise`` with ``out_N`` being ``grad_N`` leaves the bits that another buffer gets.
+    """``synchronise`` with ``out_N`` being ``grad_N`` leaves the bits that another
+    buffer gets.
 
     To do: read all of grad_N before out_N is written.
     """
@@ -137,7 +153,9 @@ def law_mean_may_overwrite_the_gradient(exchange: Exchange, case: Case) -> None:
     grads = case.grads()
     steps = [
         exchange.synchronise(Member(rank, case.world), state, grad_N, grad_N)
-        for rank, (state, grad_N) in enumerate(zip(case.states(exchange), grads, strict=True))
+        for rank, (state, grad_N) in enumerate(
+            zip(case.states(exchange), grads, strict=True)
+        )
     ]
     drive(steps, seed=case.seed, ranks_per_host=exchange.ranks_per_host)
     for rank, (grad_N, want_N) in enumerate(zip(grads, want, strict=True)):
@@ -162,17 +180,21 @@ def _spoilt(buffer: Tensor) -> Tensor:
 
 
 def law_used_buffers_change_nothing(exchange: Exchange, case: Case) -> None:
-    """Steps of many, few, no and many non-zero elements have the bits that new buffers give.
+    """Steps of many, few, no and many non-zero elements have the bits that new buffers
+    give.
 
-    One rank has no element in any of them. Buffers are kept from step to step, and hold NaN each
-    time they are asked for.
+    One rank has no element in any of them. Buffers are kept from step to step, and hold
+    NaN each time they are asked for.
 
-    To do: write every element of what me.scratch(...) gives before it is read. Who needs what a
+    To do: write every element of what me.scratch(...) gives before it is read. Who
+    needs what a
     buffer holds keeps the tensor: asked for again, its name may stand for other memory.
     """
     members = [Undefined(rank, case.world) for rank in range(case.world)]
     for step, every in enumerate((1, 16, 0, 1)):
-        grads = [thinned(g, every if rank else 0) for rank, g in enumerate(case.grads(step))]
+        grads = [
+            thinned(g, every if rank else 0) for rank, g in enumerate(case.grads(step))
+        ]
         want = _means(exchange, grads, case.seed, case.states(exchange))
         steps = [
             exchange.synchronise(me, state, g, g)
@@ -199,9 +221,11 @@ def law_gradient_untouched(exchange: Exchange, case: Case) -> None:
 def law_sums_do_not_overflow(exchange: Pair, case: Case) -> bool:
     """16-bit gradients near the end of their range have a finite mean, as under DDP.
 
-    Not said of codecs that round one gradient alone beyond that range, or may, at random.
+    Not said of codecs that round one gradient alone beyond that range, or may, at
+    random.
 
-    To do: sum in working_dtype(grad_N.dtype), or divide by the number of ranks before the sum.
+    To do: sum in working_dtype(grad_N.dtype), or divide by the number of ranks before
+    the sum.
     """
     codec = exchange.codec
     if codec.traits.unbiased and not codec.traits.lossless:
@@ -212,12 +236,17 @@ def law_sums_do_not_overflow(exchange: Pair, case: Case) -> bool:
         if not bool(codec.decode(alone, torch.empty_like(grads[0])).isfinite().all()):
             continue
         for rank, mean_N in enumerate(_means(exchange, grads, case.seed)):
-            must(bool(mean_N.isfinite().all()), f"rank {rank}: a sum of {dtype} overflowed")
+            must(
+                bool(mean_N.isfinite().all()),
+                f"rank {rank}: a sum of {dtype} overflowed",
+            )
     return True
 
 
 def _verbs(exchange: Exchange, case: Case, grads: list[Tensor]) -> list[list[Any]]:
-    """The verbs that each rank yields, one list a rank; sizes only where they may not vary."""
+    """The verbs that each rank yields, one list a rank; sizes only where they may not
+    vary.
+    """
     exact = _is_exact(exchange, case)
     logs: list[list[Any]] = [[] for _ in grads]
     own = texts(exchange, grads, case.states(exchange))
@@ -225,7 +254,9 @@ def _verbs(exchange: Exchange, case: Case, grads: list[Tensor]) -> list[list[Any
     try:
         drive(steps, seed=case.seed, ranks_per_host=exchange.ranks_per_host)
     except (Deadlock, InvalidSetting, LawBroken) as error:
-        raise LawBroken(f"ranks with other values called other verbs: {error}") from error
+        raise LawBroken(
+            f"ranks with other values called other verbs: {error}"
+        ) from error
     return logs
 
 
@@ -246,7 +277,11 @@ def _sketch(verb: Verb, exact: bool) -> tuple[Any, ...]:
     if isinstance(verb, Compute):
         return (kind, verb.name, verb.numel if exact else None)
     peer = getattr(verb, "dst", getattr(verb, "src", None))
-    parts = (verb.out_sizes, verb.in_sizes) if isinstance(verb, AllToAll) and exact else None
+    parts = (
+        (verb.out_sizes, verb.in_sizes)
+        if isinstance(verb, AllToAll) and exact
+        else None
+    )
     return (kind, peer, verb.buf.dtype, verb.buf.numel() if exact else None, parts)
 
 
@@ -261,4 +296,6 @@ OF_ANY: tuple[Callable[[Exchange, Case], None], ...] = (
     law_gradient_untouched,
 )
 
-LAWS = tuple(found for name, found in sorted(globals().items()) if name.startswith("law_"))
+LAWS = tuple(
+    found for name, found in sorted(globals().items()) if name.startswith("law_")
+)

@@ -1,7 +1,8 @@
 """The laws of compressors: each takes any compressor and any flat gradient.
 
-A law asks a compressor's traits whether it applies, and returns False where it does not. The
-residual that a law needs is made from the gradient's length, so that a failure can be repeated.
+A law asks a compressor's traits whether it applies, and returns False where it does
+not. The residual that a law needs is made from the gradient's length, so that a failure
+can be repeated.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from .tolerance import assert_near, largest, must, same_bits, tame
 
 
 def law_residual_holds_what_is_missing(codec: Compressor, grad_N: Tensor) -> bool:
-    """decode(encode(g, r)) + new r = g + r, to the working dtype's accuracy whatever the wire's.
+    """decode(encode(g, r)) + new r = g + r, to the working dtype's accuracy whatever
+    the wire's.
 
-    To do: set residual_N to gradient plus residual less what decode gives of this payload,
-    element by element.
+    To do: set residual_N to gradient plus residual less what decode gives of this
+    payload, element by element.
     """
     if not tame(grad_N):
         return False
@@ -46,12 +48,13 @@ def law_residual_holds_what_is_missing(codec: Compressor, grad_N: Tensor) -> boo
 
 
 def law_residual_form_encodes_the_sum(codec: Compressor, grad_N: Tensor) -> bool:
-    """encode(g, r) has the bytes of encode(g + r), where g + r has the gradient's dtype.
+    """encode(g, r) has the bytes of encode(g + r), where g + r has the gradient's
+    dtype.
 
     If what is sent depends on more than the sum, at least where r is 0.
 
-    To do: add residual_N to the gradient before anything else is computed; if the two must be
-    told apart, declare reads_latest=True.
+    To do: add residual_N to the gradient before anything else is computed; if the two
+    must be told apart, declare reads_latest=True.
     """
     if working_dtype(grad_N.dtype) != grad_N.dtype:
         return False
@@ -80,21 +83,25 @@ def law_residual_stays_finite(codec: Compressor, grad_N: Tensor) -> None:
 def law_non_finite_is_visible(codec: Compressor, grad_N: Tensor) -> None:
     """An inf or NaN can be seen after decode, and nothing else looks like it.
 
-    To do: let comparisons pass NaN on, as ~(abs(x) <= cut) does, and scale before a wire dtype
-    overflows.
+    To do: let comparisons pass NaN on, as ~(abs(x) <= cut) does, and scale before a
+    wire dtype overflows.
     """
     decoded_N = decoded_of(codec, grad_N, grad_N.dtype)
     if not bool(grad_N.isfinite().all()):
         must(not bool(decoded_N.isfinite().all()), "an inf or NaN was lost")
     elif tame(grad_N):
-        must(bool(decoded_N.isfinite().all()), "a finite gradient decodes to an inf or NaN")
+        must(
+            bool(decoded_N.isfinite().all()),
+            "a finite gradient decodes to an inf or NaN",
+        )
 
 
 def law_non_finite_is_visible_with_residual(codec: Compressor, grad_N: Tensor) -> bool:
-    """An inf or NaN in the gradient can be seen after decode, also where there is a residual.
+    """An inf or NaN in the gradient can be seen after decode, also where there is a
+    residual.
 
-    To do: add the residual to the gradient as it is, and clean the residual only after the
-    payload is made.
+    To do: add the residual to the gradient as it is, and clean the residual only after
+    the payload is made.
     """
     if bool(grad_N.isfinite().all()):
         return False
@@ -119,8 +126,8 @@ def law_lossless_means_bit_equal(codec: Compressor, grad_N: Tensor) -> bool:
 def law_contraction(codec: Compressor, grad_N: Tensor) -> bool:
     """||x - decode(encode(x))|| <= ||x||, for gradients within the wire dtype's range.
 
-    To do: send magnitudes that are not too large, such as means of what they stand for, or do
-    not declare contraction=True.
+    To do: send magnitudes that are not too large, such as means of what they stand for,
+    or do not declare contraction=True.
     """
     if not codec.traits.contraction or not tame(grad_N):
         return False
@@ -137,25 +144,30 @@ def law_contraction(codec: Compressor, grad_N: Tensor) -> bool:
 def law_unbiased(codec: Compressor, grad_N: Tensor) -> bool:
     """The mean of decode(encode(x)) over n steps nears x, element by element.
 
-    Within z = 6 standard errors and 42 / n of the range that elements were seen to move in: what
-    is sent in few steps may be sent in none of n, and shows no spread then. (The empirical
-    Bernstein bound: Maurer and Pontil, COLT 2009, theorem 4, at odds of 3e-8.)
+    Within z = 6 standard errors and 42 / n of the range that elements were seen to move
+    in: what is sent in few steps may be sent in none of n, and shows no spread then.
+    (The empirical Bernstein bound: Maurer and Pontil, COLT 2009, theorem 4, at odds of
+    3e-8.)
 
-    To do: round at random with the right odds, draw anew in each step, divide what is dropped
-    at random by its odds; or do not declare unbiased=True.
+    To do: round at random with the right odds, draw anew in each step, divide what is
+    dropped at random by its odds; or do not declare unbiased=True.
     """
     says_more = codec.traits.lossless  # bit equality does, in one step
     if not codec.traits.unbiased or says_more or not tame(grad_N) or not grad_N.numel():
         return False
     num_steps = 400
     state = codec.init(spec_alone(grad_N))
-    decoded_SN = torch.empty(num_steps, grad_N.numel(), dtype=working_dtype(grad_N.dtype))
+    decoded_SN = torch.empty(
+        num_steps, grad_N.numel(), dtype=working_dtype(grad_N.dtype)
+    )
     for out_N in decoded_SN:
         payload, state = codec.encode(state, grad_N)
         codec.decode(payload, out_N)
     decoded_SN = decoded_SN.double()
     moved = float((decoded_SN.amax(0) - decoded_SN.amin(0)).max())
-    range_ = moved or 2 * largest(decoded_SN)  # nothing was drawn: all it could have moved in
+    range_ = moved or 2 * largest(
+        decoded_SN
+    )  # nothing was drawn: all it could have moved in
     error_N = decoded_SN.std(0) / num_steps**0.5
     rounding = 8 * torch.finfo(torch.float32).eps * largest(grad_N, decoded_SN)
     allowed_N = 6 * error_N + 42 / num_steps * range_ + rounding
@@ -163,14 +175,17 @@ def law_unbiased(codec: Compressor, grad_N: Tensor) -> bool:
     worst = int((off_N - allowed_N).argmax())
     must(
         bool(off_N[worst] <= allowed_N[worst]),
-        f"unbiased, yet element {worst} is {float(grad_N[worst]):.6g} and its mean over "
-        f"{num_steps} steps {float(off_N[worst]):.3g} off, allowed {float(allowed_N[worst]):.3g}",
+        f"unbiased, yet element {worst} is {float(grad_N[worst]):.6g} and its "
+        "mean over "
+        f"{num_steps} steps {float(off_N[worst]):.3g} off, allowed "
+        f"{float(allowed_N[worst]):.3g}",
     )
     return True
 
 
 def law_merge_adds_the_decoded(codec: Compressor, grad_N: Tensor) -> bool:
-    """merge(payload, sum, scale) adds scale times the decoded gradient, to float32 accuracy.
+    """merge(payload, sum, scale) adds scale times the decoded gradient, to float32
+    accuracy.
 
     Kernels take their scale as a float32.
 
@@ -199,14 +214,18 @@ def law_merge_adds_the_decoded(codec: Compressor, grad_N: Tensor) -> bool:
 def law_merge_all_is_merge_of_each(codec: Compressor, grad_N: Tensor) -> bool:
     """merge_all of several payloads is merge of each, to float32 accuracy.
 
-    Where codecs decode by a transform, it is more accurate than that sum, and never less.
+    Where codecs decode by a transform, it is more accurate than that sum, and never
+    less.
 
-    To do: leave merge_all to the base class, or add up all payloads before you decode them.
+    To do: leave merge_all to the base class, or add up all payloads before you decode
+    them.
     """
     if not tame(grad_N):
         return False
     dtype = working_dtype(grad_N.dtype)
-    payloads = [encoded(codec, one_N) for one_N in (grad_N, -0.5 * grad_N, grad_N.flip(0))]
+    payloads = [
+        encoded(codec, one_N) for one_N in (grad_N, -0.5 * grad_N, grad_N.flip(0))
+    ]
     sum_N = residual_for(grad_N)
     want_N = residual_for(grad_N)
     sizes = [largest(codec.decode(p, torch.empty_like(sum_N))) for p in payloads]
@@ -250,8 +269,8 @@ def law_decode_scales(codec: Compressor, grad_N: Tensor) -> bool:
 def law_decode_overwrites(codec: Compressor, grad_N: Tensor) -> None:
     """``decode`` gives the same bits whatever ``out_N`` held, be it NaN.
 
-    To do: write every element of out_N, zeros too (out_N.zero_() before a scatter), and never
-    add to it.
+    To do: write every element of out_N, zeros too (out_N.zero_() before a scatter), and
+    never add to it.
     """
     payload = encoded(codec, grad_N)
     dtype = working_dtype(grad_N.dtype)
@@ -266,14 +285,18 @@ def law_decode_overwrites(codec: Compressor, grad_N: Tensor) -> None:
 def law_additive_payloads_may_be_summed(codec: Compressor, grad_N: Tensor) -> bool:
     """decode(sum of values) = sum of decodes, which a library all-reduce relies on.
 
-    To do: make decode linear in a single field called values, or do not declare additive=True.
+    To do: make decode linear in a single field called values, or do not declare
+    additive=True.
     """
     if not codec.traits.additive or not tame(grad_N):
         return False
     codec = codec.for_world(3)
     grads = [grad_N, -0.5 * grad_N, grad_N.flip(0)]
     payloads = [encoded(codec, g) for g in grads]
-    must([f.name for f in payloads[0].format] == ["values"], "a sum needs one field, values")
+    must(
+        [f.name for f in payloads[0].format] == ["values"],
+        "a sum needs one field, values",
+    )
     dtype = working_dtype(grad_N.dtype)
     want_N = torch.zeros(grad_N.numel(), dtype=dtype)
     for payload in payloads:
@@ -293,10 +316,11 @@ def law_additive_payloads_may_be_summed(codec: Compressor, grad_N: Tensor) -> bo
 
 
 def law_sum_over_ranks_cannot_overflow(codec: Compressor, grad_N: Tensor) -> bool:
-    """Additive payloads of W gradients near the end of the wire's range have a finite sum.
+    """Additive payloads of W gradients near the end of the wire's range have a finite
+    sum.
 
-    To do: let for_world(world) divide by world before values are narrowed, and decode multiply
-    by it.
+    To do: let for_world(world) divide by world before values are narrowed, and decode
+    multiply by it.
     """
     if not codec.traits.additive:
         return False
@@ -310,7 +334,10 @@ def law_sum_over_ranks_cannot_overflow(codec: Compressor, grad_N: Tensor) -> boo
     for _ in range(world - 1):
         payload["values"].add_(values_N)
     mean_N = codec.decode(payload, torch.empty_like(big_N), scale=1 / world)
-    must(bool(mean_N.isfinite().all()), f"the sum of {world} gradients of {top:.4g} overflows")
+    must(
+        bool(mean_N.isfinite().all()),
+        f"the sum of {world} gradients of {top:.4g} overflows",
+    )
     coarse = max(torch.finfo(wire).eps, torch.finfo(grad_N.dtype).eps)
     must(
         bool(((mean_N.double() / top - 1).abs() <= world * coarse).all()),
@@ -320,7 +347,8 @@ def law_sum_over_ranks_cannot_overflow(codec: Compressor, grad_N: Tensor) -> boo
 
 
 def law_settings_are_frozen_values(codec: Compressor, grad_N: Tensor) -> None:
-    """Settings compare and hash by value and cannot be changed, as formats are cached by them.
+    """Settings compare and hash by value and cannot be changed, as formats are cached
+    by them.
 
     To do: make the class a @dataclass(frozen=True, kw_only=True) of plain values.
     """
@@ -328,8 +356,13 @@ def law_settings_are_frozen_values(codec: Compressor, grad_N: Tensor) -> None:
     must(is_dataclass(settings), f"{type(codec).__name__} is no dataclass")
     must(replace(settings) == codec, "an equal copy is not equal")
     must(hash(replace(settings)) == hash(codec), "an equal copy has another hash")
-    alone, plain = (made.format(spec_alone(grad_N)) for made in (codec.for_world(1), codec))
-    must(alone.size_bytes == plain.size_bytes, "among one rank the payload has another size")
+    alone, plain = (
+        made.format(spec_alone(grad_N)) for made in (codec.for_world(1), codec)
+    )
+    must(
+        alone.size_bytes == plain.size_bytes,
+        "among one rank the payload has another size",
+    )
     for field in fields(settings):
         must(field.kw_only is True, f"{field.name} may be given by position")
         try:

@@ -1,7 +1,8 @@
-"""The laws of decoupled momentum: each takes a wrapped exchange, which keeps its own account.
+"""The laws of decoupled momentum: each takes a wrapped exchange, which keeps its own
+account.
 
-What of ``laws.momentum`` and ``laws.exchanges`` is about any account holds here as it stands
-(``SHARED``).
+What of ``laws.momentum`` and ``laws.exchanges`` is about any account holds here as it
+stands (``SHARED``).
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ NUM_STEPS = 4
 def law_what_decays_arrives_or_waits(exchange: DecoupledMomentum, case: Case) -> None:
     """Conservation: sum of (gradient + decay * old m) = W * mean + sum of new m.
 
-    To do: multiply m by decay once a step, before anything is added to it, and take away only what
-    arrived.
+    To do: multiply m by decay once a step, before anything is added to it, and take
+    away only what arrived.
     """
     states: list[State] = case.states(exchange)
     for number in range(NUM_STEPS):
@@ -45,7 +46,9 @@ def law_what_decays_arrives_or_waits(exchange: DecoupledMomentum, case: Case) ->
         )
 
 
-def law_without_decay_it_is_error_feedback(exchange: DecoupledMomentum, case: Case) -> None:
+def law_without_decay_it_is_error_feedback(
+    exchange: DecoupledMomentum, case: Case
+) -> None:
     """Decay 1 is error feedback, bit for bit.
 
     To do: keep what is pending as with_error_feedback does.
@@ -61,8 +64,13 @@ def law_without_decay_it_is_error_feedback(exchange: DecoupledMomentum, case: Ca
         others = states_of(want)
         for a, b in zip(got, want, strict=True):
             must(same_bits(a[0], b[0]), f"step {number}: the means differ")
-            must(same_bits(kept_of(a[2], case.numel), kept_of(b[2], case.numel)), "m differs")
+            must(
+                same_bits(kept_of(a[2], case.numel), kept_of(b[2], case.numel)),
+                "m differs",
+            )
 
 
-OWN = tuple(found for name, found in sorted(globals().items()) if name.startswith("law_"))
+OWN = tuple(
+    found for name, found in sorted(globals().items()) if name.startswith("law_")
+)
 SHARED = momentum.SHARED

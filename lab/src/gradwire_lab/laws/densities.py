@@ -1,7 +1,9 @@
-"""The law of densities: what a sparsifier takes misses what was asked by no more than it states.
+"""The law of densities: what a sparsifier takes misses what was asked by no more than
+it states.
 
-``Traits.density_range`` is the statement. It is held to by codecs, by what they send, and by
-exchanges with a shared support, by what arrives in the mean: there all ranks take the same.
+``Traits.density_range`` is the statement. It is held to by codecs, by what they send,
+and by exchanges with a shared support, by what arrives in the mean: there all ranks
+take the same.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from .tolerance import must
 
 KINDS = ("normal", "laplace", "heavy-tailed", "sparse")
 UNKIND = ("cauchy", "lognormal", "shifted", "few classes")
-"""Kinds of gradients that no fitted distribution resembles; the laws hold for them as well."""
+"""Kinds of gradients that no fitted distribution resembles; the laws hold for them as
+well.
+"""
 WORLD = 2
 NUM_CLASSES = 1000
 LEAST_ASKED = 64
@@ -35,7 +39,9 @@ def drawn(kind: str, numel: int, seed: int = 0) -> Tensor:
         return few_classes(numel, draw)
     normal_N = torch.randn(numel, generator=draw)
     if kind == "laplace":
-        return normal_N.sign() * -torch.rand(numel, generator=draw).clamp_min(1e-30).log()
+        return (
+            normal_N.sign() * -torch.rand(numel, generator=draw).clamp_min(1e-30).log()
+        )
     if kind == "heavy-tailed":
         return normal_N / torch.randn(3, numel, generator=draw).square().mean(0).sqrt()
     if kind == "sparse":
@@ -50,9 +56,11 @@ def drawn(kind: str, numel: int, seed: int = 0) -> Tensor:
 
 
 def few_classes(numel: int, draw: torch.Generator) -> Tensor:
-    """The gradient of a linear layer of 1000 classes behind ReLU, from a batch with three of them.
+    """The gradient of a linear layer of 1000 classes behind ReLU, from a batch with
+    three of them.
 
-    The rows of these three hold nearly all of it, and every other row much the same little.
+    The rows of these three hold nearly all of it, and every other row much the same
+    little.
     """
     width = -(-numel // NUM_CLASSES)
     batch = 32
@@ -67,30 +75,39 @@ def few_classes(numel: int, draw: torch.Generator) -> Tensor:
 
 def has_density(algorithm: Any) -> bool:
     """Whether the user asks for a density."""
-    return is_dataclass(algorithm) and any(part.name == "density" for part in fields(algorithm))
+    return is_dataclass(algorithm) and any(
+        part.name == "density" for part in fields(algorithm)
+    )
 
 
 def law_density_range_is_stated(algorithm: Any) -> None:
-    """``Traits.density_range`` is stated by what has a setting ``density``, and by nothing else.
+    """``Traits.density_range`` is stated by what has a setting ``density``, and by
+    nothing else.
 
     To do: declare density_range=(least, most) in the traits, with least <= 1 <= most.
     """
     stated = _range(algorithm)
     must(
         (stated is not None) == has_density(algorithm),
-        f"density_range is {stated} with{'' if has_density(algorithm) else 'out'} a density",
+        f"density_range is {stated} "
+        f"with{'' if has_density(algorithm) else 'out'} a density",
     )
     if stated is not None:
-        must(0 <= stated[0] <= 1 <= stated[1], f"{stated} does not hold the density asked for")
+        must(
+            0 <= stated[0] <= 1 <= stated[1],
+            f"{stated} does not hold the density asked for",
+        )
 
 
 def law_no_more_than_stated(algorithm: Any, density: float, grad_N: Tensor) -> bool:
-    """No gradient at all has more taken of it than was stated, so that memory is bounded.
+    """No gradient at all has more taken of it than was stated, so that memory is
+    bounded.
 
-    But for whole elements: one, or one of each layer, of which a vector has as many as ranks.
+    But for whole elements: one, or one of each layer, of which a vector has as many as
+        ranks.
 
-    To do: cap what passes a threshold at most * density * numel elements, or state a wider
-    density_range.
+    To do: cap what passes a threshold at most * density * numel elements, or state a
+    wider density_range.
     """
     stated = _range(algorithm)
     if stated is None:
@@ -107,10 +124,11 @@ def law_no_more_than_stated(algorithm: Any, density: float, grad_N: Tensor) -> b
 
 
 def law_no_less_than_stated(algorithm: Any, density: float, grad_N: Tensor) -> bool:
-    """Every gradient has as many elements taken as was stated, or all that are not 0 if fewer.
+    """Every gradient has as many elements taken as was stated, or all that are not 0 if
+    fewer.
 
-    To do: count what passes a threshold and choose again where it is too few, or state a wider
-    density_range.
+    To do: count what passes a threshold and choose again where it is too few, or state
+    a wider density_range.
     """
     asked = density * grad_N.numel()
     stated = _range(algorithm)
@@ -121,13 +139,16 @@ def law_no_less_than_stated(algorithm: Any, density: float, grad_N: Tensor) -> b
     taken = _taken(algorithm, density, grad_N)
     must(
         taken >= least * possible - 0.5,
-        f"took {taken} of {possible:.1f} that it could: fewer than {least} times as many",
+        f"took {taken} of {possible:.1f} that it could: fewer than {least} times "
+        "as many",
     )
     return True
 
 
 def _range(algorithm: Any) -> tuple[float, float] | None:
-    """The density range that is stated, if any; an exchange may declare no traits at all."""
+    """The density range that is stated, if any; an exchange may declare no traits at
+    all.
+    """
     traits: Traits | None = algorithm.traits
     return None if traits is None else traits.density_range
 
@@ -140,7 +161,9 @@ def _taken(algorithm: Any, density: float, grad_N: Tensor) -> int:
         return int(algorithm.entries(payload)[0].numel())
     members = [Member(rank, WORLD) for rank in range(WORLD)]
     texts = [
-        algorithm.synchronise(me, algorithm.init(spec, WORLD), grad_N, torch.empty_like(grad_N))
+        algorithm.synchronise(
+            me, algorithm.init(spec, WORLD), grad_N, torch.empty_like(grad_N)
+        )
         for me in members
     ]
     drive(texts, seed=0)

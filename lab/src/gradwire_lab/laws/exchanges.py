@@ -32,7 +32,9 @@ NUM_STEPS = 4
 
 @dataclass(frozen=True)
 class RunOnly(Exchange):
-    """An exchange that knows only ``run``: its ``synchronise`` is that of the base class."""
+    """An exchange that knows only ``run``: its ``synchronise`` is that of the base
+    class.
+    """
 
     inner: Exchange
 
@@ -54,16 +56,21 @@ def _total(tensors: list[Tensor]) -> Tensor:
 def _assert_same_results(got: list[Any], want: list[Any], what: str) -> None:
     for rank, (a, b) in enumerate(zip(got, want, strict=True)):
         must(same_bits(a[0], b[0]), f"rank {rank}: {what}: the means differ")
-        must(same_bits(a[1], b[1]), f"rank {rank}: {what}: what was contributed differs")
+        must(
+            same_bits(a[1], b[1]), f"rank {rank}: {what}: what was contributed differs"
+        )
         pairs = zip(tensors_of(a[2]), tensors_of(b[2]), strict=True)
-        must(all(same_bits(x, y) for x, y in pairs), f"rank {rank}: {what}: states differ")
+        must(
+            all(same_bits(x, y) for x, y in pairs),
+            f"rank {rank}: {what}: states differ",
+        )
 
 
 def law_nothing_is_lost_or_made(exchange: Exchange, case: Case) -> None:
     """Conservation: sum of (gradient + old residual) = W * mean + sum of new residuals.
 
-    To do: whoever loses something, at a re-encoding too, keeps it in its own residual; what
-    arrived leaves the residual.
+    To do: whoever loses something, at a re-encoding too, keeps it in its own residual;
+    what arrived leaves the residual.
     """
     kept = ErrorFeedback(exchange)
     states = case.states(kept)
@@ -80,7 +87,8 @@ def law_nothing_is_lost_or_made(exchange: Exchange, case: Case) -> None:
             accuracy(exchange, case),
             magnitude=case.world * size,
             terms=case.world + 4,
-            what=f"step {step}: W * mean + new residuals against gradients + old residuals",
+            what=f"step {step}: W * mean + new residuals against gradients + old "
+            "residuals",
         )
         old_N = new_N
 
@@ -88,8 +96,8 @@ def law_nothing_is_lost_or_made(exchange: Exchange, case: Case) -> None:
 def law_contributions_make_the_mean(exchange: Exchange, case: Case) -> None:
     """The sum of what ranks contributed is W * mean, with and without error feedback.
 
-    To do: return as contributed_N what of this rank's gradient is in the mean, in the working
-    dtype, and not what was meant to be.
+    To do: return as contributed_N what of this rank's gradient is in the mean, in the
+    working dtype, and not what was meant to be.
     """
     for tried in (exchange, ErrorFeedback(exchange)):
         states = case.states(tried)
@@ -140,12 +148,12 @@ def law_contributed_is_what_left_the_residual(exchange: Exchange, case: Case) ->
 def law_kept_buffers_change_no_bit(exchange: Exchange, case: Case) -> None:
     """Means and states are those that new buffers give, bit for bit.
 
-    Over two steps with error feedback, and in one without. Kept buffers hold NaN each time they are
-    asked for. The definition with new buffers gives every exchange a residual, and there is none
-    otherwise.
+    Over two steps with error feedback, and in one without. Kept buffers hold NaN each
+    time they are asked for. The definition with new buffers gives every exchange a
+    residual, and there is none otherwise.
 
-    To do: write every element of what me.scratch(...) gives before it is read, and compute the same
-    with a residual of zeros as without one.
+    To do: write every element of what me.scratch(...) gives before it is read, and
+    compute the same with a residual of zeros as without one.
     """
     for tried, num_steps in ((exchange, 1), (ErrorFeedback(exchange), 2)):
         states = case.states(tried)
@@ -158,17 +166,22 @@ def law_kept_buffers_change_no_bit(exchange: Exchange, case: Case) -> None:
                 tried.synchronise(members[r], clone_state(states[r]), grads[r], outs[r])
                 for r in range(case.world)
             ]
-            states = drive(steps, seed=case.seed, ranks_per_host=exchange.ranks_per_host).results
+            states = drive(
+                steps, seed=case.seed, ranks_per_host=exchange.ranks_per_host
+            ).results
             got = [(outs[r], want[r][1], states[r]) for r in range(case.world)]
-            _assert_same_results(got, want, f"step {step}: kept buffers against new ones")
+            _assert_same_results(
+                got, want, f"step {step}: kept buffers against new ones"
+            )
 
 
 def law_fused_form_agrees_with_the_definition(exchange: Exchange, case: Case) -> bool:
     """``synchronise`` with a residual does what the base class makes of ``run``.
 
-    From one common state, because an exchange may cut and round elsewhere. Not for 16-bit
-    gradients: there the definition rounds the sum before it is encoded, and so has another wire.
-    What tells the gradient from the residual knows only the sum there: the two agree without one.
+    From one common state, because an exchange may cut and round elsewhere. Not for
+    16-bit gradients: there the definition rounds the sum before it is encoded, and so
+    has another wire. What tells the gradient from the residual knows only the sum
+    there: the two agree without one.
 
     To do: exchange grad_N + residual_N, and leave in residual_N that sum less what was
     contributed.
@@ -231,8 +244,11 @@ def law_repeatable_under_any_interleaving(exchange: Exchange, case: Case) -> Non
         _assert_same_results(got, want, f"interleaving {seed}")
 
 
-def law_non_finite_reaches_all_and_does_not_stay(exchange: Exchange, case: Case) -> bool:
-    """An inf or NaN of one rank is in the mean on all, in no residual, and gone in the next step.
+def law_non_finite_reaches_all_and_does_not_stay(
+    exchange: Exchange, case: Case
+) -> bool:
+    """An inf or NaN of one rank is in the mean on all, in no residual, and gone in the
+    next step.
 
     To do: send what is not finite instead of dropping it, and set residuals at it to 0.
     """
@@ -245,22 +261,29 @@ def law_non_finite_reaches_all_and_does_not_stay(exchange: Exchange, case: Case)
         grads[-1][case.numel // 2] = spoil
         results = run_local(kept, grads, before, seed=case.seed)
         for rank, (mean_N, _, state) in enumerate(results):
-            must(not bool(mean_N.isfinite().all()), f"rank {rank} does not see the {spoil}")
+            must(
+                not bool(mean_N.isfinite().all()),
+                f"rank {rank} does not see the {spoil}",
+            )
             must(
                 bool(kept_of(state, case.numel).isfinite().all()),
                 f"rank {rank} keeps the {spoil} in its residual",
             )
-        for mean_N, _, _ in run_local(kept, case.grads(step=2), states_of(results), seed=case.seed):
+        for mean_N, _, _ in run_local(
+            kept, case.grads(step=2), states_of(results), seed=case.seed
+        ):
             must(bool(mean_N.isfinite().all()), f"a {spoil} came back in the next step")
     return True
 
 
 def law_an_undone_step_leaves_no_trace(exchange: Exchange, case: Case) -> bool:
-    """Once the state before a step is put back, the next step is as if that one had never been.
+    """Once the state before a step is put back, the next step is as if that one had
+    never been.
 
     The undone step has an inf on one rank, for which a loss scaler would skip it.
 
-    To do: keep all that a later step needs in the state, and none of it in self or in buffers.
+    To do: keep all that a later step needs in the state, and none of it in self or in
+    buffers.
     """
     if not case.numel:
         return False
@@ -275,9 +298,12 @@ def law_an_undone_step_leaves_no_trace(exchange: Exchange, case: Case) -> bool:
             if step == 1:
                 grads[-1][case.numel // 2] = torch.inf
             texts = [
-                kept.synchronise(*own) for own in zip(members, states, grads, grads, strict=True)
+                kept.synchronise(*own)
+                for own in zip(members, states, grads, grads, strict=True)
             ]
-            states = drive(texts, seed=step, ranks_per_host=exchange.ranks_per_host).results
+            states = drive(
+                texts, seed=step, ranks_per_host=exchange.ranks_per_host
+            ).results
             if step == 1:
                 states = [*before]
         found.append([*grads, *tensors_of(tuple(states))])
@@ -289,14 +315,17 @@ def law_an_undone_step_leaves_no_trace(exchange: Exchange, case: Case) -> bool:
 def law_residual_finite_for_huge_gradients(exchange: Exchange, case: Case) -> None:
     """Residuals stay finite for gradients near the end of their dtype's range.
 
-    To do: keep residuals in working_dtype(grad_N.dtype), and replace what overflowed in them by
-    0.
+    To do: keep residuals in working_dtype(grad_N.dtype), and replace what overflowed in
+    them by 0.
     """
     kept = ErrorFeedback(exchange)
     states = case.states(kept)
     for step in range(2):
         grads = [g.sign() * (0.85 * torch.finfo(g.dtype).max) for g in case.grads(step)]
-        grads = [g * torch.rand(len(g), generator=_seeded(r)).to(g) for r, g in enumerate(grads)]
+        grads = [
+            g * torch.rand(len(g), generator=_seeded(r)).to(g)
+            for r, g in enumerate(grads)
+        ]
         states = states_of(run_local(kept, grads, states, seed=case.seed))
         for rank, state in enumerate(states):
             must(
@@ -312,8 +341,8 @@ def _seeded(seed: int) -> torch.Generator:
 def law_alone_is_plain_training(exchange: Exchange, case: Case) -> None:
     """Among one rank the mean is the gradient, bit for bit, and nothing is kept.
 
-    To do: begin synchronise with: if me.world == 1: yield from synchronise_alone(grad_N, out_N,
-    residual_N).
+    To do: begin synchronise with: if me.world == 1: yield from
+    synchronise_alone(grad_N, out_N, residual_N).
     """
     for tried in (exchange, ErrorFeedback(exchange)):
         states = [tried.init(case.spec, 1)]
@@ -321,16 +350,22 @@ def law_alone_is_plain_training(exchange: Exchange, case: Case) -> None:
             grad_N = case.grads(step)[0]
             [(mean_N, contributed_N, state)] = run_local(tried, [grad_N], states)
             must(same_bits(mean_N, grad_N), "alone, the mean is not the gradient")
-            must(same_bits(contributed_N, grad_N.to(contributed_N.dtype)), "contributed is not")
-            must(not bool(kept_of(state, case.numel).any()), "alone, something was kept")
+            must(
+                same_bits(contributed_N, grad_N.to(contributed_N.dtype)),
+                "contributed is not",
+            )
+            must(
+                not bool(kept_of(state, case.numel).any()), "alone, something was kept"
+            )
             states = [state]
 
 
 def law_tensors_are_encoded_apart(exchange: Exchange, case: Case) -> bool:
-    """Where elements share a scale, a tensor's mean does not depend on the tensors beside it.
+    """Where elements share a scale, a tensor's mean does not depend on the tensors
+    beside it.
 
-    To do: encode each tensor of a message by itself, as pair does for codecs that declare
-    shared_scale=True.
+    To do: encode each tensor of a message by itself, as pair does for codecs that
+    declare shared_scale=True.
     """
     if not isinstance(exchange, Pair) or not exchange.codec.traits.shared_scale:
         return False
@@ -341,7 +376,9 @@ def law_tensors_are_encoded_apart(exchange: Exchange, case: Case) -> bool:
         grads = case.grads()
         for grad_N in grads:
             grad_N[first:] *= factor
-        return [mean_N[:first] for mean_N, _, _ in run_local(kept, grads, case.states(kept))]
+        return [
+            mean_N[:first] for mean_N, _, _ in run_local(kept, grads, case.states(kept))
+        ]
 
     for mean_N, other_N in zip(of_first(1.0), of_first(1000.0), strict=True):
         must(
@@ -352,12 +389,13 @@ def law_tensors_are_encoded_apart(exchange: Exchange, case: Case) -> bool:
 
 
 def law_no_tensor_is_missing(exchange: Exchange, case: Case) -> bool:
-    """Something of each tensor is sent, however small beside others, where ``every_tensor`` is set.
+    """Something of each tensor is sent, however small beside others, where
+    ``every_tensor`` is set.
 
     Each rank, of every tensor whose gradient is not all zeros.
 
-    To do: select in each tensor of TensorSpec.shapes by itself, at least one element that is not
-    0, or do not declare every_tensor.
+    To do: select in each tensor of TensorSpec.shapes by itself, at least one element
+    that is not 0, or do not declare every_tensor.
     """
     if exchange.traits is None or not exchange.traits.every_tensor:
         return False
@@ -381,27 +419,36 @@ def law_no_tensor_is_missing(exchange: Exchange, case: Case) -> bool:
 
 
 def law_whole_numbers_of_the_state_are_shared(exchange: Exchange, case: Case) -> bool:
-    """Whole numbers of the state, and fields that it ``decides_by``, are the same on all ranks.
+    """Whole numbers of the state, and fields that it ``decides_by``, are the same on
+    all ranks.
 
-    Fields with a value for each element, whose names end in ``_N``, are each rank's own.
-    Checkpoints compare the others.
+    Fields with a value for each element, whose names end in ``_N``, are each rank's
+    own. Checkpoints compare the others.
 
-    To do: count what all ranks know, or keep a rank's own figure as a floating-point number.
+    To do: count what all ranks know, or keep a rank's own figure as a floating-point
+    number.
     """
     if exchange.ranks_per_host > 1:
         return False
     states = case.states(exchange)
     for step in range(NUM_STEPS):
-        states = states_of(run_local(exchange, case.grads(step), states, seed=case.seed))
+        states = states_of(
+            run_local(exchange, case.grads(step), states, seed=case.seed)
+        )
     deciding = {name for part in nested(exchange) for name in part.decides_by}
     first, *others = (dict(leaves(state)) for state in states)
     for path, held in first.items():
-        decides = not held.is_floating_point() or not deciding.isdisjoint(path.split("."))
+        decides = not held.is_floating_point() or not deciding.isdisjoint(
+            path.split(".")
+        )
         if path.endswith("_N") or not decides:
             continue
         for rank, other in enumerate(others, 1):
             is_same = path in other and torch.equal(held, other[path])
-            must(is_same, f"{path} is {held.tolist()} on rank 0, and another on rank {rank}")
+            must(
+                is_same,
+                f"{path} is {held.tolist()} on rank 0, and another on rank {rank}",
+            )
     return True
 
 

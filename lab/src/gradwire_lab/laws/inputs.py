@@ -1,7 +1,8 @@
-"""Inputs that laws are tried with: awkward gradients, and models with clusters, the small first.
+"""Inputs that laws are tried with: awkward gradients, and models with clusters, the
+small first.
 
-Everything is drawn from seeds, so that what broke a law can be made again: ``Drawn(kind="normal",
-numel=9, seed=27).grad()``.
+Everything is drawn from seeds, so that what broke a law can be made again:
+``Drawn(kind="normal", numel=9, seed=27).grad()``.
 """
 
 from __future__ import annotations
@@ -28,27 +29,50 @@ WIDE_KINDS = (
 )
 """Gradients as deep networks have them, whose elements differ by orders of magnitude.
 
-Normally distributed elements have about eight exponents in a block. Code for more of them is never
-reached with these alone.
+Normally distributed elements have about eight exponents in a block. Code for more of
+them is never reached with these alone.
 """
 FINITE_KINDS = (
-    *("normal", "zeros", "equal", "ties", "spike", "tiny", "minute", "negative", "wide"),
+    *(
+        "normal",
+        "zeros",
+        "equal",
+        "ties",
+        "spike",
+        "tiny",
+        "minute",
+        "negative",
+        "wide",
+    ),
     *WIDE_KINDS,
 )
-NON_FINITE_KINDS = ("one nan", "one inf", "minus inf", "both infs", "all nan", "nan among ties")
+NON_FINITE_KINDS = (
+    "one nan",
+    "one inf",
+    "minus inf",
+    "both infs",
+    "all nan",
+    "nan among ties",
+)
 HUGE_KINDS = ("huge",)
 KINDS = FINITE_KINDS + NON_FINITE_KINDS + HUGE_KINDS
 SIZES = (1, 9, 65, 200)
-"""One element, around one byte of bits, around a group of 64; beside these no element at all."""
+"""One element, around one byte of bits, around a group of 64; beside these no element
+at all.
+"""
 
 LARGEST = 1e4
-"""No finite gradient but a huge one has a larger element: three times this is still a float16."""
+"""No finite gradient but a huge one has a larger element: three times this is still a
+float16.
+"""
 LONGEST_BLOCK = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """How one flat gradient is made; ``strided`` is every second element of a longer tensor."""
+    """How one flat gradient is made; ``strided`` is every second element of a longer
+    tensor.
+    """
 
     kind: str
     numel: int
@@ -58,7 +82,9 @@ class Drawn:
 
     def grad(self) -> Tensor:
         """The gradient, anew in each call."""
-        return make_gradient(self.kind, self.numel, self.dtype, self.seed, strided=self.strided)
+        return make_gradient(
+            self.kind, self.numel, self.dtype, self.seed, strided=self.strided
+        )
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
@@ -107,7 +133,9 @@ def _finite(kind: str, normal_N: Tensor, draw: torch.Generator) -> Tensor:
         case "negative":
             return -normal_N.abs()
         case "wide":
-            return normal_N * 10.0 ** torch.randint(-6, 4, normal_N.shape, generator=draw)
+            return normal_N * 10.0 ** torch.randint(
+                -6, 4, normal_N.shape, generator=draw
+            )
         case kind if kind in WIDE_KINDS:
             return _wide(kind, normal_N, draw)
         case _:
@@ -115,7 +143,9 @@ def _finite(kind: str, normal_N: Tensor, draw: torch.Generator) -> Tensor:
 
 
 def _wide(kind: str, normal_N: Tensor, draw: torch.Generator) -> Tensor:
-    """Elements of one of ``WIDE_KINDS``; "denormals" is a factor on the smallest normal number."""
+    """Elements of one of ``WIDE_KINDS``; "denormals" is a factor on the smallest normal
+    number.
+    """
     uniform_N = torch.rand(normal_N.shape, generator=draw, dtype=torch.float64)
     match kind:
         case "log-uniform":  # over 20 octaves
@@ -125,7 +155,9 @@ def _wide(kind: str, normal_N: Tensor, draw: torch.Generator) -> Tensor:
         case "five scales":
             return normal_N * 2.0 ** (4 * (5 * uniform_N).floor() - 16)
         case "few values":
-            return torch.tensor([0.0, 1e-3, -1e-3, 0.5, -3.0]).double()[(5 * uniform_N).long()]
+            return torch.tensor([0.0, 1e-3, -1e-3, 0.5, -3.0]).double()[
+                (5 * uniform_N).long()
+            ]
         case "outlier":
             outlier_N = normal_N * 1e-4
             outlier_N[len(outlier_N) // 3 :][:1] = LARGEST / 2
@@ -159,8 +191,8 @@ def _spoiled(kind: str, grad_N: Tensor, spot: int) -> Tensor:
 def panel(block: int | None = None) -> tuple[Drawn, ...]:
     """Every kind in every size class and dtype, the shortest first; float32 oftenest.
 
-    With ``block``, the elements that share what a reduction gives, there are gradients of a block
-    and one element too.
+    With ``block``, the elements that share what a reduction gives, there are gradients
+    of a block and one element too.
 
     >>> print(*panel()[:2], sep="; ")
     normal, 0 elements, float32, seed 0; normal, 1 elements, float32, seed 3
@@ -178,11 +210,13 @@ def panel(block: int | None = None) -> tuple[Drawn, ...]:
     ]
     if block is not None:
         longer = min(block, LONGEST_BLOCK) + 1
-        made += [Drawn(kind=kind, numel=longer) for kind in ("normal", "wide", "one nan")]
+        made += [
+            Drawn(kind=kind, numel=longer) for kind in ("normal", "wide", "one nan")
+        ]
     return (Drawn(kind="normal", numel=0), *sorted(made, key=lambda one: one.numel))
 
 
-# ---- models and clusters -----------------------------------------------------------------------
+# ---- models and clusters -------------------------------------------------------------
 
 LayerRow = tuple[Sequence[int], float, float]
 """Elements of each tensor of a layer, its forward and its backward seconds."""
@@ -192,7 +226,9 @@ NUM_MODELS = 24
 
 
 def profile_of(
-    *rows: LayerRow, model: str = "drawn", dtypes: Sequence[GradientDType] = ("float32",)
+    *rows: LayerRow,
+    model: str = "drawn",
+    dtypes: Sequence[GradientDType] = ("float32",),
 ) -> Profile:
     """One layer a row; tensors take ``dtypes`` in turn."""
     layers = []
@@ -201,7 +237,9 @@ def profile_of(
         tensors = []
         for numel in numels:
             dtype = dtypes[count % len(dtypes)]
-            tensors.append(ProfiledTensor(name=f"t{count}", shape=(numel,), dtype=dtype))
+            tensors.append(
+                ProfiledTensor(name=f"t{count}", shape=(numel,), dtype=dtype)
+            )
             count += 1
         layers.append(
             Layer(
@@ -211,12 +249,16 @@ def profile_of(
                 backward_s=backward_s,
             )
         )
-    return Profile(model=model, source="made up for laws", batch_size=1, layers=tuple(layers))
+    return Profile(
+        model=model, source="made up for laws", batch_size=1, layers=tuple(layers)
+    )
 
 
 @dataclass(frozen=True)
 class Facts:
-    """The inputs of a planner: the rows of a profile, the dtypes of its tensors, and a cluster."""
+    """The inputs of a planner: the rows of a profile, the dtypes of its tensors, and a
+    cluster.
+    """
 
     rows: tuple[LayerRow, ...]
     dtypes: tuple[GradientDType, ...]
@@ -235,11 +277,15 @@ class Facts:
         sizes = ", ".join(str(list(numels)) for numels, _, _ in self.rows)
         ranks = self.cluster.num_ranks
         rate = self.cluster.rate_bytes_per_s
-        return f"layers of {sizes} elements, {'/'.join(self.dtypes)}, {ranks} ranks, {rate:.3g} B/s"
+        return (
+            f"layers of {sizes} elements, {'/'.join(self.dtypes)}, {ranks} ranks, "
+            f"{rate:.3g} B/s"
+        )
 
 
 def facts() -> tuple[Facts, ...]:
-    """Models of up to seven layers on clusters of up to 64 ranks, those of few elements first.
+    """Models of up to seven layers on clusters of up to 64 ranks, those of few elements
+    first.
 
     Some layers have no gradients, some take no time, some tensors are empty.
     """
@@ -248,7 +294,9 @@ def facts() -> tuple[Facts, ...]:
     for number in range(NUM_MODELS):
         rows = tuple(
             (
-                tuple(draw.choice((0, 1, 9, 300, 3000)) for _ in range(draw.randrange(4))),
+                tuple(
+                    draw.choice((0, 1, 9, 300, 3000)) for _ in range(draw.randrange(4))
+                ),
                 draw.choice((0.0, 10 ** draw.uniform(-6, -2))),
                 draw.choice((0.0, 10 ** draw.uniform(-6, -2))),
             )

@@ -35,10 +35,14 @@ def _drawn(exchange: Pair, case: Case) -> tuple[Tensor, Tensor, Tensor]:
     means = []
     given = []
     for _ in range(NUM_DRAWS):
-        results = run_local(exchange, case.grads()[:1] * case.world, states, seed=case.seed)
+        results = run_local(
+            exchange, case.grads()[:1] * case.world, states, seed=case.seed
+        )
         states = states_of(results)
         means.append(results[0][0].double())
-        given.append(torch.stack([contributed_N.double() for _, contributed_N, _ in results]))
+        given.append(
+            torch.stack([contributed_N.double() for _, contributed_N, _ in results])
+        )
     return case.grads()[0].double(), torch.stack(means), torch.stack(given)
 
 
@@ -46,14 +50,19 @@ def _rounds_at_random(exchange: Exchange, case: Case) -> bool:
     """Whether the codec is unbiased, and the case large enough for statistics."""
     traits = exchange.codec.traits if isinstance(exchange, Pair) else None
     is_random = traits is not None and traits.unbiased and not traits.lossless
-    return is_random and case.world > 1 and case.numel >= 200 and case.dtype == torch.float32
+    return (
+        is_random
+        and case.world > 1
+        and case.numel >= 200
+        and case.dtype == torch.float32
+    )
 
 
 def law_ranks_draw_apart(exchange: Exchange, case: Case) -> bool:
     """Equal gradients are rounded on each rank by itself, where rounding is drawn.
 
-    Then the mean has 1/W of the variance of what a rank contributes. Were the same numbers drawn
-    everywhere, it would have all of it.
+    Then the mean has 1/W of the variance of what a rank contributes. Were the same
+    numbers drawn everywhere, it would have all of it.
 
     To do: give each rank another seed in for_world(world, rank), and encode with
     me.variant_of(codec).
@@ -61,7 +70,9 @@ def law_ranks_draw_apart(exchange: Exchange, case: Case) -> bool:
     if not isinstance(exchange, Pair) or not _rounds_at_random(exchange, case):
         return False
     grad_N, means_SN, given_SWN = _drawn(exchange, case)
-    of_mean, of_one = (float((t - grad_N).square().mean()) for t in (means_SN, given_SWN))
+    of_mean, of_one = (
+        float((t - grad_N).square().mean()) for t in (means_SN, given_SWN)
+    )
     share = case.world * of_mean / of_one
     must(0.8 < share < 1.25, f"the mean has {share:.3g} / W of the variance of one")
     return True
@@ -70,10 +81,11 @@ def law_ranks_draw_apart(exchange: Exchange, case: Case) -> bool:
 def law_unbiased_codecs_make_unbiased_means(exchange: Exchange, case: Case) -> bool:
     """The mean of an unbiased codec is unbiased, also where it is encoded again.
 
-    The numbers drawn for it were not used before: over steps and elements, means miss the gradient
-    by no more than chance has them miss it.
+    The numbers drawn for it were not used before: over steps and elements, means miss
+    the gradient by no more than chance has them miss it.
 
-    To do: draw other random numbers for the mean than for the gradients that it is made of.
+    To do: draw other random numbers for the mean than for the gradients that it is made
+    of.
     """
     if not isinstance(exchange, Pair) or not _rounds_at_random(exchange, case):
         return False
@@ -87,13 +99,16 @@ def law_unbiased_codecs_make_unbiased_means(exchange: Exchange, case: Case) -> b
 
 
 def law_what_is_kept_does_not_grow_by_itself(exchange: Exchange, case: Case) -> bool:
-    """After 60 steps of gradients, 60 of zeros deliver what was kept, or leave it as it is.
+    """After 60 steps of gradients, 60 of zeros deliver what was kept, or leave it as it
+    is.
 
-    A loss that comes back larger than it was, through an encoder that is no contraction or through
-    one after another, grows in every step. Between ranks what is kept may move: W times at most.
+    A loss that comes back larger than it was, through an encoder that is no contraction
+    or through one after another, grows in every step. Between ranks what is kept may
+    move: W times at most.
 
-    To do: add what is kept to the next gradient once, on one rank; declare contraction=True and
-    error_feedback=True only of what never loses more than it was given.
+    To do: add what is kept to the next gradient once, on one rank; declare
+    contraction=True and error_feedback=True only of what never loses more than it was
+    given.
     """
     if feedback_refusal(exchange) is not None:
         return False
@@ -108,7 +123,9 @@ def law_what_is_kept_does_not_grow_by_itself(exchange: Exchange, case: Case) -> 
         ]
         hosts = exchange.ranks_per_host
         states[:] = drive(texts, seed=case.seed, ranks_per_host=hosts).results
-        return float(torch.stack([kept_of(state, case.numel) for state in states]).norm())
+        return float(
+            torch.stack([kept_of(state, case.numel) for state in states]).norm()
+        )
 
     for number in range(NUM_KEPT_STEPS):
         before = step(case.grads(number))
@@ -116,10 +133,13 @@ def law_what_is_kept_does_not_grow_by_itself(exchange: Exchange, case: Case) -> 
         left = step([torch.zeros_like(grad_N) for grad_N in case.grads()])
         must(
             left <= 2 * case.world * before,
-            f"{number + 1} steps of zeros after gradients, what is kept grew from {before:.3g} to "
+            f"{number + 1} steps of zeros after gradients, what is kept grew "
+            f"from {before:.3g} to "
             f"{left:.3g}",
         )
     return True
 
 
-LAWS = tuple(found for name, found in sorted(globals().items()) if name.startswith("law_"))
+LAWS = tuple(
+    found for name, found in sorted(globals().items()) if name.startswith("law_")
+)

@@ -1,7 +1,9 @@
-"""The laws of momentum correction: each takes a wrapped exchange, which keeps its own account.
+"""The laws of momentum correction: each takes a wrapped exchange, which keeps its own
+account.
 
-What of ``laws.exchanges`` is about any account holds here as it stands (``SHARED``); what momentum
-changes has a form of its own. u is velocity, v what is pending, m the momentum.
+What of ``laws.exchanges`` is about any account holds here as it stands (``SHARED``);
+what momentum changes has a form of its own. u is velocity, v what is pending, m the
+momentum.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ NUM_STEPS = 4
 
 
 class MomentumStep(NamedTuple):
-    """One rank's step: its state before and after, its gradient, and what it is said to give."""
+    """One rank's step: its state before and after, its gradient, and what it is said to
+    give.
+    """
 
     before: Any
     grad_N: Tensor
@@ -40,7 +44,9 @@ class MomentumStep(NamedTuple):
         return fresh_N.to(velocity_N.dtype)
 
 
-def _steps(exchange: MomentumCorrection, case: Case) -> list[tuple[Tensor, list[MomentumStep]]]:
+def _steps(
+    exchange: MomentumCorrection, case: Case
+) -> list[tuple[Tensor, list[MomentumStep]]]:
     """The mean and every rank's step, of a few steps."""
     states: list[State] = case.states(exchange)
     found = []
@@ -49,7 +55,10 @@ def _steps(exchange: MomentumCorrection, case: Case) -> list[tuple[Tensor, list[
         results = run_local(exchange, grads, states, seed=case.seed + number)
         ranks = zip(states, grads, results, strict=True)
         found.append(
-            (results[0][0], [MomentumStep(old, g, given, new) for old, g, (_, given, new) in ranks])
+            (
+                results[0][0],
+                [MomentumStep(old, g, given, new) for old, g, (_, given, new) in ranks],
+            )
         )
         states = [state for _, _, state in results]
     return found
@@ -59,8 +68,11 @@ def _total(tensors: list[Tensor]) -> Tensor:
     return torch.stack([t.double() for t in tensors]).sum(0)
 
 
-def law_what_momentum_adds_arrives_or_waits(exchange: MomentumCorrection, case: Case) -> None:
-    """Conservation: sum of (old v + u) = W * mean + sum of new v; with Nesterov g + m u for u.
+def law_what_momentum_adds_arrives_or_waits(
+    exchange: MomentumCorrection, case: Case
+) -> None:
+    """Conservation: sum of (old v + u) = W * mean + sum of new v; with Nesterov g + m u
+    for u.
 
     To do: add the velocity to what is pending once a step, and take away only what was
     contributed.
@@ -69,7 +81,9 @@ def law_what_momentum_adds_arrives_or_waits(exchange: MomentumCorrection, case: 
     for number, (mean_N, ranks) in enumerate(_steps(exchange, case)):
         moved = [step.velocity(m) for step in ranks]
         if exchange.nesterov:
-            moved = [step.grad_N + m * u_N for step, u_N in zip(ranks, moved, strict=True)]
+            moved = [
+                step.grad_N + m * u_N for step, u_N in zip(ranks, moved, strict=True)
+            ]
         old = [step.before.residual_N for step in ranks]
         new = [step.after.residual_N for step in ranks]
         assert_near(
@@ -85,8 +99,8 @@ def law_what_momentum_adds_arrives_or_waits(exchange: MomentumCorrection, case: 
 def law_contributions_make_the_mean(exchange: MomentumCorrection, case: Case) -> None:
     """The sum of what ranks contributed is W * mean.
 
-    To do: return as contributed_N what of this rank's gradient is in the mean, in the working
-    dtype, and not what was meant to be.
+    To do: return as contributed_N what of this rank's gradient is in the mean, in the
+    working dtype, and not what was meant to be.
     """
     for number, (mean_N, ranks) in enumerate(_steps(exchange, case)):
         given = [step.contributed_N for step in ranks]
@@ -98,24 +112,32 @@ def law_contributions_make_the_mean(exchange: MomentumCorrection, case: Case) ->
             _total(given),
             case.world * mean_N.double(),
             max(case.dtype, torch.float32, key=lambda d: torch.finfo(d).eps),
-            magnitude=case.world * largest(mean_N, *given, *(s.after.residual_N for s in ranks)),
+            magnitude=case.world
+            * largest(mean_N, *given, *(s.after.residual_N for s in ranks)),
             terms=case.world + 8,
             what=f"step {number}: the sum of contributions against W * mean",
         )
 
 
-def law_velocity_goes_on_or_is_cleared(exchange: MomentumCorrection, case: Case) -> None:
-    """u is 0 exactly where the element left, if another one of its tensor stayed; else m u + g.
+def law_velocity_goes_on_or_is_cleared(
+    exchange: MomentumCorrection, case: Case
+) -> None:
+    """u is 0 exactly where the element left, if another one of its tensor stayed; else
+    m u + g.
 
-    To do: clear the velocity of the elements that were sent, and of no others; of no tensor all of
-    which was sent.
+    To do: clear the velocity of the elements that were sent, and of no others; of no
+    tensor all of which was sent.
     """
     for number, (_, ranks) in enumerate(_steps(exchange, case)):
         for rank, step in enumerate(ranks):
             left_N = step.contributed_N != 0
             whole_N = step.contributed_N.double() + step.after.residual_N.double()
-            stayed = torch.split(~left_N & (whole_N != 0), list(tensor_sizes(case.spec)))
-            is_masked_N = left_N & torch.cat([one.any().expand_as(one) for one in stayed])
+            stayed = torch.split(
+                ~left_N & (whole_N != 0), list(tensor_sizes(case.spec))
+            )
+            is_masked_N = left_N & torch.cat(
+                [one.any().expand_as(one) for one in stayed]
+            )
             masks = exchange.masking and case.world > 1
             fresh_N = step.velocity(exchange.momentum)
             assert_near(
@@ -141,14 +163,18 @@ def law_velocity_stays_finite(exchange: MomentumCorrection, case: Case) -> bool:
         results = run_local(exchange, grads, case.states(exchange), seed=case.seed)
         states = [state for _, _, state in results]
         for rank, state in enumerate(states):
-            must(bool(state.velocity_N.isfinite().all()), f"rank {rank} keeps the {spoil}")
+            must(
+                bool(state.velocity_N.isfinite().all()),
+                f"rank {rank} keeps the {spoil}",
+            )
         for mean_N, _, _ in run_local(exchange, case.grads(1), states, seed=case.seed):
             must(bool(mean_N.isfinite().all()), f"a {spoil} came back in the next step")
     return True
 
 
 def law_alone_is_momentum_sgd(exchange: MomentumCorrection, case: Case) -> None:
-    """Among one rank means are what torch.optim.SGD steps by, bit for bit in working dtypes.
+    """Among one rank means are what torch.optim.SGD steps by, bit for bit in working
+    dtypes.
 
     To do: compute u = m u + g in the working dtype, without dampening.
     """
@@ -173,7 +199,9 @@ def law_alone_is_momentum_sgd(exchange: MomentumCorrection, case: Case) -> None:
         )
 
 
-def law_without_momentum_it_is_error_feedback(exchange: MomentumCorrection, case: Case) -> None:
+def law_without_momentum_it_is_error_feedback(
+    exchange: MomentumCorrection, case: Case
+) -> None:
     """Momentum 0 leaves only the residual: means and residuals are error feedback's.
 
     To do: keep what is pending as with_error_feedback does.
@@ -188,10 +216,15 @@ def law_without_momentum_it_is_error_feedback(exchange: MomentumCorrection, case
         states, others = ([state for _, _, state in results] for results in (got, want))
         for a, b in zip(got, want, strict=True):
             must(same_bits(a[0], b[0]), f"step {number}: the means differ")
-            must(torch.equal(a[2].residual_N, b[2].residual_N), f"step {number}: residuals differ")
+            must(
+                torch.equal(a[2].residual_N, b[2].residual_N),
+                f"step {number}: residuals differ",
+            )
 
 
-OWN = tuple(found for name, found in sorted(globals().items()) if name.startswith("law_"))
+OWN = tuple(
+    found for name, found in sorted(globals().items()) if name.startswith("law_")
+)
 SHARED = (
     exchanges.law_kept_buffers_change_no_bit,
     exchanges.law_callers_tensors_untouched,

@@ -1,6 +1,7 @@
 """The laws of payloads: each takes any compressor and any flat gradient.
 
-They ask of sizes, buffers and who may write what; ``compressors`` asks what is in a payload.
+They ask of sizes, buffers and who may write what; ``compressors`` asks what is in a
+payload.
 """
 
 from __future__ import annotations
@@ -24,9 +25,13 @@ def spec_alone(grad_N: Tensor) -> TensorSpec:
     return TensorSpec("gradient", grad_N.numel(), grad_N.dtype)
 
 
-def encoded(codec: Compressor, grad_N: Tensor, residual_N: Tensor | None = None) -> Payload:
+def encoded(
+    codec: Compressor, grad_N: Tensor, residual_N: Tensor | None = None
+) -> Payload:
     """The payload that a compressor makes of a gradient in its first step."""
-    payload, _ = codec.encode(codec.init(spec_alone(grad_N)), grad_N, residual_N=residual_N)
+    payload, _ = codec.encode(
+        codec.init(spec_alone(grad_N)), grad_N, residual_N=residual_N
+    )
     return payload
 
 
@@ -37,7 +42,9 @@ def content(payload: Payload) -> Tensor:
     return payload.buffer
 
 
-def decoded_of(codec: Compressor, grad_N: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+def decoded_of(
+    codec: Compressor, grad_N: Tensor, dtype: torch.dtype, scale: float = 1.0
+) -> Tensor:
     """The gradient, encoded and then decoded into ``dtype``, times ``scale``."""
     out_N = torch.empty(grad_N.numel(), dtype=dtype)
     return codec.decode(encoded(codec, grad_N), out_N, scale=scale)
@@ -53,23 +60,30 @@ def residual_for(grad_N: Tensor) -> Tensor:
 
 
 def law_round_trip_keeps_shape_and_dtype(codec: Compressor, grad_N: Tensor) -> None:
-    """``decode`` fills ``out_N`` itself and returns it, in the shape and dtype that it has.
+    """``decode`` fills ``out_N`` itself and returns it, in the shape and dtype that it
+    has.
 
     To do: write into out_N in place, and return out_N.
     """
     for dtype in {grad_N.dtype, working_dtype(grad_N.dtype)}:
         out_N = torch.empty(grad_N.numel(), dtype=dtype)
         back_N = codec.decode(encoded(codec, grad_N), out_N)
-        must(back_N.data_ptr() == out_N.data_ptr(), "decode returns another tensor than out_N")
-        must(back_N.shape == grad_N.shape, f"{tuple(grad_N.shape)} came back {back_N.shape}")
+        must(
+            back_N.data_ptr() == out_N.data_ptr(),
+            "decode returns another tensor than out_N",
+        )
+        must(
+            back_N.shape == grad_N.shape,
+            f"{tuple(grad_N.shape)} came back {back_N.shape}",
+        )
         must(back_N.dtype == dtype, f"decoded into {dtype}, returned {back_N.dtype}")
 
 
 def law_stated_bytes_are_real(codec: Compressor, grad_N: Tensor) -> None:
     """A payload has as many bytes as ``format`` states, or not more where sizes vary.
 
-    To do: make format(spec) list every field that encode fills, with its dtype and length;
-    where sizes vary, declare exact_size=False and let format state the largest.
+    To do: make format(spec) list every field that encode fills, with its dtype and
+    length; where sizes vary, declare exact_size=False and let format state the largest.
     """
     stated = codec.format(spec_alone(grad_N)).size_bytes
     payload = encoded(codec, grad_N)
@@ -77,22 +91,32 @@ def law_stated_bytes_are_real(codec: Compressor, grad_N: Tensor) -> None:
     must(buffer.dtype == torch.uint8, f"the payload is {buffer.dtype}")
     must(buffer.is_contiguous(), "the payload has gaps")
     real = buffer.numel()
-    must(payload.size_bytes == real, f"payload says {payload.size_bytes} bytes, holds {real}")
+    must(
+        payload.size_bytes == real,
+        f"payload says {payload.size_bytes} bytes, holds {real}",
+    )
     if codec.traits.exact_size:
         must(stated == real, f"format says {stated} bytes, the payload has {real}")
     else:
-        must(stated >= real, f"format says at most {stated} bytes, the payload has {real}")
+        must(
+            stated >= real,
+            f"format says at most {stated} bytes, the payload has {real}",
+        )
 
 
 def law_size_only_payload_agrees(codec: Compressor, grad_N: Tensor) -> None:
-    """A payload without content has the size of a real one, and gives none of its fields out.
+    """A payload without content has the size of a real one, and gives none of its
+    fields out.
 
     To do: build payloads from format(spec) alone, and leave reading fields to Payload.
     """
     empty = Payload(codec.format(spec_alone(grad_N)))
     if codec.traits.exact_size:
         real = encoded(codec, grad_N).size_bytes
-        must(empty.size_bytes == real, f"size only: {empty.size_bytes} bytes, encoded: {real}")
+        must(
+            empty.size_bytes == real,
+            f"size only: {empty.size_bytes} bytes, encoded: {real}",
+        )
     for field in empty.format:
         try:
             empty[field.name]
@@ -104,8 +128,8 @@ def law_size_only_payload_agrees(codec: Compressor, grad_N: Tensor) -> None:
 def law_same_input_same_bits(codec: Compressor, grad_N: Tensor) -> None:
     """One gradient and one state give one payload, bit for bit.
 
-    To do: draw random numbers from a seed and a step in the state, and keep nothing between
-    calls outside of it.
+    To do: draw random numbers from a seed and a step in the state, and keep nothing
+    between calls outside of it.
     """
     state = codec.init(spec_alone(grad_N))
     bits = [codec.encode(clone_state(state), grad_N)[0] for _ in range(2)]
@@ -117,7 +141,8 @@ def law_given_buffer_is_used(codec: Compressor, grad_N: Tensor) -> None:
 
     Nothing around the buffer is written.
 
-    To do: encode into Payload.empty(form, buffer), and write every byte of it, padding too.
+    To do: encode into Payload.empty(form, buffer), and write every byte of it, padding
+    too.
     """
     want = content(encoded(codec, grad_N))
     size = codec.format(spec_alone(grad_N)).size_bytes
@@ -127,7 +152,10 @@ def law_given_buffer_is_used(codec: Compressor, grad_N: Tensor) -> None:
     used = content(payload)
     real = payload.size_bytes
     must(used.data_ptr() == buffer.data_ptr() or not real, "another buffer was used")
-    must(same_bits(used, want), "in a used buffer the payload has other bits than in a new one")
+    must(
+        same_bits(used, want),
+        "in a used buffer the payload has other bits than in a new one",
+    )
     must(
         bool((around[:8] == 0xA5).all() & (around[8 + size :] == 0xA5).all()),
         "bytes outside the buffer were written",
@@ -135,7 +163,8 @@ def law_given_buffer_is_used(codec: Compressor, grad_N: Tensor) -> None:
 
 
 def law_received_bytes_are_the_payload(codec: Compressor, grad_N: Tensor) -> None:
-    """The number of bytes received tells the payload's layout, and a copy decodes alike.
+    """The number of bytes received tells the payload's layout, and a copy decodes
+    alike.
 
     Other numbers are refused.
 
@@ -163,29 +192,42 @@ def law_received_bytes_are_the_payload(codec: Compressor, grad_N: Tensor) -> Non
 def law_typical_payload_is_one(codec: Compressor, grad_N: Tensor) -> None:
     """The typical payload has a size that payloads have, and is exact where sizes are.
 
-    To do: let typical(spec) be a layout that received accepts, not larger than format(spec).
+    To do: let typical(spec) be a layout that received accepts, not larger than
+    format(spec).
     """
     spec = spec_alone(grad_N)
     typical = codec.typical(spec)
     largest_form = codec.format(spec)
-    must(typical.size_bytes <= largest_form.size_bytes, "typically more than the largest")
-    must(codec.received(spec, typical.size_bytes) == typical, "no payload is like the typical")
+    must(
+        typical.size_bytes <= largest_form.size_bytes, "typically more than the largest"
+    )
+    must(
+        codec.received(spec, typical.size_bytes) == typical,
+        "no payload is like the typical",
+    )
     if codec.traits.exact_size:
-        must(typical == largest_form, "all payloads are alike, and the typical one is not")
+        must(
+            typical == largest_form,
+            "all payloads are alike, and the typical one is not",
+        )
 
 
 def law_rank_changes_no_meaning(codec: Compressor, grad_N: Tensor) -> None:
-    """A payload that one rank encodes, from a state made for any, decodes alike on every other.
+    """A payload that one rank encodes, from a state made for any, decodes alike on
+    every other.
 
-    To do: let for_world change only what is encoded, such as a seed, and neither the layout nor
-    decode.
+    To do: let for_world change only what is encoded, such as a seed, and neither the
+    layout nor decode.
     """
     one, other = (codec.for_world(3, rank) for rank in (1, 2))
     spec = spec_alone(grad_N)
     dtype = working_dtype(grad_N.dtype)
     must(one.format(spec) == other.format(spec), "ranks have other layouts")
     payload, _ = one.encode(codec.for_world(3).init(spec), grad_N)
-    decoded = [c.decode(payload, torch.empty(grad_N.numel(), dtype=dtype)) for c in (one, other)]
+    decoded = [
+        c.decode(payload, torch.empty(grad_N.numel(), dtype=dtype))
+        for c in (one, other)
+    ]
     must(same_bits(*decoded), "ranks decode one payload to different values")
 
 
@@ -214,22 +256,27 @@ def law_payload_untouched_by_decode(codec: Compressor, grad_N: Tensor) -> None:
 
 
 def law_many_are_as_each_alone(codec: Compressor, grad_N: Tensor) -> None:
-    """``encode_many``, ``decode_many`` and ``merge_many`` give the bits of a call for each.
+    """``encode_many``, ``decode_many`` and ``merge_many`` give the bits of a call for
+    each.
 
-    In two steps, as the first leaves its states and residuals to the second. So what is encoded
-    together, in one message or in one call, is no more than a matter of speed.
+    In two steps, as the first leaves its states and residuals to the second. So what is
+    encoded together, in one message or in one call, is no more than a matter of speed.
 
-    To do: let these methods compute nothing from several gradients at once, and use each one's own
-    state, residual and buffer; or leave them to the base class.
+    To do: let these methods compute nothing from several gradients at once, and use
+    each one's own state, residual and buffer; or leave them to the base class.
     """
     third = grad_N.numel() // 3
-    grads = [grad_N[:third], grad_N, grad_N[third:]] if third else [grad_N, grad_N.flip(0)]
+    grads = (
+        [grad_N[:third], grad_N, grad_N[third:]] if third else [grad_N, grad_N.flip(0)]
+    )
     forms = [codec.format(spec_alone(one_N)) for one_N in grads]
     together, alone = ([residual_for(one_N) for one_N in grads] for _ in range(2))
     states = [codec.init(spec_alone(one_N)) for one_N in grads]
     own_states = [clone_state(state) for state in states]
     for _ in range(2):
-        rooms, own_rooms = ([_room(form.size_bytes) for form in forms] for _ in range(2))
+        rooms, own_rooms = (
+            [_room(form.size_bytes) for form in forms] for _ in range(2)
+        )
         many = codec.encode_many(states, grads, together, rooms)
         each = [
             codec.encode(state, one_N, residual_N=residual_N, buffer=room)
@@ -239,11 +286,19 @@ def law_many_are_as_each_alone(codec: Compressor, grad_N: Tensor) -> None:
         ]
         must(len(many) == len(grads), "encode_many returns another number of payloads")
         for (payload, _), (own, _), room in zip(many, each, rooms, strict=True):
-            must(same_bits(content(payload), content(own)), "encode_many sends other bytes")
+            must(
+                same_bits(content(payload), content(own)),
+                "encode_many sends other bytes",
+            )
             is_there = content(payload).data_ptr() == room.data_ptr()
-            must(is_there or not payload.size_bytes, "encode_many does not use the given buffers")
+            must(
+                is_there or not payload.size_bytes,
+                "encode_many does not use the given buffers",
+            )
         pairs = zip(together, alone, strict=True)
-        must(all(same_bits(a, b) for a, b in pairs), "encode_many leaves other residuals")
+        must(
+            all(same_bits(a, b) for a, b in pairs), "encode_many leaves other residuals"
+        )
         states = [state for _, state in many]
         own_states = [state for _, state in each]
     payloads = [payload for payload, _ in many]
@@ -271,4 +326,6 @@ def _must_agree(
     must(agree, f"{name} writes other values than a call for each")
 
 
-LAWS = tuple(found for name, found in sorted(globals().items()) if name.startswith("law_"))
+LAWS = tuple(
+    found for name, found in sorted(globals().items()) if name.startswith("law_")
+)

@@ -1,4 +1,6 @@
-"""The law of compressors written in the language: what is compiled does what is defined."""
+"""The law of compressors written in the language: what is compiled does what is
+defined.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from .tolerance import must, same_bits
 def law_compiled_as_interpreted(codec: Program, grad_N: Tensor) -> bool:
     """C++ gives the interpreter's bits: payload, residual and what is decoded.
 
-    To do: report it to gradwire together with the program: the fault is in what is made of it.
+    To do: report it to gradwire together with the program: the fault is in what is made
+    of it.
     """
     if codec.kernels().built.library() is None:
         return False
@@ -24,13 +27,18 @@ def law_compiled_as_interpreted(codec: Program, grad_N: Tensor) -> bool:
     with reference_only():
         interpreted = _outcome(codec, grad_N)
     for name, value in compiled.items():
-        must(same_bits(value, interpreted[name]), f"C++ and the interpreter give another {name}")
+        must(
+            same_bits(value, interpreted[name]),
+            f"C++ and the interpreter give another {name}",
+        )
     return True
 
 
 def _outcome(codec: Program, grad_N: Tensor) -> dict[str, Tensor]:
     residual_N = torch.ones(grad_N.numel(), dtype=working_dtype(grad_N.dtype))
-    payload, _ = codec.encode(codec.init(spec_alone(grad_N)), grad_N, residual_N=residual_N)
+    payload, _ = codec.encode(
+        codec.init(spec_alone(grad_N)), grad_N, residual_N=residual_N
+    )
     decoded_N = codec.decode(payload, torch.empty_like(residual_N))
     return {
         "payload": content(payload),

@@ -1,4 +1,5 @@
-"""The law that values of 16 bits are rounded twice on their way, among any number of ranks.
+"""The law that values of 16 bits are rounded twice on their way, among any number of
+ranks.
 
 It takes an exchange without error feedback, and a case: see ``UP_TO_128_RANKS``.
 """
@@ -19,7 +20,9 @@ from .inputs import WIDE_KINDS, make_gradient
 from .tolerance import must
 
 KINDS = ("normal", "negative", *WIDE_KINDS)
-"""The kinds of gradients. No two "negative" ones cancel, so their partial sums are largest."""
+"""The kinds of gradients. No two "negative" ones cancel, so their partial sums are
+largest.
+"""
 WORLDS = (2, 3, 4, 5, 7, 8, 16, 33, 128)
 UP_TO_128_RANKS = tuple(Case(world=world, numel=97, seed=world) for world in WORLDS)
 """A number of elements that few numbers of ranks divide."""
@@ -29,14 +32,18 @@ IN_ROUNDS = Case(world=3, numel=13_001, seed=3)
 """Chunks so large that ``allreduce`` sends them to one rank after another."""
 
 
-def law_values_are_rounded_twice_among_any_number_of_ranks(exchange: Exchange, case: Case) -> bool:
-    """A dense mean is off by one rounding of each gradient, one of the mean, and float32 sums.
+def law_values_are_rounded_twice_among_any_number_of_ranks(
+    exchange: Exchange, case: Case
+) -> bool:
+    """A dense mean is off by one rounding of each gradient, one of the mean, and
+    float32 sums.
 
-    Roundings are of the payload's dtype. Sums of W float32 terms are off by W + 2 roundings of
-    float32. Where the mean has another dtype of 16 bits than the payload, it is rounded once more.
+    Roundings are of the payload's dtype. Sums of W float32 terms are off by W + 2
+    roundings of float32. Where the mean has another dtype of 16 bits than the payload,
+    it is rounded once more.
 
-    To do: add up values of 16 bits in float32 on one rank, as allreduce does. A collective that
-    rounds partial sums at every hop declares encodes_sums = True.
+    To do: add up values of 16 bits in float32 on one rank, as allreduce does. A
+    collective that rounds partial sums at every hop declares encodes_sums = True.
     """
     wire = _wire(exchange, case)
     if wire is None or case.numel == 0 or case.world == 1:
@@ -50,7 +57,8 @@ def law_values_are_rounded_twice_among_any_number_of_ranks(exchange: Exchange, c
     must(
         float(times_N[worst]) <= 1,
         f"{case.world} ranks, {KINDS[worst // case.numel]}: a mean is off by "
-        f"{float(times_N[worst]):.3g} times what two roundings to {wire} and sums in float32 allow",
+        f"{float(times_N[worst]):.3g} times what two roundings to {wire} and "
+        "sums in float32 allow",
     )
     return True
 
@@ -58,12 +66,16 @@ def law_values_are_rounded_twice_among_any_number_of_ranks(exchange: Exchange, c
 def _of_all_kinds(case: Case, rank: int) -> Tensor:
     """A rank's gradient: as many elements as the case has of each of ``KINDS``."""
     seed = 1000 * case.seed + rank
-    return torch.cat([make_gradient(kind, case.numel, case.dtype, seed) for kind in KINDS])
+    return torch.cat(
+        [make_gradient(kind, case.numel, case.dtype, seed) for kind in KINDS]
+    )
 
 
 def _wire(exchange: Exchange, case: Case) -> torch.dtype | None:
     """The dtype in which values travel whole, one an element; None if they do not."""
-    if isinstance(exchange, Wrapper) and exchange.ranks_per_host > 1:  # hosts add up in float32
+    if (
+        isinstance(exchange, Wrapper) and exchange.ranks_per_host > 1
+    ):  # hosts add up in float32
         exchange = exchange.inner
     if not isinstance(exchange, Pair) or exchange.collective.encodes_sums:
         return None

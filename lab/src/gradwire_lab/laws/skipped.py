@@ -1,4 +1,5 @@
-"""The law of steps that optimizers did not take, for an exchange in messages of two optimizers.
+"""The law of steps that optimizers did not take, for an exchange in messages of two
+optimizers.
 
 It takes an exchange without error feedback, and a case.
 """
@@ -39,7 +40,9 @@ class Job:
         self.ranges = [*zip([0, *ends[:-1]], ends, strict=True)]
         self.names = [f"parameter {place}" for place in range(len(self.ranges))]
         shapes = zip(self.names, case.spec.shapes, strict=True)
-        params = [(name, torch.zeros(shape, dtype=case.dtype)) for name, shape in shapes]
+        params = [
+            (name, torch.zeros(shape, dtype=case.dtype)) for name, shape in shapes
+        ]
         ranges = [ParamRange.whole(*one) for one in params]
         self.messages = [
             Message(0, ranges, exchange, rank, case.world, turn=1 + case.seed)
@@ -63,7 +66,9 @@ class Job:
             message.begin_step(looks=True, confirms=False)
             parts = zip(self.names, self.ranges, self.case.spec.shapes, strict=True)
             steps.append(
-                message.text({name: grad_N[a:b].view(shape) for name, (a, b), shape in parts})
+                message.text(
+                    {name: grad_N[a:b].view(shape) for name, (a, b), shape in parts}
+                )
             )
         drive(steps, seed=step, ranks_per_host=self.exchange.ranks_per_host)
         for message in self.messages:
@@ -89,14 +94,17 @@ class Job:
         return torch.stack([kept_of(state, self.case.numel) for state in states]).sum(0)
 
 
-def law_what_is_not_taken_is_put_back(exchange: Exchange, case: Case, job: type[Job] = Job) -> bool:
-    """W * means that were taken + residuals = the gradients of the steps that were taken.
+def law_what_is_not_taken_is_put_back(
+    exchange: Exchange, case: Case, job: type[Job] = Job
+) -> bool:
+    """W * means that were taken + residuals = the gradients of the steps that were
+    taken.
 
-    Over any sequence of passes, skipped steps and optimizers, where a message holds parameters of
-    two. A step that all of them skipped leaves no trace in the state.
+    Over any sequence of passes, skipped steps and optimizers, where a message holds
+    parameters of two. A step that all of them skipped leaves no trace in the state.
 
-    To do: keep what belongs to an element in a field that ends in _N, with an element for each of
-    the gradient; put back the fields of skipped parameters, and no others.
+    To do: keep what belongs to an element in a field that ends in _N, with an element
+    for each of the gradient; put back the fields of skipped parameters, and no others.
     """
     if not case.numel or exchange.ranks_per_host > 1:
         return False

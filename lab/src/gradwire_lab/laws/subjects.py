@@ -1,4 +1,6 @@
-"""The laws for each kind of algorithm, the inputs that they are tried on, and how each law went."""
+"""The laws for each kind of algorithm, the inputs that they are tried on, and how each
+law went.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,18 @@ from .inputs import Drawn, Facts, facts, panel
 Law = Callable[..., bool | None]
 SMALL_FIRST = tuple(sorted(FEW, key=lambda case: case.world * case.numel))
 FEW_LONG = tuple(case for case in SMALL_FIRST if case.numel in (5, 64, 300))
-"""Cases of laws that take many steps, in float32 and float64: more would take a minute."""
+"""Cases of laws that take many steps, in float32 and float64: more would take a
+minute.
+"""
 DENSITIES = (0.1, 0.01)
 DENSITY_SIZES = (100, 20_000)
 
 
 @dataclass(frozen=True)
 class Input:
-    """One input: its words, and the arguments of a law after the algorithm, made when needed."""
+    """One input: its words, and the arguments of a law after the algorithm, made when
+    needed.
+    """
 
     words: str
     arguments: Callable[[], tuple[Any, ...]]
@@ -66,8 +72,9 @@ class Subject:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How one law went: of how many inputs it was asked, and what it found on the first that broke
-    it."""
+    """How one law went: of how many inputs it was asked, and what it found on the first
+    that broke it.
+    """
 
     law: Law
     num_inputs: int
@@ -118,7 +125,9 @@ def _verdict(law: Law, held: Subject) -> Verdict:
 
 
 def _ended(error: Exception) -> str:
-    """The error that was raised, and the last line outside gradwire that it came through."""
+    """The error that was raised, and the last line outside gradwire that it came
+    through.
+    """
     own = Path(__file__).parents[2]
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if own not in Path(frame.filename).parents]
@@ -126,7 +135,7 @@ def _ended(error: Exception) -> str:
     return f"raised {type(error).__name__}{where}: {error}"
 
 
-# ---- what each kind is held to -----------------------------------------------------------------
+# ---- what each kind is held to -------------------------------------------------------
 
 
 def kind_of(algorithm: Any) -> str | None:
@@ -137,15 +146,18 @@ def kind_of(algorithm: Any) -> str | None:
         return "collective"
     if isinstance(algorithm, Exchange):
         return "exchange"
-    return "planner" if callable(algorithm) and not isinstance(algorithm, type) else None
+    return (
+        "planner" if callable(algorithm) and not isinstance(algorithm, type) else None
+    )
 
 
 def held_to(algorithm: Any) -> list[Subject]:
     """The laws for an algorithm of any kind, with their inputs.
 
-    A compressor is held to those of its exchange too, through the collective that suits it, and
-    must not make means grow through one that encodes sums again. A collective
-    is held to those of exchanges with a shipped compressor of each set of traits it takes.
+    A compressor is held to those of its exchange too, through the collective that suits
+    it, and must not make means grow through one that encodes sums again. A collective
+    is held to those of exchanges with a shipped compressor of each set of traits it
+    takes.
     """
     match kind_of(algorithm):
         case "compressor":
@@ -157,7 +169,9 @@ def held_to(algorithm: Any) -> list[Subject]:
         case "planner":
             return [_of_planner(algorithm)]
     accepted = "a compressor, an exchange, a collective or a planner"
-    raise invalid("what is checked", algorithm, accepted, "name one of your file as FILE:NAME")
+    raise invalid(
+        "what is checked", algorithm, accepted, "name one of your file as FILE:NAME"
+    )
 
 
 def _of_compressor(codec: Compressor) -> list[Subject]:
@@ -166,13 +180,17 @@ def _of_compressor(codec: Compressor) -> list[Subject]:
     kinds = ", ".join(dict.fromkeys(one.kind for one in drawn))
     sizes = ", ".join(str(numel) for numel in sorted({one.numel for one in drawn}))
     tried = (
-        f"{len(drawn)} gradients ({kinds}) of {sizes} elements in float32, float64, bfloat16 and "
+        f"{len(drawn)} gradients ({kinds}) of {sizes} elements in float32, "
+        "float64, bfloat16 and "
         "float16, contiguous and not"
     )
     laws: tuple[Law, ...] = compressors.LAWS
     if isinstance(codec, Program):
         laws += programs.LAWS
-    held = [Subject(codec, laws, inputs, tried), *_of_exchange(pair(codec, suited(codec)))]
+    held = [
+        Subject(codec, laws, inputs, tried),
+        *_of_exchange(pair(codec, suited(codec))),
+    ]
     for name in names("collective"):
         again = load("collective", name)()
         if again.encodes_sums and again.needs.refusal(codec.traits) is None:
@@ -208,7 +226,9 @@ def _of_densities(algorithm: Any) -> list[Subject]:
 
 
 def _of_exchange(exchange: Exchange) -> list[Subject]:
-    """Laws wrap an exchange in error feedback themselves, so feedback around it comes off."""
+    """Laws wrap an exchange in error feedback themselves, so feedback around it comes
+    off.
+    """
     if isinstance(exchange, ErrorFeedback):
         return _of_exchange(exchange.inner)
     laws: tuple[Law, ...]
@@ -235,7 +255,9 @@ def _of_exchange(exchange: Exchange) -> list[Subject]:
     return [one for one in held if one.laws]
 
 
-def _with_cases(exchange: Exchange, laws: Sequence[Law], cases: Sequence[Case]) -> Subject:
+def _with_cases(
+    exchange: Exchange, laws: Sequence[Law], cases: Sequence[Case]
+) -> Subject:
     first = collectives.law_never_deadlocks
     ordered = sorted(laws, key=lambda law: law is not first)
     through = (
@@ -244,7 +266,9 @@ def _with_cases(exchange: Exchange, laws: Sequence[Law], cases: Sequence[Case]) 
         else ""
     )
     inputs = [Input(f"{case}{through}", partial(tuple, (case,))) for case in cases]
-    worlds, sizes = ({getattr(case, name) for case in cases} for name in ("world", "numel"))
+    worlds, sizes = (
+        {getattr(case, name) for case in cases} for name in ("world", "numel")
+    )
     dtypes = dict.fromkeys(str(case.dtype).removeprefix("torch.") for case in cases)
     tried = (
         f"{_listed(sorted(worlds))} ranks with {_listed(sorted(sizes))} elements in "
@@ -259,16 +283,24 @@ def _of_collective(collective: Collective) -> list[Subject]:
         made = pair(codec, collective)
         held += _of_exchange(made)
         if codec.traits.lossless:
-            every = sorted(EVERY_WORLD_AND_SIZE, key=lambda case: case.world * case.numel)
-            held.append(_with_cases(made, (collectives.law_equals_the_dense_mean,), every))
+            every = sorted(
+                EVERY_WORLD_AND_SIZE, key=lambda case: case.world * case.numel
+            )
+            held.append(
+                _with_cases(made, (collectives.law_equals_the_dense_mean,), every)
+            )
     if not held:
         accepted = "one whose needs some compressor of gradwire's meets"
-        raise invalid("collective", collective, accepted, "name a pair with your own compressor")
+        raise invalid(
+            "collective", collective, accepted, "name a pair with your own compressor"
+        )
     return held
 
 
 def codecs_for(collective: Collective) -> list[Compressor]:
-    """Shipped compressors that a collective takes: of each set of traits the first by name."""
+    """Shipped compressors that a collective takes: of each set of traits the first by
+    name.
+    """
     found: dict[object, Compressor] = {}
     for name in names("compress"):
         codec = load("compress", name)()
@@ -279,7 +311,13 @@ def codecs_for(collective: Collective) -> list[Compressor]:
         except IncompatiblePair:
             continue
         own = codec.traits
-        alike = (own.layout, own.exact_size, own.lossless, own.unbiased, own.shared_scale)
+        alike = (
+            own.layout,
+            own.exact_size,
+            own.lossless,
+            own.unbiased,
+            own.shared_scale,
+        )
         found.setdefault(alike, codec)
     return list(found.values())
 
@@ -288,8 +326,10 @@ def _of_planner(planner: Any) -> Subject:
     inputs = [Input(str(one), partial(_of_facts, one)) for one in facts()]
     ranks = sorted({one.cluster.num_ranks for one in facts()})
     tried = (
-        f"{len(inputs)} models of up to {max(len(one.rows) for one in facts())} layers and "
-        f"{max(one.num_elements for one in facts())} elements in float32 and bfloat16, on clusters "
+        f"{len(inputs)} models of up to {max(len(one.rows) for one in facts())} "
+        "layers and "
+        f"{max(one.num_elements for one in facts())} elements in float32 and "
+        "bfloat16, on clusters "
         f"of {_listed(ranks)} ranks"
     )
     return Subject(planner, planners.LAWS, inputs, tried)
@@ -313,6 +353,7 @@ def _listed(values: Sequence[object]) -> str:
 
 
 NOT_TRIED = (
-    "settings other than these; longer gradients; more ranks; GPUs; processes and a network (all "
+    "settings other than these; longer gradients; more ranks; GPUs; processes "
+    "and a network (all "
     "ranks run in this one process); how fast it is; whether a training converges"
 )

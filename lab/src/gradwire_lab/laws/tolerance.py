@@ -1,4 +1,6 @@
-"""How a law speaks: what must hold, how near results have to be, what makes them the same bits."""
+"""How a law speaks: what must hold, how near results have to be, what makes them the
+same bits.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def must(holds: bool, otherwise: str) -> None:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether shape, dtype and bits are equal; a NaN equals itself, and -0.0 is not 0.0."""
+    """Whether shape, dtype and bits are equal; a NaN equals itself, and -0.0 is not
+    0.0.
+    """
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     bits = _BITS[a.element_size()]
@@ -29,14 +33,27 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 def largest(*tensors: Tensor) -> float:
     """The largest magnitude among all elements; 0 if there are none."""
-    return max((float(t.double().abs().max()) for t in tensors if t.numel()), default=0.0)
+    return max(
+        (float(t.double().abs().max()) for t in tensors if t.numel()), default=0.0
+    )
 
 
 def assert_near(
-    got: Tensor, want: Tensor, dtype: torch.dtype, *, magnitude: float, terms: float, what: str
+    got: Tensor,
+    want: Tensor,
+    dtype: torch.dtype,
+    *,
+    magnitude: float,
+    terms: float,
+    what: str,
 ) -> None:
-    """Fails unless both agree to ``terms`` roundings of numbers of this magnitude in ``dtype``."""
-    must(got.shape == want.shape, f"{what}: {tuple(got.shape)} is not {tuple(want.shape)}")
+    """Fails unless both agree to ``terms`` roundings of numbers of this magnitude in
+    ``dtype``.
+    """
+    must(
+        got.shape == want.shape,
+        f"{what}: {tuple(got.shape)} is not {tuple(want.shape)}",
+    )
     info = torch.finfo(dtype)
     # Below the smallest normal number a rounding is of that number's last place.
     allowed = terms * info.eps * max(magnitude, info.tiny)

@@ -1,1 +1,3 @@
-"""Operators of CompLL that a compressor of the lab needs; importing a file registers its own."""
+"""Operators of CompLL that a compressor of the lab needs; importing a file registers
+its own.
+"""

@@ -1,9 +1,10 @@
 """The exponent of a float32, and the power of two that has it.
 
-Source: HiPress, section 4.4: operators that later algorithms need are registered; logb and ldexp of
-    C are the models. Bits are moved and nothing is computed, so all forms are exact.
-Differences from C: whole numbers in and out, and what is below the least normal number (2**-126)
-    counts as 0, whose exponent is -127.
+Source: HiPress, section 4.4: operators that later algorithms need are registered; logb
+    and ldexp of C are the models. Bits are moved and nothing is computed, so all forms
+    are exact.
+Differences from C: whole numbers in and out, and what is below the least normal number
+    (2**-126) counts as 0, whose exponent is -127.
 
 >>> import torch
 >>> exponents = exponent.interp(torch.tensor([1.0, -0.3, 0.0, torch.inf]))
@@ -67,7 +68,9 @@ exponent = register(
         triton_support=_TRITON,
     )
 )
-"""The n of 2**n <= abs(x) < 2**(n + 1); -127 below 2**-126, and 128 for infinity and NaN."""
+"""The n of 2**n <= abs(x) < 2**(n + 1); -127 below 2**-126, and 128 for infinity and
+NaN.
+"""
 
 exp2 = register(
     Operator(

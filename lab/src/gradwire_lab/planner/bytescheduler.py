@@ -1,14 +1,17 @@
-"""bytescheduler: blocks of one fixed size, those of the first layers first, a few at a time.
+"""bytescheduler: blocks of one fixed size, those of the first layers first, a few at a
+time.
 
-Source: Peng et al., "A Generic Communication Scheduler for Distributed DNN Training Acceleration"
-    (SOSP 2019), sections 3 and 4; figures 2c and 3b of US-Byte.
-Differences from the paper: which block is the most urgent one that is ready is found out by playing
-    the schedule on the profile's times, and is then fixed, so that all ranks issue the same order.
-    The credit counts blocks (as in US-Byte's evaluation), not bytes. Both settings are given here,
-    with US-Byte's fixed ones as defaults; the paper searches them, as ``tune=True`` does.
-Settings: partition_bytes, the size of a block (a layer's last block may be smaller); credit, how
-    many blocks are on the wire at once.
-Order: that of priority scheduling; a layer's next forward waits for its own blocks only.
+Source: Peng et al., "A Generic Communication Scheduler for Distributed DNN Training
+    Acceleration" (SOSP 2019), sections 3 and 4; figures 2c and 3b of US-Byte.
+Differences from the paper: which block is the most urgent one that is ready is found
+    out by playing the schedule on the profile's times, and is then fixed, so that all
+    ranks issue the same order. The credit counts blocks (as in US-Byte's evaluation),
+    not bytes. Both settings are given here, with US-Byte's fixed ones as defaults; the
+    paper searches them, as ``tune=True`` does.
+Settings: partition_bytes, the size of a block (a layer's last block may be smaller);
+    credit, how many blocks are on the wire at once.
+Order: that of priority scheduling; a layer's next forward waits for its own blocks
+only.
 """
 
 from __future__ import annotations
@@ -24,12 +27,16 @@ from gradwire.planning.planner_settings import SIZES, WholeNumbers
 from gradwire.planning.simulation.closed_form import backward_ends, carry
 
 LANES = WholeNumbers(1, 8)
-"""Numbers of messages at once. Each is a channel: a process group with its own connections."""
+"""Numbers of messages at once. Each is a channel: a process group with its own
+connections.
+"""
 
 SEARCH = {"partition_bytes": SIZES, "credit": LANES}
 
 MOST_MESSAGES = 2**18
-"""The most messages of a plan. So many take half a gigabyte of memory and a minute to price."""
+"""The most messages of a plan. So many take half a gigabyte of memory and a minute to
+price.
+"""
 
 
 def bytescheduler(
@@ -58,7 +65,9 @@ def bytescheduler(
             stop = min(start + step, bucket.numel)
             messages.append(PlannedMessage(chunks=bucket.chunks(start, stop)))
             ready_s.append(ends_s[bucket.layer])
-            parts_s.append(cluster.parts_s("all_reduce", (stop - start) * bucket.item_bytes))
+            parts_s.append(
+                cluster.parts_s("all_reduce", (stop - start) * bucket.item_bytes)
+            )
     # Made in forward order, so a message's own number is its priority.
     carried = carry(ready_s, parts_s, credit, urgency=range(len(messages)))
     return Plan(

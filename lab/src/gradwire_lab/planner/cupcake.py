@@ -1,20 +1,24 @@
-"""cupcake: groups of gradients, each sparsified as one, cut where the last one arrives earliest.
+"""cupcake: groups of gradients, each sparsified as one, cut where the last one arrives
+earliest.
 
-Source: Wang, Wu, Xu and Ng, "Cupcake: A Compression Scheduler for Scalable Communication-Efficient
-    Distributed Training" (MLSys 2023): one compression for a group of tensors, and a fusion that
-    balances what compressions cost against what waits for them. The paper itself was not at hand:
-    read from its public code, and from what SSFusion (sections II-D and IV-B) says of it.
+Source: Wang, Wu, Xu and Ng, "Cupcake: A Compression Scheduler for Scalable
+    Communication-Efficient Distributed Training" (MLSys 2023): one compression for a
+    group of tensors, and a fusion that balances what compressions cost against what
+    waits for them. The paper itself was not at hand: read from its public code, and
+    from what SSFusion (sections II-D and IV-B) says of it.
 Differences from the paper: cuts are found by an exact dynamic programme
-    (``planning/planner/ssfusion/fusion.py``), where published code halves its way to one split. Costs are the cluster's lines, where the code
-    measures steps. Of numbers of groups that tie, the smallest is taken. The merge of what arrives
-    is not in the cost. Gradients of different dtypes are never in one group. Hosts of several
-    ranks encode their sums, between two transfers. So an encode there is a part of its message, and
-    delays neither the backward pass nor the encodes behind it.
-Settings: compressor, a sparsifier by name, and its density. Elements are selected from a whole
-    group together, so a tensor of small gradients may send nothing for many steps. With ``inline``
-    the backward pass waits for each encode, as in the paper, where both need the GPU. Without, the
-    groups are the same, and are encoded on gradwire's compute lane beside it, as they always are
-    where hosts have several ranks.
+    (``planning/planner/ssfusion/fusion.py``), where published code halves its way to
+    one split. Costs are the cluster's lines, where the code measures steps. Of numbers
+    of groups that tie, the smallest is taken. The merge of what arrives is not in the
+    cost. Gradients of different dtypes are never in one group. Hosts of several ranks
+    encode their sums, between two transfers. So an encode there is a part of its
+    message, and delays neither the backward pass nor the encodes behind it.
+Settings: compressor, a sparsifier by name, and its density. Elements are selected from
+    a whole group together, so a tensor of small gradients may send nothing for many
+    steps. With ``inline`` the backward pass waits for each encode, as in the paper,
+    where both need the GPU. Without, the groups are the same, and are encoded on
+    gradwire's compute lane beside it, as they always are where hosts have several
+    ranks.
 Order: backward; the next forward starts when all communication has ended.
 """
 

@@ -1,32 +1,39 @@
-"""espresso: each tensor by itself takes the option after which the iteration is shortest.
+"""espresso: each tensor by itself takes the option after which the iteration is
+shortest.
 
-Source: Wang, Lin, Zhu and Ng, "Hi-Speed DNN Training with Espresso: Unleashing the Full Potential
-    of Gradient Compression with Near-Optimal Usage Strategies" (EuroSys 2023), algorithms 1 (which
-    tensors to compress, and how) and 2 (which of them to offload to the CPU).
+Source: Wang, Lin, Zhu and Ng, "Hi-Speed DNN Training with Espresso: Unleashing the Full
+    Potential of Gradient Compression with Near-Optimal Usage Strategies" (EuroSys
+    2023), algorithms 1 (which tensors to compress, and how) and 2 (which of them to
+    offload to the CPU).
 Differences from the paper:
-    - It is written from accounts of the paper, as SSFusion gives one (section V-A), not from its
-      own text.
-    - The paper has trees of choices within and among hosts. Here the options are: uncompressed by
-      an all-reduce, or compressed and sent whole to all ("indivisible": an all-gather) or in parts
-      that ranks merge ("divisible": push and pull by ``casync_ps``).
-    - Hosts of several ranks add up uncompressed in every option, and compress only among hosts.
-      Their sum is encoded between two transfers, on the compute lane. So none is encoded within
-      the backward pass there, and algorithm 2 has nothing to offload.
-    - An encode "on the GPU" is one within the backward pass, and one that is offloaded is one on
-      the compute lane, by the host for gradients in host memory. A device makes both itself, as
-      ``runtime/device/streams.py`` serves ``selective`` alone. Copies are in the measured lines.
-    - Algorithm 2 offloads tensors of a group from the one that is farthest from the output layer.
-      Its reason, that they come earlier, fits the nearest. Both are tried.
-    - Where there are more than 500 combinations of how many to offload in each group, groups are
-      gone through in turn until none gains; the paper searches them all.
-    - Plans without compression, without push and pull and without offloading are compared with the
-      whole one by the simulator, and the fastest is returned. So a greedy choice never costs time.
-    - Costs are the cluster's lines and the clock of ``planning/lanes.py``; the paper's are
-      measured curves and its own timeline.
-Settings: compressor, a sparsifier by name, and its density; divisible, whether push and pull is an
-    option; offload, whether algorithm 2 is carried out.
-Order: backward, a message for each tensor, one at a time; the next forward starts when all
-    communication has ended.
+    - It is written from accounts of the paper, as SSFusion gives one (section V-A), not
+      from its own text.
+    - The paper has trees of choices within and among hosts. Here the options are:
+      uncompressed by an all-reduce, or compressed and sent whole to all ("indivisible":
+      an all-gather) or in parts that ranks merge ("divisible": push and pull by
+      ``casync_ps``).
+    - Hosts of several ranks add up uncompressed in every option, and compress only
+      among hosts. Their sum is encoded between two transfers, on the compute lane. So
+      none is encoded within the backward pass there, and algorithm 2 has nothing to
+      offload.
+    - An encode "on the GPU" is one within the backward pass, and one that is offloaded
+      is one on the compute lane, by the host for gradients in host memory. A device
+      makes both itself, as ``runtime/device/streams.py`` serves ``selective`` alone.
+      Copies are in the measured lines.
+    - Algorithm 2 offloads tensors of a group from the one that is farthest from the
+      output layer. Its reason, that they come earlier, fits the nearest. Both are
+      tried.
+    - Where there are more than 500 combinations of how many to offload in each group,
+      groups are gone through in turn until none gains; the paper searches them all.
+    - Plans without compression, without push and pull and without offloading are
+      compared with the whole one by the simulator, and the fastest is returned. So a
+      greedy choice never costs time.
+    - Costs are the cluster's lines and the clock of ``planning/lanes.py``; the paper's
+      are measured curves and its own timeline.
+Settings: compressor, a sparsifier by name, and its density; divisible, whether push and
+    pull is an option; offload, whether algorithm 2 is carried out.
+Order: backward, a message for each tensor, one at a time; the next forward starts when
+    all communication has ended.
 """
 
 from __future__ import annotations
@@ -41,9 +48,20 @@ from typing import NamedTuple
 from gradwire.errors import invalid
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.fit import LineFit
-from gradwire.planning.data.plan import DENSE, ExchangeSetting, Plan, PlannedMessage, Setting
+from gradwire.planning.data.plan import (
+    DENSE,
+    ExchangeSetting,
+    Plan,
+    PlannedMessage,
+    Setting,
+)
 from gradwire.planning.data.profile import Profile, ProfiledTensor
-from gradwire.planning.planner.ssfusion.fusion import NOTHING, Arrival, chunks_in, sparsifier
+from gradwire.planning.planner.ssfusion.fusion import (
+    NOTHING,
+    Arrival,
+    chunks_in,
+    sparsifier,
+)
 from gradwire.planning.price import iteration_s
 
 from ..planning.lanes import TimedMessage, carry_parts, end_of, link_ends, ready_times
@@ -80,9 +98,13 @@ def espresso(
     return min(found, key=lambda plan: iteration_s(plan, profile, cluster))
 
 
-def _exchanges(compressor: str, density: float, divisible: bool) -> dict[str, ExchangeSetting]:
+def _exchanges(
+    compressor: str, density: float, divisible: bool
+) -> dict[str, ExchangeSetting]:
     codec = sparsifier(compressor, density)
-    collectives = ("allgather_sparse", "casync_ps") if divisible else ("allgather_sparse",)
+    collectives = (
+        ("allgather_sparse", "casync_ps") if divisible else ("allgather_sparse",)
+    )
     return {
         f"{compressor} by {collective}": ExchangeSetting(
             compressor=compressor,
@@ -95,7 +117,9 @@ def _exchanges(compressor: str, density: float, divisible: bool) -> dict[str, Ex
 
 
 class _Carry(NamedTuple):
-    """The seconds of a tensor by an option: on the wire, also cut into parts, and of its encode."""
+    """The seconds of a tensor by an option: on the wire, also cut into parts, and of
+    its encode.
+    """
 
     seconds: float
     parts: tuple[tuple[float, float], ...] = ()
@@ -104,7 +128,9 @@ class _Carry(NamedTuple):
     """On the compute lane; 0 where the encode is among ``parts``."""
 
     @classmethod
-    def of(cls, tensor: ProfiledTensor, exchange: ExchangeSetting, cluster: Cluster) -> _Carry:
+    def of(
+        cls, tensor: ProfiledTensor, exchange: ExchangeSetting, cluster: Cluster
+    ) -> _Carry:
         parts = carry_parts([tensor], exchange, cluster, is_encoded=False)
         encode_s = 0.0
         if cluster.ranks_per_host == 1 and parts and not parts[0][0]:
@@ -115,7 +141,8 @@ class _Carry(NamedTuple):
 
 @dataclass
 class _Lanes:
-    """The tensors in backward order with the seconds of their options, and what is chosen so far.
+    """The tensors in backward order with the seconds of their options, and what is
+    chosen so far.
 
     Letters: L tensors.
     """
@@ -129,7 +156,9 @@ class _Lanes:
     carries: dict[str, list[_Carry]]
     """The seconds of each tensor by each option; ``DENSE`` is one of them."""
     has_inline: bool
-    """Whether encodes may be within the backward pass; else they are among the parts."""
+    """Whether encodes may be within the backward pass; else they are among the
+    parts.
+    """
     options: list[str] = field(init=False)
     offloaded: list[bool] = field(init=False)
 
@@ -153,10 +182,14 @@ class _Lanes:
             if tensor.numel
         ]
         tensors = [tensor for tensor, _ in placed]
-        carries = {DENSE: [_Carry(cluster.all_reduce_s(one.size_bytes)) for one in tensors]}
+        carries = {
+            DENSE: [_Carry(cluster.all_reduce_s(one.size_bytes)) for one in tensors]
+        }
         alike = {(one.numel, one.dtype): one for one in tensors}
         for name, exchange in exchanges.items() if cluster.num_ranks > 1 else ():
-            alone = {key: _Carry.of(one, exchange, cluster) for key, one in alike.items()}
+            alone = {
+                key: _Carry.of(one, exchange, cluster) for key, one in alike.items()
+            }
             carries[name] = [alone[one.numel, one.dtype] for one in tensors]
         return cls(
             tensors=tensors,
@@ -202,13 +235,17 @@ class _Lanes:
     def shortest(self, place: int) -> str:
         """The compressed option of a tensor that is on the wire for the least time.
 
-        Encodes differ by a chunk at most, so hardly another one makes the iteration shorter.
+        Encodes differ by a chunk at most, so hardly another one makes the iteration
+        shorter.
         """
         compressed = (option for option in self.carries if option != DENSE)
         return min(compressed, key=lambda option: self.carries[option][place].seconds)
 
     def plan(
-        self, model: str, settings: dict[str, Setting], exchanges: dict[str, ExchangeSetting]
+        self,
+        model: str,
+        settings: dict[str, Setting],
+        exchanges: dict[str, ExchangeSetting],
     ) -> Plan:
         """The plan of the present choice."""
         return Plan(
@@ -216,7 +253,9 @@ class _Lanes:
             model=model,
             settings=settings,
             messages=tuple(map(self._message, range(len(self.tensors)))),
-            exchanges={name: one for name, one in exchanges.items() if name in self.options},
+            exchanges={
+                name: one for name, one in exchanges.items() if name in self.options
+            },
         )
 
     def _message(self, place: int) -> PlannedMessage:
@@ -231,15 +270,17 @@ class _Lanes:
 
 
 def select(lanes: _Lanes) -> None:
-    """Algorithm 1: the largest first, the option of least F while all others stay as they are.
+    """Algorithm 1: the largest first, the option of least F while all others stay as
+    they are.
 
-    Of tensors of one size the one closest to the output layer goes first. Tensors sent before a
-    bubble stay uncompressed, and are dropped.
+    Of tensors of one size the one closest to the output layer goes first. Tensors sent
+    before a bubble stay uncompressed, and are dropped.
     """
     if lanes.carries.keys() == {DENSE}:
         return
     falling = sorted(
-        range(len(lanes.tensors)), key=lambda place: (-lanes.tensors[place].size_bytes, place)
+        range(len(lanes.tensors)),
+        key=lambda place: (-lanes.tensors[place].size_bytes, place),
     )
     best_s = lanes.seconds()
     dropped = lanes.before_bubbles()
@@ -255,7 +296,9 @@ def select(lanes: _Lanes) -> None:
 
 
 def take_off(lanes: _Lanes) -> None:
-    """Algorithm 2: of each group of equal size and option, how many go to the compute lane."""
+    """Algorithm 2: of each group of equal size and option, how many go to the compute
+    lane.
+    """
     groups: dict[tuple[int, str], list[int]] = {}
     for place, option in enumerate(lanes.options):
         if option != DENSE:
@@ -272,7 +315,9 @@ def take_off(lanes: _Lanes) -> None:
     _offloaded_s(lanes, ordered, counts)
 
 
-def _offloaded_s(lanes: _Lanes, ordered: list[list[int]], counts: Iterable[int]) -> float:
+def _offloaded_s(
+    lanes: _Lanes, ordered: list[list[int]], counts: Iterable[int]
+) -> float:
     """F with the first tensors of each group offloaded, so many of each."""
     lanes.offloaded = [False] * len(lanes.tensors)
     for group, count in zip(ordered, counts, strict=True):
@@ -284,10 +329,14 @@ def _offloaded_s(lanes: _Lanes, ordered: list[list[int]], counts: Iterable[int])
 def _least_counts(
     sizes: Sequence[int], seconds_of: Callable[[Sequence[int]], float]
 ) -> tuple[Sequence[int], float]:
-    """The numbers, one up to each size, of least seconds; the smallest of those that tie."""
+    """The numbers, one up to each size, of least seconds; the smallest of those that
+    tie.
+    """
     if prod(size + 1 for size in sizes) <= MOST_COMBINED:
         every = product(*(range(size + 1) for size in sizes))
-        return min(((counts, seconds_of(counts)) for counts in every), key=lambda one: one[1])
+        return min(
+            ((counts, seconds_of(counts)) for counts in every), key=lambda one: one[1]
+        )
     best = [0] * len(sizes)
     best_s = seconds_of(best)
     before_s = float("inf")

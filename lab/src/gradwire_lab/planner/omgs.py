@@ -1,28 +1,33 @@
-"""omgs: tensors are merged with the next one, and sparsified as one, while that saves more time.
+"""omgs: tensors are merged with the next one, and sparsified as one, while that saves
+more time.
 
-Source: Shi et al., "Communication-Efficient Distributed Deep Learning with Merged Gradient
-    Sparsification on GPUs" (INFOCOM 2020), OMGS-SGD. The paper itself was not at hand: read from
-    the authors' public code.
-Differences from the paper: costs are the cluster's measured lines and its all-gather, where the
-    code has a model of one GPU's top-k. The last tensor is merged by the same rule as others, where
-    the code always merges it. Gradients of different dtypes are never merged, and neither are 2^31
-    elements or more, of which an int32 could not tell the places. Hosts of several ranks encode
-    their sums, between two transfers. So there t_s is 0, and the encode is a part of t_c.
-Settings: compressor, a sparsifier by name, and its density. Elements are selected from a whole
-    group together, so a tensor of small gradients may send nothing for many steps. With ``inline``
-    the backward pass waits for each encode, as in the paper, where both need the GPU. Without, the
-    groups are the same, and are encoded on gradwire's compute lane beside it, as they always are
-    where hosts have several ranks.
+Source: Shi et al., "Communication-Efficient Distributed Deep Learning with Merged
+    Gradient Sparsification on GPUs" (INFOCOM 2020), OMGS-SGD. The paper itself was not
+    at hand: read from the authors' public code.
+Differences from the paper: costs are the cluster's measured lines and its all-gather,
+    where the code has a model of one GPU's top-k. The last tensor is merged by the same
+    rule as others, where the code always merges it. Gradients of different dtypes are
+    never merged, and neither are 2^31 elements or more, of which an int32 could not
+    tell the places. Hosts of several ranks encode their sums, between two transfers. So
+    there t_s is 0, and the encode is a part of t_c.
+Settings: compressor, a sparsifier by name, and its density. Elements are selected from
+    a whole group together, so a tensor of small gradients may send nothing for many
+    steps. With ``inline`` the backward pass waits for each encode, as in the paper,
+    where both need the GPU. Without, the groups are the same, and are encoded on
+    gradwire's compute lane beside it, as they always are where hosts have several
+    ranks.
 Order: backward; the next forward starts when all communication has ended.
 
-Backward pass and sparsification take turns: the backward of the next tensor waits for the
-sparsification of the one before it. From the last tensor down, tensor l is merged into l - 1 iff
+Backward pass and sparsification take turns: the backward of the next tensor waits for
+the sparsification of the one before it. From the last tensor down, tensor l is merged
+into l - 1 iff
 
-    t_wait = t_b(l-1) + t_s(l, l-1) - t_s(l) - t_s(l-1) - (start of l's message - end of its t_s)
-    t_save = t_c(l) + t_c(l-1) - t_c(l, l-1)
+    t_wait = t_b(l-1) + t_s(l, l-1) - t_s(l) - t_s(l-1) - (start of l's message - end of
+    its t_s) t_save = t_c(l) + t_c(l-1) - t_c(l, l-1)
 
-t_wait < t_save: what the message of l waits longer for (or less, where one sparsification of both
-is shorter than two, or the link is busy anyway) against what one message takes less than two.
+t_wait < t_save: what the message of l waits longer for (or less, where one
+sparsification of both is shorter than two, or the link is busy anyway) against what one
+message takes less than two.
 """
 
 from __future__ import annotations
@@ -33,7 +38,12 @@ from itertools import zip_longest
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.ssfusion.fusion import MOST_ELEMENTS, Arrival, SparseCost, arrivals
+from gradwire.planning.planner.ssfusion.fusion import (
+    MOST_ELEMENTS,
+    Arrival,
+    SparseCost,
+    arrivals,
+)
 from gradwire.planning.simulation.closed_form import Lane
 
 from ..planning.flat_plan import flat_plan

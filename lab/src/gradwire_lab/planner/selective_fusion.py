@@ -1,27 +1,33 @@
-"""selective_fusion: neighbours are fused, and each is dense or sparsified where there is time.
+"""selective_fusion: neighbours are fused, and each is dense or sparsified where there
+is time.
 
-Source: gradwire's own. It takes up SSFusion's selection (Ming et al., ICDE 2026, sections IV-B to
-    IV-D), Cupcake's fusion (Wang et al., MLSys 2023) and Espresso's offloading (Wang et al.,
-    EuroSys 2023).
+Source: gradwire's own. It takes up SSFusion's selection (Ming et al., ICDE 2026,
+    sections IV-B to IV-D), Cupcake's fusion (Wang et al., MLSys 2023) and Espresso's
+    offloading (Wang et al., EuroSys 2023).
 Differences from the paper: it is of no paper. From SSFusion it differs in these:
-    - What is dense, what is sparsified in the backward pass and what on the compute lane is decided
-      together with the fusion, by when backward pass, lane and link have all ended. SSFusion fuses
-      first, excludes by size against the message before, and offloads what is left.
-    - So it sends whole tensors dense, large ones too, while the link has nothing else to do.
+    - What is dense, what is sparsified in the backward pass and what on the compute
+      lane is decided together with the fusion, by when backward pass, lane and link
+      have all ended. SSFusion fuses first, excludes by size against the message before,
+      and offloads what is left.
+    - So it sends whole tensors dense, large ones too, while the link has nothing else
+      to do.
     - The density of what is sparsified is not lowered to make up for that.
-    - Neighbours may be sparsified as one vector too, as Cupcake does. With ``divisible`` they may
-      also be pushed to the ranks that sum them up, and pulled (``casync_ps``), one of Espresso's
-      schemes. It takes fewer bytes on slow links, and sparsifies the mean once more.
-    - Hosts of several ranks encode their sums, between two transfers. So an encode is a part of its
-      message there, wherever it is.
-    - Plans of other planners, dense ones and sparsified ones, are compared with its own by the
-      simulator, and the fastest is returned. So under the model it is never slower than they.
-Settings: sparsifier by name, and its density; every_tensor, whether something of every tensor is
-    sent in each step. Then no neighbours are sparsified as one vector, of which a tensor of small
-    gradients may send nothing for many steps. divisible, whether push and pull are tried, which
-    among many ranks takes long to price.
-Order: backward, a group's all-reduce before its all-gather; one message at a time, or several
-    where that is faster; the next forward starts when all communication has ended.
+    - Neighbours may be sparsified as one vector too, as Cupcake does. With
+      ``divisible`` they may also be pushed to the ranks that sum them up, and pulled
+      (``casync_ps``), one of Espresso's schemes. It takes fewer bytes on slow links,
+      and sparsifies the mean once more.
+    - Hosts of several ranks encode their sums, between two transfers. So an encode is a
+      part of its message there, wherever it is.
+    - Plans of other planners, dense ones and sparsified ones, are compared with its own
+      by the simulator, and the fastest is returned. So under the model it is never
+      slower than they.
+Settings: sparsifier by name, and its density; every_tensor, whether something of every
+    tensor is sent in each step. Then no neighbours are sparsified as one vector, of
+    which a tensor of small gradients may send nothing for many steps. divisible,
+    whether push and pull are tried, which among many ranks takes long to price.
+Order: backward, a group's all-reduce before its all-gather; one message at a time, or
+    several where that is faster; the next forward starts when all communication has
+    ended.
 """
 
 from __future__ import annotations
@@ -33,7 +39,13 @@ from typing import Any
 
 from gradwire.errors import invalid
 from gradwire.planning.data.cluster import Cluster
-from gradwire.planning.data.plan import DENSE, ExchangeSetting, Plan, PlannedMessage, Setting
+from gradwire.planning.data.plan import (
+    DENSE,
+    ExchangeSetting,
+    Plan,
+    PlannedMessage,
+    Setting,
+)
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner.ddp import ddp
 from gradwire.planning.planner.mgwfbp import mgwfbp
@@ -60,7 +72,9 @@ APART = "each by itself"
 AS_ONE = "as one"
 PUSHED_PULLED = "as one, pushed and pulled"
 CREDITS = (2, 4)
-"""Numbers of messages at once that are tried for the fastest plan; 1 unless another gains."""
+"""Numbers of messages at once that are tried for the fastest plan; 1 unless another
+gains.
+"""
 
 
 def selective_fusion(
@@ -88,7 +102,10 @@ def selective_fusion(
         own = _own(cost, every_tensor, _groups_of(offloaded, cost))
         found += [_planned(profile, cost, groups, exchanges) for groups in own]
     best_s, _, best = min(
-        ((iteration_s(plan, profile, cluster), place, plan) for place, plan in enumerate(found)),
+        (
+            (iteration_s(plan, profile, cluster), place, plan)
+            for place, plan in enumerate(found)
+        ),
         key=lambda one: one[:2],
     )
     for credit in CREDITS if best.credit == 1 else ():
@@ -120,12 +137,20 @@ def _exchanges(sparsifier: str, density: float) -> dict[str, ExchangeSetting]:
 
 
 def _others(
-    profile: Profile, cluster: Cluster, sparsifier: str, density: float, every_tensor: bool
+    profile: Profile,
+    cluster: Cluster,
+    sparsifier: str,
+    density: float,
+    every_tensor: bool,
 ) -> Iterator[Plan]:
-    """Plans of other planners; with ``every_tensor`` none that selects from several as one."""
+    """Plans of other planners; with ``every_tensor`` none that selects from several as
+    one.
+    """
     yield from (planner(profile, cluster) for planner in (_dense, wfbp, ddp, mgwfbp))
     for variant in VARIANTS:
-        yield ssfusion(profile, cluster, variant=variant, sparsifier=sparsifier, density=density)
+        yield ssfusion(
+            profile, cluster, variant=variant, sparsifier=sparsifier, density=density
+        )
     if not every_tensor:
         for inline in (True, False):
             settings: dict[str, Any] = {"compressor": sparsifier, "density": density}
@@ -136,14 +161,15 @@ def _others(
 def _dense(profile: Profile, cluster: Cluster) -> Plan:
     """All-reduces of the groups after which the last one arrives earliest.
 
-    At a density of 0.5 the entries of a sparsified tensor, 8 bytes each, take as many bytes as the
-    dense tensor. So the fusion for sparsified gradients serves dense ones too. Gradients of 16 bits
-    are counted as if they had 32.
+    At a density of 0.5 the entries of a sparsified tensor, 8 bytes each, take as many
+    bytes as the dense tensor. So the fusion for sparsified gradients serves dense ones
+    too. Gradients of 16 bits are counted as if they had 32.
     """
     line = cluster.line("all_reduce")
     cost = SparseCost(density=0.5, encode=NOTHING, gather=line, tells_sizes=False)
     messages = (
-        PlannedMessage(chunks=chunks_in(group)) for group in best_fusion(arrivals(profile), cost)
+        PlannedMessage(chunks=chunks_in(group))
+        for group in best_fusion(arrivals(profile), cost)
     )
     return Plan(planner="dense", model=profile.model, messages=tuple(messages))
 
@@ -161,11 +187,14 @@ def _groups_of(plan: Plan, cost: MixedCost) -> list[MixedGroup]:
     return found
 
 
-def _own(cost: MixedCost, every_tensor: bool, seed: list[MixedGroup]) -> Iterator[list[MixedGroup]]:
+def _own(
+    cost: MixedCost, every_tensor: bool, seed: list[MixedGroup]
+) -> Iterator[list[MixedGroup]]:
     """The best groups of each search, every change that gains made.
 
-    Push and pull compute on the lane between their transfers, which the clock of the search does
-    not see. So searches with and without them are both judged by the simulator.
+    Push and pull compute on the lane between their transfers, which the clock of the
+    search does not see. So searches with and without them are both judged by the
+    simulator.
     """
     gathering = replace(cost, pushed=None)
     searches = [(gathering, False)] + [(gathering, True)] * (not every_tensor)

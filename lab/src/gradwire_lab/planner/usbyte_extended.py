@@ -1,16 +1,19 @@
-"""usbyte_extended: US-Byte with gradwire's extensions, merged layers and several blocks at once.
+"""usbyte_extended: US-Byte with gradwire's extensions, merged layers and several blocks
+at once.
 
 Source: US-Byte, as in ``usbyte``; neither extension is the paper's.
 Differences from the paper: those of ``usbyte``, and
-    - Neighbouring layers smaller than some size are one layer to the algorithms, which the paper
-      names as its limitation (section 7.2). Sizes tried are multiples of alpha / beta, the bytes
-      that cost as much as a message does for being one. Many small layers at many ranks are nothing
-      but latency: on 128 ranks at 10 Gbit it makes the catalogue's ResNet-50 4.8 times as fast.
-    - Up to ``credit`` blocks travel at once, and all but one of their latencies cost nothing.
-      Algorithms 1 and 2 know one block at a time; they are asked with alpha / credit, and what they
-      give is carried out on lanes.
-    - The plan is the best one found with or without either, priced by the simulator; that of
-      ``usbyte`` is always among them. Of those that tie it is the one of fewest messages.
+    - Neighbouring layers smaller than some size are one layer to the algorithms, which
+      the paper names as its limitation (section 7.2). Sizes tried are multiples of
+      alpha / beta, the bytes that cost as much as a message does for being one. Many
+      small layers at many ranks are nothing but latency: on 128 ranks at 10 Gbit it
+      makes the catalogue's ResNet-50 4.8 times as fast.
+    - Up to ``credit`` blocks travel at once, and all but one of their latencies cost
+      nothing. Algorithms 1 and 2 know one block at a time; they are asked with alpha /
+      credit, and what they give is carried out on lanes.
+    - The plan is the best one found with or without either, priced by the simulator;
+      that of ``usbyte`` is always among them. Of those that tie it is the one of fewest
+      messages.
 Settings: basic_partition_bytes, as in ``usbyte``; credit, 1 for merged layers alone.
     ``tune=True`` searches S_p and credit.
 Order: as in ``usbyte``.
@@ -48,15 +51,17 @@ def usbyte_extended(
     basic_partition_bytes: int = 2**20,
     credit: int = 2,
 ) -> Plan:
-    """The best plan with layers merged or not, and one block or ``credit`` blocks at a time."""
+    """The best plan with layers merged or not, and one block or ``credit`` blocks at a
+    time.
+    """
     check_credit(credit)
     settings: dict[str, Setting] = {
         "basic_partition_bytes": basic_partition_bytes,
         "credit": credit,
     }
-    papers = usbyte(profile, cluster, basic_partition_bytes=basic_partition_bytes).model_copy(
-        update={"planner": "usbyte_extended", "settings": settings}
-    )
+    papers = usbyte(
+        profile, cluster, basic_partition_bytes=basic_partition_bytes
+    ).model_copy(update={"planner": "usbyte_extended", "settings": settings})
     plans = [papers]
     ways = list(itertools.product(_cuts(profile, cluster), sorted({1, credit})))
     for cut, lanes in ways[1:]:  # the first is the paper's
@@ -65,7 +70,9 @@ def usbyte_extended(
         instance = replace(instance, alpha_s=instance.alpha_s / lanes)
         for blocks in (greedy(instance).blocks, instance.uncut()):
             messages = messages_of_blocks(cut, instance, blocks)
-            plans.append(papers.model_copy(update={"messages": messages, "credit": lanes}))
+            plans.append(
+                papers.model_copy(update={"messages": messages, "credit": lanes})
+            )
     priced = [(iteration_s(plan, profile, cluster), plan) for plan in plans]
     return fewest_messages(found for found in priced if found[0] <= priced[0][0])
 
@@ -80,11 +87,15 @@ def _cuts(profile: Profile, cluster: Cluster) -> list[list[Bucket]]:
 
 
 def merged_buckets(cut: Sequence[Bucket], size_bytes: float) -> list[Bucket]:
-    """Neighbours of one dtype in one bucket, as long as each is smaller than ``size_bytes``."""
+    """Neighbours of one dtype in one bucket, as long as each is smaller than
+    ``size_bytes``.
+    """
     found: list[Bucket] = []
     for bucket in cut:
         last = found[-1] if found else None
-        small = last is not None and max(last.size_bytes, bucket.size_bytes) < size_bytes
+        small = (
+            last is not None and max(last.size_bytes, bucket.size_bytes) < size_bytes
+        )
         if last is not None and small and last.dtype == bucket.dtype:
             found[-1] = Bucket(last.layer, last.tensors + bucket.tensors)
         else:

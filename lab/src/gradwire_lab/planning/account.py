@@ -1,4 +1,6 @@
-"""Where the time of a plan's iteration goes: what is hidden, what is not, and what waits."""
+"""Where the time of a plan's iteration goes: what is hidden, what is not, and what
+waits.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +34,21 @@ class Account:
     latency_s: float
     """The sum of the latencies of all dense messages."""
     transfer_s: float
-    """Seconds that the bytes of all dense messages take on a link that does nothing else."""
+    """Seconds that the bytes of all dense messages take on a link that does nothing
+    else.
+    """
     bound_s: float
-    """The least seconds that an iteration takes under any plan that sends these bytes."""
+    """The least seconds that an iteration takes under any plan that sends these
+    bytes.
+    """
 
     @classmethod
     def of(cls, plan: Plan, profile: Profile, cluster: Cluster) -> Account:
         timing = run_on_clock(plan, profile, cluster)
         dense = [message.exchange == DENSE for message in plan.messages]
-        transfer_s = cluster.beta_s_per_byte * sum(compress(timing.message_bytes, dense))
+        transfer_s = cluster.beta_s_per_byte * sum(
+            compress(timing.message_bytes, dense)
+        )
         least_s = cluster.alpha_s + transfer_s if any(dense) else 0.0
         return cls(
             plan=plan,
@@ -61,7 +69,9 @@ class Account:
 
     @property
     def exposed_s(self) -> float:
-        """Seconds that communication adds to those of the computation, and of inline encodes."""
+        """Seconds that communication adds to those of the computation, and of inline
+        encodes.
+        """
         return max(0.0, self.iteration_s - self.compute_s - self.timing.inline_s)
 
     def waits(self) -> list[Wait]:
@@ -84,13 +94,20 @@ class Account:
         return sorted(found, key=lambda wait: -wait.seconds)
 
     def hidden_behind(self, number: int) -> tuple[str, float]:
-        """The layers that a message's time is hidden behind, in words, and for how many seconds."""
+        """The layers that a message's time is hidden behind, in words, and for how many
+        seconds.
+        """
         start_s = self.timing.message_start_s[number]
         end_s = self.timing.message_end_s[number]
         names = [layer.name for layer in self.profile.layers]
         timing = self.timing
         lanes = (
-            ("backward", names[::-1], timing.backward_start_s[::-1], timing.backward_end_s[::-1]),
+            (
+                "backward",
+                names[::-1],
+                timing.backward_start_s[::-1],
+                timing.backward_end_s[::-1],
+            ),
             ("forward", names, timing.forward_start_s, timing.forward_end_s),
         )
         words = []
@@ -105,12 +122,16 @@ class Account:
             if shared:
                 first = shared[0][0]
                 until = shared[-1][0]
-                words.append(f"{lane} of {first}" + (f" to {until}" if until != first else ""))
+                words.append(
+                    f"{lane} of {first}" + (f" to {until}" if until != first else "")
+                )
         return " and ".join(words) or "nothing", hidden_s
 
     def idle_though_ready(self) -> tuple[float, int]:
-        """Seconds in which nothing is on the wire though gradients are ready behind the head of the
-        line, and the message that is longest such a head (-1 where there is none)."""
+        """Seconds in which nothing is on the wire though gradients are ready behind the
+        head of the line, and the message that is longest such a head (-1 where there is
+        none).
+        """
         timing = self.timing
         ready_s = self.timing.ready_s
         found_s = 0.0
@@ -132,8 +153,10 @@ class Account:
 
 
 def _bound_s(profile: Profile, timing: Timing, communication_s: float) -> float:
-    """The longer of two ways that no plan can shorten: the computation, and the communication
-    between the first gradient that is ready and the last layer's forward."""
+    """The longer of two ways that no plan can shorten: the computation, and the
+    communication between the first gradient that is ready and the last layer's
+    forward.
+    """
     first_ready_s = min(
         (
             end_s

@@ -1,4 +1,6 @@
-"""The reasons of the planner ``auto``: what it chose among the plans that it compared, in words."""
+"""The reasons of the planner ``auto``: what it chose among the plans that it compared,
+in words.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,15 @@ from gradwire.planning.planner.auto.judgement import MARGIN, Survey, pays
 from .account import Account
 
 _FARTHEST = 2.0**12
-"""Rates are looked at up to so many times the cluster's, and down to such a part of it."""
+"""Rates are looked at up to so many times the cluster's, and down to such a part of
+it.
+"""
 
 
 def reasons(plan: Plan, profile: Profile, cluster: Cluster) -> list[str]:
-    """Sentences on a plan of ``auto``: what pays, what does not, and what it would take."""
+    """Sentences on a plan of ``auto``: what pays, what does not, and what it would
+    take.
+    """
     fidelity = str(plan.settings["fidelity"])
     overlap_forward = bool(plan.settings["overlap_forward"])
     found = survey(profile, cluster, fidelity, overlap_forward)
@@ -61,7 +67,8 @@ class Judgement:
         ddp_s = self.survey.exact[0].seconds
         yield (
             f"This plan takes {format_seconds(account.iteration_s)}, DDP's buckets "
-            f"{format_seconds(ddp_s)}, {ratio(ddp_s, account.iteration_s):.2f} times as long. "
+            f"{format_seconds(ddp_s)}, {ratio(ddp_s, account.iteration_s):.2f} "
+            "times as long. "
             f"Computation alone takes {format_seconds(account.compute_s)}; "
             f"{format_seconds(account.exposed_s)} of communication is not hidden."
         )
@@ -69,14 +76,17 @@ class Judgement:
     def _dense(self) -> Iterator[str]:
         dense = self.survey.dense
         yield (
-            f"Uncompressed the fastest is {dense.name}: {format_seconds(dense.seconds)}, "
+            f"Uncompressed the fastest is {dense.name}: "
+            f"{format_seconds(dense.seconds)}, "
             f"{_shape(dense.plan)}."
         )
 
     def _compression(self) -> Iterator[str]:
         best = self.survey.compressed
         dense_s = self.survey.dense.seconds
-        asked = f"{100 * MARGIN:.0f} % is asked for, as predictions may miss by that much"
+        asked = (
+            f"{100 * MARGIN:.0f} % is asked for, as predictions may miss by that much"
+        )
         if best is None:
             yield (
                 "One rank sends nothing."
@@ -87,7 +97,10 @@ class Judgement:
         gain = 100 * (1 - ratio(best.seconds, dense_s))
         takes = f"{best.name} takes {format_seconds(best.seconds)}"
         if pays(best.seconds, dense_s):
-            yield f"Compression pays: {takes}, {gain:.0f} % less; {asked}. {self._sent(best.plan)}"
+            yield (
+                f"Compression pays: {takes}, {gain:.0f} % less; {asked}. "
+                f"{self._sent(best.plan)}"
+            )
         elif gain > 0:
             yield f"Compression does not pay: {takes}, {gain:.1f} % less, and {asked}."
         else:
@@ -103,17 +116,23 @@ class Judgement:
         }
         through, every = (
             sum(sizes[c.tensor] * c.numel for m in those for c in m.chunks)
-            for those in ([m for m in plan.messages if m.exchange != DENSE], plan.messages)
+            for those in (
+                [m for m in plan.messages if m.exchange != DENSE],
+                plan.messages,
+            )
         )
         return (
-            f"{100 * ratio(through, every):.3g} % of the bytes are compressed, {_shape(plan)}; the "
+            f"{100 * ratio(through, every):.3g} % of the bytes are compressed, "
+            f"{_shape(plan)}; the "
             "rest stays dense."
         )
 
     def _others(self) -> Iterator[str]:
         rest = [one for one in self.survey.lossy if one is not self.survey.compressed]
         if rest:
-            each = ", ".join(f"{one.name} {format_seconds(one.seconds)}" for one in rest)
+            each = ", ".join(
+                f"{one.name} {format_seconds(one.seconds)}" for one in rest
+            )
             yield f"Other compressors that were gone into: {each}."
 
     def _rate(self) -> Iterator[str]:
@@ -142,14 +161,16 @@ class Judgement:
         if missing:
             listed = ", ".join(missing[:6]) + (", ..." if len(missing) > 6 else "")
             yield (
-                f"Not considered, as this cluster's file has no costs of them: {listed}. gradwire "
+                "Not considered, as this cluster's file has no costs of them: "
+                f"{listed}. gradwire "
                 "profile --codecs measures them."
             )
 
     def _hosts(self) -> Iterator[str]:
         if self.cluster.ranks_per_host > 1:
             yield (
-                f"The {self.cluster.ranks_per_host} ranks of a host add up first; only then do "
+                f"The {self.cluster.ranks_per_host} ranks of a host add up "
+                "first; only then do "
                 "hosts exchange."
             )
 
@@ -162,10 +183,11 @@ def _shape(plan: Plan) -> str:
 def _turning_rate(
     cluster: Cluster, pays_at: Callable[[Cluster], bool], *, is_paying: bool
 ) -> float | None:
-    """The rate in bytes a second at which the answer turns, within 10 %; None where it never does.
+    """The rate in bytes a second at which the answer turns, within 10 %; None where it
+    never does.
 
-    Compression pays where links are slow. So it is looked for above the cluster's own rate where
-    compression pays there, and else below.
+    Compression pays where links are slow. So it is looked for above the cluster's own
+    rate where compression pays there, and else below.
     """
 
     def same(factor: float) -> bool:

@@ -1,7 +1,8 @@
-"""Why a plan takes the time it takes, in words and figures, and what other planners would take.
+"""Why a plan takes the time it takes, in words and figures, and what other planners
+would take.
 
-All figures are predictions: an iteration on a cluster whose ranks are alike and whose links carry
-the bytes per second that the cluster file says.
+All figures are predictions: an iteration on a cluster whose ranks are alike and whose
+links carry the bytes per second that the cluster file says.
 """
 
 from __future__ import annotations
@@ -29,18 +30,24 @@ WORTH = 0.02
 
 _SPREAD = 1000.0
 _STEPS = 24
-"""The rates looked at go from a thousandth of the cluster's to a thousand times it, in ``_STEPS``
-steps."""
+"""The rates looked at go from a thousandth of the cluster's to a thousand times it, in
+``_STEPS`` steps.
+"""
 
-REASONS: dict[str, Callable[[Plan, Profile, Cluster], list[str]]] = {"auto": auto_reasons.reasons}
-"""Planners that have compared plans already, and the function that says what they found."""
+REASONS: dict[str, Callable[[Plan, Profile, Cluster], list[str]]] = {
+    "auto": auto_reasons.reasons
+}
+"""Planners that have compared plans already, and the function that says what they
+found.
+"""
 
 Planned = Callable[[Cluster], float]
 """Seconds of an iteration that a planner gives for a cluster."""
 
 
 def explain(plan: Plan, profile: Profile, cluster: Cluster) -> list[str]:
-    """Sentences: the bound, what is not hidden and why, whether scheduling helps at all.
+    """Sentences: the bound, what is not hidden and why, whether scheduling helps at
+    all.
 
     How a planner of ``REASONS`` chose is said in words of its own.
     """
@@ -57,19 +64,27 @@ def explain(plan: Plan, profile: Profile, cluster: Cluster) -> list[str]:
     ]
 
 
-def alternatives(plan: Plan, profile: Profile, cluster: Cluster) -> list[dict[str, object]]:
-    """A row for ``plan`` and one for every other planner with its default settings, fastest first.
+def alternatives(
+    plan: Plan, profile: Profile, cluster: Cluster
+) -> list[dict[str, object]]:
+    """A row for ``plan`` and one for every other planner with its default settings,
+    fastest first.
 
-    ``sends`` is what gradients become: "dense", or the compressors that they go through.
-    ``speedup_vs_wfbp`` is the gain over wfbp, ``why`` the dearest cause of what the planner loses
-    against the fastest of those that send the same. Rows of planners that refuse, and of plans that
-    cannot be simulated, come last, and say only that.
+    ``sends`` is what gradients become: "dense", or the compressors that they go
+    through. ``speedup_vs_wfbp`` is the gain over wfbp, ``why`` the dearest cause of
+    what the planner loses against the fastest of those that send the same. Rows of
+    planners that refuse, and of plans that cannot be simulated, come last, and say only
+    that.
     """
     accounts: dict[str, Account] = {}
     left_out: list[dict[str, object]] = []
     for name in dict.fromkeys((*names("planner"), plan.planner)):
         try:
-            made = plan if name == plan.planner else load("planner", name)(profile, cluster)
+            made = (
+                plan
+                if name == plan.planner
+                else load("planner", name)(profile, cluster)
+            )
         except InvalidSetting as error:  # as of an unmeasured compressor
             left_out.append({"name": name, "why": f"no plan: {error}"})
             continue
@@ -102,11 +117,15 @@ def alternatives(plan: Plan, profile: Profile, cluster: Cluster) -> list[dict[st
 
 def _sends(plan: Plan) -> str:
     used = {message.exchange for message in plan.messages} - {DENSE}
-    return ", ".join(sorted({plan.exchanges[name].compressor for name in used})) or DENSE
+    return (
+        ", ".join(sorted({plan.exchanges[name].compressor for name in used})) or DENSE
+    )
 
 
 def why(account: Account, best: Account) -> str:
-    """The dearest cause that keeps a plan from the bound, or from a better plan if there is one."""
+    """The dearest cause that keeps a plan from the bound, or from a better plan if
+    there is one.
+    """
     if account.iteration_s <= account.bound_s * (1 + WORTH):
         return "nothing: within 2 % of the bound"
     own = _costs(account)
@@ -132,7 +151,8 @@ def _costs(account: Account) -> dict[str, float]:
         "the link: its bytes take longer than all that could hide them": (
             account.transfer_s - account.compute_s
         ),
-        "latency of more messages, one behind the other": account.latency_s / account.plan.credit,
+        "latency of more messages, one behind the other": account.latency_s
+        / account.plan.credit,
         "the head of the line keeps others waiting": account.idle_though_ready()[0],
         "the next forward waits for all messages": waits_s,
     }
@@ -145,34 +165,44 @@ def _bounds(account: Account, cluster: Cluster) -> Iterator[str]:
     dense_bytes = total_bytes - sum(compress(account.timing.message_bytes, others))
     yield (
         f"Computation alone takes {format_seconds(account.compute_s)}: backward "
-        f"{format_seconds(profile.backward_s)}, forward {format_seconds(profile.forward_s)}."
+        f"{format_seconds(profile.backward_s)}, forward "
+        f"{format_seconds(profile.forward_s)}."
     )
     if not all(others) or not others:
         yield (
-            f"Communication alone takes {format_seconds(account.latency_s + account.transfer_s)}: "
-            f"{len(others) - sum(others)} messages of {format_seconds(cluster.alpha_s)} latency "
-            f"each ({format_seconds(account.latency_s)}), {format_bytes(dense_bytes)} of gradients "
+            "Communication alone takes "
+            f"{format_seconds(account.latency_s + account.transfer_s)}: "
+            f"{len(others) - sum(others)} messages of "
+            f"{format_seconds(cluster.alpha_s)} latency "
+            f"each ({format_seconds(account.latency_s)}), "
+            f"{format_bytes(dense_bytes)} of gradients "
             f"({format_seconds(account.transfer_s)})."
         )
     if any(others):
         yield (
-            f"{sum(others)} messages go by other exchanges ({_sends(account.plan)}), which no "
-            f"bound below counts: {format_bytes(total_bytes - dense_bytes)} of gradients."
+            f"{sum(others)} messages go by other exchanges "
+            f"({_sends(account.plan)}), which no "
+            f"bound below counts: {format_bytes(total_bytes - dense_bytes)} of "
+            "gradients."
         )
     if account.timing.inline_s:
         yield (
-            f"Encoding within the backward pass makes it {format_seconds(account.timing.inline_s)} "
+            "Encoding within the backward pass makes it "
+            f"{format_seconds(account.timing.inline_s)} "
             "longer, which no bound below counts."
         )
     if account.timing.early_s:
         yield (
-            f"Encoding tensors as they come takes {format_seconds(account.timing.early_s)} of the "
+            "Encoding tensors as they come takes "
+            f"{format_seconds(account.timing.early_s)} of the "
             "compute lane, before their messages are whole."
         )
     larger = "computation" if account.bound_s <= account.compute_s else "communication"
     yield (
-        f"No plan takes less than {format_seconds(account.bound_s)}, the {larger}. This one takes "
-        f"{format_seconds(account.iteration_s)}: {format_seconds(account.exposed_s)} of "
+        f"No plan takes less than {format_seconds(account.bound_s)}, the "
+        f"{larger}. This one takes "
+        f"{format_seconds(account.iteration_s)}: "
+        f"{format_seconds(account.exposed_s)} of "
         "communication is not hidden."
     )
 
@@ -186,10 +216,16 @@ def _waits(account: Account, most: int = 3) -> Iterator[str]:
         start_s = timing.message_start_s[wait.message]
         end_s = timing.message_end_s[wait.message]
         size = format_bytes(timing.message_bytes[wait.message])
-        what = f"its message {wait.message}" if plan.overlap_forward else f"message {wait.message}"
+        what = (
+            f"its message {wait.message}"
+            if plan.overlap_forward
+            else f"message {wait.message}"
+        )
         yield (
-            f"Forward of {layer} waits {format_seconds(wait.seconds)} for {what} ({size}), on the "
-            f"wire from {format_seconds(start_s)} to {format_seconds(end_s)}; the backward pass "
+            f"Forward of {layer} waits {format_seconds(wait.seconds)} for {what} "
+            f"({size}), on the "
+            f"wire from {format_seconds(start_s)} to {format_seconds(end_s)}; "
+            "the backward pass "
             f"ends at {format_seconds(timing.backward_end_s[0])}."
         )
     if len(waits) > most:
@@ -204,39 +240,53 @@ def _faults(account: Account) -> Iterator[str]:
     idle_s, head = account.idle_though_ready()
     if idle_s > WORTH * account.iteration_s:
         yield (
-            f"The link stands idle for {format_seconds(idle_s)} while gradients are ready: message "
+            f"The link stands idle for {format_seconds(idle_s)} while gradients "
+            "are ready: message "
             f"{head} is next in the order and its own are not."
         )
     if plan.messages and min(timing.message_start_s) >= timing.backward_end_s[0] > 0:
-        yield "Nothing is sent before the backward pass has ended, so nothing of it hides anything."
+        yield (
+            "Nothing is sent before the backward pass has ended, so nothing of it "
+            "hides anything."
+        )
     if not plan.overlap_forward:
         yield "The next forward pass hides nothing: it waits for all messages."
-    if account.latency_s / plan.credit > max(account.transfer_s, WORTH * account.iteration_s):
+    if account.latency_s / plan.credit > max(
+        account.transfer_s, WORTH * account.iteration_s
+    ):
         yield (
-            "The messages' latencies take longer than their bytes: fewer, larger ones would help, "
-            "or more at once. usbyte_extended merges layers and sends several blocks at once."
+            "The messages' latencies take longer than their bytes: fewer, "
+            "larger ones would help, "
+            "or more at once. usbyte_extended merges layers and sends several "
+            "blocks at once."
         )
 
 
 def _scaling(account: Account, profile: Profile, cluster: Cluster) -> Iterator[str]:
     ranks = cluster.num_ranks
-    speedup = ranks * account.compute_s / account.iteration_s if account.iteration_s else 1.0
+    speedup = (
+        ranks * account.compute_s / account.iteration_s if account.iteration_s else 1.0
+    )
     yield (
         f"{ranks} ranks do {speedup:.2f} times the work of one "
         f"({100 * speedup / ranks:.0f} % of ideal): "
         f"{ranks * profile.batch_size / account.iteration_s:.4g} samples a second."
         if account.iteration_s
-        else "The profile's layers take no time at all, so there is nothing to compare with."
+        else "The profile's layers take no time at all, so there is nothing to "
+        "compare with."
     )
 
 
 def _helps(plan: Plan, profile: Profile, cluster: Cluster) -> Iterator[str]:
-    """At which rates the planner gains anything over wfbp, and from which rate ranks do."""
+    """At which rates the planner gains anything over wfbp, and from which rate ranks
+    do.
+    """
     if plan.planner not in names("planner") or cluster.num_ranks == 1:
         return
     if not cluster.tells_rate:
         yield (
-            "What it gains at other rates is not told: the measured all-reduce takes no longer for "
+            "What it gains at other rates is not told: the measured all-reduce "
+            "takes no longer for "
             "more bytes."
         )
         return
@@ -253,33 +303,44 @@ def _helps(plan: Plan, profile: Profile, cluster: Cluster) -> Iterator[str]:
     yield from _break_even(planned_s, profile, cluster)
 
 
-def _gain(name: str, planned_s: Planned, wfbp_s: Planned, cluster: Cluster) -> Iterator[str]:
+def _gain(
+    name: str, planned_s: Planned, wfbp_s: Planned, cluster: Cluster
+) -> Iterator[str]:
     rates = [
-        cluster.rate_bytes_per_s * _SPREAD ** (2 * step / _STEPS - 1) for step in range(_STEPS + 1)
+        cluster.rate_bytes_per_s * _SPREAD ** (2 * step / _STEPS - 1)
+        for step in range(_STEPS + 1)
     ]
     at = [cluster.scaled(rate_bytes_per_s=rate) for rate in rates]
     gains = [ratio(wfbp_s(one), planned_s(one)) - 1 for one in at]
     worth = [place for place, gain in enumerate(gains) if gain >= WORTH]
     if not worth:
-        yield f"At no rate does {name} gain 2 % over wfbp: this schedule does not help this model."
+        yield (
+            f"At no rate does {name} gain 2 % over wfbp: this schedule does not help "
+            "this model."
+        )
         return
     best = max(worth, key=gains.__getitem__)
     yield (
-        f"{name} gains most over wfbp, {100 * gains[best]:.0f} %, near {format_rate(rates[best])}."
+        f"{name} gains most over wfbp, {100 * gains[best]:.0f} %, near "
+        f"{format_rate(rates[best])}."
     )
     if worth[0] > 0:
         yield (
-            f"Below {format_rate(rates[worth[0] - 1])} it gains less than 2 %: the link takes far "
+            f"Below {format_rate(rates[worth[0] - 1])} it gains less than 2 %: "
+            "the link takes far "
             "longer than all computation that could hide it. Send fewer bytes instead."
         )
     if worth[-1] < _STEPS:
         yield (
-            f"Above {format_rate(rates[worth[-1] + 1])} it gains less than 2 %: bytes cost next to "
+            f"Above {format_rate(rates[worth[-1] + 1])} it gains less than 2 %: "
+            "bytes cost next to "
             "nothing there, and what is left it does not shorten."
         )
 
 
-def _break_even(planned_s: Planned, profile: Profile, cluster: Cluster) -> Iterator[str]:
+def _break_even(
+    planned_s: Planned, profile: Profile, cluster: Cluster
+) -> Iterator[str]:
     """The rate at which all ranks together do the work of one, by bisection."""
     ranks = cluster.num_ranks
     alone_s = profile.forward_s + profile.backward_s
@@ -291,7 +352,10 @@ def _break_even(planned_s: Planned, profile: Profile, cluster: Cluster) -> Itera
     low = 1 / _SPREAD
     high = _SPREAD
     if not pays(high):
-        yield f"At no rate do {ranks} ranks do more than one: latency alone takes too long."
+        yield (
+            f"At no rate do {ranks} ranks do more than one: latency alone takes too "
+            "long."
+        )
         return
     if pays(low):
         return
@@ -306,15 +370,22 @@ MOST_EXPLAINED = 12
 
 
 def _schemes(profile: Profile, cluster: Cluster) -> Iterator[str]:
-    """Why each tensor takes its scheme: the largest first; nothing without a measured sparsity."""
+    """Why each tensor takes its scheme: the largest first; nothing without a measured
+    sparsity.
+    """
     if profile.sparsity is None:
         return
     chosen = schemes_of(profile, cluster)
     if profile.sparsity.compressor is not None:
-        yield f"The sparse gradient is the part that {profile.sparsity.compressor} takes."
+        yield (
+            f"The sparse gradient is the part that {profile.sparsity.compressor} takes."
+        )
     largest = sorted(chosen, key=lambda name: -chosen[name][0].dense_bytes)
     for name in largest[:MOST_EXPLAINED]:
         at, found = chosen[name]
         yield from explain_scheme(name, found, at)
     if len(largest) > MOST_EXPLAINED:
-        yield f"{len(largest) - MOST_EXPLAINED} smaller tensors are chosen for in the same way."
+        yield (
+            f"{len(largest) - MOST_EXPLAINED} smaller tensors are chosen for in the "
+            "same way."
+        )

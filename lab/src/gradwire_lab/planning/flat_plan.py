@@ -1,4 +1,6 @@
-"""The plan of groups of tensors whose elements are selected from together: omgs' and cupcake's."""
+"""The plan of groups of tensors whose elements are selected from together: omgs' and
+cupcake's.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,12 @@ from gradwire.errors import invalid
 from gradwire.exchange.pair import pair
 from gradwire.planning.data.plan import ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.ssfusion.fusion import Arrival, chunks_in, is_too_long, sparsifier
+from gradwire.planning.planner.ssfusion.fusion import (
+    Arrival,
+    chunks_in,
+    is_too_long,
+    sparsifier,
+)
 
 
 def flat_plan(
@@ -19,11 +26,12 @@ def flat_plan(
     inline: bool,
     ranks_per_host: int = 1,
 ) -> Plan:
-    """The plan of groups whose elements are selected from together and travel by an all-gather.
+    """The plan of groups whose elements are selected from together and travel by an
+    all-gather.
 
-    They are encoded within the backward pass if ``inline``, else on the compute lane. A group that
-    is too long for that travels dense. Hosts of several ranks encode their sums, which the
-    backward pass cannot wait for.
+    They are encoded within the backward pass if ``inline``, else on the compute lane. A
+    group that is too long for that travels dense. Hosts of several ranks encode their
+    sums, which the backward pass cannot wait for.
     """
     if not isinstance(inline, bool):
         raise invalid("inline", inline, "True or False", "leave it out")

@@ -2,8 +2,9 @@
 
 Source: ZEN (OSDI 2025), section 2.1: definitions 1 to 5, figures 2 and 3.
 
-Index sets are 1-D arrays of unit numbers, ascending and without duplicates: one a gradient.
-``gradwire.planning.data.sparsity`` says what a unit is, and how ratios are extrapolated.
+Index sets are 1-D arrays of unit numbers, ascending and without duplicates: one a
+gradient. ``gradwire.planning.data.sparsity`` says what a unit is, and how ratios are
+extrapolated.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def density(indices: Indices, num_units: int) -> float:
 
 
 def overlap_ratio(one: Indices, other: Indices) -> float:
-    """Definition 3: what both have, as a fraction of the smaller one; 0 where one is empty.
+    """Definition 3: what both have, as a fraction of the smaller one; 0 where one is
+    empty.
 
     >>> overlap_ratio(np.array([0, 3, 4]), np.array([3, 7]))
     0.5
@@ -46,10 +48,11 @@ def overlap_ratio(one: Indices, other: Indices) -> float:
 
 
 def densification_ratio(sets: Sequence[Indices], num_ranks: int | None = None) -> float:
-    """Definition 4: the density of the sum of ``num_ranks`` gradients over their mean own density.
+    """Definition 4: the density of the sum of ``num_ranks`` gradients over their mean
+    own density.
 
-    Of all ``sets`` by default; of fewer, the mean over all subsets of so many. 1 where all are
-    empty. Raises ``InvalidSetting`` for more ranks than there are sets.
+    Of all ``sets`` by default; of fewer, the mean over all subsets of so many. 1 where
+    all are empty. Raises ``InvalidSetting`` for more ranks than there are sets.
 
     >>> densification_ratio([np.array([0, 1]), np.array([1, 2])])
     1.5
@@ -58,7 +61,9 @@ def densification_ratio(sets: Sequence[Indices], num_ranks: int | None = None) -
 
 
 def _appearances(sets: Sequence[Indices]) -> list[int]:
-    """How many units are in exactly c of the sets, for c from 0 (which stays 0) to all of them."""
+    """How many units are in exactly c of the sets, for c from 0 (which stays 0) to all
+    of them.
+    """
     _, counts = np.unique(np.concatenate(sets), return_counts=True)
     found: list[int] = np.bincount(counts, minlength=len(sets) + 1).tolist()
     return found
@@ -66,20 +71,26 @@ def _appearances(sets: Sequence[Indices]) -> list[int]:
 
 def _densification(appearances: Sequence[int], num_sets: int, num_ranks: int) -> float:
     if not 1 <= num_ranks <= num_sets:
-        raise invalid("num_ranks", num_ranks, f"1 to {num_sets}, the sets given", "give more sets")
+        raise invalid(
+            "num_ranks", num_ranks, f"1 to {num_sets}, the sets given", "give more sets"
+        )
     subsets = comb(num_sets, num_ranks)
-    # A unit in c of m sets is in none of n chosen ones with probability C(m - c, n) / C(m, n).
+    # A unit in c of m sets is in none of n chosen ones with probability C(m - c, n) /
+    # C(m, n).
     union = sum(
-        count * (1 - comb(num_sets - c, num_ranks) / subsets) for c, count in enumerate(appearances)
+        count * (1 - comb(num_sets - c, num_ranks) / subsets)
+        for c, count in enumerate(appearances)
     )
     mean = sum(c * count for c, count in enumerate(appearances)) / num_sets
     return union / mean if mean else 1.0
 
 
 def skewness_ratio(indices: Indices, num_units: int, num_parts: int) -> float:
-    """Definition 5: the largest density of ``num_parts`` even partitions over that of the whole.
+    """Definition 5: the largest density of ``num_parts`` even partitions over that of
+    the whole.
 
-    Partitions differ by at most one unit; those without any do not count. 1 for an empty set.
+    Partitions differ by at most one unit; those without any do not count. 1 for an
+    empty set.
 
     >>> skewness_ratio(np.array([0, 1, 2, 7]), 8, 2)
     1.5
@@ -87,11 +98,15 @@ def skewness_ratio(indices: Indices, num_units: int, num_parts: int) -> float:
     if not len(indices):
         return 1.0
     counts_P, sizes_P = _parts(indices, num_units, num_parts)
-    return float((counts_P / np.maximum(sizes_P, 1)).max() / density(indices, num_units))
+    return float(
+        (counts_P / np.maximum(sizes_P, 1)).max() / density(indices, num_units)
+    )
 
 
 def partition_shares(indices: Indices, num_units: int, num_parts: int) -> list[float]:
-    """The fraction of the non-zero units that lies in each of ``num_parts`` even partitions."""
+    """The fraction of the non-zero units that lies in each of ``num_parts`` even
+    partitions.
+    """
     counts_P, _ = _parts(indices, num_units, num_parts)
     shares: list[float] = (counts_P / max(1, len(indices))).tolist()
     return shares
@@ -106,7 +121,9 @@ def _parts(indices: Indices, num_units: int, num_parts: int) -> tuple[Indices, I
 def unit_sparsity(
     sets: Sequence[Indices], width: int, num_units: int, *, most_pairs: int = 120
 ) -> UnitSparsity:
-    """All figures of gradients' index sets; the overlaps are of ``most_pairs`` pairs at most."""
+    """All figures of gradients' index sets; the overlaps are of ``most_pairs`` pairs at
+    most.
+    """
     num_sets = len(sets)
     appearances = _appearances(sets)
     own = float(np.mean([density(one, num_units) for one in sets]))
@@ -115,8 +132,14 @@ def unit_sparsity(
         for ranks in DOUBLINGS
         if ranks <= num_sets
     }
-    pairs = [(i, j) for step in range(1, num_sets) for i, j in enumerate(range(step, num_sets))]
-    shares = np.mean([partition_shares(one, num_units, HEATMAP_PARTS) for one in sets], axis=0)
+    pairs = [
+        (i, j)
+        for step in range(1, num_sets)
+        for i, j in enumerate(range(step, num_sets))
+    ]
+    shares = np.mean(
+        [partition_shares(one, num_units, HEATMAP_PARTS) for one in sets], axis=0
+    )
     return UnitSparsity(
         width=width,
         num_units=num_units,
@@ -126,12 +149,16 @@ def unit_sparsity(
         skewness=tuple(
             Skewness(
                 parts=parts,
-                ratio=float(np.mean([skewness_ratio(one, num_units, parts) for one in sets])),
+                ratio=float(
+                    np.mean([skewness_ratio(one, num_units, parts) for one in sets])
+                ),
             )
             for parts in DOUBLINGS
         ),
         imbalances=tuple(
-            _imbalance(sets[:ranks], num_units) for ranks in DOUBLINGS if ranks <= num_sets
+            _imbalance(sets[:ranks], num_units)
+            for ranks in DOUBLINGS
+            if ranks <= num_sets
         ),
         shares=tuple(shares.tolist()),
     )
@@ -153,7 +180,8 @@ def _uneven(counts_P: Indices) -> float:
 
 
 def extrapolated(measured: dict[int, float], own_density: float) -> list[Densification]:
-    """Densification ratios for all of ``DOUBLINGS`` from those measured (at least that of 2).
+    """Densification ratios for all of ``DOUBLINGS`` from those measured (at least that
+    of 2).
 
     Without any: none, as one gradient tells nothing of others. For the model see
     ``gradwire.planning.data.sparsity``.
@@ -161,7 +189,9 @@ def extrapolated(measured: dict[int, float], own_density: float) -> list[Densifi
     >>> [round(one.ratio, 2) for one in extrapolated({2: 1.8, 4: 3.0}, 0.01)][:4]
     [1.8, 3.0, 4.63, 6.62]
     """
-    found = [Densification(ranks=ranks, ratio=ratio) for ranks, ratio in measured.items()]
+    found = [
+        Densification(ranks=ranks, ratio=ratio) for ranks, ratio in measured.items()
+    ]
     if not found:
         return found
     ratios = [1.0, *measured.values()]

@@ -1,4 +1,6 @@
-"""Inputs of several commands: a profile, a cluster, settings of a planner or a compressor."""
+"""Inputs of several commands: a profile, a cluster, settings of a planner or a
+compressor.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,23 @@ from gradwire.planning.data.stored import MOST_RANKS
 
 RANKS = 8
 RATE = "10gbit"
-_BYTES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
+_BYTES = {
+    "b": 1.0,
+    "kb": 1e3,
+    "mb": 1e6,
+    "gb": 1e9,
+    "kib": 2.0**10,
+    "mib": 2.0**20,
+    "gib": 2.0**30,
+}
 
 
 def load_or_read(model: str) -> Profile:
-    """The catalogue's profile of that name, whatever files there are; else that of a file.
+    """The catalogue's profile of that name, whatever files there are; else that of a
+    file.
 
-    Raises ``UnknownName`` where there is neither, unless ``model`` ends as a profile's file does.
+    Raises ``UnknownName`` where there is neither, unless ``model`` ends as a profile's
+    file does.
     """
     is_path = model.endswith(".json") or Path(model).is_file()
     if is_path and model not in catalogue.names():
@@ -31,7 +43,9 @@ def load_or_read(model: str) -> Profile:
 
 
 def read_cluster(path: Path | None, num_ranks: int | None, rate: str | None) -> Cluster:
-    """The cluster of a file, at another size or rate where one is given; else one as stated."""
+    """The cluster of a file, at another size or rate where one is given; else one as
+    stated.
+    """
     rate_bytes_per_s = None if rate is None else parse_rate(rate)
     if num_ranks is not None:
         check_whole("ranks", num_ranks, "write --ranks 8", most=MOST_RANKS)
@@ -40,7 +54,9 @@ def read_cluster(path: Path | None, num_ranks: int | None, rate: str | None) -> 
     if path is None:
         return Cluster(
             num_ranks=RANKS if num_ranks is None else num_ranks,
-            rate_bytes_per_s=parse_rate(RATE) if rate_bytes_per_s is None else rate_bytes_per_s,
+            rate_bytes_per_s=parse_rate(RATE)
+            if rate_bytes_per_s is None
+            else rate_bytes_per_s,
         )
     cluster = Cluster.load(path)
     if num_ranks is None and rate_bytes_per_s is None:
@@ -80,5 +96,7 @@ def parse_bytes(text: str) -> int:
     """
     parts = split(text)
     if parts is None or (parts[1] or "b") not in _BYTES or parts[0] < 0:
-        raise invalid("size", text, "a number with B, kB, MB, GB, KiB, MiB or GiB", "write 25MB")
+        raise invalid(
+            "size", text, "a number with B, kB, MB, GB, KiB, MiB or GiB", "write 25MB"
+        )
     return round(parts[0] * _BYTES[parts[1] or "b"])

@@ -1,9 +1,11 @@
-"""The clock of planners that choose where gradients are encoded: backward pass, lane and link.
+"""The clock of planners that choose where gradients are encoded: backward pass, lane
+and link.
 
-It is the simulator's timeline of one rank at credit 1, but for one thing: what is computed beside a
-transfer, or behind it where a message's ``parts`` are not given, counts as a part of it, and never
-waits for the lane. So it takes microseconds a message, and planners that try thousands of choices
-judge them by it. ``price.py`` has the last word.
+It is the simulator's timeline of one rank at credit 1, but for one thing: what is
+computed beside a transfer, or behind it where a message's ``parts`` are not given,
+counts as a part of it, and never waits for the lane. So it takes microseconds a
+message, and planners that try thousands of choices judge them by it. ``price.py`` has
+the last word.
 """
 
 from __future__ import annotations
@@ -26,26 +28,37 @@ class TimedMessage(NamedTuple):
     """A message as the lanes see it; layers are counted in backward order."""
 
     last: int
-    """The layer whose gradients are ready last, of this message and of those before it."""
+    """The layer whose gradients are ready last, of this message and of those before
+    it.
+    """
     works: tuple[tuple[int, float], ...]
     """Encodes on the compute lane: the layer that each waits for, and its seconds."""
     carry_s: float
     """Seconds from the first transfer to the end."""
     parts: tuple[tuple[float, float], ...] = ()
-    """``carry_s`` cut into seconds on the link and those on the compute lane behind them; () where
-    nothing is computed, or where such computations are taken to wait for none."""
+    """``carry_s`` cut into seconds on the link and those on the compute lane behind
+    them; () where nothing is computed, or where such computations are taken to wait for
+    none.
+    """
 
 
 def ready_times(backward_s: Iterable[float], inline_s: Iterable[float]) -> list[float]:
-    """When the gradients of each layer are there, in backward order, encodes inline among it."""
-    return list(accumulate(own + more for own, more in zip(backward_s, inline_s, strict=True)))
+    """When the gradients of each layer are there, in backward order, encodes inline
+    among it.
+    """
+    return list(
+        accumulate(own + more for own, more in zip(backward_s, inline_s, strict=True))
+    )
 
 
-def link_ends(ready_s: Sequence[float], messages: Iterable[TimedMessage]) -> Iterator[float]:
+def link_ends(
+    ready_s: Sequence[float], messages: Iterable[TimedMessage]
+) -> Iterator[float]:
     """When each message leaves the link, one message at a time.
 
-    The lane takes encodes in the order of their messages. A computation behind a transfer comes
-    before the encodes of later messages, and waits for one that is under way.
+    The lane takes encodes in the order of their messages. A computation behind a
+    transfer comes before the encodes of later messages, and waits for one that is under
+    way.
     """
     every = list(messages)
     lane = Lane()
@@ -77,17 +90,20 @@ def link_ends(ready_s: Sequence[float], messages: Iterable[TimedMessage]) -> Ite
 
 
 def end_of(ready_s: Sequence[float], messages: Iterable[TimedMessage]) -> float:
-    """When the backward pass and all messages have ended: the next forward pass may begin."""
+    """When the backward pass and all messages have ended: the next forward pass may
+    begin.
+    """
     return max((ready_s[-1], *link_ends(ready_s, messages)))
 
 
 def carry_s(
     tensors: Sequence[ProfiledTensor], exchange: ExchangeSetting, cluster: Cluster
 ) -> float:
-    """Seconds that a message takes by the simulator when it is alone and already encoded.
+    """Seconds that a message takes by the simulator when it is alone and already
+    encoded.
 
-    Hosts of several ranks cannot have encoded it, so there the encode is among these. Infinite
-    where it holds more elements than are sparsified together.
+    Hosts of several ranks cannot have encoded it, so there the encode is among these.
+    Infinite where it holds more elements than are sparsified together.
     """
     return sum(map(sum, carry_parts(tensors, exchange, cluster)))
 
@@ -99,21 +115,29 @@ def carry_parts(
     *,
     is_encoded: bool = True,
 ) -> tuple[tuple[float, float], ...]:
-    """The seconds of ``carry_s`` on the link, and of what is computed behind each transfer.
+    """The seconds of ``carry_s`` on the link, and of what is computed behind each
+    transfer.
 
-    Where the message is not encoded yet, a part without a transfer may come first: the encode.
+    Where the message is not encoded yet, a part without a transfer may come first: the
+    encode.
     """
     if sum(one.numel for one in tensors) > MOST_ELEMENTS:
         return ((inf, 0.0),)
     names = tuple(one.name for one in tensors if is_encoded)
     message = PlannedMessage(
-        chunks=chunks_in(Arrival(one, 0.0) for one in tensors), exchange="own", inline=names
+        chunks=chunks_in(Arrival(one, 0.0) for one in tensors),
+        exchange="own",
+        inline=names,
     )
     layer = Layer(name="layer", tensors=tuple(tensors), forward_s=0.0, backward_s=0.0)
     profile = Profile(model="alone", source="made up", batch_size=1, layers=(layer,))
-    plan = Plan(planner="alone", model="alone", messages=(message,), exchanges={"own": exchange})
+    plan = Plan(
+        planner="alone", model="alone", messages=(message,), exchanges={"own": exchange}
+    )
     timing = run_on_clock(plan, profile, cluster)
-    sent = sorted((s.start_s, s.end_s) for s in timing.spans if s.lane == "communication")
+    sent = sorted(
+        (s.start_s, s.end_s) for s in timing.spans if s.lane == "communication"
+    )
     until_s, *later = timing.message_start_s[0], *sent, (timing.message_end_s[0],)
     parts = []
     wire_s = 0.0

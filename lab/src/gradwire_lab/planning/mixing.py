@@ -1,9 +1,11 @@
-"""Fusion of gradients that travel in different ways: dense, or sparsified here or there.
+"""Fusion of gradients that travel in different ways: dense, or sparsified here or
+there.
 
-A group is neighbours in backward order. Its dense tensors travel by an all-reduce, and the others
-behind it by an all-gather: each sparsified by itself, within the backward pass or on the compute
-lane as it comes, or the whole group as one vector. ``MixedCost`` says what groups cost, and
-``improved`` changes groups for as long as the clock of ``lanes.py`` gains by it.
+A group is neighbours in backward order. Its dense tensors travel by an all-reduce, and
+the others behind it by an all-gather: each sparsified by itself, within the backward
+pass or on the compute lane as it comes, or the whole group as one vector. ``MixedCost``
+says what groups cost, and ``improved`` changes groups for as long as the clock of
+``lanes.py`` gains by it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from .lanes import TimedMessage, carry_s, end_of, ready_times
 
 
 class Way(IntEnum):
-    """The way of one tensor; all tensors of a group that is sparsified as one have the same."""
+    """The way of one tensor; all tensors of a group that is sparsified as one have the
+    same.
+    """
 
     DENSE = 0
     EARLY = 1
@@ -35,9 +39,13 @@ class Way(IntEnum):
     ONE_INLINE = 3
     """Sparsified with its whole group, within the backward pass."""
     ONE_AT_LAUNCH = 4
-    """Sparsified with its whole group, on the compute lane when the last of it is there."""
+    """Sparsified with its whole group, on the compute lane when the last of it is
+    there.
+    """
     PUSHED_INLINE = 5
-    """Sparsified like ``ONE_INLINE``, pushed to the ranks that sum it up, and pulled."""
+    """Sparsified like ``ONE_INLINE``, pushed to the ranks that sum it up, and
+    pulled.
+    """
     PUSHED_AT_LAUNCH = 6
     """Sparsified like ``ONE_AT_LAUNCH``, pushed and pulled."""
 
@@ -47,7 +55,9 @@ WHOLE = (Way.ONE_INLINE, Way.ONE_AT_LAUNCH, *PUSHED)
 
 
 class MixedGroup(NamedTuple):
-    """Tensors ``start`` up to, not including, ``stop`` in backward order, and the way of each."""
+    """Tensors ``start`` up to, not including, ``stop`` in backward order, and the way
+    of each.
+    """
 
     start: int
     stop: int
@@ -67,7 +77,9 @@ class TimedGroup(NamedTuple):
 
 
 class TensorCost(NamedTuple):
-    """One tensor's elements, its bytes dense and sparsified, and the seconds of both encodes."""
+    """One tensor's elements, its bytes dense and sparsified, and the seconds of both
+    encodes.
+    """
 
     numel: int
     size_bytes: int
@@ -78,7 +90,9 @@ class TensorCost(NamedTuple):
 
 @dataclass
 class MixedCost:
-    """The seconds that groups of one model take on one cluster. Letters: L tensors, K layers."""
+    """The seconds that groups of one model take on one cluster. Letters: L tensors, K
+    layers.
+    """
 
     tensors: list[ProfiledTensor]
     """In backward order."""
@@ -91,11 +105,15 @@ class MixedCost:
     beside: LineFit
     """The encode on the compute lane, over elements."""
     apart_behind: LineFit
-    """Computations behind the all-gather of tensors sparsified apart, over their elements."""
+    """Computations behind the all-gather of tensors sparsified apart, over their
+    elements.
+    """
     one_behind: LineFit
     """Computations behind the all-gather of a group that was sparsified as one."""
     pushed: LineFit | None
-    """Push and pull of a group, with all that is computed on the way; None where it is no way."""
+    """Push and pull of a group, with all that is computed on the way; None where it is
+    no way.
+    """
     costs: list[TensorCost] = field(init=False)
     """The cost of each tensor."""
     _known: dict[MixedGroup, TimedGroup] = field(default_factory=dict, init=False)
@@ -114,7 +132,9 @@ class MixedCost:
 
     @property
     def is_flat(self) -> bool:
-        """Whether each rank is a host. Others encode between transfers, as a part of a message."""
+        """Whether each rank is a host. Others encode between transfers, as a part of a
+        message.
+        """
         return self.sparse.num_shares == 1
 
     @classmethod
@@ -127,7 +147,9 @@ class MixedCost:
         density: float,
         pushed: ExchangeSetting | None = None,
     ) -> MixedCost:
-        """The cost for exchanges of sparsified tensors: each by itself, and all as one."""
+        """The cost for exchanges of sparsified tensors: each by itself, and all as
+        one.
+        """
         backward = list(reversed(profile.layers))
         placed = [
             (tensor, place)
@@ -171,7 +193,8 @@ class MixedCost:
     def timed(self, group: MixedGroup) -> TimedGroup:
         """The seconds of one group, by itself.
 
-        Infinite where more elements than ``MOST_ELEMENTS`` would be sparsified together.
+        Infinite where more elements than ``MOST_ELEMENTS`` would be sparsified
+        together.
         """
         made = self._as_one(group) if group.ways[0] in WHOLE else self._apart(group)
         self._known[group] = made
@@ -203,7 +226,9 @@ class MixedCost:
         dense_last = sparse_last = 0
         numels: list[int] = []
         own = slice(group.start, group.stop)
-        for way, one, layer in zip(group.ways, self.costs[own], self.layers[own], strict=True):
+        for way, one, layer in zip(
+            group.ways, self.costs[own], self.layers[own], strict=True
+        ):
             if way == Way.DENSE:
                 dense_bytes = dense_bytes + one.size_bytes
                 dense_last = layer
@@ -223,7 +248,9 @@ class MixedCost:
             carry = self.sparse.apart_s(numels, gathered_bytes)
             carry += self.apart_behind.seconds(self.sparse.longest(numels))
             carry = carry if sum(numels) <= MOST_ELEMENTS else inf
-            messages.append(TimedMessage(max(dense_last, sparse_last), tuple(works), carry))
+            messages.append(
+                TimedMessage(max(dense_last, sparse_last), tuple(works), carry)
+            )
         return TimedGroup(tuple(inline), tuple(messages))
 
 
@@ -256,22 +283,33 @@ _LEAST_S = 1e-12
 def _pushed(exchange: ExchangeSetting, cluster: Cluster) -> LineFit:
     """Seconds over elements, by simulation; in proportion between two sizes."""
     return fit_line(
-        (numel, carry_s([ProfiledTensor(name="t", shape=(numel,))], exchange, cluster) + _LEAST_S)
+        (
+            numel,
+            carry_s([ProfiledTensor(name="t", shape=(numel,))], exchange, cluster)
+            + _LEAST_S,
+        )
         for numel in _PRICED
     )
 
 
 MOST_TRIED = 2500
-"""The most changes of groups that are tried; each takes about a tenth of a millisecond."""
+"""The most changes of groups that are tried; each takes about a tenth of a
+millisecond.
+"""
 
 
 def improved(
-    groups: Sequence[MixedGroup], cost: MixedCost, *, as_one: bool = True, most: int = MOST_TRIED
+    groups: Sequence[MixedGroup],
+    cost: MixedCost,
+    *,
+    as_one: bool = True,
+    most: int = MOST_TRIED,
 ) -> tuple[list[MixedGroup], float]:
     """Groups that end no later, and when they end: every change that gains is kept.
 
-    Changes are of one tensor's way, of a whole group's, and of borders. It ends when none gains, or
-    when ``most`` were tried. Without ``as_one`` no two tensors come to be sparsified as one.
+    Changes are of one tensor's way, of a whole group's, and of borders. It ends when
+    none gains, or when ``most`` were tried. Without ``as_one`` no two tensors come to
+    be sparsified as one.
     """
     best = list(groups)
     best_s = cost.seconds(groups)
@@ -356,5 +394,7 @@ def _of_border(
 def borders_of_dtypes(tensors: Sequence[ProfiledTensor]) -> list[int]:
     """The places between two tensors of different dtypes, which no group may hold."""
     return [
-        place for place, (one, other) in enumerate(pairwise(tensors), 1) if one.dtype != other.dtype
+        place
+        for place, (one, other) in enumerate(pairwise(tensors), 1)
+        if one.dtype != other.dtype
     ]

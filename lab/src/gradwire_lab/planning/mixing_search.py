@@ -1,9 +1,11 @@
-"""The first groups of a mixed fusion: a dynamic programme over borders that keeps several states.
+"""The first groups of a mixed fusion: a dynamic programme over borders that keeps
+several states.
 
-Backward pass, compute lane and link are busy until three seconds, and which of them will be the
-last to end is not known half way. So each border keeps up to ``MOST_KEPT`` states, of which none
-is better than another in all three. Groups begin and end at some borders only, and tensors go in a
-few ways by their sizes. What is left to gain is found by ``mixing.improved``.
+Backward pass, compute lane and link are busy until three seconds, and which of them
+will be the last to end is not known half way. So each border keeps up to ``MOST_KEPT``
+states, of which none is better than another in all three. Groups begin and end at some
+borders only, and tensors go in a few ways by their sizes. What is left to gain is found
+by ``mixing.improved``.
 """
 
 from __future__ import annotations
@@ -19,13 +21,16 @@ from gradwire.planning.data.fit import Floats
 from .mixing import MixedCost, MixedGroup, Way, borders_of_dtypes
 
 MOST_CELLS = 32
-"""About how many stretches the model is cut into, at whose borders groups may begin and end."""
+"""About how many stretches the model is cut into, at whose borders groups may begin and
+end.
+"""
 MOST_KEPT = 40
 """The most states of a border."""
 
 
 def cells_of(cost: MixedCost) -> list[int]:
-    """Borders of stretches of about equal shares of bytes or of backward, from 0 to the end.
+    """Borders of stretches of about equal shares of bytes or of backward, from 0 to the
+    end.
 
     They lie where layers and dtypes change.
     """
@@ -62,19 +67,27 @@ class AddedCost(NamedTuple):
     has_work_F: Floats
 
     def ends(self, states_S3: Floats) -> Floats:
-        """The states that groups lead to, of each state: backward pass, lane and link."""
+        """The states that groups lead to, of each state: backward pass, lane and
+        link.
+        """
         backward_S, lane_S, link_S = states_S3.T[:, None, :]
         columns = [figure[:, None] for figure in self]
         backward, lane, behind, reduce, gather, has_work = columns
         ready_FS = backward_S + backward
-        lane_FS = np.where(has_work, np.maximum(lane_S + lane, backward_S + behind), lane_S)
-        link_FS = np.where(reduce, np.maximum(link_S, ready_FS) + reduce, link_S + ready_FS * 0)
+        lane_FS = np.where(
+            has_work, np.maximum(lane_S + lane, backward_S + behind), lane_S
+        )
+        link_FS = np.where(
+            reduce, np.maximum(link_S, ready_FS) + reduce, link_S + ready_FS * 0
+        )
         encoded_FS = np.where(has_work, np.maximum(ready_FS, lane_FS), ready_FS)
         link_FS = np.where(gather, np.maximum(link_FS, encoded_FS) + gather, link_FS)
         return np.stack([ready_FS, lane_FS + ready_FS * 0, link_FS], axis=-1)
 
 
-def first_groups(cost: MixedCost, *, as_one: bool, most: int = 2) -> Iterator[list[MixedGroup]]:
+def first_groups(
+    cost: MixedCost, *, as_one: bool, most: int = 2
+) -> Iterator[list[MixedGroup]]:
     """Fusions that end early by the programme's own clock, the earliest first."""
     cells = cells_of(cost)
     forms = _Forms(cost, cells, as_one)
@@ -115,7 +128,9 @@ def _undominated(states_S3: Floats) -> list[int]:
     """Up to ``MOST_KEPT`` states that no other is better than in all three seconds."""
     rows = [tuple(row) for row in np.round(states_S3, 9).tolist()]
     kept: list[int] = []
-    lanes: list[float] = []  # rising, of the states kept so far that are the first in the link
+    lanes: list[
+        float
+    ] = []  # rising, of the states kept so far that are the first in the link
     links: list[float] = []  # falling
     for place in sorted(range(len(rows)), key=rows.__getitem__):
         _, lane_s, link_s = rows[place]
@@ -157,7 +172,9 @@ class _Forms:
         if any(begin < place < end for place in self.forced):
             return [], AddedCost(*(np.empty(0),) * 6)
         groups = list(dict.fromkeys(self._groups(begin, end, stop - start)))
-        rows = [self._row(group, self.layers[start], self.layers[stop]) for group in groups]
+        rows = [
+            self._row(group, self.layers[start], self.layers[stop]) for group in groups
+        ]
         return groups, AddedCost(*np.array(rows).reshape(-1, 6).T)
 
     def _groups(self, begin: int, end: int, num_cells: int) -> Iterator[MixedGroup]:
@@ -176,12 +193,18 @@ class _Forms:
                 begin,
                 end,
                 tuple(
-                    Way.DENSE if n <= threshold else Way.EARLY if place < half else Way.INLINE
+                    Way.DENSE
+                    if n <= threshold
+                    else Way.EARLY
+                    if place < half
+                    else Way.INLINE
                     for place, n in enumerate(numels)
                 ),
             )
 
-    def _row(self, group: MixedGroup, first_layer: int, layer: int) -> tuple[float, ...]:
+    def _row(
+        self, group: MixedGroup, first_layer: int, layer: int
+    ) -> tuple[float, ...]:
         timed = self.cost.timed(group)
         own_s = self.cost.backward_s[first_layer:layer]
         inline_s = sum(seconds for _, seconds in timed.inline)
@@ -195,12 +218,23 @@ class _Forms:
                 begin_s = float(ready_s[min(at - first_layer, len(ready_s) - 1)])
                 behind_s = max(behind_s, begin_s) + seconds
                 lane_s += seconds
-        return sum(own_s) + inline_s, lane_s, behind_s, carries[0], carries[1], float(lane_s > 0)
+        return (
+            sum(own_s) + inline_s,
+            lane_s,
+            behind_s,
+            carries[0],
+            carries[1],
+            float(lane_s > 0),
+        )
 
 
 def _thresholds(cost: MixedCost) -> list[float]:
-    """Sizes up to which tensors travel dense: where an encode takes as long as it saves."""
+    """Sizes up to which tensors travel dense: where an encode takes as long as it
+    saves.
+    """
     numels = sorted({tensor.numel for tensor in cost.tensors})
     added_s = cost.cluster.collective_s("all_reduce", 1e9) / 1e9 * 4
-    worth = next((n for n in numels if cost.sparse.encode_s(n) < added_s * n), numels[-1])
+    worth = next(
+        (n for n in numels if cost.sparse.encode_s(n) < added_s * n), numels[-1]
+    )
     return [worth / 4, worth - 0.5, worth * 3.0]

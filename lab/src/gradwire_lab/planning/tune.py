@@ -1,13 +1,13 @@
 """tune: a planner's settings found by Bayesian optimisation.
 
-Source: ByteScheduler (SOSP 2019), section 4.3, which tunes partition and credit sizes so, and
-    US-Byte, section 6.3, which finds its basic partition size S_p the same way.
-Differences from the papers: the surrogate is optuna's tree-structured Parzen estimator, not a
-    Gaussian process: most settings are whole numbers, of which a few are good. The first setting
-    tried is the default, so the result is never worse than it.
+Source: ByteScheduler (SOSP 2019), section 4.3, which tunes partition and credit sizes
+    so, and US-Byte, section 6.3, which finds its basic partition size S_p the same way.
+Differences from the papers: the surrogate is optuna's tree-structured Parzen estimator,
+    not a Gaussian process: most settings are whole numbers, of which a few are good.
+    The first setting tried is the default, so the result is never worse than it.
 
-``SEARCH`` in each planner's file says which values are searched. This module needs the extra
-``gradwire[tune]``.
+``SEARCH`` in each planner's file says which values are searched. This module needs the
+extra ``gradwire[tune]``.
 """
 
 from __future__ import annotations
@@ -48,19 +48,20 @@ def tune(
     trials: int = 40,
     seed: int = 0,
 ) -> Plan:
-    """The best plan found in ``trials`` settings of ``planner``, the default ones among them.
+    """The best plan found in ``trials`` settings of ``planner``, the default ones among
+    them.
 
     Among plans that tie (see ``fewest_messages``) it is the one of fewest messages.
 
-    Settings bound by ``functools.partial`` stay; the others in the planner's ``SEARCH`` are
-    searched. Without an ``objective`` the predicted seconds of an iteration are minimised, which
-    are the same on all ranks. An objective that measures must return the same number on every
-    rank, or ranks choose different plans.
+    Settings bound by ``functools.partial`` stay; the others in the planner's ``SEARCH``
+    are searched. Without an ``objective`` the predicted seconds of an iteration are
+    minimised, which are the same on all ranks. An objective that measures must return
+    the same number on every rank, or ranks choose different plans.
 
-    Settings that the planner refuses for this model (because they cut it into too many messages,
-    say) are not chosen. The same seed gives the same plan. Raises ``InvalidSetting`` for an
-    objective whose result is no number, and ``NotInstalled`` where optuna is missing, unless
-    nothing is to be searched.
+    Settings that the planner refuses for this model (because they cut it into too many
+    messages, say) are not chosen. The same seed gives the same plan. Raises
+    ``InvalidSetting`` for an objective whose result is no number, and ``NotInstalled``
+    where optuna is missing, unless nothing is to be searched.
     """
     check_whole("trials", trials, "40 is usual", most=MOST_TRIALS)
     check_whole("seed", seed, "leave it out", least=0, most=2**32 - 1)
@@ -68,7 +69,9 @@ def tune(
     space = search_space(chosen)
     if not space:
         return chosen(profile, cluster)
-    score = partial(_seconds, objective or (lambda plan: iteration_s(plan, profile, cluster)))
+    score = partial(
+        _seconds, objective or (lambda plan: iteration_s(plan, profile, cluster))
+    )
     tried: dict[tuple[int, ...], tuple[float, Plan | None]] = {}
     with _optuna() as optuna:
         sampler = optuna.samplers.TPESampler(
@@ -88,8 +91,12 @@ def tune(
                 tried[key] = (math.inf if plan is None else score(plan), plan)
             study.tell(trial, tried[key][0])
     default_s = next(iter(tried.values()))[0]
-    found = [(s, plan) for s, plan in tried.values() if plan is not None and s <= default_s]
-    return fewest_messages(found) if found else chosen(profile, cluster)  # which says why not
+    found = [
+        (s, plan) for s, plan in tried.values() if plan is not None and s <= default_s
+    ]
+    return (
+        fewest_messages(found) if found else chosen(profile, cluster)
+    )  # which says why not
 
 
 def _made(make: Callable[[], Plan]) -> Plan | None:
@@ -101,7 +108,9 @@ def _made(make: Callable[[], Plan]) -> Plan | None:
 
 
 def search_space(planner: Planner) -> Space:
-    """The settings to search: the planner's ``SEARCH`` without those that are bound already."""
+    """The settings to search: the planner's ``SEARCH`` without those that are bound
+    already.
+    """
     bound: dict[str, Any] = {}
     while isinstance(planner, partial):
         bound = planner.keywords | bound

@@ -1,10 +1,12 @@
-"""measure_sparsity: where a model's gradients are non-zero, over several batches that stand for
-ranks.
+"""measure_sparsity: where a model's gradients are non-zero, over several batches that
+stand for ranks.
 
-Source: ZEN (OSDI 2025), section 2.1 and section 3: the sparsity of the first few iterations.
-Differences from the paper: parameters stay as they are, so every batch of every step of every rank
-    is one more gradient of the same kind, and stands for a rank: W ranks that run S steps measure
-    densification up to W * S ranks. Rows are units where that is smaller on the wire.
+Source: ZEN (OSDI 2025), section 2.1 and section 3: the sparsity of the first few
+iterations.
+Differences from the paper: parameters stay as they are, so every batch of every step of
+    every rank is one more gradient of the same kind, and stands for a rank: W ranks
+    that run S steps measure densification up to W * S ranks. Rows are units where that
+    is smaller on the wire.
 """
 
 from __future__ import annotations
@@ -52,8 +54,9 @@ NUM_GRADIENTS = 16
 """Batches measured where the caller names no number."""
 
 LARGEST_DENSITY = 0.5
-"""The largest density of units that counts as sparse: single elements of more would take more bytes
-with their indices than all elements without."""
+"""The largest density of units that counts as sparse: single elements of more would
+take more bytes with their indices than all elements without.
+"""
 
 SHOWN_RANKS = (2, 8, 32, 128)
 """Numbers of ranks for which densification is shown."""
@@ -89,33 +92,37 @@ def measure_sparsity(
     engine: Engine | None = None,
     advance: Callable[..., None] | None = None,
 ) -> SparsityProfile:
-    """Measures the sparsity of gradients over several batches. The model is not changed.
+    """Measures the sparsity of gradients over several batches. The model is not
+    changed.
 
-    Dense gradients (more than half of their units non-zero) are left out. Row-sparse gradients are
-    always measured by rows.
+    Dense gradients (more than half of their units non-zero) are left out. Row-sparse
+    gradients are always measured by rows.
 
     Args:
         model: The model.
-        step: A function that runs one forward and backward pass on a batch, another batch at each
-            call. It does not step the optimizer.
+        step: A function that runs one forward and backward pass on a batch, another
+            batch at each call. It does not step the optimizer.
         num_gradients: The number of batches, 2 to 128; 16 by default.
-        compressor: The name of a sparsifier. The elements that it selects of each matrix count.
+        compressor: The name of a sparsifier. The elements that it selects of each
+            matrix count.
         settings: Settings of the sparsifier.
-        engine: Its ranks share the work, each with batches of its own. All ranks call this, and
-            return rank 0's profile.
+        engine: Its ranks share the work, each with batches of its own. All ranks call
+            this, and return rank 0's profile.
         advance: A function of an amount and a note, called for each batch.
 
     Returns:
         The profile of sparsity.
 
     Raises:
-        InvalidSetting: The number of gradients is not 2 to 128, or the payloads of ``compressor``
-            are not sparse.
+        InvalidSetting: The number of gradients is not 2 to 128, or the payloads of
+            ``compressor`` are not sparse.
     """
     wanted = NUM_GRADIENTS if num_gradients is None else num_gradients
     if not 2 <= wanted <= DOUBLINGS[-1]:
         accepted = f"2 to {DOUBLINGS[-1]}, each of which stands for a rank"
-        raise invalid("num_gradients", num_gradients, accepted, f"{NUM_GRADIENTS} is the default")
+        raise invalid(
+            "num_gradients", num_gradients, accepted, f"{NUM_GRADIENTS} is the default"
+        )
     alone = getattr(model, "no_sync", nullcontext)
     model = looked_into(model)
     codec = None if compressor is None else _sparsifier(compressor, settings or {})
@@ -141,13 +148,19 @@ def measure_sparsity(
     return made if engine is None or engine.world == 1 else rank_0s(engine, made)
 
 
-def measure_group_sparsity(model: nn.Module, step: TrainingStep, **asked: Any) -> SparsityProfile:
-    """Measures sparsity among the ranks of torch's default group, which all call this alike.
+def measure_group_sparsity(
+    model: nn.Module, step: TrainingStep, **asked: Any
+) -> SparsityProfile:
+    """Measures sparsity among the ranks of torch's default group, which all call this
+    alike.
 
     Without a group, batches stand for ranks.
     """
     engine = Engine(
-        join(None), num_channels=1, timeout=datetime.timedelta(minutes=2), on_span=lambda span: None
+        join(None),
+        num_channels=1,
+        timeout=datetime.timedelta(minutes=2),
+        on_span=lambda span: None,
     )
     try:
         return measure_sparsity(model, step, engine=engine, **asked)
@@ -156,7 +169,9 @@ def measure_group_sparsity(model: nn.Module, step: TrainingStep, **asked: Any) -
 
 
 def sparsity_rows(sparsity: SparsityProfile) -> list[dict[str, object]]:
-    """A row a sparse tensor; beyond ``measured_ranks`` densification is extrapolated."""
+    """A row a sparse tensor; beyond ``measured_ranks`` densification is
+    extrapolated.
+    """
     found: list[dict[str, object]] = []
     for tensor in sparsity.tensors:
         units = tensor.units
@@ -167,7 +182,9 @@ def sparsity_rows(sparsity: SparsityProfile) -> list[dict[str, object]]:
                 "fraction_dense": units.density,
                 "fraction_overlap": units.overlap_mean,
                 "fraction_overlap_spread": units.overlap_spread,
-                **{f"denser_among_{ranks}": units.gamma(ranks) for ranks in SHOWN_RANKS},
+                **{
+                    f"denser_among_{ranks}": units.gamma(ranks) for ranks in SHOWN_RANKS
+                },
                 **{f"skew_{ranks}": units.skew(ranks) for ranks in (8, 128)},
                 "measured_ranks": sparsity.num_gradients,
             }
@@ -192,7 +209,9 @@ def _observe(
     ranks: _Ranks,
     advance: Callable[..., None] | None,
 ) -> tuple[list[_Source], list[list[Indices]]]:
-    """The sparse tensors, and this rank's index sets: one list a tensor, one set a step."""
+    """The sparse tensors, and this rank's index sets: one list a tensor, one set a
+    step.
+    """
     select = _nonzero_units if codec is None else _selected_by(codec)
     sources: list[_Source] = []
     found: list[list[Indices]] = []
@@ -207,7 +226,9 @@ def _observe(
             grad = params[source.name].grad
             drawn = number * ranks.world + ranks.rank
             take = _nonzero_units if source.is_rows else select
-            sets.append(_none() if grad is None else take(source, grad, drawn).cpu().numpy())
+            sets.append(
+                _none() if grad is None else take(source, grad, drawn).cpu().numpy()
+            )
         (advance or no_progress)(1, f"batch {number + 1} of {num_steps}")
     return sources, found
 
@@ -216,12 +237,20 @@ def _none() -> Indices:
     return np.empty(0, dtype=np.int32)
 
 
-def _sources(params: Mapping[str, Tensor], ranks: _Ranks, *, counts: bool) -> list[_Source]:
+def _sources(
+    params: Mapping[str, Tensor], ranks: _Ranks, *, counts: bool
+) -> list[_Source]:
     """Tensors that are sparse by all ranks' counts of one step, in their units."""
-    widths = {name: max(1, p[0].numel()) if p.dim() >= 2 else 1 for name, p in params.items()}
+    widths = {
+        name: max(1, p[0].numel()) if p.dim() >= 2 else 1 for name, p in params.items()
+    }
     own = [int(p.grad is not None and p.grad.is_sparse) for p in params.values()]
     rows_of = dict(zip(params, ranks.totals(own), strict=True))
-    as_rows = {n: _Source(n, p.numel(), widths[n], True) for n, p in params.items() if rows_of[n]}
+    as_rows = {
+        n: _Source(n, p.numel(), widths[n], True)
+        for n, p in params.items()
+        if rows_of[n]
+    }
     if not counts:
         return [as_rows.get(n, _Source(n, p.numel(), 1)) for n, p in params.items()]
     own = [
@@ -264,7 +293,9 @@ def _nonzero_units(source: _Source, grad: Tensor, number: int) -> Tensor:
 
 
 def _selected_by(codec: Compressor) -> Select:
-    """A function that finds the indices a sparsifier takes of a gradient, without a residual."""
+    """A function that finds the indices a sparsifier takes of a gradient, without a
+    residual.
+    """
 
     def select(source: _Source, grad: Tensor, number: int) -> Tensor:
         own = codec.for_world(DOUBLINGS[-1], number)
@@ -301,7 +332,9 @@ class _Ranks:
 
     def totals(self, own: Sequence[int]) -> list[int]:
         """Sums over ranks."""
-        found: list[int] = self._all(torch.tensor(own, dtype=torch.int64)).sum(0).tolist()
+        found: list[int] = (
+            self._all(torch.tensor(own, dtype=torch.int64)).sum(0).tolist()
+        )
         return found
 
     def gathered(self, own: Sequence[Sequence[Indices]]) -> list[list[Indices]]:
@@ -312,7 +345,9 @@ class _Ranks:
         sizes_WS = self._all(torch.tensor([len(one) for one in sets])).tolist()
         longest = max(map(sum, sizes_WS))
         flat_K = torch.zeros(max(1, longest), dtype=torch.int32)
-        flat_K[: sum(map(len, sets))] = torch.from_numpy(np.concatenate(sets).astype(np.int32))
+        flat_K[: sum(map(len, sets))] = torch.from_numpy(
+            np.concatenate(sets).astype(np.int32)
+        )
         all_WK = self._all(flat_K).numpy()
         found: list[list[Indices]] = [[] for _ in own]
         for sizes, row_K in zip(sizes_WS, all_WK, strict=True):
@@ -335,13 +370,17 @@ def _figures(source: _Source, sets: Sequence[Indices]) -> TensorSparsity:
 
 
 def measure_handling() -> Handling:
-    """Seconds of looking at an element, and of moving one to its partition, on this machine."""
+    """Seconds of looking at an element, and of moving one to its partition, on this
+    machine.
+    """
     spec = TensorSpec("timed", _TIMED_NUMEL)
     dense_N = torch.zeros(_TIMED_NUMEL)
     dense_N[::100] = 1.0
     codec = nonzero()
     buffer = torch.zeros(codec.format(spec).size_bytes, dtype=torch.uint8)
-    scan_s = _median_s(lambda: codec.encode(None, dense_N, buffer=buffer)) / _TIMED_NUMEL
+    scan_s = (
+        _median_s(lambda: codec.encode(None, dense_N, buffer=buffer)) / _TIMED_NUMEL
+    )
     count = _TIMED_NUMEL // 10
     entries = Entries(torch.arange(count, dtype=torch.int32) * 10, torch.ones(count))
     hashed = Permutation(_TIMED_NUMEL, seed=0)
@@ -357,15 +396,20 @@ def _median_s(work: Callable[[], object], repeats: int = 5) -> float:
         start_s = time.perf_counter()
         work()
         taken_s.append(time.perf_counter() - start_s)
-    return statistics.median(taken_s[1:])  # the first one compiles, and touches fresh pages
+    return statistics.median(
+        taken_s[1:]
+    )  # the first one compiles, and touches fresh pages
 
 
-def _warn_of_one_batch(sources: Sequence[_Source], sets: Sequence[Sequence[Indices]]) -> None:
+def _warn_of_one_batch(
+    sources: Sequence[_Source], sets: Sequence[Sequence[Indices]]
+) -> None:
     """A step that always takes the same batch shows gradients that overlap wholly."""
     alike = [all(np.array_equal(one, own[0]) for one in own) for own in sets]
     if sources and all(alike):
         _log.warning(
-            "every gradient of %s is non-zero at the same places in all batches: if step() takes "
+            "every gradient of %s is non-zero at the same places in all "
+            "batches: if step() takes "
             "the same batch at each call, let it take another one, as ranks do",
             ", ".join(source.name for source in sources[:3]),
         )

@@ -1,4 +1,6 @@
-"""Look at this machine, and measure its link under torchrun; prints Markdown for an issue."""
+"""Look at this machine, and measure its link under torchrun; prints Markdown for an
+issue.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +27,25 @@ if TYPE_CHECKING:
     from ...measure.links import LinkReport
 
 
-# ---- The facts behind ``gradwire doctor`` ------------------------------------------------------
+# ---- The facts behind ``gradwire doctor`` --------------------------------------------
 #
 # Each function looks at one thing and returns rows.
 
 VARIABLES = (
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *(
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ),
     *("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
     *("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "CXX", "XDG_CACHE_HOME"),
 )
 SLOW_NAME_S = 1.0
-"""The seconds for a name above which a rank's start is slow; servers that answer take a hundredth.
+"""The seconds for a name above which a rank's start is slow; servers that answer take a
+hundredth.
 """
 PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_")
 
@@ -45,7 +55,8 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h: get an interface's IPv4 address
 def versions() -> list[Row]:
     """This machine, and the versions of what gradwire stands on."""
     rows: list[Row] = [
-        {"name": heading(key), "value": cell(key, value)} for key, value in machine().items()
+        {"name": heading(key), "value": cell(key, value)}
+        for key, value in machine().items()
     ]
     rows += [
         {"name": name, "value": installed_version(name) or "not installed"}
@@ -55,7 +66,9 @@ def versions() -> list[Row]:
 
 
 def backends() -> list[Row]:
-    """Back ends of torch.distributed in this build of torch, and memory that ranks can share."""
+    """Back ends of torch.distributed in this build of torch, and memory that ranks can
+    share.
+    """
     import torch
     import torch.distributed as dist
 
@@ -65,8 +78,15 @@ def backends() -> list[Row]:
         return [{"name": "torch.distributed", "available": False}]
     found = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
     room = Room(1, torch.empty(1), torch.uint8)
-    shared: Row = {"name": "shared memory", "available": room.is_open, "reason": room.why or None}
-    return [*({"name": name, "available": there} for name, there in found.items()), shared]
+    shared: Row = {
+        "name": "shared memory",
+        "available": room.is_open,
+        "reason": room.why or None,
+    }
+    return [
+        *({"name": name, "available": there} for name, there in found.items()),
+        shared,
+    ]
 
 
 def interfaces(
@@ -74,7 +94,8 @@ def interfaces(
 ) -> list[Row]:
     """Network interfaces that are up or have an address; all that there are, or these.
 
-    What is said of them beside addresses stands in ``folder``, which a container may lack.
+    What is said of them beside addresses stands in ``folder``, which a container may
+    lack.
     """
     rows: list[Row] = []
     for name in names or sorted(name for _, name in socket.if_nameindex()):
@@ -114,11 +135,17 @@ def _ipv4(name: str) -> list[str]:
 
 def _ipv6(name: str) -> list[str]:
     lines = (line.split() for line in _read(Path("/proc/net/if_inet6")).splitlines())
-    return [str(ipaddress.IPv6Address(bytes.fromhex(line[0]))) for line in lines if line[5] == name]
+    return [
+        str(ipaddress.IPv6Address(bytes.fromhex(line[0])))
+        for line in lines
+        if line[5] == name
+    ]
 
 
 def kernels() -> list[Row]:
-    """Rows of the kernels that serve on the CPU, which are built if need be, and on a GPU."""
+    """Rows of the kernels that serve on the CPU, which are built if need be, and on a
+    GPU.
+    """
     from ...contract.registry import load, names
     from ...kernels.compiler import find_compiler, origins
     from ...kernels.libraries import backend
@@ -129,7 +156,11 @@ def kernels() -> list[Row]:
     own = {"backend": backend(), "served by": ", ".join(origins())}
     return [
         {"name": "CPU kernels", **own, "compiler": find_compiler() or "none found"},
-        {"name": "GPU kernels", "backend": on_gpu, "encoded on the host": ", ".join(on_host)},
+        {
+            "name": "GPU kernels",
+            "backend": on_gpu,
+            "encoded on the host": ", ".join(on_host),
+        },
     ]
 
 
@@ -161,7 +192,9 @@ def environment(variables: Mapping[str, str] = os.environ) -> list[Row]:
 
 
 def host_address() -> str | None:
-    """The address that this host's name resolves to; gloo listens there unless told otherwise."""
+    """The address that this host's name resolves to; gloo listens there unless told
+    otherwise.
+    """
     try:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
@@ -169,29 +202,45 @@ def host_address() -> str | None:
 
 
 def network_warnings(
-    found: Sequence[Mapping[str, object]], variables: Mapping[str, str], address: str | None
+    found: Sequence[Mapping[str, object]],
+    variables: Mapping[str, str],
+    address: str | None,
 ) -> list[Row]:
-    """Warnings of what keeps ranks from meeting: interfaces, variables, the host name's address."""
+    """Warnings of what keeps ranks from meeting: interfaces, variables, the host name's
+    address.
+    """
     names = [str(row["name"]) for row in found]
     outer = [name for name in names if name != "lo"]
     rows: list[Row] = []
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         wanted = variables.get(variable, "")
-        if wanted and not wanted.startswith("^") and not _names_one(wanted, names, variable):
+        if (
+            wanted
+            and not wanted.startswith("^")
+            and not _names_one(wanted, names, variable)
+        ):
             remedy = f"set it to one of {', '.join(names)}"
-            rows.append(_warning(variable, f"{wanted!r} is no interface of this host", remedy))
+            rows.append(
+                _warning(variable, f"{wanted!r} is no interface of this host", remedy)
+            )
     loopback = address is None or address.startswith("127.")
     if loopback and outer and "GLOO_SOCKET_IFNAME" not in variables:
         where = f"resolves to {address}" if address else "does not resolve"
-        problem = f"the host's name {where}, so gloo ranks on other hosts cannot reach it"
+        problem = (
+            f"the host's name {where}, so gloo ranks on other hosts cannot reach it"
+        )
         remedy = f"for more than one host set GLOO_SOCKET_IFNAME={outer[0]}"
         rows.append(_warning("host name", problem, remedy))
     world = variables.get("WORLD_SIZE")
     local = variables.get("LOCAL_WORLD_SIZE")
     master = variables.get("MASTER_ADDR", "")
     if world != local and (master == "localhost" or master.startswith("127.")):
-        problem = f"{master} means another machine on every host, and ranks run on several"
-        rows.append(_warning("MASTER_ADDR", problem, "set it to the first host's own address"))
+        problem = (
+            f"{master} means another machine on every host, and ranks run on several"
+        )
+        rows.append(
+            _warning("MASTER_ADDR", problem, "set it to the first host's own address")
+        )
     return rows
 
 
@@ -204,12 +253,17 @@ def _names_one(wanted: str, names: Sequence[str], variable: str) -> bool:
 
 
 def outer_addresses(found: Sequence[Mapping[str, object]]) -> list[str]:
-    """The first address of each interface, the loopback aside: what ranks elsewhere connect from.
+    """The first address of each interface, the loopback aside: what ranks elsewhere
+    connect from.
 
     ``found`` are rows of ``interfaces``.
     """
     rows = [row["addresses"] for row in found if row["name"] != "lo"]
-    return [str(addresses[0]) for addresses in rows if isinstance(addresses, list) and addresses]
+    return [
+        str(addresses[0])
+        for addresses in rows
+        if isinstance(addresses, list) and addresses
+    ]
 
 
 def naming_s(address: str) -> float:
@@ -221,16 +275,22 @@ def naming_s(address: str) -> float:
 
 
 def naming_warnings(seconds: Mapping[str, float]) -> list[Row]:
-    """Addresses of which torch's store learns the names so slowly that ranks wait for it.
+    """Addresses of which torch's store learns the names so slowly that ranks wait for
+    it.
 
-    It asks for the name of every address that connects (pytorch#159007). Where no server answers,
-    each connection holds all ranks up.
+    It asks for the name of every address that connects (pytorch#159007). Where no
+    server answers, each connection holds all ranks up.
     """
     remedy = (
-        "name the hosts in /etc/hosts, or set RES_OPTIONS=attempts:0 for every rank, so that no "
+        "name the hosts in /etc/hosts, or set RES_OPTIONS=attempts:0 for every "
+        "rank, so that no "
         "server is asked"
     )
-    slow = {address: taken_s for address, taken_s in seconds.items() if taken_s > SLOW_NAME_S}
+    slow = {
+        address: taken_s
+        for address, taken_s in seconds.items()
+        if taken_s > SLOW_NAME_S
+    }
     return [
         _warning("name server", f"no name for {address} within {taken_s:.1f} s", remedy)
         for address, taken_s in slow.items()
@@ -254,7 +314,9 @@ def part_warnings(built: list[Row], seen: list[Row], found: list[Row]) -> list[R
     rows: list[Row] = []
     if built[0]["backend"] != "cpp":
         problem = "kernels run as torch code, some of it a hundred times slower"
-        remedy = "install a C++ compiler (apt install g++), or the wheel of this platform"
+        remedy = (
+            "install a C++ compiler (apt install g++), or the wheel of this platform"
+        )
         rows.append(_warning("CPU kernels", problem, remedy))
     if seen and not any(row["name"] == "nccl" and row["available"] for row in found):
         problem = "there is a GPU, and this build of torch has no NCCL"
@@ -266,7 +328,7 @@ def _warning(name: str, problem: str, remedy: str) -> dict[str, object]:
     return {"name": name, "problem": problem, "remedy": remedy}
 
 
-# ---- the command -------------------------------------------------------------------------------
+# ---- the command ---------------------------------------------------------------------
 
 
 app = typer.Typer(help=__doc__)
@@ -277,7 +339,9 @@ NOISY = 0.25
 
 @app.command()
 def doctor(
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object.")
+    ] = False,
 ) -> None:
     """Look at this machine; prints Markdown to paste into an issue.
 
@@ -288,12 +352,19 @@ def doctor(
         return
     sections = _sections(report)
     if json:
-        rows = [{**row, "section": title} for title, rows in sections.items() for row in rows]
+        rows = [
+            {**row, "section": title}
+            for title, rows in sections.items()
+            for row in rows
+        ]
         emit("doctor", rows, as_json=True, title="")
         return
     print("# gradwire doctor")
     for title, rows in sections.items():
-        known = [{key: value for key, value in row.items() if value is not None} for row in rows]
+        known = [
+            {key: value for key, value in row.items() if value is not None}
+            for row in rows
+        ]
         print(f"\n## {title}\n\n{markdown(known) if known else 'none'}")
 
 
@@ -345,7 +416,9 @@ def link_warnings(report: LinkReport) -> list[Row]:
     found = report.fit
     if found.residual <= NOISY and found.alpha_s > 0 and found.per_unit_s > 0:
         return []
-    problem = f"the fit misses the times by {100 * found.residual:.0f} % or lacks a term"
+    problem = (
+        f"the fit misses the times by {100 * found.residual:.0f} % or lacks a term"
+    )
     remedy = "something else uses the machine or the link: repeat when it is quiet"
     return [{"name": "link", "problem": problem, "remedy": remedy}]
 
@@ -358,6 +431,7 @@ def _measured() -> LinkReport:
             return links.launched_link(advance)
         except RuntimeError as error:
             raise GradwireError(
-                f"the link could not be measured: {error}; check that MASTER_ADDR and the "
+                f"the link could not be measured: {error}; check that "
+                "MASTER_ADDR and the "
                 "interface in GLOO_SOCKET_IFNAME can be reached from every host"
             ) from error

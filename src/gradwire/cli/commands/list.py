@@ -23,15 +23,20 @@ app = typer.Typer()
 @app.command()
 def show(
     what: Annotated[
-        str | None, typer.Argument(help="A kind, or an algorithm's name; all when left out.")
+        str | None,
+        typer.Argument(help="A kind, or an algorithm's name; all when left out."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object.")
+    ] = False,
 ) -> None:
     """Show what there is of each kind, or the page of one algorithm."""
     every = [(kind, name) for kind in KINDS for name in names(kind)]
     chosen = [one for one in every if what in (None, *one)]
     if not chosen:
-        raise UnknownName("kind or algorithm", what, {*KINDS, *(name for _, name in every)})
+        raise UnknownName(
+            "kind or algorithm", what, {*KINDS, *(name for _, name in every)}
+        )
     rows = [_row(*one) for one in chosen]
     notes = []
     if what is not None and what not in KINDS:
@@ -59,7 +64,9 @@ def _row(kind: str, name: str) -> Row:
 
 
 def description(kind: str, name: str) -> str:
-    """The first line of an algorithm's file, without its own name before it and the period."""
+    """The first line of an algorithm's file, without its own name before it and the
+    period.
+    """
     line = docstring(kind, name).partition("\n")[0].rstrip(".")
     head, colon, rest = line.partition(": ")
     return rest if colon and len(head) <= 2 * len(name) + 8 else line
@@ -71,10 +78,14 @@ def docstring(kind: str, name: str) -> str:
 
 
 def settings(algorithm: Any) -> list[str]:
-    """The settings that are given by keyword: fields of a compressor, arguments of a planner."""
+    """The settings that are given by keyword: fields of a compressor, arguments of a
+    planner.
+    """
     made = {
         field.name: field.default_factory()
-        for field in (dataclasses.fields(algorithm) if dataclasses.is_dataclass(algorithm) else ())
+        for field in (
+            dataclasses.fields(algorithm) if dataclasses.is_dataclass(algorithm) else ()
+        )
         if field.default_factory is not dataclasses.MISSING
     }
     return [

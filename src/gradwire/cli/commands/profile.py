@@ -35,28 +35,39 @@ def profile(
     model: Annotated[
         str,
         typer.Argument(
-            help="FILE.py:function, which returns (model, step); or a model of the catalogue, to "
+            help="FILE.py:function, which returns (model, step); or a model of the "
+            "catalogue, to "
             "measure only the cluster."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for profile.json and cluster.json.")] = Path(
-        "profile"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for profile.json and cluster.json.")
+    ] = Path("profile"),
     hosts: Annotated[
         int | None, typer.Option(help=f"Measure that many shaped hosts, else {HOSTS}.")
     ] = None,
     rate: Annotated[
-        str | None, typer.Option(help=f"Measure shaped hosts with such links, else {RATE}.")
+        str | None,
+        typer.Option(help=f"Measure shaped hosts with such links, else {RATE}."),
     ] = None,
-    iterations: Annotated[int | None, typer.Option(help="Steps that are measured.")] = None,
-    codecs: Annotated[bool, typer.Option(help="Measure compressors with the cluster.")] = True,
-    picture: Annotated[Path | None, typer.Option(help="Write a picture (PNG) here.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    iterations: Annotated[
+        int | None, typer.Option(help="Steps that are measured.")
+    ] = None,
+    codecs: Annotated[
+        bool, typer.Option(help="Measure compressors with the cluster.")
+    ] = True,
+    picture: Annotated[
+        Path | None, typer.Option(help="Write a picture (PNG) here.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object.")
+    ] = False,
 ) -> None:
     """Measure a model's layers, and what messages and compressors cost on a cluster.
 
-    step() runs one forward and backward on one batch. Started by torchrun, the cluster is the group
-    of its ranks, each of which profiles; otherwise --hosts or --rate asks for shaped hosts.
+    step() runs one forward and backward on one batch. Started by torchrun, the cluster
+    is the group of its ranks, each of which profiles; otherwise --hosts or --rate asks
+    for shaped hosts.
     """
     if iterations is not None and iterations < 1:
         raise invalid("iterations", iterations, "1 or more", "write --iterations 20")
@@ -84,22 +95,29 @@ def _save(measured: Profile | None, cluster: Cluster | None, folder: Path) -> No
             made.save(folder / name)
 
 
-def _cluster(hosts: int | None, rate: str | None, codecs: bool, asked: bool) -> Cluster | None:
-    """Measures the ranks that torchrun started or, where one is asked for, shaped hosts.
+def _cluster(
+    hosts: int | None, rate: str | None, codecs: bool, asked: bool
+) -> Cluster | None:
+    """Measures the ranks that torchrun started or, where one is asked for, shaped
+    hosts.
 
     Where no hosts can be made, gradwire-bench measures the loopback.
     """
     compressors = names("compress") if codecs else ()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         if hosts is not None:
-            raise invalid("--hosts", hosts, "left out under torchrun", "it measures its own ranks")
+            raise invalid(
+                "--hosts", hosts, "left out under torchrun", "it measures its own ranks"
+            )
         from ...measure.group import launched_group
         from ...measure.links import measure_group_links
 
         known = None if rate is None else parse_rate(rate)
         with progress("measuring the ranks", total=1) as advance, launched_group():
             report = Fractions(advance)
-            return measure_group_links(report, compressors=compressors, rate_bytes_per_s=known)
+            return measure_group_links(
+                report, compressors=compressors, rate_bytes_per_s=known
+            )
     if not asked:
         return None
     if (hosts := hosts or HOSTS) < 2:
@@ -107,7 +125,9 @@ def _cluster(hosts: int | None, rate: str | None, codecs: bool, asked: bool) -> 
     given = hosts, parse_rate(rate or RATE), compressors
     testbed = extension("testbed")
     with progress(f"measuring {hosts} hosts", total=1) as advance:
-        made: Cluster = testbed.measured_cluster(*given, Fractions(advance), timeout_s=TIMEOUT_S)
+        made: Cluster = testbed.measured_cluster(
+            *given, Fractions(advance), timeout_s=TIMEOUT_S
+        )
     return made
 
 
@@ -120,14 +140,19 @@ def from_file(where: str) -> Made:
 
     name, _, function = where.rpartition(":")
     path = Path(name)
-    remedy = "write gradwire profile train.py:build, where build() returns (model, step)"
+    remedy = (
+        "write gradwire profile train.py:build, where build() returns (model, step)"
+    )
     if not path.is_file():
-        raise invalid("model", where, "FILE.py:function with a file that exists", remedy)
+        raise invalid(
+            "model", where, "FILE.py:function with a file that exists", remedy
+        )
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise invalid("model", where, "FILE.py:function with a Python file", remedy)
     module = importlib.util.module_from_spec(spec)
-    # As Python does for a script: its neighbours can be imported, and classes find their module.
+    # As Python does for a script: its neighbours can be imported, and classes find
+    #     their module.
     sys.path.insert(0, str(path.resolve().parent))
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
@@ -142,7 +167,8 @@ def from_file(where: str) -> Made:
         and callable(made[1])
     ):
         raise InvalidSetting(
-            f"{function}() of {path.name} must return (model, step), a torch.nn.Module and a "
+            f"{function}() of {path.name} must return (model, step), a "
+            "torch.nn.Module and a "
             f"callable, got {type(made).__name__}; {remedy}"
         )
     return made
@@ -167,7 +193,11 @@ def _show(measured: Profile | None, cluster: Cluster | None, as_json: bool) -> N
     if cluster is not None and cluster.codecs:
         sections["codecs, by a million elements"] = _codec_rows(cluster)
     if as_json:
-        rows = [{**row, "section": title} for title, rows in sections.items() for row in rows]
+        rows = [
+            {**row, "section": title}
+            for title, rows in sections.items()
+            for row in rows
+        ]
         emit("profile", rows, as_json=True, title="")
         return
     for title, rows in sections.items():
@@ -179,7 +209,10 @@ def _layer_rows(measured: Profile) -> list[Row]:
     """A row for each layer, and one for all."""
     forward_s = measured.forward_s
     backward_s = measured.backward_s
-    every = [(one.name, one.size_bytes, one.forward_s, one.backward_s) for one in measured.layers]
+    every = [
+        (one.name, one.size_bytes, one.forward_s, one.backward_s)
+        for one in measured.layers
+    ]
     every.append(("step", measured.size_bytes, forward_s, backward_s))
     step_s = forward_s + backward_s
     return [

@@ -1,4 +1,6 @@
-"""The output of a verb: one JSON object, a table on a terminal, plain columns anywhere else."""
+"""The output of a verb: one JSON object, a table on a terminal, plain columns anywhere
+else.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from importlib import metadata
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from ...version import __version__
 from . import table
@@ -30,16 +38,19 @@ def emit(
 ) -> None:
     """Prints a verb's result on stdout; keys in ``hidden`` only as JSON.
 
-    ``rows`` each have a ``name`` and plain values with their unit in the key. As JSON it is one
-    object ``{"command", "version", "machine", "rows"}``; figures that are not finite become null.
-    ``notes`` are printed below the rows, and stand under that key where there are any.
+    ``rows`` each have a ``name`` and plain values with their unit in the key. As JSON
+    it is one object ``{"command", "version", "machine", "rows"}``; figures that are not
+    finite become null. ``notes`` are printed below the rows, and stand under that key
+    where there are any.
     """
     if as_json:
         result = {
             "command": command,
             "version": __version__,
             "machine": machine(),
-            "rows": [{key: _plain_value(value) for key, value in row.items()} for row in rows],
+            "rows": [
+                {key: _plain_value(value) for key, value in row.items()} for row in rows
+            ],
         }
         if notes:
             result["notes"] = list(notes)
@@ -62,7 +73,9 @@ def _plain_value(value: object) -> object:
 
 
 def machine() -> dict[str, object]:
-    """The things that figures depend on: processor, memory, system and the versions in use."""
+    """The things that figures depend on: processor, memory, system and the versions in
+    use.
+    """
     return {
         "cpu": cpu_model(),
         "num_cores": len(os.sched_getaffinity(0)),
@@ -75,7 +88,9 @@ def machine() -> dict[str, object]:
 
 
 def cpu_model(listing: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name as the system has it, or what kind it is where the system has none."""
+    """The processor's name as the system has it, or what kind it is where the system
+    has none.
+    """
     if listing.exists():
         for line in listing.read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")
@@ -85,7 +100,9 @@ def cpu_model(listing: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def installed_version(distribution: str) -> str | None:
-    """Version of an installed distribution, found without importing it; None if absent."""
+    """Version of an installed distribution, found without importing it; None if
+    absent.
+    """
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -94,9 +111,11 @@ def installed_version(distribution: str) -> str | None:
 
 @contextmanager
 def progress(title: str, total: float | None = None) -> Iterator[Callable[..., None]]:
-    """Shows that work of more than two seconds goes on; on stderr, and only on a terminal.
+    """Shows that work of more than two seconds goes on; on stderr, and only on a
+    terminal.
 
-    Yields ``advance(amount=1, note="")``. Without ``total`` the bar only says that it lives.
+    Yields ``advance(amount=1, note="")``. Without ``total`` the bar only says that it
+    lives.
 
         with progress("measuring", total=3) as advance:
             for size in sizes:
@@ -128,7 +147,9 @@ def _advance_nothing(amount: float = 1, note: str = "") -> None:
 
 
 class Fractions:
-    """Turns reports of how much is done, (fraction, what), into advances of a `progress` bar."""
+    """Turns reports of how much is done, (fraction, what), into advances of a
+    `progress` bar.
+    """
 
     def __init__(self, advance: Callable[..., None]) -> None:
         self._advance = advance

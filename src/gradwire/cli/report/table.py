@@ -1,7 +1,7 @@
 """Rows of results as people read them: a rich table, aligned plain text, or Markdown.
 
-A row is a mapping with a ``name`` and plain values whose unit stands in the key. The key decides
-how a value is shown, so a verb that adds a figure has nothing to format.
+A row is a mapping with a ``name`` and plain values whose unit stands in the key. The
+key decides how a value is shown, so a verb that adds a figure has nothing to format.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def without(rows: Sequence[Row], hidden: Collection[str]) -> list[dict[str, obje
     >>> without([{"name": "a", "num_hosts": 4}], {"num_hosts"})
     [{'name': 'a'}]
     """
-    return [{key: value for key, value in row.items() if key not in hidden} for row in rows]
+    return [
+        {key: value for key, value in row.items() if key not in hidden} for row in rows
+    ]
 
 
 def heading(key: str) -> str:
@@ -49,7 +51,9 @@ def heading(key: str) -> str:
     for ending in ("_s_per_byte", "_bytes_per_s", "_bytes", "_s"):
         if key.endswith(ending):
             return key.removesuffix(ending).replace("_", " ")
-    key = key.removeprefix("fraction_of_").removeprefix("fraction_").removeprefix("num_")
+    key = (
+        key.removeprefix("fraction_of_").removeprefix("fraction_").removeprefix("num_")
+    )
     return key.replace("_bytes_", "_").replace("_", " ")
 
 
@@ -97,23 +101,30 @@ def cell(key: str, value: object) -> str:
 
 
 def is_numeric(rows: Sequence[Row], key: str) -> bool:
-    """Whether every value of a column is a number or absent; such columns stand to the right."""
+    """Whether every value of a column is a number or absent; such columns stand to the
+    right.
+    """
     values = [row[key] for row in rows if row.get(key) is not None]
     return bool(values) and all(
-        isinstance(value, (int, float)) and not isinstance(value, bool) for value in values
+        isinstance(value, (int, float)) and not isinstance(value, bool)
+        for value in values
     )
 
 
 def cells(rows: Sequence[Row]) -> list[list[str]]:
-    """The text of every cell, a list for each row, in the order of ``columns(rows)``."""
+    """The text of every cell, a list for each row, in the order of
+    ``columns(rows)``.
+    """
     keys = columns(rows)
     return [[cell(key, row[key]) if key in row else "" for key in keys] for row in rows]
 
 
 def print_table(rows: Sequence[Row], console: Console, *, title: str) -> None:
-    """Prints the rows on a terminal, with headings over several lines where it is narrow.
+    """Prints the rows on a terminal, with headings over several lines where it is
+    narrow.
 
-    Names and numbers are never cut: plain columns stand for a table that is wider still.
+    Names and numbers are never cut: plain columns stand for a table that is wider
+        still.
     """
     anywhere = console.options.update(width=sys.maxsize)
     for is_narrow in (False, True):
@@ -158,7 +169,8 @@ def _rich_table(rows: Sequence[Row], title: str, *, is_narrow: bool) -> Table:
 
 
 def plain(rows: Sequence[Row], *, title: str = "") -> str:
-    """The rows as aligned columns two spaces apart, for a pipe or a log; never cut to a width.
+    """The rows as aligned columns two spaces apart, for a pipe or a log; never cut to a
+    width.
 
     >>> print(plain([{"name": "ddp", "step_s": 1.5}, {"name": "onebit", "step_s": 0.25}]))
     name      step
@@ -191,5 +203,6 @@ def markdown(rows: Sequence[Row]) -> str:
     rule = ["---:" if is_numeric(rows, key) else ":---" for key in keys]
     lines = [[heading(key) for key in keys], rule, *cells(rows)]
     return "\n".join(
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |"
+        for line in lines
     )

@@ -1,7 +1,9 @@
-"""Chunks: a message cut into a part for each rank that serves it, each encoded by itself.
+"""Chunks: a message cut into a part for each rank that serves it, each encoded by
+itself.
 
-A message of fewer partitions than ranks is served by so many ranks, and those behind them serve the
-next message that takes the same exchange: ranks take turns. Other ranks' chunks are empty.
+A message of fewer partitions than ranks is served by so many ranks, and those behind
+them serve the next message that takes the same exchange: ranks take turns. Other ranks'
+chunks are empty.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Chunks:
-    """Bounds of the chunk that each rank serves, each one's codec and spec, and the format of its
-    largest payload."""
+    """Bounds of the chunk that each rank serves, each one's codec and spec, and the
+    format of its largest payload.
+    """
 
     bounds: tuple[tuple[int, int], ...]
     codecs: tuple[Compressor, ...]
@@ -43,7 +46,9 @@ class Chunks:
 
     @cached_property
     def usual_bytes(self) -> int:
-        """The room of the largest chunk's payload of usual size; a simulation knows no other."""
+        """The room of the largest chunk's payload of usual size; a simulation knows no
+        other.
+        """
         each = zip(self.codecs, self.specs, strict=True)
         return max(codec.typical(spec).slot_bytes for codec, spec in each)
 
@@ -78,36 +83,49 @@ def chunks_of(
 def first_states(
     codec: Compressor, spec: TensorSpec, world: int, partitions: int | None = None
 ) -> tuple[State, ...]:
-    """The codec's state for each chunk, in the order of their elements, before the first step."""
+    """The codec's state for each chunk, in the order of their elements, before the
+    first step.
+    """
     codec = codec.for_world(world)
     bounds = partition_bounds(spec.numel, world, partitions)
     return tuple(codec.chunk(a, b).init(spec.chunk(a, b)) for a, b in bounds)
 
 
-def partition_bounds(numel: int, world: int, partitions: int | None) -> tuple[tuple[int, int], ...]:
-    """Cuts ``numel`` elements into so many partitions (None: one a rank), and empty ones to
-    ``world``.
+def partition_bounds(
+    numel: int, world: int, partitions: int | None
+) -> tuple[tuple[int, int], ...]:
+    """Cuts ``numel`` elements into so many partitions (None: one a rank), and empty
+    ones to ``world``.
 
-    Raises ``InvalidSetting`` for more partitions than ranks. A rank that is alone has one.
+    Raises ``InvalidSetting`` for more partitions than ranks. A rank that is alone has
+    one.
 
     >>> partition_bounds(20, 4, 2)
     ((0, 16), (16, 20), (20, 20), (20, 20))
     """
     count = world if partitions is None or world == 1 else partitions
     if count > world:
-        remedy = "leave it out for one a rank, or cut the gradient into several messages"
-        raise invalid("partitions", partitions, f"at most one for each of {world} ranks", remedy)
+        remedy = (
+            "leave it out for one a rank, or cut the gradient into several messages"
+        )
+        raise invalid(
+            "partitions", partitions, f"at most one for each of {world} ranks", remedy
+        )
     return chunk_bounds(numel, count) + ((numel, numel),) * (world - count)
 
 
 def check_partitions(partitions: int | None) -> None:
-    """Raises ``InvalidSetting`` for what is no number of partitions among however many ranks."""
+    """Raises ``InvalidSetting`` for what is no number of partitions among however many
+    ranks.
+    """
     if partitions is not None:
         check_whole("partitions", partitions, "leave it out for one a rank")
 
 
 def first_server(me: Member, partitions: int | None) -> int:
-    """The rank that serves the first partition of a message: behind those of the message before."""
+    """The rank that serves the first partition of a message: behind those of the
+    message before.
+    """
     return 0 if partitions is None else me.turn * partitions % me.world
 
 

@@ -1,7 +1,10 @@
-"""Entries in collectives of sparse payloads: reading them, adding them up, writing the sums.
+"""Entries in collectives of sparse payloads: reading them, adding them up, writing the
+sums.
 
-Values are multiplied by 1 / W before they are added, so that no sum of finite gradients overflows
-where their mean does not. Ranks add in one order, so all of them hold the same bits."""
+Values are multiplied by 1 / W before they are added, so that no sum of finite gradients
+overflows where their mean does not. Ranks add in one order, so all of them hold the
+same bits.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +36,17 @@ def num_entries(form: Format) -> int:
 
 
 def value_dtype(codec: Compressor, spec: TensorSpec) -> torch.dtype:
-    """The dtype in which a codec's values travel: its payload's own, else the working dtype."""
+    """The dtype in which a codec's values travel: its payload's own, else the working
+    dtype.
+    """
     dtypes = [part.dtype for part in codec.format(spec) if part.name == "values"]
     return dtypes[0] if dtypes else working_dtype(spec.dtype)
 
 
 def expected_union(taken: float, total: int, world: int) -> float:
-    """How many of ``total`` units ``world`` ranks take that take ``taken`` each, independently."""
+    """How many of ``total`` units ``world`` ranks take that take ``taken`` each,
+    independently.
+    """
     return total * (1 - (1 - taken / total) ** world) if total else 0.0
 
 
@@ -49,13 +56,21 @@ def split(buffer: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 
 
 def merged_entries(
-    me: Member, ranks: Sequence[Entries], num_places: int, dtype: torch.dtype, scale: float = 1.0
+    me: Member,
+    ranks: Sequence[Entries],
+    num_places: int,
+    dtype: torch.dtype,
+    scale: float = 1.0,
 ) -> Entries:
-    """``scale`` times the ranks' sums, in the member's buffers: the same ones at every call."""
+    """``scale`` times the ranks' sums, in the member's buffers: the same ones at every
+    call.
+    """
     most = sum(entries.num for entries in ranks)
     like = ranks[0].values
     places_K = me.scratch("merged places", most, like, torch.int32, varies=True)
-    values = me.scratch("merged values", most * ranks[0].width, like, dtype, varies=True)
+    values = me.scratch(
+        "merged values", most * ranks[0].width, like, dtype, varies=True
+    )
     return merge(ranks, num_places, scale=scale, dtype=dtype, room=(places_K, values))
 
 
@@ -69,7 +84,9 @@ class Packed(NamedTuple):
 def decoded(
     me: Member, messages: Sequence[Packed], lengths: Sequence[int], width: int
 ) -> list[Entries]:
-    """The entries of messages; each is of a part of so many places. Valid until the next call."""
+    """The entries of messages; each is of a part of so many places. Valid until the
+    next call.
+    """
     counts = [message.payload["values"].numel() // width for message in messages]
     like = messages[0].payload["values"]
     rooms = split(me.passing("decoded", sum(counts), like, torch.int32), counts)
@@ -84,7 +101,8 @@ def cleared(
 ) -> None:
     """Makes zeros of ``out_N``.
 
-    Where that is the gradient, and ``all_of`` it is known, only what is not zero is written.
+    Where that is the gradient, and ``all_of`` it is known, only what is not zero is
+    written.
     """
     if all_of is not None and out_N.data_ptr() == grad_N.data_ptr():
         indices_K, _ = codec.entries(all_of)
@@ -101,25 +119,30 @@ _LINE = 16
 """float32 in a line of memory: where more are there, all lines are written anyway."""
 
 
-# ---- Notes of a sparse collective on each step -------------------------------------------------
+# ---- Notes of a sparse collective on each step ---------------------------------------
 #
 # How much was asked for, taken and averaged.
 #
-# The mean's density is what the union of all ranks' elements makes of the density that was asked
-# for; DEFT (section 3.1) calls the growth gradient build-up.
+# The mean's density is what the union of all ranks' elements makes of the density that
+# was asked for; DEFT (section 3.1) calls the growth gradient build-up.
 
 
 def asked_of(codec: object, numel: int) -> float:
-    """How many of ``numel`` elements a codec was asked for by its ``density``; NaN without one."""
+    """How many of ``numel`` elements a codec was asked for by its ``density``; NaN
+    without one.
+    """
     density = getattr(codec, "density", None)
     return math.nan if density is None else density * numel
 
 
-def note_union(me: Member, codec: Compressor, payloads: Sequence[Payload], out_N: Tensor) -> None:
-    """Sets ``me.selection`` from the payloads of all ranks, of which every one is added up here.
+def note_union(
+    me: Member, codec: Compressor, payloads: Sequence[Payload], out_N: Tensor
+) -> None:
+    """Sets ``me.selection`` from the payloads of all ranks, of which every one is added
+    up here.
 
-    A codec whose payloads list no places selects nothing, and nothing is noted; nor is it where
-    there is no content to count, as in predictions.
+    A codec whose payloads list no places selects nothing, and nothing is noted; nor is
+    it where there is no content to count, as in predictions.
     """
     lists = [] if out_N.is_meta else [_indices(codec, payload) for payload in payloads]
     if out_N.is_meta or any(indices_K is None for indices_K in lists):
@@ -130,17 +153,22 @@ def note_union(me: Member, codec: Compressor, payloads: Sequence[Payload], out_N
     width = codec.width
     union = count_distinct(known, num_units(numel, width))
     # The last unit may be a part of one.
-    taken, arrived = (min(count * width, numel) for count in (known[me.rank].numel(), union))
+    taken, arrived = (
+        min(count * width, numel) for count in (known[me.rank].numel(), union)
+    )
     me.selection = Selection(asked_of(codec, numel), taken, arrived)
 
 
 def _indices(codec: Compressor, payload: Payload) -> Tensor | None:
-    """A sparse payload's field ``indices``, or its entries' where that counts within chunks.
+    """A sparse payload's field ``indices``, or its entries' where that counts within
+    chunks.
 
     So it is where tensors are encoded apart. None where a payload has no such field.
     """
     dtypes = {part.name: part.dtype for part in payload.format}
-    is_joined = isinstance(payload.format, Joined) and codec.traits.layout is Layout.SPARSE
+    is_joined = (
+        isinstance(payload.format, Joined) and codec.traits.layout is Layout.SPARSE
+    )
     if is_joined or dtypes.get("indices") == torch.int16:
         return codec.entries(payload)[0]
     return payload["indices"] if "indices" in dtypes else None

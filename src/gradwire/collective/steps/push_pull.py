@@ -1,16 +1,18 @@
-"""Push and pull: each rank sends every server its part, the server merges, everyone gets the sums.
+"""Push and pull: each rank sends every server its part, the server merges, everyone
+gets the sums.
 
-What the schemes of ZEN's *parallelism* share (section 2.2). W ranks are workers and servers alike.
-Differences: servers sit with the workers, so a rank's own part does not travel. Pushes go straight
-    to their servers (``rounds``); pulls are an all-gather, padded to the largest, which is what
-    the busiest server would send the others one by one. (8 hosts at 200 Mbit gathered 360 kB each
-    in 115 ms that way and in 155 ms by threes; 101 ms are the bytes.)
-Wire: a rank sends, each payload rounded up to 8 bytes,
-    8 (W-1)                         how many units it pushes to each
-    sum over the others j of PUSH(units pushed to j)
-    32 (W-1)                        what it merged and pushed
-    (W-1) * max over ranks of PULL(units merged there), or what the scheme's own ``delivery`` sends,
-    with PUSH and PULL as the scheme says; where it says nothing, COO(k) = (4 + width * itemsize) k.
+What the schemes of ZEN's *parallelism* share (section 2.2). W ranks are workers and
+servers alike. Differences: servers sit with the workers, so a rank's own part does not
+travel. Pushes go straight
+    to their servers (``rounds``); pulls are an all-gather, padded to the largest, which
+    is what the busiest server would send the others one by one. (8 hosts at 200 Mbit
+    gathered 360 kB each in 115 ms that way and in 155 ms by threes; 101 ms are the
+    bytes.)
+Wire: a rank sends, each payload rounded up to 8 bytes, 8 (W-1)
+    how many units it pushes to each sum over the others j of PUSH(units pushed to j) 32
+    (W-1)                        what it merged and pushed (W-1) * max over ranks of
+    PULL(units merged there), or what the scheme's own ``delivery`` sends, with PUSH and
+    PULL as the scheme says; where it says nothing, COO(k) = (4 + width * itemsize) k.
 """
 
 from __future__ import annotations
@@ -23,7 +25,15 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ...contract import Compressor, Imbalance, Layout, Member, Residual, Selection, State
+from ...contract import (
+    Compressor,
+    Imbalance,
+    Layout,
+    Member,
+    Residual,
+    Selection,
+    State,
+)
 from ...contract.collective import Collective, Needs
 from ...contract.member import told_each
 from ...contract.payload import Format, Payload
@@ -48,14 +58,16 @@ from .ordered_sums import (
 )
 from .rounds import to_each
 
-# ---- Cuts of gradients into parts, and the payloads of parts -----------------------------------
+# ---- Cuts of gradients into parts, and the payloads of parts -------------------------
 #
 # All that is known before any value.
 
 
 @dataclass(frozen=True)
 class Cut:
-    """The parts of a gradient and the dtypes in which they travel: known before any value."""
+    """The parts of a gradient and the dtypes in which they travel: known before any
+    value.
+    """
 
     numel: int
     width: int
@@ -63,7 +75,9 @@ class Cut:
     parts: tuple[Part, ...]
     pushed_dtype: torch.dtype
     pulled_dtype: torch.dtype
-    """The gradient's own: sums in the working dtype are rounded to it once, as any mean is."""
+    """The gradient's own: sums in the working dtype are rounded to it once, as any mean
+    is.
+    """
     is_listed: bool = False
     """Pulls must tell which units there are, as the dense format does not."""
 
@@ -81,20 +95,26 @@ class Cut:
 
     def pushed(self, form: SparseFormat, server: int, count: int) -> Format:
         """The payload of so many units on their way to a server."""
-        return form.layout(count, self.parts[server].length, self.width, self.pushed_dtype)
+        return form.layout(
+            count, self.parts[server].length, self.width, self.pushed_dtype
+        )
 
     def pulled(self, form: SparseFormat, rank: int, count: int) -> Format:
         """The payload of so many units that ``rank`` merged."""
-        return form.layout(count, self.parts[rank].length, self.width, self.pulled_dtype)
+        return form.layout(
+            count, self.parts[rank].length, self.width, self.pulled_dtype
+        )
 
 
 @lru_cache(maxsize=256)
-def cached_parts(num_units: int, world: int, permutation: Permutation | None) -> tuple[Part, ...]:
+def cached_parts(
+    num_units: int, world: int, permutation: Permutation | None
+) -> tuple[Part, ...]:
     """``parts_of``; their permutation has constants that are worked out once."""
     return parts_of(num_units, world, permutation)
 
 
-# ---- How sums travel in a pull -----------------------------------------------------------------
+# ---- How sums travel in a pull -------------------------------------------------------
 
 
 class Delivery(NamedTuple):
@@ -117,12 +137,12 @@ def gathered(me: Member, sizes: Sequence[int], like: Tensor) -> Delivery:
     return Delivery(own, split(whole, [size] * me.world), (AllGather(whole, own),))
 
 
-# ---- The push ----------------------------------------------------------------------------------
+# ---- The push ------------------------------------------------------------------------
 #
 # Every rank sends every other one entries of the part that the other one serves.
 #
-# Wire: 8 (W-1) bytes that tell how many units follow, then the payloads, each rounded up to 8
-# bytes.
+# Wire: 8 (W-1) bytes that tell how many units follow, then the payloads, each rounded
+# up to 8 bytes.
 
 
 def push(
@@ -135,18 +155,22 @@ def push(
     beside: Compute,
     like: Tensor,
 ) -> Steps[list[Packed]]:
-    """Sends rank i the slot ``sent[i]`` of ``counts[i]`` units, and returns what all ranks sent.
+    """Sends rank i the slot ``sent[i]`` of ``counts[i]`` units, and returns what all
+    ranks sent.
 
-    The messages are in rank order, this rank's own among them. ``form_of`` says how so many units
-    of this rank's part are written, of which there are at most ``limit``. ``beside`` is done while
-    the network is busy. ``like`` is on the device of the payloads.
+    The messages are in rank order, this rank's own among them. ``form_of`` says how so
+    many units of this rank's part are written, of which there are at most ``limit``.
+    ``beside`` is done while the network is busy. ``like`` is on the device of the
+    payloads.
     """
     told_W = yield from told_each(me, counts)
     usual = [counts[me.rank]] * me.world
     told = me.sizes(told_W, [limit] * me.world, unit="units", usual=usual)
     forms = [form_of(count) for count in told]
     slots = [layout.slot_bytes for _, layout in forms]
-    arrived = split(me.scratch("arrived", sum(slots), like, torch.uint8, varies=True), slots)
+    arrived = split(
+        me.scratch("arrived", sum(slots), like, torch.uint8, varies=True), slots
+    )
     arrived[me.rank] = sent[me.rank]
     yield from to_each(me, sent, arrived, beside=beside)
     return [
@@ -155,7 +179,7 @@ def push(
     ]
 
 
-# ---- push and pull -----------------------------------------------------------------------------
+# ---- push and pull -------------------------------------------------------------------
 
 
 _TOLD = 4
@@ -176,14 +200,18 @@ class Told(NamedTuple):
 
 
 class PushPull(Collective):
-    """Schemes differ in where a unit's place is, in what a unit is and in how pulls are written."""
+    """Schemes differ in where a unit's place is, in what a unit is and in how pulls are
+    written.
+    """
 
     needs: ClassVar[Needs] = Needs(layouts=(Layout.SPARSE,))
     exact_size: ClassVar[bool] = False
     carries_rows: ClassVar[bool] = True
 
     def permutation(self, num_units: int) -> Permutation | None:
-        """The permutation of units among places; None where parts are ranges of units."""
+        """The permutation of units among places; None where parts are ranges of
+        units.
+        """
         return None
 
     def width(self, codec: Compressor) -> int:
@@ -199,11 +227,15 @@ class PushPull(Collective):
         return merged.num * merged.width
 
     def push_format(self, cut: Cut, server: int, count: int) -> SparseFormat:
-        """How so many units are written for a server; from what it and the sender know."""
+        """How so many units are written for a server; from what it and the sender
+        know.
+        """
         return coo()
 
     def pull_format(self, cut: Cut, rank: int, count: int) -> SparseFormat:
-        """How ``rank`` writes so many units for the others; from what all ranks know."""
+        """How ``rank`` writes so many units for the others; from what all ranks
+        know.
+        """
         return coo()
 
     def delivery(self, me: Member, sizes: Sequence[int], like: Tensor) -> Delivery:
@@ -247,7 +279,9 @@ class PushPull(Collective):
         )
         form_of = partial(self.pushed, cut, me.rank)
         most = cut.parts[me.rank].length
-        arrived = yield from push(me, sent, counts, form_of, most, beside=clear, like=out_N)
+        arrived = yield from push(
+            me, sent, counts, form_of, most, beside=clear, like=out_N
+        )
         sums, told = yield from self.merge(me, cut, arrived, counts, usual, out_N)
 
         def put(rank: int, entries: Entries) -> None:
@@ -261,29 +295,48 @@ class PushPull(Collective):
     ) -> tuple[list[Tensor], list[int]]:
         """The slot for each server, and how many units each holds."""
         taken = Entries(*codec.entries(payload), codec.width)
-        me.selection = Selection(asked_of(codec, numel), min(taken.num * codec.width, numel), 0)
+        me.selection = Selection(
+            asked_of(codec, numel), min(taken.num * codec.width, numel), 0
+        )
         units = self.units(me, taken, numel)
-        return self.spread(me, cut, units._replace(values=units.values.to(cut.pushed_dtype)))
+        return self.spread(
+            me, cut, units._replace(values=units.values.to(cut.pushed_dtype))
+        )
 
-    def spread(self, me: Member, cut: Cut, units: Entries) -> tuple[list[Tensor], list[int]]:
+    def spread(
+        self, me: Member, cut: Cut, units: Entries
+    ) -> tuple[list[Tensor], list[int]]:
         """The slot for each server, and how many of the units each holds."""
         places_K = me.passing("places", units.num, units.values, torch.int32)
         size = units.values.numel()
         dtype = units.values.dtype
         values = me.passing("values", size, units.values, dtype)
         parts = partition(
-            units, cut.num_units, me.world, cut.permutation, places_K=places_K, values=values
+            units,
+            cut.num_units,
+            me.world,
+            cut.permutation,
+            places_K=places_K,
+            values=values,
         )
         slots = self._slots(me, cut, parts.counts_W, units.values)
         for rank, (slot, count) in enumerate(zip(slots, parts.counts_W, strict=True)):
             form, layout = self.pushed(cut, rank, count)
-            form.encode(parts.of(rank), cut.parts[rank].length, slot[: layout.size_bytes])
+            form.encode(
+                parts.of(rank), cut.parts[rank].length, slot[: layout.size_bytes]
+            )
         return slots, list(parts.counts_W)
 
-    def _slots(self, me: Member, cut: Cut, counts: Sequence[int], like: Tensor) -> list[Tensor]:
+    def _slots(
+        self, me: Member, cut: Cut, counts: Sequence[int], like: Tensor
+    ) -> list[Tensor]:
         """Room for the payload of each server, of so many units."""
-        sizes = [self.pushed(cut, rank, k)[1].slot_bytes for rank, k in enumerate(counts)]
-        return split(me.scratch("pushed", sum(sizes), like, torch.uint8, varies=True), sizes)
+        sizes = [
+            self.pushed(cut, rank, k)[1].slot_bytes for rank, k in enumerate(counts)
+        ]
+        return split(
+            me.scratch("pushed", sum(sizes), like, torch.uint8, varies=True), sizes
+        )
 
     def merge(
         self,
@@ -294,7 +347,9 @@ class PushPull(Collective):
         usual: tuple[list[int], list[int]],
         out_N: Tensor,
     ) -> Steps[tuple[Entries | None, list[Told]]]:
-        """Adds up, in rank order, what arrived; returns the sums and what every rank told."""
+        """Adds up, in rank order, what arrived; returns the sums and what every rank
+        told.
+        """
         length = cut.parts[me.rank].length
 
         def merge() -> tuple[Entries | None, Told]:
@@ -304,12 +359,16 @@ class PushPull(Collective):
 
         pushed, union = usual
         usually = [Told(n, n * cut.width, sum(pushed), max(pushed)) for n in union]
-        sums, own = yield me.sized("merge", merge, cut.numel, lambda: (None, usually[0]))
+        sums, own = yield me.sized(
+            "merge", merge, cut.numel, lambda: (None, usually[0])
+        )
         own_T = me.told("own told", _TOLD).copy_(torch.tensor(own, device="cpu"))
         told_WT = me.told("told", _TOLD * me.world)
         yield AllGather(told_WT, own_T)
         limits = [
-            n for part in cut.parts for n in (part.length, part.length * cut.width, *_UNLIMITED)
+            n
+            for part in cut.parts
+            for n in (part.length, part.length * cut.width, *_UNLIMITED)
         ]
         flat = me.sizes(
             told_WT,
@@ -331,13 +390,19 @@ class PushPull(Collective):
         like: Tensor,
         put: Callable[[int, Entries], None],
     ) -> Steps[None]:
-        """Writes the own sums for all others, and calls ``put`` for those of each rank."""
-        forms = [self.pull_format(cut, rank, one.merged) for rank, one in enumerate(told)]
+        """Writes the own sums for all others, and calls ``put`` for those of each
+        rank.
+        """
+        forms = [
+            self.pull_format(cut, rank, one.merged) for rank, one in enumerate(told)
+        ]
         layouts = [
             cut.pulled(form, rank, one.merged)
             for rank, (form, one) in enumerate(zip(forms, told, strict=True))
         ]
-        own, received, verbs = self.delivery(me, [layout.slot_bytes for layout in layouts], like)
+        own, received, verbs = self.delivery(
+            me, [layout.slot_bytes for layout in layouts], like
+        )
 
         def pack() -> Entries:
             assert sums is not None
@@ -351,7 +416,9 @@ class PushPull(Collective):
         def decode() -> None:
             others = [rank for rank in range(me.world) if rank != me.rank]
             messages = [
-                Packed(forms[r], Payload(layouts[r], received[r][: layouts[r].size_bytes]))
+                Packed(
+                    forms[r], Payload(layouts[r], received[r][: layouts[r].size_bytes])
+                )
                 for r in others
             ]
             lengths = [cut.parts[rank].length for rank in others]
@@ -365,20 +432,30 @@ class PushPull(Collective):
         yield (*verbs, me.sized("decode", lambda: put(me.rank, mine), ready))
         yield me.sized("decode", decode, cut.numel - ready)
 
-    def usual(self, cut: Cut, codec: Compressor, spec: TensorSpec) -> tuple[list[int], list[int]]:
-        """Units that a rank pushes to each server, and that each merges, in predictions.
+    def usual(
+        self, cut: Cut, codec: Compressor, spec: TensorSpec
+    ) -> tuple[list[int], list[int]]:
+        """Units that a rank pushes to each server, and that each merges, in
+        predictions.
 
-        Those of a payload as ``codec.format`` has it, spread evenly; ranks take units independently
-        of each other, so that W of them take N (1 - (1 - K / N)^W).
+        Those of a payload as ``codec.format`` has it, spread evenly; ranks take units
+        independently of each other, so that W of them take N (1 - (1 - K / N)^W).
         """
         world = len(cut.parts)
         total = cut.num_units
         entries: float = num_entries(codec.format(spec))
-        # Larger units than the codec's are taken once, however many of their entries are.
-        taken = entries if cut.width == codec.width else expected_union(1, total, int(entries))
+        # Larger units than the codec's are taken once, however many of their entries
+        # are.
+        taken = (
+            entries
+            if cut.width == codec.width
+            else expected_union(1, total, int(entries))
+        )
         union = expected_union(min(taken, total), total, world)
         share = [part.length / total if total else 0.0 for part in cut.parts]
-        return [round(taken * one) for one in share], [round(union * one) for one in share]
+        return [round(taken * one) for one in share], [
+            round(union * one) for one in share
+        ]
 
     def pushed(self, cut: Cut, server: int, count: int) -> tuple[SparseFormat, Format]:
         """The format of so many units on their way to a server, and their layout."""
@@ -387,11 +464,15 @@ class PushPull(Collective):
 
 
 _UNLIMITED = (2**62, 2**62)
-"""The limits of ``pushed`` and ``most``: these serve statistics, and no memory depends on them."""
+"""The limits of ``pushed`` and ``most``: these serve statistics, and no memory depends
+on them.
+"""
 
 
 def _note(me: Member, cut: Cut, told: Sequence[Told]) -> None:
-    """Keeps what this step's spread of entries was (definition 8) and how many elements arrived."""
+    """Keeps what this step's spread of entries was (definition 8) and how many elements
+    arrived.
+    """
     union = sum(one.merged for one in told)
     push = max(one.most / max(1, one.pushed) for one in told)
     pull = max(one.merged for one in told) / max(1, union)

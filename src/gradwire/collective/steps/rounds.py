@@ -1,13 +1,14 @@
 """Every rank sends something else to every other rank, one or several at a time.
 
-In a round rank r sends to ranks r + d and receives from ranks r - d, for some distances d
-(``abreast``). An all-to-all starts all transfers at once: W - 1 of them meet at every receiver,
-and a link drops the packets that overflow. One at a time, no two senders meet at a receiver. On 8
-shaped hosts at 100 Mbit with BBR, 172 kB to each and 172 kB back took 231 ms one by one, 270 ms by
-two and 424 ms by three; the bytes alone take 201 ms. At 200 Mbit these were 112, 125 and 131 ms.
-Small messages go all at once, as each round costs a latency. Sizes are the callers' to know;
-nothing is padded, and ranks whose sizes make them take other rounds still meet: the one that is
-least far never waits for a rank that has not come to its distances.
+In a round rank r sends to ranks r + d and receives from ranks r - d, for some distances
+d (``abreast``). An all-to-all starts all transfers at once: W - 1 of them meet at every
+receiver, and a link drops the packets that overflow. One at a time, no two senders meet
+at a receiver. On 8 shaped hosts at 100 Mbit with BBR, 172 kB to each and 172 kB back
+took 231 ms one by one, 270 ms by two and 424 ms by three; the bytes alone take 201 ms.
+At 200 Mbit these were 112, 125 and 131 ms. Small messages go all at once, as each round
+costs a latency. Sizes are the callers' to know; nothing is padded, and ranks whose
+sizes make them take other rounds still meet: the one that is least far never waits for
+a rank that has not come to its distances.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from ...contract import Member
 from ...contract.verbs import Compute, Recv, Send, Steps, Verb
 
 ROOM_BYTES = 512 * 1024
-"""The most bytes on their way to one receiver. 8 hosts gained by 0.25 and 0.44 MB, lost by 2.5."""
+"""The most bytes on their way to one receiver. 8 hosts gained by 0.25 and 0.44 MB, lost
+by 2.5.
+"""
 
 
 def abreast(size_bytes: int, world: int, room_bytes: int = ROOM_BYTES) -> int:
@@ -39,7 +42,10 @@ def distances(together: int, world: int) -> list[range]:
     >>> distances(1, 4), distances(3, 4)
     ([range(1, 2), range(2, 3), range(3, 4)], [range(1, 4)])
     """
-    return [range(first, min(first + together, world)) for first in range(1, world, together)]
+    return [
+        range(first, min(first + together, world))
+        for first in range(1, world, together)
+    ]
 
 
 def transfers(
@@ -51,8 +57,8 @@ def transfers(
     takers: Container[int] | None = None,
     givers: Container[int] | None = None,
 ) -> list[Verb]:
-    """One round: ``sent[i]`` to the ranks i so far away, and ``into[i]`` from those on the other
-    side.
+    """One round: ``sent[i]`` to the ranks i so far away, and ``into[i]`` from those on
+    the other side.
 
     Only ``takers`` are sent something, and only ``givers`` send it; None: all.
     """
@@ -62,7 +68,9 @@ def transfers(
         source = (me.rank - distance) % me.world
         if (takers is None or to in takers) and (givers is None or me.rank in givers):
             verbs.append(Send(to, sent[to]))
-        if (takers is None or me.rank in takers) and (givers is None or source in givers):
+        if (takers is None or me.rank in takers) and (
+            givers is None or source in givers
+        ):
             verbs.append(Recv(source, into[source]))
     return verbs
 

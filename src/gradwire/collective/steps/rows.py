@@ -1,16 +1,20 @@
-"""Row-sparse gradients, as ``nn.Embedding(sparse=True)`` makes them: averaged without loss.
+"""Row-sparse gradients, as ``nn.Embedding(sparse=True)`` makes them: averaged without
+loss.
 
-They are never made dense: what comes in and goes out are row numbers and rows. Two kinds of ways,
-each named by a collective: everyone gets everyone's rows and adds them up, or every row goes to the
-rank that serves it, by its hash (ZEN) or its place, and the sums come back. All give the same bits.
-A row that some rank has, be it all zeros, is in the mean.
+They are never made dense: what comes in and goes out are row numbers and rows. Two
+kinds of ways,
+each named by a collective: everyone gets everyone's rows and adds them up, or every row
+goes to the rank that serves it, by its hash (ZEN) or its place, and the sums come back.
+All give the same bits. A row that some rank has, be it all zeros, is in the mean.
 
-Source: what DDP does with sparse gradients (all-gather of indices and values); ZEN (OSDI 2025),
-    section 4, for embeddings.
-Differences: row counts are told first, and the way follows from them. Gathered rows are padded to
-    the largest count, so every rank may have touched another number of rows, or none.
-Wire: 8 (W-1) bytes for counts; gathered, then (W-1) * COO(max rows) a rank, 4 bytes and its values
-    for each row; served, what the collective sends of units that are rows (its pulls never dense).
+Source: what DDP does with sparse gradients (all-gather of indices and values); ZEN
+    (OSDI 2025), section 4, for embeddings.
+Differences: row counts are told first, and the way follows from them. Gathered rows are
+    padded to the largest count, so every rank may have touched another number of rows,
+    or none.
+Wire: 8 (W-1) bytes for counts; gathered, then (W-1) * COO(max rows) a rank, 4 bytes and
+    its values for each row; served, what the collective sends of units that are rows
+    (its pulls never dense).
 """
 
 from __future__ import annotations
@@ -41,8 +45,9 @@ def average_rows(
 ) -> Steps[Rows]:
     """The mean over ranks of rows of a table of ``num_rows``.
 
-    Ranks may differ in how many rows they have, not in their length. ``choose`` is given all ranks'
-    counts and names the way, one that carries rows; it decides alike on all of them.
+    Ranks may differ in how many rows they have, not in their length. ``choose`` is
+    given all ranks' counts and names the way, one that carries rows; it decides alike
+    on all of them.
     """
     rows_R, values_RC = rows
     counts = yield from tell_count(me, rows_R.numel(), num_rows, unit="rows")
@@ -58,7 +63,9 @@ def average_rows(
     return (yield from _gathered(me, counts, units, num_rows))
 
 
-def _gathered(me: Member, counts: list[int], units: Entries, num_rows: int) -> Steps[Rows]:
+def _gathered(
+    me: Member, counts: list[int], units: Entries, num_rows: int
+) -> Steps[Rows]:
     width = units.width
     dtype = units.values.dtype
     layouts = [coo().layout(count, num_rows, width, dtype) for count in counts]
@@ -83,18 +90,26 @@ def _gathered(me: Member, counts: list[int], units: Entries, num_rows: int) -> S
     return mean
 
 
-def _served(me: Member, servers: PushPull, units: Entries, num_rows: int) -> Steps[Rows]:
-    """The steps of ``PushPull.run`` with rows where that has payloads of a dense gradient."""
+def _served(
+    me: Member, servers: PushPull, units: Entries, num_rows: int
+) -> Steps[Rows]:
+    """The steps of ``PushPull.run`` with rows where that has payloads of a dense
+    gradient.
+    """
     width = units.width
     dtype = units.values.dtype
     parts = cached_parts(num_rows, me.world, servers.permutation(num_rows))
     cut = Cut(num_rows * width, width, parts, dtype, dtype, is_listed=True)
     like = units.values.new_empty(0)  # stands for a dense mean, of which there is none
-    sent, counts = yield Compute("partition", lambda: servers.spread(me, cut, units), units.num)
+    sent, counts = yield Compute(
+        "partition", lambda: servers.spread(me, cut, units), units.num
+    )
     nothing = Compute("clear", lambda: None)
     form_of = partial(servers.pushed, cut, me.rank)
     most = parts[me.rank].length
-    arrived = yield from push(me, sent, counts, form_of, most, beside=nothing, like=like)
+    arrived = yield from push(
+        me, sent, counts, form_of, most, beside=nothing, like=like
+    )
     usual = [0] * me.world, [0] * me.world  # for simulations, which have no rows
     total, told = yield from servers.merge(me, cut, arrived, counts, usual, like)
     found = [units] * me.world
@@ -111,5 +126,7 @@ def _served(me: Member, servers: PushPull, units: Entries, num_rows: int) -> Ste
         order = rows.argsort()
         return rows[order].long(), values[order]
 
-    merged: Rows = yield Compute("merge", merge, sum(part.values.numel() for part in found))
+    merged: Rows = yield Compute(
+        "merge", merge, sum(part.values.numel() for part in found)
+    )
     return merged

@@ -1,11 +1,12 @@
 """Shares: the parts of a message that the ranks of one host exchange with other hosts.
 
-Equal shares hold an equal part of each tensor. Every share has the same shapes, so that an exchange
-of shares is made alike on all ranks. Each tensor is cut by itself and so keeps its place on the
-host, whatever message it travels in.
+Equal shares hold an equal part of each tensor. Every share has the same shapes, so that
+an exchange of shares is made alike on all ranks. Each tensor is cut by itself and so
+keeps its place on the host, whatever message it travels in.
 
-Whole shares hold tensors uncut, for exchanges that act on matrices or layers. They differ in
-length, and a share may be empty. A tensor's owner depends on the other tensors of its message.
+Whole shares hold tensors uncut, for exchanges that act on matrices or layers. They
+differ in length, and a share may be empty. A tensor's owner depends on the other
+tensors of its message.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from torch import Tensor
 Shapes = tuple[tuple[int, ...], ...]
 
 _ROWS_EACH = 16
-"""The fewest rows that each share must get for a tensor to be cut between rows: filling up costs at
-most a row for each share."""
+"""The fewest rows that each share must get for a tensor to be cut between rows: filling
+up costs at most a row for each share.
+"""
 
 
 class Range(NamedTuple):
-    """Elements ``start`` to ``stop`` of a message, which lie at ``place`` of a share and behind."""
+    """Elements ``start`` to ``stop`` of a message, which lie at ``place`` of a share
+    and behind.
+    """
 
     start: int
     stop: int
@@ -37,9 +41,9 @@ class Range(NamedTuple):
 class Shares:
     """The shares of a message, one for each rank of a host.
 
-    By default every tensor is cut into equal parts, and a share holds one of each tensor, in order.
-    If tensors stay ``whole``, each belongs to one share: the largest goes first, and each goes to
-    the share that has fewest elements by then.
+    By default every tensor is cut into equal parts, and a share holds one of each
+    tensor, in order. If tensors stay ``whole``, each belongs to one share: the largest
+    goes first, and each goes to the share that has fewest elements by then.
     """
 
     def __init__(self, shapes: Shapes, count: int, *, whole: bool = False) -> None:
@@ -76,8 +80,11 @@ class Shares:
             lengths.append([one.stop - one.start for one in ranges])
         self.numels = tuple(map(sum, self._rooms))
         """The elements of each share."""
-        # How a message, and all shares one behind the other, are split into the same pieces.
-        self._of_message = [lengths[share][t] for t in tensors for share in range(count)]
+        # How a message, and all shares one behind the other, are split into the same
+        # pieces.
+        self._of_message = [
+            lengths[share][t] for t in tensors for share in range(count)
+        ]
         self._of_shares = [
             size
             for share in range(count)
@@ -85,24 +92,36 @@ class Shares:
             for size in (lengths[share][t], self._rooms[share][t] - lengths[share][t])
         ]
         self._num_pieces = 2 * len(shapes)
-        self._order = [2 * (share * len(shapes) + t) for t in tensors for share in range(count)]
-        self._filled = [i for i in range(1, len(self._of_shares), 2) if self._of_shares[i]]
+        self._order = [
+            2 * (share * len(shapes) + t) for t in tensors for share in range(count)
+        ]
+        self._filled = [
+            i for i in range(1, len(self._of_shares), 2) if self._of_shares[i]
+        ]
         self.is_filled = bool(self._filled)
         """Whether some shares hold more than elements of the message."""
-        moved = [i for i, size in zip(self._order, self._of_message, strict=True) if size]
+        moved = [
+            i for i, size in zip(self._order, self._of_message, strict=True) if size
+        ]
         self.in_place = not self._filled and moved == sorted(moved)
         """Whether the shares, one behind the other, are the message itself."""
 
     def ranges(self, share: int) -> tuple[Range, ...]:
-        """The ranges of a message that a share holds, one for each tensor; some may be empty."""
+        """The ranges of a message that a share holds, one for each tensor; some may be
+        empty.
+        """
         return self._ranges[share]
 
     def cut(self, grad_N: Tensor, into_M: Tensor, *, but: int | None = None) -> None:
-        """Writes all shares of a message, ``but`` one, into ``into_M``, one behind the other."""
+        """Writes all shares of a message, ``but`` one, into ``into_M``, one behind the
+        other.
+        """
         slots = torch.split(into_M, self._of_shares)
         pieces = torch.split(grad_N, self._of_message)
         kept = [at for at in range(len(self._order)) if at % self.count != but]
-        torch._foreach_copy_([slots[self._order[at]] for at in kept], [pieces[at] for at in kept])
+        torch._foreach_copy_(
+            [slots[self._order[at]] for at in kept], [pieces[at] for at in kept]
+        )
         for i in self._filled:
             if i // self._num_pieces != but:
                 slots[i].zero_()
@@ -116,7 +135,11 @@ class Shares:
             for share, own_S in shares.items()
         }
         pieces = enumerate(torch.split(out_N, self._of_message))
-        found = [(one, divmod(at, self.count)) for at, one in pieces if at % self.count in slots]
+        found = [
+            (one, divmod(at, self.count))
+            for at, one in pieces
+            if at % self.count in slots
+        ]
         held = [slots[share][2 * tensor] for _, (tensor, share) in found]
         torch._foreach_copy_([one for one, _ in found], held)
 
@@ -129,13 +152,19 @@ class Shares:
         """A new tensor: one share of a message; zeros where it is filled up."""
         own_S = whole_N.new_zeros(self.numels[share])
         for one in self.ranges(share):
-            own_S[one.place : one.place + one.stop - one.start] = whole_N[one.start : one.stop]
+            own_S[one.place : one.place + one.stop - one.start] = whole_N[
+                one.start : one.stop
+            ]
         return own_S
 
     def put(self, own_S: Tensor, share: int, into_N: Tensor) -> None:
-        """Writes one share into its place in a message; other elements stay as they are."""
+        """Writes one share into its place in a message; other elements stay as they
+        are.
+        """
         for one in self.ranges(share):
-            into_N[one.start : one.stop] = own_S[one.place : one.place + one.stop - one.start]
+            into_N[one.start : one.stop] = own_S[
+                one.place : one.place + one.stop - one.start
+            ]
 
 
 def _part(shape: tuple[int, ...], count: int) -> int:
@@ -146,7 +175,8 @@ def _part(shape: tuple[int, ...], count: int) -> int:
 
 
 def pack(costs: Sequence[float], num_bins: int) -> list[int]:
-    """The bin of each item: in descending order of cost, each into the lightest bin of its time.
+    """The bin of each item: in descending order of cost, each into the lightest bin of
+    its time.
 
     Of equals the first comes first.
 
@@ -164,7 +194,8 @@ def pack(costs: Sequence[float], num_bins: int) -> list[int]:
 
 @lru_cache(maxsize=4096)
 def shares_of(shapes: Shapes, count: int, whole: bool = False) -> Shares:
-    """The shares of a message of tensors of these shapes among ``count`` ranks of a host.
+    """The shares of a message of tensors of these shapes among ``count`` ranks of a
+    host.
 
     >>> shares = shares_of(((3,), (2, 2)), 2)
     >>> shares.numels, [tuple(one) for one in shares.ranges(1)]

@@ -1,9 +1,11 @@
-"""Payloads of 16 bits: each rank adds up its chunk in float32, and gives the sum to all others.
+"""Payloads of 16 bits: each rank adds up its chunk in float32, and gives the sum to all
+others.
 
-A library adds numbers of 16 bits in 16 bits, and rounds at every addition. So the error of a mean
-grows with the number of ranks. Here a mean has two roundings, whatever that number is: of each
-gradient, and of the mean. The bytes are those of an all-reduce. Each rank pushes the chunks of the
-others, adds up its own chunk in rank order, and all gather the sums.
+A library adds numbers of 16 bits in 16 bits, and rounds at every addition. So the error
+of a mean grows with the number of ranks. Here a mean has two roundings, whatever that
+number is: of each gradient, and of the mean. The bytes are those of an all-reduce. Each
+rank pushes the chunks of the others, adds up its own chunk in rank order, and all
+gather the sums.
 """
 
 from __future__ import annotations
@@ -23,12 +25,16 @@ NARROW = (torch.float16, torch.bfloat16)
 """The dtypes whose sums are taken in float32."""
 
 _BLOCK = 2**17
-"""Elements that are added up at once: as many of each rank stay in a processor's cache."""
+"""Elements that are added up at once: as many of each rank stay in a processor's
+cache.
+"""
 
 _SMALL_BYTES = ROOM_BYTES // 8
-"""Chunks that go by an all-to-all and an all-gather: a round for each costs a latency more.
+"""Chunks that go by an all-to-all and an all-gather: a round for each costs a latency
+more.
 
-Larger ones go to one rank after another, in place: gloo's collectives copy what they carry.
+Larger ones go to one rank after another, in place: gloo's collectives copy what they
+carry.
 """
 
 
@@ -56,8 +62,8 @@ def averaged(
 ) -> Steps[State]:
     """Leaves the mean in ``out_N``, of payloads that are one vector of 16-bit values.
 
-    Operands and result are those of ``Collective.run``. A rank's residual takes what rounding the
-    mean of its own chunk loses.
+    Operands and result are those of ``Collective.run``. A rank's residual takes what
+    rounding the mean of its own chunk loses.
     """
     numel = grad_N.numel()
     world = me.world
@@ -94,7 +100,9 @@ def averaged(
     return state
 
 
-def _merge(me: Member, parts: list[Tensor], mean_C: Tensor, residual_N: Residual) -> None:
+def _merge(
+    me: Member, parts: list[Tensor], mean_C: Tensor, residual_N: Residual
+) -> None:
     """Rounds the mean of this rank's chunk; W times what that loses is its residual."""
     chunk = mean_C.numel()
     sum_C = me.passing("sum", chunk, mean_C, torch.float32)

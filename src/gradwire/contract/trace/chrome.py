@@ -1,9 +1,10 @@
 """A trace in the Chrome trace event format, which https://ui.perfetto.dev opens.
 
-Source: "Trace Event Format" (Google, 2016), complete events ("X") and metadata events ("M").
-A process is a rank and a thread is a lane. Viewers draw the events of one thread as a call stack,
-so spans of a lane that overlap get threads of their own. The elements that each step selected and
-the bytes that it sent are counters ("C"), which viewers draw as curves.
+Source: "Trace Event Format" (Google, 2016), complete events ("X") and metadata events
+("M"). A process is a rank and a thread is a lane. Viewers draw the events of one thread
+as a call stack, so spans of a lane that overlap get threads of their own. The elements
+that each step selected and the bytes that it sent are counters ("C"), which viewers
+draw as curves.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from ..files import write_text
 from .span import Span, StepDensity, Trace
 
 TOUCHING_S = 1e-9
-"""The overlap in seconds below which two spans follow each other, as sums of clock readings are
-rounded that far."""
+"""The overlap in seconds below which two spans follow each other, as sums of clock
+readings are rounded that far.
+"""
 
 
 def slots(spans: Sequence[Span]) -> list[int]:
-    """For every span (ordered by start) the lowest slot that no earlier, still open span holds.
+    """For every span (ordered by start) the lowest slot that no earlier, still open
+    span holds.
 
     >>> slots([Span(0, "a", "x", 0, 2), Span(0, "a", "y", 1, 3), Span(0, "a", "z", 2, 4)])
     [0, 1, 0]
@@ -41,7 +44,9 @@ def slots(spans: Sequence[Span]) -> list[int]:
 
 
 def to_chrome(trace: Trace) -> dict[str, Any]:
-    """The trace as Chrome/Perfetto JSON: times in microseconds since the first span's start."""
+    """The trace as Chrome/Perfetto JSON: times in microseconds since the first span's
+    start.
+    """
     zero_s = min((span.start_s for span in trace.spans), default=0.0)
     lanes: dict[tuple[int, str], list[Span]] = {place: [] for place in trace.lanes()}
     for span in trace.spans:
@@ -59,9 +64,12 @@ def to_chrome(trace: Trace) -> dict[str, Any]:
             name = lane if num_slots == 1 else f"{lane} {slot}"
             events += _names("thread", rank, first + slot, name, first + slot)
         events += [
-            _event(span, first + slot, zero_s) for span, slot in zip(spans, places, strict=True)
+            _event(span, first + slot, zero_s)
+            for span, slot in zip(spans, places, strict=True)
         ]
-    events += [counter for density in trace.densities for counter in _counters(density, zero_s)]
+    events += [
+        counter for density in trace.densities for counter in _counters(density, zero_s)
+    ]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
@@ -82,7 +90,11 @@ def _event(span: Span, thread: int, zero_s: float) -> dict[str, Any]:
         "tid": thread,
         "ts": (span.start_s - zero_s) * 1e6,
         "dur": span.duration_s * 1e6,
-        "args": {"size_bytes": span.size_bytes, "step": span.step, "message": span.message},
+        "args": {
+            "size_bytes": span.size_bytes,
+            "step": span.step,
+            "message": span.message,
+        },
     }
 
 
@@ -97,7 +109,9 @@ def _counters(density: StepDensity, zero_s: float) -> list[dict[str, Any]]:
     ]
 
 
-def _names(what: str, rank: int, thread: int, name: str, place: int) -> list[dict[str, Any]]:
+def _names(
+    what: str, rank: int, thread: int, name: str, place: int
+) -> list[dict[str, Any]]:
     common = {"ph": "M", "pid": rank, "tid": thread}
     return [
         {**common, "name": f"{what}_name", "args": {"name": name}},

@@ -1,4 +1,5 @@
-"""Span and Trace: the one form in which gradwire states how long each piece of work took.
+"""Span and Trace: the one form in which gradwire states how long each piece of work
+took.
 
 Beside spans stands the density that a rank was asked for, took and got in each step.
 """
@@ -18,13 +19,15 @@ from ..files import read_text, write_text
 
 @dataclass(frozen=True, slots=True)
 class StepDensity:
-    """The elements that one rank selected in one step, counted over its messages that select.
+    """The elements that one rank selected in one step, counted over its messages that
+    select.
 
-    ``numel`` elements could be selected; ``asked`` of them were asked for (density times numel;
-    None where a codec has no density). This rank ``selected`` so many, and ``arrived`` are in the
-    mean: the union over ranks, which gradient build-up makes larger (DEFT, section 3.1).
-    ``sent_bytes`` counts the bytes that the rank sent in the whole step, dense messages included;
-    ``end_s`` is the end of the step, on the clock of the spans.
+    ``numel`` elements could be selected; ``asked`` of them were asked for (density
+    times numel; None where a codec has no density). This rank ``selected`` so many, and
+    ``arrived`` are in the mean: the union over ranks, which gradient build-up makes
+    larger (DEFT, section 3.1). ``sent_bytes`` counts the bytes that the rank sent in
+    the whole step, dense messages included; ``end_s`` is the end of the step, on the
+    clock of the spans.
 
     >>> StepDensity(0, 7, 0.5, 800, numel=10_000, asked=100.0, selected=100, arrived=380).actual
     0.038
@@ -67,7 +70,8 @@ class Span:
         rank: The rank.
         lane: The lane it ran on; see ``LANES``.
         name: The work.
-        start_s: Its start in seconds, on a clock whose zero all spans of one trace share.
+        start_s: Its start in seconds, on a clock whose zero all spans of one trace
+            share.
         end_s: Its end in seconds.
         size_bytes: Bytes that it sent; 0 (the default) for a computation.
         step: The iteration, from 0; -1 (the default): none.
@@ -93,7 +97,8 @@ class Span:
 
 @dataclass(frozen=True)
 class Trace:
-    """Spans of one or more ranks, ordered by start; and densities of steps that selected elements.
+    """Spans of one or more ranks, ordered by start; and densities of steps that
+    selected elements.
 
     Args:
         spans: The spans, in order; ``Trace.of`` sorts them.
@@ -142,7 +147,9 @@ class Trace:
         """Step numbers present, ascending."""
         return sorted({s.step for s in self.spans if s.step >= 0})
 
-    def only(self, keep: Callable[[Span], bool] | None = None, *, step: int | None = None) -> Trace:
+    def only(
+        self, keep: Callable[[Span], bool] | None = None, *, step: int | None = None
+    ) -> Trace:
         """A part of the trace.
 
         Args:
@@ -182,7 +189,9 @@ class Trace:
 
     def to_json(self) -> str:
         """The text that ``from_json`` reads."""
-        spans, densities = ([asdict(row) for row in rows] for rows in (self.spans, self.densities))
+        spans, densities = (
+            [asdict(row) for row in rows] for rows in (self.spans, self.densities)
+        )
         return json.dumps({"schema": SCHEMA, "spans": spans, "densities": densities})
 
     @classmethod
@@ -204,7 +213,8 @@ class Trace:
             if isinstance(error, InvalidSetting):
                 raise
             raise InvalidSetting(
-                f"a trace cannot be read: {type(error).__name__}: {error}; save it again"
+                f"a trace cannot be read: {type(error).__name__}: {error}; save "
+                "it again"
             ) from None
 
     @classmethod
@@ -230,7 +240,9 @@ class Trace:
 
     @classmethod
     def load(cls, path: Path | str) -> Trace:
-        """Reads a file that ``save`` wrote; raises ``InvalidSetting`` for another one."""
+        """Reads a file that ``save`` wrote; raises ``InvalidSetting`` for another
+        one.
+        """
         return cls.from_json(read_text(path, "Trace.save writes such a file"))
 
 
@@ -241,7 +253,9 @@ _REMEDY = "save the trace again"
 
 
 def _checked(row: _Row) -> _Row:
-    """The row itself; raises ``InvalidSetting`` unless each entry is of the type it is declared."""
+    """The row itself; raises ``InvalidSetting`` unless each entry is of the type it is
+    declared.
+    """
     for entry in fields(row):
         value = getattr(row, entry.name)
         what = f"{entry.name} of a trace"
@@ -249,6 +263,8 @@ def _checked(row: _Row) -> _Row:
             raise invalid(what, value, "a text", _REMEDY)
         if entry.type == "int":
             check_whole(what, value, _REMEDY, least=-MOST)
-        if entry.type == "float" or (entry.type == "float | None" and value is not None):
+        if entry.type == "float" or (
+            entry.type == "float | None" and value is not None
+        ):
             check_number(what, value, "a finite number", _REMEDY, -_MOST_S, _MOST_S)
     return row

@@ -1,15 +1,17 @@
 """Parts of generated Triton kernels: casts, reductions, packing, Philox.
 
-The counterpart of csrc/compll.h; the definitions are interp.py and philox.py. Importing this file
-needs triton; ``build`` does so when the first kernel is built.
+The counterpart of csrc/compll.h; the definitions are interp.py and philox.py. Importing
+this file needs triton; ``build`` does so when the first kernel is built.
 
-Legend: B rows a program, which are blocks or pieces of them, T elements of each row a tile, both
-powers of two. A value a block has shape (B, 1), one an element (B, T). ``start`` (B, 1) is where a
-row begins in the gradient, ``at`` where the tile begins in the row and ``n`` (B, 1) the row's
-length; tiles begin at multiples of 64, so packed codes of a tile begin with a byte of their own.
+Legend: B rows a program, which are blocks or pieces of them, T elements of each row a
+tile, both powers of two. A value a block has shape (B, 1), one an element (B, T).
+``start`` (B, 1) is where a row begins in the gradient, ``at`` where the tile begins in
+the row and ``n`` (B, 1) the row's length; tiles begin at multiples of 64, so packed
+codes of a tile begin with a byte of their own.
 """
 
-# Triton's compiler reads these functions; what they take and give has no type in Python.
+# Triton's compiler reads these functions; what they take and give has no type in
+# Python.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -19,15 +21,16 @@ import triton.language as tl
 
 _ROUNDS = tl.constexpr(7)
 
-# ---- several tensors in one launch -------------------------------------------------------------
+# ---- several tensors in one launch ---------------------------------------------------
 
 
 @triton.jit
 def tensor_of(table, num_tensors, WORDS: tl.constexpr):
-    """(the program's number within its tensor, where that tensor's words begin in the table).
+    """(the program's number within its tensor, where that tensor's words begin in the
+    table).
 
-    ``table`` (int64) has the number of the first program of each tensor, rising, then ``WORDS``
-    words of each: addresses and numbers.
+    ``table`` (int64) has the number of the first program of each tensor, rising, then
+    ``WORDS`` words of each: addresses and numbers.
     """
     program = tl.program_id(0)
     begun = 0
@@ -41,12 +44,14 @@ def tensor_of(table, num_tensors, WORDS: tl.constexpr):
 
 @triton.jit
 def memory(words, place, kind: tl.constexpr, ALIGN: tl.constexpr):
-    """The memory whose address is a word: a multiple of ``4 * ALIGN`` bytes, unless that is 1."""
+    """The memory whose address is a word: a multiple of ``4 * ALIGN`` bytes, unless
+    that is 1.
+    """
     bytes: tl.constexpr = 4 * ALIGN if ALIGN > 1 else 1
     return tl.multiple_of(tl.load(words + place).to(tl.pointer_type(kind)), bytes)
 
 
-# ---- scalar functions --------------------------------------------------------------------------
+# ---- scalar functions ----------------------------------------------------------------
 
 
 @triton.jit
@@ -63,7 +68,9 @@ def greater(a, b):
 
 @triton.jit
 def rounded(x):
-    """The nearest whole number, halves to even: 2^23 added and taken away leaves no fraction."""
+    """The nearest whole number, halves to even: 2^23 added and taken away leaves no
+    fraction.
+    """
     magnitude = tl.abs(x)
     whole = (magnitude + 8388608.0) - 8388608.0
     sign = x.to(tl.int32, bitcast=True) & -2147483648  # that of a zero too
@@ -73,7 +80,9 @@ def rounded(x):
 
 @triton.jit
 def floored(x):
-    """The next whole number below; Triton's own takes the smallest negative numbers for zeros."""
+    """The next whole number below; Triton's own takes the smallest negative numbers for
+    zeros.
+    """
     whole = rounded(x)
     return tl.where(whole > x, whole - 1.0, whole)
 
@@ -112,7 +121,7 @@ def to_int(x):
     return x.to(tl.int32)
 
 
-# ---- reductions: (B, T) partial results to (B, 1) ------------------------------------------------
+# ---- reductions: (B, T) partial results to (B, 1) ------------------------------------
 
 
 @triton.jit
@@ -155,23 +164,26 @@ def halves(lanes):
     return tl.split(pairs)
 
 
-# ---- kept elements -----------------------------------------------------------------------------
+# ---- kept elements -------------------------------------------------------------------
 
 
 @triton.jit
 def places(kept, before):
-    """The place of each kept element of a tile, behind ``before`` (B, 1) earlier ones, and how many
-    are kept up to the tile's end."""
+    """The place of each kept element of a tile, behind ``before`` (B, 1) earlier ones,
+    and how many are kept up to the tile's end.
+    """
     rank = tl.cumsum(kept.to(tl.int32), 1)
     return before + rank - 1, before + tl.max(rank, 1, keep_dims=True)
 
 
-# ---- packed codes ------------------------------------------------------------------------------
+# ---- packed codes --------------------------------------------------------------------
 
 
 @triton.jit
 def store_codes(memory, codes, start, at, n, BITS: tl.constexpr):
-    """Packs a tile's codes of BITS bits, the first in the lowest, and stores whole bytes."""
+    """Packs a tile's codes of BITS bits, the first in the lowest, and stores whole
+    bytes.
+    """
     PER: tl.constexpr = 8 // BITS
     rows = tl.reshape(codes, (codes.shape[0], codes.shape[1] // PER, PER))
     packed = tl.sum(rows << (tl.arange(0, PER) * BITS)[None, None, :], 2)
@@ -184,7 +196,9 @@ def load_codes(memory, start, at, n, BITS: tl.constexpr, TILE: tl.constexpr):
     """A tile's codes of BITS bits as int32; 0 behind the row's end."""
     PER: tl.constexpr = 8 // BITS
     byte = at // PER + tl.arange(0, TILE // PER)[None, :]
-    packed = tl.load(memory + (start // PER + byte), mask=byte * PER < n, other=0).to(tl.int32)
+    packed = tl.load(memory + (start // PER + byte), mask=byte * PER < n, other=0).to(
+        tl.int32
+    )
     rows = packed[:, :, None] >> (tl.arange(0, PER) * BITS)[None, None, :]
     return tl.reshape(rows & (2**BITS - 1), (packed.shape[0], TILE))
 
@@ -196,10 +210,14 @@ def _power_of_3(i):
 
 @triton.jit
 def store_codes_by_five(memory, codes, start, at, n):
-    """Packs a tile's codes 0 to 2: byte b of a group of 64 is the sum of code[b + 13 i] * 3^i."""
+    """Packs a tile's codes 0 to 2: byte b of a group of 64 is the sum of code[b + 13 i]
+    * 3^i.
+    """
     GROUPS: tl.constexpr = codes.shape[1] // 64
     rows = tl.reshape(codes, (codes.shape[0], GROUPS, 64))
-    byte = tl.arange(0, 16)[None, None, :] + tl.zeros((codes.shape[0], GROUPS, 16), tl.int32)
+    byte = tl.arange(0, 16)[None, None, :] + tl.zeros(
+        (codes.shape[0], GROUPS, 16), tl.int32
+    )
     packed = tl.zeros((codes.shape[0], GROUPS, 16), tl.int32)
     for i in tl.static_range(5):
         place = byte + 13 * i
@@ -221,12 +239,14 @@ def load_codes_by_five(memory, start, at, n, TILE: tl.constexpr):
     return packed // _power_of_3(place // 13) % 3
 
 
-# ---- random numbers ----------------------------------------------------------------------------
+# ---- random numbers ------------------------------------------------------------------
 
 
 @triton.jit
 def words(key_low, key_high, step, first, STREAM: tl.constexpr, TILE: tl.constexpr):
-    """The 32 random bits of each element of a tile that begins at ``first`` (B, 1), as uint32."""
+    """The 32 random bits of each element of a tile that begins at ``first`` (B, 1), as
+    uint32.
+    """
     group = first[:, :, None] // 64 + tl.arange(0, TILE // 64)[None, :, None]
     counter = group * 16 + tl.arange(0, 16)[None, None, :]
     a, b, c, d = tl.philox_impl(

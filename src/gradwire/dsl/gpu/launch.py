@@ -1,8 +1,10 @@
-"""Generated Triton kernels launched: text becomes a module once, triton compiles it for a device.
+"""Generated Triton kernels launched: text becomes a module once, triton compiles it for
+a device.
 
-Triton keeps what it compiled in a folder of its own, by the text's hash. Where its own variable
-TRITON_INTERPRET is 1 when it is first imported, kernels run on the CPU, one operation at a time:
-that is how tests compare them with interp.py where there is no GPU.
+Triton keeps what it compiled in a folder of its own, by the text's hash. Where its own
+variable TRITON_INTERPRET is 1 when it is first imported, kernels run on the CPU, one
+operation at a time: that is how tests compare them with interp.py where there is no
+GPU.
 
 Legend: R rows, which are blocks or pieces of them (``render_triton.row``).
 """
@@ -25,7 +27,9 @@ from ..ir import Kernel
 from .render import COUNT, FIRST, WHOLE, counting, is_wide, render_triton, row
 
 _TILE = 4096  # elements of a long block that a program visits at a time
-_SHORT = 2048  # elements that a program has at least, of several blocks if they are short
+_SHORT = (
+    2048  # elements that a program has at least, of several blocks if they are short
+)
 _PER_THREAD = 16
 _MOST_WARPS = 16
 _VECTOR = 4  # float32 of the widest load; torch's own vectors begin at multiples of it
@@ -50,7 +54,12 @@ class _Plan:
         step = part.draws.step
         drawn = (_signed(key), _signed(key >> 32), _signed(step)) if self.draws else ()
         first = (part.operands[FIRST],) if self.counting is not None else ()
-        return [*(part.operands[name] for name in self.operands), part.numel, *drawn, *first]
+        return [
+            *(part.operands[name] for name in self.operands),
+            part.numel,
+            *drawn,
+            *first,
+        ]
 
 
 class Launcher:
@@ -70,17 +79,25 @@ class Launcher:
         """The text as a module: under each kernel's name what launches it."""
         return _module(self.text)
 
-    def run(self, kernel: Kernel, operands: Mapping[str, Tensor], numel: int, draws: Draws) -> int:
-        """Carries a kernel out as ``interp.run`` does, on operands that all lie on one device."""
+    def run(
+        self, kernel: Kernel, operands: Mapping[str, Tensor], numel: int, draws: Draws
+    ) -> int:
+        """Carries a kernel out as ``interp.run`` does, on operands that all lie on one
+        device.
+        """
         return self.run_many(kernel, [Call(operands, numel, draws)])[0]
 
     def run_many(self, kernel: Kernel, calls: Sequence[Call]) -> list[int]:
-        """Carries a kernel out on several tensors of one device, in one launch for all of them.
+        """Carries a kernel out on several tensors of one device, in one launch for all
+        of them.
 
-        Returns how many elements of each were kept. Where some may be, there are two launches and
-        one copy to the host, of 8 bytes a tensor; else nothing waits for the device.
+        Returns how many elements of each were kept. Where some may be, there are two
+        launches and one copy to the host, of 8 bytes a tensor; else nothing waits for
+        the device.
         """
-        live = [Call(call.tensors, call.numel, call.draws) for call in calls if call.numel]
+        live = [
+            Call(call.tensors, call.numel, call.draws) for call in calls if call.numel
+        ]
         if not live:
             return [0] * len(calls)
         plan = self._plans.get(kernel.name)
@@ -94,12 +111,16 @@ class Launcher:
         return [next(counts) if call.numel else 0 for call in calls]
 
     def _keep(self, plan: _Plan, counting: _Plan, live: Sequence[Call]) -> list[int]:
-        """Counts each row's elements, then writes them from where the rows before it end."""
+        """Counts each row's elements, then writes them from where the rows before it
+        end.
+        """
         device = live[0].device
         rows_T = [-(-part.numel // plan.length) for part in live]
         count_R = torch.empty(sum(rows_T), dtype=torch.int32, device=device)
         counted = zip(live, torch.split(count_R, rows_T), strict=True)
-        self._launch(counting, [part.beside(COUNT.name, own_R) for part, own_R in counted])
+        self._launch(
+            counting, [part.beside(COUNT.name, own_R) for part, own_R in counted]
+        )
         ends_R = count_R.cumsum(0)
         first_R = (ends_R - count_R).int()
         kept = zip(live, torch.split(first_R, rows_T), strict=True)
@@ -117,27 +138,40 @@ class Launcher:
             if len(live) > 1:
                 name = f"{plan.name}_many"
                 given = _table(plan, live, programs_T)
-            # A product and a sum rounded as one would be other bits than everywhere else.
+            # A product and a sum rounded as one would be other bits than everywhere
+            # else.
             getattr(self.module, name)[(sum(programs_T),)](
                 *given, **plan.shape, enable_fp_fusion=False
             )
 
 
-def _table(plan: _Plan, live: Sequence[Call], programs_T: Sequence[int]) -> list[Tensor | int]:
-    """The table of ``device.tensor_of``, how many tensors it has, a divisor of their lengths."""
+def _table(
+    plan: _Plan, live: Sequence[Call], programs_T: Sequence[int]
+) -> list[Tensor | int]:
+    """The table of ``device.tensor_of``, how many tensors it has, a divisor of their
+    lengths.
+    """
     given = (one for part in live for one in plan.given(part))
     words = [one if isinstance(one, int) else one.data_ptr() for one in given]
     wide = [part.operands[name].data_ptr() for part in live for name in plan.wide]
     even = all(part.numel % _VECTOR == 0 for part in live)
-    align = _VECTOR if even and all(address % (4 * _VECTOR) == 0 for address in wide) else 1
+    align = (
+        _VECTOR if even and all(address % (4 * _VECTOR) == 0 for address in wide) else 1
+    )
     words = [*accumulate(programs_T[:-1], initial=0), *words]
     return [to_device(words, live[0].device), len(live), align]
 
 
 def to_device(numbers: Sequence[int], device: torch.device) -> Tensor:
-    """Whole numbers (int64) on a device, through pinned memory, so that nothing waits for it."""
+    """Whole numbers (int64) on a device, through pinned memory, so that nothing waits
+    for it.
+    """
     found = torch.tensor(numbers, dtype=torch.int64, device="cpu")
-    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found
+    return (
+        found.pin_memory().to(device, non_blocking=True)
+        if device.type == "cuda"
+        else found
+    )
 
 
 def launch_shape(length: int) -> dict[str, int]:
@@ -148,14 +182,17 @@ def launch_shape(length: int) -> dict[str, int]:
     """
     tile = 1 << (length - 1).bit_length() if length <= WHOLE else _TILE
     rows = max(1, _SHORT // tile)
-    # A loop keeps what a thread adds up beside what it reads, so a thread has fewer elements.
+    # A loop keeps what a thread adds up beside what it reads, so a thread has fewer
+    # elements.
     per_thread = _PER_THREAD if length <= WHOLE else _PER_THREAD // 2
     warps = min(_MOST_WARPS, max(1, tile * rows // (32 * per_thread)))
     return {"ROWS": rows, "TILE": tile, "num_warps": warps}
 
 
 def _module(text: str) -> ModuleType:
-    """Python's own place for the lines of a text that is no file is where triton looks for them."""
+    """Python's own place for the lines of a text that is no file is where triton looks
+    for them.
+    """
     name = f"gradwire_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     file = f"<{name}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)

@@ -1,18 +1,22 @@
-"""Triton text of a kernel: a function that does ``ROWS`` blocks a program, and two that launch it.
+"""Triton text of a kernel: a function that does ``ROWS`` blocks a program, and two that
+launch it.
 
-A value a call has shape (1, 1), one a block (ROWS, 1), one an element (ROWS, TILE). Blocks of up to
-``WHOLE`` elements are one tile, which stays in registers: each operand is read once, whatever the
-number of passes. Longer ones are visited by a loop over tiles a pass, or piece by piece where no
-value of a block is made of its elements. Parameters are the kernel's buffers in order, the
-gradient's length, key and step of what is drawn, and where a row's kept elements go. NAME takes
-those of one tensor; NAME_many those of several, in the words of a table (``device.tensor_of``).
-Rendering does not need triton.
+A value a call has shape (1, 1), one a block (ROWS, 1), one an element (ROWS, TILE).
+Blocks of up to ``WHOLE`` elements are one tile, which stays in registers: each operand
+is read once, whatever the number of passes. Longer ones are visited by a loop over
+tiles a pass, or piece by piece where no value of a block is made of its elements.
+Parameters are the kernel's buffers in order, the gradient's length, key and step of
+what is drawn, and where a row's kept elements go. NAME takes those of one tensor;
+NAME_many those of several, in the words of a table (``device.tensor_of``). Rendering
+does not need triton.
 
-Order of a reduction: lane j takes the elements j, j + TILE, ... of its block in turn, and lanes are
-combined in the order that Triton likes. Least and most are the same in every order. Floats are
-added in double precision, so a sum is off from interp.py's by at most 2 L 2^-53 of the sum of the
-terms' magnitudes (L elements a block) before both are rounded to float32. Any other fold has
-interp.py's own 64 lanes and order, hence its bits, and is as much slower."""
+Order of a reduction: lane j takes the elements j, j + TILE, ... of its block in turn,
+and lanes are combined in the order that Triton likes. Least and most are the same in
+every order. Floats are added in double precision, so a sum is off from interp.py's by
+at most 2 L 2^-53 of the sum of the terms' magnitudes (L elements a block) before both
+are rounded to float32. Any other fold has interp.py's own 64 lanes and order, hence its
+bits, and is as much slower.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +47,21 @@ from ..ir import (
     walk,
 )
 from ..operators import support
-from ..schedule import Pass, Text, any_order, grouped, is_always, passes, pointer, sums_floats
+from ..schedule import (
+    Pass,
+    Text,
+    any_order,
+    grouped,
+    is_always,
+    passes,
+    pointer,
+    sums_floats,
+)
 
-# ---- Triton's words for the operations, types, numbers and memory of the IR --------------------
+# ---- Triton's words for the operations, types, numbers and memory of the IR ----------
 #
-# Operations are in ``interp.SPELLINGS``; what needs more than a line is a function of device.py.
+# Operations are in ``interp.SPELLINGS``; what needs more than a line is a function of
+# device.py.
 
 _TEXT = {
     **{found: one.triton or one.cpp for found, one in SPELLINGS.items()},
@@ -63,16 +77,24 @@ def combined(fold: Fold, lanes: str) -> str:
 
 
 def _tensor(found: Node, text: str) -> str:
-    """An operand that has a tensor's methods: a number has none, and ~x.to() is ~(x.to())."""
+    """An operand that has a tensor's methods: a number has none, and ~x.to() is
+    ~(x.to()).
+    """
     if found.op is Op.CONST and not text.startswith("tl.full"):
         return f"tl.full((1, 1), {text}, {type_name(found.dtype)})"
     return f"({text})" if text[0] in "~-" else grouped(text)
 
 
 def code(buffer: Buffer, arguments: str, width: str = "") -> str:
-    """The end of the name, and the arguments, of what packs or unpacks codes of this type."""
+    """The end of the name, and the arguments, of what packs or unpacks codes of this
+    type.
+    """
     by_five = buffer.dtype is DType.UINT_3
-    given = [arguments, *([] if by_five else [str(buffer.dtype.bits)]), *([width] if width else [])]
+    given = [
+        arguments,
+        *([] if by_five else [str(buffer.dtype.bits)]),
+        *([width] if width else []),
+    ]
     return f"{'_by_five' if by_five else ''}({', '.join(given)})"
 
 
@@ -86,7 +108,7 @@ def type_of(buffer: Buffer) -> str:
     return {FLOAT32: "float32", INT32: "int32"}.get(buffer.dtype, "uint8")
 
 
-# ---- the text of a kernel ----------------------------------------------------------------------
+# ---- the text of a kernel ------------------------------------------------------------
 
 
 WHOLE = 16384
@@ -105,16 +127,26 @@ COUNT = Buffer("count", INT32, Extent.BLOCK)
 """How many elements of each row are kept."""
 
 FIRST = "first"
-"""The operand (int32) that says where each row's kept elements go, up to a number for all rows."""
+"""The operand (int32) that says where each row's kept elements go, up to a number for
+all rows.
+"""
 
 _ADDED = Fold(node(Op.ADD, *(node(Op.ARG, dtype=INT32, arg=i) for i in (0, 1))), 0)
 
 
 def render_triton(*kernels: Kernel) -> str:
-    """A Python file with these kernels, and before one that keeps elements what counts them."""
+    """A Python file with these kernels, and before one that keeps elements what counts
+    them.
+    """
     counts = {kernel: counting(kernel) for kernel in kernels}
-    all_of_them = [each for kernel in kernels for each in (counts[kernel], kernel) if each]
-    parts = [_HEAD, *support(kernels, "triton"), *(_function(kernel) for kernel in all_of_them)]
+    all_of_them = [
+        each for kernel in kernels for each in (counts[kernel], kernel) if each
+    ]
+    parts = [
+        _HEAD,
+        *support(kernels, "triton"),
+        *(_function(kernel) for kernel in all_of_them),
+    ]
     return "\n\n\n".join(parts) + "\n"
 
 
@@ -132,7 +164,9 @@ def counting(kernel: Kernel) -> Kernel | None:
 
 @lru_cache(maxsize=1024)
 def row(kernel: Kernel) -> int:
-    """How many elements one row of a program's tiles takes: a block, or a piece of one."""
+    """How many elements one row of a program's tiles takes: a block, or a piece of
+    one.
+    """
     tied = {Op.REDUCE, Op.SIZE}
     together = any(n.op in tied for n in walk(kernel.stores))
     if together or min(target.extent for target in kernel.stores) < Extent.ELEMENT:
@@ -141,14 +175,18 @@ def row(kernel: Kernel) -> int:
 
 
 def parameters(kernel: Kernel) -> tuple[str, ...]:
-    """The parameters of one tensor: its buffers, and what ``words`` of a table hold behind them."""
+    """The parameters of one tensor: its buffers, and what ``words`` of a table hold
+    behind them.
+    """
     draws = ("key_low", "key_high", "step") if kernel.draws else ()
     keeps = (FIRST,) if kernel.keep else ()
     return (*map(pointer, kernel.buffers), "num_elements", *draws, *keeps)
 
 
 def _function(kernel: Kernel) -> str:
-    """One kernel: its parameters, what a program's rows are, its passes; and what launches it."""
+    """One kernel: its parameters, what a program's rows are, its passes; and what
+    launches it.
+    """
     once = any(buffer.extent is Extent.CALL for buffer in kernel.buffers)
     body = _Body(kernel)
     first = "tl.load(first + row, mask=n > 0, other=0) - tl.load(first)"
@@ -162,7 +200,8 @@ def _function(kernel: Kernel) -> str:
         "    row = program.to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]",
         f"    start = row * {body.row}",
         f"    n = tl.minimum(num_elements - start, {body.row})",
-        f"    block = {'row' if body.row == kernel.block else f'start // {kernel.block}'}",
+        "    block = "
+        f"{'row' if body.row == kernel.block else f'start // {kernel.block}'}",
         *(["    call = tl.arange(0, 1)[:, None]"] if once else []),
         *(f"    {line}" for line in body.head()),
         *([f"    kept_before = {first}"] if kernel.keep else []),
@@ -174,10 +213,13 @@ def _function(kernel: Kernel) -> str:
 def _launched(kernel: Kernel) -> tuple[str, str]:
     """The kernels of one tensor and of several."""
     given = parameters(kernel)
-    changing = ", ".join(f'"{name}"' for name in given if name in ("key_low", "key_high", "step"))
+    changing = ", ".join(
+        f'"{name}"' for name in given if name in ("key_low", "key_high", "step")
+    )
     alone = [
         f"@triton.jit(do_not_specialize=[{changing}])" if changing else "@triton.jit",
-        f"def {kernel.name}({', '.join(given)}, ROWS: tl.constexpr, TILE: tl.constexpr):",
+        f"def {kernel.name}({', '.join(given)}, ROWS: tl.constexpr, TILE: "
+        "tl.constexpr):",
         f"    {kernel.name}_rows(tl.program_id(0), {', '.join(given)}, ROWS, TILE)",
     ]
     found = [_word(place, buffer) for place, buffer in enumerate(kernel.buffers)]
@@ -205,12 +247,16 @@ def _launched(kernel: Kernel) -> tuple[str, str]:
 
 
 def is_wide(buffer: Buffer) -> bool:
-    """Whether a buffer has an unpacked value an element; a field of a payload may lie anywhere."""
+    """Whether a buffer has an unpacked value an element; a field of a payload may lie
+    anywhere.
+    """
     return buffer.extent is Extent.ELEMENT and buffer.dtype not in UNSIGNED
 
 
 def _word(place: int, buffer: Buffer) -> str:
-    """A buffer's memory; only gradients and what is as long are sure to be read in vectors."""
+    """A buffer's memory; only gradients and what is as long are sure to be read in
+    vectors.
+    """
     align = "ALIGN" if is_wide(buffer) else "1"
     return f"gw.memory(words, {place}, tl.{type_of(buffer)}, {align})"
 
@@ -235,8 +281,12 @@ class _Body(Text):
             self.uses = Counter(source for found in order for source in found.sources)
 
     def head(self) -> list[str]:
-        """The lines before all passes: the tile if there is only one, else how far loops go."""
-        return self._tile("TILE") if self.whole else ["longest = tl.max(n).to(tl.int32)"]
+        """The lines before all passes: the tile if there is only one, else how far
+        loops go.
+        """
+        return (
+            self._tile("TILE") if self.whole else ["longest = tl.max(n).to(tl.int32)"]
+        )
 
     def one_pass(self, one: Pass) -> list[str]:
         lines = self.statements(one.before, set(), "s")
@@ -246,13 +296,16 @@ class _Body(Text):
         if self.whole:
             lines += self._elements(one)
             for found in one.reductions:
-                lines.append(f"{self.names[found]} = {combined(found.arg, self._taken(found))}")
+                lines.append(
+                    f"{self.names[found]} = {combined(found.arg, self._taken(found))}"
+                )
             return lines + [self.stored(target) for target in one.stores]
         return lines + self._loop(one)
 
     def _loop(self, one: Pass) -> list[str]:
         outside = dict(self.names)  # names of elements end with their loop
-        # All lanes of a pass are of one width: 64 where the order is part of the result.
+        # All lanes of a pass are of one width: 64 where the order is part of the
+        #     result.
         in_any_order = all(any_order(found.arg) for found in one.reductions)
         width = self.width = "TILE" if in_any_order else str(LANES)
         lines = self._tile(width) + self._elements(one)
@@ -271,7 +324,9 @@ class _Body(Text):
         return [f"j = {place}tl.arange(0, {width})[None, :]", "inside = j < n"]
 
     def _elements(self, one: Pass) -> list[str]:
-        """The lines that compute, for each element of a tile, what a pass reduces and stores."""
+        """The lines that compute, for each element of a tile, what a pass reduces and
+        stores.
+        """
         order = tuple(found for found in one.elements if found not in self.names)
         roots = {s for found in (*one.reductions, *one.stores) for s in found.sources}
         lines = self._drawn(order) + self.statements(order, roots, "x")
@@ -282,7 +337,10 @@ class _Body(Text):
         first = "start" if self.whole else "start + at"
         streams = dict.fromkeys(n.arg for n in order if n.op in (Op.RANDOM, Op.BELOW))
         given = f"key_low, key_high, step, {first}"
-        return [f"draw{stream} = gw.words({given}, {stream}, {self.width})" for stream in streams]
+        return [
+            f"draw{stream} = gw.words({given}, {stream}, {self.width})"
+            for stream in streams
+        ]
 
     def named(self, found: Node, name: str, text: str) -> str:
         return f"{name} = {text}"
@@ -295,7 +353,9 @@ class _Body(Text):
             case Op.LOAD:
                 return self._loaded(found.arg)
             case Op.LOAD_AT:
-                masked = ", mask=inside, other=0" if found.extent is Extent.ELEMENT else ""
+                masked = (
+                    ", mask=inside, other=0" if found.extent is Extent.ELEMENT else ""
+                )
                 return f"tl.load({pointer(found.arg)} + {grouped(plain[0])}{masked})"
             case Op.RANDOM:
                 return f"gw.uniform(draw{found.arg})"
@@ -351,7 +411,9 @@ class _Body(Text):
         return f"{self.lane(found)} = tl.full((ROWS, {width}), {start}, {kind})"
 
     def _taken(self, found: Node) -> str:
-        """The term that a reduction takes of each element: neutral where that does not count."""
+        """The term that a reduction takes of each element: neutral where that does not
+        count.
+        """
         fold: Fold = found.arg
         text = self.names[found.sources[0]]
         start = self.literal(fold.start, found.dtype)
@@ -386,7 +448,9 @@ class _Body(Text):
 
     def _kept(self, stores: tuple[Node, ...]) -> list[str]:
         """The lines that find the places of the tile's kept elements."""
-        keep = next((found.sources[1] for found in stores if found.extent is Extent.KEPT), None)
+        keep = next(
+            (found.sources[1] for found in stores if found.extent is Extent.KEPT), None
+        )
         if keep is None:
             return []
         return [

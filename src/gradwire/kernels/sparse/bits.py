@@ -1,7 +1,7 @@
 """Bitmaps: a bit for each unit tells whether it is sent; formats share these functions.
 
-Bit i is bit i % 8, counted from the lowest, of byte i // 8. Bits behind the last unit are zeros.
-Legend: K entries, B bytes.
+Bit i is bit i % 8, counted from the lowest, of byte i // 8. Bits behind the last unit
+are zeros. Legend: K entries, B bytes.
 """
 
 from __future__ import annotations
@@ -38,20 +38,26 @@ def write(indices_K: Tensor, num_units: int, bits_B: Tensor) -> None:
         bad = library.gw_bits_write(indices_K, indices_K.numel(), num_units, bits_B)
     if bad >= 0:
         raise InvalidSetting(
-            f"entry {bad} of a bitmap of {num_units} units has index {int(indices_K[bad])}; "
+            f"entry {bad} of a bitmap of {num_units} units has index "
+            f"{int(indices_K[bad])}; "
             "indices must ascend, without duplicates, from 0 to less than that"
         )
 
 
-def read(bits_B: Tensor, num_units: int, count: int, room: Tensor | None = None) -> Tensor:
-    """The numbers of the set bits, ascending, int32, in the front of ``room`` or a new tensor.
+def read(
+    bits_B: Tensor, num_units: int, count: int, room: Tensor | None = None
+) -> Tensor:
+    """The numbers of the set bits, ascending, int32, in the front of ``room`` or a new
+    tensor.
 
     Raises InvalidSetting unless there are ``count`` of them, all below ``num_units``.
     """
     library = _library(bits_B)
     if library is None:
         set_K = flags(bits_B).nonzero().squeeze(1)
-        found = STRAY if set_K.numel() and int(set_K[-1]) >= num_units else set_K.numel()
+        found = (
+            STRAY if set_K.numel() and int(set_K[-1]) >= num_units else set_K.numel()
+        )
         out_K = set_K.int()
     else:
         out_K = torch.empty(count, dtype=torch.int32) if room is None else room[:count]
@@ -67,15 +73,21 @@ def flags(bits_B: Tensor) -> Tensor:
 
 STRAY = -3
 NO_MEMORY = -2
-"""The C++'s answers where a bit behind the last unit is set, and where it got no memory."""
+"""The C++'s answers where a bit behind the last unit is set, and where it got no
+memory.
+"""
 
 
 def check_found(found: int, count: int, num_units: int) -> None:
     """Raises InvalidSetting where bits and values do not belong together."""
     if found == NO_MEMORY:
-        raise MemoryError(f"bitmap of {num_units} units: no memory for the counts of its blocks")
+        raise MemoryError(
+            f"bitmap of {num_units} units: no memory for the counts of its blocks"
+        )
     if found != count:
-        given = "set bits behind the last unit" if found == STRAY else f"{found} set bits"
+        given = (
+            "set bits behind the last unit" if found == STRAY else f"{found} set bits"
+        )
         raise invalid(
             "bitmap",
             given,

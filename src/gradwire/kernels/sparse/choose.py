@@ -1,9 +1,10 @@
-"""The smallest format for a message, chosen by counts that all ranks know, and why in words.
+"""The smallest format for a message, chosen by counts that all ranks know, and why in
+words.
 
 Source: ZEN (OSDI 2025), section 3.3 and figure 17a.
-Differences: the paper sends coordinates in Push and hash bitmaps in Pull; here sizes decide, so a
-    pull of few entries takes coordinates, and a dense one no indices at all. Elias and Fano's
-    code is considered as well.
+Differences: the paper sends coordinates in Push and hash bitmaps in Pull; here sizes
+    decide, so a pull of few entries takes coordinates, and a dense one no indices at
+    all. Elias and Fano's code is considered as well.
 """
 
 from __future__ import annotations
@@ -27,12 +28,17 @@ OF_PARTS: Formats = (dense(), *LISTS)
 
 @lru_cache(maxsize=1024)
 def smallest(
-    among: Formats, count: int, num_units: int, width: int = 1, dtype: torch.dtype = torch.float32
+    among: Formats,
+    count: int,
+    num_units: int,
+    width: int = 1,
+    dtype: torch.dtype = torch.float32,
 ) -> SparseFormat:
-    """The smallest format for ``count`` entries among ``num_units`` units (those of a part).
+    """The smallest format for ``count`` entries among ``num_units`` units (those of a
+    part).
 
-    Where sizes are equal, the format that comes first in ``among`` wins. It is kept, because a
-    step asks more than once about the same payload.
+    Where sizes are equal, the format that comes first in ``among`` wins. It is kept,
+    because a step asks more than once about the same payload.
 
     >>> smallest(OF_PARTS, 500, 1000), smallest(OF_PARTS, 10, 1000).size_bytes(10, 1000)
     (hash_bitmap(), 52)

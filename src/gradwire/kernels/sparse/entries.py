@@ -15,19 +15,21 @@ from ...errors import InvalidSetting, invalid
 from ..libraries import BITS
 from .permutation import Permutation
 
-# ---- entries -----------------------------------------------------------------------------------
+# ---- entries -------------------------------------------------------------------------
 
 
 MOST_WIDTH = 2**24
-"""The most elements of a unit. A short last unit is filled up with zeros to the width, which so
-takes 64 MiB of float32 at most."""
+"""The most elements of a unit. A short last unit is filled up with zeros to the width,
+which so takes 64 MiB of float32 at most.
+"""
 
 
 class Entries(NamedTuple):
-    """Units of a sparse vector: unit ``indices_K[i]`` is ``values[i * width : (i + 1) * width]``.
+    """Units of a sparse vector: unit ``indices_K[i]`` is
+    ``values[i * width : (i + 1) * width]``.
 
-    Each function that takes or gives entries says what their indices are: indices of the whole
-    vector, or local places of a part.
+    Each function that takes or gives entries says what their indices are: indices of
+    the whole vector, or local places of a part.
     """
 
     indices_K: Tensor
@@ -46,10 +48,18 @@ def check_entries(entries: Entries) -> None:
     """Raises InvalidSetting unless indices and values belong together."""
     indices_K, values, width = entries
     if width < 1:
-        raise invalid("width", width, "at least 1", "give the number of elements in a unit")
-    if indices_K.dtype != torch.int32 or indices_K.dim() != 1 or not indices_K.is_contiguous():
+        raise invalid(
+            "width", width, "at least 1", "give the number of elements in a unit"
+        )
+    if (
+        indices_K.dtype != torch.int32
+        or indices_K.dim() != 1
+        or not indices_K.is_contiguous()
+    ):
         given = f"{tuple(indices_K.shape)} {indices_K.dtype}"
-        raise invalid("indices_K", given, "a contiguous int32 vector", "convert it with .int()")
+        raise invalid(
+            "indices_K", given, "a contiguous int32 vector", "convert it with .int()"
+        )
     if values.numel() != indices_K.numel() * width or not values.is_contiguous():
         raise invalid(
             "values",
@@ -58,11 +68,15 @@ def check_entries(entries: Entries) -> None:
             "give each index its unit",
         )
     if not values.dtype.is_floating_point:
-        raise invalid("values", values.dtype, "of a floating dtype", "convert them with .float()")
+        raise invalid(
+            "values", values.dtype, "of a floating dtype", "convert them with .float()"
+        )
 
 
 def check_width(what: str, given: object) -> None:
-    """Refuses ``given`` unless it is a unit's number of elements: 1 to ``MOST_WIDTH``."""
+    """Refuses ``given`` unless it is a unit's number of elements: 1 to
+    ``MOST_WIDTH``.
+    """
     check_whole(what, given, "give the length of a row", most=MOST_WIDTH)
 
 
@@ -78,8 +92,9 @@ def num_units(numel: int, width: int) -> int:
 def nonzero(dense_N: Tensor, width: int = 1) -> Entries:
     """The units of a dense vector that have a non-zero element, by ascending index.
 
-    NaN counts as non-zero. A negative zero counts as zero, as masked gradients are full of them. A
-    short last unit is filled up with zeros. The tensors are new, as K is not known beforehand.
+    NaN counts as non-zero. A negative zero counts as zero, as masked gradients are full
+    of them. A short last unit is filled up with zeros. The tensors are new, as K is not
+    known beforehand.
     """
     units_Kw = as_units(dense_N, width)
     kept_K = units_Kw.ne(0).any(1).nonzero().squeeze(1)
@@ -87,14 +102,17 @@ def nonzero(dense_N: Tensor, width: int = 1) -> Entries:
 
 
 def drop_unset(entries: Entries) -> Entries:
-    """The entries whose values have any bit set, as zeros that fill up a block have none.
+    """The entries whose values have any bit set, as zeros that fill up a block have
+    none.
 
     A negative zero has a bit set, so it is kept.
     """
     units_Kw = entries.values.view(-1, entries.width)
     bits_Kw = units_Kw.view(BITS[entries.values.element_size()])
     kept_K = bits_Kw.ne(0).any(1).nonzero().squeeze(1)
-    return Entries(entries.indices_K[kept_K], units_Kw[kept_K].reshape(-1), entries.width)
+    return Entries(
+        entries.indices_K[kept_K], units_Kw[kept_K].reshape(-1), entries.width
+    )
 
 
 def as_units(dense_N: Tensor, width: int) -> Tensor:
@@ -110,26 +128,32 @@ def first_wrong(places_K: Tensor, num_places: int, *, strictly: bool = False) ->
     Places may be equal unless they are to ascend ``strictly``.
     """
     step = int(strictly)
-    before_K = torch.cat([places_K.new_full((1,), -step), places_K[:-1]])[: places_K.numel()]
+    before_K = torch.cat([places_K.new_full((1,), -step), places_K[:-1]])[
+        : places_K.numel()
+    ]
     wrong = ((places_K < before_K + step) | (places_K >= num_places)).nonzero()
     return int(wrong[0]) if wrong.numel() else -1
 
 
-# ---- Parts -------------------------------------------------------------------------------------
+# ---- Parts ---------------------------------------------------------------------------
 #
 # The range of places that each rank serves, and the way from a place back to its index.
 
 
 def part_length(num_units: int, world: int) -> int:
-    """L = ceil(num_units / world), the places of a part; the last parts may have fewer."""
+    """L = ceil(num_units / world), the places of a part; the last parts may have
+    fewer.
+    """
     return -(-num_units // world)
 
 
 @dataclass(frozen=True)
 class Part:
-    """The places that ``rank`` of ``world`` serves: [rank L, min((rank + 1) L, num_units)).
+    """The places that ``rank`` of ``world`` serves: [rank L, min((rank + 1) L,
+    num_units)).
 
-    Without a permutation a place is the index itself, and a part is a range of the vector.
+    Without a permutation a place is the index itself, and a part is a range of the
+    vector.
 
     >>> [Part(10, 4, rank).length for rank in range(4)]
     [3, 3, 3, 1]
@@ -143,7 +167,9 @@ class Part:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world:
-            raise invalid("rank", self.rank, f"in [0, {self.world})", "number ranks from 0")
+            raise invalid(
+                "rank", self.rank, f"in [0, {self.world})", "number ranks from 0"
+            )
         if self.permutation is not None and self.permutation.numel != self.num_units:
             raise invalid(
                 "permutation",
@@ -165,10 +191,14 @@ class Part:
     def indices(self, local_K: Tensor) -> Tensor:
         """The indices of local places; indices and places are int32."""
         places_K = (local_K + self.first).to(torch.int32)
-        return places_K if self.permutation is None else self.permutation.indices(places_K)
+        return (
+            places_K if self.permutation is None else self.permutation.indices(places_K)
+        )
 
 
-def parts_of(num_units: int, world: int, permutation: Permutation | None) -> tuple[Part, ...]:
+def parts_of(
+    num_units: int, world: int, permutation: Permutation | None
+) -> tuple[Part, ...]:
     """The parts of all ranks."""
     return tuple(Part(num_units, world, rank, permutation) for rank in range(world))
 
@@ -186,7 +216,9 @@ class Parts(NamedTuple):
         start = sum(self.counts_W[:rank])
         stop = start + self.counts_W[rank]
         (places_K, values, width) = self.entries
-        return Entries(places_K[start:stop], values[start * width : stop * width], width)
+        return Entries(
+            places_K[start:stop], values[start * width : stop * width], width
+        )
 
 
 def out_of_range(position: int, given: int, num_units: int) -> InvalidSetting:

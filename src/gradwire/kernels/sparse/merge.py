@@ -1,9 +1,10 @@
 """Entries of all ranks added up over one part.
 
 Source: ZEN (OSDI 2025), section 2.2: incremental aggregation at the server of a part.
-Differences: lists ascend, so all are gone through once, side by side, and neither a table nor a sum
-    for each place is needed. A place's sum starts at zero, as a dense sum's does, and adds the
-    ranks' values in rank order: so it has the same bits whichever rank sends first.
+Differences: lists ascend, so all are gone through once, side by side, and neither a
+    table nor a sum for each place is needed. A place's sum starts at zero, as a dense
+    sum's does, and adds the ranks' values in rank order: so it has the same bits
+    whichever rank sends first.
 Legend: K entries.
 """
 
@@ -33,12 +34,14 @@ def merge(
     dtype: torch.dtype | None = None,
     room: tuple[Tensor, Tensor] | None = None,
 ) -> Entries:
-    """``scale`` times the values of each place, added up: a sum for each place that any rank has.
+    """``scale`` times the values of each place, added up: a sum for each place that any
+    rank has.
 
-    ``ranks`` (one at least, of one width) hold ascending places below ``num_places``. Values are
-    scaled and added in ``dtype``, by default their own. The result lies in ``room``, places (int32)
-    and values (``dtype``), each as long as the entries of all ranks; without it new tensors are
-    made. Raises InvalidSetting where a place is out of range or descends.
+    ``ranks`` (one at least, of one width) hold ascending places below ``num_places``.
+    Values are scaled and added in ``dtype``, by default their own. The result lies in
+    ``room``, places (int32) and values (``dtype``), each as long as the entries of all
+    ranks; without it new tensors are made. Raises InvalidSetting where a place is out
+    of range or descends.
 
     >>> one = Entries(torch.tensor([1, 3], dtype=torch.int32), torch.tensor([2.0, 1.0]))
     >>> two = Entries(torch.tensor([3], dtype=torch.int32), torch.tensor([5.0]))
@@ -49,7 +52,9 @@ def merge(
     for entries in ranks:
         check_entries(entries)
         if entries.width != width:
-            raise invalid("width", entries.width, f"{width}", "use one width everywhere")
+            raise invalid(
+                "width", entries.width, f"{width}", "use one width everywhere"
+            )
     dtype = dtype or ranks[0].values.dtype
     most = sum(entries.num for entries in ranks)
     if room is None:
@@ -61,12 +66,16 @@ def merge(
         given = f"{places_K.numel()} places, {values.numel()} values of {values.dtype}"
         accepted = f"{most} places and units of {width} {dtype}"
         raise invalid("room", given, accepted, "make it for the entries of all ranks")
-    library = _load_merge() if serves_cpp(values, *(one.values for one in ranks)) else None
+    library = (
+        _load_merge() if serves_cpp(values, *(one.values for one in ranks)) else None
+    )
     if library is None:
         return _reference(ranks, num_places, scale, dtype)
     number = len(ranks)
     count = library.gw_merge(
-        (ctypes.c_void_p * number)(*[entries.indices_K.data_ptr() for entries in ranks]),
+        (ctypes.c_void_p * number)(
+            *[entries.indices_K.data_ptr() for entries in ranks]
+        ),
         (ctypes.c_void_p * number)(*[entries.values.data_ptr() for entries in ranks]),
         (ctypes.c_int64 * number)(*[entries.num for entries in ranks]),
         number,
@@ -104,5 +113,6 @@ def _wrong(entries: Entries, num_places: int) -> InvalidSetting:
     bad = first_wrong(entries.indices_K, num_places)
     return InvalidSetting(
         f"place {bad} must lie in [0, {num_places}), not below the one before it, got "
-        f"{int(entries.indices_K[bad])}; give every rank the same vector, world and permutation"
+        f"{int(entries.indices_K[bad])}; give every rank the same vector, world "
+        "and permutation"
     )

@@ -1,11 +1,12 @@
 """Entries grouped by the part they belong to, by ascending place: none is lost.
 
 Source: ZEN (OSDI 2025), section 3.2; it serves the purpose of algorithm 1.
-Differences: no hash table, so no collision, no rehash and no serial memory, but a radix sort by
-    place. An index may occur more than once; entries of one place stay in their order.
+Differences: no hash table, so no collision, no rehash and no serial memory, but a radix
+    sort by place. An index may occur more than once; entries of one place stay in their
+    order.
 
-Formats and the merge need ascending places. The result does not depend on the number of threads.
-On a GPU the definition serves: a stable sort by place.
+Formats and the merge need ascending places. The result does not depend on the number of
+threads. On a GPU the definition serves: a stable sort by place.
 
 Legend: K entries, W parts.
 """
@@ -35,11 +36,12 @@ def partition(
     places_K: Tensor | None = None,
     values: Tensor | None = None,
 ) -> Parts:
-    """Groups entries of a vector of ``num_units`` units into ``world`` parts (``entries.Part``).
+    """Groups entries of a vector of ``num_units`` units into ``world`` parts
+    (``entries.Part``).
 
-    The result lies in ``places_K`` (int32) and ``values``, which have the lengths and dtypes of the
-    entries; without them new tensors are made. Raises InvalidSetting where an index is not in
-    [0, num_units).
+    The result lies in ``places_K`` (int32) and ``values``, which have the lengths and
+    dtypes of the entries; without them new tensors are made. Raises InvalidSetting
+    where an index is not in [0, num_units).
     """
     _check(entries, num_units, world, permutation)
     out = Entries(
@@ -51,7 +53,9 @@ def partition(
     if out.num != entries.num or out.values.dtype != entries.values.dtype:
         given = f"{out.num} of {out.values.dtype}"
         accepted = f"room for {entries.num} of {entries.values.dtype}"
-        raise invalid("places_K and values", given, accepted, "make them for these entries")
+        raise invalid(
+            "places_K and values", given, accepted, "make them for these entries"
+        )
     tensors = (*entries[:2], out.values)  # units of any dtype are moved
     on_cpu = all(one.device.type == "cpu" and one.is_contiguous() for one in tensors)
     library = _load_partition() if on_cpu else None
@@ -75,13 +79,17 @@ def partition(
         counts_W,
     )
     if bad == NO_MEMORY:
-        raise MemoryError(f"partition of {entries.num} entries: no memory for their places")
+        raise MemoryError(
+            f"partition of {entries.num} entries: no memory for their places"
+        )
     if bad >= 0:
         raise out_of_range(bad, int(entries.indices_K[bad]), num_units)
     return Parts(tuple(counts_W), out)
 
 
-def _check(entries: Entries, num_units: int, world: int, permutation: Permutation | None) -> None:
+def _check(
+    entries: Entries, num_units: int, world: int, permutation: Permutation | None
+) -> None:
     check_entries(entries)
     if world < 1:
         raise invalid("world", world, "at least 1", "give the number of ranks")

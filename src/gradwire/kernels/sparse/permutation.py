@@ -1,17 +1,20 @@
 """A seeded bijection of [0, numel): the hash h0 that says which rank serves an index.
 
-Source: ZEN (OSDI 2025), section 3.2: "the same first-level hashing function to all workers".
-Differences: the paper takes a universal hash, for which every rank stores the index set of each
-    server (4 |G| bytes). Here it is a permutation, whose inverse is as cheap as itself, so nothing
-    is stored, parts are equally large and no two indices ever meet.
+Source: ZEN (OSDI 2025), section 3.2: "the same first-level hashing function to all
+workers".
+Differences: the paper takes a universal hash, for which every rank stores the index set
+    of each server (4 |G| bytes). Here it is a permutation, whose inverse is as cheap as
+    itself, so nothing is stored, parts are equally large and no two indices ever meet.
 
-A round acts on words of b bits, the bits of numel - 1: x ^= x >> ceil(b / 2), then
-x = (x m + a) mod 2^b with an odd m. Both are bijections, so three rounds are one too. A word at or
-above numel is sent through again until it is below (cycle walking), in less than two turns on
-average. The shift by half a word brings high bits down, and the product brings low bits up. Parts
-are told apart by the high bits, which every bit of the index reaches in each round.
+A round acts on words of b bits, the bits of numel - 1: x ^= x >> ceil(b / 2), then x =
+(x m + a) mod 2^b with an odd m. Both are bijections, so three rounds are one too. A
+word at or above numel is sent through again until it is below (cycle walking), in less
+than two turns on average. The shift by half a word brings high bits down, and the
+product brings low bits up. Parts are told apart by the high bits, which every bit of
+the index reaches in each round.
 
-Every implementation has the same bits: this one, csrc/permutation.h and permutation_device.py.
+Every implementation has the same bits: this one, csrc/permutation.h and
+permutation_device.py.
 Legend: K indices.
 """
 
@@ -37,7 +40,9 @@ _WORD = 2**64 - 1
 
 
 class Round(NamedTuple):
-    """x = (x * multiplier + addend) mod 2^bits, and back: x = (x - addend) * inverse."""
+    """x = (x * multiplier + addend) mod 2^bits, and back: x = (x - addend) *
+    inverse.
+    """
 
     multiplier: int
     addend: int
@@ -46,7 +51,8 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True)
 class Permutation:
-    """The bijection number ``seed`` of the whole numbers below ``numel`` (0 to 2^31 - 1).
+    """The bijection number ``seed`` of the whole numbers below ``numel`` (0 to 2^31 -
+    1).
 
     >>> shuffled = Permutation(10, seed=3)
     >>> places = shuffled.places(torch.arange(10, dtype=torch.int32))
@@ -62,7 +68,9 @@ class Permutation:
     def __post_init__(self) -> None:
         if not 0 <= self.numel <= INT32_MAX:
             accepted = f"0 to {INT32_MAX}, which int32 indices can address"
-            raise invalid("numel of a permutation", self.numel, accepted, "cut it into chunks")
+            raise invalid(
+                "numel of a permutation", self.numel, accepted, "cut it into chunks"
+            )
 
     @cached_property
     def bits(self) -> int:
@@ -71,8 +79,9 @@ class Permutation:
 
     @property
     def shift(self) -> int:
-        """The shift of a round in bits: at least half a word, so that a shift and exclusive or
-        undoes itself."""
+        """The shift of a round in bits: at least half a word, so that a shift and
+        exclusive or undoes itself.
+        """
         return (self.bits + 1) // 2
 
     @cached_property
@@ -89,13 +98,16 @@ class Permutation:
 
     @cached_property
     def constants(self) -> ctypes.Array[ctypes.c_uint32]:
-        """The constants that the C++ needs: numel, mask, shift, and those of each round."""
+        """The constants that the C++ needs: numel, mask, shift, and those of each
+        round.
+        """
         rounds = (constant for one in self.rounds for constant in one)
         words = (self.numel, (1 << self.bits) - 1, self.shift, *rounds)
         return (ctypes.c_uint32 * len(words))(*words)
 
     def places(self, indices_K: Tensor, out: Tensor | None = None) -> Tensor:
-        """The place of each index; indices and places are int32, and ``out`` may be ``indices_K``.
+        """The place of each index; indices and places are int32, and ``out`` may be
+        ``indices_K``.
 
         Raises InvalidSetting where an index is not in [0, numel).
         """
@@ -113,7 +125,9 @@ class Permutation:
         if library is None or not given_K.is_contiguous() or not found.is_contiguous():
             bad = self._reference(given_K, found, inverse=inverse)
         else:
-            bad = library.gw_permute(given_K, given_K.numel(), self.constants, int(inverse), found)
+            bad = library.gw_permute(
+                given_K, given_K.numel(), self.constants, int(inverse), found
+            )
         if bad >= 0:
             raise InvalidSetting(
                 f"index {bad} must lie in [0, {self.numel}), got {int(given_K[bad])}; "
@@ -151,7 +165,9 @@ class Permutation:
 
 
 def places_on_gpu(indices_K: Tensor, permutation: Permutation, out_K: Tensor) -> None:
-    """The places of indices in range, by one launch of Triton; both vectors are contiguous."""
+    """The places of indices in range, by one launch of Triton; both vectors are
+    contiguous.
+    """
     from .permutation_device import permute
 
     words = torch.tensor(list(permutation.constants), dtype=torch.int64, device="cpu")
@@ -161,7 +177,9 @@ def places_on_gpu(indices_K: Tensor, permutation: Permutation, out_K: Tensor) ->
 
 
 def _mixed(counter: int, seed: int) -> int:
-    """Word number ``counter`` of a seed's stream (splitmix64: Steele, Lea and Flood, 2014)."""
+    """Word number ``counter`` of a seed's stream (splitmix64: Steele, Lea and Flood,
+    2014).
+    """
     x = (seed * 0xD1342543DE82EF95 + counter * 0x9E3779B97F4A7C15) & _WORD
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _WORD
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _WORD

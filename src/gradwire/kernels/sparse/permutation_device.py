@@ -1,10 +1,11 @@
 """The permutation as a Triton kernel.
 
-Importing this file needs triton. ``constants`` holds ``Permutation.constants`` as int32: numel,
-mask, shift, then multiplier, addend and inverse of three rounds.
+Importing this file needs triton. ``constants`` holds ``Permutation.constants`` as
+int32: numel, mask, shift, then multiplier, addend and inverse of three rounds.
 """
 
-# Triton's compiler reads these functions; what they take and give has no type in Python.
+# Triton's compiler reads these functions; what they take and give has no type in
+# Python.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def _once(x, constants, mask, shift):
 
 @triton.jit
 def permute(indices, constants, places, num_entries, BLOCK: tl.constexpr):
-    """Writes the places (int32) of a list of indices (int32), all of them below numel."""
+    """Writes the places (int32) of a list of indices (int32), all of them below
+    numel.
+    """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < num_entries
     index = tl.load(indices + i, mask=inside, other=0)

@@ -14,12 +14,15 @@ from .entries import Entries, Part, check_entries, num_units
 _load_scatter = loader("scatter")
 
 
-def scatter_entries(entries: Entries, part: Part, out_N: Tensor, scale: float = 1.0) -> None:
-    """``out[part.indices(place)] = scale * value`` for each unit; the rest of ``out_N`` stays.
+def scatter_entries(
+    entries: Entries, part: Part, out_N: Tensor, scale: float = 1.0
+) -> None:
+    """``out[part.indices(place)] = scale * value`` for each unit; the rest of ``out_N``
+    stays.
 
-    ``entries`` hold local places without duplicates. A last unit that reaches beyond ``out_N`` is
-    cut. Values are scaled in their own dtype, then rounded to ``out_N``'s. Raises InvalidSetting
-    where a place is not in the part.
+    ``entries`` hold local places without duplicates. A last unit that reaches beyond
+    ``out_N`` is cut. Values are scaled in their own dtype, then rounded to ``out_N``'s.
+    Raises InvalidSetting where a place is not in the part.
     """
     check_entries(entries)
     _check_out(part, out_N, entries.width)
@@ -52,7 +55,9 @@ def _reference(entries: Entries, part: Part, out_N: Tensor, scale: float) -> int
     bad = ((local_K < 0) | (local_K >= part.length)).nonzero()
     if bad.numel():
         return int(bad[0])
-    scaled = (values if scale == 1.0 else values * scale).to(out_N.dtype).view(-1, width)
+    scaled = (
+        (values if scale == 1.0 else values * scale).to(out_N.dtype).view(-1, width)
+    )
     put_units(out_N, part.indices(local_K), scaled)
     return -1
 
@@ -69,7 +74,9 @@ def put_units(out_N: Tensor, indices_K: Tensor, units_Kw: Tensor) -> None:
 
 
 def _check_out(part: Part, out_N: Tensor, width: int) -> None:
-    """Raises InvalidSetting unless ``out_N`` is the vector that ``part`` is a part of."""
+    """Raises InvalidSetting unless ``out_N`` is the vector that ``part`` is a part
+    of.
+    """
     if num_units(out_N.numel(), width) != part.num_units or not out_N.is_contiguous():
         raise invalid(
             "out_N",

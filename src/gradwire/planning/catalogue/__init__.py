@@ -1,8 +1,8 @@
 """Profiles of well-known models, one JSON file each: ``load("vgg16")``, ``names()``.
 
-Tensors come from the models' definitions. Times come from a throughput model of one GPU, which
-each profile's ``source`` states in full. No time is a measurement. ``scripts/make_catalogue.py``
-writes these files.
+Tensors come from the models' definitions. Times come from a throughput model of one
+GPU, which each profile's ``source`` states in full. No time is a measurement.
+``scripts/make_catalogue.py`` writes these files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def names() -> tuple[str, ...]:
     True
     """
     listed = (entry.name for entry in files(__name__).iterdir())
-    return tuple(sorted(name.removesuffix(_SUFFIX) for name in listed if name.endswith(_SUFFIX)))
+    return tuple(
+        sorted(name.removesuffix(_SUFFIX) for name in listed if name.endswith(_SUFFIX))
+    )
 
 
 def load(name: str) -> Profile:

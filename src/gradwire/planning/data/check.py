@@ -1,8 +1,9 @@
-"""check: does a plan carry every element of every gradient exactly once, and can it be carried out?
+"""check: does a plan carry every element of every gradient exactly once, and can it be
+carried out?
 
-A sound plan may be slow: an order whose first message waits for the last gradient of the backward
-pass overlaps nothing, but it can be carried out, so it is no error. ``gradwire plan --explain``
-says what it costs.
+A sound plan may be slow: an order whose first message waits for the last gradient of
+the backward pass overlaps nothing, but it can be carried out, so it is no error.
+``gradwire plan --explain`` says what it costs.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ TensorsByName = dict[str, ProfiledTensor]
 
 
 def check(plan: Plan, profile: Profile) -> None:
-    """Returns if ``plan`` is sound for ``profile``; messages are numbered from 0 in errors.
+    """Returns if ``plan`` is sound for ``profile``; messages are numbered from 0 in
+    errors.
 
-    Raises ``InvalidSetting`` that names the first fault found: a plan of another model, a credit
-    below 1, an unknown exchange or tensor, an empty message, a range outside its tensor, mixed
-    dtypes in one message, an encode that its exchange cannot do where it is to be done, an order
-    that cannot be met, doubled or lost elements.
+    Raises ``InvalidSetting`` that names the first fault found: a plan of another model,
+    a credit below 1, an unknown exchange or tensor, an empty message, a range outside
+    its tensor, mixed dtypes in one message, an encode that its exchange cannot do where
+    it is to be done, an order that cannot be met, doubled or lost elements.
     """
     for fault in _faults(plan, profile):
         raise InvalidSetting(
@@ -39,7 +41,9 @@ def _faults(plan: Plan, profile: Profile) -> Iterator[str]:
         yield f"credit {plan.credit} lets no message start; 1 or more is accepted"
     if DENSE in plan.exchanges:
         yield f"exchange {DENSE!r} is built in and cannot be defined again"
-    tensors = {tensor.name: tensor for layer in profile.layers for tensor in layer.tensors}
+    tensors = {
+        tensor.name: tensor for layer in profile.layers for tensor in layer.tensors
+    }
     ranges: dict[str, list[tuple[int, int, int]]] = {name: [] for name in tensors}
     for number, message in enumerate(plan.messages):
         where = f"message {number}"
@@ -61,7 +65,9 @@ def _of_chunks(message: PlannedMessage, tensors: TensorsByName) -> Iterator[str]
     for chunk in message.chunks:
         tensor = tensors.get(chunk.tensor)
         if tensor is None:
-            yield f"unknown tensor {chunk.tensor!r}, which is not among those to exchange"
+            yield (
+                f"unknown tensor {chunk.tensor!r}, which is not among those to exchange"
+            )
             continue
         given = f"range {chunk.start}:{chunk.stop} of {chunk.tensor!r}"
         if chunk.start >= chunk.stop:
@@ -70,8 +76,12 @@ def _of_chunks(message: PlannedMessage, tensors: TensorsByName) -> Iterator[str]
             yield f"{given} lies outside its {tensor.numel} elements"
 
 
-def _of_encodes(plan: Plan, message: PlannedMessage, tensors: TensorsByName) -> Iterator[str]:
-    """Mixed dtypes, and an ``inline`` or ``early`` that the message's exchange cannot keep to."""
+def _of_encodes(
+    plan: Plan, message: PlannedMessage, tensors: TensorsByName
+) -> Iterator[str]:
+    """Mixed dtypes, and an ``inline`` or ``early`` that the message's exchange cannot
+    keep to.
+    """
     dtypes = {tensors[chunk.tensor].dtype for chunk in message.chunks}
     if len(dtypes) > 1:
         yield f" mixes dtypes: {', '.join(sorted(dtypes))}"
@@ -98,7 +108,9 @@ def _of_names(message: PlannedMessage, named: Sequence[str]) -> Iterator[str]:
 
 
 def _of_one_encode(message: PlannedMessage) -> Iterator[str]:
-    """Tensors of a message that one call encodes, where only some are encoded inline or early."""
+    """Tensors of a message that one call encodes, where only some are encoded inline or
+    early.
+    """
     if message.early:
         early = f"{message.early[0]!r} cannot be encoded early"
         yield f" is encoded as one, so {early}, before the others are there"
@@ -113,7 +125,9 @@ def _of_one_encode(message: PlannedMessage) -> Iterator[str]:
 def _of_cut_tensors(
     message: PlannedMessage, named: Sequence[str], tensors: TensorsByName
 ) -> Iterator[str]:
-    """Tensors that are to be encoded by themselves, and of which the message has only a part."""
+    """Tensors that are to be encoded by themselves, and of which the message has only a
+    part.
+    """
     for chunk in message.chunks:
         if chunk.tensor in named and chunk.numel < tensors[chunk.tensor].numel:
             yield f": {chunk.tensor!r} is to be encoded by itself, and is cut"
@@ -122,21 +136,27 @@ def _of_cut_tensors(
 def _of_order(plan: Plan) -> Iterator[str]:
     """Messages that would wait for ever.
 
-    A message waits for others to be launched (those before it) or to have ended (its ``after``, and
-    the one before it on its lane). All of them stand before it, or nothing would move; so an order
-    can be met if, and only if, every ``after`` looks back.
+    A message waits for others to be launched (those before it) or to have ended (its
+    ``after``, and the one before it on its lane). All of them stand before it, or
+    nothing would move; so an order can be met if, and only if, every ``after`` looks
+    back.
     """
     for number, message in enumerate(plan.messages):
         for other in message.after:
             if not 0 <= other < number:
                 yield (
-                    f"order that cannot be met: message {number} waits for message {other}, which "
+                    f"order that cannot be met: message {number} waits for "
+                    f"message {other}, which "
                     "does not stand before it"
                 )
 
 
-def _of_cover(tensor: ProfiledTensor, ranges: list[tuple[int, int, int]]) -> Iterator[str]:
-    """Elements of a tensor that are doubled or lost, by the ascending ranges of messages."""
+def _of_cover(
+    tensor: ProfiledTensor, ranges: list[tuple[int, int, int]]
+) -> Iterator[str]:
+    """Elements of a tensor that are doubled or lost, by the ascending ranges of
+    messages.
+    """
     reached = 0
     last = -1
     for start, stop, number in (*ranges, (tensor.numel, tensor.numel, -1)):
@@ -144,6 +164,9 @@ def _of_cover(tensor: ProfiledTensor, ranges: list[tuple[int, int, int]]) -> Ite
             both = f"{tensor.name!r} elements {start}:{min(stop, reached)} are in"
             yield f"doubled range: {both} message {last} and in message {number}"
         if start > reached:
-            yield f"lost elements: {tensor.name!r} elements {reached}:{start} are in no message"
+            yield (
+                f"lost elements: {tensor.name!r} elements {reached}:{start} are in "
+                "no message"
+            )
         reached = stop
         last = number

@@ -1,12 +1,14 @@
-"""Cluster: how many ranks there are, what its links carry, and what every verb then takes.
+"""Cluster: how many ranks there are, what its links carry, and what every verb then
+takes.
 
-Source: US-Byte, equations 1 and 14: seconds = a + b * bytes with a = 2(N-1) times the cost of a hop
-    and b = 2(N-1)/N times that of a byte on a link: a ring. HiPress, section 3.2, for encode,
-    decode and merge as lines over the number of elements.
-Differences from the papers: where a verb was measured its own line counts; where not, hops and
-    bytes are those of ``contract/verbs.py``, and b comes from the link's rate, because the two
-    values of b that US-Byte prints contradict its own links, and the time to add two numbers (its
-    gamma) counts as none. Its a = 910 us at 8 nodes is 65 us a hop, which is the default.
+Source: US-Byte, equations 1 and 14: seconds = a + b * bytes with a = 2(N-1) times the
+    cost of a hop and b = 2(N-1)/N times that of a byte on a link: a ring. HiPress,
+    section 3.2, for encode, decode and merge as lines over the number of elements.
+Differences from the papers: where a verb was measured its own line counts; where not,
+    hops and bytes are those of ``contract/verbs.py``, and b comes from the link's rate,
+    because the two values of b that US-Byte prints contradict its own links, and the
+    time to add two numbers (its gamma) counts as none. Its a = 910 us at 8 nodes is 65
+    us a hop, which is the default.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from .fit import LineFit
 from .stored import MOST_RANKS, Frozen, NonNegative, Stored
 
 HOP_S = 65e-6
-"""Seconds a hop of the ring costs however little it carries: US-Byte's 910 us at 8 nodes."""
+"""Seconds a hop of the ring costs however little it carries: US-Byte's 910 us at 8
+nodes.
+"""
 
 LEAST_RATE = 1e-3
 MOST_RATE = 1e18
@@ -33,13 +37,19 @@ MOST_RATE = 1e18
 def check_rate(what: str, given: float) -> None:
     """Refuses what no link carries, in bytes a second."""
     accepted = f"{LEAST_RATE:g} to {MOST_RATE:g} bytes a second"
-    check_number(what, given, accepted, "state or measure another one", LEAST_RATE, MOST_RATE)
+    check_number(
+        what, given, accepted, "state or measure another one", LEAST_RATE, MOST_RATE
+    )
 
 
-VerbName = Literal["all_reduce", "all_gather", "all_to_all", "reduce_scatter", "broadcast", "send"]
+VerbName = Literal[
+    "all_reduce", "all_gather", "all_to_all", "reduce_scatter", "broadcast", "send"
+]
 VERBS: tuple[VerbName, ...] = get_args(VerbName)
-"""Names of the verbs that cost something on the wire. Sizes are bytes of the buffer; for all_gather
-of the rank's own contribution, for all_to_all and reduce_scatter of the whole input buffer."""
+"""Names of the verbs that cost something on the wire. Sizes are bytes of the buffer;
+for all_gather of the rank's own contribution, for all_to_all and reduce_scatter of the
+whole input buffer.
+"""
 
 Primitive = Literal["encode", "decode", "merge"]
 PRIMITIVES: tuple[Primitive, ...] = get_args(Primitive)
@@ -48,11 +58,12 @@ PRIMITIVES: tuple[Primitive, ...] = get_args(Primitive)
 class CodecFit(Frozen):
     """Seconds of a compressor's three primitives, as lines over the number of elements.
 
-    Of an exchange of its own each line is that of one computation of this name, on average.
+    Of an exchange of its own each line is that of one computation of this name, on
+    average.
 
     Args:
-        encode: The line of an encode, error feedback with it where the compressor's traits ask for
-            that.
+        encode: The line of an encode, error feedback with it where the compressor's
+            traits ask for that.
         decode: The line of a decode.
         merge: The line of a merge.
     """
@@ -67,49 +78,57 @@ class Host(Frozen):
 
     Args:
         num_ranks: The number of ranks of each host, 2 or more.
-        rate_bytes_per_s: Bytes a second that a rank can send to other ranks of its host, and
-            receive from them.
+        rate_bytes_per_s: Bytes a second that a rank can send to other ranks of its
+            host, and receive from them.
         hop_s: Seconds of latency of a message within the host, by default 0.
-        line: Measured seconds of a message within the hosts, over its bytes; see ``within_line``.
-            Default: by formula.
-        shares: Measured lines of verbs for shares, over a share's bytes, by verb. All ranks of a
-            host call these verbs at once, each for its own share. Default: by formula.
+        line: Measured seconds of a message within the hosts, over its bytes; see
+            ``within_line``. Default: by formula.
+        shares: Measured lines of verbs for shares, over a share's bytes, by verb. All
+            ranks of a host call these verbs at once, each for its own share. Default:
+            by formula.
     """
 
     num_ranks: Annotated[int, Field(ge=2, le=MOST_RANKS)]
-    rate_bytes_per_s: Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False)]
+    rate_bytes_per_s: Annotated[
+        float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False)
+    ]
     hop_s: NonNegative = 0.0
     line: LineFit | None = None
     shares: dict[VerbName, LineFit] = Field(default_factory=dict)
 
 
 class Cluster(Stored):
-    """``num_ranks`` in a ring of full-duplex links that carry ``rate_bytes_per_s`` each way.
+    """``num_ranks`` in a ring of full-duplex links that carry ``rate_bytes_per_s`` each
+    way.
 
-    With ``host`` several ranks share a host's link, and exchange messages as ``attach(mesh=)``
-    does. A message then has three parts: sums within the host, of a share for each rank; an
-    exchange of shares among hosts; a gather within the host. ``within_line`` has the seconds of the
-    first and the last part, ``shares`` those of verbs for shares. A formula gives the time of a
-    verb that was not measured.
+    With ``host`` several ranks share a host's link, and exchange messages as
+    ``attach(mesh=)`` does. A message then has three parts: sums within the host, of a
+    share for each rank; an exchange of shares among hosts; a gather within the host.
+    ``within_line`` has the seconds of the first and the last part, ``shares`` those of
+    verbs for shares. A formula gives the time of a verb that was not measured.
 
     Args:
         num_ranks: The number of ranks.
         rate_bytes_per_s: Bytes a second of a host's link, each way.
         hop_s: Seconds of latency of a message between neighbours, by default 65 us.
         host: The hosts' ranks. Default: each rank is a host of its own.
-        collectives: Measured lines over bytes, by verb; see ``VERBS`` for the meaning of a size.
-            Default: by formula.
-        codecs: Measured lines over elements, by compressor. Default: compressors cost nothing.
-        inline: Measured lines over elements of an encode within the backward pass, by compressor.
-            Without a line here the line of ``codecs`` counts. The lines differ for gradients on a
-            device, which encodes faster than the host, and computes nothing else in this time.
-        host_share: The share of a collective's latency in which the host works for this collective
-            alone, 0 (the default) to 1. The other parts of several collectives' latencies pass at
-            the same time. Where hosts have several ranks it is the share of both levels' latencies.
-        cores: Each rank's share of its machine's cores. The backward pass then waits for encodes.
-            None (the default): more cores than computing threads, or unknown.
-        processors: Measured seconds of a core that a verb costs each rank, over the bytes that it
-            sends. Default: not measured.
+        collectives: Measured lines over bytes, by verb; see ``VERBS`` for the meaning
+            of a size. Default: by formula.
+        codecs: Measured lines over elements, by compressor. Default: compressors cost
+            nothing.
+        inline: Measured lines over elements of an encode within the backward pass, by
+            compressor. Without a line here the line of ``codecs`` counts. The lines
+            differ for gradients on a device, which encodes faster than the host, and
+            computes nothing else in this time.
+        host_share: The share of a collective's latency in which the host works for this
+            collective alone, 0 (the default) to 1. The other parts of several
+            collectives' latencies pass at the same time. Where hosts have several ranks
+            it is the share of both levels' latencies.
+        cores: Each rank's share of its machine's cores. The backward pass then waits
+            for encodes. None (the default): more cores than computing threads, or
+            unknown.
+        processors: Measured seconds of a core that a verb costs each rank, over the
+            bytes that it sends. Default: not measured.
         source: How the figures were got, by default "stated".
 
     Raises:
@@ -123,7 +142,9 @@ class Cluster(Stored):
     WRITTEN_BY: ClassVar[str] = "gradwire profile"
 
     num_ranks: Annotated[int, Field(ge=1, le=MOST_RANKS)]
-    rate_bytes_per_s: Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False)]
+    rate_bytes_per_s: Annotated[
+        float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False)
+    ]
     hop_s: NonNegative = HOP_S
     host: Host | None = None
     collectives: dict[VerbName, LineFit] = Field(default_factory=dict)
@@ -143,12 +164,14 @@ class Cluster(Stored):
             return self
         if self.num_ranks % self.host.num_ranks:
             raise ValueError(
-                f"{self.num_ranks} ranks are not on hosts of {self.host.num_ranks} each; give "
+                f"{self.num_ranks} ranks are not on hosts of "
+                f"{self.host.num_ranks} each; give "
                 "every host as many"
             )
         if self.collectives:
             raise ValueError(
-                "collectives were measured among hosts of one rank each, and host says that these "
+                "collectives were measured among hosts of one rank each, and "
+                "host says that these "
                 "have more; leave one of them out"
             )
         return self
@@ -160,7 +183,9 @@ class Cluster(Stored):
 
     @property
     def within(self) -> Cluster:
-        """The ranks of one host, and nothing else; without ``host`` that is one rank."""
+        """The ranks of one host, and nothing else; without ``host`` that is one
+        rank.
+        """
         if self.host is None:
             return Cluster(num_ranks=1, rate_bytes_per_s=self.rate_bytes_per_s)
         return Cluster(
@@ -177,11 +202,16 @@ class Cluster(Stored):
         assert self.host is not None
         count = self.ranks_per_host
         lines = {verb: line.part_of(count) for verb, line in self.host.shares.items()}
-        update = {"num_ranks": self.num_ranks // count, "host": None, "collectives": lines}
+        update = {
+            "num_ranks": self.num_ranks // count,
+            "host": None,
+            "collectives": lines,
+        }
         return self.model_copy(update=update)
 
     def share(self, numel: int) -> int:
-        """The elements of a message that each rank of a host exchanges with other hosts.
+        """The elements of a message that each rank of a host exchanges with other
+        hosts.
 
         Args:
             numel: The elements of the message.
@@ -197,17 +227,19 @@ class Cluster(Stored):
 
     @property
     def within_line(self) -> LineFit:
-        """Seconds of a message within the hosts, before and after its exchange, over its bytes.
+        """Seconds of a message within the hosts, before and after its exchange, over
+        its bytes.
 
-        Each rank gets the sum of one share, and gives the share's mean to all others of its host.
-        Nothing where each rank is a host of its own.
+        Each rank gets the sum of one share, and gives the share's mean to all others of
+        its host. Nothing where each rank is a host of its own.
         """
         count = self.ranks_per_host
         within = self.within
         if count > 1 and self.host is not None and self.host.line is not None:
             return self.host.line
         rounds, copies = travel("all_to_all", count)
-        # A share is given to all others at once, which is one message behind the all-to-all.
+        # A share is given to all others at once, which is one message behind the
+        # all-to-all.
         return LineFit.model_construct(
             alpha_s=(rounds + 1) * within.hop_s if count > 1 else 0.0,
             per_unit_s=(copies + (count - 1) / count) / within.rate_bytes_per_s,
@@ -217,9 +249,9 @@ class Cluster(Stored):
     def flat(self) -> Cluster:
         """The same ranks as an exchange that knows no hosts meets them.
 
-        Where each sends to all others, all ranks of a host send over its one link at once; what
-        they send each other does not take it. A ring through all ranks crosses each host's link
-        once, so it has the link for itself.
+        Where each sends to all others, all ranks of a host send over its one link at
+        once; what they send each other does not take it. A ring through all ranks
+        crosses each host's link once, so it has the link for itself.
 
         >>> host = Host(num_ranks=2, rate_bytes_per_s=1e9)
         >>> flat = Cluster(num_ranks=4, rate_bytes_per_s=6e6, host=host, hop_s=0.0).flat
@@ -237,7 +269,8 @@ class Cluster(Stored):
 
     @property
     def shares(self) -> Cluster:
-        """One rank of each host, as all ranks of the host send their shares over its one link.
+        """One rank of each host, as all ranks of the host send their shares over its
+        one link.
 
         A verb for a share costs here what it costs on the cluster.
         """
@@ -298,8 +331,8 @@ class Cluster(Stored):
             compressor: The compressor's name.
 
         Returns:
-            The line; None where it is not measured. It is 0 where hosts have several ranks: their
-            sum, which is encoded, comes after the backward pass.
+            The line; None where it is not measured. It is 0 where hosts have several
+            ranks: their sum, which is encoded, comes after the backward pass.
 
         >>> Cluster(num_ranks=2, rate_bytes_per_s=1e6).inline_line("topk") is None
         True
@@ -333,9 +366,9 @@ class Cluster(Stored):
     ) -> Cluster:
         """The same kind of cluster with another number of ranks or another rate.
 
-        If an all-reduce was measured, two figures of it are kept: the hop, alpha / 2(N-1), and the
-        share of the rate that is not headers. Measured lines of verbs are dropped, since they hold
-        for their own size and rate. Lines of codecs stay.
+        If an all-reduce was measured, two figures of it are kept: the hop, alpha /
+        2(N-1), and the share of the rate that is not headers. Measured lines of verbs
+        are dropped, since they hold for their own size and rate. Lines of codecs stay.
 
         Args:
             num_ranks: The new number of ranks. Default: as now.
@@ -345,14 +378,16 @@ class Cluster(Stored):
             The other cluster.
 
         Raises:
-            InvalidSetting: Nothing was given, no cluster can have these figures, or ``tells_rate``
-                is False.
+            InvalidSetting: Nothing was given, no cluster can have these figures, or
+                ``tells_rate`` is False.
 
         >>> Cluster(num_ranks=4, rate_bytes_per_s=1e6).scaled(num_ranks=8).num_ranks
         8
         """
         if num_ranks is None and rate_bytes_per_s is None:
-            raise invalid("scaled()", "nothing", "given a figure", "pass a rate or num_ranks")
+            raise invalid(
+                "scaled()", "nothing", "given a figure", "pass a rate or num_ranks"
+            )
         hop_s, arriving = self._hop_and_rate()
         rate = self.rate_bytes_per_s if rate_bytes_per_s is None else rate_bytes_per_s
         ranks = self.num_ranks if num_ranks is None else num_ranks
@@ -364,11 +399,15 @@ class Cluster(Stored):
             raise invalid("ranks", ranks, accepted, "scale to whole hosts")
         source = (
             f"scaled to {ranks} ranks and links of {format_rate(rate)}, with a hop of "
-            f"{format_seconds(hop_s)} and {100 * arriving / self.rate_bytes_per_s:.3g} % of "
-            f"the rate, from {self.num_ranks} ranks at {format_rate(self.rate_bytes_per_s)}: "
+            f"{format_seconds(hop_s)} and "
+            f"{100 * arriving / self.rate_bytes_per_s:.3g} % of "
+            f"the rate, from {self.num_ranks} ranks at "
+            f"{format_rate(self.rate_bytes_per_s)}: "
             f"{self.source}"
         )
-        host = None if self.host is None else self.host.model_copy(update={"shares": {}})
+        host = (
+            None if self.host is None else self.host.model_copy(update={"shares": {}})
+        )
         return self.model_copy(
             update={
                 "num_ranks": ranks,
@@ -413,29 +452,40 @@ class Cluster(Stored):
         """
         lines = {verb: line.times(factor) for verb, line in self.collectives.items()}
         rate = self.rate_bytes_per_s / factor
-        figures = {"collectives": lines, "rate_bytes_per_s": rate, "hop_s": factor * self.hop_s}
+        figures = {
+            "collectives": lines,
+            "rate_bytes_per_s": rate,
+            "hop_s": factor * self.hop_s,
+        }
         if self.host is not None:
-            shares = {verb: line.times(factor) for verb, line in self.host.shares.items()}
+            shares = {
+                verb: line.times(factor) for verb, line in self.host.shares.items()
+            }
             figures["host"] = self.host.model_copy(update={"shares": shares})
         return self.model_copy(update=figures)
 
     @property
     def tells_rate(self) -> bool:
-        """Whether ``scaled`` can derive other rates. It cannot if the measured all-reduce takes no
-        longer for more bytes."""
+        """Whether ``scaled`` can derive other rates. It cannot if the measured
+        all-reduce takes no longer for more bytes.
+        """
         fit = self.collectives.get("all_reduce")
         return self.num_ranks == 1 or fit is None or fit.per_unit_s > 0
 
     def _hop_and_rate(self) -> tuple[float, float]:
-        """Seconds a hop and bytes a second a link, from the measured all-reduce if there is one."""
+        """Seconds a hop and bytes a second a link, from the measured all-reduce if
+        there is one.
+        """
         fit = self.collectives.get("all_reduce")
         ranks = self.num_ranks
         if fit is None or ranks == 1:
             return self.hop_s, self.rate_bytes_per_s
         if not self.tells_rate:
             raise InvalidSetting(
-                "the measured all-reduce takes no longer for more bytes, so no rate follows from "
-                "it; measure larger messages, or state rate_bytes_per_s in a new Cluster"
+                "the measured all-reduce takes no longer for more bytes, so no "
+                "rate follows from "
+                "it; measure larger messages, or state rate_bytes_per_s in a "
+                "new Cluster"
             )
         rounds, copies = travel("all_reduce", ranks)
         return fit.alpha_s / rounds, copies / fit.per_unit_s
@@ -460,16 +510,23 @@ class Cluster(Stored):
         """
         if self.ranks_per_host > 1:
             self._check_of_messages(verb)
-            latency_s, work_s = self.shares.parts_s(verb, size_bytes / self.ranks_per_host)
+            latency_s, work_s = self.shares.parts_s(
+                verb, size_bytes / self.ranks_per_host
+            )
             within_s, copied_s = self.within_line.parts(size_bytes)
             host_s = self.host_share * within_s
             return within_s - host_s + copied_s + latency_s, work_s + host_s
         return self.line(verb).parts(size_bytes, self.host_share)
 
     def _check_of_messages(self, verb: str) -> None:
-        """Refuses verbs that, where hosts have several ranks, only shares of messages have."""
+        """Refuses verbs that, where hosts have several ranks, only shares of messages
+        have.
+        """
         if verb != "all_reduce":
-            accepted = "all_reduce, the only one of whole messages where hosts have several ranks"
+            accepted = (
+                "all_reduce, the only one of whole messages where hosts have "
+                "several ranks"
+            )
             remedy = "ask shares for a verb of shares, and within_line for the host"
             raise invalid("verb", verb, accepted, remedy)
 
@@ -500,7 +557,9 @@ class Cluster(Stored):
             return LineFit.model_construct(
                 alpha_s=within.alpha_s + among.alpha_s,
                 per_unit_s=within.per_unit_s + among.per_unit_s / count,
-                samples=tuple((size, within.measured_s(size) + own_s) for size, own_s in sizes),
+                samples=tuple(
+                    (size, within.measured_s(size) + own_s) for size, own_s in sizes
+                ),
             )
         measured = self.collectives.get(verb)  # type: ignore[call-overload]
         if measured is not None:

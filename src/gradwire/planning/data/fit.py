@@ -1,10 +1,11 @@
 """LineFit: seconds = alpha + slope * size, fitted to measurements.
 
-Source: the linear cost of an all-reduce in US-Byte, equation 14 (t = a + b M), and in section 3.2
-    of HiPress; here for any verb (size in bytes) and for encode, decode and merge (in elements).
-Differences from the papers: they fit absolute times. Messages differ in size by a factor of ten
-    thousand, so the error that is made small here is the relative one: small messages, which
-    decide alpha, count as much as large ones.
+Source: the linear cost of an all-reduce in US-Byte, equation 14 (t = a + b M), and in
+    section 3.2 of HiPress; here for any verb (size in bytes) and for encode, decode and
+    merge (in elements).
+Differences from the papers: they fit absolute times. Messages differ in size by a
+    factor of ten thousand, so the error that is made small here is the relative one:
+    small messages, which decide alpha, count as much as large ones.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ Samples = tuple[tuple[int, float], ...]
 class LineFit(Frozen):
     """The cost of something by its size: seconds = alpha_s + per_unit_s * size.
 
-    ``alpha_s`` is the cost however small the size is, and ``per_unit_s`` what each byte (or
-    element) adds; neither is negative. ``residual`` is the root mean square of the relative errors.
+    ``alpha_s`` is the cost however small the size is, and ``per_unit_s`` what each byte
+    (or element) adds; neither is negative. ``residual`` is the root mean square of the
+    relative errors.
     """
 
     alpha_s: NonNegative
@@ -45,11 +47,12 @@ class LineFit(Frozen):
         return self.alpha_s + self.per_unit_s * size if size > 0 else 0.0
 
     def measured_s(self, size: float) -> float:
-        """Seconds by the measurements themselves: in proportion between two sizes, with ``tail_s``
-        for each unit beyond the largest; by the fitted line where no samples are kept.
+        """Seconds by the measurements themselves: in proportion between two sizes, with
+        ``tail_s`` for each unit beyond the largest; by the fitted line where no samples
+        are kept.
 
-        Real costs bend: what a message costs by itself hides behind the bytes of a longer one, so
-        a line through all sizes is 10 % off in its middle.
+        Real costs bend: what a message costs by itself hides behind the bytes of a
+        longer one, so a line through all sizes is 10 % off in its middle.
 
         >>> bent = LineFit(alpha_s=1.0, per_unit_s=1.0, samples=((1, 2.0), (3, 2.0), (5, 6.0)))
         >>> [bent.measured_s(size) for size in (0, 0.5, 2, 4, 6)]
@@ -74,7 +77,9 @@ class LineFit(Frozen):
         inside_S = (at_K[0] < size_S) & (size_S <= at_K[-1])
         high_I = np.searchsorted(at_K, size_S[inside_S])
         low_I = high_I - 1
-        rise_I = (seconds_K[high_I] - seconds_K[low_I]) * (size_S[inside_S] - at_K[low_I])
+        rise_I = (seconds_K[high_I] - seconds_K[low_I]) * (
+            size_S[inside_S] - at_K[low_I]
+        )
         found_S[inside_S] = seconds_K[low_I] + rise_I / (at_K[high_I] - at_K[low_I])
         beyond_S = size_S > at_K[-1]
         found_S[beyond_S] = seconds_K[-1] + self.tail_s * (size_S[beyond_S] - at_K[-1])
@@ -87,13 +92,17 @@ class LineFit(Frozen):
 
     @property
     def tail_s(self) -> float:
-        """Seconds that a unit adds where there are many: what is left of the cost of long messages
-        when their own latency is taken off, and so what a busy link needs for it."""
+        """Seconds that a unit adds where there are many: what is left of the cost of
+        long messages when their own latency is taken off, and so what a busy link needs
+        for it.
+        """
         samples = sorted(self.samples)
         if not samples or samples[0][0] == samples[-1][0]:
             return self.per_unit_s
         large, large_s = samples[-1]
-        shorter = [sample for sample in samples if 4 * sample[0] <= large] or samples[:1]
+        shorter = [sample for sample in samples if 4 * sample[0] <= large] or samples[
+            :1
+        ]
         small, small_s = shorter[-1]
         if small == large:  # all are of one size, which tells no slope
             return self.per_unit_s
@@ -118,14 +127,18 @@ class LineFit(Frozen):
         >>> LineFit(alpha_s=1.0, per_unit_s=2.0, samples=((1, 3.0),)).stretched(2.0).samples
         ((2, 3.0),)
         """
-        samples = tuple((round(factor * size), seconds) for size, seconds in self.samples)
+        samples = tuple(
+            (round(factor * size), seconds) for size, seconds in self.samples
+        )
         per_unit_s = self.per_unit_s / factor
         return self.model_copy(update={"per_unit_s": per_unit_s, "samples": samples})
 
     def part_of(self, count: int) -> LineFit:
-        """The line of one of ``count`` equal messages on a link, by the line of all at once.
+        """The line of one of ``count`` equal messages on a link, by the line of all at
+        once.
 
-        The link works for one of them during its part of the seconds. Latencies pass at once.
+        The link works for one of them during its part of the seconds. Latencies pass at
+        once.
 
         >>> LineFit(alpha_s=1.0, per_unit_s=2.0, samples=((1, 3.0), (4, 9.0))).part_of(2).samples
         ((1, 2.0), (4, 5.0))
@@ -143,8 +156,8 @@ class LineFit(Frozen):
     def parts(self, size: float, host_share: float = 0.0) -> tuple[float, float]:
         """Seconds of latency and of a whole link that ``measured_s`` is made of.
 
-        The link is idle during ``host_share`` of the latency for want of the host, whatever else
-        is under way; so this share counts as work.
+        The link is idle during ``host_share`` of the latency for want of the host,
+        whatever else is under way; so this share counts as work.
         """
         work_s = self.tail_s * size
         latency_s = max(0.0, self.measured_s(size) - work_s)
@@ -155,8 +168,8 @@ def fit_line(samples: Iterable[tuple[int, float]]) -> LineFit:
     """Least squares of the relative error ((alpha + slope * size - seconds) / seconds).
 
     A term that would come out negative is 0 and the other is fitted alone. Raises
-    ``InvalidSetting`` unless there are three samples, of two sizes, and every time is positive and
-    finite.
+    ``InvalidSetting`` unless there are three samples, of two sizes, and every time is
+    positive and finite.
 
     >>> found = fit_line([(n, 0.001 + n * 1e-8) for n in (1000, 10_000, 1_000_000)])
     >>> f"{found.alpha_s:.6f} {found.per_unit_s:.1e} {found.residual:.3f}"
@@ -169,11 +182,13 @@ def fit_line(samples: Iterable[tuple[int, float]]) -> LineFit:
         or not all(size >= 0 and 0 < seconds < math.inf for size, seconds in kept)
     ):
         raise InvalidSetting(
-            "a line is fitted to three or more positive times, of at least two sizes, got "
+            "a line is fitted to three or more positive times, of at least two "
+            "sizes, got "
             f"{list(kept)}; measure more sizes"
         )
     size_S, seconds_S = np.array(kept, dtype=np.float64).T
-    # Sizes in units of the largest, or the two columns differ by seven orders of magnitude.
+    # Sizes in units of the largest, or the two columns differ by seven orders of
+    # magnitude.
     largest = size_S.max()
     terms_S2 = np.stack([1 / seconds_S, size_S / largest / seconds_S], axis=1)
     solution_2 = _not_negative(terms_S2)

@@ -1,7 +1,9 @@
-"""Plan: what is sent together, in which pieces, in which order and through which exchange, as data.
+"""Plan: what is sent together, in which pieces, in which order and through which
+exchange, as data.
 
-The runtime carries a plan out and the simulator predicts it; neither decides anything that is not
-written here, so all ranks that hold the same plan issue the same messages in the same order.
+The runtime carries a plan out and the simulator predicts it; neither decides anything
+that is not written here, so all ranks that hold the same plan issue the same messages
+in the same order.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from pydantic import Field
 from .stored import Frozen, Stored, Whole
 
 DENSE = "dense"
-"""The exchange that needs no entry in ``Plan.exchanges``: an all-reduce of plain gradients."""
+"""The exchange that needs no entry in ``Plan.exchanges``: an all-reduce of plain
+gradients.
+"""
 
 MOST_CREDIT = 2**16
 """The most channels of a plan; each is a process group of its own."""
@@ -39,21 +43,25 @@ class PlannedMessage(Frozen):
     chunks: tuple[Chunk, ...]
     exchange: str = DENSE
     after: tuple[Whole, ...] = ()
-    """Numbers of messages that must have ended before this one is launched; all stand before it."""
+    """Numbers of messages that must have ended before this one is launched; all stand
+    before it.
+    """
     inline: tuple[str, ...] = ()
-    """Tensors that are encoded within the backward pass, which goes on when that is done.
+    """Tensors that are encoded within the backward pass, which goes on when that is
+    done.
 
-    An exchange that encodes a message as one does so when the message is launched, and ``inline``
-    holds all of its tensors. One with a ``sparsifier`` encodes each when its gradient is ready.
-    Hosts of several ranks encode their sums, on the compute lane, whatever is named here or in
-    ``early``.
+    An exchange that encodes a message as one does so when the message is launched, and
+    ``inline`` holds all of its tensors. One with a ``sparsifier`` encodes each when its
+    gradient is ready. Hosts of several ranks encode their sums, on the compute lane,
+    whatever is named here or in ``early``.
     """
     early: tuple[str, ...] = ()
-    """Tensors that are encoded on the compute lane as soon as their own gradients are ready; those
-    on a device by the host all the same, from a copy.
+    """Tensors that are encoded on the compute lane as soon as their own gradients are
+    ready; those on a device by the host all the same, from a copy.
 
-    A message that has tensors here or in ``inline`` has all here that it encodes: others travel as
-    they are. One that has none is encoded on the compute lane, when it is launched.
+    A message that has tensors here or in ``inline`` has all here that it encodes:
+    others travel as they are. One that has none is encoded on the compute lane, when it
+    is launched.
     """
 
 
@@ -85,7 +93,8 @@ class ExchangeSetting(Frozen):
 
 
 class Plan(Stored):
-    """Messages in issue order, numbered from 0, and the rules under which they are launched.
+    """Messages in issue order, numbered from 0, and the rules under which they are
+    launched.
 
     Message i is launched as soon as
 
@@ -94,8 +103,9 @@ class Plan(Stored):
     - the messages in its ``after`` have ended;
     - message i - ``credit`` has ended.
 
-    So message i travels on channel i mod ``credit``, and a channel carries one message at a time.
-    A message's channel is the same on every rank, also if another channel is free earlier.
+    So message i travels on channel i mod ``credit``, and a channel carries one message
+    at a time. A message's channel is the same on every rank, also if another channel is
+    free earlier.
 
     ``gradwire.planning.data.check.check`` checks that a plan suits a model.
 
@@ -103,11 +113,15 @@ class Plan(Stored):
         planner: The name of the planner that made it.
         model: ``Profile.model`` of the profile that was planned for.
         messages: The messages, in issue order.
-        settings: The settings that the planner was called with; a record, which nothing acts upon.
-        credit: The number of channels, and so the most messages on the wire at once. Default: 1.
-        overlap_forward: True: the next forward pass of a layer waits for the layers before it, and
-            for the layer's own messages. False (the default): it waits for all messages.
-        exchanges: The exchanges by the names that messages give. ``"dense"`` needs no entry.
+        settings: The settings that the planner was called with; a record, which nothing
+            acts upon.
+        credit: The number of channels, and so the most messages on the wire at once.
+            Default: 1.
+        overlap_forward: True: the next forward pass of a layer waits for the layers
+            before it, and for the layer's own messages. False (the default): it waits
+            for all messages.
+        exchanges: The exchanges by the names that messages give. ``"dense"`` needs no
+            entry.
 
     >>> message = PlannedMessage(chunks=(Chunk(tensor="fc.weight", start=0, stop=1000),))
     >>> Plan(planner="mine", model="small", messages=(message,)).credit

@@ -1,6 +1,8 @@
-"""Profile: what was measured of a model, as data: all that planners and the simulator know of it.
+"""Profile: what was measured of a model, as data: all that planners and the simulator
+know of it.
 
-Source: US-Byte (table 1): per layer t_f, t_b and M. Here a layer may own several tensors.
+Source: US-Byte (table 1): per layer t_f, t_b and M. Here a layer may own several
+tensors.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ class ProfiledTensor(Frozen):
 class Layer(Frozen):
     """One layer: its tensors, and the seconds of its forward and backward computation.
 
-    All its gradients are ready when its backward ends; its forward may start when all its
-    parameters are up to date.
+    All its gradients are ready when its backward ends; its forward may start when all
+    its parameters are up to date.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -63,15 +65,17 @@ class Profile(Stored):
 
     Args:
         model: The model's name.
-        source: How the times were got: device and date of a measurement, or the stated throughput
-            model.
+        source: How the times were got: device and date of a measurement, or the stated
+            throughput model.
         batch_size: The samples of a step on each rank.
         layers: The layers, in forward order.
-        sparsity: The sparsity of the gradients. None (the default): it was not measured.
+        sparsity: The sparsity of the gradients. None (the default): it was not
+            measured.
 
     Raises:
-        InvalidSetting: ``load`` and ``parse`` raise it for a file that is empty or has another
-            schema, or a negative, NaN or doubled entry. The message names the entry.
+        InvalidSetting: ``load`` and ``parse`` raise it for a file that is empty or has
+            another schema, or a negative, NaN or doubled entry. The message names the
+            entry.
 
     >>> weight = ProfiledTensor(name="fc.weight", shape=(20, 50))
     >>> layer = Layer(name="fc", tensors=(weight,), forward_s=0.001, backward_s=0.002)
@@ -91,7 +95,10 @@ class Profile(Stored):
     def _names_are_unique(self) -> Self:
         for what, names in (
             ("layer", [layer.name for layer in self.layers]),
-            ("tensor", [tensor.name for layer in self.layers for tensor in layer.tensors]),
+            (
+                "tensor",
+                [tensor.name for layer in self.layers for tensor in layer.tensors],
+            ),
         ):
             seen: set[str] = set()
             for name in names:
@@ -102,15 +109,22 @@ class Profile(Stored):
 
     @model_validator(mode="after")
     def _sparsity_is_of_these_tensors(self) -> Self:
-        numels = {tensor.name: tensor.numel for layer in self.layers for tensor in layer.tensors}
+        numels = {
+            tensor.name: tensor.numel
+            for layer in self.layers
+            for tensor in layer.tensors
+        }
         for one in () if self.sparsity is None else self.sparsity.tensors:
             numel = numels.get(one.name)
             if numel is None:
-                raise ValueError(f"sparsity of {one.name!r}, which is no tensor of the model")
+                raise ValueError(
+                    f"sparsity of {one.name!r}, which is no tensor of the model"
+                )
             for units in (one.units, one.blocks):
                 if units.num_units != -(-numel // units.width):
                     raise ValueError(
-                        f"sparsity of {one.name!r} is of {units.num_units} units of {units.width} "
+                        f"sparsity of {one.name!r} is of {units.num_units} units "
+                        f"of {units.width} "
                         f"elements, and it has {numel} elements"
                     )
         return self

@@ -1,15 +1,17 @@
 """SparsityProfile: how sparse gradients are, where, and how they overlap, as data.
 
 Source: ZEN (OSDI 2025), section 2.1: definitions 1 to 5, figures 2 and 3.
-Differences from the paper: what is counted is a *unit*, ``width`` adjacent elements (1 is the
-    paper's case, a row's length an embedding's), which is non-zero if any element in it is. The
-    densification ratio among n of m measured gradients is its exact mean over all subsets of n of
-    them, and not that of one. For more ranks than were measured it is extrapolated, and says so:
-    a power law in n whose exponent falls with every doubling by as much as it fell with the last
-    one that was measured, up to all units being non-zero. On drawn Zipf indices (exponents 0.8 to
-    1.2) 16 measured gradients give that of 128 within 25 %, and too large.
+Differences from the paper: what is counted is a *unit*, ``width`` adjacent elements (1
+    is the paper's case, a row's length an embedding's), which is non-zero if any
+    element in it is. The densification ratio among n of m measured gradients is its
+    exact mean over all subsets of n of them, and not that of one. For more ranks than
+    were measured it is extrapolated, and says so: a power law in n whose exponent falls
+    with every doubling by as much as it fell with the last one that was measured, up to
+    all units being non-zero. On drawn Zipf indices (exponents 0.8 to 1.2) 16 measured
+    gradients give that of 128 within 25 %, and too large.
 
-Index sets are 1-D arrays of unit numbers, ascending and without duplicates: one a gradient.
+Index sets are 1-D arrays of unit numbers, ascending and without duplicates: one a
+gradient.
 """
 
 from __future__ import annotations
@@ -60,10 +62,11 @@ class Skewness(Frozen):
 
 
 class RangeImbalance(Frozen):
-    """Definition 8's imbalances where ``ranks`` ranks each serve one of as many even partitions.
+    """Definition 8's imbalances where ``ranks`` ranks each serve one of as many even
+    partitions.
 
-    ``push`` is of what all of them have, ``pull`` of what their sum has: that is less skewed, as
-    ranks share most where they have most.
+    ``push`` is of what all of them have, ``pull`` of what their sum has: that is less
+    skewed, as ranks share most where they have most.
     """
 
     ranks: Ranks
@@ -74,7 +77,8 @@ class RangeImbalance(Frozen):
 class UnitSparsity(Frozen):
     """The sparsity of one gradient in units of ``width`` elements.
 
-    Raises ``ValueError`` (pydantic's) for figures that no gradients have, by their names.
+    Raises ``ValueError`` (pydantic's) for figures that no gradients have, by their
+    names.
     """
 
     width: Annotated[int, Field(ge=1, le=MOST_WIDTH)]
@@ -94,14 +98,21 @@ class UnitSparsity(Frozen):
 
     @model_validator(mode="after")
     def _ascending(self) -> Self:
-        """Refuses entries that do not ascend: what lies between two is worked out from both."""
+        """Refuses entries that do not ascend: what lies between two is worked out from
+        both.
+        """
         for what, kept in (
-            ("densification ratios by ranks", [one.ranks for one in self.densification]),
+            (
+                "densification ratios by ranks",
+                [one.ranks for one in self.densification],
+            ),
             ("skewness ratios by parts", [one.parts for one in self.skewness]),
             ("imbalances by ranks", [one.ranks for one in self.imbalances]),
         ):
             if any(before >= after for before, after in pairwise(kept)):
-                raise ValueError(f"{what} are of {kept}, and are listed once each, ascending")
+                raise ValueError(
+                    f"{what} are of {kept}, and are listed once each, ascending"
+                )
         return self
 
     @model_validator(mode="after")
@@ -110,12 +121,17 @@ class UnitSparsity(Frozen):
         for one in self.densification:
             what = f"densification ratio of {one.ranks} ranks"
             if one.ratio > one.ranks * (1 + _SLACK):
-                raise ValueError(f"{what} is {one.ratio:g}, and at most {one.ranks} is possible")
+                raise ValueError(
+                    f"{what} is {one.ratio:g}, and at most {one.ranks} is possible"
+                )
             if one.ratio < last * (1 - _SLACK):
-                raise ValueError(f"{what} is {one.ratio:g}, below the {last:g} of fewer ranks")
+                raise ValueError(
+                    f"{what} is {one.ratio:g}, below the {last:g} of fewer ranks"
+                )
             if one.ratio * self.density > 1 + _SLACK:
                 raise ValueError(
-                    f"{what} is {one.ratio:g}, which makes a density of {self.density:g} more "
+                    f"{what} is {one.ratio:g}, which makes a density of "
+                    f"{self.density:g} more "
                     "than all units"
                 )
             last = one.ratio
@@ -123,16 +139,20 @@ class UnitSparsity(Frozen):
             most = self.num_units / max(1, self.num_units // cut.parts)
             if not 1 - _SLACK <= cut.ratio <= most * (1 + _SLACK):
                 raise ValueError(
-                    f"skewness ratio of {cut.parts} parts is {cut.ratio:g}, and 1 to {most:g} "
+                    f"skewness ratio of {cut.parts} parts is {cut.ratio:g}, and "
+                    f"1 to {most:g} "
                     "is possible"
                 )
         for at in self.imbalances:
             ranks = at.ranks
             push = at.push
             pull = at.pull
-            if not all(1 - _SLACK <= one <= ranks * (1 + _SLACK) for one in (push, pull)):
+            if not all(
+                1 - _SLACK <= one <= ranks * (1 + _SLACK) for one in (push, pull)
+            ):
                 raise ValueError(
-                    f"imbalances among {ranks} ranks are {push:g} and {pull:g}, and 1 to {ranks} "
+                    f"imbalances among {ranks} ranks are {push:g} and {pull:g}, "
+                    f"and 1 to {ranks} "
                     "is possible"
                 )
         return self
@@ -147,8 +167,8 @@ class UnitSparsity(Frozen):
         return float(np.std(self.overlaps)) if self.overlaps else 0.0
 
     def gamma(self, num_ranks: int) -> float:
-        """The densification ratio among any number of ranks: 1 for one, a power of the ranks
-        between two that are kept, and the last one's growth beyond them.
+        """The densification ratio among any number of ranks: 1 for one, a power of the
+        ranks between two that are kept, and the last one's growth beyond them.
 
         Without any kept: that of gradients that share nothing.
         """
@@ -158,16 +178,20 @@ class UnitSparsity(Frozen):
         return max(1.0, min(_between(known, num_ranks), float(num_ranks), self._most))
 
     def skew(self, num_parts: int) -> float:
-        """The skewness ratio of any number of even partitions, as ``gamma`` finds its own."""
+        """The skewness ratio of any number of even partitions, as ``gamma`` finds its
+        own.
+        """
         known = [(1, 1.0), *((one.parts, one.ratio) for one in self.skewness)]
         if len(known) == 1:
             return 1.0
         return max(1.0, min(_between(known, num_parts), float(num_parts)))
 
     def imbalance(self, num_ranks: int) -> tuple[float, float]:
-        """Imbalance of push and of pull among ranks that serve even partitions (definition 8).
+        """Imbalance of push and of pull among ranks that serve even partitions
+        (definition 8).
 
-        Beyond the ranks measured it grows as the skewness ratio does; without any it is that.
+        Beyond the ranks measured it grows as the skewness ratio does; without any it is
+        that.
         """
         if not self.imbalances:
             return self.skew(num_ranks), self.skew(num_ranks)
@@ -176,15 +200,18 @@ class UnitSparsity(Frozen):
         pushes = [(1, 1.0), *((one.ranks, one.push) for one in self.imbalances)]
         pulls = [(1, 1.0), *((one.ranks, one.pull) for one in self.imbalances)]
         push, pull = (_between(known, measured) * growth for known in (pushes, pulls))
-        return max(1.0, min(push, float(num_ranks))), max(1.0, min(pull, float(num_ranks)))
+        return max(1.0, min(push, float(num_ranks))), max(
+            1.0, min(pull, float(num_ranks))
+        )
 
     def on_hosts(self, num_ranks: int, *, is_selected: bool) -> UnitSparsity:
-        """The sparsity of a rank's share of its host's sum, where hosts have ``num_ranks`` each.
+        """The sparsity of a rank's share of its host's sum, where hosts have
+        ``num_ranks`` each.
 
-        A unit of the sum is non-zero if one of the host's ranks has it. If a sparsifier selects
-        from the sum (``is_selected``), hosts send as much as ranks would. Hosts are then taken to
-        overlap as ranks do, and shares to be skewed as whole gradients are. The share of the rank
-        that sends most has a unit at least.
+        A unit of the sum is non-zero if one of the host's ranks has it. If a sparsifier
+        selects from the sum (``is_selected``), hosts send as much as ranks would. Hosts
+        are then taken to overlap as ranks do, and shares to be skewed as whole
+        gradients are. The share of the rank that sends most has a unit at least.
         """
         count = 1 if is_selected else num_ranks
         own = self.gamma(count)
@@ -200,7 +227,9 @@ class UnitSparsity(Frozen):
         return self.model_copy(
             update={
                 "num_units": num_units,
-                "density": min(1.0, max(self.density * own, 1 / num_units if self.density else 0)),
+                "density": min(
+                    1.0, max(self.density * own, 1 / num_units if self.density else 0)
+                ),
                 "densification": tuple(grown),
             }
         )
@@ -224,20 +253,25 @@ def _between(known: Sequence[tuple[int, float]], at: int) -> float:
 
 
 class TensorSparsity(Frozen):
-    """One tensor's gradient: in its own units, and in blocks, as OmniReduce sends them."""
+    """One tensor's gradient: in its own units, and in blocks, as OmniReduce sends
+    them.
+    """
 
     name: Annotated[str, Field(min_length=1)]
     units: UnitSparsity
     blocks: UnitSparsity
     is_rows: bool = False
-    """Its gradients come as rows (``nn.Embedding(sparse=True)``), which not all schemes carry."""
+    """Its gradients come as rows (``nn.Embedding(sparse=True)``), which not all schemes
+    carry.
+    """
 
 
 class Handling(Frozen):
     """The cost of a sparse gradient on the host, beside the network.
 
-    ``scan_s`` is the time to see whether one element is zero. ``entry_s`` is the time to move one
-    non-zero element once: into a payload, into its partition, or into a sum.
+    ``scan_s`` is the time to see whether one element is zero. ``entry_s`` is the time
+    to move one non-zero element once: into a payload, into its partition, or into a
+    sum.
     """
 
     scan_s: NonNegative = 0.0
@@ -245,9 +279,11 @@ class Handling(Frozen):
 
 
 class SparsityProfile(Stored):
-    """The measured sparsity of a model's gradients; tensors that are dense are left out.
+    """The measured sparsity of a model's gradients; tensors that are dense are left
+    out.
 
-    Raises ``InvalidSetting`` when read from a file with a figure that cannot be; it is named.
+    Raises ``InvalidSetting`` when read from a file with a figure that cannot be; it is
+    named.
     """
 
     WRITTEN_BY: ClassVar[str] = "gradwire sparsity"
@@ -257,11 +293,12 @@ class SparsityProfile(Stored):
     num_gradients: Annotated[int, Field(ge=1, le=MOST_RANKS)]
     """Batches measured, over all ranks: each stands for a rank."""
     compressor: str | None = None
-    """The sparsifier whose selections were measured, but of tensors that come as rows; None for the
-    gradients themselves."""
-    settings: dict[str, bool | int | Annotated[float, Field(allow_inf_nan=False)] | str] = Field(
-        default_factory=dict
-    )
+    """The sparsifier whose selections were measured, but of tensors that come as rows;
+    None for the gradients themselves.
+    """
+    settings: dict[
+        str, bool | int | Annotated[float, Field(allow_inf_nan=False)] | str
+    ] = Field(default_factory=dict)
     """The sparsifier's."""
     handling: Handling = Handling()
     tensors: tuple[TensorSparsity, ...] = ()

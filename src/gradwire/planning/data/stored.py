@@ -1,7 +1,9 @@
-"""Stored: frozen data with a JSON file form, and errors that say which entry is wrong and why.
+"""Stored: frozen data with a JSON file form, and errors that say which entry is wrong
+and why.
 
-Profile, Cluster and Plan are read by people who edit them and by ranks that must not start on a
-wrong one, so reading is strict: every entry known, given once, of its type and within its bounds.
+Profile, Cluster and Plan are read by people who edit them and by ranks that must not
+start on a wrong one, so reading is strict: every entry known, given once, of its type
+and within its bounds.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ SCHEMA = 1
 """Version of the file forms; a file of another one is refused, never guessed at."""
 
 MOST_S = 1e9
-"""The most seconds of anything, some thirty years: sums and products of these stay finite."""
+"""The most seconds of anything, some thirty years: sums and products of these stay
+finite.
+"""
 
 MOST_ELEMENTS = 2**40
 """The most elements of one tensor: 4 TiB of float32."""
@@ -56,8 +60,8 @@ class Stored(Frozen):
     def save(self, path: Path | str) -> None:
         """Writes the file; ``load`` gives it back exactly.
 
-        A file that is there is replaced at once, so that nobody reads half of it. Raises
-        ``InvalidSetting`` where it cannot be written.
+        A file that is there is replaced at once, so that nobody reads half of it.
+        Raises ``InvalidSetting`` where it cannot be written.
         """
         write_text(path, self.to_json() + "\n")
 
@@ -65,9 +69,9 @@ class Stored(Frozen):
     def parse(cls, text: str, origin: str | None = None) -> Self:
         """Reads JSON text; ``origin`` is what errors call it.
 
-        Raises ``InvalidSetting`` that names the first wrong entry, what it is, what is accepted and
-        what to do: text that is empty or no JSON, an entry that is missing, unknown, given twice,
-        of another type or out of bounds, another schema.
+        Raises ``InvalidSetting`` that names the first wrong entry, what it is, what is
+        accepted and what to do: text that is empty or no JSON, an entry that is
+        missing, unknown, given twice, of another type or out of bounds, another schema.
         """
         origin = cls.__name__.lower() if origin is None else origin
         try:
@@ -86,13 +90,17 @@ class Stored(Frozen):
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Reads a file as ``parse`` reads its text; raises ``InvalidSetting`` if there is none."""
+        """Reads a file as ``parse`` reads its text; raises ``InvalidSetting`` if there
+        is none.
+        """
         text = read_text(path, f"{cls.WRITTEN_BY} writes such a file")
         return cls.parse(text, str(path))
 
 
 def _given_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object as a dict; JSON readers keep the last of two equal keys and say nothing."""
+    """A JSON object as a dict; JSON readers keep the last of two equal keys and say
+    nothing.
+    """
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
@@ -106,7 +114,9 @@ def _first_mistake(error: ValidationError, data: Any) -> str:
     what = first["msg"].removeprefix("Value error, ")
     given = first["input"]
     is_short = isinstance(given, str | int | float | bool) or given is None
-    return f"{_place(first['loc'], data)}: {what}" + (f", got {shown(given)}" if is_short else "")
+    return f"{_place(first['loc'], data)}: {what}" + (
+        f", got {shown(given)}" if is_short else ""
+    )
 
 
 def _place(path: Sequence[int | str], data: Any) -> str:
@@ -121,6 +131,10 @@ def _place(path: Sequence[int | str], data: Any) -> str:
             data = data[step]
         except (KeyError, IndexError, TypeError):
             data = None
-        name = data.get("name") if isinstance(data, dict) and isinstance(step, int) else None
+        name = (
+            data.get("name")
+            if isinstance(data, dict) and isinstance(step, int)
+            else None
+        )
         words.append(f"{step} ({name!r})" if isinstance(name, str) else str(step))
     return ".".join(words) or "the whole"

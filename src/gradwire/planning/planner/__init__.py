@@ -1,8 +1,9 @@
-"""Planners, one in each file or folder: pure functions ``(profile, cluster, *, settings) -> Plan``.
+"""Planners, one in each file or folder: pure functions
+``(profile, cluster, *, settings) -> Plan``.
 
-The attribute ``usbyte`` is the function that the folder ``usbyte`` defines. A plan is data: runtime
-and simulator read the same plan. A planner's own parts are in its folder. Parts that several
-planners share are in the room above.
+The attribute ``usbyte`` is the function that the folder ``usbyte`` defines. A plan is
+data: runtime and simulator read the same plan. A planner's own parts are in its folder.
+Parts that several planners share are in the room above.
 """
 
 from __future__ import annotations

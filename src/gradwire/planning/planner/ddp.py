@@ -1,11 +1,15 @@
-"""ddp: PyTorch's buckets, 1 MiB first and then 25 MiB, filled in the order in which gradients come.
+"""ddp: PyTorch's buckets, 1 MiB first and then 25 MiB, filled in the order in which
+gradients come.
 
 Source: Li et al., "PyTorch Distributed" (VLDB 2020), section 3.2.3; torch's
-    compute_bucket_assignment_by_size as called when DDP rebuilds its buckets after the first step.
-Differences from the paper: gradients are taken to come in the reverse of the profile's order. Each
-    dtype fills buckets of its own (as in torch); those left unfilled at the end go out in the order
-    in which their dtypes first came, where torch follows a hash table.
-Settings: first_bucket_bytes, bucket_bytes; a bucket is closed by the tensor that reaches its size.
+    compute_bucket_assignment_by_size as called when DDP rebuilds its buckets after the
+    first step.
+Differences from the paper: gradients are taken to come in the reverse of the profile's
+    order. Each dtype fills buckets of its own (as in torch); those left unfilled at the
+    end go out in the order in which their dtypes first came, where torch follows a hash
+    table.
+Settings: first_bucket_bytes, bucket_bytes; a bucket is closed by the tensor that
+reaches its size.
 Order: as buckets are filled; the next forward starts when all communication has ended.
 """
 
@@ -68,9 +72,13 @@ def ddp(
     return Plan(
         planner="ddp",
         model=profile.model,
-        settings={"first_bucket_bytes": first_bucket_bytes, "bucket_bytes": bucket_bytes},
+        settings={
+            "first_bucket_bytes": first_bucket_bytes,
+            "bucket_bytes": bucket_bytes,
+        },
         messages=tuple(
-            PlannedMessage(chunks=tuple(chunks)) for chunks in [*closed, *filling.values()]
+            PlannedMessage(chunks=tuple(chunks))
+            for chunks in [*closed, *filling.values()]
         ),
     )
 

@@ -1,11 +1,14 @@
-"""mgwfbp: layers are merged with the next one wherever the latency saved exceeds the wait for it.
+"""mgwfbp: layers are merged with the next one wherever the latency saved exceeds the
+wait for it.
 
-Source: Shi, Chu and Li, "MG-WFBP: Efficient Data Communication for Distributed Synchronous SGD
-    Algorithms" (INFOCOM 2019), algorithm 1: layer l is merged into layer l - 1 if the gradients of
-    l - 1 are ready less than alpha after the communication of l could start.
-Differences from the paper: one pass from the last layer to the first, because a merge changes only
-    what comes after it (the paper computes all starts again: O(L^2)). Layers without gradients are
-    passed over; gradients of different dtypes are never merged.
+Source: Shi, Chu and Li, "MG-WFBP: Efficient Data Communication for Distributed
+    Synchronous SGD Algorithms" (INFOCOM 2019), algorithm 1: layer l is merged into
+    layer l - 1 if the gradients of l - 1 are ready less than alpha after the
+    communication of l could start.
+Differences from the paper: one pass from the last layer to the first, because a merge
+    changes only what comes after it (the paper computes all starts again: O(L^2)).
+    Layers without gradients are passed over; gradients of different dtypes are never
+    merged.
 Settings: none; alpha and beta are the cluster's.
 Order: backward; the next forward starts when all communication has ended.
 """

@@ -1,8 +1,9 @@
-"""wfbp: wait-free backward propagation, one message a layer, sent when its backward has ended.
+"""wfbp: wait-free backward propagation, one message a layer, sent when its backward has
+ended.
 
 Source: Zhang et al., "Poseidon" (USENIX ATC 2017), section 3.1; figure 2a of US-Byte.
-Differences from the paper: a layer that mixes dtypes needs one message for each. As in the paper,
-    the next forward starts when all communication has ended.
+Differences from the paper: a layer that mixes dtypes needs one message for each. As in
+    the paper, the next forward starts when all communication has ended.
 Settings: none.
 Order: backward; nothing is cut, nothing is merged.
 """

@@ -1,4 +1,6 @@
-"""The virtual clock: one iteration of a plan, on a rank that stands for all or on all ranks."""
+"""The virtual clock: one iteration of a plan, on a rank that stands for all or on all
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from .supersteps import (
     takes_turns,
 )
 
-# ---- one iteration -----------------------------------------------------------------------------
+# ---- one iteration -------------------------------------------------------------------
 
 
 class Encode(NamedTuple):
@@ -45,9 +47,10 @@ class Encode(NamedTuple):
 
 @dataclass(frozen=True)
 class Timing:
-    """The starts and ends of everything in one iteration, in seconds from the start of the
-    backward pass; layers are in forward order, messages in issue order. A layer's backward ends
-    when what is encoded behind it is encoded."""
+    """The starts and ends of everything in one iteration, in seconds from the start of
+    the backward pass; layers are in forward order, messages in issue order. A layer's
+    backward ends when what is encoded behind it is encoded.
+    """
 
     backward_start_s: list[float]
     backward_end_s: list[float]
@@ -55,16 +58,23 @@ class Timing:
     message_end_s: list[float]
     message_bytes: Sequence[int]
     message_layers: Sequence[Collection[int]]
-    """The places in forward order of the layers whose gradients each message carries."""
+    """The places in forward order of the layers whose gradients each message
+    carries.
+    """
     ready_s: list[float]
-    """When all gradients of each message are ready, and encoded if they are so inline."""
+    """When all gradients of each message are ready, and encoded if they are so
+    inline.
+    """
     forward_start_s: list[float]
     forward_end_s: list[float]
     inline: Sequence[Encode]
-    """Encodes that the backward pass waits for, behind the computation of their layers."""
+    """Encodes that the backward pass waits for, behind the computation of their
+    layers.
+    """
     early_s: float
-    """Seconds of the compute lane in which tensors are encoded before their message is whole. Where
-    cores are shared, these encodes are ``inline``."""
+    """Seconds of the compute lane in which tensors are encoded before their message is
+    whole. Where cores are shared, these encodes are ``inline``.
+    """
     spans: Sequence[Span]
     """Spans of the rank's messages, on the lanes "compute" and "communication"."""
 
@@ -80,8 +90,9 @@ class Timing:
 
     @property
     def iteration_s(self) -> float:
-        """Seconds from the start of the backward pass to the end of the next forward pass
-        (equation 12)."""
+        """Seconds from the start of the backward pass to the end of the next forward
+        pass (equation 12).
+        """
         return self.forward_end_s[-1]
 
 
@@ -92,7 +103,9 @@ class Iteration:
     profile: Profile
     cluster: Cluster
     layers: Sequence[Collection[int]]
-    """The layers whose gradients each message carries, by their number in forward order."""
+    """The layers whose gradients each message carries, by their number in forward
+    order.
+    """
     credit: int
     overlap_forward: bool
     num_bytes: Sequence[int]
@@ -108,7 +121,9 @@ class Iteration:
         inline = [self.inline] * len(supersteps)
         early = self.early
         if self.cluster.cores is not None:
-            held_up = [[*self.inline, *early, *self._held_up(own)] for own in supersteps]
+            held_up = [
+                [*self.inline, *early, *self._held_up(own)] for own in supersteps
+            ]
             inline = [sorted(own, key=lambda one: -one.layer) for own in held_up]
             early = ()
             supersteps = [[split_encode(one)[1] for one in own] for own in supersteps]
@@ -127,16 +142,28 @@ class Iteration:
         of_rank: list[list[Span]] = [[] for _ in supersteps]
         for span in played.spans:
             of_rank[span.rank].append(span)
-        every = zip(inline, ends_s, supersteps, of_rank, played.start_s, played.end_s, strict=True)
+        every = zip(
+            inline,
+            ends_s,
+            supersteps,
+            of_rank,
+            played.start_s,
+            played.end_s,
+            strict=True,
+        )
         return [self._timing(*own) for own in every]
 
     def _backward_ends(self, inline: Sequence[Encode]) -> list[float]:
-        """The end of each layer's backward computation, which waits for these encodes."""
+        """The end of each layer's backward computation, which waits for these
+        encodes.
+        """
         added_s = [0.0] * len(self.profile.layers)
         for one in inline:
             added_s[one.layer] += one.seconds
         both = zip(reversed(self.profile.layers), reversed(added_s), strict=True)
-        return list(accumulate(layer.backward_s + more_s for layer, more_s in both))[::-1]
+        return list(accumulate(layer.backward_s + more_s for layer, more_s in both))[
+            ::-1
+        ]
 
     def _timing(
         self,
@@ -164,7 +191,9 @@ class Iteration:
             forward_start_s=forward[0],
             forward_end_s=forward[1],
             inline=inline,
-            early_s=0.0 if self.cluster.cores else sum(one.seconds for one in self.early),
+            early_s=0.0
+            if self.cluster.cores
+            else sum(one.seconds for one in self.early),
             spans=spans,
         )
         if self.cluster.cores is not None:
@@ -176,28 +205,39 @@ class Iteration:
         # The smaller a layer's number, the later its backward ends.
         return [backward_end_s[min(own)] for own in self.layers]
 
-    def _early_from(self, backward_end_s: list[float]) -> list[list[tuple[float, Work]]]:
+    def _early_from(
+        self, backward_end_s: list[float]
+    ) -> list[list[tuple[float, Work]]]:
         found: list[list[tuple[float, Work]]] = [[] for _ in self.layers]
         for layer, message, name, seconds in self.early:
             found[message].append((backward_end_s[layer], Work(name, seconds)))
         return found
 
-    # Where ranks have too few cores, all that a rank does takes its turn. An encode takes the core
-    # from the backward pass, which goes on when that is done. Layers and the compute lane were
-    # measured on all ranks at once, so their seconds are those of cores that are shared. What is
-    # left is what messages take of the cores themselves: system calls, copies, checksums. Where
-    # computation hides the wire, a clock of lanes alone would have that for nothing.
+    # Where ranks have too few cores, all that a rank does takes its turn. An encode
+    # takes the core from the backward pass, which goes on when that is done. Layers and
+    # the compute lane were measured on all ranks at once, so their seconds are those of
+    # cores that are shared. What is left is what messages take of the cores themselves:
+    # system calls, copies, checksums. Where computation hides the wire, a clock of
+    # lanes alone would have that for nothing.
 
     def _held_up(self, supersteps: list[tuple[Superstep, ...]]) -> Iterator[Encode]:
-        """The encodes of messages, which the backward pass waits for where it shares its core."""
+        """The encodes of messages, which the backward pass waits for where it shares
+        its core.
+        """
         last = len(self.profile.layers)
-        for number, (own, layers) in enumerate(zip(supersteps, self.layers, strict=True)):
-            last = min(last, *layers)  # when the gradients of all messages before it are ready too
+        for number, (own, layers) in enumerate(
+            zip(supersteps, self.layers, strict=True)
+        ):
+            last = min(
+                last, *layers
+            )  # when the gradients of all messages before it are ready too
             if seconds := split_encode(own)[0]:
                 yield Encode(last, number, f"encode {self.labels[number]}", seconds)
 
     def _carrying_s(self, supersteps: list[tuple[Superstep, ...]]) -> float:
-        """Seconds in which a rank's cores carry the verbs of its messages, and compute nothing."""
+        """Seconds in which a rank's cores carry the verbs of its messages, and compute
+        nothing.
+        """
         return sum(
             one.num_verbs * self.cluster.busy_s(one.sent_bytes / one.num_verbs)
             for own in supersteps
@@ -208,14 +248,15 @@ class Iteration:
     def _delay(self, timing: Timing, busy_s: float) -> None:
         """Makes an iteration as long as its rank's cores are busy.
 
-        Only sums are known: the next forward pass stands for whatever of it waits for cores.
+        Only sums are known: the next forward pass stands for whatever of it waits for
+            cores.
         """
         late_s = max(0.0, busy_s - timing.iteration_s)
         for times_s in (timing.forward_start_s, timing.forward_end_s):
             times_s[:] = [one_s + late_s for one_s in times_s]
 
 
-# ---- the iteration of a plan -------------------------------------------------------------------
+# ---- the iteration of a plan ---------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -227,24 +268,36 @@ class Demand:
     specs: list[TensorSpec]
     """The gradient that each message exchanges.
 
-    It has shapes only where the exchange acts on whole tensors. Elsewhere it has none, so that
-    messages of one size and dtype are priced only once.
+    It has shapes only where the exchange acts on whole tensors. Elsewhere it has none,
+    so that messages of one size and dtype are priced only once.
     """
     exchanges: dict[str, Exchange]
     """By their names in the plan, as the cluster's hosts carry them out."""
     of_rows: set[str]
-    """The names of exchanges of gradients that come as rows, which hosts do not add up."""
+    """The names of exchanges of gradients that come as rows, which hosts do not add
+    up.
+    """
 
     @classmethod
     def of(cls, plan: Plan, profile: Profile, cluster: Cluster) -> Demand:
-        """The demand of a plan; raises ``InvalidSetting`` if it is not sound for the profile."""
+        """The demand of a plan; raises ``InvalidSetting`` if it is not sound for the
+        profile.
+        """
         check(plan, profile)
         tensors = {t.name: t for layer in profile.layers for t in layer.tensors}
         made = sound_exchanges(plan, tensors)
-        layer_of = {t.name: i for i, layer in enumerate(profile.layers) for t in layer.tensors}
-        layers = [{layer_of[c.tensor] for c in message.chunks} for message in plan.messages]
+        layer_of = {
+            t.name: i for i, layer in enumerate(profile.layers) for t in layer.tensors
+        }
+        layers = [
+            {layer_of[c.tensor] for c in message.chunks} for message in plan.messages
+        ]
         specs = [
-            planned_spec(message, tensors, is_shaped=made[message.exchange].declared.whole_tensors)
+            planned_spec(
+                message,
+                tensors,
+                is_shaped=made[message.exchange].declared.whole_tensors,
+            )
             for message in plan.messages
         ]
         labels = [_label(message) for message in plan.messages]
@@ -262,8 +315,14 @@ class Demand:
             sorted(inline, key=lambda one: -one.layer),
             [one for one, is_inline in encodes if not is_inline],
         )
-        rows = {t.name for t in profile.sparsity.tensors if t.is_rows} if profile.sparsity else {}
-        of_rows = {one.exchange for one in plan.messages if one.chunks[0].tensor in rows} - {DENSE}
+        rows = (
+            {t.name for t in profile.sparsity.tensors if t.is_rows}
+            if profile.sparsity
+            else {}
+        )
+        of_rows = {
+            one.exchange for one in plan.messages if one.chunks[0].tensor in rows
+        } - {DENSE}
         exchanges = {
             name: one if name in of_rows else on_hosts(one, cluster.ranks_per_host)
             for name, one in made.items()
@@ -272,7 +331,9 @@ class Demand:
 
     def _tariff(self, name: str) -> Tariff:
         cluster = self.iteration.cluster
-        return Tariff.of(self.exchanges[name], cluster.flat if name in self.of_rows else cluster)
+        return Tariff.of(
+            self.exchanges[name], cluster.flat if name in self.of_rows else cluster
+        )
 
     def one_rank(self) -> Timing:
         """The times on a rank that stands for all."""
@@ -294,17 +355,24 @@ class Demand:
         cluster = self.iteration.cluster
         known = dict[object, list[tuple[Superstep, ...]]]()
         tariffs = {name: self._tariff(name) for name in self.exchanges}
-        every: list[list[tuple[Superstep, ...]]] = [[] for _ in range(cluster.num_ranks)]
+        every: list[list[tuple[Superstep, ...]]] = [
+            [] for _ in range(cluster.num_ranks)
+        ]
         turns = turns_of(message.exchange for message in self.plan.messages)
-        for message, spec, turn in zip(self.plan.messages, self.specs, turns, strict=True):
+        for message, spec, turn in zip(
+            self.plan.messages, self.specs, turns, strict=True
+        ):
             exchange = self.exchanges[message.exchange]
             tariff = tariffs[message.exchange]
             own_turn = turn if takes_turns(exchange, spec, tariff) else 0
             key = message.exchange, spec, own_turn
             if message.exchange in self.of_rows and cluster.ranks_per_host > 1:
-                # Hosts' links are in the tariff, which is that of ranks that have one each.
+                # Hosts' links are in the tariff, which is that of ranks that have one
+                # each.
                 known[key] = [alone(exchange, spec, tariff)] * cluster.num_ranks
-            elif key not in known:  # messages of a size and exchange are alike but for their turn
+            elif (
+                key not in known
+            ):  # messages of a size and exchange are alike but for their turn
                 known[key] = supersteps_of(exchange, spec, tariff, own_turn)
             for own, supersteps in zip(every, known[key], strict=True):
                 is_apart = message.inline or message.early
@@ -315,8 +383,8 @@ class Demand:
 def run_on_clock(plan: Plan, profile: Profile, cluster: Cluster) -> Timing:
     """Carries ``plan`` out on the virtual clock, for a rank that stands for all.
 
-    Raises ``InvalidSetting`` for a plan that is not sound for the profile, or that uses an exchange
-    that cannot be made or looks at values.
+    Raises ``InvalidSetting`` for a plan that is not sound for the profile, or that uses
+    an exchange that cannot be made or looks at values.
     """
     return Demand.of(plan, profile, cluster).one_rank()
 
@@ -336,8 +404,8 @@ def encodes_of(
 ) -> Iterator[tuple[Encode, bool]]:
     """The encodes that messages name, and whether the backward pass waits for each.
 
-    Among one rank nothing is encoded, and hosts of several ranks encode their sums, which come
-    after the launch. What is not measured takes no time.
+    Among one rank nothing is encoded, and hosts of several ranks encode their sums,
+    which come after the launch. What is not measured takes no time.
     """
     is_flat = cluster.num_ranks > 1 == cluster.ranks_per_host
     for number, message in enumerate(plan.messages if is_flat else ()):
@@ -358,11 +426,18 @@ def encodes_of(
         for what, layer, numel, is_inline in pieces:
             line = inline_line if is_inline else codec and codec.encode
             name = f"encode {what}" if line else f"encode {what} ({NOT_MEASURED})"
-            yield Encode(layer, number, name, line.seconds(numel) if line else 0.0), is_inline
+            yield (
+                Encode(layer, number, name, line.seconds(numel) if line else 0.0),
+                is_inline,
+            )
 
 
-def split_encode(supersteps: tuple[Superstep, ...]) -> tuple[float, tuple[Superstep, ...]]:
-    """The seconds of a message's encodes before its first transfer, and the rest of it."""
+def split_encode(
+    supersteps: tuple[Superstep, ...],
+) -> tuple[float, tuple[Superstep, ...]]:
+    """The seconds of a message's encodes before its first transfer, and the rest of
+    it.
+    """
     first = next((at for at, one in enumerate(supersteps) if one.wire), len(supersteps))
     seconds = 0.0
     found = list[Superstep]()

@@ -1,14 +1,16 @@
-"""The closed form of the clock: of backward pass, lanes and link, where no events are needed.
+"""The closed form of the clock: of backward pass, lanes and link, where no events are
+needed.
 
-Source: US-Byte, equations 2, 3, 9, 11 and 12, for any plan; several messages at once are not in
-that model. Here they share the bandwidth equally (processor sharing). Their latencies overlap, but
-for the host's share of them, during which the link waits for the host. ``Plan`` says which
-messages may be under way at once.
-Differences from the paper: none at credit 1; blocks of any size cost what their bytes cost, so its
+Source: US-Byte, equations 2, 3, 9, 11 and 12, for any plan; several messages at once
+are not in that model. Here they share the bandwidth equally (processor sharing). Their
+latencies overlap, but for the host's share of them, during which the link waits for the
+host. ``Plan`` says which messages may be under way at once. Differences from the paper:
+none at credit 1; blocks of any size cost what their bytes cost, so its
     delta t (equation 8) is not needed.
 
-Planners decide by these functions. The simulator uses them wherever all messages are all-reduces
-of one rank that stands for all, and ``events.py`` agrees with them everywhere else.
+Planners decide by these functions. The simulator uses them wherever all messages are
+all-reduces of one rank that stands for all, and ``events.py`` agrees with them
+everywhere else.
 """
 
 from __future__ import annotations
@@ -24,8 +26,12 @@ NEVER = float("inf")
 
 
 def backward_ends(profile: Profile) -> list[float]:
-    """The second at which each layer's gradients are ready, in forward order (equation 2)."""
-    return list(accumulate(layer.backward_s for layer in reversed(profile.layers)))[::-1]
+    """The second at which each layer's gradients are ready, in forward order (equation
+    2).
+    """
+    return list(accumulate(layer.backward_s for layer in reversed(profile.layers)))[
+        ::-1
+    ]
 
 
 class Lane:
@@ -42,7 +48,9 @@ class Lane:
         return self.free_s if self.free_s > ready_s else ready_s
 
     def take(self, ready_s: float, seconds: float) -> float:
-        """Does something that takes so long, and returns the second at which it ends."""
+        """Does something that takes so long, and returns the second at which it
+        ends.
+        """
         self.free_s = (self.free_s if self.free_s > ready_s else ready_s) + seconds
         return self.free_s
 
@@ -64,7 +72,8 @@ class SharedLink:
         self.now_s = 0.0
         # The work done for each sharing message, whenever it joined.
         self._served_s = 0.0
-        # Heaps of (end of the latency, work, message) and of (served work at the end, message).
+        # Heaps of (end of the latency, work, message) and of (served work at the end,
+        # message).
         self._latent: list[tuple[float, int, float]] = []
         self._sharing: list[tuple[float, int]] = []
 
@@ -73,7 +82,8 @@ class SharedLink:
         heapq.heappush(self._latent, (self.now_s + latency_s, message, work_s))
 
     def advance(self, until_s: float) -> int | None:
-        """Moves on to the next end of a latency or a message, or to ``until_s`` if that is earlier.
+        """Moves on to the next end of a latency or a message, or to ``until_s`` if that
+        is earlier.
 
         Returns the message that has ended, if one has.
         """
@@ -103,21 +113,24 @@ def carry(
     after: Sequence[Sequence[int]] = (),
     urgency: Sequence[int] | None = None,
 ) -> Carried:
-    """Carries messages on a link: each waits for its latency and then shares the link's work.
+    """Carries messages on a link: each waits for its latency and then shares the link's
+    work.
 
-    There are ``credit`` channels, which messages take in turn: a message starts when the one that
-    started ``credit`` places before it has ended, and all in its ``after`` have.
+    There are ``credit`` channels, which messages take in turn: a message starts when
+    the one that started ``credit`` places before it has ended, and all in its ``after``
+    have.
 
     Args:
         ready_s: The second at which each message is ready.
         parts_s: The seconds of latency and of work of each message.
         credit: The messages that travel at once.
         after: The messages that must end before each message starts. Empty: none.
-        urgency: A number for each message. Of messages that are ready the one with the smallest
-            number starts first. None: messages start in their order.
+        urgency: A number for each message. Of messages that are ready the one with the
+            smallest number starts first. None: messages start in their order.
 
     Returns:
-        The order in which messages started, and the seconds at which they started and ended.
+        The order in which messages started, and the seconds at which they started and
+        ended.
     """
     if credit == 1 and urgency is None:
         return _carry_in_turn(ready_s, parts_s)
@@ -128,7 +141,9 @@ def carry(
     return _carry_by_urgency(ready_s, parts_s, credit, after, urgency)
 
 
-def _carry_in_turn(ready_s: Sequence[float], parts_s: Sequence[tuple[float, float]]) -> Carried:
+def _carry_in_turn(
+    ready_s: Sequence[float], parts_s: Sequence[tuple[float, float]]
+) -> Carried:
     """Carries one message after the other, in their order."""
     link = Lane()
     start_s = []
@@ -146,11 +161,15 @@ def _carry_by_urgency(
     after: Sequence[Sequence[int]],
     urgency: Sequence[int],
 ) -> Carried:
-    """Carries several messages at once; of those that are ready the most urgent starts first."""
+    """Carries several messages at once; of those that are ready the most urgent starts
+    first.
+    """
     order: list[int] = []
     start_s = [0.0] * len(parts_s)
     end_s = [NEVER] * len(parts_s)
-    coming = sorted(range(len(ready_s)), key=lambda one: (ready_s[one], one), reverse=True)
+    coming = sorted(
+        range(len(ready_s)), key=lambda one: (ready_s[one], one), reverse=True
+    )
     ready: list[tuple[int, int]] = []  # a heap of (urgency, message)
     link = SharedLink()
 
@@ -177,7 +196,9 @@ def _carry_by_urgency(
 def forward_times(
     forward_s: Sequence[float], may_start_s: Sequence[float]
 ) -> tuple[list[float], list[float]]:
-    """Starts and ends, in seconds, of forward computations one after the other (equation 11)."""
+    """Starts and ends, in seconds, of forward computations one after the other
+    (equation 11).
+    """
     starts_s = []
     ends_s = []
     now_s = 0.0

@@ -1,11 +1,13 @@
 """The engine: all ranks' messages on one virtual clock, by events.
 
-It is the runtime's engine with seconds in place of work. Every rank has one compute lane, which
-takes the computations that are ready in issue order, and ``credit`` communication lanes. A message
-is launched when its gradients and those of all messages before it are ready; its computations
-before the first transfer begin at once. It may use the wire when the message before it may, its
-lane is free (message i - credit has ended) and all messages in its ``after`` have ended. A transfer
-begins when sender and receiver are both there, a collective when all ranks are."""
+It is the runtime's engine with seconds in place of work. Every rank has one compute
+lane, which takes the computations that are ready in issue order, and ``credit``
+communication lanes. A message is launched when its gradients and those of all messages
+before it are ready; its computations before the first transfer begin at once. It may
+use the wire when the message before it may, its lane is free (message i - credit has
+ended) and all messages in its ``after`` have ended. A transfer begins when sender and
+receiver are both there, a collective when all ranks are.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +38,23 @@ class Traffic:
     ready_s: Sequence[Sequence[float]]
     """The second at which the gradients of each message are ready on each rank."""
     labels: Sequence[str]
-    """The name of each message's spans; where it is "", spans are named by their verbs."""
+    """The name of each message's spans; where it is "", spans are named by their
+    verbs.
+    """
     credit: int = 1
     after: Sequence[Sequence[int]] = ()
-    """The messages that must have ended before each goes on the wire; () where none must."""
+    """The messages that must have ended before each goes on the wire; () where none
+    must.
+    """
     early: Sequence[Sequence[Sequence[tuple[float, Work]]]] = ()
-    """Computations of each message on each rank that may begin before its launch, and the second
-    from which on; its own text begins when all are done. () where there are none."""
+    """Computations of each message on each rank that may begin before its launch, and
+    the second from which on; its own text begins when all are done. () where there are
+    none.
+    """
     ranks_per_host: int = 1
-    """Ranks that share a link, host after host; what they send each other is not on it."""
+    """Ranks that share a link, host after host; what they send each other is not on
+    it.
+    """
 
 
 @dataclass
@@ -52,9 +62,13 @@ class Timetable:
     """The times at which everything happened, in seconds."""
 
     spans: list[Span]
-    """Spans of the lanes "compute" and "communication" of all ranks, in order of their ends."""
+    """Spans of the lanes "compute" and "communication" of all ranks, in order of their
+    ends.
+    """
     start_s: list[list[float]]
-    """The second at which each message was launched on each rank: ``start_s[rank][message]``."""
+    """The second at which each message was launched on each rank:
+    ``start_s[rank][message]``.
+    """
     end_s: list[list[float]]
     """The second at which each message ended on each rank."""
 
@@ -62,17 +76,23 @@ class Timetable:
 def play(traffic: Traffic) -> Timetable:
     """Carries all messages of all ranks.
 
-    Raises ``Deadlock`` when ranks wait for each other, with what each of them waits for, and
-    ``InvalidSetting`` when ranks disagree on a verb or a size.
+    Raises ``Deadlock`` when ranks wait for each other, with what each of them waits
+    for, and ``InvalidSetting`` when ranks disagree on a verb or a size.
     """
     return _closed(traffic) or _Engine(traffic).run()
 
 
 def _closed(traffic: Traffic) -> Timetable | None:
-    """The closed form, for one rank's messages that are one collective each; None for others."""
+    """The closed form, for one rank's messages that are one collective each; None for
+    others.
+    """
     every = traffic.supersteps[0]
     ready_s = traffic.ready_s[0]
-    alone = [own[0] for own in every if len(own) == 1 == len(own[0].wire) and not own[0].works]
+    alone = [
+        own[0]
+        for own in every
+        if len(own) == 1 == len(own[0].wire) and not own[0].works
+    ]
     is_joint = all(isinstance(one.wire[0], Joint) for one in alone)
     if len(traffic.supersteps) > 1 or len(alone) < len(every) or not is_joint:
         return None
@@ -97,7 +117,9 @@ def _closed(traffic: Traffic) -> Timetable | None:
 
 
 class Post(NamedTuple):
-    """A verb for the network that a rank has come to; ``done`` is called once it is done."""
+    """A verb for the network that a rank has come to; ``done`` is called once it is
+    done.
+    """
 
     rank: int
     message: int
@@ -123,12 +145,17 @@ def _check_met(met: tuple[Post, ...]) -> None:
         if isinstance(first, Hop):
             if first.size_bytes != verb.size_bytes:
                 raise InvalidSetting(
-                    f"rank {met[0].rank} sends {first.size_bytes} bytes to rank {other.rank}, "
+                    f"rank {met[0].rank} sends {first.size_bytes} bytes to rank "
+                    f"{other.rank}, "
                     f"which receives {verb.size_bytes}; both ends must agree"
                 )
-        elif isinstance(verb, Joint) and (verb.name, verb.like) != (first.name, first.like):
+        elif isinstance(verb, Joint) and (verb.name, verb.like) != (
+            first.name,
+            first.like,
+        ):
             raise InvalidSetting(
-                f"ranks call different collectives, or with different sizes, dtypes or roots: "
+                "ranks call different collectives, or with different sizes, "
+                "dtypes or roots: "
                 f"{met[0]}; {other}"
             )
 
@@ -144,8 +171,9 @@ class _Course:
     is_launched: bool = False
     at: int = -1
     num_open: int = 1
-    """Events before its next superstep: its launch, computations that are not done, and its wire
-    as one."""
+    """Events before its next superstep: its launch, computations that are not done, and
+    its wire as one.
+    """
     num_wire: int = 0
     """Verbs of its wire that are not done."""
     is_waiting: bool = False
@@ -163,7 +191,9 @@ class _Rank:
     end_s: list[float]
     courses: list[_Course] = field(default_factory=list)
     num_passed: int = 0
-    """The number of messages that went through the gate: always the first ones in issue order."""
+    """The number of messages that went through the gate: always the first ones in issue
+    order.
+    """
     queue: list[tuple[int, int, _Course, Work]] = field(default_factory=list)
     """The compute lane: a heap of (message, number, course, computation)."""
     is_busy: bool = False
@@ -180,7 +210,9 @@ class _Engine:
         ]
         for rank, every in zip(self.ranks, traffic.supersteps, strict=True):
             for message, supersteps in enumerate(every):
-                rank.courses.append(_Course(rank, message, supersteps, traffic.labels[message]))
+                rank.courses.append(
+                    _Course(rank, message, supersteps, traffic.labels[message])
+                )
         self.per_host = traffic.ranks_per_host
         num_hosts = -(-len(self.ranks) // self.per_host)
         self.links = Network()
@@ -190,8 +222,10 @@ class _Engine:
         self.events: list[tuple[float, bool, int, Callable[[], None]]] = []
         self.count = count()
         self.waiting: dict[tuple[Any, ...], dict[int, deque[Post]]] = {}
-        """Verbs that wait for their other end, in the order in which ranks came to them. Messages
-        never meet: each has a lane of its own while it is on the wire."""
+        """Verbs that wait for their other end, in the order in which ranks came to
+        them. Messages never meet: each has a lane of its own while it is on the
+        wire.
+        """
 
     def run(self) -> Timetable:
         for rank, early in zip(self.ranks, self.traffic.early, strict=False):
@@ -216,8 +250,12 @@ class _Engine:
         start_s = [rank.start_s for rank in self.ranks]
         return Timetable(self.spans, start_s, [rank.end_s for rank in self.ranks])
 
-    def _at(self, time_s: float, then: Callable[[], None], *, is_last: bool = False) -> None:
-        """Has something done at a time, in the order of asking, or behind all else at that time."""
+    def _at(
+        self, time_s: float, then: Callable[[], None], *, is_last: bool = False
+    ) -> None:
+        """Has something done at a time, in the order of asking, or behind all else at
+        that time.
+        """
         heapq.heappush(self.events, (time_s, is_last, next(self.count), then))
 
     def _launch_at(self, rank: _Rank, message: int, not_before_s: float) -> None:
@@ -226,12 +264,16 @@ class _Engine:
             self._at(launch_s, partial(self._launch, rank.courses[message]))
 
     def _begin_early(self, course: _Course, ready_s: float, work: Work) -> None:
-        """Puts a computation from before a message's launch on the compute lane in time."""
+        """Puts a computation from before a message's launch on the compute lane in
+        time.
+        """
         if work.seconds:
             course.num_open += 1
             self._at(ready_s, partial(self._compute, course, work))
         else:
-            self._at(ready_s, partial(self._note, course, "compute", work.name, ready_s))
+            self._at(
+                ready_s, partial(self._note, course, "compute", work.name, ready_s)
+            )
 
     def _launch(self, course: _Course) -> None:
         course.rank.start_s[course.message] = self.now_s
@@ -266,9 +308,11 @@ class _Engine:
         self._open_gate(course.rank)
 
     def _open_gate(self, rank: _Rank) -> None:
-        """Lets launched messages use the wire, in issue order, each when its lane is free.
+        """Lets launched messages use the wire, in issue order, each when its lane is
+        free.
 
-        A message that still computes takes its turn too, so that messages behind it need not wait.
+        A message that still computes takes its turn too, so that messages behind it
+        need not wait.
         """
         end_s = rank.end_s
         while (message := rank.num_passed) < len(end_s):
@@ -292,7 +336,14 @@ class _Engine:
         course.posted_s = self.now_s
         course.num_wire = len(wire)
         for verb in wire:
-            self._come(Post(course.rank.number, course.message, verb, partial(self._sent, course)))
+            self._come(
+                Post(
+                    course.rank.number,
+                    course.message,
+                    verb,
+                    partial(self._sent, course),
+                )
+            )
 
     def _come(self, post: Post) -> None:
         """Begins a verb if its rank is the last one to come to it."""
@@ -314,7 +365,9 @@ class _Engine:
             self.waiting[key] = {one: own for one, own in posts.items() if own}
             _check_met(met)
             # Where prices differ, the highest counts for all.
-            latency_s, work_s = map(max, zip(*(one.verb.price for one in met), strict=True))
+            latency_s, work_s = map(
+                max, zip(*(one.verb.price for one in met), strict=True)
+            )
             self._at(self.now_s + latency_s, partial(self._travel, met, work_s))
 
     def _travel(self, met: tuple[Post, ...], work_s: float) -> None:
@@ -327,12 +380,19 @@ class _Engine:
             network.collective(work_s, done)
             return
         to_host, to_place = divmod(met[1].rank, self.per_host)
-        network.transfer(*((place, to_place) if is_within else (host, to_host)), work_s, done)
+        network.transfer(
+            *((place, to_place) if is_within else (host, to_host)), work_s, done
+        )
 
     def _sent(self, course: _Course) -> None:
         course.num_wire -= 1
         if not course.num_wire:
-            self._note(course, "communication", course.supersteps[course.at].name, course.posted_s)
+            self._note(
+                course,
+                "communication",
+                course.supersteps[course.at].name,
+                course.posted_s,
+            )
             self._done(course)
 
     def _done(self, course: _Course) -> None:
@@ -344,15 +404,28 @@ class _Engine:
         if lane == "communication":
             size_bytes = int(course.supersteps[course.at].sent_bytes)
             if course.label:
-                has_several = sum(bool(superstep.wire) for superstep in course.supersteps) > 1
+                has_several = (
+                    sum(bool(superstep.wire) for superstep in course.supersteps) > 1
+                )
                 name = f"{course.label}: {name}" if has_several else course.label
-        own = course.rank.number, lane, name, start_s, self.now_s, size_bytes, 0, course.message
+        own = (
+            course.rank.number,
+            lane,
+            name,
+            start_s,
+            self.now_s,
+            size_bytes,
+            0,
+            course.message,
+        )
         self.spans.append(Span(*own))
 
     def _compute(self, course: _Course, work: Work) -> None:
         rank = course.rank
         heapq.heappush(rank.queue, (course.message, next(self.count), course, work))
-        if not rank.is_busy:  # it takes the first message's of all that come at this instant
+        if (
+            not rank.is_busy
+        ):  # it takes the first message's of all that come at this instant
             rank.is_busy = True
             self._at(self.now_s, partial(self._compute_next, rank), is_last=True)
 
@@ -369,8 +442,15 @@ class _Engine:
         self._compute_next(course.rank)
 
     def _report(self) -> str:
-        posts = (post for own in self.waiting.values() for posts in own.values() for post in posts)
-        lines = list(map(str, sorted(posts, key=lambda post: (post.rank, post.message))))
+        posts = (
+            post
+            for own in self.waiting.values()
+            for posts in own.values()
+            for post in posts
+        )
+        lines = list(
+            map(str, sorted(posts, key=lambda post: (post.rank, post.message)))
+        )
         ended = [str(i) for i, rank in enumerate(self.ranks) if NEVER not in rank.end_s]
         if ended:
             lines.append(f"already ended: rank {', '.join(ended)}")

@@ -1,12 +1,14 @@
 """The network: links, and the flows that share them.
 
-The model: full-duplex links of one rate meet in a switch that never blocks, so every rank has two
-sides, one that transmits and one that receives. A transfer takes a share of its sender's
-transmitting side and of its receiver's receiving side; a library collective is taken to keep every
-side of every rank equally busy, which a broadcast's tree does not. All flows under way share the
-sides max-min fairly: no flow can be given more without taking from one that has no more than it.
-Source: progressive filling (Bertsekas and Gallager, Data Networks, 1992, section 6.5.2); the fluid
-    model of SimGrid. Not modelled: slow start, losses, a fabric that is narrower than its links.
+The model: full-duplex links of one rate meet in a switch that never blocks, so every
+rank has two sides, one that transmits and one that receives. A transfer takes a share
+of its sender's transmitting side and of its receiver's receiving side; a library
+collective is taken to keep every side of every rank equally busy, which a broadcast's
+tree does not. All flows under way share the sides max-min fairly: no flow can be given
+more without taking from one that has no more than it. Source: progressive filling
+(Bertsekas and Gallager, Data Networks, 1992, section 6.5.2); the fluid
+    model of SimGrid. Not modelled: slow start, losses, a fabric that is narrower than
+        its links.
 """
 
 from __future__ import annotations
@@ -31,7 +33,11 @@ class Flow:
     __slots__ = ("done", "end_s", "left_s", "share", "sides", "since_s")
 
     def __init__(
-        self, work_s: float, done: Callable[[], None], sides: tuple[Side, ...], now_s: float
+        self,
+        work_s: float,
+        done: Callable[[], None],
+        sides: tuple[Side, ...],
+        now_s: float,
     ) -> None:
         self.left_s = work_s
         self.done = done
@@ -50,21 +56,30 @@ class Network:
         self._is_stale = False
 
     def collective(self, work_s: float, done: Callable[[], None]) -> Flow:
-        """Starts a collective that takes ``work_s`` if it is alone; calls ``done`` at its end."""
+        """Starts a collective that takes ``work_s`` if it is alone; calls ``done`` at
+        its end.
+        """
         return self._start(work_s, done, ())
 
-    def transfer(self, src: int, dst: int, work_s: float, done: Callable[[], None]) -> Flow:
-        """Starts a transfer of ``work_s`` seconds of a whole link; calls ``done`` at its end."""
+    def transfer(
+        self, src: int, dst: int, work_s: float, done: Callable[[], None]
+    ) -> Flow:
+        """Starts a transfer of ``work_s`` seconds of a whole link; calls ``done`` at
+        its end.
+        """
         return self._start(work_s, done, (src, ~dst))
 
     def next_end_s(self) -> float:
-        """The second at which the next flow ends if none starts before; ``NEVER`` if there is
-        none."""
+        """The second at which the next flow ends if none starts before; ``NEVER`` if
+        there is none.
+        """
         self._rebalance()
         return min((flow.end_s for flow in self._flows), default=NEVER)
 
     def advance(self, now_s: float) -> None:
-        """Moves to ``now_s``, at most ``next_end_s()``; calls ``done`` of flows that end there."""
+        """Moves to ``now_s``, at most ``next_end_s()``; calls ``done`` of flows that
+        end there.
+        """
         self._rebalance()
         self._now_s = now_s
         ended = [flow for flow in self._flows if flow.end_s <= now_s * (1 + HAIR)]
@@ -74,7 +89,9 @@ class Network:
         for flow in ended:
             flow.done()
 
-    def _start(self, work_s: float, done: Callable[[], None], sides: tuple[Side, ...]) -> Flow:
+    def _start(
+        self, work_s: float, done: Callable[[], None], sides: tuple[Side, ...]
+    ) -> Flow:
         flow = Flow(work_s, done, sides, self._now_s)
         self._flows[flow] = None
         self._is_stale = True
@@ -88,13 +105,17 @@ class Network:
         now_s = self._now_s
         for flow, share in self._shares().items():
             if share != flow.share:
-                flow.left_s = max(0.0, flow.left_s - flow.share * (now_s - flow.since_s))
+                flow.left_s = max(
+                    0.0, flow.left_s - flow.share * (now_s - flow.since_s)
+                )
                 flow.since_s = now_s
                 flow.share = share
                 flow.end_s = now_s + flow.left_s / share
 
     def _shares(self) -> dict[Flow, float]:
-        """Progressive filling: the side where the equal share is smallest is full first."""
+        """Progressive filling: the side where the equal share is smallest is full
+        first.
+        """
         joint = [flow for flow in self._flows if not flow.sides]
         users: dict[Side, list[Flow]] = {0: []} if joint else {}
         for flow in self._flows:

@@ -1,17 +1,19 @@
 """The representative rank: all ranks of a plan's iteration for the price of one.
 
-Ranks that do alike do not keep each other waiting: where each sends to some, it takes as much from
-others at the same time. So a few ranks are asked for their verbs, and the one that takes longest
-stands for all. Where one has more to do than another, as aggregators have where they are few, the
-exchange is played on all ranks, with nothing else on the network.
+Ranks that do alike do not keep each other waiting: where each sends to some, it takes
+as much from others at the same time. So a few ranks are asked for their verbs, and the
+one that takes longest stands for all. Where one has more to do than another, as
+aggregators have where they are few, the exchange is played on all ranks, with nothing
+else on the network.
 
-A stretch of verbs for the network becomes one collective that takes as long as the stretch took
-alone. The seconds in which its links were in use are shared with other messages; the rest is
-latency.
+A stretch of verbs for the network becomes one collective that takes as long as the
+stretch took alone. The seconds in which its links were in use are shared with other
+messages; the rest is latency.
 
-Ranks of a host that exchange whole tensors wait for the one with the largest, in each message for
-another. With four messages at once, PowerSGD's VGG16 on hosts of two ranks takes a tenth longer
-than is said here."""
+Ranks of a host that exchange whole tensors wait for the one with the largest, in each
+message for another. With four messages at once, PowerSGD's VGG16 on hosts of two ranks
+takes a tenth longer than is said here.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,12 @@ from .supersteps import (
 
 
 def alone_on(wire: tuple[Hop | Joint, ...], ranks_per_host: int = 1) -> Price:
-    """Seconds of latency, and of a link that serves nothing else, for verbs that run at once.
+    """Seconds of latency, and of a link that serves nothing else, for verbs that run at
+    once.
 
-    Its two directions are busy at the same time; a collective keeps both busy. All ranks of a host
-    exchange shares with other hosts at once. What they send each other is latency to their link.
+    Its two directions are busy at the same time; a collective keeps both busy. All
+    ranks of a host exchange shares with other hosts at once. What they send each other
+    is latency to their link.
     """
     sends_s = receives_s = together_s = 0.0
     for verb in wire:
@@ -56,24 +60,28 @@ def alone_on(wire: tuple[Hop | Joint, ...], ranks_per_host: int = 1) -> Price:
     work_s = together_s + max(sends_s, receives_s)
     if wire[0].among is Among.HOST:
         return Price(latency_s + work_s, 0.0)
-    return Price(latency_s, work_s * (ranks_per_host if wire[0].among is Among.HOSTS else 1))
+    return Price(
+        latency_s, work_s * (ranks_per_host if wire[0].among is Among.HOSTS else 1)
+    )
 
 
-# ---- Curves ------------------------------------------------------------------------------------
+# ---- Curves --------------------------------------------------------------------------
 #
 # Costs of an exchange's messages, between sizes of which one rank was looked at.
 #
-# They serve planners that compare hundreds of plans of a kind. The simulator asks several ranks for
-# each size, or plays all, which among many takes seconds. Here rank 0 alone is asked for its verbs,
-# at powers of four elements, as if no other rank kept it waiting, and sizes between two of these
-# cost in proportion.
+# They serve planners that compare hundreds of plans of a kind. The simulator asks
+# several ranks for each size, or plays all, which among many takes seconds. Here rank 0
+# alone is asked for its verbs, at powers of four elements, as if no other rank kept it
+# waiting, and sizes between two of these cost in proportion.
 
 
 @lru_cache(maxsize=4096)
 def estimate(
     exchange: Exchange, numel: int, dtype: torch.dtype, tariff: Tariff
 ) -> tuple[Superstep, ...]:
-    """Three supersteps of a message of one element or more: before the wire, on it, behind it."""
+    """Three supersteps of a message of one element or more: before the wire, on it,
+    behind it.
+    """
     low = 1
     while low * 4 <= numel:
         low *= 4
@@ -83,7 +91,9 @@ def estimate(
         high = 4 * low if low < 4**15 or numel >= 2**31 else 2**31 - 2**16
         share = (numel - low) / (high - low)
         above = _figures_at(exchange, high, dtype, tariff)
-        figures = [one + share * (other - one) for one, other in zip(below, above, strict=True)]
+        figures = [
+            one + share * (other - one) for one, other in zip(below, above, strict=True)
+        ]
     before_s, beside_s, latency_s, work_s, after_s, sent_bytes, num_verbs = figures
     joint = Joint("estimate", (), 0, Price(latency_s, work_s))
     return (
@@ -94,14 +104,25 @@ def estimate(
 
 
 @lru_cache(maxsize=4096)
-def _figures_at(exchange: Exchange, numel: int, dtype: torch.dtype, tariff: Tariff) -> list[float]:
-    """Seconds of computations before the first transfer and beside transfers, of latency, of a
-    whole link and of computations behind the first transfer; bytes sent; verbs for the network."""
-    # A matrix for each rank of a host, as tensors that stay whole are shared out among these.
-    shapes = squarest(numel, tariff.ranks_per_host) if exchange.declared.whole_tensors else ()
+def _figures_at(
+    exchange: Exchange, numel: int, dtype: torch.dtype, tariff: Tariff
+) -> list[float]:
+    """Seconds of computations before the first transfer and beside transfers, of
+    latency, of a whole link and of computations behind the first transfer; bytes sent;
+    verbs for the network.
+    """
+    # A matrix for each rank of a host, as tensors that stay whole are shared out among
+    # these.
+    shapes = (
+        squarest(numel, tariff.ranks_per_host)
+        if exchange.declared.whole_tensors
+        else ()
+    )
     spec = TensorSpec("", numel, dtype, shapes)
     before_s = beside_s = latency_s = work_s = after_s = sent_bytes = num_verbs = 0.0
-    for one in supersteps_of_rank(exchange, spec, tariff) if tariff.num_ranks > 1 else ():
+    for one in (
+        supersteps_of_rank(exchange, spec, tariff) if tariff.num_ranks > 1 else ()
+    ):
         seconds = sum(work.seconds for work in one.works)
         if one.wire:
             latency, work = alone_on(one.wire, tariff.ranks_per_host)
@@ -117,19 +138,27 @@ def _figures_at(exchange: Exchange, numel: int, dtype: torch.dtype, tariff: Tari
     return [before_s, beside_s, latency_s, work_s, after_s, sent_bytes, num_verbs]
 
 
-# ---- the representative rank -------------------------------------------------------------------
+# ---- the representative rank ---------------------------------------------------------
 
 MOST_ALIKE = 8 * MOST_PLAYED
 """The most ranks that one stands for: its text still counts the payloads of all."""
 MOST_ASKED = 16
-"""The most ranks that are asked for their verbs, beside those of one host, and the last one."""
+"""The most ranks that are asked for their verbs, beside those of one host, and the last
+one.
+"""
 ALIKE = 1.01
-"""Ranks do alike of which the slowest takes no more than so many times what the fastest does."""
+"""Ranks do alike of which the slowest takes no more than so many times what the fastest
+does.
+"""
 
 
 @lru_cache(maxsize=4096)
-def alone(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> tuple[Superstep, ...]:
-    """The slowest rank's supersteps in the exchange of one gradient on an idle network."""
+def alone(
+    exchange: Exchange, spec: TensorSpec, tariff: Tariff
+) -> tuple[Superstep, ...]:
+    """The slowest rank's supersteps in the exchange of one gradient on an idle
+    network.
+    """
     world = tariff.num_ranks
     per_host = tariff.ranks_per_host
     if world == 1:
@@ -137,11 +166,14 @@ def alone(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> tuple[Superst
     asked = {0}
     if world > MOST_ALIKE or record(exchange, spec, 0, world).is_of_its_rank:
         check_played(exchange, world)
-        # Ranks of a host have other tensors; of a gradient cut into chunks the last have less.
+        # Ranks of a host have other tensors; of a gradient cut into chunks the last
+        # have less.
         asked = {*range(per_host), *range(0, world, -(-world // MOST_ASKED)), world - 1}
     every = [supersteps_of_rank(exchange, spec, tariff, rank) for rank in sorted(asked)]
     took_s = [sum(_seconds(one, per_host) for one in own) for own in every]
-    if len({tuple(map(_kind, own)) for own in every}) == 1 and max(took_s) <= ALIKE * min(took_s):
+    if len({tuple(map(_kind, own)) for own in every}) == 1 and max(
+        took_s
+    ) <= ALIKE * min(took_s):
         slowest = every[took_s.index(max(took_s))]
         wire_s = [sum(alone_on(one.wire, per_host)) for one in slowest if one.wire]
         return _folded(slowest, wire_s, per_host)
@@ -157,7 +189,10 @@ def alone(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> tuple[Superst
 def _seconds(superstep: Superstep, ranks_per_host: int) -> float:
     """Seconds of a superstep where nobody waits: computations pass beside transfers."""
     works_s = sum(work.seconds for work in superstep.works)
-    return max(works_s, sum(alone_on(superstep.wire, ranks_per_host)) if superstep.wire else 0.0)
+    return max(
+        works_s,
+        sum(alone_on(superstep.wire, ranks_per_host)) if superstep.wire else 0.0,
+    )
 
 
 def _kind(superstep: Superstep) -> tuple[int, ...]:
@@ -171,8 +206,8 @@ def _folded(
 ) -> tuple[Superstep, ...]:
     """The supersteps with one collective in place of the verbs for the network of each.
 
-    ``wire_s`` holds the seconds that the verbs of each such superstep took. Two of these become one
-    where nothing that takes time is computed between them.
+    ``wire_s`` holds the seconds that the verbs of each such superstep took. Two of
+    these become one where nothing that takes time is computed between them.
     """
     on_wire = [number for number, superstep in enumerate(supersteps) if superstep.wire]
     between = range(on_wire[0], on_wire[-1]) if on_wire else range(0)
@@ -180,7 +215,9 @@ def _folded(
     found: list[Superstep] = []
     for number, superstep in enumerate(supersteps):
         if superstep.wire:
-            superstep = superstep._replace(wire=(_joint(superstep, next(took_s), ranks_per_host),))
+            superstep = superstep._replace(
+                wire=(_joint(superstep, next(took_s), ranks_per_host),)
+            )
         is_idle = not any(work.seconds for work in superstep.works)
         if is_idle and not superstep.wire and number in between:
             continue
@@ -196,7 +233,9 @@ def _joint(superstep: Superstep, took_s: float, ranks_per_host: int) -> Joint:
     Its links are in use as long as the busier of the two directions is.
     """
     work_s = min(took_s, alone_on(superstep.wire, ranks_per_host).work_s)
-    return Joint(superstep.name, (), int(superstep.sent_bytes), Price(took_s - work_s, work_s))
+    return Joint(
+        superstep.name, (), int(superstep.sent_bytes), Price(took_s - work_s, work_s)
+    )
 
 
 def _merged(before: Superstep, after: Superstep) -> Superstep:

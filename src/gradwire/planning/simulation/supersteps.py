@@ -1,8 +1,10 @@
 """Supersteps: the work and the transfers of one rank for one message, with their costs.
 
-They are read off the text itself, which is run once without data: its tensors lie on torch's meta
-device, and its compressors make payloads of the right size and touch no element. The verbs that a
-text yields do not depend on values, so it yields the same ones here as in training."""
+They are read off the text itself, which is run once without data: its tensors lie on
+torch's meta device, and its compressors make payloads of the right size and touch no
+element. The verbs that a text yields do not depend on values, so it yields the same
+ones here as in training.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,30 @@ from ...contract import Compressor, Exchange, Layout
 from ...contract.shapes_only import algorithms_in, record
 from ...contract.spec import TensorSpec
 from ...contract.travel import NAMES, members, sent_bytes, travel
-from ...contract.verbs import AllToAll, Among, Broadcast, Communication, Compute, Recv, Send, Verb
+from ...contract.verbs import (
+    AllToAll,
+    Among,
+    Broadcast,
+    Communication,
+    Compute,
+    Recv,
+    Send,
+    Verb,
+)
 from ...errors import InvalidSetting, invalid
 from ..data.cluster import PRIMITIVES, VERBS, Cluster, CodecFit
 from ..data.fit import LineFit
 
 NOT_MEASURED = "not measured"
-"""A mark in the name of a computation that counts as 0 seconds because nobody measured it."""
+"""A mark in the name of a computation that counts as 0 seconds because nobody measured
+it.
+"""
 
 
 class Price(NamedTuple):
-    """The cost of a verb: seconds before anything is on the link, then seconds of a whole link."""
+    """The cost of a verb: seconds before anything is on the link, then seconds of a
+    whole link.
+    """
 
     latency_s: float
     work_s: float
@@ -41,7 +56,9 @@ class Hop(NamedTuple):
 
 
 class Joint(NamedTuple):
-    """A collective that all ranks, or those ``among`` names, enter; ``like`` must agree there."""
+    """A collective that all ranks, or those ``among`` names, enter; ``like`` must agree
+    there.
+    """
 
     name: str
     like: tuple[Any, ...]
@@ -58,7 +75,9 @@ class Work(NamedTuple):
 
 
 class Superstep(NamedTuple):
-    """Computations and verbs that may run at once; the next superstep begins when all are done."""
+    """Computations and verbs that may run at once; the next superstep begins when all
+    are done.
+    """
 
     works: tuple[Work, ...]
     wire: tuple[Hop | Joint, ...]
@@ -78,39 +97,48 @@ class Superstep(NamedTuple):
 
 @dataclass(frozen=True)
 class Tariff:
-    """The figures of a cluster that decide the price of one exchange; hashable, unlike a cluster.
+    """The figures of a cluster that decide the price of one exchange; hashable, unlike
+    a cluster.
 
-    ``codec`` holds the measured costs of the exchange's algorithm, None where it was not measured.
-    With ``plain`` payloads are the gradient itself, so encode and decode cost nothing.
+    ``codec`` holds the measured costs of the exchange's algorithm, None where it was
+    not measured. With ``plain`` payloads are the gradient itself, so encode and decode
+    cost nothing.
     """
 
     num_ranks: int
     lines: tuple[LineFit, ...]
-    """The seconds of each verb of ``VERBS``, in their order, as functions of bytes; where hosts
-    have several ranks, of verbs among hosts."""
+    """The seconds of each verb of ``VERBS``, in their order, as functions of bytes;
+    where hosts have several ranks, of verbs among hosts.
+    """
     host_lines: tuple[LineFit, ...]
     """The same of verbs among a host's ranks."""
     ranks_per_host: int
     host_share: float
     codec: CodecFit | None
     encode: LineFit | None
-    """The line of an encode: that of ``codec``, or of the compressor that the algorithm calls."""
+    """The line of an encode: that of ``codec``, or of the compressor that the algorithm
+    calls.
+    """
     plain: bool
 
     @classmethod
     def of(cls, exchange: Exchange, cluster: Cluster) -> Tariff:
         """The prices that a cluster asks of an exchange."""
         lines, host_lines = (
-            tuple(level.line(verb) for verb in VERBS) for level in (cluster.across, cluster.within)
+            tuple(level.line(verb) for verb in VERBS)
+            for level in (cluster.across, cluster.within)
         )
         codecs = list(_algorithms(exchange))
         traits = [codec.traits for codec in codecs]
         plain = bool(codecs) and all(
-            one is not None and one.lossless and one.layout is Layout.DENSE for one in traits
+            one is not None and one.lossless and one.layout is Layout.DENSE
+            for one in traits
         )
         only = type(codecs[0]).__name__ if len(codecs) == 1 else ""
         codec = cluster.codecs.get(only)
-        encoder = codec or cluster.codecs.get(getattr(codecs[0], "sparsifier", "") if only else "")
+        encoder = codec or cluster.codecs.get(
+            getattr(codecs[0], "sparsifier", "") if only else ""
+        )
         return cls(
             cluster.num_ranks,
             lines,
@@ -139,7 +167,9 @@ class Tariff:
         return members(rank, self.num_ranks, self.ranks_per_host, among)
 
     def work(self, verb: Compute) -> Work | None:
-        """A computation and its seconds; None for encode and decode of plain payloads."""
+        """A computation and its seconds; None for encode and decode of plain
+        payloads.
+        """
         if self.plain and verb.name in ("encode", "decode"):
             return None
         if verb.name == "encode" and self.encode is not None:
@@ -157,14 +187,18 @@ def all_reduce(size_bytes: int, cluster: Cluster) -> Superstep:
 
 
 MOST_PLAYED = 1024
-"""The most ranks that are played one by one: if each sends to each, a step has a million sends."""
+"""The most ranks that are played one by one: if each sends to each, a step has a
+million sends.
+"""
 
 
 def check_played(exchange: Exchange, world: int) -> None:
     """Refuses more ranks than can be played one by one."""
     if world > MOST_PLAYED:
         accepted = f"at most {MOST_PLAYED}, since each rank is simulated"
-        raise invalid(f"ranks of {exchange!r}", world, accepted, "simulate fewer, or dense plans")
+        raise invalid(
+            f"ranks of {exchange!r}", world, accepted, "simulate fewer, or dense plans"
+        )
 
 
 def supersteps_of(
@@ -172,15 +206,17 @@ def supersteps_of(
 ) -> list[tuple[Superstep, ...]]:
     """The supersteps of every rank in the exchange of one gradient, ranks ascending.
 
-    ``turn`` is the message's: see ``takes_turns``. Raises ``InvalidSetting`` if the exchange looks
-    at values, and for more ranks than can be played one by one.
+    ``turn`` is the message's: see ``takes_turns``. Raises ``InvalidSetting`` if the
+    exchange looks at values, and for more ranks than can be played one by one.
     """
     world = tariff.num_ranks
     check_played(exchange, world)
     first = record(exchange, spec, 0, world, turn)
     found = [_priced(first.rows, 0, tariff)]
     for rank in range(1, world):
-        own = record(exchange, spec, rank, world, turn) if first.is_of_its_rank else first
+        own = (
+            record(exchange, spec, rank, world, turn) if first.is_of_its_rank else first
+        )
         found.append(_priced(own.rows, rank, tariff))
     return found
 
@@ -197,14 +233,23 @@ def supersteps_of_rank(
 
 def takes_turns(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> bool:
     """Whether ranks take turns from message to message: see ``Member.turn``."""
-    return tariff.num_ranks > 1 and record(exchange, spec, 0, tariff.num_ranks).is_of_its_turn
+    return (
+        tariff.num_ranks > 1
+        and record(exchange, spec, 0, tariff.num_ranks).is_of_its_turn
+    )
 
 
-def _priced(rows: tuple[tuple[Verb, ...], ...], rank: int, tariff: Tariff) -> tuple[Superstep, ...]:
+def _priced(
+    rows: tuple[tuple[Verb, ...], ...], rank: int, tariff: Tariff
+) -> tuple[Superstep, ...]:
     found = []
     for row in rows:
-        works = tuple(w for v in row if isinstance(v, Compute) and (w := tariff.work(v)))
-        wire = tuple(_on_the_wire(v, rank, tariff) for v in row if not isinstance(v, Compute))
+        works = tuple(
+            w for v in row if isinstance(v, Compute) and (w := tariff.work(v))
+        )
+        wire = tuple(
+            _on_the_wire(v, rank, tariff) for v in row if not isinstance(v, Compute)
+        )
         if works or wire:
             size_bytes = 0
             for verb in row:
@@ -219,7 +264,8 @@ def _on_the_wire(verb: Communication, rank: int, tariff: Tariff) -> Hop | Joint:
     among = tariff.members(rank, verb.among)
     if verb.among is Among.SHARDS:
         raise InvalidSetting(
-            "a gather among shards cannot be simulated: a cluster has no tensor-parallel links; "
+            "a gather among shards cannot be simulated: a cluster has no "
+            "tensor-parallel links; "
             "have the exchange ask for it only where me.shards is not None"
         )
     size_bytes = verb.buf.numel() * verb.buf.element_size()
@@ -229,7 +275,9 @@ def _on_the_wire(verb: Communication, rank: int, tariff: Tariff) -> Hop | Joint:
         # Bytes of one of equal parts that keeps the link's busier direction as busy.
         own = among.index(rank)
         copies = travel("all_to_all", len(verb.in_sizes)).copies
-        busier = max(sum(sizes) - sizes[own] for sizes in (verb.in_sizes, verb.out_sizes))
+        busier = max(
+            sum(sizes) - sizes[own] for sizes in (verb.in_sizes, verb.out_sizes)
+        )
         priced_bytes = busier * verb.buf.element_size() / copies if copies else 0.0
         like = like[:1]
     elif isinstance(verb, Broadcast):
@@ -243,8 +291,12 @@ def _on_the_wire(verb: Communication, rank: int, tariff: Tariff) -> Hop | Joint:
 
 
 def _algorithms(part: Any) -> Iterator[Compressor | Exchange]:
-    """The algorithms of ``compress/`` in an exchange: its compressors, or the exchange itself."""
-    if isinstance(part, Compressor) or (isinstance(part, Exchange) and part.traits is not None):
+    """The algorithms of ``compress/`` in an exchange: its compressors, or the exchange
+    itself.
+    """
+    if isinstance(part, Compressor) or (
+        isinstance(part, Exchange) and part.traits is not None
+    ):
         yield part
     else:
         for value in algorithms_in(part).values():

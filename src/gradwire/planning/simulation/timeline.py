@@ -1,4 +1,6 @@
-"""simulate: one iteration of a plan as a trace; simulate_exchange: one exchange by itself."""
+"""simulate: one iteration of a plan as a trace; simulate_exchange: one exchange by
+itself.
+"""
 
 from __future__ import annotations
 
@@ -27,23 +29,26 @@ def simulate(
     *,
     ranks: Literal["one", "all"] = "one",
 ) -> Trace:
-    """Predicts one iteration of a plan, from the start of backward to the end of the next forward.
+    """Predicts one iteration of a plan, from the start of backward to the end of the
+    next forward.
 
     Args:
         plan: The plan.
         profile: The model's layers.
         cluster: Ranks, links and measured costs.
-        ranks: "one" lets one rank stand for all, in closed form. "all" simulates every rank, on
-            links that all transfers share.
+        ranks: "one" lets one rank stand for all, in closed form. "all" simulates every
+            rank, on links that all transfers share.
 
     Returns:
         A trace with the lanes "backward", "forward", "communication" and "compute".
-        ``Trace.iteration_s`` is US-Byte's t_iter (equation 12), and ``size_bytes`` of a span counts
-        the bytes that the rank sends in it. Compressors that the cluster has not measured take 0 s,
-        and their spans say so. Gather and scatter take 0 s too.
+        ``Trace.iteration_s`` is US-Byte's t_iter (equation 12), and ``size_bytes`` of a
+        span counts the bytes that the rank sends in it. Compressors that the cluster
+        has not measured take 0 s, and their spans say so. Gather and scatter take 0 s
+        too.
 
     Raises:
-        InvalidSetting: The plan does not fit the profile, or an exchange cannot be simulated.
+        InvalidSetting: The plan does not fit the profile, or an exchange cannot be
+            simulated.
 
     >>> import gradwire as gw
     >>> profile = gw.catalogue.load("vgg16")
@@ -57,7 +62,9 @@ def simulate(
     is_one = ranks == "one" or cluster.num_ranks == 1
     every = [demand.one_rank()] if is_one else demand.all_ranks()
     return Trace.of(
-        span for rank, timing in enumerate(every) for span in _spans(timing, profile.layers, rank)
+        span
+        for rank, timing in enumerate(every)
+        for span in _spans(timing, profile.layers, rank)
     )
 
 
@@ -69,14 +76,16 @@ def simulate_exchange(
     *,
     shapes: tuple[tuple[int, ...], ...] = (),
 ) -> Trace:
-    """The trace of one exchange of ``numel`` elements on all ranks, with nothing else under way.
+    """The trace of one exchange of ``numel`` elements on all ranks, with nothing else
+    under way.
 
-    ``shapes`` are those of the tensors in the gradient, for exchanges that act on matrices; without
-    them the gradient is a vector. The trace is the first step's, in which rank 0 leads where ranks
-    take turns. The exchange's own text is run, without data. A rank that is alone sends nothing,
-    and its trace is empty. On a cluster whose hosts have several ranks these add up first, as under
-    ``attach(mesh=)``. Raises ``InvalidSetting`` if the exchange looks at values, or if ranks
-    disagree on a verb, and ``Deadlock`` if they wait for each other.
+    ``shapes`` are those of the tensors in the gradient, for exchanges that act on
+    matrices; without them the gradient is a vector. The trace is the first step's, in
+    which rank 0 leads where ranks take turns. The exchange's own text is run, without
+    data. A rank that is alone sends nothing, and its trace is empty. On a cluster whose
+    hosts have several ranks these add up first, as under ``attach(mesh=)``. Raises
+    ``InvalidSetting`` if the exchange looks at values, or if ranks disagree on a verb,
+    and ``Deadlock`` if they wait for each other.
     """
     if cluster.num_ranks == 1:
         return Trace()
@@ -84,12 +93,16 @@ def simulate_exchange(
     exchange = on_hosts(exchange, cluster.ranks_per_host)
     every = supersteps_of(exchange, spec, Tariff.of(exchange, cluster))
     per_host = cluster.ranks_per_host
-    traffic = Traffic([[own] for own in every], [[0.0]] * len(every), [""], ranks_per_host=per_host)
+    traffic = Traffic(
+        [[own] for own in every], [[0.0]] * len(every), [""], ranks_per_host=per_host
+    )
     return Trace.of(play(traffic).spans)
 
 
 def _spans(timing: Timing, layers: tuple[Layer, ...], rank: int) -> Iterator[Span]:
-    """The spans of one rank; behind the backward of each layer comes what is encoded there."""
+    """The spans of one rank; behind the backward of each layer comes what is encoded
+    there.
+    """
     yield from timing.spans
     encoded: dict[int, list[Encode]] = {}
     for one in timing.inline:
@@ -103,7 +116,9 @@ def _spans(timing: Timing, layers: tuple[Layer, ...], rank: int) -> Iterator[Spa
         for one in own:
             start_s = end_s
             end_s = end_s + one.seconds
-            yield Span(rank, "backward", one.name, start_s, end_s, step=0, message=one.message)
+            yield Span(
+                rank, "backward", one.name, start_s, end_s, step=0, message=one.message
+            )
         start_s = timing.forward_start_s[number]
         end_s = timing.forward_end_s[number]
         yield Span(rank, "forward", layer.name, start_s, end_s, step=0)

@@ -37,12 +37,15 @@ def fingerprint(
             "torch version": torch.__version__.partition("+")[0],
             **{f"setting {name}": repr(value) for name, value in settings.items()},
         },
-        _TENSORS: [(name, tuple(t.shape), str(t.dtype), how) for name, t, how in tensors],
+        _TENSORS: [
+            (name, tuple(t.shape), str(t.dtype), how) for name, t, how in tensors
+        ],
     }
 
 
 def agree(who: Membership, own: Fingerprint, timeout: timedelta) -> list[Any]:
-    """Raises ``RanksDiffer`` on every rank if any rank refused or any two fingerprints differ.
+    """Raises ``RanksDiffer`` on every rank if any rank refused or any two fingerprints
+    differ.
 
     Returns what each rank tells under ``NETWORK``, which may differ.
     """
@@ -50,7 +53,9 @@ def agree(who: Membership, own: Fingerprint, timeout: timedelta) -> list[Any]:
     def networks(found: Mapping[int, Any]) -> list[Any]:
         refuse_if_one_did(found, "rank {} refused to attach")
         remedy = "start all ranks with the same model, settings and versions"
-        refuse_differences(found, "rank", "do not train the same thing", remedy, difference)
+        refuse_differences(
+            found, "rank", "do not train the same thing", remedy, difference
+        )
         return [other.get(NETWORK) for other in found.values()]
 
     return who.agree(own, networks, timeout)
@@ -68,7 +73,9 @@ def post_refusal(who: Membership, error: Exception) -> None:
 
 
 @contextmanager
-def refusing(*groups: Membership, unless: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+def refusing(
+    *groups: Membership, unless: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
     """Tells the other ranks, who may wait for this one, what is raised within.
 
     Errors of the types ``unless`` are not told.
@@ -89,7 +96,9 @@ def has_refusal(found: Mapping[int, Any]) -> bool:
 
 
 def refuse_if_one_did(found: Mapping[int, Any], how: str) -> None:
-    """Raises ``RanksDiffer`` if a rank's value is a refusal; ``how`` says who, with {} for it."""
+    """Raises ``RanksDiffer`` if a rank's value is a refusal; ``how`` says who, with {}
+    for it.
+    """
     for rank, told in found.items():
         if refusal := told.get(REFUSAL):
             raise RanksDiffer(f"{how.format(rank)}: {refusal}")
@@ -104,7 +113,9 @@ def refuse_differences(
     *,
     names_all: bool = False,
 ) -> None:
-    """Raises ``RanksDiffer`` if notes differ from the first rank's; names the first that does."""
+    """Raises ``RanksDiffer`` if notes differ from the first rank's; names the first
+    that does.
+    """
     ranks: dict[str, list[str]] = {}
     first = min(found)
     for rank, told in found.items():
@@ -113,11 +124,15 @@ def refuse_differences(
             if not names_all:
                 break
     if ranks:
-        texts = [f"{kind} {first} and {kind} {', '.join(ranks[t])} {how}: {t}" for t in ranks]
+        texts = [
+            f"{kind} {first} and {kind} {', '.join(ranks[t])} {how}: {t}" for t in ranks
+        ]
         raise RanksDiffer(f"{'; '.join(texts)}; {remedy}")
 
 
-def first_difference(one: Mapping[str, object], other: Mapping[str, object]) -> str | None:
+def first_difference(
+    one: Mapping[str, object], other: Mapping[str, object]
+) -> str | None:
     """The first entry in which two notes differ; None if they are the same.
 
     >>> first_difference({"step": 1}, {"step": 2}), first_difference({"step": 1}, {})
@@ -132,11 +147,15 @@ def first_difference(one: Mapping[str, object], other: Mapping[str, object]) -> 
 
 
 def difference(one: Fingerprint, other: Fingerprint) -> str | None:
-    """The first thing in which two ranks' fingerprints differ; None if they are the same."""
+    """The first thing in which two ranks' fingerprints differ; None if they are the
+    same.
+    """
     settings = one[SETTINGS]
     others = other[SETTINGS]
     both = [key for key in settings if key in others]
-    if text := first_difference(*({key: part[key] for key in both} for part in (settings, others))):
+    if text := first_difference(
+        *({key: part[key] for key in both} for part in (settings, others))
+    ):
         return text
     for a, b in zip(one[_TENSORS], other[_TENSORS], strict=False):
         if a != b:
@@ -145,7 +164,9 @@ def difference(one: Fingerprint, other: Fingerprint) -> str | None:
     b = len(other[_TENSORS])
     if a != b:
         return f"{a} parameters and buffers against {b}"
-    return first_difference(settings, others)  # last, as most of these follow from the tensors
+    return first_difference(
+        settings, others
+    )  # last, as most of these follow from the tensors
 
 
 def _shown(tensor: Described) -> str:

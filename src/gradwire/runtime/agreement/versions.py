@@ -11,20 +11,26 @@ import torch
 _log = logging.getLogger("gradwire")
 
 TRIED = {"Python": ((3, 11), (3, 14)), "torch": ((2, 9), (2, 15))}
-"""The oldest and the newest that the tests were run with: docs/versions.md has the table."""
+"""The oldest and the newest that the tests were run with: docs/versions.md has the
+table.
+"""
 
 
 @cache
 def warn_of_versions(
-    python: tuple[int, ...] = sys.version_info[:2], torch_version: str = str(torch.__version__)
+    python: tuple[int, ...] = sys.version_info[:2],
+    torch_version: str = str(torch.__version__),
 ) -> None:
     """Warns, once a process, of versions with which nobody has tried gradwire."""
     own = {"Python": python, "torch": tuple(map(int, torch_version.split(".")[:2]))}
     for name, (oldest, newest) in TRIED.items():
         if not oldest <= own[name] <= newest:
-            given, first, last = (".".join(map(str, one)) for one in (own[name], oldest, newest))
+            given, first, last = (
+                ".".join(map(str, one)) for one in (own[name], oldest, newest)
+            )
             _log.warning(
-                "%s %s: gradwire was tried with %s to %s; the page Versions (docs/versions.md) has "
+                "%s %s: gradwire was tried with %s to %s; the page Versions "
+                "(docs/versions.md) has "
                 "the table",
                 *(name, given, first, last),
             )

@@ -1,8 +1,9 @@
 """Bypass: gradients of a DDP model that its reducer does not see are named.
 
-``DistributedDataParallel`` averages in the first backward pass after its own forward pass. It is
-silent where its module or a layer is called instead, where a second backward pass follows, and
-where ``model.double()`` has taken its hooks from the parameters. Every rank then trains alone.
+``DistributedDataParallel`` averages in the first backward pass after its own forward
+pass. It is silent where its module or a layer is called instead, where a second
+backward pass follows, and where ``model.double()`` has taken its hooks from the
+parameters. Every rank then trains alone.
 """
 
 from __future__ import annotations
@@ -24,14 +25,20 @@ from ..step.progress import Progress
 
 _log = logging.getLogger("gradwire")
 _UNSEEN = (
-    "{name} has a gradient that DistributedDataParallel did not average; optimizer.step() would "
-    "take other gradients on each rank. DDP averages once after each forward pass of the DDP model "
-    "itself: call that, and neither its module nor a layer, before each backward pass. Or attach "
-    "the plain module, whose layers anybody may call. no_sync() keeps gradients on this rank"
+    "{name} has a gradient that DistributedDataParallel did not average; "
+    "optimizer.step() would "
+    "take other gradients on each rank. DDP averages once after each forward "
+    "pass of the DDP model "
+    "itself: call that, and neither its module nor a layer, before each "
+    "backward pass. Or attach "
+    "the plain module, whose layers anybody may call. no_sync() keeps gradients "
+    "on this rank"
 )
 _CONVERTED = (
-    "{name} was converted (.double(), .to() or the like) after DistributedDataParallel was made, "
-    "which averages its gradients no longer; convert the model first, then make the DDP model and "
+    "{name} was converted (.double(), .to() or the like) after "
+    "DistributedDataParallel was made, "
+    "which averages its gradients no longer; convert the model first, then make "
+    "the DDP model and "
     "attach it"
 )
 
@@ -39,9 +46,9 @@ _CONVERTED = (
 class BypassWatch:
     """Tells ``local`` of gradients that DDP does not average.
 
-    The first and the last parameter stand for all. Where a pass may leave some out, all are looked
-    at. In a static graph a parameter may get several gradients in one pass; so only models whose
-    forward pass never runs are noticed.
+    The first and the last parameter stand for all. Where a pass may leave some out, all
+    are looked at. In a static graph a parameter may get several gradients in one pass;
+    so only models whose forward pass never runs are noticed.
     """
 
     def __init__(
@@ -70,7 +77,10 @@ class BypassWatch:
         """Whether the last forward pass was one under no_sync."""
         self._hooks = [
             Hooked(ddp.register_forward_hook, self._called),
-            *(on_gradient(param, self._accept, name) for name, param in watched.items()),
+            *(
+                on_gradient(param, self._accept, name)
+                for name, param in watched.items()
+            ),
         ]
 
     def remove(self) -> None:
@@ -91,11 +101,15 @@ class BypassWatch:
         self._is_first = self._was_called = True
 
     def _looked_at(self) -> list[tuple[int, torch.dtype]]:
-        """The places and dtypes of the first and the last parameter; to look at these is cheap."""
+        """The places and dtypes of the first and the last parameter; to look at these
+        is cheap.
+        """
         return [(param.data_ptr(), param.dtype) for _, param in self._ends]
 
     def _refuse_converted(self) -> None:
-        """Raises where autograd has other nodes for parameters than those that DDP has hooked."""
+        """Raises where autograd has other nodes for parameters than those that DDP has
+        hooked.
+        """
         for (name, param), node in zip(self._ends, self._nodes, strict=True):
             if get_gradient_edge(param).node is not node:
                 raise self._progress.give_up(_CONVERTED.format(name=name))
@@ -114,7 +128,9 @@ class BypassWatch:
                 self._warn(name)
 
     def _warn(self, name: str) -> None:
-        """Warns in the second backward pass, once, as a loop may step without an optimizer."""
+        """Warns in the second backward pass, once, as a loop may step without an
+        optimizer.
+        """
         if name in self._unseen and not self._has_warned:
             self._has_warned = True
             _log.warning("%s", _UNSEEN.format(name=name))

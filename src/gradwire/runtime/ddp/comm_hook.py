@@ -1,16 +1,16 @@
 """DistributedDataParallel: its communication hook feeds the same synchroniser.
 
-DDP rebuilds its buckets after the first step: same index, same size, other order. Messages here are
-gradwire's own and never follow DDP's buckets; a bucket's future completes when every message that
-carries one of its gradients is done. State stays with parameters, and a resumed run is the same
-run.
+DDP rebuilds its buckets after the first step: same index, same size, other order.
+Messages here are gradwire's own and never follow DDP's buckets; a bucket's future
+completes when every message that carries one of its gradients is done. State stays with
+parameters, and a resumed run is the same run.
 
-Where all of a DDP model's gradients are dense, DDP's own reducer averages and we count. Its buckets
-are copied by C++ in the backward pass, and no other way to the same bits is as fast. So no
-communication hook is registered, no channel opened and no lane started. What is left is a count of
-steps, their bytes and their waits, and the pulse, by which ranks agree on checkpoints. What it
-costs the user: a lost rank shows as DDP's own error, after the time-out of DDP's own group, and
-gradwire names nobody.
+Where all of a DDP model's gradients are dense, DDP's own reducer averages and we count.
+Its buckets are copied by C++ in the backward pass, and no other way to the same bits is
+as fast. So no communication hook is registered, no channel opened and no lane started.
+What is left is a count of steps, their bytes and their waits, and the pulse, by which
+ranks agree on checkpoints. What it costs the user: a lost rank shows as DDP's own
+error, after the time-out of DDP's own group, and gradwire names nobody.
 """
 
 from __future__ import annotations
@@ -45,29 +45,36 @@ from ..transport.task_graph import Task, is_interrupt, wall_clock
 
 _serving: WeakKeyDictionary[DistributedDataParallel, Callable[[], DDPHooks | None]]
 _serving = WeakKeyDictionary()
-"""The hooks that serve each DDP model that was attached once, whose communication hook stays.
+"""The hooks that serve each DDP model that was attached once, whose communication hook
+stays.
 
-DDP's reducer holds the hook, and the garbage collector does not see into the reducer. So references
-are weak: otherwise a dropped DDP would never be freed.
+DDP's reducer holds the hook, and the garbage collector does not see into the reducer.
+So references are weak: otherwise a dropped DDP would never be freed.
 """
 
 
 def serve_hook(
     progress: Progress, ddp: DistributedDataParallel, params: list[tuple[str, Tensor]]
 ) -> DDPHooks:
-    """Serves the communication hook of ``ddp`` until ``remove`` of what is returned is called.
+    """Serves the communication hook of ``ddp`` until ``remove`` of what is returned is
+    called.
 
     DDP's hook refers to what serves it weakly, so whoever keeps that keeps it served.
     """
     if ddp not in _serving:
         try:
-            ddp.register_comm_hook(None, _make_hook(weakref.ref(ddp), ddp.process_group))
+            ddp.register_comm_hook(
+                None, _make_hook(weakref.ref(ddp), ddp.process_group)
+            )
         except RuntimeError as error:
             raise InvalidSetting(
-                f"DDP refused the communication hook: {str(error).splitlines()[0]}; a DDP model "
-                "has one hook, and mixed_precision= takes it too: build it without, then attach"
+                "DDP refused the communication hook: "
+                f"{str(error).splitlines()[0]}; a DDP model "
+                "has one hook, and mixed_precision= takes it too: build it "
+                "without, then attach"
             ) from error
-        ddp._comm_hooks.pop()  # DDP's reducer has the hook; this list is what copies would take
+        # DDP's reducer has the hook; this list is what copies would take
+        ddp._comm_hooks.pop()
     hooks = DDPHooks(progress, params, ddp)
     _serving[ddp] = weakref.ref(hooks)
     return hooks
@@ -76,12 +83,12 @@ def serve_hook(
 def renew_reducer(ddp: DistributedDataParallel) -> Callable[[], None]:
     """Has the next forward pass begin with a reducer that no hook of ours ever served.
 
-    Reducers keep a hook for life, and one that does nothing still takes Python for each bucket. The
-    new reducer is made as DDP makes one for an unpickled model, before the forward pass, as a
-    backward pass may still be under way. All ranks call this alike. Within ``ddp.join()`` it waits,
-    as a rank that has joined has no forward pass. The function returned calls it off. The hook
-    stays where DDP tells its reducer more (a static graph, delayed parameters), and where torch
-    makes reducers otherwise.
+    Reducers keep a hook for life, and one that does nothing still takes Python for each
+    bucket. The new reducer is made as DDP makes one for an unpickled model, before the
+    forward pass, as a backward pass may still be under way. All ranks call this alike.
+    Within ``ddp.join()`` it waits, as a rank that has joined has no forward pass. The
+    function returned calls it off. The hook stays where DDP tells its reducer more (a
+    static graph, delayed parameters), and where torch makes reducers otherwise.
     """
     made = getattr(ddp, "_ddp_init_helper", None)
     is_delaying = bool(getattr(ddp, "_delay_all_reduce_params", []))
@@ -103,7 +110,8 @@ def renew_reducer(ddp: DistributedDataParallel) -> Callable[[], None]:
 
 
 def refuse_fewer(ddp: DistributedDataParallel) -> Callable[[], None]:
-    """Has a DDP's ``join()`` refuse what it could not do; returns a function to undo it.
+    """Has a DDP's ``join()`` refuse what it could not do; returns a function to undo
+    it.
 
     DDP divides by fewer ranks only where no communication hook averages.
     """
@@ -112,7 +120,9 @@ def refuse_fewer(ddp: DistributedDataParallel) -> Callable[[], None]:
     def join_hook(**kwargs: Any) -> Any:
         if not kwargs.get("divide_by_initial_world_size", True):
             accepted = "True for a DDP model whose gradients gradwire averages"
-            raise invalid("divide_by_initial_world_size", False, accepted, "leave it out")
+            raise invalid(
+                "divide_by_initial_world_size", False, accepted, "leave it out"
+            )
         return own(**kwargs)
 
     return Lent(ddp, "join_hook", join_hook).remove
@@ -131,38 +141,48 @@ def _make_hook(ddp: Callable[[], DistributedDataParallel | None], group: Any) ->
 
 
 def _as_without_hook(group: Any, bucket: Any) -> torch.futures.Future[Tensor]:
-    """The mean with the bits that DDP gives without a hook, by which it can then not be told."""
+    """The mean with the bits that DDP gives without a hook, by which it can then not be
+    told.
+    """
     buffer = bucket.buffer()
     world = group.size()
     buffer.div_(world) if buffer.is_sparse else buffer.mul_(1 / world)
     work: Any = dist.all_reduce(buffer, group=group, async_op=True)
-    mean: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
+    mean: torch.futures.Future[Tensor] = work.get_future().then(
+        lambda done: done.value()[0]
+    )
     return mean
 
 
 class DDPHooks:
     """Hands DDP's buckets to the synchroniser and completes their futures.
 
-    ``on_end`` is called when all means of a backward pass are in DDP's buckets, still inside
-    backward().
+    ``on_end`` is called when all means of a backward pass are in DDP's buckets, still
+    inside backward().
 
-    DDP hands in zeros for parameters that this rank did not use. Where it finds them in each step
-    (``find_unused_parameters``), it drops the mean of one that no rank used. So its residual must
-    not be delivered: this rank hands in None, and ranks tell each other which they used.
+    DDP hands in zeros for parameters that this rank did not use. Where it finds them in
+    each step (``find_unused_parameters``), it drops the mean of one that no rank used.
+    So its residual must not be delivered: this rank hands in None, and ranks tell each
+    other which they used.
     """
 
     overlap: Overlap | None = None
     """None: DDP ends a backward pass when all means are there."""
 
     def __init__(
-        self, progress: Progress, params: list[tuple[str, Tensor]], ddp: DistributedDataParallel
+        self,
+        progress: Progress,
+        params: list[tuple[str, Tensor]],
+        ddp: DistributedDataParallel,
     ) -> None:
         self._progress = progress
         self._synchroniser = progress.synchroniser
         self._finds_unused = ddp.find_unused_parameters and not ddp.static_graph
         self._shows_buckets = ddp.gradient_as_bucket_view
         self._used: set[str] = set()
-        """The parameters that this rank used since the last step, as DDP itself knows them."""
+        """The parameters that this rank used since the last step, as DDP itself knows
+        them.
+        """
         watched = params if self._finds_unused else ()
         self._hooks = [_noted(param, name, self._used) for name, param in watched]
         self._is_removed = False
@@ -182,13 +202,17 @@ class DDPHooks:
 
     @property
     def has_left(self) -> bool:
-        """Whether gradients are DDP's own already, as no step is open that ``detach`` waits for."""
+        """Whether gradients are DDP's own already, as no step is open that ``detach``
+        waits for.
+        """
         progress = self._progress
         is_over = not self._synchroniser.open and progress.backward() is None
         return self._is_removed or (progress.is_leaving and is_over)
 
     def serve(self, bucket: Any) -> torch.futures.Future[Tensor] | None:
-        """The future of a bucket's mean; None if ``detach`` has left the model to DDP meanwhile."""
+        """The future of a bucket's mean; None if ``detach`` has left the model to DDP
+        meanwhile.
+        """
         synchroniser = self._synchroniser
         if not synchroniser.open:
             with self._progress.opening:
@@ -211,38 +235,52 @@ class DDPHooks:
         is_last = synchroniser.complete
         if is_last:
             self._waiting.remove(entry)
-        # Futures of buckets whose messages have all been launched by now can be completed.
-        tied = [b for b in self._waiting if None not in map(synchroniser.end, b.messages)]
+        # Futures of buckets whose messages have all been launched by now can be
+        # completed.
+        tied = [
+            b for b in self._waiting if None not in map(synchroniser.end, b.messages)
+        ]
         self._waiting = [b for b in self._waiting if b not in tied]
         for own in tied:
-            ends = [end for i in own.messages if (end := synchroniser.end(i)) is not None]
-            self._completions.append(synchroniser.engine.when_done(ends, own.completion()))
+            ends = [
+                end for i in own.messages if (end := synchroniser.end(i)) is not None
+            ]
+            self._completions.append(
+                synchroniser.engine.when_done(ends, own.completion())
+            )
         if is_last:
             self._close(entry)
         if is_last and _is_in_backward():
-            # The first bucket may have come in the backward pass of a reentrant checkpoint's own.
+            # The first bucket may have come in the backward pass of a reentrant
+            # checkpoint's own.
             self._progress.queue_end(self._end_backward)
         elif is_last and self.on_end is not None:
             self._end_backward()  # of the other ranks, as this one has joined
         return entry.future
 
     def _is_used(self, param: Tensor, name: str) -> bool:
-        """Whether a parameter takes part in the step: also one whose ``.grad`` shows the bucket."""
+        """Whether a parameter takes part in the step: also one whose ``.grad`` shows
+        the bucket.
+        """
         if not self._synchroniser.counts_use or name in self._used:
             return True
         return self._shows_buckets and param.grad is not None and _is_in_backward()
 
     def _begin(self) -> None:
-        self._synchroniser.counts_use = self._finds_unused and self._synchroniser.keeps_state
-        self._synchroniser.check.trains = _is_in_backward()  # not once its data have ended
+        self._synchroniser.counts_use = (
+            self._finds_unused and self._synchroniser.keeps_state
+        )
+        self._synchroniser.check.trains = (
+            _is_in_backward()
+        )  # not once its data have ended
         self._progress.begin_step()
         self._over = threading.Event()
         self._has_ended = False
         self._waiting = []
         self._completions = []
         if _is_in_backward():
-            # Runs before DDP's own end of backward, which can say of a failed future only that it
-            # holds no tensor.
+            # Runs before DDP's own end of backward, which can say of a failed future
+            # only that it holds no tensor.
             self._progress.queue_end(self._end_backward)
 
     def _end_backward(self) -> None:
@@ -255,11 +293,13 @@ class DDPHooks:
             self.on_end()
 
     def _close(self, last: _Bucket) -> None:
-        """Closes the step, as all gradients are handed in; it ends behind the last message.
+        """Closes the step, as all gradients are handed in; it ends behind the last
+        message.
 
-        The other futures are complete by then, as ``detach`` in another thread closes the exchange
-        once the step has ended. The last bucket's future completes only then, because DDP returns,
-        and may open the next step, as soon as all futures are complete.
+        The other futures are complete by then, as ``detach`` in another thread closes
+        the exchange once the step has ended. The last bucket's future completes only
+        then, because DDP returns, and may open the next step, as soon as all futures
+        are complete.
         """
         synchroniser = self._synchroniser
         progress = self._progress
@@ -281,15 +321,19 @@ class DDPHooks:
                 complete(failure)
                 over.set()
 
-        synchroniser.engine.when_done([*synchroniser.all_ends(), *self._completions], end)
+        synchroniser.engine.when_done(
+            [*synchroniser.all_ends(), *self._completions], end
+        )
 
 
 class DDPInTurn:
-    """Hands a DDP model's gradients to messages or leaves them to DDP, from step to step.
+    """Hands a DDP model's gradients to messages or leaves them to DDP, from step to
+    step.
 
-    No way to the mean of dense gradients is as fast as DDP's own reducer. So its communication
-    hook is taken only when a plan comes. Reducers keep a hook, so behind a plan DDP gets a new one.
-    ``on_end`` is called when all means of a backward pass are in DDP's buckets, as by `DDPHooks`.
+    No way to the mean of dense gradients is as fast as DDP's own reducer. So its
+    communication hook is taken only when a plan comes. Reducers keep a hook, so behind
+    a plan DDP gets a new one. ``on_end`` is called when all means of a backward pass
+    are in DDP's buckets, as by `DDPHooks`.
     """
 
     overlap: Overlap | None = None
@@ -304,7 +348,9 @@ class DDPInTurn:
         self._given = (progress, ddp, params)
         self.on_end: Callable[[], None] | None = None
         self._hooks: DDPHooks | None = None
-        self._stop_counting: Callable[[], None] | None = count_steps(*self._given, self._ended)
+        self._stop_counting: Callable[[], None] | None = count_steps(
+            *self._given, self._ended
+        )
         self._keep_reducer: Callable[[], None] = lambda: None
 
     @property
@@ -313,7 +359,9 @@ class DDPInTurn:
         return self._hooks is None
 
     def use_messages(self, wanted: bool) -> None:
-        """Has the next steps averaged by messages, or by DDP; called between two steps."""
+        """Has the next steps averaged by messages, or by DDP; called between two
+        steps.
+        """
         if wanted is not self.is_left_to_ddp:
             return
         self.remove()
@@ -325,7 +373,9 @@ class DDPInTurn:
             self._stop_counting = count_steps(*self._given, self._ended)
 
     def remove(self) -> None:
-        """Leaves the model to DDP, and counts no more; its reducer stays for who attaches next."""
+        """Leaves the model to DDP, and counts no more; its reducer stays for who
+        attaches next.
+        """
         self._keep_reducer()
         if self._hooks is not None:
             self._hooks.remove()
@@ -340,7 +390,9 @@ class DDPInTurn:
 
 
 def _noted(param: Any, name: str, used: set[str]) -> Any:
-    """A hook that notes a parameter as ``used`` where a backward pass leaves it a gradient."""
+    """A hook that notes a parameter as ``used`` where a backward pass leaves it a
+    gradient.
+    """
 
     def note(param: Tensor) -> None:
         if param.grad is not None:
@@ -352,9 +404,10 @@ def _noted(param: Any, name: str, used: set[str]) -> Any:
 def _gradients(bucket: Any) -> list[Tensor]:
     """The gradients in a bucket, complex ones as reals.
 
-    They have their parameters' strides in it, which torch's own list does not know. Of complex
-    gradients newer versions of torch give a hook the real view of the buffer, cut where it would be
-    cut were it complex. Older ones (2.9) give it the buffer itself.
+    They have their parameters' strides in it, which torch's own list does not know. Of
+    complex gradients newer versions of torch give a hook the real view of the buffer,
+    cut where it would be cut were it complex. Older ones (2.9) give it the buffer
+    itself.
     """
     params: list[Tensor] = bucket.parameters()
     if not params[0].is_complex():
@@ -369,15 +422,23 @@ def _gradients(bucket: Any) -> list[Tensor]:
 
 
 def _laid_out(part: Tensor, param: Tensor) -> Tensor:
-    """A parameter's part of a bucket with its strides, which torch gives it if it is dense."""
+    """A parameter's part of a bucket with its strides, which torch gives it if it is
+    dense.
+    """
     if param.is_contiguous():
         return part.view(param.shape)
     is_dense = torch.empty_like(param, device="meta").stride() == param.stride()
-    return part.as_strided(param.shape, param.stride()) if is_dense else part.view(param.shape)
+    return (
+        part.as_strided(param.shape, param.stride())
+        if is_dense
+        else part.view(param.shape)
+    )
 
 
 def _is_in_backward() -> bool:
-    """Whether this thread is in a backward pass; a rank that has joined calls the hook outside."""
+    """Whether this thread is in a backward pass; a rank that has joined calls the hook
+    outside.
+    """
     return torch._C._current_graph_task_id() != -1
 
 
@@ -385,7 +446,11 @@ class _Bucket:
     """One of DDP's buckets on its way."""
 
     def __init__(
-        self, names: list[str], buffer: Tensor, synchroniser: Synchroniser, side: SideStream | None
+        self,
+        names: list[str],
+        buffer: Tensor,
+        synchroniser: Synchroniser,
+        side: SideStream | None,
     ) -> None:
         self.names = names
         self.buffer = buffer
@@ -393,20 +458,28 @@ class _Bucket:
         self.messages = synchroniser.ends_of(names)
         self._synchroniser = synchroniser
         devices: Any = [] if side is None else [side.device]
-        self.future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
+        self.future: torch.futures.Future[Tensor] = torch.futures.Future(
+            devices=devices
+        )
         self.absent: dict[str, Tensor] = {}
-        """The places of gradients in the bucket that this rank handed in as None, by name."""
+        """The places of gradients in the bucket that this rank handed in as None, by
+        name.
+        """
 
     def completion(self) -> Callable[[BaseException | None], None]:
-        """The function to call when all messages of this bucket are done or the step failed."""
+        """The function to call when all messages of this bucket are done or the step
+        failed.
+        """
 
         def complete(failure: BaseException | None) -> None:
             if failure is not None:
-                # A future takes no interrupt, which the end of the backward pass raises.
+                # A future takes no interrupt, which the end of the backward pass
+                # raises.
                 held = RuntimeError(said(failure)) if is_interrupt(failure) else failure
                 self.future.set_exception(held)  # type: ignore[arg-type]
             else:
-                # The future is complete when what was launched on the current stream is done.
+                # The future is complete when what was launched on the current stream is
+                # done.
                 with nullcontext() if self._side is None else self._side.use():
                     for name, grad in self.absent.items():
                         grad.copy_(self._synchroniser.mean(name))
@@ -424,10 +497,12 @@ def count_steps(
     params: Sequence[NamedParam],
     on_end: Callable[[], None] | None = None,
 ) -> Callable[[], None]:
-    """Counts the steps of a model that is left to DDP until the function returned is called.
+    """Counts the steps of a model that is left to DDP until the function returned is
+    called.
 
-    ``on_end`` is called at the end of each, still inside backward(). Raises ``InvalidSetting``
-    where a communication hook of the user's own averages the gradients.
+    ``on_end`` is called at the end of each, still inside backward(). Raises
+    ``InvalidSetting`` where a communication hook of the user's own averages the
+    gradients.
     """
     found = ddp._get_ddp_logging_data().get("comm_hook")  # type: ignore[no-untyped-call]
     if found and ddp not in _serving:  # else it is gradwire's, of an attach before
@@ -438,15 +513,20 @@ def count_steps(
             "build the model without it, then attach",
         )
     if on_end is None:
-        _log.info("all gradients are dense: DDP's own reducer averages them, and gradwire counts")
+        _log.info(
+            "all gradients are dense: DDP's own reducer averages them, and "
+            "gradwire counts"
+        )
     return _Counter(progress, ddp, params, on_end).remove
 
 
 class _Counter:
-    """Counts the backward passes in which DDP exchanges gradients, as DDP itself knows them.
+    """Counts the backward passes in which DDP exchanges gradients, as DDP itself knows
+    them.
 
-    A forward pass that shall be followed by an exchange arms it, as it arms DDP's reducer. The
-    first gradient after that opens a step, and the end of the backward pass closes it.
+    A forward pass that shall be followed by an exchange arms it, as it arms DDP's
+    reducer. The first gradient after that opens a step, and the end of the backward
+    pass closes it.
     """
 
     def __init__(
@@ -466,10 +546,12 @@ class _Counter:
         if ddp.find_unused_parameters:
             counted += 4 * len(tensors)  # DDP tells ranks which parameters were used
         self._step_bytes = bytes_sent("all_reduce", counted, self._engine.world)
-        # Else each parameter has a gradient in each step, as DDP raises where one has none.
+        # Else each parameter has a gradient in each step, as DDP raises where one has
+        # none.
         some_unused = ddp.find_unused_parameters or ddp.static_graph
         self._forward = Hooked(ddp.register_forward_hook, self._arm)
-        # What a rank whose data have ended does last in a step, so that others are as far.
+        # What a rank whose data have ended does last in a step, so that others are as
+        # far.
         unused = ddp.find_unused_parameters
         last = f"_match_{'unused_params_allreduce' if unused else 'all_reduce_for_bwd_pass'}"
         self._joined = Lent(ddp, last, partial(self._after_join, getattr(ddp, last)))
@@ -484,9 +566,9 @@ class _Counter:
         if not (torch.is_grad_enabled() and ddp.require_backward_grad_sync):
             return
         self._is_armed = True
-        # With a pilot the step begins where the backward pass enters the model, which is not in a
-        # segment. The first gradient may come in the nested pass of a reentrant checkpoint, at
-        # whose end the step is not over.
+        # With a pilot the step begins where the backward pass enters the model, which
+        # is not in a segment. The first gradient may come in the nested pass of a
+        # reentrant checkpoint, at whose end the step is not over.
         for one in tree_leaves(output) if self._on_end is not None else ():
             if isinstance(one, Tensor) and one.requires_grad:
                 one.register_hook(lambda _: self._began())  # type: ignore[no-untyped-call]
@@ -498,9 +580,12 @@ class _Counter:
         if was_armed:
             if param is not None and self._on_end is not None and is_inside_a_segment():
                 raise self._progress.give_up(
-                    "a pilot (auto) cannot see where the backward pass ends: it begins inside a "
-                    "segment of a reentrant activation checkpoint, and no tensor was found in the "
-                    "model's output; use_reentrant=False is accepted, as are tuples and dicts"
+                    "a pilot (auto) cannot see where the backward pass ends: it "
+                    "begins inside a "
+                    "segment of a reentrant activation checkpoint, and no "
+                    "tensor was found in the "
+                    "model's output; use_reentrant=False is accepted, as are "
+                    "tuples and dicts"
                 )
             self._begin()
 
@@ -514,7 +599,9 @@ class _Counter:
         self._progress.mark_backward(self._computed_s)
 
     def _end(self) -> None:
-        """Ends a step behind DDP's own end of the backward pass, which waits for its buckets."""
+        """Ends a step behind DDP's own end of the backward pass, which waits for its
+        buckets.
+        """
         self._progress.mark_wait(self._computed_s, wall_clock())
         self._close()
 
@@ -528,7 +615,9 @@ class _Counter:
             self._on_end()
 
     def _after_join(self, match: Callable[[], None]) -> None:
-        """Counts a step of the others in which this rank, whose data have ended, takes part."""
+        """Counts a step of the others in which this rank, whose data have ended, takes
+        part.
+        """
         match()
         self._open()
         self._close()

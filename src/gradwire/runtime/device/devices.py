@@ -1,8 +1,8 @@
 """Devices: what gradwire asks of a kind of device on which gradients may lie.
 
-A device runs what it is told in the order of a stream, and later than it was told. An event is a
-place in a stream: another stream, or the host, waits for it. The host is no such device: what it is
-told is done at once, and there is nothing to ask.
+A device runs what it is told in the order of a stream, and later than it was told. An
+event is a place in a stream: another stream, or the host, waits for it. The host is no
+such device: what it is told is done at once, and there is nothing to ask.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from torch import Tensor
 Stream = Any
 """A stream of a device."""
 Event = Any
-"""A place in a stream, with ``wait(stream)`` for a stream and ``synchronize()`` for the host."""
+"""A place in a stream, with ``wait(stream)`` for a stream and ``synchronize()`` for the
+host.
+"""
 
 
 class Accelerator:
     """A kind of device by its module in torch: CUDA, ROCm under the same name, XPU.
 
-    Another kind, which ``register`` takes, has the same functions. CUDA's own network back end is
-    NCCL.
+    Another kind, which ``register`` takes, has the same functions. CUDA's own network
+    back end is NCCL.
     """
 
     def __init__(self, module: Any) -> None:
@@ -54,20 +56,34 @@ class Accelerator:
         return torch.empty(size_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def is_capturing(self) -> bool:
-        """Whether what this thread launches is recorded for later, as for a CUDA graph."""
+        """Whether what this thread launches is recorded for later, as for a CUDA
+        graph.
+        """
         asked = getattr(self._module, "is_current_stream_capturing", None)
         return asked is not None and bool(asked())
 
     def network_name(self, device: torch.device) -> str | None:
-        """The name that no other device has; None where it has no network back end of its own."""
+        """The name that no other device has; None where it has no network back end of
+        its own.
+        """
         is_served = device.type == "cuda" and dist.is_nccl_available()
-        return str(self._module.get_device_properties(device).uuid) if is_served else None
+        return (
+            str(self._module.get_device_properties(device).uuid) if is_served else None
+        )
 
     def connect(
-        self, device: torch.device, store: Any, rank: int, world: int, timeout: timedelta
+        self,
+        device: torch.device,
+        store: Any,
+        rank: int,
+        world: int,
+        timeout: timedelta,
     ) -> Any:
-        """A process group that sends from the device's own memory; its works wait on streams."""
-        # A group and not its back end alone: that has no way to launch sends and receives together.
+        """A process group that sends from the device's own memory; its works wait on
+        streams.
+        """
+        # A group and not its back end alone: that has no way to launch sends and
+        #     receives together.
         group = dist.ProcessGroup(store, rank, world)
         kind = dist.ProcessGroup.BackendType.NCCL
         group._register_backend(device, kind, self.backend(store, rank, world, timeout))
@@ -84,7 +100,9 @@ class Accelerator:
 
 
 def side_stream(device: torch.device) -> Stream:
-    """The one stream of a device on which gradwire computes, whatever model it is for."""
+    """The one stream of a device on which gradwire computes, whatever model it is
+    for.
+    """
     kind = kind_of(device)
     assert kind is not None, "the host has no streams"
     if device not in _SIDES:
@@ -96,8 +114,8 @@ def side_stream(device: torch.device) -> Stream:
 def kept_on(device: torch.device) -> Iterator[None]:
     """A block whose new tensors are a device's, and belong to its side stream.
 
-    They may be given up while that stream uses them. The caller's stream goes on when they are
-    made.
+    They may be given up while that stream uses them. The caller's stream goes on when
+    they are made.
     """
     kind = kind_of(device)
     with device, ExitStack() as undo:
@@ -116,7 +134,9 @@ _SIDES: dict[torch.device, Stream] = {}
 
 
 def kind_of(device: torch.device) -> Accelerator | None:
-    """The functions of a device's kind; None where it has no streams, as the host has none."""
+    """The functions of a device's kind; None where it has no streams, as the host has
+    none.
+    """
     if device.type not in _KINDS:
         module = torch.get_device_module(device)
         fits = all(hasattr(module, name) for name in _NEEDED)
@@ -125,7 +145,8 @@ def kind_of(device: torch.device) -> Accelerator | None:
 
 
 def home_of(tensors: Iterable[Tensor], *, host_only: bool) -> torch.device:
-    """The device on which gradients of these parameters are encoded: theirs, if all have one.
+    """The device on which gradients of these parameters are encoded: theirs, if all
+    have one.
 
     It is the host where that has no streams, and where an exchange is ``host_only``.
     """
@@ -134,5 +155,7 @@ def home_of(tensors: Iterable[Tensor], *, host_only: bool) -> torch.device:
 
 
 def register(name: str, kind: Accelerator) -> None:
-    """Has devices of this type be asked by ``kind``, where torch's module does not serve."""
+    """Has devices of this type be asked by ``kind``, where torch's module does not
+    serve.
+    """
     _KINDS[name] = kind

@@ -1,42 +1,51 @@
 """Streams: where the compute lane's work is done for gradients that a device computes.
 
-Autograd launches a gradient's kernels on the stream that is current in its thread, and goes on
-before they have run. So a mark is left on that stream where a gradient is handed in. A message is
-gathered, encoded, decoded and scattered on the one ``SideStream`` of its device, behind the marks
-of its gradients: behind these kernels, and behind none that were launched since. What it does ends
-with a mark too, and whoever uses a mean has his own stream wait for that. The host waits for
-neither.
+Autograd launches a gradient's kernels on the stream that is current in its thread, and
+goes on before they have run. So a mark is left on that stream where a gradient is
+handed in. A message is gathered, encoded, decoded and scattered on the one
+``SideStream`` of its device, behind the marks of its gradients: behind these kernels,
+and behind none that were launched since. What it does ends with a mark too, and whoever
+uses a mean has his own stream wait for that. The host waits for neither.
 
-A message that is encoded on the host, of gradients that a device computes, copies them ``behind``
-their marks and waits for the copies.
+A message that is encoded on the host, of gradients that a device computes, copies them
+``behind`` their marks and waits for the copies.
 
-Memory is used again without a wait where its own stream is behind all who used it. Gradients are
-their producers', who wait for the end of the message before they go on. What the side stream makes
-for itself only it uses.
+Memory is used again without a wait where its own stream is behind all who used it.
+Gradients are their producers', who wait for the end of the message before they go on.
+What the side stream makes for itself only it uses.
 
 Gradients in host memory get no mark, and cost nothing.
 
 **Offload.** One tensor of a device may be encoded by the host from pinned memory.
-Source: SSFusion (ICDE 2026), section IV-C, steps 2 and 3: the gradient is copied to host memory
-    that is kept, without a wait; a thread of its own selects from it; what it has selected is
-    copied back without a wait.
-Differences: it is the sum of residual and gradient that is copied, so the residual stays on the
-    device. The copies take the device's side stream, on which all that is computed of gradients is
-    in order.
-The copy out is launched by the thread of the backward pass, behind the gradient's mark. The lane
-``OFFLOAD`` waits for it, so the compute lane goes on to launch other messages' work.
+Source: SSFusion (ICDE 2026), section IV-C, steps 2 and 3: the gradient is copied to
+host memory
+    that is kept, without a wait; a thread of its own selects from it; what it has
+    selected is copied back without a wait.
+Differences: it is the sum of residual and gradient that is copied, so the residual
+    stays on the device. The copies take the device's side stream, on which all that is
+    computed of gradients is in order.
+The copy out is launched by the thread of the backward pass, behind the gradient's mark.
+The lane ``OFFLOAD`` waits for it, so the compute lane goes on to launch other messages'
+work.
 
-**Staging.** Payloads of a device pass through host memory, where gloo sends from. All copies
-between a device and the network are made here. A message has one pinned buffer, as large as the
-largest of its verbs has needed, which it keeps from step to step. Payloads alone are copied, on the
-side stream of their device, and the host waits for a copy only in the thread that then sends it.
-What lies in host memory already, as sizes do that ranks tell each other, goes as it is.
+**Staging.** Payloads of a device pass through host memory, where gloo sends from. All
+copies between a device and the network are made here. A message has one pinned buffer,
+as large as the largest of its verbs has needed, which it keeps from step to step.
+Payloads alone are copied, on the side stream of their device, and the host waits for a
+copy only in the thread that then sends it. What lies in host memory already, as sizes
+do that ranks tell each other, goes as it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -53,11 +62,15 @@ _ALIGNED_BYTES = 64
 
 @dataclass
 class Staging:
-    """The pinned buffers of one rank by message, and how many bytes it has copied so far."""
+    """The pinned buffers of one rank by message, and how many bytes it has copied so
+    far.
+    """
 
     to_host_bytes: int = 0
     to_device_bytes: int = 0
-    offloaded_bytes: int = 0  # those of ``to_host_bytes`` that the host has encoded; see `Offload`
+    offloaded_bytes: int = (
+        0  # those of ``to_host_bytes`` that the host has encoded; see `Offload`
+    )
     _kept: dict[Hashable, Tensor] = field(default_factory=dict)
 
     @property
@@ -77,10 +90,11 @@ class Staging:
         kind: Accelerator,
         stream: Stream,
     ) -> Staged | None:
-        """Launches the copies of what a message's verbs send; None where all lies on the host.
+        """Launches the copies of what a message's verbs send; None where all lies on
+        the host.
 
-        ``ranks`` are this one's places among those that each verb is for. Copies are launched on
-        ``stream``, where what is sent was computed.
+        ``ranks`` are this one's places among those that each verb is for. Copies are
+        launched on ``stream``, where what is sent was computed.
         """
         places = [
             (at, name, *_ways(verb, name, rank))
@@ -105,11 +119,17 @@ class Staging:
                 if is_written:
                     staged.landing += _others(verbs[at], ranks[at], tensor, room)
             staged.ready = kind.record(stream)
-        staged.verbs = [replace(verb, **own) for verb, own in zip(verbs, taken, strict=True)]
+        staged.verbs = [
+            replace(verb, **own) for verb, own in zip(verbs, taken, strict=True)
+        ]
         return staged
 
-    def rooms(self, key: Hashable, tensors: Sequence[Tensor], kind: Accelerator) -> list[Tensor]:
-        """Room for each tensor in the buffer of ``key``, which grows where it has too little."""
+    def rooms(
+        self, key: Hashable, tensors: Sequence[Tensor], kind: Accelerator
+    ) -> list[Tensor]:
+        """Room for each tensor in the buffer of ``key``, which grows where it has too
+        little.
+        """
         ends = []
         end = 0
         for tensor in tensors:
@@ -117,8 +137,11 @@ class Staging:
             ends.append(end)
         kept = self._kept.get(key)
         if kept is None or kept.numel() < end:
-            # Sizes that vary soon fit: each time there is a quarter more than was needed.
-            kept = self._kept[key] = kind.pinned(end if kept is None else end + end // 4)
+            # Sizes that vary soon fit: each time there is a quarter more than was
+            #     needed.
+            kept = self._kept[key] = kind.pinned(
+                end if kept is None else end + end // 4
+            )
         starts = [0, *ends]
         return [
             kept[start : start + tensor.nbytes].view(tensor.dtype)
@@ -128,7 +151,9 @@ class Staging:
 
 @dataclass
 class Staged:
-    """Verbs on pinned memory in the place of others; ``ready`` is when it holds what is sent."""
+    """Verbs on pinned memory in the place of others; ``ready`` is when it holds what is
+    sent.
+    """
 
     staging: Staging
     kind: Accelerator
@@ -155,7 +180,9 @@ class Staged:
 def _others(
     verb: Communication, rank: int, into: Tensor, room: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
-    """Pairs of what is copied back; of all that is gathered this rank's own part is there."""
+    """Pairs of what is copied back; of all that is gathered this rank's own part is
+    there.
+    """
     if not isinstance(verb, AllGather):
         return [(into, room)]
     start = rank * verb.buf.numel()
@@ -189,13 +216,17 @@ class Mark(NamedTuple):
 
 
 class SideStream:
-    """The one stream of a device on which messages are computed, of this model and of others.
+    """The one stream of a device on which messages are computed, of this model and of
+    others.
 
-    ``staging`` takes payloads from there to gloo and back. ``wire`` is the stream on which the
-    device's own process groups are waited for, so that encodes go on meanwhile.
+    ``staging`` takes payloads from there to gloo and back. ``wire`` is the stream on
+    which the device's own process groups are waited for, so that encodes go on
+    meanwhile.
     """
 
-    def __init__(self, device: torch.device, kind: Accelerator, staging: Staging) -> None:
+    def __init__(
+        self, device: torch.device, kind: Accelerator, staging: Staging
+    ) -> None:
         self.device = device
         self.kind = kind
         self.staging = staging
@@ -204,7 +235,9 @@ class SideStream:
 
     @contextmanager
     def use(self) -> Iterator[None]:
-        """A block whose kernels are launched on this stream, without the caller's autocast."""
+        """A block whose kernels are launched on this stream, without the caller's
+        autocast.
+        """
         with ExitStack() as undo:
             undo.enter_context(self.kind.use(self.stream))
             if torch.is_autocast_enabled(self.device.type):
@@ -222,7 +255,9 @@ class SideStream:
 
     @contextmanager
     def behind(self, marks: Iterable[Mark]) -> Iterator[None]:
-        """A block of copies on this stream, behind ``marks``; the host does not wait."""
+        """A block of copies on this stream, behind ``marks``; the host does not
+        wait.
+        """
         for mark in marks:
             mark.event.wait(self.stream)
         yield
@@ -231,7 +266,8 @@ class SideStream:
     def wired(self, ready: Mark) -> Iterator[None]:
         """A block of communication from the device's memory, behind ``ready``.
 
-        At its end this thread waits until it is over, and what this stream launches is behind it.
+        At its end this thread waits until it is over, and what this stream launches is
+        behind it.
         """
         ready.event.wait(self.wire)
         with self.kind.use(self.wire):
@@ -262,43 +298,54 @@ class Streams:
         return self.sides[device]
 
     def mark(self, device: torch.device) -> Mark | None:
-        """A mark behind the work launched so far on the stream that is current in this thread.
+        """A mark behind the work launched so far on the stream that is current in this
+        thread.
 
-        None where the device has no streams. Raises ``InvalidSetting`` where that work is only
-        recorded, to run later.
+        None where the device has no streams. Raises ``InvalidSetting`` where that work
+        is only recorded, to run later.
         """
         kind = kind_of(device)
         if kind is None:
             return None
         if kind.is_capturing():
             raise InvalidSetting(
-                "a CUDA graph is being captured, and gradients cannot be exchanged in it: a "
-                "replayed graph does not communicate. Capture the forward pass alone, or "
+                "a CUDA graph is being captured, and gradients cannot be "
+                "exchanged in it: a "
+                "replayed graph does not communicate. Capture the forward pass "
+                "alone, or "
                 "capture in handle.no_sync() and call backward() outside of the graph"
             )
         stream = kind.current_stream(device)
         return Mark(device, stream, kind.record(stream))
 
     def lead(self) -> None:
-        """Has side streams wait for all that the streams current in this thread have launched."""
+        """Has side streams wait for all that the streams current in this thread have
+        launched.
+        """
         for device, side in self.sides.items():
             if (mark := self.mark(device)) is not None:
                 mark.event.wait(side.stream)
 
     def catch_up(self) -> None:
-        """Has the streams current in this thread wait for all that side streams have launched."""
+        """Has the streams current in this thread wait for all that side streams have
+        launched.
+        """
         self.follow([side.mark() for side in self.sides.values()])
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """A block whose kernels are launched on the side streams, behind what is there."""
+        """A block whose kernels are launched on the side streams, behind what is
+        there.
+        """
         with ExitStack() as undo:
             for side in self.sides.values():
                 undo.enter_context(side.use())
             yield
 
     def follow(self, marks: Iterable[Mark]) -> None:
-        """Has the streams that are current in this thread wait for ``marks``; the host does not."""
+        """Has the streams that are current in this thread wait for ``marks``; the host
+        does not.
+        """
         for mark in marks:
             kind = kind_of(mark.device)
             assert kind is not None, "only a device with streams gives marks"
@@ -313,11 +360,13 @@ class Streams:
         to_host_bytes: int = 0,
         to_device_bytes: int = 0,
     ) -> Iterator[None]:
-        """Runs a block of copies behind ``marks``; the host waits at its end until they are done.
+        """Runs a block of copies behind ``marks``; the host waits at its end until they
+        are done.
 
-        It copies so many bytes in either direction, which are counted. A block that ``allocates``
-        memory which outlives it runs on the producers' streams: the memory is then theirs, and is
-        not used for something else before they are done with it.
+        It copies so many bytes in either direction, which are counted. A block that
+        ``allocates`` memory which outlives it runs on the producers' streams: the
+        memory is then theirs, and is not used for something else before they are done
+        with it.
         """
         with ExitStack() as stack:
             used: dict[torch.device, tuple[Accelerator, Stream]] = {}
@@ -337,11 +386,15 @@ class Streams:
 
 
 Copying = Callable[[], AbstractContextManager[None]]
-"""A function that gives the context in which copies between device and host are made."""
+"""A function that gives the context in which copies between device and host are
+made.
+"""
 
 
 class StepMarks:
-    """Marks of one step, also if it is abandoned; there are none of gradients in host memory."""
+    """Marks of one step, also if it is abandoned; there are none of gradients in host
+    memory.
+    """
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
@@ -360,7 +413,10 @@ class StepMarks:
 
     def _now(self) -> list[Mark]:
         """A mark on each device that has handed a gradient in."""
-        found = {mark.device: self._streams.mark(mark.device) for mark in self._ready.values()}
+        found = {
+            mark.device: self._streams.mark(mark.device)
+            for mark in self._ready.values()
+        }
         return [mark for mark in found.values() if mark is not None]
 
     def end(self, index: int, side: SideStream | None) -> None:
@@ -371,12 +427,18 @@ class StepMarks:
     def follow(self, indices: Iterable[int] | None = None) -> None:
         """Has the devices' current streams wait for messages; None stands for all."""
         chosen = self._over if indices is None else indices
-        self._streams.follow(self._over[index] for index in chosen if index in self._over)
+        self._streams.follow(
+            self._over[index] for index in chosen if index in self._over
+        )
 
-    def copying(self, names: Collection[str], side: SideStream | None, **counted: Any) -> Copying:
-        """Makes the block in which gradients are copied from and to where they are encoded.
+    def copying(
+        self, names: Collection[str], side: SideStream | None, **counted: Any
+    ) -> Copying:
+        """Makes the block in which gradients are copied from and to where they are
+        encoded.
 
-        It is behind their own marks and, where those are there already, behind the backward pass.
+        It is behind their own marks and, where those are there already, behind the
+        backward pass.
         """
         if not self._ready:
             return nullcontext
@@ -390,11 +452,13 @@ class StepMarks:
 class Offload:
     """The way of the tensor ``name`` of a message, in one step, to the host and back.
 
-    Its pinned memory is written again in the next step. By then the host has waited for a place
-    in the side stream that is behind all that was copied from there.
+    Its pinned memory is written again in the next step. By then the host has waited for
+    a place in the side stream that is behind all that was copied from there.
     """
 
-    def __init__(self, copies: Copies, message: int, name: str, side: SideStream) -> None:
+    def __init__(
+        self, copies: Copies, message: int, name: str, side: SideStream
+    ) -> None:
         self._copies = copies
         self._key = (message, name)
         self._side = side
@@ -417,7 +481,9 @@ class Offload:
 
     @torch.no_grad()
     def encode(self) -> None:
-        """Waits for the copy and encodes it; launches the copy of that to the device."""
+        """Waits for the copy and encodes it; launches the copy of that to the
+        device.
+        """
         side = self._side
         staging = self._side.staging
         assert self._out is not None, "what is encoded has left before"

@@ -1,13 +1,14 @@
-"""Backends: what carries payloads between ranks, gloo from host memory or NCCL from the device's.
+"""Backends: what carries payloads between ranks, gloo from host memory or NCCL from the
+device's.
 
-Among the ranks of a host it is NCCL where each has a CUDA device of its own, and else memory that
-the ranks share, if each can map that of the others (see `agree_to_lend`). Between hosts
-``gw.Options(backend=)`` says which: "gloo", "nccl", or "auto", which measures both over the link
-and takes NCCL where gloo is what limits the rate. What lies in host memory goes
-by gloo in any case.
+Among the ranks of a host it is NCCL where each has a CUDA device of its own, and else
+memory that the ranks share, if each can map that of the others (see `agree_to_lend`).
+Between hosts ``gw.Options(backend=)`` says which: "gloo", "nccl", or "auto", which
+measures both over the link and takes NCCL where gloo is what limits the rate. What lies
+in host memory goes by gloo in any case.
 
-NCCL's kernels of two groups that are launched in two orders may wait for each other for ever. So
-where a device sends by itself, messages take one lane, one behind the other.
+NCCL's kernels of two groups that are launched in two orders may wait for each other for
+ever. So where a device sends by itself, messages take one lane, one behind the other.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ from .engine import Engine
 
 BACKENDS = ("auto", "gloo", "nccl")
 FASTER = 1.5
-"""How many times gloo's rate NCCL must reach over a link, so that "auto" calls gloo the limit.
+"""How many times gloo's rate NCCL must reach over a link, so that "auto" calls gloo the
+limit.
 
-On a slow link both are as fast as that. Then gloo is better: it carries several messages at once.
+On a slow link both are as fast as that. Then gloo is better: it carries several
+messages at once.
 """
 AFTER_A_CHANGE = {
     "within_hosts": None,
@@ -43,14 +46,19 @@ _MEASURED_BYTES = 4 * 2**20
 _NUM_TURNS = 4
 
 OwnNetwork = Sequence[str]
-"""A name of a rank's device that no other has, "" where NCCL does not serve it, and why not."""
+"""A name of a rank's device that no other has, "" where NCCL does not serve it, and why
+not.
+"""
 
 
 def network_of(messages: Iterable[Any]) -> OwnNetwork:
     """The device on which messages are encoded, as all ranks are told of it."""
     first, *others = {one.device for one in messages if one.device != HOST} or [HOST]
     if (kind := kind_of(first)) is None or others:
-        return "", f"gradients are encoded on {'several devices' if others else 'the host'}"
+        return (
+            "",
+            f"gradients are encoded on {'several devices' if others else 'the host'}",
+        )
     name = kind.network_name(first)
     return name or "", "" if name else f"this torch has no NCCL for {first}"
 
@@ -58,7 +66,8 @@ def network_of(messages: Iterable[Any]) -> OwnNetwork:
 def choose(
     backend: str, networks: Sequence[OwnNetwork], ranks_per_host: int
 ) -> tuple[bool, bool | None, str]:
-    """Whether NCCL serves within hosts and between them (None: by the link), and why it cannot.
+    """Whether NCCL serves within hosts and between them (None: by the link), and why it
+    cannot.
 
     All ranks choose alike, as each has what all have told of their devices. Raises
     ``InvalidSetting`` for a ``backend`` of "nccl" that a rank cannot use.
@@ -71,9 +80,16 @@ def choose(
     names = [name for name, _ in networks]
     why = [f"on rank {rank} {lack}" for rank, (_, lack) in enumerate(networks) if lack]
     firsts = enumerate(map(names.index, names))
-    why += [f"ranks {first} and {rank} share a device" for rank, first in firsts if first < rank]
+    why += [
+        f"ranks {first} and {rank} share a device"
+        for rank, first in firsts
+        if first < rank
+    ]
     if why and backend == "nccl":
-        remedy = "leave it out, or give each rank a CUDA device of its own and a torch with NCCL"
+        remedy = (
+            "leave it out, or give each rank a CUDA device of its own and a torch "
+            "with NCCL"
+        )
         raise invalid("backend", backend, f"'auto' or 'gloo' where {why[0]}", remedy)
     if why:
         return False, False, why[0]
@@ -81,12 +97,15 @@ def choose(
 
 
 def connect(
-    engine: Engine, backend: str, networks: Sequence[OwnNetwork], messages: Iterable[Any]
+    engine: Engine,
+    backend: str,
+    networks: Sequence[OwnNetwork],
+    messages: Iterable[Any],
 ) -> dict[str, Any]:
     """Opens groups of the device's own back end; returns what serves, for ``stats()``.
 
-    That is None where a rank has nobody to reach, or DDP averages. ``link_bytes_per_s`` has the
-    rates of both where they were measured.
+    That is None where a rank has nobody to reach, or DDP averages. ``link_bytes_per_s``
+    has the rates of both where they were measured.
     """
     within, between, why = choose(backend, networks, engine.ranks_per_host)
     circles = engine.routes.circles
@@ -96,10 +115,14 @@ def connect(
     inner = "within_hosts", circles.get(Among.HOST), within
     for name, circle, serves in (inner, ("between_hosts", outer, between)):
         if circle is not None and serves is not False:
-            engine.meanwhile("connect", partial(open_direct, circle, device, engine.timeout))
+            engine.meanwhile(
+                "connect", partial(open_direct, circle, device, engine.timeout)
+            )
             if serves is None:
                 measure = partial(_rates, circle, circles[Among.RANKS], device)
-                rates = found["link_bytes_per_s"] = engine.meanwhile("measure the link", measure)
+                rates = found["link_bytes_per_s"] = engine.meanwhile(
+                    "measure the link", measure
+                )
                 if rates["nccl"] < FASTER * rates["gloo"]:
                     circle.close_direct()
         found[name] = None if circle is None else "nccl" if circle.direct else "gloo"
@@ -110,7 +133,8 @@ def connect(
 
 
 def _rates(circle: Circle, ranks: Circle, device: torch.device) -> dict[str, float]:
-    """The bytes a second that a rank sends by either back end; all ``ranks`` get the same figures.
+    """The bytes a second that a rank sends by either back end; all ``ranks`` get the
+    same figures.
 
     They are by the fastest of a few all-reduces of 4 MiB, on average over ranks.
     """

@@ -1,16 +1,19 @@
-"""Engine: drives messages' texts on the two lanes, and turns a peer's death into a clear error.
+"""Engine: drives messages' texts on the two lanes, and turns a peer's death into a
+clear error.
 
-A message is one text (a generator of verbs). Its verbs become tasks, and a task without a lane,
-which waits for them, resumes the text: that is the dependency graph. Message i travels on channel i
-mod C; its first verb for the network waits for the end of the message before it there. So each
-process group sees one message at a time, whole and in issue order, which is the same on every rank;
-no rank can meet another in a different collective. Gather and encode do not wait for the channel,
-and scatter does not hold it: while one message has the network, others have the compute lane.
+A message is one text (a generator of verbs). Its verbs become tasks, and a task without
+a lane, which waits for them, resumes the text: that is the dependency graph. Message i
+travels on channel i mod C; its first verb for the network waits for the end of the
+message before it there. So each process group sees one message at a time, whole and in
+issue order, which is the same on every rank; no rank can meet another in a different
+collective. Gather and encode do not wait for the channel, and scatter does not hold it:
+while one message has the network, others have the compute lane.
 
-Where ranks hold shards of layers, each channel has a second group for the verbs among shards, and
-where hosts have several ranks a group for those of one host and one for those across hosts. That
-adds no deadlock: shards issue the same messages, and all ranks have one order of (message, verb). A
-rank that waits, waits for ranks that are behind it in that order; the one furthest back for nobody.
+Where ranks hold shards of layers, each channel has a second group for the verbs among
+shards, and where hosts have several ranks a group for those of one host and one for
+those across hosts. That adds no deadlock: shards issue the same messages, and all ranks
+have one order of (message, verb). A rank that waits, waits for ranks that are behind it
+in that order; the one furthest back for nobody.
 """
 
 from __future__ import annotations
@@ -31,10 +34,25 @@ from ...contract.travel import members
 from ...contract.verbs import AllToAll, Among, Communication, Compute, Steps
 from ...errors import ExitCode, InvalidSetting, RankFailed
 from ..device.streams import SideStream
-from ..liveness.blame import IN_ATTACH, blamed, failure_of, first_line, loopback_name, silence
+from ..liveness.blame import (
+    IN_ATTACH,
+    blamed,
+    failure_of,
+    first_line,
+    loopback_name,
+    silence,
+)
 from ..liveness.forks import watch
 from ..liveness.membership import ALONE, MEETING, STORE_PATIENCE, Membership
-from ..liveness.pulse import Alarm, Place, Pulse, Sign, give_memory_back, leave_later, said
+from ..liveness.pulse import (
+    Alarm,
+    Place,
+    Pulse,
+    Sign,
+    give_memory_back,
+    leave_later,
+    said,
+)
 from ..transport.task_graph import (
     Once,
     Over,
@@ -65,19 +83,24 @@ COMPUTE = "compute"
 INLINE = "backward"
 """The lane, in traces, of computations in the thread of the backward pass."""
 OFFLOAD = "offload"
-"""The lane of what the host encodes for a device; it has a thread where a plan has such tensors."""
+"""The lane of what the host encodes for a device; it has a thread where a plan has such
+tensors.
+"""
 COMPUTING = (COMPUTE, INLINE, OFFLOAD)
-_JOIN_S = 10.0  # for what has begun: an encode ends within them, what waits for peers may not
+_JOIN_S = (
+    10.0  # for what has begun: an encode ends within them, what waits for peers may not
+)
 
 
 class Engine:
     """Runs texts for this rank of the group ``who``.
 
-    ``shards`` is the group of ranks that hold the other parts of its layers, if layers are cut.
-    On hosts of ``ranks_per_host`` ranks the group's are numbered host after host.
-    ``timeout`` bounds a wait for a peer. ``on_span`` receives a span for every task.
-    With ``num_channels`` 0 it carries nothing: it has a pulse, and neither channels nor threads.
-    ``checksums`` says whether ranks compare what arrives with what was sent.
+    ``shards`` is the group of ranks that hold the other parts of its layers, if layers
+    are cut. On hosts of ``ranks_per_host`` ranks the group's are numbered host after
+    host. ``timeout`` bounds a wait for a peer. ``on_span`` receives a span for every
+    task. With ``num_channels`` 0 it carries nothing: it has a pulse, and neither
+    channels nor threads. ``checksums`` says whether ranks compare what arrives with
+    what was sent.
     """
 
     is_copy = False
@@ -105,7 +128,8 @@ class Engine:
         self.timeout = timeout
         self.num_channels = num_channels
         self.credit = num_channels
-        # One channel more than asked for: a control message must not wait behind a large one.
+        # One channel more than asked for: a control message must not wait behind a
+        #     large one.
         count = num_channels + 1 if num_channels else 0
         lanes = [f"communication {i}" for i in range(count)]
         self.routes = Routes(lanes, checksums=checksums)
@@ -120,7 +144,9 @@ class Engine:
         self._local_step = 0
         self.num_calls = 0
         self.inline_s = 0.0
-        """Seconds so far of tasks in the thread of the backward pass, which waited for them."""
+        """Seconds so far of tasks in the thread of the backward pass, which waited for
+        them.
+        """
         own, spare = ([COMPUTE, *lanes], [OFFLOAD]) if lanes else ([], [])
         self._manager = TaskManager(
             own, spare=spare, observe=self._observe, on_error=self._task_failed
@@ -146,7 +172,9 @@ class Engine:
         """Connects ``count`` channels, if there is somebody to connect to."""
         if who.name and count:
             what = f"connect{AMONG_SHARDS}" if among is Among.SHARDS else "connect"
-            channels = self.meanwhile(what, lambda: open_channels(*who[:3], count, self.timeout))
+            channels = self.meanwhile(
+                what, lambda: open_channels(*who[:3], count, self.timeout)
+            )
             ranks: Sequence[int] = ()
             if among is not Among.SHARDS:
                 ranks = members(self.rank, self.world, self.ranks_per_host, among)
@@ -172,14 +200,17 @@ class Engine:
             raise self.unreachable(what, error) from error
 
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
-        """Replaces tensors by those of rank ``source``; to be called between two steps."""
+        """Replaces tensors by those of rank ``source``; to be called between two
+        steps.
+        """
         try:
             broadcast_all(tensors, self.routes.first_channel, src=source)
         except RuntimeError as error:
             raise self.unreachable("broadcast", error) from error
 
     def use(self, credit: int) -> None:
-        """Has messages take the first ``credit`` channels from now on, as those of a plan do.
+        """Has messages take the first ``credit`` channels from now on, as those of a
+        plan do.
 
         To be called on all ranks alike, while no message is under way.
         """
@@ -187,7 +218,9 @@ class Engine:
         self.credit = credit
 
     def begin_step(self, step: int, *, launched: int = 0) -> None:
-        """Names the step that the next messages belong to, of which some may be ``launched``."""
+        """Names the step that the next messages belong to, of which some may be
+        ``launched``.
+        """
         self._step = step
         self._show(launched)
 
@@ -206,18 +239,20 @@ class Engine:
         is_inline: bool = False,
         side: SideStream | None = None,
     ) -> Task:
-        """Starts the message of issue number ``index``; returns the task that is its end.
+        """Starts the message of issue number ``index``; returns the task that is its
+        end.
 
-        The text begins when all tasks are done ``behind`` which it stands; its place among messages
-        is taken before that.
-        Its first verb for the network waits for the end of the message before it on its channel,
-        for all of ``after``, and until the message launched before it may use its own channel.
-        ``last`` names work for the compute lane once the text has ended, the channel is free and
-        ``last_behind`` are done; without it, the returned task's result is the value that the text
-        returned. Where ``last_is_light``, no lane is woken up for it. ``is_control`` puts it on the
-        channel that gradients do not take. Where the message ``is_inline``, this thread does all
-        computations up to the first verb for the network, and their error is raised. ``side`` is
-        the stream of the device that computes the message, None where the host does.
+        The text begins when all tasks are done ``behind`` which it stands; its place
+        among messages is taken before that. Its first verb for the network waits for
+        the end of the message before it on its channel, for all of ``after``, and until
+        the message launched before it may use its own channel. ``last`` names work for
+        the compute lane once the text has ended, the channel is free and
+        ``last_behind`` are done; without it, the returned task's result is the value
+        that the text returned. Where ``last_is_light``, no lane is woken up for it.
+        ``is_control`` puts it on the channel that gradients do not take. Where the
+        message ``is_inline``, this thread does all computations up to the first verb
+        for the network, and their error is raised. ``side`` is the stream of the device
+        that computes the message, None where the host does.
         """
         step = self._step
         manager = self._manager
@@ -230,7 +265,9 @@ class Engine:
         end.num_blockers = 1  # cleared by hand when the text returns
         inline = self.do_inline if is_inline else None
         text = self.routes.sealed(self.routes.lending(text), lane)
-        driver = Driver(manager, self.routes, text, index, lane, step, end, [turn], side, inline)
+        driver = Driver(
+            manager, self.routes, text, index, lane, step, end, [turn], side, inline
+        )
         if self._pulse is not None:
             self._show(self._pulse.place.launched + 1)
         whole = end
@@ -240,7 +277,9 @@ class Engine:
             manager.add(whole, [end, *last_behind])
         first = Task(name, lambda: driver.resume(None), step=step, message=index)
         manager.add(first, behind)
-        self._tails[lane] = end  # now: who encodes inline does not wait for its message yet
+        self._tails[lane] = (
+            end  # now: who encodes inline does not wait for its message yet
+        )
         if not is_control:
             self._last_turn = turn
         if is_inline:
@@ -269,7 +308,9 @@ class Engine:
         return task
 
     def wait(self, ends: list[Task]) -> None:
-        """Blocks until all ``ends`` are done; raises ``RankFailed`` if a peer is lost."""
+        """Blocks until all ``ends`` are done; raises ``RankFailed`` if a peer is
+        lost.
+        """
         self.refuse_copy()  # whose locks may be held for ever
         over = threading.Event()
         ended = list[BaseException | None]()
@@ -284,7 +325,9 @@ class Engine:
         if ended[0] is not None:
             raise ended[0]
 
-    def when_done(self, ends: list[Task], callback: Callable[[BaseException | None], None]) -> Task:
+    def when_done(
+        self, ends: list[Task], callback: Callable[[BaseException | None], None]
+    ) -> Task:
         """Calls back once, with None when all ``ends`` are done or with the failure.
 
         The task that is returned is done when the callback has returned.
@@ -299,7 +342,8 @@ class Engine:
         return task
 
     def interrupt(self, error: BaseException | None) -> None:
-        """Has waits raise a failure of another model, from now until it is called with None.
+        """Has waits raise a failure of another model, from now until it is called with
+        None.
 
         Their messages go on, and can be waited for again.
         """
@@ -310,7 +354,9 @@ class Engine:
             waiter(error)
 
     def become_copy(self, error: InvalidSetting) -> list[Any]:
-        """Raises ``error`` from now on; called in a process that was forked, see `forks`."""
+        """Raises ``error`` from now on; called in a process that was forked, see
+        `forks`.
+        """
         self.is_copy = True
         self._failure = error
         return self.routes.all_channels()
@@ -331,7 +377,8 @@ class Engine:
             raise self._failure
 
     def give_up(self, text: str, *, step: int | None = None) -> BaseException:
-        """Fails by a mistake of this rank's loop, tells the others, and returns the error to raise.
+        """Fails by a mistake of this rank's loop, tells the others, and returns the
+        error to raise.
 
         ``step`` is the step that cannot be finished, by default the last that began.
         """
@@ -340,7 +387,9 @@ class Engine:
         return self.lose((self.rank,), at, told, "its own report", ExitCode.MISTAKE)
 
     def begin_call(self) -> None:
-        """Notes that this rank has made a joint call, for others that wait for it there."""
+        """Notes that this rank has made a joint call, for others that wait for it
+        there.
+        """
         self.num_calls += 1
         self._show(0)
 
@@ -375,7 +424,12 @@ class Engine:
         return self._pulse is None or self._pulse.store_is_lost
 
     def lose(
-        self, ranks: tuple[int, ...], step: int, text: str, how: str, code: int = ExitCode.RANK_LOST
+        self,
+        ranks: tuple[int, ...],
+        step: int,
+        text: str,
+        how: str,
+        code: int = ExitCode.RANK_LOST,
     ) -> BaseException:
         """Fails because of other ranks, tells all, and returns the error to raise."""
         return self.break_off(Alarm(ranks, step, text, code), how)
@@ -392,8 +446,9 @@ class Engine:
     def finish_and_close(self) -> None:
         """Waits for the messages that were launched, as peers need them, and closes.
 
-        It does not wait after a failure, nor longer than the time-out. A thread of a channel or of
-        a lane, in which the garbage collector may call this, cannot wait for its own end.
+        It does not wait after a failure, nor longer than the time-out. A thread of a
+        channel or of a lane, in which the garbage collector may call this, cannot wait
+        for its own end.
         """
         if is_foreign() or self._manager.is_own_thread():
             in_background(self.finish_and_close)
@@ -405,7 +460,9 @@ class Engine:
         self.close()
 
     def detach(self) -> None:
-        """Notes that this rank is about to close by itself, for others that train on."""
+        """Notes that this rank is about to close by itself, for others that train
+        on.
+        """
         if self._pulse is not None:
             self._pulse.detaches = True
 
@@ -420,14 +477,17 @@ class Engine:
             waiters = [waiter for waiter in self._waiters if not waiter.called]
             is_first = self._closed is None  # a handle that is dropped closes it again
             self._closed = InvalidSetting(
-                "the exchange was closed in the middle of a step, by detach() in another "
+                "the exchange was closed in the middle of a step, by detach() "
+                "in another "
                 "thread; call it between two steps, on all ranks alike"
             )
             if waiters and self._failure is None:
                 self._failure = self._closed
         for waiter in waiters:
             waiter(self._failure)
-        if self._pulse is not None:  # first: who sees the channels close must see no life here
+        if (
+            self._pulse is not None
+        ):  # first: who sees the channels close must see no life here
             self._pulse.stop()
         self._manager.stop()
         if self._manager.join(_JOIN_S):
@@ -438,7 +498,9 @@ class Engine:
         # they hold gradients
         self._tails = [None] * len(self._tails)
         self._last_turn = None
-        if self.shards.name and is_first:  # once a rank: the last to leave deletes all notes
+        if (
+            self.shards.name and is_first
+        ):  # once a rank: the last to leave deletes all notes
             leave_later(self.shards.name, self.shards.world)
         give_memory_back()
 
@@ -448,13 +510,17 @@ class Engine:
         self._on_span(Span(self.rank, lane, *done))
 
     def _task_failed(self, task: Task, error: BaseException) -> None:
-        """Fails because of an error in a task; called in the thread of the first that raised.
+        """Fails because of an error in a task; called in the thread of the first that
+        raised.
 
-        A thread of a channel leaves it to another, as to fail takes seconds and ends the channels.
+        A thread of a channel leaves it to another, as to fail takes seconds and ends
+        the channels.
         """
         if is_foreign():
             failing = in_background(lambda: self._task_failed(task, error))
-            failing.add_done_callback(lambda one: self._fail(error) if one.exception() else None)
+            failing.add_done_callback(
+                lambda one: self._fail(error) if one.exception() else None
+            )
             return
         if self._pulse is None:
             self._fail(error)
@@ -464,19 +530,30 @@ class Engine:
             how = "by what ranks told each other"
         elif task.lane in (*COMPUTING, None) or is_interrupt(error):
             text = f"rank {self.rank} of {self.world} raised {said(error)}"
-            self._pulse.raise_alarm(Alarm((self.rank,), self._step, text, ExitCode.BROKEN))
+            self._pulse.raise_alarm(
+                Alarm((self.rank,), self._step, text, ExitCode.BROKEN)
+            )
             self._fail(error)
             return
         else:
             alarm = blamed(self._pulse, task.name, self._step, self.world)
             how = f"{task.name}: {first_line(error)}"
-        self.break_off(alarm, how)  # unless another rank's was heard while this one was listening
+        self.break_off(
+            alarm, how
+        )  # unless another rank's was heard while this one was listening
 
-    def unreachable(self, name: str, error: BaseException, step: int = IN_ATTACH) -> BaseException:
-        """The error to raise where ``name``, outside of messages, cannot reach other ranks."""
+    def unreachable(
+        self, name: str, error: BaseException, step: int = IN_ATTACH
+    ) -> BaseException:
+        """The error to raise where ``name``, outside of messages, cannot reach other
+        ranks.
+        """
         alarm = blamed(self._pulse, name, step, self.world)
         if not alarm.ranks and alarm.code != ExitCode.UNAVAILABLE:
-            text = f"rank {self.rank} of {self.world} failed to {name} ({first_line(error)})"
+            text = (
+                f"rank {self.rank} of {self.world} failed to {name} "
+                f"({first_line(error)})"
+            )
             text += ", and all ranks answer elsewhere"
             if name.startswith("connect"):
                 text += loopback_name()
@@ -484,8 +561,12 @@ class Engine:
         return self.break_off(alarm, f"{name}: {first_line(error)}")
 
     def refuse_silence(self, step: int) -> None:
-        """Raises, and tells all, if ranks or the store are silent; takes seconds to find out."""
-        if self._pulse is not None and (alarm := silence(self._pulse, step, self.world)):
+        """Raises, and tells all, if ranks or the store are silent; takes seconds to
+        find out.
+        """
+        if self._pulse is not None and (
+            alarm := silence(self._pulse, step, self.world)
+        ):
             raise self.break_off(alarm, "it waited for them")
 
     def _alarmed(self, alarm: Alarm) -> None:
@@ -493,7 +574,9 @@ class Engine:
 
     def _lose_store(self) -> None:
         # Others that ask later must not take this rank, which ends, for the cause.
-        self.break_off(blamed(self._pulse, "", self._step, self.world), "its store is lost")
+        self.break_off(
+            blamed(self._pulse, "", self._step, self.world), "its store is lost"
+        )
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
@@ -510,18 +593,23 @@ class Engine:
             for waiter in waiters:
                 stack.callback(waiter, error)
             for channel in self.routes.all_channels():
-                stack.callback(channel.abort)  # NCCL comes back by it; gloo when a peer closes.
+                stack.callback(
+                    channel.abort
+                )  # NCCL comes back by it; gloo when a peer closes.
             # The last is done first: before anybody sees the error.
-            stack.callback(self.routes.last_verbs.write, self.rank, self.world, error, said(error))
+            stack.callback(
+                self.routes.last_verbs.write, self.rank, self.world, error, said(error)
+            )
 
 
 @dataclass(slots=True)
 class Driver:
-    """Puts the verbs of one text into the graph as tasks, and resumes it with their results.
+    """Puts the verbs of one text into the graph as tasks, and resumes it with their
+    results.
 
-    ``lane`` is the number of its communication lane. ``turn`` holds the tasks that must be done
-    before the message may use its channel. ``side`` is the stream on which it is computed, where a
-    device does so.
+    ``lane`` is the number of its communication lane. ``turn`` holds the tasks that must
+    be done before the message may use its channel. ``side`` is the stream on which it
+    is computed, where a device does so.
     """
 
     manager: TaskManager
@@ -537,7 +625,9 @@ class Driver:
     _noted: NotedVerb | None = field(default=None, init=False)
 
     def resume(self, value: Any) -> None:
-        """Sends the text its last verbs' results and puts its next verbs into the graph."""
+        """Sends the text its last verbs' results and puts its next verbs into the
+        graph.
+        """
         if self._noted is not None:
             self._noted.done_s = wall_clock()
             self._noted = None
@@ -549,10 +639,13 @@ class Driver:
                     network = [verb for verb in verbs if not isinstance(verb, Compute)]
                     if self.inline is None or network:
                         break
-                    # No tuple of a generator: a thread that walks through all objects while it
-                    # fills, as attach does, would break it (CPython's "bad argument").
+                    # No tuple of a generator: a thread that walks through all objects
+                    # while it fills, as attach does, would break it (CPython's "bad
+                    # argument").
                     tasks = [
-                        self.task(v.name, v.fn, INLINE) for v in verbs if isinstance(v, Compute)
+                        self.task(v.name, v.fn, INLINE)
+                        for v in verbs
+                        if isinstance(v, Compute)
                     ]
                     done = [self.inline(task).result for task in tasks]
                     value = tuple(done) if isinstance(asked, tuple) else done[0]
@@ -571,19 +664,28 @@ class Driver:
             if not isinstance(asked, tuple):
                 return tasks[0].result if tasks else None
             left = iter(tasks)
-            done = [next(left).result if isinstance(verb, Compute) else None for verb in asked]
+            done = [
+                next(left).result if isinstance(verb, Compute) else None
+                for verb in asked
+            ]
             return tuple(done)
 
         self._then(results, tasks, wire)
 
     def _take_turn(self) -> Sequence[Task]:
-        """The tasks that the first use of the channel waits for; empty from the second use on."""
+        """The tasks that the first use of the channel waits for; empty from the second
+        use on.
+        """
         turn = self.turn
         self.turn = ()
         return turn
 
-    def _then(self, value: Callable[[], Any], computes: list[Task], wire: list[Task]) -> None:
-        resume = Task("resume", lambda: self.resume(value()), step=self.step, message=self.index)
+    def _then(
+        self, value: Callable[[], Any], computes: list[Task], wire: list[Task]
+    ) -> None:
+        resume = Task(
+            "resume", lambda: self.resume(value()), step=self.step, message=self.index
+        )
         # The resuming task must wait before any of the others can be done.
         resume.num_blockers = len(computes) + len(wire)
         for task in (*computes, *wire):
@@ -598,7 +700,8 @@ class Driver:
     def _communication(self, verbs: Sequence[Communication]) -> Task:
         """The task of verbs for the network, which may lie on a device.
 
-        The device's own channel carries ``direct`` ones out, and others pass through host memory.
+        The device's own channel carries ``direct`` ones out, and others pass through
+        host memory.
         """
         routes = self.routes
         index = self.index
@@ -610,7 +713,9 @@ class Driver:
         beside = [one for one in seals.beside if one is not None] if seals else []
         size_bytes = sum(routes.sent_bytes(verb) for verb in (*verbs, *beside))
         name = "+".join(_name(verb) for verb in verbs)
-        noted = self._noted = routes.last_verbs.launch(self.step, index, name, size_bytes)
+        noted = self._noted = routes.last_verbs.launch(
+            self.step, index, name, size_bytes
+        )
         staged = ready = None
         if side is not None:
             ranks = [routes.circles[verb.among].rank for verb in others]
@@ -657,7 +762,9 @@ def _name(verb: Communication) -> str:
 
 
 def rows_of_all(world: int, own_N: Tensor) -> Steps[Tensor]:
-    """The text by which ranks exchange rows of one length; returns all of them, in rank order."""
+    """The text by which ranks exchange rows of one length; returns all of them, in rank
+    order.
+    """
     rows_WN = own_N.repeat(world, 1)
     sizes = (own_N.numel(),) * world
     yield AllToAll(rows_WN.view(-1), own_N.repeat(world), sizes, sizes)
@@ -669,14 +776,19 @@ def figures_of_all(engine: Engine, own: Sequence[float]) -> list[list[float]]:
     return told_meanwhile(engine, own)()
 
 
-def told_meanwhile(engine: Engine, own: Sequence[float]) -> Callable[[], list[list[float]]]:
+def told_meanwhile(
+    engine: Engine, own: Sequence[float]
+) -> Callable[[], list[list[float]]]:
     """Has ranks tell each other their figures beside what follows.
 
-    The function returned waits until that is done, and returns all of them, in rank order.
+    The function returned waits until that is done, and returns all of them, in rank
+    order.
     """
     if engine.world == 1:
         return lambda: [list(own)]
-    text = rows_of_all(engine.world, torch.tensor(own, dtype=torch.float64, device="cpu"))
+    text = rows_of_all(
+        engine.world, torch.tensor(own, dtype=torch.float64, device="cpu")
+    )
     end = engine.launch(0, "figures", text, is_control=True)
 
     def rows() -> list[list[float]]:

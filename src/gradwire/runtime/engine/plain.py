@@ -1,7 +1,9 @@
-"""Plain: ranks give each other tensors, numbers and text, and no pickle that could run a program.
+"""Plain: ranks give each other tensors, numbers and text, and no pickle that could run
+a program.
 
-Whoever reaches a rank's ports could send it bytes. ``torch.load(weights_only=True)`` makes tensors
-and plain containers of them, or refuses, and so does the sender before anybody waits for the bytes.
+Whoever reaches a rank's ports could send it bytes. ``torch.load(weights_only=True)``
+makes tensors and plain containers of them, or refuses, and so does the sender before
+anybody waits for the bytes.
 """
 
 from __future__ import annotations
@@ -39,32 +41,41 @@ def packed(given: Any) -> Tensor:
         kind = re.search(r"GLOBAL (\S+)", str(error))
         what = f"it holds a {kind[1]}" if kind else str(error).partition("\n")[0]
         raise InvalidSetting(
-            f"a state cannot be sent to other ranks: {what}; tensors, numbers, text, lists and "
+            f"a state cannot be sent to other ranks: {what}; tensors, numbers, "
+            "text, lists and "
             "dicts travel, so keep other objects out of the optimizer's state_dict()"
         ) from error
     return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
 
 
 def _without_numpy(given: Any) -> Any:
-    """The same with numbers and tensors for those of numpy, which schedules may make."""
+    """The same with numbers and tensors for those of numpy, which schedules may
+    make.
+    """
     if isinstance(given, np.generic):
         return given.item()
     if isinstance(given, np.ndarray) and given.dtype != object:
         return torch.from_numpy(given)
     if isinstance(given, dict):
-        return {_without_numpy(key): _without_numpy(value) for key, value in given.items()}
+        return {
+            _without_numpy(key): _without_numpy(value) for key, value in given.items()
+        }
     if type(given) in (list, tuple):
         return type(given)(map(_without_numpy, given))
     return given
 
 
 def read_packed(data: Any) -> Any:
-    """The value that another rank has ``packed``, in host memory; ``data`` is a file or a map."""
+    """The value that another rank has ``packed``, in host memory; ``data`` is a file or
+    a map.
+    """
     return torch.load(data, map_location="cpu", weights_only=True)
 
 
 def send(data: Tensor, dst: int, channel: Channel) -> None:
-    """Sends bytes to another rank, in parts, each of which may take as long as a message."""
+    """Sends bytes to another rank, in parts, each of which may take as long as a
+    message.
+    """
     for part in (torch.tensor([data.numel()]), *torch.split(data, _PART_BYTES)):
         carry_out([Send(dst, part)], [channel])
 
@@ -72,8 +83,8 @@ def send(data: Tensor, dst: int, channel: Channel) -> None:
 def receive(src: int, channel: Channel) -> mmap.mmap:
     """The bytes that another rank sends, at least one."""
     carry_out([Recv(src, size := torch.zeros(1, dtype=torch.int64))], [channel])
-    # Pages that come as they are written, and a file: neither zeros nor another copy, for which
-    # the pulse would have to wait.
+    # Pages that come as they are written, and a file: neither zeros nor another copy,
+    # for which the pulse would have to wait.
     data: Any = mmap.mmap(-1, int(size))
     for part in torch.split(torch.frombuffer(data, dtype=torch.uint8), _PART_BYTES):
         carry_out([Recv(src, part)], [channel])
@@ -81,7 +92,8 @@ def receive(src: int, channel: Channel) -> mmap.mmap:
 
 
 def told_by(engine: Engine, src: int, own: Any) -> Any:
-    """The value of rank ``src``, which it tells all others; none of the model's is under way.
+    """The value of rank ``src``, which it tells all others; none of the model's is
+    under way.
 
     A value is as for ``packed``. If rank ``src`` cannot pack it, all raise.
     """
@@ -109,7 +121,8 @@ def told_by(engine: Engine, src: int, own: Any) -> Any:
 
 
 def values_of_all(own: Any, group: Group | None = None) -> list[Any]:
-    """Every rank's value in rank order; all ranks of a group of torch.distributed call it.
+    """Every rank's value in rank order; all ranks of a group of torch.distributed call
+    it.
 
     A value is as for ``packed``. A rank that cannot pack its own raises on all.
     """
@@ -128,11 +141,15 @@ def values_of_all(own: Any, group: Group | None = None) -> list[Any]:
         raise failure
     if 0 in counts:
         raise InvalidSetting(
-            f"rank {counts.index(0)} of the group cannot send its state; see the error of that rank"
+            f"rank {counts.index(0)} of the group cannot send its state; see the "
+            "error of that rank"
         )
     padded = data.new_zeros(max(counts))
     padded[: data.numel()] = data
     found = [torch.empty_like(padded) for _ in range(world)]
     dist.all_gather(found, padded, group)
     told = zip(found, counts, strict=True)
-    return [read_packed(io.BytesIO(one[:count].cpu().numpy().tobytes())) for one, count in told]
+    return [
+        read_packed(io.BytesIO(one[:count].cpu().numpy().tobytes()))
+        for one, count in told
+    ]

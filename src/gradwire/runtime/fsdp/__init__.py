@@ -1,9 +1,10 @@
 """FSDP2 on one mesh: encoded payloads in the place of its reduce-scatter.
 
-``fully_shard`` reduces gradients and scatters their sums, and every rank keeps its shard of them.
-Here each rank encodes the shards of all others, sends each its payload, and adds up what it is sent
-in rank order. So a shard's mean is made by one rank, and travels no further. What was not sent of
-another rank's shard stays here as a residual: a rank keeps as much as the whole gradient.
+``fully_shard`` reduces gradients and scatters their sums, and every rank keeps its
+shard of them. Here each rank encodes the shards of all others, sends each its payload,
+and adds up what it is sent in rank order. So a shard's mean is made by one rank, and
+travels no further. What was not sent of another rank's shard stays here as a residual:
+a rank keeps as much as the whole gradient.
 """
 
 from __future__ import annotations
@@ -49,26 +50,28 @@ def reduce_scatter(
 ) -> ShardReduction:
     """Compresses the gradients that ``fully_shard`` reduces and scatters.
 
-    All ranks must call this alike, before the first backward pass. A rank keeps residuals of the
-    whole gradient. A shard's mean is added up in rank order, so a run can be repeated bit for bit.
+    All ranks must call this alike, before the first backward pass. A rank keeps
+    residuals of the whole gradient. A shard's mean is added up in rank order, so a run
+    can be repeated bit for bit.
 
     Source: torch's ``FSDPModule.set_custom_reduce_scatter``, in torch 2.13.
 
     Args:
         model: A model that ``fully_shard`` has cut on one mesh of one dimension.
         algorithm: A compressor or its name.
-        scaler: The loss's scaler. Gradients are exchanged without its scale, and what was exchanged
-            for a step that it skips is undone. Default: the loss is not scaled.
+        scaler: The loss's scaler. Gradients are exchanged without its scale, and what
+            was exchanged for a step that it skips is undone. Default: the loss is not
+            scaled.
         options: Only ``compress_if`` is used: other parameters travel as they are.
         failure: Only ``timeout`` is used.
 
     Returns:
-        The handle: ``stats()``, ``residuals()``, ``state_dict()``, ``load_state_dict()``,
-        ``sharded_state()`` and ``detach()``.
+        The handle: ``stats()``, ``residuals()``, ``state_dict()``,
+        ``load_state_dict()``, ``sharded_state()`` and ``detach()``.
 
     Raises:
-        InvalidSetting: The model or the compressor cannot be used in this way. The first backward
-            pass raises it too, if a scaler is in use that was not given.
+        InvalidSetting: The model or the compressor cannot be used in this way. The
+            first backward pass raises it too, if a scaler is in use that was not given.
         RanksDiffer: Ranks passed different models or settings.
 
     >>> import gradwire as gw
@@ -82,7 +85,9 @@ def reduce_scatter(
     modules = _modules(model)
     codec = load("compress", algorithm)() if isinstance(algorithm, str) else algorithm
     if not isinstance(codec, Compressor):
-        accepted = "a compressor or its name, as a reduce-scatter has only one direction"
+        accepted = (
+            "a compressor or its name, as a reduce-scatter has only one direction"
+        )
         remedy = with_brackets(algorithm, "write gw.compress.uniform(bitwidth=4)")
         raise invalid("algorithm", algorithm, accepted, remedy)
     pair(codec, WAY)  # raises for what must agree with others, or takes tensors whole
@@ -103,12 +108,18 @@ def reduce_scatter(
         held = {one.name for _, columns in found for one in columns}
         if outside := sorted(set(params) - held):
             raise InvalidSetting(
-                f"{outside[0]} is trained and outside of what fully_shard() holds, so nobody "
-                "averages it among ranks; apply fully_shard() to the whole model too, or freeze it"
+                f"{outside[0]} is trained and outside of what fully_shard() "
+                "holds, so nobody "
+                "averages it among ranks; apply fully_shard() to the whole "
+                "model too, or freeze it"
             )
-    tensors = [(n, p, "uncompressed" if n in dense else "compressed") for n, p in params.items()]
+    tensors = [
+        (n, p, "uncompressed" if n in dense else "compressed")
+        for n, p in params.items()
+    ]
     how = None if scaler is None else "given" if scaler.is_enabled() else "disabled"
-    # What travels with its scale must have the same on all ranks, as what was agreed on there.
+    # What travels with its scale must have the same on all ranks, as what was agreed on
+    # there.
     shared: dict[str, object] = {"algorithm": codec, "scaler": how}
     shared["scale of the scaler"] = repr(scale_of(scaler))
     agree(who, fingerprint(tensors, shared), timeout)
@@ -120,35 +131,48 @@ def reduce_scatter(
 
 
 def _modules(model: nn.Module) -> list[Any]:
-    """The modules that ``fully_shard`` was applied to; raises where their sums cannot be taken."""
+    """The modules that ``fully_shard`` was applied to; raises where their sums cannot
+    be taken.
+    """
     modules = sharded_modules(model) if isinstance(model, nn.Module) else []
     if not modules:
-        remedy = "apply fully_shard() first, or use gw.attach for what is whole on each rank"
-        raise invalid("model", type(model).__name__, "one that fully_shard() has cut", remedy)
+        remedy = (
+            "apply fully_shard() first, or use gw.attach for what is whole on each rank"
+        )
+        raise invalid(
+            "model", type(model).__name__, "one that fully_shard() has cut", remedy
+        )
     for module in modules:
         if not hasattr(module, "set_reduce_scatter_unused_params"):
             needed = "2.13 or newer: set_reduce_scatter_unused_params() is asked for"
             raise invalid("torch", torch.__version__, needed, "update torch")
         if len(groups_of(module)) > 1:
             accepted = "one mesh for each module"
-            raise invalid("model", "a module cut on several", accepted, "leave them to FSDP")
+            raise invalid(
+                "model", "a module cut on several", accepted, "leave them to FSDP"
+            )
         if any(
             isinstance(group._reduce_scatter_comm, PayloadReduceScatter)
             for group in groups_of(module)
         ):
-            raise InvalidSetting("the model's reduce-scatter is taken already; detach() it first")
+            raise InvalidSetting(
+                "the model's reduce-scatter is taken already; detach() it first"
+            )
     return [module for module in modules if groups_of(module)]
 
 
 def _group_of(params: Mapping[str, Any]) -> Group:
-    """The ranks among which all parameters are cut; raises where there is no such group."""
+    """The ranks among which all parameters are cut; raises where there is no such
+    group.
+    """
     meshes = {param.device_mesh for param in params.values() if is_dtensor(param)}
     if len(meshes) != 1 or next(iter(meshes)).ndim != 1:
         raise invalid(
             "model",
             f"one cut on {sorted(map(str, meshes))}",
             "cut on one mesh of one dimension",
-            "under HSDP shard on mesh['shard'] alone, and let gw.attach(model, exchange, "
+            "under HSDP shard on mesh['shard'] alone, and let gw.attach(model, "
+            "exchange, "
             "group=mesh['replicate']) average among replicas",
         )
     return next(iter(meshes)).get_group()

@@ -42,7 +42,9 @@ WAY = casync_ps()
 
 
 class Column(NamedTuple):
-    """One parameter, and where its shard lies in what every rank holds of its module."""
+    """One parameter, and where its shard lies in what every rank holds of its
+    module.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -63,9 +65,11 @@ class KeptOfColumns(NamedTuple):
 
 
 class ColumnsOfCodec:
-    """The columns of one ``fully_shard`` that one codec encodes, and what is kept of them.
+    """The columns of one ``fully_shard`` that one codec encodes, and what is kept of
+    them.
 
-    To checkpoints it is a message whose ``slots`` are every rank's shard of every column.
+    To checkpoints it is a message whose ``slots`` are every rank's shard of every
+    column.
     """
 
     chooser = None
@@ -92,7 +96,9 @@ class ColumnsOfCodec:
         codecs = tuple(mine.chunk(a, b) for a, b in bounds)
         first = columns[0].name  # streams of random numbers follow from names
         specs = tuple(TensorSpec(f"{first}[{a}:{b}]", numel, dtype) for a, b in bounds)
-        formats = tuple(one.format(spec) for one, spec in zip(codecs, specs, strict=True))
+        formats = tuple(
+            one.format(spec) for one, spec in zip(codecs, specs, strict=True)
+        )
         self._chunks = Chunks(bounds, codecs, specs, formats)
         ends = accumulate((one.size for one in columns), initial=0)
         self._placed = [*zip(ends, columns, strict=False)]
@@ -111,7 +117,8 @@ class ColumnsOfCodec:
         self._mean_C = torch.empty(numel, dtype=dtype, device="cpu")
 
     def text(self, given_N: Tensor, out_C: Tensor, scale: float) -> Steps[None]:
-        """One reduce-scatter of these columns; what a module hands in is a row for each rank.
+        """One reduce-scatter of these columns; what a module hands in is a row for each
+        rank.
 
         It has this ``scale``, which is taken off before the exchange if it must be.
         """
@@ -142,15 +149,23 @@ class ColumnsOfCodec:
         states = tuple(self._anyones.chunk(*own).init(spec) for own, spec in pairs)
         if self.exchange.traits.error_feedback:
             whole = self.me.world * self.numel
-            residual_N = torch.zeros(whole, dtype=working_dtype(self.dtype), device="cpu")
+            residual_N = torch.zeros(
+                whole, dtype=working_dtype(self.dtype), device="cpu"
+            )
         return KeptOfColumns(states, residual_N)
 
     def kept_range(self, slot: Slot) -> tuple[int, int]:
-        """The range of a slot's parameter that this rank keeps state of: all that it sends."""
+        """The range of a slot's parameter that this rank keeps state of: all that it
+        sends.
+        """
         return slot.first, slot.last
 
-    def state_of(self, slot: Slot, state: KeptOfColumns | None = None) -> dict[str, Tensor]:
-        """The part of ``state`` (None: the own one) that one rank's shard of one column has."""
+    def state_of(
+        self, slot: Slot, state: KeptOfColumns | None = None
+    ) -> dict[str, Tensor]:
+        """The part of ``state`` (None: the own one) that one rank's shard of one column
+        has.
+        """
         residual_N = (state or self.state).residual_N
         return {} if residual_N is None else {"residual_N": self.part(slot, residual_N)}
 
@@ -200,12 +215,16 @@ class ShardReduction:
         watch(self)
 
     def become_copy(self, error: InvalidSetting) -> list[Any]:
-        """Sends nothing more; called in a process that was forked, where FSDP itself waits."""
+        """Sends nothing more; called in a process that was forked, where FSDP itself
+        waits.
+        """
         channels = self._channels
         self._channels = []
         return channels
 
-    def take(self, module: Any, columns: list[Column], dense: set[str], dtype: torch.dtype) -> None:
+    def take(
+        self, module: Any, columns: list[Column], dense: set[str], dtype: torch.dtype
+    ) -> None:
         """Puts payloads in the place of one module's reduce-scatter."""
         parts = [
             ColumnsOfCodec(codec, found, dtype, self._who)
@@ -216,12 +235,17 @@ class ShardReduction:
         for place, part in enumerate(self._parts):
             part.key = str(place)
 
-    def reduce(self, comm: PayloadReduceScatter, given_N: Tensor, out_C: Tensor, op: Any) -> None:
-        """Carries out one module's reduce-scatter, in the thread of the backward pass."""
+    def reduce(
+        self, comm: PayloadReduceScatter, given_N: Tensor, out_C: Tensor, op: Any
+    ) -> None:
+        """Carries out one module's reduce-scatter, in the thread of the backward
+        pass.
+        """
         self.step += comm is self._comms[0]
         if op not in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
             raise InvalidSetting(
-                f"fully_shard asks for {op}, and payloads are averaged or added up; leave out "
+                f"fully_shard asks for {op}, and payloads are averaged or added "
+                "up; leave out "
                 "set_gradient_divide_factor()"
             )
         if self.step == 1 and self._scaler is None:
@@ -246,7 +270,9 @@ class ShardReduction:
             part.backup.decide(names, is_skipped=is_skipped)
 
     def end_iteration(self, *, is_by_hand: bool) -> None:
-        """Counts a step by hand as taken: a rank knows the means of its own shards alone."""
+        """Counts a step by hand as taken: a rank knows the means of its own shards
+        alone.
+        """
         for part in self._parts if is_by_hand else ():
             part.backup.forget()
 
@@ -254,28 +280,32 @@ class ShardReduction:
         network = [verb for verb in verbs if not isinstance(verb, Compute)]
         carry_out(network, self._channels * len(network))
         world = self._who.world
-        self._wire_bytes += sum(sent_bytes(verb, self._who.rank, world) for verb in network)
+        self._wire_bytes += sum(
+            sent_bytes(verb, self._who.rank, world) for verb in network
+        )
         return [verb.fn() if isinstance(verb, Compute) else None for verb in verbs]
 
     def stats(self) -> dict[str, Any]:
         """Figures of this rank.
 
         Returns:
-            ``steps``, ``wire_bytes_per_step`` since the last load, and ``residual_norm`` over all
-            shards.
+            ``steps``, ``wire_bytes_per_step`` since the last load, and
+            ``residual_norm`` over all shards.
         """
         return {
             "steps": self.step,
-            "wire_bytes_per_step": self._wire_bytes / max(1, self.step - self._loaded_step),
+            "wire_bytes_per_step": self._wire_bytes
+            / max(1, self.step - self._loaded_step),
             "residual_norm": norm_over_all(self.residuals().values()),
         }
 
     def residuals(self) -> dict[str, Tensor]:
-        """The residuals by parameter name: the part of this rank's gradients that was not sent yet.
+        """The residuals by parameter name: the part of this rank's gradients that was
+        not sent yet.
 
         Returns:
-            A 1-D tensor of each whole parameter, in the working dtype. It is 0 at this rank's own
-            shard.
+            A 1-D tensor of each whole parameter, in the working dtype. It is 0 at this
+            rank's own shard.
         """
         return checkpoint.residuals(self._parts)
 
@@ -286,12 +316,13 @@ class ShardReduction:
         )
 
     def sharded_state(self, *, saved_by: int | None = None) -> dict[str, Any]:
-        """The state of all ranks for ``torch.distributed.checkpoint``, to save and to load into.
+        """The state of all ranks for ``torch.distributed.checkpoint``, to save and to
+        load into.
 
         Args:
-            saved_by: The number of ranks that saved the checkpoint, if it differs from now. Each
-                rank counts as a replica here. Left out, ``dcp.load`` raises a ``ValueError`` about
-                sizes, of which the first is this number.
+            saved_by: The number of ranks that saved the checkpoint, if it differs from
+                now. Each rank counts as a replica here. Left out, ``dcp.load`` raises a
+                ``ValueError`` about sizes, of which the first is this number.
 
         Returns:
             DTensors with a row of residuals for each rank.
@@ -302,11 +333,12 @@ class ShardReduction:
         """Continues from a saved state. All ranks call this between the same two steps.
 
         Args:
-            state_dict: What ``state_dict`` returned on this rank, or a loaded ``sharded_state``.
+            state_dict: What ``state_dict`` returned on this rank, or a loaded
+                ``sharded_state``.
 
         Raises:
-            InvalidSetting: The state is of another rank, algorithm or model, or damaged. Nothing is
-                loaded then.
+            InvalidSetting: The state is of another rank, algorithm or model, or
+                damaged. Nothing is loaded then.
         """
         self._num_loads += 1
         who = self._who.beside(f"load {self._num_loads}")
@@ -315,8 +347,13 @@ class ShardReduction:
             checkpoint.check_form(saved)
             for key in ("algorithm", "world_size", "rank"):
                 if saved[key] != (own := getattr(self._origin, key)):
-                    remedy = "load each rank's own state, or that of other ranks by sharded_state()"
-                    raise invalid(f"{key} of the state", saved[key], f"{own}, as here", remedy)
+                    remedy = (
+                        "load each rank's own state, or that of other ranks by "
+                        "sharded_state()"
+                    )
+                    raise invalid(
+                        f"{key} of the state", saved[key], f"{own}, as here", remedy
+                    )
             states = checkpoint.loaded(saved, self._parts, self._origin)
         told = {"step of the state": saved["step"], "run of the state": saved["run"]}
         agree(who, fingerprint([], told), self._timeout)
@@ -327,7 +364,9 @@ class ShardReduction:
         self._wire_bytes = 0
 
     def detach(self) -> None:
-        """Gives FSDP its reduce-scatter back, and drops residuals: save ``state_dict()`` first."""
+        """Gives FSDP its reduce-scatter back, and drops residuals: save
+        ``state_dict()`` first.
+        """
         self._stop_observing()
         for comm in self._comms:
             comm.remove()
@@ -347,7 +386,9 @@ class ShardReduction:
     @property
     def _owners(self) -> Owners:
         shapes = {one.name: one.shape for part in self._parts for one in part.columns}
-        whole = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        whole = {
+            name: torch.empty(shape, device="meta") for name, shape in shapes.items()
+        }
         return Owners(whole, self._group, self._who.rank, self._who.world)
 
 
@@ -355,7 +396,11 @@ class PayloadReduceScatter:
     """The reduce-scatter that one module asks for, in the form that FSDP calls."""
 
     def __init__(
-        self, owner: ShardReduction, module: Any, parts: list[ColumnsOfCodec], numel: int
+        self,
+        owner: ShardReduction,
+        module: Any,
+        parts: list[ColumnsOfCodec],
+        numel: int,
     ) -> None:
         self._owner = owner
         self._module = module
@@ -364,7 +409,9 @@ class PayloadReduceScatter:
         (group,) = groups_of(module)
         self._before = group._reduce_scatter_comm, group.reduce_scatter_unused_params
         module.set_custom_reduce_scatter(self)
-        module.set_reduce_scatter_unused_params(True, recurse=False)  # all ranks send as much
+        module.set_reduce_scatter_unused_params(
+            True, recurse=False
+        )  # all ranks send as much
 
     def remove(self) -> None:
         """Puts back what was there before."""
@@ -372,31 +419,44 @@ class PayloadReduceScatter:
         self._module.set_custom_reduce_scatter(comm)
         self._module.set_reduce_scatter_unused_params(includes_unused, recurse=False)
 
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def allocate(
+        self, size: Any, *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
         """Memory for a module's gradients, and for its shards of them."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: Any = None
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: Any,
+        op: Any,
+        async_op: Any = None,
     ) -> None:
         """Leaves this rank's shard of the mean, or of the sum, in ``output_tensor``."""
         own = self.parts[0].dtype
         if input_tensor.dtype != own:
             raise InvalidSetting(
-                f"fully_shard reduces gradients in {input_tensor.dtype} and parameters are {own}; "
-                f"write MixedPrecisionPolicy(reduce_dtype={own}), as payloads are small anyway"
+                f"fully_shard reduces gradients in {input_tensor.dtype} and "
+                f"parameters are {own}; "
+                f"write MixedPrecisionPolicy(reduce_dtype={own}), as payloads "
+                "are small anyway"
             )
         if output_tensor.numel() != self._numel:
             raise InvalidSetting(
-                f"fully_shard reduces {output_tensor.numel()} elements a rank and there were "
-                f"{self._numel} when reduce_scatter() was called; call it when the model, and what "
+                f"fully_shard reduces {output_tensor.numel()} elements a rank "
+                "and there were "
+                f"{self._numel} when reduce_scatter() was called; call it when "
+                "the model, and what "
                 "of it is trained, no longer changes"
             )
         self._owner.reduce(self, input_tensor, output_tensor, op)
 
 
 def groups_of(module: Any) -> list[Any]:
-    """FSDP's groups of a module's parameters, for whose order torch has no public name."""
+    """FSDP's groups of a module's parameters, for whose order torch has no public
+    name.
+    """
     return list(module._get_fsdp_state()._fsdp_param_groups)
 
 
@@ -406,14 +466,18 @@ def keeps_scale(codec: Compressor) -> bool:
 
 
 def refuse_half(params: Mapping[str, Tensor]) -> None:
-    """Raises ``InvalidSetting`` for float16, in which gradients without their scale are lost."""
+    """Raises ``InvalidSetting`` for float16, in which gradients without their scale are
+    lost.
+    """
     for name, param in params.items():
         if param.dtype == torch.float16:
             raise invalid(
                 f"dtype of {name}",
                 param.dtype,
-                "torch.float32 beside a scaler, as small gradients without their scale become 0",
-                "write MixedPrecisionPolicy(param_dtype=torch.float16) and keep parameters in "
+                "torch.float32 beside a scaler, as small gradients without "
+                "their scale become 0",
+                "write MixedPrecisionPolicy(param_dtype=torch.float16) and keep "
+                "parameters in "
                 "float32",
             )
 
@@ -421,8 +485,8 @@ def refuse_half(params: Mapping[str, Tensor]) -> None:
 def refuse_other_scaler() -> None:
     """Raises ``InvalidSetting`` if a loss scaler is in use, as none was given.
 
-    A scaler has no scale before it has scaled a loss. Gradients do not show that they were scaled,
-    so the process is searched for scalers, once.
+    A scaler has no scale before it has scaled a loss. Gradients do not show that they
+    were scaled, so the process is searched for scalers, once.
     """
     if not _scales_in_use():
         return
@@ -439,4 +503,8 @@ def refuse_other_scaler() -> None:
 
 def _scales_in_use() -> list[float]:
     scalers = [one for one in gc.get_objects() if issubclass(type(one), GradScaler)]
-    return [s.get_scale() for s in scalers if s.is_enabled() and vars(s)["_scale"] is not None]
+    return [
+        s.get_scale()
+        for s in scalers
+        if s.is_enabled() and vars(s)["_scale"] is not None
+    ]

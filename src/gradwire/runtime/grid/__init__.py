@@ -1,4 +1,5 @@
 """The grid of ranks: hosts of several ranks, ranks that hold other shards, DTensors.
 
-``attach`` asks it which ranks average with this one. It knows meshes and groups, and no gradients.
+``attach`` asks it which ranks average with this one. It knows meshes and groups, and no
+gradients.
 """

@@ -1,12 +1,13 @@
-"""DTensors: parameters of which a rank holds a shard, after ``fully_shard`` or under tensor
-parallelism.
+"""DTensors: parameters of which a rank holds a shard, after ``fully_shard`` or under
+tensor parallelism.
 
-This rank's shard of a gradient travels, among the ranks that hold the same shard of every layer:
-the replicas of HSDP, or the data-parallel dimension of a mesh. FSDP adds gradients up among shards
-first, and then calls the hooks of its sharded parameters, as autograd calls those of others. That
-happens during the backward pass, so exchanges overlap what is left of it. FSDP's last gradients
-come in callbacks behind the pass, so the step ends in a callback that such a callback queues.
-(``set_all_reduce_hook`` would have to wait for the network within the pass.)
+This rank's shard of a gradient travels, among the ranks that hold the same shard of
+every layer: the replicas of HSDP, or the data-parallel dimension of a mesh. FSDP adds
+gradients up among shards first, and then calls the hooks of its sharded parameters, as
+autograd calls those of others. That happens during the backward pass, so exchanges
+overlap what is left of it. FSDP's last gradients come in callbacks behind the pass, so
+the step ends in a callback that such a callback queues. (``set_all_reduce_hook`` would
+have to wait for the network within the pass.)
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def shard_of(tensor: Any) -> Tensor:
 
 
 def shard_of_grad(param: Any) -> Tensor | None:
-    """This rank's shard of a parameter's gradient, which first gets the parameter's own layout."""
+    """This rank's shard of a parameter's gradient, which first gets the parameter's own
+    layout.
+    """
     grad = param.grad
     if not is_dtensor(grad):
         return grad  # type: ignore[no-any-return]
@@ -57,7 +60,9 @@ def shard_of_grad(param: Any) -> Tensor | None:
 
 
 def put_grad(param: Any, held: Tensor) -> None:
-    """Makes ``held`` the gradient, or this rank's shard of it, or the reals of either."""
+    """Makes ``held`` the gradient, or this rank's shard of it, or the reals of
+    either.
+    """
     held = as_complex(held, shard_of(param))
     if is_dtensor(param):
         kind = sys.modules["torch.distributed.tensor"].DTensor
@@ -70,7 +75,11 @@ def put_grad(param: Any, held: Tensor) -> None:
 def sharded_modules(model: nn.Module) -> list[Any]:
     """The modules of a model to which ``fully_shard`` was applied."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # torch's, if it is used
-    return [] if fsdp is None else [m for m in model.modules() if isinstance(m, fsdp.FSDPModule)]
+    return (
+        []
+        if fsdp is None
+        else [m for m in model.modules() if isinstance(m, fsdp.FSDPModule)]
+    )
 
 
 def reshard(model: nn.Module) -> None:
@@ -80,14 +89,21 @@ def reshard(model: nn.Module) -> None:
 
 
 def places(model: Any) -> list[tuple[int, int]]:
-    """This rank's shard of each layer by its number, and their count; empty where all are whole."""
+    """This rank's shard of each layer by its number, and their count; empty where all
+    are whole.
+    """
     meshes = [param.device_mesh for param in model.parameters() if is_dtensor(param)]
-    found = {(mesh.mesh.flatten().tolist().index(mesh.get_rank()), mesh.size()) for mesh in meshes}
+    found = {
+        (mesh.mesh.flatten().tolist().index(mesh.get_rank()), mesh.size())
+        for mesh in meshes
+    }
     return sorted(found - {(0, 1)})
 
 
 def refuse_other_shards(model: nn.Module, ranks: Sequence[int]) -> None:
-    """Raises unless ``ranks``, those of ``group``, hold the same shard of every layer."""
+    """Raises unless ``ranks``, those of ``group``, hold the same shard of every
+    layer.
+    """
     tensors = [*chain(model.named_parameters(), model.named_buffers())]
     if not has_dtensors(tensors):
         return
@@ -97,29 +113,40 @@ def refuse_other_shards(model: nn.Module, ranks: Sequence[int]) -> None:
             _refuse_other_shard(name, tensor, ranks, sharded)
         elif sharded and tensor.requires_grad:
             raise InvalidSetting(
-                f"{name} is trained and outside of what fully_shard() holds, so nobody averages "
-                "it among shards; apply fully_shard() to the whole model too, or freeze it"
+                f"{name} is trained and outside of what fully_shard() holds, so "
+                "nobody averages "
+                "it among shards; apply fully_shard() to the whole model too, "
+                "or freeze it"
             )
 
 
-def _refuse_other_shard(name: str, tensor: Any, ranks: Sequence[int], sharded: bool) -> None:
+def _refuse_other_shard(
+    name: str, tensor: Any, ranks: Sequence[int], sharded: bool
+) -> None:
     """Raises where another of ``ranks`` is in the mesh of a DTensor."""
     mesh = tensor.device_mesh
     if len(both := sorted({*ranks} & {*mesh.mesh.flatten().tolist()})) < 2:
         return
     if sharded and any(placement.is_replicate() for placement in tensor.placements):
         raise InvalidSetting(
-            f"fully_shard() on a mesh of the dimensions {mesh.mesh_dim_names} averages the "
-            f"gradient of {name} among its replicas itself, and it would be exchanged twice; shard "
-            "on one dimension alone, fully_shard(module, mesh=mesh['shard']), and write "
+            f"fully_shard() on a mesh of the dimensions {mesh.mesh_dim_names} "
+            "averages the "
+            f"gradient of {name} among its replicas itself, and it would be "
+            "exchanged twice; shard "
+            "on one dimension alone, fully_shard(module, mesh=mesh['shard']), "
+            "and write "
             "gw.attach(model, exchange, group=mesh['replicate'])"
         )
     remedy = (
-        "write group=mesh['replicate'] where mesh['shard'] is sharded, or mesh['dp'] beside "
+        "write group=mesh['replicate'] where mesh['shard'] is sharded, or "
+        "mesh['dp'] beside "
         "mesh['tp']"
     )
     if sharded:
-        alone = "on one mesh without replicas call gw.fsdp.reduce_scatter(model, compressor)"
+        alone = (
+            "on one mesh without replicas call gw.fsdp.reduce_scatter(model, "
+            "compressor)"
+        )
         remedy = alone if mesh.size() == dist.get_world_size() else f"{remedy}; {alone}"
     raise invalid(
         "group",

@@ -9,8 +9,8 @@ from torch import Tensor
 def as_reals(tensor: Tensor) -> Tensor:
     """A real view of a complex tensor, without a graph; any other tensor itself.
 
-    Its last dimension is twice as long, or is one more where elements of the last dimension do not
-    lie side by side in memory.
+    Its last dimension is twice as long, or is one more where elements of the last
+    dimension do not lie side by side in memory.
     """
     if not tensor.is_complex():
         return tensor
@@ -20,22 +20,29 @@ def as_reals(tensor: Tensor) -> Tensor:
 
 
 def grad_as_reals(grad: Tensor, shape: torch.Size) -> Tensor:
-    """A real view of a complex gradient in its parameter's shape as reals; any other itself.
+    """A real view of a complex gradient in its parameter's shape as reals; any other
+    itself.
 
-    A copy stands for a gradient of which there is no such view: lazily conjugated, or laid out in
-    another order than its parameter.
+    A copy stands for a gradient of which there is no such view: lazily conjugated, or
+    laid out in another order than its parameter.
     """
     if not grad.is_complex():
         return grad
     whole = grad.detach().resolve_conj()
     reals = as_reals(whole)
-    return reals if reals.shape == shape else torch.view_as_real(whole.contiguous()).view(shape)
+    return (
+        reals
+        if reals.shape == shape
+        else torch.view_as_real(whole.contiguous()).view(shape)
+    )
 
 
 def as_complex(reals: Tensor, like: Tensor) -> Tensor:
-    """A tensor in the shape of ``like``: a complex one of ``reals``, if ``like`` is complex.
+    """A tensor in the shape of ``like``: a complex one of ``reals``, if ``like`` is
+    complex.
 
-    It has the memory of ``reals`` if both lie in order, else its own, with the strides of ``like``.
+    It has the memory of ``reals`` if both lie in order, else its own, with the strides
+    of ``like``.
     """
     if not like.is_complex():
         return reals

@@ -1,15 +1,17 @@
-"""Shards: attach on a grid of ranks, where each layer is cut among a tensor-parallel group.
+"""Shards: attach on a grid of ranks, where each layer is cut among a tensor-parallel
+group.
 
-A gradient is averaged among the ranks that hold the same part of it: ``group``. These may agree
-with the ranks that hold the other parts, ``shards``, on which elements to send. Every rank is in
-one group of each kind, and no other rank is in the same two. Messages must correspond for that: the
-first messages of all shards hold parts of the same layers, and so on. They need not be equally
-long, as a vocabulary may not divide evenly.
+A gradient is averaged among the ranks that hold the same part of it: ``group``. These
+may agree with the ranks that hold the other parts, ``shards``, on which elements to
+send. Every rank is in one group of each kind, and no other rank is in the same two.
+Messages must correspond for that: the first messages of all shards hold parts of the
+same layers, and so on. They need not be equally long, as a vocabulary may not divide
+evenly.
 
-**Hosts of several ranks** stand in the mesh that ``attach`` is given, or that torchrun has made.
-Ranks are numbered host after host, as torchrun numbers them. A mesh in another order is refused,
-and so is a host of more ranks than another: shares of a message are equal, and each goes to the
-ranks of the same place on all hosts.
+**Hosts of several ranks** stand in the mesh that ``attach`` is given, or that torchrun
+has made. Ranks are numbered host after host, as torchrun numbers them. A mesh in
+another order is refused, and so is a host of more ranks than another: shares of a
+message are equal, and each goes to the ranks of the same place on all hosts.
 """
 
 from __future__ import annotations
@@ -30,10 +32,12 @@ from .dtensors import places
 
 
 def one_dimension(setting: str, given: Any, kind: str, place: int) -> Any:
-    """The process group that is given, by itself or as a mesh, which must have one dimension.
+    """The process group that is given, by itself or as a mesh, which must have one
+    dimension.
 
-    ``kind`` names the purpose of the dimension, and ``place`` is its usual index in a mesh; errors
-    use both. To a rank outside of a group ``new_group`` returns a number in the group's place.
+    ``kind`` names the purpose of the dimension, and ``place`` is its usual index in a
+    mesh; errors use both. To a rank outside of a group ``new_group`` returns a number
+    in the group's place.
     """
     if given is None or isinstance(given, dist.ProcessGroup):
         return given
@@ -41,11 +45,17 @@ def one_dimension(setting: str, given: Any, kind: str, place: int) -> Any:
         raise outside_of(setting)
     if not isinstance(given, DeviceMesh):
         accepted = "a process group this rank is in, or one dimension of a mesh"
-        raise invalid(setting, given, accepted, "attach on its ranks only, or leave it out")
+        raise invalid(
+            setting, given, accepted, "attach on its ranks only, or leave it out"
+        )
     if given.ndim != 1:
         shown = f"a mesh of {given.ndim} dimensions"
         names = given.mesh_dim_names
-        remedy = f"write {setting}=mesh[{names[place]!r}]" if names else "name the dimensions"
+        remedy = (
+            f"write {setting}=mesh[{names[place]!r}]"
+            if names
+            else "name the dimensions"
+        )
         raise invalid(setting, shown, f"one dimension of it: the {kind} one", remedy)
     if given.get_coordinate() is None:
         raise outside_of(setting)
@@ -55,8 +65,10 @@ def one_dimension(setting: str, given: Any, kind: str, place: int) -> Any:
 def outside_of(setting: str) -> InvalidSetting:
     """The error on a rank that is not in the group that it gives for ``setting``."""
     return InvalidSetting(
-        f"this rank ({dist.get_rank()}) is not in the group that it gave as {setting}=; make the "
-        "call on the ranks of that group only, or give each rank the group that it is in"
+        f"this rank ({dist.get_rank()}) is not in the group that it gave as "
+        f"{setting}=; make the "
+        "call on the ranks of that group only, or give each rank the group that "
+        "it is in"
     )
 
 
@@ -78,20 +90,27 @@ def join_shards(
         raise invalid(
             "shards",
             f"a group that shares the ranks {sorted(both)} with group=",
-            "one that shares this rank alone: others hold the same part of a layer, or another",
+            "one that shares this rank alone: others hold the same part of a "
+            "layer, or another",
             "write group=mesh['dp'], shards=mesh['tp']",
         )
     return join(found, timeout)
 
 
 def place_in(shards: Membership, model: nn.Module) -> str:
-    """The part of every layer that a rank holds, in words; the same on all ranks that average."""
+    """The part of every layer that a rank holds, in words; the same on all ranks that
+    average.
+    """
     found = [] if shards.world > 1 else places(model)
-    return " and ".join(f"part {r} of {w}" for r, w in found or [(shards.rank, shards.world)])
+    return " and ".join(
+        f"part {r} of {w}" for r, w in found or [(shards.rank, shards.world)]
+    )
 
 
 TORCHRUN = "torchrun"
-"""The mesh that the variables of torchrun, or of Slurm, describe: so many ranks on each host."""
+"""The mesh that the variables of torchrun, or of Slurm, describe: so many ranks on each
+host.
+"""
 _SLURM = "SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID"
 """Slurm's names for LOCAL_WORLD_SIZE and LOCAL_RANK."""
 DIMENSIONS = ("hosts", "local")
@@ -99,21 +118,32 @@ _REMEDY = "write init_device_mesh('cpu', (8, 4), mesh_dim_names=('hosts', 'local
 
 
 def join_mesh(mesh: Any, group: Group | None, timeout: timedelta) -> Membership:
-    """This rank's place among the ranks of ``mesh``; ``group`` is that of a DDP model, or None."""
+    """This rank's place among the ranks of ``mesh``; ``group`` is that of a DDP model,
+    or None.
+    """
     if mesh == TORCHRUN:
         return join(group, timeout)
     if not isinstance(mesh, DeviceMesh) or mesh.mesh_dim_names != DIMENSIONS:
-        given = mesh if not isinstance(mesh, DeviceMesh) else f"dimensions {mesh.mesh_dim_names}"
+        given = (
+            mesh
+            if not isinstance(mesh, DeviceMesh)
+            else f"dimensions {mesh.mesh_dim_names}"
+        )
         accepted = f"a DeviceMesh of the dimensions {DIMENSIONS}, or {TORCHRUN!r}"
         raise invalid("mesh", given, accepted, _REMEDY)
     ranks = mesh.mesh.flatten().tolist()
     if ranks != sorted(ranks):
         raise invalid("mesh", ranks, "ranks numbered host after host", _REMEDY)
     if dist.get_rank() not in ranks:
-        raise invalid("mesh", ranks, "a mesh this rank is in", "attach on its ranks only")
+        raise invalid(
+            "mesh", ranks, "a mesh this rank is in", "attach on its ranks only"
+        )
     if group is not None and sorted(dist.get_process_group_ranks(group)) != ranks:
         raise invalid(
-            "mesh", ranks, "the ranks of the DDP model's own group", "give DDP that group"
+            "mesh",
+            ranks,
+            "the ranks of the DDP model's own group",
+            "give DDP that group",
         )
     return join_ranks(tuple(ranks), timeout)
 
@@ -136,7 +166,10 @@ def ranks_of_each_host(mesh: Any, who: Membership) -> int:
         accepted = f"a divisor of {who.world}, the number of ranks, all of which attach"
         raise invalid(names[0], size, accepted, remedy)
     if place != who.rank % size:
-        accepted = f"{who.rank % size} on rank {who.rank} of hosts of {size} ranks, host after host"
+        accepted = (
+            f"{who.rank % size} on rank {who.rank} of hosts of {size} ranks, host "
+            "after host"
+        )
         raise invalid(names[1], place, accepted, remedy)
     return size
 
@@ -147,7 +180,8 @@ def _variable(name: str) -> int:
         text = re.sub(r"^(\d+)\(x\d+\)$", r"\1", text)
     if not text.isdecimal():
         raise InvalidSetting(
-            f"mesh is {TORCHRUN!r}, and {name} is {text or 'not set'}; start with torchrun, or "
+            f"mesh is {TORCHRUN!r}, and {name} is {text or 'not set'}; start "
+            "with torchrun, or "
             "with srun and as many tasks on every node, or give attach a DeviceMesh"
         )
     return int(text)

@@ -1,15 +1,17 @@
 """Liveness: lost ranks are noticed and named.
 
-1. Every rank counts up a number in the job's rendezvous store. A rank whose number stands still is
-   gone (`pulse`).
-2. When a step fails, ranks also ask each other directly (`roll_call`). A dead process, a stopped
-   process and a host that nobody reaches look different there. So a parted network is one failure.
-3. The first rank that notices writes an alarm. It counts, as later alarms follow from it (`blame`).
-4. All survivors raise ``RankFailed`` with the rank and the step. They wait a second after they read
-   the alarm, as the process that ends first may host the store.
+1. Every rank counts up a number in the job's rendezvous store. A rank whose number
+   stands still is gone (`pulse`).
+2. When a step fails, ranks also ask each other directly (`roll_call`). A dead process,
+   a stopped process and a host that nobody reaches look different there. So a parted
+   network is one failure.
+3. The first rank that notices writes an alarm. It counts, as later alarms follow from
+   it (`blame`).
+4. All survivors raise ``RankFailed`` with the rank and the step. They wait a second
+   after they read the alarm, as the process that ends first may host the store.
 5. Each rank writes its last 64 verbs to a file, and the error names the file.
 
-``membership`` names the ranks and their store, ``store_check`` finds a store that ranks do not
-share, and ``forks`` notices a forked process. The engine calls this room. It knows ranks and steps,
-and nothing of what a gradient means.
+``membership`` names the ranks and their store, ``store_check`` finds a store that ranks
+do not share, and ``forks`` notices a forked process. The engine calls this room. It
+knows ranks and steps, and nothing of what a gradient means.
 """

@@ -1,11 +1,12 @@
-"""Blame: which ranks a failed step is owed to, from their signs of life and the roll call.
+"""Blame: which ranks a failed step is owed to, from their signs of life and the roll
+call.
 
-A network that is parted shows as one failure, and not as one dead rank after another: on each side
-ranks reach each other and none beyond, and the error says which these are.
+A network that is parted shows as one failure, and not as one dead rank after another:
+on each side ranks reach each other and none beyond, and the error says which these are.
 
-A script that one of gradwire's errors ends leaves with the exit code of its cause. Python ends
-with 1 whatever the error is. A launcher that has the cause in the code can start the job again, on
-other machines, or not at all (`errors.ExitCode`).
+A script that one of gradwire's errors ends leaves with the exit code of its cause.
+Python ends with 1 whatever the error is. A launcher that has the cause in the code can
+start the job again, on other machines, or not at all (`errors.ExitCode`).
 """
 
 from __future__ import annotations
@@ -43,19 +44,25 @@ def blamed(pulse: Pulse | None, name: str, step: int, world: int) -> Alarm:
     if found := silence(pulse, step, world):
         return found
     if name.endswith(AMONG_SHARDS):
-        text = "a rank with another shard of these layers is lost, and none with this one"
+        text = (
+            "a rank with another shard of these layers is lost, and none with this one"
+        )
         return Alarm((), step, text)
     if last := pulse.last_ranks():
         steps = pulse.local_steps()
-        return Alarm(last, step, f"rank {listed(last)} of {world} did not get as far{steps}")
+        return Alarm(
+            last, step, f"rank {listed(last)} of {world} did not get as far{steps}"
+        )
     return _of_the_network(step)
 
 
 def silence(pulse: Pulse, step: int, world: int) -> Alarm | None:
-    """An alarm about ranks or a store that show no sign of life for seconds; None if all do.
+    """An alarm about ranks or a store that show no sign of life for seconds; None if
+    all do.
 
-    A store that does not answer while all ranks answer at their doors has ``STORE_PATIENCE_S``. If
-    it was silent first, and all others have ended since, this rank's own link is at fault.
+    A store that does not answer while all ranks answer at their doors has
+    ``STORE_PATIENCE_S``. If it was silent first, and all others have ended since, this
+    rank's own link is at fault.
     """
     end_s = time.monotonic() + STORE_PATIENCE_S
     while True:
@@ -66,13 +73,21 @@ def silence(pulse: Pulse, step: int, world: int) -> Alarm | None:
             return Alarm.decoded(told, step)
         have_ended = world > 2 and {*reach.values()} == {Reach.ENDED}
         if store_lost and have_ended and pulse.mute_s >= PATIENCE_S:
-            text = f"rank {pulse.rank} of {world} was cut off, and all others have ended meanwhile"
+            text = (
+                f"rank {pulse.rank} of {world} was cut off, and all others have "
+                "ended meanwhile"
+            )
             return Alarm((pulse.rank,), step, text, ExitCode.NETWORK)
         is_slow = store_lost and not pulse.store_is_lost
         if is_slow and (pulse.rank == 0 or reach.get(0) is Reach.ANSWERS):
-            # The store is slow, and no rank need be lost. A rank whose process has ended is.
+            # The store is slow, and no rank need be lost. A rank whose process has
+            # ended is.
             ended = tuple(rank for rank, how in reach.items() if how is Reach.ENDED)
-            if not ended and Reach.CUT not in reach.values() and time.monotonic() < end_s:
+            if (
+                not ended
+                and Reach.CUT not in reach.values()
+                and time.monotonic() < end_s
+            ):
                 continue
             if ended:
                 silent = ended
@@ -105,23 +120,33 @@ def alarm_of(
     *,
     store_lost: bool,
 ) -> Alarm | None:
-    """The alarm of a rank to which ``silent`` ranks show no sign of life; None if there are none.
+    """The alarm of a rank to which ``silent`` ranks show no sign of life; None if there
+    are none.
 
-    ``reach`` is what the others answer at their doors. ``store_lost`` says that the store does not
-    answer, and then ``silent`` is rank 0, which holds it in most jobs.
+    ``reach`` is what the others answer at their doors. ``store_lost`` says that the
+    store does not answer, and then ``silent`` is rank 0, which holds it in most jobs.
     """
     cut = tuple(other for other, how in reach.items() if how is Reach.CUT)
-    near = tuple(sorted((rank, *(r for r, how in reach.items() if how is Reach.ANSWERS))))
+    near = tuple(
+        sorted((rank, *(r for r, how in reach.items() if how is Reach.ANSWERS)))
+    )
     if cut and (store_lost or set(cut) & set(silent)):
         # No connection comes about with some ranks, which all else is owed to.
         if len(cut) == world - 1 > 1:
-            text = f"rank {rank} of {world} is cut off: no connection reaches any other rank"
+            text = (
+                f"rank {rank} of {world} is cut off: no connection reaches any other "
+                "rank"
+            )
             return Alarm((rank,), step, text, ExitCode.NETWORK)
         lost = tuple(sorted({*cut, *(() if store_lost else silent)} - {*near}))
-        text = f"no connection reaches rank {listed(cut)} of {world}: its host or its link is down"
+        text = (
+            f"no connection reaches rank {listed(cut)} of {world}: its host or its "
+            "link is down"
+        )
         if len(cut) > 1:
             text = (
-                f"the network is parted: ranks {listed(near)} of {world} reach each other, and no "
+                f"the network is parted: ranks {listed(near)} of {world} reach "
+                "each other, and no "
                 f"connection reaches ranks {listed(cut)}"
             )
         return Alarm(lost, step, text, ExitCode.NETWORK)
@@ -140,7 +165,8 @@ def alarm_of(
 
 
 def failure_of(alarm: Alarm, who: Membership, how: str) -> RankFailed:
-    """The error that an alarm ends the run of this rank with, and ``how`` it came to know.
+    """The error that an alarm ends the run of this rank with, and ``how`` it came to
+    know.
 
     Its ``ranks`` are numbers in the job, also where the alarm has those of the group.
     """
@@ -161,7 +187,8 @@ def failure_of(alarm: Alarm, who: Membership, how: str) -> RankFailed:
 
 
 def loopback_name() -> str:
-    """The remedy where this host's name means the host itself, as in Debian's default; else "".
+    """The remedy where this host's name means the host itself, as in Debian's default;
+    else "".
 
     gloo listens at the address of that name unless an interface is named.
     """
@@ -174,8 +201,10 @@ def loopback_name() -> str:
     if not address.startswith("127."):
         return ""
     return (
-        f"; this host's name resolves to {address}, which no other host can reach: if ranks run on "
-        f"several hosts, set {_INTERFACE} on each to the interface that reaches the others "
+        f"; this host's name resolves to {address}, which no other host can "
+        "reach: if ranks run on "
+        f"several hosts, set {_INTERFACE} on each to the interface that reaches "
+        "the others "
         "(gradwire doctor names it)"
     )
 
@@ -188,14 +217,20 @@ def first_line(error: BaseException) -> str:
 
 
 def leave_by_cause() -> None:
-    """Has this process end so from now on; a hook that is there already is called first."""
+    """Has this process end so from now on; a hook that is there already is called
+    first.
+    """
     if getattr(sys.excepthook, "__module__", None) == __name__:
         return
     before = sys.excepthook
 
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def hook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         before(kind, error, trace)
         if isinstance(error, GradwireError):
-            raise SystemExit(int(error.exit_code))  # from a hook, this is how the process ends
+            raise SystemExit(
+                int(error.exit_code)
+            )  # from a hook, this is how the process ends
 
     sys.excepthook = hook

@@ -1,9 +1,11 @@
-"""Membership: which ranks take part in one attach, before any of them is connected to another.
+"""Membership: which ranks take part in one attach, before any of them is connected to
+another.
 
-Ranks meet in the job's rendezvous store. There a rank that refuses, or differs, can say so while
-nobody waits for it in a collective yet. Every meeting is one ``agree``: each rank writes a value,
-all read the same values, and a pure function of them is the verdict. One key, which is written
-once, says whose values count. So ranks that give up and ranks that come late agree as well.
+Ranks meet in the job's rendezvous store. There a rank that refuses, or differs, can say
+so while nobody waits for it in a collective yet. Every meeting is one ``agree``: each
+rank writes a value, all read the same values, and a pure function of them is the
+verdict. One key, which is written once, says whose values count. So ranks that give up
+and ranks that come late agree as well.
 """
 
 from __future__ import annotations
@@ -28,14 +30,19 @@ from ..transport.wire import Group, in_background, own_store
 from .store_check import StoreCheck, refuse_own_store
 
 DEFAULT_PATIENCE = timedelta(minutes=5)
-"""The time in which all ranks must have come to their first attach, where the user names none."""
+"""The time in which all ranks must have come to their first attach, where the user
+names none.
+"""
 _POLL_S = 0.02
-"""Seconds between two looks for the values of others. Ranks look, as every ``store.wait()`` that
-times out writes a warning to the log."""
+"""Seconds between two looks for the values of others. Ranks look, as every
+``store.wait()`` that times out writes a warning to the log.
+"""
 _LOOK_S = 0.5
 """Seconds between two calls of a ``Look``."""
 _LINGER_S = 2 * _LOOK_S
-"""Seconds that an error waits for others to hear of it, as its process may hold the store."""
+"""Seconds that an error waits for others to hear of it, as its process may hold the
+store.
+"""
 MEETING = "meeting"
 """The part of a membership's keys in the store by which ranks agree."""
 
@@ -43,20 +50,24 @@ Verdict = TypeVar("Verdict")
 Look = Callable[[Sequence[int], Mapping[int, Any]], object]
 """A liveness check, of the ranks that are absent and the values of the others by rank.
 
-It returns whether there is nobody left to wait for. What it raises ends the wait, too."""
+It returns whether there is nobody left to wait for. What it raises ends the wait,
+too.
+"""
 
 STORE_PATIENCE = timedelta(seconds=4)
-"""The time beyond the one asked for in which a store may answer before its host counts as lost."""
+"""The time beyond the one asked for in which a store may answer before its host counts
+as lost.
+"""
 _AT_ONCE = timedelta(seconds=6)
 """The time asked for where the store need not wait for any rank."""
 
 
 class Membership(NamedTuple):
-    """This rank among ``world`` ranks, and a ``name`` that all of them know and no other attach
-    has.
+    """This rank among ``world`` ranks, and a ``name`` that all of them know and no
+    other attach has.
 
-    The name is empty where this process is alone. ``ranks`` are the ranks' numbers in the job;
-    empty stands for 0, 1, 2 and so on.
+    The name is empty where this process is alone. ``ranks`` are the ranks' numbers in
+    the job; empty stands for 0, 1, 2 and so on.
     """
 
     name: str
@@ -79,7 +90,8 @@ class Membership(NamedTuple):
         return tuple(numbers.index(rank) for rank in ranks if rank in numbers)
 
     def explained(self, ranks: Collection[int]) -> str:
-        """The numbers in the job, as a clause, of ranks that have other ones in the group.
+        """The numbers in the job, as a clause, of ranks that have other ones in the
+        group.
 
         >>> Membership("2-5", 0, 2, (2, 5)).explained([1])
         '; rank 1 of this group is rank 5 of the job'
@@ -91,7 +103,9 @@ class Membership(NamedTuple):
         return f"; rank {own} of this group is rank {others} of the job"
 
     def beside(self, name: str) -> Membership:
-        """The same ranks under another name, under which they can meet for another purpose."""
+        """The same ranks under another name, under which they can meet for another
+        purpose.
+        """
         return self._replace(name=f"{self.name}/{name}") if self.name else self
 
     def on_host(self, ranks_per_host: int) -> Membership:
@@ -126,16 +140,19 @@ class Membership(NamedTuple):
     ) -> Verdict:
         """``decide`` of the values of all ranks, which is the same on all of them.
 
-        ``own`` is this rank's value, which has a JSON form, or a function that returns it as soon
-        as there is one, and None before. Ranks wait for those that are ``due`` (None: all), for
-        ``timeout`` at most, or until ``look``, which is called now and then, says that nobody who
-        is absent comes. Raises ``RankFailed`` with the ranks that have not come; where the meeting
-        ``is_partial``, ``decide`` is asked without them. What ``decide`` raises, all raise.
+        ``own`` is this rank's value, which has a JSON form, or a function that returns
+        it as soon as there is one, and None before. Ranks wait for those that are
+        ``due`` (None: all), for ``timeout`` at most, or until ``look``, which is called
+        now and then, says that nobody who is absent comes. Raises ``RankFailed`` with
+        the ranks that have not come; where the meeting ``is_partial``, ``decide`` is
+        asked without them. What ``decide`` raises, all raise.
         """
         if self.world == 1:
             return decide({self.rank: own})
         due = range(self.world) if due is None else sorted(due)
-        meeting = _Meeting(self.rank, due, own if callable(own) else lambda: own, timeout)
+        meeting = _Meeting(
+            self.rank, due, own if callable(own) else lambda: own, timeout
+        )
         values: Mapping[int, Any] = self.ask(
             meeting.hold, timeout, what, partial(meeting.watch, look)
         )
@@ -156,8 +173,8 @@ class Membership(NamedTuple):
     def linger(self) -> None:
         """Waits until all ranks are about to raise, for a second at most.
 
-        Each calls it before it raises what ends the matter for all, as its process may hold the
-        store, in which others have still to read why.
+        Each calls it before it raises what ends the matter for all, as its process may
+        hold the store, in which others have still to read why.
         """
         if self.world > 1:
             wait([in_background(self._until_all_heard)], _LINGER_S)
@@ -177,10 +194,11 @@ class Membership(NamedTuple):
         what: str = "attach",
         watch: Callable[[], object] | None = None,
     ) -> Any:
-        """The store's answer to a question, over a connection that nobody else waits for.
+        """The store's answer to a question, over a connection that nobody else waits
+        for.
 
-        Meanwhile ``watch`` is called from time to time, whether the store answers or not. So is the
-        group's check of the store.
+        Meanwhile ``watch`` is called from time to time, whether the store answers or
+        not. So is the group's check of the store.
         """
         asked = in_background(lambda: question(own_store(self.name)))
         deadline_s = time.monotonic() + (timeout + STORE_PATIENCE).total_seconds()
@@ -201,8 +219,13 @@ class Membership(NamedTuple):
             ranks = (0,) if self.name.split("-")[0] == "0" else ()
             raise RankFailed(
                 f"{what} cannot be finished: the job's store, where ranks meet, "
-                + (f"is lost ({first})" if first else f"gave no answer within {timeout} and more")
-                + "; it is lost or stopped with the process that holds it: rank 0 of the job, or "
+                + (
+                    f"is lost ({first})"
+                    if first
+                    else f"gave no answer within {timeout} and more"
+                )
+                + "; it is lost or stopped with the process that holds it: rank 0 "
+                "of the job, or "
                 "the agent of torchrun that started it; start the job again",
                 ranks=ranks,
                 exit_code=ExitCode.RANK_LOST if ranks else ExitCode.UNAVAILABLE,
@@ -214,9 +237,11 @@ def _note(rank: int) -> str:
 
 
 class _Meeting:
-    """One rank's part in a meeting of the ranks ``due``: a thread with the store, and one besides.
+    """One rank's part in a meeting of the ranks ``due``: a thread with the store, and
+    one besides.
 
-    The first waits for values, the second calls a ``Look`` meanwhile, even if the store is silent.
+    The first waits for values, the second calls a ``Look`` meanwhile, even if the store
+    is silent.
     """
 
     def __init__(
@@ -232,7 +257,9 @@ class _Meeting:
     def watch(self, look: Look) -> None:
         """Calls ``look``, and ends the meeting if nobody is left to wait for."""
         found = self._found
-        self._is_over |= bool(look([rank for rank in self._due if rank not in found], found))
+        self._is_over |= bool(
+            look([rank for rank in self._due if rank not in found], found)
+        )
 
     def hold(self, store: Any) -> dict[int, Any]:
         """The values that count, by rank; ``store`` is this meeting's own."""
@@ -276,19 +303,24 @@ def _did_not_come(
 
 
 def run_of(who: Membership) -> str:
-    """A name, the same on all ranks, for the run that begins now; no other run has it."""
+    """A name, the same on all ranks, for the run that begins now; no other run has
+    it.
+    """
     drawn = token_hex(8)
     if not who.name:
         return drawn
-    found: str = who.ask(lambda store: store.compare_set("drawn", "", drawn).decode(), _AT_ONCE)
+    found: str = who.ask(
+        lambda store: store.compare_set("drawn", "", drawn).decode(), _AT_ONCE
+    )
     return found
 
 
 def join(group: Group | None, timeout: timedelta = DEFAULT_PATIENCE) -> Membership:
     """This rank's place in ``group`` (None: all ranks, or this process alone).
 
-    Every rank must call this once in each attach: the number of calls is part of the name. Under
-    torchrun the first call waits for the other ranks, for ``timeout`` at most.
+    Every rank must call this once in each attach: the number of calls is part of the
+    name. Under torchrun the first call waits for the other ranks, for ``timeout`` at
+    most.
     """
     if not dist.is_initialized():
         return ALONE
@@ -302,8 +334,12 @@ def join(group: Group | None, timeout: timedelta = DEFAULT_PATIENCE) -> Membersh
     return join_ranks(ranks, timeout)
 
 
-def join_ranks(ranks: tuple[int, ...], timeout: timedelta = DEFAULT_PATIENCE) -> Membership:
-    """This rank's place among ``ranks``, which are numbers among all ranks; as ``join``."""
+def join_ranks(
+    ranks: tuple[int, ...], timeout: timedelta = DEFAULT_PATIENCE
+) -> Membership:
+    """This rank's place among ``ranks``, which are numbers among all ranks; as
+    ``join``.
+    """
     if len(ranks) == 1:
         return ALONE._replace(ranks=ranks)
     name = "-".join(map(str, ranks))
@@ -315,29 +351,36 @@ def join_ranks(ranks: tuple[int, ...], timeout: timedelta = DEFAULT_PATIENCE) ->
 
 
 def _rolled(who: Membership, timeout: timedelta) -> str:
-    """A word that only these processes share, however often torchrun has restarted the job.
+    """A word that only these processes share, however often torchrun has restarted the
+    job.
 
-    Its agent keeps the store, so notes and alarms of processes that have died are still there. The
-    count of restarts does not tell them apart, as each host's agent counts its own. So each process
-    draws a word, and notes all words that it sees. Only one that lives has seen this one's; where
-    all have seen the same, all live.
+    Its agent keeps the store, so notes and alarms of processes that have died are still
+    there. The count of restarts does not tell them apart, as each host's agent counts
+    its own. So each process draws a word, and notes all words that it sees. Only one
+    that lives has seen this one's; where all have seen the same, all live.
     """
     own = token_hex(8)
 
     def roll(store: Any) -> str:
         store.set(f"word/{who.rank}", own)
-        words, seen = ([f"{key}/{r}" for r in range(who.world)] for key in ("word", "seen"))
+        words, seen = (
+            [f"{key}/{r}" for r in range(who.world)] for key in ("word", "seen")
+        )
         noted = ""
         start_s = time.monotonic()
         while True:
             if store.check(words):
-                found = hashlib.sha256(b" ".join(store.multi_get(words))).hexdigest()[:16]
+                found = hashlib.sha256(b" ".join(store.multi_get(words))).hexdigest()[
+                    :16
+                ]
                 if found != noted:
                     store.set(f"seen/{who.rank}", noted := found)
                 if not _other_than(noted, seen, store):
                     return f"{noted}/"
             if time.monotonic() - start_s > timeout.total_seconds():
-                silent = tuple(r for r, key in enumerate(words) if not store.check([key]))
+                silent = tuple(
+                    r for r, key in enumerate(words) if not store.check([key])
+                )
                 absent = silent or _other_than(noted, seen, store)
                 raise _did_not_come(absent, who, "attach", timeout)
             time.sleep(_POLL_S)

@@ -1,18 +1,20 @@
 """Pulse: the ranks that live find out which rank died.
 
-When a rank dies, its peers see a closed connection or a timeout, then ranks that wait for them see
-the same, and no error says where it began. Every rank therefore counts up a number in the job's
-rendezvous store, once in ``PERIOD_S``; a rank whose number stands still is gone. The first rank to
-find out leaves an alarm in the store, and the others, who may be waiting on a healthy connection,
-hear it within a period.
+When a rank dies, its peers see a closed connection or a timeout, then ranks that wait
+for them see the same, and no error says where it began. Every rank therefore counts up
+a number in the job's rendezvous store, once in ``PERIOD_S``; a rank whose number stands
+still is gone. The first rank to find out leaves an alarm in the store, and the others,
+who may be waiting on a healthy connection, hear it within a period.
 
-Only the pulse's own thread talks to the store. A store whose host hangs never answers, so no other
-thread may wait for it: other threads use the values that were read last. A silent store means that
-its host, rank 0, is lost, or the way to it, which a roll call tells apart (`roll_call`).
+Only the pulse's own thread talks to the store. A store whose host hangs never answers,
+so no other thread may wait for it: other threads use the values that were read last. A
+silent store means that its host, rank 0, is lost, or the way to it, which a roll call
+tells apart (`roll_call`).
 
-What an attach leaves in the job's store, and in memory, is given back. The store keeps whatever is
-written to it until the job ends. What one attach writes begins with the attach's name: signs of
-life, notes by which ranks agree, the addresses of its channels and doors.
+What an attach leaves in the job's store, and in memory, is given back. The store keeps
+whatever is written to it until the job ends. What one attach writes begins with the
+attach's name: signs of life, notes by which ranks agree, the addresses of its channels
+and doors.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ _LEFT = "left"
 def sweep(store: Any) -> None:
     """Deletes all keys of a ``PrefixStore``.
 
-    Neither an older torch nor a store that is written in Python can list keys: none is deleted.
+    Neither an older torch nor a store that is written in Python can list keys: none is
+    deleted.
     """
     with contextlib.suppress(NotImplementedError):
         for key in store.list_keys() if hasattr(store, "list_keys") else ():
@@ -49,7 +52,9 @@ def sweep(store: Any) -> None:
 
 
 def leave(store: Any, world: int) -> None:
-    """Notes that one of ``world`` ranks is done with a store; the last one sweeps it."""
+    """Notes that one of ``world`` ranks is done with a store; the last one sweeps
+    it.
+    """
     if store.add(_LEFT, 1) == world:
         sweep(store)
 
@@ -62,8 +67,8 @@ def leave_later(name: str, world: int) -> None:
 def give_memory_back() -> None:
     """Returns to the system what has been freed.
 
-    Lanes and channels are threads, and glibc has each take memory from a place of its own, which
-    it keeps. Without this call 100 attaches of a model of 2.5 MB kept 40 MB.
+    Lanes and channels are threads, and glibc has each take memory from a place of its
+    own, which it keeps. Without this call 100 attaches of a model of 2.5 MB kept 40 MB.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
@@ -71,26 +76,34 @@ def give_memory_back() -> None:
 
 PERIOD_S = 0.5
 PATIENCE_S = 3.0
-"""Seconds for which a rank's number must stand still before the rank counts as gone. It is six
-periods, as a busy machine may skip some."""
+"""Seconds for which a rank's number must stand still before the rank counts as gone. It
+is six periods, as a busy machine may skip some.
+"""
 STORE_PATIENCE_S = 30.0
-"""Seconds that the store may take to answer while nothing else is wrong, as hosts migrate and links
-stall."""
+"""Seconds that the store may take to answer while nothing else is wrong, as hosts
+migrate and links stall.
+"""
 LINGER_S = 2 * PERIOD_S
-"""Seconds that an error waits after its alarm, as the process that it ends may host the store."""
+"""Seconds that an error waits after its alarm, as the process that it ends may host the
+store.
+"""
 MOST_CHARACTERS = 2000
-"""The most characters of an alarm's text that travel: an error may quote a tensor, or a log."""
+"""The most characters of an alarm's text that travel: an error may quote a tensor, or a
+log.
+"""
 _QUICK_S = 0.02
 _QUICK_ROUNDS = 100
-"""Seconds between the first rounds, in which ranks find each other's doors, and how many."""
+"""Seconds between the first rounds, in which ranks find each other's doors, and how
+many.
+"""
 
 
 class Alarm(NamedTuple):
-    """A failure: the ranks (of the group) that it began at, the step, a sentence about it, and the
-    exit code of its cause.
+    """A failure: the ranks (of the group) that it began at, the step, a sentence about
+    it, and the exit code of its cause.
 
-    ``beyond`` are ranks outside of the group, by their numbers in the job. Their loss ends a step
-    here too, as it ended one of another model.
+    ``beyond`` are ranks outside of the group, by their numbers in the job. Their loss
+    ends a step here too, as it ended one of another model.
     """
 
     ranks: tuple[int, ...]
@@ -105,11 +118,15 @@ class Alarm(NamedTuple):
         >>> Alarm((2,), 7, "rank 2 of 4 raised ValueError: no ♥").encoded()
         '[[2], 7, "rank 2 of 4 raised ValueError: no \\\\u2665", 75, []]'
         """
-        return json.dumps([self.ranks, self.step, _plain(self.text), self.code, self.beyond])
+        return json.dumps(
+            [self.ranks, self.step, _plain(self.text), self.code, self.beyond]
+        )
 
     @classmethod
     def decoded(cls, line: bytes, step: int) -> Alarm:
-        """The alarm in these bytes; if they hold none, an alarm in ``step`` that names no rank."""
+        """The alarm in these bytes; if they hold none, an alarm in ``step`` that names
+        no rank.
+        """
         try:
             match json.loads(line):
                 case [list(ranks), at, str(text), code, list(beyond)] if all(
@@ -118,7 +135,9 @@ class Alarm(NamedTuple):
                     return cls(tuple(ranks), at, _plain(text), code, tuple(beyond))
         except (ValueError, RecursionError):
             pass
-        return cls((), step, f"a rank left an alarm that cannot be read, {_plain(ascii(line))}")
+        return cls(
+            (), step, f"a rank left an alarm that cannot be read, {_plain(ascii(line))}"
+        )
 
 
 def listed(ranks: Sequence[int]) -> str:
@@ -144,7 +163,9 @@ def said(error: BaseException) -> str:
 
 
 def _plain(text: str) -> str:
-    """The text in characters that every file and terminal takes, cut where it is too long."""
+    """The text in characters that every file and terminal takes, cut where it is too
+    long.
+    """
     text = text[: MOST_CHARACTERS + 1].encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 3]}..."
 
@@ -154,9 +175,11 @@ _DETACHED = -1
 
 
 class Place(NamedTuple):
-    """A rank's progress: its joint calls so far, its step, and the messages launched since.
+    """A rank's progress: its joint calls so far, its step, and the messages launched
+    since.
 
-    ``local_step`` counts steps that a rank makes by itself, and takes no part in an order of ranks.
+    ``local_step`` counts steps that a rank makes by itself, and takes no part in an
+    order of ranks.
     """
 
     num_calls: int
@@ -166,9 +189,11 @@ class Place(NamedTuple):
 
 
 class Sign(NamedTuple):
-    """A rank's sign of life: its count, its progress, and whether it waits for messages.
+    """A rank's sign of life: its count, its progress, and whether it waits for
+    messages.
 
-    ``still_s`` are the seconds for which its count has stood still, as `Stillness` counts them.
+    ``still_s`` are the seconds for which its count has stood still, as `Stillness`
+    counts them.
     """
 
     beat: int
@@ -185,8 +210,9 @@ class Sign(NamedTuple):
 class Stillness:
     """Tells for how long a number has stood still, as far as this process has read it.
 
-    A slow store is not a dead rank: while the store does not answer, nobody's number can be seen to
-    change. So the time between two readings counts for ``PERIOD_S`` at most.
+    A slow store is not a dead rank: while the store does not answer, nobody's number
+    can be seen to change. So the time between two readings counts for ``PERIOD_S`` at
+    most.
     """
 
     def __init__(self) -> None:
@@ -198,7 +224,9 @@ class Stillness:
         """Notes a reading; returns the seconds for which the number has stood still."""
         now_s = time.monotonic()
         is_still = number == self._number
-        self._still_s = self._still_s + min(now_s - self._read_s, PERIOD_S) if is_still else 0.0
+        self._still_s = (
+            self._still_s + min(now_s - self._read_s, PERIOD_S) if is_still else 0.0
+        )
         self._number = number
         self._read_s = now_s
         return self._still_s
@@ -207,10 +235,11 @@ class Stillness:
 class Pulse:
     """Counts for this rank, watches the alarm, and can tell who is silent.
 
-    Once ``on_alarm`` is called when another rank raised an alarm, or ``on_lost`` when the store is
-    lost, from a thread of the pulse's own. ``on_error`` is called when that thread itself ends by
-    an error, which it tells the others. ``place`` is the progress that this rank shows them, and
-    ``waits`` tells whether a message that it has launched waits for the network.
+    Once ``on_alarm`` is called when another rank raised an alarm, or ``on_lost`` when
+    the store is lost, from a thread of the pulse's own. ``on_error`` is called when
+    that thread itself ends by an error, which it tells the others. ``place`` is the
+    progress that this rank shows them, and ``waits`` tells whether a message that it
+    has launched waits for the network.
     """
 
     def __init__(
@@ -248,7 +277,9 @@ class Pulse:
         self._beats = [Stillness() for _ in range(world)]
         self._num_reads = 0
         self.roll_call = RollCall(rank, world, self._heard, self._own)
-        self._thread = threading.Thread(target=self._run, name="gradwire pulse", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name="gradwire pulse", daemon=True
+        )
         self._thread.start()
 
     def stop(self) -> None:
@@ -262,9 +293,11 @@ class Pulse:
             self._store = None  # Gives the connection back.
 
     def raise_alarm(self, alarm: Alarm) -> Alarm:
-        """Tells all other ranks, if the store lives, and gives them the time to hear it.
+        """Tells all other ranks, if the store lives, and gives them the time to hear
+        it.
 
-        Returns the alarm that counts: the first one, of which later ones are consequences.
+        Returns the alarm that counts: the first one, of which later ones are
+            consequences.
         """
         self._outgoing = alarm
         self._wake.set()
@@ -277,7 +310,9 @@ class Pulse:
 
     @property
     def mute_s(self) -> float:
-        """Seconds for which the store does not answer, or did not before its connection broke."""
+        """Seconds for which the store does not answer, or did not before its connection
+        broke.
+        """
         return min(time.monotonic(), self._broke_s) - self._answered_s
 
     def _own(self) -> str:
@@ -293,12 +328,15 @@ class Pulse:
             self._on_alarm(self._first)
 
     def sweep(self, part: str) -> None:
-        """Takes the keys under ``part`` out of the store, soon: all ranks have read them."""
+        """Takes the keys under ``part`` out of the store, soon: all ranks have read
+        them.
+        """
         self._old.append(part)
         self._wake.set()
 
     def silent_ranks(self) -> tuple[tuple[int, ...], bool]:
-        """Ranks whose number stood still for ``PATIENCE_S``, and whether the store is silent.
+        """Ranks whose number stood still for ``PATIENCE_S``, and whether the store is
+        silent.
 
         Then it is rank 0 that is.
         """
@@ -307,16 +345,22 @@ class Pulse:
             self._watching += 1
             self._wake.set()
             is_read = self._is_read_anew()
-            while is_read and any(self._signs[rank].still_s < PATIENCE_S for rank in silent):
+            while is_read and any(
+                self._signs[rank].still_s < PATIENCE_S for rank in silent
+            ):
                 is_read = self._is_read_anew()
                 silent = {rank for rank in silent if self._signs[rank].still_s}
             self._watching -= 1
         return (tuple(sorted(silent)), False) if is_read else ((0,), True)
 
     def _is_read_anew(self) -> bool:
-        """Whether signs are read within ``PATIENCE_S`` from now; to be called with ``_news``."""
+        """Whether signs are read within ``PATIENCE_S`` from now; to be called with
+        ``_news``.
+        """
         reads = self._num_reads
-        self._news.wait_for(lambda: self.store_is_lost or self._num_reads > reads, PATIENCE_S)
+        self._news.wait_for(
+            lambda: self.store_is_lost or self._num_reads > reads, PATIENCE_S
+        )
         return not self.store_is_lost and self._num_reads > reads
 
     def detached(self) -> set[int]:
@@ -334,19 +378,23 @@ class Pulse:
             return self._signs if is_read else []
 
     def last_ranks(self) -> tuple[int, ...]:
-        """Ranks that were further back than others when signs were last read, but for those that
-        waited for the network; none if all are level.
+        """Ranks that were further back than others when signs were last read, but for
+        those that waited for the network; none if all are level.
 
-        All others have launched what the furthest back wait for, so it is not them that were late.
+        All others have launched what the furthest back wait for, so it is not them that
+        were late.
         """
         with self._news:
             signs = self._signs
         places = [sign.place._replace(local_step=0) for sign in signs]
-        late = [r for r, place in enumerate(places) if min(places) == place < max(places)]
+        late = [
+            r for r, place in enumerate(places) if min(places) == place < max(places)
+        ]
         return tuple(rank for rank in late if not signs[rank].waits)
 
     def local_steps(self) -> str:
-        """The local steps of every rank in words, when signs were last read; empty if all agree.
+        """The local steps of every rank in words, when signs were last read; empty if
+        all agree.
 
         A rank whose data have ended makes fewer than others, which then wait for it.
         """
@@ -361,7 +409,8 @@ class Pulse:
         quick = _QUICK_ROUNDS
         try:
             while not self._stop.is_set() and self._live():
-                # Doors are looked for at once: a link or the store may fail in the first step.
+                # Doors are looked for at once: a link or the store may fail in the
+                #     first step.
                 is_calm = not self._watching and self.roll_call.is_complete
                 wait_s = PERIOD_S if is_calm else PERIOD_S / 4
                 if quick and not self.roll_call.is_complete:
@@ -370,13 +419,17 @@ class Pulse:
                 self._wake.wait(wait_s)
                 self._wake.clear()
             if self._store is not None and not self.store_is_lost:
-                with contextlib.suppress(dist.DistError):  # its host may have ended already
+                with contextlib.suppress(
+                    dist.DistError
+                ):  # its host may have ended already
                     # Others may wait for this rank, and say how far it has got.
                     self._beat = _DETACHED if self.detaches else self._beat + 1
                     self._show()
                     leave(self._store, self._world)
         except BaseException as error:
-            text = f"the pulse of rank {self.rank} of {self._world} ended by {said(error)}"
+            text = (
+                f"the pulse of rank {self.rank} of {self._world} ended by {said(error)}"
+            )
             with contextlib.suppress(Exception):
                 alarm = Alarm((self.rank,), self.place.step, text, ExitCode.BROKEN)
                 self._store.compare_set("alarm", "", alarm.encoded())
@@ -398,12 +451,13 @@ class Pulse:
                 self._news.notify_all()
         if self._outgoing is None and not self._announced:
             if self._first is not None:
-                # Only now, as the process that hears it may be the store's host and end: by then
-                # all have read the alarm.
+                # Only now, as the process that hears it may be the store's host and
+                # end: by then all have read the alarm.
                 self._stop.wait(LINGER_S)
                 self._announced = True
                 self._on_alarm(self._first)
-            # A job that is over ends rank by rank; only who still waits afterwards has lost it.
+            # A job that is over ends rank by rank; only who still waits afterwards has
+            # lost it.
             elif self.store_is_lost and not self._stop.wait(PATIENCE_S):
                 self._on_lost()
         return not self.store_is_lost
@@ -414,7 +468,9 @@ class Pulse:
         self._store.set(f"pulse/{self.rank}", sign)
 
     def _turn(self) -> None:
-        """Writes this rank's sign and alarm to the store, and reads alarms and others' signs."""
+        """Writes this rank's sign and alarm to the store, and reads alarms and others'
+        signs.
+        """
         self._beat += 1
         self._show()
         if not self.roll_call.is_complete:

@@ -1,13 +1,14 @@
 """Roll call: ranks ask each other, without the store, who can be reached.
 
-A store that does not answer may be lost, or the network between it and this rank. Signs of life in
-it cannot tell a dead rank from one behind a broken link. So every rank listens at a door of its own
-while it is attached, whose address stands in the store, and asks at all others when a step fails. A
-system that refuses the connection has no such process any more; one that takes it while nobody
-speaks has a stopped process; no connection at all means that the host is down, or the way to it.
+A store that does not answer may be lost, or the network between it and this rank. Signs
+of life in it cannot tell a dead rank from one behind a broken link. So every rank
+listens at a door of its own while it is attached, whose address stands in the store,
+and asks at all others when a step fails. A system that refuses the connection has no
+such process any more; one that takes it while nobody speaks has a stopped process; no
+connection at all means that the host is down, or the way to it.
 
-An alarm is told at these doors too where the store does not take it: so all on one side of a parted
-network hear the first one.
+An alarm is told at these doors too where the store does not take it: so all on one side
+of a parted network hear the first one.
 """
 
 from __future__ import annotations
@@ -28,11 +29,15 @@ from typing import Any, NamedTuple
 from ..transport.wire import in_background
 
 ASK_S = 2.0
-"""Seconds in which another rank has to answer; a link that loses packets needs a second try."""
+"""Seconds in which another rank has to answer; a link that loses packets needs a second
+try.
+"""
 _SERVE_S = ASK_S  # a rank whose processor is busy reads late
 """Seconds that a visitor has in all to say who it is, and to take the answer."""
 _MOST_VISITORS = 64
-"""Visitors that are served at once. Whoever comes beyond that waits, as none stays long."""
+"""Visitors that are served at once. Whoever comes beyond that waits, as none stays
+long.
+"""
 _MOST_BYTES = 1 << 14
 """More than any alarm has; see `pulse.MOST_CHARACTERS`."""
 
@@ -51,12 +56,17 @@ class Reach(Enum):
 class RollCall:
     """This rank's door, and the doors of the others once ``meet`` has found them.
 
-    ``heard`` is called with an alarm that another rank tells at the door, as it was encoded;
-    ``alarm`` returns this rank's own, empty where there is none, which every answer holds.
+    ``heard`` is called with an alarm that another rank tells at the door, as it was
+    encoded; ``alarm`` returns this rank's own, empty where there is none, which every
+    answer holds.
     """
 
     def __init__(
-        self, rank: int, world: int, heard: Callable[[bytes], None], alarm: Callable[[], str]
+        self,
+        rank: int,
+        world: int,
+        heard: Callable[[bytes], None],
+        alarm: Callable[[], str],
     ) -> None:
         self.rank = rank
         self.world = world
@@ -70,11 +80,14 @@ class RollCall:
         self._places = threading.BoundedSemaphore(_MOST_VISITORS)
 
     def meet(self, store: Any) -> None:
-        """Opens the door, tells its address in the store, and looks for those of the others.
+        """Opens the door, tells its address in the store, and looks for those of the
+        others.
 
         To be called until ``is_complete``; never waits for anybody.
         """
-        keys, ways = ([f"{key}/{rank}" for rank in range(self.world)] for key in ("door", "way"))
+        keys, ways = (
+            [f"{key}/{rank}" for rank in range(self.world)] for key in ("door", "way")
+        )
         if self._way is None:
             self._way = _way_to(_host_of(store))
             store.set(ways[self.rank], self._way.shown)
@@ -87,15 +100,20 @@ class RollCall:
             for rank, line in enumerate(store.multi_get(keys)):
                 host, port, token = json.loads(line)
                 if port and rank != self.rank:
-                    # A rank whose way to the store stays on its host is where the store is.
+                    # A rank whose way to the store stays on its host is where the store
+                    # is.
                     self._doors[rank] = (host or _host_of(store), port, token)
 
     def ask(self) -> tuple[dict[int, Reach], bytes]:
-        """The answer of each other rank, and the first alarm that one of them knows of, if any."""
+        """The answer of each other rank, and the first alarm that one of them knows of,
+        if any.
+        """
         found = asyncio.run(self._knock_everywhere(""))
         alarm = next((told for _, told in found.values() if told), b"")
         others = [rank for rank in range(self.world) if rank != self.rank]
-        return {rank: found.get(rank, (Reach.UNKNOWN, b""))[0] for rank in others}, alarm
+        return {
+            rank: found.get(rank, (Reach.UNKNOWN, b""))[0] for rank in others
+        }, alarm
 
     def tell(self, alarm: str) -> None:
         """Tells an alarm at all doors that can be reached."""
@@ -105,15 +123,19 @@ class RollCall:
         """Closes the door."""
         if self._listening is not None:
             with contextlib.suppress(OSError):
-                self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts up
+                self._listening.shutdown(
+                    socket.SHUT_RDWR
+                )  # wakes the thread that accepts up
             self._listening.close()
 
     def _open(self, way: _Way, shown: set[str]) -> tuple[str, int, str]:
-        """The address of this rank's door and its token; port 0 where there can be none.
+        """The address of this rank's door and its token; port 0 where there can be
+        none.
 
-        The door is at the address that leads to the store, and at no other of this host. A rank
-        on the store's host takes the address at which others see the store (``shown``). Where
-        they see it at several, the door is at all of the host's addresses.
+        The door is at the address that leads to the store, and at no other of this
+        host. A rank on the store's host takes the address at which others see the store
+        (``shown``). Where they see it at several, the door is at all of the host's
+        addresses.
         """
         own = way.own
         family = way.family
@@ -133,7 +155,9 @@ class RollCall:
         except (OSError, ValueError):  # no network that can be listened on
             return "", 0, ""
         self._listening = listening
-        threading.Thread(target=self._serve, name="gradwire roll call", daemon=True).start()
+        threading.Thread(
+            target=self._serve, name="gradwire roll call", daemon=True
+        ).start()
         return own, port, self._token
 
     def _serve(self) -> None:
@@ -167,7 +191,9 @@ class RollCall:
             self._heard(line)
 
     async def _knock_everywhere(self, alarm: str) -> dict[int, tuple[Reach, bytes]]:
-        answers = await asyncio.gather(*(_knock(*door, alarm) for door in self._doors.values()))
+        answers = await asyncio.gather(
+            *(_knock(*door, alarm) for door in self._doors.values())
+        )
         return dict(zip(self._doors, answers, strict=True))
 
 
@@ -192,8 +218,10 @@ async def _knock(host: str, port: int, token: str, alarm: str) -> tuple[Reach, b
 
 
 class _Way(NamedTuple):
-    """This rank's way to the store: its own address on it, and the store's, as it is ``shown``
-    to ranks on the store's host; empty where this rank is on that host, or has no such way."""
+    """This rank's way to the store: its own address on it, and the store's, as it is
+    ``shown`` to ranks on the store's host; empty where this rank is on that host, or
+    has no such way.
+    """
 
     family: int = socket.AF_INET
     own: str = ""
@@ -205,7 +233,9 @@ def _way_to(store_host: str) -> _Way:
     if not store_host:  # no TCP to the store
         return _Way()
     try:
-        family, *_, address = socket.getaddrinfo(store_host, 1, type=socket.SOCK_DGRAM)[0]
+        family, *_, address = socket.getaddrinfo(store_host, 1, type=socket.SOCK_DGRAM)[
+            0
+        ]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)  # sends nothing, and shows which own address is used
             own = str(probe.getsockname()[0])

@@ -1,10 +1,12 @@
-"""Store check: whether all ranks of a group meet in one store, before they wait there for minutes.
+"""Store check: whether all ranks of a group meet in one store, before they wait there
+for minutes.
 
-A process group may have a store that no other rank sees. ``torchcomms.init_device_mesh`` leaves a
-``HashStore`` of each process as the default one. Its collectives work all the same, and by these
-ranks find out: each writes a note, all meet in an all-reduce, and then each looks for all notes. A
-rank may come minutes after others, and the agreement in the store goes on meanwhile. So a rank that
-does not come is named as before.
+A process group may have a store that no other rank sees.
+``torchcomms.init_device_mesh`` leaves a ``HashStore`` of each process as the default
+one. Its collectives work all the same, and by these ranks find out: each writes a note,
+all meet in an all-reduce, and then each looks for all notes. A rank may come minutes
+after others, and the agreement in the store goes on meanwhile. So a rank that does not
+come is named as before.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ def refuse_own_store() -> None:
 class StoreCheck:
     """The check of one group's store, which goes on beside what follows.
 
-    All ranks of the group make it at the same place of their programs, as it is a collective.
+    All ranks of the group make it at the same place of their programs, as it is a
+    collective.
     """
 
     def __init__(self, name: str, rank: int, group: Group, timeout: timedelta) -> None:
@@ -49,8 +52,12 @@ class StoreCheck:
         self._rank = rank
         self._world = dist.get_world_size(group)
         self.absent: tuple[int, ...] = ()
-        """The ranks that have come and whose notes are not in this rank's store, once known."""
-        work = _meeting(group, timeout)  # here, so that its place among collectives is one
+        """The ranks that have come and whose notes are not in this rank's store, once
+        known.
+        """
+        work = _meeting(
+            group, timeout
+        )  # here, so that its place among collectives is one
         if work is not None:
             in_background(lambda: self._look(work))
 
@@ -59,8 +66,10 @@ class StoreCheck:
         if absent := self.absent:
             store = type(root_store()).__name__
             raise InvalidSetting(
-                f"ranks do not share the job's store: rank {listed(absent)} of {self._world} has "
-                f"met this rank in an all-reduce, and {CHECK_S:g} s later there is no note of it "
+                f"ranks do not share the job's store: rank {listed(absent)} of "
+                f"{self._world} has "
+                f"met this rank in an all-reduce, and {CHECK_S:g} s later there "
+                "is no note of it "
                 f"in this rank's {store}; {_REMEDY}"
             )
 
@@ -72,14 +81,18 @@ class StoreCheck:
         end_s = time.monotonic() + CHECK_S
         while not store.check(keys):
             if time.monotonic() > end_s:
-                self.absent = tuple(rank for rank, key in enumerate(keys) if not store.check([key]))
+                self.absent = tuple(
+                    rank for rank, key in enumerate(keys) if not store.check([key])
+                )
                 return
             time.sleep(_POLL_S)
         leave(store, self._world)
 
 
 def _meeting(group: Group, timeout: timedelta) -> Any:
-    """The work of an all-reduce that has begun; None where a group has none for host memory."""
+    """The work of an all-reduce that has begun; None where a group has none for host
+    memory.
+    """
     if "cpu:" not in dist.get_backend_config(group):
         return None
     options = dist.AllreduceOptions()

@@ -1,13 +1,17 @@
-"""Local steps: ranks train by themselves and exchange what they have learnt in many steps.
+"""Local steps: ranks train by themselves and exchange what they have learnt in many
+steps.
 
-``gw.local_steps`` is its entry. It knows the step and state; the step knows nothing of it.
+``gw.local_steps`` is its entry. It knows the step and state; the step knows nothing of
+it.
 
-A pseudo-gradient is an anchor less its parameter, and travels as a gradient does: by the same
-messages, engine, states and checkpoints. One fragment is on its way at a time, and its delay ends
-before the next launch. What an exchange loses stays in a residual. What a rank learnt since the
-launch stays in its parameters, but for what ``mixing`` drops of it. Other ranks that load a
-checkpoint go on from the mean of the old ones' parameters: the mean pseudo-gradient is as it was.
+A pseudo-gradient is an anchor less its parameter, and travels as a gradient does: by
+the same messages, engine, states and checkpoints. One fragment is on its way at a time,
+and its delay ends before the next launch. What an exchange loses stays in a residual.
+What a rank learnt since the launch stays in its parameters, but for what ``mixing``
+drops of it. Other ranks that load a checkpoint go on from the mean of the old ones'
+parameters: the mean pseudo-gradient is as it was.
 
-Anchors restart at weights that a loop loads (``loads.py``). Beside each exchange ranks tell each
-other where their loops are, and refuse alike what does not belong together (``moment.py``).
+Anchors restart at weights that a loop loads (``loads.py``). Beside each exchange ranks
+tell each other where their loops are, and refuse alike what does not belong together
+(``moment.py``).
 """

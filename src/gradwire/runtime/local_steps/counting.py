@@ -1,9 +1,10 @@
 """Counting: the optimizer whose steps are local steps, even if a loop makes a new one.
 
-The optimizer that was given counts. Others may hold parameters of the model too, and step beside
-it, within it or around it. An optimizer takes the place of the one that counts if it steps twice
-while that makes no step. If the two share no parameter, it takes the place after a whole period:
-a loop may train one part of a model more often than another.
+The optimizer that was given counts. Others may hold parameters of the model too, and
+step beside it, within it or around it. An optimizer takes the place of the one that
+counts if it steps twice while that makes no step. If the two share no parameter, it
+takes the place after a whole period: a loop may train one part of a model more often
+than another.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _log = logging.getLogger("gradwire")
 class Counting:
     """Sees the steps of every optimizer of the process, and counts those of one.
 
-    ``params`` are the parameters that are exchanged, and ``every`` is the steps of a period.
+    ``params`` are the parameters that are exchanged, and ``every`` is the steps of a
+    period.
 
     >>> from torch import nn, optim
     >>> model = nn.Linear(2, 1)
@@ -32,7 +34,9 @@ class Counting:
     [1, 0, 1, 0, 2]
     """
 
-    def __init__(self, optimizer: Optimizer, params: Iterable[Tensor], every: int) -> None:
+    def __init__(
+        self, optimizer: Optimizer, params: Iterable[Tensor], every: int
+    ) -> None:
         self._params = {id(param) for param in params}
         self._every = every
         self._is_within = False
@@ -46,7 +50,9 @@ class Counting:
         self._own = {id(param) for param in _params_of(optimizer)}
 
     def enters(self, optimizer: Optimizer) -> bool:
-        """Notes that an optimizer is about to step; whether it holds parameters of the model."""
+        """Notes that an optimizer is about to step; whether it holds parameters of the
+        model.
+        """
         if optimizer is self._optimizer:
             self._is_within = True
             return True
@@ -56,8 +62,8 @@ class Counting:
         """Notes that an optimizer has stepped.
 
         Returns:
-            The local steps to count, as some may not have been counted before; None if the
-            optimizer holds no parameters of the model.
+            The local steps to count, as some may not have been counted before; None if
+            the optimizer holds no parameters of the model.
         """
         if optimizer is self._optimizer:
             self._is_within = False
@@ -73,7 +79,8 @@ class Counting:
         if num_steps <= most:
             return 0
         _log.warning(
-            "%s counts from now on, in place of %s, which steps no more; to choose the optimizer "
+            "%s counts from now on, in place of %s, which steps no more; to "
+            "choose the optimizer "
             "yourself, call detach(), then gw.local_steps with it",
             type(optimizer).__name__,
             type(self._optimizer).__name__,

@@ -1,15 +1,17 @@
 """Loads: weights that are loaded into a model between two of its local steps.
 
-Loaded weights are nothing that a rank has learnt. So anchors restart at them, on each rank by
-itself, and ranks compare in the next exchange what they have loaded.
+Loaded weights are nothing that a rank has learnt. So anchors restart at them, on each
+rank by itself, and ranks compare in the next exchange what they have loaded.
 
-A load is ``load_state_dict`` of the model or of a part of it. Before the first forward pass after
-``local_steps``, and after the handle has loaded a state, any change is a load: nothing trains yet.
-All else that a loop writes into parameters is learnt: steps by hand, clamped weights, noise.
+A load is ``load_state_dict`` of the model or of a part of it. Before the first forward
+pass after ``local_steps``, and after the handle has loaded a state, any change is a
+load: nothing trains yet. All else that a loop writes into parameters is learnt: steps
+by hand, clamped weights, noise.
 
-What a load has changed is told by digests, taken before it and before the next step. So what is put
-back in time, such as an average of parameters for an evaluation, changes nothing. Nor does a load
-of the bits that are there, such as those which the handle's state has restored.
+What a load has changed is told by digests, taken before it and before the next step. So
+what is put back in time, such as an average of parameters for an evaluation, changes
+nothing. Nor does a load of the bits that are there, such as those which the handle's
+state has restored.
 
 A step takes no digests unless a load came before it.
 """
@@ -33,8 +35,8 @@ from ..step.integrity import digests_of
 class Loads:
     """Watches one model for loads.
 
-    ``notice`` is called before each forward pass that trains. Whoever is called there, before a
-    step and before an exchange calls ``take``.
+    ``notice`` is called before each forward pass that trains. Whoever is called there,
+    before a step and before an exchange calls ``take``.
     """
 
     def __init__(
@@ -74,17 +76,23 @@ class Loads:
         self._before = self._digests()
 
     def pending(self) -> dict[str, int]:
-        """Digests of the parameters that were loaded and not taken yet, by their names."""
+        """Digests of the parameters that were loaded and not taken yet, by their
+        names.
+        """
         if self._before is None:
             return {}
         before = self._before
         now = self._digests()
         return {name: now[name] for name in now if now[name] != before[name]}
 
-    def tally_with(self, loaded: dict[str, int], dropped: Collection[str]) -> tuple[int, int]:
-        """The tally if these parameters are taken, and means of the ``dropped`` ones do not count.
+    def tally_with(
+        self, loaded: dict[str, int], dropped: Collection[str]
+    ) -> tuple[int, int]:
+        """The tally if these parameters are taken, and means of the ``dropped`` ones do
+        not count.
 
-        Where these differ among ranks, momenta of the outer optimizer would differ later.
+        Where these differ among ranks, momenta of the outer optimizer would differ
+        later.
         """
         num_loads, checksum = self.tally
         if not loaded:

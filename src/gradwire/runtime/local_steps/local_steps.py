@@ -1,21 +1,25 @@
-"""local_steps: ranks train by themselves, and exchange what they have learnt every so many steps.
+"""local_steps: ranks train by themselves, and exchange what they have learnt every so
+many steps.
 
-Source: Stich, ICLR 2019 (LocalSGD); Douillard et al. 2023, arXiv 2311.08105 (DiLoCo); Douillard et
-al. 2025, arXiv 2501.18512, algorithm 2 (Streaming DiLoCo: fragments, delay, mixing); Sarfi et al.
-2025, arXiv 2508.15706 (SparseLoCo: sparsified and quantised pseudo-gradients, error feedback).
-Differences: fragments are runs of parameters of about equal size in order of registration, and not
-sets of transformer blocks; error feedback keeps all that was not sent (SparseLoCo lets it decay).
+Source: Stich, ICLR 2019 (LocalSGD); Douillard et al. 2023, arXiv 2311.08105 (DiLoCo);
+Douillard et al. 2025, arXiv 2501.18512, algorithm 2 (Streaming DiLoCo: fragments,
+delay, mixing); Sarfi et al. 2025, arXiv 2508.15706 (SparseLoCo: sparsified and
+quantised pseudo-gradients, error feedback). Differences: fragments are runs of
+parameters of about equal size in order of registration, and not sets of transformer
+blocks; error feedback keeps all that was not sent (SparseLoCo lets it decay).
 
-Each parameter costs an anchor, the outer optimizer's state (with momentum as much again), its place
-in a message, and while it travels its pseudo-gradient. All of these are
-float32 for parameters of 16 bits. Buffers, such as the statistics of a batch norm, stay each rank's
-own, but for the first ones, which all have from rank 0. Embeddings travel whole, also those with
-``sparse=True``. The optimizer may hold some of the model's parameters only; those of others are
-exchanged too. A step that a ``GradScaler`` skips is no local step, and ranks that skip different
-numbers of steps do not end together; train in bfloat16, which needs no scaler.
+Each parameter costs an anchor, the outer optimizer's state (with momentum as much
+again), its place in a message, and while it travels its pseudo-gradient. All of these
+are float32 for parameters of 16 bits. Buffers, such as the statistics of a batch norm,
+stay each rank's own, but for the first ones, which all have from rank 0. Embeddings
+travel whole, also those with ``sparse=True``. The optimizer may hold some of the
+model's parameters only; those of others are exchanged too. A step that a ``GradScaler``
+skips is no local step, and ranks that skip different numbers of steps do not end
+together; train in bfloat16, which needs no scaler.
 
-A ``DistributedDataParallel`` model, such as a framework makes, exchanges nothing itself until
-``detach()``. Call ``end_period()`` before that, as DDP expects the same parameters on all ranks.
+A ``DistributedDataParallel`` model, such as a framework makes, exchanges nothing itself
+until ``detach()``. Call ``end_period()`` before that, as DDP expects the same
+parameters on all ranks.
 """
 
 from __future__ import annotations
@@ -64,9 +68,11 @@ from .outer import DILOCO, MakeOuter, Outer
 
 @dataclass(frozen=True)
 class Rhythm:
-    """When fragments are exchanged and take effect; raises ``InvalidSetting`` where that cannot be.
+    """When fragments are exchanged and take effect; raises ``InvalidSetting`` where
+    that cannot be.
 
-    Source: Streaming DiLoCo, algorithm 2 (H = ``every``, tau = ``delay``, alpha = ``mixing``).
+    Source: Streaming DiLoCo, algorithm 2 (H = ``every``, tau = ``delay``, alpha =
+        ``mixing``).
     """
 
     every: int
@@ -78,13 +84,21 @@ class Rhythm:
         for name, least in (("every", 1), ("fragments", 1), ("delay", 0)):
             value = getattr(self, name)
             if type(value) is not int or value < least:
-                raise invalid(name, value, f"an integer of at least {least}", "count local steps")
+                raise invalid(
+                    name, value, f"an integer of at least {least}", "count local steps"
+                )
         if self.every % self.fragments:
-            accepted = f"a divisor of every, {self.every}, as fragments take turns evenly"
-            raise invalid("fragments", self.fragments, accepted, "change one of the two")
+            accepted = (
+                f"a divisor of every, {self.every}, as fragments take turns evenly"
+            )
+            raise invalid(
+                "fragments", self.fragments, accepted, "change one of the two"
+            )
         if self.delay >= self.gap:
             accepted = f"fewer than {self.gap}, the steps from one launch to the next"
-            raise invalid("delay", self.delay, accepted, "take a shorter delay or fewer fragments")
+            raise invalid(
+                "delay", self.delay, accepted, "take a shorter delay or fewer fragments"
+            )
         if not (isinstance(self.mixing, int | float) and 0 <= self.mixing < 1):
             accepted = "a number in [0, 1), since 1 would ignore the mean"
             raise invalid("mixing", self.mixing, accepted, "leave it out")
@@ -101,7 +115,9 @@ class Rhythm:
 
 
 class LocalSteps(Handle):
-    """The handle that ``gw.local_steps`` returns. Other methods are those of ``Handle``."""
+    """The handle that ``gw.local_steps`` returns. Other methods are those of
+    ``Handle``.
+    """
 
     def __init__(self, way: _Locally, progress: Progress, undo: ExitStack) -> None:
         exchange = way.settings.exchange
@@ -113,15 +129,21 @@ class LocalSteps(Handle):
         self._fragments = way.fragments
         self._strangers = Strangers(way.model, way.params, progress.give_up)
         undo.callback(self._strangers.remove)
-        self._algorithm = f"local steps with outer {way.outer.settings[0]} through {exchange!r}"
+        self._algorithm = (
+            f"local steps with outer {way.outer.settings[0]} through {exchange!r}"
+        )
         self._local_step = self._counted_from = 0
         self._position = 0
         """Local steps since the period began, below ``every``."""
         self._left = 0
-        """Local steps until ``_arriving`` takes effect; 0 where nothing is on its way."""
+        """Local steps until ``_arriving`` takes effect; 0 where nothing is on its
+        way.
+        """
         self._arriving: dict[str, Tensor] = {}
         self._telling: Task | None = None
-        """The end of ranks telling each other their moments; None where all are known."""
+        """The end of ranks telling each other their moments; None where all are
+        known.
+        """
         self._has_stepped = False
         """Whether an optimizer has stepped since parameters were their anchors."""
         self._loads = Loads(way.model, way.params, self._take_loads, undo)
@@ -145,7 +167,8 @@ class LocalSteps(Handle):
         return self._outer.optimizer
 
     def anchors(self) -> dict[str, Tensor]:
-        """The anchors by parameter name, the same on all ranks bit for bit. Do not write to them.
+        """The anchors by parameter name, the same on all ranks bit for bit. Do not
+        write to them.
 
         They are the parameters that ranks have agreed on, which DiLoCo evaluates.
         """
@@ -153,13 +176,16 @@ class LocalSteps(Handle):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Does nothing: gradients always stay on this rank until the optimizer steps."""
+        """Does nothing: gradients always stay on this rank until the optimizer
+        steps.
+        """
         yield
 
     def _count(self, num_steps: int) -> None:
         """Counts the step of an optimizer, and does what is due after it.
 
-        ``num_steps`` has steps before it that were not counted; 0 if this one does not count.
+        ``num_steps`` has steps before it that were not counted; 0 if this one does not
+        count.
         """
         self._has_stepped = True
         if not num_steps:
@@ -185,15 +211,17 @@ class LocalSteps(Handle):
             self._has_stepped = not rhythm.settles
 
     def end_period(self) -> None:
-        """Exchanges everything now. All ranks then have the same parameters, and a new period
-        begins.
+        """Exchanges everything now. All ranks then have the same parameters, and a new
+        period begins.
 
-        Nothing happens if no rank has made a step since the last exchange of everything. All ranks
-        must call this between the same two steps, for example at the end of training. It is an
-        exchange, so training goes on otherwise than without the call.
+        Nothing happens if no rank has made a step since the last exchange of
+        everything. All ranks must call this between the same two steps, for example at
+        the end of training. It is an exchange, so training goes on otherwise than
+        without the call.
 
         Raises:
-            LoopMistake: Other ranks have not called it, or ranks have loaded different weights.
+            LoopMistake: Other ranks have not called it, or ranks have loaded different
+                weights.
         """
         self._between_steps("end_period()")
         self._take_loads()
@@ -238,9 +266,11 @@ class LocalSteps(Handle):
             self._engine.wait([telling])
 
     def _take_loads(self) -> None:
-        """Restarts the anchors of what was loaded since the last step, where it was loaded.
+        """Restarts the anchors of what was loaded since the last step, where it was
+        loaded.
 
-        Means on their way to these are not applied, as they are of what was there before.
+        Means on their way to these are not applied, as they are of what was there
+        before.
         """
         if not self._loads.may_be_pending:
             return
@@ -252,7 +282,9 @@ class LocalSteps(Handle):
         self._outer.restart(loaded)
 
     def _launch(self, names: Sequence[str], *, tells: bool = False) -> None:
-        """Sends this rank's pseudo-gradients on their way, and if it ``tells``, its moment."""
+        """Sends this rank's pseudo-gradients on their way, and if it ``tells``, its
+        moment.
+        """
         self._strangers.before_backward()
         self._progress.begin_step(names)
         if tells:
@@ -278,10 +310,11 @@ class LocalSteps(Handle):
     def stats(self) -> dict[str, Any]:
         """Figures of this rank, as those of ``Handle.stats``, for local steps.
 
-        - ``steps`` counts local steps, and ``exchanges`` those that exchanged a fragment.
+        - ``steps`` counts local steps, and ``exchanges`` those that exchanged a
+          fragment.
         - ``every`` is the period.
-        - ``*_per_step`` are per local step. ``step_s`` is the median time between two exchanges
-          over the steps between them.
+        - ``*_per_step`` are per local step. ``step_s`` is the median time between two
+          exchanges over the steps between them.
         """
         self.synchronize()
         found = super().stats()
@@ -291,26 +324,38 @@ class LocalSteps(Handle):
             if key.endswith("_per_step"):
                 found[key] *= exchanges / max(1, steps)
         found["step_s"] /= self._rhythm.gap
-        return {**found, "steps": steps, "exchanges": exchanges, "every": self._rhythm.every}
+        return {
+            **found,
+            "steps": steps,
+            "exchanges": exchanges,
+            "every": self._rhythm.every,
+        }
 
     def residuals(self) -> dict[str, Tensor]:
-        """The residuals of this rank by parameter name: pseudo-gradients not sent yet."""
+        """The residuals of this rank by parameter name: pseudo-gradients not sent
+        yet.
+        """
         self.synchronize()
         return super().residuals()
 
     def state_dict(self) -> dict[str, Any]:
         """The state of this rank's local steps: save one file a rank.
 
-        It has anchors, the state of the outer optimizer, residuals, the place in the period and
-        pending means. It also has this rank's parameters, which ``load_state_dict`` restores. Save
-        buffers and the inner optimizer beside it, for each rank too.
+        It has anchors, the state of the outer optimizer, residuals, the place in the
+        period and pending means. It also has this rank's parameters, which
+        ``load_state_dict`` restores. Save buffers and the inner optimizer beside it,
+        for each rank too.
         """
         saved = super().state_dict()
         loaded = self._loads.pending()
-        arriving = {n: mean.clone() for n, mean in self._arriving.items() if n not in loaded}
+        arriving = {
+            n: mean.clone() for n, mean in self._arriving.items() if n not in loaded
+        }
         outer = self._outer.state(restarted=loaded)
         outer |= {"position": self._position, "left": self._left, "arriving": arriving}
-        outer["loads"] = self._loads.tally_with(loaded, loaded.keys() & self._arriving.keys())
+        outer["loads"] = self._loads.tally_with(
+            loaded, loaded.keys() & self._arriving.keys()
+        )
         return {**saved, "local_step": self._local_step, "outer": outer}
 
     def _shared(self, saved: Mapping[str, Any]) -> dict[str, str]:
@@ -328,7 +373,9 @@ class LocalSteps(Handle):
         outer = saved.get("outer", {})
         put_outer = self._outer.checked(outer)
         remedy = "pass what handle.state_dict() returned"
-        check_whole("local_step of the state", local_step, remedy, least=0, most=MOST_STEPS)
+        check_whole(
+            "local_step of the state", local_step, remedy, least=0, most=MOST_STEPS
+        )
 
         def put_in_place() -> None:
             put_exchanges()
@@ -369,45 +416,52 @@ def local_steps(
     options: Options | None = None,
     failure: FailurePolicy | None = None,
 ) -> LocalSteps:
-    """Lets ranks train alone, and exchanges what they have learnt once in ``every`` steps.
+    """Lets ranks train alone, and exchanges what they have learnt once in ``every``
+    steps.
 
-    The loop stays as it is on one rank. After each ``every``-th ``optimizer.step()`` ranks exchange
-    pseudo-gradients. A pseudo-gradient is the anchor (the parameter after the last exchange) minus
-    the parameter. The outer optimizer steps anchors by the mean, and training goes on from there.
-    All ranks pass the same arguments and make as many steps. Weights that all ranks load later, by
-    ``load_state_dict`` of the model, are no pseudo-gradient: anchors restart there.
+    The loop stays as it is on one rank. After each ``every``-th ``optimizer.step()``
+    ranks exchange pseudo-gradients. A pseudo-gradient is the anchor (the parameter
+    after the last exchange) minus the parameter. The outer optimizer steps anchors by
+    the mean, and training goes on from there. All ranks pass the same arguments and
+    make as many steps. Weights that all ranks load later, by ``load_state_dict`` of the
+    model, are no pseudo-gradient: anchors restart there.
 
     Args:
         model: A module, or a DDP model, which then exchanges nothing itself.
-        optimizer: The optimizer that the loop steps. If the loop makes a new one of the same
-            parameters, its steps count from its second step on.
+        optimizer: The optimizer that the loop steps. If the loop makes a new one of the
+            same parameters, its steps count from its second step on.
         exchange: A compressor, an exchange, or a name.
         every: Local steps between two exchanges.
-        outer: A function that makes the outer optimizer of anchors. The default is DiLoCo's,
-            ``functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)``. With
-            ``lr=1.0`` alone parameters become the mean of the ranks' (LocalSGD). Short periods want
-            ``lr=1.0, momentum=0.4``.
-        fragments: The number of parts of the model, which are exchanged in turn: one every
-            ``every`` / ``fragments`` steps.
-        delay: Local steps from the launch of a fragment until its mean takes effect. It is less
-            than the steps between two launches.
-        mixing: The share of the local parameter that stays when its mean takes effect. The default
-            is 0.5 with a delay, and 0 without.
+        outer: A function that makes the outer optimizer of anchors. The default is
+            DiLoCo's,
+            ``functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)``.
+            With ``lr=1.0`` alone parameters become the mean of the ranks' (LocalSGD).
+            Short periods want ``lr=1.0, momentum=0.4``.
+        fragments: The number of parts of the model, which are exchanged in turn: one
+            every ``every`` / ``fragments`` steps.
+        delay: Local steps from the launch of a fragment until its mean takes effect. It
+            is less than the steps between two launches.
+        mixing: The share of the local parameter that stays when its mean takes effect.
+            The default is 0.5 with a delay, and 0 without.
         group: As for ``attach``.
         mesh: As for ``attach``.
-        options: Only ``bucket_cap_mb``, ``num_channels``, ``compress_if`` and ``trace_steps``.
+        options: Only ``bucket_cap_mb``, ``num_channels``, ``compress_if`` and
+            ``trace_steps``.
         failure: Only ``timeout``, ``checksums`` and ``store``.
 
     Returns:
-        The handle. Call its ``end_period()`` on all ranks at the end of training. Evaluate its
-        ``anchors()``, or the model as it is, which has this rank's own parameters.
+        The handle. Call its ``end_period()`` on all ranks at the end of training.
+        Evaluate its ``anchors()``, or the model as it is, which has this rank's own
+        parameters.
 
     Raises:
         InvalidSetting: A value is not accepted.
         RanksDiffer: Ranks passed different models or settings.
-        RankFailed: Raised by ``optimizer.step()`` if a rank is lost, or late by the time-out.
-        LoopMistake: Raised by ``optimizer.step()`` on all ranks if only some ranks have loaded
-            weights or called ``end_period()``, or if they have loaded different weights.
+        RankFailed: Raised by ``optimizer.step()`` if a rank is lost, or late by the
+            time-out.
+        LoopMistake: Raised by ``optimizer.step()`` on all ranks if only some ranks have
+            loaded weights or called ``end_period()``, or if they have loaded different
+            weights.
 
     >>> import torch
     >>> import gradwire as gw
@@ -441,10 +495,16 @@ class _Locally(Attachment):
     way = LOCAL
 
     def __init__(
-        self, optimizer: Optimizer, make: MakeOuter, asked: dict[str, Any], quiet: ExitStack
+        self,
+        optimizer: Optimizer,
+        make: MakeOuter,
+        asked: dict[str, Any],
+        quiet: ExitStack,
     ) -> None:
         if not hasattr(optimizer, "_optimizer_step_post_hooks"):
-            optimizer = getattr(optimizer, "optimizer", optimizer)  # what Accelerate wraps has them
+            optimizer = getattr(
+                optimizer, "optimizer", optimizer
+            )  # what Accelerate wraps has them
         self._optimizer = optimizer
         self._make = make
         self._quiet = quiet
@@ -453,7 +513,9 @@ class _Locally(Attachment):
     def prepare(self) -> Mapping[str, object]:
         params = self.params
         refuse_complex(
-            params, "under local_steps", "call gw.attach, or keep real and imaginary parts"
+            params,
+            "under local_steps",
+            "call gw.attach, or keep real and imaginary parts",
         )
         if not hasattr(self._optimizer, "_optimizer_step_post_hooks"):
             remedy = "pass the one that your loop steps, without wrappers"
@@ -463,8 +525,13 @@ class _Locally(Attachment):
         own = [p for group in self._optimizer.param_groups for p in group["params"]]
         if strange := [p for p in own if p.requires_grad and id(p) not in known]:
             given = f"one with {len(strange)} parameters that the model lacks"
-            accepted = "one whose parameters are all the model's, as the others would drift apart"
-            raise invalid("optimizer", given, accepted, "pass a model that holds all of them")
+            accepted = (
+                "one whose parameters are all the model's, as the others would "
+                "drift apart"
+            )
+            raise invalid(
+                "optimizer", given, accepted, "pass a model that holds all of them"
+            )
         every, fragments, delay, mixing = self._asked.values()
         if mixing is None:
             mixing = 0.5 if delay else 0.0
@@ -482,14 +549,20 @@ class _Locally(Attachment):
         exchange = self.settings.exchange
         made: list[Message] = []
         for names in self.fragments:
-            anchors: list[NamedParam] = [(name, self.outer.anchors[name]) for name in names]
+            anchors: list[NamedParam] = [
+                (name, self.outer.anchors[name]) for name in names
+            ]
             first = len(made)
-            made += fused_messages(self.model, anchors, self.settings, exchange, who, first=first)
+            made += fused_messages(
+                self.model, anchors, self.settings, exchange, who, first=first
+            )
         return made
 
     def check(self) -> Check:
         """Every so many exchanges, about as many steps apart as under ``attach``."""
-        return Check(max(1, DEFAULT_CHECK_EVERY // self.rhythm.every), self.outer.shared)
+        return Check(
+            max(1, DEFAULT_CHECK_EVERY // self.rhythm.every), self.outer.shared
+        )
 
     @property
     def optimizer(self) -> Optimizer:
@@ -515,7 +588,8 @@ class _Locally(Attachment):
                     living._count(num_steps)
 
         hooks = (
-            # They change the parameters of this model alone, whose optimizer steps as a whole.
+            # They change the parameters of this model alone, whose optimizer steps as a
+            # whole.
             register_optimizer_step_pre_hook(observing(before)),
             register_optimizer_step_post_hook(observing(after)),
         )

@@ -1,9 +1,10 @@
 """Outer: the anchors that local steps start from, and the optimizer that moves them.
 
-Between two exchanges every rank trains by itself. Its pseudo-gradient is anchor - parameter, as the
-parameter's dtype holds the anchor: what a gradient of all its local steps would be. The mean of the
-ranks' pseudo-gradients is the gradient of the anchor, with which the outer optimizer steps. Anchors
-and outer optimizer are the same on all ranks, bit for bit, as they depend on means only.
+Between two exchanges every rank trains by itself. Its pseudo-gradient is anchor -
+parameter, as the parameter's dtype holds the anchor: what a gradient of all its local
+steps would be. The mean of the ranks' pseudo-gradients is the gradient of the anchor,
+with which the outer optimizer steps. Anchors and outer optimizer are the same on all
+ranks, bit for bit, as they depend on means only.
 """
 
 from __future__ import annotations
@@ -23,18 +24,22 @@ from ..state.checkpoint import refuse_values
 from ..state.outer_state import DAMAGED, check_outer
 
 MakeOuter = Callable[[list[nn.Parameter]], Optimizer]
-"""A function that makes the outer optimizer of anchors, as ``functools.partial`` of a class is."""
+"""A function that makes the outer optimizer of anchors, as ``functools.partial`` of a
+class is.
+"""
 
 DILOCO: MakeOuter = partial(SGD, lr=0.7, momentum=0.9, nesterov=True)
 """The outer optimizer of DiLoCo (Douillard et al. 2023, section 3)."""
-_REMEDY = "write functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)"
+_REMEDY = (
+    "write functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)"
+)
 
 
 class Outer:
     """The anchors of parameters, and the outer optimizer, which ``make`` makes of them.
 
-    An anchor has its parameter's shape, strides and device, and its working dtype: float32 for
-    parameters of 16 bits.
+    An anchor has its parameter's shape, strides and device, and its working dtype:
+    float32 for parameters of 16 bits.
     """
 
     def __init__(self, params: Sequence[NamedParam], make: MakeOuter) -> None:
@@ -42,7 +47,9 @@ class Outer:
         self._make = make
         with torch.inference_mode(False), torch.no_grad():
             self.anchors = {
-                name: nn.Parameter(param.detach().to(working_dtype(param.dtype), copy=True))
+                name: nn.Parameter(
+                    param.detach().to(working_dtype(param.dtype), copy=True)
+                )
                 for name, param in params
             }
             self.optimizer = _made(make, list(self.anchors.values()))
@@ -51,17 +58,24 @@ class Outer:
     def settings(self) -> tuple[str, object]:
         """The outer optimizer's class and hyper-parameters, which ranks share."""
         groups = self.optimizer.param_groups
-        own = [{key: group[key] for key in sorted(group) if key != "params"} for group in groups]
+        own = [
+            {key: group[key] for key in sorted(group) if key != "params"}
+            for group in groups
+        ]
         return type(self.optimizer).__name__, own
 
     def shared(self, names: Collection[str] | None) -> list[NamedParam]:
-        """The anchors of parameters (None: all), and the outer optimizer's state of them."""
+        """The anchors of parameters (None: all), and the outer optimizer's state of
+        them.
+        """
         found: list[NamedParam] = []
         for name in self.anchors if names is None else names:
             anchor = self.anchors[name]
             found.append((f"the anchor of {name}", anchor))
             state = self.optimizer.state.get(anchor, {})
-            found += [(f"{k} of {name}", v) for k, v in state.items() if isinstance(v, Tensor)]
+            found += [
+                (f"{k} of {name}", v) for k, v in state.items() if isinstance(v, Tensor)
+            ]
         return found
 
     @torch.no_grad()
@@ -72,26 +86,33 @@ class Outer:
 
     @torch.no_grad()
     def has_learnt(self) -> bool:
-        """Whether any parameter differs from its anchor, as the parameter's dtype holds it."""
+        """Whether any parameter differs from its anchor, as the parameter's dtype holds
+        it.
+        """
         for name, anchor in self.anchors.items():
             param = self._params[name]
-            if not torch.allclose(anchor.to(param.dtype), param, rtol=0, atol=0, equal_nan=True):
+            if not torch.allclose(
+                anchor.to(param.dtype), param, rtol=0, atol=0, equal_nan=True
+            ):
                 return True
         return False
 
     @torch.no_grad()
     def pseudo_gradient(self, name: str) -> Tensor:
-        """A new tensor with what this rank has learnt since the anchor was put in place."""
+        """A new tensor with what this rank has learnt since the anchor was put in
+        place.
+        """
         param = self._params[name]
         anchor = self.anchors[name]
         return torch.sub(anchor.to(param.dtype).to(anchor.dtype), param)
 
     @torch.no_grad()
     def apply(self, means: Mapping[str, Tensor], mixing: float) -> None:
-        """Makes an outer step with these mean pseudo-gradients, and moves their parameters.
+        """Makes an outer step with these mean pseudo-gradients, and moves their
+        parameters.
 
-        A parameter becomes ``mixing`` times itself plus 1 - ``mixing`` times its new anchor.
-        Anchors that have no mean here stay where they are.
+        A parameter becomes ``mixing`` times itself plus 1 - ``mixing`` times its new
+        anchor. Anchors that have no mean here stay where they are.
         """
         for name, mean in means.items():
             self.anchors[name].grad = mean
@@ -106,46 +127,67 @@ class Outer:
                 param.copy_(anchor)
 
     def state(self, restarted: Collection[str] = ()) -> dict[str, Any]:
-        """Copies of anchors and parameters by name, and the outer optimizer's state_dict.
+        """Copies of anchors and parameters by name, and the outer optimizer's
+        state_dict.
 
-        Anchors of the ``restarted`` names are as if they were where their parameters are.
+        Anchors of the ``restarted`` names are as if they were where their parameters
+        are.
         """
-        anchors = {name: anchor.detach().clone() for name, anchor in self.anchors.items()}
+        anchors = {
+            name: anchor.detach().clone() for name, anchor in self.anchors.items()
+        }
         for name in restarted:
             anchors[name].copy_(self._params[name].detach())
         return {
             "anchors": anchors,
-            "parameters": {name: param.detach().clone() for name, param in self._params.items()},
+            "parameters": {
+                name: param.detach().clone() for name, param in self._params.items()
+            },
             "optimizer": deepcopy(self.optimizer.state_dict()),
         }
 
     def checked(self, saved: Any) -> Callable[[], None]:
-        """A function that puts a saved state in place, once all of it was found to fit."""
+        """A function that puts a saved state in place, once all of it was found to
+        fit.
+        """
         check_outer(saved)
-        kept = dict[str, Mapping[str, Tensor]](anchors=self.anchors, parameters=self._params)
+        kept = dict[str, Mapping[str, Tensor]](
+            anchors=self.anchors, parameters=self._params
+        )
         for key, own in {**kept, "arriving": self.anchors}.items():
             if key in kept and (odd := sorted(set(saved[key]) ^ set(own))):
                 raise InvalidSetting(
-                    f"only one of the saved and the present model has {odd[0]} among its {key}; "
+                    f"only one of the saved and the present model has {odd[0]} "
+                    f"among its {key}; "
                     "load the state of the same model"
                 )
             for name, given in saved[key].items():
                 what = f"{name} among the {key} of the state"
                 fits = own.get(name)
                 if not isinstance(given, Tensor) or fits is None:
-                    raise invalid(what, type(given).__name__, "a tensor of the model's", DAMAGED)
+                    raise invalid(
+                        what, type(given).__name__, "a tensor of the model's", DAMAGED
+                    )
                 if given.shape != fits.shape or given.dtype != fits.dtype:
                     shown = f"{list(given.shape)} {given.dtype}"
-                    raise invalid(what, shown, f"{list(fits.shape)} {fits.dtype}", DAMAGED)
+                    raise invalid(
+                        what, shown, f"{list(fits.shape)} {fits.dtype}", DAMAGED
+                    )
                 refuse_values(what, given.detach())
-        trial = _made(self._make, [nn.Parameter(a.detach().clone()) for a in self.anchors.values()])
+        trial = _made(
+            self._make,
+            [nn.Parameter(a.detach().clone()) for a in self.anchors.values()],
+        )
         try:
             trial.load_state_dict(deepcopy(saved["optimizer"]))
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise InvalidSetting(
-                f"the state of the outer optimizer cannot be loaded ({error}); {DAMAGED}"
+                f"the state of the outer optimizer cannot be loaded ({error}); "
+                f"{DAMAGED}"
             ) from error
-        for field, value in (one for own in trial.state.values() for one in own.items()):
+        for field, value in (
+            one for own in trial.state.values() for one in own.items()
+        ):
             if isinstance(value, Tensor):
                 refuse_values(f"{field} of the outer optimizer", value)
 
@@ -160,15 +202,26 @@ class Outer:
 
 
 def _made(make: MakeOuter, anchors: list[nn.Parameter]) -> Optimizer:
-    """The outer optimizer of these anchors; raises unless it has them all, and no others."""
+    """The outer optimizer of these anchors; raises unless it has them all, and no
+    others.
+    """
     if not callable(make):
         raise invalid("outer", type(make).__name__, "a function of parameters", _REMEDY)
     made = make(anchors)
     if not isinstance(made, Optimizer):
-        accepted = "a function that makes a torch.optim.Optimizer of the parameters it is given"
-        raise invalid("outer", f"one that returns {type(made).__name__}", accepted, _REMEDY)
+        accepted = (
+            "a function that makes a torch.optim.Optimizer of the parameters it is "
+            "given"
+        )
+        raise invalid(
+            "outer", f"one that returns {type(made).__name__}", accepted, _REMEDY
+        )
     taken = [id(param) for group in made.param_groups for param in group["params"]]
     if sorted(taken) != sorted(map(id, anchors)):
-        accepted = "one whose optimizer has all parameters that it is given, and no others"
-        raise invalid("outer", f"one that takes {len(taken)} parameters", accepted, _REMEDY)
+        accepted = (
+            "one whose optimizer has all parameters that it is given, and no others"
+        )
+        raise invalid(
+            "outer", f"one that takes {len(taken)} parameters", accepted, _REMEDY
+        )
     return made

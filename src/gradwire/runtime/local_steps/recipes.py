@@ -1,12 +1,14 @@
-"""recipes: optimizer, period, exchange and outer optimizer of a paper's local steps in one call.
+"""recipes: optimizer, period, exchange and outer optimizer of a paper's local steps in
+one call.
 
 Each function returns the optimizer that the training loop steps, and the handle of
-``gw.local_steps``. The loop stays as it is on one rank, and the handle's ``end_period()`` ends it
-on all. Make the model on its device first. Further settings are those of ``gw.local_steps``.
+``gw.local_steps``. The loop stays as it is on one rank, and the handle's
+``end_period()`` ends it on all. Make the model on its device first. Further settings
+are those of ``gw.local_steps``.
 
-Source: Stich, ICLR 2019 (LocalSGD); Douillard et al. 2023, arXiv 2311.08105 (DiLoCo); Douillard et
-al. 2025, arXiv 2501.18512 (Streaming DiLoCo); Thérien et al. 2025, arXiv 2505.23725 (MuLoCo);
-Jordan et al. 2024 (Muon); Wang et al., ICLR 2020 (SlowMo).
+Source: Stich, ICLR 2019 (LocalSGD); Douillard et al. 2023, arXiv 2311.08105 (DiLoCo);
+Douillard et al. 2025, arXiv 2501.18512 (Streaming DiLoCo); Thérien et al. 2025, arXiv
+2505.23725 (MuLoCo); Jordan et al. 2024 (Muon); Wang et al., ICLR 2020 (SlowMo).
 
 >>> import torch
 >>> import gradwire as gw
@@ -37,13 +39,16 @@ from .local_steps import LocalSteps, local_steps
 from .outer import DILOCO, MakeOuter
 
 SLOWMO: MakeOuter = partial(SGD, lr=1.0, momentum=0.4)
-"""The outer optimizer of SlowMo: parameters become the ranks' mean, moved on by a slow momentum. It
-suits periods of few steps, for which DiLoCo's goes too far (docs/measured.md)."""
+"""The outer optimizer of SlowMo: parameters become the ranks' mean, moved on by a slow
+momentum. It suits periods of few steps, for which DiLoCo's goes too far
+(docs/measured.md).
+"""
 STREAMING: MakeOuter = partial(SGD, lr=0.4, momentum=0.9, nesterov=True)
 """The outer optimizer of Streaming DiLoCo."""
 TIMES_RATE = 10
-"""The rate of orthogonal steps over one that suits AdamW: Muon's 0.02 and Dion's 0.01 are usual
-beside 0.001 or 0.002."""
+"""The rate of orthogonal steps over one that suits AdamW: Muon's 0.02 and Dion's 0.01
+are usual beside 0.001 or 0.002.
+"""
 
 Started = tuple[Optimizer, LocalSteps]
 """The optimizer of a recipe and the handle of its local steps."""
@@ -60,9 +65,11 @@ def localsgd(
     exchange: Way = "none",
     **settings: Any,
 ) -> Started:
-    """LocalSGD: SGD on each rank, and parameters that are averaged every ``every`` steps.
+    """LocalSGD: SGD on each rank, and parameters that are averaged every ``every``
+    steps.
 
-    Source: Stich, ICLR 2019. The paper analyses plain SGD, and periods from 1 to 64 steps.
+    Source: Stich, ICLR 2019. The paper analyses plain SGD, and periods from 1 to 64
+        steps.
 
     Args:
         model: The model, on its device. Other ranks get the parameters of rank 0.
@@ -70,7 +77,8 @@ def localsgd(
         lr: The learning rate of SGD, by default 0.1.
         every: Local steps from one average to the next, by default 8.
         exchange: A compressor, an exchange or a name. Default: exact, in float32.
-        **settings: Further settings of ``gw.local_steps``, such as ``outer`` and ``group``.
+        **settings: Further settings of ``gw.local_steps``, such as ``outer`` and
+            ``group``.
 
     Returns:
         The optimizer that the loop steps, and the handle.
@@ -101,10 +109,12 @@ def diloco(
     exchange: Way = "none",
     **settings: Any,
 ) -> Started:
-    """DiLoCo: AdamW on each rank, and Nesterov momentum over what ranks learnt in ``every`` steps.
+    """DiLoCo: AdamW on each rank, and Nesterov momentum over what ranks learnt in
+    ``every`` steps.
 
-    Source: Douillard et al. 2023, arXiv 2311.08105, whose settings are the defaults. The outer
-    learning rate is 0.7 and the momentum 0.9. Small models need shorter periods, such as 20 steps.
+    Source: Douillard et al. 2023, arXiv 2311.08105, whose settings are the defaults.
+    The outer learning rate is 0.7 and the momentum 0.9. Small models need shorter
+    periods, such as 20 steps.
 
     Args:
         model: The model, on its device. Other ranks get the parameters of rank 0.
@@ -112,7 +122,8 @@ def diloco(
         lr: The learning rate of AdamW, by default 4e-4.
         every: Local steps from one exchange to the next, by default 500.
         exchange: A compressor, an exchange or a name. Default: exact, in float32.
-        **settings: Further settings of ``gw.local_steps``, such as ``outer`` and ``group``.
+        **settings: Further settings of ``gw.local_steps``, such as ``outer`` and
+            ``group``.
 
     Returns:
         The optimizer that the loop steps, and the handle.
@@ -139,12 +150,14 @@ def streaming_diloco(
     exchange: Way = "uniform",
     **settings: Any,
 ) -> Started:
-    """Streaming DiLoCo: as ``diloco``, but fragments take turns and travel while ranks train on.
+    """Streaming DiLoCo: as ``diloco``, but fragments take turns and travel while ranks
+    train on.
 
-    Source: Douillard et al. 2025, arXiv 2501.18512, whose settings are the defaults: outer learning
-    rate 0.4, momentum 0.9, mixing 0.5. Means take effect 5 steps late. The paper's 4 bits are
-    floats with 3 bits of exponent; here they are ``uniform``'s levels with error feedback. A
-    fragment is three blocks of a transformer in the paper, and a third of the parameters here.
+    Source: Douillard et al. 2025, arXiv 2501.18512, whose settings are the defaults:
+    outer learning rate 0.4, momentum 0.9, mixing 0.5. Means take effect 5 steps late.
+    The paper's 4 bits are floats with 3 bits of exponent; here they are ``uniform``'s
+    levels with error feedback. A fragment is three blocks of a transformer in the
+    paper, and a third of the parameters here.
 
     Args:
         model: The model, on its device. Other ranks get the parameters of rank 0.
@@ -152,7 +165,8 @@ def streaming_diloco(
         lr: The learning rate of AdamW, by default 4e-4.
         every: Local steps in which every fragment is exchanged once, by default 30.
         exchange: A compressor, an exchange or a name. Default: 4 bits an element.
-        **settings: Further settings of ``gw.local_steps``, such as ``outer`` and ``group``.
+        **settings: Further settings of ``gw.local_steps``, such as ``outer`` and
+            ``group``.
 
     Returns:
         The optimizer that the loop steps, and the handle.
@@ -167,7 +181,13 @@ def streaming_diloco(
     >>> handle.detach()
     """
     inner = optimizer or _adamw(model, lr)
-    settings = {"outer": STREAMING, "fragments": 3, "delay": 5, "mixing": 0.5, **settings}
+    settings = {
+        "outer": STREAMING,
+        "fragments": 3,
+        "delay": 5,
+        "mixing": 0.5,
+        **settings,
+    }
     return inner, local_steps(model, inner, exchange, every=every, **settings)
 
 
@@ -182,17 +202,20 @@ def muloco(
 ) -> Started:
     """MuLoCo: Muon on each rank, and pseudo-gradients in few bits.
 
-    Source: Thérien et al. 2025, arXiv 2505.23725. The defaults (5 steps, 4 bits, SlowMo's outer
-    optimizer) are those of docs/measured.md. The paper has 30 steps, 2 bits with error feedback and
-    a tuned Nesterov momentum: ``every=30, exchange=gw.compress.uniform(bitwidth=2), outer=...``.
+    Source: Thérien et al. 2025, arXiv 2505.23725. The defaults (5 steps, 4 bits,
+    SlowMo's outer optimizer) are those of docs/measured.md. The paper has 30 steps, 2
+    bits with error feedback and a tuned Nesterov momentum:
+    ``every=30, exchange=gw.compress.uniform(bitwidth=2), outer=...``.
 
     Args:
         model: The model, on its device. Other ranks get the parameters of rank 0.
-        optimizer: Default: ``MuonWithAdamW``, which trains matrices at ten times ``lr``.
+        optimizer: Default: ``MuonWithAdamW``, which trains matrices at ten times
+            ``lr``.
         lr: The learning rate of AdamW, by default 1e-3.
         every: Local steps from one exchange to the next, by default 5.
         exchange: A compressor, an exchange or a name. Default: 4 bits an element.
-        **settings: Further settings of ``gw.local_steps``, such as ``outer`` and ``group``.
+        **settings: Further settings of ``gw.local_steps``, such as ``outer`` and
+            ``group``.
 
     Returns:
         The optimizer that the loop steps, and the handle.
@@ -214,15 +237,16 @@ def _adamw(model: nn.Module, lr: float) -> AdamW:
     return AdamW(model.parameters(), lr, weight_decay=0.1)
 
 
-# ---- Muon with AdamW ---------------------------------------------------------------------------
+# ---- Muon with AdamW -----------------------------------------------------------------
 
 
 class MuonWithAdamW(Optimizer):
-    """One optimizer of two: torch's Muon for the matrices of a model, AdamW for all else.
+    """One optimizer of two: torch's Muon for the matrices of a model, AdamW for all
+    else.
 
-    Muon steps a matrix by its momentum, made orthogonal. A convolution's kernels are a matrix with
-    a row for each channel that comes out; tables of embeddings are none. Each optimizer has a
-    parameter group.
+    Muon steps a matrix by its momentum, made orthogonal. A convolution's kernels are a
+    matrix with a row for each channel that comes out; tables of embeddings are none.
+    Each optimizer has a parameter group.
 
     Source: Jordan et al. 2024 (Muon).
 
@@ -231,7 +255,8 @@ class MuonWithAdamW(Optimizer):
         rate: The learning rate of AdamW. Muon's is ten times it.
 
     Raises:
-        InvalidSetting: torch has no Muon, which came with 2.9, or a kernel is not contiguous.
+        InvalidSetting: torch has no Muon, which came with 2.9, or a kernel is not
+            contiguous.
 
     >>> optimizer = MuonWithAdamW(nn.Linear(3, 2), rate=1e-3)
     >>> [len(group["params"]) for group in optimizer.param_groups]
@@ -254,12 +279,16 @@ class MuonWithAdamW(Optimizer):
         self._views = [nn.Parameter(_as_matrix(param)) for param in matrices]
         adamw = partial(AdamW, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
         made = ((torch.optim.Muon, self._views), (adamw, others))
-        self._parts: list[Optimizer | None] = [make(own) if own else None for make, own in made]
+        self._parts: list[Optimizer | None] = [
+            make(own) if own else None for make, own in made
+        ]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps all parameters; a closure is called once, before."""
         loss = None if closure is None else closure()
-        for param, view in zip(self.param_groups[0]["params"], self._views, strict=True):
+        for param, view in zip(
+            self.param_groups[0]["params"], self._views, strict=True
+        ):
             view.data = _as_matrix(param)  # a framework may have moved the model since
             view.grad = None if param.grad is None else param.grad.flatten(1)
         for part, group in zip(self._parts, self.param_groups, strict=True):
@@ -275,7 +304,9 @@ class MuonWithAdamW(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from what ``state_dict`` returned."""
-        super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
+        super().load_state_dict(
+            {key: state_dict[key] for key in ("state", "param_groups")}
+        )
         for part, own in zip(self._parts, state_dict["parts"], strict=True):
             if part is not None:
                 part.load_state_dict(own)
@@ -283,20 +314,31 @@ class MuonWithAdamW(Optimizer):
 
 def _as_matrix(param: nn.Parameter) -> torch.Tensor:
     matrix = param.detach().flatten(1)
-    if matrix.data_ptr() != param.data_ptr():  # a copy, whose steps the parameter would not see
-        given = f"a parameter of shape {tuple(param.shape)} and strides {param.stride()}"
-        raise invalid("kernels for Muon", given, "contiguous ones", "leave channels_last to inputs")
+    if (
+        matrix.data_ptr() != param.data_ptr()
+    ):  # a copy, whose steps the parameter would not see
+        given = (
+            f"a parameter of shape {tuple(param.shape)} and strides {param.stride()}"
+        )
+        raise invalid(
+            "kernels for Muon",
+            given,
+            "contiguous ones",
+            "leave channels_last to inputs",
+        )
     return matrix
 
 
 def hidden(model: nn.Module) -> list[nn.Parameter]:
-    """The matrices and kernels of a model, but for tables, whose rows are taken one by one.
+    """The matrices and kernels of a model, but for tables, whose rows are taken one by
+    one.
 
     Args:
         model: The model.
 
     Returns:
-        Its parameters with ``requires_grad`` and two dimensions or more, in the model's order.
+        Its parameters with ``requires_grad`` and two dimensions or more, in the model's
+        order.
 
     >>> [tuple(p.shape) for p in hidden(nn.Sequential(nn.Embedding(9, 3), nn.Linear(3, 2)))]
     [(2, 3)]

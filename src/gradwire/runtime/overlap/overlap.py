@@ -1,22 +1,25 @@
-"""Overlap: the next forward pass begins while the means of the last backward pass still arrive.
+"""Overlap: the next forward pass begins while the means of the last backward pass still
+arrive.
 
-At the end of backward ``defer`` puts a `PendingGrad` in the place of every ``.grad`` and returns.
-``optimizer.step()`` notes its hyper-parameters, makes each parameter a `PendingParameter` and
-returns. Before a module runs, its gate waits for the means of that module's parameters alone and
-makes their part of the step; other parameters whose means have arrived are updated along with them.
+At the end of backward ``defer`` puts a `PendingGrad` in the place of every ``.grad``
+and returns. ``optimizer.step()`` notes its hyper-parameters, makes each parameter a
+`PendingParameter` and returns. Before a module runs, its gate waits for the means of
+that module's parameters alone and makes their part of the step; other parameters whose
+means have arrived are updated along with them.
 
-Code that needs a value earlier settles the step: all means are waited for, plain gradients are put
-in place, and the rest of the step is made. These settle it: a look at a gradient; a look at a
-parameter that waits for its update, or a change of it (an average of weights, ``p.data.clamp_()``,
-``copy.deepcopy(model)``); a closure; step hooks; an optimizer that cannot be cut; ``state_dict``
-and ``load_state_dict`` of model and optimizer. Such a fall-back is counted, and logged once for
-each reason. A parameter that the forward pass uses without calling its module waits for its own
-mean alone. So training is the same, bit for bit, whatever the user does.
+Code that needs a value earlier settles the step: all means are waited for, plain
+gradients are put in place, and the rest of the step is made. These settle it: a look at
+a gradient; a look at a parameter that waits for its update, or a change of it (an
+average of weights, ``p.data.clamp_()``, ``copy.deepcopy(model)``); a closure; step
+hooks; an optimizer that cannot be cut; ``state_dict`` and ``load_state_dict`` of model
+and optimizer. Such a fall-back is counted, and logged once for each reason. A parameter
+that the forward pass uses without calling its module waits for its own mean alone. So
+training is the same, bit for bit, whatever the user does.
 
-Between ``optimizer.step()`` and the next forward pass some looks cannot be seen: at the optimizer's
-``state``, through a view that was taken before (``held = p.data``), or from C++. Call
-``handle.synchronize()`` before them. Where autograd notices such a look (a write through
-``p.detach()``, a use in a forward pass), the run ends with an error.
+Between ``optimizer.step()`` and the next forward pass some looks cannot be seen: at the
+optimizer's ``state``, through a view that was taken before (``held = p.data``), or from
+C++. Call ``handle.synchronize()`` before them. Where autograd notices such a look (a
+write through ``p.detach()``, a use in a forward pass), the run ends with an error.
 """
 
 from __future__ import annotations
@@ -36,7 +39,14 @@ from torch.optim import Optimizer
 from ...errors import InvalidSetting
 from ..step.hooked import Hooked, untraced
 from ..step.progress import Progress
-from .pending import PendingGrad, PendingPass, pending, pending_parameters, stands_for, unfit
+from .pending import (
+    PendingGrad,
+    PendingPass,
+    pending,
+    pending_parameters,
+    stands_for,
+    unfit,
+)
 from .stepping import LayerwiseStep, StepRequest, in_autocast, replace_step
 
 _log = logging.getLogger("gradwire")
@@ -44,17 +54,21 @@ Enter = Callable[[Sequence[str]], None]
 
 
 class Gates:
-    """Calls ``enter(names)`` before each module of ``model`` that uses parameters ``names``.
+    """Calls ``enter(names)`` before each module of ``model`` that uses parameters
+    ``names``.
 
-    A module that is called uses the parameters it owns. Some parameters are used by a module above
-    that never calls their own module (``nn.MultiheadAttention.out_proj``, ``nn.ParameterList``). So
-    gates learn which modules are called from the passes before the first backward pass ends, when
-    nothing can be pending yet. The parameters of a module that was not called belong to the nearest
-    module around it that was. ``ungated``, once ``close_lesson`` was called, are parameters that no
-    called module holds.
+    A module that is called uses the parameters it owns. Some parameters are used by a
+    module above that never calls their own module (``nn.MultiheadAttention.out_proj``,
+    ``nn.ParameterList``). So gates learn which modules are called from the passes
+    before the first backward pass ends, when nothing can be pending yet. The parameters
+    of a module that was not called belong to the nearest module around it that was.
+    ``ungated``, once ``close_lesson`` was called, are parameters that no called module
+    holds.
     """
 
-    def __init__(self, model: nn.Module, params: Mapping[str, Tensor], enter: Enter) -> None:
+    def __init__(
+        self, model: nn.Module, params: Mapping[str, Tensor], enter: Enter
+    ) -> None:
         self._model = model
         self._enter = enter
         self._names = {param: name for name, param in params.items()}
@@ -63,12 +77,16 @@ class Gates:
         self.ungated: tuple[str, ...] = ()
         self.is_learning = True
         self._hooks = {
-            module: Hooked(module.register_forward_pre_hook, self._gate(module), prepend=True)
+            module: Hooked(
+                module.register_forward_pre_hook, self._gate(module), prepend=True
+            )
             for module in model.modules()
         }
 
     def close_lesson(self) -> None:
-        """Ends the learning: from now on gates stand only before modules that need them."""
+        """Ends the learning: from now on gates stand only before modules that need
+        them.
+        """
         self.is_learning = False
         names_of: dict[nn.Module, list[str]] = {}
         ungated: list[str] = []
@@ -78,9 +96,13 @@ class Gates:
             for param in module._parameters.values():
                 name = None if param is None else self._names.get(param)
                 if name is not None:
-                    (ungated if user is None else names_of.setdefault(user, [])).append(name)
+                    (ungated if user is None else names_of.setdefault(user, [])).append(
+                        name
+                    )
         self.ungated = tuple(dict.fromkeys(ungated))
-        self._names_of = {module: tuple(dict.fromkeys(own)) for module, own in names_of.items()}
+        self._names_of = {
+            module: tuple(dict.fromkeys(own)) for module, own in names_of.items()
+        }
         self.remove(*self._hooks.keys() - self._names_of.keys())
         self._called.clear()
 
@@ -98,7 +120,9 @@ class Gates:
                 return
             if not self.is_learning:
                 self._enter(self._names_of[module])
-            elif torch.is_grad_enabled():  # without gradients a module may pass by those it holds
+            elif (
+                torch.is_grad_enabled()
+            ):  # without gradients a module may pass by those it holds
                 self._called.add(module)
 
         return gate
@@ -112,13 +136,14 @@ class Gates:
 class Overlap:
     """Overlaps the exchange of ``params`` of ``model`` with its next forward pass.
 
-    The hooks of the backward pass call ``take`` at each of its gradients, and ``defer`` at its end.
-    ``num_overlapped`` counts backward passes whose means could be on their way until the next one
-    began. ``fallbacks`` counts, by reason, those that had to be settled earlier.
+    The hooks of the backward pass call ``take`` at each of its gradients, and ``defer``
+    at its end. ``num_overlapped`` counts backward passes whose means could be on their
+    way until the next one began. ``fallbacks`` counts, by reason, those that had to be
+    settled earlier.
 
-    Some parameters may be in no group of ``optimizer``, and it may have others, which are updated
-    within ``step()``. A second optimizer looks at pending gradients, and so settles the step:
-    overlap needs one optimizer for all parameters that are exchanged.
+    Some parameters may be in no group of ``optimizer``, and it may have others, which
+    are updated within ``step()``. A second optimizer looks at pending gradients, and so
+    settles the step: overlap needs one optimizer for all parameters that are exchanged.
     """
 
     def __init__(
@@ -137,10 +162,16 @@ class Overlap:
         """Whether means or updates of the last backward pass may be pending."""
         self._grads: dict[str, Tensor] = {}
         self._asked: StepRequest | None = None
-        self._due: dict[str, int] = {}  # what step() asked for and is not made: name, version
+        self._due: dict[
+            str, int
+        ] = {}  # what step() asked for and is not made: name, version
         self._late: set[str] = set()
         self._pending_class = pending_parameters(self._look())
-        odd = [f"{n} is a {type(p).__name__}" for n, p in params if type(p) is not nn.Parameter]
+        odd = [
+            f"{n} is a {type(p).__name__}"
+            for n, p in params
+            if type(p) is not nn.Parameter
+        ]
         self._odd = f"{odd[0]}, of which no stand-in can be made" if odd else None
         self._in_forward = False
         self._pass = self._new_pass()
@@ -156,7 +187,9 @@ class Overlap:
             self._undo.callback(hook.remove)
 
     def _hooks(self, model: nn.Module, optimizer: Optimizer) -> Iterable[Any]:
-        """Hooks on the begin and end of the root's forward, and where state is read or written."""
+        """Hooks on the begin and end of the root's forward, and where state is read or
+        written.
+        """
 
         def settle(*_: Any) -> None:
             self.settle(None)
@@ -189,17 +222,21 @@ class Overlap:
     # Backward.
 
     def take(self, name: str) -> None:
-        """Settles the last backward pass, as a gradient of the next one is there: that of ``name``.
+        """Settles the last backward pass, as a gradient of the next one is there: that
+        of ``name``.
 
         Raises if that parameter was used before its update was made.
         """
         self._begin_backward()
         if name in self._late:
             raise self._progress.give_up(
-                f"{name} was used in the forward pass before its update was made: its module was "
-                "not called, as it was in the first step, and it was used through a view that was "
+                f"{name} was used in the forward pass before its update was "
+                "made: its module was "
+                "not called, as it was in the first step, and it was used "
+                "through a view that was "
                 "taken before, or from C++. Call the module that owns it, call "
-                "handle.synchronize() before the forward pass, or attach with optimizer=None, "
+                "handle.synchronize() before the forward pass, or attach with "
+                "optimizer=None, "
                 "which does not overlap the forward pass"
             )
 
@@ -212,15 +249,20 @@ class Overlap:
                 self.num_overlapped += 1
 
     def defer(self, grads: Mapping[str, Tensor | None]) -> None:
-        """Makes ``grads``, by name (None: took no part), pending at the end of backward."""
+        """Makes ``grads``, by name (None: took no part), pending at the end of
+        backward.
+        """
         assert not self.is_open, "no gradient was taken"
         if self._gates.is_learning:
             self._gates.close_lesson()
             if self._gates.ungated:
                 _log.warning(
-                    "optimizer.step() waits for the gradients of %d parameters (%s, ...): in the "
-                    "first step neither the module that owns them nor any around it was called, so "
-                    "nothing tells when they will be used; call the module to overlap them too",
+                    "optimizer.step() waits for the gradients of %d parameters "
+                    "(%s, ...): in the "
+                    "first step neither the module that owns them nor any "
+                    "around it was called, so "
+                    "nothing tells when they will be used; call the module to "
+                    "overlap them too",
                     len(self._gates.ungated),
                     self._gates.ungated[0],
                 )
@@ -245,7 +287,8 @@ class Overlap:
             overlap = this()
             if overlap is None:
                 raise InvalidSetting(
-                    "this gradient never arrived: its model was dropped while it was on its way; "
+                    "this gradient never arrived: its model was dropped while "
+                    "it was on its way; "
                     "call handle.synchronize() before the model is dropped"
                 )
             overlap._looked_at(looker)
@@ -260,7 +303,9 @@ class Overlap:
             self.settle(f"{looker} used gradients before the next forward pass")
 
     def _look(self) -> Callable[[Tensor, str], None]:
-        """A function to call when somebody needs a parameter whose update is pending."""
+        """A function to call when somebody needs a parameter whose update is
+        pending.
+        """
         this = weakref.ref(self)
 
         def look(param: Tensor, looker: str) -> None:
@@ -268,21 +313,27 @@ class Overlap:
             if overlap is None:
                 param.__class__ = nn.Parameter
                 raise InvalidSetting(
-                    "this parameter's last update was never made: its model was dropped while the "
-                    "gradient was on its way; call handle.synchronize() before the model is dropped"
+                    "this parameter's last update was never made: its model was "
+                    "dropped while the "
+                    "gradient was on its way; call handle.synchronize() before "
+                    "the model is dropped"
                 )
             with overlap._lock:
                 if overlap._in_forward or torch._C._current_graph_task_id() != -1:
                     overlap._bring([overlap._names[param]])
                 else:
-                    overlap.settle(f"{looker} used parameters before the next forward pass")
+                    overlap.settle(
+                        f"{looker} used parameters before the next forward pass"
+                    )
 
         return untraced(look)
 
     # The step.
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
-        """The function in the place of ``optimizer.step`` while the model is attached."""
+        """The function in the place of ``optimizer.step`` while the model is
+        attached.
+        """
         with self._lock:
             if not self.is_open:
                 return self._whole_step(*args, **kwargs)
@@ -294,7 +345,9 @@ class Overlap:
             self._ask()
             return None
 
-    def _why_whole(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    def _why_whole(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> str | None:
         if any(given is not None for given in (*args, *kwargs.values())):
             return "step(closure) must run forward and backward itself"
         if self._asked is not None:
@@ -317,7 +370,9 @@ class Overlap:
                 due[name] = param._version
             elif isinstance(grad, PendingGrad):
                 # The optimizer steps with it, and this overlap does not wait for it.
-                reason = "the optimizer has pending gradients of another model or parameter"
+                reason = (
+                    "the optimizer has pending gradients of another model or parameter"
+                )
                 self.settle(reason)
                 if not grad.of_pass.is_over:
                     grad.of_pass.settle(reason)
@@ -343,9 +398,12 @@ class Overlap:
         for name, param in zip(names, params, strict=True):
             if param._version != self._due[name]:
                 raise self._progress.give_up(
-                    f"{name} was written between optimizer.step() and its update, which was still "
-                    "on its way; call handle.synchronize() after step() and before the change, or "
-                    "attach with optimizer=None, which does not overlap the forward pass"
+                    f"{name} was written between optimizer.step() and its "
+                    "update, which was still "
+                    "on its way; call handle.synchronize() after step() and "
+                    "before the change, or "
+                    "attach with optimizer=None, which does not overlap the "
+                    "forward pass"
                 )
         shown = [param.grad for param in params]
         for name, param in zip(names, params, strict=True):
@@ -357,12 +415,17 @@ class Overlap:
                 if not isinstance(grad, PendingGrad):
                     param.grad = grad  # None, or what the user put there since
         for name in names:
-            del self._due[name], self._grads[name]  # the gradient is free, if the user let go of it
+            del (
+                self._due[name],
+                self._grads[name],
+            )  # the gradient is free, if the user let go of it
 
     # Forward.
 
     def _enter(self, names: Sequence[str]) -> None:
-        """Brings the parameters ``names`` up to date, as a module is about to use them."""
+        """Brings the parameters ``names`` up to date, as a module is about to use
+        them.
+        """
         if not self._due:
             return
         with self._lock:
@@ -371,7 +434,9 @@ class Overlap:
             self._bring(names)
 
     def _bring(self, names: Sequence[str]) -> None:
-        """Makes the step for ``names``, and for other parameters whose means have arrived."""
+        """Makes the step for ``names``, and for other parameters whose means have
+        arrived.
+        """
         mine = [name for name in names if name in self._due]
         if mine:
             self._progress.wait(mine)
@@ -380,7 +445,9 @@ class Overlap:
             self._make(mine + others)
 
     def _arrived(self, known: set[str]) -> list[str]:
-        """Due parameters beside ``known``, in order, up to the first whose mean has not arrived."""
+        """Due parameters beside ``known``, in order, up to the first whose mean has not
+        arrived.
+        """
         found = []
         for name in self._due:
             if name not in known:
@@ -390,17 +457,22 @@ class Overlap:
         return found
 
     def _settle_for_evaluation(self) -> None:
-        """Makes all updates, as without gradients modules may not be called by the forward pass."""
-        self.settle("a forward pass without gradients needs all updates", level=logging.INFO)
+        """Makes all updates, as without gradients modules may not be called by the
+        forward pass.
+        """
+        self.settle(
+            "a forward pass without gradients needs all updates", level=logging.INFO
+        )
 
     # Settling.
 
     def settle(self, reason: str | None, *, level: int = logging.WARNING) -> None:
-        """Waits for all means, puts plain gradients in place and makes the step asked for.
+        """Waits for all means, puts plain gradients in place and makes the step asked
+        for.
 
-        ``reason`` says why the forward pass cannot be overlapped; with None nothing is counted, as
-        for a call of ``synchronize()``. Raises ``RankFailed`` if a peer is lost. Does nothing if
-        nothing is pending.
+        ``reason`` says why the forward pass cannot be overlapped; with None nothing is
+        counted, as for a call of ``synchronize()``. Raises ``RankFailed`` if a peer is
+        lost. Does nothing if nothing is pending.
         """
         with self._lock:
             if not self.is_open:
@@ -410,7 +482,8 @@ class Overlap:
                 if self.fallbacks[reason] == 1:
                     _log.log(
                         level,
-                        "the next forward pass does not overlap the exchange: %s; results are the "
+                        "the next forward pass does not overlap the exchange: "
+                        "%s; results are the "
                         "same, the step takes as long as without overlap (attach with "
                         "optimizer=None if you do not need it)",
                         reason,
@@ -418,7 +491,10 @@ class Overlap:
             self._progress.finish()
             if self._due:
                 self._make(list(self._due))
-            for name, grad in self._grads.items():  # plain ones for pending ones still there
+            for (
+                name,
+                grad,
+            ) in self._grads.items():  # plain ones for pending ones still there
                 if stands_for(self._params[name].grad, grad):
                     self._params[name].grad = grad
             self._pass.is_over = True

@@ -1,16 +1,19 @@
-"""Pending: gradients whose mean is on its way, and parameters whose update waits for one.
+"""Pending: gradients whose mean is on its way, and parameters whose update waits for
+one.
 
-A PendingGrad stands in ``param.grad`` between the end of backward and the arrival of the mean, for
-a gradient whose storage the network still writes. A parameter is a PendingParameter between
-``optimizer.step()`` and its update: the same object, of another class. Code that computes with one,
-by name or inside a list of ``torch._foreach_*``, first makes it settle and then gets the plain
-tensor. So a look at a gradient or a parameter is always right, and costs that step its overlap.
-Code that only asks for shape, dtype or device does not wait.
+A PendingGrad stands in ``param.grad`` between the end of backward and the arrival of
+the mean, for a gradient whose storage the network still writes. A parameter is a
+PendingParameter between ``optimizer.step()`` and its update: the same object, of
+another class. Code that computes with one, by name or inside a list of
+``torch._foreach_*``, first makes it settle and then gets the plain tensor. So a look at
+a gradient or a parameter is always right, and costs that step its overlap. Code that
+only asks for shape, dtype or device does not wait.
 
-Python code is caught by ``__torch_function__``; autograd, which adds a second gradient to ``.grad``
-from C++, by ``__torch_dispatch__``. Two ways are not caught. ``torch.utils.dlpack.to_dlpack`` takes
-the storage past both (``numpy()``, ``data_ptr()`` and ``__dlpack__()`` are caught). A view that was
-taken before (``held = param.data``) has the storage already.
+Python code is caught by ``__torch_function__``; autograd, which adds a second gradient
+to ``.grad`` from C++, by ``__torch_dispatch__``. Two ways are not caught.
+``torch.utils.dlpack.to_dlpack`` takes the storage past both (``numpy()``,
+``data_ptr()`` and ``__dlpack__()`` are caught). A view that was taken before
+(``held = param.data``) has the storage already.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ from ..step.hooked import untraced
 class PendingPass:
     """The gradients of one backward pass, while they are on their way.
 
-    ``settle(looker)`` is called at the first look at any of them, with the name of the function
-    that looks. ``Overlap`` sets ``is_over`` once all means have arrived.
+    ``settle(looker)`` is called at the first look at any of them, with the name of the
+    function that looks. ``Overlap`` sets ``is_over`` once all means have arrived.
     """
 
     __slots__ = ("is_over", "settle")
@@ -43,7 +46,9 @@ class PendingPass:
 
 
 class PendingGrad(Tensor):
-    """A gradient on its way, which shares storage with ``plain``; the mean is written there."""
+    """A gradient on its way, which shares storage with ``plain``; the mean is written
+    there.
+    """
 
     plain: Tensor
     of_pass: PendingPass
@@ -66,7 +71,9 @@ class PendingGrad(Tensor):
 
 
 def pending(grad: Tensor, of: PendingPass) -> PendingGrad:
-    """A stand-in for ``grad``, a strided tensor without a graph, until ``of`` is over."""
+    """A stand-in for ``grad``, a strided tensor without a graph, until ``of`` is
+    over.
+    """
     stand_in: PendingGrad = Tensor._make_subclass(PendingGrad, grad)
     stand_in.plain = grad
     stand_in.of_pass = of
@@ -79,10 +86,14 @@ def stands_for(grad: Tensor | None, plain: Tensor) -> bool:
 
 
 class PendingParameter(nn.Parameter):
-    """A parameter whose update was asked for and is not made; a subclass's ``look`` makes it."""
+    """A parameter whose update was asked for and is not made; a subclass's ``look``
+    makes it.
+    """
 
     look: Callable[[Tensor, str], None]
-    """A function of the parameter and the name of who looks at it; it makes the parameter plain."""
+    """A function of the parameter and the name of who looks at it; it makes the
+    parameter plain.
+    """
 
     @classmethod
     def __torch_function__(
@@ -97,7 +108,8 @@ class PendingParameter(nn.Parameter):
             assert not isinstance(param, PendingParameter)
         return func(*args, **kwargs)
 
-    # zero_grad() asks for each of them, and the way through __torch_function__ takes 3 us.
+    # zero_grad() asks for each of them, and the way through __torch_function__ takes 3
+    # us.
     @property
     def grad(self) -> Tensor | None:
         with torch._C.DisableTorchFunctionSubclass():
@@ -143,7 +155,9 @@ def unfit(grads: Mapping[str, Tensor | None]) -> str | None:
 
 
 def _pending_in(given: Any) -> Iterator[PendingParameter]:
-    """Every pending parameter in nested arguments; a look at one may make the next one plain."""
+    """Every pending parameter in nested arguments; a look at one may make the next one
+    plain.
+    """
     if isinstance(given, PendingParameter):
         yield given
     elif isinstance(given, dict):
@@ -155,7 +169,9 @@ def _pending_in(given: Any) -> Iterator[PendingParameter]:
 
 
 def _settled(given: Any, func: Any) -> Any:
-    """``given`` with every PendingGrad in it, however deep, replaced by its settled tensor."""
+    """``given`` with every PendingGrad in it, however deep, replaced by its settled
+    tensor.
+    """
     if isinstance(given, PendingGrad):
         if not given.of_pass.is_over:
             given.of_pass.settle(_who_looks(func))
@@ -172,23 +188,31 @@ def _settled(given: Any, func: Any) -> Any:
 def _who_looks(func: Any) -> str:
     """The function that the user called and the place in the user's file.
 
-    It is the outermost function of torch that is not a wrapper; ``func`` itself where no function
-    of torch stands between the user's line and the tensor.
+    It is the outermost function of torch that is not a wrapper; ``func`` itself where
+    no function of torch stands between the user's line and the tensor.
     """
     name = _name_of(func)
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _HERE)):
         inner = frame.f_code.co_name
-        is_wrapper = inner.startswith(("_", "<")) or "wrap" in inner or inner in _PLUMBING
+        is_wrapper = (
+            inner.startswith(("_", "<")) or "wrap" in inner or inner in _PLUMBING
+        )
         if frame.f_code.co_filename.startswith(_TORCH) and not is_wrapper:
             name = inner
         frame = frame.f_back
-    where = "" if frame is None else f" at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    where = (
+        ""
+        if frame is None
+        else f" at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    )
     return f"{name}{where}"
 
 
 def _name_of(func: Any) -> str:
-    """A function's name, or that of a property or operator (``add_`` for aten.add_.Tensor)."""
+    """A function's name, or that of a property or operator (``add_`` for
+    aten.add_.Tensor).
+    """
     name: str = getattr(func, "__name__", str(func))
     if name in ("__get__", "__set__"):
         name = getattr(func.__self__, "__name__", name)
@@ -201,15 +225,22 @@ _HERE = str(Path(__file__).parents[1])
 
 
 _PROPERTIES = (
-    "shape ndim dtype device layout names itemsize nbytes requires_grad grad_fn is_leaf "
-    "is_sparse is_sparse_csr is_quantized is_nested is_mkldnn is_meta is_cpu is_cuda is_xpu is_mps"
+    "shape ndim dtype device layout names itemsize nbytes requires_grad grad_fn "
+    "is_leaf "
+    "is_sparse is_sparse_csr is_quantized is_nested is_mkldnn is_meta is_cpu "
+    "is_cuda is_xpu is_mps"
 )
 _METHODS = (
-    "__hash__ __len__ size dim ndimension numel nelement stride storage_offset element_size "
+    "__hash__ __len__ size dim ndimension numel nelement stride storage_offset "
+    "element_size "
     "get_device is_contiguous is_floating_point is_complex is_signed is_inference"
 )
 _WITHOUT_VALUES: frozenset[Any] = frozenset(
-    [getattr(Tensor, name).__get__ for name in _PROPERTIES.split() if hasattr(Tensor, name)]
+    [
+        getattr(Tensor, name).__get__
+        for name in _PROPERTIES.split()
+        if hasattr(Tensor, name)
+    ]
     + [getattr(Tensor, name) for name in _METHODS.split()]
     + [torch.is_floating_point, torch.is_complex, torch.numel]
 )
@@ -221,5 +252,7 @@ _OF_PARAMETER: tuple[Any, ...] = (
     Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
 )
 _WITHOUT_VALUES_OF_PARAMETER = _WITHOUT_VALUES.union(_OF_PARAMETER)
-"""Functions that take a parameter and do not look at its values. They may change attributes such as
-``requires_grad``, as its pending update goes by the settings at the time of ``step()``."""
+"""Functions that take a parameter and do not look at its values. They may change
+attributes such as ``requires_grad``, as its pending update goes by the settings at the
+time of ``step()``.
+"""

@@ -1,12 +1,13 @@
 """LayerwiseStep: one optimizer step in several calls, bit for bit as in one.
 
-Every optimizer of ``torch.optim`` but LBFGS treats each parameter by itself: the update of one
-depends on that parameter, its gradient, its entry in ``optimizer.state`` and its group's
-hyper-parameters, and on nothing of the others. So a step may be cut by parameters. A test holds
-every optimizer in ``torch.optim`` to that; any other class is not trusted to do so.
+Every optimizer of ``torch.optim`` but LBFGS treats each parameter by itself: the update
+of one depends on that parameter, its gradient, its entry in ``optimizer.state`` and its
+group's hyper-parameters, and on nothing of the others. So a step may be cut by
+parameters. A test holds every optimizer in ``torch.optim`` to that; any other class is
+not trusted to do so.
 
-``replace_step`` puts a function in the place of ``optimizer.step``. It works with learning-rate
-schedulers that are made before it and after it.
+``replace_step`` puts a function in the place of ``optimizer.step``. It works with
+learning-rate schedulers that are made before it and after it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..step.hooked import OBSERVES, untraced
 
 _SEPARABLE = (
-    "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax Muon NAdam RAdam RMSprop Rprop SGD "
+    "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax Muon NAdam RAdam RMSprop "
+    "Rprop SGD "
     "SparseAdam"
 )
 SEPARABLE = frozenset(_SEPARABLE.split())
@@ -36,9 +38,11 @@ OptimizerStep = Callable[..., Any]
 
 
 class StepRequest(NamedTuple):
-    """A step that ``optimizer.step()`` was asked for: the hyper-parameters at that moment.
+    """A step that ``optimizer.step()`` was asked for: the hyper-parameters at that
+    moment.
 
-    ``values`` holds those of each group; ``group_of`` gives the number of each parameter's group.
+    ``values`` holds those of each group; ``group_of`` gives the number of each
+    parameter's group.
     """
 
     values: list[dict[str, Any]]
@@ -48,8 +52,8 @@ class StepRequest(NamedTuple):
 class LayerwiseStep:
     """Applies ``optimizer`` to some of its parameters at a time.
 
-    State stays in ``optimizer.state``; the user's groups are never written, so schedulers and
-    state_dict do not notice.
+    State stays in ``optimizer.state``; the user's groups are never written, so
+    schedulers and state_dict do not notice.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -79,21 +83,27 @@ class LayerwiseStep:
         """The step that would be made now."""
         groups = self._optimizer.param_groups
         return StepRequest(
-            [{key: _kept(group[key]) for key in group if key != "params"} for group in groups],
+            [
+                {key: _kept(group[key]) for key in group if key != "params"}
+                for group in groups
+            ],
             {param: i for i, group in enumerate(groups) for param in group["params"]},
         )
 
     def apply(self, asked: StepRequest, params: Iterable[Tensor]) -> None:
         """Makes the step ``asked`` for ``params``, each from its ``.grad``.
 
-        It may be called in the midst of a forward pass, also under autocast or inference mode.
+        It may be called in the midst of a forward pass, also under autocast or
+        inference mode.
         """
         members: dict[int, list[Tensor]] = {}
         for param in params:
             members.setdefault(asked.group_of[param], []).append(param)
         optimizer = self._optimizer
         groups = optimizer.param_groups
-        optimizer.param_groups = [{**asked.values[i], "params": members[i]} for i in members]
+        optimizer.param_groups = [
+            {**asked.values[i], "params": members[i]} for i in members
+        ]
         try:
             with _outside_of_forward():
                 type(optimizer).step(optimizer)
@@ -113,8 +123,9 @@ _AUTOCAST = ("cpu", "cuda")
 def _outside_of_forward() -> Iterator[None]:
     """A context without autocast, inference mode and dispatch modes.
 
-    State made in inference mode is of no use outside of it. Selective activation checkpointing,
-    a dispatch mode, would take the step's operators for those of the forward pass.
+    State made in inference mode is of no use outside of it. Selective activation
+    checkpointing, a dispatch mode, would take the step's operators for those of the
+    forward pass.
     """
     with ExitStack() as stack:
         for device in _AUTOCAST:
@@ -135,14 +146,19 @@ def _kept(value: Any) -> Any:
 def _why_not(optimizer: Optimizer) -> str | None:
     """The reason why no step of this optimizer can be cut; None if steps can."""
     kind = type(optimizer)
-    if kind.__name__ not in SEPARABLE or getattr(torch.optim, kind.__name__, None) is not kind:
+    if (
+        kind.__name__ not in SEPARABLE
+        or getattr(torch.optim, kind.__name__, None) is not kind
+    ):
         return (
-            f"{kind.__module__}.{kind.__qualname__} may look at several parameters at once (known "
+            f"{kind.__module__}.{kind.__qualname__} may look at several "
+            "parameters at once (known "
             f"not to are the classes of torch.optim except LBFGS)"
         )
     step: Any = getattr(optimizer.step, "__func__", optimizer.step)
     while step is not kind.step:
-        # functools.wraps copies marks from one wrapper to the next: globals tell who it is.
+        # functools.wraps copies marks from one wrapper to the next: globals tell who it
+        # is.
         if getattr(step, "__globals__", {}).get("__name__") not in _KNOWN_WRAPPERS:
             return "optimizer.step was replaced by a function that is not torch's"
         step = step.__wrapped__
@@ -157,10 +173,11 @@ def replace_step(
 ) -> tuple[OptimizerStep, Callable[[], None]]:
     """Makes ``optimizer.step(...)`` call ``serve(...)`` from now on.
 
-    Returns the old step, and a function that puts it back. The new step is a bound method, as a
-    scheduler wraps ``step.__func__``. A scheduler that did so before has left marks on the old
-    function, which the new one takes over. A scheduler that does so later keeps a reference to the
-    new step, which, once the old one is back, only calls that.
+    Returns the old step, and a function that puts it back. The new step is a bound
+    method, as a scheduler wraps ``step.__func__``. A scheduler that did so before has
+    left marks on the old function, which the new one takes over. A scheduler that does
+    so later keeps a reference to the new step, which, once the old one is back, only
+    calls that.
     """
     before = optimizer.step
     had_own = "step" in vars(optimizer)

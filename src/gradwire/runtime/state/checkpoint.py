@@ -1,10 +1,11 @@
 """Saving and loading the state of exchanges, by parameter name and rank.
 
-All that messages keep is one table: a row has a field of state, and the range of a parameter that
-it is about. Checkpoints, residuals, moves to other messages and newcomers are questions to it.
-Whatever has ``slots`` and their parts of a ``state`` has such rows, as a `Message` does. Residuals
-differ from rank to rank, so every rank saves and loads a state_dict of its own, or one rank saves
-those of all. For another number of ranks, ``redistribute`` makes new ones of all old ones.
+All that messages keep is one table: a row has a field of state, and the range of a
+parameter that it is about. Checkpoints, residuals, moves to other messages and
+newcomers are questions to it. Whatever has ``slots`` and their parts of a ``state`` has
+such rows, as a `Message` does. Residuals differ from rank to rank, so every rank saves
+and loads a state_dict of its own, or one rank saves those of all. For another number of
+ranks, ``redistribute`` makes new ones of all old ones.
 """
 
 from __future__ import annotations
@@ -36,16 +37,20 @@ _COUNTS = ("world_size", "ranks_per_host", "saved_by", "saved_per_host")
 _LEAST = dict.fromkeys(_COUNTS, 1) | {"rank": 0, "step": 0}
 """The numbers of a state_dict by name, each with the least value that is accepted."""
 MOST_STEPS = 2**62
-"""The most that a number of a state_dict may be: steps are sent as 64 bits, and counted on."""
+"""The most that a number of a state_dict may be: steps are sent as 64 bits, and counted
+on.
+"""
 _TEXTS = ("algorithm", "shard", "share", "run")
 _FIELDS = ("params", "messages")
 
 
 class Origin(NamedTuple):
-    """The owner of a state: its exchange, the number of ranks, and the rank that keeps it.
+    """The owner of a state: its exchange, the number of ranks, and the rank that keeps
+    it.
 
-    ``shard`` says which part of every layer the rank holds, where layers are cut. ``share`` says
-    for which elements it keeps state, where hosts have several ranks, and is empty for all.
+    ``shard`` says which part of every layer the rank holds, where layers are cut.
+    ``share`` says for which elements it keeps state, where hosts have several ranks,
+    and is empty for all.
     """
 
     algorithm: str = ""
@@ -57,10 +62,11 @@ class Origin(NamedTuple):
 
 
 def share_of(messages: Sequence[Message], ranks_per_host: int) -> str:
-    """A text for the elements that this rank keeps state for; empty where hosts have one rank.
+    """A text for the elements that this rank keeps state for; empty where hosts have
+    one rank.
 
-    It depends on how parameters are cut. Only where tensors stay whole, it depends on the messages
-    that they travel in too.
+    It depends on how parameters are cut. Only where tensors stay whole, it depends on
+    the messages that they travel in too.
     """
     if ranks_per_host == 1:
         return ""
@@ -69,13 +75,16 @@ def share_of(messages: Sequence[Message], ranks_per_host: int) -> str:
 
 def _kept_ranges(messages: Sequence[Message]) -> list[tuple[str, int, int]]:
     """The ranges of parameters, by name, of which this rank keeps state."""
-    return sorted((slot.name, *m.kept_range(slot)) for m in messages for slot in m.slots)
+    return sorted(
+        (slot.name, *m.kept_range(slot)) for m in messages for slot in m.slots
+    )
 
 
 class KeptRow(NamedTuple):
     """A field of state, by its path, of elements ``first`` to ``last`` of a parameter.
 
-    ``held`` is a view of it. A field that has no value for each element is of the whole range.
+    ``held`` is a view of it. A field that has no value for each element is of the whole
+    range.
     """
 
     name: str
@@ -101,7 +110,11 @@ def parted(params: Mapping[str, Fields]) -> list[dict[str, dict[str, Tensor]]]:
     """The fields of parameters that have a value for each element, and all others."""
     return [
         {
-            name: {path: held for path, held in own.items() if is_by_element(path) is wanted}
+            name: {
+                path: held
+                for path, held in own.items()
+                if is_by_element(path) is wanted
+            }
             for name, own in params.items()
         }
         for wanted in (True, False)
@@ -109,22 +122,30 @@ def parted(params: Mapping[str, Fields]) -> list[dict[str, dict[str, Tensor]]]:
 
 
 def common_fields(saved: Mapping[str, Any]) -> Iterator[tuple[str, str, Fields]]:
-    """The kind, the name and the fields of each parameter and message, as all ranks have them.
+    """The kind, the name and the fields of each parameter and message, as all ranks
+    have them.
 
-    Of a state of a share these are the fields with a value for each element: only one rank of a
-    host has the others of a tensor that stays whole.
+    Of a state of a share these are the fields with a value for each element: only one
+    rank of a host has the others of a tensor that stays whole.
     """
     for kind, key in (("parameter", "params"), ("message", "messages")):
         has_all = key == "messages" or not saved["share"]
         for name, fields in saved[key].items():
-            yield kind, name, {p: held for p, held in fields.items() if has_all or is_by_element(p)}
+            yield (
+                kind,
+                name,
+                {p: held for p, held in fields.items() if has_all or is_by_element(p)},
+            )
 
 
-def shared_values(saved: Mapping[str, Any], exchanges: Iterable[Exchange]) -> dict[str, str]:
-    """The values in a state by which ranks decide alike, as text, by their names in errors.
+def shared_values(
+    saved: Mapping[str, Any], exchanges: Iterable[Exchange]
+) -> dict[str, str]:
+    """The values in a state by which ranks decide alike, as text, by their names in
+    errors.
 
-    They are whole numbers, and the fields that an exchange ``decides_by``. A long one's is a
-    digest.
+    They are whole numbers, and the fields that an exchange ``decides_by``. A long one's
+    is a digest.
     """
     parts = [part for exchange in exchanges for part in nested(exchange)]
     deciding = {name for part in parts for name in part.decides_by}
@@ -132,7 +153,9 @@ def shared_values(saved: Mapping[str, Any], exchanges: Iterable[Exchange]) -> di
     for key, of in (("params", ""), ("messages", "the message of ")):
         for name, fields in saved[key].items():
             for path, held in fields.items():
-                decides = path.rpartition(".")[2] in deciding or not held.is_floating_point()
+                decides = (
+                    path.rpartition(".")[2] in deciding or not held.is_floating_point()
+                )
                 if decides and not is_by_element(path):
                     found[f"{path} of {of}{name}"] = _as_text(held)
     return found
@@ -158,8 +181,9 @@ def collect(
 ) -> dict[str, Any]:
     """The state_dict of one rank: plain tensors of host memory, numbers and strings.
 
-    ``run`` is the same on all ranks that train together, and on no others. Without an ``origin``
-    it is nobody's. Parameters ``undone`` are as they were at their optimizer's last step.
+    ``run`` is the same on all ranks that train together, and on no others. Without an
+    ``origin`` it is nobody's. Parameters ``undone`` are as they were at their
+    optimizer's last step.
     """
     numels = _numels(messages)
     origin = origin or Origin()
@@ -196,7 +220,9 @@ def residuals(messages: Sequence[Message]) -> dict[str, Tensor]:
     found = dict[str, Tensor]()
     numels = _numels(messages)
     for message in messages:
-        for residual, slot in product(residuals_of(message.state).values(), message.slots):
+        for residual, slot in product(
+            residuals_of(message.state).values(), message.slots
+        ):
             held = message.part(slot, residual)
             if slot.name not in found:
                 found[slot.name] = held.new_zeros(numels[slot.name])
@@ -206,16 +232,22 @@ def residuals(messages: Sequence[Message]) -> dict[str, Tensor]:
 
 
 def scale(
-    saved: Mapping[str, Any], factor: float, which: Callable[[str], bool] = is_by_element
+    saved: Mapping[str, Any],
+    factor: float,
+    which: Callable[[str], bool] = is_by_element,
 ) -> None:
-    """Scales some fields of a collected state, by default those with a value for each element."""
+    """Scales some fields of a collected state, by default those with a value for each
+    element.
+    """
     for fields in saved["params"].values():
         for path in filter(which, fields):
             fields[path].copy_(fields[path] * factor)
 
 
 def _numels(messages: Sequence[Message]) -> dict[str, int]:
-    """The number of elements of each parameter; each element is in exactly one message."""
+    """The number of elements of each parameter; each element is in exactly one
+    message.
+    """
     numels: dict[str, int] = {}
     for message in messages:
         for slot in message.slots:
@@ -224,9 +256,15 @@ def _numels(messages: Sequence[Message]) -> dict[str, int]:
 
 
 def refuse_other(
-    saved: Any, messages: Sequence[Message], origin: Origin, *, strict: bool, moves: bool = True
+    saved: Any,
+    messages: Sequence[Message],
+    origin: Origin,
+    *,
+    strict: bool,
+    moves: bool = True,
 ) -> None:
-    """Raises ``InvalidSetting`` unless ``saved`` was made by this rank, of these parameters.
+    """Raises ``InvalidSetting`` unless ``saved`` was made by this rank, of these
+    parameters.
 
     For whoever ``moves`` them, their fields may be others, and of other shares.
     """
@@ -243,7 +281,8 @@ def refuse_other(
     if strict and (missing or unknown):
         raise InvalidSetting(
             f"state_dict and model differ: missing {missing or 'nothing'}, unexpected "
-            f"{unknown or 'nothing'}; load the state of the same model, or pass strict=False"
+            f"{unknown or 'nothing'}; load the state of the same model, or pass "
+            "strict=False"
         )
     if missing or unknown:
         _log.warning("state not loaded for %s; state of %s dropped", missing, unknown)
@@ -255,19 +294,25 @@ def refuse_other(
         lost = sorted({*params[name]} - known[name])
         absent = sorted(known[name] - {*params[name]})
         if strict and (lost or absent):
-            held = f"holds {', '.join(lost)} of {name}, which keeps no such state any more"
+            held = (
+                f"holds {', '.join(lost)} of {name}, which keeps no such state any more"
+            )
             lacks = f"lacks {', '.join(absent)} of {name}"
             beside = ", or pass strict=False"
             raise InvalidSetting(
-                f"the state {held if lost else lacks}; attach with the compress_if or the plan it "
+                f"the state {held if lost else lacks}; attach with the "
+                "compress_if or the plan it "
                 f"was saved with{'' if lost else f'{beside} to begin without'}"
             )
         if lost or absent:
-            _log.warning("%s: state not loaded for %s; state of %s dropped", name, absent, lost)
+            _log.warning(
+                "%s: state not loaded for %s; state of %s dropped", name, absent, lost
+            )
 
 
 _ON_HOSTS = (
-    "load what handle.gather_state() returned, or the state_dicts of all old ranks and pass "
+    "load what handle.gather_state() returned, or the state_dicts of all old "
+    "ranks and pass "
     "gw.redistribute(state_dicts, world_size, ranks_per_host)[rank] instead"
 )
 _OTHERS = {
@@ -276,11 +321,14 @@ _OTHERS = {
     "gw.redistribute(state_dicts, world_size)[rank]",
     "ranks_per_host": "this state was saved on hosts of {there} ranks and hosts have {here} now; "
     + _ON_HOSTS,
-    "share": "this state is of another share of the parameters, as a plan cut them in another "
+    "share": "this state is of another share of the parameters, as a plan cut them in "
+    "another "
     "way; " + _ON_HOSTS,
-    "rank": "this state was saved by rank {there} and this is rank {here}; each rank loads its "
+    "rank": "this state was saved by rank {there} and this is rank {here}; each rank "
+    "loads its "
     "own, as residuals differ from rank to rank",
-    "shard": "this state is of {there} of every layer and this rank holds {here}; each rank loads "
+    "shard": "this state is of {there} of every layer and this rank holds {here}; each "
+    "rank loads "
     "its own, so save under a name that says the shard too",
     "algorithm": "this state belongs to {there} and attached is {here}; attach with the same "
     "settings, or start without this state",
@@ -291,12 +339,13 @@ _OTHERS = {
 def loaded(
     saved: Any, messages: Sequence[Message], origin: Origin, *, strict: bool = True
 ) -> list[State]:
-    """The new state of every message, in their order; their present states are not touched.
+    """The new state of every message, in their order; their present states are not
+    touched.
 
-    Raises ``InvalidSetting`` unless ``saved`` is a whole and sound state_dict that was made by this
-    rank of this many ranks. With ``strict`` it must have each parameter of the model and each field
-    of its state, and no others. Without ``strict``, fields that it lacks are as before the first
-    step.
+    Raises ``InvalidSetting`` unless ``saved`` is a whole and sound state_dict that was
+    made by this rank of this many ranks. With ``strict`` it must have each parameter of
+    the model and each field of its state, and no others. Without ``strict``, fields
+    that it lacks are as before the first step.
     """
     refuse_other(saved, messages, origin, strict=strict, moves=False)
     params = saved["params"]
@@ -305,13 +354,17 @@ def loaded(
     # Another number of ranks cuts other chunks: what is kept of a chunk starts afresh.
     saved_by = saved["saved_by"], saved["saved_per_host"]
     is_whole = saved_by == (origin.world_size, origin.ranks_per_host)
-    states = [_filled(message, params, whole, numels, is_whole=is_whole) for message in messages]
+    states = [
+        _filled(message, params, whole, numels, is_whole=is_whole)
+        for message in messages
+    ]
     for message, state in zip(messages, states, strict=True):
         if message.chooser is not None:
             message.chooser.check(state, [slot.name for slot in message.slots])
     if lost := sorted({*whole} - {message.key for message in messages}):
         _log.warning(
-            "gradients travel in other messages than where this state was saved (%s): what was "
+            "gradients travel in other messages than where this state was saved "
+            "(%s): what was "
             "kept of a whole message, such as the step of random numbers, starts anew",
             lost[0],
         )
@@ -319,7 +372,8 @@ def loaded(
 
 
 class BegunStep(NamedTuple):
-    """A step of parameters ``names`` of which the scaler has not said whether it was taken.
+    """A step of parameters ``names`` of which the scaler has not said whether it was
+    taken.
 
     ``saved`` is the state as if it were skipped.
     """
@@ -335,14 +389,16 @@ def begun_step(messages: Sequence[Message]) -> BegunStep:
 
 
 def move(
-    saved: Mapping[str, Any], messages: Sequence[Message], begun: BegunStep | None = None
+    saved: Mapping[str, Any],
+    messages: Sequence[Message],
+    begun: BegunStep | None = None,
 ) -> None:
     """Gives messages, which go on where others have ended, what of those ``saved`` has.
 
-    Each field goes to the field of its path. A parameter's residuals are added up where its new
-    exchange keeps them under another path; one that keeps none must not have been given any (see
-    `homeless`). What else the new messages do not keep ends here. The scaler may still skip the
-    step that others have ``begun``.
+    Each field goes to the field of its path. A parameter's residuals are added up where
+    its new exchange keeps them under another path; one that keeps none must not have
+    been given any (see `homeless`). What else the new messages do not keep ends here.
+    The scaler may still skip the step that others have ``begun``.
     """
     numels = _numels(messages)
     for message in messages:
@@ -351,7 +407,9 @@ def move(
             message.backup.go_on(_moved(begun.saved, message, numels), begun.names)
 
 
-def _moved(saved: Mapping[str, Any], message: Message, numels: Mapping[str, int]) -> State:
+def _moved(
+    saved: Mapping[str, Any], message: Message, numels: Mapping[str, int]
+) -> State:
     """A new state of a message, with what ``saved`` has of its fields."""
     params = {
         slot.name: _housed(saved["params"].get(slot.name, {}), message.state_of(slot))
@@ -361,11 +419,16 @@ def _moved(saved: Mapping[str, Any], message: Message, numels: Mapping[str, int]
 
 
 def homeless(saved: Mapping[str, Any], messages: Sequence[Message]) -> list[int]:
-    """Places of the messages that keep no residuals, of parameters for which some were saved.
+    """Places of the messages that keep no residuals, of parameters for which some were
+    saved.
 
     It follows from the names of fields alone, and so is the same on all ranks.
     """
-    owed = {name for name, fields in saved["params"].items() if any(map(is_residual, fields))}
+    owed = {
+        name
+        for name, fields in saved["params"].items()
+        if any(map(is_residual, fields))
+    }
     return [
         place
         for place, message in enumerate(messages)
@@ -374,7 +437,9 @@ def homeless(saved: Mapping[str, Any], messages: Sequence[Message]) -> list[int]
 
 
 def _housed(fields: Fields, own: Fields) -> Fields:
-    """One parameter's saved fields, the residuals under paths that its new state ``own`` has."""
+    """One parameter's saved fields, the residuals under paths that its new state
+    ``own`` has.
+    """
     owed = [*filter(is_residual, fields)]
     homes = sorted(filter(is_residual, own), key=len)
     if not homes or {*owed} <= {*homes}:
@@ -393,7 +458,9 @@ def _filled(
     *,
     is_whole: bool,
 ) -> State:
-    """A state of the message, filled with the saved fields of its parameters and its own."""
+    """A state of the message, filled with the saved fields of its parameters and its
+    own.
+    """
     state = message.first_state()
     for name, path, first, last, own in rows(message, state):
         given = params.get(name, {}).get(path)
@@ -408,8 +475,10 @@ def _filled(
     own_rest = message.rest_of_state(state)
     if is_whole and (odd := set(rest) ^ set(own_rest)):
         raise InvalidSetting(
-            f"the state of the message of {message.key} has other fields: only one of the saved "
-            f"and the attached state has {', '.join(sorted(odd))}; load the state of the same "
+            f"the state of the message of {message.key} has other fields: only "
+            "one of the saved "
+            f"and the attached state has {', '.join(sorted(odd))}; load the "
+            "state of the same "
             "model and exchange"
         )
     for path, own in own_rest.items():
@@ -419,7 +488,9 @@ def _filled(
 
 
 def _fill(what: str, own: Tensor, given: Tensor) -> None:
-    """Copies a saved tensor into a state; raises for another shape, dtype or impossible values."""
+    """Copies a saved tensor into a state; raises for another shape, dtype or impossible
+    values.
+    """
     _check_shape(what, given, tuple(own.shape))
     if given.dtype != own.dtype:
         remedy = "load the state of a model of the same dtypes"
@@ -432,16 +503,18 @@ def _fill(what: str, own: Tensor, given: Tensor) -> None:
 def _check_shape(what: str, given: Tensor, shape: tuple[int, ...]) -> None:
     if tuple(given.shape) != shape:
         raise InvalidSetting(
-            f"{what} has the shape {list(given.shape)} and here it has {list(shape)}; load the "
+            f"{what} has the shape {list(given.shape)} and here it has "
+            f"{list(shape)}; load the "
             "state of the same model and exchange"
         )
 
 
-# ---- the form of a state_dict, which is checked before any value in it is used ------------------
+# ---- the form of a state_dict, which is checked before any value in it is used -------
 
 
 def check_form(saved: Any, whose: str = "state_dict") -> None:
-    """Raises ``InvalidSetting`` unless ``saved`` has the keys and the types of a state_dict.
+    """Raises ``InvalidSetting`` unless ``saved`` has the keys and the types of a
+    state_dict.
 
     ``whose`` is its name in errors. Shapes and values are not checked here.
     """
@@ -449,24 +522,37 @@ def check_form(saved: Any, whose: str = "state_dict") -> None:
         raise invalid(whose, type(saved).__name__, "a dict", _REMEDY)
     version = saved.get("version", SCHEMA)
     if type(version) is not int or version != SCHEMA:
-        raise invalid(f"{whose} version", _shown(version), str(SCHEMA), "save it with this version")
+        raise invalid(
+            f"{whose} version",
+            _shown(version),
+            str(SCHEMA),
+            "save it with this version",
+        )
     if missing := {"version", *_LEAST, *_TEXTS, *_FIELDS} - set(saved):
         raise InvalidSetting(
-            f"{whose} is not a gradwire state_dict: it lacks {', '.join(sorted(missing))}; pass "
+            f"{whose} is not a gradwire state_dict: it lacks "
+            f"{', '.join(sorted(missing))}; pass "
             "what handle.state_dict() returned on this rank"
         )
     for key, least in _LEAST.items():
-        check_whole(f"{key} of {whose}", saved[key], _REMEDY, least=least, most=MOST_STEPS)
+        check_whole(
+            f"{key} of {whose}", saved[key], _REMEDY, least=least, most=MOST_STEPS
+        )
     for key in _TEXTS:
         if type(saved[key]) is not str:
             raise invalid(f"{key} of {whose}", _shown(saved[key]), "a text", _REMEDY)
     for key in _FIELDS:
         given = saved[key]
         trees = [given, *given.values()] if isinstance(given, dict) else [None]
-        if not all(isinstance(tree, dict) and all(type(k) is str for k in tree) for tree in trees):
+        if not all(
+            isinstance(tree, dict) and all(type(k) is str for k in tree)
+            for tree in trees
+        ):
             accepted = "a dict of dicts of tensors, by texts"
             raise invalid(f"{key} of {whose}", _shown(given), accepted, _REMEDY)
-        for name, path, value in ((n, p, v) for n, own in given.items() for p, v in own.items()):
+        for name, path, value in (
+            (n, p, v) for n, own in given.items() for p, v in own.items()
+        ):
             if (kind := _unfit(value)) is not None:
                 what = f"{path} of {name} in {key} of {whose}"
                 accepted = "a plain, dense tensor"
@@ -474,7 +560,9 @@ def check_form(saved: Any, whose: str = "state_dict") -> None:
 
 
 def _unfit(value: Any) -> str | None:
-    """The reason, in words, why a value cannot be a tensor of the state; None if it can."""
+    """The reason, in words, why a value cannot be a tensor of the state; None if it
+    can.
+    """
     if type(value) not in (Tensor, nn.Parameter):
         return f"{_shown(value)}"
     if value.layout is not torch.strided or value.is_nested:
@@ -485,7 +573,9 @@ def _unfit(value: Any) -> str | None:
 
 
 def _shown(given: Any) -> Any:
-    """A value as errors show it: itself if it is a plain and short one, else its type's name."""
+    """A value as errors show it: itself if it is a plain and short one, else its type's
+    name.
+    """
     is_plain = given is None or isinstance(given, bool | int | float | str)
     return given if is_plain and len(repr(given)) <= 80 else type(given).__name__
 
@@ -493,7 +583,8 @@ def _shown(given: Any) -> Any:
 def refuse_values(what: str, given: Tensor, fresh: Tensor | None = None) -> None:
     """Raises where a tensor holds values that ``contract.State`` does not allow.
 
-    They are allowed where ``fresh``, the tensor that training begins with, holds such values too.
+    They are allowed where ``fresh``, the tensor that training begins with, holds such
+    values too.
     """
     wrong = _strange(given)
     if not bool(wrong.any()) or (fresh is not None and bool(_strange(fresh).any())):
@@ -511,13 +602,19 @@ def copied(old: Any) -> Any:
 
 
 _SUMMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-"""Dtypes of fields that can be shared out: a new rank's field is a scaled sum of old ones."""
+"""Dtypes of fields that can be shared out: a new rank's field is a scaled sum of old
+ones.
+"""
 
 
-def summed(what: str, like: Tensor, held: Mapping[int, Tensor], factor: float) -> Tensor:
-    """``factor`` times the sum of what each rank has held, a tensor of the form of ``like``.
+def summed(
+    what: str, like: Tensor, held: Mapping[int, Tensor], factor: float
+) -> Tensor:
+    """``factor`` times the sum of what each rank has held, a tensor of the form of
+    ``like``.
 
-    Raises where a rank's is damaged, or is not to be added up. One alone, times 1, is itself.
+    Raises where a rank's is damaged, or is not to be added up. One alone, times 1, is
+    itself.
     """
     is_alone = len(held) == factor == 1
     if like.dtype not in _SUMMED and (like.is_floating_point() or not is_alone):

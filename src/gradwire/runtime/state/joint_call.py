@@ -1,10 +1,11 @@
 """Joint calls: all ranks of a group load a state, or gather theirs, or none does.
 
-Ranks that train on with states of different steps, or some with a state and some without, would
-drift apart; where a state decides what is sent (the stage of a warm-up, who leads a step), they
-would wait for each other until their timeout. So each rank tells the others in the job's store
-which state it is about to load or to give, or that it cannot, and goes on when all have done so.
-Nobody waits there for a rank that has refused, nor for one that has begun the next step instead.
+Ranks that train on with states of different steps, or some with a state and some
+without, would drift apart; where a state decides what is sent (the stage of a warm-up,
+who leads a step), they would wait for each other until their timeout. So each rank
+tells the others in the job's store which state it is about to load or to give, or that
+it cannot, and goes on when all have done so. Nobody waits there for a rank that has
+refused, nor for one that has begun the next step instead.
 """
 
 from __future__ import annotations
@@ -34,17 +35,19 @@ from ..transport.wire import Channel, carry_out, in_background, open_channels
 from .checkpoint import common_fields
 
 SILENCE_S = STORE_PATIENCE_S
-"""Seconds for which a rank that others wait for may show no sign of life, as reading a checkpoint
-takes long."""
+"""Seconds for which a rank that others wait for may show no sign of life, as reading a
+checkpoint takes long.
+"""
 _LOOK_S = 0.5
 """Seconds between two looks for the others while states travel."""
 
 
 class JointCall:
-    """One call that this rank makes between two steps, and that all others are to make too.
+    """One call that this rank makes between two steps, and that all others are to make
+    too.
 
-    ``call`` is its name in errors, such as ``load_state_dict()``, and ``done`` says in words what
-    no rank does where one refuses.
+    ``call`` is its name in errors, such as ``load_state_dict()``, and ``done`` says in
+    words what no rank does where one refuses.
     """
 
     def __init__(self, engine: Engine, call: str, done: str) -> None:
@@ -55,13 +58,16 @@ class JointCall:
         self._done = done
         self._next_step = 0
         self._group, self._shards = (
-            who.beside(f"call {engine.num_calls}") for who in (engine.who, engine.shards)
+            who.beside(f"call {engine.num_calls}")
+            for who in (engine.who, engine.shards)
         )
 
     def refusing(self) -> AbstractContextManager[None]:
-        """Tells the other ranks what is raised within, unless this rank's run has ended anyway.
+        """Tells the other ranks what is raised within, unless this rank's run has ended
+        anyway.
 
-        Then all have been told, and the store may be gone with the process that held it.
+        Then all have been told, and the store may be gone with the process that held
+        it.
         """
         return refusing(self._group, self._shards, unless=(RankFailed,))
 
@@ -75,9 +81,10 @@ class JointCall:
     ) -> None:
         """Returns when all ranks have made the call, with states that belong together.
 
-        ``shared`` has the values of ``saved`` that are the same on all ranks, by their names.
-        ``next_step`` is the step that would be run if nothing were loaded. Raises ``RanksDiffer``
-        if one refused or they differ, and ``RankFailed`` if one trains on instead or does not come.
+        ``shared`` has the values of ``saved`` that are the same on all ranks, by their
+        names. ``next_step`` is the step that would be run if nothing were loaded.
+        Raises ``RanksDiffer`` if one refused or they differ, and ``RankFailed`` if one
+        trains on instead or does not come.
         """
         self._engine.check()
         self._next_step = next_step
@@ -87,7 +94,8 @@ class JointCall:
         own["strict"] = strict
         own["is of a share"] = bool(saved["share"])
         own["fields"] = {
-            f"{kind} {name}": sorted(fields) for kind, name, fields in common_fields(saved)
+            f"{kind} {name}": sorted(fields)
+            for kind, name, fields in common_fields(saved)
         }
         # Ranks at other places of their hosts exchange with other ranks.
         own |= {"shared": shared, "share": saved["share"]}
@@ -103,7 +111,9 @@ class JointCall:
         is_group = kind == "rank"
         refused = f"{kind} {{}} refused {call}, so nothing was {self._done} on any rank"
         # Who is silent takes so long to find out, and is to be known at the time-out.
-        early_s = time.monotonic() + max(0.0, engine.timeout.total_seconds() - PATIENCE_S)
+        early_s = time.monotonic() + max(
+            0.0, engine.timeout.total_seconds() - PATIENCE_S
+        )
 
         def look(absent: Sequence[int], found: Mapping[int, Any]) -> bool:
             engine.check()
@@ -122,7 +132,8 @@ class JointCall:
             if absent:
                 raise self._late(absent, kind, who.world)
             remedy = (
-                f"nothing was {self._done}: have every rank make the same call, with the state "
+                f"nothing was {self._done}: have every rank make the same call, "
+                "with the state "
                 "that it saved at the same step of the same run"
             )
             how = "do not have the same checkpoint"
@@ -131,20 +142,27 @@ class JointCall:
             for rank, told in found.items() if is_group else ():
                 of_shares.setdefault(told["share"], {})[rank] = told["shared"]
             for alike in of_shares.values():
-                refuse_differences(alike, kind, how, remedy, first_difference, names_all=True)
+                refuse_differences(
+                    alike, kind, how, remedy, first_difference, names_all=True
+                )
 
         try:
-            who.agree(own, decide, engine.timeout, what=call, look=look, is_partial=True)
+            who.agree(
+                own, decide, engine.timeout, what=call, look=look, is_partial=True
+            )
         except RankFailed as error:
             if error.step >= 0:
                 raise  # all were told
             cause = error.__cause__ or error  # the store is lost, and perhaps no rank
-            raise engine.unreachable(f"finish {call}", cause, self._next_step) from cause
+            raise engine.unreachable(
+                f"finish {call}", cause, self._next_step
+            ) from cause
 
     def _late(self, absent: tuple[int, ...], kind: str, world: int) -> BaseException:
         """The error about ranks that did not come in time.
 
-        A rank that has begun the call may only be slow. It is named where all that are absent have.
+        A rank that has begun the call may only be slow. It is named where all that are
+        absent have.
         """
         engine = self._engine
         is_group = kind == "rank"
@@ -157,7 +175,9 @@ class JointCall:
         return self._lose(ranks, f"{text} within {engine.timeout}")
 
     def _refuse_to_wait_for(self, absent: Sequence[int]) -> None:
-        """Raises if one of these ranks is gone, or has begun the next step without this load."""
+        """Raises if one of these ranks is gone, or has begun the next step without this
+        load.
+        """
         signs = self._engine.signs()
         for rank in absent if signs else ():
             place = signs[rank].place
@@ -165,23 +185,30 @@ class JointCall:
             if place.launched and (place.step, place.num_calls) == at:
                 raise self._lose(
                     (rank,),
-                    f"rank {rank} of {self._engine.world} began step {self._next_step} without "
+                    f"rank {rank} of {self._engine.world} began step "
+                    f"{self._next_step} without "
                     f"{self._call}, which rank {self._engine.rank} has called",
                 )
             if signs[rank].still_s > SILENCE_S:
-                text = f"rank {rank} of {self._engine.world} stopped answering before {self._call}"
+                text = (
+                    f"rank {rank} of {self._engine.world} stopped answering before "
+                    f"{self._call}"
+                )
                 raise self._lose((rank,), text)
 
     def _lose(self, ranks: tuple[int, ...], text: str) -> BaseException:
-        how = f"all ranks of the group must call {self._call}, between the same two steps"
+        how = (
+            f"all ranks of the group must call {self._call}, between the same two steps"
+        )
         return self._engine.lose(ranks, self._next_step, text, how)
 
     def gather(self, own: dict[str, Any]) -> list[dict[str, Any]]:
-        """The states of all ranks on rank 0, in rank order, in host memory; none on others.
+        """The states of all ranks on rank 0, in rank order, in host memory; none on
+        others.
 
-        To be called after ``agree``. States travel to rank 0 one after another, on a channel of
-        their own, so that beside what it keeps it needs the memory of one. A rank that stops
-        answering meanwhile is named on all.
+        To be called after ``agree``. States travel to rank 0 one after another, on a
+        channel of their own, so that beside what it keeps it needs the memory of one. A
+        rank that stops answering meanwhile is named on all.
         """
         who = self._group
         engine = self._engine
@@ -196,21 +223,31 @@ class JointCall:
             if who.rank:
                 send(packed(own), 0, opened[0])
             else:
-                found += [read_packed(receive(r, opened[0])) for r in range(1, who.world)]
-            carry_out([AllReduce(torch.zeros(1))], opened)  # nobody trains on before all are there
+                found += [
+                    read_packed(receive(r, opened[0])) for r in range(1, who.world)
+                ]
+            carry_out(
+                [AllReduce(torch.zeros(1))], opened
+            )  # nobody trains on before all are there
             return [] if who.rank else found
 
         travelling = in_background(travel)
         try:
             while not wait([travelling], _LOOK_S).done:
                 engine.check()
-                self._refuse_to_wait_for([rank for rank in range(who.world) if rank != who.rank])
+                self._refuse_to_wait_for(
+                    [rank for rank in range(who.world) if rank != who.rank]
+                )
             found: list[dict[str, Any]] = travelling.result()
             return found
         except RankFailed:
             raise
-        except Exception as error:  # also of a state that cannot be sent: others wait for it
-            raise engine.unreachable(f"finish {self._call}", error, self._next_step) from error
+        except (
+            Exception
+        ) as error:  # also of a state that cannot be sent: others wait for it
+            raise engine.unreachable(
+                f"finish {self._call}", error, self._next_step
+            ) from error
         finally:
             for channel in () if travelling.done() else opened:
                 channel.abort()
@@ -228,5 +265,7 @@ def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     theirs = other.get("fields", {})
     for name in sorted({*ours, *theirs}):
         if ours.get(name) != theirs.get(name):
-            return f"of the {name} one has {ours.get(name)}, the other {theirs.get(name)}"
+            return (
+                f"of the {name} one has {ours.get(name)}, the other {theirs.get(name)}"
+            )
     return None

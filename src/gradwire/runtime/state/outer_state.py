@@ -1,4 +1,6 @@
-"""The saved state of local steps' anchors and outer optimizer: its form, and its merge over ranks."""
+"""The saved state of local steps' anchors and outer optimizer: its form, and its merge
+over ranks.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,14 @@ DAMAGED = "load an undamaged checkpoint of the same model"
 
 
 def check_outer(saved: Any, whose: str = "the state") -> None:
-    """Raises ``InvalidSetting`` unless ``saved`` has the keys and the types of local steps."""
+    """Raises ``InvalidSetting`` unless ``saved`` has the keys and the types of local
+    steps.
+    """
     for key, kind in _KINDS.items():
         if not isinstance(saved, dict) or type(saved.get(key)) is not kind:
             raise InvalidSetting(
-                f"{whose} is not one of local steps: its {key} is missing or no {kind.__name__}; "
+                f"{whose} is not one of local steps: its {key} is missing or no "
+                f"{kind.__name__}; "
                 "pass what the handle of local_steps returned from state_dict()"
             )
     for key in ("position", "left"):
@@ -32,16 +37,19 @@ def check_outer(saved: Any, whose: str = "the state") -> None:
         check_whole(what, saved[key], DAMAGED, least=0, most=MOST_STEPS)
     loads = saved.get("loads", NO_LOADS)
     is_pair = isinstance(loads, tuple | list) and len(loads) == len(NO_LOADS)
-    if not is_pair or not all(type(one) is int and 0 <= one < _LOADS_END for one in loads):
+    if not is_pair or not all(
+        type(one) is int and 0 <= one < _LOADS_END for one in loads
+    ):
         accepted = f"two integers from 0 to {_LOADS_END - 1}"
         raise invalid(f"loads of {whose}", loads, accepted, DAMAGED)
 
 
 def merged_outer(olds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The outer state of any rank among other ranks, from the state_dicts of all old ones.
+    """The outer state of any rank among other ranks, from the state_dicts of all old
+    ones.
 
-    Parameters are the old ranks' mean. Anchors must be the same on all old ranks; all else is taken
-    from the first.
+    Parameters are the old ranks' mean. Anchors must be the same on all old ranks; all
+    else is taken from the first.
     """
     for old in olds:
         check_outer(old.get("outer"), f"the state of rank {old['rank']}")
@@ -51,11 +59,14 @@ def merged_outer(olds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             other = old["outer"]["anchors"].get(name)
             if other is None or not torch.equal(first["anchors"][name], other):
                 raise InvalidSetting(
-                    f"the anchors of {name} of rank 0 and rank {old['rank']} differ, and all ranks "
+                    f"the anchors of {name} of rank 0 and rank {old['rank']} "
+                    "differ, and all ranks "
                     "have the same; load undamaged checkpoints of one moment"
                 )
     merged: dict[str, Any] = deepcopy(first)
     for name, param in merged["parameters"].items():
         each = (old["outer"]["parameters"][name] for old in olds)
-        param.copy_(torch.stack([tensor.detach().double().cpu() for tensor in each]).mean(0))
+        param.copy_(
+            torch.stack([tensor.detach().double().cpu() for tensor in each]).mean(0)
+        )
     return merged

@@ -1,4 +1,6 @@
-"""Redistribution: state for another number of ranks, made of the saved state of all old ranks."""
+"""Redistribution: state for another number of ranks, made of the saved state of all old
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from .outer_state import merged_outer
 Saved = Mapping[str, Any]
 """A state_dict whose form was checked."""
 
-_SHARED = ("algorithm", "world_size", "ranks_per_host", "saved_by", "step", "run", "local_step")
+_SHARED = (
+    "algorithm",
+    "world_size",
+    "ranks_per_host",
+    "saved_by",
+    "step",
+    "run",
+    "local_step",
+)
 """Entries that are the same in the state_dicts of all ranks."""
 
 
@@ -23,12 +33,13 @@ def redistribute(
 ) -> list[dict[str, Any]]:
     """Makes states for another number of ranks from the states of all old ranks.
 
-    No residual is lost. The residual of old rank j goes to new rank j mod ``world_size``. It is
-    multiplied by the new number of ranks over the old one, since a mean divides by that number.
-    Velocities, and other state with a value for each element, go the same way. Other state comes
-    from the old rank of the same number, or starts anew if its length differs. On hosts of several
-    ranks, hosts count in place of ranks. Between two exchanges of local steps each new rank starts
-    from the mean of the old ranks' parameters.
+    No residual is lost. The residual of old rank j goes to new rank j mod
+    ``world_size``. It is multiplied by the new number of ranks over the old one, since
+    a mean divides by that number. Velocities, and other state with a value for each
+    element, go the same way. Other state comes from the old rank of the same number, or
+    starts anew if its length differs. On hosts of several ranks, hosts count in place
+    of ranks. Between two exchanges of local steps each new rank starts from the mean of
+    the old ranks' parameters.
 
     Args:
         state_dicts: What ``handle.state_dict()`` returned on each old rank.
@@ -39,7 +50,8 @@ def redistribute(
         A state for each new rank, in rank order.
 
     Raises:
-        InvalidSetting: A state is missing or damaged. The message names rank and parameter.
+        InvalidSetting: A state is missing or damaged. The message names rank and
+            parameter.
         RanksDiffer: The states are of different steps or runs.
 
     >>> import gradwire as gw
@@ -53,9 +65,15 @@ def redistribute(
     if type(world_size) is not int or world_size < 1:
         remedy = "pass the new number of ranks"
         raise invalid("world_size", world_size, "a whole number, at least 1", remedy)
-    if type(ranks_per_host) is not int or ranks_per_host < 1 or world_size % ranks_per_host:
+    if (
+        type(ranks_per_host) is not int
+        or ranks_per_host < 1
+        or world_size % ranks_per_host
+    ):
         accepted = f"a divisor of world_size, {world_size}"
-        raise invalid("ranks_per_host", ranks_per_host, accepted, "leave it out without mesh=")
+        raise invalid(
+            "ranks_per_host", ranks_per_host, accepted, "leave it out without mesh="
+        )
     olds = _of_one_moment(state_dicts)
     return [_part(olds, rank, world_size, ranks_per_host) for rank in range(world_size)]
 
@@ -70,41 +88,54 @@ def place_name(rank: int, world_size: int) -> str:
 
 
 def part_of(saved: Any, origin: Origin) -> Any:
-    """The state_dict of the rank of ``origin`` in ``saved``, which may hold those of all ranks.
+    """The state_dict of the rank of ``origin`` in ``saved``, which may hold those of
+    all ranks.
 
-    What is no such dict is returned as it is. Another number of ranks, or of ranks on a host, is
-    cut anew. Raises as ``redistribute`` does.
+    What is no such dict is returned as it is. Another number of ranks, or of ranks on a
+    host, is cut anew. Raises as ``redistribute`` does.
     """
     if not isinstance(saved, dict) or not saved:
         return saved
-    if not all(type(key) is str and re.fullmatch(r"rank \d+ of \d+", key) for key in saved):
+    if not all(
+        type(key) is str and re.fullmatch(r"rank \d+ of \d+", key) for key in saved
+    ):
         return saved
     own = saved.get(place_name(origin.rank, origin.world_size))
     if own is not None:
         check_form(own)
-        if own["ranks_per_host"] == origin.ranks_per_host and own["share"] in ("", origin.share):
+        if own["ranks_per_host"] == origin.ranks_per_host and own["share"] in (
+            "",
+            origin.share,
+        ):
             return own
     olds = _of_one_moment(list(saved.values()))
     return _part(olds, origin.rank, origin.world_size, origin.ranks_per_host)
 
 
 def _of_one_moment(state_dicts: Any) -> list[Saved]:
-    """The state_dicts in rank order; raises unless there is one of each rank, saved together."""
+    """The state_dicts in rank order; raises unless there is one of each rank, saved
+    together.
+    """
     if not isinstance(state_dicts, list | tuple):
         kind = type(state_dicts).__name__
-        raise invalid("state_dicts", kind, "a list of state_dicts", "pass those of all old ranks")
+        raise invalid(
+            "state_dicts", kind, "a list of state_dicts", "pass those of all old ranks"
+        )
     for place, state_dict in enumerate(state_dicts):
         check_form(state_dict, f"state_dicts[{place}]")
     shards = sorted({state_dict["shard"] for state_dict in state_dicts})
     if len(shards) > 1:
         accepted = "those of ranks that hold the same part of every layer"
-        raise invalid("state_dicts", shards, accepted, "redistribute each part's by itself")
+        raise invalid(
+            "state_dicts", shards, accepted, "redistribute each part's by itself"
+        )
     olds = sorted(state_dicts, key=lambda old: int(old["rank"]))
     count = olds[0]["world_size"] if olds else 1
     ranks = [old["rank"] for old in olds]
     if len(ranks) != count or ranks != list(range(count)):
         raise InvalidSetting(
-            f"redistribute needs the state_dicts of all {count} old ranks, got those of ranks "
+            f"redistribute needs the state_dicts of all {count} old ranks, got "
+            "those of ranks "
             f"{ranks}; load every rank's file"
         )
     how = "did not save the same thing"
@@ -118,7 +149,9 @@ def _of_one_moment(state_dicts: Any) -> list[Saved]:
     return olds
 
 
-def _part(olds: list[Saved], rank: int, world_size: int, ranks_per_host: int) -> dict[str, Any]:
+def _part(
+    olds: list[Saved], rank: int, world_size: int, ranks_per_host: int
+) -> dict[str, Any]:
     """The state of one new rank."""
     per_host = olds[0]["ranks_per_host"]
     num_hosts = world_size // ranks_per_host
@@ -126,7 +159,9 @@ def _part(olds: list[Saved], rank: int, world_size: int, ranks_per_host: int) ->
     mine = [
         old
         for host in hosts[rank // ranks_per_host :: num_hosts]
-        for old in (host if host[0]["share"] else host[:1])  # else each has all of its host's
+        for old in (
+            host if host[0]["share"] else host[:1]
+        )  # else each has all of its host's
     ]
     # Ranks at different places of a host may have decided apart, of their shares.
     donor = olds[0] if olds[0]["share"] else olds[rank % len(olds)]
@@ -134,11 +169,15 @@ def _part(olds: list[Saved], rank: int, world_size: int, ranks_per_host: int) ->
     for name, fields in new["params"].items():
         for old in hosts[rank // ranks_per_host % len(hosts)]:
             # What is kept of a whole tensor is with one rank of the host.
-            fields |= {path: copied(held) for path, held in old["params"][name].items()} | fields
+            fields |= {
+                path: copied(held) for path, held in old["params"][name].items()
+            } | fields
         for path, like in fields.items():
             if is_by_element(path):
                 held = {old["rank"]: old["params"][name][path] for old in mine}
-                fields[path] = summed(f"{path} of {name}", like, held, num_hosts / len(hosts))
+                fields[path] = summed(
+                    f"{path} of {name}", like, held, num_hosts / len(hosts)
+                )
     if world_size == len(olds) and per_host == ranks_per_host == 1:
         return new
     if "outer" in new:

@@ -1,8 +1,10 @@
-"""State as ``torch.distributed.checkpoint`` saves it: DTensors, which it cuts anew on loading.
+"""State as ``torch.distributed.checkpoint`` saves it: DTensors, which it cuts anew on
+loading.
 
-What an exchange keeps for each element of a parameter has the parameter's shape behind one more
-dimension, of replicas: each holds its own row, and of it the shard that it holds of the parameter.
-All else is small, and lies in one object that holds every rank's.
+What an exchange keeps for each element of a parameter has the parameter's shape behind
+one more dimension, of replicas: each holds its own row, and of it the shard that it
+holds of the parameter. All else is small, and lies in one object that holds every
+rank's.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from ..transport.wire import Group
 from .checkpoint import Origin, parted, summed
 
 _REST = "rest"
-"""The entry beside parameters: what is no element's, of all ranks, as ``torch.save`` writes it."""
+"""The entry beside parameters: what is no element's, of all ranks, as ``torch.save``
+writes it.
+"""
 _FORM = "gradwire's sharded state, 1"
 _MOST_REPLICAS = 2**24
 """The most replicas, and parts of a parameter: shapes of their rows can be counted."""
@@ -33,7 +37,9 @@ _DAMAGED = "load an undamaged checkpoint into what handle.sharded_state() return
 
 
 class Owners(NamedTuple):
-    """The parameters whose gradients a rank exchanges, by name, and its place among replicas."""
+    """The parameters whose gradients a rank exchanges, by name, and its place among
+    replicas.
+    """
 
     params: Mapping[str, Tensor]
     group: Group | None
@@ -51,7 +57,10 @@ class Owners(NamedTuple):
             shown = sorted(map(str, found))
             remedy = "save a file a rank, by state_dict()"
             raise invalid(
-                "model", f"one cut on {shown}", "cut on one mesh of one dimension", remedy
+                "model",
+                f"one cut on {shown}",
+                "cut on one mesh of one dimension",
+                remedy,
             )
         return next(iter(found), None)
 
@@ -68,12 +77,16 @@ class Owners(NamedTuple):
         groups = [self.group] if self.replicas > 1 else []
         for group in [*groups, *([] if within is None else [within.get_group()])]:
             found = {
-                place: rest for one in values_of_all(found, group) for place, rest in one.items()
+                place: rest
+                for one in values_of_all(found, group)
+                for place, rest in one.items()
             }
         return dict(sorted(found.items()))
 
     def mesh(self) -> DeviceMesh | None:
-        """The mesh of replicas and, where parameters are cut, of parts; None without a group."""
+        """The mesh of replicas and, where parameters are cut, of parts; None without a
+        group.
+        """
         within = self.within
         if self.group is None:
             return None
@@ -82,27 +95,37 @@ class Owners(NamedTuple):
         ranks = values_of_all(within.mesh.tolist(), self.group)
         groups = [self.group, within.get_group()]
         names = "replica", "part"
-        return DeviceMesh.from_group(groups, "cpu", torch.tensor(ranks), mesh_dim_names=names)
+        return DeviceMesh.from_group(
+            groups, "cpu", torch.tensor(ranks), mesh_dim_names=names
+        )
 
 
 def sharded_state(
     owners: Owners, saved: Mapping[str, Any], saved_by: int | None, *, has_pilot: bool
 ) -> dict[str, Any]:
-    """The state of all ranks, of which each gives its part; ``saved`` is this rank's state_dict.
+    """The state of all ranks, of which each gives its part; ``saved`` is this rank's
+    state_dict.
 
     As ``Handle.sharded_state``, which says what is given and raised.
     """
     if saved["ranks_per_host"] > 1 or "outer" in saved or has_pilot:
         raise InvalidSetting(
-            "sharded_state() needs gw.attach with an exchange or a plan, and without mesh=: state "
-            "of hosts' shares, local steps and 'auto' does not have the parameters' shapes; save "
+            "sharded_state() needs gw.attach with an exchange or a plan, and "
+            "without mesh=: state "
+            "of hosts' shares, local steps and 'auto' does not have the "
+            "parameters' shapes; save "
             "what gather_state() returns on rank 0, or state_dict() on each rank"
         )
     if owners.part[1] == 1 and saved["shard"] not in ("", "part 0 of 1"):
         remedy = "save a file a rank, by state_dict()"
-        raise invalid("shards", saved["shard"], "None, or parameters that are DTensors", remedy)
+        raise invalid(
+            "shards", saved["shard"], "None, or parameters that are DTensors", remedy
+        )
     if saved_by is not None:
-        remedy = "give the number of replicas that saved (of gw.fsdp.reduce_scatter: of ranks)"
+        remedy = (
+            "give the number of replicas that saved (of gw.fsdp.reduce_scatter: of "
+            "ranks)"
+        )
         check_whole("saved_by", saved_by, remedy, most=_MOST_REPLICAS)
     by_element, whole = parted(saved["params"])
     rest = {
@@ -115,17 +138,24 @@ def sharded_state(
     mesh = owners.mesh()
     count = owners.replicas if saved_by is None else saved_by
     params = {
-        name: {path: _rows(owners, name, held_N, mesh, count) for path, held_N in fields.items()}
+        name: {
+            path: _rows(owners, name, held_N, mesh, count)
+            for path, held_N in fields.items()
+        }
         for name, fields in by_element.items()
         if fields
     }
     return {_REST: packed(rest).numpy().tobytes(), "params": params}
 
 
-def _rows(owners: Owners, name: str, held_N: Tensor, mesh: DeviceMesh | None, count: int) -> Tensor:
-    """One field of a parameter behind a dimension of ``count`` rows, of which replicas hold some.
+def _rows(
+    owners: Owners, name: str, held_N: Tensor, mesh: DeviceMesh | None, count: int
+) -> Tensor:
+    """One field of a parameter behind a dimension of ``count`` rows, of which replicas
+    hold some.
 
-    Where there are as many as replicas, each holds what it keeps, else zeros to be loaded into.
+    Where there are as many as replicas, each holds what it keeps, else zeros to be
+    loaded into.
     """
     from torch.distributed.tensor import DTensor, Shard
 
@@ -140,7 +170,11 @@ def _rows(owners: Owners, name: str, held_N: Tensor, mesh: DeviceMesh | None, co
         held = held_N.new_zeros((num_own, *local.shape))
     if mesh is None:
         return held
-    cut = [Shard(p.dim + 1) if p.is_shard() else p for p in param.placements] if is_cut else []
+    cut = (
+        [Shard(p.dim + 1) if p.is_shard() else p for p in param.placements]
+        if is_cut
+        else []
+    )
     shape = torch.Size((count, *as_reals(param).shape))
     layout: Any = {"shape": shape, "stride": torch.empty(shape, device="meta").stride()}
     return DTensor.from_local(held, mesh, [Shard(0), *cut], run_check=False, **layout)
@@ -149,8 +183,8 @@ def _rows(owners: Owners, name: str, held_N: Tensor, mesh: DeviceMesh | None, co
 def own_part(owners: Owners, given: Any, origin: Origin) -> Any:
     """This rank's state_dict, of what was loaded into a ``sharded_state``.
 
-    What is no such state is returned as it is. Raises ``InvalidSetting`` where it cannot be cut for
-    these ranks.
+    What is no such state is returned as it is. Raises ``InvalidSetting`` where it
+    cannot be cut for these ranks.
     """
     if not isinstance(given, dict) or set(given) != {_REST, "params"}:
         return given
@@ -158,15 +192,21 @@ def own_part(owners: Owners, given: Any, origin: Origin) -> Any:
     part, parts = owners.part
     replicas = rest["replicas"]
     is_cut_alike = rest["parts"] == parts
-    beside = rest["places"][f"{owners.replica % replicas}, {part}" if is_cut_alike else "0, 0"]
+    beside = rest["places"][
+        f"{owners.replica % replicas}, {part}" if is_cut_alike else "0, 0"
+    ]
     if not is_cut_alike and any(beside["params"].values()):
         raise InvalidSetting(
-            f"this state was saved by {rest['parts']} shards of each parameter and there are "
-            f"{parts} now, and {rest['algorithm']} keeps state of whole shards, which cannot be "
+            f"this state was saved by {rest['parts']} shards of each parameter "
+            "and there are "
+            f"{parts} now, and {rest['algorithm']} keeps state of whole shards, "
+            "which cannot be "
             "cut; go on with as many shards"
         )
     # Other cuts leave other ranks without an element of a small parameter.
-    own_names = [name for name, param in owners.params.items() if shard_of(param).numel()]
+    own_names = [
+        name for name, param in owners.params.items() if shard_of(param).numel()
+    ]
     names = beside["params"] if is_cut_alike else own_names
     params = {name: dict(beside["params"].get(name, {})) for name in names}
     _check_trees("params of the state", given["params"])
@@ -194,11 +234,15 @@ def own_part(owners: Owners, given: Any, origin: Origin) -> Any:
 
 
 def _rest_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """All of a sharded state but the tensors of parameters, once its form was checked."""
+    """All of a sharded state but the tensors of parameters, once its form was
+    checked.
+    """
     try:
         rest: dict[str, Any] = read_packed(io.BytesIO(given[_REST]))
     except Exception as error:  # whatever torch.load raises for damaged bytes
-        text = f"the rest of the state cannot be read ({type(error).__name__}); {_DAMAGED}"
+        text = (
+            f"the rest of the state cannot be read ({type(error).__name__}); {_DAMAGED}"
+        )
         raise InvalidSetting(text) from error
     form = rest.get("form") if isinstance(rest, dict) else type(rest).__name__
     if form != _FORM:
@@ -225,5 +269,7 @@ def _rest_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_trees(what: str, given: Any) -> None:
     """Raises ``InvalidSetting`` unless this is a dict of dicts."""
-    if not isinstance(given, dict) or not all(isinstance(one, dict) for one in given.values()):
+    if not isinstance(given, dict) or not all(
+        isinstance(one, dict) for one in given.values()
+    ):
         raise invalid(what, type(given).__name__, "a dict of dicts", _DAMAGED)

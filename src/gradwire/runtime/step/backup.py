@@ -1,16 +1,17 @@
 """Backup: copies of a message's state, by which steps that did not count are undone.
 
-There are two. One is of the open backward pass: survivors of a lost rank repeat the pass. The other
-is of the last step that an optimizer took: a loss scaler may skip the next one, after one pass or
-several. A scaler skips by optimizer, and a message may have parameters of several. So this copy is
-kept by parameter. A parameter is **undecided** from its first exchange until the scaler says what
-its optimizer did.
+There are two. One is of the open backward pass: survivors of a lost rank repeat the
+pass. The other is of the last step that an optimizer took: a loss scaler may skip the
+next one, after one pass or several. A scaler skips by optimizer, and a message may have
+parameters of several. So this copy is kept by parameter. A parameter is **undecided**
+from its first exchange until the scaler says what its optimizer did.
 
-* Skipped: the parameter's fields are put back as they were at its optimizer's last step.
+* Skipped: the parameter's fields are put back as they were at its optimizer's last
+  step.
 * Taken: its fields stay, and are copied anew at the next pass.
 
-Fields that belong to the whole message, such as a counter of draws, go on unless all parameters
-were skipped.
+Fields that belong to the whole message, such as a counter of draws, go on unless all
+parameters were skipped.
 """
 
 from __future__ import annotations
@@ -43,19 +44,24 @@ class Backup:
         self._owner = owner
         self._names = frozenset(names)
         self.before: State = None
-        """The state before the open pass; None where the pass cannot be undone by itself."""
+        """The state before the open pass; None where the pass cannot be undone by
+        itself.
+        """
         self._taken: State = None
         self.undecided: set[str] = set()
         """The parameters that were exchanged since their optimizer's last step."""
         self._goes_on = False
-        """Whether a step of some parameters was taken since the whole state was copied."""
+        """Whether a step of some parameters was taken since the whole state was
+        copied.
+        """
         self._spare: list[State] = []
 
     def keep(self, *, by_step: bool, by_pass: bool) -> None:
         """Copies the state before a pass begins to change it.
 
-        A copy ``by_step`` is put back where a scaler skips the step, and one ``by_pass`` where the
-        pass is repeated. One copy serves as both in the first pass of a step.
+        A copy ``by_step`` is put back where a scaler skips the step, and one
+        ``by_pass`` where the pass is repeated. One copy serves as both in the first
+        pass of a step.
         """
         is_first = by_step and not self.undecided
         if by_step:
@@ -75,7 +81,9 @@ class Backup:
         self._goes_on = False
 
     def end_pass(self, *, undoes: bool = False) -> None:
-        """Ends a pass; if it ``undoes`` it, the state is as before, if that had begun to change."""
+        """Ends a pass; if it ``undoes`` it, the state is as before, if that had begun
+        to change.
+        """
         before = self.before
         self.before = None
         if before is None:
@@ -105,14 +113,18 @@ class Backup:
             self.forget()
 
     def forget(self) -> None:
-        """Settles the step of all parameters as it is, as when another state is loaded."""
+        """Settles the step of all parameters as it is, as when another state is
+        loaded.
+        """
         self.undecided = set()
         if self._taken is not None:
             self._spare.append(self._taken)
             self._taken = None
 
     def without(self, names: Collection[str]) -> State:
-        """The state as if the steps of those of ``names`` that are undecided were skipped."""
+        """The state as if the steps of those of ``names`` that are undecided were
+        skipped.
+        """
         undecided = self.undecided.intersection(names)
         if not undecided:
             return self._owner.state

@@ -1,8 +1,8 @@
 """Figures: what ``stats()``, ``trace()`` and ``log_to()`` tell of a run on this rank.
 
-The recorder keeps the spans of the last steps and running totals. After each step every message has
-a ``Member.selection``: how many elements it selected. The sums over messages give the step's
-densities. Nothing here communicates.
+The recorder keeps the spans of the last steps and running totals. After each step every
+message has a ``Member.selection``: how many elements it selected. The sums over
+messages give the step's densities. Nothing here communicates.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class Recorder:
             spans.append(span)
 
     def costs(self, step: int) -> Totals:
-        """The costs so far of ``step``, which is open: bytes sent and seconds of each lane."""
+        """The costs so far of ``step``, which is open: bytes sent and seconds of each
+        lane.
+        """
         found = dict.fromkeys(_TIMED, 0.0)
         with self._lock:
             for span in self._steps[-1]:
@@ -74,7 +76,9 @@ class Recorder:
                     found["communication_s" if is_sent else "compute_s"] += seconds
         return found
 
-    def end_step(self, costs: Totals, now_s: float, density: StepDensity | None = None) -> None:
+    def end_step(
+        self, costs: Totals, now_s: float, density: StepDensity | None = None
+    ) -> None:
         """Closes a step: adds its costs and opens a new list of spans."""
         with self._lock:
             totals = self._totals
@@ -96,7 +100,9 @@ class Recorder:
     def trace(self) -> Trace:
         with self._lock:
             spans = (span for spans in self._steps for span in spans)
-            return Trace.of(spans, (found for found in self._densities if found is not None))
+            return Trace.of(
+                spans, (found for found in self._densities if found is not None)
+            )
 
     def mark(self) -> Totals:
         """The totals so far, to count from."""
@@ -104,12 +110,15 @@ class Recorder:
             return {**self._totals, "steps": self.num_steps}
 
     def since(self, mark: Totals) -> dict[str, float | None]:
-        """Averages per step; ``step_s`` is the median time from one step's end to the next.
+        """Averages per step; ``step_s`` is the median time from one step's end to the
+        next.
 
         A density is None where nothing was selected, or none was set.
         """
         with self._lock:
-            done = defaultdict(float, {k: v - mark.get(k, 0.0) for k, v in self._totals.items()})
+            done = defaultdict(
+                float, {k: v - mark.get(k, 0.0) for k, v in self._totals.items()}
+            )
             num_steps = self.num_steps - int(mark.get("steps", 0))
             last = list(self._step_s)[-num_steps:] if num_steps else []
         steps = max(1, num_steps)
@@ -134,7 +143,9 @@ class Recorder:
 def density_of_step(
     messages: Iterable[Message], *, rank: int, step: int, end_s: float, sent_bytes: int
 ) -> StepDensity | None:
-    """The last step's density over all messages; None where no message selects elements."""
+    """The last step's density over all messages; None where no message selects
+    elements.
+    """
     found: list[tuple[int, Selection]] = [
         (message.own_numel, message.member.selection)
         for message in messages
@@ -157,22 +168,33 @@ def density_of_step(
 
 
 def adapted(messages: Iterable[Message]) -> dict[str, str]:
-    """The settings of each layer, in words, by parameter name; empty without ``adapt``."""
+    """The settings of each layer, in words, by parameter name; empty without
+    ``adapt``.
+    """
     found: dict[str, str] = {}
     for message in messages:
         if message.chooser is not None:
             names = (slot.name for slot in message.slots)
-            found.update(zip(names, message.chooser.settings(message.state), strict=True))
+            found.update(
+                zip(names, message.chooser.settings(message.state), strict=True)
+            )
     return found
 
 
 def spread(messages: Iterable[Any]) -> dict[str, Any]:
-    """Figures of the last step's sparse messages: the way that each embedding's rows took, and the
-    largest imbalance of a push and of a pull (None where no message was cut into parts)."""
+    """Figures of the last step's sparse messages: the way that each embedding's rows
+    took, and the largest imbalance of a push and of a pull (None where no message was
+    cut into parts).
+    """
     members = [(message.names, message.member) for message in messages]
     parts = [member.imbalance for _, member in members if member.imbalance is not None]
     return {
-        "ways": {name: member.way for names, member in members if member.way for name in names},
+        "ways": {
+            name: member.way
+            for names, member in members
+            if member.way
+            for name in names
+        },
         "push_imbalance": max((one.push for one in parts), default=None),
         "pull_imbalance": max((one.pull for one in parts), default=None),
     }
@@ -180,25 +202,34 @@ def spread(messages: Iterable[Any]) -> dict[str, Any]:
 
 def norm_over_all(tensors: Iterable[Tensor]) -> float:
     """The norm of tensors as one vector, whose squares are added up in float64."""
-    norms = (torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors)
+    norms = (
+        torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors
+    )
     return math.hypot(*map(float, norms))
 
 
 def whereabouts(
-    messages: Sequence[Any], staging: Staging, num_steps: int, backend: Mapping[str, Any]
+    messages: Sequence[Any],
+    staging: Staging,
+    num_steps: int,
+    backend: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Figures of where messages are encoded, and of what a step copies for that.
 
-    Messages are counted by their gradients' device, or under "cpu" where gradients are copied to
-    the host first. Bytes are of payloads and, where the host encodes, of gradients; row-sparse ones
-    aside. Payloads pass through ``pinned_bytes`` of host memory. So do tensors that a plan has
-    encoded ``early``: ``offloaded`` counts them, and their bytes on the way to the host.
-    ``backend`` names what carries payloads ``within_hosts`` (where "memory" is shared by ranks) and
-    ``between_hosts``, and says ``why`` NCCL cannot (see `backends`).
+    Messages are counted by their gradients' device, or under "cpu" where gradients are
+    copied to the host first. Bytes are of payloads and, where the host encodes, of
+    gradients; row-sparse ones aside. Payloads pass through ``pinned_bytes`` of host
+    memory. So do tensors that a plan has encoded ``early``: ``offloaded`` counts them,
+    and their bytes on the way to the host. ``backend`` names what carries payloads
+    ``within_hosts`` (where "memory" is shared by ranks) and ``between_hosts``, and says
+    ``why`` NCCL cannot (see `backends`).
     """
     steps = max(1, num_steps)
     lanes = [lane for message in messages for lane in message.lanes.values()]
-    offloaded = {"tensors": lanes.count(OFFLOAD), "bytes_per_step": staging.offloaded_bytes / steps}
+    offloaded = {
+        "tensors": lanes.count(OFFLOAD),
+        "bytes_per_step": staging.offloaded_bytes / steps,
+    }
     return {
         "backend": dict(backend),
         "encoded_on": dict(Counter(str(message.device) for message in messages)),
@@ -212,16 +243,17 @@ def whereabouts(
 OUTGROWN = 100.0
 """The most that the norm of a tensor's residual may be, in norms of its gradient.
 
-Where elements are selected, the limit is this number divided by the density. In trainings that go
-well the residual's norm is a few tens of the gradient's at most.
+Where elements are selected, the limit is this number divided by the density. In
+trainings that go well the residual's norm is a few tens of the gradient's at most.
 """
 
 
 def outgrown(messages: Iterable[Message]) -> list[tuple[str, float]]:
-    """Tensors whose residual has outgrown their gradient beyond ``OUTGROWN``, the worst first.
+    """Tensors whose residual has outgrown their gradient beyond ``OUTGROWN``, the worst
+    first.
 
-    Each comes with the norm of its residual over that of its gradient in the last step that noted
-    norms.
+    Each comes with the norm of its residual over that of its gradient in the last step
+    that noted norms.
     """
     found: list[tuple[str, float]] = []
     for message in messages:
@@ -245,9 +277,9 @@ def mean_residual_norm(stats: Sequence[Mapping[str, Any]]) -> float:
     Source: DEFT (ICPP 2023), equation 2.
 
     Args:
-        stats: The result of ``handle.stats()`` of every rank at one step, in any order. The caller
-            gathers them, for instance by ``torch.distributed.all_gather_object``, which then all
-            ranks must call.
+        stats: The result of ``handle.stats()`` of every rank at one step, in any order.
+            The caller gathers them, for instance by
+            ``torch.distributed.all_gather_object``, which then all ranks must call.
 
     Returns:
         The mean norm.
@@ -262,16 +294,19 @@ def mean_residual_norm(stats: Sequence[Mapping[str, Any]]) -> float:
     world = int(stats[0]["world_size"]) if stats else 1
     if ranks != list(range(world)):
         raise InvalidSetting(
-            f"mean_residual_norm needs the stats of all {world} ranks once each, got those of "
+            f"mean_residual_norm needs the stats of all {world} ranks once each, "
+            "got those of "
             f"ranks {ranks}; gather handle.stats() of every rank"
         )
     return math.fsum(one["residual_norm"] for one in stats) / world
 
 
 KINDS = ("residuals", "momentum", "state", "messages", "payloads", "buffers", "passing")
-"""The kinds are what was not sent yet; velocities; the rest of states; copies of gradients; what is
-sent and received; what a message needs in a later computation; and buffers that serve within one
-computation, which all messages of this process share (see `passing`)."""
+"""The kinds are what was not sent yet; velocities; the rest of states; copies of
+gradients; what is sent and received; what a message needs in a later computation; and
+buffers that serve within one computation, which all messages of this process share (see
+`passing`).
+"""
 _MOMENTUM = ("velocity", "momentum")
 
 
@@ -289,7 +324,8 @@ def kept_bytes(state: State, member: Member) -> Counter[str]:
 
 
 def memory_of(messages: Iterable[Any], numel: int) -> dict[str, float]:
-    """Bytes of all messages by kind, and their sum for each of the ``numel`` parameters.
+    """Bytes of all messages by kind, and their sum for each of the ``numel``
+    parameters.
 
     ``passing`` is of all threads of this process. Copies of states are states, too.
     """
@@ -299,15 +335,20 @@ def memory_of(messages: Iterable[Any], numel: int) -> dict[str, float]:
         found["messages"] += message.buffer_bytes
         found["state"] += message.backup.size_bytes
     total = sum(found.values())
-    return {**{kind: found[kind] for kind in KINDS}, "bytes_a_parameter": total / max(1, numel)}
+    return {
+        **{kind: found[kind] for kind in KINDS},
+        "bytes_a_parameter": total / max(1, numel),
+    }
 
 
 class Log:
-    """Figures of the steps since the last row, on this rank alone; nothing is communicated.
+    """Figures of the steps since the last row, on this rank alone; nothing is
+    communicated.
 
-    ``to`` has ``add_scalar(name, value, step)``, ``log(row)`` or ``log_metrics(row, step)``. Or it
-    makes a gauge of a name by ``create_gauge`` or ``labels``, or is a function of the step and a
-    row. It is looked at in this order. Raises ``InvalidSetting`` for anything else.
+    ``to`` has ``add_scalar(name, value, step)``, ``log(row)`` or
+    ``log_metrics(row, step)``. Or it makes a gauge of a name by ``create_gauge`` or
+    ``labels``, or is a function of the step and a row. It is looked at in this order.
+    Raises ``InvalidSetting`` for anything else.
     """
 
     def __init__(self, to: Any, every: int, recorder: Recorder) -> None:
@@ -323,21 +364,34 @@ class Log:
         return (step + 1) % self._every == 0
 
     def write(self, step: int, messages: Sequence[Message]) -> bool:
-        """Writes the row of a step in which ``messages`` noted norms; returns whether that went."""
+        """Writes the row of a step in which ``messages`` noted norms; returns whether
+        that went.
+        """
         row = self._recorder.since(self._mark)
         del row["steps"]
-        keeping = [(message, list(residuals(message.state).values())) for message in messages]
+        keeping = [
+            (message, list(residuals(message.state).values())) for message in messages
+        ]
         keeping = [(message, kept) for message, kept in keeping if kept]
-        if keeping:  # where the first runs away from the second, what is kept does not get through
+        # where the first runs away from the second, what is kept does not get through
+        if keeping:
             own = (float(part.norm()) for _, kept in keeping for part in kept)
             row["residual_norm"] = math.hypot(*own)
-            row["gradient_norm"] = math.hypot(*(norm for one, _ in keeping for norm in one.norms))
+            row["gradient_norm"] = math.hypot(
+                *(norm for one, _ in keeping for norm in one.norms)
+            )
         self._mark = self._recorder.mark()
-        named = {f"{_PREFIX}{key}": value for key, value in row.items() if value is not None}
+        named = {
+            f"{_PREFIX}{key}": value for key, value in row.items() if value is not None
+        }
         try:
             self._write(step, named)
-        except Exception as error:  # a full disk, or a lost connection, ends no training
-            _log.warning("logging ends, because step %d could not be logged: %r", step, error)
+        except (
+            Exception
+        ) as error:  # a full disk, or a lost connection, ends no training
+            _log.warning(
+                "logging ends, because step %d could not be logged: %r", step, error
+            )
             return False
         return True
 
@@ -348,11 +402,16 @@ def _writer(to: Any) -> Callable[[int, dict[str, float]], object]:
     rows: Any = getattr(to, "log_metrics", None)
     gauge: Any = getattr(to, "create_gauge", getattr(to, "labels", None))
     if _takes(scalar, "", 0.0, 0):
-        return lambda step, row: [scalar(name, value, step) for name, value in row.items()]
+        return lambda step, row: [
+            scalar(name, value, step) for name, value in row.items()
+        ]
     if _takes(log, {}):
-        # Not wandb's step=, of which the user's own rows may be ahead: wandb drops what is late.
+        # Not wandb's step=, of which the user's own rows may be ahead: wandb drops what
+        # is late.
         return lambda step, row: log({**row, f"{_PREFIX}step": step})
-    if _takes(rows, {}, 0):  # a Trainer's log_metrics is another method, and it has a log
+    if _takes(
+        rows, {}, 0
+    ):  # a Trainer's log_metrics is another method, and it has a log
         return lambda step, row: rows(row, step)
     if _takes(gauge, ""):
         of = cache(gauge)  # OpenTelemetry warns of a second gauge of one name
@@ -360,10 +419,14 @@ def _writer(to: Any) -> Callable[[int, dict[str, float]], object]:
     if _takes(to, 0, {}):
         return to  # type: ignore[no-any-return]
     accepted = (
-        "a SummaryWriter, a wandb run, an OpenTelemetry meter, a Prometheus gauge with one label, "
-        "a Lightning logger, an Accelerator, or a function of a step and a dict of figures"
+        "a SummaryWriter, a wandb run, an OpenTelemetry meter, a Prometheus "
+        "gauge with one label, "
+        "a Lightning logger, an Accelerator, or a function of a step and a dict "
+        "of figures"
     )
-    raise invalid("the first argument of log_to", to, accepted, "pass one of these, or None")
+    raise invalid(
+        "the first argument of log_to", to, accepted, "pass one of these, or None"
+    )
 
 
 def _takes(function: Any, *args: Any) -> bool:

@@ -1,9 +1,10 @@
 """Guard: how far the means of a sample of messages are from those of dense training.
 
-Every so many steps some messages, others each time, also sum up a few thousand elements of the
-gradients themselves. Which steps and which messages follows from counts, so all ranks compare
-alike, and sums over ranks have the same bits on all of them. What an exchange holds back for later
-steps counts as missed in this one, so error feedback does not lower the figure.
+Every so many steps some messages, others each time, also sum up a few thousand elements
+of the gradients themselves. Which steps and which messages follows from counts, so all
+ranks compare alike, and sums over ranks have the same bits on all of them. What an
+exchange holds back for later steps counts as missed in this one, so error feedback does
+not lower the figure.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ MESSAGES = 4
 
 
 class Missed(NamedTuple):
-    """Squared norms of a sample: of the mean less the dense mean, and of the dense mean."""
+    """Squared norms of a sample: of the mean less the dense mean, and of the dense
+    mean.
+    """
 
     error: float
     dense: float
@@ -68,18 +71,34 @@ class Guard:
 
     def end(self, step: int, messages: Sequence[Guarded], rank: int) -> None:
         """Notes what a step's comparisons have shown, and logs it on rank 0."""
-        found = [(m.missed, m.names[0]) for m in messages if m.compare and m.missed is not None]
-        sound = [one for one in found if isfinite(one[0].error) and 0 < one[0].dense < float("inf")]
+        found = [
+            (m.missed, m.names[0])
+            for m in messages
+            if m.compare and m.missed is not None
+        ]
+        sound = [
+            one
+            for one in found
+            if isfinite(one[0].error) and 0 < one[0].dense < float("inf")
+        ]
         if not sound:
             return
         now = _sum([missed for missed, _ in sound])
         self._since = _sum([self._since, now])
-        worst, name = max((sqrt(missed.error / missed.dense), name) for missed, name in sound)
+        worst, name = max(
+            (sqrt(missed.error / missed.dense), name) for missed, name in sound
+        )
         error = sqrt(now.error / now.dense)
-        self.reading = {"step": step, "error": error, "worst": name, "worst_error": worst}
+        self.reading = {
+            "step": step,
+            "error": error,
+            "worst": name,
+            "worst_error": worst,
+        }
         if rank == 0:
             _log.info(
-                "step %d: means are off the dense ones by %.3g of their norm, most in the message "
+                "step %d: means are off the dense ones by %.3g of their norm, "
+                "most in the message "
                 "of %s, by %.3g",
                 step,
                 error,
@@ -88,7 +107,9 @@ class Guard:
             )
 
     def take(self) -> float | None:
-        """The relative error of all comparisons since the last call; None if there were none."""
+        """The relative error of all comparisons since the last call; None if there were
+        none.
+        """
         since = self._since
         self._since = Missed(0.0, 0.0)
         return sqrt(since.error / since.dense) if since.dense else None
@@ -106,8 +127,11 @@ def loses(exchange: Exchange) -> bool:
     return traits is None or not traits.lossless
 
 
-def compared(me: Member, grad_N: Tensor, text: Steps[State]) -> Steps[tuple[State, Missed]]:
-    """An exchange's text that leaves the mean in ``grad_N``, and how far it is from the dense one.
+def compared(
+    me: Member, grad_N: Tensor, text: Steps[State]
+) -> Steps[tuple[State, Missed]]:
+    """An exchange's text that leaves the mean in ``grad_N``, and how far it is from the
+    dense one.
 
     It adds an all-reduce of about ``SAMPLE`` elements at the end.
     """
@@ -115,15 +139,20 @@ def compared(me: Member, grad_N: Tensor, text: Steps[State]) -> Steps[tuple[Stat
     sample_S = grad_N[:: (grad_N.numel() // SAMPLE) | 1]
     dtype = working_dtype(grad_N.dtype)
     dense_S = me.scratch("guard", sample_S.numel(), grad_N, dtype)
-    yield Compute("sample", lambda: dense_S.copy_(sample_S).mul_(1 / me.world), sample_S.numel())
+    yield Compute(
+        "sample", lambda: dense_S.copy_(sample_S).mul_(1 / me.world), sample_S.numel()
+    )
     state = yield from text
     yield AllReduce(dense_S)
-    missed = yield Compute("compare", lambda: _missed(sample_S, dense_S), sample_S.numel())
+    missed = yield Compute(
+        "compare", lambda: _missed(sample_S, dense_S), sample_S.numel()
+    )
     return state, missed
 
 
 def _missed(mean_S: Tensor, dense_S: Tensor) -> Missed:
     dense_S = dense_S.double()
     return Missed(
-        float(mean_S.double().sub_(dense_S).square().sum()), float(dense_S.square().sum())
+        float(mean_S.double().sub_(dense_S).square().sum()),
+        float(dense_S.square().sum()),
     )

@@ -1,9 +1,11 @@
-"""Hooked: hooks in a module that no copy, no pickle and no compiled form of the module has.
+"""Hooked: hooks in a module that no copy, no pickle and no compiled form of the module
+has.
 
-``copy.deepcopy(model)`` and ``torch.save(model)`` take a module's hooks along, and those of an
-attached model lead to threads and connections. So a module that has such hooks gets a
-``__getstate__`` of its own, which leaves them out: its copies are not attached. Nor does
-``torch.compile`` trace into these hooks, as they compute nothing of the model.
+``copy.deepcopy(model)`` and ``torch.save(model)`` take a module's hooks along, and
+those of an attached model lead to threads and connections. So a module that has such
+hooks gets a ``__getstate__`` of its own, which leaves them out: its copies are not
+attached. Nor does ``torch.compile`` trace into these hooks, as they compute nothing of
+the model.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ OBSERVES = "_gradwire_observes"
 
 
 def observing(function: _Function) -> _Function:
-    """An optimizer's hook that changes nothing of the models that others have attached."""
+    """An optimizer's hook that changes nothing of the models that others have
+    attached.
+    """
     hook = untraced(function)
     setattr(hook, OBSERVES, True)
     return hook
@@ -47,7 +51,9 @@ def observing(function: _Function) -> _Function:
 
 @functools.cache
 def _is_skipped(code: CodeType) -> bool:
-    """Has dynamo skip ``code`` and all that it calls; whether torch has a way to say so."""
+    """Has dynamo skip ``code`` and all that it calls; whether torch has a way to say
+    so.
+    """
     frames: Any = torch._C._dynamo.eval_frame
     try:
         skip = frames._FrameAction.SKIP
@@ -63,14 +69,18 @@ class Hooked:
     ``register`` is a method of the module, such as ``model.register_forward_hook``.
     """
 
-    def __init__(self, register: Any, hook: Callable[..., Any], **settings: Any) -> None:
+    def __init__(
+        self, register: Any, hook: Callable[..., Any], **settings: Any
+    ) -> None:
         self._module: nn.Module = register.__self__
         self._hook = register(untraced(hook), **settings)
         state = vars(self._module).setdefault(_OWN, _StateWithoutHooks(self._module))
         state.ids.add(self._hook.id)
 
     def remove(self) -> None:
-        """Removes the hook. After the last one the module is as it was before the first."""
+        """Removes the hook. After the last one the module is as it was before the
+        first.
+        """
         self._hook.remove()
         state = vars(self._module).get(_OWN)
         if isinstance(state, _StateWithoutHooks):
@@ -80,7 +90,8 @@ class Hooked:
 
 
 class Lent:
-    """An attribute that a module has until ``remove`` is called, and that no copy of it has.
+    """An attribute that a module has until ``remove`` is called, and that no copy of it
+    has.
 
     The module has a hook of ``Hooked``, and keeps it for as long.
     """
@@ -97,7 +108,8 @@ class Lent:
 
 
 class _StateWithoutHooks:
-    """A module's ``__getstate__`` for copies and pickles, which leaves the hooks ``ids`` out.
+    """A module's ``__getstate__`` for copies and pickles, which leaves the hooks
+    ``ids`` out.
 
     Attributes ``names``, in place of methods, are left out too.
     """
@@ -115,6 +127,8 @@ class _StateWithoutHooks:
         kept = {name: value for name, value in state.items() if name not in self.names}
         for name, value in kept.items():
             if name.endswith("_hooks") and isinstance(value, OrderedDict):
-                left = [(key, hook) for key, hook in value.items() if key not in self.ids]
+                left = [
+                    (key, hook) for key, hook in value.items() if key not in self.ids
+                ]
                 kept[name] = OrderedDict(left)
         return kept

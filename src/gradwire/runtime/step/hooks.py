@@ -1,4 +1,6 @@
-"""Hooks into a plain nn.Module: gradients as autograd accumulates them, and the end of backward."""
+"""Hooks into a plain nn.Module: gradients as autograd accumulates them, and the end of
+backward.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ from .refusals import exchanged_by, mark_attached, shown_as_around
 
 
 class DefersGradients(Protocol):
-    """A plan's overlap with the next forward pass: it takes gradients, and waits for them later."""
+    """A plan's overlap with the next forward pass: it takes gradients, and waits for
+    them later.
+    """
 
     num_overlapped: int
     """The steps whose means the next forward pass waited for."""
@@ -49,18 +53,21 @@ class DefersGradients(Protocol):
         """Makes gradients, by name, pending at the end of a backward pass."""
 
     def settle(self, reason: str | None, *, level: int = logging.WARNING) -> None:
-        """Waits for all means and makes the step asked for; ``reason`` says why now, for the log."""
+        """Waits for all means and makes the step asked for; ``reason`` says why now,
+        for the log.
+        """
 
     def detach(self) -> None:
         """Ends the overlap."""
 
 
 def on_gradient(param: Any, method: Any, *before: Any) -> Any:
-    """Calls a bound ``method`` once autograd has accumulated a gradient; returns the hook.
+    """Calls a bound ``method`` once autograd has accumulated a gradient; returns the
+    hook.
 
-    It is called with ``before`` and the parameter. The garbage collector does not see what a
-    parameter's hooks refer to. So the hook refers to the method's object weakly: a dropped model,
-    to which the object leads, would else never be freed.
+    It is called with ``before`` and the parameter. The garbage collector does not see
+    what a parameter's hooks refer to. So the hook refers to the method's object weakly:
+    a dropped model, to which the object leads, would else never be freed.
     """
     this = weakref.WeakMethod(method)
 
@@ -76,24 +83,28 @@ _END = object()
 
 
 class Strangers:
-    """Watches one model for parameters that come into it after attach, which nobody exchanges.
+    """Watches one model for parameters that come into it after attach, which nobody
+    exchanges.
 
-    ``params`` are those that are exchanged. ``give_up(text)`` fails on behalf of this rank, tells
-    the others, and returns the error.
+    ``params`` are those that are exchanged. ``give_up(text)`` fails on behalf of this
+    rank, tells the others, and returns the error.
 
-    ``load_state_dict(assign=True)``, a new head, ``parametrize`` and ``fully_shard`` put other
-    parameters in the place of those that are exchanged, and every rank would train its own. A look
-    at a model without strangers compares the objects in its modules, one by one, with those at
-    attach: about 25 us for 400 parameters, once a step.
+    ``load_state_dict(assign=True)``, a new head, ``parametrize`` and ``fully_shard``
+    put other parameters in the place of those that are exchanged, and every rank would
+    train its own. A look at a model without strangers compares the objects in its
+    modules, one by one, with those at attach: about 25 us for 400 parameters, once a
+    step.
 
-    A stranger is not an error before a gradient comes to it: ``torch.func.functional_call`` puts
-    others in parameters' place for one forward pass. So strangers that are found in the forward
-    pass or after ``load_state_dict`` get a hook of their own, for a backward pass in which no
-    parameter that is exchanged gets a gradient. One case is not seen: all parameters of a model
-    whose root is never called are replaced at once, and not by ``load_state_dict``.
+    A stranger is not an error before a gradient comes to it:
+    ``torch.func.functional_call`` puts others in parameters' place for one forward
+    pass. So strangers that are found in the forward pass or after ``load_state_dict``
+    get a hook of their own, for a backward pass in which no parameter that is exchanged
+    gets a gradient. One case is not seen: all parameters of a model whose root is never
+    called are replaced at once, and not by ``load_state_dict``.
 
-    ``fully_shard`` itself puts whole parameters in the place of sharded ones while they are needed.
-    These are no strangers: a stranger among sharded parameters is sharded too, or has a new name.
+    ``fully_shard`` itself puts whole parameters in the place of sharded ones while they
+    are needed. These are no strangers: a stranger among sharded parameters is sharded
+    too, or has a new name.
     """
 
     def __init__(
@@ -103,13 +114,21 @@ class Strangers:
         give_up: Callable[[str], BaseException],
     ) -> None:
         self._forget = mark_attached(model, params)
-        self._model = model.module if isinstance(model, DistributedDataParallel) else model
+        self._model = (
+            model.module if isinstance(model, DistributedDataParallel) else model
+        )
         self._ddp = model
         self._give_up = give_up
-        ignored = model.parameters_to_ignore if isinstance(model, DistributedDataParallel) else ()
+        ignored = (
+            model.parameters_to_ignore
+            if isinstance(model, DistributedDataParallel)
+            else ()
+        )
         self._sharded: dict[str, Any] = {}
         if sharded_modules(self._model):
-            self._sharded = {name: p for name, p in self._model.named_parameters() if is_dtensor(p)}
+            self._sharded = {
+                name: p for name, p in self._model.named_parameters() if is_dtensor(p)
+            }
         self._known: dict[int, Tensor] = {}
         self._frozen: list[Tensor] = []
         for name, param in self._model.named_parameters():
@@ -121,9 +140,12 @@ class Strangers:
         self._has_looked = False
         self._note()
         self._hooks = [
-            # Before FSDP's hook, which gathers parameters: a look takes less where they are known.
+            # Before FSDP's hook, which gathers parameters: a look takes less where they
+            # are known.
             Hooked(model.register_forward_pre_hook, self._look, prepend=True),
-            Hooked(self._model.register_load_state_dict_post_hook, lambda *_: self._arm()),
+            Hooked(
+                self._model.register_load_state_dict_post_hook, lambda *_: self._arm()
+            ),
         ]
 
     def remove(self) -> None:
@@ -133,13 +155,17 @@ class Strangers:
         self._forget()
 
     def before_backward(self) -> None:
-        """Raises, on all ranks, if the model has strangers when a backward pass begins."""
+        """Raises, on all ranks, if the model has strangers when a backward pass
+        begins.
+        """
         if (not self._has_looked or self._armed) and (found := self._found()):
             raise self._error(found)
         self._has_looked = False
 
     def _look(self, module: nn.Module, args: Any) -> None:
-        """Looks before a forward pass, which may be inside of another DDP that exchanges, too."""
+        """Looks before a forward pass, which may be inside of another DDP that
+        exchanges, too.
+        """
         if module is self._ddp and torch.is_grad_enabled():
             active = DistributedDataParallel._active_ddp_module
             if active is not None and active is not self._ddp:
@@ -175,9 +201,13 @@ class Strangers:
         return found
 
     def _is_gathered(self, name: str, param: Any) -> bool:
-        """Whether FSDP has put a parameter in the place of the sharded one of this name."""
+        """Whether FSDP has put a parameter in the place of the sharded one of this
+        name.
+        """
         own = self._sharded.get(name)
-        return own is not None and not (is_dtensor(param) and param.device_mesh == own.device_mesh)
+        return own is not None and not (
+            is_dtensor(param) and param.device_mesh == own.device_mesh
+        )
 
     def _arm(self) -> None:
         """Gives every stranger a hook that raises when a gradient comes to it."""
@@ -195,22 +225,31 @@ class Strangers:
         if any(found[0][1] is frozen for frozen in self._frozen):
             remedy = "attach again"
             if isinstance(self._ddp, DistributedDataParallel):
-                remedy = "make the DistributedDataParallel anew from its module, then attach that"
+                remedy = (
+                    "make the DistributedDataParallel anew from its module, then "
+                    "attach that"
+                )
             return self._give_up(
-                f"{named} requires a gradient, which it did not when the model was attached; call "
+                f"{named} requires a gradient, which it did not when the model "
+                "was attached; call "
                 f"handle.detach() after unfreezing, {remedy}"
             )
         kind = type(found[0][1]).__name__
         return self._give_up(
-            f"{named} (a {kind}; {len(found)} in all) came into the model after it was attached, "
-            "by a new layer, load_state_dict(assign=True), parametrize, fully_shard or the like, "
-            "so nobody exchanges its gradients; call handle.detach() before such a change, and "
+            f"{named} (a {kind}; {len(found)} in all) came into the model after "
+            "it was attached, "
+            "by a new layer, load_state_dict(assign=True), parametrize, "
+            "fully_shard or the like, "
+            "so nobody exchanges its gradients; call handle.detach() before "
+            "such a change, and "
             "attach after it"
         )
 
 
 class Shrinks(Protocol):
-    """The way in which ranks go on without lost ones, asked before each step; see `shrink`."""
+    """The way in which ranks go on without lost ones, asked before each step; see
+    `shrink`.
+    """
 
     def before_step(self) -> None: ...
 
@@ -218,12 +257,13 @@ class Shrinks(Protocol):
 
 
 class ModuleHooks:
-    """Hands one plain module's gradients to the synchroniser, and ends its backward passes.
+    """Hands one plain module's gradients to the synchroniser, and ends its backward
+    passes.
 
     A backward pass ends by a wait for its means, or is left to ``overlap``. Then
-    ``on_end`` is called, still inside backward().
-    While ``is_paused``, or while the model's ``require_backward_grad_sync`` is False, gradients
-    accumulate on this rank and are not exchanged.
+    ``on_end`` is called, still inside backward(). While ``is_paused``, or while the
+    model's ``require_backward_grad_sync`` is False, gradients accumulate on this rank
+    and are not exchanged.
     """
 
     def __init__(
@@ -248,10 +288,14 @@ class ModuleHooks:
         self.switch: Mapping[str, object] = {}
         """The model's attributes, of which loops written for DDP set one."""
         self.ends_behind_others = False
-        """Whether callbacks at the end of a backward pass bring gradients too, as FSDP's do."""
+        """Whether callbacks at the end of a backward pass bring gradients too, as
+        FSDP's do.
+        """
         self._is_attached = True
         self._versions: dict[str, int] = {}
-        self._hooks = {name: on_gradient(param, self._accept, name) for name, param in params}
+        self._hooks = {
+            name: on_gradient(param, self._accept, name) for name, param in params
+        }
 
     def remove(self) -> None:
         """Hands in no further gradient."""
@@ -267,9 +311,13 @@ class ModuleHooks:
         if self.is_paused or not self.switch.get("require_backward_grad_sync", True):
             if self.overlap is not None:
                 self.overlap.take(name)
-            if self._synchroniser.open and self._is_retry(name):  # of a step that accumulates
+            if self._synchroniser.open and self._is_retry(
+                name
+            ):  # of a step that accumulates
                 self._do(self._synchroniser.abandon, name, is_retry=True)
-            self._synchroniser.look(self._progress.step)  # what accumulates is this rank's own
+            self._synchroniser.look(
+                self._progress.step
+            )  # what accumulates is this rank's own
             self._local.keep(name, param)
             return
         self._do(self._take, name, param)
@@ -286,7 +334,9 @@ class ModuleHooks:
         self._synchroniser.ready(name, grad, is_shared=self._is_shared(name, grad))
 
     def _do(self, work: Callable[..., None], *operands: Any, **named: Any) -> None:
-        """Does a part of a step; if a rank is lost in it, raises unless the step counts."""
+        """Does a part of a step; if a rank is lost in it, raises unless the step
+        counts.
+        """
         try:
             work(*operands, **named)
         except RankFailed as failure:
@@ -299,24 +349,30 @@ class ModuleHooks:
         if self.overlap is not None:
             self.overlap.take(name)
         synchroniser = self._synchroniser
-        if synchroniser.open and (name in synchroniser.grads or self._progress.backward() is None):
+        if synchroniser.open and (
+            name in synchroniser.grads or self._progress.backward() is None
+        ):
             synchroniser.abandon(name, is_retry=self._is_retry(name))
         if not synchroniser.open:
             self._open_step()
-            # What no hook has brought is handed in before any attached model waits for its means.
+            # What no hook has brought is handed in before any attached model waits for
+            # its means.
             rest = partial(self._do, self._complete)
             end = partial(self._do, self._finish)
             self._progress.queue_end(end, rest, behind_others=self.ends_behind_others)
 
     def _is_retry(self, name: str) -> bool:
-        """Whether an earlier backward pass raised, and the loop has let go of its gradients since.
+        """Whether an earlier backward pass raised, and the loop has let go of its
+        gradients since.
 
-        Means may still be on their way into these, so no gradient of a retry may lie there.
-        ``name`` is the parameter with the first new one.
+        Means may still be on their way into these, so no gradient of a retry may lie
+        there. ``name`` is the parameter with the first new one.
         """
         others = [param for own, param in self.params.items() if own != name]
         are_dropped = bool(others) and all(param.grad is None for param in others)
-        return self._progress.backward() is None and self.overlap is None and are_dropped
+        return (
+            self._progress.backward() is None and self.overlap is None and are_dropped
+        )
 
     def _open_step(self) -> None:
         self._refuse_wrong_step()
@@ -328,7 +384,9 @@ class ModuleHooks:
 
     @torch.no_grad()
     def backward_without_batch(self) -> None:
-        """Makes a step in which this rank has no gradient; every ``.grad`` is the mean then."""
+        """Makes a step in which this rank has no gradient; every ``.grad`` is the mean
+        then.
+        """
         for param in self.params.values():
             param.grad = None
         is_retry = self._is_retry("")
@@ -339,23 +397,27 @@ class ModuleHooks:
         end()
 
     def _refuse_wrong_step(self) -> None:
-        """Refuses a backward pass that must not begin a step, before anything is launched.
+        """Refuses a backward pass that must not begin a step, before anything is
+        launched.
 
         The other ranks are told.
         """
         self._strangers.before_backward()
         if is_inside_a_segment():
             raise self._progress.give_up(
-                "a backward pass began inside a segment of a reentrant activation checkpoint, "
+                "a backward pass began inside a segment of a reentrant "
+                "activation checkpoint, "
                 "where no step can end; use_reentrant=False is accepted"
             )
         # Compiled autograd calls nothing back at the end of a backward pass.
         compiled = sys.modules.get("torch._dynamo.compiled_autograd")
         if getattr(compiled, "in_compiled_autograd_region", False):
             raise self._progress.give_up(
-                "compiled autograd runs this backward pass, whose end no hook can see; call "
+                "compiled autograd runs this backward pass, whose end no hook "
+                "can see; call "
                 "backward() outside of what torch.compile compiles, or leave "
-                "torch._dynamo.config.compiled_autograd False (the model may be compiled)"
+                "torch._dynamo.config.compiled_autograd False (the model may be "
+                "compiled)"
             )
 
     def _expected(self, name: str, param: Tensor) -> Tensor | None:
@@ -370,7 +432,9 @@ class ModuleHooks:
         if grad is not None and grad.dtype != param.dtype:
             refuse_grad_dtype(name, param, grad.dtype)
         if grad is not None and grad.is_sparse and name not in synchroniser.row_sparse:
-            grad = param.grad = torch.zeros_like(param).add_(grad)  # strided as the parameter
+            grad = param.grad = torch.zeros_like(param).add_(
+                grad
+            )  # strided as the parameter
         if grad is not None and grad.is_complex():
             shape = synchroniser.params[name].shape
             reals = grad_as_reals(grad, shape)
@@ -383,33 +447,47 @@ class ModuleHooks:
         return grad
 
     def _is_shared(self, name: str, grad: Tensor | None) -> bool:
-        """Whether somebody else may look at the memory of a gradient during the backward pass.
+        """Whether somebody else may look at the memory of a gradient during the
+        backward pass.
 
-        Autograd itself may: the gradient of what goes into a ``cat`` is a part of what comes out of
-        it, and may be needed for other gradients that are still to be computed. So may a hook of
-        the user's that comes after the one here.
+        Autograd itself may: the gradient of what goes into a ``cat`` is a part of what
+        comes out of it, and may be needed for other gradients that are still to be
+        computed. So may a hook of the user's that comes after the one here.
         """
         if grad is None:
             return False
         hooks: Any = self.params[name]._post_accumulate_grad_hooks
         is_last = next(reversed(hooks), None) == self._hooks[name].id
-        return not is_last or (grad.layout == torch.strided and _holders(grad) != _ALONE)
+        return not is_last or (
+            grad.layout == torch.strided and _holders(grad) != _ALONE
+        )
 
     def _complete(self) -> None:
-        for name in [name for name in self.params if name not in self._synchroniser.grads]:
-            # A gradient that accumulated under no_sync counts, though no hook brought it today.
+        for name in [
+            name for name in self.params if name not in self._synchroniser.grads
+        ]:
+            # A gradient that accumulated under no_sync counts, though no hook brought
+            # it today.
             self._hand_in(name, self.params[name])
 
     def _finish(self) -> None:
         synchroniser = self._synchroniser
-        if not synchroniser.open:  # the loss of a rank in another model's step has ended this one
+        if (
+            not synchroniser.open
+        ):  # the loss of a rank in another model's step has ended this one
             return
         self._complete()
-        versions = self._versions.items() if self.overlap is None else ()  # which steps them itself
-        if stepped := [name for name, version in versions if self.params[name]._version != version]:
+        versions = (
+            self._versions.items() if self.overlap is None else ()
+        )  # which steps them itself
+        if stepped := [
+            name for name, version in versions if self.params[name]._version != version
+        ]:
             raise self._progress.give_up(
-                f"parameter {stepped[0]} changed during the backward pass ({len(stepped)} such), "
-                "so a hook has stepped it with this rank's own gradient; step the optimizer after "
+                f"parameter {stepped[0]} changed during the backward pass "
+                f"({len(stepped)} such), "
+                "so a hook has stepped it with this rank's own gradient; step "
+                "the optimizer after "
                 "backward(), when the means are there"
             )
         synchroniser.close()
@@ -417,7 +495,9 @@ class ModuleHooks:
         if self.overlap is None:
             self._progress.finish()
         else:
-            self.overlap.defer({name: param.grad for name, param in self.params.items()})
+            self.overlap.defer(
+                {name: param.grad for name, param in self.params.items()}
+            )
         if self.on_end is not None:
             self.on_end()
 
@@ -434,6 +514,8 @@ _ALONE = _holders(torch.empty(1, device="cpu"))
 def is_inside_a_segment() -> bool:
     """Whether this thread is in the nested backward pass of a reentrant checkpoint."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not CheckpointFunction.backward.__code__:
+    while (
+        frame is not None and frame.f_code is not CheckpointFunction.backward.__code__
+    ):
         frame = frame.f_back
     return frame is not None

@@ -1,13 +1,17 @@
-"""LocalGradients: an optimizer step over gradients that are one rank's own is refused at once.
+"""LocalGradients: an optimizer step over gradients that are one rank's own is refused
+at once.
 
-Ranks whose optimizers step with other gradients hold other parameters from then on. Nothing fails
-there, and the comparison of parameters comes many steps later and knows no cause. Two mistakes lead
-to it:
+Ranks whose optimizers step with other gradients hold other parameters from then on.
+Nothing fails there, and the comparison of parameters comes many steps later and knows
+no cause. Two mistakes lead to it:
 
-* The first micro-batch of a step is averaged, and later ones are added under ``no_sync``.
-* A backward pass brings gradients that ``DistributedDataParallel`` does not see; see `bypass`.
+* The first micro-batch of a step is averaged, and later ones are added under
+  ``no_sync``.
+* A backward pass brings gradients that ``DistributedDataParallel`` does not see; see
+  `bypass`.
 
-Gradients under ``no_sync`` alone are no mistake: somebody may average parameters by hand.
+Gradients under ``no_sync`` alone are no mistake: somebody may average parameters by
+hand.
 """
 
 from __future__ import annotations
@@ -28,8 +32,10 @@ from .hooked import observing
 from .progress import Progress
 
 _MIXED = (
-    "{name} was averaged, and a later backward pass under no_sync added this rank's own gradient; "
-    "optimizer.step() would take other gradients on each rank. Let the last backward pass before "
+    "{name} was averaged, and a later backward pass under no_sync added this "
+    "rank's own gradient; "
+    "optimizer.step() would take other gradients on each rank. Let the last "
+    "backward pass before "
     "optimizer.step() be the one outside of no_sync"
 )
 
@@ -37,8 +43,8 @@ _MIXED = (
 class LocalGradients:
     """The gradients that this rank has added, and that no exchange has averaged since.
 
-    Every optimizer of the process is looked at before it steps; with a closure, after it. Ranks
-    that compare no parameters (``check_every=None``) may step apart.
+    Every optimizer of the process is looked at before it steps; with a closure, after
+    it. Ranks that compare no parameters (``check_every=None``) may step apart.
 
     Args:
         progress: The progress of the attached model.
@@ -49,11 +55,17 @@ class LocalGradients:
         self._progress = progress
         self._ids = frozenset(id(param) for _, param in params)
         self._num_exchanges = self._num_at_step = 0
-        """The exchanges so far, and those before the last step of any optimizer of these."""
+        """The exchanges so far, and those before the last step of any optimizer of
+        these.
+        """
         self._kept: dict[Tensor, tuple[int, str]] = {}
-        """The number of exchanges before a gradient was kept by no_sync, and its name."""
+        """The number of exchanges before a gradient was kept by no_sync, and its
+        name.
+        """
         self._missed: dict[Tensor, str] = {}
-        """The reasons why gradients were not averaged, though no no_sync asked for that."""
+        """The reasons why gradients were not averaged, though no no_sync asked for
+        that.
+        """
         this = weakref.ref(self)
         hooks = [
             register_optimizer_step_pre_hook(_observer(this, is_after=False)),
@@ -77,7 +89,9 @@ class LocalGradients:
 
     def look(self, optimizer: Optimizer) -> None:
         """Raises ``LoopMistake``, on all ranks, if an optimizer takes ranks apart."""
-        params = [param for group in optimizer.param_groups for param in group["params"]]
+        params = [
+            param for group in optimizer.param_groups for param in group["params"]
+        ]
         if not any(id(param) in self._ids for param in params):
             return
         if self._refuses and (self._kept or self._missed):
@@ -88,7 +102,9 @@ class LocalGradients:
 
     @property
     def _refuses(self) -> bool:
-        """Whether ranks are to hold the same parameters: there are some, and they are compared."""
+        """Whether ranks are to hold the same parameters: there are some, and they are
+        compared.
+        """
         synchroniser = self._progress.synchroniser
         return synchroniser.engine.world > 1 and synchroniser.check.every is not None
 

@@ -1,38 +1,42 @@
 """Message: gradients that travel together, in one flat buffer.
 
-A message keeps one flat buffer, on the device of its gradients or, where those are not encoded
-there, on the host. Its text gathers ranges of gradients into it and exchanges
-them; ``scatter`` puts the mean back. A whole gradient that travels alone may be lent instead: it is
-the buffer of its step itself, and nothing is copied. State is kept by the message but named by
-parameter, so it can be loaded into messages that are fused and cut in another way. Fields that end
-in ``_N`` hold one element for each gradient element, or for each of this rank's share, and are cut
-by parameter. Fields that end in ``_T`` hold one tensor for each of the spec's shapes, and so for
-each parameter.
+A message keeps one flat buffer, on the device of its gradients or, where those are not
+encoded there, on the host. Its text gathers ranges of gradients into it and exchanges
+them; ``scatter`` puts the mean back. A whole gradient that travels alone may be lent
+instead: it is the buffer of its step itself, and nothing is copied. State is kept by
+the message but named by parameter, so it can be loaded into messages that are fused and
+cut in another way. Fields that end in ``_N`` hold one element for each gradient
+element, or for each of this rank's share, and are cut by parameter. Fields that end in
+``_T`` hold one tensor for each of the spec's shapes, and so for each parameter.
 
-**Complex parameters** travel as real views, real and imaginary parts in turn: a complex matrix of n
-x m is a real one of n x 2m. So messages, plans, residuals and saved states know real numbers only.
+**Complex parameters** travel as real views, real and imaginary parts in turn: a complex
+matrix of n x m is a real one of n x 2m. So messages, plans, residuals and saved states
+know real numbers only.
 
-**Loss scaling.** A GradScaler multiplies the loss, and with it every gradient, by a scale that
-changes during training. State that an exchange keeps for later steps would have the scale of the
-step it comes from: a residual that was held back at 1024 and arrives at 2048 counts half. So a
-message divides the gradients that it gathers by the scale of its step, and multiplies the mean that
-it scatters. All between is in units of the gradient: residuals, velocities, and settings such as a
-threshold or the norm to clip to. A saved state has no scale, so it can be loaded under any. Ranks
-may even have different scales, unless a message travels with its scale: ``attach`` refuses that.
+**Loss scaling.** A GradScaler multiplies the loss, and with it every gradient, by a
+scale that changes during training. State that an exchange keeps for later steps would
+have the scale of the step it comes from: a residual that was held back at 1024 and
+arrives at 2048 counts half. So a message divides the gradients that it gathers by the
+scale of its step, and multiplies the mean that it scatters. All between is in units of
+the gradient: residuals, velocities, and settings such as a threshold or the norm to
+clip to. A saved state has no scale, so it can be loaded under any. Ranks may even have
+different scales, unless a message travels with its scale: ``attach`` refuses that.
 
-Scales are powers of two unless the user says otherwise. Then division and multiplication change no
-bit that ``GradScaler.unscale_`` would have kept. Gradients are copied into the message and out of
-it anyway, and those copies multiply.
+Scales are powers of two unless the user says otherwise. Then division and
+multiplication change no bit that ``GradScaler.unscale_`` would have kept. Gradients are
+copied into the message and out of it anyway, and those copies multiply.
 
-The alternative is to rescale state whenever the scale changes. It costs no less, as both copies are
-made anyway. It must know which fields are in the gradient's unit, and leaves thresholds wrong.
+The alternative is to rescale state whenever the scale changes. It costs no less, as
+both copies are made anyway. It must know which fields are in the gradient's unit, and
+leaves thresholds wrong.
 
-**Undo.** A message can put its state back as it was before, as a whole or by parameter: see
-`backup`. Survivors repeat a pass, and a scaler skips steps, whose means never reach parameters. A
-parameter that no rank used gets no mean, and its state is put back too (``take_back``).
+**Undo.** A message can put its state back as it was before, as a whole or by parameter:
+see `backup`. Survivors repeat a pass, and a scaler skips steps, whose means never reach
+parameters. A parameter that no rank used gets no mean, and its state is put back too
+(``take_back``).
 
-An exchange that sends the values themselves and keeps nothing takes scaled gradients: a scale is
-there to bring values into the range of 16 bits, on the wire as in the model.
+An exchange that sends the values themselves and keeps nothing takes scaled gradients: a
+scale is there to bring values into the range of 16 bits, on the wire as in the model.
 """
 
 from __future__ import annotations
@@ -70,7 +74,9 @@ Grads = dict[str, Tensor | None]
 
 
 class ParamRange(NamedTuple):
-    """Elements ``first`` up to, not including, ``last`` of a parameter's flat gradient."""
+    """Elements ``first`` up to, not including, ``last`` of a parameter's flat
+    gradient.
+    """
 
     name: str
     param: Tensor
@@ -106,17 +112,22 @@ class Slot:
 class Message:
     """Gradients of one dtype that are exchanged together.
 
-    ``turn`` is that of the message's member. ``after`` are indices of messages that must have ended
-    before this one goes on the wire. ``lanes`` names, by tensor, the lanes of what is not to be
-    encoded on the compute lane when the message is launched: all or none, where the exchange
-    encodes the message as one. Behind the gradients the message has room for ``num_flags`` more
-    elements, which the exchange averages with them.
+    ``turn`` is that of the message's member. ``after`` are indices of messages that
+    must have ended before this one goes on the wire. ``lanes`` names, by tensor, the
+    lanes of what is not to be encoded on the compute lane when the message is launched:
+    all or none, where the exchange encodes the message as one. Behind the gradients the
+    message has room for ``num_flags`` more elements, which the exchange averages with
+    them.
     """
 
     compare: Compare | None = None
-    """The comparison of the mean with the dense one, in steps that have one; see `guard`."""
+    """The comparison of the mean with the dense one, in steps that have one; see
+    `guard`.
+    """
     missed: Missed | None = None
-    """How far the mean was from the dense one in the last step that had a ``compare``."""
+    """How far the mean was from the dense one in the last step that had a
+    ``compare``.
+    """
 
     is_of_rows = False
     """Whether the gradient comes as rows; see `row_message`."""
@@ -142,7 +153,9 @@ class Message:
         self.index = index
         self.exchange = exchange
         self.after = tuple(after)
-        self.device = home_of((one.param for one in ranges), host_only=exchange.declared.host_only)
+        self.device = home_of(
+            (one.param for one in ranges), host_only=exchange.declared.host_only
+        )
         """Where the gradients are encoded, and where the buffer and the state lie."""
         self.slots, shapes = _laid_out(ranges)
         end = self.slots[-1].stop
@@ -151,7 +164,9 @@ class Message:
         dtype = ranges[0].param.dtype
         numel = end + num_flags
         device = self.device.type
-        self.spec = TensorSpec(f"message {index}", numel, dtype, tuple(shapes), device, rank)
+        self.spec = TensorSpec(
+            f"message {index}", numel, dtype, tuple(shapes), device, rank
+        )
         self._lent_N: Tensor | None = None
         self.names = list(dict.fromkeys(slot.name for slot in self.slots))
         self.member = Member(rank, world, turn)
@@ -159,19 +174,27 @@ class Message:
         apart = () if self._encoder is None else self._encoder.exchange.apart(self.spec)
         self._places = {self.slots[place].name: place for place in apart}
         self.is_inline = bool(lanes) and not self._places
-        """Whether the backward pass waits at the launch while the whole message is encoded."""
+        """Whether the backward pass waits at the launch while the whole message is
+        encoded.
+        """
         self.lanes = dict(lanes or {}) if self._places and world > 1 else {}
-        """The lanes of tensors that are encoded each by itself as they come, by name."""
+        """The lanes of tensors that are encoded each by itself as they come, by
+        name.
+        """
         if self.lanes or len(self.slots) > 1 or num_flags:
             _ = self._views  # made now: threads may need it at the same time
         self.flags_F = self.flat_N[end:].fill_(1) if num_flags else None
-        """The elements behind the gradients; gathering and scattering leave them as they are."""
+        """The elements behind the gradients; gathering and scattering leave them as
+        they are.
+        """
         self._shares: Shares | None = None
         if world > 1 and exchange.ranks_per_host > 1:
             from ...collective.steps.shares import shares_of
 
             is_whole = exchange.declared.whole_tensors
-            self._shares = shares_of(self.spec.shapes, exchange.ranks_per_host, is_whole)
+            self._shares = shares_of(
+                self.spec.shapes, exchange.ranks_per_host, is_whole
+            )
         self._set_aside: dict[Slot, dict[str, Tensor]] = {}
         self.notes_norms = False
         self.norms: list[float] = []
@@ -182,12 +205,16 @@ class Message:
 
     @cached_property
     def chooser(self) -> Chooser | None:
-        """The part of the exchange that chooses settings anew after a step, if it has one."""
+        """The part of the exchange that chooses settings anew after a step, if it has
+        one.
+        """
         return chooser_of(self.exchange)
 
     @cached_property
     def flat_N(self) -> Tensor:
-        """The kept buffer. For one gradient it is made in the first step that cannot borrow it."""
+        """The kept buffer. For one gradient it is made in the first step that cannot
+        borrow it.
+        """
         with kept_on(self.device):
             return torch.zeros(self.spec.numel, dtype=self.spec.dtype)
 
@@ -195,10 +222,13 @@ class Message:
     def _views(self) -> list[Tensor]:
         """The part of each slot in the buffer.
 
-        The part of a whole gradient has its shape, as the gradient may have strides of its own.
+        The part of a whole gradient has its shape, as the gradient may have strides of
+        its own.
         """
         shapes = zip(self.slots, self.spec.shapes, strict=False)  # flags have no slot
-        return [self.flat_N[slot.start : slot.stop].view(shape) for slot, shape in shapes]
+        return [
+            self.flat_N[slot.start : slot.stop].view(shape) for slot, shape in shapes
+        ]
 
     @property
     def buffer_bytes(self) -> int:
@@ -206,7 +236,8 @@ class Message:
         return self.flat_N.nbytes if "flat_N" in vars(self) else 0
 
     def know(self, cluster: Cluster) -> None:
-        """Has an exchange that chooses anew in each step choose for these ranks and links.
+        """Has an exchange that chooses anew in each step choose for these ranks and
+        links.
 
         A cluster of another number of ranks is scaled.
         """
@@ -217,14 +248,17 @@ class Message:
             self.member.across(self.exchange.ranks_per_host).cluster = cluster.shares
 
     def take_scale(self, scale: float) -> None:
-        """Notes the factor on gradients, which is taken off before the exchange if it must be."""
+        """Notes the factor on gradients, which is taken off before the exchange if it
+        must be.
+        """
         self.scale = 1.0 if travels_scaled(self.exchange) else scale
 
     def first_state(self) -> State:
         """The state that training begins with.
 
-        What has a value for each element lies where the buffer does. It is made of plain tensors,
-        also where the caller is in inference mode or has another default device.
+        What has a value for each element lies where the buffer does. It is made of
+        plain tensors, also where the caller is in inference mode or has another default
+        device.
         """
         with kept_on(self.device), torch.inference_mode(False):
             return self.exchange.init(self.spec, self.member.world)
@@ -232,8 +266,9 @@ class Message:
     def begin_step(self, *, looks: bool, confirms: bool = True) -> None:
         """Opens a pass that may be undone, so the state is kept.
 
-        If it ``looks`` at its mean, a scaler may skip the step of this pass, and ``infinite`` tells
-        whether the mean is finite. If the ranks ``confirm`` it, ``end_step`` may undo the pass.
+        If it ``looks`` at its mean, a scaler may skip the step of this pass, and
+        ``infinite`` tells whether the mean is finite. If the ranks ``confirm`` it,
+        ``end_step`` may undo the pass.
         """
         has_state = any(leaves(self.state))
         self._keeps_step = looks and has_state
@@ -252,12 +287,16 @@ class Message:
         self._keeps_step = self._keeps_pass = False
 
     def end_step(self, *, undoes: bool = False) -> None:
-        """Ends a pass; if it ``undoes`` it, the state is as before, if that had begun to change."""
+        """Ends a pass; if it ``undoes`` it, the state is as before, if that had begun
+        to change.
+        """
         self._keeps_step = self._keeps_pass = False
         self.backup.end_pass(undoes=undoes)
 
     def infinite(self) -> set[str]:
-        """The parameters whose means of the last pass have an inf or a NaN, if it looked."""
+        """The parameters whose means of the last pass have an inf or a NaN, if it
+        looked.
+        """
         if all(bool(one.isfinite()) for one in self._extremes):
             return set()
         if len(self.names) == 1:
@@ -267,8 +306,14 @@ class Message:
 
     @property
     def own_numel(self) -> int:
-        """Elements that this rank exchanges itself: the message's, or those of its share."""
-        return self.spec.numel if self._shares is None else self._shares.numels[self._place]
+        """Elements that this rank exchanges itself: the message's, or those of its
+        share.
+        """
+        return (
+            self.spec.numel
+            if self._shares is None
+            else self._shares.numels[self._place]
+        )
 
     @property
     def _place(self) -> int:
@@ -288,8 +333,8 @@ class Message:
     def can_borrow(self, grads: Grads) -> bool:
         """Whether this step's gradient can be the buffer itself.
 
-        Whoever asks knows that nobody else looks at the gradient, or at memory that it shares,
-        until the message has ended.
+        Whoever asks knows that nobody else looks at the gradient, or at memory that it
+        shares, until the message has ended.
         """
         if len(self.slots) != 1:
             return False
@@ -312,7 +357,8 @@ class Message:
     ) -> Steps[None]:
         """The text that gathers and exchanges; gradients that are None count as zero.
 
-        If it ``borrows`` the gradient, the mean is there at its end, and ``scatter`` is not called.
+        If it ``borrows`` the gradient, the mean is there at its end, and ``scatter`` is
+        not called.
         """
         self.member.selection = None  # each step's own
         lent = grads[self.slots[0].name] if borrows else None
@@ -327,27 +373,37 @@ class Message:
         else:
             self.state = yield from text
         if self.looks:
-            self._extremes = yield Compute("look", lambda: _extremes(grad_N), self.spec.numel)
+            self._extremes = yield Compute(
+                "look", lambda: _extremes(grad_N), self.spec.numel
+            )
         self._lent_N = None
 
     @torch.no_grad()
     def encode_ahead(self, name: str, grads: Grads, copying: Copying) -> None:
-        """Gathers and encodes the tensor ``name``, whose gradient is there, before the others."""
+        """Gathers and encodes the tensor ``name``, whose gradient is there, before the
+        others.
+        """
         place = self._places[name]
         self._copy_in([place], grads, copying)
         assert self._encoder is not None, "tensors are encoded apart"
         self._encoder.encode_ahead(self.member, self.state, place, self.flat_N)
 
     def encode_on_host(self, name: str, grads: Grads, copying: Copying) -> Copies:
-        """``encode_ahead`` on a device, as a text whose copies the host encodes; see `Offload`."""
+        """``encode_ahead`` on a device, as a text whose copies the host encodes; see
+        `Offload`.
+        """
         place = self._places[name]
         self._copy_in([place], grads, copying)
         assert self._encoder is not None, "tensors are encoded apart"
-        yield from self._encoder.encode_on_host(self.member, self.state, place, self.flat_N)
+        yield from self._encoder.encode_on_host(
+            self.member, self.state, place, self.flat_N
+        )
 
     @torch.no_grad()
     def _gather(self, grads: Grads, copying: Copying) -> None:
-        """Gathers all gradients but those that were encoded ahead, which are in the buffer."""
+        """Gathers all gradients but those that were encoded ahead, which are in the
+        buffer.
+        """
         ahead = self.member.ahead
         places = [*range(len(self.slots))]
         if ahead:
@@ -383,8 +439,12 @@ class Message:
             with copying():
                 copy_scaled(ranges, views, self.scale)
 
-    def _present(self, places: Iterable[int], grads: Grads) -> tuple[list[Tensor], list[Tensor]]:
-        """Views of the buffer, and the ranges of gradients that belong there, of slots."""
+    def _present(
+        self, places: Iterable[int], grads: Grads
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Views of the buffer, and the ranges of gradients that belong there, of
+        slots.
+        """
         views: list[Tensor] = []
         ranges: list[Tensor] = []
         for place in places:
@@ -396,7 +456,9 @@ class Message:
         return views, ranges
 
     def _paired(self, place: int, grad: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Views of the buffer at one slot, and the parts of a gradient that belong there."""
+        """Views of the buffer at one slot, and the parts of a gradient that belong
+        there.
+        """
         slot = self.slots[place]
         view = self._views[place]
         if slot.is_whole:
@@ -406,10 +468,12 @@ class Message:
         return [v.view(part.shape) for v, part in zip(cut, parts, strict=True)], parts
 
     def take_back(self, name: str) -> None:
-        """Undoes the last step for a parameter that no rank used: its mean is not delivered.
+        """Undoes the last step for a parameter that no rank used: its mean is not
+        delivered.
 
-        Some codecs decode zeros to something else, and a residual would arrive where plain training
-        has no gradient. So the parameter's state is put back as it was before the step.
+        Some codecs decode zeros to something else, and a residual would arrive where
+        plain training has no gradient. So the parameter's state is put back as it was
+        before the step.
         """
         for slot in self.slots:
             if slot.name == name:
@@ -425,13 +489,17 @@ class Message:
         place = self.slots.index(slot)
         own = {}
         found = [*self._leaves(state)]
-        held = self._shares.tensors[self._place] if self._shares is not None else (place,)
+        held = (
+            self._shares.tensors[self._place] if self._shares is not None else (place,)
+        )
         counts = Counter(field_of(path) for path, _ in found)
         for path, tensor in found:
             field = field_of(path)
             index = place
             if self._shares is not None and counts[field] < len(self.spec.shapes):
-                index = held.index(place) if place in held else -1  # a share has only its tensors
+                index = (
+                    held.index(place) if place in held else -1
+                )  # a share has only its tensors
             if not self._is_by_parameter(path, tensor):
                 continue
             if path.endswith("_N"):
@@ -441,14 +509,18 @@ class Message:
         return own
 
     def part(self, slot: Slot, tensor: Tensor) -> Tensor:
-        """One slot's part of a tensor with a value for each element, or for each of a share."""
+        """One slot's part of a tensor with a value for each element, or for each of a
+        share.
+        """
         if self._shares is None:
             return tensor[slot.start : slot.stop]
         start, stop, place = self._held(slot)
         return tensor[place : place + stop - start]
 
     def range_of(self, slot: Slot, part: Tensor) -> tuple[int, int]:
-        """The range of a slot's parameter whose elements a part of its state is about."""
+        """The range of a slot's parameter whose elements a part of its state is
+        about.
+        """
         if part.numel() == slot.stop - slot.start:
             return slot.first, slot.last
         return self.kept_range(slot)
@@ -464,7 +536,9 @@ class Message:
         return self._shares.ranges(self._place)[self.slots.index(slot)]
 
     def _leaves(self, state: State) -> Iterable[tuple[str, Tensor]]:
-        """The tensors of ``state`` (None: the message's own); on hosts the paths are no others."""
+        """The tensors of ``state`` (None: the message's own); on hosts the paths are no
+        others.
+        """
         state = self.state if state is None else state
         if self._shares is not None:
             from ...exchange.two_level import without_hosts
@@ -473,15 +547,19 @@ class Message:
         return leaves(state)
 
     def rest_of_state(self, state: State = None) -> dict[str, Tensor]:
-        """The tensors of ``state`` (None: the message's own) that belong to no slot, by path."""
+        """The tensors of ``state`` (None: the message's own) that belong to no slot, by
+        path.
+        """
         parts = self._leaves(state)
-        return {path: part for path, part in parts if not self._is_by_parameter(path, part)}
+        return {
+            path: part for path, part in parts if not self._is_by_parameter(path, part)
+        }
 
     def _is_by_parameter(self, path: str, tensor: Tensor) -> bool:
         """Whether a tensor of the state can be told apart by parameter.
 
-        A codec's own ``_N`` field cannot be told apart where its collective cuts messages into
-        chunks: then it has the length of a chunk.
+        A codec's own ``_N`` field cannot be told apart where its collective cuts
+        messages into chunks: then it has the length of a chunk.
         """
         if path.endswith("_N"):
             return tensor.numel() in (self.spec.numel, self.own_numel)
@@ -498,7 +576,9 @@ class Message:
 
 
 def _extremes(mean_N: Tensor) -> Sequence[Tensor]:
-    """The least and the largest element, which are NaN where one is; none of an empty mean."""
+    """The least and the largest element, which are NaN where one is; none of an empty
+    mean.
+    """
     values = mean_N.values() if mean_N.is_sparse else mean_N
     return torch.aminmax(values) if values.numel() else ()
 
@@ -521,7 +601,8 @@ def _laid_out(ranges: Iterable[ParamRange]) -> tuple[list[Slot], list[tuple[int,
 
 
 def field_of(path: str) -> str:
-    """The path of a tensor's field: for a tensor of a ``_T`` field, without the tensor's number.
+    """The path of a tensor's field: for a tensor of a ``_T`` field, without the
+    tensor's number.
 
     >>> field_of("inner.basis_T.3"), field_of("inner.3")
     ('inner.basis_T', 'inner.3')
@@ -531,7 +612,8 @@ def field_of(path: str) -> str:
 
 
 def parts_of(tensor: Tensor, first: int, last: int) -> Iterator[Tensor]:
-    """Views of a tensor, whatever its strides, of its flat elements ``first`` up to ``last``.
+    """Views of a tensor, whatever its strides, of its flat elements ``first`` up to
+    ``last``.
 
     >>> [part.tolist() for part in parts_of(torch.arange(6).view(2, 3).t(), 1, 5)]
     [[3], [[1, 4]], [2]]
@@ -562,7 +644,8 @@ def scale_of(scaler: GradScaler | None) -> float:
 def unscaling_factor(scale: float) -> float:
     """The factor that takes a scale off again.
 
-    For a scale that has shrunk to 0 there is none: the factor is inf, and gradients become NaN.
+    For a scale that has shrunk to 0 there is none: the factor is inf, and gradients
+    become NaN.
     """
     return 1.0 / scale if scale else math.inf
 
@@ -581,7 +664,8 @@ def copy_scaled(into: Sequence[Tensor], given: Sequence[Tensor], factor: float) 
 
 
 def travels_scaled(exchange: Exchange) -> bool:
-    """Whether an exchange sends the values themselves, or rows of them, and keeps nothing of them.
+    """Whether an exchange sends the values themselves, or rows of them, and keeps
+    nothing of them.
 
     >>> from gradwire.compress.cast16 import cast16
     >>> from gradwire.exchange.error_feedback import with_error_feedback
@@ -599,16 +683,19 @@ def travels_scaled(exchange: Exchange) -> bool:
 
 
 def refuse_float16(messages: Sequence[Any], scaler: GradScaler | None) -> None:
-    """Raises ``InvalidSetting`` where float16 gradients without their scale would lose small
-    elements."""
+    """Raises ``InvalidSetting`` where float16 gradients without their scale would lose
+    small elements.
+    """
     for message in messages if scaler is not None else ():
         exchange = message.exchange
         if travels_scaled(exchange) or message.spec.dtype != torch.float16:
             continue
         raise InvalidSetting(
             f"scaler was given, and {message.names[0]} has gradients of float16, which "
-            f"{exchange!r} takes without their scale: small ones would become 0; keep parameters "
-            "in float32 and compute in autocast, as a GradScaler asks for, or exchange them by "
+            f"{exchange!r} takes without their scale: small ones would become 0; "
+            "keep parameters "
+            "in float32 and compute in autocast, as a GradScaler asks for, or "
+            "exchange them by "
             "none or cast16"
         )
 
@@ -616,19 +703,26 @@ def refuse_float16(messages: Sequence[Any], scaler: GradScaler | None) -> None:
 def refuse_grad_dtype(name: str, param: Tensor, given: torch.dtype | None) -> None:
     """Raises ``InvalidSetting`` unless a gradient has its parameter's dtype.
 
-    Messages have that dtype, so the mean would be rounded to it. None allows any dtype, and a
-    gradient shows which it has.
+    Messages have that dtype, so the mean would be rounded to it. None allows any dtype,
+    and a gradient shows which it has.
     """
     if given not in (None, param.dtype):
         remedy = (
-            "leave grad_dtype as it is, or keep the parameter in that dtype and compute in autocast"
+            "leave grad_dtype as it is, or keep the parameter in that dtype and "
+            "compute in autocast"
         )
-        raise invalid(f"grad_dtype of parameter {name}", given, f"{param.dtype}, its own", remedy)
+        raise invalid(
+            f"grad_dtype of parameter {name}", given, f"{param.dtype}, its own", remedy
+        )
 
 
 def refuse_complex(params: Iterable[NamedParam], what: str, remedy: str) -> None:
-    """Raises ``InvalidSetting`` if any of these parameters is complex, as ``what`` knows none."""
+    """Raises ``InvalidSetting`` if any of these parameters is complex, as ``what``
+    knows none.
+    """
     for name, param in params:
         if param.is_complex():
             given = str(param.dtype).removeprefix("torch.")
-            raise invalid(f"dtype of parameter {name}", given, f"a real one {what}", remedy)
+            raise invalid(
+                f"dtype of parameter {name}", given, f"a real one {what}", remedy
+            )

@@ -1,4 +1,6 @@
-"""Progress: how far one attached model has got; it opens steps, ends them and keeps their times."""
+"""Progress: how far one attached model has got; it opens steps, ends them and keeps
+their times.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,10 @@ _FIRST_LOOK = 64
 class Progress:
     """The steps of one attached model on this rank.
 
-    ``step`` is the number of exchanged backward passes so far. Hooks call ``begin_step`` at the
-    first gradient of a backward pass and ``mark_backward`` at its end. Those of a plain module then
-    call ``finish``, which puts the means into the gradients of ``params``, and other hooks
-    ``end_step`` once all means are there.
+    ``step`` is the number of exchanged backward passes so far. Hooks call
+    ``begin_step`` at the first gradient of a backward pass and ``mark_backward`` at its
+    end. Those of a plain module then call ``finish``, which puts the means into the
+    gradients of ``params``, and other hooks ``end_step`` once all means are there.
     """
 
     def __init__(
@@ -60,32 +62,44 @@ class Progress:
         """Called between two passes, once the scaler has said what an optimizer did."""
         self._in_step: list[Message] = []
         self.num_fragments = 1
-        """The steps in which every parameter is exchanged once: more where fragments take turns."""
+        """The steps in which every parameter is exchanged once: more where fragments
+        take turns.
+        """
         self.backward: Callable[[], object] = lambda: None
-        """A reference to the end of the last backward pass; dead once that pass is over."""
+        """A reference to the end of the last backward pass; dead once that pass is
+        over.
+        """
         self.opening = threading.RLock()  # autograd has one thread a device
         """Held while a step is opened, and while ``detach`` says that none may be."""
         self.is_leaving = False
-        """Whether no further step may be opened, as ``detach`` waits for the one under way."""
+        """Whether no further step may be opened, as ``detach`` waits for the one under
+        way.
+        """
         self.step = 0
         self._num_backward = 0
         self._forward_end_s = 0.0
         self._warned = False
 
     def compare(self, every: int) -> None:
-        """Has means compared with dense ones every so many steps, unless they already are."""
+        """Has means compared with dense ones every so many steps, unless they already
+        are.
+        """
         from .guard import Guard
 
         self.guard = self.guard or Guard(every)
 
     def ending(self, end: Callable[[], None]) -> Callable[[], None]:
-        """The callback ``end`` of a backward pass, which is over once that has returned or raised.
+        """The callback ``end`` of a backward pass, which is over once that has returned
+        or raised.
 
-        Autograd drops the callback where a pass raises before. An error that ``end`` raises keeps
-        its frames, and so the callback, alive: then the pass is over all the same.
+        Autograd drops the callback where a pass raises before. An error that ``end``
+        raises keeps its frames, and so the callback, alive: then the pass is over all
+        the same.
         """
 
-        mine: list[Callable[[], object]] = []  # a reference to itself would keep it alive
+        mine: list[
+            Callable[[], object]
+        ] = []  # a reference to itself would keep it alive
 
         def ended() -> None:
             try:
@@ -105,12 +119,14 @@ class Progress:
         *,
         behind_others: bool = False,
     ) -> None:
-        """Has autograd call ``end`` when this backward pass has ended, still inside backward().
+        """Has autograd call ``end`` when this backward pass has ended, still inside
+        backward().
 
-        Autograd drops the callback if the pass raises, which the next one notices. It comes
-        ``behind_others`` that are queued at the end, as FSDP's are. What every attached model does
-        ``before`` it waits is done before any of them waits: ranks may reach models in any order.
-        DDP hands in all by itself, and reads the means as soon as its own callback is over.
+        Autograd drops the callback if the pass raises, which the next one notices. It
+        comes ``behind_others`` that are queued at the end, as FSDP's are. What every
+        attached model does ``before`` it waits is done before any of them waits: ranks
+        may reach models in any order. DDP hands in all by itself, and reads the means
+        as soon as its own callback is over.
         """
         queue = torch.autograd.Variable._execution_engine.queue_callback
         ended = self.ending(end)
@@ -159,9 +175,11 @@ class Progress:
         self._in_step = []
 
     def _looks(self) -> bool:
-        """Whether residuals are compared with gradients: after 64 steps, 128, 256 and so on.
+        """Whether residuals are compared with gradients: after 64 steps, 128, 256 and
+        so on.
 
-        Before 64 steps residuals may still be filling up. Such rare looks cost next to nothing.
+        Before 64 steps residuals may still be filling up. Such rare looks cost next to
+        nothing.
         """
         num_steps = self.step // self.num_fragments + 1
         return num_steps >= _FIRST_LOOK and num_steps.bit_count() == 1
@@ -171,7 +189,9 @@ class Progress:
         return [log for log in self.logs if log.is_due(self.step)]
 
     def mark_forward(self, start_s: float, end_s: float) -> None:
-        """Notes a forward pass, which may end before the step of the last backward pass does."""
+        """Notes a forward pass, which may end before the step of the last backward pass
+        does.
+        """
         self._note("forward", start_s, end_s, self._num_backward)
         self._forward_end_s = end_s
 
@@ -186,7 +206,9 @@ class Progress:
         self._note("wait", start_s, end_s, self.step)
 
     def _note(self, lane: str, start_s: float, end_s: float, step: int) -> None:
-        self.recorder.add(Span(self._engine.rank, lane, lane, start_s, end_s, step=step))
+        self.recorder.add(
+            Span(self._engine.rank, lane, lane, start_s, end_s, step=step)
+        )
 
     def end_step(self, sent_bytes: int | None = None) -> None:
         """Closes a step whose means have all arrived.
@@ -205,7 +227,11 @@ class Progress:
             sent_bytes=int(costs["wire_bytes"]),
         )
         self.recorder.end_step(costs, now_s, density)
-        choosing = [(one.exchange, one.state) for one in self._in_step if one.chooser is not None]
+        choosing = [
+            (one.exchange, one.state)
+            for one in self._in_step
+            if one.chooser is not None
+        ]
         if choosing:
             choose_together(choosing)
         self.synchroniser.end_step()
@@ -219,9 +245,12 @@ class Progress:
             for name, factor in (found := outgrown(self._in_step))[:1]:
                 self._warned = True
                 _log.warning(
-                    "after %d steps the residual of %s has %.0f times the norm of its gradient "
-                    "(%d tensors are like it): what is kept does not get through, and training may "
-                    "stand still; take a smaller block, more bits or a higher density, or exclude "
+                    "after %d steps the residual of %s has %.0f times the norm "
+                    "of its gradient "
+                    "(%d tensors are like it): what is kept does not get "
+                    "through, and training may "
+                    "stand still; take a smaller block, more bits or a higher "
+                    "density, or exclude "
                     "the tensor by compress_if",
                     *(self.step, name, factor, len(found)),
                 )
@@ -237,7 +266,9 @@ class Progress:
                 self.on_decided()
 
     def end_iteration(self, *, is_by_hand: bool) -> None:
-        """Ends a step that the loop makes by hand, or of what no optimizer holds; see `scaling`."""
+        """Ends a step that the loop makes by hand, or of what no optimizer holds; see
+        `scaling`.
+        """
         names = set(self._params) if is_by_hand else self._unheld()
         if names and self._is_between_passes():
             self.synchroniser.decide_by_means(names)
@@ -247,12 +278,15 @@ class Progress:
     def _unheld(self) -> set[str]:
         """The parameters that no optimizer of this rank holds, as far as can be seen.
 
-        An optimizer may take its first step later than others, so all optimizers are looked at.
+        An optimizer may take its first step later than others, so all optimizers are
+        looked at.
         """
         unknown = set(self._params).difference(*self.synchroniser.known)
         if unknown and self._held is None:
             ids = held_by_optimizers()
-            self._held = {name for name, param in self._params.items() if id(param) in ids}
+            self._held = {
+                name for name, param in self._params.items() if id(param) in ids
+            }
         return unknown.difference(self._held or ())
 
     def _is_between_passes(self) -> bool:
@@ -268,7 +302,9 @@ class Progress:
         self.mark_wait(start_s, wall_clock())
 
     def finish(self) -> None:
-        """Waits for the whole step, and puts the means where the training loop looks for them."""
+        """Waits for the whole step, and puts the means where the training loop looks
+        for them.
+        """
         if self.synchroniser.open:
             start_s = wall_clock()
             self._put(self.synchroniser.finish(), start_s)
@@ -285,5 +321,7 @@ class Progress:
         self.end_step()
 
     def give_up(self, text: str) -> BaseException:
-        """Fails on behalf of this rank in the step that is next to end; see `Engine.give_up`."""
+        """Fails on behalf of this rank in the step that is next to end; see
+        `Engine.give_up`.
+        """
         return self._engine.give_up(text, step=self.step)

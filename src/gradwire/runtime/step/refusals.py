@@ -1,9 +1,11 @@
-"""Refusals: models that cannot be attached, and changes that an attached model must not undergo.
+"""Refusals: models that cannot be attached, and changes that an attached model must not
+undergo.
 
-One gradient has one exchange. Where ``DistributedDataParallel``, ``replicate()`` or FSDP exchange
-the gradients of a model too, both write into the same ``.grad`` and neither mean is right. A DDP
-inside of a wrapper is attached in the wrapper's place (`sole_ddp`). A DDP around the model is found
-among all living objects. A DDP that is made later is refused when it takes the model in.
+One gradient has one exchange. Where ``DistributedDataParallel``, ``replicate()`` or
+FSDP exchange the gradients of a model too, both write into the same ``.grad`` and
+neither mean is right. A DDP inside of a wrapper is attached in the wrapper's place
+(`sole_ddp`). A DDP around the model is found among all living objects. A DDP that is
+made later is refused when it takes the model in.
 """
 
 from __future__ import annotations
@@ -30,20 +32,25 @@ from ..transport.wire import has_store
 from .hooked import Hooked, untraced
 
 _attached: dict[int, weakref.ref[Tensor]] = {}
-"""Parameters that are exchanged, by id; no second model with one of them can be attached."""
+"""Parameters that are exchanged, by id; no second model with one of them can be
+attached.
+"""
 _modules: WeakSet[nn.Module] = WeakSet()
 """The modules of models that are attached, whatever becomes of their parameters."""
 _quiet: WeakSet[DistributedDataParallel] = WeakSet()
 """DDPs that exchange nothing, as what is in them trains by local steps."""
 _watch: list[Any] = []
-"""The hook that sees modules being taken in by others, while any parameter is exchanged."""
+"""The hook that sees modules being taken in by others, while any parameter is
+exchanged.
+"""
 
 
 def sole_ddp(model: nn.Module) -> nn.Module:
-    """The one DDP inside of ``model`` that holds all it trains; ``model`` itself if there is none.
+    """The one DDP inside of ``model`` that holds all it trains; ``model`` itself if
+    there is none.
 
-    So a compiled DDP, one in an ``nn.Sequential`` and one in a framework's wrapper are attached
-    as the DDP itself is.
+    So a compiled DDP, one in an ``nn.Sequential`` and one in a framework's wrapper are
+    attached as the DDP itself is.
     """
     if isinstance(model, nn.Module) and not isinstance(model, DistributedDataParallel):
         found = _ddps_in(model)
@@ -53,25 +60,34 @@ def sole_ddp(model: nn.Module) -> nn.Module:
 
 
 def refuse_wrong_model(model: nn.Module) -> None:
-    """Raises ``InvalidSetting`` for a model that cannot be attached, or not at this moment."""
+    """Raises ``InvalidSetting`` for a model that cannot be attached, or not at this
+    moment.
+    """
     if not isinstance(model, nn.Module):
-        raise invalid("model", type(model).__name__, "an nn.Module", "pass the model itself")
+        raise invalid(
+            "model", type(model).__name__, "an nn.Module", "pass the model itself"
+        )
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     if isinstance(inner, torch.jit.ScriptModule):
         accepted = "a module that takes hooks, as no module of TorchScript does"
         remedy = "write nn.Sequential(scripted), for DDP too, or leave torch.jit out"
         raise invalid("model", type(inner).__name__, accepted, remedy)
     world = os.environ.get("WORLD_SIZE", "")
-    if world.isdigit() and int(world) > 1 and not has_store():  # it would train alone, unnoticed
+    if (
+        world.isdigit() and int(world) > 1 and not has_store()
+    ):  # it would train alone, unnoticed
         raise InvalidSetting(
-            f"this is one of WORLD_SIZE={world} ranks and no process group exists, so nothing "
-            "would be exchanged; call torch.distributed.init_process_group() before attach (or "
+            f"this is one of WORLD_SIZE={world} ranks and no process group "
+            "exists, so nothing "
+            "would be exchanged; call torch.distributed.init_process_group() "
+            "before attach (or "
             "unset WORLD_SIZE to train alone)"
         )
     for name, param in model.named_parameters():
         if is_attached(param):
             raise InvalidSetting(
-                f"this model is attached already ({name} is exchanged); a parameter has one "
+                f"this model is attached already ({name} is exchanged); a "
+                "parameter has one "
                 "exchange: call handle.detach() on the first handle, then attach again"
             )
     _refuse_sharded(model)
@@ -85,7 +101,8 @@ def refuse_wrong_model(model: nn.Module) -> None:
             if isinstance(model, DistributedDataParallel):
                 raise InvalidSetting(
                     f"the gradients of {name} would be exchanged twice: another "
-                    "DistributedDataParallel of them still lives; drop it (del), then attach"
+                    "DistributedDataParallel of them still lives; drop it "
+                    "(del), then attach"
                 )
             raise shown_as_around(name)
     if torch._C._current_graph_task_id() != -1:
@@ -95,25 +112,34 @@ def refuse_wrong_model(model: nn.Module) -> None:
     left = [name for name, p in model.named_parameters() if p.grad is not None]
     if left:
         raise InvalidSetting(
-            f"attach was called while {len(left)} parameters hold gradients ({left[0]}, ...) of an "
+            f"attach was called while {len(left)} parameters hold gradients "
+            f"({left[0]}, ...) of an "
             "earlier backward pass, to which the next one would add its own; call "
             "optimizer.zero_grad(set_to_none=True) first"
         )
 
 
 def refuse_own_writes(model: nn.Module) -> None:
-    """Refuses modules whose forward pass changes weights by the batch, which each rank has its own.
+    """Refuses modules whose forward pass changes weights by the batch, which each rank
+    has its own.
 
-    Ranks would hold other parameters after the first step, and nothing would fail there.
+    Ranks would hold other parameters after the first step, and nothing would fail
+    there.
     """
     for path, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+        if (
+            isinstance(module, nn.Embedding | nn.EmbeddingBag)
+            and module.max_norm is not None
+        ):
             raise invalid(
                 f"max_norm of {path or type(module).__name__}",
                 module.max_norm,
-                "None, as a forward pass shortens the rows of its own rank's batch alone",
-                "leave it out, and shorten all rows after optimizer.step(): with torch.no_grad(): "
-                f"weight.copy_(weight.renorm({module.norm_type:g}, 0, {module.max_norm:g})) "
+                "None, as a forward pass shortens the rows of its own rank's "
+                "batch alone",
+                "leave it out, and shorten all rows after optimizer.step(): "
+                "with torch.no_grad(): "
+                f"weight.copy_(weight.renorm({module.norm_type:g}, 0, "
+                f"{module.max_norm:g})) "
                 "(check_every=None allows it)",
             )
 
@@ -125,7 +151,9 @@ def is_attached(param: Tensor) -> bool:
 
 
 def mark_attached(model: nn.Module, params: Sequence[NamedParam]) -> Callable[[], None]:
-    """Notes that a model's ``params`` are exchanged from now on; returns a function to undo it."""
+    """Notes that a model's ``params`` are exchanged from now on; returns a function to
+    undo it.
+    """
     ids = [id(param) for _, param in params]
     root = weakref.ref(model)
     _modules.update(model.modules())
@@ -145,11 +173,12 @@ def mark_attached(model: nn.Module, params: Sequence[NamedParam]) -> Callable[[]
 
 
 def quietened(ddp: nn.Module, undo: ExitStack) -> nn.Module:
-    """The module in a DDP, which exchanges nothing until ``undo`` is closed; another one itself.
+    """The module in a DDP, which exchanges nothing until ``undo`` is closed; another
+    one itself.
 
-    As in ``no_sync``, each forward pass decides for its backward pass. So loops may call
-    ``no_sync`` themselves, or set ``require_backward_grad_sync``. Raises ``InvalidSetting`` for a
-    DDP that would exchange something all the same.
+    As in ``no_sync``, each forward pass decides for its backward pass. So loops may
+    call ``no_sync`` themselves, or set ``require_backward_grad_sync``. Raises
+    ``InvalidSetting`` for a DDP that would exchange something all the same.
     """
     if not isinstance(ddp, DistributedDataParallel):
         return ddp
@@ -157,7 +186,9 @@ def quietened(ddp: nn.Module, undo: ExitStack) -> nn.Module:
     if ddp.static_graph or ddp.parameters_to_ignore or ddp._delay_all_reduce_params:
         accepted = "one without static_graph, ignored parameters and delayed parameters"
         remedy = "leave these settings out when DDP is made"
-        raise invalid("model", "a DistributedDataParallel with one of them", accepted, remedy)
+        raise invalid(
+            "model", "a DistributedDataParallel with one of them", accepted, remedy
+        )
     found: list[bool] = []
 
     def before(module: Any, args: Any) -> None:
@@ -174,7 +205,9 @@ def quietened(ddp: nn.Module, undo: ExitStack) -> nn.Module:
     return ddp.module  # type: ignore[no-any-return]
 
 
-def exchanged_by(ddp: DistributedDataParallel, params: Iterable[NamedParam]) -> list[str]:
+def exchanged_by(
+    ddp: DistributedDataParallel, params: Iterable[NamedParam]
+) -> list[str]:
     """The names of the parameters in ``params`` whose gradients ``ddp`` exchanges."""
     inner = vars(ddp).get("_modules", {}).get("module")
     if inner is None or ddp in _quiet:  # None: its constructor raised
@@ -184,12 +217,17 @@ def exchanged_by(ddp: DistributedDataParallel, params: Iterable[NamedParam]) -> 
 
 
 def shown_as_around(name: str) -> InvalidSetting:
-    """The error where a DDP exchanges the gradients of an attached model, or of one to attach."""
+    """The error where a DDP exchanges the gradients of an attached model, or of one to
+    attach.
+    """
     return InvalidSetting(
         f"the gradients of {name} would be exchanged twice: the model is inside of a "
-        "DistributedDataParallel, which exchanges them too; give gw.attach or gw.local_steps the "
-        "DistributedDataParallel itself (what Accelerate's prepare() and Fabric's setup() return, "
-        "the Trainer's model_wrapped, Lightning's trainer.strategy.model), once the framework has "
+        "DistributedDataParallel, which exchanges them too; give gw.attach or "
+        "gw.local_steps the "
+        "DistributedDataParallel itself (what Accelerate's prepare() and "
+        "Fabric's setup() return, "
+        "the Trainer's model_wrapped, Lightning's trainer.strategy.model), once "
+        "the framework has "
         "made it, or train without it and drop it (del)"
     )
 
@@ -207,29 +245,43 @@ def _ddps_in(model: nn.Module) -> list[DistributedDataParallel]:
 
 def _trained_outside(model: nn.Module, ddp: DistributedDataParallel) -> list[str]:
     inside = {id(param) for param in ddp.parameters()}
-    return [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in inside]
+    return [
+        n
+        for n, p in model.named_parameters()
+        if p.requires_grad and id(p) not in inside
+    ]
 
 
 def _refuse_sharded(model: nn.Module) -> None:
-    """Refuses models that torch replicates, or shards in a form that it leaves to nobody else."""
+    """Refuses models that torch replicates, or shards in a form that it leaves to
+    nobody else.
+    """
     for path, module in model.named_modules():
         where = path or type(module).__name__
         if _is_fsdp(module):
             accepted = "one that is whole on each rank, or sharded by fully_shard()"
-            raise invalid("model", f"{where} in FullyShardedDataParallel", accepted, _BY_FSDP2)
+            raise invalid(
+                "model", f"{where} in FullyShardedDataParallel", accepted, _BY_FSDP2
+            )
         if "replicate" in _registry(module):
             raise InvalidSetting(
-                f"replicate() exchanges the gradients of {where} itself, and they would be "
+                f"replicate() exchanges the gradients of {where} itself, and "
+                "they would be "
                 "exchanged twice; attach the model without replicate()"
             )
 
 
-_BY_FSDP2 = "write fully_shard(module, mesh=mesh['shard']) and attach with group=mesh['replicate']"
+_BY_FSDP2 = (
+    "write fully_shard(module, mesh=mesh['shard']) and attach with "
+    "group=mesh['replicate']"
+)
 
 
 def _registry(module: nn.Module) -> Any:
     """The composable functions that were applied to a module, by their names."""
-    contract = sys.modules.get("torch.distributed._composable.contract")  # torch's, if it is used
+    contract = sys.modules.get(
+        "torch.distributed._composable.contract"
+    )  # torch's, if it is used
     return (contract and contract._get_registry(module)) or {}
 
 
@@ -239,19 +291,31 @@ def _is_fsdp(module: object) -> bool:
 
 
 def _refuse_odd_tensors(model: nn.Module) -> None:
-    """Refuses tensors without values of their own on this rank, which no message could carry."""
+    """Refuses tensors without values of their own on this rank, which no message could
+    carry.
+    """
     is_ddp = isinstance(model, DistributedDataParallel)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         kind = type(tensor)
         is_plain = kind.__torch_dispatch__ is Tensor.__torch_dispatch__
         if is_lazy(tensor):
-            remedy = "run one forward pass, which gives lazy parameters their shape, then attach"
+            remedy = (
+                "run one forward pass, which gives lazy parameters their shape, "
+                "then attach"
+            )
             raise invalid(name, kind.__name__, "a tensor with a shape", remedy)
         if not is_plain and (is_ddp or not is_dtensor(tensor)):
-            remedy = "give the model plain tensors; those of DTensors are attached without DDP"
-            raise invalid(name, kind.__name__, "a plain tensor, whole on each rank", remedy)
+            remedy = (
+                "give the model plain tensors; those of DTensors are attached "
+                "without DDP"
+            )
+            raise invalid(
+                name, kind.__name__, "a plain tensor, whole on each rank", remedy
+            )
         if tensor.is_meta:
-            remedy = "give the model its values first (to_empty() and its initialisation)"
+            remedy = (
+                "give the model its values first (to_empty() and its initialisation)"
+            )
             raise invalid(f"device of {name}", "meta", "one that holds values", remedy)
 
 
@@ -261,7 +325,8 @@ def _refuse_ddp_inside(model: nn.Module) -> None:
             "torch._dynamo.config.optimize_ddp",
             "python_reducer",
             "another value when DDP is made",
-            "leave it as it is: that reducer has no place for the exchange of gradients",
+            "leave it as it is: that reducer has no place for the exchange of "
+            "gradients",
         )
     inside = [one for one in _ddps_in(model) if one is not model]
     if not inside:
@@ -269,31 +334,42 @@ def _refuse_ddp_inside(model: nn.Module) -> None:
     if len(inside) == 1 and not isinstance(model, DistributedDataParallel):
         outside = _trained_outside(model, inside[0])
         raise InvalidSetting(
-            f"{outside[0]} is trained and outside of the DistributedDataParallel that is inside "
-            f"of the model ({type(model).__name__}), which exchanges the rest; attach a model "
+            f"{outside[0]} is trained and outside of the DistributedDataParallel "
+            "that is inside "
+            f"of the model ({type(model).__name__}), which exchanges the rest; "
+            "attach a model "
             "without DDP, or wrap all that is trained in one DDP and attach that"
         )
     raise InvalidSetting(
         f"the model has {len(inside)} DistributedDataParallel modules inside of it "
-        f"({type(model).__name__}), and they exchange their gradients too; attach each by itself, "
+        f"({type(model).__name__}), and they exchange their gradients too; "
+        "attach each by itself, "
         "or a model without DDP"
     )
 
 
 def _refuse_changed(model: nn.Module) -> None:
-    """Refuses a DDP that was made for other parameters: it averages neither them nor new ones."""
+    """Refuses a DDP that was made for other parameters: it averages neither them nor
+    new ones.
+    """
     if not isinstance(model, DistributedDataParallel):
         return
     made = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
     known = made.get("num_parameter_tensors"), made.get("total_parameter_size_bytes")
     own = model.parameters_to_ignore
-    params = [p for n, p in model.module.named_parameters() if p.requires_grad and n not in own]
+    params = [
+        p
+        for n, p in model.module.named_parameters()
+        if p.requires_grad and n not in own
+    ]
     num_bytes = sum(p.numel() * p.element_size() for p in params)
     if None not in known and known != (len(params), num_bytes):
         raise InvalidSetting(
             f"the model trains {len(params)} parameters of {num_bytes} bytes, and its "
-            f"DistributedDataParallel was made for {known[0]} of {known[1]} bytes: some were "
-            "converted, frozen or unfrozen since, which DDP does not notice; make it anew from its "
+            f"DistributedDataParallel was made for {known[0]} of {known[1]} "
+            "bytes: some were "
+            "converted, frozen or unfrozen since, which DDP does not notice; "
+            "make it anew from its "
             "module, then attach it"
         )
 
@@ -301,8 +377,9 @@ def _refuse_changed(model: nn.Module) -> None:
 def _ddps_around(model: nn.Module, params: Sequence[NamedParam]) -> list[str]:
     """Names of parameters that a living DDP other than ``model`` exchanges.
 
-    No module knows who holds it, so this asks the garbage collector, which knows every object but
-    those of ``gc.freeze()``. DDPs among those are found in the forward pass; see `hooks`.
+    No module knows who holds it, so this asks the garbage collector, which knows every
+    object but those of ``gc.freeze()``. DDPs among those are found in the forward pass;
+    see `hooks`.
     """
     kinds = {DistributedDataParallel, *_subclasses(DistributedDataParallel)}
     found = (one for one in gc.get_objects() if type(one) in kinds and one is not model)
@@ -315,23 +392,32 @@ def _subclasses(kind: type) -> set[type]:
 
 
 def _taken_in(parent: nn.Module, name: str, child: nn.Module | None) -> None:
-    """Refuses that an attached module becomes part of one that exchanges its gradients too."""
+    """Refuses that an attached module becomes part of one that exchanges its gradients
+    too.
+    """
     if child is None:
         return
     if name == "module" and isinstance(parent, DistributedDataParallel):
-        if "reducer" not in vars(parent):  # It is being made; later a part of it may be replaced.
+        if "reducer" not in vars(
+            parent
+        ):  # It is being made; later a part of it may be replaced.
             given = _given_to(parent, child)
             for path, param in child.named_parameters():
                 if id(param) in given and is_attached(param):
                     raise InvalidSetting(
-                        f"the gradients of {path} would be exchanged twice: it is attached, and "
-                        "the DistributedDataParallel that is made here exchanges it too; call "
-                        "handle.detach() first, make the DistributedDataParallel, then attach that"
+                        f"the gradients of {path} would be exchanged twice: it "
+                        "is attached, and "
+                        "the DistributedDataParallel that is made here "
+                        "exchanges it too; call "
+                        "handle.detach() first, make the "
+                        "DistributedDataParallel, then attach that"
                     )
     elif _is_fsdp(parent) and name == "_fsdp_wrapped_module":
         for path, module in child.named_modules():
             if module in _modules:  # Its parameters are flattened already.
                 raise InvalidSetting(
-                    f"{path or type(module).__name__} is attached, and FullyShardedDataParallel "
-                    "would exchange its gradients too; call handle.detach() before it is sharded"
+                    f"{path or type(module).__name__} is attached, and "
+                    "FullyShardedDataParallel "
+                    "would exchange its gradients too; call handle.detach() "
+                    "before it is sharded"
                 )

@@ -1,10 +1,12 @@
-"""Retry: all ranks repeat a backward pass that has raised on each of them, or none does.
+"""Retry: all ranks repeat a backward pass that has raised on each of them, or none
+does.
 
-A batch that is too large for memory ends a backward pass on every rank, and the loop repeats it
-with smaller batches. By then some messages have been launched, on each rank another number of them.
-So ranks tell each other in the job's store that they repeat the pass. When all have told it they
-hand in zeros for what did not come, so that every message ends, and drop the step. A rank that has
-all of its gradients waits for their means and repeats nothing: then all raise ``LoopMistake``.
+A batch that is too large for memory ends a backward pass on every rank, and the loop
+repeats it with smaller batches. By then some messages have been launched, on each rank
+another number of them. So ranks tell each other in the job's store that they repeat the
+pass. When all have told it they hand in zeros for what did not come, so that every
+message ends, and drop the step. A rank that has all of its gradients waits for their
+means and repeats nothing: then all raise ``LoopMistake``.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ from ..engine.engine import Engine
 
 
 def repeat_together(engine: Engine, step: int, num_messages: int) -> None:
-    """Returns once all ranks have given up the open ``step``, of ``num_messages`` messages.
+    """Returns once all ranks have given up the open ``step``, of ``num_messages``
+    messages.
 
-    Raises ``LoopMistake`` on all ranks if one has all its gradients, and ``RankFailed`` if one is
-    lost or does not come within the time-out.
+    Raises ``LoopMistake`` on all ranks if one has all its gradients, and ``RankFailed``
+    if one is lost or does not come within the time-out.
     """
     engine.begin_call()
     who = engine.who.beside(f"retry {engine.num_calls}")
@@ -31,9 +34,14 @@ def repeat_together(engine: Engine, step: int, num_messages: int) -> None:
         for rank in absent if signs else ():
             place = signs[rank].place
             at = (place.step, place.num_calls)
-            is_whole = at == (step, engine.num_calls - 1) and place.launched >= num_messages
+            is_whole = (
+                at == (step, engine.num_calls - 1) and place.launched >= num_messages
+            )
             if is_whole or place.step > step:
-                text = f"rank {rank} of {who.world} has all its gradients of this step, and {mine}"
+                text = (
+                    f"rank {rank} of {who.world} has all its gradients of this step, "
+                    f"and {mine}"
+                )
                 how = "all ranks must repeat it, or none"
                 raise engine.lose((engine.rank,), step, text, how, ExitCode.MISTAKE)
         engine.refuse_silence(step)

@@ -1,4 +1,6 @@
-"""The message of one parameter whose gradient is row-sparse (``nn.Embedding(sparse=True)``)."""
+"""The message of one parameter whose gradient is row-sparse
+(``nn.Embedding(sparse=True)``).
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from .messages import Grads, Message, ParamRange
 class RowMessage(Message):
     """A message whose buffer is a sparse tensor of rows, in host memory.
 
-    Only the exchange and the buffer are others than those of any message. ``collective`` is the way
-    of the rows, where one is named.
+    Only the exchange and the buffer are others than those of any message.
+    ``collective`` is the way of the rows, where one is named.
     """
 
     is_of_rows = True

@@ -1,14 +1,16 @@
 """StepObserver: it sees what a loss scaler does with each optimizer's step.
 
-A scaler skips an optimizer's step where it has found an inf or a NaN in a gradient. Only the scaler
-knows that: an optimizer with ``fused=True`` is called all the same, and skips inside. So while a
-model is attached its scaler has an observer, one for all models, around three methods:
+A scaler skips an optimizer's step where it has found an inf or a NaN in a gradient.
+Only the scaler knows that: an optimizer with ``fused=True`` is called all the same, and
+skips inside. So while a model is attached its scaler has an observer, one for all
+models, around three methods:
 
 * ``step(optimizer)``: the scaler's own record then says whether the step was skipped.
-* ``unscale_(optimizer)``: an optimizer that is unscaled and not stepped is stepped by hand.
-* ``update()``: it ends an iteration. If the scaler has seen no optimizer in it, the loop steps by
-  hand. Nobody can be asked then, nor about a parameter that no optimizer of this rank holds. So the
-  means must tell: see ``Watcher.end_iteration``.
+* ``unscale_(optimizer)``: an optimizer that is unscaled and not stepped is stepped by
+  hand.
+* ``update()``: it ends an iteration. If the scaler has seen no optimizer in it, the
+  loop steps by hand. Nobody can be asked then, nor about a parameter that no optimizer
+  of this rank holds. So the means must tell: see ``Watcher.end_iteration``.
 
 What was exchanged without such a word since is a step that accumulates gradients.
 """
@@ -33,7 +35,9 @@ class Watcher(Protocol):
     """An attached model, which undoes what its optimizers did not take."""
 
     def decide(self, params: list[Tensor], *, is_skipped: bool) -> None:
-        """Ends the step of the optimizer that holds ``params``; some are the model's, or none."""
+        """Ends the step of the optimizer that holds ``params``; some are the model's,
+        or none.
+        """
 
     def end_iteration(self, *, is_by_hand: bool) -> None:
         """Ends, by the means, steps that no scaler can be asked about."""
@@ -42,7 +46,8 @@ class Watcher(Protocol):
 def held_by_optimizers() -> set[int]:
     """The ids of the parameters that optimizers of this process hold.
 
-    The process is searched for optimizers, which takes 0.1 s or so: torch has no list of them.
+    The process is searched for optimizers, which takes 0.1 s or so: torch has no list
+    of them.
     """
     held: set[int] = set()
     for one in gc.get_objects():
@@ -53,7 +58,8 @@ def held_by_optimizers() -> set[int]:
 
 
 def observe(scaler: GradScaler | None, watcher: Watcher) -> Callable[[], None]:
-    """Has ``watcher`` told what becomes of steps, until the function returned is called.
+    """Has ``watcher`` told what becomes of steps, until the function returned is
+    called.
 
     The scaler refers to the watcher weakly. A scaler that is not enabled skips nothing.
     """
@@ -72,7 +78,9 @@ def observe(scaler: GradScaler | None, watcher: Watcher) -> Callable[[], None]:
 
 
 class StepObserver:
-    """Stands around the methods of one scaler, of which copies and pickles have nothing."""
+    """Stands around the methods of one scaler, of which copies and pickles have
+    nothing.
+    """
 
     def __init__(self, scaler: GradScaler) -> None:
         self.watchers: WeakSet[Watcher] = WeakSet()
@@ -101,7 +109,9 @@ class StepObserver:
         for name in _METHODS:
             if getattr(own.get(name), "__self__", None) is self:
                 del own[name]
-        own.update({name: method for name, method in self._before.items() if name not in own})
+        own.update(
+            {name: method for name, method in self._before.items() if name not in own}
+        )
         own.pop("__getstate__", None)
         own.pop(_OWN, None)
 
@@ -133,7 +143,9 @@ class StepObserver:
     def _tell(self, optimizer: Any) -> None:
         found = self._scaler._found_inf_per_device(optimizer).values()
         is_skipped = any(bool(one) for one in found)
-        params = [param for group in optimizer.param_groups for param in group["params"]]
+        params = [
+            param for group in optimizer.param_groups for param in group["params"]
+        ]
         for watcher in tuple(self.watchers):
             watcher.decide(params, is_skipped=is_skipped)
 

@@ -1,4 +1,6 @@
-"""Ranks that hold parts of the same layers tell each other the lengths of their messages' parts."""
+"""Ranks that hold parts of the same layers tell each other the lengths of their
+messages' parts.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,11 @@ from datetime import timedelta
 from typing import Any
 
 from ...contract.member import Shards
-from ..agreement.fingerprint import first_difference, refuse_differences, refuse_if_one_did
+from ..agreement.fingerprint import (
+    first_difference,
+    refuse_differences,
+    refuse_if_one_did,
+)
 from ..liveness.membership import Membership
 from .messages import Message
 
@@ -21,21 +27,26 @@ def agree_among_shards(
 ) -> None:
     """Tells every message the lengths of all its parts.
 
-    Raises ``RanksDiffer`` on every rank of ``shards`` where their messages do not correspond.
+    Raises ``RanksDiffer`` on every rank of ``shards`` where their messages do not
+    correspond.
     """
     if shards.world == 1:
         return
     own = {
         "place": f"rank {who.rank} of {who.world}",
         "num_channels": num_channels,
-        **{f"message {place}": _described(message) for place, message in enumerate(messages)},
+        **{
+            f"message {place}": _described(message)
+            for place, message in enumerate(messages)
+        },
     }
     sizes = [message.spec.numel for message in messages]
 
     def checked(found: Mapping[int, Any]) -> list[list[int]]:
         refuse_if_one_did(found, "the rank of shard {} refused to attach")
         remedy = (
-            "give all ranks the same settings, and a bucket_cap_mb that cuts their parameters "
+            "give all ranks the same settings, and a bucket_cap_mb that cuts "
+            "their parameters "
             "alike, such as one below the size of each"
         )
         told = {rank: one["own"] for rank, one in found.items()}

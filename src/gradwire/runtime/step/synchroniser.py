@@ -1,22 +1,24 @@
 """Synchroniser: from "this gradient is ready" to "all gradients are means".
 
-Messages are launched in issue order, each as soon as it and all before it are complete. So
-gradients may become ready in any order, even in another one on each rank, and still every rank
-launches messages in the same order.
+Messages are launched in issue order, each as soon as it and all before it are complete.
+So gradients may become ready in any order, even in another one on each rank, and still
+every rank launches messages in the same order.
 
-Once a step ranks also report which parameters they used: behind a plain module's last message if
-that is dense, and else in a report, on a channel of its own: it must not wait behind a large
-message. A parameter that no rank used keeps the gradient None everywhere, as in plain training, and
-its residual waits for its next use.
+Once a step ranks also report which parameters they used: behind a plain module's last
+message if that is dense, and else in a report, on a channel of its own: it must not
+wait behind a large message. A parameter that no rank used keeps the gradient None
+everywhere, as in plain training, and its residual waits for its next use.
 
-**Report.** Each rank sends one record to all others once a step, beside the gradients. It tells
-which parameters the rank used and, in some steps, the digests of its parameters. A step of dense
-messages needs no record for the first: flags travel in the last message.
+**Report.** Each rank sends one record to all others once a step, beside the gradients.
+It tells which parameters the rank used and, in some steps, the digests of its
+parameters. A step of dense messages needs no record for the first: flags travel in the
+last message.
 
-Where a step must count on all ranks or on none (``on_failure="shrink"``) the record is sent again
-once the rank has all means. That confirms the step, and no rank goes on before it has all of these
-records. Otherwise a rank that dies might leave some ranks with all means and others without. A rank
-that fails meanwhile knows that no other has gone on, or that all could have.
+Where a step must count on all ranks or on none (``on_failure="shrink"``) the record is
+sent again once the rank has all means. That confirms the step, and no rank goes on
+before it has all of these records. Otherwise a rank that dies might leave some ranks
+with all means and others without. A rank that fails meanwhile knows that no other has
+gone on, or that all could have.
 """
 
 from __future__ import annotations
@@ -50,12 +52,15 @@ _FIGURES = "<dqqq"
 
 
 Equal = Callable[[Collection[str] | None], list[NamedParam]]
-"""Tensors, with names, that have the same bits on all ranks when a step of the parameters of these
-names begins; None stands for all parameters."""
+"""Tensors, with names, that have the same bits on all ranks when a step of the
+parameters of these names begins; None stands for all parameters.
+"""
 
 
 class Check:
-    """Compares what is ``equal`` on all ranks, in every ``every``-th step; None: in no step."""
+    """Compares what is ``equal`` on all ranks, in every ``every``-th step; None: in no
+    step.
+    """
 
     def __init__(self, every: int | None, equal: Equal) -> None:
         self.every = every
@@ -63,15 +68,22 @@ class Check:
         self._own: dict[str, int] = {}
         self._turn = -1
         self.trains = True
-        """Whether this rank steps its parameters; one whose data have ended does not."""
+        """Whether this rank steps its parameters; one whose data have ended does
+        not.
+        """
 
     def look(self, turn: int, names: Collection[str] | None = None) -> None:
-        """Takes the digests, once, for step ``turn`` of these parameters, if it is compared.
+        """Takes the digests, once, for step ``turn`` of these parameters, if it is
+        compared.
 
-        Ranks may change their parameters between backward passes that accumulate. So this is called
-        when the first of them begins.
+        Ranks may change their parameters between backward passes that accumulate. So
+        this is called when the first of them begins.
         """
-        if self.every is not None and not (turn + 1) % self.every and self._turn != turn:
+        if (
+            self.every is not None
+            and not (turn + 1) % self.every
+            and self._turn != turn
+        ):
             named = self._equal(names)
             tensors = [tensor for _, tensor in named]
             digests = digests_of(tensors) if self.trains else [0] * len(tensors)
@@ -79,11 +91,15 @@ class Check:
             self._turn = turn
 
     def forget(self) -> None:
-        """Drops what was taken for a step that is not made, as others may not have begun it."""
+        """Drops what was taken for a step that is not made, as others may not have
+        begun it.
+        """
         self._turn = -1
 
     def taken(self, turn: int) -> dict[str, int]:
-        """The digests that were taken for step ``turn``, once; empty where none were."""
+        """The digests that were taken for step ``turn``, once; empty where none
+        were.
+        """
         taken = self._own if self._turn == turn else {}
         self.forget()
         return taken
@@ -106,7 +122,9 @@ class Record(NamedTuple):
         """The record as bytes, as many on every rank."""
         # No flip of one bit makes a rank that trains one that does not.
         figures = struct.pack(_FIGURES, *self[:3], -self.trains)
-        return figures + struct.pack(f"<{len(self.digests)}q", *self.digests) + self.used
+        return (
+            figures + struct.pack(f"<{len(self.digests)}q", *self.digests) + self.used
+        )
 
     @classmethod
     def of(cls, data: bytes, num_digests: int) -> Record:
@@ -133,20 +151,27 @@ class StepReport:
         """Begins anew among ``world`` ranks."""
         self.records = [Record()] * world
         self.look: Callable[[], int] = lambda: 0
-        """The number of the newcomer that waits, as this rank sees it; 0 without one."""
+        """The number of the newcomer that waits, as this rank sees it; 0 without
+        one.
+        """
         self._norm = 0.0
         self._num_steps = 0
         self._newcomer = 0
 
     @property
     def newcomer(self) -> int:
-        """The newcomer that rank 0 had seen when the last step was confirmed, the same on all."""
+        """The newcomer that rank 0 had seen when the last step was confirmed, the same
+        on all.
+        """
         return self.records[0].newcomer
 
     @property
     def used(self) -> list[bool]:
         """For each parameter whether any rank used it in the last step."""
-        return [any(flags) for flags in zip(*(record.used for record in self.records), strict=True)]
+        return [
+            any(flags)
+            for flags in zip(*(record.used for record in self.records), strict=True)
+        ]
 
     def text(self, step: int, used: bytes, digests: Mapping[str, int]) -> Steps[None]:
         """The text by which ranks exchange their records of a step.
@@ -167,15 +192,19 @@ class StepReport:
     ) -> Steps[None]:
         """The text by which ranks confirm that they have all means of a step.
 
-        The norm is taken anew after the first step among these ranks, and after 1, 2, 4 and so on
-        to 64, 128, 192 and so on.
+        The norm is taken anew after the first step among these ranks, and after 1, 2, 4
+        and so on to 64, 128, 192 and so on.
         """
         num_steps = step + 1
         early = num_steps < NORM_EVERY and num_steps.bit_count() == 1
         if not self._num_steps or num_steps % NORM_EVERY == 0 or early:
 
             def note() -> None:
-                owed = [tensor for one in messages for tensor in residuals(one.state).values()]
+                owed = [
+                    tensor
+                    for one in messages
+                    for tensor in residuals(one.state).values()
+                ]
                 with streams.beside():
                     self._norm = norm_over_all(owed)
                     self._num_steps = num_steps
@@ -186,18 +215,19 @@ class StepReport:
 
 
 _LET_GO = torch.empty(0, device="cpu")
-"""A stand-in for a gradient that has its mean. The gradient itself would hold memory that the user
-freed."""
+"""A stand-in for a gradient that has its mean. The gradient itself would hold memory
+that the user freed.
+"""
 
 
 class Synchroniser:
     """One rank's view of the messages of a model.
 
-    ``begin`` opens a step, of all parameters or of those of some messages, ``ready`` hands in
-    gradients, ``close`` ends the backward pass, ``finish`` waits. Means are written into the
-    gradients that were handed in. ``params`` are all parameters that are exchanged, by name; one
-    without elements is in no message. In some steps ranks ``check`` that they hold the same
-    parameters; see `integrity`.
+    ``begin`` opens a step, of all parameters or of those of some messages, ``ready``
+    hands in gradients, ``close`` ends the backward pass, ``finish`` waits. Means are
+    written into the gradients that were handed in. ``params`` are all parameters that
+    are exchanged, by name; one without elements is in no message. In some steps ranks
+    ``check`` that they hold the same parameters; see `integrity`.
     """
 
     def __init__(
@@ -211,13 +241,19 @@ class Synchroniser:
         self.check = check or Check(None, lambda names: [])
         self.report = StepReport(self.check, engine.world)
         self.counts_use = False
-        """Whether ranks report who used which parameter. DDP hands in zeros where one was not."""
+        """Whether ranks report who used which parameter. DDP hands in zeros where one
+        was not.
+        """
         self.undoes_skipped = False
         """Whether a loss scaler may skip steps, which are undone then."""
         self.known: dict[frozenset[str], None] = {}
-        """The parameters of each optimizer that the scaler has stepped, or was told of."""
+        """The parameters of each optimizer that the scaler has stepped, or was told
+        of.
+        """
         self._infinite: set[str] = set()
-        """The parameters of which a mean was not finite since their optimizer's last step."""
+        """The parameters of which a mean was not finite since their optimizer's last
+        step.
+        """
         self.streams = Streams()
         self.params = params
         self.names = list(params)
@@ -235,7 +271,9 @@ class Synchroniser:
         self._shared: set[str] = set()
         self._backward_over = Task("backward over", lambda: None, step=step)
         self._missing = [len(message.names) for message in self.messages]
-        self._num_left = {name: len(messages) for name, messages in self._messages_of.items()}
+        self._num_left = {
+            name: len(messages) for name, messages in self._messages_of.items()
+        }
         self._queue = self.messages
         self._ends: dict[int, Task] = {}
         self._ahead: dict[int, list[Task]] = {}
@@ -253,11 +291,15 @@ class Synchroniser:
                 self._messages_of[name].append(message)
         flags = [m.flags_F for m in self.messages if m.flags_F is not None]
         self._flags_F = flags[-1] if flags else None
-        """The sum of all ranks' flags: above 0 for each parameter that one of them used."""
+        """The sum of all ranks' flags: above 0 for each parameter that one of them
+        used.
+        """
         self.keeps_state = any(any(leaves(m.state)) for m in self.messages)
         """Whether messages keep anything for later steps."""
         self.taken: set[str] = set()
-        """The parameters of which an optimizer took a mean of these messages, if it is noted."""
+        """The parameters of which an optimizer took a mean of these messages, if it is
+        noted.
+        """
         self._used_since: set[str] = set()
         """The parameters that any rank used since their optimizer's last step."""
         rows = [message for message in self.messages if message.is_of_rows]
@@ -267,7 +309,9 @@ class Synchroniser:
             message.take_scale(self._scale)
 
     def go_on(self, engine: Engine, messages: Sequence[Message]) -> None:
-        """Goes on among other ranks, with messages for these; what is open is dropped."""
+        """Goes on among other ranks, with messages for these; what is open is
+        dropped.
+        """
         self.engine = engine
         self.open = False
         self.report.restart(engine.world)
@@ -284,8 +328,9 @@ class Synchroniser:
     ) -> None:
         """Opens a step without gradients; all that are handed in will have this scale.
 
-        ``names`` are the parameters that take part, and no message has others beside them; None
-        stands for all. ``turn`` counts the steps of these parameters, if not all take part in each.
+        ``names`` are the parameters that take part, and no message has others beside
+        them; None stands for all. ``turn`` counts the steps of these parameters, if not
+        all take part in each.
         """
         self.engine.check()
         self.engine.begin_step(step)
@@ -295,7 +340,8 @@ class Synchroniser:
                 message.take_scale(scale)
         self._clear(step)
         if self.streams.sides:
-            self.streams.lead()  # a message without gradients of this rank is behind no mark
+            # a message without gradients of this rank is behind no mark
+            self.streams.lead()
         if names is not None:
             self._queue = self.of(names)
         self._turn = step if turn is None else turn
@@ -312,7 +358,8 @@ class Synchroniser:
         return self.undoes_skipped and self.keeps_state
 
     def look(self, turn: int, names: Collection[str] | None = None) -> None:
-        """Notes what ranks must hold alike as the backward passes of a step begin; see `Check`.
+        """Notes what ranks must hold alike as the backward passes of a step begin; see
+        `Check`.
 
         Whether they compare it in this step follows from ``turn`` alone.
         """
@@ -320,10 +367,11 @@ class Synchroniser:
             self.check.look(turn, names)
 
     def ready(self, name: str, grad: Tensor | None, *, is_shared: bool = False) -> None:
-        """Hands in one gradient (None counts as zero) and launches messages that are complete.
+        """Hands in one gradient (None counts as zero) and launches messages that are
+        complete.
 
-        Nothing is written to a gradient that ``is_shared`` before ``close``: somebody else may look
-        at its memory while the backward pass goes on.
+        Nothing is written to a gradient that ``is_shared`` before ``close``: somebody
+        else may look at its memory while the backward pass goes on.
         """
         self.engine.check()
         with self._lock:
@@ -352,16 +400,19 @@ class Synchroniser:
         """The stream that a message is computed on; None where the host does."""
         return None if message.device == HOST else self.streams.side(message.device)
 
-    def _copying(self, names: Sequence[str], side: SideStream | None, **counted: Any) -> Copying:
+    def _copying(
+        self, names: Sequence[str], side: SideStream | None, **counted: Any
+    ) -> Copying:
         marks = self._marks
         return nullcontext if marks is None else marks.copying(names, side, **counted)
 
     def _encode_ahead(self, message: Message, name: str) -> None:
         """Has one tensor encoded where the plan says, before its message is launched.
 
-        ``PlannedMessage.inline`` are encoded here and now, by the thread of the backward pass, as
-        papers do that compare with it. ``PlannedMessage.early`` are encoded on the compute lane or,
-        where gradients lie on a device, by the host: on a lane of its own, from pinned memory.
+        ``PlannedMessage.inline`` are encoded here and now, by the thread of the
+        backward pass, as papers do that compare with it. ``PlannedMessage.early`` are
+        encoded on the compute lane or, where gradients lie on a device, by the host: on
+        a lane of its own, from pinned memory.
         """
         engine = self.engine
         step = self._step
@@ -377,7 +428,9 @@ class Synchroniser:
 
         if lane == OFFLOAD:
             assert side is not None, "only what lies on a device is offloaded"
-            way = Offload(message.encode_on_host(name, grads, copying), index, name, side)
+            way = Offload(
+                message.encode_on_host(name, grads, copying), index, name, side
+            )
             with as_on_a_lane():
                 engine.do_inline(task("copy", way.leave, INLINE))
             made = task("encode", way.encode, lane)
@@ -398,7 +451,9 @@ class Synchroniser:
             self._marks = StepMarks(self.streams)
         if message.flags_F is not None:
             with nullcontext() if side is None else side.use():
-                message.flags_F.copy_(torch.frombuffer(bytearray(self._used()), dtype=torch.uint8))
+                message.flags_F.copy_(
+                    torch.frombuffer(bytearray(self._used()), dtype=torch.uint8)
+                )
         is_shared = not self._shared.isdisjoint(names)
         text, scatter = self._exchange(message, side, is_shared=is_shared)
         return self.engine.launch(
@@ -409,7 +464,8 @@ class Synchroniser:
             after=[self._ends[i] for i in message.after],
             last=None if scatter is None else ("scatter", scatter),
             last_behind=[self._backward_over] if is_shared else (),
-            last_is_light=not message.is_of_rows and (side is not None or self._marks is None),
+            last_is_light=not message.is_of_rows
+            and (side is not None or self._marks is None),
             is_inline=message.is_inline,
             side=side,
         )
@@ -417,7 +473,9 @@ class Synchroniser:
     def _exchange(
         self, message: Message, side: SideStream | None, *, is_shared: bool
     ) -> tuple[Steps[None], Callable[[], None] | None]:
-        """A message's text, and what writes its mean back; None where its text does that."""
+        """A message's text, and what writes its mean back; None where its text does
+        that.
+        """
         # All of this step, even if it is abandoned.
         grads = self.grads
         num_left = self._num_left
@@ -441,7 +499,9 @@ class Synchroniser:
 
         if not is_shared and message.can_borrow(grads):
             return borrowed(message.text(grads, copying, borrows=True)), None
-        scattering = self._copying(names, side, to_device_bytes=size_bytes, allocates=rows)
+        scattering = self._copying(
+            names, side, to_device_bytes=size_bytes, allocates=rows
+        )
 
         def scatter() -> None:
             message.scatter(grads, scattering)
@@ -452,18 +512,23 @@ class Synchroniser:
     def abandon(self, name: str, *, is_retry: bool = False) -> None:
         """Gives up a step whose backward pass did not end.
 
-        ``name`` is the parameter whose gradient showed that. A rank that is alone forgets the step.
-        So do all ranks where this ``is_retry`` on each, if what messages keep can be put back: see
-        `retry`. Else this raises ``LoopMistake``.
+        ``name`` is the parameter whose gradient showed that. A rank that is alone
+        forgets the step. So do all ranks where this ``is_retry`` on each, if what
+        messages keep can be put back: see `retry`. Else this raises ``LoopMistake``.
         """
         if self.engine.world > 1:
             if not is_retry or (self.keeps_state and not self.report.confirms):
                 raise self.engine.give_up(
-                    f"the gradient of {name} came after an earlier backward pass that raised "
-                    "before its end, or twice in one, as the parameter is shared by segments of a "
-                    "reentrant activation checkpoint (use_reentrant=False is accepted). A pass "
-                    "that raised can be repeated, by all ranks, after zero_grad(set_to_none=True), "
-                    "where the exchange keeps no state (residuals, momenta, counters of draws), or "
+                    f"the gradient of {name} came after an earlier backward pass "
+                    "that raised "
+                    "before its end, or twice in one, as the parameter is "
+                    "shared by segments of a "
+                    "reentrant activation checkpoint (use_reentrant=False is "
+                    "accepted). A pass "
+                    "that raised can be repeated, by all ranks, after "
+                    "zero_grad(set_to_none=True), "
+                    "where the exchange keeps no state (residuals, momenta, "
+                    "counters of draws), or "
                     "attach was given on_failure='shrink'"
                 )
             from .retry import repeat_together  # a pass that raised is rare
@@ -480,7 +545,9 @@ class Synchroniser:
 
     @property
     def complete(self) -> bool:
-        """Whether all gradients of the open step are handed in, and all messages launched."""
+        """Whether all gradients of the open step are handed in, and all messages
+        launched.
+        """
         launched = len(self._ends) == len(self.messages)
         return launched and len(self.grads) == len(self.names)
 
@@ -507,16 +574,24 @@ class Synchroniser:
             return set()
         flags_F = self._flags_F
         used = self.report.used if flags_F is None else flags_F.tolist()
-        return {name for name, is_used in zip(self.names, used, strict=True) if not is_used}
+        return {
+            name for name, is_used in zip(self.names, used, strict=True) if not is_used
+        }
 
     def arrived(self, name: str) -> bool:
-        """Whether a parameter's mean of the last step is complete, or launched by a device."""
-        return all(self._ends[message.index].done for message in self._messages_of[name])
+        """Whether a parameter's mean of the last step is complete, or launched by a
+        device.
+        """
+        return all(
+            self._ends[message.index].done for message in self._messages_of[name]
+        )
 
     def wait(self, names: Sequence[str]) -> None:
-        """Blocks until the means of ``names`` are there; the step's gradients are handed in.
+        """Blocks until the means of ``names`` are there; the step's gradients are
+        handed in.
 
-        Where a device computes them it is the current stream that waits: see ``follow``.
+        Where a device computes them it is the current stream that waits: see
+        ``follow``.
         """
         self.engine.wait([self._ends[index] for index in self.ends_of(names)])
         self.follow(names)
@@ -543,13 +618,16 @@ class Synchroniser:
         if self._marks is not None:
             self._marks.close()
         self.engine.begin(self._backward_over)
-        if not self._queue:  # as where all parameters, or this rank's parts of them, are empty
+        if (
+            not self._queue
+        ):  # as where all parameters, or this rank's parts of them, are empty
             self._report()
 
     def _report(self) -> None:
         """Sends this rank's record, if the step has one; all messages are launched.
 
-        It travels while the last messages are on their way, and once more to confirm the step.
+        It travels while the last messages are on their way, and once more to confirm
+        the step.
         """
         engine = self.engine
         report = self.report
@@ -566,12 +644,16 @@ class Synchroniser:
         if report.confirms:
             text = report.confirmation(self._step, used, self.messages, self.streams)
             ends = self.all_ends()
-            end = engine.launch(index + 1, "confirmation", text, behind=ends, is_control=True)
+            end = engine.launch(
+                index + 1, "confirmation", text, behind=ends, is_control=True
+            )
             self._confirming = [end]
 
     @property
     def is_whole(self) -> bool:
-        """Whether all means of the open step are here, though other ranks may not have theirs."""
+        """Whether all means of the open step are here, though other ranks may not have
+        theirs.
+        """
         return bool(self.open and self._confirming) and all(
             end.done for end in (*self._ends.values(), *self._reporting)
         )
@@ -582,21 +664,26 @@ class Synchroniser:
         return bytes([self.grads.get(name) is not None for name in self.names])
 
     def finish(self) -> set[str]:
-        """Waits for all means; returns the names that handed in None but have a gradient now.
+        """Waits for all means; returns the names that handed in None but have a
+        gradient now.
 
-        A parameter that no rank used is not among them: its gradient stays None on every rank, as
-        in plain training, and its residual waits for its next use.
+        A parameter that no rank used is not among them: its gradient stays None on
+        every rank, as in plain training, and its residual waits for its next use.
         """
         self.engine.wait(self.all_ends())
         return self.settled()
 
     def undo(self) -> None:
-        """Puts back the state of all messages that the open step has begun to change."""
+        """Puts back the state of all messages that the open step has begun to
+        change.
+        """
         for message in self.messages:
             message.end_step(undoes=True)
 
     def end_step(self) -> None:
-        """Ends a pass. The scaler tells later whether optimizers take its means: see ``decide``."""
+        """Ends a pass. The scaler tells later whether optimizers take its means: see
+        ``decide``.
+        """
         if self._looks:
             for message in self.messages:
                 self._infinite |= message.infinite()
@@ -613,7 +700,8 @@ class Synchroniser:
         return {*self.names} - self.unused
 
     def decide(self, names: Collection[str], *, is_skipped: bool) -> None:
-        """Ends the step of one optimizer's parameters, which the scaler skipped or did not.
+        """Ends the step of one optimizer's parameters, which the scaler skipped or did
+        not.
 
         Means have the same bits on all ranks, so scalers find the same infs on all.
         """
@@ -624,8 +712,8 @@ class Synchroniser:
     def decide_by_means(self, names: Collection[str]) -> None:
         """Ends a step of parameters that nobody can be asked about.
 
-        An optimizer's parameters are skipped together if a mean of them is not finite. So are those
-        of ``names`` that no optimizer is known for.
+        An optimizer's parameters are skipped together if a mean of them is not finite.
+        So are those of ``names`` that no optimizer is known for.
         """
         rest = {*names}.difference(*self.known)
         for group in [*self.known, frozenset(rest)]:

@@ -1,13 +1,14 @@
 """Groups: a process group of torch's for ranks that go on, whoever has left or come in.
 
-``dist.new_group`` does not serve. It names a group by the number of groups that this process knows,
-so ranks in different numbers of groups would wait for each other for ever. It takes ranks of the
-default group alone. Under torchcomms it refuses a call that not all ranks of the job make. Here the
-ranks name the group by what they have agreed on in the store. The group then stands in torch's
-tables, so ``dist.get_rank(group)``, ``DeviceMesh`` and others know its ranks.
+``dist.new_group`` does not serve. It names a group by the number of groups that this
+process knows, so ranks in different numbers of groups would wait for each other for
+ever. It takes ranks of the default group alone. Under torchcomms it refuses a call that
+not all ranks of the job make. Here the ranks name the group by what they have agreed on
+in the store. The group then stands in torch's tables, so ``dist.get_rank(group)``,
+``DeviceMesh`` and others know its ranks.
 
-torch has no public way into its tables. Where one of them is missing, the group still carries
-collectives, and a warning says that torch does not know its ranks.
+torch has no public way into its tables. Where one of them is missing, the group still
+carries collectives, and a warning says that torch does not know its ranks.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def open_group(
         rank: This rank's place in the group.
         world: The number of ranks.
         timeout: The longest wait for another rank.
-        backends: The back end of each kind of device, as ``dist.get_backend_config`` writes them.
-            NCCL stays NCCL, and all others become gloo.
+        backends: The back end of each kind of device, as ``dist.get_backend_config``
+            writes them. NCCL stays NCCL, and all others become gloo.
     """
     # By its own connection, as who never comes would keep the job's busy.
     store = PrefixStore(f"gradwire/{name}", store_for(name).clone())
@@ -78,19 +79,29 @@ def _kinds(backends: str) -> dict[torch.device, str]:
     return {one: "nccl" if kind == "nccl" else "gloo" for one, kind in kinds.items()}
 
 
-def register_group(group: Group, name: str, ranks: Sequence[int], backends: str = ON_HOST) -> None:
-    """Tells torch of a group that was opened under ``name``, and the job's numbers of its ranks."""
+def register_group(
+    group: Group, name: str, ranks: Sequence[int], backends: str = ON_HOST
+) -> None:
+    """Tells torch of a group that was opened under ``name``, and the job's numbers of
+    its ranks.
+    """
     kinds = {one.type: kind for one, kind in _kinds(backends).items()}
     names = {*kinds.values()}
     config = ",".join(f"{device}:{kind}" for device, kind in kinds.items())
-    _enter(group, f"gradwire/{name}", ranks, names.pop() if len(names) == 1 else config, config)
+    _enter(
+        group,
+        f"gradwire/{name}",
+        ranks,
+        names.pop() if len(names) == 1 else config,
+        config,
+    )
 
 
 def stand_outside(rank: int) -> None:
     """Gives a process of no group the number ``rank`` in the job.
 
-    Its default group has this number, so ``dist.get_rank()`` returns it, and no connection: a
-    collective without ``group=`` raises.
+    Its default group has this number, so ``dist.get_rank()`` returns it, and no
+    connection: a collective without ``group=`` raises.
     """
     store = default_store()
     group = dist.ProcessGroup(store, rank, rank + 1)
@@ -98,7 +109,9 @@ def stand_outside(rank: int) -> None:
     dist.distributed_c10d._update_default_pg(group)
 
 
-def _enter(group: Group, name: str, ranks: Sequence[int], backend: str, config: str) -> None:
+def _enter(
+    group: Group, name: str, ranks: Sequence[int], backend: str, config: str
+) -> None:
     """Writes a group into torch's tables, as ``dist.new_group`` does."""
     c10d: Any = dist.distributed_c10d
     world = vars(c10d).get("_world")

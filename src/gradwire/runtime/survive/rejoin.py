@@ -1,17 +1,20 @@
-"""Rejoin: a newcomer comes into a run between two steps, healed from rank 0, or stays out.
+"""Rejoin: a newcomer comes into a run between two steps, healed from rank 0, or stays
+out.
 
-Ranks meet it in the job's store, below ``gradwire/rejoin``. It compares its fingerprint with
-``run``, and is newcomer n by ``asked``. ``n/beat`` counts up while it lives. Rank 0 sees that and
-says so in the confirmation of a step (`synchroniser`), by which all ranks know it before the same
-next step. There rank 0 writes ``n/offer``, the place, and all connect anew beside the connections
-that they have. All agree on the newcomer (`membership`): each says that it is ready, or has a
-reason against it. Until then nothing of the present world has changed. ``n/over`` ends its asking.
+Ranks meet it in the job's store, below ``gradwire/rejoin``. It compares its fingerprint
+with ``run``, and is newcomer n by ``asked``. ``n/beat`` counts up while it lives. Rank
+0 sees that and says so in the confirmation of a step (`synchroniser`), by which all
+ranks know it before the same next step. There rank 0 writes ``n/offer``, the place, and
+all connect anew beside the connections that they have. All agree on the newcomer
+(`membership`): each says that it is ready, or has a reason against it. Until then
+nothing of the present world has changed. ``n/over`` ends its asking.
 
-A newcomer takes over from rank 0 all that ranks share, bit for bit. These are parameters, buffers,
-the state of the optimizer and of the loss's scaler, and what the exchange keeps. A field of the
-exchange with a value for each element, such as a residual, is the rank's own. There a newcomer
-begins as before a first step, and the others scale theirs by new over old number of ranks, as
-``redistribute`` does: a mean over more ranks delivers less of each.
+A newcomer takes over from rank 0 all that ranks share, bit for bit. These are
+parameters, buffers, the state of the optimizer and of the loss's scaler, and what the
+exchange keeps. A field of the exchange with a value for each element, such as a
+residual, is the rank's own. There a newcomer begins as before a first step, and the
+others scale theirs by new over old number of ranks, as ``redistribute`` does: a mean
+over more ranks delivers less of each.
 """
 
 from __future__ import annotations
@@ -39,7 +42,14 @@ from ..engine.engine import Engine
 from ..engine.plain import packed, read_packed, receive
 from ..liveness.blame import IN_ATTACH
 from ..liveness.membership import Membership
-from ..liveness.pulse import PATIENCE_S, PERIOD_S, STORE_PATIENCE_S, Alarm, Stillness, said
+from ..liveness.pulse import (
+    PATIENCE_S,
+    PERIOD_S,
+    STORE_PATIENCE_S,
+    Alarm,
+    Stillness,
+    said,
+)
 from ..state import checkpoint
 from ..step.messages import Message
 from ..transport.task_graph import is_interrupt
@@ -50,7 +60,8 @@ from .groups import open_group, register_group, stand_outside
 class Healing(NamedTuple):
     """The parts of one attached model's training that all ranks share.
 
-    ``tensors`` returns parameters and buffers. ``fingerprint`` is what a newcomer must share.
+    ``tensors`` returns parameters and buffers. ``fingerprint`` is what a newcomer must
+    share.
     """
 
     tensors: Callable[[], list[Tensor]]
@@ -78,7 +89,10 @@ class Healing(NamedTuple):
         with torch.no_grad():
             for tensor, found in zip(self.tensors(), parts["tensors"], strict=True):
                 tensor.copy_(found)
-        for owner, state in (self.optimizer, parts["optimizer"]), (self.scaler, parts["scaler"]):
+        for owner, state in (
+            (self.optimizer, parts["optimizer"]),
+            (self.scaler, parts["scaler"]),
+        ):
             if owner is not None:
                 owner.load_state_dict(state)
         checkpoint.move(parts["exchange"], messages)
@@ -93,14 +107,17 @@ _PLACE = Membership(REJOINED, 0, 1)
 class Lookout:
     """Rank 0's look-out for newcomers, on a thread of its own: no step waits for it.
 
-    ``number`` is that of the newcomer that has waited longest; 0 where none waits and lives.
+    ``number`` is that of the newcomer that has waited longest; 0 where none waits and
+    lives.
     """
 
     def __init__(self, fingerprint: str) -> None:
         self.number = 0
         self._fingerprint = fingerprint
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="gradwire lookout", daemon=True)
+        self._thread = threading.Thread(
+            target=self._watch, name="gradwire lookout", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -117,14 +134,17 @@ class Lookout:
                 asked = range(1, store.add("asked", 0) + 1)
                 waiting = [n for n in asked if not store.check([f"{n}/over"])]
                 now = {n: store.add(f"{n}/beat", 0) for n in waiting}
-                self.number = min((n for n in now if now[n] > beats.get(n, now[n])), default=0)
+                self.number = min(
+                    (n for n in now if now[n] > beats.get(n, now[n])), default=0
+                )
                 beats = now
             store.delete_key("run")
 
 
 class Offer(NamedTuple):
-    """Newcomer ``number``'s place: it begins with ``step``, and is the last of ``labels``, which
-    are the numbers of its ranks in the job."""
+    """Newcomer ``number``'s place: it begins with ``step``, and is the last of
+    ``labels``, which are the numbers of its ranks in the job.
+    """
 
     number: int
     labels: list[int]
@@ -143,10 +163,11 @@ def come_together(
     timeout: timedelta,
     old: Engine | None = None,
 ) -> tuple[Engine, Group] | str:
-    """An engine and a group of all ranks and the newcomer, or the reason why it stays out.
+    """An engine and a group of all ranks and the newcomer, or the reason why it stays
+    out.
 
-    All ranks get the same. ``old`` is the world that they go on in where it stays out; the newcomer
-    has none. ``heal`` is called with the new engine on each.
+    All ranks get the same. ``old`` is the world that they go on in where it stays out;
+    the newcomer has none. ``heal`` is called with the new engine on each.
     """
     who = offer.who(len(offer.labels) - 1 if old is None else old.rank)
 
@@ -165,7 +186,9 @@ def come_together(
     try:
         verdict = _judged(offer, who, working, timeout, old)
     finally:
-        if verdict != _GO:  # whoever saw the connections close before would give that as the reason
+        if (
+            verdict != _GO
+        ):  # whoever saw the connections close before would give that as the reason
             working.add_done_callback(lambda _: opened.close())
     ended = working.exception() if working.done() else None
     if verdict != _GO and (ended is None or not is_interrupt(ended)):
@@ -178,9 +201,15 @@ def come_together(
 
 
 def _judged(
-    offer: Offer, who: Membership, working: Future[Any], timeout: timedelta, old: Engine | None
+    offer: Offer,
+    who: Membership,
+    working: Future[Any],
+    timeout: timedelta,
+    old: Engine | None,
 ) -> str:
-    """The verdict of all ranks on a newcomer; this one is ready once ``working`` has ended well."""
+    """The verdict of all ranks on a newcomer; this one is ready once ``working`` has
+    ended well.
+    """
     place = cache(partial(own_store, REJOINED))
     beat = Stillness()
     reason = ""
@@ -198,20 +227,26 @@ def _judged(
         try:
             if old is not None:
                 old.check()
-                old.refuse_silence(offer.step)  # nothing is sent there now that could fail
+                old.refuse_silence(
+                    offer.step
+                )  # nothing is sent there now that could fail
         except RankFailed as failure:
             reason = f"the run has lost ranks {list(failure.ranks)} meanwhile"
         return bool(reason) or any(told != _GO for told in found.values())
 
     def decide(found: Mapping[int, Any]) -> str:
-        reasons = [t if isinstance(t, str) else t[REFUSAL] for t in found.values() if t != _GO]
+        reasons = [
+            t if isinstance(t, str) else t[REFUSAL] for t in found.values() if t != _GO
+        ]
         late = f"not all ranks were ready within {timeout}"
         return reasons[0] if reasons else _GO if len(found) == who.world else late
 
     def close() -> None:
         place().set(f"{offer.number}/over", "")
         if verdict != _GO:  # whoever still connects hears it by the pulse
-            alarm = Alarm((who.world - 1,), IN_ATTACH, "the newcomer stays out").encoded()
+            alarm = Alarm(
+                (who.world - 1,), IN_ATTACH, "the newcomer stays out"
+            ).encoded()
             own_store(who.name).compare_set("alarm", "", alarm)
 
     what = "a newcomer's attach"
@@ -230,15 +265,31 @@ class Newcomer:
     offer: Offer
 
     def __init__(
-        self, store: Store, on_failure: str, optimizer: Optimizer | None, places: tuple[object, ...]
+        self,
+        store: Store,
+        on_failure: str,
+        optimizer: Optimizer | None,
+        places: tuple[object, ...],
     ) -> None:
         is_alone = not dist.is_initialized() and all(place is None for place in places)
         kinds = on_failure, type(optimizer).__name__
         has_all = on_failure == "shrink" and isinstance(optimizer, Optimizer)
         for is_right, name, given, accepted, remedy in (
             (isinstance(store, Store), "rejoin", store, "the job's store", _STORE),
-            (is_alone, "rejoin", "one of a group", "given in a process of no group", _ALONE),
-            (has_all, "rejoin", kinds, "beside on_failure='shrink' and an optimizer", _BOTH),
+            (
+                is_alone,
+                "rejoin",
+                "one of a group",
+                "given in a process of no group",
+                _ALONE,
+            ),
+            (
+                has_all,
+                "rejoin",
+                kinds,
+                "beside on_failure='shrink' and an optimizer",
+                _BOTH,
+            ),
         ):
             if not is_right:
                 raise invalid(name, given, accepted, remedy)
@@ -247,9 +298,13 @@ class Newcomer:
         self.seconds = 0.0
 
     def ask(self, own: Fingerprint, timeout: timedelta) -> Membership:
-        """This process's place in the run; raises ``RanksDiffer`` or ``RankFailed`` without one."""
+        """This process's place in the run; raises ``RanksDiffer`` or ``RankFailed``
+        without one.
+        """
         patience = patience_of(timeout)
-        self.offer = _PLACE.ask(lambda store: self._asked(store, own, timeout), patience)
+        self.offer = _PLACE.ask(
+            lambda store: self._asked(store, own, timeout), patience
+        )
         return self.offer.who(len(self.offer.labels) - 1)
 
     def enter(
@@ -280,9 +335,12 @@ class Newcomer:
                     "pass the store of a job whose ranks train with on_failure='shrink'"
                 )
             time.sleep(_POLL_S)
-        if differs := difference(json.loads(store.get("run")), json.loads(json.dumps(own))):
+        if differs := difference(
+            json.loads(store.get("run")), json.loads(json.dumps(own))
+        ):
             raise RanksDiffer(
-                f"the run and this newcomer do not train the same thing: {differs}; start it with "
+                "the run and this newcomer do not train the same thing: "
+                f"{differs}; start it with "
                 "the run's model, settings and versions"
             )
         end_s = time.monotonic() + patience_of(timeout).total_seconds()
@@ -300,13 +358,17 @@ class Newcomer:
 def patience_of(timeout: timedelta) -> timedelta:
     """The time in which a run offers a place.
 
-    It may have a stopped rank, whose time-out comes first. Then its ranks meet, and end a step.
+    It may have a stopped rank, whose time-out comes first. Then its ranks meet, and end
+    a step.
     """
     return 2 * timeout + timedelta(seconds=STORE_PATIENCE_S)
 
 
 _STORE = "write dist.TCPStore(host, port) with the job's MASTER_ADDR and MASTER_PORT"
-_ALONE = "leave out group=, shards= and mesh=, and init_process_group(): the run has its ranks"
+_ALONE = (
+    "leave out group=, shards= and mesh=, and init_process_group(): the run has its "
+    "ranks"
+)
 _BOTH = "give both, here and on all ranks, as the optimizer's state is sent"
 
 
@@ -319,4 +381,6 @@ def _live(number: int) -> None:
 
 
 def _stays_out(why: str) -> RankFailed:
-    return RankFailed(f"this process could not join: {why}; the running ranks continue without it")
+    return RankFailed(
+        f"this process could not join: {why}; the running ranks continue without it"
+    )

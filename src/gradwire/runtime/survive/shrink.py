@@ -1,18 +1,19 @@
 """Shrink: ranks go on without those that are lost, under an unchanged training loop.
 
-When a rank is lost the others agree on the steps that count (`meet`), undo what does not
-(`messages`), connect anew and go on in a smaller world. Every survivor's backward pass raises
-``RanksLost`` in the same step, the first that does not count, and the loop repeats that step.
-Residuals keep their weight: a mean over fewer ranks delivers more of each, so they are scaled by
-new over old number of ranks. The lost ranks' residuals are lost with them. Each entry of
-``stats()["left"]`` has the ``ranks`` by their numbers in the job, the ``step`` that was
-repeated, ``residual_norms`` as the ranks last told them, ``norms_after_steps``, and the
-``seconds`` from the notice to going on. Those of ``stats()["joined"]`` have a newcomer's ``rank``,
-the ``step`` that it began with, and the ``seconds`` that it took.
+When a rank is lost the others agree on the steps that count (`meet`), undo what does
+not (`messages`), connect anew and go on in a smaller world. Every survivor's backward
+pass raises ``RanksLost`` in the same step, the first that does not count, and the loop
+repeats that step. Residuals keep their weight: a mean over fewer ranks delivers more of
+each, so they are scaled by new over old number of ranks. The lost ranks' residuals are
+lost with them. Each entry of ``stats()["left"]`` has the ``ranks`` by their numbers in
+the job, the ``step`` that was repeated, ``residual_norms`` as the ranks last told them,
+``norms_after_steps``, and the ``seconds`` from the notice to going on. Those of
+``stats()["joined"]`` have a newcomer's ``rank``, the ``step`` that it began with, and
+the ``seconds`` that it took.
 
-Survivors meet in the job's store, as the connections among them are broken. The first one that has
-heard of all others, or knows that the rest is gone, writes whose word counts, and all decide by
-that. A rank that comes too late finds itself left out.
+Survivors meet in the job's store, as the connections among them are broken. The first
+one that has heard of all others, or knows that the rest is gone, writes whose word
+counts, and all decide by that. A rank that comes too late finds itself left out.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ class Attached(Protocol):
 
 
 class Counted(NamedTuple):
-    """The steps that a rank has ended for certain, those that it could count at most, and whether
-    it is in a step."""
+    """The steps that a rank has ended for certain, those that it could count at most,
+    and whether it is in a step.
+    """
 
     least: int
     most: int
@@ -66,7 +68,9 @@ class Counted(NamedTuple):
 
 
 class Survivors(NamedTuple):
-    """The ranks that go on, ascending, and the number of steps that count on all of them."""
+    """The ranks that go on, ascending, and the number of steps that count on all of
+    them.
+    """
 
     ranks: tuple[int, ...]
     num_steps: int
@@ -74,12 +78,16 @@ class Survivors(NamedTuple):
     """Whether a rank is in a step that does not count."""
 
 
-def decided(counted: Mapping[int, Counted], *, repeats: bool = False) -> Survivors | None:
-    """The decision by what all survivors told, the same whoever makes it; None if there is none.
+def decided(
+    counted: Mapping[int, Counted], *, repeats: bool = False
+) -> Survivors | None:
+    """The decision by what all survivors told, the same whoever makes it; None if there
+    is none.
 
-    A step counts if every survivor has it. Where the loop ``repeats`` it anyway, for another model,
-    it counts only if a rank has ended it. No rank has ended one that another lacks, as ranks wait
-    for each other's word (`synchroniser`), unless memory or the program of one is damaged.
+    A step counts if every survivor has it. Where the loop ``repeats`` it anyway, for
+    another model, it counts only if a rank has ended it. No rank has ended one that
+    another lacks, as ranks wait for each other's word (`synchroniser`), unless memory
+    or the program of one is damaged.
 
     >>> decided({0: Counted(7, 7), 2: Counted(6, 7)})
     Survivors(ranks=(0, 2), num_steps=7, is_torn=False)
@@ -102,8 +110,9 @@ def meet(
 ) -> Survivors | None:
     """The survivors' decision; None where there is none or it leaves this rank out.
 
-    It waits for ranks that live, for the engine's time-out at most, and for none that ``failure``
-    names. The store must answer within ``STORE_PATIENCE_S``: with its host, nobody can decide.
+    It waits for ranks that live, for the engine's time-out at most, and for none that
+    ``failure`` names. The store must answer within ``STORE_PATIENCE_S``: with its host,
+    nobody can decide.
     """
     end_s = time.monotonic() + STORE_PATIENCE_S
     while not engine.signs():
@@ -139,8 +148,9 @@ _GROUP_S = 30.0
 class Shrinking:
     """The survival of one attached model.
 
-    ``make_messages`` makes the model's messages for other ranks. ``left`` tells, for the handle's
-    ``stats()``, who left and when; ranks are numbered there as they were at attach.
+    ``make_messages`` makes the model's messages for other ranks. ``left`` tells, for
+    the handle's ``stats()``, who left and when; ranks are numbered there as they were
+    at attach.
     """
 
     def __init__(
@@ -163,7 +173,9 @@ class Shrinking:
         self._ranks = [*engine.who.in_job(range(engine.world))]
         """The numbers in the job of the ranks that go on."""
         self._last_newcomer = 0
-        self._num_labels = dist.get_world_size() if dist.is_initialized() else engine.world
+        self._num_labels = (
+            dist.get_world_size() if dist.is_initialized() else engine.world
+        )
         self._due: RanksLost | None = None
         self._undoes = self._is_torn = False
         self._look_after(engine)
@@ -191,17 +203,23 @@ class Shrinking:
         return self._progress.synchroniser.report
 
     def before_step(self) -> None:
-        """Raises what could not be raised yet, as a step counted, or another model had the loss."""
+        """Raises what could not be raised yet, as a step counted, or another model had
+        the loss.
+        """
         if self._due is not None:
             self._raise_due(None)
         self._look_out()
         newcomer = self._report.newcomer
         if newcomer not in (0, self._last_newcomer):
             self._last_newcomer = newcomer
-            self._admit(Offer(newcomer, [*self._ranks, self._num_labels], self._progress.step))
+            self._admit(
+                Offer(newcomer, [*self._ranks, self._num_labels], self._progress.step)
+            )
 
     def _raise_due(self, cause: RankFailed | None) -> None:
-        """Raises the loss, once for all models of this process: one step of the loop has them."""
+        """Raises the loss, once for all models of this process: one step of the loop
+        has them.
+        """
         due = self._due
         for one in _shrinking:
             one._due = None
@@ -214,11 +232,12 @@ class Shrinking:
             param.grad = None
 
     def failed(self, failure: RankFailed) -> None:
-        """Goes on without the ranks that are lost, or raises ``failure`` where that cannot be.
+        """Goes on without the ranks that are lost, or raises ``failure`` where that
+        cannot be.
 
-        Raises ``RanksLost`` where the step does not count. Where it does, it is ended, and the next
-        one raises. All models that have lost a rank go on now, as one rank may be in a step of this
-        model, and another rank in a step of the next model.
+        Raises ``RanksLost`` where the step does not count. Where it does, it is ended,
+        and the next one raises. All models that have lost a rank go on now, as one rank
+        may be in a step of this model, and another rank in a step of the next model.
         """
         lost = {*failure.ranks}
         who = self._engine.who
@@ -226,22 +245,29 @@ class Shrinking:
         if is_final or not lost or lost.issuperset(who.in_job([who.rank])):
             raise failure
         self._go_on_together(failure)
-        if self._progress.synchroniser.open:  # only its wait was ended, by another model's loss
+        if (
+            self._progress.synchroniser.open
+        ):  # only its wait was ended, by another model's loss
             try:
                 self._progress.finish()
             except RankFailed as later:
                 self.failed(later)
 
     def _go_on_together(self, failure: RankFailed) -> None:
-        """Goes on in all models that ``failure`` concerns; raises where a step is to be repeated.
+        """Goes on in all models that ``failure`` concerns; raises where a step is to be
+        repeated.
 
-        Models that have lost a rank come first. If a step of theirs does not count, it is repeated,
-        and with it the steps of all other models: the loop makes them together.
+        Models that have lost a rank come first. If a step of theirs does not count, it
+        is repeated, and with it the steps of all other models: the loop makes them
+        together.
         """
         num_steps = self._progress.step
         lost = {*failure.ranks}
-        gc.collect()  # else a model that was dropped counts on ranks that have not collected it yet
-        every = sorted(_shrinking, key=lambda one: one._name)  # in one order on all ranks
+        # else a model that was dropped counts on ranks that have not collected it yet
+        gc.collect()
+        every = sorted(
+            _shrinking, key=lambda one: one._name
+        )  # in one order on all ranks
         for one in every:
             one._engine.interrupt(None)
         models = [one for one in every if lost.intersection(one._ranks)]
@@ -258,17 +284,23 @@ class Shrinking:
             one._due = None
 
     def _break_off(self, failure: RankFailed) -> None:
-        """Tells this model's other ranks, who may wait in it for a rank that has left it."""
+        """Tells this model's other ranks, who may wait in it for a rank that has left
+        it.
+        """
         engine = self._engine
         lost = engine.who.in_group(failure.ranks)
         numbers = {*engine.who.in_job(lost)}
         beyond = tuple(rank for rank in failure.ranks if rank not in numbers)
-        text = f"rank {listed(failure.ranks)} of the job was lost in a step of another model"
+        text = (
+            f"rank {listed(failure.ranks)} of the job was lost in a step of another "
+            "model"
+        )
         alarm = Alarm(lost, self._progress.step, text, failure.exit_code, beyond)
         engine.break_off(alarm, "by that model")
 
     def _look_after(self, engine: Engine) -> None:
-        """Has a failure of this model end waits in other models: ranks wait for each other there.
+        """Has a failure of this model end waits in other models: ranks wait for each
+        other there.
 
         The engine's threads must not keep the model alive, to which this object leads.
         """
@@ -283,9 +315,11 @@ class Shrinking:
         engine.on_failure = tell
 
     def _lose(self, failure: RankFailed) -> None:
-        """Goes on without lost ranks, and notes whether that undoes a step here, or on any rank.
+        """Goes on without lost ranks, and notes whether that undoes a step here, or on
+        any rank.
 
-        A model that has lost none goes on among the same ranks, for a step that is repeated.
+        A model that has lost none goes on among the same ranks, for a step that is
+        repeated.
         """
         engine = self._engine
         synchroniser = self._progress.synchroniser
@@ -308,7 +342,9 @@ class Shrinking:
         if len(decision.ranks) < engine.world:
             self.left[-1]["seconds"] = time.monotonic() - start_s
 
-    def _note(self, engine: Engine, decision: Survivors, failure: RankFailed) -> RanksLost:
+    def _note(
+        self, engine: Engine, decision: Survivors, failure: RankFailed
+    ) -> RanksLost:
         """Notes who left; returns the error that says so."""
         records = self._report.records
         gone = {*range(engine.world)} - {*decision.ranks}
@@ -328,10 +364,14 @@ class Shrinking:
                 "norms_after_steps": tuple(one.num_steps for one in told.values()),
             }
         )
-        norms = ", ".join(f"{one.norm:.3g} after {one.num_steps} steps" for one in told.values())
+        norms = ", ".join(
+            f"{one.norm:.3g} after {one.num_steps} steps" for one in told.values()
+        )
         return RanksLost(
-            f"rank {', '.join(map(str, told))} is lost in step {decision.num_steps}, with "
-            f"residuals whose norm was {norms}; {len(decision.ranks)} ranks go on: repeat the "
+            f"rank {', '.join(map(str, told))} is lost in step "
+            f"{decision.num_steps}, with "
+            f"residuals whose norm was {norms}; {len(decision.ranks)} ranks go "
+            "on: repeat the "
             "step, from zero_grad() on",
             ranks=tuple(told),
             step=decision.num_steps,
@@ -341,7 +381,8 @@ class Shrinking:
         """Connects the survivors and moves the state of exchanges over."""
         old = self._engine
         synchroniser = self._progress.synchroniser
-        old.close()  # nobody writes into gradients or state now; what waits for peers is abandoned
+        # nobody writes into gradients or state now; what waits for peers is abandoned
+        old.close()
         synchroniser.streams.catch_up()
         if undoes:
             synchroniser.undo()
@@ -349,7 +390,9 @@ class Shrinking:
         saved = checkpoint.collect(self._progress.messages)
         begun = checkpoint.begun_step(self._progress.messages)
         for state in (saved, begun.saved):
-            checkpoint.scale(state, len(decision.ranks) / old.world, checkpoint.is_residual)
+            checkpoint.scale(
+                state, len(decision.ranks) / old.world, checkpoint.is_residual
+            )
         try:
             engine, group = self._connected(old, decision)
             self._move(saved, engine, group, begun)
@@ -375,7 +418,9 @@ class Shrinking:
             handle.go_on_in(group)
 
     def _look_out(self) -> None:
-        """Has rank 0 look out for newcomers, once for all models, in the store if there is one."""
+        """Has rank 0 look out for newcomers, once for all models, in the store if there
+        is one.
+        """
         healing = self._healing
         if self._engine.rank or healing is None:
             return
@@ -386,7 +431,9 @@ class Shrinking:
         self._report.look = self._seen
 
     def _seen(self) -> int:
-        """The number of the newcomer that waits; notes the means that this step leaves."""
+        """The number of the newcomer that waits; notes the means that this step
+        leaves.
+        """
         number = 0 if self._lookout is None else self._lookout.number
         self._means = [param.grad for _, param in self._params] if number else []
         return number
@@ -400,7 +447,9 @@ class Shrinking:
         heal = self._healer(offer) if old.rank == 0 else lambda engine: None
         found = come_together(offer, self._connect, heal, old.timeout, old)
         if isinstance(found, str):
-            _log.warning("a new process could not join at step %d: %s", offer.step, found)
+            _log.warning(
+                "a new process could not join at step %d: %s", offer.step, found
+            )
             return
         engine, group = found
         old.close()
@@ -414,21 +463,33 @@ class Shrinking:
     def _note_newcomer(self, offer: Offer, seconds: float) -> None:
         self._ranks = offer.labels
         self._num_labels = offer.labels[-1] + 1
-        self.joined.append({"rank": offer.labels[-1], "step": offer.step, "seconds": seconds})
+        self.joined.append(
+            {"rank": offer.labels[-1], "step": offer.step, "seconds": seconds}
+        )
         _log.warning("rank %d has joined at step %d", offer.labels[-1], offer.step)
 
     def _healer(self, offer: Offer) -> Callable[[Engine], None]:
-        """The way to send the newcomer what it lacks; raises where none can come in now."""
+        """The way to send the newcomer what it lacks; raises where none can come in
+        now.
+        """
         healing = self._healing
         why = ""
         assert healing is not None
         pairs = zip(self._params, self._means, strict=False)
-        if any(p.grad is mean is not None and mean.count_nonzero() for (_, p), mean in pairs):
-            why = "exchanged gradients add up, of which it lacks the first; write no_sync() there"
+        if any(
+            p.grad is mean is not None and mean.count_nonzero()
+            for (_, p), mean in pairs
+        ):
+            why = (
+                "exchanged gradients add up, of which it lacks the first; write "
+                "no_sync() there"
+            )
         if len(_shrinking) > 1:
             why = "several models are attached, and a newcomer can join only one"
 
-        def heal(engine: Engine) -> None:  # where it fails, all ranks hear it by the verdict
+        def heal(
+            engine: Engine,
+        ) -> None:  # where it fails, all ranks hear it by the verdict
             if why:
                 raise InvalidSetting(why)
             data = healing.packed(self._progress.messages)
@@ -450,7 +511,8 @@ class Shrinking:
         """A new engine, and a process group of torch.distributed, of the survivors."""
         world = len(decision.ranks)
         ranks = old.who.in_job(decision.ranks)
-        # Not within the old name: whatever lies there is deleted once all old ranks have left.
+        # Not within the old name: whatever lies there is deleted once all old ranks
+        #     have left.
         name = f"{old.who.name}, {world} after {decision.num_steps}"
         who = Membership(name, decision.ranks.index(old.rank), world, ranks)
         engine = self._connect(who if world > 1 else ALONE._replace(ranks=ranks))
@@ -462,14 +524,18 @@ class Shrinking:
         backends = dist.get_backend_config(known)
         name += "/group"
         limit = timedelta(seconds=_GROUP_S)
-        making = in_background(lambda: open_group(name, who.rank, world, limit, backends))
+        making = in_background(
+            lambda: open_group(name, who.rank, world, limit, backends)
+        )
         group = making.result(_GROUP_S)
         register_group(group, name, ranks, backends)
         return engine, group
 
 
 def _all_lose(models: Sequence[Shrinking], failure: RankFailed) -> Sequence[Shrinking]:
-    """Goes on in models, whose other ranks are all told before any of them is waited for."""
+    """Goes on in models, whose other ranks are all told before any of them is waited
+    for.
+    """
     for one in models:
         one._break_off(failure)
     for one in models:

@@ -1,15 +1,15 @@
 """Checksums: what arrives is compared with what was sent before anything reads it.
 
-Beside each verb travels one more of the same kind, with a frame for each payload, 8 bytes each: the
-version of what ranks send, and a CRC-32. Without checksums payloads have no frame, as ranks have
-compared versions before they connected. A
-payload is on its way while its sender takes its CRC-32, so a link that is slower than memory does
-not wait. Where a payload does not fit, the error names the rank that it comes from, whose memory or
-link is at fault.
+Beside each verb travels one more of the same kind, with a frame for each payload, 8
+bytes each: the version of what ranks send, and a CRC-32. Without checksums payloads
+have no frame, as ranks have compared versions before they connected. A payload is on
+its way while its sender takes its CRC-32, so a link that is slower than memory does not
+wait. Where a payload does not fit, the error names the rank that it comes from, whose
+memory or link is at fault.
 
-So that there is one such rank, nothing is passed on or added up by a library: gathers, broadcasts
-and sums go from rank to rank (``pairwise``), and sums are made here. What a device sends by itself
-(NCCL) is out of reach.
+So that there is one such rank, nothing is passed on or added up by a library: gathers,
+broadcasts and sums go from rank to rank (``pairwise``), and sums are made here. What a
+device sends by itself (NCCL) is out of reach.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _CRC_BITS = 32
 
 
 class Position(NamedTuple):
-    """This rank's place among the ``world`` ranks that a verb is for, and their numbers.
+    """This rank's place among the ``world`` ranks that a verb is for, and their
+    numbers.
 
     Ranks that hold other shards have none here, and ``ranks`` is empty.
     """
@@ -55,7 +56,9 @@ class Position(NamedTuple):
 
 
 class Seals:
-    """The verbs ``beside`` those of a task in ``step``, None beside what is not ``pairwise``."""
+    """The verbs ``beside`` those of a task in ``step``, None beside what is not
+    ``pairwise``.
+    """
 
     def __init__(
         self,
@@ -68,8 +71,12 @@ class Seals:
         pairs = zip(verbs, self._places, strict=True)
         self.beside = [_beside(verb, place.world) for verb, place in pairs]
 
-    def written(self, verbs: Sequence[Communication]) -> Iterator[tuple[int, Communication]]:
-        """The verbs beside ``verbs``, filled in, each with the index of the verb that it is for."""
+    def written(
+        self, verbs: Sequence[Communication]
+    ) -> Iterator[tuple[int, Communication]]:
+        """The verbs beside ``verbs``, filled in, each with the index of the verb that
+        it is for.
+        """
         for at, (verb, one) in enumerate(zip(verbs, self.beside, strict=True)):
             if one is not None:
                 for to, part in enumerate(_sent(verb)):
@@ -77,7 +84,9 @@ class Seals:
                 yield at, one
 
     def check(self, verbs: Sequence[Communication]) -> None:
-        """Raises ``RankFailed``, which names the sender, if anything arrived that was not sent."""
+        """Raises ``RankFailed``, which names the sender, if anything arrived that was
+        not sent.
+        """
         for verb, one, place in zip(verbs, self.beside, self._places, strict=True):
             if one is None:
                 continue
@@ -86,16 +95,28 @@ class Seals:
                 if frame(part, WIRE) != told[at]:
                     raise self._refusal(type(verb).__name__, src, place, part, told[at])
 
-    def _refusal(self, kind: str, src: int, place: Position, part: Tensor, told: int) -> RankFailed:
-        who = f"rank {place.ranks[src]}" if place.ranks else f"the rank with shard {src}"
-        here = f"rank {place.ranks[place.rank]}" if place.ranks else f"shard {place.rank}"
+    def _refusal(
+        self, kind: str, src: int, place: Position, part: Tensor, told: int
+    ) -> RankFailed:
+        who = (
+            f"rank {place.ranks[src]}" if place.ranks else f"the rank with shard {src}"
+        )
+        here = (
+            f"rank {place.ranks[place.rank]}" if place.ranks else f"shard {place.rank}"
+        )
         code = ExitCode.BITS
-        text = f"the {part.nbytes} bytes that {who} sent arrived damaged at {here} ({kind}): "
+        text = (
+            f"the {part.nbytes} bytes that {who} sent arrived damaged at {here} "
+            f"({kind}): "
+        )
         text += f"memory or a link of {who} changes bits"
         other = told >> _CRC_BITS
         if other > 0 and told == frame(part, other):
             code = ExitCode.MISTAKE
-            text = f"{who} sends payloads of wire version {other}, and {here} takes {WIRE}; "
+            text = (
+                f"{who} sends payloads of wire version {other}, and {here} takes "
+                f"{WIRE}; "
+            )
             text += "start all ranks with one version of gradwire"
         ranks = tuple(place.ranks[src : src + 1])
         return RankFailed(text, ranks=ranks, step=self._step, exit_code=code)
@@ -104,9 +125,12 @@ class Seals:
 def frame(payload: Tensor, version: int) -> int:
     """The frame of a payload: the wire's version above its CRC-32.
 
-    The version takes part in the lower half too: a bit that flips in it makes no other version.
+    The version takes part in the lower half too: a bit that flips in it makes no other
+    version.
     """
-    return version << _CRC_BITS | crc32(payload) ^ zlib.crc32(version.to_bytes(8, "little"))
+    return version << _CRC_BITS | crc32(payload) ^ zlib.crc32(
+        version.to_bytes(8, "little")
+    )
 
 
 def _beside(verb: Any, world: int) -> Any:
@@ -135,7 +159,9 @@ def _sent(verb: Communication) -> Sequence[Tensor]:
 
 
 def _arrived(verb: Communication) -> Sequence[tuple[int, Tensor]]:
-    """The payloads that this rank is sent, each with its sender, which may be this rank."""
+    """The payloads that this rank is sent, each with its sender, which may be this
+    rank.
+    """
     match verb:
         case Recv(src, buf):
             return [(src, buf)]
@@ -144,20 +170,27 @@ def _arrived(verb: Communication) -> Sequence[tuple[int, Tensor]]:
     return []
 
 
-def pairwise(text: Steps[T], place_of: Callable[[Communication], Position | None]) -> Steps[T]:
-    """A text whose payloads go straight from the rank that they come from to those they are for.
+def pairwise(
+    text: Steps[T], place_of: Callable[[Communication], Position | None]
+) -> Steps[T]:
+    """A text whose payloads go straight from the rank that they come from to those they
+    are for.
 
-    Its sums are made in rank order, each element's on one rank, and have the same bits everywhere.
-    Ranks send as many bytes as before, but for the source of a broadcast, which sends to each
-    itself. Verbs for which ``place_of`` is None stay as they are.
+    Its sums are made in rank order, each element's on one rank, and have the same bits
+    everywhere. Ranks send as many bytes as before, but for the source of a broadcast,
+    which sends to each itself. Verbs for which ``place_of`` is None stay as they are.
     """
 
     def each(asked: Any) -> Steps[Any]:
         verbs = asked if isinstance(asked, tuple) else (asked,)
-        places = [place_of(verb) if isinstance(verb, _SHARED) else None for verb in verbs]
+        places = [
+            place_of(verb) if isinstance(verb, _SHARED) else None for verb in verbs
+        ]
         if not any(places):
             return (yield asked)
-        ways = {i: _straight(*one) for i, one in enumerate(zip(verbs, places, strict=True))}
+        ways = {
+            i: _straight(*one) for i, one in enumerate(zip(verbs, places, strict=True))
+        }
         results: dict[int, Any] = dict.fromkeys(ways)
         while ways:
             asks: dict[int, Any] = {}
@@ -184,7 +217,9 @@ def _straight(verb: Any, place: Position | None) -> Steps[Any]:
     nothing = (0,) * world
     match verb:
         case AllGather(out):
-            yield AllToAll(out, buf.repeat(world), (size,) * world, (size,) * world, among)
+            yield AllToAll(
+                out, buf.repeat(world), (size,) * world, (size,) * world, among
+            )
         case Broadcast(src) if src == rank:
             sizes = tuple(size * (i != rank) for i in range(world))
             yield AllToAll(buf[:0], buf.repeat(world - 1), nothing, sizes, among)

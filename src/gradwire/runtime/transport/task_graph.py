@@ -1,14 +1,14 @@
 """CaSync's task manager: lanes with queues, and the dependency graph that feeds them.
 
-Source: HiPress section 3.1, figure 2: Q_comp and Q_commu run asynchronously; when a task completes,
-the manager clears it from those that wait for it and promotes every task that waits for nothing
-more.
-Differences: the communication queue is several lanes, one for each process group, so that a message
-that waits for a peer does not hold up the others; the graph grows as the messages' texts go on; a
-task may be begun in the thread that freed it and end in another, so that no thread is woken up only
-to wait for it. HiPress also joins encodes that wait in one queue. Here a plan, or
-`default_fusion`, puts such gradients into one message, with one call of the codec. Joining encodes
-of several messages as well would save a tenth of that at most, as few wait at one time.
+Source: HiPress section 3.1, figure 2: Q_comp and Q_commu run asynchronously; when a
+task completes, the manager clears it from those that wait for it and promotes every
+task that waits for nothing more. Differences: the communication queue is several lanes,
+one for each process group, so that a message that waits for a peer does not hold up the
+others; the graph grows as the messages' texts go on; a task may be begun in the thread
+that freed it and end in another, so that no thread is woken up only to wait for it.
+HiPress also joins encodes that wait in one queue. Here a plan, or `default_fusion`,
+puts such gradients into one message, with one call of the codec. Joining encodes of
+several messages as well would save a tenth of that at most, as few wait at one time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ Begin = Callable[[Over], None]
 
 
 def wall_clock() -> float:
-    """Seconds on a clock that all processes of one machine share and that never jumps back."""
+    """Seconds on a clock that all processes of one machine share and that never jumps
+    back.
+    """
     return time.perf_counter() + _ORIGIN
 
 
@@ -38,12 +40,12 @@ _ORIGIN = time.time() - time.perf_counter()
 class Task:
     """One piece of work: ``fn`` runs on ``lane`` once all tasks it waits for are done.
 
-    A task without a lane runs at once, in the thread that promoted it: it must be short. So does
-    one with ``begin``, in place of whose ``fn`` work is begun that others do: it is done when the
-    function that ``begin`` is given is called, with the error if there was one.
-    ``order`` ranks ready tasks of one lane, smallest first. One that ``is_light`` is done in the
-    place of its lane's thread, by whoever promoted it, if the lane has nothing else to do: to wake
-    the thread up takes longer.
+    A task without a lane runs at once, in the thread that promoted it: it must be
+    short. So does one with ``begin``, in place of whose ``fn`` work is begun that
+    others do: it is done when the function that ``begin`` is given is called, with the
+    error if there was one. ``order`` ranks ready tasks of one lane, smallest first. One
+    that ``is_light`` is done in the place of its lane's thread, by whoever promoted it,
+    if the lane has nothing else to do: to wake the thread up takes longer.
     """
 
     name: str
@@ -65,11 +67,13 @@ Observer = Callable[[Task, float, float], None]
 
 
 class TaskManager:
-    """Runs tasks on lanes, with a thread for each, in the order that the dependency graph allows.
+    """Runs tasks on lanes, with a thread for each, in the order that the dependency
+    graph allows.
 
-    ``observe(task, start_s, end_s)`` is called after each task of a lane; ``on_error(task, error)``
-    once, at the first task that raises. After that no further task is started. The thread of a
-    lane in ``spare`` begins with the lane's first task.
+    ``observe(task, start_s, end_s)`` is called after each task of a lane;
+    ``on_error(task, error)`` once, at the first task that raises. After that no further
+    task is started. The thread of a lane in ``spare`` begins with the lane's first
+    task.
     """
 
     def __init__(
@@ -86,7 +90,9 @@ class TaskManager:
         self._clock = clock
         self._lock = threading.Lock()
         every = (*lanes, *spare)
-        self._ready: dict[str, list[tuple[tuple[int, ...], int, Task]]] = {k: [] for k in every}
+        self._ready: dict[str, list[tuple[tuple[int, ...], int, Task]]] = {
+            k: [] for k in every
+        }
         self._wake = {lane: threading.Condition(self._lock) for lane in every}
         self._spare = set(spare)
         self._busy: set[str] = set()
@@ -111,7 +117,9 @@ class TaskManager:
         return task
 
     def stop(self) -> bool:
-        """Starts no further task and lets the threads end; returns whether it was running."""
+        """Starts no further task and lets the threads end; returns whether it was
+        running.
+        """
         with self._lock:
             was_running = not self._stopped
             self._stopped = True
@@ -124,11 +132,14 @@ class TaskManager:
         return lane in self._busy
 
     def is_own_thread(self) -> bool:
-        """Whether the caller runs on a lane, where waiting for tasks would never end."""
+        """Whether the caller runs on a lane, where waiting for tasks would never
+        end.
+        """
         return threading.current_thread() in self._threads
 
     def join(self, timeout_s: float) -> bool:
-        """Waits for what a stopped manager has begun; returns whether all of it is over.
+        """Waits for what a stopped manager has begun; returns whether all of it is
+        over.
 
         It does not wait for what was abandoned.
         """
@@ -149,14 +160,17 @@ class TaskManager:
 
     def _start(self, lane: str) -> None:
         name = f"gradwire {lane}"
-        thread = threading.Thread(target=self._serve, args=(lane,), name=name, daemon=True)
+        thread = threading.Thread(
+            target=self._serve, args=(lane,), name=name, daemon=True
+        )
         self._threads.append(thread)
         thread.start()
 
     def _promote(self, task: Task) -> None:
         """Queues a task, or runs one without a lane and promotes what that frees.
 
-        It loops instead of recursing, as a chain of tasks may be as long as there are messages.
+        It loops instead of recursing, as a chain of tasks may be as long as there are
+        messages.
         """
         free = deque([task])
         while free:
@@ -173,7 +187,9 @@ class TaskManager:
                 free.extend(self._complete(task))
 
     def _begin(self, task: Task, begin: Begin) -> list[Task]:
-        """Begins a task; returns the tasks that it freed, if it ended before this returns."""
+        """Begins a task; returns the tasks that it freed, if it ended before this
+        returns.
+        """
         with self._lock:
             if self._stopped:
                 return []
@@ -189,7 +205,9 @@ class TaskManager:
                     return
                 self._observe(task, start_s, self._clock())
                 for one in self._complete(task):
-                    freed.append(one) if threading.get_ident() == beginning else self._promote(one)
+                    freed.append(
+                        one
+                    ) if threading.get_ident() == beginning else self._promote(one)
             finally:
                 with self._lock:
                     self._num_begun -= 1
@@ -240,7 +258,9 @@ class TaskManager:
             return True
 
     def _do(self, task: Task, lane: str) -> list[Task]:
-        """Runs a task of a lane that was taken, and gives it back; returns what the task freed."""
+        """Runs a task of a lane that was taken, and gives it back; returns what the
+        task freed.
+        """
         start_s = self._clock()
         is_done = self._run(task)
         if is_done:
@@ -252,7 +272,9 @@ class TaskManager:
         return self._complete(task) if is_done else []
 
     def _run(self, task: Task) -> bool:
-        """Runs a task's work; returns whether it was done. An error in it stops everything."""
+        """Runs a task's work; returns whether it was done. An error in it stops
+        everything.
+        """
         try:
             task.result = task.fn()
         except BaseException as error:
@@ -287,7 +309,9 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def pass_on(error: BaseException) -> None:
-    """Raises an interrupt of the main thread, which is in the midst of the user's program."""
+    """Raises an interrupt of the main thread, which is in the midst of the user's
+    program.
+    """
     if is_interrupt(error) and threading.current_thread() is threading.main_thread():
         raise error
 

@@ -1,8 +1,8 @@
 """Verbs on torch.distributed: the only place where a text's bytes meet a process group.
 
-A rank notes what it did last on the network, and writes that to a file when its run fails. Where
-ranks of a job wait for each other, their records side by side say which verb one of them has
-launched, started or done, and another has not.
+A rank notes what it did last on the network, and writes that to a file when its run
+fails. Where ranks of a job wait for each other, their records side by side say which
+verb one of them has launched, started or done, and another has not.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ AMONG_SHARDS = f" among {Among.SHARDS.value}"
 NUM_VERBS = 64
 """The verbs that a record holds."""
 FOLDER = "GRADWIRE_RECORDS"
-"""The environment variable with the folder for records; the system's temporary one without it."""
+"""The environment variable with the folder for records; the system's temporary one
+without it.
+"""
 _log = logging.getLogger("gradwire")
 
 
@@ -72,17 +74,22 @@ def open_channels(
 ) -> list[Channel]:
     """``count`` process groups of the same ranks, each for one message at a time.
 
-    They are gloo groups whatever the backend of the user's group is: what travels in them lies in
-    host memory (see `streams`; `backends` tells what takes another way).
-    ``name`` is known to these ranks and used once. ``dist.new_group`` does not serve: it names
-    groups by how many a process has, so ranks that are in different numbers of groups would wait
-    for each other for ever. It also keeps groups, with their connections, until the job ends.
+    They are gloo groups whatever the backend of the user's group is: what travels in
+    them lies in host memory (see `streams`; `backends` tells what takes another way).
+    ``name`` is known to these ranks and used once. ``dist.new_group`` does not serve:
+    it names groups by how many a process has, so ranks that are in different numbers of
+    groups would wait for each other for ever. It also keeps groups, with their
+    connections, until the job ends.
     """
     store = store_for(name)
-    if name.startswith(REJOINED):  # who never comes would keep the job's own connection busy
+    if name.startswith(
+        REJOINED
+    ):  # who never comes would keep the job's own connection busy
         store = store.clone()
     return [
-        ProcessGroupGloo(PrefixStore(f"gradwire/{name}/{i}", store), rank, world, timeout)
+        ProcessGroupGloo(
+            PrefixStore(f"gradwire/{name}/{i}", store), rank, world, timeout
+        )
         for i in range(count)
     ]
 
@@ -90,10 +97,15 @@ def open_channels(
 def give_back(channels: list[Channel]) -> None:
     """Closes the channels and empties the list.
 
-    They are closed side by side: gloo takes about 20 ms for each, in which it only waits.
+    They are closed side by side: gloo takes about 20 ms for each, in which it only
+        waits.
     """
-    closing = [threading.Thread(target=channels.pop, name="gradwire close") for _ in channels]
-    with suppress(RuntimeError):  # an interpreter that ends starts no thread, since Python 3.12
+    closing = [
+        threading.Thread(target=channels.pop, name="gradwire close") for _ in channels
+    ]
+    with suppress(
+        RuntimeError
+    ):  # an interpreter that ends starts no thread, since Python 3.12
         for thread in closing:
             thread.start()
     for thread in closing:
@@ -103,7 +115,9 @@ def give_back(channels: list[Channel]) -> None:
 
 
 def open_direct(circle: Circle, device: torch.device, timeout: timedelta) -> None:
-    """Connects the ranks of ``circle``, who all call this, by the back end of their devices."""
+    """Connects the ranks of ``circle``, who all call this, by the back end of their
+    devices.
+    """
     kind = kind_of(device)
     assert kind is not None, "the host has no network back end of its own"
     store = PrefixStore(f"gradwire/{circle.name}/direct", default_store())
@@ -114,12 +128,16 @@ def open_direct(circle: Circle, device: torch.device, timeout: timedelta) -> Non
 
 
 def default_store() -> Any:
-    """The job's rendezvous store: the one that was given, or torch's, which has no public name."""
+    """The job's rendezvous store: the one that was given, or torch's, which has no
+    public name.
+    """
     return _given[0] if _given else dist.distributed_c10d._get_default_store()
 
 
 REJOINED = "rejoin"
-"""The beginning of the names of ranks of which one came in later, as process of no group."""
+"""The beginning of the names of ranks of which one came in later, as process of no
+group.
+"""
 _given: list[Any] = []
 
 
@@ -134,8 +152,9 @@ def has_store() -> bool:
 
 
 def root_store() -> Any:
-    """The job's store without torch's prefixes of keys, which a process that comes in later cannot
-    know."""
+    """The job's store without torch's prefixes of keys, which a process that comes in
+    later cannot know.
+    """
     store = default_store()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
@@ -148,7 +167,8 @@ def store_for(name: str) -> Any:
 
 
 def own_store(name: str) -> Any:
-    """The part of the job's store that a ``Membership``'s name stands for, by its own connection.
+    """The part of the job's store that a ``Membership``'s name stands for, by its own
+    connection.
 
     A call that is blocked elsewhere does not hold it up.
     """
@@ -158,9 +178,10 @@ def own_store(name: str) -> Any:
 def in_background(work: Callable[[], Any]) -> Future[Any]:
     """Runs work that may wait for ever on a thread that nothing waits for.
 
-    So does work with the store: torch bounds how long a store waits for a key, but not how long it
-    waits for the store's host. Where the host is stopped, no call comes back. An interpreter that
-    ends starts no thread, since Python 3.12: the future holds that error then.
+    So does work with the store: torch bounds how long a store waits for a key, but not
+    how long it waits for the store's host. Where the host is stopped, no call comes
+    back. An interpreter that ends starts no thread, since Python 3.12: the future holds
+    that error then.
     """
     done: Future[Any] = Future()
 
@@ -179,12 +200,14 @@ def in_background(work: Callable[[], Any]) -> Future[Any]:
 
 @dataclass
 class Circle:
-    """The ranks that verbs of one kind are for, this one's place among them, and its channels.
+    """The ranks that verbs of one kind are for, this one's place among them, and its
+    channels.
 
-    There is a channel for each communication lane. ``direct`` is the one that sends from a device's
-    memory, if there is one. ``name`` is used once, as for ``open_channels``. ``ranks`` are their
-    numbers among those that average, which ranks with other shards have not. ``lends`` tells
-    whether they read each other's host memory.
+    There is a channel for each communication lane. ``direct`` is the one that sends
+    from a device's memory, if there is one. ``name`` is used once, as for
+    ``open_channels``. ``ranks`` are their numbers among those that average, which ranks
+    with other shards have not. ``lends`` tells whether they read each other's host
+    memory.
     """
 
     name: str
@@ -207,8 +230,8 @@ class Circle:
 class NotedVerb:
     """One verb for the network, or several that were started together.
 
-    ``sequence`` numbers a rank's verbs from 0. Times are seconds since the epoch on a clock that
-    all processes of a machine share; None is what has not happened yet.
+    ``sequence`` numbers a rank's verbs from 0. Times are seconds since the epoch on a
+    clock that all processes of a machine share; None is what has not happened yet.
     """
 
     sequence: int
@@ -229,12 +252,18 @@ class LastVerbs:
         self._numbers = count()
 
     def launch(self, step: int, message: int, name: str, size_bytes: int) -> NotedVerb:
-        """Notes a verb that waits for its channel from now on; returns it, to be filled in."""
-        verb = NotedVerb(next(self._numbers), step, message, name, size_bytes, wall_clock())
+        """Notes a verb that waits for its channel from now on; returns it, to be filled
+        in.
+        """
+        verb = NotedVerb(
+            next(self._numbers), step, message, name, size_bytes, wall_clock()
+        )
         self._verbs.append(verb)
         return verb
 
-    def write(self, rank: int, world: int, error: BaseException, text: str) -> Path | None:
+    def write(
+        self, rank: int, world: int, error: BaseException, text: str
+    ) -> Path | None:
         """Writes the record and notes its path on the error, which says ``text``.
 
         Returns the path, or None where there is nothing to write.
@@ -250,14 +279,18 @@ class LastVerbs:
             folder.mkdir(parents=True, exist_ok=True)
             write_anew(path, json.dumps({**told, "verbs": verbs}, indent=1))
         except OSError as failed:
-            _log.warning("the record of the last operations cannot be written: %s", failed)
+            _log.warning(
+                "the record of the last operations cannot be written: %s", failed
+            )
             return None
         error.add_note(f"the last operations of rank {rank} are in {path}")
         return path
 
 
 class Routes:
-    """The channels of one rank, by the ranks that they lead to; none where it is alone there."""
+    """The channels of one rank, by the ranks that they lead to; none where it is alone
+    there.
+    """
 
     def __init__(self, lanes: Sequence[str], *, checksums: bool = False) -> None:
         self.lanes = lanes
@@ -270,7 +303,9 @@ class Routes:
         """A channel to all ranks, for what no message carries."""
         return self.circles[Among.RANKS].channels[0]
 
-    def of(self, verbs: Sequence[Communication], message: int, lane: int) -> list[Channel]:
+    def of(
+        self, verbs: Sequence[Communication], message: int, lane: int
+    ) -> list[Channel]:
         """The channel that each of a message's verbs takes on a lane.
 
         Raises ``InvalidSetting`` where there is nobody to reach.
@@ -278,9 +313,13 @@ class Routes:
         for verb in verbs:
             if verb.among not in self.circles:
                 why = (
-                    "attach was given none" if Among.RANKS in self.circles else "this rank is alone"
+                    "attach was given none"
+                    if Among.RANKS in self.circles
+                    else "this rank is alone"
                 )
-                among = "" if verb.among is Among.RANKS else f" among {verb.among.value}"
+                among = (
+                    "" if verb.among is Among.RANKS else f" among {verb.among.value}"
+                )
                 remedy = _REMEDIES[verb.among]
                 raise InvalidSetting(
                     f"message {message} asks for {verb!r}{among}, and {why}: {remedy}"
@@ -290,31 +329,48 @@ class Routes:
     def lane(self, index: int, credit: int) -> int:
         """The lane of a message of gradients, of the first ``credit`` there are.
 
-        It is the first for all where a device sends itself: ranks must launch its communication in
-        one order, or each of two could wait on its device for what the other has not begun.
+        It is the first for all where a device sends itself: ranks must launch its
+        communication in one order, or each of two could wait on its device for what the
+        other has not begun.
         """
-        return 0 if any(circle.direct for circle in self.circles.values()) else index % credit
+        return (
+            0
+            if any(circle.direct for circle in self.circles.values())
+            else index % credit
+        )
 
-    def parted(self, verbs: Sequence[Communication], lane: int) -> Sequence[list[Communication]]:
-        """The verbs that a device's own channel carries out on a lane, and the others."""
+    def parted(
+        self, verbs: Sequence[Communication], lane: int
+    ) -> Sequence[list[Communication]]:
+        """The verbs that a device's own channel carries out on a lane, and the
+        others.
+        """
         found: tuple[list[Communication], list[Communication]] = [], []
         for verb in verbs:
-            is_direct = lane == 0 and self.circles[verb.among].direct and not verb.buf.is_cpu
+            is_direct = (
+                lane == 0 and self.circles[verb.among].direct and not verb.buf.is_cpu
+            )
             found[not is_direct].append(verb)
         return found
 
     def seals(self, verbs: Sequence[Communication], step: int) -> Seals | None:
-        """The checksums that travel beside verbs from host memory; None where none do."""
+        """The checksums that travel beside verbs from host memory; None where none
+        do.
+        """
         if not self.checksums:
             return None
         from .checksums import Seals
 
         circles = [self.circles[verb.among] for verb in verbs]
         with as_on_a_lane():
-            return Seals(verbs, [(one.rank, one.world, one.ranks) for one in circles], step)
+            return Seals(
+                verbs, [(one.rank, one.world, one.ranks) for one in circles], step
+            )
 
     def sealed(self, text: Steps[Any], lane: int) -> Steps[Any]:
-        """The text as it is carried out on a lane: payloads with checksums have one sender."""
+        """The text as it is carried out on a lane: payloads with checksums have one
+        sender.
+        """
         if not self.checksums:
             return text
         from .checksums import Position, pairwise
@@ -329,7 +385,9 @@ class Routes:
         return pairwise(text, place_of)
 
     def lending(self, text: Steps[Any]) -> Steps[Any]:
-        """The text as ranks carry it out that read the memory of others on their host."""
+        """The text as ranks carry it out that read the memory of others on their
+        host.
+        """
         host = self.circles.get(Among.HOST)
         if host is None:
             return text
@@ -364,9 +422,11 @@ class Routes:
 
 
 def lent(verb: AllToAll, host: Circle) -> Steps[list[Tensor] | None]:
-    """An all-to-all of the ranks of a host, which read each other's rooms once all have mapped all.
+    """An all-to-all of the ranks of a host, which read each other's rooms once all have
+    mapped all.
 
-    Ranks tell each other each time whether they have a new room, and all wait for all by it.
+    Ranks tell each other each time whether they have a new room, and all wait for all
+    by it.
     """
     room = verb.room
     if not host.lends:
@@ -393,7 +453,9 @@ def lent(verb: AllToAll, host: Circle) -> Steps[list[Tensor] | None]:
 
 
 def agree_to_lend(host: Circle) -> bool:
-    """Whether the ranks of a host, which all call this, can read each other's memory."""
+    """Whether the ranks of a host, which all call this, can read each other's
+    memory.
+    """
     host.lends = True
     one = torch.zeros(1, device="cpu")
     room = Room(1, one, one.dtype)
@@ -405,7 +467,9 @@ def agree_to_lend(host: Circle) -> bool:
         carry_out(verbs, host.channels[:1])
         return [None]
 
-    carried_out(lent(AllToAll(one[:0], one[:0], sizes, sizes, Among.HOST, room), host), carry)
+    carried_out(
+        lent(AllToAll(one[:0], one[:0], sizes, sizes, Among.HOST, room), host), carry
+    )
     if room.parts is None:
         _log.info("gradients of a host's ranks pass through sockets: %s", room.why)
     return room.parts is not None
@@ -422,10 +486,11 @@ _REMEDIES = {
 
 @contextmanager
 def as_on_a_lane(side: SideStream | None = None) -> Iterator[None]:
-    """A block that sees nothing of what the caller's thread has set for its own tensors.
+    """A block that sees nothing of what the caller's thread has set for its own
+    tensors.
 
-    Where a device computes, it is launched on the ``side`` stream.
-    What is not set is not undone: all of it took 0.28 ms a message, more than the encode itself.
+    Where a device computes, it is launched on the ``side`` stream. What is not set is
+    not undone: all of it took 0.28 ms a message, more than the encode itself.
     """
     is_plain = not (
         torch.is_grad_enabled()
@@ -445,17 +510,24 @@ def as_on_a_lane(side: SideStream | None = None) -> Iterator[None]:
             undo.enter_context(torch.autocast("cpu", enabled=False))
         if side is not None:
             undo.enter_context(side.use())
-        undo.enter_context(torch.no_grad())  # the last, as inference_mode(False) enables gradients
+        undo.enter_context(
+            torch.no_grad()
+        )  # the last, as inference_mode(False) enables gradients
         yield
 
 
 def is_begun(verbs: Sequence[Communication]) -> bool:
-    """Whether verbs are carried out without a thread that waits: gloo tells of no other's end."""
+    """Whether verbs are carried out without a thread that waits: gloo tells of no
+    other's end.
+    """
     return len(verbs) == 1 and not isinstance(verbs[0], Send | Recv | ReduceScatter)
 
 
-def begin(verb: Communication, channel: Channel, over: Over, seals: Seals | None = None) -> None:
-    """Starts a verb; ``over`` is called when it has ended, in a thread of the channel's own.
+def begin(
+    verb: Communication, channel: Channel, over: Over, seals: Seals | None = None
+) -> None:
+    """Starts a verb; ``over`` is called when it has ended, in a thread of the channel's
+    own.
 
     A verb that has ended already calls it in this thread. ``seals`` are its checksums.
     """
@@ -483,23 +555,29 @@ def begin(verb: Communication, channel: Channel, over: Over, seals: Seals | None
     left = [*works]
     for work in works:
         future = work.get_future()
-        if future.done():  # torch would drop an interrupt that comes while it calls back
+        if (
+            future.done()
+        ):  # torch would drop an interrupt that comes while it calls back
             arrived(future)
         else:
             future.add_done_callback(arrived)
 
 
 def carry_out(
-    verbs: Sequence[Communication], channels: Sequence[Channel], seals: Seals | None = None
+    verbs: Sequence[Communication],
+    channels: Sequence[Channel],
+    seals: Seals | None = None,
 ) -> None:
     """Starts all verbs, each on its own channel, then waits for all of them.
 
-    Receives start first. gloo's sender waits for a note that the receive has started. Behind a
-    payload on its way out the note itself would wait for the link: 8 hosts at 100 Mbit took 320 ms
-    for rounds that take 280.
-    ``seals`` are the verbs' checksums, which are taken while payloads are on their way.
+    Receives start first. gloo's sender waits for a note that the receive has started.
+    Behind a payload on its way out the note itself would wait for the link: 8 hosts at
+    100 Mbit took 320 ms for rounds that take 280. ``seals`` are the verbs' checksums,
+    which are taken while payloads are on their way.
     """
-    pairs = sorted(zip(verbs, channels, strict=True), key=lambda one: isinstance(one[0], Send))
+    pairs = sorted(
+        zip(verbs, channels, strict=True), key=lambda one: isinstance(one[0], Send)
+    )
     works = [start(verb, channel) for verb, channel in pairs]
     if seals is not None:
         works += [start(one, channels[at]) for at, one in seals.written(verbs)]
@@ -514,11 +592,13 @@ def carry_directly(
 ) -> None:
     """Launches verbs on the memory of ``device``; the current stream waits for them.
 
-    Sends and receives of a channel are launched together: on a device each would wait for the one
-    before it, and so could two ranks for each other.
+    Sends and receives of a channel are launched together: on a device each would wait
+    for the one before it, and so could two ranks for each other.
     """
     for channel in dict.fromkeys(channels):
-        own = [verb for verb, its in zip(verbs, channels, strict=True) if its is channel]
+        own = [
+            verb for verb, its in zip(verbs, channels, strict=True) if its is channel
+        ]
         if any(isinstance(verb, Send | Recv) for verb in own):
             channel._start_coalescing(device)
             for verb in own:
@@ -529,8 +609,9 @@ def carry_directly(
 
 
 def _tag(buf: Tensor) -> int:
-    """The tag of a transfer: gloo would end a process that receives more bytes than it has room
-    for, so those of another size do not meet."""
+    """The tag of a transfer: gloo would end a process that receives more bytes than it
+    has room for, so those of another size do not meet.
+    """
     return buf.nbytes % _NUM_TAGS
 
 

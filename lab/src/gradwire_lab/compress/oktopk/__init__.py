@@ -1,40 +1,46 @@
-"""oktopk: the elements that reach one threshold on each rank and another one in the sum.
+"""oktopk: the elements that reach one threshold on each rank and another one in the
+sum.
 
-Source: Li and Hoefler, PPoPP 2022, "Near-optimal sparse allreduce for distributed deep learning"
-    (Ok-Topk): balanced split and reduce, balance and gather; constants of its published code.
+Source: Li and Hoefler, PPoPP 2022, "Near-optimal sparse allreduce for distributed deep
+    learning" (Ok-Topk): balanced split and reduce, balance and gather; constants of its
+    published code.
 Differences from the paper:
-    - A threshold that fewer than half of what is asked for reach, or more than twice as many, is
-      found anew in that step: the rank's own by looking again, that of sums by gathering all sums,
-      or, of too many, twice what is asked for, of each region its share of them.
+    - A threshold that fewer than half of what is asked for reach, or more than twice as
+      many, is found anew in that step: the rank's own by looking again, that of sums by
+      gathering all sums, or, of too many, twice what is asked for, of each region its
+      share of them.
     - Regions are even in the first step, and are cut anew in step 1, 65, 129 ...
-    - Sums are evened out by an all-to-all, which is there in every step, of no bytes where nothing
-      moves. What each rank gathers is padded to the largest.
-    - Places are relative to their region, in the shortest code (``sparse/choose``), where the paper
-      sends 4 bytes each. With ``formats="coo"`` it is the paper's form.
-    - Values are divided by W before they are added, and sums travel in the gradient's dtype.
-Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a small GPT
-    end 40 % behind dense with it, as an element waits for 100 steps (docs/measured.md).
-    Where ranks keep disagreeing about an element's sign, it is large on each and small in the sum:
-    it is selected, not averaged, and stays in the residuals, which grow with it.
+    - Sums are evened out by an all-to-all, which is there in every step, of no bytes
+      where nothing moves. What each rank gathers is padded to the largest.
+    - Places are relative to their region, in the shortest code (``sparse/choose``),
+      where the paper sends 4 bytes each. With ``formats="coo"`` it is the paper's form.
+    - Values are divided by W before they are added, and sums travel in the gradient's
+      dtype.
+Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a
+    small GPT end 40 % behind dense with it, as an element waits for 100 steps
+    (docs/measured.md). Where ranks keep disagreeing about an element's sign, it is
+    large on each and small in the sum: it is selected, not averaged, and stays in the
+    residuals, which grow with it.
 Density: exactly as asked in every 32nd step, from half to twice as much in the others.
-Wire: with k = density * N, k / W of them in a region of L elements,
-    8 (W-1)                         how many elements it sends to each, to each (all-to-all)
-    (W-1) * LIST(k / W)             the elements of others' regions; values in the working dtype
-    16 (W-1)                        how many sums it has, and how many of these reach the threshold
-    (W-1) * LIST(k / W)             the sums that do; padded to the largest region's, and in every
+Wire: with k = density * N, k / W of them in a region of L elements, 8 (W-1)
+    how many elements it sends to each, to each (all-to-all) (W-1) * LIST(k / W)
+    the elements of others' regions; values in the working dtype 16 (W-1)
+    how many sums it has, and how many of these reach the threshold (W-1) * LIST(k / W)
+    the sums that do; padded to the largest region's, and in every
                                     32nd step all sums; values in the gradient's dtype
     with LIST(K) = K values and the least of 4 K (COO), ceil(L / 8) (hash bitmap) and
-    ceil(K b / 8) + ceil((K + floor((L - 1) / 2^b)) / 8) with b = floor(log2((L - 1) / K))
-    (``elias_fano``) bytes, rounded up to 8. In every 64th step an all-reduce of W-1 borders of 8
-    bytes. In COO of float32 the lists are 4 k (W-1)/W words of 4 bytes; the paper's bound,
-    6 k (W-1)/W, counts evening out as well. If one rank has more than ``most_uneven`` times the
-    mean of the sums that are gathered, they first move, as LISTs of their region, to ranks that
-    have fewer. Then each rank sends equally many to all, with places of the whole gradient.
-State: step, int64; thresholds_2, float64, the rank's own and that of sums, 0 where it is to be
-    found; cuts_C, int64, the regions' inner borders. All but the own threshold are the same on all
-    ranks.
-Contributed: this rank's values at what it selected and the mean has. What it selected and the mean
-    has not goes back to its residual.
+    ceil(K b / 8) + ceil((K + floor((L - 1) / 2^b)) / 8) with b = floor(log2((L - 1) /
+    K)) (``elias_fano``) bytes, rounded up to 8. In every 64th step an all-reduce of W-1
+    borders of 8 bytes. In COO of float32 the lists are 4 k (W-1)/W words of 4 bytes;
+    the paper's bound, 6 k (W-1)/W, counts evening out as well. If one rank has more
+    than ``most_uneven`` times the mean of the sums that are gathered, they first move,
+    as LISTs of their region, to ranks that have fewer. Then each rank sends equally
+    many to all, with places of the whole gradient.
+State: step, int64; thresholds_2, float64, the rank's own and that of sums, 0 where it
+    is to be found; cuts_C, int64, the regions' inner borders. All but the own threshold
+    are the same on all ranks.
+Contributed: this rank's values at what it selected and the mean has. What it selected
+    and the mean has not goes back to its residual.
 """
 
 from __future__ import annotations
@@ -47,7 +53,14 @@ from torch import Tensor
 
 from gradwire.compress._coo import check_addressable, share_of
 from gradwire.compress._residual import as_working
-from gradwire.contract import Exchange, Layout, Member, Selection, Traits, synchronise_alone
+from gradwire.contract import (
+    Exchange,
+    Layout,
+    Member,
+    Selection,
+    Traits,
+    synchronise_alone,
+)
 from gradwire.contract.bounds import check_number, check_share
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import AllReduce, Steps
@@ -64,7 +77,9 @@ CUT_STEPS = 64
 
 
 class OktopkState(NamedTuple):
-    """The step, the thresholds (a rank's own and that of sums) and the regions' inner borders."""
+    """The step, the thresholds (a rank's own and that of sums) and the regions' inner
+    borders.
+    """
 
     step: Tensor
     thresholds_2: Tensor
@@ -73,13 +88,14 @@ class OktopkState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class oktopk(Exchange):
-    """Averages about a ``density`` share of the elements, the largest of the sum of all ranks.
+    """Averages about a ``density`` share of the elements, the largest of the sum of all
+    ranks.
 
     Each rank selects about as many of its own, and of their sums the largest are taken.
-    ``density`` is k/n in (0, 1]; ``formats`` says how elements are written: in the "smallest" of
-    several formats, or in "coo" alone, as in the paper. ``most_uneven``, from 1, is how many times
-    the mean number of sums one rank may have before they are evened out among ranks; with infinity
-    they never are. All ranks have the same.
+    ``density`` is k/n in (0, 1]; ``formats`` says how elements are written: in the
+    "smallest" of several formats, or in "coo" alone, as in the paper. ``most_uneven``,
+    from 1, is how many times the mean number of sums one rank may have before they are
+    evened out among ranks; with infinity they never are. All ranks have the same.
 
     >>> from gradwire.exchange.by_name import run_local
     >>> grads = [torch.tensor([1.0, 0.0, 4.0, 2.0]), torch.tensor([8.0, 2.0, 0.0, 2.0])]
@@ -102,7 +118,9 @@ class oktopk(Exchange):
         check_share("oktopk density", self.density)
         check_formats("oktopk formats", self.formats)
         given = self.most_uneven
-        check_number("oktopk most_uneven", given, "1 or more", "write 4.0", 1, float("inf"))
+        check_number(
+            "oktopk most_uneven", given, "1 or more", "write 4.0", 1, float("inf")
+        )
 
     def init(self, spec: TensorSpec, world: int) -> OktopkState:
         check_addressable("oktopk", spec)
@@ -134,7 +152,9 @@ class oktopk(Exchange):
             cuts_C = me.scratch("cuts", me.world - 1, grad_N, torch.int64)
 
         def select() -> Taken:
-            taken = select_own(me, as_working(grad_N), residual_N, 0.0 if is_exact else own, asked)
+            taken = select_own(
+                me, as_working(grad_N), residual_N, 0.0 if is_exact else own, asked
+            )
             if is_cut:
                 write_cuts(taken.entries.indices_K, numel, cuts_C)
             return taken
@@ -156,8 +176,14 @@ class oktopk(Exchange):
                 numel,
             )
         me.selection = Selection(self.density * numel, taken.entries.num, arrived)
-        thresholds_2 = torch.tensor([taken.threshold, shared], dtype=torch.float64, device="cpu")
+        thresholds_2 = torch.tensor(
+            [taken.threshold, shared], dtype=torch.float64, device="cpu"
+        )
         return OktopkState(state.step + 1, thresholds_2, cuts_C)
 
 
-EXAMPLES = (oktopk(), oktopk(density=0.3), oktopk(density=0.3, most_uneven=1.0, formats="coo"))
+EXAMPLES = (
+    oktopk(),
+    oktopk(density=0.3),
+    oktopk(density=0.3, most_uneven=1.0, formats="coo"),
+)

@@ -1,7 +1,9 @@
-"""Regions: the ranges of a gradient that ranks sum up, cut so that each gets as many elements.
+"""Regions: the ranges of a gradient that ranks sum up, cut so that each gets as many
+elements.
 
-Source: Ok-Topk (PPoPP 2022), section 3.1.1, balanced split and reduce: each rank cuts the elements
-    that it selected into W equal parts, and the regions' borders are the means of its cuts.
+Source: Ok-Topk (PPoPP 2022), section 3.1.1, balanced split and reduce: each rank cuts
+    the elements that it selected into W equal parts, and the regions' borders are the
+    means of its cuts.
 """
 
 from __future__ import annotations
@@ -22,18 +24,23 @@ from gradwire.kernels.sparse.format import SparseFormat
 
 @dataclass(frozen=True)
 class Regions:
-    """The borders of W regions, ascending from 0 to the gradient's length; some may be empty."""
+    """The borders of W regions, ascending from 0 to the gradient's length; some may be
+    empty.
+    """
 
     edges: tuple[int, ...]
     among: Formats
 
     @classmethod
     def of(cls, cuts_C: Tensor, numel: int, among: Formats) -> Regions:
-        """The regions between these inner borders; raises ``RanksDiffer`` unless they ascend."""
+        """The regions between these inner borders; raises ``RanksDiffer`` unless they
+        ascend.
+        """
         edges = (0, *cuts_C.tolist(), numel)
         if any(stop < start for start, stop in pairwise(edges)):
             raise RanksDiffer(
-                f"regions of {numel} elements have the borders {edges}, and they must ascend; give "
+                f"regions of {numel} elements have the borders {edges}, and they "
+                "must ascend; give "
                 "every rank the same model, compressor and settings"
             )
         return cls(edges, among)
@@ -42,7 +49,9 @@ class Regions:
         """The number of elements in a rank's region."""
         return self.edges[rank + 1] - self.edges[rank]
 
-    def form(self, rank: int, count: int, dtype: torch.dtype) -> tuple[SparseFormat, Format]:
+    def form(
+        self, rank: int, count: int, dtype: torch.dtype
+    ) -> tuple[SparseFormat, Format]:
         """How so many elements of a rank's region are written, and the layout."""
         form = smallest(self.among, count, self.length(rank), 1, dtype)
         return form, form.layout(count, self.length(rank), 1, dtype)
@@ -54,7 +63,9 @@ class Regions:
         return [stop - start for start, stop in pairwise(places)]
 
     def parts(self, entries: Entries) -> list[Entries]:
-        """Ascending entries of the whole gradient by region, with places relative to it."""
+        """Ascending entries of the whole gradient by region, with places relative to
+        it.
+        """
         indices_K, values_K, _ = entries
         cuts_C = torch.tensor(self.edges[1:-1], dtype=torch.int32)
         stops = [*torch.searchsorted(indices_K, cuts_C).tolist(), entries.num]
@@ -73,7 +84,9 @@ def even_cuts(numel: int, world: int) -> Tensor:
 
 
 def write_cuts(indices_K: Tensor, numel: int, cuts_C: Tensor) -> None:
-    """Fills ``cuts_C`` with the inner borders that cut these ascending indices into equal parts."""
+    """Fills ``cuts_C`` with the inner borders that cut these ascending indices into
+    equal parts.
+    """
     count = indices_K.numel()
     world = cuts_C.numel() + 1
     if count:

@@ -1,7 +1,7 @@
 """Spread: which sums move between ranks so that each sends equally many to all others.
 
-Source: Ok-Topk (PPoPP 2022), section 3.1.2, balance and allgatherv: sums are evened out only where
-    the rank with the most has more than four times the mean.
+Source: Ok-Topk (PPoPP 2022), section 3.1.2, balance and allgatherv: sums are evened out
+    only where the rank with the most has more than four times the mean.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from itertools import accumulate
 
 @dataclass(frozen=True)
 class Spread:
-    """The sums of all ranks, numbered in index order: those that each rank has, and will have.
+    """The sums of all ranks, numbered in index order: those that each rank has, and
+    will have.
 
     Both are W + 1 ascending numbers, of which two neighbours bound a rank's sums.
     """
@@ -23,7 +24,8 @@ class Spread:
 
     @classmethod
     def of(cls, counts: Sequence[int], most_uneven: float) -> Spread:
-        """Nothing moves unless the most of ``counts`` is above ``most_uneven`` times their mean.
+        """Nothing moves unless the most of ``counts`` is above ``most_uneven`` times
+        their mean.
 
         >>> Spread.of([9, 0, 0], 4.0).is_even, Spread.of([9, 0, 0], 2.0).gets
         (True, (0, 3, 6, 9))
@@ -40,11 +42,15 @@ class Spread:
         return self.has == self.gets
 
     def piece(self, source: int, target: int) -> slice:
-        """The sums that go from one rank to another, counted from the first of the source's."""
+        """The sums that go from one rank to another, counted from the first of the
+        source's.
+        """
         first = self.has[source]
         last = self.has[source + 1]
         start = max(first, self.gets[target])
-        return slice(start - first, max(start, min(last, self.gets[target + 1])) - first)
+        return slice(
+            start - first, max(start, min(last, self.gets[target + 1])) - first
+        )
 
     def moved(self, source: int, target: int) -> int:
         """How many sums go from one rank to another; what a rank keeps does not."""

@@ -1,6 +1,8 @@
-"""Sums of regions, and the mean that all ranks make of them: a step behind the selection.
+"""Sums of regions, and the mean that all ranks make of them: a step behind the
+selection.
 
-Source: Ok-Topk (PPoPP 2022), algorithm 1: split and reduce, then balance and allgatherv.
+Source: Ok-Topk (PPoPP 2022), algorithm 1: split and reduce, then balance and
+allgatherv.
 """
 
 from __future__ import annotations
@@ -13,7 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.collective.steps.ordered_sums import Packed, decoded, merged_entries, split
+from gradwire.collective.steps.ordered_sums import (
+    Packed,
+    decoded,
+    merged_entries,
+    split,
+)
 from gradwire.collective.steps.push_pull import push
 from gradwire.contract import Member
 from gradwire.contract.payload import Format, Payload
@@ -26,10 +33,20 @@ from gradwire.kernels.sparse.scatter import scatter_entries
 
 from .regions import Regions, slots_of
 from .spread import Spread
-from .threshold import FEWEST, MOST, SHARED, entries_at, entries_reaching, largest_entries, least
+from .threshold import (
+    FEWEST,
+    MOST,
+    SHARED,
+    entries_at,
+    entries_reaching,
+    largest_entries,
+    least,
+)
 
 _TOLD = 2
-"""Numbers that a rank tells of its sums: how many there are, and how many reach the threshold."""
+"""Numbers that a rank tells of its sums: how many there are, and how many reach the
+threshold.
+"""
 TOLD_BYTES = _TOLD * torch.int64.itemsize
 """Bytes of these numbers on the wire."""
 
@@ -57,7 +74,9 @@ class _List(NamedTuple):
 
 
 class Turn:
-    """One rank's step behind the selection: the sums of its region, then the mean of all."""
+    """One rank's step behind the selection: the sums of its region, then the mean of
+    all.
+    """
 
     def __init__(
         self,
@@ -77,7 +96,9 @@ class Turn:
         self.dtype = grad_N.dtype
 
     def reduce(self, taken: Entries) -> Steps[Entries]:
-        """Sends each rank what lies in its region; returns the own region's sums over W."""
+        """Sends each rank what lies in its region; returns the own region's sums over
+        W.
+        """
         me = self.me
         regions = self.regions
         shares = regions.shares(self.asked)
@@ -90,14 +111,20 @@ class Turn:
         clear = me.sized("decode", self.out_N.zero_, self.out_N.numel())
         length = regions.length(me.rank)
         form_of = partial(regions.form, me.rank, dtype=self.sum_dtype)
-        arrived = yield from push(me, sent, counts, form_of, length, beside=clear, like=self.out_N)
+        arrived = yield from push(
+            me, sent, counts, form_of, length, beside=clear, like=self.out_N
+        )
         sums: Entries = yield me.sized(
-            "merge", lambda: self._add(arrived), self.asked, lambda: no_entries(self.out_N, 0)
+            "merge",
+            lambda: self._add(arrived),
+            self.asked,
+            lambda: no_entries(self.out_N, 0),
         )
         return sums
 
     def gather(self, sums: Entries, threshold: float) -> Steps[tuple[float, int]]:
-        """Writes the mean: what of the sums reaches ``threshold``, or the largest if that is 0.
+        """Writes the mean: what of the sums reaches ``threshold``, or the largest if
+        that is 0.
 
         Returns the threshold for the next step and how many elements arrived.
         """
@@ -114,16 +141,22 @@ class Turn:
         spread = Spread.of(listed.counts, self.most_uneven)
         held: Entries = yield me.sized(
             "encode",
-            lambda: self._cut(sums if listed.is_all else chosen, listed.counts[me.rank]),
+            lambda: self._cut(
+                sums if listed.is_all else chosen, listed.counts[me.rank]
+            ),
             self.asked,
             lambda: no_entries(self.out_N, listed.counts[me.rank]),
         )
-        if self.most_uneven < inf:  # ranks take the same verbs, of no bytes where nothing moves
+        if (
+            self.most_uneven < inf
+        ):  # ranks take the same verbs, of no bytes where nothing moves
             held = yield from self._even_out(held, spread)
         lists = [self._list(rank, spread) for rank in range(me.world)]
         size = max(one.layout.slot_bytes for one in lists)
         own = me.scratch("own gather", size, self.out_N, torch.uint8, varies=True)
-        whole = me.scratch("gathered", me.world * size, self.out_N, torch.uint8, varies=True)
+        whole = me.scratch(
+            "gathered", me.world * size, self.out_N, torch.uint8, varies=True
+        )
 
         def pack() -> None:
             form, layout, length, _ = lists[me.rank]
@@ -134,7 +167,9 @@ class Turn:
             if not listed.is_exact:
                 self._put(arrived)
                 return SHARED.corrected(threshold, arrived.num, self.asked), arrived.num
-            best = largest_entries(me, "best", arrived.values.to(self.sum_dtype), self.asked)
+            best = largest_entries(
+                me, "best", arrived.values.to(self.sum_dtype), self.asked
+            )
             self._put(entries_at(arrived, best))
             return least(best.values), best.num
 
@@ -146,7 +181,8 @@ class Turn:
         return result
 
     def _even_out(self, held: Entries, spread: Spread) -> Steps[Entries]:
-        """Sends the sums that other ranks are to have; returns those that this rank has then.
+        """Sends the sums that other ranks are to have; returns those that this rank has
+        then.
 
         Their places are relative to the whole gradient, unless nothing moves.
         """
@@ -155,7 +191,10 @@ class Turn:
         ranks = range(self.me.world)
         sent = [self._moved(spread, me.rank, rank) for rank in ranks]
         come = [self._moved(spread, rank, me.rank) for rank in ranks]
-        sizes = [[one.layout.slot_bytes if one else 0 for one in both] for both in (sent, come)]
+        sizes = [
+            [one.layout.slot_bytes if one else 0 for one in both]
+            for both in (sent, come)
+        ]
         buf = me.scratch("evened", sum(sizes[0]), self.out_N, torch.uint8, varies=True)
         out = me.scratch("came", sum(sizes[1]), self.out_N, torch.uint8, varies=True)
         pieces = [spread.piece(me.rank, rank) for rank in ranks]
@@ -172,12 +211,15 @@ class Turn:
             own = pieces[me.rank]
             kept_K = held.indices_K[own] + regions.edges[me.rank]
             slots = [slot for slot in split(out, sizes[1]) if slot.numel()]
-            # Regions ascend with ranks, so entries of the ranks before this one come first.
+            # Regions ascend with ranks, so entries of the ranks before this one come
+            # first.
             before = sum(one is not None for one in come[: me.rank])
             lists = [one for one in come if one is not None]
             ends = ((slots[:before], lists[:before]), (slots[before:], lists[before:]))
             low, high = (self._joined(*both) if both[0] else None for both in ends)
-            parts = [one for one in (low, Entries(kept_K, held.values[own]), high) if one]
+            parts = [
+                one for one in (low, Entries(kept_K, held.values[own]), high) if one
+            ]
             return Entries(
                 torch.cat([part.indices_K for part in parts]),
                 torch.cat([part.values for part in parts]),
@@ -192,7 +234,9 @@ class Turn:
         return evened
 
     def _moved(self, spread: Spread, source: int, target: int) -> _List | None:
-        """The sums that one rank sends to another to even them out; None if there are none."""
+        """The sums that one rank sends to another to even them out; None if there are
+        none.
+        """
         count = spread.moved(source, target)
         return self._of_region(source, count) if count else None
 
@@ -211,7 +255,9 @@ class Turn:
         return _List(form, form.layout(count, numel, 1, self.dtype), numel, 0)
 
     def _agree(self, told: list[int], threshold: float) -> Steps[_Listed]:
-        """Tells all ranks how many sums this one has, and how many of them reach ``threshold``."""
+        """Tells all ranks how many sums this one has, and how many of them reach
+        ``threshold``.
+        """
         me = self.me
         regions = self.regions
         own_T = me.told("own told", _TOLD).copy_(torch.tensor(told))
@@ -233,14 +279,16 @@ class Turn:
             return _Listed(flat[::_TOLD], is_all=True, is_exact=True)
         if count <= most:
             return _Listed(reach_W, is_all=False, is_exact=False)
-        # At least 1 of each region that has any: what is not finite goes before all else.
+        # At least 1 of each region that has any: what is not finite goes before all
+        #     else.
         quotas = [-(-most * reach // count) for reach in reach_W]
         return _Listed(quotas, is_all=False, is_exact=True)
 
     def _slots(self, counts: list[int]) -> list[Tensor]:
         sizes = slots_of(self.regions, counts, self.sum_dtype)
         return split(
-            self.me.scratch("pushed", sum(sizes), self.out_N, torch.uint8, varies=True), sizes
+            self.me.scratch("pushed", sum(sizes), self.out_N, torch.uint8, varies=True),
+            sizes,
         )
 
     def _pack(self, parts: list[Entries]) -> tuple[list[Tensor], list[int]]:
@@ -255,7 +303,9 @@ class Turn:
         """Adds up what all ranks sent, in rank order, rounded to what travels."""
         length = self.regions.length(self.me.rank)
         ranks = decoded(self.me, arrived, [length] * self.me.world, 1)
-        total = merged_entries(self.me, ranks, length, self.sum_dtype, 1 / self.me.world)
+        total = merged_entries(
+            self.me, ranks, length, self.sum_dtype, 1 / self.me.world
+        )
         return total._replace(values=total.values.to(self.dtype))
 
     def _choose(self, sums: Entries, threshold: float) -> tuple[Entries, list[int]]:
@@ -263,7 +313,9 @@ class Turn:
         if not threshold:
             return sums, [sums.num, sums.num]
         most = min(sums.num, round(MOST * self.asked))
-        found = entries_reaching(self.me, "sums", sums.values.to(self.sum_dtype), threshold, most)
+        found = entries_reaching(
+            self.me, "sums", sums.values.to(self.sum_dtype), threshold, most
+        )
         return entries_at(sums, found), [sums.num, found.num]
 
     def _cut(self, listed: Entries, count: int) -> Entries:
@@ -271,7 +323,8 @@ class Turn:
         if listed.num == count:
             return listed
         return entries_at(
-            listed, largest_entries(self.me, "cut", listed.values.to(self.sum_dtype), count)
+            listed,
+            largest_entries(self.me, "cut", listed.values.to(self.sum_dtype), count),
         )
 
     def _joined(self, slots: list[Tensor], lists: Sequence[_List]) -> Entries:
@@ -281,7 +334,9 @@ class Turn:
             for slot, one in zip(slots, lists, strict=True)
         ]
         each = decoded(self.me, messages, [one.length for one in lists], 1)
-        shifted = [part.indices_K + one.first for part, one in zip(each, lists, strict=True)]
+        shifted = [
+            part.indices_K + one.first for part, one in zip(each, lists, strict=True)
+        ]
         return Entries(torch.cat(shifted), torch.cat([part.values for part in each]))
 
     def _put(self, mean: Entries) -> None:

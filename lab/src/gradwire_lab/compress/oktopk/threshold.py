@@ -1,4 +1,5 @@
-"""Thresholds that serve for several steps: found exactly, used again, and corrected by the count.
+"""Thresholds that serve for several steps: found exactly, used again, and corrected by
+the count.
 
 Source: Ok-Topk (PPoPP 2022), section 3.1.3 and the published code's constants.
 """
@@ -23,7 +24,9 @@ MOST = 2.0
 
 
 class Band(NamedTuple):
-    """The counts, as factors of what is asked for, between which a threshold stays as it is."""
+    """The counts, as factors of what is asked for, between which a threshold stays as
+    it is.
+    """
 
     fewest: float
     most: float
@@ -42,13 +45,17 @@ SHARED = Band(2 / 3, 4 / 3, 1.008)
 
 
 def least(values_K: Tensor) -> float:
-    """The least magnitude of what is finite; 0, which stands for an unknown one, if nothing is."""
+    """The least magnitude of what is finite; 0, which stands for an unknown one, if
+    nothing is.
+    """
     finite_K = values_K[values_K.isfinite()]
     return float(finite_K.abs().min()) if finite_K.numel() else 0.0
 
 
 def largest_entries(me: Member, name: str, values_N: Tensor, count: int) -> Entries:
-    """The ``count`` largest by magnitude, but for zeros, which nobody has to be sent."""
+    """The ``count`` largest by magnitude, but for zeros, which nobody has to be
+    sent.
+    """
     count = min(count, values_N.numel())
     indices_K, chosen_K = _room(me, name, count, values_N)
     select.topk(values_N, indices_K, chosen_K)
@@ -63,7 +70,9 @@ def entries_reaching(
 
 
 class Taken(NamedTuple):
-    """The elements that this rank selected, which have left its residual, and its threshold."""
+    """The elements that this rank selected, which have left its residual, and its
+    threshold.
+    """
 
     entries: Entries
     threshold: float
@@ -77,10 +86,11 @@ def select_own(
     threshold: float,
     asked: int,
 ) -> Taken:
-    """Selects what reaches ``threshold``; the ``asked`` largest if it is 0 or too few reach it.
+    """Selects what reaches ``threshold``; the ``asked`` largest if it is 0 or too few
+    reach it.
 
-    Where too many reach it, the ``asked`` largest of them are taken. ``residual_N`` then holds the
-    sum of both without what was selected, or is not finite.
+    Where too many reach it, the ``asked`` largest of them are taken. ``residual_N``
+    then holds the sum of both without what was selected, or is not finite.
     """
     most = min(grad_N.numel(), round(MOST * asked))
     if threshold:
@@ -92,7 +102,8 @@ def select_own(
             grad_N = residual_N
         if found.num == most:
             return _taken(
-                entries_at(found, largest_entries(me, "best", found.values, asked)), residual_N
+                entries_at(found, largest_entries(me, "best", found.values, asked)),
+                residual_N,
             )
     indices_K, values_K = _room(me, "own", min(asked, grad_N.numel()), grad_N)
     if grad_N is residual_N:
@@ -103,7 +114,9 @@ def select_own(
 
 
 def _taken(found: Entries, residual_N: Tensor | None) -> Taken:
-    """The elements found exactly; they leave ``residual_N``, as all does that is not finite."""
+    """The elements found exactly; they leave ``residual_N``, as all does that is not
+    finite.
+    """
     if residual_N is not None:
         take(residual_N, found.indices_K, found.values, residual_N=residual_N)
         if not bool(found.values.isfinite().all()):
@@ -118,7 +131,9 @@ def entries_at(entries: Entries, chosen: Entries) -> Entries:
 
 
 def put_back(me: Member, taken: Entries, out_N: Tensor, residual_N: Tensor) -> None:
-    """Returns to the residual what was selected and is not in the mean, which is 0 there."""
+    """Returns to the residual what was selected and is not in the mean, which is 0
+    there.
+    """
     arrived_K = me.passing("mean at own", taken.num, out_N, out_N.dtype)
     take(out_N, taken.indices_K, arrived_K)
     lost_K = ((arrived_K == 0) & taken.values.isfinite()).nonzero().flatten()

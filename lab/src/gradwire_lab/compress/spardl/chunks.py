@@ -1,4 +1,6 @@
-"""The chunks of a gradient, the rounds in which they travel, and room for their payloads."""
+"""The chunks of a gradient, the rounds in which they travel, and room for their
+payloads.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from gradwire.kernels.sparse.format import SparseFormat
 
 @lru_cache(maxsize=256)
 def rounds(world: int) -> tuple[tuple[int, int], ...]:
-    """The rounds of Spar-Reduce-Scatter: (distance of the rank that is sent to, number of chunks).
+    """The rounds of Spar-Reduce-Scatter: (distance of the rank that is sent to, number
+    of chunks).
 
     Bruck's all-gather has the same rounds, the last one first.
 
@@ -30,16 +33,22 @@ def rounds(world: int) -> tuple[tuple[int, int], ...]:
     (((4, 2), (2, 2), (1, 1)), ((4, 4), (2, 2), (1, 1)))
     """
     distances = [1 << i for i in reversed(range((world - 1).bit_length()))]
-    return tuple((g, world - g if place == 0 else g) for place, g in enumerate(distances))
+    return tuple(
+        (g, world - g if place == 0 else g) for place, g in enumerate(distances)
+    )
 
 
 @dataclass(frozen=True)
 class Chunked:
-    """A gradient cut into as many ranges as a team has ranks, of which each rank sums up one."""
+    """A gradient cut into as many ranges as a team has ranks, of which each rank sums
+    up one.
+    """
 
     bounds: tuple[tuple[int, int], ...]
     counts: tuple[int, ...]
-    """How many elements of each chunk are sent: at least 1, but of an empty one none."""
+    """How many elements of each chunk are sent: at least 1, but of an empty one
+    none.
+    """
     dtype: torch.dtype
     """The gradient's, in which means travel."""
     among: Formats
@@ -65,11 +74,17 @@ class Chunked:
 
 
 @lru_cache(maxsize=4096)
-def chunked(numel: int, dtype: torch.dtype, world: int, density: float, among: Formats) -> Chunked:
-    """The chunks of ``numel`` elements for ``world`` ranks of a team, each with its share."""
+def chunked(
+    numel: int, dtype: torch.dtype, world: int, density: float, among: Formats
+) -> Chunked:
+    """The chunks of ``numel`` elements for ``world`` ranks of a team, each with its
+    share.
+    """
     bounds = chunk_bounds(numel, world)
     kept = share_of(density, numel)
-    edges = [kept * stop // max(1, numel) for stop in (0, *(stop for _, stop in bounds))]
+    edges = [
+        kept * stop // max(1, numel) for stop in (0, *(stop for _, stop in bounds))
+    ]
     counts = tuple(
         min(stop - start, max(1, edges[chunk + 1] - edges[chunk]))
         for chunk, (start, stop) in enumerate(bounds)
@@ -94,7 +109,9 @@ class Shelf:
         self.order = order
         self.dtype = dtype
         self.layouts = [chunks.layout(chunk, dtype) for chunk in order]
-        self.edges = [*accumulate((form.slot_bytes for form in self.layouts), initial=0)]
+        self.edges = [
+            *accumulate((form.slot_bytes for form in self.layouts), initial=0)
+        ]
         self.buffer = me.scratch(name, self.edges[-1], like, torch.uint8)
 
     def span(self, places: range) -> Tensor:
@@ -105,7 +122,9 @@ class Shelf:
         """Encodes a chunk's entries."""
         chunk = self.order[place]
         room = self.span(range(place, place + 1))[: self.layouts[place].size_bytes]
-        self.chunks.form(chunk, self.dtype).encode(entries, self.chunks.length(chunk), room)
+        self.chunks.form(chunk, self.dtype).encode(
+            entries, self.chunks.length(chunk), room
+        )
 
     def read(self, *places: int) -> list[Entries]:
         """Decodes the entries at these places; they are valid until the next call."""
@@ -115,6 +134,8 @@ class Shelf:
             chunk = self.order[place]
             layout = self.layouts[place]
             room = self.span(range(place, place + 1))[: layout.size_bytes]
-            packed.append(Packed(self.chunks.form(chunk, self.dtype), Payload(layout, room)))
+            packed.append(
+                Packed(self.chunks.form(chunk, self.dtype), Payload(layout, room))
+            )
             lengths.append(self.chunks.length(chunk))
         return decoded(self.me, packed, lengths, 1)

@@ -1,4 +1,6 @@
-"""One rank's step: sums within its team, then among teams, then the mean within its team."""
+"""One rank's step: sums within its team, then among teams, then the mean within its
+team.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,12 @@ from .chunks import Chunked, Shelf, rounds
 
 
 class Turn:
-    """One rank's step. The rank's own chunk has place 0, the next chunk (mod m) place 1, and so on.
+    """One rank's step. The rank's own chunk has place 0, the next chunk (mod m) place
+    1, and so on.
 
-    A team's sums are made in ``pending_N``, so what of them is not sent is a residual already. The
-    sum of several teams is made elsewhere: elements in ``pending_N`` are pending on this rank only.
+    A team's sums are made in ``pending_N``, so what of them is not sent is a residual
+    already. The sum of several teams is made elsewhere: elements in ``pending_N`` are
+    pending on this rank only.
     """
 
     def __init__(
@@ -51,7 +55,9 @@ class Turn:
         self.means = Shelf(me, chunks, self.order, "means", chunks.dtype, grad_N)
 
     def text(self) -> Steps[None]:
-        """Spar-Reduce-Scatter, Spar-All-Gather, then the all-gather of the chunks of the mean."""
+        """Spar-Reduce-Scatter, Spar-All-Gather, then the all-gather of the chunks of
+        the mean.
+        """
         circle = [self.team * self.size + place for place in self.order]
         if not self.is_kept:
             yield self._compute("encode", range(self.size), self._begin)
@@ -62,12 +68,15 @@ class Turn:
             yield (
                 Send(circle[distance], self.sums.span(away)),
                 Recv(circle[-distance], self.sums.span(here)),
-                # Of these chunks the gradient has been read: the mean may take its place.
+                # Of these chunks the gradient has been read: the mean may take its
+                # place.
                 self._compute("decode", away, self._clear),
             )
             yield self._compute("merge", here, self._add)
         if self.teams == 1:
-            yield self._compute("encode", range(1), lambda _: self._finish(self._largest(0)))
+            yield self._compute(
+                "encode", range(1), lambda _: self._finish(self._largest(0))
+            )
         else:
             yield from self._add_up_teams()
         held = range(1)
@@ -84,15 +93,20 @@ class Turn:
     def _add_up_teams(self) -> Steps[None]:
         """Spar-All-Gather: adds up the sums that all teams have of the own chunk.
 
-        If teams are a power of two there are stages of two (R-SAG), else one stage of all (B-SAG).
-        In a stage each rank gathers lists of ``width`` teams, and makes the same sum of them as the
-        others. ``alike`` ranks held one sum before; ``width`` times as many hold one afterwards.
+        If teams are a power of two there are stages of two (R-SAG), else one stage of
+        all (B-SAG). In a stage each rank gathers lists of ``width`` teams, and makes
+        the same sum of them as the others. ``alike`` ranks held one sum before;
+        ``width`` times as many hold one afterwards.
         """
         width = 2 if self.teams & (self.teams - 1) == 0 else self.teams
         chunks = self.chunks
         own = self.order[0]
-        lists = Shelf(self.me, chunks, [own] * width, "lists", chunks.sum_dtype, self.grad_N)
-        yield self._compute("encode", range(1), lambda _: lists.write(0, self._largest(0)))
+        lists = Shelf(
+            self.me, chunks, [own] * width, "lists", chunks.sum_dtype, self.grad_N
+        )
+        yield self._compute(
+            "encode", range(1), lambda _: lists.write(0, self._largest(0))
+        )
         alike = 1
         while alike < self.teams:
             at = self.team // alike % width
@@ -101,7 +115,9 @@ class Turn:
             for distance, count in reversed(rounds(width)):
                 yield (
                     Send(circle[-distance], lists.span(range(count))),
-                    Recv(circle[distance], lists.span(range(distance, distance + count))),
+                    Recv(
+                        circle[distance], lists.span(range(distance, distance + count))
+                    ),
                 )
             alike *= width
             # By team and not by distance, so that sums have the same bits on all ranks.
@@ -135,14 +151,20 @@ class Turn:
         indices_R = indices_S[kept_S]
         rest_R = rest_S[kept_S]
         # Two finite elements may add up to one that is not.
-        sums_R = (pending_L[indices_R] + rest_R).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        sums_R = (pending_L[indices_R] + rest_R).nan_to_num_(
+            nan=0.0, posinf=0.0, neginf=0.0
+        )
         pending_L[indices_R] = sums_R
 
     def _is_kept_here(self, indices_S: Tensor, alike: int) -> Tensor:
-        """Whether this rank is the one, of ``alike`` ranks, that keeps an element which is cut."""
+        """Whether this rank is the one, of ``alike`` ranks, that keeps an element which
+        is cut.
+        """
         return indices_S % alike == self.team % alike
 
-    def _compute(self, name: str, places: range, work: Callable[[range], None]) -> Compute:
+    def _compute(
+        self, name: str, places: range, work: Callable[[range], None]
+    ) -> Compute:
         """``work`` on the chunks at these places."""
         numel = sum(self.chunks.length(self.order[place]) for place in places)
         return self.me.sized(name, partial(work, places), numel)
@@ -151,7 +173,9 @@ class Turn:
         self.pending_N.zero_()
 
     def _cut(self, places: range) -> None:
-        """Takes the largest elements of these chunks, with what came for them, to be sent."""
+        """Takes the largest elements of these chunks, with what came for them, to be
+        sent.
+        """
         for place in places:
             self.sums.write(place, self._largest(place))
 

@@ -1,8 +1,10 @@
-"""dense: every unit, without indices; a sparse format is of use only where it is smaller.
+"""dense: every unit, without indices; a sparse format is of use only where it is
+smaller.
 
 Source: ZEN (OSDI 2025), definition 1.
 Differences: none.
-Wire: values (num_units * width) -> num_units * width * itemsize bytes, whatever the entries.
+Wire: values (num_units * width) -> num_units * width * itemsize bytes, whatever the
+entries.
 """
 
 from __future__ import annotations
@@ -27,11 +29,17 @@ class dense(SparseFormat):
     """
 
     def layout(
-        self, count: int, num_units: int, width: int = 1, dtype: torch.dtype = torch.float32
+        self,
+        count: int,
+        num_units: int,
+        width: int = 1,
+        dtype: torch.dtype = torch.float32,
     ) -> Format:
         return Format((Field("values", dtype, num_units * width),))
 
-    def encode(self, entries: Entries, num_units: int, buffer: Tensor | None = None) -> Payload:
+    def encode(
+        self, entries: Entries, num_units: int, buffer: Tensor | None = None
+    ) -> Payload:
         check_entries(entries)
         indices_K, values, width = entries
         form = self.layout(entries.num, num_units, width, values.dtype)
@@ -40,7 +48,12 @@ class dense(SparseFormat):
         return payload
 
     def decode(
-        self, payload: Payload, num_units: int, width: int = 1, *, room: Tensor | None = None
+        self,
+        payload: Payload,
+        num_units: int,
+        width: int = 1,
+        *,
+        room: Tensor | None = None,
     ) -> Entries:
         values = payload["values"]
         every = torch.arange(num_units, dtype=torch.int32, device=values.device)

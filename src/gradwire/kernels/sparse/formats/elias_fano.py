@@ -1,15 +1,18 @@
-"""elias_fano: ascending places in little more than the fewest bits that tell them apart.
+"""elias_fano: ascending places in little more than the fewest bits that tell them
+apart.
 
-Source: Elias (J. ACM 1974) and Fano (MIT, 1971), as inverted indices use their code. ZEN has no
-    such format: where a share d of a part's places is taken, its hash bitmap spends 1 / d bits on
-    an entry and coordinates 32. This code spends about 2 + log2(1 / d); the entropy is
-    1.44 + log2(1 / d) where d is small. Above d = 1/4 or so the bitmap is the smaller one.
-Differences: the number of low bits is the one that makes the code shortest; it follows from the
-    count.
-Wire: values (K * width), low, high -> K * width * itemsize + ceil(K b / 8) +
-    ceil((K + floor((L - 1) / 2^b)) / 8) bytes, with b = floor(log2((L - 1) / K)), or 0 where that
-    is negative. The lowest b bits of each place lie one behind the other. Entry i sets bit i + h of
-    the high bits, where h is what is above the place's low bits. Without entries there are no bits.
+Source: Elias (J. ACM 1974) and Fano (MIT, 1971), as inverted indices use their code.
+    ZEN has no such format: where a share d of a part's places is taken, its hash bitmap
+    spends 1 / d bits on an entry and coordinates 32. This code spends about 2 + log2(1
+    / d); the entropy is 1.44 + log2(1 / d) where d is small. Above d = 1/4 or so the
+    bitmap is the smaller one.
+Differences: the number of low bits is the one that makes the code shortest; it follows
+    from the count.
+Wire: values (K * width), low, high -> K * width * itemsize + ceil(K b / 8) + ceil((K +
+    floor((L - 1) / 2^b)) / 8) bytes, with b = floor(log2((L - 1) / K)), or 0 where that
+    is negative. The lowest b bits of each place lie one behind the other. Entry i sets
+    bit i + h of the high bits, where h is what is above the place's low bits. Without
+    entries there are no bits.
 """
 
 from __future__ import annotations
@@ -32,20 +35,29 @@ _load_elias = loader("elias")
 
 @dataclass(frozen=True, kw_only=True)
 class elias_fano(SparseFormat):
-    """Values in ascending order of their places, then the code of the places; keeps duplicates.
+    """Values in ascending order of their places, then the code of the places; keeps
+    duplicates.
 
     >>> elias_fano().size_bytes(100, 1_250)
     470
     """
 
     def layout(
-        self, count: int, num_units: int, width: int = 1, dtype: torch.dtype = torch.float32
+        self,
+        count: int,
+        num_units: int,
+        width: int = 1,
+        dtype: torch.dtype = torch.float32,
     ) -> Format:
-        low = Field("low", torch.uint8, bits.num_bytes(count * low_bits(count, num_units)))
+        low = Field(
+            "low", torch.uint8, bits.num_bytes(count * low_bits(count, num_units))
+        )
         high = Field("high", torch.uint8, bits.num_bytes(high_bits(count, num_units)))
         return Format((Field("values", dtype, count * width), low, high))
 
-    def encode(self, entries: Entries, num_units: int, buffer: Tensor | None = None) -> Payload:
+    def encode(
+        self, entries: Entries, num_units: int, buffer: Tensor | None = None
+    ) -> Payload:
         payload = self.with_values(entries, num_units, buffer)
         places_K = entries.indices_K
         count = entries.num
@@ -59,7 +71,9 @@ class elias_fano(SparseFormat):
             if bad < 0 and count:
                 _reference_encode(places_K, num_low, low, high)
         else:
-            bad = library.gw_elias_encode(places_K, count, num_units, num_low, low, high, num_high)
+            bad = library.gw_elias_encode(
+                places_K, count, num_units, num_low, low, high, num_high
+            )
         if bad >= 0:
             raise InvalidSetting(
                 f"entry {bad} of an elias_fano payload of {num_units} units has index "
@@ -68,13 +82,20 @@ class elias_fano(SparseFormat):
         return payload
 
     def decode(
-        self, payload: Payload, num_units: int, width: int = 1, *, room: Tensor | None = None
+        self,
+        payload: Payload,
+        num_units: int,
+        width: int = 1,
+        *,
+        room: Tensor | None = None,
     ) -> Entries:
         values = payload["values"]
         low = payload["low"]
         high = payload["high"]
         count = values.numel() // width
-        places_K = values.new_empty(count, dtype=torch.int32) if room is None else room[:count]
+        places_K = (
+            values.new_empty(count, dtype=torch.int32) if room is None else room[:count]
+        )
         num_low = low_bits(count, num_units)
         num_high = high_bits(count, num_units)
         library = _load_elias() if places_K.device.type == "cpu" else None
@@ -85,7 +106,14 @@ class elias_fano(SparseFormat):
         else:
             wrong = ctypes.c_int64()
             found = library.gw_elias_decode(
-                low, high, num_high, count, num_units, num_low, places_K, ctypes.byref(wrong)
+                low,
+                high,
+                num_high,
+                count,
+                num_units,
+                num_low,
+                places_K,
+                ctypes.byref(wrong),
             )
             bits.check_found(found, count, num_high)
             bad = wrong.value
@@ -100,7 +128,8 @@ class elias_fano(SparseFormat):
 
 
 def low_bits(count: int, num_units: int) -> int:
-    """The number of low bits, b: one more would cost a bit for each entry, and save fewer bits.
+    """The number of low bits, b: one more would cost a bit for each entry, and save
+    fewer bits.
 
     >>> low_bits(100, 1_250)
     3
@@ -113,7 +142,9 @@ def high_bits(count: int, num_units: int) -> int:
     return count + ((num_units - 1) >> low_bits(count, num_units)) if count else 0
 
 
-def _reference_encode(places_K: Tensor, num_low: int, low: Tensor, high: Tensor) -> None:
+def _reference_encode(
+    places_K: Tensor, num_low: int, low: Tensor, high: Tensor
+) -> None:
     """Writes both fields of bits by their definition."""
     shifts = torch.arange(num_low, device=places_K.device)
     bits.pack((places_K[:, None] >> shifts & 1).view(-1).bool(), low)
@@ -126,7 +157,9 @@ def _reference_encode(places_K: Tensor, num_low: int, low: Tensor, high: Tensor)
 def _reference_decode(set_K: Tensor, num_low: int, low: Tensor) -> Tensor:
     count = set_K.numel()
     weights = 1 << torch.arange(num_low, device=low.device)
-    lowest_K = (bits.flags(low)[: count * num_low].view(count, num_low) * weights).sum(1)
+    lowest_K = (bits.flags(low)[: count * num_low].view(count, num_low) * weights).sum(
+        1
+    )
     return (set_K - torch.arange(count, device=low.device) << num_low) + lowest_K
 
 

@@ -1,25 +1,30 @@
-"""auto: whatever the simulator finds fastest, compressed only where that gains beyond doubt.
+"""auto: whatever the simulator finds fastest, compressed only where that gains beyond
+doubt.
 
-Source: gradwire's own. It takes up HiPress' and Espresso's question, which gradients to compress,
-    and asks the simulator.
+Source: gradwire's own. It takes up HiPress' and Espresso's question, which gradients to
+    compress, and asks the simulator.
 Differences from the paper: it is of no paper.
-    - Dense plans of other planners are compared with candidates of each compressor that the
-      fidelity admits (``planning/planner/auto/candidates.py``). Candidates differ in how much stays
-      dense, in how many messages, how many at once, and whether the next forward pass is overlapped. The plan of ``ddp`` is among them, so under
-      the model it is never slower than that.
-    - What ``attach`` does with a compressor and no plan is among them too, below 16 ranks. With
-      more, messages of equal length were predicted to be faster by up to 5 %.
-    - A compressor must gain ``MARGIN`` over the best dense plan. Of plans whose seconds lie within
-      ``MARGIN`` of the least, the one of fewest messages is taken, then of least computation, then
-      that which trained nearer to dense.
-    - Only compressors whose costs the cluster's file holds are considered; ``gradwire plan
-      --planner auto --explain`` names the others.
+    - Dense plans of other planners are compared with candidates of each compressor that
+      the fidelity admits (``planning/planner/auto/candidates.py``). Candidates differ
+      in how much stays dense, in how many messages, how many at once, and whether the
+      next forward pass is overlapped. The plan of ``ddp`` is among them, so under the
+      model it is never slower than that.
+    - What ``attach`` does with a compressor and no plan is among them too, below 16
+      ranks. With more, messages of equal length were predicted to be faster by up to 5
+      %.
+    - A compressor must gain ``MARGIN`` over the best dense plan. Of plans whose seconds
+      lie within ``MARGIN`` of the least, the one of fewest messages is taken, then of
+      least computation, then that which trained nearer to dense.
+    - Only compressors whose costs the cluster's file holds are considered;
+      ``gradwire plan --planner auto --explain`` names the others.
     - Vectors are never compressed, as in the trainings that admit a compressor
       (``planning/planner/auto/judgement.py``).
-    - Gradients that come as rows, which no all-reduce takes, travel as ``zen`` sends them.
-Settings: fidelity, "exact", "half", "safe" or "any"; overlap_forward, whether plans may overlap the
-    next forward pass, for which ``attach`` needs the optimizer.
-Order: backward, or the most urgent that is ready where the next forward pass is overlapped.
+    - Gradients that come as rows, which no all-reduce takes, travel as ``zen`` sends
+      them.
+Settings: fidelity, "exact", "half", "safe" or "any"; overlap_forward, whether plans may
+    overlap the next forward pass, for which ``attach`` needs the optimizer.
+Order: backward, or the most urgent that is ready where the next forward pass is
+overlapped.
 """
 
 from __future__ import annotations
@@ -46,20 +51,27 @@ NOT_WHILE_TRAINING = "write gw.pilot.auto(), which compares plans in real steps 
 """The reason why attach takes no name of this planner, and the remedy."""
 PLAIN = 3
 MANY = 16
-"""The compressors of which the plan that ``attach`` makes by itself is compared too, and the number
-of ranks from which on it is not."""
+"""The compressors of which the plan that ``attach`` makes by itself is compared too,
+and the number of ranks from which on it is not.
+"""
 
 
 def auto(
-    profile: Profile, cluster: Cluster, *, fidelity: str = "safe", overlap_forward: bool = True
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    fidelity: str = "safe",
+    overlap_forward: bool = True,
 ) -> Plan:
     """The plan that an iteration takes least time with, under this fidelity.
 
     Args:
         profile: The model's layers.
         cluster: Ranks, links, and the measured costs of compressors.
-        fidelity: "exact", "half", "safe" (the default) or "any": how much a compressor may lose.
-        overlap_forward: Whether plans may overlap the next forward pass, by default True.
+        fidelity: "exact", "half", "safe" (the default) or "any": how much a compressor
+            may lose.
+        overlap_forward: Whether plans may overlap the next forward pass, by default
+            True.
 
     Returns:
         The plan.
@@ -78,14 +90,19 @@ def auto(
     return chosen.model_copy(update={"planner": "auto", "settings": settings})
 
 
-def survey(profile: Profile, cluster: Cluster, fidelity: str, overlap_forward: bool) -> Survey:
+def survey(
+    profile: Profile, cluster: Cluster, fidelity: str, overlap_forward: bool
+) -> Survey:
     """All plans that are compared, those that lose nothing first.
 
-    Gradients that come as rows take a sparse scheme in all of them. Where other gradients hold so
-    many zeros that a scheme without loss is faster than dense, plans with and without it compare.
+    Gradients that come as rows take a sparse scheme in all of them. Where other
+    gradients hold so many zeros that a scheme without loss is faster than dense, plans
+    with and without it compare.
     """
     if not isinstance(overlap_forward, bool):
-        raise invalid("overlap_forward", overlap_forward, "True or False", "leave it out")
+        raise invalid(
+            "overlap_forward", overlap_forward, "True or False", "leave it out"
+        )
     admits = admitted(fidelity, cluster)
     sparse = SparsePart.of(profile, cluster, only_rows=True)
     parts = [sparse]
@@ -103,7 +120,10 @@ def survey(profile: Profile, cluster: Cluster, fidelity: str, overlap_forward: b
 
     def farthest(one: PricedPlan) -> int:
         # A model without gradients has plans without exchanges.
-        return max((order.index(name) for name in one.plan.exchanges if name in order), default=-1)
+        return max(
+            (order.index(name) for name in one.plan.exchanges if name in order),
+            default=-1,
+        )
 
     return Survey(exact, sorted(lossy, key=farthest), admits)
 
@@ -117,23 +137,37 @@ def _overlaps(overlap_forward: bool) -> tuple[bool, ...]:
     return (False, True) if overlap_forward else (False,)
 
 
-def _dense(profile: Profile, cluster: Cluster, overlap_forward: bool) -> Iterator[tuple[str, Plan]]:
-    """Plans of all-reduces, by the name of what makes them; that of ``ddp`` is the first."""
+def _dense(
+    profile: Profile, cluster: Cluster, overlap_forward: bool
+) -> Iterator[tuple[str, Plan]]:
+    """Plans of all-reduces, by the name of what makes them; that of ``ddp`` is the
+    first.
+    """
     yield "ddp", ddp(profile, cluster)
     yield "mgwfbp", mgwfbp(profile, cluster)
     dense = Blend(profile, cluster)
-    for overlaps in _overlaps(overlap_forward):  # each, as sparse messages may join them
+    for overlaps in _overlaps(
+        overlap_forward
+    ):  # each, as sparse messages may join them
         yield "equal messages", dense.plan(best_candidate(dense, (overlaps,))[1])
 
 
 def _compressed(
     profile: Profile, cluster: Cluster, fidelity: str, overlap_forward: bool
 ) -> Iterator[tuple[str, Plan]]:
-    """The best plans of compressors, each beside what stays dense, by the compressors' names."""
+    """The best plans of compressors, each beside what stays dense, by the compressors'
+    names.
+    """
     overlaps = _overlaps(overlap_forward)
-    possible = [(first_seconds(one), one) for one in _possible(profile, cluster, fidelity)]
-    best = [one for seconds, one in sorted(possible, key=itemgetter(0)) if seconds < inf]
-    made = [(one.name, one.plan(best_candidate(one, overlaps)[1])) for one in best[:JUDGED]]
+    possible = [
+        (first_seconds(one), one) for one in _possible(profile, cluster, fidelity)
+    ]
+    best = [
+        one for seconds, one in sorted(possible, key=itemgetter(0)) if seconds < inf
+    ]
+    made = [
+        (one.name, one.plan(best_candidate(one, overlaps)[1])) for one in best[:JUDGED]
+    ]
     plain = best[:PLAIN] if cluster.num_ranks < MANY else []
     whole = [one for one in plain if one.seconds(DEFAULT) < inf]
     made += [(f"{one.name} by default fusion", one.plan(DEFAULT)) for one in whole]
@@ -143,7 +177,9 @@ def _compressed(
 
 
 def _possible(profile: Profile, cluster: Cluster, fidelity: str) -> list[Blend]:
-    """The compressors that this cluster can be planned with, those nearer to dense first."""
+    """The compressors that this cluster can be planned with, those nearer to dense
+    first.
+    """
     if cluster.num_ranks == 1:
         return []
     every = admitted(fidelity, cluster).exchanges.items()

@@ -1,12 +1,14 @@
-"""Candidates: plans of one blend, each by a few numbers, so that a search can go through all of them.
+"""Candidates: plans of one blend, each by a few numbers, so that a search can go
+through all of them.
 
-A blend has one exchange beside the dense one, or none. The first tensors in backward order may stay
-dense, which the backward pass may hide, and which leaves the compute lane free. Of the others
-matrices go through the exchange, and vectors stay dense and travel together. Each of these streams
-is cut into messages of equal length, in the order of readiness or, where the next forward pass is
-overlapped, of urgency.
+A blend has one exchange beside the dense one, or none. The first tensors in backward
+order may stay dense, which the backward pass may hide, and which leaves the compute
+lane free. Of the others matrices go through the exchange, and vectors stay dense and
+travel together. Each of these streams is cut into messages of equal length, in the
+order of readiness or, where the next forward pass is overlapped, of urgency.
 
-Letters: T tensors in backward order."""
+Letters: T tensors in backward order.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ from ...simulation.network import HAIR
 from ...simulation.representative import estimate
 from ...simulation.supersteps import MOST_PLAYED, Superstep, Tariff, all_reduce
 
-# ---- candidates ------------------------------------------------------------------------------------
+# ---- candidates ----------------------------------------------------------------------
 
 
 FEW = 4
@@ -52,9 +54,13 @@ class Candidate(NamedTuple):
     credit: int
     overlap_forward: bool
     dense_share: float = 0.0
-    """The share of all bytes, from the first gradient on, that stays dense beside an exchange."""
+    """The share of all bytes, from the first gradient on, that stays dense beside an
+    exchange.
+    """
     is_default: bool = False
-    """Whether messages are those that ``attach`` makes without a plan, whatever else is here."""
+    """Whether messages are those that ``attach`` makes without a plan, whatever else is
+    here.
+    """
 
 
 class DraftedRange(NamedTuple):
@@ -73,7 +79,9 @@ Ranges = tuple[DraftedRange, ...]
 
 
 class CandidateMessage(NamedTuple):
-    """A message of a candidate: ranges of tensors in backward order, and its exchange's name."""
+    """A message of a candidate: ranges of tensors in backward order, and its exchange's
+    name.
+    """
 
     ranges: Ranges
     exchange: str
@@ -81,7 +89,9 @@ class CandidateMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class Blend:
-    """The dense exchange and at most one other, by name, for one model on one cluster."""
+    """The dense exchange and at most one other, by name, for one model on one
+    cluster.
+    """
 
     profile: Profile
     cluster: Cluster
@@ -91,7 +101,9 @@ class Blend:
 
     @cached_property
     def tensors(self) -> list[tuple[ProfiledTensor, int]]:
-        """All tensors that hold elements in backward order, each with its layer's number."""
+        """All tensors that hold elements in backward order, each with its layer's
+        number.
+        """
         return [
             (tensor, place)
             for place, layer in reversed(list(enumerate(self.profile.layers)))
@@ -116,7 +128,8 @@ class Blend:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the exchange can be simulated here, which one that looks at values cannot.
+        """Whether the exchange can be simulated here, which one that looks at values
+        cannot.
 
         More ranks than can be played none knows.
         """
@@ -143,7 +156,9 @@ class Blend:
         for one in found:
             supersteps = self._supersteps(one)
             (joint,) = (verb for step in supersteps for verb in step.wire)
-            first_s, last_s = (sum(w.seconds for w in supersteps[at].works) for at in (0, -1))
+            first_s, last_s = (
+                sum(w.seconds for w in supersteps[at].works) for at in (0, -1)
+            )
             costs.append((first_s + joint.price.latency_s, joint.price.work_s + last_s))
         carried = carry(ready_s, costs, candidate.credit, urgency=urgency)
         return [found[place] for place in carried.order]
@@ -152,23 +167,34 @@ class Blend:
     def _default(self) -> list[CandidateMessage]:
         """The messages that ``attach`` makes with the exchange and without a plan."""
         assert self.setting is not None
-        # With more ranks each sends hardly more, and to count it tensor by tensor takes seconds.
+        # With more ranks each sends hardly more, and to count it tensor by tensor takes
+        # seconds.
         num_hosts = min(self.cluster.across.num_ranks, FEW)
         exchange = exchange_of_setting(self.setting)
         places = {tensor.name: place for place, (tensor, _) in enumerate(self.tensors)}
         params = [
-            (one.name, torch.empty(one.shape, dtype=getattr(torch, one.dtype), device="meta"))
+            (
+                one.name,
+                torch.empty(one.shape, dtype=getattr(torch, one.dtype), device="meta"),
+            )
             for one, _ in reversed(self.tensors)
         ]
         found = []
         for members, made in default_messages(params, exchange, num_hosts):
-            whole = (DraftedRange(places[one], 0, param.numel()) for one, param in members)
-            found.append(CandidateMessage(tuple(whole), self.name if made == exchange else DENSE))
+            whole = (
+                DraftedRange(places[one], 0, param.numel()) for one, param in members
+            )
+            found.append(
+                CandidateMessage(tuple(whole), self.name if made == exchange else DENSE)
+            )
         return found
 
     def _messages(self, candidate: Candidate) -> Iterator[CandidateMessage]:
         """The messages of a candidate, those of each stream in backward order."""
-        every = [DraftedRange(place, 0, one.numel) for place, (one, _) in enumerate(self.tensors)]
+        every = [
+            DraftedRange(place, 0, one.numel)
+            for place, (one, _) in enumerate(self.tensors)
+        ]
         share = 1.0 if self.setting is None else candidate.dense_share
         upto_bytes = list(accumulate(tensor.size_bytes for tensor, _ in self.tensors))
         num_first = bisect_right(upto_bytes, share * upto_bytes[-1]) if every else 0
@@ -195,7 +221,9 @@ class Blend:
         by_dtype: dict[str, list[DraftedRange]] = {}
         for one in every:
             by_dtype.setdefault(self.tensors[one.place][0].dtype, []).append(one)
-        even = CHUNK_ALIGNMENT * self.cluster.num_ranks  # then the chunks of all ranks are alike
+        even = (
+            CHUNK_ALIGNMENT * self.cluster.num_ranks
+        )  # then the chunks of all ranks are alike
         length = max(1, -(-total // count // even) * even)
         for own in by_dtype.values():
             held = 0
@@ -239,13 +267,18 @@ class Blend:
         iteration = Iteration(
             self.profile,
             self.cluster,
-            [{self.tensors[place][1] for place, _, _ in one.ranges} for one in messages],
+            [
+                {self.tensors[place][1] for place, _, _ in one.ranges}
+                for one in messages
+            ],
             candidate.credit,
             candidate.overlap_forward,
             [0] * len(messages),
             [""] * len(messages),
         )
-        return iteration.timings([[self._supersteps(one) for one in messages]])[0].iteration_s
+        return iteration.timings([[self._supersteps(one) for one in messages]])[
+            0
+        ].iteration_s
 
     def exact_s(self, candidate: Candidate) -> float:
         """Seconds of an iteration of the candidate's plan."""
@@ -278,34 +311,47 @@ DEFAULT = Candidate(1, DEFAULT_CHANNELS, False, is_default=True)
 """The candidate of what ``attach`` does with a blend's exchange and without a plan."""
 
 
-# ---- The search for a blend's best candidate -------------------------------------------------------
+# ---- The search for a blend's best candidate -----------------------------------------
 
 NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 CREDITS = (2, 4)
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
-"""Values that are tried: of messages, of messages at once and of the bytes that stay dense."""
+"""Values that are tried: of messages, of messages at once and of the bytes that stay
+dense.
+"""
 
 
 def first_seconds(blend: Blend) -> float:
-    """The least seconds of a few candidates, which tell which of several blends to go into."""
+    """The least seconds of a few candidates, which tell which of several blends to go
+    into.
+    """
     return min(blend.seconds(Candidate(count, 2, False)) for count in (2, 8, 24))
 
 
 def best_candidate(blend: Blend, overlaps: Sequence[bool]) -> tuple[float, Candidate]:
-    """The candidate of least seconds; ``overlaps`` says whether it may overlap the next forward.
+    """The candidate of least seconds; ``overlaps`` says whether it may overlap the next
+    forward.
 
-    Of those that differ by rounding alone it is the one whose plan takes the least time.
+    Of those that differ by rounding alone it is the one whose plan takes the least
+    time.
     """
 
     def priced(every: Iterable[Candidate]) -> list[tuple[float, Candidate]]:
         return [(blend.seconds(candidate), candidate) for candidate in every]
 
-    found = min(priced(starmap(Candidate, product(NUMBERS, CREDITS, overlaps))), key=itemgetter(0))
+    found = min(
+        priced(starmap(Candidate, product(NUMBERS, CREDITS, overlaps))),
+        key=itemgetter(0),
+    )
     if blend.setting is None:
         return found
     every = priced(
-        found[1]._replace(num_messages=n, dense_share=s) for s in SHARES for n in NUMBERS
+        found[1]._replace(num_messages=n, dense_share=s)
+        for s in SHARES
+        for n in NUMBERS
     )
     least_s = min(seconds for seconds, _ in every)
-    tied = [candidate for seconds, candidate in every if seconds <= least_s * (1 + HAIR)]
+    tied = [
+        candidate for seconds, candidate in every if seconds <= least_s * (1 + HAIR)
+    ]
     return least_s, min(tied, key=blend.exact_s) if len(tied) > 1 else tied[0]

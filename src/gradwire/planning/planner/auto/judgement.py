@@ -16,56 +16,71 @@ from ...data.cluster import Cluster
 from ...data.plan import ExchangeSetting, Plan
 from ...price import fewest_messages
 
-# ---- Fidelity ----------------------------------------------------------------------------------
+# ---- Fidelity ------------------------------------------------------------------------
 #
 # Which compressors a planner that chooses may take, and the evidence that admits them.
 #
 # ``LOSS_OVER_DENSE`` is the table of a GPT under AdamW in ``docs/measured.md``, made by
-# ``gradwire bench train``: held-out loss over that of dense training, every compressor with its
-# default settings through the collective that suits it, matrices only. So that is what a planner
-# admits: a compressor with its defaults, its suited collective and the error feedback that it
-# asks for, for matrices. ``EXACT`` needs no such evidence.
+# ``gradwire bench train``: held-out loss over that of dense training, every compressor
+# with its default settings through the collective that suits it, matrices only. So that
+# is what a planner admits: a compressor with its defaults, its suited collective and
+# the error feedback that it asks for, for matrices. ``EXACT`` needs no such evidence.
 
 Fidelity = Literal["exact", "half", "safe", "any"]
 FIDELITIES: tuple[Fidelity, ...] = get_args(Fidelity)
 
-LOSS_OVER_DENSE = {"cast16": 1.00, "fp8": 1.00, "int8": 1.00, "uniform": 1.00, "qsgd": 1.01}
+LOSS_OVER_DENSE = {
+    "cast16": 1.00,
+    "fp8": 1.00,
+    "int8": 1.00,
+    "uniform": 1.00,
+    "qsgd": 1.01,
+}
 """The compressors that trained to the loss of dense training, or within 1 % of it.
 
 In the other trainings there qsgd and uniform end up to 3 % behind."""
 
 MOST_ERROR: dict[str, float] = {"exact": 0.01, "half": 0.01, "safe": 0.75, "any": inf}
-"""The most that a step's means may be off those of dense training, as a share of their norm.
+"""The most that a step's means may be off those of dense training, as a share of their
+norm.
 
-Without any loss sums are still made in another order, and those of bfloat16 are rounded to it.
-In the first 25 steps of the tasks of ``gradwire bench train`` (GPT under AdamW, the others under
-SGD, four ranks), the worst mean of a message of matrices was off by 0.0035 with cast16, 0.29 with
-fp8, 0.21 with int8, 0.38 with qsgd and 0.49 with uniform; the average by 0.003 to 0.3.
+Without any loss sums are still made in another order, and those of bfloat16 are rounded
+to it. In the first 25 steps of the tasks of ``gradwire bench train`` (GPT under AdamW,
+the others under SGD, four ranks), the worst mean of a message of matrices was off by
+0.0035 with cast16, 0.29 with fp8, 0.21 with int8, 0.38 with qsgd and 0.49 with uniform;
+the average by 0.003 to 0.3.
 """
 
 HALF = ("cast16",)
 """Compressors that send the gradient itself, in 16 bits."""
 
 EXACT = ("lossless",)
-"""Compressors that send the very bits, by fewer bytes. Where a fidelity admits more, those of
-``HALF`` send less in less time."""
+"""Compressors that send the very bits, by fewer bytes. Where a fidelity admits more,
+those of ``HALF`` send less in less time.
+"""
 
 NO_CHOICE = ("none", "nonzero", *EXACT)
-"""Compressors that "any" need not look at: what they send is dense training, by more bytes or by as
-many, or ``EXACT``."""
+"""Compressors that "any" need not look at: what they send is dense training, by more
+bytes or by as many, or ``EXACT``.
+"""
 
 
 class AdmittedExchanges(NamedTuple):
-    """The exchanges that a fidelity admits on a cluster, and the compressors that it cannot."""
+    """The exchanges that a fidelity admits on a cluster, and the compressors that it
+    cannot.
+    """
 
     exchanges: dict[str, ExchangeSetting]
-    """By the compressor's name; those of ``LOSS_OVER_DENSE`` first, and in its order."""
+    """By the compressor's name; those of ``LOSS_OVER_DENSE`` first, and in its
+    order.
+    """
     not_measured: tuple[str, ...]
     """Compressors that the fidelity admits, and of which the cluster knows no costs."""
 
 
 def admitted(fidelity: str, cluster: Cluster) -> AdmittedExchanges:
-    """The exchanges that may be chosen; raises ``InvalidSetting`` for a fidelity there is not.
+    """The exchanges that may be chosen; raises ``InvalidSetting`` for a fidelity there
+    is not.
 
     >>> admitted("half", Cluster(num_ranks=4, rate_bytes_per_s=1e9))
     AdmittedExchanges(exchanges={}, not_measured=('cast16',))
@@ -83,7 +98,9 @@ def admitted(fidelity: str, cluster: Cluster) -> AdmittedExchanges:
             if name not in NO_CHOICE
         ),
     }
-    exchanges = {name: setting_of(name) for name in wanted[fidelity] if name in cluster.codecs}
+    exchanges = {
+        name: setting_of(name) for name in wanted[fidelity] if name in cluster.codecs
+    }
     return AdmittedExchanges(
         exchanges, tuple(n for n in wanted[fidelity] if n not in cluster.codecs)
     )
@@ -99,29 +116,37 @@ def stricter(fidelity: str) -> str:
 
 
 def setting_of(compressor: str) -> ExchangeSetting:
-    """A compressor as it trained: default settings, suited collective, feedback if it asks."""
+    """A compressor as it trained: default settings, suited collective, feedback if it
+    asks.
+    """
     made = load("compress", compressor)()
     return ExchangeSetting(
         compressor=compressor,
-        collective=type(suited(made)).__name__ if isinstance(made, Compressor) else None,
+        collective=type(suited(made)).__name__
+        if isinstance(made, Compressor)
+        else None,
         error_feedback=made.traits.error_feedback,
     )
 
 
-# ---- judgements --------------------------------------------------------------------------------
+# ---- judgements ----------------------------------------------------------------------
 
 
 MARGIN = 0.05
-"""The share of an iteration that compression must gain. Predictions of measured schedules were
-within 5 % of what was measured (``docs/measured.md``), so less may be none. For the same reason
-plans whose predictions lie closer together count as equally fast: the plainest of them is taken."""
+"""The share of an iteration that compression must gain. Predictions of measured
+schedules were within 5 % of what was measured (``docs/measured.md``), so less may be
+none. For the same reason plans whose predictions lie closer together count as equally
+fast: the plainest of them is taken.
+"""
 
 MOST_RIVALS = 4
 """The most plans that are worth a try beside the chosen one."""
 
 
 class PricedPlan(NamedTuple):
-    """A plan by what it is made with, and the seconds of its iteration under the model."""
+    """A plan by what it is made with, and the seconds of its iteration under the
+    model.
+    """
 
     name: str
     seconds: float
@@ -142,17 +167,23 @@ class Survey:
     exact: list[PricedPlan]
     """Plans that lose nothing; that of ``ddp`` is the first."""
     lossy: list[PricedPlan]
-    """The best plans of the compressors that were gone into; those nearer to dense first."""
+    """The best plans of the compressors that were gone into; those nearer to dense
+    first.
+    """
     admits: AdmittedExchanges
 
     @property
     def dense(self) -> PricedPlan:
-        """The fastest that loses nothing; of those that tie, the one of fewest messages.
+        """The fastest that loses nothing; of those that tie, the one of fewest
+        messages.
 
-        That of ``ddp`` is not left for less than the margin, as torch itself carries it out.
+        That of ``ddp`` is not left for less than the margin, as torch itself carries it
+        out.
         """
         ddp_s = self.exact[0].seconds
-        within_s = ((one.seconds, one.plan) for one in self.exact if one.seconds <= ddp_s)
+        within_s = (
+            (one.seconds, one.plan) for one in self.exact if one.seconds <= ddp_s
+        )
         plan = fewest_messages(within_s, MARGIN)
         return next(one for one in self.exact if one.plan is plan)
 
@@ -169,11 +200,12 @@ class Survey:
 
     @property
     def rivals(self) -> list[PricedPlan]:
-        """Plans with a compressor that may be faster than the chosen one, the fastest first.
+        """Plans with a compressor that may be faster than the chosen one, the fastest
+        first.
 
-        They are the others, as predictions leave something out: what messages that meet on a link
-        take from each other, and lanes from the model beside them. There are ``MOST_RIVALS`` at
-        most, and none where nothing is compressed.
+        They are the others, as predictions leave something out: what messages that meet
+        on a link take from each other, and lanes from the model beside them. There are
+        ``MOST_RIVALS`` at most, and none where nothing is compressed.
         """
         chosen = self.chosen
         others = [one for one in self.lossy if one is not chosen]
@@ -185,12 +217,17 @@ class Survey:
         """The dense one, unless the other gains the margin."""
         dense = self.dense
         other = self.compressed
-        return other if other is not None and pays(other.seconds, dense.seconds) else dense
+        return (
+            other if other is not None and pays(other.seconds, dense.seconds) else dense
+        )
 
 
-def _plainest(plans: Sequence[PricedPlan], most_s: float = math.inf) -> PricedPlan | None:
-    """The plan of least effort among those that tie with the fastest and take ``most_s`` or less;
-    None if there are no plans."""
+def _plainest(
+    plans: Sequence[PricedPlan], most_s: float = math.inf
+) -> PricedPlan | None:
+    """The plan of least effort among those that tie with the fastest and take
+    ``most_s`` or less; None if there are no plans.
+    """
     least_s = min((one.seconds for one in plans), default=0.0)
     tied = (one for one in plans if one.seconds <= min(most_s, least_s * (1 + MARGIN)))
     return min(tied, key=lambda one: one.effort, default=None)

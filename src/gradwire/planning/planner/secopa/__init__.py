@@ -1,31 +1,37 @@
-"""secopa: each gradient is compressed, and cut into as many partitions, as a cost model advises.
+"""secopa: each gradient is compressed, and cut into as many partitions, as a cost model
+advises.
 
-Source: Wu et al., "HiPress" (IEEE TPDS 2023), section 3.3, selective compression and partitioning
-    (SeCoPa), with equations 1 and 2 and tables 2 and 3; section 6.1 for aggregators that sit with
-    the workers. The equations are in ``planning/planner/secopa/casync.py``.
+Source: Wu et al., "HiPress" (IEEE TPDS 2023), section 3.3, selective compression and
+    partitioning (SeCoPa), with equations 1 and 2 and tables 2 and 3; section 6.1 for
+    aggregators that sit with the workers. The equations are in
+    ``planning/planner/secopa/casync.py``.
 Differences from the paper:
-    - A gradient of at most N partitions is one message, whose exchange is told their number;
-      aggregators of fewer than N take turns from message to message. One of more is ceil(K / N)
-      messages, all of N partitions but the last, which has the rest.
+    - A gradient of at most N partitions is one message, whose exchange is told their
+      number; aggregators of fewer than N take turns from message to message. One of
+      more is ceil(K / N) messages, all of N partitions but the last, which has the
+      rest.
     - What stays uncompressed goes by an all-reduce, which is CaSync-Ring with K = N.
-    - Section 3.2's bulk communication has a coordinator that batches small gradients of one
-      destination by size or time-out. Here gradients of one dtype share a message, in backward
-      order, until it holds ``bulk_bytes``. Compressed ones share messages of their own, of as
-      many partitions as the cost model advises for their sum: a partition is what goes to one
-      destination. They are encoded each by itself, in one call, which is section 3.2's batch
-      compression. Those of more than N partitions go by themselves, as do those of a sparsifier,
-      which would see one vector.
-    - Curves are the cluster's measured lines; the paper fits them in the first iteration.
-    - Encodes and decodes of PowerSGD are two and one, and its two all-reduces follow each other;
-      table 3 has one of each.
+    - Section 3.2's bulk communication has a coordinator that batches small gradients of
+      one destination by size or time-out. Here gradients of one dtype share a message,
+      in backward order, until it holds ``bulk_bytes``. Compressed ones share messages
+      of their own, of as many partitions as the cost model advises for their sum: a
+      partition is what goes to one destination. They are encoded each by itself, in one
+      call, which is section 3.2's batch compression. Those of more than N partitions go
+      by themselves, as do those of a sparsifier, which would see one vector.
+    - Curves are the cluster's measured lines; the paper fits them in the first
+      iteration.
+    - Encodes and decodes of PowerSGD are two and one, and its two all-reduces follow
+      each other; table 3 has one of each.
     - At most 16 batches are tried; the paper states no bound.
-    - Hosts of several ranks add up uncompressed (section 5.1, local aggregation). The paper does
-      not say who compresses for a host. Here each of its L ranks does, an L-th of a message. So N
-      is the number of hosts, m the bytes of a share, and T_send that of a link of an L-th of the
-      rate, as all L use it at once. Seconds within the host are the same compressed or not. For a
-      compressor of low rank one of the L ranks encodes a gradient, whole.
-Settings: compressor, and its density if it is a sparsifier; collective, "casync_ps", "casync_ring",
-    or "allreduce" for a compressor of low rank; bulk_bytes; credit, the messages at once.
+    - Hosts of several ranks add up uncompressed (section 5.1, local aggregation). The
+      paper does not say who compresses for a host. Here each of its L ranks does, an
+      L-th of a message. So N is the number of hosts, m the bytes of a share, and T_send
+      that of a link of an L-th of the rate, as all L use it at once. Seconds within the
+      host are the same compressed or not. For a compressor of low rank one of the L
+      ranks encodes a gradient, whole.
+Settings: compressor, and its density if it is a sparsifier; collective, "casync_ps",
+    "casync_ring", or "allreduce" for a compressor of low rank; bulk_bytes; credit, the
+    messages at once.
 Order: backward; the next forward starts when all communication has ended.
 """
 
@@ -65,23 +71,26 @@ def secopa(
     bulk_bytes: int = 4 * 2**20,
     credit: int = 4,
 ) -> Plan:
-    """The plan of HiPress's selective compression and partitioning for this profile and cluster.
+    """The plan of HiPress's selective compression and partitioning for this profile and
+    cluster.
 
     Args:
         profile: The model's layers.
         cluster: Ranks, links, and the measured costs of ``compressor``.
         compressor: The compressor's name, by default "onebit".
         density: The kept fraction k/n of a sparsifier. Default: the compressor's own.
-        collective: "casync_ps" (the default), "casync_ring", or "allreduce" for a compressor of low
-            rank.
-        bulk_bytes: Bytes at which a message of small gradients is closed, by default 4 MiB.
+        collective: "casync_ps" (the default), "casync_ring", or "allreduce" for a
+            compressor of low rank.
+        bulk_bytes: Bytes at which a message of small gradients is closed, by default 4
+            MiB.
         credit: The number of messages on their way at once, by default 4.
 
     Returns:
         The plan.
 
     Raises:
-        InvalidSetting: The cluster has not measured the compressor, or a value is out of range.
+        InvalidSetting: The cluster has not measured the compressor, or a value is out
+            of range.
 
     >>> from gradwire import catalogue
     >>> from gradwire.planning.data.cluster import CodecFit, LineFit
@@ -117,8 +126,9 @@ def secopa(
 def _exchange(
     compressor: str, density: float | None, collective: str
 ) -> tuple[ExchangeSetting, Any]:
-    """The exchange of what is compressed, and its algorithm; refuses what the cost model has no
-    constants for."""
+    """The exchange of what is compressed, and its algorithm; refuses what the cost
+    model has no constants for.
+    """
     if collective not in COLLECTIVES:
         known = ", ".join(map(repr, COLLECTIVES))
         raise invalid("collective", collective, known, "write 'casync_ps'")
@@ -127,10 +137,14 @@ def _exchange(
     is_pair = isinstance(made, Compressor)
     if not is_pair and made.traits.layout is not Layout.LOW_RANK:
         accepted = "a compressor that a collective takes, or one of low rank"
-        raise invalid("compressor", compressor, accepted, "see gradwire list compressor")
+        raise invalid(
+            "compressor", compressor, accepted, "see gradwire list compressor"
+        )
     if is_pair == (collective == "allreduce"):
         accepted = "'casync_ps' or 'casync_ring'" if is_pair else "'allreduce'"
-        raise invalid(f"collective of {compressor}", collective, accepted, "write one of these")
+        raise invalid(
+            f"collective of {compressor}", collective, accepted, "write one of these"
+        )
     exchange = ExchangeSetting(
         compressor=compressor,
         settings=settings,
@@ -157,15 +171,22 @@ class _Maker:
     def messages(self, profile: Profile, bulk_bytes: int) -> Iterator[PlannedMessage]:
         num_ranks = self.hosts.num_ranks
         traits = self.made.traits
-        # Gradients that share a message are encoded as each would be alone, or do not share any.
+        # Gradients that share a message are encoded as each would be alone, or do not
+        # share any.
         may_share = traits.layout is not Layout.SPARSE or traits.shared_scale
         most_shared = num_ranks if may_share else 0
         held: dict[tuple[str, bool], list[ProfiledTensor]] = {}
-        """Gradients that wait for others of their dtype, of which all or none are compressed."""
-        every = (t for layer in reversed(profile.layers) for t in reversed(layer.tensors))
+        """Gradients that wait for others of their dtype, of which all or none are
+        compressed.
+        """
+        every = (
+            t for layer in reversed(profile.layers) for t in reversed(layer.tensors)
+        )
         for tensor in filter(attrgetter("numel"), every):
             choice = self._choose([tensor]) if num_ranks > 1 else None
-            num_partitions = choice.num_partitions if choice and choice.is_compressed else 0
+            num_partitions = (
+                choice.num_partitions if choice and choice.is_compressed else 0
+            )
             if num_partitions > most_shared:
                 yield from self._cut(tensor, num_partitions)
                 continue
@@ -185,7 +206,8 @@ class _Maker:
                 "compressor",
                 name,
                 f"one whose encode and decode the cluster's file holds ({measured})",
-                "measure it with gradwire profile, without --no-codecs, and give its cluster.json",
+                "measure it with gradwire profile, without --no-codecs, and "
+                "give its cluster.json",
             )
         cost = CaSyncCost.of(
             self.hosts,
@@ -204,26 +226,34 @@ class _Maker:
 
     def _share(self, tensor: ProfiledTensor) -> TensorSpec:
         """The spec of what a rank exchanges of a gradient."""
-        return TensorSpec("", self.cluster.share(tensor.numel), getattr(torch, tensor.dtype))
+        return TensorSpec(
+            "", self.cluster.share(tensor.numel), getattr(torch, tensor.dtype)
+        )
 
     def _payload_bytes(self, tensor: ProfiledTensor) -> float:
         """Bytes that a rank's share of a gradient becomes: r m.
 
-        Of one that stays whole it is an equal share of the bytes that cross the host's link.
+        Of one that stays whole it is an equal share of the bytes that cross the host's
+        link.
         """
         if isinstance(self.made, Compressor):
             return self.made.typical(self._share(tensor)).size_bytes
-        spec = TensorSpec("", tensor.numel, getattr(torch, tensor.dtype), (tensor.shape,))
+        spec = TensorSpec(
+            "", tensor.numel, getattr(torch, tensor.dtype), (tensor.shape,)
+        )
         ranks = self.hosts.num_ranks
         count = self.cluster.ranks_per_host
         sent_bytes: float = self.made.expected_bytes(spec, ranks)[0]
         return sent_bytes / travel("all_reduce", ranks).copies / count
 
-    def _cut(self, tensor: ProfiledTensor, num_partitions: int) -> Iterator[PlannedMessage]:
-        """A message for each batch of as many partitions as there are hosts, and one for the rest.
+    def _cut(
+        self, tensor: ProfiledTensor, num_partitions: int
+    ) -> Iterator[PlannedMessage]:
+        """A message for each batch of as many partitions as there are hosts, and one
+        for the rest.
 
-        The exchange cuts a message into its partitions at multiples of 8 elements, so those of a
-        tiny gradient may be empty.
+        The exchange cuts a message into its partitions at multiples of 8 elements, so
+        those of a tiny gradient may be empty.
         """
         count = min(num_partitions, tensor.numel)
         num_ranks = self.hosts.num_ranks
@@ -233,15 +263,23 @@ class _Maker:
             chunk = Chunk(tensor=tensor.name, start=start, stop=stop)
             yield self._message((chunk,), last - first)
 
-    def _together(self, tensors: list[ProfiledTensor], is_compressed: bool) -> PlannedMessage:
-        """One message; of at most as many partitions as there are hosts, if it is compressed."""
-        chunks = tuple(Chunk(tensor=one.name, start=0, stop=one.numel) for one in tensors)
+    def _together(
+        self, tensors: list[ProfiledTensor], is_compressed: bool
+    ) -> PlannedMessage:
+        """One message; of at most as many partitions as there are hosts, if it is
+        compressed.
+        """
+        chunks = tuple(
+            Chunk(tensor=one.name, start=0, stop=one.numel) for one in tensors
+        )
         if not is_compressed:
             return PlannedMessage(chunks=chunks)
         return self._message(chunks, self._choose(tensors).num_partitions)
 
     def _message(self, chunks: tuple[Chunk, ...], partitions: int) -> PlannedMessage:
-        """A compressed message; the exchange is told of partitions where they are few."""
+        """A compressed message; the exchange is told of partitions where they are
+        few.
+        """
         name = self.setting.compressor
         setting = self.setting
         if setting.collective is not None and partitions < self.hosts.num_ranks:

@@ -1,20 +1,23 @@
-"""CaSync's cost model: whether to compress a gradient, and into how many partitions to cut it.
+"""CaSync's cost model: whether to compress a gradient, and into how many partitions to
+cut it.
 
-Source: HiPress (Wu et al.), section 3.3, equations 1 and 2 with tables 2 and 3; section 6.1 for
-    aggregators that sit with the workers.
-Differences from the paper: a partition that is decoded to be added takes the seconds of a merge,
-    which does both in one pass. ``CaSyncCost`` says how more partitions than ranks count. Payloads
-    that vary in size (DGC's) also take the transfers that tell their sizes, which table 3 leaves
-    out: N for casync_ring, and 2 (N - 1) for casync_ps.
+Source: HiPress (Wu et al.), section 3.3, equations 1 and 2 with tables 2 and 3; section
+    6.1 for aggregators that sit with the workers.
+Differences from the paper: a partition that is decoded to be added takes the seconds of
+    a merge, which does both in one pass. ``CaSyncCost`` says how more partitions than
+    ranks count. Payloads that vary in size (DGC's) also take the transfers that tell
+    their sizes, which table 3 leaves out: N for casync_ring, and 2 (N - 1) for
+    casync_ps.
 
-One gradient of m bytes in K partitions among N ranks takes, uncompressed and compressed,
+One gradient of m bytes in K partitions among N ranks takes, uncompressed and
+compressed,
 
     T_orig(m, K) = alpha T_send(m / K)
     T_cpr(m, K) = alpha T_send(r m / K) + beta T_enc(m / K) + gamma T_dec(r m / K)
 
-where alpha is the number of transfers one after the other, 2 (N - 1); beta and gamma are the
-numbers of encodes and decodes that overlap with none: K and N for casync_ps, N and N for
-casync_ring, and 1 and 1 for what is low rank, which is never cut.
+where alpha is the number of transfers one after the other, 2 (N - 1); beta and gamma
+are the numbers of encodes and decodes that overlap with none: K and N for casync_ps, N
+and N for casync_ring, and 1 and 1 for what is low rank, which is never cut.
 """
 
 from __future__ import annotations
@@ -46,11 +49,12 @@ class LeastCost(NamedTuple):
 class CaSyncCost:
     """The seconds that CaSync takes for a gradient among ``num_ranks``, two or more.
 
-    More than N partitions go in ceil(K / N) batches, one behind the other, each of which takes
-    alpha transfers. The paper prints no more than that. With casync_ps the decodes of a batch are
-    taken to pass beside the transfers of the next, so that those of the last batch alone count.
-    Otherwise table 7's twelve partitions on four nodes would be no minimum. On a ring every hop
-    waits for its own encodes and decodes, so each batch takes as long as the first.
+    More than N partitions go in ceil(K / N) batches, one behind the other, each of
+    which takes alpha transfers. The paper prints no more than that. With casync_ps the
+    decodes of a batch are taken to pass beside the transfers of the next, so that those
+    of the last batch alone count. Otherwise table 7's twelve partitions on four nodes
+    would be no minimum. On a ring every hop waits for its own encodes and decodes, so
+    each batch takes as long as the first.
     """
 
     num_ranks: int
@@ -63,8 +67,12 @@ class CaSyncCost:
     """Whether ranks tell each other the sizes of their payloads first."""
 
     @classmethod
-    def of(cls, cluster: Cluster, codec: CodecFit, *, is_ring: bool, traits: Traits) -> CaSyncCost:
-        """The cost on a cluster, of a codec measured there, for payloads of these traits."""
+    def of(
+        cls, cluster: Cluster, codec: CodecFit, *, is_ring: bool, traits: Traits
+    ) -> CaSyncCost:
+        """The cost on a cluster, of a codec measured there, for payloads of these
+        traits.
+        """
         is_low_rank = traits.layout is Layout.LOW_RANK
         tells_sizes = not (is_low_rank or traits.exact_size)
         send = cluster.line("send")
@@ -77,15 +85,23 @@ class CaSyncCost:
 
     def plain_each_s(self, size_bytes: float, num_K: Floats) -> Floats:
         """Seconds uncompressed (equation 1) for each number of partitions."""
-        return self._batches(num_K) * self.alpha * self.send.measured_each(size_bytes / num_K)
+        return (
+            self._batches(num_K)
+            * self.alpha
+            * self.send.measured_each(size_bytes / num_K)
+        )
 
-    def compressed_each_s(self, numel: int, payload_bytes: float, num_K: Floats) -> Floats:
+    def compressed_each_s(
+        self, numel: int, payload_bytes: float, num_K: Floats
+    ) -> Floats:
         """Seconds compressed (equation 2) for each number of partitions.
 
         ``payload_bytes`` are those of the whole gradient: r m.
         """
         batches_K = self._batches(num_K)
-        sends_K = batches_K * self.alpha * self.send.measured_each(payload_bytes / num_K)
+        sends_K = (
+            batches_K * self.alpha * self.send.measured_each(payload_bytes / num_K)
+        )
         if self.tells_sizes:
             told = self.num_ranks if self.is_ring else self.alpha
             sends_K = sends_K + batches_K * told * self.send.measured_s(SIZE_BYTES)
@@ -101,14 +117,21 @@ class CaSyncCost:
     def low_rank_s(self, numel: int, payload_bytes: float) -> float:
         """Seconds of a low-rank exchange, uncut, whose payloads are summed on the way.
 
-        PowerSGD sums one factor, and then the other, of about half the payload each. So it takes
-        two times alpha transfers. Its encode is two computations of the measured line.
+        PowerSGD sums one factor, and then the other, of about half the payload each. So
+        it takes two times alpha transfers. Its encode is two computations of the
+        measured line.
         """
         sends_s = 2 * self.alpha * self.send.measured_s(payload_bytes / 2)
-        return sends_s + 2 * self.codec.encode.seconds(numel) + self.codec.decode.seconds(numel)
+        return (
+            sends_s
+            + 2 * self.codec.encode.seconds(numel)
+            + self.codec.decode.seconds(numel)
+        )
 
     def choose(self, numel: int, size_bytes: int, payload_bytes: float) -> LeastCost:
-        """Whether to compress a gradient, and its partitions. What ties stays uncompressed."""
+        """Whether to compress a gradient, and its partitions. What ties stays
+        uncompressed.
+        """
         num_K = np.arange(1.0, self.num_ranks * MOST_BATCHES + 1)
         plain = _least(self.plain_each_s(size_bytes, num_K))
         if self.is_low_rank:

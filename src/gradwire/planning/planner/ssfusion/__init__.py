@@ -1,35 +1,39 @@
-"""ssfusion: each tensor of a group sparsified by itself, but for small ones, which go dense.
+"""ssfusion: each tensor of a group sparsified by itself, but for small ones, which go
+dense.
 
-Source: Ming et al., "SSFusion: Tensor Fusion with Selective Sparsification for Efficient
-    Distributed DNN Training" (ICDE 2026), sections IV-B (selection, density), IV-C (-O: offloading)
-    and IV-D (-I: interleaving).
+Source: Ming et al., "SSFusion: Tensor Fusion with Selective Sparsification for
+    Efficient Distributed DNN Training" (ICDE 2026), sections IV-B (selection, density),
+    IV-C (-O: offloading) and IV-D (-I: interleaving).
 Differences from the paper:
-    - Equation 2 excludes tensors from sparsification, the smallest first, until a group's
-      computation is as short as the message before it. Where backward alone takes longer that
-      never comes about, and everything would go dense. So exclusion ends too where the others'
-      density could no longer make up for it above ``floor``, and one tensor stays sparse.
-      ``bound="none"`` is the rule as printed.
-    - The first group has no message before it: there a tensor is excluded as long as its
-      sparsification takes longer than it saves on the wire.
-    - The density that makes up for dense elements is a closed form and no search: of N elements, X
-      of them dense, the others get (d N - X) / (N - X). So groups are selected in backward order,
-      each with the time that the message before it takes.
-    - Offloaded tensors wait for each other on one lane, in backward order; what has ended by the
-      end of the group's backward is offloaded. The last tensor of a group never is.
-    - The all-reduce carries the dense tensors up to the place after which the group arrives
-      earliest. Dense tensors behind it travel with the sparse ones.
-    - A tensor of 2^31 elements or more travels dense, as an int32 tells an element's place.
-    - Profiles and measured lines stand for the paper's five iterations of online profiling.
+    - Equation 2 excludes tensors from sparsification, the smallest first, until a
+      group's computation is as short as the message before it. Where backward alone
+      takes longer that never comes about, and everything would go dense. So exclusion
+      ends too where the others' density could no longer make up for it above ``floor``,
+      and one tensor stays sparse. ``bound="none"`` is the rule as printed.
+    - The first group has no message before it: there a tensor is excluded as long as
+      its sparsification takes longer than it saves on the wire.
+    - The density that makes up for dense elements is a closed form and no search: of N
+      elements, X of them dense, the others get (d N - X) / (N - X). So groups are
+      selected in backward order, each with the time that the message before it takes.
+    - Offloaded tensors wait for each other on one lane, in backward order; what has
+      ended by the end of the group's backward is offloaded. The last tensor of a group
+      never is.
+    - The all-reduce carries the dense tensors up to the place after which the group
+      arrives earliest. Dense tensors behind it travel with the sparse ones.
+    - A tensor of 2^31 elements or more travels dense, as an int32 tells an element's
+      place.
+    - Profiles and measured lines stand for the paper's five iterations of online
+      profiling.
     - Groups are those of ``planning/planner/ssfusion/fusion.py``, for Cupcake's cost.
-    - Hosts of several ranks add up first, and each rank sparsifies its own tensors of the sum. So
-      no computation before a message is its sparsification: equation 2 and offloading have no
-      meaning, and all variants are one. As many of a group's smallest tensors are dense as lets the
-      group arrive earliest. All of them go by the all-reduce, as no rank has all tensors to be
-      gathered.
-Settings: variant, "naive", "o", "i" or "oi"; sparsifier by name, its density, and the floor of a
-    lowered one; bound, "compensated" or "none".
-Order: backward, a group's all-reduce before its all-gather, one message at a time; the next forward
-    starts when all communication has ended.
+    - Hosts of several ranks add up first, and each rank sparsifies its own tensors of
+      the sum. So no computation before a message is its sparsification: equation 2 and
+      offloading have no meaning, and all variants are one. As many of a group's
+      smallest tensors are dense as lets the group arrive earliest. All of them go by
+      the all-reduce, as no rank has all tensors to be gathered.
+Settings: variant, "naive", "o", "i" or "oi"; sparsifier by name, its density, and the
+    floor of a lowered one; bound, "compensated" or "none".
+Order: backward, a group's all-reduce before its all-gather, one message at a time; the
+    next forward starts when all communication has ended.
 """
 
 from __future__ import annotations
@@ -78,7 +82,8 @@ def ssfusion(
     Args:
         profile: The model's layers.
         cluster: Ranks, links, and the measured costs of ``sparsifier``.
-        variant: "naive", "o" (offloading), "i" (interleaving) or "oi" (both, the default).
+        variant: "naive", "o" (offloading), "i" (interleaving) or "oi" (both, the
+            default).
         density: The kept fraction k/n of a group, by default 0.01.
         floor: The least density of what stays sparse in a group, by default 0.001.
         sparsifier: The compressor's name, by default "dgc".
@@ -88,7 +93,8 @@ def ssfusion(
         The plan.
 
     Raises:
-        InvalidSetting: The cluster has not measured the sparsifier, or a value is out of range.
+        InvalidSetting: The cluster has not measured the sparsifier, or a value is out
+            of range.
 
     >>> from gradwire import catalogue
     >>> from gradwire.planning.data.cluster import CodecFit
@@ -140,7 +146,9 @@ def ssfusion(
 def _selective(sparsifier: str, density: float, num_dense: int) -> ExchangeSetting:
     settings: dict[str, Setting] = {"sparsifier": sparsifier, "density": density}
     settings["num_dense"] = num_dense
-    return ExchangeSetting(compressor="selective", settings=settings, error_feedback=True)
+    return ExchangeSetting(
+        compressor="selective", settings=settings, error_feedback=True
+    )
 
 
 def _check(what: str, given: str, known: tuple[str, ...]) -> None:
@@ -150,7 +158,8 @@ def _check(what: str, given: str, known: tuple[str, ...]) -> None:
 
 @dataclass
 class _Maker:
-    """Groups are made one after the other, as each follows from when those before it end.
+    """Groups are made one after the other, as each follows from when those before it
+    end.
 
     ``dense``, ``offloaded`` and ``reduced`` are sets of places in a group.
     """
@@ -170,9 +179,12 @@ class _Maker:
     """The link that hosts of several ranks share."""
     lane: Lane = field(default_factory=Lane)
 
-    def messages(self, group: list[Arrival], name: str) -> tuple[list[PlannedMessage], float, int]:
-        """The next group in backward order: its messages, and of the last of them the density of
-        what is sparse and the number of dense tensors."""
+    def messages(
+        self, group: list[Arrival], name: str
+    ) -> tuple[list[PlannedMessage], float, int]:
+        """The next group in backward order: its messages, and of the last of them the
+        density of what is sparse and the number of dense tensors.
+        """
         if self.cost.num_shares > 1:
             return self._on_hosts(group, name)
         dense = self._excluded(group)
@@ -212,14 +224,22 @@ class _Maker:
 
     def dense(self, group: list[Arrival]) -> PlannedMessage:
         """The next group as one message that is not sparsified."""
-        self.before_s = self.cluster.all_reduce_s(sum(one.tensor.size_bytes for one in group))
+        self.before_s = self.cluster.all_reduce_s(
+            sum(one.tensor.size_bytes for one in group)
+        )
         self.now_s += sum(one.backward_s for one in group)
         self.link.take(self.now_s, self.before_s)
         return PlannedMessage(chunks=chunks_in(group))
 
-    def _on_hosts(self, group: list[Arrival], name: str) -> tuple[list[PlannedMessage], float, int]:
-        """``messages`` of hosts of several ranks: as many dense ones as let all arrive earliest."""
-        ready_s = list(accumulate((one.backward_s for one in group), initial=self.now_s))[1:]
+    def _on_hosts(
+        self, group: list[Arrival], name: str
+    ) -> tuple[list[PlannedMessage], float, int]:
+        """``messages`` of hosts of several ranks: as many dense ones as let all arrive
+        earliest.
+        """
+        ready_s = list(
+            accumulate((one.backward_s for one in group), initial=self.now_s)
+        )[1:]
         free_s = self.link.free_s
         total = _numel(group)
         rising = _rising(group)
@@ -236,9 +256,13 @@ class _Maker:
             self.link.free_s = free_s
             if dense:
                 size_bytes = sum(group[place].tensor.size_bytes for place in dense)
-                self.link.take(ready_s[max(dense)], self.cluster.all_reduce_s(size_bytes))
+                self.link.take(
+                    ready_s[max(dense)], self.cluster.all_reduce_s(size_bytes)
+                )
             gathered_bytes = self._payload_bytes(sparse, set(), left)
-            gathered_s = self.cost.apart_s([one.tensor.numel for one in sparse], gathered_bytes)
+            gathered_s = self.cost.apart_s(
+                [one.tensor.numel for one in sparse], gathered_bytes
+            )
             end_s = self.link.take(ready_s[-1], gathered_s)
             if end_s < best_s:
                 best = dense
@@ -278,7 +302,9 @@ class _Maker:
     def _saved_s(self, one: Arrival) -> float:
         """Seconds that the sparsification of one tensor takes off an all-gather."""
         sparse_bytes = ENTRY_BYTES * self.cost.entries(one.tensor.numel)
-        return self.cost.gather_bytes_s(_dense_bytes(one)) - self.cost.gather_bytes_s(sparse_bytes)
+        return self.cost.gather_bytes_s(_dense_bytes(one)) - self.cost.gather_bytes_s(
+            sparse_bytes
+        )
 
     def _density(self, total: int, whole: int) -> float:
         """The density at which as many elements travel as if all were sparsified.
@@ -301,9 +327,15 @@ class _Maker:
         return found
 
     def _reduced(
-        self, group: list[Arrival], dense: set[int], upto_s: list[float], behind_bytes: int
+        self,
+        group: list[Arrival],
+        dense: set[int],
+        upto_s: list[float],
+        behind_bytes: int,
     ) -> tuple[set[int], int]:
-        """The dense tensors that go ahead, so that the whole group arrives earliest, and bytes."""
+        """The dense tensors that go ahead, so that the whole group arrives earliest,
+        and bytes.
+        """
         best = upto_s[-1] + self.cost.gather_bytes_s(behind_bytes), -1, 0
         reduced_bytes = 0
         for last in sorted(dense):
@@ -315,7 +347,9 @@ class _Maker:
             best = min(best, (end_s, last, reduced_bytes), key=itemgetter(0))
         return {place for place in dense if place <= best[1]}, best[2]
 
-    def _payload_bytes(self, group: list[Arrival], dense: set[int], density: float) -> int:
+    def _payload_bytes(
+        self, group: list[Arrival], dense: set[int], density: float
+    ) -> int:
         return sum(
             _dense_bytes(one)
             if place in dense
@@ -330,7 +364,9 @@ def _chunks(group: list[Arrival], places: Iterable[int]) -> tuple[Chunk, ...]:
 
 def _rising(group: list[Arrival]) -> list[int]:
     """The places of a group's tensors, the smallest first."""
-    return sorted(range(len(group)), key=lambda place: (group[place].tensor.numel, place))
+    return sorted(
+        range(len(group)), key=lambda place: (group[place].tensor.numel, place)
+    )
 
 
 def _numel(group: Iterable[Arrival]) -> int:

@@ -1,21 +1,24 @@
-"""Fusion of sparsified gradients: the cuts in backward order after which all arrive earliest.
+"""Fusion of sparsified gradients: the cuts in backward order after which all arrive
+earliest.
 
-Source: Wang et al., "Cupcake: A Compression Scheduler for Scalable Communication-Efficient
-    Distributed Training" (MLSys 2023), whose cost this is, and its ``FindOptFusion``, by which
-    SSFusion (section IV-B) fuses.
-Differences from the paper: the programme is exact. Published code looks for one place to split at,
-    by halving on measured step times, and stops at the first that gains nothing.
+Source: Wang et al., "Cupcake: A Compression Scheduler for Scalable
+    Communication-Efficient Distributed Training" (MLSys 2023), whose cost this is, and
+    its ``FindOptFusion``, by which SSFusion (section IV-B) fuses.
+Differences from the paper: the programme is exact. Published code looks for one place
+    to split at, by halving on measured step times, and stops at the first that gains
+    nothing.
 
-Backward pass and encoding share one lane, so with T(b) the seconds of backward up to tensor b, and
-N(b) the elements up to it, the lane is free at C(b, y) = T(b) + y B + g N(b) after y groups that
-end at b, where the encode of x elements takes B + g x. That is the same wherever the y - 1 earlier
-cuts are. So the second at which the y-th group has travelled,
+Backward pass and encoding share one lane, so with T(b) the seconds of backward up to
+tensor b, and N(b) the elements up to it, the lane is free at C(b, y) = T(b) + y B + g
+N(b) after y groups that end at b, where the encode of x elements takes B + g x. That is
+the same wherever the y - 1 earlier cuts are. So the second at which the y-th group has
+travelled,
 
     E(b, y) = min over a < b of max(E(a, y - 1), C(b, y)) + G(N(b) - N(a)),
 
-is a dynamic programme over b and y, with G the all-gather of what x elements become. It compares as
-many splits as there are pairs of tensors for each number of groups, and ends as soon as no larger
-number can gain: 400 tensors take 10 to 600 ms.
+is a dynamic programme over b and y, with G the all-gather of what x elements become. It
+compares as many splits as there are pairs of tensors for each number of groups, and
+ends as soon as no larger number can gain: 400 tensors take 10 to 600 ms.
 """
 
 from __future__ import annotations
@@ -44,23 +47,28 @@ ENTRY_BYTES = 8
 SIZE_BYTES = 8
 """Bytes that a rank tells of the size of its payload."""
 MOST_ELEMENTS = 2**31 - 1
-"""The most elements that are sparsified together, as an int32 tells the place of each."""
+"""The most elements that are sparsified together, as an int32 tells the place of
+each.
+"""
 
 
 class Arrival(NamedTuple):
-    """A tensor whose gradient the backward pass computes, in the order in which it does."""
+    """A tensor whose gradient the backward pass computes, in the order in which it
+    does.
+    """
 
     tensor: ProfiledTensor
     backward_s: float
-    """Seconds of backward before this gradient and after the one before it. The tensors of a layer
-    become ready together: the first of them has all of the layer's time."""
+    """Seconds of backward before this gradient and after the one before it. The tensors
+    of a layer become ready together: the first of them has all of the layer's time.
+    """
 
 
 def arrivals(profile: Profile) -> list[Arrival]:
     """All tensors that hold elements, in backward order.
 
-    The time of layers without gradients counts for the next tensor. Time after the last gradient is
-    in none: nothing that is sent waits for it.
+    The time of layers without gradients counts for the next tensor. Time after the last
+    gradient is in none: nothing that is sent waits for it.
     """
     found = []
     waited_s = 0.0
@@ -81,9 +89,10 @@ NOTHING = LineFit(alpha_s=0.0, per_unit_s=0.0)
 class SparseCost:
     """The seconds that a sparsified gradient costs on one cluster.
 
-    ``encode`` is the line of the codec's encode over elements where it holds up the backward pass;
-    ``gather`` that of an all-gather over the bytes of one rank. Hosts of several ranks add up
-    first, and encode their sums between two transfers: ``on_hosts`` has the seconds of both.
+    ``encode`` is the line of the codec's encode over elements where it holds up the
+    backward pass; ``gather`` that of an all-gather over the bytes of one rank. Hosts of
+    several ranks add up first, and encode their sums between two transfers:
+    ``on_hosts`` has the seconds of both.
     """
 
     density: float
@@ -94,17 +103,20 @@ class SparseCost:
     num_shares: int = 1
     """The ranks of a host, each of which encodes and gathers an equal share."""
     on_hosts: LineFit = NOTHING
-    """Seconds of a message beside its all-gather, over the elements of a share of float32.
+    """Seconds of a message beside its all-gather, over the elements of a share of
+    float32.
 
-    They are transfers within the host and the encode; nothing where each rank is a host.
+    They are transfers within the host and the encode; nothing where each rank is a
+    host.
     """
 
     @classmethod
     def of(cls, cluster: Cluster, compressor: str, density: float) -> SparseCost:
         """The cost of a sparsifier by its measured line.
 
-        One that the cluster has not measured counts as free, as in the simulator. Raises
-        ``InvalidSetting`` for a compressor that is no sparsifier of a given density.
+        One that the cluster has not measured counts as free, as in the simulator.
+        Raises ``InvalidSetting`` for a compressor that is no sparsifier of a given
+        density.
         """
         check_share("density", density)
         made = sparsifier(compressor, density)
@@ -140,19 +152,23 @@ class SparseCost:
         return ENTRY_BYTES * self.entries(numel)
 
     def gather_s(self, numel: int) -> float:
-        """Seconds of a message of so many elements, sparsified as one, from its first transfer on:
-        of its all-gather, and of ``on_hosts``."""
+        """Seconds of a message of so many elements, sparsified as one, from its first
+        transfer on: of its all-gather, and of ``on_hosts``.
+        """
         share = -(-numel // self.num_shares)
         gathered_s = self.gather_bytes_s(self.sent_bytes(share))
         return self.on_hosts.seconds(share) + gathered_s
 
     def gather_bytes_s(self, size_bytes: float) -> float:
-        """Seconds of the all-gather of a rank's payload, with the sizes that go before it."""
+        """Seconds of the all-gather of a rank's payload, with the sizes that go before
+        it.
+        """
         told_s = self.gather.measured_s(SIZE_BYTES) if self.tells_sizes else 0.0
         return told_s + self.gather.measured_s(size_bytes)
 
     def apart_s(self, numels: Sequence[int], payload_bytes: float) -> float:
-        """Seconds of a message of so long tensors, each sparsified by itself, as ``gather_s``.
+        """Seconds of a message of so long tensors, each sparsified by itself, as
+        ``gather_s``.
 
         ``payload_bytes`` are those of all tensors, which the ranks of a host share.
         """
@@ -160,7 +176,9 @@ class SparseCost:
         return on_hosts_s + self.gather_bytes_s(payload_bytes / self.num_shares)
 
     def longest(self, numels: Sequence[int]) -> int:
-        """The most elements of a rank of a host, each of which has some tensors whole."""
+        """The most elements of a rank of a host, each of which has some tensors
+        whole.
+        """
         held = [0] * self.num_shares
         for numel, rank in zip(numels, pack(numels, self.num_shares), strict=True):
             held[rank] += numel
@@ -180,7 +198,9 @@ class SparseCost:
 
 
 def sparsifier(compressor: str, density: float) -> Compressor:
-    """The sparsifier of a name at a density; refuses what sends no share of the elements."""
+    """The sparsifier of a name at a density; refuses what sends no share of the
+    elements.
+    """
     accepted = "a compressor with a density, such as 'dgc' or 'topk'"
     refusal = invalid(
         "compressor (sparsifier)", compressor, accepted, "see gradwire list compressor"
@@ -194,7 +214,9 @@ def sparsifier(compressor: str, density: float) -> Compressor:
 
 
 def is_too_long(group: Iterable[Arrival]) -> bool:
-    """Whether a group has more elements than are sparsified together, so that it travels dense."""
+    """Whether a group has more elements than are sparsified together, so that it
+    travels dense.
+    """
     return sum(one.numel for one, _ in group) > MOST_ELEMENTS
 
 
@@ -208,10 +230,11 @@ def best_fusion(
 ) -> list[list[Arrival]]:
     """The groups, in backward order, after which the last one arrives earliest.
 
-    If tensors stay whole, each rank of a host has some of a group's, and not a part of each.
+    If tensors stay whole, each rank of a host has some of a group's, and not a part of
+    each.
 
-    Among numbers of groups that tie (within ``TIE``) it is the smallest. A group holds one dtype,
-    and no more than ``MOST_ELEMENTS`` unless it is one tensor.
+    Among numbers of groups that tie (within ``TIE``) it is the smallest. A group holds
+    one dtype, and no more than ``MOST_ELEMENTS`` unless it is one tensor.
     """
     if not every:
         return []
@@ -221,13 +244,19 @@ def best_fusion(
 
 @dataclass(frozen=True)
 class _Table:
-    """Figures of all prefixes of L tensors (0 to L), and of all groups ``a:b`` of them."""
+    """Figures of all prefixes of L tensors (0 to L), and of all groups ``a:b`` of
+    them.
+    """
 
     lane_B: Floats
-    """Seconds of the lane up to each prefix, but for what each group costs however small."""
+    """Seconds of the lane up to each prefix, but for what each group costs however
+    small.
+    """
     group_s: float
     gather_AB: Floats
-    """Seconds of the all-gather of tensors a to b - 1; infinite where there is no such group."""
+    """Seconds of the all-gather of tensors a to b - 1; infinite where there is no such
+    group.
+    """
 
     @classmethod
     def of(cls, every: Sequence[Arrival], cost: SparseCost, is_whole: bool) -> _Table:
@@ -239,7 +268,9 @@ class _Table:
         longest_AB = np.zeros((len(upto_B), len(upto_B)))
         for start in range(len(numels) if is_whole else 0):
             longest_AB[start, start + 1 :] = np.maximum.accumulate(numels[start:])
-        gather_AB = cost.gather_each_s(np.maximum(upto_B - upto_B[:, None], 1.0), longest_AB)
+        gather_AB = cost.gather_each_s(
+            np.maximum(upto_B - upto_B[:, None], 1.0), longest_AB
+        )
         place_B = np.arange(len(upto_B))
         gather_AB[place_B[:, None] >= place_B] = np.inf
         # One tensor cannot be cut, and travels dense if it is longer.
@@ -257,7 +288,9 @@ def _prefixes(figures: Any) -> Floats:
 
 
 def _cuts(table: _Table) -> list[int]:
-    """The places at which the best groups begin and end, from 0 to the number of tensors."""
+    """The places at which the best groups begin and end, from 0 to the number of
+    tensors.
+    """
     last = len(table.lane_B) - 1
     end_B = np.full(last + 1, np.inf)
     end_B[0] = 0.0
@@ -279,7 +312,9 @@ def _cuts(table: _Table) -> list[int]:
         ends_s.append(float(end_B[last]))
         chosen.append(from_B)
         best_s = min(best_s, ends_s[-1])
-    fewest = next(place for place, end_s in enumerate(ends_s) if end_s <= best_s * (1 + TIE))
+    fewest = next(
+        place for place, end_s in enumerate(ends_s) if end_s <= best_s * (1 + TIE)
+    )
     cuts = [last]
     for from_B in reversed(chosen[: fewest + 1]):
         cuts.append(int(from_B[cuts[-1]]))

@@ -1,22 +1,26 @@
 """usbyte: unequal blocks in an order found by search, the next forward pass overlapped.
 
-Source: Gao et al., "US-Byte: An Efficient Communication Framework for Scheduling Unequal-sized
-    Tensor Blocks in Distributed Deep Learning" (IEEE TPDS), algorithms 1 and 2, theorem 1.
+Source: Gao et al., "US-Byte: An Efficient Communication Framework for Scheduling
+    Unequal-sized Tensor Blocks in Distributed Deep Learning" (IEEE TPDS), algorithms 1
+    and 2, theorem 1.
 Differences from the paper:
-    - Algorithm 1 as printed loses blocks: where two operations in a row serve one layer, the count
-      of the first is overwritten after it was taken off the rest. Here the block grows instead.
-    - Flat ranges of the layer are cut, all its tensors end to end, and sizes are exact, so that
-      delta t (equation 8) is not needed. A layer that mixes dtypes counts as several.
-    - Whole layers in backward order (forward order in the second phase) stand for election beside
-      algorithm 2's order. So no plan is longer than wfbp's or than the sequential one.
-    - If the second phase begins with the layer that the first one ended with, the two blocks are
-      one.
+    - Algorithm 1 as printed loses blocks: where two operations in a row serve one
+      layer, the count of the first is overwritten after it was taken off the rest. Here
+      the block grows instead.
+    - Flat ranges of the layer are cut, all its tensors end to end, and sizes are exact,
+      so that delta t (equation 8) is not needed. A layer that mixes dtypes counts as
+      several.
+    - Whole layers in backward order (forward order in the second phase) stand for
+      election beside algorithm 2's order. So no plan is longer than wfbp's or than the
+      sequential one.
+    - If the second phase begins with the layer that the first one ended with, the two
+      blocks are one.
     One block travels at a time and no layers are merged, as in the paper: the lab's
     ``usbyte_extended`` does both.
-Settings: basic_partition_bytes, the paper's S_p in bytes (a block holds one element or more), which
-    the paper finds by Bayesian optimisation, as ``tune=True`` does.
-Order: algorithm 2's while the backward runs, forward order after it (theorem 1); a layer's next
-    forward waits for its own blocks only.
+Settings: basic_partition_bytes, the paper's S_p in bytes (a block holds one element or
+    more), which the paper finds by Bayesian optimisation, as ``tune=True`` does.
+Order: algorithm 2's while the backward runs, forward order after it (theorem 1); a
+    layer's next forward waits for its own blocks only.
 """
 
 from __future__ import annotations
@@ -34,7 +38,9 @@ from .phases import Instance, greedy, messages_of_blocks
 SEARCH = {"basic_partition_bytes": SIZES}
 
 
-def usbyte(profile: Profile, cluster: Cluster, *, basic_partition_bytes: int = 2**20) -> Plan:
+def usbyte(
+    profile: Profile, cluster: Cluster, *, basic_partition_bytes: int = 2**20
+) -> Plan:
     """The plan of US-Byte for this profile and cluster; the same on every call.
 
     Args:

@@ -1,6 +1,9 @@
-"""The two phases of US-Byte: from an order of priorities to unequal blocks and when they start.
+"""The two phases of US-Byte: from an order of priorities to unequal blocks and when
+they start.
 
-Source: US-Byte, algorithm 1 (first phase) and equations 9 to 12 with theorem 1 (second phase)."""
+Source: US-Byte, algorithm 1 (first phase) and equations 9 to 12 with theorem 1 (second
+phase).
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,13 @@ from ...data.plan import PlannedMessage
 from ...data.profile import Profile
 from ...simulation.closed_form import Lane, backward_ends, forward_times
 
-# ---- the two phases ----------------------------------------------------------------------------
+# ---- the two phases ------------------------------------------------------------------
 
 
 class UnequalBlock(NamedTuple):
-    """One all-reduce: ``num_basic`` basic blocks of a bucket, from its ``first_basic`` on."""
+    """One all-reduce: ``num_basic`` basic blocks of a bucket, from its ``first_basic``
+    on.
+    """
 
     bucket: int
     first_basic: int
@@ -44,10 +49,11 @@ def messages_of_blocks(
 
 @dataclass(frozen=True)
 class Instance:
-    """The input of algorithm 1: buckets in forward order, cut into basic blocks, and all times.
+    """The input of algorithm 1: buckets in forward order, cut into basic blocks, and
+    all times.
 
-    ``layer_ends_s`` and ``forward_s`` have an element for each layer; ``layer``, ``size_bytes``,
-    ``basic_bytes`` and ``num_basic`` one for each bucket.
+    ``layer_ends_s`` and ``forward_s`` have an element for each layer; ``layer``,
+    ``size_bytes``, ``basic_bytes`` and ``num_basic`` one for each bucket.
     """
 
     alpha_s: float
@@ -65,7 +71,9 @@ class Instance:
     def of(
         cls, profile: Profile, cluster: Cluster, cut: Sequence[Bucket], basic_bytes: int
     ) -> Instance:
-        """Buckets cut into basic blocks of at most ``basic_bytes``, whole elements each."""
+        """Buckets cut into basic blocks of at most ``basic_bytes``, whole elements
+        each.
+        """
         blocks_bytes = [b.block_numel(basic_bytes) * b.item_bytes for b in cut]
         sizes = [b.size_bytes for b in cut]
         return cls(
@@ -76,15 +84,19 @@ class Instance:
             layer=[b.layer for b in cut],
             size_bytes=sizes,
             basic_bytes=blocks_bytes,
-            num_basic=[-(-size // block) for size, block in zip(sizes, blocks_bytes, strict=True)],
+            num_basic=[
+                -(-size // block)
+                for size, block in zip(sizes, blocks_bytes, strict=True)
+            ],
         )
 
     def blocks(self, place: Sequence[int]) -> list[UnequalBlock]:
-        """All blocks in issue order; the bucket of the smallest ``place`` is the most urgent.
+        """All blocks in issue order; the bucket of the smallest ``place`` is the most
+        urgent.
 
-        Between the ends of two layers the most urgent bucket that is ready sends as many basic
-        blocks as fit, and at least one. If that bucket is still the most urgent one after the
-        second end, its block grows.
+        Between the ends of two layers the most urgent bucket that is ready sends as
+        many basic blocks as fit, and at least one. If that bucket is still the most
+        urgent one after the second end, its block grows.
         """
         sent = [0] * len(self.layer)
         blocks = self._first_phase(place, sent)
@@ -109,8 +121,9 @@ class Instance:
         return forward_times(self.forward_s, done_s)[1][-1]
 
     def uncut(self) -> list[UnequalBlock]:
-        """Every bucket whole: in backward order until the backward pass ends, then in forward
-        order (theorem 1)."""
+        """Every bucket whole: in backward order until the backward pass ends, then in
+        forward order (theorem 1).
+        """
         blocks: list[UnequalBlock] = []
         link = Lane()
         coming = list(range(len(self.layer)))
@@ -119,12 +132,16 @@ class Instance:
             is_after = link.start_s(ready_s) >= self.layer_ends_s[0]
             bucket = coming.pop(0 if is_after else -1)
             ready_s = self.layer_ends_s[0] if is_after else ready_s
-            blocks.append(self._block(bucket, 0, self.num_basic[bucket], link.start_s(ready_s)))
+            blocks.append(
+                self._block(bucket, 0, self.num_basic[bucket], link.start_s(ready_s))
+            )
             link.free_s = blocks[-1].end_s
         return blocks
 
     def _first_phase(self, place: Sequence[int], sent: list[int]) -> list[UnequalBlock]:
-        """Algorithm 1 with its accumulation mended; counts in ``sent`` what it sends."""
+        """Algorithm 1 with its accumulation mended; counts in ``sent`` what it
+        sends.
+        """
         blocks: list[UnequalBlock] = []
         waiting: list[tuple[int, int]] = []  # a heap of (place, bucket)
         coming = len(self.layer) - 1
@@ -141,13 +158,16 @@ class Instance:
                 if bucket != last:
                     if last >= 0:
                         blocks.append(
-                            UnequalBlock(last, first, sent[last] - first, start_s, done_s)
+                            UnequalBlock(
+                                last, first, sent[last] - first, start_s, done_s
+                            )
                         )
                     last = bucket
                     first = sent[bucket]
                     start_s = max(done_s, began_s)
-                # This counts the whole block, of which a part may be counted already. The paper
-                # takes it off what that part has left of the bucket, and so loses blocks.
+                # This counts the whole block, of which a part may be counted already.
+                # The paper takes it off what that part has left of the bucket, and so
+                # loses blocks.
                 sent[bucket] = self._reach(bucket, first, sent[bucket], end_s - start_s)
                 if sent[bucket] == self.num_basic[bucket]:
                     heapq.heappop(waiting)
@@ -157,15 +177,21 @@ class Instance:
                 coming -= 1
             began_s = end_s
         if last >= 0:
-            blocks.append(UnequalBlock(last, first, sent[last] - first, start_s, done_s))
+            blocks.append(
+                UnequalBlock(last, first, sent[last] - first, start_s, done_s)
+            )
         return blocks
 
     def _reach(self, bucket: int, first: int, reached: int, gap_s: float) -> int:
-        """Where a block from basic block ``first`` on stops that starts ``gap_s`` before the
-        layer's end (equations 4 to 7): at least one basic block beyond where it had ``reached``."""
+        """Where a block from basic block ``first`` on stops that starts ``gap_s``
+        before the layer's end (equations 4 to 7): at least one basic block beyond where
+        it had ``reached``.
+        """
         basic_bytes = self.basic_bytes[bucket]
         room_s = gap_s - self.alpha_s
-        if room_s >= self.beta_s_per_byte * (self.size_bytes[bucket] - first * basic_bytes):
+        if room_s >= self.beta_s_per_byte * (
+            self.size_bytes[bucket] - first * basic_bytes
+        ):
             return self.num_basic[bucket]
         fit = first
         if room_s > 0:  # then a byte costs something, or all of them would have fitted
@@ -176,22 +202,28 @@ class Instance:
         """Seconds that basic blocks ``first:stop`` take as one message."""
         basic_bytes = self.basic_bytes[bucket]
         size_bytes = self.size_bytes[bucket]
-        stop_bytes = size_bytes if stop == self.num_basic[bucket] else stop * basic_bytes
+        stop_bytes = (
+            size_bytes if stop == self.num_basic[bucket] else stop * basic_bytes
+        )
         return self.alpha_s + self.beta_s_per_byte * (stop_bytes - first * basic_bytes)
 
-    def _block(self, bucket: int, first: int, num_basic: int, start_s: float) -> UnequalBlock:
+    def _block(
+        self, bucket: int, first: int, num_basic: int, start_s: float
+    ) -> UnequalBlock:
         end_s = start_s + self._seconds(bucket, first, first + num_basic)
         return UnequalBlock(bucket, first, num_basic, start_s, end_s)
 
 
-# ---- Orders of priority for the first phase ----------------------------------------------------
+# ---- Orders of priority for the first phase ------------------------------------------
 #
 # Source: US-Byte, algorithm 2 and equation 13.
 
 
 @dataclass(frozen=True)
 class PricedOrder:
-    """Priorities (a place for each bucket, the smallest is the most urgent) and their blocks."""
+    """Priorities (a place for each bucket, the smallest is the most urgent) and their
+    blocks.
+    """
 
     place: list[int]
     blocks: list[UnequalBlock]
@@ -204,7 +236,9 @@ class PricedOrder:
 
 
 def greedy(instance: Instance) -> PricedOrder:
-    """Algorithm 2: from the last layer to the first, a higher priority is kept if it helps."""
+    """Algorithm 2: from the last layer to the first, a higher priority is kept if it
+    helps.
+    """
     found = PricedOrder.of(instance, list(range(len(instance.layer))))
     raised = len(found.place) - 1
     while raised > 0:
@@ -222,12 +256,18 @@ def greedy(instance: Instance) -> PricedOrder:
 
 
 def _raise_to(instance: Instance, blocks: list[UnequalBlock], raised: int) -> int:
-    """The first bucket that is ready while ``raised`` would be sent whole (equation 13)."""
+    """The first bucket that is ready while ``raised`` would be sent whole (equation
+    13).
+    """
     backward_s = instance.layer_ends_s[0]
     start_s = next(block.start_s for block in blocks if block.bucket == raised)
     if start_s >= backward_s:
         return raised
-    end_s = start_s + instance.alpha_s + instance.beta_s_per_byte * instance.size_bytes[raised]
+    end_s = (
+        start_s
+        + instance.alpha_s
+        + instance.beta_s_per_byte * instance.size_bytes[raised]
+    )
     above = raised
     while above > 0 and instance.layer_ends_s[instance.layer[above - 1]] < end_s:
         above -= 1
