@@ -235,7 +235,7 @@ def test_what_a_store_does_not_tell_is_no_silence(
 
 
 def test_local_steps_are_told_where_they_differ() -> None:
-    one = Scripted("test", 1, 3, lambda alarm: None, lambda: None, lambda error: None)
+    one = Scripted(Clock(), [])
     for counts, said in (
         ((4, 4, 4), ""),
         (

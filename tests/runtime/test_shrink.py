@@ -414,10 +414,15 @@ class Undone:
             rank=0, world=world, who=Membership("0-1-2", 0, world)
         )
         self.engine.close = lambda: None
+        self.engine.interrupt = lambda error: None
+        self.engine.break_off = lambda alarm, how: None
+        self.engine.has_failed = False
         self.streams, self.num_undone = Streams(), 0
 
     def undo(self) -> None:
         self.num_undone += 1
+
+    open = False
 
 
 def survival(params: list[torch.nn.Parameter]) -> Any:
@@ -428,6 +433,7 @@ def survival(params: list[torch.nn.Parameter]) -> Any:
     one._progress = SimpleNamespace(synchroniser=Undone(3), messages=[], step=4)
     one._params = [(str(place), param) for place, param in enumerate(params)]
     one._ranks, one._name, one._due = [0, 1, 2], "0-1-2/1", None
+    one._undoes = one._is_torn = False
     one._connected = lambda *_: (None, None)
     one._move = lambda *_: None
     return one
@@ -450,7 +456,7 @@ def test_gradients_of_a_step_that_does_not_count_are_dropped(undoes: bool) -> No
 
 
 def test_models_of_other_ranks_do_not_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All models of the same ranks do, in the order of their names."""
+    """All models that have lost a rank do, in the order of their names."""
     names = {
         "0-1-2/2": [0, 1, 2],
         "0-1-2/1": [0, 1, 2],
@@ -463,8 +469,9 @@ def test_models_of_other_ranks_do_not_shrink(monkeypatch: pytest.MonkeyPatch) ->
         one._name, one._ranks = name, ranks
         one._lose = lambda failure, name=name: lost.append(name)
         one._raise_due = lambda failure: None
+        one._due = gw.RanksLost("rank 2 is lost", ranks=(2,), step=4)
         models.add(one)
     monkeypatch.setattr(shrink, "_shrinking", models)
     first = next(one for one in models if one._name == "0-1-2/2")
     first.failed(gw.RankFailed("rank 2 is lost", ranks=(2,), step=4))
-    assert lost == ["0-1-2/1", "0-1-2/2"]
+    assert lost == ["0-1-2-3/1", "0-1-2/1", "0-1-2/2"]
