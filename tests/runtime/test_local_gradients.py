@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.utils.checkpoint import checkpoint
 
 import gradwire as gw
 from gradwire.errors import InvalidSetting, LoopMistake
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
-from tests.runtime.training import ddp
+from tests.runtime.training import Net, ddp, loss_of, momentum
 
 pytestmark = pytest.mark.multi
 NUM_STEPS = 2
@@ -430,3 +431,29 @@ def test_a_table_that_a_forward_pass_changes_is_refused_among_ranks(two: Ranks) 
 
 def test_a_process_alone_may_shorten_rows() -> None:
     gw.attach(nn.Embedding(9, 4, max_norm=0.5), "none").detach()
+
+
+def steps_by_another_scaler(rank: int, world: int) -> list[str]:
+    """The errors of a scaler that attach was not given, by exchange."""
+    said = []
+    for exchange, enabled in (("topk", True), ("topk", False), ("none", True)):
+        net = Net()
+        with gw.attach(net, exchange):
+            optimizer = momentum(net.parameters())
+            scaler = GradScaler("cpu", init_scale=8.0, enabled=enabled)
+            scaler.scale(loss_of(net, rank, 0)).backward()
+            try:
+                scaler.step(optimizer)
+            except gw.LoopMistake as error:
+                said.append(str(error))
+            else:
+                said.append("")
+    return said
+
+
+def test_a_scaler_that_attach_was_not_given_is_refused(two: Ranks) -> None:
+    """Residuals would have its scale; an exchange without residuals may go on."""
+    for with_state, disabled, without_state in two.run(steps_by_another_scaler):
+        assert "scaler=scaler" in with_state
+        assert not disabled
+        assert not without_state

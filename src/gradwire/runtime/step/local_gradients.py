@@ -1,5 +1,4 @@
-"""LocalGradients: an optimizer step over gradients that are one rank's own is refused
-at once.
+"""LocalGradients: an optimizer step that would take ranks apart is refused at once.
 
 Ranks whose optimizers step with other gradients hold other parameters from then on.
 Nothing fails there, and the comparison of parameters comes many steps later and knows
@@ -12,6 +11,9 @@ no cause. Two mistakes lead to it:
 
 Gradients under ``no_sync`` alone are no mistake: somebody may average parameters by
 hand.
+
+A third mistake is a loss scaler that was not given to ``attach``. Residuals would have
+its scale, which changes, and steps that it skips would not be undone.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from torch.optim.optimizer import (
 from ...contract.spec import NamedParam
 from .hooked import observing
 from .progress import Progress
+from .scaling import is_in_scaler_step
 
 _MIXED = (
     "{name} was averaged, and a later backward pass under no_sync added this "
@@ -37,6 +40,12 @@ _MIXED = (
     "optimizer.step() would take other gradients on each rank. Let the last "
     "backward pass before "
     "optimizer.step() be the one outside of no_sync"
+)
+
+
+_OTHER_SCALER = (
+    "a GradScaler steps the optimizer, and attach was not given it: residuals would "
+    "have its scale, which changes; write gw.attach(model, exchange, scaler=scaler)"
 )
 
 
@@ -94,11 +103,20 @@ class LocalGradients:
         ]
         if not any(id(param) in self._ids for param in params):
             return
+        self._refuse_other_scaler()
         if self._refuses and (self._kept or self._missed):
             for param in params:
                 if param.grad is not None and (why := self._reason(param)):
                     raise self._progress.give_up(f"{why} (check_every=None allows it)")
         self._num_at_step = self._num_exchanges
+
+    def _refuse_other_scaler(self) -> None:
+        """Raises ``LoopMistake`` if a scaler makes this step that nobody gave."""
+        progress = self._progress
+        if progress.knows_scaler or not progress.synchroniser.keeps_state:
+            return
+        if is_in_scaler_step():
+            raise progress.give_up(_OTHER_SCALER)
 
     @property
     def _refuses(self) -> bool:

@@ -257,6 +257,11 @@ class Progress:
         ended = [log for log in logs if not log.write(self.step, self._in_step)]
         self.logs = [log for log in self.logs if log not in ended]
 
+    @property
+    def knows_scaler(self) -> bool:
+        """Whether ``attach`` was given a loss scaler that is enabled."""
+        return self._scaler is not None and self._scaler.is_enabled()
+
     def decide(self, params: Sequence[Tensor], *, is_skipped: bool) -> None:
         """Ends the step of an optimizer that holds ``params``; see `scaling`."""
         names = {self._names[id(param)] for param in params if id(param) in self._names}

@@ -18,7 +18,9 @@ What was exchanged without such a word since is a step that accumulates gradient
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -75,6 +77,14 @@ def observe(scaler: GradScaler | None, watcher: Watcher) -> Callable[[], None]:
             observer.remove()
 
     return stop
+
+
+def is_in_scaler_step() -> bool:
+    """Whether an enabled loss scaler makes the optimizer's step that is under way."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not GradScaler.step.__code__:
+        frame = frame.f_back
+    return frame is not None and bool(frame.f_locals["self"].is_enabled())
 
 
 class StepObserver:
