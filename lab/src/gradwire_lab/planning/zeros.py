@@ -43,7 +43,7 @@ from gradwire.planning.data.sparsity import (
     SparsityProfile,
     TensorSparsity,
 )
-from gradwire.runtime.engine.engine import Engine
+from gradwire.runtime.engine.engine import CONTROL, Engine
 from gradwire.runtime.liveness.membership import join
 
 from .index_sets import unit_sparsity
@@ -325,7 +325,7 @@ class _Ranks:
             yield AllGather(all_WK, own_K)
             return all_WK.view(self.world, -1)
 
-        end = self._engine.launch(0, "zeros", text(), is_control=True)
+        end = self._engine.launch(0, "zeros", text(), CONTROL)
         self._engine.wait([end])
         found: Tensor = end.result
         return found

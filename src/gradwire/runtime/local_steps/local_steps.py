@@ -44,6 +44,7 @@ from ...contract.bounds import check_whole
 from ...contract.spec import NamedParam
 from ...errors import invalid
 from ..attach import Attachment, grid_of
+from ..engine.engine import CONTROL
 from ..fused import fused_messages
 from ..handle import Handle
 from ..liveness.membership import Membership
@@ -256,7 +257,7 @@ class LocalSteps(Handle):
         if engine.world > 1:
             own = self._moment(ends_period=ends_period)
             steps = moments_of_all(engine.world, self._progress.step, own)
-            self._telling = engine.launch(0, "moments", steps, is_control=True)
+            self._telling = engine.launch(0, "moments", steps, CONTROL)
 
     def _hear(self) -> None:
         """Waits for the moments of other ranks, if they are not known."""
