@@ -1,6 +1,6 @@
 """Exchanges without data: what predictions are made with.
 
-``Hollow`` has a compressor's sizes without its work. ``record`` runs a text once on
+``SizeOnlyCompressor`` has a compressor's sizes without its work. ``record`` runs a text once on
 torch's meta device: its verbs do not depend on values, so it yields the same ones here
 as in training.
 """
@@ -27,7 +27,7 @@ from .verbs import Broadcast, Compute, Verb, carried_out
 
 
 @dataclass(frozen=True)
-class Hollow(Compressor):
+class SizeOnlyCompressor(Compressor):
     """Makes payloads of typical size that hold nothing, and touches no element."""
 
     codec: Compressor
@@ -41,10 +41,10 @@ class Hollow(Compressor):
         return self.codec.width
 
     def for_world(self, world: int, rank: int = 0) -> Compressor:
-        return Hollow(self.codec.for_world(world, rank))
+        return SizeOnlyCompressor(self.codec.for_world(world, rank))
 
     def chunk(self, start: int, stop: int) -> Compressor:
-        return Hollow(self.codec.chunk(start, stop))
+        return SizeOnlyCompressor(self.codec.chunk(start, stop))
 
     def format(self, spec: TensorSpec) -> Format:
         return self.codec.typical(spec)
@@ -246,7 +246,7 @@ def _bytes_sent(
 def without_data(part: Any) -> Any:
     """The same exchange with every compressor in it hollow."""
     if isinstance(part, Compressor):
-        return Hollow(part)
+        return SizeOnlyCompressor(part)
     own = algorithms_in(part)
     return (
         replace(part, **{n: without_data(v) for n, v in own.items()}) if own else part
