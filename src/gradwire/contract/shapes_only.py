@@ -90,7 +90,7 @@ class WritesNothing(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Noticing(Member):
+class RecordingMember(Member):
     """A member without data.
 
     It notes whether its rank is asked for: if not, all ranks do the same; and its turn:
@@ -131,7 +131,9 @@ class Noticing(Member):
     @property
     def turn_was_asked(self) -> bool:
         """Whether its turn was asked for, among hosts or among all ranks."""
-        among_hosts = isinstance(self._across, Noticing) and self._across.turn_was_asked
+        among_hosts = (
+            isinstance(self._across, RecordingMember) and self._across.turn_was_asked
+        )
         return self._turn_was_asked or among_hosts
 
     def variant_of(self, codec: Compressor, *, world: int | None = None) -> Compressor:
@@ -180,7 +182,7 @@ def record(
 ) -> RecordedVerbs:
     """Runs one rank's text without data and records the verbs that it yields."""
     hollow = without_data(exchange)
-    me = Noticing(rank, world, turn)
+    me = RecordingMember(rank, world, turn)
     rows = list[tuple[Verb, ...]]()
 
     def note(row: tuple[Verb, ...]) -> list[Any]:
