@@ -53,7 +53,7 @@ from ..settings import FailurePolicy, Options, Settings, or_defaults, takes_opti
 from ..state.checkpoint import MOST_STEPS
 from ..state.outer_state import NO_LOADS
 from ..step.hooked import observing
-from ..step.hooks import Strangers
+from ..step.hooks import UnattachedParameters
 from ..step.integrity import DEFAULT_CHECK_EVERY
 from ..step.messages import Message, refuse_complex
 from ..step.progress import Progress
@@ -128,7 +128,7 @@ class LocalSteps(Handle):
         progress.num_fragments = len(way.fragments)
         self._rhythm = rhythm
         self._fragments = way.fragments
-        self._strangers = Strangers(way.model, way.params, progress.give_up)
+        self._strangers = UnattachedParameters(way.model, way.params, progress.give_up)
         undo.callback(self._strangers.remove)
         self._algorithm = (
             f"local steps with outer {way.outer.settings[0]} through {exchange!r}"
