@@ -196,7 +196,9 @@ class Controls:
         owed = self._dense_and_owed
         who = self.engine.who
         for place in (
-            checkpoint.homeless(saved, made) if delivering is None else delivering
+            checkpoint.messages_without_residuals(saved, made)
+            if delivering is None
+            else delivering
         ):
             slots = made[place].slots
             of = self.params

@@ -448,7 +448,7 @@ def move(
 
     Each field goes to the field of its path. A parameter's residuals are added up where
     its new exchange keeps them under another path; one that keeps none must not have
-    been given any (see `homeless`). What else the new messages do not keep ends here.
+    been given any (see `messages_without_residuals`). What else the new messages do not keep ends here.
     The scaler may still skip the step that others have ``begun``.
     """
     numels = _numels(messages)
@@ -463,13 +463,17 @@ def _moved(
 ) -> State:
     """A new state of a message, with what ``saved`` has of its fields."""
     params = {
-        slot.name: _housed(saved["params"].get(slot.name, {}), message.state_of(slot))
+        slot.name: _with_residuals_moved(
+            saved["params"].get(slot.name, {}), message.state_of(slot)
+        )
         for slot in message.slots
     }
     return _filled(message, params, saved["messages"], numels, is_whole=False)
 
 
-def homeless(saved: Mapping[str, Any], messages: Sequence[Message]) -> list[int]:
+def messages_without_residuals(
+    saved: Mapping[str, Any], messages: Sequence[Message]
+) -> list[int]:
     """Places of the messages that keep no residuals, of parameters for which some were
     saved.
 
@@ -487,7 +491,7 @@ def homeless(saved: Mapping[str, Any], messages: Sequence[Message]) -> list[int]
     ]
 
 
-def _housed(fields: Fields, own: Fields) -> Fields:
+def _with_residuals_moved(fields: Fields, own: Fields) -> Fields:
     """One parameter's saved fields, the residuals under paths that its new state
     ``own`` has.
     """
