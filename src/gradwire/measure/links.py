@@ -64,7 +64,7 @@ from .layers import device_waiter, no_progress
 Figures = TypeVar("Figures", bound=Stored)
 
 
-def rank_0s(engine: Engine, own: Figures) -> Figures:
+def broadcast_figures(engine: Engine, own: Figures) -> Figures:
     """Rank 0's figures on every rank: floats differ in the last bit between
     machines.
     """
@@ -186,7 +186,7 @@ def measure_cluster(
         processors=_processors(engine, cases),
         source=_source(f"{engine.world} ranks"),
     )
-    return rank_0s(engine, found)
+    return broadcast_figures(engine, found)
 
 
 def _processors(engine: Engine, cases: Sequence[_Case]) -> LineFit | None:
@@ -273,7 +273,7 @@ def measure_hosts(
         cores=shared_cores(partial(figures_of_all, engine)),
         source=_source(f"{num_hosts} hosts of {count} ranks"),
     )
-    return rank_0s(engine, found)
+    return broadcast_figures(engine, found)
 
 
 def _lines(
