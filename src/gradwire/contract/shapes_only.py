@@ -1,8 +1,8 @@
 """Exchanges without data: what predictions are made with.
 
-``SizeOnlyCompressor`` has a compressor's sizes without its work. ``record`` runs a text once on
-torch's meta device: its verbs do not depend on values, so it yields the same ones here
-as in training.
+``SizeOnlyCompressor`` has a compressor's sizes without its work. ``record`` runs a text
+once on torch's meta device: its verbs do not depend on values, so it yields the same
+ones here as in training.
 """
 
 from __future__ import annotations

@@ -448,7 +448,8 @@ def move(
 
     Each field goes to the field of its path. A parameter's residuals are added up where
     its new exchange keeps them under another path; one that keeps none must not have
-    been given any (see `messages_without_residuals`). What else the new messages do not keep ends here.
+    been given any (see `messages_without_residuals`). What else the new messages do not
+    keep ends here.
     The scaler may still skip the step that others have ``begun``.
     """
     numels = _numels(messages)
