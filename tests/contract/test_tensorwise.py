@@ -12,7 +12,7 @@ from gradwire.compress.onebit import onebit
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor
 from gradwire.contract.payload import Payload
-from gradwire.contract.shapes_only import Hollow
+from gradwire.contract.shapes_only import SizeOnlyCompressor
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.tensorwise import Tensorwise, tensor_sizes, tensorwise
 from gradwire.errors import InvalidSetting, RanksDiffer
@@ -109,7 +109,7 @@ def test_it_is_used_where_elements_share_a_scale() -> None:
     assert tensorwise(onebit(), (20, 10)) == Tensorwise(onebit(), (20, 10))
     assert tensorwise(topk(), (20, 10)) == topk()
     assert tensorwise(onebit(), (30,)) == onebit()
-    assert tensorwise(Hollow(onebit()), (20, 10)) == Hollow(
+    assert tensorwise(SizeOnlyCompressor(onebit()), (20, 10)) == SizeOnlyCompressor(
         Tensorwise(onebit(), (20, 10))
     )
 

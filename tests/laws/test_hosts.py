@@ -237,11 +237,11 @@ class _OneRankAlone(TwoLevel):
 class _DropsATensor(TwoLevel):
     """Lets the owner of the message's first tensor exchange zeros in its place."""
 
-    def _reduce(self, me: Member, shares: Shares, *given: Any) -> Steps[Any]:
-        total_S, own_S, lost_S, rooms = yield from super()._reduce(me, shares, *given)
-        first = shares.ranges(me.rank % shares.count)[0]
-        own_S[first.place : first.place + first.stop - first.start] = 0
-        return total_S, own_S, lost_S, rooms
+    def _reduce(self, pending: Any) -> Steps[Any]:
+        host = yield from super()._reduce(pending)
+        first = pending.shares.ranges(pending.place)[0]
+        host.mean_S[first.place : first.place + first.stop - first.start] = 0
+        return host
 
 
 @each("wrong", [_SumsOnly, _Forgetful, _OneRankAlone, _DropsATensor])

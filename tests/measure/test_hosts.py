@@ -38,7 +38,7 @@ def found_again(given: Cluster, patch: pytest.MonkeyPatch) -> Cluster:
         return [*parts_s[: len(cases) - 1], whole_s]
 
     patch.setattr(links, "_message_s", seconds)
-    patch.setattr(links, "rank_0s", lambda engine, own: own)
+    patch.setattr(links, "broadcast_figures", lambda engine, own: own)
     patch.setattr(links, "shared_cores", lambda of_all: None)
     engine: Any = SimpleNamespace(
         rank=1, world=given.num_ranks, ranks_per_host=2, num_channels=1

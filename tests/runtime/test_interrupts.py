@@ -20,7 +20,7 @@ import gradwire as gw
 from gradwire.contract.verbs import Compute, Steps
 from gradwire.errors import RankFailed
 from gradwire.runtime.engine import engine
-from gradwire.runtime.engine.engine import Engine
+from gradwire.runtime.engine.engine import Engine, Launch
 from gradwire.runtime.liveness import membership
 from gradwire.runtime.liveness.membership import ALONE
 from gradwire.runtime.step import synchroniser
@@ -183,7 +183,7 @@ def test_a_computation_in_this_thread_passes_an_interrupt_on() -> None:
         yield Compute("encode", raising(KeyboardInterrupt()), 1)
 
     with pytest.raises(KeyboardInterrupt):
-        one.launch(0, "message", text(), is_inline=True)
+        one.launch(0, "message", text(), Launch(is_inline=True))
     one.close()
 
 

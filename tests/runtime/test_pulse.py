@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from gradwire.contract.verbs import Compute, Steps
 from gradwire.errors import ExitCode
-from gradwire.runtime.engine.engine import Engine
+from gradwire.runtime.engine.engine import Engine, Launch
 from gradwire.runtime.liveness import blame, pulse
 from gradwire.runtime.liveness.blame import silence
 from gradwire.runtime.liveness.membership import ALONE
@@ -149,7 +149,7 @@ def test_an_engine_waits_while_messages_are_under_way_and_it_computes_nothing() 
 
     assert not engine._waits()
     before = Task("before", lambda: None)
-    end = engine.launch(0, "message 0", text(), behind=[before])
+    end = engine.launch(0, "message 0", text(), Launch(behind=[before]))
     assert engine._waits()
     engine.begin(before)
     assert begun.wait(HANG_S)

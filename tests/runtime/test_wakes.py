@@ -17,7 +17,7 @@ from gradwire.contract import Exchange
 from gradwire.contract.trace.span import Span
 from gradwire.contract.verbs import AllReduce, Among, Compute, Steps
 from gradwire.exchange.by_name import exchange_for
-from gradwire.runtime.engine.engine import Driver, Engine
+from gradwire.runtime.engine.engine import Driver, Engine, Launch
 from gradwire.runtime.liveness.membership import ALONE
 from gradwire.runtime.transport.task_graph import Task, TaskManager
 from gradwire.runtime.transport.wire import Circle, Routes
@@ -170,7 +170,7 @@ def test_computations_before_the_first_transfer_are_done_at_once(
     engine.routes.circles[Among.RANKS] = Circle("", 0, 2, [held, held])
     engine.begin_step(3)
     with torch.device("meta"), torch.autocast("cpu"):
-        end = engine.launch(0, "message 0", _text(), is_inline=True)
+        end = engine.launch(0, "message 0", _text(), Launch(is_inline=True))
     seen = [(span.name, span.lane, span.step) for span in spans]
     assert seen == [(name, "backward", 3) for name in ("gather", "encode", "count")]
     held.future.set_result(None)
@@ -192,6 +192,6 @@ def test_somebody_may_look_at_all_objects_meanwhile(engine: Engine) -> None:
         )
         return done
 
-    end = engine.launch(0, "message 0", text(), is_inline=True)
+    end = engine.launch(0, "message 0", text(), Launch(is_inline=True))
     engine.wait([end])
     assert (end.result, len(looks)) == ((None, None), 2)

@@ -168,7 +168,7 @@ Tensors = Mapping[int, Tensor]
 """Tensors of a message by their places in it."""
 
 
-class Picked(NamedTuple):
+class SelectedElements(NamedTuple):
     """The elements picked of a sparse tensor, and the new state that the sparsifier
     keeps of it.
     """
@@ -325,7 +325,7 @@ class Mixed:
         grads: Tensors,
         residuals: Tensors | None,
         is_sum: bool = False,
-    ) -> Iterator[Picked]:
+    ) -> Iterator[SelectedElements]:
         """The entries of sparse tensors, by one call; gradients that ``is_sum`` hold
         residuals.
         """
@@ -344,7 +344,7 @@ class Mixed:
                 if is_sum:  # no residual is left with what is not finite
                     torch.nan_to_num_(grad_N, nan=0.0, posinf=0.0, neginf=0.0)
                 found = _at_least_one(grad_N, residual_N)
-            yield Picked(*found, state)
+            yield SelectedElements(*found, state)
 
     def _put_dense(
         self, dense_D: Tensor, grads: Tensors, residuals: Tensors | None
@@ -547,7 +547,7 @@ class selective(Exchange, EncodesTensors):
         if kept_N is not None:
             kept_N.index_add_(0, indices_K, values_K.to(kept_N.dtype), alpha=-1)
             torch.nan_to_num_(kept_N, nan=0.0, posinf=0.0, neginf=0.0)
-        me.ahead[place] = Picked(indices_K, values_K, found.state)
+        me.ahead[place] = SelectedElements(indices_K, values_K, found.state)
 
     def synchronise(
         self,

@@ -1,8 +1,8 @@
 """Exchanges without data: what predictions are made with.
 
-``Hollow`` has a compressor's sizes without its work. ``record`` runs a text once on
-torch's meta device: its verbs do not depend on values, so it yields the same ones here
-as in training.
+``SizeOnlyCompressor`` has a compressor's sizes without its work. ``record`` runs a text
+once on torch's meta device: its verbs do not depend on values, so it yields the same
+ones here as in training.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .verbs import Broadcast, Compute, Verb, carried_out
 
 
 @dataclass(frozen=True)
-class Hollow(Compressor):
+class SizeOnlyCompressor(Compressor):
     """Makes payloads of typical size that hold nothing, and touches no element."""
 
     codec: Compressor
@@ -41,10 +41,10 @@ class Hollow(Compressor):
         return self.codec.width
 
     def for_world(self, world: int, rank: int = 0) -> Compressor:
-        return Hollow(self.codec.for_world(world, rank))
+        return SizeOnlyCompressor(self.codec.for_world(world, rank))
 
     def chunk(self, start: int, stop: int) -> Compressor:
-        return Hollow(self.codec.chunk(start, stop))
+        return SizeOnlyCompressor(self.codec.chunk(start, stop))
 
     def format(self, spec: TensorSpec) -> Format:
         return self.codec.typical(spec)
@@ -90,7 +90,7 @@ class WritesNothing(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Noticing(Member):
+class RecordingMember(Member):
     """A member without data.
 
     It notes whether its rank is asked for: if not, all ranks do the same; and its turn:
@@ -131,7 +131,9 @@ class Noticing(Member):
     @property
     def turn_was_asked(self) -> bool:
         """Whether its turn was asked for, among hosts or among all ranks."""
-        among_hosts = isinstance(self._across, Noticing) and self._across.turn_was_asked
+        among_hosts = (
+            isinstance(self._across, RecordingMember) and self._across.turn_was_asked
+        )
         return self._turn_was_asked or among_hosts
 
     def variant_of(self, codec: Compressor, *, world: int | None = None) -> Compressor:
@@ -180,7 +182,7 @@ def record(
 ) -> RecordedVerbs:
     """Runs one rank's text without data and records the verbs that it yields."""
     hollow = without_data(exchange)
-    me = Noticing(rank, world, turn)
+    me = RecordingMember(rank, world, turn)
     rows = list[tuple[Verb, ...]]()
 
     def note(row: tuple[Verb, ...]) -> list[Any]:
@@ -246,7 +248,7 @@ def _bytes_sent(
 def without_data(part: Any) -> Any:
     """The same exchange with every compressor in it hollow."""
     if isinstance(part, Compressor):
-        return Hollow(part)
+        return SizeOnlyCompressor(part)
     own = algorithms_in(part)
     return (
         replace(part, **{n: without_data(v) for n, v in own.items()}) if own else part

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..errors import RanksDiffer, invalid
 from . import Compressor, Memory, Residual, State, Traits
 from .payload import Field, Format, Payload, slot_bytes
-from .shapes_only import Hollow
+from .shapes_only import SizeOnlyCompressor
 from .spec import TensorSpec
 
 
@@ -35,8 +35,8 @@ def tensorwise(codec: Compressor, sizes: tuple[int, ...]) -> Compressor:
     """
     if not codec.traits.shared_scale or len(sizes) < 2:
         return codec
-    if isinstance(codec, Hollow):
-        return Hollow(Tensorwise(codec.codec, sizes))
+    if isinstance(codec, SizeOnlyCompressor):
+        return SizeOnlyCompressor(Tensorwise(codec.codec, sizes))
     return Tensorwise(codec, sizes)
 
 

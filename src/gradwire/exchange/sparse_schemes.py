@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..collective.steps.push_pull import Cut, PushPull, Told
+from ..collective.steps.push_pull import Cut, MergeCounts, PushPull
 from ..collective.steps.rounds import abreast
 from ..collective.zen import zen
 from ..compress.nonzero import nonzero
@@ -41,7 +41,7 @@ from ..kernels.sparse.formats.coo import coo
 from ..planning.data.cluster import Cluster
 from ..planning.data.sparsity import Densification, Handling, UnitSparsity
 
-TOLD_BYTES = SIZE_BYTES * len(Told._fields)
+MERGE_COUNTS_BYTES = SIZE_BYTES * len(MergeCounts._fields)
 """Bytes that a server sends each other rank about its part, beside the part."""
 
 DENSE = "dense"
@@ -181,7 +181,7 @@ def push_pull_cost(
     others = at.world - 1
     told_s = at.parts_s(
         ("all_to_all", SIZE_BYTES * at.world),
-        ("all_gather", TOLD_BYTES),
+        ("all_gather", MERGE_COUNTS_BYTES),
     )
     rest = _part(cut, max(0.0, merged - pull) / others)
     sums = (

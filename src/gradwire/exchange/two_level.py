@@ -32,7 +32,8 @@ Contributed: a rank's own gradient; what of the host's share does not arrive is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -66,6 +67,9 @@ _BLOCK = 2**17
 """Elements that are added up at once: as many of each rank stay in a processor's
 cache.
 """
+
+WriteMean = Callable[[Sequence[Tensor], Tensor], None]
+"""A function that writes the mean of parts into a tensor."""
 
 
 class HostState(NamedTuple):
@@ -165,11 +169,12 @@ class TwoLevel(Wrapper):
             remedy = "make it by init(dataclasses.replace(spec, rank=rank), world)"
             raise invalid("state", f"that of rank {state.place}", accepted, remedy)
         across = me.across(self.ranks_per_host)
-        total_S, own_S, lost_S, rooms = yield from self._reduce(
-            me, shares, grad_N, residual_N
-        )
-        given_S = total_S.clone() if isinstance(across, Accounting) else None
-        text = across.through(self.inner, state.inner, own_S, own_S, lost_S)
+        pending = _Pending(me, shares, grad_N, residual_N)
+        host = yield from self._reduce(pending)
+        mean_S = host.mean_S
+        lost_S = host.lost_S
+        given_S = host.total_S.clone() if isinstance(across, Accounting) else None
+        text = across.through(self.inner, state.inner, mean_S, mean_S, lost_S)
         inner = yield from among_hosts(text)
         for path, kept_S in leaves(inner) if shares.is_filled else ():
             if path.endswith("_N") and kept_S.numel() == shares.numels[place]:
@@ -193,7 +198,7 @@ class TwoLevel(Wrapper):
         me.selection = across.selection
         me.imbalance = across.imbalance
         me.way = across.way
-        means = yield from _means(me, shares, own_S, grad_N, out_N, rooms)
+        means = yield from host.gather(out_N)
 
         def join() -> None:
             if means:
@@ -206,125 +211,224 @@ class TwoLevel(Wrapper):
         yield Compute("join", join, grad_N.numel())
         return HostState(state.shapes, state.place, inner)
 
-    def _reduce(
-        self, me: Member, shares: Shares, grad_N: Tensor, residual_N: Residual
-    ) -> Steps[tuple[Tensor, Tensor, Tensor | None, list[Tensor] | None]]:
-        """The mean over the host's ranks of this rank's share, as it is sent, and its
-        residual.
-
-        The residual is there where ``residual_N`` is, of which the sum with the
-        gradient is taken. Last are the rooms of the host's ranks; None where ranks do
-        not read each other's.
-        """
-        share = me.rank % shares.count
-        working = _working(grad_N)
-        is_working = grad_N.dtype == working
-        own_numel = shares.numels[share]
-        room, cut_M = yield from _cut(me, shares, grad_N, residual_N)
-        is_lent = room is not None and room.parts is not None
-        sums_M = cut_M
-        sizes = (own_numel,) * shares.count
-        if not is_lent:
-            sums_M = me.scratch("sums", sum(sizes), grad_N, working)
-        # A share of the host's gradients for each of its ranks, from all of them.
-        rooms = yield AllToAll(sums_M, cut_M, sizes, shares.numels, Among.HOST, room)
-        if rooms is None:
-            parts = [*sums_M.view(shares.count, own_numel)]
-            total_S = own_S = parts[0]
-            if not is_working:
-                own_S = me.scratch("share", own_numel, grad_N, grad_N.dtype)
-        else:
-            me.drop("sums")
-            parts = [_slots(one, shares)[share] for one in rooms]
-            total_S = parts[share]
-            own_S = _mean_in(rooms[share], share, shares, grad_N)
-        lost_S = None
-        if residual_N is not None:
-            lost_S = me.scratch("residual of the share", own_numel, grad_N, working)
+    def _reduce(self, pending: _Pending) -> Steps[_HostMean]:
+        """Scatters all shares, and averages this rank's over its host."""
+        host = yield from _scattered(pending)
 
         def average() -> None:
-            if rooms is None:
-                self._average(parts, total_S)
-            for one in () if rooms is None else shares.ranges(share):
-                # The own slot has no part yet, as others have read a mean there until
-                # now.
-                own = slice(one.place, one.place + one.stop - one.start)
-                each = [part_S[own] for part_S in parts]
-                each[share] = (grad_N if residual_N is None else residual_N)[
-                    one.start : one.stop
-                ]
-                self._average(each, total_S[own])
-            shares.clear_filled(total_S, share)
-            if not is_working:
-                own_S.copy_(total_S)
-            if lost_S is not None and is_working:
-                lost_S.zero_()
-            elif lost_S is not None:  # what a 16-bit share cannot hold
-                torch.nan_to_num_(torch.sub(total_S, own_S, out=lost_S), 0.0, 0.0, 0.0)
+            host.average(self._average)
+            pending.shares.clear_filled(host.total_S, pending.place)
+            _round(host.total_S, host.mean_S, host.lost_S)
 
-        yield Compute("average", average, grad_N.numel())
-        return total_S, own_S, lost_S, rooms
+        yield Compute("average", average, pending.grad_N.numel())
+        return host
 
     def _average(self, parts: Sequence[Tensor], into: Tensor) -> None:
-        """Writes the mean of ranks' parts, added up in rank order; ``into`` may be the
-        first.
+        """Writes the mean of ranks' parts, added up in rank order.
+
+        ``into`` may be the first part.
         """
         size = _BLOCK if into.is_cpu else max(1, into.numel())
-        for *each, into_B in zip(
-            *(torch.split(one, size) for one in (*parts, into)), strict=True
-        ):
-            first_B, *others = (part_B.to(into.dtype) for part_B in each)
+        blocks = [torch.split(part, size) for part in parts]
+        for into_B, *parts_B in zip(torch.split(into, size), *blocks, strict=True):
+            first_B, *others = (part_B.to(into.dtype) for part_B in parts_B)
             torch.mul(first_B, 1 / len(parts), out=into_B)
             for other_B in others:
                 into_B.add_(other_B, alpha=1 / len(parts))
 
 
-def _working(grad_N: Tensor) -> torch.dtype:
-    return working_dtype(grad_N.dtype)
+@dataclass(frozen=True)
+class _Pending:
+    """The gradient and residual that a rank contributes to the means of its host."""
+
+    me: Member
+    shares: Shares
+    grad_N: Tensor
+    residual_N: Residual
+
+    @property
+    def place(self) -> int:
+        """The number of this rank's own share."""
+        return self.me.rank % self.shares.count
+
+    @property
+    def numel(self) -> int:
+        """The elements of this rank's own share."""
+        return self.shares.numels[self.place]
+
+    @property
+    def working(self) -> torch.dtype:
+        """The dtype of sums."""
+        return working_dtype(self.grad_N.dtype)
+
+    @property
+    def is_working(self) -> bool:
+        """Whether means are sent in the dtype of sums."""
+        return self.grad_N.dtype == self.working
+
+    def scratch(self, name: str, numel: int, dtype: torch.dtype) -> Tensor:
+        """A buffer of the message, on the gradient's device."""
+        return self.me.scratch(name, numel, self.grad_N, dtype)
 
 
-def _cut(
-    me: Member, shares: Shares, grad_N: Tensor, residual_N: Residual
-) -> Steps[tuple[Room | None, Tensor]]:
-    """Cuts the sum of gradient and residual into shares, in a room if other ranks can
-    map it.
+class _HostMean(ABC):
+    """The mean over a host's ranks of one rank's share, once all shares are scattered.
 
-    Returns the room and the shares, which are the gradient itself where nothing is to
-    be done.
+    ``total_S`` is the mean in the dtype of sums, and ``mean_S`` the mean as it is sent.
     """
-    whole = sum(shares.numels)
-    working = _working(grad_N)
-    is_working = grad_N.dtype == working
+
+    total_S: Tensor
+    mean_S: Tensor
+
+    def __init__(self, pending: _Pending) -> None:
+        self.pending = pending
+        self.lost_S: Tensor | None = None
+        """The residual of the share; None where there is no residual of the message."""
+        if pending.residual_N is not None:
+            name = "residual of the share"
+            self.lost_S = pending.scratch(name, pending.numel, pending.working)
+
+    @abstractmethod
+    def average(self, write_mean: WriteMean) -> None:
+        """Writes ``total_S``, but for what fills the share up."""
+
+    @abstractmethod
+    def gather(self, out_N: Tensor) -> Steps[dict[int, Tensor]]:
+        """Gets the means of all shares; returns by number what ``out_N`` lacks yet."""
+
+
+class _ByExchange(_HostMean):
+    """Ranks send each other their parts of shares, and then the means."""
+
+    def __init__(self, pending: _Pending, sums_M: Tensor) -> None:
+        super().__init__(pending)
+        self._parts = [*sums_M.view(pending.shares.count, pending.numel)]
+        self.total_S = self._parts[0]
+        self.mean_S = self.total_S
+        if not pending.is_working:
+            self.mean_S = pending.scratch("share", pending.numel, pending.grad_N.dtype)
+
+    def average(self, write_mean: WriteMean) -> None:
+        write_mean(self._parts, self.total_S)
+
+    def gather(self, out_N: Tensor) -> Steps[dict[int, Tensor]]:
+        pending = self.pending
+        shares = pending.shares
+        if shares.in_place and out_N.is_contiguous():
+            yield from _give(out_N, self.mean_S, shares, pending.place)
+            return {}
+        # The room of the shares that were cut is free now, if its dtype fits.
+        name = "shares" if pending.is_working else "means"
+        means_M = pending.scratch(name, sum(shares.numels), pending.grad_N.dtype)
+        yield from _give(means_M, self.mean_S, shares, pending.place)
+        return dict(enumerate(torch.split(means_M, list(shares.numels))))
+
+
+class _InMemory(_HostMean):
+    """Ranks read each other's rooms: parts of shares first, and then the means."""
+
+    def __init__(self, pending: _Pending, rooms: Sequence[Tensor]) -> None:
+        super().__init__(pending)
+        pending.me.drop("sums")
+        self._rooms = rooms
+        place = pending.place
+        self._parts = [_slots(room_M, pending.shares)[place] for room_M in rooms]
+        self.total_S = self._parts[place]
+        self.mean_S = self._mean_of(place)
+
+    def average(self, write_mean: WriteMean) -> None:
+        pending = self.pending
+        pending_N = pending.residual_N
+        if pending_N is None:
+            pending_N = pending.grad_N
+        for held in pending.shares.ranges(pending.place):
+            slot = slice(held.place, held.place + held.stop - held.start)
+            parts = [part_S[slot] for part_S in self._parts]
+            # The own slot has no part yet, as others have read a mean there until now.
+            parts[pending.place] = pending_N[held.start : held.stop]
+            write_mean(parts, self.total_S[slot])
+
+    def gather(self, out_N: Tensor) -> Steps[dict[int, Tensor]]:
+        me = self.pending.me
+        shares = self.pending.shares
+        place = self.pending.place
+        # Nobody reads a mean before all have written theirs.
+        told = me.told("all are there", shares.count)
+        own = me.told("this one is there", 1)
+        put = Compute(
+            "join",
+            lambda: shares.join({place: self.mean_S}, out_N),
+            shares.numels[place],
+        )
+        yield AllGather(told, own, Among.HOST), put
+        others = [rank for rank in range(shares.count) if rank != place]
+        return {rank: self._mean_of(rank) for rank in others}
+
+    def _mean_of(self, rank: int) -> Tensor:
+        """The place of the mean of a rank's share in its room.
+
+        It is the slot that the rank needs for no other. A mean of another dtype lies
+        behind all slots.
+        """
+        shares = self.pending.shares
+        room_M = self._rooms[rank]
+        if self.pending.is_working:
+            return _slots(room_M, shares)[rank]
+        behind_M = room_M[sum(shares.numels) :].view(self.pending.grad_N.dtype)
+        return behind_M[: shares.numels[rank]]
+
+
+def _scattered(pending: _Pending) -> Steps[_HostMean]:
+    """Gives a share of the gradient to each rank of the host, and gets this rank's.
+
+    Whether ranks read each other's memory is the driver's to say, by the verb's result.
+    """
+    shares = pending.shares
+    numels = shares.numels
     # Behind the shares there is room for the mean, where that has another dtype.
-    room = me.room(whole + (0 if is_working else max(shares.numels)), grad_N, working)
+    behind = 0 if pending.is_working else max(numels)
+    room = pending.me.room(sum(numels) + behind, pending.grad_N, pending.working)
+    cut_M = yield from _cut(pending, room)
+    sums_M = cut_M
+    if not _is_lent(room):
+        sums_M = pending.scratch("sums", shares.count * pending.numel, pending.working)
+    sizes = (pending.numel,) * shares.count
+    rooms = yield AllToAll(sums_M, cut_M, sizes, numels, Among.HOST, room)
+    if rooms is None:
+        return _ByExchange(pending, sums_M)
+    return _InMemory(pending, rooms)
+
+
+def _cut(pending: _Pending, room: Room | None) -> Steps[Tensor]:
+    """Cuts the sum of gradient and residual into shares, in ``room`` if there is one.
+
+    Returns the shares, which are the gradient itself where nothing is to be done.
+    """
+    shares = pending.shares
+    grad_N = pending.grad_N
+    residual_N = pending.residual_N
+    whole = sum(shares.numels)
+    is_cut = shares.in_place and pending.is_working and grad_N.is_contiguous()
     if room is not None:
         cut_M = room.own_M[:whole]
-    elif (
-        shares.in_place and is_working and residual_N is None and grad_N.is_contiguous()
-    ):
-        return None, grad_N
+    elif is_cut and residual_N is None:
+        return grad_N
     else:
-        cut_M = me.scratch("shares", whole, grad_N, working)
+        cut_M = pending.scratch("shares", whole, pending.working)
     # Others may still read the mean of the step before, in this rank's own slot.
-    kept = (
-        me.rank % shares.count if room is not None and room.parts is not None else None
-    )
+    kept = pending.place if _is_lent(room) else None
 
     def cut() -> None:
         pending_N = grad_N if residual_N is None else residual_N.add_(grad_N)
         shares.cut(pending_N, cut_M, but=kept)
 
     yield Compute("cut", cut, grad_N.numel())
-    return room, cut_M
+    return cut_M
 
 
-def _mean_in(room_M: Tensor, rank: int, shares: Shares, grad_N: Tensor) -> Tensor:
-    """The place of the mean of a rank's share in its room: the slot that it needs for
-    no other.
-    """
-    if grad_N.dtype == _working(grad_N):
-        return _slots(room_M, shares)[rank]
-    return room_M[sum(shares.numels) :].view(grad_N.dtype)[: shares.numels[rank]]
+def _is_lent(room: Room | None) -> bool:
+    """Whether all ranks of the host have agreed that they read each other's rooms."""
+    return room is not None and room.parts is not None
 
 
 def _slots(room_M: Tensor, shares: Shares) -> tuple[Tensor, ...]:
@@ -332,43 +436,20 @@ def _slots(room_M: Tensor, shares: Shares) -> tuple[Tensor, ...]:
     return torch.split(room_M[: sum(shares.numels)], list(shares.numels))
 
 
-def _means(
-    me: Member,
-    shares: Shares,
-    own_S: Tensor,
-    grad_N: Tensor,
-    out_N: Tensor,
-    rooms: Sequence[Tensor] | None,
-) -> Steps[dict[int, Tensor]]:
-    """The means of shares by number, each from its rank of the host, that ``out_N``
-    lacks yet.
-    """
-    share = me.rank % shares.count
-    if rooms is not None:
-        # Nobody reads a mean before all have written theirs.
-        told = me.told("all are there", shares.count)
-        own = me.told("this one is there", 1)
-        put = Compute(
-            "join", lambda: shares.join({share: own_S}, out_N), shares.numels[share]
-        )
-        yield AllGather(told, own, Among.HOST), put
-        others = ((rank, one) for rank, one in enumerate(rooms) if rank != share)
-        return {rank: _mean_in(one, rank, shares, grad_N) for rank, one in others}
-    means_M = out_N
-    is_in_place = shares.in_place and out_N.is_contiguous()
-    if not is_in_place:
-        # The room of the shares that were cut is free now, if its dtype fits.
-        name = "shares" if grad_N.dtype == _working(grad_N) else "means"
-        means_M = me.scratch(name, sum(shares.numels), grad_N, grad_N.dtype)
-    yield from _give(means_M, own_S, shares, share)
-    return (
-        {}
-        if is_in_place
-        else dict(enumerate(torch.split(means_M, list(shares.numels))))
-    )
+def _round(total_S: Tensor, mean_S: Tensor, lost_S: Tensor | None) -> None:
+    """Writes a mean as it is sent, and what its 16 bits cannot hold as the residual."""
+    is_working = mean_S.dtype == total_S.dtype
+    if not is_working:
+        mean_S.copy_(total_S)
+    if lost_S is None:
+        return
+    if is_working:
+        lost_S.zero_()
+    else:
+        torch.nan_to_num_(torch.sub(total_S, mean_S, out=lost_S), 0.0, 0.0, 0.0)
 
 
-def _give(means_M: Tensor, own_S: Tensor, shares: Shares, share: int) -> Steps[None]:
+def _give(means_M: Tensor, mean_S: Tensor, shares: Shares, share: int) -> Steps[None]:
     """Fills ``means_M`` with all shares: each rank gives its own to all others of its
     host.
 
@@ -377,13 +458,15 @@ def _give(means_M: Tensor, own_S: Tensor, shares: Shares, share: int) -> Steps[N
     """
     slots = torch.split(means_M, list(shares.numels))
     others = [rank for rank in range(shares.count) if rank != share]
-    given = [Send(rank, own_S, Among.HOST) for rank in others if shares.numels[share]]
-    taken = [
+    sends: list[Send] = []
+    if shares.numels[share]:
+        sends = [Send(rank, mean_S, Among.HOST) for rank in others]
+    receives = [
         Recv(rank, slots[rank], Among.HOST) for rank in others if shares.numels[rank]
     ]
-    if given or taken:
-        yield (*given, *taken)
-    yield Compute("own share", lambda: slots[share].copy_(own_S), shares.numels[share])
+    if sends or receives:
+        yield (*sends, *receives)
+    yield Compute("own share", lambda: slots[share].copy_(mean_S), shares.numels[share])
 
 
 def among_hosts(text: Steps[Any]) -> Steps[Any]:

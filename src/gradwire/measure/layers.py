@@ -170,7 +170,9 @@ class Marks:
             torch.autograd.backward = original
 
 
-def charged(marks: Sequence[Moment], seen: Seen) -> tuple[list[float], list[float]]:
+def charged(
+    marks: Sequence[Moment], seen: ObservedModel
+) -> tuple[list[float], list[float]]:
     """Seconds of a step's layers, forward and backward, from its first mark on."""
     place = {module: number for number, (_, module) in enumerate(seen.layers)}
     forward_s, backward_s = ([0.0] * max(1, len(place)) for _ in range(2))
@@ -346,7 +348,7 @@ def looked_into(model: nn.Module) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObservedModel:
     """A model as one step showed it: its layers, in the order of first calls."""
 
     layers: list[tuple[str, nn.Module]]
@@ -358,7 +360,7 @@ class Seen:
 
 def _observe(
     model: nn.Module, watched: dict[str, nn.Parameter], step: TrainingStep
-) -> Seen:
+) -> ObservedModel:
     """Runs a step and looks which modules it calls and which parameters get
     gradients.
     """
@@ -413,7 +415,7 @@ def in_order(
     watched: Mapping[str, Any],
     called: list[nn.Module],
     batch_size: int | None,
-) -> Seen:
+) -> ObservedModel:
     """Gives every parameter to a module of ``called``, in the order of first calls.
 
     A model that is only called in parts is entered when its step begins.
@@ -429,7 +431,7 @@ def in_order(
                 holders[parameter] = min(at, holders.get(parameter, at))
     kept = sorted({holders[parameter] for parameter in watched.values()})
     number = {at: i for i, at in enumerate(kept)}
-    return Seen(
+    return ObservedModel(
         layers=[(names[called[at]] or type(model).__name__, called[at]) for at in kept],
         parameters={key: (p, number[holders[p]]) for key, p in watched.items()},
         batch_size=batch_size,
@@ -447,7 +449,7 @@ def _nearest(model: nn.Module, name: str, called: Container[nn.Module]) -> nn.Mo
 
 def _measure(
     model: nn.Module,
-    seen: Seen,
+    seen: ObservedModel,
     step: TrainingStep,
     iterations: int,
     advance: Callable[..., None],
@@ -485,7 +487,7 @@ def _measure(
 
 
 def layers_of(
-    seen: Seen, forward_s: Sequence[float], backward_s: Sequence[float]
+    seen: ObservedModel, forward_s: Sequence[float], backward_s: Sequence[float]
 ) -> tuple[Layer, ...]:
     """The layers of a profile, with the seconds of each."""
     return tuple(

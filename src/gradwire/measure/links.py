@@ -52,7 +52,7 @@ from ..exchange.two_level import among_hosts, on_hosts
 from ..planning.data.cluster import VERBS, Cluster, CodecFit, Host, VerbName
 from ..planning.data.fit import LineFit, fit_line
 from ..planning.data.stored import Stored
-from ..runtime.engine.engine import Engine, figures_of_all
+from ..runtime.engine.engine import CONTROL, Engine, figures_of_all
 from ..runtime.engine.plain import told_by
 from ..runtime.liveness.membership import join
 from ..runtime.transport.wire import Group
@@ -64,7 +64,7 @@ from .layers import device_waiter, no_progress
 Figures = TypeVar("Figures", bound=Stored)
 
 
-def rank_0s(engine: Engine, own: Figures) -> Figures:
+def broadcast_figures(engine: Engine, own: Figures) -> Figures:
     """Rank 0's figures on every rank: floats differ in the last bit between
     machines.
     """
@@ -186,7 +186,7 @@ def measure_cluster(
         processors=_processors(engine, cases),
         source=_source(f"{engine.world} ranks"),
     )
-    return rank_0s(engine, found)
+    return broadcast_figures(engine, found)
 
 
 def _processors(engine: Engine, cases: Sequence[_Case]) -> LineFit | None:
@@ -273,7 +273,7 @@ def measure_hosts(
         cores=shared_cores(partial(figures_of_all, engine)),
         source=_source(f"{num_hosts} hosts of {count} ranks"),
     )
-    return rank_0s(engine, found)
+    return broadcast_figures(engine, found)
 
 
 def _lines(
@@ -386,9 +386,7 @@ def _run_s(engine: Engine, makers: Sequence[Make], count: int) -> float:
     """Seconds of ``count`` messages, taken from the makers in turn, after all ranks
     have met.
     """
-    engine.wait(
-        [engine.launch(0, "meet", _verbs(AllReduce(torch.zeros(1))), is_control=True)]
-    )
+    engine.wait([engine.launch(0, "meet", _verbs(AllReduce(torch.zeros(1))), CONTROL)])
     start_s = time.perf_counter()
     ends = []
     for number in range(count):

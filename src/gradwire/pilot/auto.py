@@ -184,21 +184,9 @@ class _Watched(MeasuredFlight):
             self._say(decision.why)
         match decision.move:
             case Move.EXPECT:
-                self._best = None
-                is_first = self._expected_s is None
-                self._expected_s = step_s
-                if self._controls.plan is None:
-                    self._dense_s = step_s
-                elif is_first and self._proposal is not None:
-                    predicted_s = self._predicted_s(self._proposal.predicted_s)
-                    told = f"a step by the plan takes {format_seconds(step_s)}"
-                    self._say(f"{told}, {format_seconds(predicted_s)} was predicted")
+                self._expect(step_s)
             case Move.PLAN:
-                start_s = clock()
-                self._measure_links()
-                self._dense_s = 0.0
-                self._plan()
-                self._measuring_s += clock() - start_s
+                self._plan_anew()
             case Move.STRICTER:
                 self._fidelity = stricter(self._fidelity)
                 self._plan()
@@ -214,14 +202,36 @@ class _Watched(MeasuredFlight):
                 self._best = None
                 self._go(None, is_trial=True)
             case Move.RETURN:
-                assert self._proposal is not None
-                self._dense_s = step_s
-                self._between_trials = min(
-                    2 * self._between_trials, _MOST_BETWEEN_TRIALS
-                )
-                self._until_trial = self._between_trials
-                self._go(self._proposal.plan)
-                self._expected_s = self._planned_s
+                self._return(step_s)
+
+    def _expect(self, step_s: float) -> None:
+        """Expects steps of ``step_s`` from now on."""
+        self._best = None
+        is_first = self._expected_s is None
+        self._expected_s = step_s
+        if self._controls.plan is None:
+            self._dense_s = step_s
+        elif is_first and self._proposal is not None:
+            predicted_s = self._predicted_s(self._proposal.predicted_s)
+            measured = f"a step by the plan takes {format_seconds(step_s)}"
+            self._say(f"{measured}, {format_seconds(predicted_s)} was predicted")
+
+    def _plan_anew(self) -> None:
+        """Measures the links, and plans with them."""
+        start_s = clock()
+        self._measure_links()
+        self._dense_s = 0.0
+        self._plan()
+        self._measuring_s += clock() - start_s
+
+    def _return(self, step_s: float) -> None:
+        """Goes back to the plan after uncompressed steps, which took ``step_s``."""
+        assert self._proposal is not None
+        self._dense_s = step_s
+        self._between_trials = min(2 * self._between_trials, _MOST_BETWEEN_TRIALS)
+        self._until_trial = self._between_trials
+        self._go(self._proposal.plan)
+        self._expected_s = self._planned_s
 
     def _take_other(self, decision: Decision, step_s: float) -> None:
         """Goes over to the next rival, or to the best so far; this plan's steps took

@@ -70,7 +70,7 @@ from .settings import (
     trained,
 )
 from .step.figures import Recorder
-from .step.hooks import ModuleHooks, Strangers
+from .step.hooks import ModuleHooks, UnattachedParameters
 from .step.local_gradients import LocalGradients
 from .step.messages import Message, refuse_float16, scale_of, travels_scaled
 from .step.progress import Progress
@@ -539,7 +539,7 @@ class Attachment:
         model = self.model
         params = self.params
         settings = self.settings
-        strangers = Strangers(model, params, progress.give_up)
+        strangers = UnattachedParameters(model, params, progress.give_up)
         undo.callback(strangers.remove)
         local = LocalGradients(progress, params)
         undo.callback(local.remove)

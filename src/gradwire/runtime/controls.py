@@ -105,7 +105,7 @@ class Controls:
         # of overlaps that have ended
         self._num_overlapped = 0
         self._fallbacks = Counter[str]()
-        self._dense_and_owed = on_hosts(_DELIVERING, self.engine.ranks_per_host)
+        self._delivery_exchange = on_hosts(_DELIVERING, self.engine.ranks_per_host)
         self._is_delivering = False
         self._cluster: Cluster | None = None
         self._flight: Flight | None = None
@@ -193,10 +193,12 @@ class Controls:
         if self._cluster is not None:
             for message in made:
                 message.know(self._cluster)
-        owed = self._dense_and_owed
+        owed = self._delivery_exchange
         who = self.engine.who
         for place in (
-            checkpoint.homeless(saved, made) if delivering is None else delivering
+            checkpoint.messages_without_residuals(saved, made)
+            if delivering is None
+            else delivering
         ):
             slots = made[place].slots
             of = self.params
@@ -209,7 +211,9 @@ class Controls:
     def put(self, messages: Sequence[Message]) -> None:
         """Puts messages that were prepared in the place of the present ones."""
         self._progress.synchroniser.replace(messages)
-        self._is_delivering = any(m.exchange is self._dense_and_owed for m in messages)
+        self._is_delivering = any(
+            m.exchange is self._delivery_exchange for m in messages
+        )
         engine = self.engine
         plan = self.plan
         most = engine.num_channels if plan is None else plan.credit
@@ -295,7 +299,9 @@ class Controls:
         taken = self._progress.synchroniser.taken
         present = self._progress.messages
         delivers = [
-            p for p, one in enumerate(present) if one.exchange is self._dense_and_owed
+            p
+            for p, one in enumerate(present)
+            if one.exchange is self._delivery_exchange
         ]
         owes = [
             place for place in delivers if not taken.issuperset(present[place].names)

@@ -27,7 +27,7 @@ from .grid.shards import place_in
 from .liveness.membership import run_of
 from .settings import algorithm, plan_in, trained
 from .step.figures import Log, adapted, memory_of, norm_over_all, spread, whereabouts
-from .step.hooked import Hooked, Lent
+from .step.hooked import Hooked, TemporaryAttribute
 from .step.hooks import ModuleHooks
 from .step.progress import Progress
 from .transport.task_graph import wall_clock
@@ -596,7 +596,9 @@ class Handle:
         if self._hooks is not None:
             self._hooks.switch = vars(getattr(self._model, "_orig_mod", self._model))
             if not hasattr(self._model, "no_sync"):
-                self._undo.callback(Lent(self._model, "no_sync", self.no_sync).remove)
+                self._undo.callback(
+                    TemporaryAttribute(self._model, "no_sync", self.no_sync).remove
+                )
 
     def _between_steps(self, what: str, *, takes_a_torn_step: bool = False) -> None:
         if torch._C._current_graph_task_id() != -1:

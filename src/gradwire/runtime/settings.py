@@ -360,60 +360,81 @@ def resolve(given: Any) -> Exchange | Plan | Pilot:
     A path that is an algorithm's name stands for the algorithm: jsonargparse, and with
     it ``LightningCLI``, may make a path of any text.
     """
-    kinds = {kind: names(kind) for kind in ("compress", "pilot", "planner")}
-    known = {name for found in kinds.values() for name in found}
-    if isinstance(given, Path) and str(given) in known:
-        given = str(given)
-    if isinstance(given, Path) or (isinstance(given, str) and given.endswith(".json")):
-        from ..planning.data.plan import Plan
+    match given:
+        case Path() if str(given) in _known():
+            return resolve(str(given))
+        case Path():
+            return _plan_of_file(given)
+        case str() if given.endswith(".json"):
+            return _plan_of_file(given)
+        case str():
+            return _usable(_named(given))
+        case _:
+            return _usable(given)
 
-        given = Plan.load(given)
-    if isinstance(given, str):
-        if given not in known:
-            for kind in kinds:
-                KINDS[kind].refuse_elsewhere(given)
-            raise UnknownName("compressor, planner or pilot", given, known)
-        of = [
-            kind
-            for kind in ("compress", "collective", "planner")
-            if given in names(kind)
-        ]
-        if given in kinds["pilot"]:
-            given = load("pilot", given)()
-        elif len(of) > 1:
-            words = " and of a ".join(KINDS[kind].word for kind in of)
-            accepted = f"one algorithm, and this is the name of a {words}"
-            remedy = (
-                f"write gw.plan({given!r}, profile, cluster), or gw.pair(compressor, "
-                "collective)"
+
+def _known() -> set[str]:
+    """The names that ``attach`` takes in place of an exchange."""
+    return {*names("compress"), *names("pilot"), *names("planner")}
+
+
+def _plan_of_file(path: str | Path) -> Plan:
+    from ..planning.data.plan import Plan
+
+    return Plan.load(path)
+
+
+def _named(name: str) -> Any:
+    """The compressor, exchange or pilot of a name."""
+    known = _known()
+    if name not in known:
+        for kind in ("compress", "pilot", "planner"):
+            KINDS[kind].refuse_elsewhere(name)
+        raise UnknownName("compressor, planner or pilot", name, known)
+    if name in names("pilot"):
+        return load("pilot", name)()
+    kinds = ("compress", "collective", "planner")
+    match [kind for kind in kinds if name in names(kind)]:
+        case ["planner"]:
+            return load("pilot", "by_planner")(name)
+        case ["compress"]:
+            return load("compress", name)()
+        case several:
+            words = " and of a ".join(KINDS[kind].word for kind in several)
+            raise invalid(
+                "exchange",
+                name,
+                f"one algorithm, and this is the name of a {words}",
+                f"write gw.plan({name!r}, profile, cluster), or gw.pair(compressor, "
+                "collective)",
             )
-            raise invalid("exchange", given, accepted, remedy)
-        elif of == ["planner"]:
-            given = load("pilot", "by_planner")(given)
-        else:
-            given = load("compress", given)()
-    if isinstance(given, Exchange) and given.ranks_per_host != 1:
-        accepted = "an exchange without hosts, which attach takes from mesh="
-        raise invalid(
-            "exchange", given, accepted, "give the exchange inside, and mesh="
-        )
-    if isinstance(given, Compressor | Exchange):
-        return exchange_for(given)
-    for found in (plan_in(given), pilot_in(given)):
-        if found is not None:
-            return found
+
+
+def _usable(given: Any) -> Exchange | Plan | Pilot:
+    """The exchange of a compressor; an exchange, a plan or a pilot itself."""
+    match given:
+        case Exchange() if given.ranks_per_host != 1:
+            raise invalid(
+                "exchange",
+                given,
+                "an exchange without hosts, which attach takes from mesh=",
+                "give the exchange inside, and mesh=",
+            )
+        case Compressor() | Exchange():
+            return exchange_for(given)
+    plan_or_pilot = plan_in(given) or pilot_in(given)
+    if plan_or_pilot is not None:
+        return plan_or_pilot
+    remedy = (
+        "write gw.attach(model, gw.compress.topk(density=0.01)), make one by gw.pair, "
+        "or derive your own from gw.Exchange"
+    )
     raise invalid(
         "exchange",
         given,
-        "a compressor, an exchange, a plan, the name of a compressor or a "
-        "planner, a plan's file, "
-        "or 'auto'",
-        with_brackets(
-            given,
-            "write gw.attach(model, gw.compress.topk(density=0.01)), make one "
-            "by gw.pair, or "
-            "derive your own from gw.Exchange",
-        ),
+        "a compressor, an exchange, a plan, the name of a compressor or a planner, "
+        "a plan's file, or 'auto'",
+        with_brackets(given, remedy),
     )
 
 

@@ -58,7 +58,7 @@ from .accidents import (
     Accident,
 )
 from .faults_judge import Ending
-from .striking import Left, Striker, Texts
+from .striking import LoopLeft, Striker, Texts
 
 _SMALL_MB = 0.004
 _PR_SET_PDEATHSIG = 1
@@ -111,10 +111,10 @@ def live(end: Connection, accident: Accident, rank: int, start: Surroundings) ->
     error: BaseException | None = None
     try:
         _Training(accident, rank, model, striker, start).run()
-    except (Exception, Left) as raised:
+    except (Exception, LoopLeft) as raised:
         error = raised
     end.send(("over", _ending(error, 0 if error else _digest(model))))
-    if isinstance(error, Left):
+    if isinstance(error, LoopLeft):
         end.poll(None)  # It lives on, until the parent closes the pipe.
     elif error is not None:
         raise error

@@ -240,7 +240,7 @@ class _Watched:
         codes: list[int | None] = []
         deadline_s = time.monotonic() + _LEFT_S
         for process, ending in zip(self._processes, self._endings, strict=True):
-            if ending is not None and ending.error != "Left":
+            if ending is not None and ending.error != "LoopLeft":
                 process.join(max(0.0, deadline_s - time.monotonic()))
             codes.append(process.exitcode)
         for end in self._ends:

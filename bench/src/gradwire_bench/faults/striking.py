@@ -40,11 +40,11 @@ from .accidents import FLIP_ON_THE_WAY, OF_BYTES, WITH_HELP, Accident
 _EXTRA_BYTES = 8
 
 
-class Struck(RuntimeError):
+class InjectedError(RuntimeError):
     """The error of a victim that raises."""
 
 
-class Left(BaseException):
+class LoopLeft(BaseException):
     """A victim's training loop ends before those of the others."""
 
 
@@ -91,9 +91,9 @@ class Striker:
         elif kind == "straggle":
             time.sleep(self.accident.timeout_s / 2)
         elif kind == "return":
-            raise Left
+            raise LoopLeft
         else:
-            raise Struck("the fault of this trial")
+            raise InjectedError("the fault of this trial")
 
     def note(self) -> None:
         """Tells that the fault strikes now."""

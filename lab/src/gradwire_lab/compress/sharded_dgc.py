@@ -42,7 +42,7 @@ from gradwire.contract import Exchange, Member, Shards, State, Traits, synchroni
 from gradwire.contract.bounds import MOST_SEED, check_share, check_whole
 from gradwire.contract.collective import Collective
 from gradwire.contract.payload import Format, Payload
-from gradwire.contract.shapes_only import Hollow
+from gradwire.contract.shapes_only import SizeOnlyCompressor
 from gradwire.contract.spec import TensorSpec, working_dtype
 from gradwire.contract.verbs import AllGather, Among, Steps
 from gradwire.dsl.philox import below
@@ -146,7 +146,7 @@ class sharded_dgc(Exchange):
             "encode",  # its first part: samples become a threshold
             lambda: self._codec(shards, _parts(gathered, draws)),
             sum(draws),
-            lambda: Hollow(self._usual(grad_N.numel())),
+            lambda: SizeOnlyCompressor(self._usual(grad_N.numel())),
         )
         inner = yield from self.collective.run(
             codec, me, state.inner, grad_N, out_N, residual_N

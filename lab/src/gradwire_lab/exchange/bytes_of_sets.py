@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.collective.steps.ordered_sums import value_dtype
-from gradwire.collective.steps.push_pull import Cut, PushPull, Told
+from gradwire.collective.steps.push_pull import Cut, MergeCounts, PushPull
 from gradwire.contract import Compressor
 from gradwire.contract.collective import Collective
 from gradwire.contract.member import SIZE_BYTES
@@ -71,7 +71,7 @@ def _pushed_and_pulled(
 ) -> list[int]:
     (pushed_WW, pulled_W) = _payloads(scheme, codec, spec, taken)
     world = len(taken)
-    told = (world - 1) * SIZE_BYTES * (1 + len(Told._fields))
+    told = (world - 1) * SIZE_BYTES * (1 + len(MergeCounts._fields))
     slots = [one.slot_bytes for one in pulled_W]
     is_broadcast = isinstance(scheme, sparse_ps_broadcast)
     return [

@@ -33,7 +33,7 @@ from gradwire.compress.topk import topk
 from gradwire.compress.uniform import BITWIDTHS as UNIFORM_BITWIDTHS
 from gradwire.compress.uniform import uniform
 from gradwire.contract import Compressor, Exchange, Member, State
-from gradwire.contract.shapes_only import Hollow
+from gradwire.contract.shapes_only import SizeOnlyCompressor
 from gradwire.contract.spec import TensorSpec, working_dtype
 from gradwire.contract.tensorwise import Tensorwise, tensor_places, tensor_sizes
 from gradwire.contract.verbs import AllReduce, Compute, Steps
@@ -122,8 +122,8 @@ def rungs_of(codec: Compressor) -> tuple[Compressor, ...]:
 
     States are of one form at all of them, so that they may change from step to step.
     """
-    if isinstance(codec, Hollow):
-        return tuple(map(Hollow, rungs_of(codec.codec)))
+    if isinstance(codec, SizeOnlyCompressor):
+        return tuple(map(SizeOnlyCompressor, rungs_of(codec.codec)))
     if isinstance(codec, topk | dgc):
         return tuple(
             replace(codec, density=one) for one in _densities_around(codec.density)
@@ -163,9 +163,9 @@ def apiece(codecs: tuple[Compressor, ...], sizes: tuple[int, ...]) -> Compressor
     """The codec for a message of tensors of ``sizes`` elements; at least one."""
     if len(codecs) == 1:
         return codecs[0]
-    hollow = [codec.codec for codec in codecs if isinstance(codec, Hollow)]
+    hollow = [codec.codec for codec in codecs if isinstance(codec, SizeOnlyCompressor)]
     if hollow:
-        return Hollow(apiece(tuple(hollow), sizes))
+        return SizeOnlyCompressor(apiece(tuple(hollow), sizes))
     return Apiece(codecs[0], sizes, codecs)
 
 

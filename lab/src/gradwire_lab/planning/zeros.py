@@ -34,7 +34,7 @@ from gradwire.kernels.sparse.entries import Entries, num_units
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire.measure.layers import TrainingStep, looked_into, no_progress, untouched
-from gradwire.measure.links import rank_0s
+from gradwire.measure.links import broadcast_figures
 from gradwire.planning.data.sparsity import (
     BLOCK,
     DOUBLINGS,
@@ -43,7 +43,7 @@ from gradwire.planning.data.sparsity import (
     SparsityProfile,
     TensorSparsity,
 )
-from gradwire.runtime.engine.engine import Engine
+from gradwire.runtime.engine.engine import CONTROL, Engine
 from gradwire.runtime.liveness.membership import join
 
 from .index_sets import unit_sparsity
@@ -145,7 +145,9 @@ def measure_sparsity(
         handling=measure_handling(),
         tensors=tuple(_figures(one, sets[place]) for place, one in enumerate(sources)),
     )
-    return made if engine is None or engine.world == 1 else rank_0s(engine, made)
+    return (
+        made if engine is None or engine.world == 1 else broadcast_figures(engine, made)
+    )
 
 
 def measure_group_sparsity(
@@ -325,7 +327,7 @@ class _Ranks:
             yield AllGather(all_WK, own_K)
             return all_WK.view(self.world, -1)
 
-        end = self._engine.launch(0, "zeros", text(), is_control=True)
+        end = self._engine.launch(0, "zeros", text(), CONTROL)
         self._engine.wait([end])
         found: Tensor = end.result
         return found

@@ -182,11 +182,11 @@ def push(
 # ---- push and pull -------------------------------------------------------------------
 
 
-_TOLD = 4
-"""Numbers that a rank tells all others when it has merged: see ``Told``."""
+_NUM_COUNTS = 4
+"""Numbers that a rank tells all others when it has merged: see ``MergeCounts``."""
 
 
-class Told(NamedTuple):
+class MergeCounts(NamedTuple):
     """The numbers that a rank tells all others when it has merged its part."""
 
     merged: int
@@ -346,24 +346,28 @@ class PushPull(Collective):
         counts: list[int],
         usual: tuple[list[int], list[int]],
         out_N: Tensor,
-    ) -> Steps[tuple[Entries | None, list[Told]]]:
+    ) -> Steps[tuple[Entries | None, list[MergeCounts]]]:
         """Adds up, in rank order, what arrived; returns the sums and what every rank
         told.
         """
         length = cut.parts[me.rank].length
 
-        def merge() -> tuple[Entries | None, Told]:
+        def merge() -> tuple[Entries | None, MergeCounts]:
             ranks = decoded(me, arrived, [length] * me.world, cut.width)
             sums = merged_entries(me, ranks, length, cut.sum_dtype, 1 / me.world)
-            return sums, Told(sums.num, self.arrived(sums), sum(counts), max(counts))
+            return sums, MergeCounts(
+                sums.num, self.arrived(sums), sum(counts), max(counts)
+            )
 
         pushed, union = usual
-        usually = [Told(n, n * cut.width, sum(pushed), max(pushed)) for n in union]
+        usually = [
+            MergeCounts(n, n * cut.width, sum(pushed), max(pushed)) for n in union
+        ]
         sums, own = yield me.sized(
             "merge", merge, cut.numel, lambda: (None, usually[0])
         )
-        own_T = me.told("own told", _TOLD).copy_(torch.tensor(own, device="cpu"))
-        told_WT = me.told("told", _TOLD * me.world)
+        own_T = me.told("own told", _NUM_COUNTS).copy_(torch.tensor(own, device="cpu"))
+        told_WT = me.told("told", _NUM_COUNTS * me.world)
         yield AllGather(told_WT, own_T)
         limits = [
             n
@@ -374,10 +378,13 @@ class PushPull(Collective):
             told_WT,
             limits,
             unit="units",
-            ranks=[rank for rank in range(me.world) for _ in range(_TOLD)],
+            ranks=[rank for rank in range(me.world) for _ in range(_NUM_COUNTS)],
             usual=[number for one in usually for number in one],
         )
-        told = [Told(*flat[i : i + _TOLD]) for i in range(0, len(flat), _TOLD)]
+        told = [
+            MergeCounts(*flat[i : i + _NUM_COUNTS])
+            for i in range(0, len(flat), _NUM_COUNTS)
+        ]
         _note(me, cut, told)
         return sums, told
 
@@ -386,7 +393,7 @@ class PushPull(Collective):
         me: Member,
         cut: Cut,
         sums: Entries | None,
-        told: list[Told],
+        told: list[MergeCounts],
         like: Tensor,
         put: Callable[[int, Entries], None],
     ) -> Steps[None]:
@@ -469,7 +476,7 @@ on them.
 """
 
 
-def _note(me: Member, cut: Cut, told: Sequence[Told]) -> None:
+def _note(me: Member, cut: Cut, told: Sequence[MergeCounts]) -> None:
     """Keeps what this step's spread of entries was (definition 8) and how many elements
     arrived.
     """

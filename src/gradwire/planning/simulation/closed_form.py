@@ -55,7 +55,7 @@ class Lane:
         return self.free_s
 
 
-class Carried(NamedTuple):
+class CarriedMessages(NamedTuple):
     """Messages in the order in which they started, and when each started and ended."""
 
     order: list[int]
@@ -112,7 +112,7 @@ def carry(
     *,
     after: Sequence[Sequence[int]] = (),
     urgency: Sequence[int] | None = None,
-) -> Carried:
+) -> CarriedMessages:
     """Carries messages on a link: each waits for its latency and then shares the link's
     work.
 
@@ -143,7 +143,7 @@ def carry(
 
 def _carry_in_turn(
     ready_s: Sequence[float], parts_s: Sequence[tuple[float, float]]
-) -> Carried:
+) -> CarriedMessages:
     """Carries one message after the other, in their order."""
     link = Lane()
     start_s = []
@@ -151,7 +151,7 @@ def _carry_in_turn(
     for message_ready_s, (latency_s, work_s) in zip(ready_s, parts_s, strict=True):
         start_s.append(link.start_s(message_ready_s))
         end_s.append(link.take(message_ready_s, latency_s + work_s))
-    return Carried(list(range(len(parts_s))), start_s, end_s)
+    return CarriedMessages(list(range(len(parts_s))), start_s, end_s)
 
 
 def _carry_by_urgency(
@@ -160,7 +160,7 @@ def _carry_by_urgency(
     credit: int,
     after: Sequence[Sequence[int]],
     urgency: Sequence[int],
-) -> Carried:
+) -> CarriedMessages:
     """Carries several messages at once; of those that are ready the most urgent starts
     first.
     """
@@ -190,7 +190,7 @@ def _carry_by_urgency(
         ended = link.advance(ready_s[coming[-1]] if coming else NEVER)
         if ended is not None:
             end_s[ended] = link.now_s
-    return Carried(order, start_s, end_s)
+    return CarriedMessages(order, start_s, end_s)
 
 
 def forward_times(

@@ -37,7 +37,7 @@ from ..device.streams import SideStream
 from ..grid.reals import as_reals, grad_as_reals
 from ..liveness.pulse import said
 from ..overlap.overlap import Overlap
-from ..step.hooked import Hooked, Lent, untraced
+from ..step.hooked import Hooked, TemporaryAttribute, untraced
 from ..step.hooks import is_inside_a_segment, on_gradient
 from ..step.progress import Progress
 from ..step.synchroniser import Synchroniser
@@ -125,7 +125,7 @@ def refuse_fewer(ddp: DistributedDataParallel) -> Callable[[], None]:
             )
         return own(**kwargs)
 
-    return Lent(ddp, "join_hook", join_hook).remove
+    return TemporaryAttribute(ddp, "join_hook", join_hook).remove
 
 
 def _make_hook(ddp: Callable[[], DistributedDataParallel | None], group: Any) -> Any:
@@ -554,7 +554,9 @@ class _Counter:
         # far.
         unused = ddp.find_unused_parameters
         last = f"_match_{'unused_params_allreduce' if unused else 'all_reduce_for_bwd_pass'}"
-        self._joined = Lent(ddp, last, partial(self._after_join, getattr(ddp, last)))
+        self._joined = TemporaryAttribute(
+            ddp, last, partial(self._after_join, getattr(ddp, last))
+        )
         watched = tensors if some_unused else tensors[-1:]
         self._hooks = [on_gradient(param, self._began) for param in watched]
 

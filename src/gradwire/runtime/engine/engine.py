@@ -31,7 +31,7 @@ from torch import Tensor
 
 from ...contract.trace.span import Span
 from ...contract.travel import members
-from ...contract.verbs import AllToAll, Among, Communication, Compute, Steps
+from ...contract.verbs import AllToAll, Among, Communication, Compute, Steps, Verb
 from ...errors import ExitCode, InvalidSetting, RankFailed
 from ..device.streams import SideStream
 from ..liveness.blame import (
@@ -90,6 +90,44 @@ COMPUTING = (COMPUTE, INLINE, OFFLOAD)
 _JOIN_S = (
     10.0  # for what has begun: an encode ends within them, what waits for peers may not
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What a message waits for, what follows it, and where it is computed.
+
+    >>> Launch(is_control=True).behind
+    ()
+    """
+
+    behind: Sequence[Task] = ()
+    """The tasks that must be done before the text begins. Its place among messages is
+    taken before that.
+    """
+    after: Sequence[Task] = ()
+    """The tasks that must be done before its first verb for the network."""
+    last: Callable[[], Any] | None = None
+    """Work for the compute lane once the text has ended and the channel is free."""
+    last_name: str = "last"
+    """The name of this work in traces."""
+    last_behind: Sequence[Task] = ()
+    """The tasks that must be done before this work."""
+    last_is_light: bool = False
+    """Whether no lane is woken up for this work."""
+    is_control: bool = False
+    """Whether it takes the channel that gradients do not take."""
+    is_inline: bool = False
+    """Whether the launching thread does all computations up to the first verb for the
+    network. Their error is raised.
+    """
+    side: SideStream | None = None
+    """The stream of the device that computes the message; None where the host does."""
+
+
+PLAIN = Launch()
+"""A message of gradients that waits for no task, in a host's memory."""
+CONTROL = Launch(is_control=True)
+"""A message on the channel that gradients do not take."""
 
 
 class Engine:
@@ -225,64 +263,47 @@ class Engine:
         self._show(launched)
 
     def launch(
-        self,
-        index: int,
-        name: str,
-        text: Steps[Any],
-        *,
-        behind: Sequence[Task] = (),
-        after: Sequence[Task] = (),
-        last: tuple[str, Callable[[], Any]] | None = None,
-        last_behind: Sequence[Task] = (),
-        last_is_light: bool = False,
-        is_control: bool = False,
-        is_inline: bool = False,
-        side: SideStream | None = None,
+        self, index: int, name: str, text: Steps[Any], how: Launch = PLAIN
     ) -> Task:
         """Starts the message of issue number ``index``; returns the task that is its
         end.
 
-        The text begins when all tasks are done ``behind`` which it stands; its place
-        among messages is taken before that. Its first verb for the network waits for
-        the end of the message before it on its channel, for all of ``after``, and until
-        the message launched before it may use its own channel. ``last`` names work for
-        the compute lane once the text has ended, the channel is free and
-        ``last_behind`` are done; without it, the returned task's result is the value
-        that the text returned. Where ``last_is_light``, no lane is woken up for it.
-        ``is_control`` puts it on the channel that gradients do not take. Where the
-        message ``is_inline``, this thread does all computations up to the first verb
-        for the network, and their error is raised. ``side`` is the stream of the device
-        that computes the message, None where the host does.
+        Its first verb for the network waits for the end of the message before it on its
+        channel, and until the message launched before it may use its own channel.
+        Without ``how.last`` the returned task's result is the value that the text
+        returned.
         """
         step = self._step
         manager = self._manager
-        lane = self.num_channels if is_control else self.routes.lane(index, self.credit)
+        lane = self.num_channels
+        if not how.is_control:
+            lane = self.routes.lane(index, self.credit)
         # Messages of gradients get their turns to use their channel in issue order.
-        before = [*after, self._tails[lane], None if is_control else self._last_turn]
+        last_turn = None if how.is_control else self._last_turn
+        before = [*how.after, self._tails[lane], last_turn]
         turn = Task("turn", lambda: None, step=step, message=index)
         manager.add(turn, [task for task in before if task is not None])
         end = Task(name, lambda: None, step=step, message=index)
         end.num_blockers = 1  # cleared by hand when the text returns
-        inline = self.do_inline if is_inline else None
+        inline = self.do_inline if how.is_inline else None
         text = self.routes.sealed(self.routes.lending(text), lane)
         driver = Driver(
-            manager, self.routes, text, index, lane, step, end, [turn], side, inline
+            manager, self.routes, text, index, lane, step, end, [turn], how.side, inline
         )
         if self._pulse is not None:
             self._show(self._pulse.place.launched + 1)
         whole = end
-        if last is not None:
-            whole = driver.task(*last)
-            whole.is_light = last_is_light
-            manager.add(whole, [end, *last_behind])
+        if how.last is not None:
+            whole = driver.task(how.last_name, how.last)
+            whole.is_light = how.last_is_light
+            manager.add(whole, [end, *how.last_behind])
         first = Task(name, lambda: driver.resume(None), step=step, message=index)
-        manager.add(first, behind)
-        self._tails[lane] = (
-            end  # now: who encodes inline does not wait for its message yet
-        )
-        if not is_control:
+        manager.add(first, how.behind)
+        # Now, as who encodes inline does not wait for its message yet.
+        self._tails[lane] = end
+        if not how.is_control:
             self._last_turn = turn
-        if is_inline:
+        if how.is_inline:
             self.check()
         return whole
 
@@ -633,44 +654,64 @@ class Driver:
             self._noted = None
         try:
             with as_on_a_lane(self.side):  # this may be the thread of the backward pass
-                while True:
-                    asked = self.text.send(value)
-                    verbs = asked if isinstance(asked, tuple) else (asked,)
-                    network = [verb for verb in verbs if not isinstance(verb, Compute)]
-                    if self.inline is None or network:
-                        break
-                    # No tuple of a generator: a thread that walks through all objects
-                    # while it fills, as attach does, would break it (CPython's "bad
-                    # argument").
-                    tasks = [
-                        self.task(v.name, v.fn, INLINE)
-                        for v in verbs
-                        if isinstance(v, Compute)
-                    ]
-                    done = [self.inline(task).result for task in tasks]
-                    value = tuple(done) if isinstance(asked, tuple) else done[0]
+                asked = self.text.send(value)
+                if self.inline is not None:
+                    asked = self._run_inline(asked, self.inline)
         except StopIteration as stop:
-            value = stop.value
-            self.end.fn = lambda: value
-            self.end.num_blockers = 0
-            self.manager.add(self.end, self._take_turn())
+            self._finish(stop.value)
             return
         self.inline = None
-        tasks = [self.task(v.name, v.fn) for v in verbs if isinstance(v, Compute)]
+        self._schedule(asked)
+
+    def _run_inline(
+        self, asked: Verb | tuple[Verb, ...], inline: Callable[[Task], Task]
+    ) -> Verb | tuple[Verb, ...]:
+        """Computes in this thread up to the first verbs for the network; returns
+        these.
+        """
+        while True:
+            verbs = asked if isinstance(asked, tuple) else (asked,)
+            computes = [verb for verb in verbs if isinstance(verb, Compute)]
+            if len(computes) < len(verbs):
+                return asked
+            tasks = [self.task(verb.name, verb.fn, INLINE) for verb in computes]
+            for task in tasks:
+                inline(task)
+            asked = self.text.send(_results(asked, tasks))
+
+    def _finish(self, value: Any) -> None:
+        """Ends the message with the value that its text returned."""
+        self.end.fn = lambda: value
+        self.end.num_blockers = 0
+        self.manager.add(self.end, self._take_turn())
+
+    def _schedule(self, asked: Verb | tuple[Verb, ...]) -> None:
+        """Puts verbs into the graph, and behind them the task that resumes the text."""
+        verbs = asked if isinstance(asked, tuple) else (asked,)
+        network = [verb for verb in verbs if not isinstance(verb, Compute)]
+        computes = [
+            self.task(verb.name, verb.fn) for verb in verbs if isinstance(verb, Compute)
+        ]
         # Verbs for the network that may run at once are one task, started together.
-        wire = [self._communication(network)] if network else []
-
-        def results() -> Any:
-            if not isinstance(asked, tuple):
-                return tasks[0].result if tasks else None
-            left = iter(tasks)
-            done = [
-                next(left).result if isinstance(verb, Compute) else None
-                for verb in asked
-            ]
-            return tuple(done)
-
-        self._then(results, tasks, wire)
+        wire = self._communication(network) if network else None
+        resume = Task(
+            "resume",
+            lambda: self.resume(_results(asked, computes)),
+            step=self.step,
+            message=self.index,
+        )
+        # The resuming task must wait before any of the others can be done.
+        resume.num_blockers = len(computes) + len(network[:1])
+        for task in computes:
+            task.dependents.append(resume)
+        if wire is not None:
+            wire.dependents.append(resume)
+        if not resume.num_blockers:
+            self.manager.add(resume)
+        for task in computes:
+            self.manager.add(task)
+        if wire is not None:
+            self.manager.add(wire, self._take_turn())
 
     def _take_turn(self) -> Sequence[Task]:
         """The tasks that the first use of the channel waits for; empty from the second
@@ -679,23 +720,6 @@ class Driver:
         turn = self.turn
         self.turn = ()
         return turn
-
-    def _then(
-        self, value: Callable[[], Any], computes: list[Task], wire: list[Task]
-    ) -> None:
-        resume = Task(
-            "resume", lambda: self.resume(value()), step=self.step, message=self.index
-        )
-        # The resuming task must wait before any of the others can be done.
-        resume.num_blockers = len(computes) + len(wire)
-        for task in (*computes, *wire):
-            task.dependents.append(resume)
-        if not resume.num_blockers:
-            self.manager.add(resume)
-        for task in computes:
-            self.manager.add(task)
-        for task in wire:
-            self.manager.add(task, self._take_turn())
 
     def _communication(self, verbs: Sequence[Communication]) -> Task:
         """The task of verbs for the network, which may lie on a device.
@@ -713,38 +737,66 @@ class Driver:
         beside = [one for one in seals.beside if one is not None] if seals else []
         size_bytes = sum(routes.sent_bytes(verb) for verb in (*verbs, *beside))
         name = "+".join(_name(verb) for verb in verbs)
-        noted = self._noted = routes.last_verbs.launch(
-            self.step, index, name, size_bytes
-        )
-        staged = ready = None
-        if side is not None:
-            ranks = [routes.circles[verb.among].rank for verb in others]
-            staged = side.staging.out(index, others, ranks, side.kind, side.stream)
-            ready = side.mark() if direct else None
+        noted = routes.last_verbs.launch(self.step, index, name, size_bytes)
+        self._noted = noted
 
         # A task that is never done must not keep a channel open: it is looked up late.
-        def carry() -> None:
-            noted.started_s = wall_clock()
-            if side is not None and ready is not None:
-                with side.wired(ready):
-                    channels = [routes.circles[verb.among].direct for verb in direct]
-                    carry_directly(direct, channels, side.device)
-            if staged is not None:
-                staged.wait()
-            if others:
-                held = others if staged is None else staged.verbs
+        def carry(held: Sequence[Communication]) -> None:
+            if held:
                 carry_out(held, routes.of(others, index, lane), seals)
-            if staged is not None:
-                staged.back()
+
+        through_device: Callable[[], None] | None = None
+        if side is not None:
+            through_device = self._through_device(side, direct, others, carry)
+
+        def work() -> None:
+            noted.started_s = wall_clock()
+            if through_device is None:
+                carry(others)
+            else:
+                through_device()
 
         def start(over: Over) -> None:
             noted.started_s = wall_clock()
             begin(verbs[0], routes.of(verbs, index, lane)[0], over, seals)
 
-        task = self.task(name, carry, routes.lanes[lane], size_bytes)
-        if staged is None and ready is None and is_begun(verbs):
+        task = self.task(name, work, routes.lanes[lane], size_bytes)
+        if through_device is None and is_begun(verbs):
             task.begin = start
         return task
+
+    def _through_device(
+        self,
+        side: SideStream,
+        direct: Sequence[Communication],
+        others: Sequence[Communication],
+        carry: Callable[[Sequence[Communication]], None],
+    ) -> Callable[[], None] | None:
+        """A function that carries out verbs of a device; None where all lies on the
+        host.
+
+        ``carry`` carries ``others`` out in host memory.
+        """
+        circles = self.routes.circles
+        ranks = [circles[verb.among].rank for verb in others]
+        staged = side.staging.out(self.index, others, ranks, side.kind, side.stream)
+        ready = side.mark() if direct else None
+        if staged is None and ready is None:
+            return None
+
+        def carry_all() -> None:
+            if ready is not None:
+                with side.wired(ready):
+                    channels = [circles[verb.among].direct for verb in direct]
+                    carry_directly(direct, channels, side.device)
+            if staged is None:
+                carry(others)
+                return
+            staged.wait()
+            carry(staged.verbs)
+            staged.back()
+
+        return carry_all
 
     def task(
         self, name: str, fn: Callable[[], Any], lane: str = COMPUTE, size_bytes: int = 0
@@ -754,6 +806,19 @@ class Driver:
             fn = self.side.on(fn)
         order = self.step, self.index
         return Task(name, fn, lane, order, self.step, self.index, size_bytes)
+
+
+def _results(asked: Verb | tuple[Verb, ...], tasks: Sequence[Task]) -> Any:
+    """The results of verbs: those of these tasks, and None for the network's."""
+    if not isinstance(asked, tuple):
+        return tasks[0].result if tasks else None
+    left = iter(tasks)
+    # No tuple of a generator: a thread that walks through all objects while it fills,
+    # as attach does, would break it (CPython's "bad argument").
+    results = [
+        next(left).result if isinstance(verb, Compute) else None for verb in asked
+    ]
+    return tuple(results)
 
 
 def _name(verb: Communication) -> str:
@@ -789,7 +854,7 @@ def told_meanwhile(
     text = rows_of_all(
         engine.world, torch.tensor(own, dtype=torch.float64, device="cpu")
     )
-    end = engine.launch(0, "figures", text, is_control=True)
+    end = engine.launch(0, "figures", text, CONTROL)
 
     def rows() -> list[list[float]]:
         engine.wait([end])

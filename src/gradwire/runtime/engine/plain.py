@@ -21,7 +21,7 @@ from torch import Tensor
 from ...contract.verbs import Broadcast, Recv, Send, Steps
 from ...errors import InvalidSetting
 from ..transport.wire import Channel, Group, carry_out
-from .engine import Engine
+from .engine import CONTROL, Engine
 
 _PART_BYTES = 2**25
 """Bytes that travel at once to another rank."""
@@ -112,7 +112,7 @@ def told_by(engine: Engine, src: int, own: Any) -> Any:
             yield Broadcast(src, whole)
         return whole
 
-    end = engine.launch(0, "state", text(), is_control=True)
+    end = engine.launch(0, "state", text(), CONTROL)
     engine.wait([end])
     if not end.result.numel():
         why = f"rank {src} cannot send its state; see the error of that rank"

@@ -44,6 +44,7 @@ from ...contract.bounds import check_whole
 from ...contract.spec import NamedParam
 from ...errors import invalid
 from ..attach import Attachment, grid_of
+from ..engine.engine import CONTROL
 from ..fused import fused_messages
 from ..handle import Handle
 from ..liveness.membership import Membership
@@ -52,7 +53,7 @@ from ..settings import FailurePolicy, Options, Settings, or_defaults, takes_opti
 from ..state.checkpoint import MOST_STEPS
 from ..state.outer_state import NO_LOADS
 from ..step.hooked import observing
-from ..step.hooks import Strangers
+from ..step.hooks import UnattachedParameters
 from ..step.integrity import DEFAULT_CHECK_EVERY
 from ..step.messages import Message, refuse_complex
 from ..step.progress import Progress
@@ -127,7 +128,7 @@ class LocalSteps(Handle):
         progress.num_fragments = len(way.fragments)
         self._rhythm = rhythm
         self._fragments = way.fragments
-        self._strangers = Strangers(way.model, way.params, progress.give_up)
+        self._strangers = UnattachedParameters(way.model, way.params, progress.give_up)
         undo.callback(self._strangers.remove)
         self._algorithm = (
             f"local steps with outer {way.outer.settings[0]} through {exchange!r}"
@@ -256,7 +257,7 @@ class LocalSteps(Handle):
         if engine.world > 1:
             own = self._moment(ends_period=ends_period)
             steps = moments_of_all(engine.world, self._progress.step, own)
-            self._telling = engine.launch(0, "moments", steps, is_control=True)
+            self._telling = engine.launch(0, "moments", steps, CONTROL)
 
     def _hear(self) -> None:
         """Waits for the moments of other ranks, if they are not known."""

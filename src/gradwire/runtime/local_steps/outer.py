@@ -151,45 +151,20 @@ class Outer:
         fit.
         """
         check_outer(saved)
-        kept = dict[str, Mapping[str, Tensor]](
-            anchors=self.anchors, parameters=self._params
-        )
-        for key, own in {**kept, "arriving": self.anchors}.items():
-            if key in kept and (odd := sorted(set(saved[key]) ^ set(own))):
+        kept: dict[str, Mapping[str, Tensor]] = {
+            "anchors": self.anchors,
+            "parameters": self._params,
+        }
+        for key, own in kept.items():
+            if odd := sorted(set(saved[key]) ^ set(own)):
                 raise InvalidSetting(
                     f"only one of the saved and the present model has {odd[0]} "
                     f"among its {key}; "
                     "load the state of the same model"
                 )
-            for name, given in saved[key].items():
-                what = f"{name} among the {key} of the state"
-                fits = own.get(name)
-                if not isinstance(given, Tensor) or fits is None:
-                    raise invalid(
-                        what, type(given).__name__, "a tensor of the model's", DAMAGED
-                    )
-                if given.shape != fits.shape or given.dtype != fits.dtype:
-                    shown = f"{list(given.shape)} {given.dtype}"
-                    raise invalid(
-                        what, shown, f"{list(fits.shape)} {fits.dtype}", DAMAGED
-                    )
-                refuse_values(what, given.detach())
-        trial = _made(
-            self._make,
-            [nn.Parameter(a.detach().clone()) for a in self.anchors.values()],
-        )
-        try:
-            trial.load_state_dict(deepcopy(saved["optimizer"]))
-        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-            raise InvalidSetting(
-                f"the state of the outer optimizer cannot be loaded ({error}); "
-                f"{DAMAGED}"
-            ) from error
-        for field, value in (
-            one for own in trial.state.values() for one in own.items()
-        ):
-            if isinstance(value, Tensor):
-                refuse_values(f"{field} of the outer optimizer", value)
+            _check_tensors(key, saved[key], own)
+        _check_tensors("arriving", saved["arriving"], self.anchors)
+        self._check_optimizer(saved["optimizer"])
 
         def put_in_place() -> None:
             self.optimizer.load_state_dict(deepcopy(saved["optimizer"]))
@@ -199,6 +174,41 @@ class Outer:
                         tensor.copy_(saved[key][name])
 
         return put_in_place
+
+    def _check_optimizer(self, saved: dict[str, Any]) -> None:
+        """Raises ``InvalidSetting`` unless a new outer optimizer can load this
+        state.
+        """
+        anchors = [nn.Parameter(a.detach().clone()) for a in self.anchors.values()]
+        trial = _made(self._make, anchors)
+        try:
+            trial.load_state_dict(deepcopy(saved))
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            raise InvalidSetting(
+                f"the state of the outer optimizer cannot be loaded ({error}); "
+                f"{DAMAGED}"
+            ) from error
+        for fields in trial.state.values():
+            for field, value in fields.items():
+                if isinstance(value, Tensor):
+                    refuse_values(f"{field} of the outer optimizer", value)
+
+
+def _check_tensors(
+    key: str, saved: Mapping[str, Any], own: Mapping[str, Tensor]
+) -> None:
+    """Raises ``InvalidSetting`` unless saved tensors have the form of the model's."""
+    for name, given in saved.items():
+        what = f"{name} among the {key} of the state"
+        fits = own.get(name)
+        if not isinstance(given, Tensor) or fits is None:
+            raise invalid(
+                what, type(given).__name__, "a tensor of the model's", DAMAGED
+            )
+        if given.shape != fits.shape or given.dtype != fits.dtype:
+            shown = f"{list(given.shape)} {given.dtype}"
+            raise invalid(what, shown, f"{list(fits.shape)} {fits.dtype}", DAMAGED)
+        refuse_values(what, given.detach())
 
 
 def _made(make: MakeOuter, anchors: list[nn.Parameter]) -> Optimizer:

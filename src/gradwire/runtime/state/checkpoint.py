@@ -266,74 +266,125 @@ def refuse_other(
     """Raises ``InvalidSetting`` unless ``saved`` was made by this rank, of these
     parameters.
 
-    For whoever ``moves`` them, their fields may be others, and of other shares.
+    A caller that ``moves`` them may give other fields, and fields of other shares.
     """
     check_form(saved)
-    for key, text in _OTHERS.items():
+    check_origin(saved, origin, moves=moves)
+    check_parameters(saved, messages, strict=strict)
+    if not moves:
+        check_fields(saved, messages, strict=strict)
+
+
+def check_origin(saved: Mapping[str, Any], origin: Origin, *, moves: bool) -> None:
+    """Raises ``InvalidSetting`` unless ``saved`` was made where ``origin`` says."""
+    keys = ("world_size", "ranks_per_host", "share", "rank", "shard", "algorithm")
+    for key in keys:
         there = saved[key]
         here = getattr(origin, key)
-        if there != here and not (key == "share" and (moves or not there)):
-            raise InvalidSetting(text.format(there=there, here=here))
-    params = saved["params"]
-    known = {name: set[str]() for name in _numels(messages)}
-    missing = sorted({*known} - {*params})
-    unknown = sorted({*params} - {*known})
-    if strict and (missing or unknown):
+        is_fitting_share = key == "share" and (moves or not there)
+        if there != here and not is_fitting_share:
+            raise InvalidSetting(_refusal(key, there, here))
+
+
+def _refusal(key: str, there: Any, here: Any) -> str:
+    """The sentence for an entry of a state_dict that is another one than here."""
+    redistribute = (
+        "load what handle.gather_state() returned, or the state_dicts of all old ranks "
+        "and pass gw.redistribute(state_dicts, world_size"
+    )
+    on_hosts = f"{redistribute}, ranks_per_host)[rank] instead"
+    match key:
+        case "world_size":
+            return (
+                f"this state was saved by {there} ranks and there are {here} now; "
+                f"{redistribute})[rank]"
+            )
+        case "ranks_per_host":
+            return (
+                f"this state was saved on hosts of {there} ranks and hosts have {here} "
+                f"now; {on_hosts}"
+            )
+        case "share":
+            return (
+                "this state is of another share of the parameters, as a plan cut them "
+                f"in another way; {on_hosts}"
+            )
+        case "rank":
+            return (
+                f"this state was saved by rank {there} and this is rank {here}; each "
+                "rank loads its own, as residuals differ from rank to rank"
+            )
+        case "shard":
+            return (
+                f"this state is of {there} of every layer and this rank holds {here}; "
+                "each rank loads its own, so save under a name that says the shard too"
+            )
+        case _:
+            return (
+                f"this state belongs to {there} and attached is {here}; attach with "
+                "the same settings, or start without this state"
+            )
+
+
+def check_parameters(
+    saved: Mapping[str, Any], messages: Sequence[Message], *, strict: bool
+) -> None:
+    """Compares the parameters of ``saved`` with those of the messages.
+
+    Raises ``InvalidSetting`` where they differ; not ``strict``, it warns.
+    """
+    here = set(_numels(messages))
+    there = set(saved["params"])
+    missing = sorted(here - there)
+    unknown = sorted(there - here)
+    if not missing and not unknown:
+        return
+    if strict:
         raise InvalidSetting(
             f"state_dict and model differ: missing {missing or 'nothing'}, unexpected "
             f"{unknown or 'nothing'}; load the state of the same model, or pass "
             "strict=False"
         )
-    if missing or unknown:
-        _log.warning("state not loaded for %s; state of %s dropped", missing, unknown)
-    for row in (row for message in messages for row in rows(message)):
-        known[row.name].add(row.path)
+    _log.warning("state not loaded for %s; state of %s dropped", missing, unknown)
+
+
+def check_fields(
+    saved: Mapping[str, Any], messages: Sequence[Message], *, strict: bool
+) -> None:
+    """Compares each parameter's fields in ``saved`` with those that a message keeps.
+
+    Raises ``InvalidSetting`` where they differ; not ``strict``, it warns.
+    """
+    here = {name: set[str]() for name in _numels(messages)}
+    for message in messages:
+        for row in rows(message):
+            here[row.name].add(row.path)
     # Fields of a tensor that another rank of the host has are checked there.
     kept = {name for name, first, last in _kept_ranges(messages) if first < last}
-    for name in () if moves else sorted({*known} & {*params} & kept):
-        lost = sorted({*params[name]} - known[name])
-        absent = sorted(known[name] - {*params[name]})
-        if strict and (lost or absent):
-            held = (
-                f"holds {', '.join(lost)} of {name}, which keeps no such state any more"
-            )
-            lacks = f"lacks {', '.join(absent)} of {name}"
-            beside = ", or pass strict=False"
-            raise InvalidSetting(
-                f"the state {held if lost else lacks}; attach with the "
-                "compress_if or the plan it "
-                f"was saved with{'' if lost else f'{beside} to begin without'}"
-            )
-        if lost or absent:
-            _log.warning(
-                "%s: state not loaded for %s; state of %s dropped", name, absent, lost
-            )
+    for name in sorted(kept.intersection(saved["params"])):
+        there = set(saved["params"][name])
+        lost = sorted(there - here[name])
+        absent = sorted(here[name] - there)
+        if not lost and not absent:
+            continue
+        if strict:
+            raise InvalidSetting(_fields_refusal(name, lost, absent))
+        _log.warning(
+            "%s: state not loaded for %s; state of %s dropped", name, absent, lost
+        )
 
 
-_ON_HOSTS = (
-    "load what handle.gather_state() returned, or the state_dicts of all old "
-    "ranks and pass "
-    "gw.redistribute(state_dicts, world_size, ranks_per_host)[rank] instead"
-)
-_OTHERS = {
-    "world_size": "this state was saved by {there} ranks and there are {here} now; load what "
-    "handle.gather_state() returned, or the state_dicts of all old ranks and pass "
-    "gw.redistribute(state_dicts, world_size)[rank]",
-    "ranks_per_host": "this state was saved on hosts of {there} ranks and hosts have {here} now; "
-    + _ON_HOSTS,
-    "share": "this state is of another share of the parameters, as a plan cut them in "
-    "another "
-    "way; " + _ON_HOSTS,
-    "rank": "this state was saved by rank {there} and this is rank {here}; each rank "
-    "loads its "
-    "own, as residuals differ from rank to rank",
-    "shard": "this state is of {there} of every layer and this rank holds {here}; each "
-    "rank loads "
-    "its own, so save under a name that says the shard too",
-    "algorithm": "this state belongs to {there} and attached is {here}; attach with the same "
-    "settings, or start without this state",
-}
-"""The sentences, by the entry of a state_dict that is another one than here."""
+def _fields_refusal(name: str, lost: Sequence[str], absent: Sequence[str]) -> str:
+    remedy = "attach with the compress_if or the plan it was saved with"
+    if lost:
+        return (
+            f"the state holds {', '.join(lost)} of {name}, which keeps no such state "
+            f"any more; {remedy}"
+        )
+    return (
+        f"the state lacks {', '.join(absent)} of {name}; {remedy}, or pass "
+        "strict=False to begin without"
+    )
 
 
 def loaded(
@@ -397,7 +448,8 @@ def move(
 
     Each field goes to the field of its path. A parameter's residuals are added up where
     its new exchange keeps them under another path; one that keeps none must not have
-    been given any (see `homeless`). What else the new messages do not keep ends here.
+    been given any (see `messages_without_residuals`). What else the new messages do not
+    keep ends here.
     The scaler may still skip the step that others have ``begun``.
     """
     numels = _numels(messages)
@@ -412,13 +464,17 @@ def _moved(
 ) -> State:
     """A new state of a message, with what ``saved`` has of its fields."""
     params = {
-        slot.name: _housed(saved["params"].get(slot.name, {}), message.state_of(slot))
+        slot.name: _with_residuals_moved(
+            saved["params"].get(slot.name, {}), message.state_of(slot)
+        )
         for slot in message.slots
     }
     return _filled(message, params, saved["messages"], numels, is_whole=False)
 
 
-def homeless(saved: Mapping[str, Any], messages: Sequence[Message]) -> list[int]:
+def messages_without_residuals(
+    saved: Mapping[str, Any], messages: Sequence[Message]
+) -> list[int]:
     """Places of the messages that keep no residuals, of parameters for which some were
     saved.
 
@@ -436,7 +492,7 @@ def homeless(saved: Mapping[str, Any], messages: Sequence[Message]) -> list[int]
     ]
 
 
-def _housed(fields: Fields, own: Fields) -> Fields:
+def _with_residuals_moved(fields: Fields, own: Fields) -> Fields:
     """One parameter's saved fields, the residuals under paths that its new state
     ``own`` has.
     """
@@ -542,21 +598,25 @@ def check_form(saved: Any, whose: str = "state_dict") -> None:
         if type(saved[key]) is not str:
             raise invalid(f"{key} of {whose}", _shown(saved[key]), "a text", _REMEDY)
     for key in _FIELDS:
-        given = saved[key]
-        trees = [given, *given.values()] if isinstance(given, dict) else [None]
-        if not all(
-            isinstance(tree, dict) and all(type(k) is str for k in tree)
-            for tree in trees
-        ):
-            accepted = "a dict of dicts of tensors, by texts"
-            raise invalid(f"{key} of {whose}", _shown(given), accepted, _REMEDY)
-        for name, path, value in (
-            (n, p, v) for n, own in given.items() for p, v in own.items()
-        ):
+        _check_fields_form(saved[key], f"{key} of {whose}")
+
+
+def _check_fields_form(given: Any, whose: str) -> None:
+    """Raises ``InvalidSetting`` unless ``given`` has dicts of tensors, by texts."""
+    if not _is_by_text(given) or not all(map(_is_by_text, given.values())):
+        accepted = "a dict of dicts of tensors, by texts"
+        raise invalid(whose, _shown(given), accepted, _REMEDY)
+    for name, fields in given.items():
+        for path, value in fields.items():
             if (kind := _unfit(value)) is not None:
-                what = f"{path} of {name} in {key} of {whose}"
-                accepted = "a plain, dense tensor"
-                raise invalid(what, kind, f"{accepted} with values", _REMEDY)
+                what = f"{path} of {name} in {whose}"
+                accepted = "a plain, dense tensor with values"
+                raise invalid(what, kind, accepted, _REMEDY)
+
+
+def _is_by_text(given: Any) -> bool:
+    """Whether a value is a dict whose keys are texts."""
+    return isinstance(given, dict) and all(type(key) is str for key in given)
 
 
 def _unfit(value: Any) -> str | None:

@@ -89,7 +89,7 @@ class Hooked:
                 del vars(self._module)[_OWN]
 
 
-class Lent:
+class TemporaryAttribute:
     """An attribute that a module has until ``remove`` is called, and that no copy of it
     has.
 

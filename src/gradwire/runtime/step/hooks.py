@@ -82,7 +82,7 @@ def on_gradient(param: Any, method: Any, *before: Any) -> Any:
 _END = object()
 
 
-class Strangers:
+class UnattachedParameters:
     """Watches one model for parameters that come into it after attach, which nobody
     exchanges.
 
@@ -271,7 +271,7 @@ class ModuleHooks:
         progress: Progress,
         params: Sequence[tuple[str, Tensor]],
         overlap: DefersGradients | None,
-        strangers: Strangers,
+        strangers: UnattachedParameters,
         local: LocalGradients,
     ) -> None:
         self._progress = progress

@@ -39,7 +39,7 @@ from ...contract.verbs import Compute, Steps
 from ...exchange.error_feedback import residuals
 from ..device.devices import HOST
 from ..device.streams import Copying, Offload, SideStream, StepMarks, Streams
-from ..engine.engine import INLINE, OFFLOAD, Engine, rows_of_all
+from ..engine.engine import CONTROL, INLINE, OFFLOAD, Engine, Launch, rows_of_all
 from ..transport.task_graph import Task
 from ..transport.wire import as_on_a_lane
 from .figures import norm_over_all
@@ -456,19 +456,18 @@ class Synchroniser:
                 )
         is_shared = not self._shared.isdisjoint(names)
         text, scatter = self._exchange(message, side, is_shared=is_shared)
-        return self.engine.launch(
-            message.index,
-            f"message {message.index}",
-            text,
+        how = Launch(
             behind=self._ahead.pop(message.index, ()),
             after=[self._ends[i] for i in message.after],
-            last=None if scatter is None else ("scatter", scatter),
+            last=scatter,
+            last_name="scatter",
             last_behind=[self._backward_over] if is_shared else (),
             last_is_light=not message.is_of_rows
             and (side is not None or self._marks is None),
             is_inline=message.is_inline,
             side=side,
         )
+        return self.engine.launch(message.index, f"message {message.index}", text, how)
 
     def _exchange(
         self, message: Message, side: SideStream | None, *, is_shared: bool
@@ -640,13 +639,12 @@ class Synchroniser:
             return
         if counts or digests:
             text = report.text(self._step, used, digests)
-            self._reporting = [engine.launch(index, "report", text, is_control=True)]
+            self._reporting = [engine.launch(index, "report", text, CONTROL)]
         if report.confirms:
             text = report.confirmation(self._step, used, self.messages, self.streams)
             ends = self.all_ends()
-            end = engine.launch(
-                index + 1, "confirmation", text, behind=ends, is_control=True
-            )
+            how = Launch(behind=ends, is_control=True)
+            end = engine.launch(index + 1, "confirmation", text, how)
             self._confirming = [end]
 
     @property
