@@ -28,6 +28,7 @@ from .supersteps import (
     Tariff,
     Work,
     all_reduce,
+    is_all_reduce,
     supersteps_of,
     takes_turns,
 )
@@ -338,13 +339,13 @@ class Demand:
     def one_rank(self) -> Timing:
         """The times on a rank that stands for all."""
         cluster = self.iteration.cluster
-        tariffs = {name: self._tariff(name) for name in self.plan.exchanges}
+        tariffs = {name: self._tariff(name) for name in self.exchanges}
         every = list[tuple[Superstep, ...]]()
         for message, spec in zip(self.plan.messages, self.specs, strict=True):
-            if message.exchange == DENSE:
+            exchange = self.exchanges[message.exchange]
+            if message.exchange == DENSE and is_all_reduce(spec.dtype, cluster):
                 every.append((all_reduce(spec.numel * spec.dtype.itemsize, cluster),))
             else:
-                exchange = self.exchanges[message.exchange]
                 supersteps = alone(exchange, spec, tariffs[message.exchange])
                 is_apart = message.inline or message.early
                 every.append(split_encode(supersteps)[1] if is_apart else supersteps)

@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
+
+from ...collective.steps.wide_sums import NARROW
 from ...contract import Compressor, Exchange, Layout
 from ...contract.shapes_only import algorithms_in, record
 from ...contract.spec import TensorSpec
@@ -179,8 +182,17 @@ class Tariff:
         return Work(verb.name, getattr(self.codec, verb.name).seconds(verb.numel))
 
 
+def is_all_reduce(dtype: torch.dtype, cluster: Cluster) -> bool:
+    """Whether a dense message of this dtype is priced as one all-reduce.
+
+    One of 16-bit values is summed in float32, by other verbs: it has their prices. More
+    ranks than can be played are priced by formula, where both cost the same.
+    """
+    return dtype not in NARROW or not 1 < cluster.num_ranks <= MOST_PLAYED
+
+
 def all_reduce(size_bytes: int, cluster: Cluster) -> Superstep:
-    """The superstep of a dense message, by formula."""
+    """The superstep of a dense message that is one all-reduce, by formula."""
     price = Price(*cluster.parts_s("all_reduce", size_bytes))
     joint = Joint("AllReduce", (), size_bytes, price)
     return Superstep((), (joint,), cluster.wire_bytes(size_bytes))

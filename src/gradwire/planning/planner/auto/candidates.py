@@ -23,9 +23,11 @@ from typing import NamedTuple
 
 import torch
 
+from ....compress.none import none
 from ....contract import Exchange
 from ....contract.spec import CHUNK_ALIGNMENT
 from ....errors import InvalidSetting
+from ....exchange.by_name import exchange_for
 from ....exchange.planned import exchange_of_setting
 from ....exchange.two_level import on_hosts
 from ...data.cluster import Cluster
@@ -37,7 +39,13 @@ from ...simulation.clock import Iteration
 from ...simulation.closed_form import backward_ends, carry
 from ...simulation.network import HAIR
 from ...simulation.representative import estimate
-from ...simulation.supersteps import MOST_PLAYED, Superstep, Tariff, all_reduce
+from ...simulation.supersteps import (
+    MOST_PLAYED,
+    Superstep,
+    Tariff,
+    all_reduce,
+    is_all_reduce,
+)
 
 # ---- candidates ----------------------------------------------------------------------
 
@@ -125,6 +133,16 @@ class Blend:
     def tariff(self) -> Tariff:
         """The prices that the cluster asks of the other exchange."""
         return Tariff.of(self.exchange, self.cluster)
+
+    @cached_property
+    def dense(self) -> Exchange:
+        """The dense exchange, as hosts carry it out."""
+        return on_hosts(exchange_for(none()), self.cluster.ranks_per_host)
+
+    @cached_property
+    def dense_tariff(self) -> Tariff:
+        """The prices that the cluster asks of the dense exchange."""
+        return Tariff.of(self.dense, self.cluster)
 
     @property
     def is_possible(self) -> bool:
@@ -247,10 +265,12 @@ class Blend:
     def _supersteps(self, message: CandidateMessage) -> tuple[Superstep, ...]:
         numel = sum(one.numel for one in message.ranges)
         first = self.tensors[message.ranges[0].place][0]
-        if message.exchange == DENSE:
-            size_bytes = numel * (first.size_bytes // first.numel)
-            return (all_reduce(size_bytes, self.cluster),)
-        return estimate(self.exchange, numel, getattr(torch, first.dtype), self.tariff)
+        dtype = getattr(torch, first.dtype)
+        if message.exchange != DENSE:
+            return estimate(self.exchange, numel, dtype, self.tariff)
+        if is_all_reduce(dtype, self.cluster):
+            return (all_reduce(numel * dtype.itemsize, self.cluster),)
+        return estimate(self.dense, numel, dtype, self.dense_tariff)
 
     def seconds(self, candidate: Candidate) -> float:
         """About what ``price.iteration_s`` says of the candidate's plan.
