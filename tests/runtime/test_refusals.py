@@ -197,8 +197,8 @@ LATER = {
     "DDP": TWICE,
     "DDP of more": TWICE,
     "replicate, marked before": TWICE,
-    "FSDP": "Net is attached, and FullyShardedDataParallel would exchange its gradients "
-    "too",
+    "FSDP": "Net is attached, and FullyShardedDataParallel would exchange its "
+    "gradients too",
     "fully_shard": r"first\.weight, .* came into the model after it was attached",
     "parallelize_module": r"deep\.weight, \.\.\. \(a DTensor; 2 in all\) came into the model after",
 }

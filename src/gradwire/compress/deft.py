@@ -289,9 +289,8 @@ class Allocation:
         num_layers = owners_L.bincount(minlength=world + 1).tolist()
         if len(num_layers) > world + 1:
             raise RanksDiffer(
-                f"the delegate gives a layer to rank {len(num_layers) - 1} of "
-                f"{world}; give every "
-                "rank the same model, compressor and settings"
+                f"the delegate gives a layer to rank {len(num_layers) - 1} of {world}; "
+                "give every rank the same model, compressor and settings"
             )
         *self.layers, self._common = torch.split(
             owners_L.argsort(stable=True), num_layers
@@ -325,9 +324,8 @@ class Allocation:
         counts_P = before_P.diff(prepend=before_P.new_zeros(1))
         if int(counts_P.sum()) != places_K.numel() or bool((counts_P < 0).any()):
             raise RanksDiffer(
-                "ranks selected elements outside of their parts; give every "
-                "rank the same model, "
-                "compressor and settings"
+                "ranks selected elements outside of their parts; give every rank the "
+                "same model, compressor and settings"
             )
         counts_L = self.partition.sizes_L.clone()
         counts_L[self._owned_P] = counts_P

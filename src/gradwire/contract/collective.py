@@ -30,10 +30,9 @@ class Needs:
         """Why a compressor of these traits cannot be used, or None if it can."""
         if self.additive and not traits.additive and traits.layout is Layout.SPARSE:
             return (
-                "it sums payloads entry by entry, and here each rank takes its "
-                "own elements, so "
-                "entries of different elements would be added up (there is no "
-                "shared support)"
+                "it sums payloads entry by entry, and here each rank takes its own "
+                "elements, so entries of different elements would be added up (there "
+                "is no shared support)"
             )
         if self.additive and not traits.additive:
             return "it sums payloads on the way, and these payloads cannot be summed"
@@ -43,9 +42,8 @@ class Needs:
             )
         if self.exact_size_of_scales and traits.shared_scale and not traits.exact_size:
             return (
-                "it encodes a sum again at every rank, and payloads that vary "
-                "in size and share a "
-                "scale make sums larger from rank to rank"
+                "it encodes a sum again at every rank, and payloads that vary in size "
+                "and share a scale make sums larger from rank to rank"
             )
         if self.layouts and traits.layout not in self.layouts:
             needed = " or ".join(layout.value for layout in self.layouts)

@@ -351,10 +351,8 @@ class Member:
             if not 0 <= size <= limit:
                 raise RanksDiffer(
                     f"rank {rank} of {self.world} announces a payload of {size} "
-                    f"{unit}, and "
-                    f"rank {self.rank} can take {limit}; give every rank the "
-                    "same model, "
-                    "compressor and settings"
+                    f"{unit}, and rank {self.rank} can take {limit}; give every rank "
+                    "the same model, compressor and settings"
                 )
         return found
 

@@ -52,9 +52,8 @@ class Kind(NamedTuple):
 _LAB = "gradwire-lab"
 _BENCH = "gradwire-bench"
 _COMPRESSORS = (
-    "adacomp cltk gaussiank graddrop hardthreshold natural_compression oktopk "
-    "redsync sharded_dgc "
-    "sidco spardl tbq threelc"
+    "adacomp cltk gaussiank graddrop hardthreshold natural_compression oktopk redsync "
+    "sharded_dgc sidco spardl tbq threelc"
 )
 
 KINDS = {
@@ -196,8 +195,7 @@ def found_of(kind: Kind) -> dict[str, Home]:
             both = f"{found[name].distribution} and {home.distribution}"
             home = found[name]._replace(
                 clash=f"{kind.word} {name!r} is defined by two installed packages, "
-                f"{both}; "
-                "uninstall one of them, or rename it"
+                f"{both}; uninstall one of them, or rename it"
             )
         found[name] = home
     return dict(sorted(found.items()))

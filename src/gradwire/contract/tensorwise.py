@@ -263,10 +263,9 @@ class Tensorwise(Compressor):
         fits = all(0 <= size <= limit for size, limit in zip(told, limits, strict=True))
         if not fits or sum(map(slot_bytes, told)) != payload["payloads"].numel():
             raise RanksDiffer(
-                f"a payload of {payload.size_bytes} bytes announces tensors of "
-                f"{told} bytes, which "
-                f"may have {limits}; give every rank the same model, compressor "
-                "and settings"
+                f"a payload of {payload.size_bytes} bytes announces tensors of {told} "
+                f"bytes, which may have {limits}; give every rank the same model, "
+                "compressor and settings"
             )
         specs = (TensorSpec("", size, form.dtype) for size in self.sizes)
         each = zip(self.codecs, specs, told, strict=True)

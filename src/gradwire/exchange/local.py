@@ -323,10 +323,9 @@ def _collect(members: tuple[_Pending, ...]) -> None:
                 parts = [torch.split(bufs[i], list(sizes))[rank] for i, sizes in sent]
                 if tuple(part.numel() for part in parts) != out_sizes:
                     raise InvalidSetting(
-                        f"rank {rank} expects {out_sizes} elements in an "
-                        "all-to-all, its peers "
-                        f"send {tuple(part.numel() for part in parts)}; sizes "
-                        "must agree"
+                        f"rank {rank} expects {out_sizes} elements in an all-to-all, "
+                        f"its peers send {tuple(part.numel() for part in parts)}; "
+                        "sizes must agree"
                     )
                 out.copy_(torch.cat(parts))
 

@@ -133,9 +133,8 @@ def pair(codec: Compressor, collective: Collective) -> Pair:
                 "at them"
             )
         raise IncompatiblePair(
-            f"{codec!r} is an exchange of its own, and goes with no collective: "
-            f"{why}; give it to "
-            "gw.attach or gw.exchange_for by itself"
+            f"{codec!r} is an exchange of its own, and goes with no collective: {why}; "
+            "give it to gw.attach or gw.exchange_for by itself"
         )
     if not isinstance(collective, Collective):
         remedy = with_brackets(collective, "write gw.collective.casync_ps()")
@@ -153,10 +152,10 @@ def pair(codec: Compressor, collective: Collective) -> Pair:
 
 
 _ONLY_FOR_EXCHANGES = {
-    "whole_tensors": "payloads are of flat vectors that any collective may cut; write it as an "
-    "exchange of its own, as powersgd is",
-    "shared_support": "a compressor encodes what its own rank holds, before anyone can agree on "
-    "the elements to take; write it as an exchange of its own, as cltk is",
+    "whole_tensors": "payloads are of flat vectors that any collective may cut; write "
+    "it as an exchange of its own, as powersgd is",
+    "shared_support": "a compressor encodes what its own rank holds, before anyone can "
+    "agree on the elements to take; write it as an exchange of its own, as cltk is",
 }
 """Traits that a compressor cannot keep, and why."""
 

@@ -76,12 +76,10 @@ def sound_exchanges(
         for chunk in message.chunks if exchange.declared.whole_tensors else ():
             if chunk.numel < tensors[chunk.tensor].numel:
                 raise InvalidSetting(
-                    f"{start}message {number} "
-                    f"sends elements {chunk.start}:{chunk.stop} of "
-                    f"{chunk.tensor!r} through "
+                    f"{start}message {number} sends elements "
+                    f"{chunk.start}:{chunk.stop} of {chunk.tensor!r} through "
                     f"{setting.compressor}, which takes whole tensors; plan that "
-                    "tensor uncut, or "
-                    "give the message another exchange"
+                    "tensor uncut, or give the message another exchange"
                 )
         named = {*message.inline, *message.early}
         apart = set[str]()
@@ -107,8 +105,7 @@ def sound_exchanges(
                 "is encoded by itself, and named neither inline nor early as others are"
             )
         raise InvalidSetting(
-            f"{start}in message {number} {name!r} {why}; name all tensors that "
-            "are not sent dense, "
-            "or none of the message's"
+            f"{start}in message {number} {name!r} {why}; name all tensors that are not "
+            "sent dense, or none of the message's"
         )
     return made

@@ -111,9 +111,8 @@ class FrameworkAttachment:
         if len(self.handles) != 1:
             raise InvalidSetting(
                 "attachment.handle needs one attached model, and there are "
-                f"{len(self.handles)}; "
-                "let the framework prepare the model first, on two ranks or "
-                "more, or use .handles"
+                f"{len(self.handles)}; let the framework prepare the model first, on "
+                "two ranks or more, or use .handles"
             )
         return self.handles[0]
 
@@ -297,8 +296,7 @@ class FrameworkAttachment:
             if lacking:
                 raise InvalidSetting(
                     f"ranks {lacking} find no state of gradwire in {folder}, and "
-                    "others do; let "
-                    "every rank reach the files that it has saved"
+                    "others do; let every rank reach the files that it has saved"
                 )
             assert own is not None
             states.append(own)

@@ -125,8 +125,7 @@ class GradwireStrategy(_Attaching, DDPStrategy):  # type: ignore[misc]
         if len(states) != len(handles):
             raise InvalidSetting(
                 f"the checkpoint holds the state of {len(states)} models and "
-                f"{len(handles)} are "
-                "attached; attach to the same models"
+                f"{len(handles)} are attached; attach to the same models"
             )
         self.attachment.put(states)
 

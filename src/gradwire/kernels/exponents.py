@@ -88,9 +88,8 @@ def decode_exponents(
         )
     if wrong >= 0:
         raise RanksDiffer(
-            f"exponents of a payload: block {wrong} is no code of {BLOCK} "
-            "elements or fewer; give "
-            "every rank the same gradwire, compressor and settings"
+            f"exponents of a payload: block {wrong} is no code of {BLOCK} elements or "
+            "fewer; give every rank the same gradwire, compressor and settings"
         )
 
 

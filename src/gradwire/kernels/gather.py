@@ -50,9 +50,8 @@ def take(
         )
     if bad >= 0:
         raise InvalidSetting(
-            f"indices_K[{bad}] must lie in [0, {numel}), got "
-            f"{int(indices_K[bad])}; the list was "
-            "made for a vector of another length"
+            f"indices_K[{bad}] must lie in [0, {numel}), got {int(indices_K[bad])}; "
+            "the list was made for a vector of another length"
         )
 
 

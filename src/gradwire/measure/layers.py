@@ -396,9 +396,8 @@ def _observe(
 
 def _wrong_step(what: str, remedy: str) -> InvalidSetting:
     return InvalidSetting(
-        "step must run one forward and one backward of the model and nothing "
-        f"else; it {what}; "
-        f"{remedy}"
+        "step must run one forward and one backward of the model and nothing else; it "
+        f"{what}; {remedy}"
     )
 
 
@@ -539,9 +538,8 @@ def _source(devices: set[torch.device], iterations: int) -> str:
     )
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return (
-        f"measured on {', '.join(named)}, {today}, torch {torch.__version__}: "
-        "medians of "
-        f"{iterations} steps, scaled to those of steps without hooks"
+        f"measured on {', '.join(named)}, {today}, torch {torch.__version__}: medians "
+        f"of {iterations} steps, scaled to those of steps without hooks"
     )
 
 

@@ -187,9 +187,8 @@ def decide(review: Review) -> Decision:
     if slowness is not None and not HALF < slowness < 1 / HALF:
         return Decision(
             Move.PLAN,
-            f"a message takes {slowness:.2g} times what it took when the link "
-            "was measured: "
-            "measured and planned anew",
+            f"a message takes {slowness:.2g} times what it took when the link was "
+            "measured: measured and planned anew",
         )
     if review.is_trial:
         is_off = not 1 / review.off < step_s / review.dense_s < review.off

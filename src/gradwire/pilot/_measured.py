@@ -366,11 +366,9 @@ class MeasuredFlight(Flight):
         if self._profile is None:
             self._go(None)
             self._say(
-                "no forward pass of the model was seen with gradients enabled, "
-                "so nothing is "
-                "planned and gradients stay dense: call the model's modules "
-                "themselves, and put no "
-                "reentrant checkpoint around the whole model "
+                "no forward pass of the model was seen with gradients enabled, so "
+                "nothing is planned and gradients stay dense: call the model's modules "
+                "themselves, and put no reentrant checkpoint around the whole model "
                 "(use_reentrant=False is seen)",
                 level=logging.WARNING,
             )
@@ -388,9 +386,8 @@ class MeasuredFlight(Flight):
         else:
             self._dense_s = self._predicted_s(made.dense_s)
         told = (
-            f"links carry {format_rate(self._links.cluster.rate_bytes_per_s)}, a "
-            "dense step takes "
-            f"{format_seconds(self._dense_s)}, and by plan ({made.words}) "
+            f"links carry {format_rate(self._links.cluster.rate_bytes_per_s)}, a dense "
+            f"step takes {format_seconds(self._dense_s)}, and by plan ({made.words}) "
             f"{format_seconds(self._predicted_s(made.predicted_s))} are predicted"
         )
         self._take(made, told)

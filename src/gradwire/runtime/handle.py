@@ -122,10 +122,9 @@ class Handle:
         """
         raise InvalidSetting(
             f"{self!r} is a handle and cannot be copied or pickled, as it has "
-            "connections of this "
-            "process; save handle.state_dict(), attach each copy of the model "
-            "anew, and keep the "
-            "handle out of what is copied, such as the model's attributes"
+            "connections of this process; save handle.state_dict(), attach each copy "
+            "of the model anew, and keep the handle out of what is copied, such as the "
+            "model's attributes"
         )
 
     @property
@@ -548,11 +547,9 @@ class Handle:
                 if wall_clock() - begin_s > engine.timeout.total_seconds():
                     progress.is_leaving = False
                     raise InvalidSetting(
-                        "detach() was called while another thread is in a "
-                        "backward pass, which did "
-                        f"not end within {engine.timeout}; call it after "
-                        "backward() has returned "
-                        "there"
+                        "detach() was called while another thread is in a backward "
+                        f"pass, which did not end within {engine.timeout}; call it "
+                        "after backward() has returned there"
                     )
                 time.sleep(_POLL_S)
             self.attached = False

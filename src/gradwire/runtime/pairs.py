@@ -314,25 +314,22 @@ CAUTIONS: tuple[Caution, ...] = (
     Caution(
         "momentum in the exchange",
         "momentum in the optimizer",
-        "momentum counts twice: the exchange corrects for a momentum of {0}, "
-        "and {1} has its own; "
-        "use torch.optim.SGD(params, lr=...) without momentum",
+        "momentum counts twice: the exchange corrects for a momentum of {0}, and {1} "
+        "has its own; use torch.optim.SGD(params, lr=...) without momentum",
     ),
     Caution(
         "momentum in the exchange",
         "sparse rows",
-        "row-sparse gradients get no momentum from the exchange ({1}, ...); "
-        "make the embedding "
-        "with sparse=False, or give its weights an optimizer with momentum",
+        "row-sparse gradients get no momentum from the exchange ({1}, ...); make the "
+        "embedding with sparse=False, or give its weights an optimizer with momentum",
     ),
     Caution(
         "a collective without rows",
         "sparse rows that take it",
-        "row-sparse gradients ({1}, ...) cannot take {0}, and are gathered, or "
-        "sent to the ranks "
-        "that serve them, whichever takes less time in a step; make the embedding with "
-        "sparse=False to have its gradient take it, or name a collective of "
-        "rows, as zen",
+        "row-sparse gradients ({1}, ...) cannot take {0}, and are gathered, or sent to "
+        "the ranks that serve them, whichever takes less time in a step; make the "
+        "embedding with sparse=False to have its gradient take it, or name a "
+        "collective of rows, as zen",
     ),
 )
 """Every pair that works, and is warned of."""

@@ -123,9 +123,8 @@ def check_for(plan: Plan, params: Sequence[NamedParam], sparse: set[int]) -> Non
             why = f"through {message.exchange!r}, which carries no rows"
         if why:
             raise InvalidSetting(
-                f"message {number} of the plan of {plan.planner!r} sends "
-                f"{rows[0]} {why}, and its "
-                "gradients are row-sparse; plan with zen and a profile with "
-                "sparsity, build its "
-                "embedding with sparse=False, or attach an exchange instead of a plan"
+                f"message {number} of the plan of {plan.planner!r} sends {rows[0]} "
+                f"{why}, and its gradients are row-sparse; plan with zen and a profile "
+                "with sparsity, build its embedding with sparse=False, or attach an "
+                "exchange instead of a plan"
             )

@@ -296,7 +296,6 @@ def title(links: TrainingOnLinks) -> str:
     bench = links.bench
     tasks = "; ".join(make_task(name).description for name in bench.tasks)
     return (
-        f"{tasks}; {bench.ranks} hosts, {bench.steps} steps, {bench.seeds} "
-        "seeds; the goal is "
-        f"DDP's held-out loss at step {links.goal_step}"
+        f"{tasks}; {bench.ranks} hosts, {bench.steps} steps, {bench.seeds} seeds; the "
+        f"goal is DDP's held-out loss at step {links.goal_step}"
     )

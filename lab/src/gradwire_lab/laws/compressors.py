@@ -175,9 +175,8 @@ def law_unbiased(codec: Compressor, grad_N: Tensor) -> bool:
     worst = int((off_N - allowed_N).argmax())
     must(
         bool(off_N[worst] <= allowed_N[worst]),
-        f"unbiased, yet element {worst} is {float(grad_N[worst]):.6g} and its "
-        "mean over "
-        f"{num_steps} steps {float(off_N[worst]):.3g} off, allowed "
+        f"unbiased, yet element {worst} is {float(grad_N[worst]):.6g} and its mean "
+        f"over {num_steps} steps {float(off_N[worst]):.3g} off, allowed "
         f"{float(allowed_N[worst]):.3g}",
     )
     return True

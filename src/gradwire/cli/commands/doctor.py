@@ -282,9 +282,8 @@ def naming_warnings(seconds: Mapping[str, float]) -> list[Row]:
     server answers, each connection holds all ranks up.
     """
     remedy = (
-        "name the hosts in /etc/hosts, or set RES_OPTIONS=attempts:0 for every "
-        "rank, so that no "
-        "server is asked"
+        "name the hosts in /etc/hosts, or set RES_OPTIONS=attempts:0 for every rank, "
+        "so that no server is asked"
     )
     slow = {
         address: taken_s
@@ -431,7 +430,6 @@ def _measured() -> LinkReport:
             return links.launched_link(advance)
         except RuntimeError as error:
             raise GradwireError(
-                f"the link could not be measured: {error}; check that "
-                "MASTER_ADDR and the "
-                "interface in GLOO_SOCKET_IFNAME can be reached from every host"
+                f"the link could not be measured: {error}; check that MASTER_ADDR and "
+                "the interface in GLOO_SOCKET_IFNAME can be reached from every host"
             ) from error

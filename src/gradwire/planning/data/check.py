@@ -145,9 +145,8 @@ def _of_order(plan: Plan) -> Iterator[str]:
         for other in message.after:
             if not 0 <= other < number:
                 yield (
-                    f"order that cannot be met: message {number} waits for "
-                    f"message {other}, which "
-                    "does not stand before it"
+                    f"order that cannot be met: message {number} waits for message "
+                    f"{other}, which does not stand before it"
                 )
 
 

@@ -164,15 +164,13 @@ class Cluster(Stored):
             return self
         if self.num_ranks % self.host.num_ranks:
             raise ValueError(
-                f"{self.num_ranks} ranks are not on hosts of "
-                f"{self.host.num_ranks} each; give "
-                "every host as many"
+                f"{self.num_ranks} ranks are not on hosts of {self.host.num_ranks} "
+                "each; give every host as many"
             )
         if self.collectives:
             raise ValueError(
-                "collectives were measured among hosts of one rank each, and "
-                "host says that these "
-                "have more; leave one of them out"
+                "collectives were measured among hosts of one rank each, and host says "
+                "that these have more; leave one of them out"
             )
         return self
 
@@ -399,11 +397,9 @@ class Cluster(Stored):
             raise invalid("ranks", ranks, accepted, "scale to whole hosts")
         source = (
             f"scaled to {ranks} ranks and links of {format_rate(rate)}, with a hop of "
-            f"{format_seconds(hop_s)} and "
-            f"{100 * arriving / self.rate_bytes_per_s:.3g} % of "
-            f"the rate, from {self.num_ranks} ranks at "
-            f"{format_rate(self.rate_bytes_per_s)}: "
-            f"{self.source}"
+            f"{format_seconds(hop_s)} and {100 * arriving / self.rate_bytes_per_s:.3g} "
+            f"% of the rate, from {self.num_ranks} ranks at "
+            f"{format_rate(self.rate_bytes_per_s)}: {self.source}"
         )
         host = (
             None if self.host is None else self.host.model_copy(update={"shares": {}})
@@ -482,10 +478,9 @@ class Cluster(Stored):
             return self.hop_s, self.rate_bytes_per_s
         if not self.tells_rate:
             raise InvalidSetting(
-                "the measured all-reduce takes no longer for more bytes, so no "
-                "rate follows from "
-                "it; measure larger messages, or state rate_bytes_per_s in a "
-                "new Cluster"
+                "the measured all-reduce takes no longer for more bytes, so no rate "
+                "follows from it; measure larger messages, or state rate_bytes_per_s "
+                "in a new Cluster"
             )
         rounds, copies = travel("all_reduce", ranks)
         return fit.alpha_s / rounds, copies / fit.per_unit_s

@@ -182,9 +182,8 @@ def fit_line(samples: Iterable[tuple[int, float]]) -> LineFit:
         or not all(size >= 0 and 0 < seconds < math.inf for size, seconds in kept)
     ):
         raise InvalidSetting(
-            "a line is fitted to three or more positive times, of at least two "
-            "sizes, got "
-            f"{list(kept)}; measure more sizes"
+            "a line is fitted to three or more positive times, of at least two sizes, "
+            f"got {list(kept)}; measure more sizes"
         )
     size_S, seconds_S = np.array(kept, dtype=np.float64).T
     # Sizes in units of the largest, or the two columns differ by seven orders of

@@ -123,9 +123,8 @@ class Profile(Stored):
             for units in (one.units, one.blocks):
                 if units.num_units != -(-numel // units.width):
                     raise ValueError(
-                        f"sparsity of {one.name!r} is of {units.num_units} units "
-                        f"of {units.width} "
-                        f"elements, and it has {numel} elements"
+                        f"sparsity of {one.name!r} is of {units.num_units} units of "
+                        f"{units.width} elements, and it has {numel} elements"
                     )
         return self
 

@@ -131,17 +131,15 @@ class UnitSparsity(Frozen):
             if one.ratio * self.density > 1 + _SLACK:
                 raise ValueError(
                     f"{what} is {one.ratio:g}, which makes a density of "
-                    f"{self.density:g} more "
-                    "than all units"
+                    f"{self.density:g} more than all units"
                 )
             last = one.ratio
         for cut in self.skewness:
             most = self.num_units / max(1, self.num_units // cut.parts)
             if not 1 - _SLACK <= cut.ratio <= most * (1 + _SLACK):
                 raise ValueError(
-                    f"skewness ratio of {cut.parts} parts is {cut.ratio:g}, and "
-                    f"1 to {most:g} "
-                    "is possible"
+                    f"skewness ratio of {cut.parts} parts is {cut.ratio:g}, and 1 to "
+                    f"{most:g} is possible"
                 )
         for at in self.imbalances:
             ranks = at.ranks
@@ -151,9 +149,8 @@ class UnitSparsity(Frozen):
                 1 - _SLACK <= one <= ranks * (1 + _SLACK) for one in (push, pull)
             ):
                 raise ValueError(
-                    f"imbalances among {ranks} ranks are {push:g} and {pull:g}, "
-                    f"and 1 to {ranks} "
-                    "is possible"
+                    f"imbalances among {ranks} ranks are {push:g} and {pull:g}, and 1 "
+                    f"to {ranks} is possible"
                 )
         return self
 

@@ -154,9 +154,8 @@ def _check_met(met: tuple[Post, ...]) -> None:
             first.like,
         ):
             raise InvalidSetting(
-                "ranks call different collectives, or with different sizes, "
-                "dtypes or roots: "
-                f"{met[0]}; {other}"
+                "ranks call different collectives, or with different sizes, dtypes or "
+                f"roots: {met[0]}; {other}"
             )
 
 

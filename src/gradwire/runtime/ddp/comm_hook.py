@@ -68,9 +68,8 @@ def serve_hook(
             )
         except RuntimeError as error:
             raise InvalidSetting(
-                "DDP refused the communication hook: "
-                f"{str(error).splitlines()[0]}; a DDP model "
-                "has one hook, and mixed_precision= takes it too: build it "
+                f"DDP refused the communication hook: {str(error).splitlines()[0]}; a "
+                "DDP model has one hook, and mixed_precision= takes it too: build it "
                 "without, then attach"
             ) from error
         # DDP's reducer has the hook; this list is what copies would take
@@ -580,12 +579,10 @@ class _Counter:
         if was_armed:
             if param is not None and self._on_end is not None and is_inside_a_segment():
                 raise self._progress.give_up(
-                    "a pilot (auto) cannot see where the backward pass ends: it "
-                    "begins inside a "
-                    "segment of a reentrant activation checkpoint, and no "
-                    "tensor was found in the "
-                    "model's output; use_reentrant=False is accepted, as are "
-                    "tuples and dicts"
+                    "a pilot (auto) cannot see where the backward pass ends: it begins "
+                    "inside a segment of a reentrant activation checkpoint, and no "
+                    "tensor was found in the model's output; use_reentrant=False is "
+                    "accepted, as are tuples and dicts"
                 )
             self._begin()
 

@@ -309,11 +309,10 @@ class Streams:
             return None
         if kind.is_capturing():
             raise InvalidSetting(
-                "a CUDA graph is being captured, and gradients cannot be "
-                "exchanged in it: a "
-                "replayed graph does not communicate. Capture the forward pass "
-                "alone, or "
-                "capture in handle.no_sync() and call backward() outside of the graph"
+                "a CUDA graph is being captured, and gradients cannot be exchanged in "
+                "it: a replayed graph does not communicate. Capture the forward pass "
+                "alone, or capture in handle.no_sync() and call backward() outside of "
+                "the graph"
             )
         stream = kind.current_stream(device)
         return Mark(device, stream, kind.record(stream))

@@ -108,9 +108,8 @@ def reduce_scatter(
         held = {one.name for _, columns in found for one in columns}
         if outside := sorted(set(params) - held):
             raise InvalidSetting(
-                f"{outside[0]} is trained and outside of what fully_shard() "
-                "holds, so nobody "
-                "averages it among ranks; apply fully_shard() to the whole "
+                f"{outside[0]} is trained and outside of what fully_shard() holds, so "
+                "nobody averages it among ranks; apply fully_shard() to the whole "
                 "model too, or freeze it"
             )
     tensors = [
@@ -172,8 +171,7 @@ def _group_of(params: Mapping[str, Any]) -> Group:
             f"one cut on {sorted(map(str, meshes))}",
             "cut on one mesh of one dimension",
             "under HSDP shard on mesh['shard'] alone, and let gw.attach(model, "
-            "exchange, "
-            "group=mesh['replicate']) average among replicas",
+            "exchange, group=mesh['replicate']) average among replicas",
         )
     return next(iter(meshes)).get_group()
 

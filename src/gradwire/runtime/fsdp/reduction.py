@@ -244,9 +244,8 @@ class ShardReduction:
         self.step += comm is self._comms[0]
         if op not in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
             raise InvalidSetting(
-                f"fully_shard asks for {op}, and payloads are averaged or added "
-                "up; leave out "
-                "set_gradient_divide_factor()"
+                f"fully_shard asks for {op}, and payloads are averaged or added up; "
+                "leave out set_gradient_divide_factor()"
             )
         if self.step == 1 and self._scaler is None:
             refuse_other_scaler()
@@ -437,18 +436,15 @@ class PayloadReduceScatter:
         own = self.parts[0].dtype
         if input_tensor.dtype != own:
             raise InvalidSetting(
-                f"fully_shard reduces gradients in {input_tensor.dtype} and "
-                f"parameters are {own}; "
-                f"write MixedPrecisionPolicy(reduce_dtype={own}), as payloads "
-                "are small anyway"
+                f"fully_shard reduces gradients in {input_tensor.dtype} and parameters "
+                f"are {own}; write MixedPrecisionPolicy(reduce_dtype={own}), as "
+                "payloads are small anyway"
             )
         if output_tensor.numel() != self._numel:
             raise InvalidSetting(
-                f"fully_shard reduces {output_tensor.numel()} elements a rank "
-                "and there were "
-                f"{self._numel} when reduce_scatter() was called; call it when "
-                "the model, and what "
-                "of it is trained, no longer changes"
+                f"fully_shard reduces {output_tensor.numel()} elements a rank and "
+                f"there were {self._numel} when reduce_scatter() was called; call it "
+                "when the model, and what of it is trained, no longer changes"
             )
         self._owner.reduce(self, input_tensor, output_tensor, op)
 
@@ -477,8 +473,7 @@ def refuse_half(params: Mapping[str, Tensor]) -> None:
                 "torch.float32 beside a scaler, as small gradients without "
                 "their scale become 0",
                 "write MixedPrecisionPolicy(param_dtype=torch.float16) and keep "
-                "parameters in "
-                "float32",
+                "parameters in float32",
             )
 
 

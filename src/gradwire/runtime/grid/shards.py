@@ -66,9 +66,8 @@ def outside_of(setting: str) -> InvalidSetting:
     """The error on a rank that is not in the group that it gives for ``setting``."""
     return InvalidSetting(
         f"this rank ({dist.get_rank()}) is not in the group that it gave as "
-        f"{setting}=; make the "
-        "call on the ranks of that group only, or give each rank the group that "
-        "it is in"
+        f"{setting}=; make the call on the ranks of that group only, or give each rank "
+        "the group that it is in"
     )
 
 

@@ -145,9 +145,8 @@ def alarm_of(
         )
         if len(cut) > 1:
             text = (
-                f"the network is parted: ranks {listed(near)} of {world} reach "
-                "each other, and no "
-                f"connection reaches ranks {listed(cut)}"
+                f"the network is parted: ranks {listed(near)} of {world} reach each "
+                f"other, and no connection reaches ranks {listed(cut)}"
             )
         return Alarm(lost, step, text, ExitCode.NETWORK)
     if store_lost and (rank == 0 or reach.get(0) is Reach.ANSWERS):
@@ -201,11 +200,9 @@ def loopback_name() -> str:
     if not address.startswith("127."):
         return ""
     return (
-        f"; this host's name resolves to {address}, which no other host can "
-        "reach: if ranks run on "
-        f"several hosts, set {_INTERFACE} on each to the interface that reaches "
-        "the others "
-        "(gradwire doctor names it)"
+        f"; this host's name resolves to {address}, which no other host can reach: if "
+        f"ranks run on several hosts, set {_INTERFACE} on each to the interface that "
+        "reaches the others (gradwire doctor names it)"
     )
 
 

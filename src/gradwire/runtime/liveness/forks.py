@@ -44,13 +44,11 @@ def _in_child() -> None:
     parent = os.getppid()
     own = os.getpid()
     error = InvalidSetting(
-        f"process {own} was forked from process {parent}, which has attached "
-        "this model: it has "
-        "none of the connections to other ranks, so it cannot exchange "
-        "gradients; train in process "
-        f"{parent}, start this process by 'spawn', or call handle.detach() here "
-        "to train without "
-        f"an exchange (process {parent} stays attached)"
+        f"process {own} was forked from process {parent}, which has attached this "
+        "model: it has none of the connections to other ranks, so it cannot exchange "
+        f"gradients; train in process {parent}, start this process by 'spawn', or call "
+        f"handle.detach() here to train without an exchange (process {parent} stays "
+        "attached)"
     )
     groups = [group for one in found for group in one.become_copy(error)]
     if dist.is_initialized():  # torch's own would keep the child from ending, too

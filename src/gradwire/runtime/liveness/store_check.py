@@ -67,10 +67,8 @@ class StoreCheck:
             store = type(root_store()).__name__
             raise InvalidSetting(
                 f"ranks do not share the job's store: rank {listed(absent)} of "
-                f"{self._world} has "
-                f"met this rank in an all-reduce, and {CHECK_S:g} s later there "
-                "is no note of it "
-                f"in this rank's {store}; {_REMEDY}"
+                f"{self._world} has met this rank in an all-reduce, and {CHECK_S:g} s "
+                f"later there is no note of it in this rank's {store}; {_REMEDY}"
             )
 
     def _look(self, work: Any) -> None:

@@ -79,9 +79,8 @@ class Counting:
         if num_steps <= most:
             return 0
         _log.warning(
-            "%s counts from now on, in place of %s, which steps no more; to "
-            "choose the optimizer "
-            "yourself, call detach(), then gw.local_steps with it",
+            "%s counts from now on, in place of %s, which steps no more; to choose the "
+            "optimizer yourself, call detach(), then gw.local_steps with it",
             type(optimizer).__name__,
             type(self._optimizer).__name__,
         )

@@ -19,14 +19,12 @@ from ..engine.engine import rows_of_all
 from ..liveness.pulse import listed
 
 _REMEDY = (
-    "call end_period() on all ranks between the same two steps, and give all "
-    "ranks as many steps: "
-    "where data are unequal, stop with the shortest"
+    "call end_period() on all ranks between the same two steps, and give all ranks as "
+    "many steps: where data are unequal, stop with the shortest"
 )
 _LOAD_REMEDY = (
-    "load the same weights on all ranks between the same two steps, and what "
-    "each rank has of its "
-    "own by load_state_dict() of the handle, last"
+    "load the same weights on all ranks between the same two steps, and what each rank "
+    "has of its own by load_state_dict() of the handle, last"
 )
 
 
@@ -71,9 +69,8 @@ def refuse_unlike(moments: Sequence[LoopMoment], step: int) -> None:
         ended = listed([moments[rank].local_step for rank in ending])
         exchanged = listed([moments[rank].local_step for rank in others])
         text = (
-            f"rank {listed(ending)} of {world} called end_period() after {ended} "
-            "local steps, and "
-            f"rank {listed(others)} exchanged after {exchanged}"
+            f"rank {listed(ending)} of {world} called end_period() after {ended} local "
+            f"steps, and rank {listed(others)} exchanged after {exchanged}"
         )
         raise _mistake(text, _REMEDY, ending, step)
     if len({(one.num_loads, one.loads) for one in moments}) == 1:
@@ -84,9 +81,8 @@ def refuse_unlike(moments: Sequence[LoopMoment], step: int) -> None:
     if len(loaded) < world:
         others = tuple(rank for rank in ranks if rank not in loaded)
         text = (
-            f"rank {listed(loaded)} of {world} loaded weights after "
-            "gw.local_steps, and rank "
-            f"{listed(others)} did not"
+            f"rank {listed(loaded)} of {world} loaded weights after gw.local_steps, "
+            f"and rank {listed(others)} did not"
         )
     raise _mistake(text, _LOAD_REMEDY, loaded, step)
 

@@ -226,8 +226,7 @@ _HERE = str(Path(__file__).parents[1])
 
 _PROPERTIES = (
     "shape ndim dtype device layout names itemsize nbytes requires_grad grad_fn "
-    "is_leaf "
-    "is_sparse is_sparse_csr is_quantized is_nested is_mkldnn is_meta is_cpu "
+    "is_leaf is_sparse is_sparse_csr is_quantized is_nested is_mkldnn is_meta is_cpu "
     "is_cuda is_xpu is_mps"
 )
 _METHODS = (

@@ -132,9 +132,8 @@ class JointCall:
             if absent:
                 raise self._late(absent, kind, who.world)
             remedy = (
-                f"nothing was {self._done}: have every rank make the same call, "
-                "with the state "
-                "that it saved at the same step of the same run"
+                f"nothing was {self._done}: have every rank make the same call, with "
+                "the state that it saved at the same step of the same run"
             )
             how = "do not have the same checkpoint"
             refuse_differences(found, kind, how, remedy, _difference, names_all=True)
@@ -185,9 +184,8 @@ class JointCall:
             if place.launched and (place.step, place.num_calls) == at:
                 raise self._lose(
                     (rank,),
-                    f"rank {rank} of {self._engine.world} began step "
-                    f"{self._next_step} without "
-                    f"{self._call}, which rank {self._engine.rank} has called",
+                    f"rank {rank} of {self._engine.world} began step {self._next_step} "
+                    f"without {self._call}, which rank {self._engine.rank} has called",
                 )
             if signs[rank].still_s > SILENCE_S:
                 text = (

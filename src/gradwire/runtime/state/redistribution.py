@@ -134,9 +134,8 @@ def _of_one_moment(state_dicts: Any) -> list[Saved]:
     ranks = [old["rank"] for old in olds]
     if len(ranks) != count or ranks != list(range(count)):
         raise InvalidSetting(
-            f"redistribute needs the state_dicts of all {count} old ranks, got "
-            "those of ranks "
-            f"{ranks}; load every rank's file"
+            f"redistribute needs the state_dicts of all {count} old ranks, got those "
+            f"of ranks {ranks}; load every rank's file"
         )
     how = "did not save the same thing"
     remedy = "load the state_dicts that all old ranks saved at one moment"

@@ -110,11 +110,10 @@ def sharded_state(
     """
     if saved["ranks_per_host"] > 1 or "outer" in saved or has_pilot:
         raise InvalidSetting(
-            "sharded_state() needs gw.attach with an exchange or a plan, and "
-            "without mesh=: state "
-            "of hosts' shares, local steps and 'auto' does not have the "
-            "parameters' shapes; save "
-            "what gather_state() returns on rank 0, or state_dict() on each rank"
+            "sharded_state() needs gw.attach with an exchange or a plan, and without "
+            "mesh=: state of hosts' shares, local steps and 'auto' does not have the "
+            "parameters' shapes; save what gather_state() returns on rank 0, or "
+            "state_dict() on each rank"
         )
     if owners.part[1] == 1 and saved["shard"] not in ("", "part 0 of 1"):
         remedy = "save a file a rank, by state_dict()"
@@ -197,11 +196,9 @@ def own_part(owners: Owners, given: Any, origin: Origin) -> Any:
     ]
     if not is_cut_alike and any(beside["params"].values()):
         raise InvalidSetting(
-            f"this state was saved by {rest['parts']} shards of each parameter "
-            "and there are "
-            f"{parts} now, and {rest['algorithm']} keeps state of whole shards, "
-            "which cannot be "
-            "cut; go on with as many shards"
+            f"this state was saved by {rest['parts']} shards of each parameter and "
+            f"there are {parts} now, and {rest['algorithm']} keeps state of whole "
+            "shards, which cannot be cut; go on with as many shards"
         )
     # Other cuts leave other ranks without an element of a small parameter.
     own_names = [

@@ -294,9 +294,8 @@ def mean_residual_norm(stats: Sequence[Mapping[str, Any]]) -> float:
     world = int(stats[0]["world_size"]) if stats else 1
     if ranks != list(range(world)):
         raise InvalidSetting(
-            f"mean_residual_norm needs the stats of all {world} ranks once each, "
-            "got those of "
-            f"ranks {ranks}; gather handle.stats() of every rank"
+            f"mean_residual_norm needs the stats of all {world} ranks once each, got "
+            f"those of ranks {ranks}; gather handle.stats() of every rank"
         )
     return math.fsum(one["residual_norm"] for one in stats) / world
 
@@ -419,10 +418,9 @@ def _writer(to: Any) -> Callable[[int, dict[str, float]], object]:
     if _takes(to, 0, {}):
         return to  # type: ignore[no-any-return]
     accepted = (
-        "a SummaryWriter, a wandb run, an OpenTelemetry meter, a Prometheus "
-        "gauge with one label, "
-        "a Lightning logger, an Accelerator, or a function of a step and a dict "
-        "of figures"
+        "a SummaryWriter, a wandb run, an OpenTelemetry meter, a Prometheus gauge with "
+        "one label, a Lightning logger, an Accelerator, or a function of a step and a "
+        "dict of figures"
     )
     raise invalid(
         "the first argument of log_to", to, accepted, "pass one of these, or None"

@@ -97,9 +97,8 @@ class Guard:
         }
         if rank == 0:
             _log.info(
-                "step %d: means are off the dense ones by %.3g of their norm, "
-                "most in the message "
-                "of %s, by %.3g",
+                "step %d: means are off the dense ones by %.3g of their norm, most in "
+                "the message of %s, by %.3g",
                 step,
                 error,
                 name,

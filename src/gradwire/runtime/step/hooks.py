@@ -230,19 +230,15 @@ class Strangers:
                     "attach that"
                 )
             return self._give_up(
-                f"{named} requires a gradient, which it did not when the model "
-                "was attached; call "
-                f"handle.detach() after unfreezing, {remedy}"
+                f"{named} requires a gradient, which it did not when the model was "
+                f"attached; call handle.detach() after unfreezing, {remedy}"
             )
         kind = type(found[0][1]).__name__
         return self._give_up(
-            f"{named} (a {kind}; {len(found)} in all) came into the model after "
-            "it was attached, "
-            "by a new layer, load_state_dict(assign=True), parametrize, "
-            "fully_shard or the like, "
-            "so nobody exchanges its gradients; call handle.detach() before "
-            "such a change, and "
-            "attach after it"
+            f"{named} (a {kind}; {len(found)} in all) came into the model after it was "
+            "attached, by a new layer, load_state_dict(assign=True), parametrize, "
+            "fully_shard or the like, so nobody exchanges its gradients; call "
+            "handle.detach() before such a change, and attach after it"
         )
 
 
@@ -405,17 +401,15 @@ class ModuleHooks:
         self._strangers.before_backward()
         if is_inside_a_segment():
             raise self._progress.give_up(
-                "a backward pass began inside a segment of a reentrant "
-                "activation checkpoint, "
-                "where no step can end; use_reentrant=False is accepted"
+                "a backward pass began inside a segment of a reentrant activation "
+                "checkpoint, where no step can end; use_reentrant=False is accepted"
             )
         # Compiled autograd calls nothing back at the end of a backward pass.
         compiled = sys.modules.get("torch._dynamo.compiled_autograd")
         if getattr(compiled, "in_compiled_autograd_region", False):
             raise self._progress.give_up(
-                "compiled autograd runs this backward pass, whose end no hook "
-                "can see; call "
-                "backward() outside of what torch.compile compiles, or leave "
+                "compiled autograd runs this backward pass, whose end no hook can see; "
+                "call backward() outside of what torch.compile compiles, or leave "
                 "torch._dynamo.config.compiled_autograd False (the model may be "
                 "compiled)"
             )
@@ -485,10 +479,9 @@ class ModuleHooks:
         ]:
             raise self._progress.give_up(
                 f"parameter {stepped[0]} changed during the backward pass "
-                f"({len(stepped)} such), "
-                "so a hook has stepped it with this rank's own gradient; step "
-                "the optimizer after "
-                "backward(), when the means are there"
+                f"({len(stepped)} such), so a hook has stepped it with this rank's own "
+                "gradient; step the optimizer after backward(), when the means are "
+                "there"
             )
         synchroniser.close()
         self._progress.mark_backward(wall_clock())

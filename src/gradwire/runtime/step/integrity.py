@@ -102,14 +102,11 @@ def refuse_other_bits(
         )
     wrong = (name for name, *each in zip(names, *told, strict=True) if len({*each}) > 1)
     raise RankFailed(
-        f"{who}, first in {next(wrong)}: memory or a link changes bits, or "
-        "parameters are changed "
-        "or stepped by something that differs among ranks (gradients of passes "
-        "under no_sync, an "
-        "optimizer within the backward pass, which steps before the mean is "
-        "there, or a forward "
-        "pass that writes to weights, as max_norm does); check_every=None "
-        "compares nothing",
+        f"{who}, first in {next(wrong)}: memory or a link changes bits, or parameters "
+        "are changed or stepped by something that differs among ranks (gradients of "
+        "passes under no_sync, an optimizer within the backward pass, which steps "
+        "before the mean is there, or a forward pass that writes to weights, as "
+        "max_norm does); check_every=None compares nothing",
         ranks=odd,
         step=step,
         exit_code=ExitCode.BITS,

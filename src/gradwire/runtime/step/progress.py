@@ -245,13 +245,10 @@ class Progress:
             for name, factor in (found := outgrown(self._in_step))[:1]:
                 self._warned = True
                 _log.warning(
-                    "after %d steps the residual of %s has %.0f times the norm "
-                    "of its gradient "
-                    "(%d tensors are like it): what is kept does not get "
-                    "through, and training may "
-                    "stand still; take a smaller block, more bits or a higher "
-                    "density, or exclude "
-                    "the tensor by compress_if",
+                    "after %d steps the residual of %s has %.0f times the norm of its "
+                    "gradient (%d tensors are like it): what is kept does not get "
+                    "through, and training may stand still; take a smaller block, more "
+                    "bits or a higher density, or exclude the tensor by compress_if",
                     *(self.step, name, factor, len(found)),
                 )
         ended = [log for log in logs if not log.write(self.step, self._in_step)]

@@ -77,11 +77,9 @@ def refuse_wrong_model(model: nn.Module) -> None:
         world.isdigit() and int(world) > 1 and not has_store()
     ):  # it would train alone, unnoticed
         raise InvalidSetting(
-            f"this is one of WORLD_SIZE={world} ranks and no process group "
-            "exists, so nothing "
-            "would be exchanged; call torch.distributed.init_process_group() "
-            "before attach (or "
-            "unset WORLD_SIZE to train alone)"
+            f"this is one of WORLD_SIZE={world} ranks and no process group exists, so "
+            "nothing would be exchanged; call torch.distributed.init_process_group() "
+            "before attach (or unset WORLD_SIZE to train alone)"
         )
     for name, param in model.named_parameters():
         if is_attached(param):
@@ -113,9 +111,8 @@ def refuse_wrong_model(model: nn.Module) -> None:
     if left:
         raise InvalidSetting(
             f"attach was called while {len(left)} parameters hold gradients "
-            f"({left[0]}, ...) of an "
-            "earlier backward pass, to which the next one would add its own; call "
-            "optimizer.zero_grad(set_to_none=True) first"
+            f"({left[0]}, ...) of an earlier backward pass, to which the next one "
+            "would add its own; call optimizer.zero_grad(set_to_none=True) first"
         )
 
 
@@ -136,11 +133,9 @@ def refuse_own_writes(model: nn.Module) -> None:
                 module.max_norm,
                 "None, as a forward pass shortens the rows of its own rank's "
                 "batch alone",
-                "leave it out, and shorten all rows after optimizer.step(): "
-                "with torch.no_grad(): "
-                f"weight.copy_(weight.renorm({module.norm_type:g}, 0, "
-                f"{module.max_norm:g})) "
-                "(check_every=None allows it)",
+                "leave it out, and shorten all rows after optimizer.step(): with "
+                f"torch.no_grad(): weight.copy_(weight.renorm({module.norm_type:g}, 0, "
+                f"{module.max_norm:g})) (check_every=None allows it)",
             )
 
 
@@ -223,12 +218,10 @@ def shown_as_around(name: str) -> InvalidSetting:
     return InvalidSetting(
         f"the gradients of {name} would be exchanged twice: the model is inside of a "
         "DistributedDataParallel, which exchanges them too; give gw.attach or "
-        "gw.local_steps the "
-        "DistributedDataParallel itself (what Accelerate's prepare() and "
-        "Fabric's setup() return, "
-        "the Trainer's model_wrapped, Lightning's trainer.strategy.model), once "
-        "the framework has "
-        "made it, or train without it and drop it (del)"
+        "gw.local_steps the DistributedDataParallel itself (what Accelerate's "
+        "prepare() and Fabric's setup() return, the Trainer's model_wrapped, "
+        "Lightning's trainer.strategy.model), once the framework has made it, or train "
+        "without it and drop it (del)"
     )
 
 
@@ -265,9 +258,8 @@ def _refuse_sharded(model: nn.Module) -> None:
             )
         if "replicate" in _registry(module):
             raise InvalidSetting(
-                f"replicate() exchanges the gradients of {where} itself, and "
-                "they would be "
-                "exchanged twice; attach the model without replicate()"
+                f"replicate() exchanges the gradients of {where} itself, and they "
+                "would be exchanged twice; attach the model without replicate()"
             )
 
 
@@ -334,17 +326,15 @@ def _refuse_ddp_inside(model: nn.Module) -> None:
     if len(inside) == 1 and not isinstance(model, DistributedDataParallel):
         outside = _trained_outside(model, inside[0])
         raise InvalidSetting(
-            f"{outside[0]} is trained and outside of the DistributedDataParallel "
-            "that is inside "
-            f"of the model ({type(model).__name__}), which exchanges the rest; "
-            "attach a model "
-            "without DDP, or wrap all that is trained in one DDP and attach that"
+            f"{outside[0]} is trained and outside of the DistributedDataParallel that "
+            f"is inside of the model ({type(model).__name__}), which exchanges the "
+            "rest; attach a model without DDP, or wrap all that is trained in one DDP "
+            "and attach that"
         )
     raise InvalidSetting(
         f"the model has {len(inside)} DistributedDataParallel modules inside of it "
-        f"({type(model).__name__}), and they exchange their gradients too; "
-        "attach each by itself, "
-        "or a model without DDP"
+        f"({type(model).__name__}), and they exchange their gradients too; attach each "
+        "by itself, or a model without DDP"
     )
 
 
@@ -366,11 +356,9 @@ def _refuse_changed(model: nn.Module) -> None:
     if None not in known and known != (len(params), num_bytes):
         raise InvalidSetting(
             f"the model trains {len(params)} parameters of {num_bytes} bytes, and its "
-            f"DistributedDataParallel was made for {known[0]} of {known[1]} "
-            "bytes: some were "
-            "converted, frozen or unfrozen since, which DDP does not notice; "
-            "make it anew from its "
-            "module, then attach it"
+            f"DistributedDataParallel was made for {known[0]} of {known[1]} bytes: "
+            "some were converted, frozen or unfrozen since, which DDP does not notice; "
+            "make it anew from its module, then attach it"
         )
 
 
@@ -405,11 +393,9 @@ def _taken_in(parent: nn.Module, name: str, child: nn.Module | None) -> None:
             for path, param in child.named_parameters():
                 if id(param) in given and is_attached(param):
                     raise InvalidSetting(
-                        f"the gradients of {path} would be exchanged twice: it "
-                        "is attached, and "
-                        "the DistributedDataParallel that is made here "
-                        "exchanges it too; call "
-                        "handle.detach() first, make the "
+                        f"the gradients of {path} would be exchanged twice: it is "
+                        "attached, and the DistributedDataParallel that is made here "
+                        "exchanges it too; call handle.detach() first, make the "
                         "DistributedDataParallel, then attach that"
                     )
     elif _is_fsdp(parent) and name == "_fsdp_wrapped_module":
@@ -417,7 +403,6 @@ def _taken_in(parent: nn.Module, name: str, child: nn.Module | None) -> None:
             if module in _modules:  # Its parameters are flattened already.
                 raise InvalidSetting(
                     f"{path or type(module).__name__} is attached, and "
-                    "FullyShardedDataParallel "
-                    "would exchange its gradients too; call handle.detach() "
-                    "before it is sharded"
+                    "FullyShardedDataParallel would exchange its gradients too; call "
+                    "handle.detach() before it is sharded"
                 )

@@ -519,17 +519,13 @@ class Synchroniser:
         if self.engine.world > 1:
             if not is_retry or (self.keeps_state and not self.report.confirms):
                 raise self.engine.give_up(
-                    f"the gradient of {name} came after an earlier backward pass "
-                    "that raised "
-                    "before its end, or twice in one, as the parameter is "
-                    "shared by segments of a "
-                    "reentrant activation checkpoint (use_reentrant=False is "
-                    "accepted). A pass "
-                    "that raised can be repeated, by all ranks, after "
-                    "zero_grad(set_to_none=True), "
-                    "where the exchange keeps no state (residuals, momenta, "
-                    "counters of draws), or "
-                    "attach was given on_failure='shrink'"
+                    f"the gradient of {name} came after an earlier backward pass that "
+                    "raised before its end, or twice in one, as the parameter is "
+                    "shared by segments of a reentrant activation checkpoint "
+                    "(use_reentrant=False is accepted). A pass that raised can be "
+                    "repeated, by all ranks, after zero_grad(set_to_none=True), where "
+                    "the exchange keeps no state (residuals, momenta, counters of "
+                    "draws), or attach was given on_failure='shrink'"
                 )
             from .retry import repeat_together  # a pass that raised is rare
 

@@ -339,9 +339,8 @@ class Newcomer:
             json.loads(store.get("run")), json.loads(json.dumps(own))
         ):
             raise RanksDiffer(
-                "the run and this newcomer do not train the same thing: "
-                f"{differs}; start it with "
-                "the run's model, settings and versions"
+                f"the run and this newcomer do not train the same thing: {differs}; "
+                "start it with the run's model, settings and versions"
             )
         end_s = time.monotonic() + patience_of(timeout).total_seconds()
         number = store.add("asked", 1)

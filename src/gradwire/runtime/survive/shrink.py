@@ -368,11 +368,9 @@ class Shrinking:
             f"{one.norm:.3g} after {one.num_steps} steps" for one in told.values()
         )
         return RanksLost(
-            f"rank {', '.join(map(str, told))} is lost in step "
-            f"{decision.num_steps}, with "
-            f"residuals whose norm was {norms}; {len(decision.ranks)} ranks go "
-            "on: repeat the "
-            "step, from zero_grad() on",
+            f"rank {', '.join(map(str, told))} is lost in step {decision.num_steps}, "
+            f"with residuals whose norm was {norms}; {len(decision.ranks)} ranks go "
+            "on: repeat the step, from zero_grad() on",
             ranks=tuple(told),
             step=decision.num_steps,
         )
