@@ -232,7 +232,8 @@ def _inner(function: ast.FunctionDef) -> list[ast.FunctionDef]:
 def code_lines(function: ast.FunctionDef) -> int:
     """Lines of a function that hold code, its head among them.
 
-    >>> code_lines(ast.parse('def f(x):\\n    "Says."\\n\\n    # why\\n    return x').body[0])
+    >>> written = 'def f(x):\\n    "Says."\\n\\n    # why\\n    return x'
+    >>> code_lines(ast.parse(written).body[0])
     2
     """
     held = {function.lineno, *_lines(function.args)}

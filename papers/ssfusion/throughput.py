@@ -123,13 +123,16 @@ def order_note(rows: Sequence[Row], replayed: Findings | None) -> str:
 
 def _ranges(rows: Sequence[Row]) -> list[str]:
     """A sentence for each reading: the gains of SSFusion-(O+I) under it."""
-    return [
-        f"{name}: {SSFUSION} over all of {', '.join(RIVALS)} "
-        f"{shown(range_of(over(where(rows, reading=name), SSFUSION, RIVALS).values()))}, "
-        "over -O "
-        f"{shown(range_of(over(where(rows, reading=name), SSFUSION, [VARIANTS['o']]).values()))}"
-        for name in readings(rows)
-    ]
+    sentences = []
+    for name in readings(rows):
+        of_reading = where(rows, reading=name)
+        gains = range_of(over(of_reading, SSFUSION, RIVALS).values())
+        gains_over_o = range_of(over(of_reading, SSFUSION, [VARIANTS["o"]]).values())
+        sentences.append(
+            f"{name}: {SSFUSION} over all of {', '.join(RIVALS)} {shown(gains)}, "
+            f"over -O {shown(gains_over_o)}"
+        )
+    return sentences
 
 
 def _offloading(rows: Sequence[Row]) -> Claim:

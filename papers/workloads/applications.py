@@ -242,8 +242,8 @@ def movielens_ncf(
     candidates = _candidates(pairs_N2[last_N], known_UI)
     return TrainingTask(
         name="ncf",
-        description=f"NeuMF of {factors} factors on MovieLens-100K, {batch} ratings and "
-        f"{NEGATIVES * batch} drawn pairs a rank",
+        description=f"NeuMF of {factors} factors on MovieLens-100K, {batch} ratings "
+        f"and {NEGATIVES * batch} drawn pairs a rank",
         make_model=lambda: NeuMF(num_users, num_items, factors),
         make_optimizer=_adam(1e-2),
         batch=draw,
@@ -303,8 +303,8 @@ def movielens_deepfm(
 
     return TrainingTask(
         name="deepfm",
-        description=f"DeepFM of {sum(sizes):,} x {embedding} embeddings on MovieLens-100K, "
-        f"{batch} ratings a rank",
+        description=f"DeepFM of {sum(sizes):,} x {embedding} embeddings on "
+        f"MovieLens-100K, {batch} ratings a rank",
         make_model=lambda: DeepFM(sizes, embedding),
         make_optimizer=_adam(1e-3),
         batch=draw,

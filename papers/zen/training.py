@@ -164,9 +164,10 @@ def figure(ask: Ask, name: str, run: Measure = measured) -> Findings:
     own, shaped = run(ask, part)
     ask.report(0.5, "simulation")
     rows = [*own, *simulated(ask, part.models, part.gbit)]
+    unshaped = "" if shaped else " that were not to be shaped"
     notes = (
-        f"measured: hosts of this machine, which share its cores, with links of "
-        f"{format_rate(part.rate_bytes_per_s)}{'' if shaped else ' that were not to be shaped'}; "
+        "measured: hosts of this machine, which share its cores, with links of "
+        f"{format_rate(part.rate_bytes_per_s)}{unshaped}; "
         "a step is its computation and then its communication",
         f"simulated: {part.gbit} Gbit/s, by the planner's formulas for elements that "
         "travel one by one, without work on the host, with the densities, overlaps and "

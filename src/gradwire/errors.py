@@ -80,7 +80,8 @@ class NotInstalled(InvalidSetting, AttributeError):
 
     >>> print(NotInstalled("tuning", "optuna", "tune"))
     tuning needs optuna, which is not installed; run: pip install "gradwire[tune]"
-    >>> print(str(NotInstalled("compressor 'sidco'", "gradwire-lab")).partition("; ")[2])
+    >>> error = NotInstalled("compressor 'sidco'", "gradwire-lab")
+    >>> print(str(error).partition("; ")[2])
     run: pip install ./lab (in a checkout of gradwire)
     """
 
@@ -215,8 +216,11 @@ def names_checked(function: Callable[_P, _T]) -> Callable[_P, _T]:
     >>> try:
     ...     clipped(maxnorm=1.0)
     ... except UnknownName as error:
-    ...     print(error)
-    no argument of clipped is called 'maxnorm'; there are: max_norm; did you mean 'max_norm'?
+    ...     for part in str(error).split("; "):
+    ...         print(part)
+    no argument of clipped is called 'maxnorm'
+    there are: max_norm
+    did you mean 'max_norm'?
     """
     known = signature(function).parameters
 

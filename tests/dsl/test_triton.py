@@ -306,7 +306,10 @@ from gradwire.dsl.gpu.launch import Launcher, launch_shape
 from gradwire.dsl.ir import FLOAT32, INT32
 from gradwire.dsl.gpu.render import counting, row
 
-forms = [codec(block=4096).kernels().encode_with_residual for codec in (int8, onebit, uniform)]
+forms = [
+    codec(block=4096).kernels().encode_with_residual
+    for codec in (int8, onebit, uniform)
+]
 packed, kept = threelc(block=512).kernels(), dgc().kernels()
 forms += [packed.encode, packed.merge, kept.encode, kept.stages[0].plain]
 launcher = Launcher(*forms)

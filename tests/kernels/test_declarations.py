@@ -23,7 +23,8 @@ WIDE = """
 #include "blocks.h"
 GW_EXPORT int64_t widened(const float* values, int64_t count,
                           float factor, int threads) {
-  return values == nullptr ? -1 : static_cast<int64_t>(values[0] * factor) + count + threads;
+  if (values == nullptr) return -1;
+  return static_cast<int64_t>(values[0] * factor) + count + threads;
 }
 GW_EXPORT void nothing(int threads) {}
 """

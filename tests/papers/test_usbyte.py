@@ -102,9 +102,7 @@ def test_a_layer_is_a_tensor_keeps_bytes_and_seconds() -> None:
     assert len(profile_of("vgg16", by_tensor=True).layers) == 32
 
 
-def test_the_printed_algorithm_loses_blocks_where_a_layer_is_served_twice_in_a_row() -> (
-    None
-):
+def test_the_printed_algorithm_loses_blocks_of_a_layer_served_twice_in_a_row() -> None:
     lossy = plan_as_printed(profile_of("vgg16"), cluster_1(2), 2**20)
     assert 0 < lossy.fraction_sent < 1
     assert (

@@ -124,7 +124,8 @@ def alone(rank: int, world: int, how: str) -> tuple[str, tuple[int, ...], str]:
         ),
         (
             "draws",
-            r"where the exchange keeps no state \(residuals, momenta, counters of draws\)",
+            r"where the exchange keeps no state "
+            r"\(residuals, momenta, counters of draws\)",
         ),
         ("gradients are kept", r"by all ranks, after zero_grad\(set_to_none=True\)"),
     ],

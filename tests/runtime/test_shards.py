@@ -142,7 +142,8 @@ def test_mistakes_are_told_on_every_rank(four: Ranks) -> None:
         r"RanksDiffer: shard 0 and shard 1 .* 3 messages against 4|message 0 is of",
         r"RanksDiffer: shard 0 and shard 1 .* message 0 is of",
         r"RanksDiffer: shard 0 and shard 1 .* num_channels is 2 against 3",
-        r"num_channels must be an integer of at least 1|refused to attach: .*num_channels",
+        r"num_channels must be an integer of at least 1|"
+        r"refused to attach: .*num_channels",
         r"RanksDiffer: rank 0 and rank 1 .* setting shards is 'part [01] of 2' against",
     ]
     for told in four.run(given_wrongly):

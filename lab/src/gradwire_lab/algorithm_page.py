@@ -247,7 +247,8 @@ class Measurements(NamedTuple):
 def tables(text: str) -> Iterator[Measurements]:
     """All tables of a page of Markdown, in order.
 
-    >>> [found] = tables("## Speed\\n\\nIn s:\\n\\n| a | s |\\n| --- | --- |\\n| b | 2 |")
+    >>> page = ["## Speed", "", "In s:", "", "| a | s |", "| --- | --- |", "| b | 2 |"]
+    >>> [found] = tables("\\n".join(page))
     >>> found
     Measurements(section='Speed', said='In s:', head=['a', 's'], rows=[['b', '2']])
     """

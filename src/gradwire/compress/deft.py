@@ -192,7 +192,8 @@ def layer_k(norms_L: Tensor, sizes_L: Tensor, budget: int) -> Tensor:
     least 1).
 
     >>> sizes_L = torch.tensor([100, 100, 2, 50])
-    >>> layer_k(torch.tensor([6.0, 2.0, 8.0, 0.0]).double(), sizes_L, budget=23).tolist()
+    >>> norms_L = torch.tensor([6.0, 2.0, 8.0, 0.0]).double()
+    >>> layer_k(norms_L, sizes_L, budget=23).tolist()
     [15, 5, 2, 1]
     """
     if not sizes_L.numel():

@@ -293,8 +293,10 @@ class powersgd(Exchange):
     >>> spec = TensorSpec("fc.weight", 64, shapes=((8, 8),))
     >>> exchange = powersgd(rank=1)
     >>> mean = run_local(exchange, grads, [exchange.init(spec, 2)] * 2)[0][0]
-    >>> torch.allclose(mean, 2 * grads[0]), exchange.wire_bytes(spec, 2), spec.size_bytes
-    (True, [64, 64], 256)
+    >>> torch.allclose(mean, 2 * grads[0])
+    True
+    >>> exchange.wire_bytes(spec, 2), spec.size_bytes
+    ([64, 64], 256)
     """
 
     rank: int = 4

@@ -51,7 +51,9 @@ class Format:
     """The fields of a payload in the order in which they lie, each aligned to its own
     item size.
 
-    >>> Format((Field("scales", torch.float32, 2), Field("bits", torch.uint8, 3))).size_bytes
+    >>> scales = Field("scales", torch.float32, 2)
+    >>> bits = Field("bits", torch.uint8, 3)
+    >>> Format((scales, bits)).size_bytes
     11
     """
 

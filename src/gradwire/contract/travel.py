@@ -110,8 +110,10 @@ def copies_sent(verb: str, world: int, from_root: int = 0) -> tuple[int, int]:
     In a broadcast the rank is the ``from_root``-th from the root on; elsewhere all send
     alike.
 
-    >>> copies_sent("all_reduce", 4), [copies_sent("broadcast", 6, p)[0] for p in range(6)]
-    ((6, 4), [3, 2, 0, 0, 0, 0])
+    >>> copies_sent("all_reduce", 4)
+    (6, 4)
+    >>> [copies_sent("broadcast", 6, from_root)[0] for from_root in range(6)]
+    [3, 2, 0, 0, 0, 0]
     """
     others = world - 1
     match verb:

@@ -11,7 +11,8 @@ built-in.
 ...         result=float32,
 ...         interp=torch.copysign,
 ...         cpp="__builtin_copysignf({}, {})",
-...         triton="tl.where({1}.to(tl.int32, bitcast=True) < 0, -tl.abs({0}), tl.abs({0}))",
+...         triton="tl.where({1}.to(tl.int32, bitcast=True) < 0, "
+...         "-tl.abs({0}), tl.abs({0}))",
 ...     )
 ... )
 >>> class one(Program):

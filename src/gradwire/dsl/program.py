@@ -7,7 +7,8 @@
 ...
 ...     def encode(self, gradient):
 ...         magnitude = reduce(map(gradient, abs), add) / size(gradient)
-...         return concat(magnitude=magnitude, bits=map(gradient, lambda x: uint1(x >= 0)))
+...         bits = map(gradient, lambda x: uint1(x >= 0))
+...         return concat(magnitude=magnitude, bits=bits)
 ...
 ...     def decode(self, compressed):
 ...         magnitude, bits = extract(compressed)

@@ -290,7 +290,9 @@ def profile(
             model, or a parameter gets no gradient.
 
     >>> model = nn.Linear(4, 2)
-    >>> measured = profile(model, lambda: model(torch.ones(3, 4)).sum().backward(), iterations=1)
+    >>> def step():
+    ...     model(torch.ones(3, 4)).sum().backward()
+    >>> measured = profile(model, step, iterations=1)
     >>> len(measured.layers), measured.batch_size
     (1, 3)
     """
@@ -695,7 +697,8 @@ def _in_buckets(
     >>> ready = [Moment(READY, *one) for one in [("c", 1.0), ("a", 2.0), ("b", 3.0)]]
     >>> [mark[1:] for mark in _in_buckets(ready, [["c", "b"], ["a"]])]
     [('c', 3.0), ('b', 3.0), ('a', 3.0)]
-    >>> [mark[1:] for mark in _in_buckets([Moment(READY, "a", 5.0)], [["unused"], ["a"]])]
+    >>> ready = [Moment(READY, "a", 5.0)]
+    >>> [mark[1:] for mark in _in_buckets(ready, [["unused"], ["a"]])]
     [('unused', 5.0), ('a', 5.0)]
     """
     if not buckets:

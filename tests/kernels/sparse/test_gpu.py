@@ -173,14 +173,16 @@ from gradwire_lab.hashing import hash_device
 
 shapes = {"WORLD": 8, "BLOCK": 1024, "REHASHES": 3}
 scalars = {"num_entries", "num_blocks", "length", "parallel", "serial", "last"}
-ones = shapes | dict.fromkeys(scalars, 1)  # a launch makes every 1 that it is given a constant
+# A launch makes every 1 that it is given a constant.
+ones = shapes | dict.fromkeys(scalars, 1)
 hashing = hash_device.hash_entries
 for kernel, fixed in ((permute, shapes), (hashing, shapes), (hashing, ones)):
     names = kernel.arg_names
     constants = {name: fixed[name] for name in names if name in fixed}
     types = {name: "i32" if name in scalars else "*i32" for name in names}
     types |= dict.fromkeys(constants, "constexpr")
-    made = triton.compile(ASTSource(kernel, types, constants), GPUTarget("cuda", 80, 32))
+    source = ASTSource(kernel, types, constants)
+    made = triton.compile(source, GPUTarget("cuda", 80, 32))
     print(made.asm["ptx"].replace("\\n", " "))
 """
 

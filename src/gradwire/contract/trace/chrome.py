@@ -28,7 +28,7 @@ def slots(spans: Sequence[Span]) -> list[int]:
     """For every span (ordered by start) the lowest slot that no earlier, still open
     span holds.
 
-    >>> slots([Span(0, "a", "x", 0, 2), Span(0, "a", "y", 1, 3), Span(0, "a", "z", 2, 4)])
+    >>> slots([Span(0, "lane", "name", start_s, start_s + 2) for start_s in range(3)])
     [0, 1, 0]
     """
     free: list[int] = []

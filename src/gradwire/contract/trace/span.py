@@ -29,7 +29,8 @@ class StepDensity:
     the whole step, dense messages included; ``end_s`` is the end of the step, on the
     clock of the spans.
 
-    >>> StepDensity(0, 7, 0.5, 800, numel=10_000, asked=100.0, selected=100, arrived=380).actual
+    >>> density = StepDensity(0, 7, 0.5, 800, 10_000, 100.0, selected=100, arrived=380)
+    >>> density.actual
     0.038
     """
 
@@ -220,9 +221,11 @@ class Trace:
     @classmethod
     def _read(cls, data: Any) -> Trace:
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            given = type(data).__name__
+            if isinstance(data, dict):
+                given = data.get("schema")
             raise InvalidSetting(
-                f"a trace of schema {SCHEMA} was expected, got "
-                f"{data.get('schema') if isinstance(data, dict) else type(data).__name__}; "
+                f"a trace of schema {SCHEMA} was expected, got {given}; "
                 "write it again with this version of gradwire"
             )
         densities = data.get("densities", ())  # files of before there were any

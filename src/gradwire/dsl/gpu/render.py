@@ -401,7 +401,8 @@ class _Body(Text):
             case Extent.BLOCK:
                 return f"tl.load({memory} + block, mask=n > 0, other=0){wide}"
             case _ if wide:
-                return f"gw.load_codes{code(buffer, f'{memory}, start, {self.at}, n', self.width)}"
+                arguments = f"{memory}, start, {self.at}, n"
+                return f"gw.load_codes{code(buffer, arguments, self.width)}"
             case _:
                 return f"tl.load({memory} + (start + j), mask=inside, other=0)"
 

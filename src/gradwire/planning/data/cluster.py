@@ -135,8 +135,10 @@ class Cluster(Stored):
         ValueError: pydantic's, for figures that no cluster can have.
 
     >>> cluster = Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
-    >>> f"{cluster.alpha_s * 1e6:.0f} us + {cluster.beta_s_per_byte * 1e9:.1f} ns a byte"
-    '910 us + 1.4 ns a byte'
+    >>> f"{cluster.alpha_s * 1e6:.0f} us"
+    '910 us'
+    >>> f"{cluster.beta_s_per_byte * 1e9:.1f} ns per byte"
+    '1.4 ns per byte'
     """
 
     WRITTEN_BY: ClassVar[str] = "gradwire profile"
@@ -303,7 +305,8 @@ class Cluster(Stored):
             UnknownName: There is no such verb.
             InvalidSetting: Hosts have several ranks, and the verb is no all-reduce.
 
-        >>> Cluster(num_ranks=4, rate_bytes_per_s=1e6, hop_s=0.1).collective_s("send", 500_000)
+        >>> cluster = Cluster(num_ranks=4, rate_bytes_per_s=1e6, hop_s=0.1)
+        >>> cluster.collective_s("send", 500_000)
         0.6
         """
         return self.line(verb).measured_s(size_bytes)
@@ -425,7 +428,9 @@ class Cluster(Stored):
             The seconds; 0 without ``cores`` or ``processors``.
 
         >>> line = LineFit(alpha_s=1e-3, per_unit_s=1e-9)
-        >>> cluster = Cluster(num_ranks=4, rate_bytes_per_s=1e8, cores=0.5, processors=line)
+        >>> cluster = Cluster(
+        ...     num_ranks=4, rate_bytes_per_s=1e8, cores=0.5, processors=line
+        ... )
         >>> round(cluster.busy_s(1e6), 6)
         0.004
         """

@@ -123,7 +123,8 @@ class Plan(Stored):
         exchanges: The exchanges by the names that messages give. ``"dense"`` needs no
             entry.
 
-    >>> message = PlannedMessage(chunks=(Chunk(tensor="fc.weight", start=0, stop=1000),))
+    >>> chunk = Chunk(tensor="fc.weight", start=0, stop=1000)
+    >>> message = PlannedMessage(chunks=(chunk,))
     >>> Plan(planner="mine", model="small", messages=(message,)).credit
     1
     """

@@ -79,7 +79,10 @@ class Profile(Stored):
 
     >>> weight = ProfiledTensor(name="fc.weight", shape=(20, 50))
     >>> layer = Layer(name="fc", tensors=(weight,), forward_s=0.001, backward_s=0.002)
-    >>> Profile(model="small", source="stated", batch_size=8, layers=(layer,)).size_bytes
+    >>> profile = Profile(
+    ...     model="small", source="stated", batch_size=8, layers=(layer,)
+    ... )
+    >>> profile.size_bytes
     4000
     """
 

@@ -552,7 +552,9 @@ class _Counter:
         # What a rank whose data have ended does last in a step, so that others are as
         # far.
         unused = ddp.find_unused_parameters
-        last = f"_match_{'unused_params_allreduce' if unused else 'all_reduce_for_bwd_pass'}"
+        last = "_match_all_reduce_for_bwd_pass"
+        if unused:
+            last = "_match_unused_params_allreduce"
         self._joined = Lent(ddp, last, partial(self._after_join, getattr(ddp, last)))
         watched = tensors if some_unused else tensors[-1:]
         self._hooks = [on_gradient(param, self._began) for param in watched]

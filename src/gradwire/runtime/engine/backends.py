@@ -72,8 +72,10 @@ def choose(
     All ranks choose alike, as each has what all have told of their devices. Raises
     ``InvalidSetting`` for a ``backend`` of "nccl" that a rank cannot use.
 
-    >>> choose("auto", [("a", ""), ("b", "")], 1), choose("gloo", [("a", ""), ("b", "")], 2)
-    ((False, None, ''), (True, False, ''))
+    >>> choose("auto", [("a", ""), ("b", "")], 1)
+    (False, None, '')
+    >>> choose("gloo", [("a", ""), ("b", "")], 2)
+    (True, False, '')
     >>> choose("auto", [("a", ""), ("a", "")], 1)
     (False, False, 'ranks 0 and 1 share a device')
     """

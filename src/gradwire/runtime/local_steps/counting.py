@@ -30,7 +30,8 @@ class Counting:
     >>> model = nn.Linear(2, 1)
     >>> first, second = (optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
     >>> counting = Counting(first, model.parameters(), every=4)
-    >>> [counting.leaves(optimizer) for optimizer in (first, second, first, second, second)]
+    >>> order = (first, second, first, second, second)
+    >>> [counting.leaves(optimizer) for optimizer in order]
     [1, 0, 1, 0, 2]
     """
 

@@ -467,7 +467,8 @@ def local_steps(
     >>> import gradwire as gw
     >>> model = torch.nn.Linear(4, 2)
     >>> optimizer = torch.optim.AdamW(model.parameters())
-    >>> handle = gw.local_steps(model, optimizer, gw.compress.uniform(bitwidth=4), every=10)
+    >>> compressor = gw.compress.uniform(bitwidth=4)
+    >>> handle = gw.local_steps(model, optimizer, compressor, every=10)
     >>> for step in range(25):
     ...     optimizer.zero_grad()
     ...     model(torch.randn(8, 4)).square().mean().backward()

@@ -340,7 +340,8 @@ def hidden(model: nn.Module) -> list[nn.Parameter]:
         Its parameters with ``requires_grad`` and two dimensions or more, in the model's
         order.
 
-    >>> [tuple(p.shape) for p in hidden(nn.Sequential(nn.Embedding(9, 3), nn.Linear(3, 2)))]
+    >>> model = nn.Sequential(nn.Embedding(9, 3), nn.Linear(3, 2))
+    >>> [tuple(param.shape) for param in hidden(model)]
     [(2, 3)]
     """
     tables = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}

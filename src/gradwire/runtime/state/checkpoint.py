@@ -316,11 +316,11 @@ _ON_HOSTS = (
     "gw.redistribute(state_dicts, world_size, ranks_per_host)[rank] instead"
 )
 _OTHERS = {
-    "world_size": "this state was saved by {there} ranks and there are {here} now; load what "
-    "handle.gather_state() returned, or the state_dicts of all old ranks and pass "
-    "gw.redistribute(state_dicts, world_size)[rank]",
-    "ranks_per_host": "this state was saved on hosts of {there} ranks and hosts have {here} now; "
-    + _ON_HOSTS,
+    "world_size": "this state was saved by {there} ranks and there are {here} now; "
+    "load what handle.gather_state() returned, or the state_dicts of all old ranks and "
+    "pass gw.redistribute(state_dicts, world_size)[rank]",
+    "ranks_per_host": "this state was saved on hosts of {there} ranks and hosts have "
+    "{here} now; " + _ON_HOSTS,
     "share": "this state is of another share of the parameters, as a plan cut them in "
     "another "
     "way; " + _ON_HOSTS,
@@ -330,8 +330,8 @@ _OTHERS = {
     "shard": "this state is of {there} of every layer and this rank holds {here}; each "
     "rank loads "
     "its own, so save under a name that says the shard too",
-    "algorithm": "this state belongs to {there} and attached is {here}; attach with the same "
-    "settings, or start without this state",
+    "algorithm": "this state belongs to {there} and attached is {here}; attach with "
+    "the same settings, or start without this state",
 }
 """The sentences, by the entry of a state_dict that is another one than here."""
 

@@ -287,7 +287,9 @@ def mean_residual_norm(stats: Sequence[Mapping[str, Any]]) -> float:
     Raises:
         InvalidSetting: A rank is missing, or is there twice.
 
-    >>> mean_residual_norm([{"rank": r, "world_size": 2, "residual_norm": r + 1.0} for r in (1, 0)])
+    >>> first = {"rank": 0, "world_size": 2, "residual_norm": 1.0}
+    >>> second = {"rank": 1, "world_size": 2, "residual_norm": 2.0}
+    >>> mean_residual_norm([second, first])
     1.5
     """
     ranks = sorted(int(one["rank"]) for one in stats)

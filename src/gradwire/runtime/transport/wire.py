@@ -478,7 +478,8 @@ def agree_to_lend(host: Circle) -> bool:
 _ON_HOSTS = "write mesh= where hosts have several ranks"
 _REMEDIES = {
     Among.RANKS: "have your exchange return the gradient itself where world is 1",
-    Among.SHARDS: "write shards=mesh['tp'], or have the exchange see whether me.shards is None",
+    Among.SHARDS: "write shards=mesh['tp'], or have the exchange see whether me.shards "
+    "is None",
     Among.HOST: _ON_HOSTS,
     Among.HOSTS: _ON_HOSTS,
 }

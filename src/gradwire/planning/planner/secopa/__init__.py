@@ -97,7 +97,8 @@ def secopa(
     >>> line = LineFit(alpha_s=1e-5, per_unit_s=1e-10)
     >>> codecs = {"onebit": CodecFit(encode=line, decode=line, merge=line)}
     >>> cluster = Cluster(num_ranks=8, rate_bytes_per_s=1.25e8, codecs=codecs)
-    >>> {one.compressor for one in secopa(catalogue.load("vgg16"), cluster).exchanges.values()}
+    >>> plan = secopa(catalogue.load("vgg16"), cluster)
+    >>> {one.compressor for one in plan.exchanges.values()}
     {'onebit'}
     """
     check_bytes("bulk_bytes", bulk_bytes)

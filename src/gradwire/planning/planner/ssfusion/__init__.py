@@ -101,7 +101,8 @@ def ssfusion(
     >>> line = LineFit(alpha_s=1e-5, per_unit_s=1e-10)
     >>> codecs = {"dgc": CodecFit(encode=line, decode=line, merge=line)}
     >>> cluster = Cluster(num_ranks=8, rate_bytes_per_s=1.25e8, codecs=codecs)
-    >>> {one.compressor for one in ssfusion(catalogue.load("vgg16"), cluster).exchanges.values()}
+    >>> plan = ssfusion(catalogue.load("vgg16"), cluster)
+    >>> {one.compressor for one in plan.exchanges.values()}
     {'selective'}
     """
     _check("variant", variant, VARIANTS)
