@@ -302,10 +302,11 @@ def _reference() -> dict[str, str]:
                 for name, path in root.items()
                 if name not in listed and name[0].isupper()
             }
+            # Options, then FailurePolicy
             paths += sorted(
                 (path for path in rest if path.startswith("gradwire.runtime.")),
                 reverse=True,
-            )  # Options, then FailurePolicy
+            )
         shown = "\n\n".join(f"::: {path}" for path in paths)
         pages[page] = f"# {title}\n\n{said}\n\n{shown}\n"
     return pages

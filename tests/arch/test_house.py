@@ -146,9 +146,8 @@ def test_the_library_has_few_rooms_and_no_loose_files() -> None:
 def test_a_wheel_holds_the_library_alone_and_an_sdist_all() -> None:
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
     targets = tool["hatch"]["build"]["targets"]
-    hook = {
-        "custom": {"path": "scripts/hatch_build.py"}
-    }  # adds kernels, in a wheel of a platform
+    # adds kernels, in a wheel of a platform
+    hook = {"custom": {"path": "scripts/hatch_build.py"}}
     assert targets["wheel"] == {"packages": ["src/gradwire"], "hooks": hook}
     assert {*FOLDERS, "tests"} <= set(targets["sdist"]["include"])
     assert {file.split("/")[0] for file in tool["mypy"]["files"]} == {*FOLDERS, "tests"}

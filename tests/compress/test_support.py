@@ -66,9 +66,8 @@ def test_only_the_support_arrives_and_is_counted(
     if kind is gw.compress.deft:
         common = own[0] + sum(own[1:]) - arrived  # counted once by each rank
         assert common % (world - 1) == 0
-        assert (
-            1 <= common // (world - 1) <= 20
-        )  # the one-element layer, and small saturated ones
+        # the one-element layer, and small saturated ones
+        assert 1 <= common // (world - 1) <= 20
     else:
         assert own == (
             [arrived] * world

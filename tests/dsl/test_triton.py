@@ -246,9 +246,8 @@ def test_all_that_a_compressor_makes_lies_with_its_gradient(
         return [0 for _ in calls]
 
     monkeypatch.setattr(Built, "run_many", run_many)
-    monkeypatch.setattr(
-        generated, "check_gradient", lambda grad_N: None
-    )  # refuses it for users
+    # refuses it for users
+    monkeypatch.setattr(generated, "check_gradient", lambda grad_N: None)
     grad_N, residual_N, sum_N = (
         torch.empty(1000, dtype=dtype, device=device) for _ in range(3)
     )

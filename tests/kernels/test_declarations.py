@@ -38,9 +38,8 @@ def test_every_exported_function_has_the_types_of_its_declaration(name: str) -> 
     assert exports
     for returned, function, parameters in exports:
         found = getattr(library, function)
-        found = getattr(
-            found, "__wrapped__", found
-        )  # which passes the number of threads
+        # which passes the number of threads
+        found = getattr(found, "__wrapped__", found)
         assert (
             found.restype
             is {"int64_t": ctypes.c_int64, "int": ctypes.c_int, "void": None}[returned]

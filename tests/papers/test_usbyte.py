@@ -110,9 +110,8 @@ def test_the_printed_algorithm_loses_blocks_of_a_layer_served_twice_in_a_row() -
         < compare(OURS, "vgg16", 2).fraction_sent
         == 1
     )
-    profile = drawn(
-        *[([2**10], 0.5, 1.0)] * 5
-    )  # each layer's block fits between two ends
+    # each layer's block fits between two ends
+    profile = drawn(*[([2**10], 0.5, 1.0)] * 5)
     cluster = Cluster(num_ranks=2, rate_bytes_per_s=2.0**20, hop_s=2**-9)
     sound = Instance.of(profile, cluster, buckets(profile), 2**12)
     printed = AsPrinted.of(profile, cluster, buckets(profile), 2**12)

@@ -105,9 +105,8 @@ def alone(rank: int, world: int, how: str) -> tuple[str, tuple[int, ...], str]:
         loss_of(net, rank, 0).backward()
     with suppress(gw.RankFailed):
         handle.detach()
-    assert (
-        sys.excepthook.__module__ == blame.__name__
-    )  # a script ends by the cause's code
+    # a script ends by the cause's code
+    assert sys.excepthook.__module__ == blame.__name__
     return type(raised.value).__name__, raised.value.ranks, str(raised.value)
 
 

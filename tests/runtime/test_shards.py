@@ -122,9 +122,8 @@ def given_wrongly(rank: int, world: int) -> list[str]:
     attached(shard_of(shard), group="dp", shards=grid["tp"])
     axes = {"group": grid["dp"], "shards": grid["tp"]}
     attached(nn.ParameterList([*shard_of(0), *shard_of(1)][: 3 + shard]), **axes)
-    attached(
-        shard_of(shard), **axes, bucket_cap_mb=0.08
-    )  # shard 0 has several layers in each
+    # shard 0 has several layers in each
+    attached(shard_of(shard), **axes, bucket_cap_mb=0.08)
     attached(shard_of(shard), **axes, num_channels=2 + shard)
     attached(shard_of(shard), **axes, num_channels=0 if rank == 3 else 2)
     attached(shard_of(0), group=grid["dp"], shards=grid["tp"] if rank < 2 else None)

@@ -212,8 +212,7 @@ def _deliver(support_K: Tensor, values: Tensor, out_N: Tensor) -> None:
     values_K = values[:-1]
     mark_1 = values[-1:]
     if not bool(mark_1.isfinite()):
-        out_N.fill_(
-            torch.nan
-        )  # a host's share may hold no element of its message at the support
+        # a host's share may hold no element of its message at the support
+        out_N.fill_(torch.nan)
         return
     select.scatter_add(support_K, values_K.to(out_N.dtype), out_N.zero_())

@@ -117,9 +117,8 @@ class nonzero(Compressor):
         num_units = -(-out_N.numel() // self.width)
         entries = self._entries(payload)
         if scale == 1.0 and out_N.dtype == payload["values"].dtype:
-            entries = entries._replace(
-                values=payload["values"]
-            )  # NaN's bits as they are
+            # NaN's bits as they are
+            entries = entries._replace(values=payload["values"])
         scatter_entries(entries, Part(num_units), out_N.zero_(), scale)
         return out_N
 

@@ -156,9 +156,8 @@ class Tensorwise(Compressor):
         for codec, (start, _), part in each:
             indices_K, values_K = codec.entries(part)
             indices.append(indices_K + start // self.width)
-            values.append(
-                values_K.clone()
-            )  # it may lie in a buffer that the next tensor's takes
+            # it may lie in a buffer that the next tensor's takes
+            values.append(values_K.clone())
         return torch.cat(indices), torch.cat(values)
 
     def cut(self, flat_N: Tensor) -> tuple[Tensor, ...]:

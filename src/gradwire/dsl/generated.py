@@ -366,9 +366,8 @@ def _payload(
     residual_N = call.operands.get("residual")
     if program.top is not None and residual_N is not None and count:
         value_K = _values(made, payload)
-        left_K = (
-            kept[program.ranked.name] - value_K
-        )  # where it is not finite nothing is lost
+        # where it is not finite nothing is lost
+        left_K = kept[program.ranked.name] - value_K
         taken_K = torch.where(left_K.isfinite(), value_K, 0.0)
         select.scatter_add(payload[program.indices.name], taken_K, residual_N, -1.0)
     return payload

@@ -256,9 +256,8 @@ class IllTyped(InvalidSetting):
 
 
 _interned: WeakValueDictionary[tuple[Any, ...], Node] = WeakValueDictionary()
-_interning = (
-    Lock()
-)  # threads may trace at once: two equal nodes would not be one object
+# threads may trace at once: two equal nodes would not be one object
+_interning = Lock()
 
 
 def node(op: Op, *sources: Node, dtype: DType | None = None, arg: Any = None) -> Node:

@@ -202,9 +202,8 @@ def _check_hashable(what: str, given: object) -> None:
 
 def _as_float(what: str, given: float) -> float:
     try:
-        return (
-            float(given) + 0.0
-        )  # -0.0 equals 0.0, and equal settings share their kernels
+        # -0.0 equals 0.0, and equal settings share their kernels
+        return float(given) + 0.0
     except OverflowError:
         raise invalid(
             what, given, "a number that a float holds", "see its settings"

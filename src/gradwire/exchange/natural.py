@@ -215,9 +215,8 @@ class Natural(Wrapper):
         arrived = 0 if me.selection is None else me.selection.arrived
         me.selection = None  # nothing was selected: all that is not zero was sent
         if arrived:
-            state.growth_1.fill_(
-                arrived / self.width / max(1, *counts)
-            )  # -0.0 travels, uncounted
+            # -0.0 travels, uncounted
+            state.growth_1.fill_(arrived / self.width / max(1, *counts))
         return state
 
     def _count(

@@ -206,9 +206,8 @@ class FrameworkAttachment:
             param.grad = None
         try:
             made = self._attach(model, *optimizer)
-            held.handle = (
-                made[1] if isinstance(made, tuple) else made
-            )  # a recipe's optimizer aside
+            # a recipe's optimizer aside
+            held.handle = made[1] if isinstance(made, tuple) else made
             if held.state is not None:
                 held.handle.load_state_dict(held.state)
                 held.state = None

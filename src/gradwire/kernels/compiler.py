@@ -129,9 +129,8 @@ def one_builder(place: Path) -> Iterator[None]:
         return
     try:
         with contextlib.suppress(OSError):
-            fcntl.flock(
-                handle, fcntl.LOCK_EX
-            )  # the system takes it from holders that die
+            # the system takes it from holders that die
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
         with contextlib.suppress(OSError):
@@ -341,9 +340,8 @@ def _found_or_built(source: CppSource) -> ctypes.CDLL | None:
             if library is None:
                 _announce(f"once; they are kept in {folder}")
                 with one_builder(place):
-                    library = load_kept(
-                        place
-                    )  # another process may have built it meanwhile
+                    # another process may have built it meanwhile
+                    library = load_kept(place)
                     return library or _built(command, source.text, folder, name)
             return library
         except (OSError, subprocess.SubprocessError) as error:

@@ -130,9 +130,8 @@ class Marks:
         self.note(ENTERED, module)
 
     def _watch(self, name: str, param: Any) -> Any:
-        this = weakref.ref(
-            self
-        )  # the garbage collector does not see what a parameter's hooks hold
+        # the garbage collector does not see what a parameter's hooks hold
+        this = weakref.ref(self)
 
         def ready(param: Tensor) -> None:
             marks = this()
@@ -186,9 +185,8 @@ def charged(marks: Sequence[Moment], seen: Seen) -> tuple[list[float], list[floa
         else:
             last = seen.parameters[what][1] if kind == READY else last
             backward_s[last] += now_s - last_s
-            at = (
-                0 if kind == ENDED else at
-            )  # what a step does then, the next forward waits for
+            # what a step does then, the next forward waits for
+            at = 0 if kind == ENDED else at
         last_s = now_s
     return forward_s, backward_s
 
@@ -654,9 +652,8 @@ class LayerWatch(Marks):
         if self._ddp is None:
             return []
         names = {id(param): name for name, param in self._params.items()}
-        buckets = (
-            self._ddp.reducer._get_zeros_like_grad_buckets()
-        )  # as DDP itself asks for them
+        # as DDP itself asks for them
+        buckets = self._ddp.reducer._get_zeros_like_grad_buckets()
         return [
             [names[id(p)] for p in bucket.parameters() if id(p) in names]
             for bucket in buckets

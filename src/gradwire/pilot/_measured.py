@@ -351,9 +351,8 @@ class MeasuredFlight(Flight):
             # Where there is one host, nothing is sent that could be compressed.
             names = self._compressors if num_hosts > 1 else ()
             codecs = codecs_of(engine, names, num_hosts)
-        known = self._links.cluster.slower(
-            self._link_factor
-        )  # as dense steps have shown before
+        # as dense steps have shown before
+        known = self._links.cluster.slower(self._link_factor)
         self._cluster = known.model_copy(update={"codecs": codecs})
 
     # Planning.

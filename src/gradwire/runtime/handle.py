@@ -554,9 +554,8 @@ class Handle:
                 time.sleep(_POLL_S)
             self.attached = False
             if isinstance(self._model, DistributedDataParallel):
-                self._model = (
-                    self._model.module
-                )  # of which the loop may make another DDP
+                # of which the loop may make another DDP
+                self._model = self._model.module
             engine.detach()
             self._undo.close()  # all of it, even if a lost peer is noticed here
 

@@ -154,9 +154,8 @@ def test_what_overflows_is_counted() -> None:
     entries, shuffle = on_device(some(num_units, 2000)), Permutation(num_units, 1)
     _, roomy = algorithm_1(entries, num_units, world, shuffle)
     assert roomy.fallback == 0
-    assert (
-        0 < roomy.serial < 0.2 * entries.num
-    )  # half as full as there are cells, three tries
+    # half as full as there are cells, three tries
+    assert 0 < roomy.serial < 0.2 * entries.num
     _, tight = algorithm_1(entries, num_units, world, shuffle, parallel=2000, serial=4)
     assert tight.serial == 4
     assert tight.fallback > 100

@@ -174,9 +174,8 @@ def _trained(
         )
         shaped = hosts.shaped
     link = format_rate(rate) if rate and shaped else "unshaped loopback"
-    shared = (
-        1 if shaped else len(results)
-    )  # loopback counts the bytes of all ranks together
+    # loopback counts the bytes of all ranks together
+    shared = 1 if shaped else len(results)
     return [_merged(of_ranks, shared) for of_ranks in zip(*results, strict=True)], link
 
 

@@ -165,9 +165,8 @@ def law_unbiased(codec: Compressor, grad_N: Tensor) -> bool:
         codec.decode(payload, out_N)
     decoded_SN = decoded_SN.double()
     moved = float((decoded_SN.amax(0) - decoded_SN.amin(0)).max())
-    range_ = moved or 2 * largest(
-        decoded_SN
-    )  # nothing was drawn: all it could have moved in
+    # nothing was drawn: all it could have moved in
+    range_ = moved or 2 * largest(decoded_SN)
     error_N = decoded_SN.std(0) / num_steps**0.5
     rounding = 8 * torch.finfo(torch.float32).eps * largest(grad_N, decoded_SN)
     allowed_N = 6 * error_N + 42 / num_steps * range_ + rounding

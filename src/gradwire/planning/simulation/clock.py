@@ -228,9 +228,8 @@ class Iteration:
         for number, (own, layers) in enumerate(
             zip(supersteps, self.layers, strict=True)
         ):
-            last = min(
-                last, *layers
-            )  # when the gradients of all messages before it are ready too
+            # when the gradients of all messages before it are ready too
+            last = min(last, *layers)
             if seconds := split_encode(own)[0]:
                 yield Encode(last, number, f"encode {self.labels[number]}", seconds)
 

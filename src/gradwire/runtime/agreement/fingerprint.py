@@ -164,9 +164,8 @@ def difference(one: Fingerprint, other: Fingerprint) -> str | None:
     b = len(other[_TENSORS])
     if a != b:
         return f"{a} parameters and buffers against {b}"
-    return first_difference(
-        settings, others
-    )  # last, as most of these follow from the tensors
+    # last, as most of these follow from the tensors
+    return first_difference(settings, others)
 
 
 def _shown(tensor: Described) -> str:

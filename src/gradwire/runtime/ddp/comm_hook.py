@@ -269,9 +269,8 @@ class DDPHooks:
         self._synchroniser.counts_use = (
             self._finds_unused and self._synchroniser.keeps_state
         )
-        self._synchroniser.check.trains = (
-            _is_in_backward()
-        )  # not once its data have ended
+        # not once its data have ended
+        self._synchroniser.check.trains = _is_in_backward()
         self._progress.begin_step()
         self._over = threading.Event()
         self._has_ended = False

@@ -408,9 +408,8 @@ class PayloadReduceScatter:
         (group,) = groups_of(module)
         self._before = group._reduce_scatter_comm, group.reduce_scatter_unused_params
         module.set_custom_reduce_scatter(self)
-        module.set_reduce_scatter_unused_params(
-            True, recurse=False
-        )  # all ranks send as much
+        # all ranks send as much
+        module.set_reduce_scatter_unused_params(True, recurse=False)
 
     def remove(self) -> None:
         """Puts back what was there before."""

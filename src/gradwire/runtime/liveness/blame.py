@@ -226,8 +226,7 @@ def leave_by_cause() -> None:
     ) -> None:
         before(kind, error, trace)
         if isinstance(error, GradwireError):
-            raise SystemExit(
-                int(error.exit_code)
-            )  # from a hook, this is how the process ends
+            # from a hook, this is how the process ends
+            raise SystemExit(int(error.exit_code))
 
     sys.excepthook = hook

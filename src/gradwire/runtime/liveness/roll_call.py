@@ -123,9 +123,8 @@ class RollCall:
         """Closes the door."""
         if self._listening is not None:
             with contextlib.suppress(OSError):
-                self._listening.shutdown(
-                    socket.SHUT_RDWR
-                )  # wakes the thread that accepts up
+                # wakes the thread that accepts up
+                self._listening.shutdown(socket.SHUT_RDWR)
             self._listening.close()
 
     def _open(self, way: _Way, shown: set[str]) -> tuple[str, int, str]:

@@ -55,9 +55,8 @@ class StoreCheck:
         """The ranks that have come and whose notes are not in this rank's store, once
         known.
         """
-        work = _meeting(
-            group, timeout
-        )  # here, so that its place among collectives is one
+        # here, so that its place among collectives is one
+        work = _meeting(group, timeout)
         if work is not None:
             in_background(lambda: self._look(work))
 

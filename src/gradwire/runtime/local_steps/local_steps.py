@@ -503,9 +503,8 @@ class _Locally(Attachment):
         quiet: ExitStack,
     ) -> None:
         if not hasattr(optimizer, "_optimizer_step_post_hooks"):
-            optimizer = getattr(
-                optimizer, "optimizer", optimizer
-            )  # what Accelerate wraps has them
+            # what Accelerate wraps has them
+            optimizer = getattr(optimizer, "optimizer", optimizer)
         self._optimizer = optimizer
         self._make = make
         self._quiet = quiet

@@ -406,10 +406,11 @@ class Overlap:
                 if not isinstance(grad, PendingGrad):
                     param.grad = grad  # None, or what the user put there since
         for name in names:
+            # the gradient is free, if the user let go of it
             del (
                 self._due[name],
                 self._grads[name],
-            )  # the gradient is free, if the user let go of it
+            )
 
     # Forward.
 

@@ -224,9 +224,8 @@ class JointCall:
                 found += [
                     read_packed(receive(r, opened[0])) for r in range(1, who.world)
                 ]
-            carry_out(
-                [AllReduce(torch.zeros(1))], opened
-            )  # nobody trains on before all are there
+            # nobody trains on before all are there
+            carry_out([AllReduce(torch.zeros(1))], opened)
             return [] if who.rank else found
 
         travelling = in_background(travel)

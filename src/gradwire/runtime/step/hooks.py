@@ -311,9 +311,8 @@ class ModuleHooks:
                 name
             ):  # of a step that accumulates
                 self._do(self._synchroniser.abandon, name, is_retry=True)
-            self._synchroniser.look(
-                self._progress.step
-            )  # what accumulates is this rank's own
+            # what accumulates is this rank's own
+            self._synchroniser.look(self._progress.step)
             self._local.keep(name, param)
             return
         self._do(self._take, name, param)
@@ -426,9 +425,8 @@ class ModuleHooks:
         if grad is not None and grad.dtype != param.dtype:
             refuse_grad_dtype(name, param, grad.dtype)
         if grad is not None and grad.is_sparse and name not in synchroniser.row_sparse:
-            grad = param.grad = torch.zeros_like(param).add_(
-                grad
-            )  # strided as the parameter
+            # strided as the parameter
+            grad = param.grad = torch.zeros_like(param).add_(grad)
         if grad is not None and grad.is_complex():
             shape = synchroniser.params[name].shape
             reals = grad_as_reals(grad, shape)
@@ -471,9 +469,8 @@ class ModuleHooks:
         ):  # the loss of a rank in another model's step has ended this one
             return
         self._complete()
-        versions = (
-            self._versions.items() if self.overlap is None else ()
-        )  # which steps them itself
+        # which steps them itself
+        versions = self._versions.items() if self.overlap is None else ()
         if stepped := [
             name for name, version in versions if self.params[name]._version != version
         ]:

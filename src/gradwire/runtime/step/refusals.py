@@ -271,9 +271,8 @@ _BY_FSDP2 = (
 
 def _registry(module: nn.Module) -> Any:
     """The composable functions that were applied to a module, by their names."""
-    contract = sys.modules.get(
-        "torch.distributed._composable.contract"
-    )  # torch's, if it is used
+    # torch's, if it is used
+    contract = sys.modules.get("torch.distributed._composable.contract")
     return (contract and contract._get_registry(module)) or {}
 
 

@@ -227,9 +227,8 @@ def _judged(
         try:
             if old is not None:
                 old.check()
-                old.refuse_silence(
-                    offer.step
-                )  # nothing is sent there now that could fail
+                # nothing is sent there now that could fail
+                old.refuse_silence(offer.step)
         except RankFailed as failure:
             reason = f"the run has lost ranks {list(failure.ranks)} meanwhile"
         return bool(reason) or any(told != _GO for told in found.values())

@@ -265,9 +265,8 @@ class Shrinking:
         lost = {*failure.ranks}
         # else a model that was dropped counts on ranks that have not collected it yet
         gc.collect()
-        every = sorted(
-            _shrinking, key=lambda one: one._name
-        )  # in one order on all ranks
+        # in one order on all ranks
+        every = sorted(_shrinking, key=lambda one: one._name)
         for one in every:
             one._engine.interrupt(None)
         models = [one for one in every if lost.intersection(one._ranks)]

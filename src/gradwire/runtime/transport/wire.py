@@ -511,9 +511,8 @@ def as_on_a_lane(side: SideStream | None = None) -> Iterator[None]:
             undo.enter_context(torch.autocast("cpu", enabled=False))
         if side is not None:
             undo.enter_context(side.use())
-        undo.enter_context(
-            torch.no_grad()
-        )  # the last, as inference_mode(False) enables gradients
+        # the last, as inference_mode(False) enables gradients
+        undo.enter_context(torch.no_grad())
         yield
 
 

@@ -221,9 +221,8 @@ class Blend:
         by_dtype: dict[str, list[DraftedRange]] = {}
         for one in every:
             by_dtype.setdefault(self.tensors[one.place][0].dtype, []).append(one)
-        even = (
-            CHUNK_ALIGNMENT * self.cluster.num_ranks
-        )  # then the chunks of all ranks are alike
+        # then the chunks of all ranks are alike
+        even = CHUNK_ALIGNMENT * self.cluster.num_ranks
         length = max(1, -(-total // count // even) * even)
         for own in by_dtype.values():
             held = 0
