@@ -28,9 +28,8 @@ def write_text(path: Path | str, text: str) -> None:
     """
     try:
         target = Path(path).resolve()
-        if (
-            target.exists() and not target.is_file()
-        ):  # a pipe or a device stays what it is
+        # a pipe or a device stays what it is
+        if target.exists() and not target.is_file():
             target.write_text(text, encoding="utf-8")
         else:
             write_anew(target, text)

@@ -236,9 +236,8 @@ def _combined(
     ]
     run_forms(built, made.plain, made.with_residual, filling)
     names = (*of_blocks, *results)
-    while left := [
-        i for i, count in enumerate(counts) if count > 1
-    ]:  # one value is its own fold
+    # one value is its own fold
+    while left := [i for i, count in enumerate(counts) if count > 1]:
         folding = []
         for i in left:
             length = counts[i]

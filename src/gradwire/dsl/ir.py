@@ -64,9 +64,8 @@ class DType(Enum):
         (3, 22)
         """
         groups, rest = divmod(numel, 64)
-        if (
-            self is DType.UINT_3
-        ):  # byte b of a group holds its codes b, b + 13, b + 26, ...
+        # byte b of a group holds its codes b, b + 13, b + 26, ...
+        if self is DType.UINT_3:
             return 13 * groups + min(rest, 13)
         return self.group_bytes * groups - int(-rest * self.bits // 8)
 

@@ -120,9 +120,8 @@ class Program(_Generated):  # type: ignore[misc]  # a base of type Any: see abov
             if not right or (isinstance(given, bool) and kinds not in (None, bool)):
                 kind = str(getattr(setting.type, "__name__", setting.type))
                 raise invalid(f"{name} {setting.name}", given, kind, "see its settings")
-            if (
-                kinds == _KINDS["float"]
-            ):  # 1 and 1.0 are one setting, numpy's number is a number
+            # 1 and 1.0 are one setting, numpy's number is a number
+            if kinds == _KINDS["float"]:
                 object.__setattr__(
                     self, setting.name, _as_float(f"{name} {setting.name}", given)
                 )

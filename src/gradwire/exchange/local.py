@@ -215,9 +215,8 @@ class _Driver:
         else:
             value = _lent(chosen) if self.lends else None
             if value is None:
-                for p in (
-                    chosen
-                ):  # files of rooms that nobody uses, of which a process may have few
+                # files of rooms that nobody uses, of which a process may have few
+                for p in chosen:
                     if isinstance(p.verb, AllToAll) and p.verb.room:
                         p.verb.room.settle(is_lent=False)
                 _collect(chosen)

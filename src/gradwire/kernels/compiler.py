@@ -93,9 +93,8 @@ def load_kept(place: Path) -> ctypes.CDLL | None:
     except OSError:
         return None
     if hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]:
-        with contextlib.suppress(
-            OSError
-        ):  # as in a folder from which nothing may be run
+        # as in a folder from which nothing may be run
+        with contextlib.suppress(OSError):
             return ctypes.CDLL(str(place))
         return None
     _warn_once(place, "is built again: it is damaged (its digest does not fit)")

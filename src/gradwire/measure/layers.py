@@ -664,9 +664,8 @@ class LayerWatch(Marks):
     ) -> None:
         if not torch.is_grad_enabled() or is_in_backward():
             return
-        if (
-            self.marks and self.marks[-1].kind == READY
-        ):  # of a backward pass that accumulated
+        # of a backward pass that accumulated
+        if self.marks and self.marks[-1].kind == READY:
             self.marks = []
         if not self.marks:
             self._began = threading.get_ident(), thread_time()

@@ -287,9 +287,8 @@ class Attachment:
                 with being_built():  # before others wait for this rank
                     pass
                 who = newcomer.ask(own, settings.failure.timeout)
-            with (
-                being_built()
-            ):  # Kernels that no run has built yet: now, not in the first step.
+            # Kernels that no run has built yet: now, not in the first step.
+            with being_built():
                 messages = self.messages(who)
             refuse_float16(messages, settings.scaler)
             own[NETWORK] = network_of(messages)
@@ -478,9 +477,8 @@ class Attachment:
             )  # a step may choose among them
 
             shared["sparse schemes installed"] = [*schemes()]
-        if (
-            any(one.declared.same_threads for one in used) or not used
-        ):  # as what a pilot may choose asks for
+        # as what a pilot may choose asks for
+        if any(one.declared.same_threads for one in used) or not used:
             shared["torch.get_num_threads()"] = torch.get_num_threads()
         return fingerprint(self._tensors(), shared)
 

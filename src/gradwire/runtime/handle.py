@@ -541,9 +541,8 @@ class Handle:
             begin_s = wall_clock()
             with progress.opening:  # a step that is being opened is one under way
                 progress.is_leaving = True
-            while (
-                progress.backward() is not None and not engine.is_copy
-            ):  # in another thread
+            # in another thread
+            while progress.backward() is not None and not engine.is_copy:
                 if wall_clock() - begin_s > engine.timeout.total_seconds():
                     progress.is_leaving = False
                     raise InvalidSetting(

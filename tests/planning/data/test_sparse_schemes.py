@@ -115,9 +115,8 @@ def test_predicted_bytes_are_those_sent(world: int, seed: int) -> None:
         exchange = gw.pair(gw.compress.nonzero(), getattr(gw.collective, name)())
         sent = sent_bytes(exchange, sets, numel)
         predicted = scheme(at).transfer_s * RATE
-        if (
-            scheme is sparcml_cost
-        ):  # a link carries both ways at once, and ranks beyond a power wait
+        # a link carries both ways at once, and ranks beyond a power wait
+        if scheme is sparcml_cost:
             assert predicted >= 0.9 * max(sent)
             continue
         assert predicted == pytest.approx(max(sent), rel=0.25), name

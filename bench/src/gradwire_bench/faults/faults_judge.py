@@ -152,9 +152,8 @@ def _of_processes(
 
 def _dead(accident: Accident, seen: Aftermath) -> set[int]:
     """The ranks that the fault ends, of which nothing is expected."""
-    if (
-        accident.kind == "size"
-    ):  # gloo ends the process that receives more than it asked for
+    # gloo ends the process that receives more than it asked for
+    if accident.kind == "size":
         return {
             rank for rank, code in enumerate(seen.exit_codes) if code == -signal.SIGABRT
         }

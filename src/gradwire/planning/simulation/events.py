@@ -422,9 +422,8 @@ class _Engine:
     def _compute(self, course: _Course, work: Work) -> None:
         rank = course.rank
         heapq.heappush(rank.queue, (course.message, next(self.count), course, work))
-        if (
-            not rank.is_busy
-        ):  # it takes the first message's of all that come at this instant
+        # it takes the first message's of all that come at this instant
+        if not rank.is_busy:
             rank.is_busy = True
             self._at(self.now_s, partial(self._compute_next, rank), is_last=True)
 

@@ -314,9 +314,8 @@ class MuonWithAdamW(Optimizer):
 
 def _as_matrix(param: nn.Parameter) -> torch.Tensor:
     matrix = param.detach().flatten(1)
-    if (
-        matrix.data_ptr() != param.data_ptr()
-    ):  # a copy, whose steps the parameter would not see
+    # a copy, whose steps the parameter would not see
+    if matrix.data_ptr() != param.data_ptr():
         given = (
             f"a parameter of shape {tuple(param.shape)} and strides {param.stride()}"
         )

@@ -410,9 +410,8 @@ def _writer(to: Any) -> Callable[[int, dict[str, float]], object]:
         # Not wandb's step=, of which the user's own rows may be ahead: wandb drops what
         # is late.
         return lambda step, row: log({**row, f"{_PREFIX}step": step})
-    if _takes(
-        rows, {}, 0
-    ):  # a Trainer's log_metrics is another method, and it has a log
+    # a Trainer's log_metrics is another method, and it has a log
+    if _takes(rows, {}, 0):
         return lambda step, row: rows(row, step)
     if _takes(gauge, ""):
         of = cache(gauge)  # OpenTelemetry warns of a second gauge of one name

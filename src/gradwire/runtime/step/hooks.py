@@ -307,9 +307,8 @@ class ModuleHooks:
         if self.is_paused or not self.switch.get("require_backward_grad_sync", True):
             if self.overlap is not None:
                 self.overlap.take(name)
-            if self._synchroniser.open and self._is_retry(
-                name
-            ):  # of a step that accumulates
+            # of a step that accumulates
+            if self._synchroniser.open and self._is_retry(name):
                 self._do(self._synchroniser.abandon, name, is_retry=True)
             # what accumulates is this rank's own
             self._synchroniser.look(self._progress.step)
@@ -464,9 +463,8 @@ class ModuleHooks:
 
     def _finish(self) -> None:
         synchroniser = self._synchroniser
-        if (
-            not synchroniser.open
-        ):  # the loss of a rank in another model's step has ended this one
+        # the loss of a rank in another model's step has ended this one
+        if not synchroniser.open:
             return
         self._complete()
         # which steps them itself

@@ -73,9 +73,8 @@ def refuse_wrong_model(model: nn.Module) -> None:
         remedy = "write nn.Sequential(scripted), for DDP too, or leave torch.jit out"
         raise invalid("model", type(inner).__name__, accepted, remedy)
     world = os.environ.get("WORLD_SIZE", "")
-    if (
-        world.isdigit() and int(world) > 1 and not has_store()
-    ):  # it would train alone, unnoticed
+    # it would train alone, unnoticed
+    if world.isdigit() and int(world) > 1 and not has_store():
         raise InvalidSetting(
             f"this is one of WORLD_SIZE={world} ranks and no process group exists, so "
             "nothing would be exchanged; call torch.distributed.init_process_group() "
@@ -385,9 +384,8 @@ def _taken_in(parent: nn.Module, name: str, child: nn.Module | None) -> None:
     if child is None:
         return
     if name == "module" and isinstance(parent, DistributedDataParallel):
-        if "reducer" not in vars(
-            parent
-        ):  # It is being made; later a part of it may be replaced.
+        # It is being made; later a part of it may be replaced.
+        if "reducer" not in vars(parent):
             given = _given_to(parent, child)
             for path, param in child.named_parameters():
                 if id(param) in given and is_attached(param):

@@ -614,9 +614,8 @@ class Synchroniser:
         if self._marks is not None:
             self._marks.close()
         self.engine.begin(self._backward_over)
-        if (
-            not self._queue
-        ):  # as where all parameters, or this rank's parts of them, are empty
+        # as where all parameters, or this rank's parts of them, are empty
+        if not self._queue:
             self._report()
 
     def _report(self) -> None:

@@ -186,9 +186,8 @@ def come_together(
     try:
         verdict = _judged(offer, who, working, timeout, old)
     finally:
-        if (
-            verdict != _GO
-        ):  # whoever saw the connections close before would give that as the reason
+        # whoever saw the connections close before would give that as the reason
+        if verdict != _GO:
             working.add_done_callback(lambda _: opened.close())
     ended = working.exception() if working.done() else None
     if verdict != _GO and (ended is None or not is_interrupt(ended)):

@@ -245,9 +245,8 @@ class Shrinking:
         if is_final or not lost or lost.issuperset(who.in_job([who.rank])):
             raise failure
         self._go_on_together(failure)
-        if (
-            self._progress.synchroniser.open
-        ):  # only its wait was ended, by another model's loss
+        # only its wait was ended, by another model's loss
+        if self._progress.synchroniser.open:
             try:
                 self._progress.finish()
             except RankFailed as later:

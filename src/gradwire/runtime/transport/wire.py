@@ -82,9 +82,8 @@ def open_channels(
     connections, until the job ends.
     """
     store = store_for(name)
-    if name.startswith(
-        REJOINED
-    ):  # who never comes would keep the job's own connection busy
+    # who never comes would keep the job's own connection busy
+    if name.startswith(REJOINED):
         store = store.clone()
     return [
         ProcessGroupGloo(
@@ -103,9 +102,8 @@ def give_back(channels: list[Channel]) -> None:
     closing = [
         threading.Thread(target=channels.pop, name="gradwire close") for _ in channels
     ]
-    with suppress(
-        RuntimeError
-    ):  # an interpreter that ends starts no thread, since Python 3.12
+    # an interpreter that ends starts no thread, since Python 3.12
+    with suppress(RuntimeError):
         for thread in closing:
             thread.start()
     for thread in closing:
@@ -555,9 +553,8 @@ def begin(
     left = [*works]
     for work in works:
         future = work.get_future()
-        if (
-            future.done()
-        ):  # torch would drop an interrupt that comes while it calls back
+        # torch would drop an interrupt that comes while it calls back
+        if future.done():
             arrived(future)
         else:
             future.add_done_callback(arrived)

@@ -146,9 +146,8 @@ def _dense(
     yield "ddp", ddp(profile, cluster)
     yield "mgwfbp", mgwfbp(profile, cluster)
     dense = Blend(profile, cluster)
-    for overlaps in _overlaps(
-        overlap_forward
-    ):  # each, as sparse messages may join them
+    # each, as sparse messages may join them
+    for overlaps in _overlaps(overlap_forward):
         yield "equal messages", dense.plan(best_candidate(dense, (overlaps,))[1])
 
 
