@@ -1,4 +1,4 @@
-"""Sizes, names and docstrings of files, and what a wheel of the library holds."""
+"""Names and docstrings of files, and what a wheel of the library holds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tests.each import each
 
 pytestmark = TOGETHER
 
-MAX_FUNCTION_LINES = 50
 LOOSE = {"__init__.py", "errors.py", "version.py"}
 MAX_FOLDERS = 12
 MAX_DEPTH = 4
@@ -25,23 +24,6 @@ DANGLING = re.compile(r"\s*(Of|Those|As|With|What|Which)\b")
 VAGUE = re.compile(r"util|common|helper|manager|misc", re.I)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-def _lines(node: Function) -> int:
-    """Lines of a function without its docstring, which may be as long as its user
-    needs.
-    """
-    last, first = node.end_lineno or 0, node.body[0]
-    docs = (first.end_lineno or 0) - first.lineno + 1 if ast.get_docstring(node) else 0
-    return last - node.lineno + 1 - docs
-
-
-def long_functions(source: Source) -> list[str]:
-    return [
-        f"{source.path}:{node.lineno} {node.name} has {_lines(node)} lines"
-        for node in source.nodes
-        if isinstance(node, Function) and _lines(node) > MAX_FUNCTION_LINES
-    ]
 
 
 def _public(body: list[ast.stmt]) -> Iterator[Function | ast.ClassDef]:
@@ -114,12 +96,6 @@ def reaches_inside(files: Iterable[Source]) -> list[str]:
 
 def test_nobody_reaches_inside_of_another() -> None:
     assert reaches_inside(sources()) == []
-
-
-def test_functions_are_short() -> None:
-    assert [
-        function for source in sources() for function in long_functions(source)
-    ] == []
 
 
 def test_all_that_is_public_is_documented() -> None:

@@ -8,10 +8,8 @@ from tests.arch.source import Source, read
 from tests.arch.test_glossary import terms, unused
 from tests.arch.test_house import (
     FROM_ANYWHERE,
-    MAX_FUNCTION_LINES,
     VAGUE,
     dangling,
-    long_functions,
     reaches_inside,
     undocumented,
 )
@@ -111,12 +109,6 @@ def private(source: Source) -> list[str]:
         (late, "a.py", "import optuna", "if TYPE_CHECKING:\n    import optuna"),
         (dangling, "a.py", '"""Of a step."""', '"""A step."""'),
         (undocumented, "a.py", '"""A."""\nclass A: ...', '"""A."""\nclass _A: ...'),
-        (
-            long_functions,
-            "a.py",
-            "def f():\n" + "    x = 1\n" * MAX_FUNCTION_LINES,
-            "def f():\n" + "    x = 1\n" * (MAX_FUNCTION_LINES - 1),
-        ),
     ],
 )
 def test_a_rule_of_one_file(

@@ -67,7 +67,7 @@ class _Running:
     ended_by: EndedBy = "itself"
 
 
-def launch(
+def launch(  # noqa: PLR0913
     hosts: Hosts,
     command: Sequence[str],
     *,

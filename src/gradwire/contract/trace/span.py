@@ -221,7 +221,7 @@ class Trace:
     @classmethod
     def _read(cls, data: Any) -> Trace:
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-            given = type(data).__name__
+            given: object = type(data).__name__
             if isinstance(data, dict):
                 given = data.get("schema")
             raise InvalidSetting(

@@ -401,7 +401,7 @@ class LocalSteps(Handle):
 
 
 @takes_options
-def local_steps(
+def local_steps(  # noqa: PLR0913
     model: nn.Module,
     optimizer: Optimizer,
     exchange: Exchange | Compressor | str,

@@ -131,19 +131,7 @@ class JointCall:
             refuse_if_one_did(found, refused)
             if absent:
                 raise self._late(absent, kind, who.world)
-            remedy = (
-                f"nothing was {self._done}: have every rank make the same call, with "
-                "the state that it saved at the same step of the same run"
-            )
-            how = "do not have the same checkpoint"
-            refuse_differences(found, kind, how, remedy, _difference, names_all=True)
-            of_shares: dict[str, dict[int, Any]] = {}
-            for rank, told in found.items() if is_group else ():
-                of_shares.setdefault(told["share"], {})[rank] = told["shared"]
-            for alike in of_shares.values():
-                refuse_differences(
-                    alike, kind, how, remedy, first_difference, names_all=True
-                )
+            self._refuse_differences(found, kind, of_shares=is_group)
 
         try:
             who.agree(
@@ -156,6 +144,29 @@ class JointCall:
             raise engine.unreachable(
                 f"finish {call}", cause, self._next_step
             ) from cause
+
+    def _refuse_differences(
+        self, found: Mapping[int, Any], kind: str, *, of_shares: bool
+    ) -> None:
+        """Raises ``RanksDiffer`` if ranks have different checkpoints.
+
+        ``of_shares`` also compares the state that ranks of one share have in common.
+        """
+        how = "do not have the same checkpoint"
+        remedy = (
+            f"nothing was {self._done}: have every rank make the same call, with "
+            "the state that it saved at the same step of the same run"
+        )
+        refuse_differences(found, kind, how, remedy, _difference, names_all=True)
+        if not of_shares:
+            return
+        shared: dict[str, dict[int, Any]] = {}
+        for rank, told in found.items():
+            shared.setdefault(told["share"], {})[rank] = told["shared"]
+        for alike in shared.values():
+            refuse_differences(
+                alike, kind, how, remedy, first_difference, names_all=True
+            )
 
     def _late(self, absent: tuple[int, ...], kind: str, world: int) -> BaseException:
         """The error about ranks that did not come in time.

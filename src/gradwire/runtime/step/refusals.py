@@ -60,9 +60,20 @@ def sole_ddp(model: nn.Module) -> nn.Module:
 
 
 def refuse_wrong_model(model: nn.Module) -> None:
-    """Raises ``InvalidSetting`` for a model that cannot be attached, or not at this
-    moment.
-    """
+    """Raises ``InvalidSetting`` for a model that cannot be attached, or not now."""
+    _refuse_no_module(model)
+    _refuse_no_group()
+    _refuse_attached(model)
+    _refuse_sharded(model)
+    _refuse_odd_tensors(model)
+    _refuse_ddp_inside(model)
+    _refuse_changed(model)
+    _refuse_ddp_around(model)
+    _refuse_in_backward(model)
+
+
+def _refuse_no_module(model: nn.Module) -> None:
+    """Refuses what is no module, and a module that takes no hooks."""
     if not isinstance(model, nn.Module):
         raise invalid(
             "model", type(model).__name__, "an nn.Module", "pass the model itself"
@@ -72,36 +83,51 @@ def refuse_wrong_model(model: nn.Module) -> None:
         accepted = "a module that takes hooks, as no module of TorchScript does"
         remedy = "write nn.Sequential(scripted), for DDP too, or leave torch.jit out"
         raise invalid("model", type(inner).__name__, accepted, remedy)
+
+
+def _refuse_no_group() -> None:
+    """Refuses one of several ranks without a process group.
+
+    It would train alone, unnoticed.
+    """
     world = os.environ.get("WORLD_SIZE", "")
-    # it would train alone, unnoticed
     if world.isdigit() and int(world) > 1 and not has_store():
         raise InvalidSetting(
             f"this is one of WORLD_SIZE={world} ranks and no process group exists, so "
             "nothing would be exchanged; call torch.distributed.init_process_group() "
             "before attach (or unset WORLD_SIZE to train alone)"
         )
+
+
+def _refuse_attached(model: nn.Module) -> None:
+    """Refuses a model of which a parameter is exchanged already."""
     for name, param in model.named_parameters():
         if is_attached(param):
             raise InvalidSetting(
-                f"this model is attached already ({name} is exchanged); a "
-                "parameter has one "
-                "exchange: call handle.detach() on the first handle, then attach again"
+                f"this model is attached already ({name} is exchanged); a parameter "
+                "has one exchange: call handle.detach() on the first handle, then "
+                "attach again"
             )
-    _refuse_sharded(model)
-    _refuse_odd_tensors(model)
-    _refuse_ddp_inside(model)
-    _refuse_changed(model)
+
+
+def _refuse_ddp_around(model: nn.Module) -> None:
+    """Refuses parameters that another DistributedDataParallel averages too."""
     params = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    if _ddps_around(model, params):
-        gc.collect()  # One that was dropped may only not have been collected yet.
-        for name in _ddps_around(model, params):
-            if isinstance(model, DistributedDataParallel):
-                raise InvalidSetting(
-                    f"the gradients of {name} would be exchanged twice: another "
-                    "DistributedDataParallel of them still lives; drop it "
-                    "(del), then attach"
-                )
-            raise shown_as_around(name)
+    if not _ddps_around(model, params):
+        return
+    gc.collect()  # One that was dropped may only not have been collected yet.
+    for name in _ddps_around(model, params):
+        if isinstance(model, DistributedDataParallel):
+            raise InvalidSetting(
+                f"the gradients of {name} would be exchanged twice: another "
+                "DistributedDataParallel of them still lives; drop it "
+                "(del), then attach"
+            )
+        raise shown_as_around(name)
+
+
+def _refuse_in_backward(model: nn.Module) -> None:
+    """Refuses a call during a backward pass, or after one whose gradients are left."""
     if torch._C._current_graph_task_id() != -1:
         raise InvalidSetting(
             "attach was called during a backward pass; call it before the training loop"
