@@ -19,7 +19,12 @@ from tests.arch.test_imports import (
     wrong_imports,
 )
 from tests.arch.test_names import ambiguous_functions, doubled_nouns
-from tests.arch.test_pages import missing_members, missing_names, missing_paths
+from tests.arch.test_pages import (
+    missing_members,
+    missing_names,
+    missing_paths,
+    unknown_names,
+)
 from tests.arch.test_surroundings import early_imports, unnamed_encodings, unpickling
 from tests.each import each
 
@@ -108,6 +113,13 @@ def private(source: Source) -> list[str]:
         (late, "a.py", "from optuna.samplers import x", "def f():\n    import optuna"),
         (late, "a.py", "import optuna", "if TYPE_CHECKING:\n    import optuna"),
         (dangling, "a.py", '"""Of a step."""', '"""A step."""'),
+        (
+            unknown_names,
+            "a.py",
+            '"""Calls ``vanished_name``, as `attach` does."""',
+            '"""Calls ``attach``, not ``gone.with_dots`` or `two words`."""',
+        ),
+        (unknown_names, "a.py", '"""The `vanished_name` of a step."""', '"""`len`."""'),
         (undocumented, "a.py", '"""A."""\nclass A: ...', '"""A."""\nclass _A: ...'),
     ],
 )
