@@ -25,8 +25,9 @@ from typing import ParamSpec, TypeVar
 
 
 class ExitCode(IntEnum):
-    """The codes that tell why a process ended; those from 64 to 78 are of BSD's
-    sysexits.
+    """The codes that tell why a process ended.
+
+    Those from 64 to 78 are of BSD's sysexits.
     """
 
     DONE = 0
@@ -178,8 +179,9 @@ class RankFailed(GradwireError, RuntimeError):
 
 
 class LoopMistake(RankFailed):
-    """The training loop and the attached model do not go together; the message has the
-    remedy.
+    """The training loop and the attached model do not go together.
+
+    The message has the remedy.
 
     For example, a parameter was added or unfrozen without a new ``attach``. Or a
     backward pass that raised was repeated where ``attach`` cannot repeat one. All ranks

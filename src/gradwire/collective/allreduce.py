@@ -69,8 +69,9 @@ class Summing(Collective):
 
 @dataclass(frozen=True, kw_only=True)
 class allreduce(Summing):
-    """All-reduce of payloads that can be summed; those of 16 bits are summed in
-    float32.
+    """All-reduce of payloads that can be summed.
+
+    Those of 16 bits are summed in float32.
     """
 
     def run(

@@ -286,8 +286,9 @@ class Aggregator:
         return self.me.sized("merge", lambda: self._merge(ranks, told, into), numel)
 
     def encoding_mean(self) -> Compute:
-        """Encodes the own chunk's mean into ``merged``; its result is the payload's
-        size.
+        """Encodes the own chunk's mean into ``merged``.
+
+        Its result is the payload's size.
         """
         numel = self._stop - self._start
         return self.me.sized(
@@ -311,8 +312,9 @@ class Aggregator:
         told: Sequence[int],
         out_N: Tensor,
     ) -> Compute:
-        """Writes the means of these chunks; ``slots`` and ``told`` are of all chunks'
-        payloads.
+        """Writes the means of these chunks.
+
+        ``slots`` and ``told`` are of all chunks' payloads.
         """
 
         def decode() -> None:

@@ -42,8 +42,9 @@ def share_of(density: float, numel: int) -> int:
 def round_to_wire(
     values_K: Tensor, exact_K: Tensor, indices_K: Tensor, residual_N: Residual
 ) -> None:
-    """Fills ``values_K`` with ``exact_K`` in fewer bits; the residual keeps what
-    rounding drops.
+    """Fills ``values_K`` with ``exact_K`` in fewer bits.
+
+    The residual keeps what rounding drops.
     """
     values_K.copy_(exact_K)
     if residual_N is not None:

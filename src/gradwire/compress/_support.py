@@ -206,8 +206,9 @@ def _take(
 
 
 def _deliver(support_K: Tensor, values: Tensor, out_N: Tensor) -> None:
-    """Writes the mean: values at the support, zeros elsewhere; NaN alone if some rank's
-    mark is.
+    """Writes the mean: values at the support, zeros elsewhere.
+
+    NaN alone if some rank's mark is.
     """
     values_K = values[:-1]
     mark_1 = values[-1:]

@@ -103,8 +103,9 @@ _PER_CHOSEN = 8
 
 
 def work(sizes_L: Tensor, k_L: Tensor) -> list[int]:
-    """The cost of selecting k of each layer, in elements read; 0 for layers that are
-    sent whole.
+    """The cost of selecting k of each layer, in elements read.
+
+    0 for layers that are sent whole.
     """
     read_L = sizes_L + sizes_L.clamp(max=_READ_TWICE)
     found: list[int] = (
@@ -182,8 +183,9 @@ def partition_of(tensor_sizes: tuple[int, ...], world: int) -> Partition:
 
 
 _LEAST = 1e-200
-"""The least share of the largest norm; less counts as 0, as its level would not be
-finite.
+"""The least share of the largest norm.
+
+Less counts as 0, as its level would not be finite.
 """
 
 
@@ -281,8 +283,9 @@ def owners(partition: Partition, k_L: Tensor, world: int, delegate: int) -> Tens
 
 
 class Allocation:
-    """Each rank's layers and elements, as the layers' owners say; the same on every
-    rank.
+    """Each rank's layers and elements, as the layers' owners say.
+
+    The same on every rank.
     """
 
     def __init__(self, partition: Partition, owners_L: Tensor, world: int) -> None:

@@ -152,8 +152,9 @@ def _holding(spec: TensorSpec, num_codes: int) -> Format:
 
 
 def _dtype(payload: Payload) -> torch.dtype | None:
-    """The dtype of the values whose exponents are coded; None where they travel as they
-    are.
+    """The dtype of the values whose exponents are coded.
+
+    None where they travel as they are.
     """
     names = {field.name for field in payload.format}
     if "codes" not in names:

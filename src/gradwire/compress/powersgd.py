@@ -99,8 +99,9 @@ class MatrixState(NamedTuple):
 
 
 def as_matrix(shape: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns of a tensor; a vector is one column, so factors are never worth
-    it.
+    """Rows and columns of a tensor.
+
+    A vector is one column, so factors are never worth it.
 
     >>> as_matrix((64, 3, 3, 3)), as_matrix((4096,))
     ((64, 27), (4096, 1))

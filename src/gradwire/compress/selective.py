@@ -89,8 +89,9 @@ III-B.
 
 
 class Choice(NamedTuple):
-    """How a message's tensors travel; the same on all ranks, as it follows from their
-    sizes.
+    """How a message's tensors travel.
+
+    The same on all ranks, as it follows from their sizes.
     """
 
     dense: tuple[int, ...]
@@ -181,8 +182,9 @@ class Picked(NamedTuple):
 
 @dataclass(frozen=True)
 class Mixed:
-    """How tensors of ``sizes`` elements and one ``dtype`` travel; ``codec`` encodes the
-    sparse.
+    """How tensors of ``sizes`` elements and one ``dtype`` travel.
+
+    ``codec`` encodes the sparse.
     """
 
     codec: Compressor
@@ -225,8 +227,9 @@ class Mixed:
         )
 
     def received(self, size_bytes: int) -> Format:
-        """The layout of a payload of so many bytes; ``RanksDiffer`` where none has so
-        many.
+        """The layout of a payload of so many bytes.
+
+        ``RanksDiffer`` where none has so many.
         """
         num_entries, rest = divmod(size_bytes - self.layout(0).size_bytes, _ENTRY_BYTES)
         if rest or num_entries < 0:
@@ -280,8 +283,9 @@ class Mixed:
     def merge(
         self, me: Member, sizes: Sequence[int], gathered: Tensor, out_N: Tensor
     ) -> Selection:
-        """Writes the mean of the ranks' payloads, of ``sizes`` bytes; ranks add up in
-        one order.
+        """Writes the mean of the ranks' payloads, of ``sizes`` bytes.
+
+        Ranks add up in one order.
         """
         slot = slot_bytes(max(sizes))
         payloads = [
@@ -326,8 +330,9 @@ class Mixed:
         residuals: Tensors | None,
         is_sum: bool = False,
     ) -> Iterator[Picked]:
-        """The entries of sparse tensors, by one call; gradients that ``is_sum`` hold
-        residuals.
+        """The entries of sparse tensors, by one call.
+
+        Gradients that ``is_sum`` hold residuals.
         """
         if not places:
             return
@@ -385,8 +390,9 @@ def _num_entries(form: Format) -> int:
 
 
 def _at_least_one(grad_N: Tensor, residual_N: Residual) -> tuple[Tensor, Tensor]:
-    """The largest element of a tensor of which a sparsifier took nothing; none of
-    zeros.
+    """The largest element of a tensor of which a sparsifier took nothing.
+
+    None for a tensor of zeros.
     """
     whole_N = grad_N if residual_N is None else residual_N
     count = int(bool(whole_N.any()))

@@ -129,8 +129,9 @@ class sparseloco(Coo):
 
 
 def _largest(rows: Tensor, count: int) -> Tensor:
-    """The places of the ``count`` largest magnitudes of every row, ascending; NaN is
-    largest.
+    """The places of the ``count`` largest magnitudes of every row, ascending.
+
+    NaN is largest.
     """
     return rows.abs().topk(count, dim=1, sorted=False).indices.sort(dim=1).values
 

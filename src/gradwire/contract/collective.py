@@ -16,8 +16,9 @@ from .verbs import Steps
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """The traits that a collective asks of a compressor; ``()`` and ``False`` ask
-    nothing.
+    """The traits that a collective asks of a compressor.
+
+    ``()`` and ``False`` ask nothing.
     """
 
     additive: bool = False

@@ -57,8 +57,9 @@ class KeywordSettings(ABCMeta):
 
 
 def _names(cls: type) -> list[str] | None:
-    """A class's settings, its own before those that bases have; None if it is not of
-    that form.
+    """A class's settings, its own before those that bases have.
+
+    None if it is not of that form.
     """
     if not is_dataclass(cls) or "__init__" not in vars(cls):
         return None
@@ -92,8 +93,9 @@ checkpoints whose ranks differ are refused.
 MOST_COUNTED = 2**32 - 1
 
 Residual = Tensor | None
-"""The part of a gradient that was not sent, in the working dtype; None where nobody
-keeps it.
+"""The part of a gradient that was not sent, in the working dtype.
+
+None where nobody keeps it.
 """
 Memory = Tensor | None
 """Memory (uint8) for a payload; None: new memory."""
@@ -141,8 +143,9 @@ class Traits:
     shared_support: bool = False
     """All ranks select the same elements, so an all-reduce can sum the values."""
     density_range: tuple[float, float] | None = None
-    """The least and the most selected elements, as factors of ``density``; None: no
-    density.
+    """The least and the most selected elements, as factors of ``density``.
+
+    None: no density.
 
     The most holds for every gradient. The least holds if 64 elements or more are asked
     for, and the gradient has as many elements that are not 0.
@@ -169,8 +172,9 @@ class Compressor(metaclass=KeywordSettings):
     """
 
     traits: ClassVar[Traits]
-    """The traits of the default settings; an instance has its own where a setting
-    changes them.
+    """The traits of the default settings.
+
+    An instance has its own where a setting changes them.
     """
 
     def for_world(self, world: int, rank: int = 0) -> Compressor:
@@ -302,8 +306,9 @@ class Compressor(metaclass=KeywordSettings):
 
     @property
     def width(self) -> int:
-        """Elements of a sparse payload that share one index; 1 but where rows travel
-        whole.
+        """Elements of a sparse payload that share one index.
+
+        1 but where rows travel whole.
         """
         return 1
 
@@ -334,8 +339,9 @@ class Compressor(metaclass=KeywordSettings):
         residuals: Sequence[Tensor | None] | None = None,
         buffers: Sequence[Tensor | None] | None = None,
     ) -> list[tuple[Payload, State]]:
-        """``encode`` of several gradients, each bit for bit as alone; may be one kernel
-        call.
+        """``encode`` of several gradients, each bit for bit as alone.
+
+        May be one kernel call.
 
         Batch compression: HiPress, section 3.2.
         """
@@ -358,8 +364,9 @@ class Compressor(metaclass=KeywordSettings):
     def merge_many(
         self, payloads: Sequence[Payload], sums: Sequence[Tensor], *, scale: float = 1.0
     ) -> None:
-        """``merge`` of several payloads, each as alone into its own sum; may be one
-        kernel call.
+        """``merge`` of several payloads, each as alone into its own sum.
+
+        May be one kernel call.
         """
         for payload, sum_N in zip(payloads, sums, strict=True):
             self.merge(payload, sum_N, scale=scale)

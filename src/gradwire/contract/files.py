@@ -21,8 +21,9 @@ def read_text(path: Path | str, remedy: str) -> str:
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Writes a file; one that is there is replaced at once, so that nobody reads half
-    of it.
+    """Writes a file.
+
+    One that is there is replaced at once, so that nobody reads half of it.
 
     Raises ``InvalidSetting`` where it cannot be written.
     """

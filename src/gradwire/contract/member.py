@@ -37,8 +37,9 @@ _ON_HOST = torch.empty(0, device="cpu")
 
 
 class _Own:
-    """The passing buffers of one thread, by name, dtype and device; they end with the
-    thread.
+    """The passing buffers of one thread, by name, dtype and device.
+
+    They end with the thread.
     """
 
     def __init__(self) -> None:
@@ -124,8 +125,9 @@ class Selection(NamedTuple):
     """
 
     asked: float
-    """The density asked for, times the number of elements; NaN where a codec has no
-    density.
+    """The density asked for, times the number of elements.
+
+    NaN where a codec has no density.
     """
     selected: int
     """The number of elements that this rank took."""
@@ -190,18 +192,21 @@ class Member:
         on every rank. What not all ranks have to do for a message they do by turns.
         """
         self.selection: Selection | None = None
-        """The last step's selection; None where nothing was selected, as for dense
-        gradients.
+        """The last step's selection.
+
+        None where nothing was selected, as for dense gradients.
         """
         self.imbalance: Imbalance | None = None
         """The last step's imbalance; None where gradients are not cut into parts."""
         self.way: str | None = None
-        """The last step's way (see ``exchange/natural``); None where ranks choose
-        none.
+        """The last step's way (see ``exchange/natural``).
+
+        None where ranks choose none.
         """
         self.cluster: Any = None
-        """The ranks and links (a Cluster), the same on every rank; None where they are
-        not known.
+        """The ranks and links (a Cluster), the same on every rank.
+
+        None where they are not known.
         """
         self.shards: Shards | None = None
         """The parts of the layers, if other ranks hold some that an exchange may ask;
@@ -286,8 +291,9 @@ class Member:
         return found[:numel] if varies else found
 
     def room(self, numel: int, like: Tensor, dtype: torch.dtype) -> Room | None:
-        """The message's room of ``numel`` undefined elements; None if no other rank can
-        map it.
+        """The message's room of ``numel`` undefined elements.
+
+        None if no other rank can map it.
         """
         if self._room is None:
             self._room = Room(numel, like, dtype)
@@ -410,8 +416,9 @@ def tell_all(
 def tell_count(
     me: Member, count: int, most: int, *, unit: str = "units"
 ) -> Steps[list[int]]:
-    """Tells every rank how many units this one has, at most ``most``; returns all
-    ranks' counts.
+    """Tells every rank how many units this one has, at most ``most``.
+
+    Returns all ranks' counts.
 
     In a simulation all ranks have as many.
     """

@@ -202,8 +202,9 @@ def found_of(kind: Kind) -> dict[str, Home]:
 
 
 def extension(name: str) -> Any:
-    """A part of ``EXTENSIONS``; raises ``NotInstalled`` where its package is not
-    installed.
+    """A part of ``EXTENSIONS``.
+
+    Raises ``NotInstalled`` where its package is not installed.
     """
     for point in entry_points(group="gradwire.extensions", name=name):
         return point.load()

@@ -54,8 +54,9 @@ def tensor_places(spec: TensorSpec) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Joined(Format):
-    """The layout of several tensors' payloads as one; ``dtype`` is that of their
-    gradients.
+    """The layout of several tensors' payloads as one.
+
+    ``dtype`` is that of their gradients.
 
     ``num_entries`` is how many indices these payloads have together, where their
     layouts are known.
@@ -170,8 +171,9 @@ class Tensorwise(Compressor):
         return torch.split(flat_N, list(self.sizes))
 
     def parts(self, payload: Payload) -> list[Payload]:
-        """The payload of each tensor, as views; ``RanksDiffer`` if sizes announced are
-        none.
+        """The payload of each tensor, as views.
+
+        ``RanksDiffer`` if sizes announced are none.
         """
         form = payload.format
         buffer = payload.buffer
@@ -187,8 +189,9 @@ class Tensorwise(Compressor):
         return list(map(Payload, forms, self._rooms(forms, buffer)))
 
     def rooms(self, dtype: torch.dtype, buffer: Tensor) -> list[Tensor]:
-        """The room of each tensor's payload in the one of all; bytes between them
-        become zeros.
+        """The room of each tensor's payload in the one of all.
+
+        Bytes between them become zeros.
         """
         forms = self.largest(dtype)
         ends = accumulate(form.slot_bytes for form in forms)

@@ -55,8 +55,9 @@ whole input.
 
 
 def members(rank: int, world: int, ranks_per_host: int, among: Among) -> range:
-    """The ranks, ``rank`` with them, that its verbs are for; ranks are numbered host
-    after host.
+    """The ranks, ``rank`` with them, that its verbs are for.
+
+    Ranks are numbered host after host.
 
     Shards are no ranks of this world: among them a rank is alone here.
 
@@ -88,8 +89,9 @@ class Travel(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def travel(verb: str, world: int) -> Travel:
-    """How a verb of ``NAMES`` travels among ``world`` ranks; raises ``UnknownName`` for
-    another.
+    """How a verb of ``NAMES`` travels among ``world`` ranks.
+
+    Raises ``UnknownName`` for another.
 
     >>> travel("all_reduce", 4), travel("broadcast", 4)
     (Travel(rounds=6, copies=1.5), Travel(rounds=2, copies=3))
@@ -132,8 +134,9 @@ def copies_sent(verb: str, world: int, from_root: int = 0) -> tuple[int, int]:
 
 
 def bytes_sent(verb: str, size_bytes: int, world: int, from_root: int = 0) -> int:
-    """Bytes that a rank sends for a verb of this size; ``from_root`` as in
-    ``copies_sent``.
+    """Bytes that a rank sends for a verb of this size.
+
+    ``from_root`` as in ``copies_sent``.
     """
     parts, of = copies_sent(verb, world, from_root)
     return parts * size_bytes // of

@@ -26,8 +26,9 @@ T = TypeVar("T")
 
 
 class Among(Enum):
-    """The ranks that a verb for the network is for; ranks that it names are counted
-    among them.
+    """The ranks that a verb for the network is for.
+
+    Ranks that it names are counted among them.
     """
 
     RANKS = "ranks"
@@ -51,8 +52,9 @@ class Among(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Sends ``buf`` to rank ``dst``; done when the receiver has it or the network holds
-    it.
+    """Sends ``buf`` to rank ``dst``.
+
+    Done when the receiver has it or the network holds it.
     """
 
     dst: int
@@ -79,8 +81,9 @@ class AllReduce:
 
 @dataclass(frozen=True, slots=True)
 class AllGather:
-    """``out`` becomes every rank's ``buf`` in rank order; all ``buf`` are of one
-    length.
+    """``out`` becomes every rank's ``buf`` in rank order.
+
+    All ``buf`` are of one length.
     """
 
     out: Tensor
@@ -90,8 +93,9 @@ class AllGather:
 
 @dataclass(frozen=True, slots=True)
 class AllToAll:
-    """Part i of ``buf`` goes to rank i; ``out`` is what the ranks sent here, in rank
-    order.
+    """Part i of ``buf`` goes to rank i.
+
+    ``out`` is what the ranks sent here, in rank order.
 
     ``out_sizes`` and ``in_sizes`` are element counts, one a rank. A driver whose ranks
     read each other's memory may send nothing and leave ``out`` as it is, where ``buf``

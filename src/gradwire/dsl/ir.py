@@ -77,8 +77,9 @@ UNSIGNED = frozenset({DType.UINT1, DType.UINT2, DType.UINT4, DType.UINT8, DType.
 
 
 class Extent(IntEnum):
-    """How many values a node has; an operation has the largest extent of its
-    operands.
+    """How many values a node has.
+
+    An operation has the largest extent of its operands.
     """
 
     CALL = 0
@@ -107,8 +108,9 @@ class Buffer:
     dtype: DType
     extent: Extent
     coder: Any = None
-    """Through which the packed bytes travel (``symbols.Coded``); kernels know nothing
-    of it.
+    """Through which the packed bytes travel (``symbols.Coded``).
+
+    Kernels know nothing of it.
     """
 
 
@@ -123,8 +125,9 @@ class Fold:
 
 
 def neutral(body: Node) -> float | None:
-    """The value that changes nothing in a sum, a smallest or a greatest; None for other
-    folds.
+    """The value that changes nothing in a sum, a smallest or a greatest.
+
+    None for other folds.
     """
     if {(source.op, source.arg) for source in body.sources} != {
         (Op.ARG, 0),
@@ -180,8 +183,9 @@ class Op(Enum):
 
 @dataclass(frozen=True)
 class Rule:
-    """The types that an operation takes and gives; without ``result``, the last
-    operand's.
+    """The types that an operation takes and gives.
+
+    Without ``result``, the last operand's.
     """
 
     operands: tuple[frozenset[DType], ...] = ()
@@ -315,8 +319,9 @@ def _extent(op: Op, sources: tuple[Node, ...], arg: Any) -> Extent:
 
 
 def rule(op: Op, arg: Any = None) -> Rule:
-    """The types that an operation takes and gives; a registered operator brings its own
-    rule.
+    """The types that an operation takes and gives.
+
+    A registered operator brings its own rule.
     """
     if op is Op.OPERATOR:
         own: Rule = arg.rule
@@ -353,8 +358,9 @@ def _refusal(
 
 @dataclass(frozen=True)
 class Kernel:
-    """A computation for each block of ``block`` elements; ``stores`` are its only
-    effects.
+    """A computation for each block of ``block`` elements.
+
+    ``stores`` are its only effects.
     """
 
     name: str
@@ -376,8 +382,9 @@ class Kernel:
 
     @property
     def keep(self) -> Node | None:
-        """The condition of the kept elements, one for all of a kernel; None if it keeps
-        none.
+        """The condition of the kept elements, one for all of a kernel.
+
+        None if it keeps none.
         """
         kept = (found for found in self.stores if found.extent is Extent.KEPT)
         return next((found.sources[1] for found in kept), None)

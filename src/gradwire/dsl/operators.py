@@ -134,8 +134,9 @@ class Operator:
         return Scalar(made(Op.OPERATOR, *sources, arg=self))
 
     def interpreted(self, *operands: Tensor) -> Tensor:
-        """The result by definition; refuses one of another type than the operator
-        states.
+        """The result by definition.
+
+        Refuses one of another type than the operator states.
         """
         value = self.interp(*operands)
         wanted = torch_dtype(_dtype(self.result))
@@ -150,8 +151,9 @@ class Operator:
         return value
 
     def template(self, form: Form) -> str:
-        """The expression of a back end, with places for the operands; refuses where it
-        lacks.
+        """The expression of a back end, with places for the operands.
+
+        Refuses where it lacks.
         """
         found: str = getattr(self, form)
         if not found:
@@ -189,8 +191,9 @@ _registered: dict[str, Registrable] = {}
 
 
 def register(operator: Registered) -> Registered:
-    """Makes an operator known by name, for programs in text too; what it returns can be
-    called.
+    """Makes an operator known by name, for programs in text too.
+
+    What it returns can be called.
 
     A name may be registered again with the same types and texts, as a notebook's cell
     does.

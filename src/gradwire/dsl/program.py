@@ -166,8 +166,9 @@ class Program(_Generated):  # type: ignore[misc]  # a base of type Any: see abov
         return type(self).traits
 
     def kernels(self) -> Kernels:
-        """The program under these settings, traced and rewritten; compiled when first
-        run.
+        """The program under these settings, traced and rewritten.
+
+        Compiled when first run.
         """
         return _kernels(self)
 
@@ -227,8 +228,9 @@ def _kernels(codec: Program) -> Kernels:
 
 
 def trace(codec: Program) -> rewrite.Traced:
-    """Runs a program's two functions on symbols; refuses what is no compressor, with
-    the line.
+    """Runs a program's two functions on symbols.
+
+    Refuses what is no compressor, with the line.
     """
     given = [Vector(load_buffer(rewrite.GRADIENT)), Vector(load_buffer(rewrite.LATEST))]
     takes = len(signature(codec.source.encode).parameters) - 1

@@ -33,8 +33,9 @@ from .pair import Pair, pair, suited
 
 
 def named_collective(exchange: object) -> Collective | None:
-    """The collective that a user has named for an exchange; None where it has the
-    suited one.
+    """The collective that a user has named for an exchange.
+
+    None where it has the suited one.
 
     >>> from gradwire.collective.zen import zen
     >>> from gradwire.compress.topk import topk

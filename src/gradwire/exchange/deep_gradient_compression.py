@@ -32,8 +32,9 @@ def deep_gradient_compression(
     sample_share: float = 0.001,
     seed: int = 0,
 ) -> Exchange:
-    """Deep Gradient Compression as in its paper; train with ``torch.optim.SGD`` without
-    momentum.
+    """Deep Gradient Compression as in its paper.
+
+    Train with ``torch.optim.SGD`` without momentum.
 
     Weight decay must be 1 / (1 - momentum) times that of momentum SGD.
 

@@ -140,8 +140,9 @@ class FeedbackState(NamedTuple):
 
 @dataclass(frozen=True)
 class ErrorFeedback(Wrapper):
-    """Adds to each gradient what earlier steps did not deliver; made by
-    ``with_error_feedback``.
+    """Adds to each gradient what earlier steps did not deliver.
+
+    Made by ``with_error_feedback``.
 
     Source: Seide et al. 2014; Karimireddy et al., ICML 2019, algorithm 2.
     Differences: wraps the exchange, not the compressor, so losses inside a collective
@@ -240,8 +241,9 @@ def with_error_feedback(exchange: Exchange) -> ErrorFeedback:
 
 
 def feedback_refusal(exchange: Exchange) -> InvalidSetting | None:
-    """Why what an exchange loses may not be added to its next gradient; None where it
-    may.
+    """Why what an exchange loses may not be added to its next gradient.
+
+    None where it may.
 
     Residuals are bounded where no more is lost than was given (Karimireddy et al.,
     lemma 3). What declares neither that nor a need of error feedback is refused; what

@@ -99,8 +99,9 @@ def drive(
 
 
 def check_hosts(ranks_per_host: int, world: int) -> None:
-    """Refuses a world that is not made of hosts of so many ranks each; one rank is
-    always alone.
+    """Refuses a world that is not made of hosts of so many ranks each.
+
+    One rank is always alone.
     """
     if world > 1 and world % ranks_per_host:
         accepted = f"a multiple of ranks_per_host, {ranks_per_host}"
@@ -270,8 +271,9 @@ def _transfer(send: _Pending, recv: _Pending) -> None:
 
 
 def _lent(members: tuple[_Pending, ...]) -> list[torch.Tensor] | None:
-    """The rooms of all ranks of an all-to-all; None where they are not in their
-    verbs.
+    """The rooms of all ranks of an all-to-all.
+
+    None where they are not in their verbs.
     """
     rooms = [
         p.verb.room for p in members if isinstance(p.verb, AllToAll) and p.verb.room

@@ -235,8 +235,9 @@ def with_momentum_correction(
     nesterov: bool = False,
     masking: bool = True,
 ) -> MomentumCorrection:
-    """Exchanges velocities in place of gradients; train with an optimizer without
-    momentum.
+    """Exchanges velocities in place of gradients.
+
+    Train with an optimizer without momentum.
 
     ``torch.optim.SGD(lr=...)`` then makes the steps of momentum SGD, with sparse
     gradients. Error feedback inside is removed, since the velocity is a residual

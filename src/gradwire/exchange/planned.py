@@ -29,8 +29,9 @@ def exchanges_of(plan: Plan) -> dict[str, Exchange]:
 
 
 def exchange_of_setting(setting: ExchangeSetting) -> Exchange:
-    """The exchange that a plan's setting names; raises ``InvalidSetting`` as
-    ``exchanges_of``.
+    """The exchange that a plan's setting names.
+
+    Raises ``InvalidSetting`` as ``exchanges_of``.
     """
     return by_name(
         setting.compressor,
@@ -44,8 +45,9 @@ def exchange_of_setting(setting: ExchangeSetting) -> Exchange:
 def planned_spec(
     message: PlannedMessage, tensors: Mapping[str, ProfiledTensor], *, is_shaped: bool
 ) -> TensorSpec:
-    """The spec of the gradient that a message exchanges; ``is_shaped`` is for uncut
-    tensors.
+    """The spec of the gradient that a message exchanges.
+
+    ``is_shaped`` is for uncut tensors.
     """
     found = [tensors[chunk.tensor] for chunk in message.chunks]
     return TensorSpec(

@@ -70,8 +70,9 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SchemeInputs:
-    """One gradient on one cluster; where hosts have several ranks, a rank's share of
-    their sum.
+    """One gradient on one cluster.
+
+    Where hosts have several ranks, a rank's share of their sum.
     """
 
     numel: int

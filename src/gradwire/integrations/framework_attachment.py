@@ -105,8 +105,9 @@ class FrameworkAttachment:
 
     @property
     def handle(self) -> Handle:
-        """The handle of the one model; raises ``InvalidSetting`` where there is not
-        one.
+        """The handle of the one model.
+
+        Raises ``InvalidSetting`` where there is not one.
         """
         if len(self.handles) != 1:
             raise InvalidSetting(
@@ -133,8 +134,9 @@ class FrameworkAttachment:
             handle.log_to(to, every=every)
 
     def let_go(self, module: nn.Module) -> None:
-        """Detaches from a module's DDP before another is made of it; its state waits
-        for that.
+        """Detaches from a module's DDP before another is made of it.
+
+        Its state waits for that.
         """
         held = self._of(module)
         if held.handle is not None:
@@ -169,8 +171,9 @@ class FrameworkAttachment:
             self._start_local(held, optimizer)
 
     def take(self, optimizer: Optimizer) -> None:
-        """Notes an optimizer of the framework's; under local steps its model's steps
-        begin.
+        """Notes an optimizer of the framework's.
+
+        Under local steps its model's steps begin.
         """
         if self._is_local:
             self._optimizers = [one for one in self._optimizers if one is not optimizer]

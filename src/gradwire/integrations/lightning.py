@@ -69,8 +69,9 @@ class GradwireStrategy(_Attaching, DDPStrategy):  # type: ignore[misc]
     _resumed: Any = None
 
     def configure_ddp(self) -> None:
-        """Makes the DDP model and attaches to it; a checkpoint that was read before is
-        loaded.
+        """Makes the DDP model and attaches to it.
+
+        A checkpoint that was read before is loaded.
         """
         self.attachment.let_go(self.model)
         super().configure_ddp()

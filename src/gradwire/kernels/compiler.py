@@ -85,8 +85,9 @@ def _fault_of_folder(found: os.stat_result) -> str | None:
 
 
 def load_kept(place: Path) -> ctypes.CDLL | None:
-    """The library that is kept there; None if there is none, or with a warning if it is
-    damaged.
+    """The library that is kept there.
+
+    None if there is none, or with a warning if it is damaged.
     """
     try:
         content = memoryview(place.read_bytes())
@@ -362,8 +363,9 @@ def _announce(where: str) -> None:
 def _built(
     command: Sequence[str], text: str, folder: Path | None, name: str
 ) -> ctypes.CDLL:
-    """A new library, kept in ``folder`` if there is room; raises an error of the
-    compiler's.
+    """A new library, kept in ``folder`` if there is room.
+
+    Raises an error of the compiler's.
     """
     with tempfile.TemporaryDirectory(prefix="gradwire-") as private:
         built = Path(private, name)
@@ -426,8 +428,9 @@ def _said(
 
 @functools.cache
 def _cpu_model(listing: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor that -march=native depends on; unlike machines may share a home
-    folder.
+    """The processor that -march=native depends on.
+
+    Unlike machines may share a home folder.
     """
     try:
         lines = listing.read_text(encoding="utf-8", errors="replace").splitlines()

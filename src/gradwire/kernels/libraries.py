@@ -51,8 +51,9 @@ def loader(name: str, folder: Path = _SOURCES) -> Callable[[], ctypes.CDLL | Non
 
 
 def backend() -> Literal["cpp", "reference"]:
-    """The implementation that serves float32 on the CPU; compiles all kernels if none
-    is cached.
+    """The implementation that serves float32 on the CPU.
+
+    Compiles all kernels if none is cached.
     """
     with being_built(lambda: [(name, _SOURCES) for name in libraries()]) as built:
         pass
@@ -101,8 +102,9 @@ def source(name: str, folder: Path = _SOURCES) -> CppSource:
 
 @cache
 def has_triton() -> bool:
-    """Whether triton is installed; says once that it is not, so ask only where a GPU
-    waits.
+    """Whether triton is installed.
+
+    Says once that it is not, so ask only where a GPU waits.
     """
     found = find_spec("triton") is not None
     if not found:

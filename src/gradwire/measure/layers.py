@@ -66,8 +66,9 @@ class Moment(NamedTuple):
 
 
 def is_in_backward() -> bool:
-    """Whether this thread carries a backward pass out; what is computed there counts
-    there.
+    """Whether this thread carries a backward pass out.
+
+    What is computed there counts there.
     """
     return bool(torch._C._current_graph_task_id() != -1)
 
@@ -244,14 +245,16 @@ def no_progress(amount: float = 1, note: str = "") -> None:
 
 
 TrainingStep = Callable[[], object]
-"""Runs one forward and backward of the model on one batch; what it returns is not
-looked at.
+"""Runs one forward and backward of the model on one batch.
+
+What it returns is not looked at.
 """
 
 NUM_WARM_UP = 3
 ITERATIONS = {"cpu": 20, "cuda": 50}
-"""Steps measured where the caller names no number, by device type; 50 is the
-paper's.
+"""Steps measured where the caller names no number, by device type.
+
+50 is the paper's.
 """
 
 
@@ -325,8 +328,9 @@ def profile(
 
 
 def device_waiter(devices: set[torch.device]) -> Callable[[], None]:
-    """A function that waits until all GPUs have done what was asked; a CPU has done it
-    already.
+    """A function that waits until all GPUs have done what was asked.
+
+    A CPU has done it already.
     """
     on_gpu = [device for device in devices if device.type == "cuda"]
 
@@ -561,8 +565,9 @@ class _Step(NamedTuple):
 
 
 class LayerWatch(Marks):
-    """Hooks in a living model; ``step_ended`` closes a step, ``profile`` tells what
-    they took.
+    """Hooks in a living model.
+
+    ``step_ended`` closes a step, ``profile`` tells what they took.
 
     ``params`` are the parameters whose gradients count, by name. Of several backward
     passes that accumulate before an exchange the last one counts, and those before it

@@ -88,8 +88,9 @@ def slowness(engine: Engine, known: Links) -> float:
 
 
 class SharedLayers(NamedTuple):
-    """The layers' seconds that are planned with; no profile where no rank saw a whole
-    step.
+    """The layers' seconds that are planned with.
+
+    No profile where no rank saw a whole step.
     """
 
     profile: Profile | None
@@ -183,8 +184,9 @@ def _own_codecs(
 
 _log = logging.getLogger("gradwire")
 _WARM_UP = 3
-"""The first steps, in which kernels are built and memory is touched; they are not
-measured.
+"""The first steps, in which kernels are built and memory is touched.
+
+They are not measured.
 """
 _LONG_S = 1.0
 _ENOUGH_S = 3.0
@@ -199,8 +201,9 @@ asked for.
 
 
 class MeasuredFlight(Flight):
-    """One model, measured for so many ``steps`` at most; ``name`` begins each
-    decision's text.
+    """One model, measured for so many ``steps`` at most.
+
+    ``name`` begins each decision's text.
 
     ``codecs`` are the names of compressors whose costs are measured.
     """
@@ -310,8 +313,9 @@ class MeasuredFlight(Flight):
     # Measuring.
 
     def _measure(self, taken_s: float) -> None:
-        """Measures layers step by step; after the last of these steps links, and
-        plans.
+        """Measures layers step by step.
+
+        After the last of these steps links, and plans.
         """
         controls = self._controls
         engine = self._controls.engine

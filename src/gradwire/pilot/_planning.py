@@ -80,8 +80,9 @@ def proposal(
     *,
     taken_s: float | None = None,
 ) -> Proposal:
-    """The plan that ``choose`` makes, or its refusal; ``taken_s`` are those of a dense
-    step.
+    """The plan that ``choose`` makes, or its refusal.
+
+    ``taken_s`` are those of a dense step.
     """
     factor = 1.0 if taken_s is None else link_factor(profile, cluster, taken_s)
     cluster = cluster.slower(factor)
@@ -160,7 +161,8 @@ def words_of(plan: Plan) -> str:
 
 
 def compressors_of(fidelity: str) -> tuple[str, ...]:
-    """The compressors whose costs the planner asks for; raises for a fidelity there is
-    not.
+    """The compressors whose costs the planner asks for.
+
+    Raises for a fidelity there is not.
     """
     return admitted(fidelity, Cluster(num_ranks=1, rate_bytes_per_s=1.0)).not_measured

@@ -75,8 +75,9 @@ def default_cap_bytes(
 
 
 def _wire_bytes(name: str, param: Tensor, exchange: Exchange, world: int) -> int | None:
-    """Bytes that rank 0, as busy as any, sends of one parameter; None where that is not
-    known.
+    """Bytes that rank 0, as busy as any, sends of one parameter.
+
+    None where that is not known.
 
     Parameters are asked for one by one, as an exchange may refuse a tensor as long as a
     model.

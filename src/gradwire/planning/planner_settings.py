@@ -23,8 +23,9 @@ plan.
 
 
 def with_settings(planner: str | Planner, **settings: Any) -> Planner:
-    """The planner, found by name if need be, with these settings bound; refuses unknown
-    ones.
+    """The planner, found by name if need be, with these settings bound.
+
+    Refuses unknown ones.
     """
     found: Planner = load("planner", planner) if isinstance(planner, str) else planner
     if not callable(found):

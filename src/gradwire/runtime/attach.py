@@ -242,8 +242,9 @@ class Attachment:
     """This rank's parts of them, as real numbers."""
 
     def prepare(self) -> Mapping[str, object]:
-        """Checks and makes what only a subclass needs; returns settings that ranks must
-        share.
+        """Checks and makes what only a subclass needs.
+
+        Returns settings that ranks must share.
         """
         return {}
 
@@ -336,8 +337,9 @@ class Attachment:
         healing: Healing | None,
         newcomer: Newcomer | None,
     ) -> Handle:
-        """Connects the ranks and hooks the model; what is begun is undone if any of it
-        fails.
+        """Connects the ranks and hooks the model.
+
+        What is begun is undone if any of it fails.
         """
         settings = self.settings
         is_ddp = isinstance(self.model, DistributedDataParallel)
@@ -389,8 +391,9 @@ class Attachment:
         return handle
 
     def is_left_to_ddp(self, messages: Sequence[Message]) -> bool:
-        """Whether DDP's own reducer averages the model's gradients; the same on all
-        ranks.
+        """Whether DDP's own reducer averages the model's gradients.
+
+        The same on all ranks.
 
         It does so for a DDP model of which every gradient is dense, unless the user
         asks for what only gradwire's messages have: a size, a number of channels,

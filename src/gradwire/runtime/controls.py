@@ -136,8 +136,9 @@ class Controls:
             self._hooks.overlap.settle(None)
 
     def switch(self, plan: Plan | None) -> None:
-        """Has gradients travel by another plan from the next step on; no state is
-        lost.
+        """Has gradients travel by another plan from the next step on.
+
+        No state is lost.
         """
         self.settle()
         self.plan = plan
@@ -151,8 +152,9 @@ class Controls:
         self.put(self.prepared(saved, begun=begun))
 
     def _begun(self) -> checkpoint.BegunStep | None:
-        """The step that a scaler has not decided; None without a scaler, on all ranks
-        alike.
+        """The step that a scaler has not decided.
+
+        None without a scaler, on all ranks alike.
         """
         if not self._progress.synchroniser.undoes_skipped:
             return None
@@ -232,15 +234,17 @@ class Controls:
         self._progress.compare(every)
 
     def missed(self) -> float | None:
-        """The relative error of the means compared since the last call; None if there
-        were none.
+        """The relative error of the means compared since the last call.
+
+        None if there were none.
         """
         return None if self._progress.guard is None else self._progress.guard.take()
 
     @contextmanager
     def on_all_channels(self) -> Iterator[Engine]:
-        """The engine, for messages of the pilot's own; nothing of the model's is under
-        way.
+        """The engine, for messages of the pilot's own.
+
+        Nothing of the model's is under way.
         """
         self.settle()
         before = self.engine.credit

@@ -117,8 +117,9 @@ class Handle:
         )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuses ``copy.copy``, ``copy.deepcopy`` and ``pickle``; a copy of the model
-        has none.
+        """Refuses ``copy.copy``, ``copy.deepcopy`` and ``pickle``.
+
+        A copy of the model has none.
         """
         raise InvalidSetting(
             f"{self!r} is a handle and cannot be copied or pickled, as it has "
@@ -639,8 +640,9 @@ class Handle:
         hooks.backward_without_batch()
 
     def join_hook(self, **kwargs: Any) -> None:
-        """Refuses torch's ``Join([handle])``; a DDP model has its own
-        ``model.join()``.
+        """Refuses torch's ``Join([handle])``.
+
+        A DDP model has its own ``model.join()``.
         """
         raise InvalidSetting(
             "Join takes no handle: write `with model.join():` with a DDP model, "

@@ -44,8 +44,9 @@ class Facts(NamedTuple):
 
 
 def _rows(facts: Facts) -> list[str]:
-    """Names of the parameters with row-sparse gradients; local steps send those
-    whole.
+    """Names of the parameters with row-sparse gradients.
+
+    Local steps send those whole.
     """
     sparse = set() if facts.way == LOCAL else sparse_weights(facts.model)
     return [name for name, param in facts.params if id(param) in sparse]

@@ -44,8 +44,9 @@ VARIABLES = (
     *("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "CXX", "XDG_CACHE_HOME"),
 )
 SLOW_NAME_S = 1.0
-"""The seconds for a name above which a rank's start is slow; servers that answer take a
-hundredth.
+"""The seconds for a name above which a rank's start is slow.
+
+Servers that answer take a hundredth.
 """
 PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_")
 
@@ -192,8 +193,9 @@ def environment(variables: Mapping[str, str] = os.environ) -> list[Row]:
 
 
 def host_address() -> str | None:
-    """The address that this host's name resolves to; gloo listens there unless told
-    otherwise.
+    """The address that this host's name resolves to.
+
+    Gloo listens there unless told otherwise.
     """
     try:
         return socket.gethostbyname(socket.gethostname())

@@ -103,8 +103,9 @@ def cell(key: str, value: object) -> str:
 
 
 def is_numeric(rows: Sequence[Row], key: str) -> bool:
-    """Whether every value of a column is a number or absent; such columns stand to the
-    right.
+    """Whether every value of a column is a number or absent.
+
+    Such columns stand to the right.
     """
     values = [row[key] for row in rows if row.get(key) is not None]
     return bool(values) and all(
@@ -171,8 +172,9 @@ def _rich_table(rows: Sequence[Row], title: str, *, is_narrow: bool) -> Table:
 
 
 def plain(rows: Sequence[Row], *, title: str = "") -> str:
-    """The rows as aligned columns two spaces apart, for a pipe or a log; never cut to a
-    width.
+    """The rows as aligned columns two spaces apart, for a pipe or a log.
+
+    Never cut to a width.
 
     >>> rows = [{"name": "ddp", "step_s": 1.5}, {"name": "onebit", "step_s": 0.25}]
     >>> print(plain(rows))

@@ -46,8 +46,9 @@ class Chunks:
 
     @cached_property
     def usual_bytes(self) -> int:
-        """The room of the largest chunk's payload of usual size; a simulation knows no
-        other.
+        """The room of the largest chunk's payload of usual size.
+
+        A simulation knows no other.
         """
         each = zip(self.codecs, self.specs, strict=True)
         return max(codec.typical(spec).slot_bytes for codec, spec in each)

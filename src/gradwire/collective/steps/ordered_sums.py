@@ -128,8 +128,9 @@ _LINE = 16
 
 
 def asked_of(codec: object, numel: int) -> float:
-    """How many of ``numel`` elements a codec was asked for by its ``density``; NaN
-    without one.
+    """How many of ``numel`` elements a codec was asked for by its ``density``.
+
+    NaN without one.
     """
     density = getattr(codec, "density", None)
     return math.nan if density is None else density * numel

@@ -243,8 +243,9 @@ class Trace:
 
     @classmethod
     def load(cls, path: Path | str) -> Trace:
-        """Reads a file that ``save`` wrote; raises ``InvalidSetting`` for another
-        one.
+        """Reads a file that ``save`` wrote.
+
+        Raises ``InvalidSetting`` for another one.
         """
         return cls.from_json(read_text(path, "Trace.save writes such a file"))
 
@@ -256,8 +257,9 @@ _REMEDY = "save the trace again"
 
 
 def _checked(row: _Row) -> _Row:
-    """The row itself; raises ``InvalidSetting`` unless each entry is of the type it is
-    declared.
+    """The row itself.
+
+    Raises ``InvalidSetting`` unless each entry is of the type it is declared.
     """
     for entry in fields(row):
         value = getattr(row, entry.name)

@@ -247,15 +247,17 @@ def _launched(kernel: Kernel) -> tuple[str, str]:
 
 
 def is_wide(buffer: Buffer) -> bool:
-    """Whether a buffer has an unpacked value an element; a field of a payload may lie
-    anywhere.
+    """Whether a buffer has an unpacked value an element.
+
+    A field of a payload may lie anywhere.
     """
     return buffer.extent is Extent.ELEMENT and buffer.dtype not in UNSIGNED
 
 
 def _word(place: int, buffer: Buffer) -> str:
-    """A buffer's memory; only gradients and what is as long are sure to be read in
-    vectors.
+    """A buffer's memory.
+
+    Only gradients and what is as long are sure to be read in vectors.
     """
     align = "ALIGN" if is_wide(buffer) else "1"
     return f"gw.memory(words, {place}, tl.{type_of(buffer)}, {align})"

@@ -18,8 +18,9 @@ TensorsByName = dict[str, ProfiledTensor]
 
 
 def check(plan: Plan, profile: Profile) -> None:
-    """Returns if ``plan`` is sound for ``profile``; messages are numbered from 0 in
-    errors.
+    """Returns if ``plan`` is sound for ``profile``.
+
+    Messages are numbered from 0 in errors.
 
     Raises ``InvalidSetting`` that names the first fault found: a plan of another model,
     a credit below 1, an unknown exchange or tensor, an empty message, a range outside

@@ -183,8 +183,9 @@ class Cluster(Stored):
 
     @property
     def within(self) -> Cluster:
-        """The ranks of one host, and nothing else; without ``host`` that is one
-        rank.
+        """The ranks of one host, and nothing else.
+
+        Without ``host`` that is one rank.
         """
         if self.host is None:
             return Cluster(num_ranks=1, rate_bytes_per_s=self.rate_bytes_per_s)

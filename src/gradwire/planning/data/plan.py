@@ -43,8 +43,9 @@ class PlannedMessage(Frozen):
     chunks: tuple[Chunk, ...]
     exchange: str = DENSE
     after: tuple[Whole, ...] = ()
-    """Numbers of messages that must have ended before this one is launched; all stand
-    before it.
+    """Numbers of messages that must have ended before this one is launched.
+
+    All stand before it.
     """
     inline: tuple[str, ...] = ()
     """Tensors that are encoded within the backward pass, which goes on when that is

@@ -276,8 +276,9 @@ class Handling(Frozen):
 
 
 class SparsityProfile(Stored):
-    """The measured sparsity of a model's gradients; tensors that are dense are left
-    out.
+    """The measured sparsity of a model's gradients.
+
+    Tensors that are dense are left out.
 
     Raises ``InvalidSetting`` when read from a file with a figure that cannot be; it is
     named.

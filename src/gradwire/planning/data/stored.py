@@ -90,16 +90,18 @@ class Stored(Frozen):
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Reads a file as ``parse`` reads its text; raises ``InvalidSetting`` if there
-        is none.
+        """Reads a file as ``parse`` reads its text.
+
+        Raises ``InvalidSetting`` if there is none.
         """
         text = read_text(path, f"{cls.WRITTEN_BY} writes such a file")
         return cls.parse(text, str(path))
 
 
 def _given_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object as a dict; JSON readers keep the last of two equal keys and say
-    nothing.
+    """A JSON object as a dict.
+
+    JSON readers keep the last of two equal keys and say nothing.
     """
     found: dict[str, Any] = {}
     for key, value in pairs:

@@ -279,8 +279,9 @@ class Demand:
 
     @classmethod
     def of(cls, plan: Plan, profile: Profile, cluster: Cluster) -> Demand:
-        """The demand of a plan; raises ``InvalidSetting`` if it is not sound for the
-        profile.
+        """The demand of a plan.
+
+        Raises ``InvalidSetting`` if it is not sound for the profile.
         """
         check(plan, profile)
         tensors = {t.name: t for layer in profile.layers for t in layer.tensors}

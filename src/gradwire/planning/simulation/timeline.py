@@ -100,8 +100,9 @@ def simulate_exchange(
 
 
 def _spans(timing: Timing, layers: tuple[Layer, ...], rank: int) -> Iterator[Span]:
-    """The spans of one rank; behind the backward of each layer comes what is encoded
-    there.
+    """The spans of one rank.
+
+    Behind the backward of each layer comes what is encoded there.
     """
     yield from timing.spans
     encoded: dict[int, list[Encode]] = {}

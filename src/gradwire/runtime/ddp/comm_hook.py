@@ -109,8 +109,9 @@ def renew_reducer(ddp: DistributedDataParallel) -> Callable[[], None]:
 
 
 def refuse_fewer(ddp: DistributedDataParallel) -> Callable[[], None]:
-    """Has a DDP's ``join()`` refuse what it could not do; returns a function to undo
-    it.
+    """Has a DDP's ``join()`` refuse what it could not do.
+
+    Returns a function to undo it.
 
     DDP divides by fewer ranks only where no communication hook averages.
     """
@@ -209,8 +210,9 @@ class DDPHooks:
         return self._is_removed or (progress.is_leaving and is_over)
 
     def serve(self, bucket: Any) -> torch.futures.Future[Tensor] | None:
-        """The future of a bucket's mean; None if ``detach`` has left the model to DDP
-        meanwhile.
+        """The future of a bucket's mean.
+
+        None if ``detach`` has left the model to DDP meanwhile.
         """
         synchroniser = self._synchroniser
         if not synchroniser.open:
@@ -291,8 +293,9 @@ class DDPHooks:
             self.on_end()
 
     def _close(self, last: _Bucket) -> None:
-        """Closes the step, as all gradients are handed in; it ends behind the last
-        message.
+        """Closes the step, as all gradients are handed in.
+
+        It ends behind the last message.
 
         The other futures are complete by then, as ``detach`` in another thread closes
         the exchange once the step has ended. The last bucket's future completes only
@@ -357,8 +360,9 @@ class DDPInTurn:
         return self._hooks is None
 
     def use_messages(self, wanted: bool) -> None:
-        """Has the next steps averaged by messages, or by DDP; called between two
-        steps.
+        """Has the next steps averaged by messages, or by DDP.
+
+        Called between two steps.
         """
         if wanted is not self.is_left_to_ddp:
             return
@@ -371,8 +375,9 @@ class DDPInTurn:
             self._stop_counting = count_steps(*self._given, self._ended)
 
     def remove(self) -> None:
-        """Leaves the model to DDP, and counts no more; its reducer stays for who
-        attaches next.
+        """Leaves the model to DDP, and counts no more.
+
+        Its reducer stays for who attaches next.
         """
         self._keep_reducer()
         if self._hooks is not None:
@@ -434,8 +439,9 @@ def _laid_out(part: Tensor, param: Tensor) -> Tensor:
 
 
 def _is_in_backward() -> bool:
-    """Whether this thread is in a backward pass; a rank that has joined calls the hook
-    outside.
+    """Whether this thread is in a backward pass.
+
+    A rank that has joined calls the hook outside.
     """
     return torch._C._current_graph_task_id() != -1
 

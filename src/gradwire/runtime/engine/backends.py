@@ -135,8 +135,9 @@ def connect(
 
 
 def _rates(circle: Circle, ranks: Circle, device: torch.device) -> dict[str, float]:
-    """The bytes a second that a rank sends by either back end; all ``ranks`` get the
-    same figures.
+    """The bytes a second that a rank sends by either back end.
+
+    All ``ranks`` get the same figures.
 
     They are by the fastest of a few all-reduces of 4 MiB, on average over ranks.
     """

@@ -130,8 +130,9 @@ def reduce_scatter(
 
 
 def _modules(model: nn.Module) -> list[Any]:
-    """The modules that ``fully_shard`` was applied to; raises where their sums cannot
-    be taken.
+    """The modules that ``fully_shard`` was applied to.
+
+    Raises where their sums cannot be taken.
     """
     modules = sharded_modules(model) if isinstance(model, nn.Module) else []
     if not modules:
@@ -161,8 +162,9 @@ def _modules(model: nn.Module) -> list[Any]:
 
 
 def _group_of(params: Mapping[str, Any]) -> Group:
-    """The ranks among which all parameters are cut; raises where there is no such
-    group.
+    """The ranks among which all parameters are cut.
+
+    Raises where there is no such group.
     """
     meshes = {param.device_mesh for param in params.values() if is_dtensor(param)}
     if len(meshes) != 1 or next(iter(meshes)).ndim != 1:

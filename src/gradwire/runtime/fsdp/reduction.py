@@ -117,8 +117,9 @@ class ColumnsOfCodec:
         self._mean_C = torch.empty(numel, dtype=dtype, device="cpu")
 
     def text(self, given_N: Tensor, out_C: Tensor, scale: float) -> Steps[None]:
-        """One reduce-scatter of these columns; what a module hands in is a row for each
-        rank.
+        """One reduce-scatter of these columns.
+
+        What a module hands in is a row for each rank.
 
         It has this ``scale``, which is taken off before the exchange if it must be.
         """
@@ -215,8 +216,9 @@ class ShardReduction:
         watch(self)
 
     def become_copy(self, error: InvalidSetting) -> list[Any]:
-        """Sends nothing more; called in a process that was forked, where FSDP itself
-        waits.
+        """Sends nothing more.
+
+        Called in a process that was forked, where FSDP itself waits.
         """
         channels = self._channels
         self._channels = []

@@ -89,8 +89,9 @@ def reshard(model: nn.Module) -> None:
 
 
 def places(model: Any) -> list[tuple[int, int]]:
-    """This rank's shard of each layer by its number, and their count; empty where all
-    are whole.
+    """This rank's shard of each layer by its number, and their count.
+
+    Empty where all are whole.
     """
     meshes = [param.device_mesh for param in model.parameters() if is_dtensor(param)]
     found = {

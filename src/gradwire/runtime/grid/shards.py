@@ -97,8 +97,9 @@ def join_shards(
 
 
 def place_in(shards: Membership, model: nn.Module) -> str:
-    """The part of every layer that a rank holds, in words; the same on all ranks that
-    average.
+    """The part of every layer that a rank holds, in words.
+
+    The same on all ranks that average.
     """
     found = [] if shards.world > 1 else places(model)
     return " and ".join(
@@ -117,8 +118,9 @@ _REMEDY = "write init_device_mesh('cpu', (8, 4), mesh_dim_names=('hosts', 'local
 
 
 def join_mesh(mesh: Any, group: Group | None, timeout: timedelta) -> Membership:
-    """This rank's place among the ranks of ``mesh``; ``group`` is that of a DDP model,
-    or None.
+    """This rank's place among the ranks of ``mesh``.
+
+    ``group`` is that of a DDP model, or None.
     """
     if mesh == TORCHRUN:
         return join(group, timeout)

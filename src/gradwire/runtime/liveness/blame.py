@@ -57,8 +57,9 @@ def blamed(pulse: Pulse | None, name: str, step: int, world: int) -> Alarm:
 
 
 def silence(pulse: Pulse, step: int, world: int) -> Alarm | None:
-    """An alarm about ranks or a store that show no sign of life for seconds; None if
-    all do.
+    """An alarm about ranks or a store that show no sign of life for seconds.
+
+    None if all do.
 
     A store that does not answer while all ranks answer at their doors has
     ``STORE_PATIENCE_S``. If it was silent first, and all others have ended since, this
@@ -120,8 +121,9 @@ def alarm_of(
     *,
     store_lost: bool,
 ) -> Alarm | None:
-    """The alarm of a rank to which ``silent`` ranks show no sign of life; None if there
-    are none.
+    """The alarm of a rank to which ``silent`` ranks show no sign of life.
+
+    None if there are none.
 
     ``reach`` is what the others answer at their doors. ``store_lost`` says that the
     store does not answer, and then ``silent`` is rank 0, which holds it in most jobs.
@@ -214,8 +216,9 @@ def first_line(error: BaseException) -> str:
 
 
 def leave_by_cause() -> None:
-    """Has this process end so from now on; a hook that is there already is called
-    first.
+    """Has this process end so from now on.
+
+    A hook that is there already is called first.
     """
     if getattr(sys.excepthook, "__module__", None) == __name__:
         return

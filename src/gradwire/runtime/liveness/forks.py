@@ -23,8 +23,9 @@ class Connected(Protocol):
     """An object with connections to other ranks."""
 
     def become_copy(self, error: InvalidSetting) -> list[Any]:
-        """Raises ``error`` wherever it is used from now on; returns its process
-        groups.
+        """Raises ``error`` wherever it is used from now on.
+
+        Returns its process groups.
         """
 
 

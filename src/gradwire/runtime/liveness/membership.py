@@ -303,8 +303,9 @@ def _did_not_come(
 
 
 def run_of(who: Membership) -> str:
-    """A name, the same on all ranks, for the run that begins now; no other run has
-    it.
+    """A name, the same on all ranks, for the run that begins now.
+
+    No other run has it.
     """
     drawn = token_hex(8)
     if not who.name:

@@ -29,8 +29,9 @@ from typing import Any, NamedTuple
 from ..transport.wire import in_background
 
 ASK_S = 2.0
-"""Seconds in which another rank has to answer; a link that loses packets needs a second
-try.
+"""Seconds in which another rank has to answer.
+
+A link that loses packets needs a second try.
 """
 _SERVE_S = ASK_S  # a rank whose processor is busy reads late
 """Seconds that a visitor has in all to say who it is, and to take the answer."""
@@ -128,8 +129,9 @@ class RollCall:
             self._listening.close()
 
     def _open(self, way: _Way, shown: set[str]) -> tuple[str, int, str]:
-        """The address of this rank's door and its token; port 0 where there can be
-        none.
+        """The address of this rank's door and its token.
+
+        Port 0 where there can be none.
 
         The door is at the address that leads to the store, and at no other of this
         host. A rank on the store's host takes the address at which others see the store

@@ -87,8 +87,9 @@ class StoreCheck:
 
 
 def _meeting(group: Group, timeout: timedelta) -> Any:
-    """The work of an all-reduce that has begun; None where a group has none for host
-    memory.
+    """The work of an all-reduce that has begun.
+
+    None where a group has none for host memory.
     """
     if "cpu:" not in dist.get_backend_config(group):
         return None

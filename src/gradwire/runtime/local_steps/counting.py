@@ -51,8 +51,9 @@ class Counting:
         self._own = {id(param) for param in _params_of(optimizer)}
 
     def enters(self, optimizer: Optimizer) -> bool:
-        """Notes that an optimizer is about to step; whether it holds parameters of the
-        model.
+        """Notes that an optimizer is about to step.
+
+        Returns whether it holds parameters of the model.
         """
         if optimizer is self._optimizer:
             self._is_within = True

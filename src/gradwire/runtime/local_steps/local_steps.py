@@ -136,13 +136,15 @@ class LocalSteps(Handle):
         self._position = 0
         """Local steps since the period began, below ``every``."""
         self._left = 0
-        """Local steps until ``_arriving`` takes effect; 0 where nothing is on its
-        way.
+        """Local steps until ``_arriving`` takes effect.
+
+        0 where nothing is on its way.
         """
         self._arriving: dict[str, Tensor] = {}
         self._telling: Task | None = None
-        """The end of ranks telling each other their moments; None where all are
-        known.
+        """The end of ranks telling each other their moments.
+
+        None where all are known.
         """
         self._has_stepped = False
         """Whether an optimizer has stepped since parameters were their anchors."""

@@ -42,8 +42,9 @@ class LoopMoment(NamedTuple):
 
 
 def moments_of_all(world: int, step: int, own: LoopMoment) -> Steps[list[LoopMoment]]:
-    """The steps by which ranks tell each other their moments; returns them in rank
-    order.
+    """The steps by which ranks tell each other their moments.
+
+    Returns them in rank order.
 
     Raises ``RankFailed``, on every rank alike, if they do not belong together.
     """

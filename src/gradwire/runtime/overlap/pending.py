@@ -46,8 +46,9 @@ class PendingPass:
 
 
 class PendingGrad(Tensor):
-    """A gradient on its way, which shares storage with ``plain``; the mean is written
-    there.
+    """A gradient on its way, which shares storage with ``plain``.
+
+    The mean is written there.
     """
 
     plain: Tensor
@@ -86,13 +87,15 @@ def stands_for(grad: Tensor | None, plain: Tensor) -> bool:
 
 
 class PendingParameter(nn.Parameter):
-    """A parameter whose update was asked for and is not made; a subclass's ``look``
-    makes it.
+    """A parameter whose update was asked for and is not made.
+
+    A subclass's ``look`` makes it.
     """
 
     look: Callable[[Tensor, str], None]
-    """A function of the parameter and the name of who looks at it; it makes the
-    parameter plain.
+    """A function of the parameter and the name of who looks at it.
+
+    It makes the parameter plain.
     """
 
     @classmethod
@@ -155,8 +158,9 @@ def unfit(grads: Mapping[str, Tensor | None]) -> str | None:
 
 
 def _pending_in(given: Any) -> Iterator[PendingParameter]:
-    """Every pending parameter in nested arguments; a look at one may make the next one
-    plain.
+    """Every pending parameter in nested arguments.
+
+    A look at one may make the next one plain.
     """
     if isinstance(given, PendingParameter):
         yield given

@@ -212,8 +212,9 @@ class JointCall:
         return self._engine.lose(ranks, self._next_step, text, how)
 
     def gather(self, own: dict[str, Any]) -> list[dict[str, Any]]:
-        """The states of all ranks on rank 0, in rank order, in host memory; none on
-        others.
+        """The states of all ranks on rank 0, in rank order, in host memory.
+
+        None on others.
 
         To be called after ``agree``. States travel to rank 0 one after another, on a
         channel of their own, so that beside what it keeps it needs the memory of one. A

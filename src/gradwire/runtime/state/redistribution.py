@@ -113,8 +113,9 @@ def part_of(saved: Any, origin: Origin) -> Any:
 
 
 def _of_one_moment(state_dicts: Any) -> list[Saved]:
-    """The state_dicts in rank order; raises unless there is one of each rank, saved
-    together.
+    """The state_dicts in rank order.
+
+    Raises unless there is one of each rank, saved together.
     """
     if not isinstance(state_dicts, list | tuple):
         kind = type(state_dicts).__name__

@@ -84,8 +84,9 @@ class Owners(NamedTuple):
         return dict(sorted(found.items()))
 
     def mesh(self) -> DeviceMesh | None:
-        """The mesh of replicas and, where parameters are cut, of parts; None without a
-        group.
+        """The mesh of replicas and, where parameters are cut, of parts.
+
+        None without a group.
         """
         within = self.within
         if self.group is None:
@@ -103,8 +104,9 @@ class Owners(NamedTuple):
 def sharded_state(
     owners: Owners, saved: Mapping[str, Any], saved_by: int | None, *, has_pilot: bool
 ) -> dict[str, Any]:
-    """The state of all ranks, of which each gives its part; ``saved`` is this rank's
-    state_dict.
+    """The state of all ranks, of which each gives its part.
+
+    ``saved`` is this rank's state_dict.
 
     As ``Handle.sharded_state``, which says what is given and raised.
     """

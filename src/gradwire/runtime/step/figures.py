@@ -110,8 +110,9 @@ class Recorder:
             return {**self._totals, "steps": self.num_steps}
 
     def since(self, mark: Totals) -> dict[str, float | None]:
-        """Averages per step; ``step_s`` is the median time from one step's end to the
-        next.
+        """Averages per step.
+
+        ``step_s`` is the median time from one step's end to the next.
 
         A density is None where nothing was selected, or none was set.
         """
@@ -146,8 +147,9 @@ class Recorder:
 def density_of_step(
     messages: Iterable[Message], *, rank: int, step: int, end_s: float, sent_bytes: int
 ) -> StepDensity | None:
-    """The last step's density over all messages; None where no message selects
-    elements.
+    """The last step's density over all messages.
+
+    None where no message selects elements.
     """
     found: list[tuple[int, Selection]] = [
         (message.own_numel, message.member.selection)
@@ -171,8 +173,9 @@ def density_of_step(
 
 
 def adapted(messages: Iterable[Message]) -> dict[str, str]:
-    """The settings of each layer, in words, by parameter name; empty without
-    ``adapt``.
+    """The settings of each layer, in words, by parameter name.
+
+    Empty without ``adapt``.
     """
     found: dict[str, str] = {}
     for message in messages:
@@ -346,8 +349,9 @@ def memory_of(messages: Iterable[Any], numel: int) -> dict[str, float]:
 
 
 class Log:
-    """Figures of the steps since the last row, on this rank alone; nothing is
-    communicated.
+    """Figures of the steps since the last row, on this rank alone.
+
+    Nothing is communicated.
 
     ``to`` has ``add_scalar(name, value, step)``, ``log(row)`` or
     ``log_metrics(row, step)``. Or it makes a gauge of a name by ``create_gauge`` or
@@ -368,8 +372,9 @@ class Log:
         return (step + 1) % self._every == 0
 
     def write(self, step: int, messages: Sequence[Message]) -> bool:
-        """Writes the row of a step in which ``messages`` noted norms; returns whether
-        that went.
+        """Writes the row of a step in which ``messages`` noted norms.
+
+        Returns whether that went.
         """
         row = self._recorder.since(self._mark)
         del row["steps"]

@@ -106,8 +106,9 @@ class Guard:
             )
 
     def take(self) -> float | None:
-        """The relative error of all comparisons since the last call; None if there were
-        none.
+        """The relative error of all comparisons since the last call.
+
+        None if there were none.
         """
         since = self._since
         self._since = Missed(0.0, 0.0)

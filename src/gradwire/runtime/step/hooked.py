@@ -51,8 +51,9 @@ def observing(function: _Function) -> _Function:
 
 @functools.cache
 def _is_skipped(code: CodeType) -> bool:
-    """Has dynamo skip ``code`` and all that it calls; whether torch has a way to say
-    so.
+    """Has dynamo skip ``code`` and all that it calls.
+
+    Returns whether torch has a way to say so.
     """
     frames: Any = torch._C._dynamo.eval_frame
     try:

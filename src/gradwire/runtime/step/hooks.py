@@ -62,8 +62,9 @@ class DefersGradients(Protocol):
 
 
 def on_gradient(param: Any, method: Any, *before: Any) -> Any:
-    """Calls a bound ``method`` once autograd has accumulated a gradient; returns the
-    hook.
+    """Calls a bound ``method`` once autograd has accumulated a gradient.
+
+    Returns the hook.
 
     It is called with ``before`` and the parameter. The garbage collector does not see
     what a parameter's hooks refer to. So the hook refers to the method's object weakly:
@@ -328,8 +329,9 @@ class ModuleHooks:
         self._synchroniser.ready(name, grad, is_shared=self._is_shared(name, grad))
 
     def _do(self, work: Callable[..., None], *operands: Any, **named: Any) -> None:
-        """Does a part of a step; if a rank is lost in it, raises unless the step
-        counts.
+        """Does a part of a step.
+
+        If a rank is lost in it, raises unless the step counts.
         """
         try:
             work(*operands, **named)
@@ -378,8 +380,9 @@ class ModuleHooks:
 
     @torch.no_grad()
     def backward_without_batch(self) -> None:
-        """Makes a step in which this rank has no gradient; every ``.grad`` is the mean
-        then.
+        """Makes a step in which this rank has no gradient.
+
+        Every ``.grad`` is the mean then.
         """
         for param in self.params.values():
             param.grad = None

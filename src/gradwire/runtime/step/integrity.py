@@ -58,8 +58,9 @@ def digests_of(tensors: Sequence[Tensor]) -> list[int]:
 
 @torch.no_grad()
 def digest_on_device(tensor: Tensor) -> Tensor:
-    """A digest that a device computes, as torch has no checksum there; the host does
-    not wait.
+    """A digest that a device computes, as torch has no checksum there.
+
+    The host does not wait.
 
     It is a sum of the words, modulo 2^64, each times a number drawn from its place. So
     flips of one bit position, swapped and reversed words change it, but for one case in
@@ -114,8 +115,9 @@ def refuse_other_bits(
 
 
 def odd_ranks(told: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The ranks whose digests are not those of most; none where no more than half
-    agree.
+    """The ranks whose digests are not those of most.
+
+    None where no more than half agree.
 
     >>> odd_ranks([[1, 2], [1, 2], [1, 3], [1, 2]]), odd_ranks([[1], [2]])
     ((2,), ())

@@ -66,8 +66,9 @@ class Progress:
         take turns.
         """
         self.backward: Callable[[], object] = lambda: None
-        """A reference to the end of the last backward pass; dead once that pass is
-        over.
+        """A reference to the end of the last backward pass.
+
+        Dead once that pass is over.
         """
         self.opening = threading.RLock()  # autograd has one thread a device
         """Held while a step is opened, and while ``detach`` says that none may be."""

@@ -32,8 +32,9 @@ from ..transport.wire import has_store
 from .hooked import Hooked, untraced
 
 _attached: dict[int, weakref.ref[Tensor]] = {}
-"""Parameters that are exchanged, by id; no second model with one of them can be
-attached.
+"""Parameters that are exchanged, by id.
+
+No second model with one of them can be attached.
 """
 _modules: WeakSet[nn.Module] = WeakSet()
 """The modules of models that are attached, whatever becomes of their parameters."""
@@ -171,8 +172,9 @@ def is_attached(param: Tensor) -> bool:
 
 
 def mark_attached(model: nn.Module, params: Sequence[NamedParam]) -> Callable[[], None]:
-    """Notes that a model's ``params`` are exchanged from now on; returns a function to
-    undo it.
+    """Notes that a model's ``params`` are exchanged from now on.
+
+    Returns a function to undo it.
     """
     ids = [id(param) for _, param in params]
     root = weakref.ref(model)
@@ -193,8 +195,9 @@ def mark_attached(model: nn.Module, params: Sequence[NamedParam]) -> Callable[[]
 
 
 def quietened(ddp: nn.Module, undo: ExitStack) -> nn.Module:
-    """The module in a DDP, which exchanges nothing until ``undo`` is closed; another
-    one itself.
+    """The module in a DDP, which exchanges nothing until ``undo`` is closed.
+
+    Another one itself.
 
     As in ``no_sync``, each forward pass decides for its backward pass. So loops may
     call ``no_sync`` themselves, or set ``require_backward_grad_sync``. Raises

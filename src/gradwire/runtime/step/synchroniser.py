@@ -58,8 +58,9 @@ parameters of these names begins; None stands for all parameters.
 
 
 class Check:
-    """Compares what is ``equal`` on all ranks, in every ``every``-th step; None: in no
-    step.
+    """Compares what is ``equal`` on all ranks, in every ``every``-th step.
+
+    None: in no step.
     """
 
     def __init__(self, every: int | None, equal: Equal) -> None:
@@ -68,8 +69,9 @@ class Check:
         self._own: dict[str, int] = {}
         self._turn = -1
         self.trains = True
-        """Whether this rank steps its parameters; one whose data have ended does
-        not.
+        """Whether this rank steps its parameters.
+
+        One whose data have ended does not.
         """
 
     def look(self, turn: int, names: Collection[str] | None = None) -> None:
@@ -97,8 +99,9 @@ class Check:
         self._turn = -1
 
     def taken(self, turn: int) -> dict[str, int]:
-        """The digests that were taken for step ``turn``, once; empty where none
-        were.
+        """The digests that were taken for step ``turn``, once.
+
+        Empty where none were.
         """
         taken = self._own if self._turn == turn else {}
         self.forget()
@@ -151,8 +154,9 @@ class StepReport:
         """Begins anew among ``world`` ranks."""
         self.records = [Record()] * world
         self.look: Callable[[], int] = lambda: 0
-        """The number of the newcomer that waits, as this rank sees it; 0 without
-        one.
+        """The number of the newcomer that waits, as this rank sees it.
+
+        0 without one.
         """
         self._norm = 0.0
         self._num_steps = 0
@@ -309,8 +313,9 @@ class Synchroniser:
             message.take_scale(self._scale)
 
     def go_on(self, engine: Engine, messages: Sequence[Message]) -> None:
-        """Goes on among other ranks, with messages for these; what is open is
-        dropped.
+        """Goes on among other ranks, with messages for these.
+
+        What is open is dropped.
         """
         self.engine = engine
         self.open = False
@@ -473,8 +478,9 @@ class Synchroniser:
     def _exchange(
         self, message: Message, side: SideStream | None, *, is_shared: bool
     ) -> tuple[Steps[None], Callable[[], None] | None]:
-        """A message's text, and what writes its mean back; None where its text does
-        that.
+        """A message's text, and what writes its mean back.
+
+        None where its text does that.
         """
         # All of this step, even if it is abandoned.
         grads = self.grads
@@ -583,8 +589,9 @@ class Synchroniser:
         )
 
     def wait(self, names: Sequence[str]) -> None:
-        """Blocks until the means of ``names`` are there; the step's gradients are
-        handed in.
+        """Blocks until the means of ``names`` are there.
+
+        The step's gradients are handed in.
 
         Where a device computes them it is the current stream that waits: see
         ``follow``.
@@ -659,8 +666,9 @@ class Synchroniser:
         return bytes([self.grads.get(name) is not None for name in self.names])
 
     def finish(self) -> set[str]:
-        """Waits for all means; returns the names that handed in None but have a
-        gradient now.
+        """Waits for all means.
+
+        Returns the names that handed in None but have a gradient now.
 
         A parameter that no rank used is not among them: its gradient stays None on
         every rank, as in plain training, and its residual waits for its next use.

@@ -206,8 +206,9 @@ def _judged(
     timeout: timedelta,
     old: Engine | None,
 ) -> str:
-    """The verdict of all ranks on a newcomer; this one is ready once ``working`` has
-    ended well.
+    """The verdict of all ranks on a newcomer.
+
+    This one is ready once ``working`` has ended well.
     """
     place = cache(partial(own_store, REJOINED))
     beat = Stillness()
@@ -296,8 +297,9 @@ class Newcomer:
         self.seconds = 0.0
 
     def ask(self, own: Fingerprint, timeout: timedelta) -> Membership:
-        """This process's place in the run; raises ``RanksDiffer`` or ``RankFailed``
-        without one.
+        """This process's place in the run.
+
+        Raises ``RanksDiffer`` or ``RankFailed`` without one.
         """
         patience = patience_of(timeout)
         self.offer = _PLACE.ask(

@@ -81,8 +81,9 @@ class Survivors(NamedTuple):
 def decided(
     counted: Mapping[int, Counted], *, repeats: bool = False
 ) -> Survivors | None:
-    """The decision by what all survivors told, the same whoever makes it; None if there
-    is none.
+    """The decision by what all survivors told, the same whoever makes it.
+
+    None if there is none.
 
     A step counts if every survivor has it. Where the loop ``repeats`` it anyway, for
     another model, it counts only if a rank has ended it. No rank has ended one that
@@ -253,8 +254,9 @@ class Shrinking:
                 self.failed(later)
 
     def _go_on_together(self, failure: RankFailed) -> None:
-        """Goes on in all models that ``failure`` concerns; raises where a step is to be
-        repeated.
+        """Goes on in all models that ``failure`` concerns.
+
+        Raises where a step is to be repeated.
 
         Models that have lost a rank come first. If a step of theirs does not count, it
         is repeated, and with it the steps of all other models: the loop makes them
@@ -427,8 +429,9 @@ class Shrinking:
         self._report.look = self._seen
 
     def _seen(self) -> int:
-        """The number of the newcomer that waits; notes the means that this step
-        leaves.
+        """The number of the newcomer that waits.
+
+        Notes the means that this step leaves.
         """
         number = 0 if self._lookout is None else self._lookout.number
         self._means = [param.grad for _, param in self._params] if number else []
@@ -465,8 +468,9 @@ class Shrinking:
         _log.warning("rank %d has joined at step %d", offer.labels[-1], offer.step)
 
     def _healer(self, offer: Offer) -> Callable[[Engine], None]:
-        """The way to send the newcomer what it lacks; raises where none can come in
-        now.
+        """The way to send the newcomer what it lacks.
+
+        Raises where none can come in now.
         """
         healing = self._healing
         why = ""

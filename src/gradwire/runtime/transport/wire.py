@@ -63,8 +63,9 @@ AMONG_SHARDS = f" among {Among.SHARDS.value}"
 NUM_VERBS = 64
 """The verbs that a record holds."""
 FOLDER = "GRADWIRE_RECORDS"
-"""The environment variable with the folder for records; the system's temporary one
-without it.
+"""The environment variable with the folder for records.
+
+The system's temporary one without it.
 """
 _log = logging.getLogger("gradwire")
 
@@ -250,8 +251,9 @@ class LastVerbs:
         self._numbers = count()
 
     def launch(self, step: int, message: int, name: str, size_bytes: int) -> NotedVerb:
-        """Notes a verb that waits for its channel from now on; returns it, to be filled
-        in.
+        """Notes a verb that waits for its channel from now on.
+
+        Returns it, to be filled in.
         """
         verb = NotedVerb(
             next(self._numbers), step, message, name, size_bytes, wall_clock()
@@ -286,8 +288,9 @@ class LastVerbs:
 
 
 class Routes:
-    """The channels of one rank, by the ranks that they lead to; none where it is alone
-    there.
+    """The channels of one rank, by the ranks that they lead to.
+
+    None where it is alone there.
     """
 
     def __init__(self, lanes: Sequence[str], *, checksums: bool = False) -> None:
@@ -352,8 +355,9 @@ class Routes:
         return found
 
     def seals(self, verbs: Sequence[Communication], step: int) -> Seals | None:
-        """The checksums that travel beside verbs from host memory; None where none
-        do.
+        """The checksums that travel beside verbs from host memory.
+
+        None where none do.
         """
         if not self.checksums:
             return None
@@ -524,8 +528,9 @@ def is_begun(verbs: Sequence[Communication]) -> bool:
 def begin(
     verb: Communication, channel: Channel, over: Over, seals: Seals | None = None
 ) -> None:
-    """Starts a verb; ``over`` is called when it has ended, in a thread of the channel's
-    own.
+    """Starts a verb.
+
+    ``over`` is called when it has ended, in a thread of the channel's own.
 
     A verb that has ended already calls it in this thread. ``seals`` are its checksums.
     """

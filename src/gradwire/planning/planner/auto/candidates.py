@@ -328,8 +328,9 @@ def first_seconds(blend: Blend) -> float:
 
 
 def best_candidate(blend: Blend, overlaps: Sequence[bool]) -> tuple[float, Candidate]:
-    """The candidate of least seconds; ``overlaps`` says whether it may overlap the next
-    forward.
+    """The candidate of least seconds.
+
+    ``overlaps`` says whether it may overlap the next forward.
 
     Of those that differ by rounding alone it is the one whose plan takes the least
     time.

@@ -278,8 +278,9 @@ class _Maker:
         return self._message(chunks, self._choose(tensors).num_partitions)
 
     def _message(self, chunks: tuple[Chunk, ...], partitions: int) -> PlannedMessage:
-        """A compressed message; the exchange is told of partitions where they are
-        few.
+        """A compressed message.
+
+        The exchange is told of partitions where they are few.
         """
         name = self.setting.compressor
         setting = self.setting

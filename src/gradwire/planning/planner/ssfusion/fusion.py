@@ -198,8 +198,9 @@ class SparseCost:
 
 
 def sparsifier(compressor: str, density: float) -> Compressor:
-    """The sparsifier of a name at a density; refuses what sends no share of the
-    elements.
+    """The sparsifier of a name at a density.
+
+    Refuses what sends no share of the elements.
     """
     accepted = "a compressor with a density, such as 'dgc' or 'topk'"
     refusal = invalid(
@@ -254,8 +255,9 @@ class _Table:
     """
     group_s: float
     gather_AB: Floats
-    """Seconds of the all-gather of tensors a to b - 1; infinite where there is no such
-    group.
+    """Seconds of the all-gather of tensors a to b - 1.
+
+    Infinite where there is no such group.
     """
 
     @classmethod
