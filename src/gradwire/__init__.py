@@ -1,5 +1,4 @@
-"""gradwire: data-parallel PyTorch training that stays fast on slow networks, honestly
-measured.
+"""gradwire: data-parallel PyTorch training that stays fast on slow networks.
 
 ``import gradwire as gw``. Names are looked up at first use, so that the command line
 does not wait for torch to print its help; for type checkers they stand in

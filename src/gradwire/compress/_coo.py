@@ -1,5 +1,4 @@
-"""Payloads of kept elements, places and values: what all sparsifiers of flat gradients
-share.
+"""Payloads of kept elements, places and values, which all flat sparsifiers share.
 
 Letters: N elements of the gradient, K of them kept.
 """

@@ -1,6 +1,4 @@
-"""The edges of every compressor's encode: specs read off tensors, residuals kept
-finite.
-"""
+"""The edges of every encode: specs read off tensors, residuals kept finite."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""SharedSupport: exchanges in which all ranks send the same elements, summed by one
-all-reduce.
+"""SharedSupport: all ranks send the same elements, summed by one all-reduce.
 
 DEFT's algorithm 1, once: add the residual (line 5), agree on the elements (lines 6 and
 7), gather their values (8), sum them (9), write the mean (10), clear them in the

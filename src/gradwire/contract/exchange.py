@@ -1,6 +1,4 @@
-"""Exchange: the whole way of one gradient, from this rank's values to the mean over
-ranks.
-"""
+"""Exchange: one gradient's way from this rank's values to the mean over ranks."""
 
 from __future__ import annotations
 

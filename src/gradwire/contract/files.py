@@ -1,6 +1,4 @@
-"""Text files: written whole or not at all, and errors that name the file and the
-remedy.
-"""
+"""Text files: written whole or not at all; errors name the file and the remedy."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A rank's part in a message: its place among ranks, its buffers, and what a step was
-like.
+"""A rank's part in a message: its place, its buffers, and what a step was like.
 
 **Sizes** of payloads that vary ranks tell each other before the payloads themselves
 travel. Where a compressor's sizes follow from the spec, they are known and nothing is

@@ -1,6 +1,4 @@
-"""Descriptions of what is communicated, before any value exists: tensor specs and
-chunks.
-"""
+"""Descriptions of what is communicated: tensor specs and chunks, without values."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""How a verb's buffer gets to where it is wanted: the one definition that bytes and
-costs follow.
+"""How a verb's buffer gets to its receivers: bytes and costs follow from it.
 
 The bytes that are counted (``sent_bytes``), what a verb costs by formula
 (``planning/data/cluster.py``) and so what the simulator asks for it, all come from

@@ -1,6 +1,4 @@
-"""Quantities as people write and read them; inside, only bytes, seconds and bytes per
-second.
-"""
+"""Quantities as people write and read them; inside are bytes and seconds alone."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Operators that are added from outside: registered with all their forms, used like the
-built-in.
+"""Operators added from outside, with all their forms, used like the built-in.
 
 >>> import torch
 >>> from gradwire.dsl.language import *

@@ -1,5 +1,4 @@
-"""Rewrites: a program's two traces become the kernels of a compressor, each one fused
-pass.
+"""Rewrites: a program's two traces become a compressor's kernels of one pass each.
 
 ``encode`` and ``decode`` are expressions, so fusing them is substitution: the residual
 form puts what ``encode`` sends where ``decode`` reads it (what is packed and unpacked

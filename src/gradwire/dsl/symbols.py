@@ -1,5 +1,4 @@
-"""Symbolic scalars and vectors: they record what a program does to them, as nodes of
-the IR.
+"""Symbolic scalars and vectors: what a program does to them becomes nodes of IR.
 
 What Python can do to a value is recorded; what it cannot (decide on it, loop over it,
 hand it to another library) is refused with the line of the program and the remedy.

@@ -1,5 +1,4 @@
-"""Exchange: the whole way of one gradient, from this rank's values to the mean over all
-ranks.
+"""Exchanges by name, and run among ranks of one process.
 
 ``exchange_for`` gives an algorithm the exchange that suits it, ``by_name`` the one that
 a plan names; ``run_local`` runs one on all ranks in this process.

@@ -1,5 +1,4 @@
-"""Deep gradient compression in full: its paper's five parts, each of which stands alone
-as well.
+"""Deep gradient compression in full: its paper's five parts.
 
 Source: Lin et al., ICLR 2018, "Deep Gradient Compression: reducing the communication
     bandwidth for distributed training", section 3.

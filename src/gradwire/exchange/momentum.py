@@ -1,5 +1,4 @@
-"""Momentum correction: every rank sends parts of its own velocity instead of its own
-gradient.
+"""Momentum correction: every rank sends parts of its velocity, not its gradient.
 
 A gradient that is held back for T steps and then arrives at once has missed T steps of
 an optimizer's momentum. So each rank keeps the momentum of its own gradients, before

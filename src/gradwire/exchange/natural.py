@@ -1,5 +1,4 @@
-"""Natural sparsity: rows that a rank has no gradient of are not sent, in steps in which
-that pays.
+"""Natural sparsity: rows without a gradient are not sent, where that pays.
 
 A gradient of an embedding has values only in the rows that a batch has looked up. Ranks
 tell each other how many rows they have, and all choose alike: the inner exchange, or

@@ -1,6 +1,4 @@
-"""Pairing: an exchange made of a compressor and a collective, if their traits allow
-it.
-"""
+"""Pairing: an exchange of a compressor and a collective whose traits allow it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Predicted seconds of every scheme of sparse synchronisation, by formula, and the
-fastest one.
+"""Predicted seconds of every scheme of sparse synchronisation, by formula.
 
 This is the one rule that says where rows pay: a plan asks it about a measured profile,
 and a step about counts that ranks have just told each other (``counted``).

@@ -1,5 +1,4 @@
-"""Warm-up of compression: the first steps average gradients as they are, all later ones
-compress.
+"""Warm-up of compression: the first steps average whole gradients.
 
 In its first steps a network changes fast. What a compressor holds back then arrives
 when it no longer fits, and what Adam keeps of squared gradients is of the compressor's

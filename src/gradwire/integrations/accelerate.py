@@ -1,5 +1,4 @@
-"""Accelerate: ``prepare(accelerator, exchange)`` before
-``accelerator.prepare(model, ...)``.
+"""Accelerate: ``prepare(accelerator, exchange)`` before its own ``prepare``.
 
     accelerator = Accelerator()
     gradwire = prepare(accelerator, gw.compress.int8())

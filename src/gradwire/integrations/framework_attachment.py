@@ -1,5 +1,4 @@
-"""FrameworkAttachment: an exchange for DDP models that a framework makes, and saves
-with them.
+"""FrameworkAttachment: an exchange for DDP models that a framework makes.
 
 A framework makes the DDP model late, may make it again, and saves when it likes. So the
 exchange waits here until there is a model, and goes from a module's old DDP to its new

@@ -1,5 +1,4 @@
-"""Lightning: ``Trainer(strategy=GradwireStrategy(exchange))``, and Fabric's
-``GradwireFabric``.
+"""Lightning: ``GradwireStrategy(exchange)``, and Fabric's ``GradwireFabric``.
 
 The state of all ranks lies in Lightning's one checkpoint, under the key "gradwire".
 With Fabric save ``strategy.attachment.handle.gather_state()`` beside the model, and

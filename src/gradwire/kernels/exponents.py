@@ -1,5 +1,4 @@
-"""The exponents of float32 or bfloat16 in codes of a few bits, all other bits as they
-are.
+"""Exponents of float32 or bfloat16 in few bits, all other bits as they are.
 
 Legend: N elements, B blocks of 4096 elements (the last may be shorter), C coded bytes,
 K of one block.

@@ -1,5 +1,4 @@
-"""Taking the values at listed elements out of a dense vector; laying lists of elements
-together.
+"""Values at listed elements of a dense vector; lists of elements laid together.
 
 Legend: N elements, K listed elements, R runs of a list.
 """

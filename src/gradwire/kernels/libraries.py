@@ -1,6 +1,4 @@
-"""The hand-written kernels by name: each csrc/*.cpp as a library; says which backend
-serves.
-"""
+"""The hand-written kernels by name: each csrc/*.cpp is a library."""
 
 from __future__ import annotations
 

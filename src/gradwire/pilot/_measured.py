@@ -1,5 +1,4 @@
-"""A flight that begins with dense steps, in which layers, links and codecs are
-measured.
+"""A flight that begins with dense steps, which measure layers, links and codecs.
 
 Behind the last of them rank 0 plans and tells the others. From then on all ranks review
 every few steps what a step takes. What is done with a plan, and with a review, is a

@@ -1,5 +1,4 @@
-"""Default fusion: how ``attach`` puts gradients together into messages where there is
-no plan.
+"""Default fusion: how ``attach`` puts gradients into messages without a plan.
 
 Few large messages leave the network idle while backward goes on, and give encode and
 decode nothing to hide behind. Many small messages pay their latency often. On 4 hosts

@@ -1,6 +1,4 @@
-"""Settings of a planner: it is found by name or given as a function, and they are bound
-to it.
-"""
+"""Settings of a planner, by name or as a function, and how they are bound to it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""attach: from here on gradwire exchanges a model's gradients, under an unchanged
-training loop.
+"""attach: gradwire exchanges a model's gradients under an unchanged training loop.
 
 An attach checks its settings, agrees with the other ranks, connects, and hooks the
 model. What only some arguments ask for (a plan, newcomers, hosts, DDP) is imported

@@ -1,5 +1,4 @@
-"""Handle: the object that ``attach`` returns; a model's exchanges as the user sees
-them.
+"""Handle: a model's exchanges as the user sees them; ``attach`` returns it.
 
 What makes and loads checkpoints is imported by the methods that do.
 """

@@ -1,5 +1,4 @@
-"""Pairs: the one table of features that do not go together, or that hardly anybody
-means so.
+"""Pairs: the one table of features that do not go together.
 
 A feature is a function of an attach's facts. Its value is shown to the user, and is
 falsy where the feature is absent. All pairs that are in neither ``REFUSED`` nor

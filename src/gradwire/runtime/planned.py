@@ -1,6 +1,4 @@
-"""A plan carried out: its chunks become messages, its exchanges are made, its order is
-kept.
-"""
+"""A plan carried out: chunks become messages, and their order is kept."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Look at this machine, and measure its link under torchrun; prints Markdown for an
-issue.
-"""
+"""Look at this machine, measure its link under torchrun, and print Markdown."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The output of a verb: one JSON object, a table on a terminal, plain columns anywhere
-else.
-"""
+"""The output of a verb: one JSON object, a table on a terminal, else columns."""
 
 from __future__ import annotations
 

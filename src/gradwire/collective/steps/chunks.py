@@ -1,5 +1,4 @@
-"""Chunks: a message cut into a part for each rank that serves it, each encoded by
-itself.
+"""Chunks: a message cut into a part for each rank, each encoded by itself.
 
 A message of fewer partitions than ranks is served by so many ranks, and those behind
 them serve the next message that takes the same exchange: ranks take turns. Other ranks'

@@ -1,5 +1,4 @@
-"""Entries in collectives of sparse payloads: reading them, adding them up, writing the
-sums.
+"""Entries in collectives of sparse payloads: read, added up, and written.
 
 Values are multiplied by 1 / W before they are added, so that no sum of finite gradients
 overflows where their mean does not. Ranks add in one order, so all of them hold the

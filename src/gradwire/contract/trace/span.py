@@ -1,5 +1,4 @@
-"""Span and Trace: the one form in which gradwire states how long each piece of work
-took.
+"""Span and Trace: the one form that states how long each piece of work took.
 
 Beside spans stands the density that a rank was asked for, took and got in each step.
 """

@@ -1,5 +1,4 @@
-"""Triton text of a kernel: a function that does ``ROWS`` blocks a program, and two that
-launch it.
+"""Triton text of a kernel: a function for ``ROWS`` blocks, and two that launch it.
 
 A value a call has shape (1, 1), one a block (ROWS, 1), one an element (ROWS, TILE).
 Blocks of up to ``WHOLE`` elements are one tile, which stays in registers: each operand

@@ -1,5 +1,4 @@
-"""check: does a plan carry every element of every gradient exactly once, and can it be
-carried out?
+"""check: does a plan carry every element exactly once, and can it be carried out?
 
 A sound plan may be slow: an order whose first message waits for the last gradient of
 the backward pass overlaps nothing, but it can be carried out, so it is no error.

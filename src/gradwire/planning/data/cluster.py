@@ -1,5 +1,4 @@
-"""Cluster: how many ranks there are, what its links carry, and what every verb then
-takes.
+"""Cluster: the number of ranks, what links carry, and what every verb then takes.
 
 Source: US-Byte, equations 1 and 14: seconds = a + b * bytes with a = 2(N-1) times the
     cost of a hop and b = 2(N-1)/N times that of a byte on a link: a ring. HiPress,

@@ -1,5 +1,4 @@
-"""Stored: frozen data with a JSON file form, and errors that say which entry is wrong
-and why.
+"""Stored: frozen data with a JSON form; errors say which entry is wrong and why.
 
 Profile, Cluster and Plan are read by people who edit them and by ranks that must not
 start on a wrong one, so reading is strict: every entry known, given once, of its type

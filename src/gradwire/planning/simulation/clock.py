@@ -1,6 +1,4 @@
-"""The virtual clock: one iteration of a plan, on a rank that stands for all or on all
-ranks.
-"""
+"""The virtual clock: one iteration of a plan, on one rank for all or on all ranks."""
 
 from __future__ import annotations
 

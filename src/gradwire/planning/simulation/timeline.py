@@ -1,6 +1,4 @@
-"""simulate: one iteration of a plan as a trace; simulate_exchange: one exchange by
-itself.
-"""
+"""simulate: one iteration of a plan as a trace; simulate_exchange: one exchange."""
 
 from __future__ import annotations
 

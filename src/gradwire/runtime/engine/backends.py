@@ -1,5 +1,4 @@
-"""Backends: what carries payloads between ranks, gloo from host memory or NCCL from the
-device's.
+"""Backends: gloo carries payloads from host memory, NCCL from the device's.
 
 Among the ranks of a host it is NCCL where each has a CUDA device of its own, and else
 memory that the ranks share, if each can map that of the others (see `agree_to_lend`).

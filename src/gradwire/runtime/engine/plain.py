@@ -1,5 +1,4 @@
-"""Plain: ranks give each other tensors, numbers and text, and no pickle that could run
-a program.
+"""Plain: ranks give each other tensors, numbers and text, never pickles.
 
 Whoever reaches a rank's ports could send it bytes. ``torch.load(weights_only=True)``
 makes tensors and plain containers of them, or refuses, and so does the sender before

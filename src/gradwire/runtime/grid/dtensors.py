@@ -1,5 +1,4 @@
-"""DTensors: parameters of which a rank holds a shard, after ``fully_shard`` or under
-tensor parallelism.
+"""DTensors: parameters of which a rank holds a shard.
 
 This rank's shard of a gradient travels, among the ranks that hold the same shard of
 every layer: the replicas of HSDP, or the data-parallel dimension of a mesh. FSDP adds

@@ -1,5 +1,4 @@
-"""Shards: attach on a grid of ranks, where each layer is cut among a tensor-parallel
-group.
+"""Shards: attach where a tensor-parallel group cuts each layer.
 
 A gradient is averaged among the ranks that hold the same part of it: ``group``. These
 may agree with the ranks that hold the other parts, ``shards``, on which elements to

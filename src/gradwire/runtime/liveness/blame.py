@@ -1,5 +1,4 @@
-"""Blame: which ranks a failed step is owed to, from their signs of life and the roll
-call.
+"""Blame: which ranks caused a failed step, from signs of life and the roll call.
 
 A network that is parted shows as one failure, and not as one dead rank after another:
 on each side ranks reach each other and none beyond, and the error says which these are.

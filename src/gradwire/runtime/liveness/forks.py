@@ -1,5 +1,4 @@
-"""Forks: a child process has copies of all handles and hooks, and no thread behind any
-of them.
+"""Forks: a child process has copies of handles and hooks, and none of the threads.
 
 Its copies of connections are the parent's: whatever a child wrote there would end the
 parent's job, and gloo's destructors wait for threads that a child does not have. So a

@@ -1,5 +1,4 @@
-"""Membership: which ranks take part in one attach, before any of them is connected to
-another.
+"""Membership: which ranks take part in one attach, before they are connected.
 
 Ranks meet in the job's rendezvous store. There a rank that refuses, or differs, can say
 so while nobody waits for it in a collective yet. Every meeting is one ``agree``: each

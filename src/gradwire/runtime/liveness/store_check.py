@@ -1,5 +1,4 @@
-"""Store check: whether all ranks of a group meet in one store, before they wait there
-for minutes.
+"""Store check: whether all ranks of a group meet in one store.
 
 A process group may have a store that no other rank sees.
 ``torchcomms.init_device_mesh`` leaves a ``HashStore`` of each process as the default

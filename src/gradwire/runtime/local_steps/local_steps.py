@@ -1,5 +1,4 @@
-"""local_steps: ranks train by themselves, and exchange what they have learnt every so
-many steps.
+"""local_steps: ranks train alone, and exchange what they learnt every so often.
 
 Source: Stich, ICLR 2019 (LocalSGD); Douillard et al. 2023, arXiv 2311.08105 (DiLoCo);
 Douillard et al. 2025, arXiv 2501.18512, algorithm 2 (Streaming DiLoCo: fragments,

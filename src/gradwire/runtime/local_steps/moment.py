@@ -1,5 +1,4 @@
-"""LoopMoment: where a rank's loop is when it exchanges, which ranks tell each other
-beside it.
+"""LoopMoment: where a rank's loop is when it exchanges; ranks tell each other.
 
 Ranks exchange in the same order, so messages meet which were not meant for each other
 if one rank ends a period by hand and another does not, or if only one has loaded

@@ -1,5 +1,4 @@
-"""recipes: optimizer, period, exchange and outer optimizer of a paper's local steps in
-one call.
+"""recipes: the optimizers, period and exchange of a paper's local steps in one call.
 
 Each function returns the optimizer that the training loop steps, and the handle of
 ``gw.local_steps``. The loop stays as it is on one rank, and the handle's

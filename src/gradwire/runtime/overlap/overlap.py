@@ -1,5 +1,4 @@
-"""Overlap: the next forward pass begins while the means of the last backward pass still
-arrive.
+"""Overlap: the next forward pass begins while the last means still arrive.
 
 At the end of backward ``defer`` puts a `PendingGrad` in the place of every ``.grad``
 and returns. ``optimizer.step()`` notes its hyper-parameters, makes each parameter a

@@ -1,5 +1,4 @@
-"""Pending: gradients whose mean is on its way, and parameters whose update waits for
-one.
+"""Pending: gradients whose mean is on its way, parameters whose update waits.
 
 A PendingGrad stands in ``param.grad`` between the end of backward and the arrival of
 the mean, for a gradient whose storage the network still writes. A parameter is a

@@ -1,6 +1,4 @@
-"""Redistribution: state for another number of ranks, made of the saved state of all old
-ranks.
-"""
+"""Redistribution: state for another number of ranks, from all old ranks' states."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""State as ``torch.distributed.checkpoint`` saves it: DTensors, which it cuts anew on
-loading.
+"""State as ``torch.distributed.checkpoint`` saves it: DTensors, cut anew.
 
 What an exchange keeps for each element of a parameter has the parameter's shape behind
 one more dimension, of replicas: each holds its own row, and of it the shard that it

@@ -1,5 +1,4 @@
-"""Hooked: hooks in a module that no copy, no pickle and no compiled form of the module
-has.
+"""Hooked: hooks in a module that its copies, pickles and compiled forms lack.
 
 ``copy.deepcopy(model)`` and ``torch.save(model)`` take a module's hooks along, and
 those of an attached model lead to threads and connections. So a module that has such

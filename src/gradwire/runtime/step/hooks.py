@@ -1,6 +1,4 @@
-"""Hooks into a plain nn.Module: gradients as autograd accumulates them, and the end of
-backward.
-"""
+"""Hooks into a plain nn.Module: gradients as they come, and the end of backward."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Integrity: whether all ranks hold the same parameters, which nothing else would
-notice.
+"""Integrity: whether all ranks hold the same parameters.
 
 Replicas start with the same parameters and step with the same means, so their
 parameters have the same bits for ever. A bit that changes on one rank, in a mean, a

@@ -1,5 +1,4 @@
-"""LocalGradients: an optimizer step over gradients that are one rank's own is refused
-at once.
+"""LocalGradients: refuses an optimizer step over one rank's own gradients.
 
 Ranks whose optimizers step with other gradients hold other parameters from then on.
 Nothing fails there, and the comparison of parameters comes many steps later and knows

@@ -1,6 +1,4 @@
-"""Progress: how far one attached model has got; it opens steps, ends them and keeps
-their times.
-"""
+"""Progress: how far a model has got; it opens, ends and times steps."""
 
 from __future__ import annotations
 

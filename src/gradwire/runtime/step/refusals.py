@@ -1,5 +1,4 @@
-"""Refusals: models that cannot be attached, and changes that an attached model must not
-undergo.
+"""Refusals: models that cannot be attached, and changes after attach.
 
 One gradient has one exchange. Where ``DistributedDataParallel``, ``replicate()`` or
 FSDP exchange the gradients of a model too, both write into the same ``.grad`` and

@@ -1,6 +1,4 @@
-"""Ranks that hold parts of the same layers tell each other the lengths of their
-messages' parts.
-"""
+"""Ranks with parts of the same layers tell each other their messages' lengths."""
 
 from __future__ import annotations
 

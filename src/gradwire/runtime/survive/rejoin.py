@@ -1,5 +1,4 @@
-"""Rejoin: a newcomer comes into a run between two steps, healed from rank 0, or stays
-out.
+"""Rejoin: a newcomer comes into a run between two steps, or stays out.
 
 Ranks meet it in the job's store, below ``gradwire/rejoin``. It compares its fingerprint
 with ``run``, and is newcomer n by ``asked``. ``n/beat`` counts up while it lives. Rank

@@ -1,5 +1,4 @@
-"""CaSync's cost model: whether to compress a gradient, and into how many partitions to
-cut it.
+"""CaSync's cost model: whether to compress a gradient, and how many partitions.
 
 Source: HiPress (Wu et al.), section 3.3, equations 1 and 2 with tables 2 and 3; section
     6.1 for aggregators that sit with the workers.

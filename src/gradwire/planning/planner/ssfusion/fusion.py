@@ -1,5 +1,4 @@
-"""Fusion of sparsified gradients: the cuts in backward order after which all arrive
-earliest.
+"""Fusion of sparsified gradients: cuts after which all arrive earliest.
 
 Source: Wang et al., "Cupcake: A Compression Scheduler for Scalable
     Communication-Efficient Distributed Training" (MLSys 2023), whose cost this is, and

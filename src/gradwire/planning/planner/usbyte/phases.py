@@ -1,5 +1,4 @@
-"""The two phases of US-Byte: from an order of priorities to unequal blocks and when
-they start.
+"""The two phases of US-Byte: from priorities to unequal blocks and their starts.
 
 Source: US-Byte, algorithm 1 (first phase) and equations 9 to 12 with theorem 1 (second
 phase).
