@@ -68,8 +68,9 @@ class InvalidSetting(GradwireError, ValueError):
 
 
 _FOLDERS = {"gradwire-lab": "./lab", "gradwire-bench": "./lab ./bench"}
-"""The folders of gradwire's further packages, which no index has, and of what they
-need.
+"""The folders of gradwire's further packages, and of packages that they need.
+
+No index has them.
 """
 
 
@@ -114,14 +115,13 @@ def closest(given: str, names: Iterable[str]) -> str | None:
 
 
 _BEGINNING = 3
-"""The letters that a name and a mistyped one share at least, where they are not
-similar.
-"""
+"""The letters that a name and a mistyped one share at least, if not similar."""
 
 
 class UnknownName(InvalidSetting, AttributeError):
-    """A name that no file of the asked folder bears (an AttributeError too, so hasattr
-    works).
+    """A name that no file of the asked folder bears.
+
+    It is an AttributeError too, so hasattr works.
     """
 
     def __init__(self, kind: str, given: object, known: Iterable[str]) -> None:
@@ -265,8 +265,7 @@ def invalid(what: str, given: object, accepted: str, remedy: str) -> InvalidSett
 
 
 def with_brackets(given: object, remedy: str) -> str:
-    """The remedy where a class or a function is given in the place of what its call
-    makes.
+    """The remedy where a class or a function is given, and not what it makes.
 
     >>> with_brackets(dict, "write {}"), with_brackets({}, "write {}")
     ('write dict(), with its brackets', 'write {}')

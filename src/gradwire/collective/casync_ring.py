@@ -270,8 +270,9 @@ class _Walk:
     def _transfers(
         self, out: int, into: int, sent: Tensor, come: Tensor
     ) -> tuple[Verb, ...]:
-        """One step along the ring. Nothing moves of an empty chunk; an empty payload
-        does.
+        """One step along the ring.
+
+        Nothing moves of an empty chunk; an empty payload does.
         """
         me = self.me
         sends = (Send((me.rank + 1) % me.world, sent),) if self.numel(out) else ()

@@ -34,8 +34,9 @@ from .steps.push_pull import Cut, PushPull
 
 
 class _Sent(NamedTuple):
-    """The formats to choose from. A push lists its units: those that are zero count as
-    well.
+    """The formats to choose from.
+
+    A push lists its units: those that are zero count as well.
     """
 
     push: Formats

@@ -21,8 +21,9 @@ _LARGEST = 448.0
 
 
 class fp8(Program, contraction=True, error_feedback=True):
-    """Eight bits an element: four bits of precision down to a 28672th of the largest
-    magnitude.
+    """Eight bits an element: four bits of precision.
+
+    They reach down to a 28672th of the largest magnitude.
 
     Unlike ``int8`` it keeps the small elements of a block with a large one. ``block``
     is the number of elements that share a scale, a multiple of 64.

@@ -27,8 +27,7 @@ from ._quantise import inverse
 
 
 class int8(Program, contraction=True, error_feedback=True):
-    """Eight bits an element: the nearest multiple of a 127th of the block's largest
-    magnitude.
+    """Eight bits an element: the nearest multiple of a 127th of the block's largest.
 
     ``block`` is the number of elements that share it, a multiple of 64.
 

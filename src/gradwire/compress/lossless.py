@@ -38,9 +38,7 @@ from .none import none
 
 _CODED = (torch.float32, torch.bfloat16)
 TYPICAL_BITS = 3
-"""The bits that an exponent usually takes, in sizes that plans and predictions count
-with.
-"""
+"""The usual bits of an exponent, for sizes in plans and predictions."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,9 +82,7 @@ from ._residual import as_working
 
 
 SMALL = 102_400
-"""The most elements of a tensor that is left dense of itself: the paper's section
-III-B.
-"""
+"""The most elements of a tensor that is left dense by itself (section III-B)."""
 
 
 class Choice(NamedTuple):
@@ -142,9 +140,7 @@ def choose(
 def _compensated(
     rising: list[int], density: float, floor: float, dense_cost: float
 ) -> tuple[int, float]:
-    """How many of the smallest are dense, and the density that is left to the
-    others.
-    """
+    """How many of the smallest are dense, and the density left to the others."""
     least = min(floor, density)
     total = sum(rising)
     excluded = 0
@@ -353,8 +349,9 @@ class Mixed:
     def _put_dense(
         self, dense_D: Tensor, grads: Tensors, residuals: Tensors | None
     ) -> None:
-        """Fills ``dense_D``: of the dense tensors everything is sent, and nothing
-        stays.
+        """Fills ``dense_D``.
+
+        Of the dense tensors everything is sent, and nothing stays.
         """
         sent = [grads[place] for place in self.choice.dense]
         if residuals is None:

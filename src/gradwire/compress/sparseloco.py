@@ -44,8 +44,7 @@ _HIGH = 2
 
 @dataclass(frozen=True, kw_only=True)
 class sparseloco(Coo):
-    """Sends the ``density`` share of each 4096 elements, as signs and one of two
-    magnitudes.
+    """Sends the ``density`` share of each 4096 elements, as signs and two magnitudes.
 
     ``density`` is k/n, from 1/4096 to 1.
 

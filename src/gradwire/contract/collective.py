@@ -56,17 +56,16 @@ class Needs:
 
 
 class Dimensions(NamedTuple):
-    """The features that tell sparse schemes apart: ZEN (OSDI 2025), section 2.2 and
-    table 3.
+    """The features that tell sparse schemes apart.
+
+    ZEN (OSDI 2025), section 2.2 and table 3, has them.
     """
 
     communication: Literal["ring", "hierarchy", "point-to-point"]
     aggregation: Literal["one-shot", "incremental"]
     """Payloads are summed after all have arrived, or at every stage on the way."""
     partition: Literal["centralization", "parallelism"]
-    """Gradients travel whole, or each in parts that are aggregated in different
-    places.
-    """
+    """Gradients travel whole, or in parts that are aggregated in different places."""
     balance: Literal["balanced", "imbalanced"] | None
     """Parts carry equally much, or may not; None where there are no parts."""
 
@@ -83,8 +82,9 @@ class Collective(metaclass=KeywordSettings):
     dimensions: ClassVar[Dimensions | None] = None
     """The features of a scheme for sparse payloads; None for any other collective."""
     exact_size: ClassVar[bool] = True
-    """True: the bytes follow from the sizes of payloads. False: also from the selected
-    elements.
+    """True: the bytes follow from the sizes of payloads.
+
+    False: also from the selected elements.
     """
     encodes_sums: ClassVar[bool] = False
     """Every rank encodes a partial sum again, or rounds it to the payload's dtype. An

@@ -22,8 +22,7 @@ from .spec import TensorSpec, working_dtype
 
 
 class KeywordSettings(ABCMeta):
-    """The kind of classes of algorithms, which are keyword-only dataclasses of their
-    settings.
+    """The kind of classes of algorithms: keyword-only dataclasses of their settings.
 
     A setting without its name, or by a name that there is not, is refused as
     ``InvalidSetting``. Classes that are no such dataclasses take what they like.
@@ -48,9 +47,7 @@ class KeywordSettings(ABCMeta):
 
     @property
     def __signature__(cls) -> Signature:
-        """The settings themselves, which ``help`` and pages would else not see behind a
-        call.
-        """
+        """The settings themselves, for ``help`` and pages, beside a plain call."""
         whole: Any = cls.__init__  # type: ignore[misc]
         found = signature(whole)
         return found.replace(parameters=[*found.parameters.values()][1:])
@@ -121,9 +118,7 @@ class Traits:
     additive: bool = False
     """Payloads may be summed element by element by a library all-reduce."""
     exact_size: bool = True
-    """The payload's size follows from the spec alone; else ``format`` is the largest
-    there is.
-    """
+    """The payload's size follows from the spec; else ``format`` is the largest."""
     unbiased: bool = False
     """The expectation of decode(encode(x)) is x."""
     contraction: bool = False
@@ -131,9 +126,7 @@ class Traits:
     error_feedback: bool = False
     """Trains well only if the unsent part of a gradient is kept for the next step."""
     reads_latest: bool = False
-    """The payload depends on the gradient and the residual apart, and not on their sum
-    alone.
-    """
+    """The payload depends on gradient and residual apart, not on their sum alone."""
     shared_scale: bool = False
     """Elements share numbers of the decoder, such as a scale or a mean.
 
@@ -153,12 +146,11 @@ class Traits:
     whole_tensors: bool = False
     """An exchange that needs whole tensors in their shapes."""
     every_tensor: bool = False
-    """Each rank sends elements of every tensor in a message, except of tensors of
-    zeros.
-    """
+    """Each rank sends elements of every tensor in a message, unless it is all zeros."""
     same_threads: bool = False
-    """Every rank computes the same values for itself. So all ranks need as many
-    threads.
+    """Every rank computes the same values for itself.
+
+    So all ranks need as many threads.
     """
     host_only: bool = False
     """Encode runs on the host. Gradients of a device are copied to the host first."""
@@ -187,8 +179,7 @@ class Compressor(metaclass=KeywordSettings):
         return self
 
     def chunk(self, start: int, stop: int) -> Compressor:
-        """The variant for elements ``start`` to ``stop`` of the gradient that this one
-        is for.
+        """The variant for elements ``start`` to ``stop`` of this one's gradient.
 
         Default: itself, as most are for any gradient.
         """
@@ -280,16 +271,16 @@ class Compressor(metaclass=KeywordSettings):
         """Writes ``scale`` times the decoded gradient into ``out_N`` and returns it."""
 
     def is_decoded(self, *, scale: float) -> bool:
-        """Whether an additive payload that lies in ``out_N`` itself needs no
-        ``decode``.
+        """Whether an additive payload in ``out_N`` itself needs no ``decode``.
 
         Default: it needs ``decode``.
         """
         return False
 
     def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
-        """Adds ``scale`` times the decoded gradient to ``sum_N``: CaSync's merge after
-        decode.
+        """Adds ``scale`` times the decoded gradient to ``sum_N``.
+
+        It is CaSync's merge after decode.
         """
         sum_N.add_(self.decode(payload, torch.empty_like(sum_N)), alpha=scale)
 

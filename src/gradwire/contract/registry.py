@@ -30,8 +30,7 @@ SHARED = frozenset({"steps"})
 
 
 class Kind(NamedTuple):
-    """A kind of algorithm: its word, the library's folder and the entry points of other
-    packages.
+    """A kind of algorithm: its word, its folder and other packages' entry points.
 
     ``elsewhere`` are names of gradwire's further packages, which need not be installed,
     and the package that has each.

@@ -96,8 +96,9 @@ class Room:
         return True
 
     def settle(self, *, is_lent: bool) -> None:
-        """Notes the agreement of the host's ranks: all have mapped all rooms, or nobody
-        uses them.
+        """Notes the agreement of the host's ranks.
+
+        All have mapped all rooms, or nobody uses them.
 
         What is mapped stays, and the file is not opened again.
         """

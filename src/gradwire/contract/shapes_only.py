@@ -71,9 +71,7 @@ class Hollow(Compressor):
 
 
 class WritesNothing(TorchFunctionMode):
-    """A mode that skips operations in place, which without data would only take
-    time.
-    """
+    """A mode that skips operations in place, which only take time without data."""
 
     def __torch_function__(
         self,

@@ -27,8 +27,7 @@ from .spec import TensorSpec
 
 
 def tensorwise(codec: Compressor, sizes: tuple[int, ...]) -> Compressor:
-    """The codec for a message in which tensors of ``sizes`` elements lie one behind the
-    other.
+    """The codec for a message of tensors of ``sizes`` elements in a row.
 
     It is ``codec`` itself where elements share no scale, or where there is only one
     tensor.
@@ -68,8 +67,7 @@ class Joined(Format):
 
 @dataclass(frozen=True)
 class Tensorwise(Compressor):
-    """A codec that encodes the tensors of a flat gradient apart, and sends them as one
-    payload.
+    """A codec that encodes the tensors of a flat gradient apart, in one payload.
 
     ``sizes`` are the tensors' numbers of elements, in order. The payload holds theirs
     one behind the other, each rounded up to 8 bytes. Where sizes of payloads vary,
@@ -321,9 +319,7 @@ def encode_each(
 def decode_each(
     codecs: Sequence[Compressor], payloads: Sequence[Payload], outs: Sequence[Tensor]
 ) -> None:
-    """``decode`` of several payloads, each by its own chunk of one codec, in one call
-    of it.
-    """
+    """``decode`` of several payloads by their own chunks of one codec, in one call."""
     each = zip(codecs, payloads, outs, strict=True)
     for codec, parts, tensors in _batches(
         job for own in each for job in _jobs_of(*own)
@@ -350,8 +346,9 @@ def _batches(jobs: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
 
 
 class _Job:
-    """One gradient to encode: ``parts`` are (state, gradient, residual, buffer) of its
-    tensors.
+    """One gradient to encode.
+
+    ``parts`` are (state, gradient, residual, buffer) of its tensors.
     """
 
     def __init__(

@@ -76,9 +76,7 @@ def members(rank: int, world: int, ranks_per_host: int, among: Among) -> range:
 
 
 class Travel(NamedTuple):
-    """The cost of a verb, in latencies and in times that its whole size passes over a
-    link.
-    """
+    """The cost of a verb, in latencies and in times of its whole size on a link."""
 
     rounds: int
     """The number of messages one behind the other, each of which costs a latency."""

@@ -32,12 +32,9 @@ class Among(Enum):
     """
 
     RANKS = "ranks"
-    """The ranks that average the message: all whose gradients are of the same
-    elements.
-    """
+    """The ranks that average the message, with gradients of the same elements."""
     SHARDS = "shards"
-    """The ranks that hold parts of the same layers: a tensor-parallel group, in its
-    order.
+    """The ranks with parts of the same layers: a tensor-parallel group, in order.
 
     They issue the same messages in the same order, of gradients that may be of other
     lengths.
@@ -45,8 +42,9 @@ class Among(Enum):
     HOST = "a host's ranks"
     """The ranks that average the message and are on the same host, in order."""
     HOSTS = "hosts"
-    """The ranks that average the message and have the same place on their hosts, host
-    by host.
+    """The ranks with this place on their hosts that average the message.
+
+    They are in the order of hosts.
     """
 
 
@@ -114,9 +112,7 @@ class AllToAll:
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter:
-    """``out`` becomes this rank's equal share of the element-wise sum of all
-    ``buf``.
-    """
+    """``out`` becomes this rank's equal share of the sum of all ``buf``."""
 
     out: Tensor
     buf: Tensor
@@ -156,8 +152,7 @@ Steps = Generator[Verb | tuple[Verb, ...], Any, T]
 
 
 def rewritten(text: Steps[T], each: Callable[[Any], Steps[Any]]) -> Steps[T]:
-    """The same text, with ``each`` of what it yields in place of that verb or tuple of
-    verbs.
+    """The same text, with ``each`` of its verb or tuple of verbs in its place.
 
     What ``each`` returns is the result that the text is sent.
     """

@@ -27,8 +27,9 @@ from ..errors import InvalidSetting
 
 
 class DType(Enum):
-    """The type of a value; the number is its bits on the wire. Unsigned ones compute as
-    int32.
+    """The type of a value; the number is its bits on the wire.
+
+    Unsigned ones compute as int32.
     """
 
     BOOL = ("bool", 1)

@@ -60,8 +60,7 @@ def is_pair(exchange: Exchange) -> bool:
 
 
 def beside(exchange: object) -> Exchange:
-    """The exchange of gradients that travel uncompressed beside those that take
-    ``exchange``.
+    """The exchange of uncompressed gradients beside those of ``exchange``.
 
     It has the momentum and the clipping of ``exchange``, as the optimizer has neither
     for them.
@@ -147,8 +146,7 @@ def by_name(
 
 
 def algorithm_by_name(name: str, settings: Mapping[str, Any]) -> Any:
-    """The compressor, or exchange of its own, of a file of ``compress/`` under these
-    settings.
+    """The compressor, or exchange, of a file of ``compress/`` under these settings.
 
     Raises ``InvalidSetting`` for an unknown name and an unknown or impossible setting.
     """
@@ -236,9 +234,7 @@ def texts(
 
 
 class Accounting(Member):
-    """A member with buffers of its own, which notes what of this rank's gradient
-    arrives.
-    """
+    """A member with buffers of its own, which notes what of its gradient arrives."""
 
     __slots__ = ("contributed_N",)
     contributed_N: Tensor

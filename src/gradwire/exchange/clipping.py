@@ -80,8 +80,7 @@ def check_norm(what: str, given: object) -> None:
 
 
 def norm(grad_N: Tensor) -> float:
-    """The norm of a gradient, whose squares are added up in float64 without a copy of
-    it.
+    """The norm of a gradient: squares added up in float64, without a copy of it.
 
     The number of threads changes no bit of it.
     """

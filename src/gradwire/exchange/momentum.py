@@ -99,8 +99,7 @@ class DecoupledMomentum(Wrapper):
 def with_decoupled_momentum(
     algorithm: Compressor | Exchange, decay: float = 0.999
 ) -> DecoupledMomentum:
-    """Sends the largest part of each rank's momentum, which then leaves the momentum
-    (DeMo).
+    """Sends the largest part of each rank's momentum, which then leaves it (DeMo).
 
     The paper steps by the sign of the mean:
     ``torch.optim.AdamW(parameters, lr=..., betas=(0.0, 0.0))`` does so. No other

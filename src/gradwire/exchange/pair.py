@@ -54,9 +54,7 @@ class Pair(Exchange):
 
     @cached_property
     def _codecs(self) -> dict[tuple[int, ...], Compressor]:
-        """The codecs that ``codec_of`` has made, which members know again in the next
-        step.
-        """
+        """The codecs that ``codec_of`` has made, which members know again."""
         return {}
 
     def codec_of(self, sizes: tuple[int, ...]) -> Compressor:

@@ -61,8 +61,7 @@ def planned_spec(
 def sound_exchanges(
     plan: Plan, tensors: Mapping[str, ProfiledTensor]
 ) -> dict[str, Exchange]:
-    """``exchanges_of`` a plan that ``check`` accepts, for the tensors of a model by
-    name.
+    """``exchanges_of`` a plan that ``check`` accepts, for a model's tensors by name.
 
     Raises ``InvalidSetting`` as that, where a tensor is cut that must be whole, and for
     an ``inline`` or ``early`` that is not what is encoded: what an exchange encodes

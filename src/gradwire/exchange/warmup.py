@@ -99,8 +99,9 @@ class WarmupState(NamedTuple):
 
 @dataclass(frozen=True)
 class Warmup(Wrapper):
-    """A dense exchange for ``steps`` steps, then the inner one. Made by
-    ``with_warmup``.
+    """A dense exchange for ``steps`` steps, then the inner one.
+
+    Made by ``with_warmup``.
     """
 
     changes: ClassVar[bool] = True
@@ -177,8 +178,9 @@ DENSITIES = (0.25, 0.0625, 0.015625, 0.004, 0.001)
 
 @dataclass(frozen=True)
 class DensityWarmup(Wrapper):
-    """The inner exchange with one density after the other. Made by
-    ``with_density_warmup``.
+    """The inner exchange with one density after the other.
+
+    Made by ``with_density_warmup``.
     """
 
     changes: ClassVar[bool] = True

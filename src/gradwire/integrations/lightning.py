@@ -46,8 +46,9 @@ class _Attaching:
 
 
 class GradwireStrategy(_Attaching, DDPStrategy):  # type: ignore[misc]
-    """Lightning's DDP strategy with an exchange. All ranks' state lies in Lightning's
-    checkpoint.
+    """Lightning's DDP strategy with an exchange.
+
+    All ranks' state lies in Lightning's checkpoint.
 
     ``attachment.handle`` is there once training has begun.
 

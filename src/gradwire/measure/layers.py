@@ -74,8 +74,7 @@ def is_in_backward() -> bool:
 
 
 class Marks:
-    """The marks of a model's steps, by hooks in ``modules`` and at the parameters
-    ``params``.
+    """The marks of a model's steps, by hooks in ``modules`` and at ``params``.
 
     Each waits until the device has done what was asked of it.
     """
@@ -363,9 +362,7 @@ class Seen:
 def _observe(
     model: nn.Module, watched: dict[str, nn.Parameter], step: TrainingStep
 ) -> Seen:
-    """Runs a step and looks which modules it calls and which parameters get
-    gradients.
-    """
+    """Runs a step and notes called modules and parameters with gradients."""
     before = versions(model)
     marks = Marks(model, model.modules(), watched)
     try:
@@ -440,9 +437,7 @@ def in_order(
 
 
 def _nearest(model: nn.Module, name: str, called: Container[nn.Module]) -> nn.Module:
-    """The module of that name or, if it was not called, the nearest one above it that
-    was.
-    """
+    """The module of that name or, if not called, the nearest called one above it."""
     while name and model.get_submodule(name) not in called:
         name = name.rpartition(".")[0]
     return model.get_submodule(name)
@@ -455,8 +450,7 @@ def _measure(
     iterations: int,
     advance: Callable[..., None],
 ) -> tuple[list[float], list[float]]:
-    """The layers' seconds, forward and backward, by steps without and with hooks in
-    turn.
+    """The layers' seconds, forward and backward, by steps without and with hooks.
 
     So a busy machine slows both.
     """
@@ -509,9 +503,7 @@ def layers_of(
 def scaled_medians(
     by_step: Sequence[Sequence[float]], plain_s: Sequence[float]
 ) -> list[float]:
-    """Each layer's median, all times one factor so that they add up to the plain steps'
-    median.
-    """
+    """Each layer's median, scaled so that all add up to the plain steps' median."""
     medians_s = [statistics.median(layer) for layer in zip(*by_step, strict=True)]
     total_s = sum(medians_s)
     factor = statistics.median(plain_s) / total_s if total_s else 0.0
@@ -689,8 +681,7 @@ class LayerWatch(Marks):
 def _in_buckets(
     marks: Sequence[Moment], buckets: Sequence[Sequence[str]]
 ) -> list[Moment]:
-    """Marks with gradients as DDP has them ready: with the last of their bucket, in its
-    order.
+    """Marks with gradients as DDP has them: with the last of their bucket.
 
     A bucket is ready after all those before it. First ones without any gradient take no
     time.

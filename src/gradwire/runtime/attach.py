@@ -159,14 +159,11 @@ def attach(
 
 
 _OWN = ("compress_if", "shards", "trace_steps", "timeout", "store", "rejoin")
-"""Fields of the options and of the failure policy that ranks compare otherwise, or
-not.
-"""
+"""Fields of options and failure policy that ranks compare otherwise, or not."""
 
 
 class Grid(NamedTuple):
-    """This rank's two groups: those that average with it, and those that hold the other
-    parts.
+    """This rank's two groups: one averages with it, one holds the other parts.
 
     ``ranks`` are the numbers of the first among all ranks, ``group`` is its process
     group (None: that of all), and ``mesh`` tells which are on one host.
@@ -414,9 +411,7 @@ class Attachment:
         return [tensor for _, tensor, _ in self._tensors()]
 
     def _tensors(self) -> list[tuple[str, Tensor, str]]:
-        """Every tensor that ranks must share, as they hold it, its name and how it is
-        treated.
-        """
+        """Every tensor that ranks must share, with its name and how it is treated."""
         model = self.model
         sparse = sparse_weights(self.model)
 
@@ -519,9 +514,7 @@ class Attachment:
         )
 
     def check(self) -> Check:
-        """The comparison of what has the same bits on all ranks whenever a step
-        begins.
-        """
+        """The comparison of what has the same bits on all ranks between steps."""
         params = self.params
         every = self.settings.failure.check_every
         return Check(every, lambda names: [(n, shard_of(param)) for n, param in params])
@@ -598,9 +591,7 @@ class Attachment:
     def _buckets(
         self, model: DistributedDataParallel, progress: Progress, undo: ExitStack
     ) -> DDPHooks | DDPInTurn | None:
-        """The hooks of a DDP model that has messages, or may come to have some; else
-        None.
-        """
+        """The hooks of a DDP model that has messages, or may get some; else None."""
         from .ddp.comm_hook import DDPInTurn, count_steps, serve_hook
 
         settings = self.settings
@@ -622,8 +613,9 @@ class Attachment:
 
 
 def _digest(settings: Settings) -> object:
-    """The value that ranks compare for an exchange: a digest for a plan, which may be
-    long.
+    """The value that ranks compare for an exchange: a digest for a plan.
+
+    A plan may be long.
     """
     if (plan := settings.plan) is None:
         return settings.exchange

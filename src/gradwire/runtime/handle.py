@@ -158,8 +158,7 @@ class Handle:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulates gradients on this rank, without an exchange, in backward passes
-        inside.
+        """Accumulates gradients of the backward passes inside, without an exchange.
 
         For a DDP model this is DDP's own ``no_sync``, which counts where the forward
         pass is. A plain module gets this method as its ``no_sync``, if it has none; it
@@ -330,8 +329,7 @@ class Handle:
         return checkpoint.residuals(messages)
 
     def trace(self) -> Trace:
-        """Spans of this rank's last steps (``attach(trace_steps=)``), for
-        ``save_chrome``.
+        """Spans of this rank's last steps (``trace_steps=``), for ``save_chrome``.
 
         Returns:
             The trace. Where DDP averages it holds nothing of the network but the wait
@@ -469,9 +467,7 @@ class Handle:
         self._num_loads += 1
 
     def _shared(self, saved: Mapping[str, Any]) -> dict[str, str]:
-        """The values in a state that are the same on all ranks, by their names in
-        errors.
-        """
+        """The values in a state that are the same on all ranks, by name in errors."""
         from .state import checkpoint
 
         exchanges = [message.exchange for message in self._progress.messages]

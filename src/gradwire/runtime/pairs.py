@@ -30,9 +30,7 @@ REDUCE_SCATTER = "fsdp.reduce_scatter"
 
 
 class Facts(NamedTuple):
-    """The facts of an attach in which features are found, and the function that was
-    called.
-    """
+    """The facts of an attach in which features are found, and the called function."""
 
     model: nn.Module
     params: Sequence[NamedParam]
@@ -149,8 +147,7 @@ FEATURES: dict[str, Callable[[Facts], Any]] = {
 
 
 class RefusedPair(NamedTuple):
-    """Two features that do not go together, and the parts of the sentence that a user
-    reads.
+    """Two features that do not go together, and the parts of the user's sentence.
 
     ``accepted`` and ``what``, by default the first feature, may have {0} and {1}, the
     values of the two. The value that is shown is ``given``, by default the first one's.
@@ -336,9 +333,7 @@ CAUTIONS: tuple[Caution, ...] = (
 
 
 def found(pairs: Sequence[Any], facts: Facts) -> list[tuple[Any, Any, Any]]:
-    """The table's ``pairs`` whose features are both there, each with its features'
-    values.
-    """
+    """The table's ``pairs`` whose features are both there, with features' values."""
     values = {name: find(facts) for name, find in FEATURES.items()}
     both = [(one, values[one.first], values[one.second]) for one in pairs]
     return [one for one in both if one[1] and one[2]]
@@ -357,7 +352,5 @@ def caution(facts: Facts) -> None:
 
 
 def refusal_of(first: str, second: str) -> RefusedPair:
-    """The refusal of a pair, for checks that are made where an attach has no facts
-    yet.
-    """
+    """The refusal of a pair, for checks where an attach has no facts yet."""
     return next(one for one in REFUSED if (one.first, one.second) == (first, second))

@@ -30,9 +30,7 @@ def messages_of(
     who: Membership,
     ranks_per_host: int = 1,
 ) -> list[Message]:
-    """The messages of ``plan`` in issue order, for parameters that ``check_for``
-    accepted.
-    """
+    """The messages of ``plan`` in issue order, for what ``check_for`` accepted."""
     of = dict(params)
     exchanges = exchanges_of(plan)
     rank = who.rank
@@ -96,8 +94,7 @@ def stated_profile(params: Sequence[NamedParam], model: str) -> Profile:
 
 
 def check_for(plan: Plan, params: Sequence[NamedParam], sparse: set[int]) -> None:
-    """Raises ``InvalidSetting`` unless ``plan`` can be carried out for these
-    parameters.
+    """Raises ``InvalidSetting`` unless these parameters can carry ``plan`` out.
 
     ``sparse`` holds the ids of parameters whose gradients are row-sparse. Each of these
     must be a message of its own, without loss and through a collective that carries

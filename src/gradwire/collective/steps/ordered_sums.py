@@ -83,8 +83,9 @@ class Packed(NamedTuple):
 def decoded(
     me: Member, messages: Sequence[Packed], lengths: Sequence[int], width: int
 ) -> list[Entries]:
-    """The entries of messages; each is of a part of so many places. Valid until the
-    next call.
+    """The entries of messages; each is of a part of so many places.
+
+    Valid until the next call.
     """
     counts = [message.payload["values"].numel() // width for message in messages]
     like = messages[0].payload["values"]

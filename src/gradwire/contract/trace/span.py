@@ -18,8 +18,7 @@ from ..files import read_text, write_text
 
 @dataclass(frozen=True, slots=True)
 class StepDensity:
-    """The elements that one rank selected in one step, counted over its messages that
-    select.
+    """The elements that one rank selected in one step, over messages that select.
 
     ``numel`` elements could be selected; ``asked`` of them were asked for (density
     times numel; None where a codec has no density). This rank ``selected`` so many, and
@@ -97,8 +96,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Trace:
-    """Spans of one or more ranks, ordered by start; and densities of steps that
-    selected elements.
+    """Spans of one or more ranks, ordered by start, and densities of steps.
 
     Args:
         spans: The spans, in order; ``Trace.of`` sorts them.

@@ -24,9 +24,7 @@ from .fit import LineFit
 from .stored import MOST_RANKS, Frozen, NonNegative, Stored
 
 HOP_S = 65e-6
-"""Seconds a hop of the ring costs however little it carries: US-Byte's 910 us at 8
-nodes.
-"""
+"""Seconds that each hop of the ring costs: US-Byte's 910 us at 8 nodes."""
 
 LEAST_RATE = 1e-3
 MOST_RATE = 1e18
@@ -97,8 +95,9 @@ class Host(Frozen):
 
 
 class Cluster(Stored):
-    """``num_ranks`` in a ring of full-duplex links that carry ``rate_bytes_per_s`` each
-    way.
+    """``num_ranks`` in a ring of full-duplex links.
+
+    Each carries ``rate_bytes_per_s`` in each direction.
 
     With ``host`` several ranks share a host's link, and exchange messages as
     ``attach(mesh=)`` does. A message then has three parts: sums within the host, of a
@@ -210,8 +209,7 @@ class Cluster(Stored):
         return self.model_copy(update=update)
 
     def share(self, numel: int) -> int:
-        """The elements of a message that each rank of a host exchanges with other
-        hosts.
+        """The elements of a message that each rank exchanges with other hosts.
 
         Args:
             numel: The elements of the message.
@@ -227,8 +225,7 @@ class Cluster(Stored):
 
     @property
     def within_line(self) -> LineFit:
-        """Seconds of a message within the hosts, before and after its exchange, over
-        its bytes.
+        """Seconds of a message within the hosts, beside its exchange, over its bytes.
 
         Each rank gets the sum of one share, and gives the share's mean to all others of
         its host. Nothing where each rank is a host of its own.
@@ -269,8 +266,7 @@ class Cluster(Stored):
 
     @property
     def shares(self) -> Cluster:
-        """One rank of each host, as all ranks of the host send their shares over its
-        one link.
+        """One rank of each host, as all ranks of a host send over its one link.
 
         A verb for a share costs here what it costs on the cluster.
         """
@@ -519,9 +515,7 @@ class Cluster(Stored):
         return self.line(verb).parts(size_bytes, self.host_share)
 
     def _check_of_messages(self, verb: str) -> None:
-        """Refuses verbs that, where hosts have several ranks, only shares of messages
-        have.
-        """
+        """Refuses verbs that only shares have where hosts have several ranks."""
         if verb != "all_reduce":
             accepted = (
                 "all_reduce, the only one of whole messages where hosts have "

@@ -137,8 +137,7 @@ class LineFit(Frozen):
         return self.model_copy(update={"per_unit_s": per_unit_s, "samples": samples})
 
     def part_of(self, count: int) -> LineFit:
-        """The line of one of ``count`` equal messages on a link, by the line of all at
-        once.
+        """The line of one of ``count`` equal messages on a link, from the line of all.
 
         The link works for one of them during its part of the seconds. Latencies pass at
         once.

@@ -62,8 +62,7 @@ class Skewness(Frozen):
 
 
 class RangeImbalance(Frozen):
-    """Definition 8's imbalances where ``ranks`` ranks each serve one of as many even
-    partitions.
+    """Definition 8's imbalances where each rank serves one of as many partitions.
 
     ``push`` is of what all of them have, ``pull`` of what their sum has: that is less
     skewed, as ranks share most where they have most.
@@ -175,17 +174,14 @@ class UnitSparsity(Frozen):
         return max(1.0, min(_between(known, num_ranks), float(num_ranks), self._most))
 
     def skew(self, num_parts: int) -> float:
-        """The skewness ratio of any number of even partitions, as ``gamma`` finds its
-        own.
-        """
+        """The skewness ratio of any number of even partitions, as ``gamma`` has it."""
         known = [(1, 1.0), *((one.parts, one.ratio) for one in self.skewness)]
         if len(known) == 1:
             return 1.0
         return max(1.0, min(_between(known, num_parts), float(num_parts)))
 
     def imbalance(self, num_ranks: int) -> tuple[float, float]:
-        """Imbalance of push and of pull among ranks that serve even partitions
-        (definition 8).
+        """Imbalance of push and pull where ranks serve even partitions (definition 8).
 
         Beyond the ranks measured it grows as the skewness ratio does; without any it is
         that.
@@ -202,8 +198,7 @@ class UnitSparsity(Frozen):
         )
 
     def on_hosts(self, num_ranks: int, *, is_selected: bool) -> UnitSparsity:
-        """The sparsity of a rank's share of its host's sum, where hosts have
-        ``num_ranks`` each.
+        """The sparsity of a rank's share of its host's sum, of ``num_ranks`` a host.
 
         A unit of the sum is non-zero if one of the host's ranks has it. If a sparsifier
         selects from the sum (``is_selected``), hosts send as much as ranks would. Hosts
@@ -250,9 +245,7 @@ def _between(known: Sequence[tuple[int, float]], at: int) -> float:
 
 
 class TensorSparsity(Frozen):
-    """One tensor's gradient: in its own units, and in blocks, as OmniReduce sends
-    them.
-    """
+    """One tensor's gradient: in its units, and in blocks, as OmniReduce sends them."""
 
     name: Annotated[str, Field(min_length=1)]
     units: UnitSparsity

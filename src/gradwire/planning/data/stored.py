@@ -22,9 +22,7 @@ SCHEMA = 1
 """Version of the file forms; a file of another one is refused, never guessed at."""
 
 MOST_S = 1e9
-"""The most seconds of anything, some thirty years: sums and products of these stay
-finite.
-"""
+"""The most seconds of anything, some thirty years, so that sums stay finite."""
 
 MOST_ELEMENTS = 2**40
 """The most elements of one tensor: 4 TiB of float32."""

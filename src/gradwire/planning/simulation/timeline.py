@@ -27,8 +27,7 @@ def simulate(
     *,
     ranks: Literal["one", "all"] = "one",
 ) -> Trace:
-    """Predicts one iteration of a plan, from the start of backward to the end of the
-    next forward.
+    """Predicts one iteration, from the start of backward to the next forward's end.
 
     Args:
         plan: The plan.
@@ -74,8 +73,7 @@ def simulate_exchange(
     *,
     shapes: tuple[tuple[int, ...], ...] = (),
 ) -> Trace:
-    """The trace of one exchange of ``numel`` elements on all ranks, with nothing else
-    under way.
+    """The trace of one exchange of ``numel`` elements on all ranks, by itself.
 
     ``shapes`` are those of the tensors in the gradient, for exchanges that act on
     matrices; without them the gradient is a vector. The trace is the first step's, in

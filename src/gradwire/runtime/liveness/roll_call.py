@@ -36,8 +36,9 @@ A link that loses packets needs a second try.
 _SERVE_S = ASK_S  # a rank whose processor is busy reads late
 """Seconds that a visitor has in all to say who it is, and to take the answer."""
 _MOST_VISITORS = 64
-"""Visitors that are served at once. Whoever comes beyond that waits, as none stays
-long.
+"""Visitors that are served at once.
+
+Whoever comes beyond that waits, as none stays long.
 """
 _MOST_BYTES = 1 << 14
 """More than any alarm has; see `pulse.MOST_CHARACTERS`."""

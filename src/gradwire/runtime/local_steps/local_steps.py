@@ -177,9 +177,7 @@ class LocalSteps(Handle):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Does nothing: gradients always stay on this rank until the optimizer
-        steps.
-        """
+        """Does nothing: gradients stay on this rank until the optimizer steps."""
         yield
 
     def _count(self, num_steps: int) -> None:
@@ -212,8 +210,9 @@ class LocalSteps(Handle):
             self._has_stepped = not rhythm.settles
 
     def end_period(self) -> None:
-        """Exchanges everything now. All ranks then have the same parameters, and a new
-        period begins.
+        """Exchanges everything now.
+
+        All ranks then have the same parameters, and a new period begins.
 
         Nothing happens if no rank has made a step since the last exchange of
         everything. All ranks must call this between the same two steps, for example at
@@ -283,9 +282,7 @@ class LocalSteps(Handle):
         self._outer.restart(loaded)
 
     def _launch(self, names: Sequence[str], *, tells: bool = False) -> None:
-        """Sends this rank's pseudo-gradients on their way, and if it ``tells``, its
-        moment.
-        """
+        """Sends this rank's pseudo-gradients, and its moment if it ``tells``."""
         self._strangers.before_backward()
         self._progress.begin_step(names)
         if tells:
@@ -333,9 +330,7 @@ class LocalSteps(Handle):
         }
 
     def residuals(self) -> dict[str, Tensor]:
-        """The residuals of this rank by parameter name: pseudo-gradients not sent
-        yet.
-        """
+        """This rank's residuals by parameter name: pseudo-gradients not sent yet."""
         self.synchronize()
         return super().residuals()
 
@@ -417,8 +412,7 @@ def local_steps(  # noqa: PLR0913
     options: Options | None = None,
     failure: FailurePolicy | None = None,
 ) -> LocalSteps:
-    """Lets ranks train alone, and exchanges what they have learnt once in ``every``
-    steps.
+    """Lets ranks train alone, and exchanges what they learnt once in ``every`` steps.
 
     The loop stays as it is on one rank. After each ``every``-th ``optimizer.step()``
     ranks exchange pseudo-gradients. A pseudo-gradient is the anchor (the parameter

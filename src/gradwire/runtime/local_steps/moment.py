@@ -58,9 +58,7 @@ def moments_of_all(world: int, step: int, own: LoopMoment) -> Steps[list[LoopMom
 
 
 def refuse_unlike(moments: Sequence[LoopMoment], step: int) -> None:
-    """Raises ``RankFailed`` if ranks exchange at moments that do not belong
-    together.
-    """
+    """Raises ``RankFailed`` if ranks' moments do not belong together."""
     world = len(moments)
     ranks = range(len(moments))
     ending = tuple(rank for rank in ranks if moments[rank].ends_period)

@@ -64,8 +64,7 @@ def localsgd(
     exchange: Way = "none",
     **settings: Any,
 ) -> Started:
-    """LocalSGD: SGD on each rank, and parameters that are averaged every ``every``
-    steps.
+    """LocalSGD: SGD on each rank; parameters are averaged every ``every`` steps.
 
     Source: Stich, ICLR 2019. The paper analyses plain SGD, and periods from 1 to 64
         steps.
@@ -108,8 +107,7 @@ def diloco(
     exchange: Way = "none",
     **settings: Any,
 ) -> Started:
-    """DiLoCo: AdamW on each rank, and Nesterov momentum over what ranks learnt in
-    ``every`` steps.
+    """DiLoCo: AdamW on each rank, Nesterov momentum over what ranks learnt.
 
     Source: Douillard et al. 2023, arXiv 2311.08105, whose settings are the defaults.
     The outer learning rate is 0.7 and the momentum 0.9. Small models need shorter
@@ -149,8 +147,7 @@ def streaming_diloco(
     exchange: Way = "uniform",
     **settings: Any,
 ) -> Started:
-    """Streaming DiLoCo: as ``diloco``, but fragments take turns and travel while ranks
-    train on.
+    """Streaming DiLoCo: ``diloco`` whose fragments travel in turn during training.
 
     Source: Douillard et al. 2025, arXiv 2501.18512, whose settings are the defaults:
     outer learning rate 0.4, momentum 0.9, mixing 0.5. Means take effect 5 steps late.
@@ -240,8 +237,7 @@ def _adamw(model: nn.Module, lr: float) -> AdamW:
 
 
 class MuonWithAdamW(Optimizer):
-    """One optimizer of two: torch's Muon for the matrices of a model, AdamW for all
-    else.
+    """One optimizer of two: torch's Muon for a model's matrices, AdamW for the rest.
 
     Muon steps a matrix by its momentum, made orthogonal. A convolution's kernels are a
     matrix with a row for each channel that comes out; tables of embeddings are none.
@@ -328,8 +324,7 @@ def _as_matrix(param: nn.Parameter) -> torch.Tensor:
 
 
 def hidden(model: nn.Module) -> list[nn.Parameter]:
-    """The matrices and kernels of a model, but for tables, whose rows are taken one by
-    one.
+    """The matrices and kernels of a model, but for tables, whose rows are looked up.
 
     Args:
         model: The model.

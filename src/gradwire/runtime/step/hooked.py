@@ -78,8 +78,9 @@ class Hooked:
         state.ids.add(self._hook.id)
 
     def remove(self) -> None:
-        """Removes the hook. After the last one the module is as it was before the
-        first.
+        """Removes the hook.
+
+        After the last one the module is as it was before the first.
         """
         self._hook.remove()
         state = vars(self._module).get(_OWN)

@@ -245,8 +245,9 @@ class Synchroniser:
         self.check = check or Check(None, lambda names: [])
         self.report = StepReport(self.check, engine.world)
         self.counts_use = False
-        """Whether ranks report who used which parameter. DDP hands in zeros where one
-        was not.
+        """Whether ranks report who used which parameter.
+
+        DDP hands in zeros where one was not.
         """
         self.undoes_skipped = False
         """Whether a loss scaler may skip steps, which are undone then."""
@@ -684,8 +685,9 @@ class Synchroniser:
             message.end_step(undoes=True)
 
     def end_step(self) -> None:
-        """Ends a pass. The scaler tells later whether optimizers take its means: see
-        ``decide``.
+        """Ends a pass.
+
+        The scaler tells later whether optimizers take its means: see ``decide``.
         """
         if self._looks:
             for message in self.messages:

@@ -276,8 +276,9 @@ class TaskManager:
         return self._complete(task) if is_done else []
 
     def _run(self, task: Task) -> bool:
-        """Runs a task's work; returns whether it was done. An error in it stops
-        everything.
+        """Runs a task's work; returns whether it was done.
+
+        An error in it stops everything.
         """
         try:
             task.result = task.fn()

@@ -128,8 +128,9 @@ class CaSyncCost:
         )
 
     def choose(self, numel: int, size_bytes: int, payload_bytes: float) -> LeastCost:
-        """Whether to compress a gradient, and its partitions. What ties stays
-        uncompressed.
+        """Whether to compress a gradient, and its partitions.
+
+        What ties stays uncompressed.
         """
         num_K = np.arange(1.0, self.num_ranks * MOST_BATCHES + 1)
         plain = _least(self.plain_each_s(size_bytes, num_K))
