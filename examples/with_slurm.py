@@ -1,9 +1,10 @@
 """Training under Slurm, or under srun's variables alone; gradients in 4 bits.
 
-sbatch examples/with_slurm.sbatch, or on one machine without Slurm, as two tasks of one node:
+sbatch examples/with_slurm.sbatch, or on one machine without Slurm, as two tasks of one
+node. The second task is the same with 1 in place of both 0:
 
 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 SLURM_NTASKS=2 SLURM_PROCID=0 SLURM_LOCALID=0 \
-    python examples/with_slurm.py --folder /tmp/run & and the same with 1 in place of both 0
+    python examples/with_slurm.py --folder /tmp/run &
 """
 
 from __future__ import annotations

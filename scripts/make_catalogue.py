@@ -53,16 +53,14 @@ def source(name: str) -> str:
     return (
         f"A throughput model, not a measurement: {roofline.DEVICE}; per operation "
         f"max(FLOPs / {roofline.FLOP_RATE / 1e12:g} TFLOP/s, bytes / "
-        f"{roofline.BYTE_RATE / 1e9:g} GB/s) / {efficiency(entry.family):.4f}; "
-        "3x3 convolutions of "
-        f"stride 1 count 1/{roofline.WINOGRAD:g} of their FLOPs (Winograd); backward = "
-        f"{roofline.BACKWARD:g} x forward; no kernel launches, no optimizer. The "
-        "efficiency makes "
-        f"{given.model} take {given.iteration_s:.4g} s an iteration at batch "
-        f"{given.batch_size} "
+        f"{roofline.BYTE_RATE / 1e9:g} GB/s) / {efficiency(entry.family):.4f}; 3x3 "
+        f"convolutions of stride 1 count 1/{roofline.WINOGRAD:g} of their FLOPs "
+        f"(Winograd); backward = {roofline.BACKWARD:g} x forward; no kernel launches, "
+        f"no optimizer. The efficiency makes {given.model} take "
+        f"{given.iteration_s:.4g} s an iteration at batch {given.batch_size} "
         f"({given.source}). Batch {entry.batch_size} of {what} "
-        f"{'x'.join(map(str, entry.inputs))}: "
-        f"{entry.batch_source}. Made by scripts/make_catalogue.py."
+        f"{'x'.join(map(str, entry.inputs))}: {entry.batch_source}. Made by "
+        "scripts/make_catalogue.py."
     )
 
 
@@ -106,11 +104,10 @@ def _report(name: str) -> str:
     shapes = [torch.Size(shape) for layer in layers for _, shape in layer.tensors]
     line = (
         f"{name:13} {sum(shape.numel() for shape in shapes):12,} parameters "
-        f"{len(layers):4} layers "
-        f"{len(shapes):4} tensors, batch {entry.batch_size:3}: forward "
-        f"{forward_s * 1e3:6.1f} ms, "
-        f"backward {forward_s * roofline.BACKWARD * 1e3:6.1f} ms, "
-        f"efficiency {efficiency(entry.family):.3f}"
+        f"{len(layers):4} layers {len(shapes):4} tensors, batch {entry.batch_size:3}: "
+        f"forward {forward_s * 1e3:6.1f} ms, backward "
+        f"{forward_s * roofline.BACKWARD * 1e3:6.1f} ms, efficiency "
+        f"{efficiency(entry.family):.3f}"
     )
     if name in CHECKS:
         check = CHECKS[name]

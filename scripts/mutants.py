@@ -1,15 +1,16 @@
-"""Mutation testing: which of a seeded draw of small faults in the library do the tests notice?
+"""Mutation testing: which small faults in the library do the tests notice?
 
-Mutants are cosmic-ray's (``pip install cosmic-ray pytest-cov``). First, tests record what they
-reach; then each mutant meets the tests that reach its line, the shortest of each function first::
+Mutants are a seeded draw of cosmic-ray's (``pip install cosmic-ray pytest-cov``).
+First, tests record what they reach; then each mutant meets the tests that reach its
+line, the shortest of each function first::
 
     python -m pytest -n0 -m 'not slow' --cov=src/gradwire --cov-context=test \
         --junitxml=REPORT tests/contract tests/compress ...
     python scripts/mutants.py REPORT RESULTS --num 150 --seed 0
 
-It writes to the sources, one mutant at a time: run it in a copy of the checkout. A mutant that no
-test notices in ``--cpu-s`` seconds survives. With ``--again`` the mutants of an earlier list are
-tried anew, on other tests.
+It writes to the sources, one mutant at a time: run it in a copy of the checkout. A
+mutant that no test notices in ``--cpu-s`` seconds survives. With ``--again`` the
+mutants of an earlier list are tried anew, on other tests.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ from gradwire_lab.algorithm_page import tables
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "pictures"
+_MULOCO_EVERY_5 = "gradwire, Muon, local steps every 5, 4 bits (`muloco-4bit@5`)"
 RATES_BIT = (25e6, 100e6, 500e6, 2e9, 10e9)
 
 
@@ -63,7 +64,7 @@ def choosing(path: Path) -> None:
         "DDP": "DDP",
         "DDP, fp16 hook": "16 bits (fp16 hook)",
         "gradwire, uniform (4 bits)": "uniform (4 bits)",
-        "gradwire, Muon, local steps every 5, 4 bits (`muloco-4bit@5`)": "muloco, every 5",
+        _MULOCO_EVERY_5: "muloco, every 5",
     }
     tuned = measured("With tuned learning rates and two seeds", "method")
     convnet = measured("For a convolutional network", "method")
@@ -87,7 +88,7 @@ def fastest(path: Path) -> None:
         "DDP, fp16 hook": "DDP, fp16 hook",
         "DDP, Muon": "DDP, Muon",
         "gradwire, Muon, 4 bits (`muon-4bit`)": "gradwire, Muon, 4 bits",
-        "gradwire, Muon, local steps every 5, 4 bits (`muloco-4bit@5`)": "and local steps, every 5",
+        _MULOCO_EVERY_5: "and local steps, every 5",
     }
     rows = measured("Which method reaches DDP's loss first?", "method", "25 Mbit/s")
     figure = new_figure(4.2)
@@ -231,8 +232,11 @@ def _of_chrome(file: Path) -> Iterator[Span]:
     again.
     """
     events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
-    lanes = {e["tid"]: e["args"]["name"] for e in events if e.get("name") == "thread_name"
-             and e["pid"] == 0}  # fmt: skip
+    lanes = {
+        event["tid"]: event["args"]["name"]
+        for event in events
+        if event.get("name") == "thread_name" and event["pid"] == 0
+    }
     kinds = {"gather": "copy", "scatter": "copy", "pack": "copy", "count": "copy"}
     for event in events:
         if event["ph"] == "X" and event["pid"] == 0:
@@ -328,7 +332,6 @@ def local_steps(path: Path) -> None:
                     "o-",
                     color=SERIES[rank],
                     ms=3,
-                    # fmt: skip
                     label=f"rank {rank}: six local steps",
                 ),
             ]

@@ -82,9 +82,8 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "exchanges.md": (
         "Exchanges",
-        "Choose how a gradient becomes a mean. "
-        "[Algorithms](../algorithms/index.md) lists all "
-        "compressors and collectives.",
+        "Choose how a gradient becomes a mean. [Algorithms](../algorithms/index.md) "
+        "lists all compressors and collectives.",
         (
             "pair",
             "exchange_for",
@@ -258,12 +257,10 @@ def _overview() -> Iterator[str]:
     """
     yield (
         "# Algorithms\n\nEvery page is made of its file's header, its traits "
-        "and the measurements; "
-        "`gradwire list NAME` prints the same. Sent and kept are bytes an "
-        "element with the default "
-        "settings: what a rank sends of a large matrix among "
-        f"{algorithm.WORLDS[-1]} ranks, and "
-        "what stays in memory from step to step."
+        "and the measurements; `gradwire list NAME` prints the same. Sent and kept are "
+        "bytes an element with the default settings: what a rank sends of a large "
+        f"matrix among {algorithm.WORLDS[-1]} ranks, and what stays in memory from "
+        "step to step."
     )
     for kind, known in KINDS.items():
         yield f"## {known.word.capitalize()}s\n\n{markdown(algorithm.overview(kind))}"
@@ -305,10 +302,11 @@ def _reference() -> dict[str, str]:
                 for name, path in root.items()
                 if name not in listed and name[0].isupper()
             }
+            # Options, then FailurePolicy
             paths += sorted(
                 (path for path in rest if path.startswith("gradwire.runtime.")),
                 reverse=True,
-            )  # Options, then FailurePolicy
+            )
         shown = "\n\n".join(f"::: {path}" for path in paths)
         pages[page] = f"# {title}\n\n{said}\n\n{shown}\n"
     return pages

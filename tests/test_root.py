@@ -83,7 +83,11 @@ for first in (
     modules = (gw.errors, gw.exchange, gw.contract, gw.planning, gw.runtime)
     assert {type(m).__name__ for m in modules} == {"module"}, first
     assert [m.__name__ for m in modules] == [
-        f"gradwire.{name}" for name in "errors exchange contract planning runtime".split()
+        "gradwire.errors",
+        "gradwire.exchange",
+        "gradwire.contract",
+        "gradwire.planning",
+        "gradwire.runtime",
     ], first
     assert gw.InvalidSetting is gw.errors.InvalidSetting, first
     assert gw.attach.__name__ == "attach", first

@@ -230,9 +230,8 @@ def test_a_minimal_debian_trains_without_a_compiler_within_a_minute(
     shutil.copy(ROOT / "examples" / "train.py", job)
     shutil.copy(wheel, job)
     named = re.findall(r"(/[^\s:]+)", " ".join(settings.values()))
-    given = {
-        path.parent for path in map(Path, named) if path.exists()
-    }  # an index names others
+    # an index names others
+    given = {path.parent for path in map(Path, named) if path.exists()}
     enter = [
         "unshare",
         "--mount",

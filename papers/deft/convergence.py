@@ -28,9 +28,8 @@ slower.
 DENSITIES = (0.1, 0.01, 0.001)
 """Figure 8."""
 WHY_SHORT = (
-    "the paper trains 30 to 200 epochs, here it is a few hundred steps: at a "
-    "density d an element "
-    "waits 1/d steps on average, so a sparsifier starts later by as many"
+    "the paper trains 30 to 200 epochs, here it is a few hundred steps: at a density d "
+    "an element waits 1/d steps on average, so a sparsifier starts later by as many"
 )
 
 
@@ -78,15 +77,13 @@ def _catches_up(rows: Sequence[Row], num_steps: int) -> Claim:
     later = [ratio for step, ratio in ratios.items() if 2 * step >= num_steps]
     agrees = 1 < max(first) <= 1 + SLIGHTLY and max(later) <= 1 + NEAR_SHARE
     return Claim(
-        f"at density {low['density']:g} DEFT is slightly slower at first, and "
-        "from half of "
-        "training on there is no significant difference to larger ones",
+        f"at density {low['density']:g} DEFT is slightly slower at first, and from "
+        "half of training on there is no significant difference to larger ones",
         "section 5.3, figure 8",
-        f"perplexity up to {max(first):.2f} times the best of the others at "
-        "first, where 1 to "
-        f"{1 + SLIGHTLY:g} counts as slightly slower; up to {max(later):.2f} "
-        "times from half on, "
-        f"where {1 + NEAR_SHARE:g} counts as no difference",
+        f"perplexity up to {max(first):.2f} times the best of the others at first, "
+        f"where 1 to {1 + SLIGHTLY:g} counts as slightly slower; up to "
+        f"{max(later):.2f} times from half on, where {1 + NEAR_SHARE:g} counts as no "
+        "difference",
         agrees,
         "" if agrees else WHY_SHORT,
     )

@@ -165,9 +165,8 @@ def _claims(rows: Sequence[Row], shaped: bool) -> tuple[Claim, ...]:
         _formula_claim(
             rows,
             "deft",
-            "DEFT's communication costs as much with the largest sum of its "
-            "workers' k in place "
-            "of k",
+            "DEFT's communication costs as much with the largest sum of its workers' k "
+            "in place of k",
         ),
         _faster(rows),
     )
@@ -204,10 +203,9 @@ def _why(own: Sequence[Row], counted: Sequence[float]) -> str:
         )
     if min(counted) < 1 - NEAR:
         reasons.append(
-            "fewer bytes travel: an index takes fewer than a value, and an "
-            "all-reduce sums the "
-            "values of all workers' k, where the formula counts the largest k n "
-            "- 1 times"
+            "fewer bytes travel: an index takes fewer than a value, and an all-reduce "
+            "sums the values of all workers' k, where the formula counts the largest k "
+            "n - 1 times"
         )
     if verbs > 2:
         reasons.append(
@@ -222,8 +220,7 @@ def _why(own: Sequence[Row], counted: Sequence[float]) -> str:
     if max(waited) > 1 + NEAR:
         reasons.append(
             f"it takes {_by_density(own, waited)} times that sum: ranks wait for "
-            "others, with "
-            "which they share this machine's cores"
+            "others, with which they share this machine's cores"
         )
     return "; ".join(reasons)
 
@@ -273,10 +270,9 @@ def _faster(rows: Sequence[Row]) -> Claim:
         shown,
         not slower,
         f"not faster than {', '.join(slower)}: DEFT makes {rounds['deft']:.0f} "
-        "collectives to "
-        f"Top-k's {rounds['topk']:.0f} and CLT-k's {rounds['cltk']:.0f}, and "
-        "what they wait for "
-        "weighs more than the bytes that it saves there"
+        f"collectives to Top-k's {rounds['topk']:.0f} and CLT-k's "
+        f"{rounds['cltk']:.0f}, and what they wait for weighs more than the bytes that "
+        "it saves there"
         if slower
         else "",
     )

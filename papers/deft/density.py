@@ -44,10 +44,9 @@ WHY_BUILD_UP = (
     "the models are small, trained for a few hundred steps with small batches"
 )
 WHY_DEFT = (
-    "every layer sends at least one element, ranks have norms of their own, and "
-    "the model here has "
-    "so few elements that both show: the floor is (number of layers) / (number "
-    "of elements)"
+    "every layer sends at least one element, ranks have norms of their own, and the "
+    "model here has so few elements that both show: the floor is (number of layers) / "
+    "(number of elements)"
 )
 
 

@@ -65,9 +65,8 @@ def _similar(application: str, ours: History, theirs: History) -> Claim:
         f"with {TIMES} times the density DEFT's error is similar to Top-k's in "
         f"{application}",
         "section 5.2, figure 6",
-        f"{ratio:.2f} times Top-k's on average, where up to {LIKE:g} times of "
-        "each other is "
-        f"similar; densities of the mean {mean(ours.actual):.4f} and "
+        f"{ratio:.2f} times Top-k's on average, where up to {LIKE:g} times of each "
+        f"other is similar; densities of the mean {mean(ours.actual):.4f} and "
         f"{mean(theirs.actual):.4f}",
         agrees,
         ""

@@ -17,35 +17,27 @@ from .table import table1
 from .training import draw_training, training
 
 ASSUMPTIONS = (
-    "Ranks are replicas in one process, driven as they would be between "
-    "machines, but in figure 7 "
-    "and for the cost of section 5.3, whose ranks are processes: 16 replicas as "
-    "in the paper, 8 "
-    "with --quick; 8 and 4 processes.",
-    "Models are small and trainings short, for two cores: ResNet-18 of width 8 "
-    "(with --quick 4, "
-    "the paper's is 64) whose first convolution has stride 2, on Fashion-MNIST "
-    "instead of "
-    "CIFAR-10, an LSTM over 5,000 (1,000) words of Python's library and "
-    "documentation instead of "
-    "WikiText-2, NeuMF on MovieLens-100K instead of MovieLens-20M; 800 (40) "
-    "steps instead of 30 to "
-    "200 epochs. Data are drawn at random, one thread computes.",
+    "Ranks are replicas in one process, driven as they would be between machines, but "
+    "in figure 7 and for the cost of section 5.3, whose ranks are processes: 16 "
+    "replicas as in the paper, 8 with --quick; 8 and 4 processes.",
+    "Models are small and trainings short, for two cores: ResNet-18 of width 8 (with "
+    "--quick 4, the paper's is 64) whose first convolution has stride 2, on "
+    "Fashion-MNIST instead of CIFAR-10, an LSTM over 5,000 (1,000) words of Python's "
+    "library and documentation instead of WikiText-2, NeuMF on MovieLens-100K instead "
+    "of MovieLens-20M; 800 (40) steps instead of 30 to 200 epochs. Data are drawn at "
+    "random, one thread computes.",
     "Densities are the paper's: 0.01, 0.001 and 0.1. That of the recommender is "
     "not stated; 0.1003 "
     '"is approximate to" it, and 53.57 % are 5.31 times it.',
-    "Every training has the same learning rates for all methods: up over the "
-    "first 5 % of its "
-    "steps, then down to 0 by a cosine. The paper's fall in steps, which figure "
-    "5a shows. SGD with "
-    "momentum 0.9, but Adam for the recommender, which SGD does not move in so "
-    "few steps.",
+    "Every training has the same learning rates for all methods: up over the first 5 % "
+    "of its steps, then down to 0 by a cosine. The paper's fall in steps, which figure "
+    "5a shows. SGD with momentum 0.9, but Adam for the recommender, which SGD does not "
+    "move in so few steps.",
     "Residuals hold gradients, not gradients times the learning rate (algorithm "
     "1, line 5), so "
     "errors (equation 2) are of gradients, and do not fall when a learning rate does.",
-    "Density is that of the whole model, in one message. Top-k is exact, "
-    "without a residual's "
-    "correction of any kind beyond algorithm 1.",
+    "Density is that of the whole model, in one message. Top-k is exact, without a "
+    "residual's correction of any kind beyond algorithm 1.",
 )
 
 UNPRINTED = frozenset({POINTS})

@@ -101,9 +101,8 @@ def _breakdown_claims(rows: dict[str, Row]) -> tuple[Claim, ...]:
         Claim(
             "DEFT needs significantly less time for selection than CLT-k and Top-k",
             place,
-            f"{shown(selection_s)}, of which DEFT's norms "
-            f"{1e3 * norms_s['deft']:.2f} ms; "
-            f"significantly: at most {SIGNIFICANT:g} times as much",
+            f"{shown(selection_s)}, of which DEFT's norms {1e3 * norms_s['deft']:.2f} "
+            f"ms; significantly: at most {SIGNIFICANT:g} times as much",
             faster,
             "" if faster else _why_long(alone_s["deft"], norms_s["deft"], others_s),
         ),
@@ -115,16 +114,14 @@ def _breakdown_claims(rows: dict[str, Row]) -> tuple[Claim, ...]:
             ""
             if less
             else "DEFT makes three small collectives before that of the values, "
-            "Top-k none; here "
-            "volumes are small and communication is mostly latency and waiting "
-            "for slower ranks",
+            "Top-k none; here volumes are small and communication is mostly latency "
+            "and waiting for slower ranks",
         ),
         Claim(
             "the overhead of DEFT's partitioning is negligible",
             place,
-            f"{100 * share:.2f} % of a step, and {100 * of_norms:.2f} % for "
-            "norms, which count as "
-            f"selection; negligible: at most {100 * NEGLIGIBLE:g} %",
+            f"{100 * share:.2f} % of a step, and {100 * of_norms:.2f} % for norms, "
+            f"which count as selection; negligible: at most {100 * NEGLIGIBLE:g} %",
             share <= NEGLIGIBLE,
             "" if share <= NEGLIGIBLE else "a step of so small a model is short itself",
         ),
@@ -137,9 +134,8 @@ def _why_long(alone_s: float, norms_s: float, others_s: float) -> str:
     """
     if alone_s <= SIGNIFICANT * others_s:
         return (
-            f"its norms take {norms_s / (alone_s + norms_s):.0%} of it, a pass "
-            "over all elements "
-            "that the paper counts nowhere: without them it would be"
+            f"its norms take {norms_s / (alone_s + norms_s):.0%} of it, a pass over "
+            "all elements that the paper counts nowhere: without them it would be"
         )
     return "at this size a selection takes about as long as Python's calls"
 
@@ -281,15 +277,11 @@ def _speedup_claims(rows: Sequence[Row]) -> tuple[Claim, ...]:
             ""
             if measured
             else "every rank takes the norms of all layers, a pass that gets no "
-            "shorter with more "
-            f"ranks ({shown('fraction_norms')} of these seconds) and that "
-            "equations 6 to 9 leave "
-            "out. And our Top-k costs one pass and hardly "
-            "more, whatever k is: where the paper's costs n log k, a smaller k "
-            "saves nothing here, "
-            "a pass over a part is 1/n of it at best, and what a call costs "
-            "whatever its size "
-            "shrinks with no number of ranks",
+            f"shorter with more ranks ({shown('fraction_norms')} of these seconds) and "
+            "that equations 6 to 9 leave out. And our Top-k costs one pass and hardly "
+            "more, whatever k is: where the paper's costs n log k, a smaller k saves "
+            "nothing here, a pass over a part is 1/n of it at best, and what a call "
+            "costs whatever its size shrinks with no number of ranks",
         ),
         Claim(
             "f(n) >= f_trivial(n) >= n: the allocation costs no more than one "
@@ -301,8 +293,7 @@ def _speedup_claims(rows: Sequence[Row]) -> tuple[Claim, ...]:
             ""
             if bounded
             else "not so in general: layers are whole, and the k of layers add up "
-            "otherwise than "
-            "k / n each",
+            "otherwise than k / n each",
         ),
     )
 

@@ -92,17 +92,15 @@ COLUMNS = (
         ("very high", "very high", "very low", "very low", "low"),
         _grade,
         "our Top-k reads all elements about once, as a threshold does: it sorts "
-        "nothing, so what "
-        "reads all of them takes about as long",
+        "nothing, so what reads all of them takes about as long",
     ),
     Column(
         "overhead_of_topk",
         "additional overhead",
         (NO, NO, NO, "very high", "very low"),
         _grade,
-        "our SIDCo fits a histogram that one pass counts; DEFT's norms take a "
-        "pass over all "
-        "elements, which the paper counts nowhere",
+        "our SIDCo fits a histogram that one pass counts; DEFT's norms take a pass "
+        "over all elements, which the paper counts nowhere",
     ),
 )
 

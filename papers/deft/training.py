@@ -28,15 +28,13 @@ SHARE_LOST = 0.03
 """The most that may be lost: half a point of accuracy, 3 % of perplexity."""
 PLACE = "the project's own target"
 WHY = (
-    "steps are few: what a sparsifier holds back, about 1/density steps' worth, "
-    "is a large part of "
-    "them"
+    "steps are few: what a sparsifier holds back, about 1/density steps' worth, is a "
+    "large part of them"
 )
 WHY_MASKED = (
-    "masking ends the momentum of what is sent, so what is sent every few steps "
-    "moves by a part of "
-    "what momentum SGD moves it by: it wants a higher learning rate, and none "
-    "is tuned here"
+    "masking ends the momentum of what is sent, so what is sent every few steps moves "
+    "by a part of what momentum SGD moves it by: it wants a higher learning rate, and "
+    "none is tuned here"
 )
 
 

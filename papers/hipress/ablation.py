@@ -101,11 +101,9 @@ def figure12(ask: Ask) -> Findings:
         for row in rows_of(model, [result[model] for result in results])
     ]
     note = (
-        f"{testbed.hosts} shaped hosts at {format_rate(RATE_BYTES_PER_S)}: "
-        f"1/{SCALE:g} of the "
-        f"bytes, {SLOWDOWN:g} times the seconds; synchronisation is an iteration "
-        "less its "
-        "computation"
+        f"{testbed.hosts} shaped hosts at {format_rate(RATE_BYTES_PER_S)}: 1/{SCALE:g} "
+        f"of the bytes, {SLOWDOWN:g} times the seconds; synchronisation is an "
+        "iteration less its computation"
     )
     claims = [claim for model in models for claim in claims_of(model, rows)]
     return Findings(tuple(rows), tuple(claims), (note,))

@@ -90,12 +90,10 @@ def _from_size(rows: Sequence[Row]) -> Claim:
     told = "never" if least is None else f"from {least // KIB} KiB on"
     small = next(row for row in rows if least is None or row["size_bytes"] == least)
     why = (
-        f"{small['name']} takes {1e6 * number(small, 'compressed_uncut_s'):.0f} "
-        "us compressed and "
-        f"{1e6 * number(small, 'plain_uncut_s'):.0f} us plain by the stated "
-        "curves: the size "
-        "depends on what a kernel's start costs beside a transfer's, which the "
-        "paper does not print"
+        f"{small['name']} takes {1e6 * number(small, 'compressed_uncut_s'):.0f} us "
+        f"compressed and {1e6 * number(small, 'plain_uncut_s'):.0f} us plain by the "
+        "stated curves: the size depends on what a kernel's start costs beside a "
+        "transfer's, which the paper does not print"
     )
     says = "uncut gradients gain from compression from 1 MB on"
     return Claim(says, "figure 14a", told, agrees, "" if agrees else why)
@@ -150,14 +148,11 @@ def _accuracy(rows: Sequence[Row]) -> list[Claim]:
         found = mean([abs(one) for one in off.values()])
         worst = max(off, key=lambda name: abs(off[name]))
         why = (
-            "a formula beside a simulator that counts by the same lines, not "
-            "beside measurements: "
-            f"most off at {worst}, by {100 * off[worst]:+.0f} %. Equation "
-            f"{equation} counts every "
-            "step by itself, one behind the other; the exchange encodes and "
-            "decodes all chunks in "
-            "one call where they are small, and beside transfers where it goes "
-            "in rounds"
+            "a formula beside a simulator that counts by the same lines, not beside "
+            f"measurements: most off at {worst}, by {100 * off[worst]:+.0f} %. "
+            f"Equation {equation} counts every step by itself, one behind the other; "
+            "the exchange encodes and decodes all chunks in one call where they are "
+            "small, and beside transfers where it goes in rounds"
         )
         says = f"the cost model is accurate for {key} gradients (equation {equation})"
         told = f"{100 * found:.1f} % off on average"

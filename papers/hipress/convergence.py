@@ -39,15 +39,13 @@ POINTS_LOST = 0.01
 or loss, points of an accuracy.
 """
 LATE = (
-    "elements that wait in residuals have fewer steps to arrive than in the "
-    "paper's epochs, and "
-    "the noise of a quantiser fewer to average out"
+    "elements that wait in residuals have fewer steps to arrive than in the paper's "
+    "epochs, and the noise of a quantiser fewer to average out"
 )
 MORE = "steps to the score grow by most of what its iterations are faster, or by more"
 FEWER = (
-    "iterations alone are that much faster: dense ones wait for links that "
-    "carry what table 1 "
-    "implies (see figure 9)"
+    "iterations alone are that much faster: dense ones wait for links that carry what "
+    "table 1 implies (see figure 9)"
 )
 
 
@@ -126,9 +124,8 @@ def figure16(
         f"{one.name}: {why}" for one in models if (why := one.missing()) is not None
     ]
     note = (
-        f"{NUM_RANKS} ranks, one seed, nothing tuned; the score to reach is the "
-        "worse of the two "
-        "at the end"
+        f"{NUM_RANKS} ranks, one seed, nothing tuned; the score to reach is the worse "
+        "of the two at the end"
     )
     return Findings(tuple(rows), tuple(claims), (note, *lacking), complete=not lacking)
 

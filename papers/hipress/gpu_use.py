@@ -41,10 +41,9 @@ def figure10(
         rows += [ring, best]
         claims += [_sparser(ring, best), _drops(ring), _peak(ring, best)]
     note = (
-        f"simulated: {num_hosts} hosts, {site.name}; from the start of a "
-        "backward pass to the end "
-        f"of the next forward pass, in {NUM_WINDOWS} windows; compression takes "
-        "none of the GPU"
+        f"simulated: {num_hosts} hosts, {site.name}; from the start of a backward pass "
+        f"to the end of the next forward pass, in {NUM_WINDOWS} windows; compression "
+        "takes none of the GPU"
     )
     return Findings(tuple(rows), tuple(claims), (note,))
 

@@ -101,15 +101,11 @@ def table5(ask: Ask, algorithms: Sequence[str] = tuple(TABLE_5)) -> Findings:
     rows.append(_threelc_row())
     claims = tuple(_claim(row) for row in rows)
     note = (
-        "the paper's programs state types and fill buffers; ours leave the "
-        "first to tracing and "
-        "the second to the generator. Operators that table 4 lacks are listed "
-        "in others_used (size "
-        "is the paper's gradient.size): where an algorithm uses any, what they "
-        "do is not counted, "
-        "and its counts are not held against the paper's. Runs of bytes are the "
-        "paper's partitions "
-        "of 3LC's gradient"
+        "the paper's programs state types and fill buffers; ours leave the first to "
+        "tracing and the second to the generator. Operators that table 4 lacks are "
+        "listed in others_used (size is the paper's gradient.size): where an algorithm "
+        "uses any, what they do is not counted, and its counts are not held against "
+        "the paper's. Runs of bytes are the paper's partitions of 3LC's gradient"
     )
     return Findings(tuple(rows), claims, (note,))
 
@@ -163,9 +159,8 @@ def _claim(row: Row) -> Claim:
     why = [f"more {', '.join(over)}"] if over else []
     if unlike:
         why.append(
-            f"{', '.join(unlike)}: table 4 has no such operators, and what they "
-            "do is in no count "
-            "here, so lines and operators are not held against the paper's"
+            f"{', '.join(unlike)}: table 4 has no such operators, and what they do is "
+            "in no count here, so lines and operators are not held against the paper's"
         )
     agrees = False if over else None if unlike else True
     place = "section 4.4" if "encode" in str(row["name"]) else "table 5"
@@ -237,7 +232,8 @@ def _inner(function: ast.FunctionDef) -> list[ast.FunctionDef]:
 def code_lines(function: ast.FunctionDef) -> int:
     """Lines of a function that hold code, its head among them.
 
-    >>> code_lines(ast.parse('def f(x):\\n    "Says."\\n\\n    # why\\n    return x').body[0])
+    >>> written = 'def f(x):\\n    "Says."\\n\\n    # why\\n    return x'
+    >>> code_lines(ast.parse(written).body[0])
     2
     """
     held = {function.lineno, *_lines(function.args)}

@@ -19,49 +19,36 @@ from .throughput import draw, figure9, figure11, table1
 from .varied import figure15
 
 ASSUMPTIONS = (
-    "A line is one that holds code; blank lines, comments and docstrings do not "
-    "count. The paper "
-    "does not say how it counts; figure 5's encode, 10 lines with its head, is "
-    "part of TernGrad's "
-    "23.",
-    "PowerSGD is an exchange of its own here: counted are the functions that "
-    "compute its factors, "
-    "not the verbs between them, as the paper counts encode and decode.",
-    "The curves of table 7 are stated lines, as the paper prints none; more "
-    "partitions than nodes "
-    "count as planning/planner/secopa/casync.py says. The other figures take "
-    "the same ones, times "
-    "three for DGC's encode, whose decodes move its entries alone. A 1080 Ti "
-    "computes 11.34 / 15.7 as fast as a "
-    "V100 and has 484 / 900 of its bandwidth (datasheets).",
-    "Layer times are the catalogue's: a stated throughput model of a V100, not "
-    "a measurement. Its "
-    "batches are not the paper's, which stand in a picture.",
+    "A line is one that holds code; blank lines, comments and docstrings do not count. "
+    "The paper does not say how it counts; figure 5's encode, 10 lines with its head, "
+    "is part of TernGrad's 23.",
+    "PowerSGD is an exchange of its own here: counted are the functions that compute "
+    "its factors, not the verbs between them, as the paper counts encode and decode.",
+    "The curves of table 7 are stated lines, as the paper prints none; more partitions "
+    "than nodes count as planning/planner/secopa/casync.py says. The other figures "
+    "take the same ones, times three for DGC's encode, whose decodes move its entries "
+    "alone. A 1080 Ti computes 11.34 / 15.7 as fast as a V100 and has 484 / 900 of its "
+    "bandwidth (datasheets).",
+    "Layer times are the catalogue's: a stated throughput model of a V100, not a "
+    "measurement. Its batches are not the paper's, which stand in a picture.",
     "onebit and TernGrad are sent with gradwire's blocks of 128: 1.5 and 2.25 "
     "bits an element with "
     "their scales, where the paper counts 1 and 2. Table 7 takes the paper's 1/32.",
-    "GPUs of a host add up over NVLink or PCIe first, at no cost, so a host is "
-    "one rank of the "
-    "simulation; figure 9 has rows with the seconds of NVLink too. The paper's "
-    "Ring and PyTorch do "
-    "not add up first; a ring through all GPUs moves as many bytes over a host's link.",
-    "How much arrives of a link is derived from table 1, whose share of "
-    "communication over its "
-    "efficiency is the seconds that a dense training communicates: 30 of 100 "
-    "Gbit/s by a ring, 28 "
-    "by BytePS, which has no RDMA on EC2. Other rows: all arrives. Locally the "
-    "same shares.",
-    "BytePS sends partitions of 4 MiB by priority, four at once, each a push "
-    "and a pull of a hop. "
-    "With onebit as many partitions go together as there are hosts, so each "
-    "host serves one. The "
-    "extra copies that the paper blames (section 6.3) are in no model. Ring "
-    "fuses 64 MiB.",
-    "PyTorch's hook makes backward pass, compression and transfers wait for "
-    "each other (section "
-    "5.2). HiPress is the planner secopa; with DGC by CaSync-Ring. Compressing "
-    "takes nothing from "
-    "the computation's GPU.",
+    "GPUs of a host add up over NVLink or PCIe first, at no cost, so a host is one "
+    "rank of the simulation; figure 9 has rows with the seconds of NVLink too. The "
+    "paper's Ring and PyTorch do not add up first; a ring through all GPUs moves as "
+    "many bytes over a host's link.",
+    "How much arrives of a link is derived from table 1, whose share of communication "
+    "over its efficiency is the seconds that a dense training communicates: 30 of 100 "
+    "Gbit/s by a ring, 28 by BytePS, which has no RDMA on EC2. Other rows: all "
+    "arrives. Locally the same shares.",
+    "BytePS sends partitions of 4 MiB by priority, four at once, each a push and a "
+    "pull of a hop. With onebit as many partitions go together as there are hosts, so "
+    "each host serves one. The extra copies that the paper blames (section 6.3) are in "
+    "no model. Ring fuses 64 MiB.",
+    "PyTorch's hook makes backward pass, compression and transfers wait for each other "
+    "(section 5.2). HiPress is the planner secopa; with DGC by CaSync-Ring. "
+    "Compressing takes nothing from the computation's GPU.",
 )
 
 DRAWING = "an illustration or notation: it states no figures"
@@ -117,8 +104,7 @@ CONTENTS = (
         "speed of encode and decode, and what it does for training",
         ("figure13",),
         "measured on this CPU beside torch, not beside the paper's other codes; "
-        "training is "
-        "simulated with the printed factors",
+        "training is simulated with the printed factors",
     ),
     Item(
         "figure 14",

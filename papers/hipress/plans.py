@@ -40,17 +40,14 @@ partitions.
 FITTED = ("casync_ps", 4)
 """The strategy and nodes whose three cells the stated curves were chosen for."""
 FALLS = (
-    "with lines every term of equation 2 falls on a ring, or stays, as "
-    "partitions are added up to "
-    "one a node, so the minimum is there; fewer need curves that are flat for "
-    "small gradients"
+    "with lines every term of equation 2 falls on a ring, or stays, as partitions are "
+    "added up to one a node, so the minimum is there; fewer need curves that are flat "
+    "for small gradients"
 )
 GROWS = (
-    "what a cut saves in transfers and decodes grows with the nodes, and its "
-    "encodes cost as much "
-    "on 4 nodes as on 16: where 2 partitions are best on 4 nodes, under "
-    "equation 2 no increasing "
-    "curves make 1 the best on 16"
+    "what a cut saves in transfers and decodes grows with the nodes, and its encodes "
+    "cost as much on 4 nodes as on 16: where 2 partitions are best on 4 nodes, under "
+    "equation 2 no increasing curves make 1 the best on 16"
 )
 BETWEEN = (
     "the number of partitions depends on the curves, which the paper does not print"
@@ -66,11 +63,9 @@ def table7(ask: Ask) -> Findings:
     ]
     note = (
         f"stated curves: a transfer {_words(SEND, 'byte')}, encode "
-        f"{_words(ENCODE, 'element')}, "
-        f"decode {_words(DECODE, 'element')}; r = 1/32; alpha, beta, gamma as in "
-        "section 6.1. "
-        "They were chosen for casync_ps on 4 nodes, so those three cells are no "
-        "prediction"
+        f"{_words(ENCODE, 'element')}, decode {_words(DECODE, 'element')}; r = 1/32; "
+        "alpha, beta, gamma as in section 6.1. They were chosen for casync_ps on 4 "
+        "nodes, so those three cells are no prediction"
     )
     return Findings(tuple(rows), tuple(map(_claim, rows)), (note,))
 

@@ -119,8 +119,10 @@ def arriving_gbit(model: str, system: str) -> float:
     """Gbit/s that arrive if table 1 is right, which says how long a dense training
     communicates.
 
-    >>> round(arriving_gbit("transformer", RING)), round(arriving_gbit("bert_large", BYTEPS))
-    (30, 28)
+    >>> round(arriving_gbit("transformer", RING))
+    30
+    >>> round(arriving_gbit("bert_large", BYTEPS))
+    28
     """
     efficiency, share = TABLE_1[model, system]
     profile = catalogue.load(model)

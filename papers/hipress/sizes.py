@@ -55,9 +55,8 @@ def claim_of(row: Row) -> Claim:
         for end in ("_paper", "")
     )
     why = (
-        f"{', '.join(unlike)}: the paper does not say which head is trained, or "
-        "which version; "
-        "the catalogue's is its profile's source"
+        f"{', '.join(unlike)}: the paper does not say which head is trained, or which "
+        "version; the catalogue's is its profile's source"
     )
     return Claim(
         f"{row['name']}: {says}", "table 6", told, not unlike, why if unlike else ""

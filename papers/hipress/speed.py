@@ -70,11 +70,10 @@ def figure13(
         speedup_claim(trained)
     ]
     note = (
-        f"measured: {NUMEL[ask.quick] if numel is None else numel} float32, "
-        f"{THREADS} threads, "
-        f"medians of {rounds or ROUNDS[ask.quick]} rounds in turn; encode is "
-        "with error feedback. "
-        "Simulated: plans are made for CompLL's code and carried out with either"
+        f"measured: {NUMEL[ask.quick] if numel is None else numel} float32, {THREADS} "
+        f"threads, medians of {rounds or ROUNDS[ask.quick]} rounds in turn; encode is "
+        "with error feedback. Simulated: plans are made for CompLL's code and carried "
+        "out with either"
     )
     return Findings((*timed, *trained), tuple(claims), (note,))
 

@@ -55,13 +55,11 @@ def table1(ask: Ask) -> Findings:
         _table1_claim(row, key) for row in judged for key in ("efficiency", "fraction")
     ]
     note = (
-        "table 1's share of communication over its efficiency is the seconds "
-        "that a dense "
-        f"training communicates: {EC2_AS_TABLE_1.rate_gbit:.0f} Gbit/s arrive by "
-        "a ring "
-        f"(Transformer) and {EC2_AS_TABLE_1.push_pull_gbit:.0f} by BytePS "
-        "(Bert-large), of 100. "
-        "The two do not depend on each other, and efficiencies are predictions"
+        "table 1's share of communication over its efficiency is the seconds that a "
+        f"dense training communicates: {EC2_AS_TABLE_1.rate_gbit:.0f} Gbit/s arrive by "
+        f"a ring (Transformer) and {EC2_AS_TABLE_1.push_pull_gbit:.0f} by BytePS "
+        "(Bert-large), of 100. The two do not depend on each other, and efficiencies "
+        "are predictions"
     )
     return Findings(tuple(rows), tuple(claims), (note,))
 
@@ -221,9 +219,8 @@ def widening(rows: Sequence[Row], model: str, names: Sequence[str]) -> Claim:
     widens = values == sorted(values) and values[0] < values[-1]
     told = ", ".join(f"{100 * gain:.1f} % on {hosts}" for hosts, gain in found.items())
     why = (
-        "a ring or push and pull of N hosts moves 2(N-1)/N of the bytes, which "
-        "hardly grows; what "
-        "grows is latencies and what is decoded"
+        "a ring or push and pull of N hosts moves 2(N-1)/N of the bytes, which hardly "
+        "grows; what grows is latencies and what is decoded"
     )
     return Claim(
         f"{model}: {ours} gains more over {names[0]} on more hosts",
@@ -239,9 +236,8 @@ def agreement(rows: Sequence[Row], stated: Sequence[Stated], site: Site) -> str:
     near = sum(bool(gain_claim(rows, one).agrees) for one in stated)
     ahead = sum(_gain(rows, one)[1] > 0 for one in stated)
     return (
-        f"{site.name}: of {len(stated)} printed gains {near} are met to a "
-        "quarter of the gain and "
-        f"{100 * NEAR:.0f} percentage points, and {ahead} have their sign"
+        f"{site.name}: of {len(stated)} printed gains {near} are met to a quarter of "
+        f"the gain and {100 * NEAR:.0f} percentage points, and {ahead} have their sign"
     )
 
 

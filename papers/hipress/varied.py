@@ -45,11 +45,9 @@ def figure15(ask: Ask, num_hosts: int = HOSTS) -> Findings:
             _loss(by_size, label, least, many, loss) for many, loss in stated.items()
         ]
     note = (
-        "TernGrad of other widths is figure 5's quantiser (uniform); which "
-        "gradients are "
-        "compressed and how they are cut is chosen as for 4 bits. Of the links' "
-        "rate the share "
-        "arrives that table 1 implies"
+        "TernGrad of other widths is figure 5's quantiser (uniform); which gradients "
+        "are compressed and how they are cut is chosen as for 4 bits. Of the links' "
+        "rate the share arrives that table 1 implies"
     )
     return Findings((*by_rate, *by_size), tuple(claims), (note,))
 

@@ -27,9 +27,8 @@ TAKEN = ("bert_large", "gpt2_large")
 RANKS = (8, 16, 32, 64)
 PLACE = "section IV-D, figure 9"
 NO_VERDICT = (
-    "equations 3 and 4 beside measurements of models that were chosen for the "
-    "rates they imply: "
-    "nothing is measured or simulated here"
+    "equations 3 and 4 beside measurements of models that were chosen for the rates "
+    "they imply: nothing is measured or simulated here"
 )
 VERBS = {"all_gather": FIGURE_9_GATHER_S, "all_reduce": FIGURE_9_REDUCE_S}
 
@@ -132,8 +131,7 @@ def _growth(
     few, most = FIGURE_9_RANKS
     return Claim(
         f"from {few} to {most} GPUs an {_words(verb)}'s seconds grow "
-        f"{stated[1] / stated[0]:.2f} "
-        "times",
+        f"{stated[1] / stated[0]:.2f} times",
         PLACE,
         f"{model}: {ours[1] / ours[0]:.2f} times",
         None,

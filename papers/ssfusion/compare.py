@@ -290,8 +290,7 @@ def dense_notes(rows: Sequence[Row]) -> list[str]:
             )
         ]
         found.append(
-            f"{name}: in {len(ahead)} of {len(cases)} comparisons plain "
-            "all-reduces are faster "
-            "than every other scheme under the model"
+            f"{name}: in {len(ahead)} of {len(cases)} comparisons plain all-reduces "
+            "are faster than every other scheme under the model"
         )
     return found

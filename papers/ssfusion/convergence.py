@@ -134,8 +134,7 @@ def _close(model: Trained, ours: Row, dense: Row) -> Claim:
         ""
         if near
         else f"{number(ours, 'num_steps'):.0f} steps are few: at {100 * density:.1f} "
-        "% of "
-        f"the elements a step, an element waits {1 / density:.0f} steps; the "
+        f"% of the elements a step, an element waits {1 / density:.0f} steps; the "
         "paper trains epochs",
     )
 

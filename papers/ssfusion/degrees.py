@@ -117,9 +117,8 @@ def _why(model: str, row: Row, stated: float) -> str:
     times = number(row, "num_messages")
     least_s = times * TABLE_3_GPU_S[0]
     why = (
-        f"{times:.0f} selections of at least {1e3 * TABLE_3_GPU_S[0]:.2f} ms "
-        "(table 3) are "
-        f"{least_s:.2f} s, ours in all {number(row, 'selection_s'):.2f} s"
+        f"{times:.0f} selections of at least {1e3 * TABLE_3_GPU_S[0]:.2f} ms (table 3) "
+        f"are {least_s:.2f} s, ours in all {number(row, 'selection_s'):.2f} s"
     )
     if row["degree"] == 0:
         allowed_s = stated * FIGURE_5_S[model][1]

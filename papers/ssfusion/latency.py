@@ -198,8 +198,7 @@ def flat_claim(rows: Sequence[Row]) -> Claim:
         ""
         if grows <= FLAT
         else f"on a CPU no kernel is launched: {longer:.0f} times the elements take "
-        f"{grows:.1f} "
-        f"times as long, and the smallest {1e6 * min(own.values()):.0f} us "
+        f"{grows:.1f} times as long, and the smallest {1e6 * min(own.values()):.0f} us "
         "instead of 850",
     )
 
@@ -212,13 +211,11 @@ def many_claims(taken: Mapping[str, float]) -> list[Claim]:
     slower = apart > FLAT
     return [
         Claim(
-            "small tensors have non-negligible sparsification latency: many "
-            "cost more than one of "
-            "as many elements",
+            "small tensors have non-negligible sparsification latency: many cost more "
+            "than one of as many elements",
             "insight 1",
-            f"{about}, each by itself: {apart:.2f} times as long as one; all in "
-            "one call: "
-            f"{together:.2f} times",
+            f"{about}, each by itself: {apart:.2f} times as long as one; all in one "
+            f"call: {together:.2f} times",
             slower,
             ""
             if slower
@@ -261,9 +258,8 @@ def table3_claims(rows: Sequence[Row]) -> list[Claim]:
     told = ", ".join(f"{1e3 * taken:.3g}" for taken in ours)
     return [
         Claim(
-            "on a CPU, DGC takes 1.49, 1.81, 3.22 and 8.74 ms for 10, 100, 1000 "
-            "and 10,000 KB: "
-            f"{printed:.1f} times as long for a thousand times the size",
+            "on a CPU, DGC takes 1.49, 1.81, 3.22 and 8.74 ms for 10, 100, 1000 and "
+            f"10,000 KB: {printed:.1f} times as long for a thousand times the size",
             "table 3",
             f"{told} ms: {grows:.1f} times; agreed from {printed / FLAT:.1f} to "
             f"{printed * FLAT:.1f}",
@@ -271,9 +267,8 @@ def table3_claims(rows: Sequence[Row]) -> list[Claim]:
             ""
             if agrees
             else f"the smallest takes {1e3 * ours[0]:.3g} ms and not "
-            f"{1e3 * theirs[0]:.3g}: "
-            "without what a framework's operators cost each, seconds follow the "
-            "elements",
+            f"{1e3 * theirs[0]:.3g}: without what a framework's operators cost each, "
+            "seconds follow the elements",
         ),
         Claim(
             "on a CPU it takes 75.3 to 380.2 % longer than on a GPU",

@@ -228,10 +228,9 @@ def _claims(model: Model, feedback: bool, rows: Sequence[Row]) -> list[Claim]:
             alone == 0,
         ),
         Claim(
-            "the more tensors are fused, the more are missing: from 20 to 100 "
-            "%, 9.8, 22.8, 47.0, "
-            "68.2 and 75.6 % (ResNet-152), and 8.6, 24.0, 42.5, 66.5 and 81.2 % "
-            "(BERT-large)",
+            "the more tensors are fused, the more are missing: from 20 to 100 %, 9.8, "
+            "22.8, 47.0, 68.2 and 75.6 % (ResNet-152), and 8.6, 24.0, 42.5, 66.5 and "
+            "81.2 % (BERT-large)",
             "table 1",
             f"{about}: {shown} %; top-k on all of it "
             f"{100 * rates['topk, 100 % fused']:.1f} %",

@@ -35,57 +35,43 @@ from .varied import (
 )
 
 ASSUMPTIONS = (
-    "In table 1 and figure 12 models are those that train in minutes on two "
-    "cores, and not "
-    "ResNet-152, BERT-large or GPT2-large; density 0.01 and DGC's selection are "
+    "In table 1 and figure 12 models are those that train in minutes on two cores, and "
+    "not ResNet-152, BERT-large or GPT2-large; density 0.01 and DGC's selection are "
     "the paper's.",
-    "A fusion degree of 20 % is taken to be one message of the first 20 % of "
-    "the tensors in "
-    "backward order, and each other tensor by itself.",
+    "A fusion degree of 20 % is taken to be one message of the first 20 % of the "
+    "tensors in backward order, and each other tensor by itself.",
     "Whether the paper's table 1 has error feedback is not said: both are measured.",
-    "Figures 2, 5, 11 and 13 to 17 are simulated, on a flat cluster: each GPU "
-    "has a link of its "
-    "own at the stated rate, though in the cloud cluster 4 GPUs of a node share "
-    "one. Figure 11 has "
-    "rows of nodes of 4 GPUs too: a ring through all GPUs crosses a node's link "
-    "once, and has it "
-    "for itself, and what each GPU sends to all others shares it. A hop of a "
-    f"ring costs {1e6 * HOP_S:.0f} us, which is not printed.",
-    "Models are the catalogue's, at its batch sizes and float32 seconds of a "
-    "V100; an A100 is "
-    f"taken to compute {A100_SPEED} times as fast. The paper prints neither "
+    "Figures 2, 5, 11 and 13 to 17 are simulated, on a flat cluster: each GPU has a "
+    "link of its own at the stated rate, though in the cloud cluster 4 GPUs of a node "
+    "share one. Figure 11 has rows of nodes of 4 GPUs too: a ring through all GPUs "
+    "crosses a node's link once, and has it for itself, and what each GPU sends to all "
+    f"others shares it. A hop of a ring costs {1e6 * HOP_S:.0f} us, which is not "
+    "printed.",
+    "Models are the catalogue's, at its batch sizes and float32 seconds of a V100; an "
+    f"A100 is taken to compute {A100_SPEED} times as fast. The paper prints neither "
     "batches nor seconds.",
-    "Selection takes the seconds of table 3, a line through the four sizes (4 "
-    "bytes an element): "
-    "the GPU's within the backward pass, the CPU's where it is offloaded. "
-    "Ok-Topk and SparDL "
-    "select once from the whole gradient, on the GPU, when the backward pass "
-    "has ended. All GPUs "
-    "are one team of SparDL, as no number of teams is printed. HiPress "
-    "selects within the backward pass. Espresso chooses for each tensor between "
-    "an all-reduce, an "
-    "all-gather, and push and pull, and selects within the backward pass or on "
-    "the CPU. To merge "
-    "and decode takes no time, as none is printed; nor does copying to the CPU "
-    "and back.",
-    "SSFusion is read as its planner says: exclusion stops where the density of "
-    "the others would "
-    "fall below 0.001. Figure 11 has rows of equation 2 as printed too, of the "
-    "56 Gbit/s that "
-    "arrive in figure 9, and of the shorter selection that figures 2 and 5 "
-    "leave room for.",
+    "Selection takes the seconds of table 3, a line through the four sizes (4 bytes an "
+    "element): the GPU's within the backward pass, the CPU's where it is offloaded. "
+    "Ok-Topk and SparDL select once from the whole gradient, on the GPU, when the "
+    "backward pass has ended. All GPUs are one team of SparDL, as no number of teams "
+    "is printed. HiPress selects within the backward pass. Espresso chooses for each "
+    "tensor between an all-reduce, an all-gather, and push and pull, and selects "
+    "within the backward pass or on the CPU. To merge and decode takes no time, as "
+    "none is printed; nor does copying to the CPU and back.",
+    "SSFusion is read as its planner says: exclusion stops where the density of the "
+    "others would fall below 0.001. Figure 11 has rows of equation 2 as printed too, "
+    "of the 56 Gbit/s that arrive in figure 9, and of the shorter selection that "
+    "figures 2 and 5 leave room for.",
     *(
         f"Schemes that gradwire has no planner of: {name}. Claims about it are "
         "not measured, and a "
         "range over all schemes without it agrees with nothing, though it can disagree."
         for name in LACKING
     ),
-    "X outperforms Y by 11 %: X does 1.11 times as much as Y in the same time. "
-    "A range of the "
-    "paper agrees if ours lies within it.",
-    "In figure 12 a planner groups the tensors of a small model as those of a "
-    "model of the "
-    "paper's size with as many tensors, on its local cluster.",
+    "X outperforms Y by 11 %: X does 1.11 times as much as Y in the same time. A range "
+    "of the paper agrees if ours lies within it.",
+    "In figure 12 a planner groups the tensors of a small model as those of a model of "
+    "the paper's size with as many tensors, on its local cluster.",
 )
 
 DRAWING = "an illustration: it states no figures"

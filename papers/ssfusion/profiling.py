@@ -85,7 +85,6 @@ def claim_of(row: Row) -> Claim:
         f"{100 * number(row, 'fraction'):.3f} % of {row['training']}, "
         f"{row['num_steps']} steps",
         None,
-        f"how long the paper trains is not printed; {100 * stated:.2f} % would "
-        f"be {needed:.0f} "
-        "steps",
+        f"how long the paper trains is not printed; {100 * stated:.2f} % would be "
+        f"{needed:.0f} steps",
     )

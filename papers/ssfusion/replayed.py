@@ -81,11 +81,9 @@ def notes(rows: Sequence[Row]) -> list[str]:
         bound = number(own[best], "measured_s") / number(own[best], "compute_s")
         off = max(abs(number(row, "fraction_error")) for row in own.values())
         told.append(
-            f"{model}: {OURS} takes 1/{1 + gain(rows, model, OURS, others):.2f} "
-            f"of {best}'s "
-            "seconds, the best other's; computation alone bounds that at "
-            f"1/{bound:.2f}. Simulated "
-            f"seconds are at most {100 * off:.0f} % off"
+            f"{model}: {OURS} takes 1/{1 + gain(rows, model, OURS, others):.2f} of "
+            f"{best}'s seconds, the best other's; computation alone bounds that at "
+            f"1/{bound:.2f}. Simulated seconds are at most {100 * off:.0f} % off"
         )
     return told
 

@@ -126,9 +126,8 @@ def claims_of(model: str, rows: Sequence[Row]) -> list[Claim]:
     left = number(own[SELECTIVE], "selection_s") / taken[SELECTIVE]
     return [
         effect(
-            f"selective sparsification takes {FIGURE_5_S[model][0]} s for "
-            f"{model}, per-tensor "
-            f"{FIGURE_5_S[model][1]} s: {100 * stated:.0f} % less",
+            f"selective sparsification takes {FIGURE_5_S[model][0]} s for {model}, "
+            f"per-tensor {FIGURE_5_S[model][1]} s: {100 * stated:.0f} % less",
             PLACE,
             f"{taken[SELECTIVE]:.2f} and {taken[PER_TENSOR]:.2f} s: "
             f"{100 * found:.0f} % less",
@@ -144,15 +143,13 @@ def claims_of(model: str, rows: Sequence[Row]) -> list[Claim]:
             "sparsification",
             PLACE,
             f"{model}: {taken[SELECTIVE]:.2f} against {taken[MULTI]:.2f} s, "
-            f"{100 * more:+.0f} %; "
-            f"about as long: within {100 * CLOSE:g} %",
+            f"{100 * more:+.0f} %; about as long: within {100 * CLOSE:g} %",
             is_close,
             ""
             if is_close
             else f"{number(own[SELECTIVE], 'num_selections'):.0f} selections are left, "
-            f"{100 * left:.0f} % of its iteration, where multi-tensor "
-            "sparsification has "
-            f"{number(own[MULTI], 'num_selections'):.0f}",
+            f"{100 * left:.0f} % of its iteration, where multi-tensor sparsification "
+            f"has {number(own[MULTI], 'num_selections'):.0f}",
         ),
     ]
 

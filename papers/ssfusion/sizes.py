@@ -45,8 +45,7 @@ def claim_of(row: Row) -> Claim:
     why = [*_why_number(row, stated), *_why_size(row, size)]
     return Claim(
         f"{100 * stated:.2f} % of {row['name']}'s tensors are small, and "
-        f"{100 * size:.2f} % of "
-        "its size",
+        f"{100 * size:.2f} % of its size",
         "table 2",
         f"{100 * ours:.2f} % ({row['num_small']} of {row['num_tensors']}), and "
         f"{100 * ours_of_size:.2f} %",

@@ -96,10 +96,8 @@ def order_note(rows: Sequence[Row], replayed: Findings | None) -> str:
     if replayed is None or not replayed.rows:
         return (
             f"{told} comparisons. On real links the order may be the other: "
-            "figure11_replayed was "
-            "not measured before this, and in docs/measured.md SSFusion is 1.34 "
-            "times as fast on "
-            "bert_base"
+            "figure11_replayed was not measured before this, and in docs/measured.md "
+            "SSFusion is 1.34 times as fast on bert_base"
         )
     taken = {
         (row["model"], row["name"]): number(row, "measured_s") for row in replayed.rows
@@ -113,9 +111,8 @@ def order_note(rows: Sequence[Row], replayed: Findings | None) -> str:
     )
     alike = len({*simulated, *real}) == 1
     return (
-        f"{told} comparisons, and in {sum(real)} of {len(real)} that "
-        "figure11_replayed measured on "
-        f"real links ({seconds}): "
+        f"{told} comparisons, and in {sum(real)} of {len(real)} that figure11_replayed "
+        f"measured on real links ({seconds}): "
         + (
             "both rank them alike"
             if alike
@@ -126,13 +123,16 @@ def order_note(rows: Sequence[Row], replayed: Findings | None) -> str:
 
 def _ranges(rows: Sequence[Row]) -> list[str]:
     """A sentence for each reading: the gains of SSFusion-(O+I) under it."""
-    return [
-        f"{name}: {SSFUSION} over all of {', '.join(RIVALS)} "
-        f"{shown(range_of(over(where(rows, reading=name), SSFUSION, RIVALS).values()))}, "
-        "over -O "
-        f"{shown(range_of(over(where(rows, reading=name), SSFUSION, [VARIANTS['o']]).values()))}"
-        for name in readings(rows)
-    ]
+    sentences = []
+    for name in readings(rows):
+        of_reading = where(rows, reading=name)
+        gains = range_of(over(of_reading, SSFUSION, RIVALS).values())
+        gains_over_o = range_of(over(of_reading, SSFUSION, [VARIANTS["o"]]).values())
+        sentences.append(
+            f"{name}: {SSFUSION} over all of {', '.join(RIVALS)} {shown(gains)}, "
+            f"over -O {shown(gains_over_o)}"
+        )
+    return sentences
 
 
 def _offloading(rows: Sequence[Row]) -> Claim:
@@ -178,11 +178,9 @@ def interleaved(pair: Sequence[Row], case: str) -> str:
     exposed = number(other, "communication_s") / number(other, "iteration_s")
     most = 1 / (1 - exposed) - 1
     return (
-        f"{case} {100 * number(other, 'fraction_dense'):.1f} % of what "
-        f"{other['name']} sends "
-        f"is dense, and {100 * exposed:.1f} % of its iteration is communication "
-        "that is not "
-        f"hidden: without any it would gain {100 * most:.1f} %"
+        f"{case} {100 * number(other, 'fraction_dense'):.1f} % of what {other['name']} "
+        f"sends is dense, and {100 * exposed:.1f} % of its iteration is communication "
+        f"that is not hidden: without any it would gain {100 * most:.1f} %"
     )
 
 

@@ -73,9 +73,8 @@ def figure14(
         (
             f"seconds over DGC's on this CPU: {told}",
             "Ok-Topk and SparDL select in their own way, whatever the sparsifier",
-            "which printed range is of which sparsifier is not said: the order "
-            "is that in which "
-            "experiment 4 first names them",
+            "which printed range is of which sparsifier is not said: the order is that "
+            "in which experiment 4 first names them",
         ),
     )
 
@@ -153,9 +152,8 @@ def figure16(
         tuple(rows),
         (*claims, *_by_rate(rows, models)),
         (
-            f"the model is not named; {models[0]} is taken, as the range at 100 "
-            "Gbit/s is that of "
-            "experiment 5 at density 0.01",
+            f"the model is not named; {models[0]} is taken, as the range at 100 Gbit/s "
+            "is that of experiment 5 at density 0.01",
             *dense_notes(rows),
         ),
     )

@@ -79,8 +79,7 @@ def least_claim(rows: Sequence[Row], rival: str) -> Claim:
     )
     why = (
         f"{'; '.join(more)}: with its own settings searched for, a credit hides "
-        f"{SHOWN[rival]}'s "
-        "latencies at no cost under the model"
+        f"{SHOWN[rival]}'s latencies at no cost under the model"
     )
     return Claim(
         f"US-Byte overlaps communication better than {SHOWN[rival]}",

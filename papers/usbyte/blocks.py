@@ -64,9 +64,8 @@ def figure15(
         tuple(rows),
         (_below(rows), _vgg16(rows), _stable(rows)),
         (
-            "planning is algorithm 2, and whole layers beside its blocks; both "
-            "are priced on the "
-            "virtual clock",
+            "planning is algorithm 2, and whole layers beside its blocks; both are "
+            "priced on the virtual clock",
         ),
     )
 
@@ -120,9 +119,8 @@ def _stable(rows: Sequence[Row]) -> Claim:
     return Claim(
         "planning time remains stable when S_p changes",
         "section 6.5, figure 15",
-        f"all models together take {growth:.1f} times as long at the worst S_p "
-        "as at the best; "
-        f"stable: at most {STABLE:g} times",
+        f"all models together take {growth:.1f} times as long at the worst S_p as at "
+        f"the best; stable: at most {STABLE:g} times",
         agrees,
         ""
         if agrees
@@ -199,9 +197,8 @@ def _speed_claims(rows: Sequence[Row]) -> list[Claim]:
     for planner in ("bytescheduler", "usbyte"):
         agrees = max(drops[planner]) >= DROP
         why = (
-            "under the model blocks of one layer that are sent in a row are one "
-            "block, whatever "
-            "S_p is; what each basic block costs the paper's scheduler is not "
+            "under the model blocks of one layer that are sent in a row are one block, "
+            "whatever S_p is; what each basic block costs the paper's scheduler is not "
             "in its model"
         )
         claims.append(
@@ -209,8 +206,7 @@ def _speed_claims(rows: Sequence[Row]) -> list[Claim]:
                 f"{planner} drops significantly when S_p is small",
                 place,
                 f"drops by {shown[planner]} from the best S_p to the smallest; "
-                "significantly: by "
-                f"{100 * DROP:g} % for one model",
+                f"significantly: by {100 * DROP:g} % for one model",
                 agrees,
                 "" if agrees else why,
             )

@@ -50,15 +50,12 @@ def table4(ask: Ask, models: Sequence[str] = MODELS) -> Findings:
     ]
     slowest = max(float(str(row["slowdown"])) for row in measured)
     notes = (
-        f"replayed by {RANKS} hosts of one machine: real runtime, bytes and "
-        "links, computation is "
-        f"waiting. Bytes are 1/{measured[0]['scale']:g} of cluster 1's. Seconds "
-        "are as many times "
-        f"longer (up to {slowest:g}) as it takes for an iteration to compute for "
-        f"{COMPUTE_S:g} s: "
-        "on fast models the ranks would measure the cores they share. alpha and "
-        "beta are measured "
-        "on these links, not the paper's",
+        f"replayed by {RANKS} hosts of one machine: real runtime, bytes and links, "
+        f"computation is waiting. Bytes are 1/{measured[0]['scale']:g} of cluster 1's. "
+        f"Seconds are as many times longer (up to {slowest:g}) as it takes for an "
+        f"iteration to compute for {COMPUTE_S:g} s: on fast models the ranks would "
+        "measure the cores they share. alpha and beta are measured on these links, not "
+        "the paper's",
     )
     return Findings(tuple(rows), (_claim(rows),), notes)
 

@@ -54,9 +54,8 @@ errors.
 """
 PLACE = "section 6.2, figure 9"
 BUILT_IN = (
-    "the simulator's hops are given the printed a, and each byte the same time, "
-    "so its own line "
-    "could not be another: only measurements of the clusters could confirm it"
+    "the simulator's hops are given the printed a, and each byte the same time, so its "
+    "own line could not be another: only measurements of the clusters could confirm it"
 )
 """Why a result that fits is no agreement."""
 
@@ -76,9 +75,8 @@ def figure9(ask: Ask, ranks: Sequence[int] = NODES) -> Findings:
     for name in CLUSTERS:
         claims += [intercept_claim(rows, name), slope_claim(rows, name)]
     notes = (
-        "a hop costs the printed a over 2(N-1) hops of 8 nodes, so a of 8 nodes "
-        "is the paper's; "
-        "gamma, the time to add two numbers, counts as 0",
+        "a hop costs the printed a over 2(N-1) hops of 8 nodes, so a of 8 nodes is the "
+        "paper's; gamma, the time to add two numbers, counts as 0",
     )
     return Findings(tuple(rows), (*claims, equation_claim(rows)), notes)
 
@@ -152,10 +150,9 @@ def slope_claim(rows: Sequence[Row], name: str) -> Claim:
     agrees = abs(found_s / stated_s - 1) <= NEAR
     implied = travel("all_reduce", RANKS).copies / stated_s
     why = (
-        f"a ring sends {travel('all_reduce', RANKS).copies:g} bytes for each, so "
-        "the printed b is "
-        f"that of links which carry {implied / 1e9:.3g} GB a second; these carry "
-        f"{rate / 1e9:.3g}"
+        f"a ring sends {travel('all_reduce', RANKS).copies:g} bytes for each, so the "
+        f"printed b is that of links which carry {implied / 1e9:.3g} GB a second; "
+        f"these carry {rate / 1e9:.3g}"
     )
     return Claim(
         f"{name}: b is {1e6 * stated_s:.3e} us a byte",

@@ -60,11 +60,10 @@ def figure12(
         rows += [_row(num_nodes, side, found[side], goal) for side in SIDES]
         apart = max(abs(a - b) for a, b in zip(found[NATIVE], found[OWN], strict=True))
         notes.append(
-            f"{num_nodes} nodes: {found['messages']} messages a step by "
-            "US-Byte's plan, which was "
-            f"made while the model trained; {found['overlapped']} steps "
-            "overlapped the next "
-            f"forward pass; losses differ from DDP's by at most {apart:.2g}"
+            f"{num_nodes} nodes: {found['messages']} messages a step by US-Byte's "
+            f"plan, which was made while the model trained; {found['overlapped']} "
+            "steps overlapped the next forward pass; losses differ from DDP's by at "
+            f"most {apart:.2g}"
         )
     own = [row for row in rows if row["metric"] == OWN]
     return Findings(tuple(rows), (alike_claim(own, goal),), tuple(notes))

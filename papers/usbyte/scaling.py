@@ -61,43 +61,31 @@ COMBINED = "several at once"
 """The name of the rows of the combined reading that comes closest."""
 
 WHY_10 = {
-    "bytescheduler": "under the model ByteScheduler with a searched block size loses little to "
-    "US-Byte even where no latency is hidden (rows 'latencies in turn'), and a "
-    "credit hides its "
-    "latencies at no cost, while US-Byte sends one block at a time. What the "
-    "credit and each block "
-    "cost the real ByteScheduler is in nobody's model",
-    "wfbp": "where all communication hides behind computation there is nothing to gain, "
-    "as on 2 "
-    "nodes: the paper's links must have been slower or its GPUs faster than its "
-    "tables and our "
-    "model say; and algorithm 1 as printed loses blocks, which shortens "
-    "iterations (rows of that "
-    "name)",
+    "bytescheduler": "under the model ByteScheduler with a searched block size loses "
+    "little to US-Byte even where no latency is hidden (rows 'latencies in turn'), and "
+    "a credit hides its latencies at no cost, while US-Byte sends one block at a time. "
+    "What the credit and each block cost the real ByteScheduler is in nobody's model",
+    "wfbp": "where all communication hides behind computation there is nothing to "
+    "gain, as on 2 nodes: the paper's links must have been slower or its GPUs faster "
+    "than its tables and our model say; and algorithm 1 as printed loses blocks, which "
+    "shortens iterations (rows of that name)",
 }
 WHY_18 = {
-    "bytescheduler": "S_p = 4 Mb makes a thousand blocks of a large model, and equation 14 makes "
-    "each cost 16.5 ms of latency on 128 nodes. The values of a in the "
-    "published code grow by "
-    "doublings of the nodes instead: see the rows of other readings",
+    "bytescheduler": "S_p = 4 Mb makes a thousand blocks of a large model, and "
+    "equation 14 makes each cost 16.5 ms of latency on 128 nodes. The values of a in "
+    "the published code grow by doublings of the nodes instead: see the rows of other "
+    "readings",
     "wfbp": "impossible under the paper's own equations: WFBP takes at most backward + "
-    "C + forward "
-    "and US-Byte at least the larger of backward + forward and C, where C is "
-    "one all-reduce a "
-    "layer. No schedule gains more than 100 %, whatever the model, a and b are; "
-    "the column 'most "
-    "over wfbp' is that bound with the figures of the row. Only a US-Byte that "
-    "sends fewer "
-    "messages than there are layers, which the paper rules out, could gain "
-    "more: see the rows "
-    "'layers merged'",
+    "C + forward and US-Byte at least the larger of backward + forward and C, where C "
+    "is one all-reduce a layer. No schedule gains more than 100 %, whatever the model, "
+    "a and b are; the column 'most over wfbp' is that bound with the figures of the "
+    "row. Only a US-Byte that sends fewer messages than there are layers, which the "
+    "paper rules out, could gain more: see the rows 'layers merged'",
 }
 WHY_NOT_LINEAR = (
-    "US-Byte sends a message a layer or more, each with 2(N-1) hops of latency "
-    "by equation 14: the "
-    "latencies alone last longer than the computation. With a that grows by "
-    "doublings it is nearly "
-    "linear, see there"
+    "US-Byte sends a message a layer or more, each with 2(N-1) hops of latency by "
+    "equation 14: the latencies alone last longer than the computation. With a that "
+    "grows by doublings it is nearly linear, see there"
 )
 
 
@@ -203,10 +191,9 @@ def figure18(
     notes = (
         _nearest(at_most, FIGURE_18),
         *notes,
-        "with all settings searched for, ByteScheduler's credit hides its "
-        "latencies and a US-Byte "
-        "that sends one block at a time and merges nothing falls behind it: see "
-        "the rows",
+        "with all settings searched for, ByteScheduler's credit hides its latencies "
+        "and a US-Byte that sends one block at a time and merges nothing falls behind "
+        "it: see the rows",
     )
     return Findings(tuple(rows), (*claims, _linear(ours)), notes)
 

@@ -8,6 +8,7 @@ papers trained on many GPUs, and each description says how small.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from math import exp
 from pathlib import Path
@@ -122,7 +123,7 @@ def _right(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return right_B.float().mean()
 
 
-def text_lstm(
+def text_lstm(  # noqa: PLR0913
     *,
     vocabulary: int = 10_000,
     embedding: int = 128,
@@ -137,9 +138,8 @@ def text_lstm(
     """LSTM over words of ``text``: perplexity on ``num_held_out`` windows."""
     made = partial(LSTMLM, vocabulary, embedding, hidden, num_layers, tied)
     about = f"LSTM of {num_layers} x {hidden} over {vocabulary:,} words"
-    return _language(
-        "lstm", about, made, _sgd(1.0), vocabulary, batch, context, num_held_out, seed
-    )
+    windows = _Windows(text.load(vocabulary), batch, context)
+    return _language("lstm", about, made, _sgd(1.0), windows, num_held_out, seed)
 
 
 def text_transformer(
@@ -157,17 +157,36 @@ def text_transformer(
     """
     made = partial(CausalLM, context, width, num_layers, vocabulary)
     about = f"transformer of {num_layers} x {width} over {vocabulary:,} words"
+    windows = _Windows(text.load(vocabulary), batch, context)
     return _language(
-        "transformer",
-        about,
-        made,
-        _adam(1e-3),
-        vocabulary,
-        batch,
-        context,
-        num_held_out,
-        seed,
+        "transformer", about, made, _adam(1e-3), windows, num_held_out, seed
     )
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """Batches of windows of ``context`` words, with the words that follow each."""
+
+    words: text.Words
+    batch: int
+    context: int
+
+    def at(self, words_N: Tensor, starts_B: Tensor) -> Batch:
+        """The windows that begin at these words."""
+        window = words_N[starts_B[:, None] + torch.arange(self.context + 1)].long()
+        return window[:, :-1], window[:, 1:]
+
+    def drawn(self, random: torch.Generator) -> Batch:
+        """A batch of windows for training, drawn anywhere."""
+        last = len(self.words.train_N) - self.context
+        starts_B = torch.randint(last, (self.batch,), generator=random)
+        return self.at(self.words.train_N, starts_B)
+
+    def held_out(self, count: int) -> Batch:
+        """About ``count`` held-out windows, side by side."""
+        last = len(self.words.held_out_N) - self.context
+        starts = torch.arange(0, last, self.context)
+        return self.at(self.words.held_out_N, starts[:: max(1, len(starts) // count)])
 
 
 def _language(
@@ -175,30 +194,20 @@ def _language(
     about: str,
     make_model: Callable[[], nn.Module],
     make_optimizer: Callable[..., torch.optim.Optimizer],
-    vocabulary: int,
-    batch: int,
-    context: int,
+    windows: _Windows,
     num_held_out: int,
     seed: int,
 ) -> TrainingTask:
-    """Windows of ``context`` words drawn anywhere; held-out ones lie side by side."""
-    words = text.load(vocabulary)
-
-    def windows(words_N: Tensor, starts_B: Tensor) -> Batch:
-        window = words_N[starts_B[:, None] + torch.arange(context + 1)].long()
-        return window[:, :-1], window[:, 1:]
+    """A language model's training on windows of words."""
 
     def draw(step: int, rank: int, world: int) -> Batch:
-        random = random_of(seed, step, rank, world)
-        last = len(words.train_N) - context
-        return windows(words.train_N, torch.randint(last, (batch,), generator=random))
+        return windows.drawn(random_of(seed, step, rank, world))
 
-    starts = torch.arange(0, len(words.held_out_N) - context, context)
-    held_out = windows(words.held_out_N, starts[:: max(1, len(starts) // num_held_out)])
+    held_out = windows.held_out(num_held_out)
     return TrainingTask(
         name=name,
         description=f"{about} of Python's library and documentation, "
-        f"{batch} x {context} words a rank",
+        f"{windows.batch} x {windows.context} words a rank",
         make_model=make_model,
         make_optimizer=make_optimizer,
         batch=draw,
@@ -242,8 +251,8 @@ def movielens_ncf(
     candidates = _candidates(pairs_N2[last_N], known_UI)
     return TrainingTask(
         name="ncf",
-        description=f"NeuMF of {factors} factors on MovieLens-100K, {batch} ratings and "
-        f"{NEGATIVES * batch} drawn pairs a rank",
+        description=f"NeuMF of {factors} factors on MovieLens-100K, {batch} ratings "
+        f"and {NEGATIVES * batch} drawn pairs a rank",
         make_model=lambda: NeuMF(num_users, num_items, factors),
         make_optimizer=_adam(1e-2),
         batch=draw,
@@ -303,8 +312,8 @@ def movielens_deepfm(
 
     return TrainingTask(
         name="deepfm",
-        description=f"DeepFM of {sum(sizes):,} x {embedding} embeddings on MovieLens-100K, "
-        f"{batch} ratings a rank",
+        description=f"DeepFM of {sum(sizes):,} x {embedding} embeddings on "
+        f"MovieLens-100K, {batch} ratings a rank",
         make_model=lambda: DeepFM(sizes, embedding),
         make_optimizer=_adam(1e-3),
         batch=draw,

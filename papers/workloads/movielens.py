@@ -59,9 +59,8 @@ def missing(folder: Path | None = None) -> str | None:
     if folder_of(NAME, _FILES, folder) is not None:
         return None
     return (
-        f"MovieLens-100K ({', '.join(_FILES)}) is not in "
-        f"{looked_in(NAME, folder)}; its terms "
-        f"forbid shipping it: unzip {SOURCE} there"
+        f"MovieLens-100K ({', '.join(_FILES)}) is not in {looked_in(NAME, folder)}; "
+        f"its terms forbid shipping it: unzip {SOURCE} there"
     )
 
 

@@ -219,11 +219,10 @@ def _practical(rows: Sequence[Row]) -> Claim:
     entries = max((number(row, "num_units") for row in real), default=0)
     whole = [f"{row['name']}: {_worst(row):.2f}" for row in rows if row["of"] == "rows"]
     why = (
-        "the imbalance follows from how many entries there are, and these "
-        "models have at most "
-        f"{entries:,.0f} a rank: {'; '.join(above)}. With the "
-        f"{PAPER_ENTRIES:,.0f} of the paper's "
-        f"LSTM the bound itself is {bound(PAPER_ENTRIES, 128):.2f} among 128"
+        "the imbalance follows from how many entries there are, and these models have "
+        f"at most {entries:,.0f} a rank: {'; '.join(above)}. With the "
+        f"{PAPER_ENTRIES:,.0f} of the paper's LSTM the bound itself is "
+        f"{bound(PAPER_ENTRIES, 128):.2f} among 128"
     )
     ours = "; ".join(f"{row['name']}: {_worst(row):.3f}" for row in real)
     return Claim(
@@ -246,9 +245,8 @@ def _old_boundaries(rows: Sequence[Row]) -> Claim:
         if "push_by_old_boundaries" in row
     }
     says = (
-        "boundaries computed from earlier gradients (n = 16) leave an imbalance "
-        "of push between "
-        f"{BOUNDARIES[0]} and {BOUNDARIES[1]}"
+        "boundaries computed from earlier gradients (n = 16) leave an imbalance of "
+        f"push between {BOUNDARIES[0]} and {BOUNDARIES[1]}"
     )
     if not found:
         return Claim(says, "section 3.1", "not measured", None)

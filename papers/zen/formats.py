@@ -193,9 +193,8 @@ def _gap(drawn: Sequence[Row]) -> Claim:
     return Claim(
         "the gap between the hash bitmap and COO grows with density",
         "section 5.3, figure 17a",
-        f"{gaps[0]:+.3f} to {gaps[-1]:+.3f} of the dense tensor; the hash bitmap "
-        "is the smaller "
-        f"one from {100 * from_:.2g} % on",
+        f"{gaps[0]:+.3f} to {gaps[-1]:+.3f} of the dense tensor; the hash bitmap is "
+        f"the smaller one from {100 * from_:.2g} % on",
         grows,
         "" if grows else "it does not grow from each density to the next",
     )

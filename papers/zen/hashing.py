@@ -255,16 +255,13 @@ def _memory_claims(by_memory: dict[float, Row]) -> list[Claim]:
     read = number(four, "words_read_an_entry")
     return [
         Claim(
-            "from r_1 = |G| d to 2 |G| d the cost falls notably, as less is "
-            "written serially "
-            "(from 2 to 4 it rises, as more memory has to be read)",
+            "from r_1 = |G| d to 2 |G| d the cost falls notably, as less is written "
+            "serially (from 2 to 4 it rises, as more memory has to be read)",
             "section 5.3, figure 16a",
-            f"written serially: {100 * _serial(one):.1f} %, "
-            f"{100 * _serial(two):.2f} % and "
-            f"{100 * _serial(four):.2f} %; from 2 to 4 that is "
-            f"{100 * gained:.1f} % of the entries "
-            f"less for {read / 2:.1f} more words read an entry; notably: to less "
-            "than a third",
+            f"written serially: {100 * _serial(one):.1f} %, {100 * _serial(two):.2f} % "
+            f"and {100 * _serial(four):.2f} %; from 2 to 4 that is {100 * gained:.1f} "
+            f"% of the entries less for {read / 2:.1f} more words read an entry; "
+            "notably: to less than a third",
             fewer,
             "" if fewer else "more memory saves few serial writes here",
         )
@@ -280,9 +277,8 @@ def _hash_claims(by_hashes: dict[float, Row]) -> list[Claim]:
     few = _serial(four) < COLLISIONS
     return [
         Claim(
-            "more hash functions lower the cost, as less is written serially "
-            "(from k = 1 to 3; "
-            "3 and 4 cost much the same)",
+            "more hash functions lower the cost, as less is written serially (from k = "
+            "1 to 3; 3 and 4 cost much the same)",
             "section 5.3, figure 16b",
             f"written serially: {100 * _serial(one):.1f} %, "
             f"{100 * _serial(three):.2f} % and "
@@ -315,9 +311,8 @@ def _strawman_claim(lost: Sequence[Row]) -> Claim:
     loads = (0.1, 0.4)
     expected = ", ".join(f"{100 * (1 - (1 - exp(-x)) / x):.1f} % at {x}" for x in loads)
     return Claim(
-        "one hash into a memory as large as a tensor of 10 % density loses 17.5 "
-        "%, into one four "
-        "times as large 4.8 %",
+        "one hash into a memory as large as a tensor of 10 % density loses 17.5 %, "
+        "into one four times as large 4.8 %",
         "section 3.2, appendix A",
         "; ".join(f"{100 * _serial(row):.1f} %" for row, _ in pairs),
         agrees,

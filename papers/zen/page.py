@@ -21,53 +21,41 @@ from . import (
 )
 
 ASSUMPTIONS = (
-    "An LSTM language model (20,000 words of Python's library and "
-    "documentation, by falling "
-    "frequency, as One Billion Word's vocabulary is), a DeepFM on MovieLens-100K and a "
-    "transformer with DGC of 5 % stand for ZEN's six models: 1 to 3 million "
-    "elements each, where "
-    "the paper's have 112 million to 3 billion.",
-    "Of the LSTM and the DeepFM the embedding's gradient is looked at, as in "
-    "the paper; the "
-    "softmax's has no zeros. DGC selects from the whole gradient of the "
-    "transformer, which is "
-    "smaller than one of the paper's buckets, without a residual of earlier steps.",
+    "An LSTM language model (20,000 words of Python's library and documentation, by "
+    "falling frequency, as One Billion Word's vocabulary is), a DeepFM on "
+    "MovieLens-100K and a transformer with DGC of 5 % stand for ZEN's six models: 1 to "
+    "3 million elements each, where the paper's have 112 million to 3 billion.",
+    "Of the LSTM and the DeepFM the embedding's gradient is looked at, as in the "
+    "paper; the softmax's has no zeros. DGC selects from the whole gradient of the "
+    "transformer, which is smaller than one of the paper's buckets, without a residual "
+    "of earlier steps.",
     "A rank is a batch: gradients of up to 128 batches are taken of one set of "
     "parameters after 5 "
     "steps. They are kept beside the figures, which all speak of the same ones.",
-    "A host of figures 15 and 17b sends the sum of 8 ranks' gradients, as the "
-    "paper's machines do "
-    "(4 with --quick), but one of the transformer's: 8 GPUs hold one of the "
-    "paper's large models. "
-    "In all other figures a rank is alone, as section 2 assumes.",
-    "Elements travel one by one with an index each, as the paper counts them, "
-    "but for columns and "
-    "rows that say rows: an embedding's row needs one index.",
-    "Figures 11 to 14 are measured on models and hosts of this machine, 2 and 4 "
-    "of them (2 with "
-    "--quick), and simulated for the paper's models by the planner's formulas. "
-    "The paper prints a "
-    "step's computation for the LSTM alone: only its speedups are held against "
-    "the paper's, and "
-    "only where a machine sums 8 gradients (2 with --quick).",
+    "A host of figures 15 and 17b sends the sum of 8 ranks' gradients, as the paper's "
+    "machines do (4 with --quick), but one of the transformer's: 8 GPUs hold one of "
+    "the paper's large models. In all other figures a rank is alone, as section 2 "
+    "assumes.",
+    "Elements travel one by one with an index each, as the paper counts them, but for "
+    "columns and rows that say rows: an embedding's row needs one index.",
+    "Figures 11 to 14 are measured on models and hosts of this machine, 2 and 4 of "
+    "them (2 with --quick), and simulated for the paper's models by the planner's "
+    "formulas. The paper prints a step's computation for the LSTM alone: only its "
+    "speedups are held against the paper's, and only where a machine sums 8 gradients "
+    "(2 with --quick).",
     "Figure 18 trains on 4 ranks, which one process stands for, on smaller "
-    "vocabularies: an LSTM "
-    "whose whole gradient goes by its non-zero elements, and a transformer "
-    "under DGC of 5 % with "
-    "error feedback.",
-    "Communication (figures 15, 17b) is measured on hosts that share this "
-    "machine, with links "
-    "shaped to a rate; the all-reduce is the library's (gloo). X is n times as "
-    "fast as Y: Y takes "
-    "n times X's seconds.",
+    "vocabularies: an LSTM whose whole gradient goes by its non-zero elements, and a "
+    "transformer under DGC of 5 % with error feedback.",
+    "Communication (figures 15, 17b) is measured on hosts that share this machine, "
+    "with links shaped to a rate; the all-reduce is the library's (gloo). X is n times "
+    "as fast as Y: Y takes n times X's seconds.",
 )
 
 DRAWING = "an illustration or notation: it states no figures"
 SETTING = "a setting: the assumptions say what stands for it here"
 CLUSTER = (
-    "16 machines of 8 V100s each are not to be had: small models are measured "
-    "on a few hosts, and "
-    "the paper's are simulated, which every row says"
+    "16 machines of 8 V100s each are not to be had: small models are measured on a few "
+    "hosts, and the paper's are simulated, which every row says"
 )
 
 CONTENTS = (

@@ -55,9 +55,8 @@ def figure17b(
     )
     shaped = is_shaped(measured)
     notes = (
-        "training throughput: the computation of a step takes "
-        f"{100 * COMPUTING:.0f} % of its "
-        "all-reduce's time, as the paper's LSTM does; for other models it "
+        f"training throughput: the computation of a step takes {100 * COMPUTING:.0f} % "
+        "of its all-reduce's time, as the paper's LSTM does; for other models it "
         "prints no computation",
     )
     claims = claims17b(rows) if shaped else ()
@@ -124,9 +123,8 @@ def _both_claims(model: str, row: Row, paper: tuple[float, float, str]) -> list[
         ours = (
             f"communication of the {model}: "
             f"{number(row, 'speedup_hashed_in_coo'):.2f} times",
-            f"{100 * number(row, 'fraction_gained'):+.0f} % in communication of "
-            f"the {model}, "
-            f"{by_bytes}",
+            f"{100 * number(row, 'fraction_gained'):+.0f} % in communication of the "
+            f"{model}, {by_bytes}",
         )
         return [
             Claim(*pair, None, WHY_UNLIKE)
@@ -148,9 +146,8 @@ def _both_claims(model: str, row: Row, paper: tuple[float, float, str]) -> list[
 
 
 WHY_UNLIKE = (
-    "the paper's is of training, and it prints the computation of a step for "
-    "the LSTM alone: "
-    "communication is not held against it"
+    "the paper's is of training, and it prints the computation of a step for the LSTM "
+    "alone: communication is not held against it"
 )
 WHY_MORE = (
     "more than printed: the sparsity of gradients and sums is that of another model"
@@ -161,9 +158,8 @@ WHY_SLOW = (
     "machine's cores than the paper's of gigabytes do; see the floor in figure 15"
 )
 WHY_NO_BITMAP = (
-    "a bitmap is smaller than COO where more than 1 / 32 of a sum is non-zero, "
-    "and saves up to "
-    "half of the pull; what is not bytes is the same in both"
+    "a bitmap is smaller than COO where more than 1 / 32 of a sum is non-zero, and "
+    "saves up to half of the pull; what is not bytes is the same in both"
 )
 
 

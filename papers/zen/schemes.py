@@ -146,11 +146,9 @@ def _formula_note(rows: Sequence[Row]) -> str:
     least = min(off)
     most = max(off)
     return (
-        "the planner's formulas, which know densities, overlaps and skew but "
-        "not the sets, give "
-        f"{100 * least[0]:+.0f} % ({least[1]}, {least[2]}) to "
-        f"{100 * most[0]:+.0f} % ({most[1]}, "
-        f"{most[2]}) of what is counted"
+        "the planner's formulas, which know densities, overlaps and skew but not the "
+        f"sets, give {100 * least[0]:+.0f} % ({least[1]}, {least[2]}) to "
+        f"{100 * most[0]:+.0f} % ({most[1]}, {most[2]}) of what is counted"
     )
 
 
@@ -187,9 +185,8 @@ def _crossing(rows: Sequence[Row]) -> Claim:
     crossings = {str(row["model"]): 1 / number(row, "fraction_density") for row in rows}
     ours = "; ".join(f"{model}: beyond {at:.0f}" for model, at in crossings.items())
     return Claim(
-        "AGsparse grows linearly and is worse than AllReduce beyond 40 GPUs, "
-        "which is 1 / density "
-        "of NMT's embedding",
+        "AGsparse grows linearly and is worse than AllReduce beyond 40 GPUs, which is "
+        "1 / density of NMT's embedding",
         "section 2.4, figure 8",
         f"{ours}; 1 / density again",
         *(
@@ -242,14 +239,12 @@ def _lower(last: Sequence[Row]) -> Claim:
         for row in last
     )
     why = (
-        "it is (1 + densification ratio) x density of an all-reduce: a sum that "
-        "is denser than "
-        "NMT's 61 % leaves less"
+        "it is (1 + densification ratio) x density of an all-reduce: a sum that is "
+        "denser than NMT's 61 % leaves less"
     )
     return Claim(
-        "Balanced Parallelism takes less than AllReduce and all existing "
-        "schemes with 128 GPUs "
-        "(36 % less than AllReduce for NMT's embedding)",
+        "Balanced Parallelism takes less than AllReduce and all existing schemes with "
+        "128 GPUs (36 % less than AllReduce for NMT's embedding)",
         "section 2.4, figure 8",
         "; ".join(f"{name}: {100 * share:.0f} % less" for name, share in lower.items()),
         *_verdict(last, best, why),
@@ -266,11 +261,9 @@ def _omnireduce(rows: Sequence[Row], last: Sequence[Row]) -> Claim:
     )
     why = (
         "; ".join(
-            f"{row['name']}: a density of "
-            f"{100 * number(row, 'fraction_density'):.2g} % times a "
-            f"ratio of {number(row, 'densification'):.1f} leaves blocks empty, "
-            "where NMT's has "
-            "none left"
+            f"{row['name']}: a density of {100 * number(row, 'fraction_density'):.2g} "
+            f"% times a ratio of {number(row, 'densification'):.1f} leaves blocks "
+            "empty, where NMT's has none left"
             for row in sparser
         )
         or "no blocks are empty even on one rank"
@@ -330,9 +323,8 @@ def _lemma(rows: Sequence[Row]) -> Claim:
             for key, found in ratios.items()
         ),
         not better,
-        f"not {', '.join(better)}: hashed parts are a little uneven, and a sum "
-        "that is broadcast "
-        "is not padded to the largest"
+        f"not {', '.join(better)}: hashed parts are a little uneven, and a sum that is "
+        "broadcast is not padded to the largest"
         if better
         else "",
     )
@@ -340,9 +332,8 @@ def _lemma(rows: Sequence[Row]) -> Claim:
 
 def _small(row: Row | None) -> Claim:
     says = (
-        "at a batch of 1 and 8 GPUs SparCML takes less than AGsparse and than "
-        "Balanced Parallelism "
-        "(4 and 9 % less)"
+        "at a batch of 1 and 8 GPUs SparCML takes less than AGsparse and than Balanced "
+        "Parallelism (4 and 9 % less)"
     )
     place = "section 2.4"
     if row is None:
@@ -359,8 +350,7 @@ def _small(row: Row | None) -> Claim:
         ""
         if agrees
         else "words that every sentence has are in all ranks' gradients, and SparCML "
-        "receives "
-        "them in each of its rounds: the densification ratio of 8 is "
+        "receives them in each of its rounds: the densification ratio of 8 is "
         f"{number(row, 'densification'):.1f} here, and the paper's about 8",
     )
 

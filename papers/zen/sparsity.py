@@ -54,16 +54,14 @@ WHY_NOT_FIRST = {
     "lstm": "the rows of its embedding are by falling frequency, but no word is that "
     "frequent",
     "deepfm": "the rows of its table are by field, and within a field not by frequency",
-    "transformer": "DGC takes its 5 % from the layers with the largest gradients, and the "
-    "model's "
-    "first layer, the embedding, is not one of them",
+    "transformer": "DGC takes its 5 % from the layers with the largest gradients, and "
+    "the model's first layer, the embedding, is not one of them",
 }
 WHY_LESS_SKEW = (
-    "no skewness ratio exceeds 1 / density, {most:.0f} here; ours is "
-    "{share:.0f} % of that, the "
-    "paper's 70 of 88 is 79 %. A vocabulary of 20,000 words has 156 in the "
-    "first of 128 parts, and "
-    "a batch of 700 words does not have all of those; the paper's has 6,200 there"
+    "no skewness ratio exceeds 1 / density, {most:.0f} here; ours is {share:.0f} % of "
+    "that, the paper's 70 of 88 is 79 %. A vocabulary of 20,000 words has 156 in the "
+    "first of 128 parts, and a batch of 700 words does not have all of those; the "
+    "paper's has 6,200 there"
 )
 
 

@@ -78,10 +78,9 @@ def figure15(
     links = links or (QUICK if ask.quick else FULL)
     rows = measure(ask, present(models), links, SCHEMES)
     notes = (
-        f"{links.hosts} hosts with links of "
-        f"{format_rate(links.rate_bytes_per_s)}; busiest is what "
-        "the interface counted on the busier side of the busiest link, floor "
-        "that over the rate",
+        f"{links.hosts} hosts with links of {format_rate(links.rate_bytes_per_s)}; "
+        "busiest is what the interface counted on the busier side of the busiest link, "
+        "floor that over the rate",
     )
     return findings(rows, claims15(rows), models, notes, complete=is_shaped(rows))
 
@@ -209,17 +208,14 @@ def faster(says: str, place: str, told: str, ours: Gain, paper: float) -> Claim:
         )
     elif ours.by_bytes < paper:
         why = (
-            f"the bytes alone allow {ours.by_bytes:.2f}: how dense gradients and "
-            "sums are decides, "
-            "and the models here are not the paper's"
+            f"the bytes alone allow {ours.by_bytes:.2f}: how dense gradients and sums "
+            "are decides, and the models here are not the paper's"
         )
     else:
         why = (
-            f"by bytes alone it would be {ours.by_bytes:.2f}; of a message of a "
-            "few megabytes, "
-            "rounds, telling of sizes and the work of all hosts on this "
-            "machine's cores take a "
-            "larger part"
+            f"by bytes alone it would be {ours.by_bytes:.2f}; of a message of a few "
+            "megabytes, rounds, telling of sizes and the work of all hosts on this "
+            "machine's cores take a larger part"
         )
     return effect(says, place, told, ours.measured - 1, paper - 1, why)
 
@@ -287,9 +283,8 @@ def _most_claim(found: Gains) -> Claim:
     )
     says = f"ZEN communicates up to {PAPER_MOST} times as fast as the state of the art"
     told = (
-        f"up to {ours[best].measured:.2f} times as fast as {SHOWN[best]}; at "
-        f"least {least:.2f} "
-        "times as fast as the best of all for a model"
+        f"up to {ours[best].measured:.2f} times as fast as {SHOWN[best]}; at least "
+        f"{least:.2f} times as fast as the best of all for a model"
     )
     return faster(says, "abstract", told, ours[best], PAPER_MOST)
 

@@ -164,19 +164,16 @@ def figure(ask: Ask, name: str, run: Measure = measured) -> Findings:
     own, shaped = run(ask, part)
     ask.report(0.5, "simulation")
     rows = [*own, *simulated(ask, part.models, part.gbit)]
+    unshaped = "" if shaped else " that were not to be shaped"
     notes = (
-        f"measured: hosts of this machine, which share its cores, with links of "
-        f"{format_rate(part.rate_bytes_per_s)}{'' if shaped else ' that were not to be shaped'}; "
-        "a "
-        f"step is its computation and then its communication",
-        f"simulated: {part.gbit} Gbit/s, by the planner's formulas for elements "
-        "that travel one by "
-        "one, without work on the host, with the densities, overlaps and skew "
-        "of the captures. A "
-        f"step's computation is the LSTM's {1e3 * LSTM_S:.0f} ms; of other "
-        "models the paper prints"
-        f" none, and {COMPUTING:.0%} of their all-reduce at 25 Gbit/s stands for "
-        "it, as the LSTM's",
+        "measured: hosts of this machine, which share its cores, with links of "
+        f"{format_rate(part.rate_bytes_per_s)}{unshaped}; "
+        "a step is its computation and then its communication",
+        f"simulated: {part.gbit} Gbit/s, by the planner's formulas for elements that "
+        "travel one by one, without work on the host, with the densities, overlaps and "
+        f"skew of the captures. A step's computation is the LSTM's {1e3 * LSTM_S:.0f} "
+        f"ms; of other models the paper prints none, and {COMPUTING:.0%} of their "
+        "all-reduce at 25 Gbit/s stands for it, as the LSTM's",
     )
     captures = dict.fromkeys(model.capture for model in part.models)
     return findings(
@@ -215,11 +212,9 @@ def _speedup_claim(
     if reason:
         return Claim(says, place, shown, None, reason)
     why = (
-        "the formulas count bytes and rounds alone, and the sparsity is that of "
-        "our small model: "
-        f"{100 * number(rows[-1], 'fraction_computing'):.0f} % of the step with "
-        "all-reduce is "
-        "computation, the rest follows from densities"
+        "the formulas count bytes and rounds alone, and the sparsity is that of our "
+        f"small model: {100 * number(rows[-1], 'fraction_computing'):.0f} % of the "
+        "step with all-reduce is computation, the rest follows from densities"
     )
     return effect(says, place, shown, ours - 1, paper - 1, why)
 

@@ -55,17 +55,15 @@ _MXNET = (
     "float32"
 )
 _NVIDIA_BERT = (
-    "NVIDIA DeepLearningExamples, PyTorch BERT, 19.07 container, pre-training "
-    "on one V100 32G of a "
-    "DGX-1, float32, 32 sequences of 128 tokens: 40.32 sequences/s"
+    "NVIDIA DeepLearningExamples, PyTorch BERT, 19.07 container, pre-training on one "
+    "V100 32G of a DGX-1, float32, 32 sequences of 128 tokens: 40.32 sequences/s"
 )
 _TITAN_RATIO = (
     "no figure for a V100 in float32 was found: ResNet-50 at 32 images (298.51 "
     "images/s, " + _MXNET
 ) + (
-    ") times 39.63 ms / 64.87 ms, MobileNet-v2 over ResNet-50 at 12 images on a "
-    "TITAN RTX "
-    "(github.com/ryujaehun/pytorch-gpu-benchmark)"
+    ") times 39.63 ms / 64.87 ms, MobileNet-v2 over ResNet-50 at 12 images on a TITAN "
+    "RTX (github.com/ryujaehun/pytorch-gpu-benchmark)"
 )
 
 FAMILIES = {
@@ -96,9 +94,8 @@ model's.
 
 _IMAGE = (3, 224, 224)
 _USBYTE_READ = (
-    "US-Byte table 3, whose first digit is cut off in our copy (?{}): read as "
-    "{}, assuming the "
-    "order of table 4; the shape of a sample is chosen here"
+    "US-Byte table 3, whose first digit is cut off in our copy (?{}): read as {}, "
+    "assuming the order of table 4; the shape of a sample is chosen here"
 )
 _OURS = "chosen here"
 _PAIR = (3, ugatit.SIDE, ugatit.SIDE)

@@ -1,5 +1,4 @@
-"""gradwire: data-parallel PyTorch training that stays fast on slow networks, honestly
-measured.
+"""gradwire: data-parallel PyTorch training that stays fast on slow networks.
 
 ``import gradwire as gw``. Names are looked up at first use, so that the command line
 does not wait for torch to print its help; for type checkers they stand in
@@ -11,22 +10,50 @@ from typing import Any
 
 from .version import __version__ as __version__
 
-_PATHS = """contract.Compressor contract.Exchange contract.Layout contract.Traits
-    contract.collective.Collective contract.payload.Field contract.payload.Format
-    contract.payload.Payload contract.spec.TensorSpec contract.trace.span.Span
-    contract.trace.span.Trace errors.InvalidSetting errors.LoopMistake errors.RankFailed
-    errors.RanksDiffer errors.RanksLost exchange.by_name.exchange_for exchange.by_name.run_local
-    exchange.clipping.with_clipping exchange.momentum.with_decoupled_momentum
-    exchange.deep_gradient_compression.deep_gradient_compression
-    exchange.warmup.with_density_warmup exchange.error_feedback.residuals
-    exchange.error_feedback.with_error_feedback exchange.momentum.with_momentum_correction
-    exchange.natural.with_natural_sparsity exchange.pair.pair exchange.warmup.with_warmup
-    planning.simulation.timeline.simulate planning.data.cluster.Cluster planning.data.plan.Plan
-    planning.data.profile.Profile planning.data.sparsity.SparsityProfile
-    measure.layers.profile planning.make_plan.plan runtime.attach.attach
-    runtime.handle.Handle runtime.local_steps.local_steps.local_steps
-    runtime.settings.FailurePolicy runtime.settings.Options
-    runtime.state.redistribution.redistribute runtime.step.figures.mean_residual_norm"""
+_PATHS = [
+    "contract.Compressor",
+    "contract.Exchange",
+    "contract.Layout",
+    "contract.Traits",
+    "contract.collective.Collective",
+    "contract.payload.Field",
+    "contract.payload.Format",
+    "contract.payload.Payload",
+    "contract.spec.TensorSpec",
+    "contract.trace.span.Span",
+    "contract.trace.span.Trace",
+    "errors.InvalidSetting",
+    "errors.LoopMistake",
+    "errors.RankFailed",
+    "errors.RanksDiffer",
+    "errors.RanksLost",
+    "exchange.by_name.exchange_for",
+    "exchange.by_name.run_local",
+    "exchange.clipping.with_clipping",
+    "exchange.momentum.with_decoupled_momentum",
+    "exchange.deep_gradient_compression.deep_gradient_compression",
+    "exchange.warmup.with_density_warmup",
+    "exchange.error_feedback.residuals",
+    "exchange.error_feedback.with_error_feedback",
+    "exchange.momentum.with_momentum_correction",
+    "exchange.natural.with_natural_sparsity",
+    "exchange.pair.pair",
+    "exchange.warmup.with_warmup",
+    "planning.simulation.timeline.simulate",
+    "planning.data.cluster.Cluster",
+    "planning.data.plan.Plan",
+    "planning.data.profile.Profile",
+    "planning.data.sparsity.SparsityProfile",
+    "measure.layers.profile",
+    "planning.make_plan.plan",
+    "runtime.attach.attach",
+    "runtime.handle.Handle",
+    "runtime.local_steps.local_steps.local_steps",
+    "runtime.settings.FailurePolicy",
+    "runtime.settings.Options",
+    "runtime.state.redistribution.redistribute",
+    "runtime.step.figures.mean_residual_norm",
+]
 _MODULES = {
     "catalogue": "planning.catalogue",
     "fsdp": "runtime.fsdp",
@@ -34,9 +61,7 @@ _MODULES = {
     "planner": "planning.planner",
     "recipes": "runtime.local_steps.recipes",
 }
-_HOME_OF = {
-    name: home for home, _, name in (path.rpartition(".") for path in _PATHS.split())
-}
+_HOME_OF = {name: home for home, _, name in (path.rpartition(".") for path in _PATHS)}
 _OF_LAB = ["adapt", "measure_sparsity", "with_measured_scheme"]
 __all__ = [
     "__version__",

@@ -25,8 +25,9 @@ from typing import ParamSpec, TypeVar
 
 
 class ExitCode(IntEnum):
-    """The codes that tell why a process ended; those from 64 to 78 are of BSD's
-    sysexits.
+    """The codes that tell why a process ended.
+
+    Those from 64 to 78 are of BSD's sysexits.
     """
 
     DONE = 0
@@ -67,8 +68,9 @@ class InvalidSetting(GradwireError, ValueError):
 
 
 _FOLDERS = {"gradwire-lab": "./lab", "gradwire-bench": "./lab ./bench"}
-"""The folders of gradwire's further packages, which no index has, and of what they
-need.
+"""The folders of gradwire's further packages, and of packages that they need.
+
+No index has them.
 """
 
 
@@ -80,7 +82,8 @@ class NotInstalled(InvalidSetting, AttributeError):
 
     >>> print(NotInstalled("tuning", "optuna", "tune"))
     tuning needs optuna, which is not installed; run: pip install "gradwire[tune]"
-    >>> print(str(NotInstalled("compressor 'sidco'", "gradwire-lab")).partition("; ")[2])
+    >>> error = NotInstalled("compressor 'sidco'", "gradwire-lab")
+    >>> print(str(error).partition("; ")[2])
     run: pip install ./lab (in a checkout of gradwire)
     """
 
@@ -112,14 +115,13 @@ def closest(given: str, names: Iterable[str]) -> str | None:
 
 
 _BEGINNING = 3
-"""The letters that a name and a mistyped one share at least, where they are not
-similar.
-"""
+"""The letters that a name and a mistyped one share at least, if not similar."""
 
 
 class UnknownName(InvalidSetting, AttributeError):
-    """A name that no file of the asked folder bears (an AttributeError too, so hasattr
-    works).
+    """A name that no file of the asked folder bears.
+
+    It is an AttributeError too, so hasattr works.
     """
 
     def __init__(self, kind: str, given: object, known: Iterable[str]) -> None:
@@ -177,8 +179,9 @@ class RankFailed(GradwireError, RuntimeError):
 
 
 class LoopMistake(RankFailed):
-    """The training loop and the attached model do not go together; the message has the
-    remedy.
+    """The training loop and the attached model do not go together.
+
+    The message has the remedy.
 
     For example, a parameter was added or unfrozen without a new ``attach``. Or a
     backward pass that raised was repeated where ``attach`` cannot repeat one. All ranks
@@ -215,8 +218,11 @@ def names_checked(function: Callable[_P, _T]) -> Callable[_P, _T]:
     >>> try:
     ...     clipped(maxnorm=1.0)
     ... except UnknownName as error:
-    ...     print(error)
-    no argument of clipped is called 'maxnorm'; there are: max_norm; did you mean 'max_norm'?
+    ...     for part in str(error).split("; "):
+    ...         print(part)
+    no argument of clipped is called 'maxnorm'
+    there are: max_norm
+    did you mean 'max_norm'?
     """
     known = signature(function).parameters
 
@@ -259,8 +265,7 @@ def invalid(what: str, given: object, accepted: str, remedy: str) -> InvalidSett
 
 
 def with_brackets(given: object, remedy: str) -> str:
-    """The remedy where a class or a function is given in the place of what its call
-    makes.
+    """The remedy where a class or a function is given, and not what it makes.
 
     >>> with_brackets(dict, "write {}"), with_brackets({}, "write {}")
     ('write dict(), with its brackets', 'write {}')

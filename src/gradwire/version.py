@@ -2,6 +2,7 @@
 
 __version__ = "0.1.0"
 WIRE = 2
-"""The version of what ranks send each other; it rises where old and new ranks would
-misread it.
+"""The version of what ranks send each other.
+
+It rises where old and new ranks would misread it.
 """

@@ -65,11 +65,11 @@ DISTRIBUTED = {
 
 PROCESSES = {
     "gradwire_bench/runs/matrix.py": "forks ranks that run programs, whatever these do",
-    "gradwire_bench/faults/faults_trial.py": "forks ranks that are to die, for each trial anew",
+    "gradwire_bench/faults/faults_trial.py": "forks ranks that are to die",
     "gradwire_bench/micro/device_alone.py": "ends those that wait for a kernel",
-    "gradwire_bench/micro/device_bits.py": "a kernel that breaks its process hides no other",
+    "gradwire_bench/micro/device_bits.py": "a kernel may break its process",
     "gradwire_bench/testbed/launch.py": "starts ranks on hosts",
-    "gradwire_bench/testbed/relay.py": "starts the process that limits rates in user space",
+    "gradwire_bench/testbed/relay.py": "starts the relay in user space",
     "gradwire_bench/testbed/netns.py": "starts the process that holds the namespaces",
     "kernels/compiler.py": "runs the C++ compiler",
 }

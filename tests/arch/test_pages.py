@@ -5,14 +5,29 @@ there.
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cache
 
+import torch
+import torch.distributed
+import torch.optim
+from torch import Tensor, nn
+
 from gradwire.errors import NotInstalled
-from tests.arch.source import FOLDERS, FURTHER, PACKAGE, ROOT, TOGETHER, nodes_of
+from tests.arch.source import (
+    FOLDERS,
+    FURTHER,
+    PACKAGE,
+    ROOT,
+    TOGETHER,
+    Source,
+    nodes_of,
+    sources,
+)
 
 pytestmark = TOGETHER
 
@@ -51,6 +66,22 @@ ELSEWHERE = {
     "k/": "a quotient",
 }
 """The ends of paths, and names, that are none of this repository, and what they are."""
+
+
+BARE = re.compile(r"(?<!`)(`{1,2})([A-Za-z_]\w*)\1(?!`)")
+WORD = re.compile(r"[A-Za-z_]\w*")
+FOREIGN = {
+    "FindOptFusion": "an algorithm of Cupcake's paper",
+    "Gauge": "of prometheus_client",
+    "LightningCLI": "of Lightning",
+    "Manager": "of torchft",
+    "Meter": "of OpenTelemetry",
+    "optimizer_step": "of PowerSGD's published code",
+    "save_state": "of Accelerate",
+    "set_all_reduce_hook": "of torch's FSDPModule",
+    "sockaddr_storage": "of Linux",
+}
+"""Names in docstrings that are none of this repository, and what they are."""
 
 
 @cache
@@ -152,6 +183,48 @@ def leads_somewhere(name: str) -> bool:
     return True
 
 
+def names_in(source: Source) -> Iterator[str]:
+    """The names that a file defines or uses, and all words of its strings.
+
+    Docstrings are left out, as one of them would prove what another says.
+    """
+    yield from WORD.findall(source.path.removesuffix(".py"))
+    spoken = {id(node.value) for node in source.nodes if isinstance(node, ast.Expr)}
+    for node in source.nodes:
+        if isinstance(node, ast.Constant):
+            if isinstance(node.value, str) and id(node) not in spoken:
+                yield from WORD.findall(node.value)
+            continue
+        for field in ("id", "attr", "arg", "name", "asname", "module"):
+            value = getattr(node, field, None)
+            if isinstance(value, str):
+                yield from value.split(".")
+
+
+@cache
+def known_names() -> frozenset[str]:
+    """All names that a docstring may speak of without saying where they are from."""
+    of_torch = (torch, Tensor, nn, nn.Module, torch.distributed, torch.optim)
+    found = {name for source in sources() for name in names_in(source)}
+    found.update(*map(dir, (builtins, *of_torch)))
+    return frozenset(found)
+
+
+def bare_names(source: Source) -> list[str]:
+    """Names in back-ticks, without a dot or a bracket, in a file's docstrings."""
+    return [
+        match.group(2)
+        for docstring in docstrings(source.nodes)
+        for match in BARE.finditer(docstring)
+    ]
+
+
+def unknown_names(source: Source) -> list[str]:
+    """Bare names in a file's docstrings that nothing has."""
+    known = known_names() | FOREIGN.keys()
+    return [name for name in bare_names(source) if name not in known]
+
+
 COMMENTS = {".py": r"#.*", ".pyi": r"#.*", ".cpp": r"//.*", ".h": r"//.*"}
 
 
@@ -210,6 +283,16 @@ def test_members_of_modules_that_are_mentioned_are_there() -> None:
     assert found == []
 
 
+def test_bare_names_in_docstrings_exist() -> None:
+    found = [
+        (source.path, name) for source in sources() for name in unknown_names(source)
+    ]
+    assert found == []
+
+
 def test_what_lies_elsewhere_is_still_mentioned() -> None:
     every = "\n".join(texts().values())
     assert [path for path in ELSEWHERE if path not in every] == []
+    mentioned = {name for source in sources() for name in bare_names(source)}
+    assert FOREIGN.keys() <= mentioned
+    assert not FOREIGN.keys() & known_names()

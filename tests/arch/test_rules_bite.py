@@ -8,10 +8,8 @@ from tests.arch.source import Source, read
 from tests.arch.test_glossary import terms, unused
 from tests.arch.test_house import (
     FROM_ANYWHERE,
-    MAX_FUNCTION_LINES,
     VAGUE,
     dangling,
-    long_functions,
     reaches_inside,
     undocumented,
 )
@@ -21,7 +19,12 @@ from tests.arch.test_imports import (
     wrong_imports,
 )
 from tests.arch.test_names import ambiguous_functions, doubled_nouns
-from tests.arch.test_pages import missing_members, missing_names, missing_paths
+from tests.arch.test_pages import (
+    missing_members,
+    missing_names,
+    missing_paths,
+    unknown_names,
+)
 from tests.arch.test_surroundings import early_imports, unnamed_encodings, unpickling
 from tests.each import each
 
@@ -110,13 +113,14 @@ def private(source: Source) -> list[str]:
         (late, "a.py", "from optuna.samplers import x", "def f():\n    import optuna"),
         (late, "a.py", "import optuna", "if TYPE_CHECKING:\n    import optuna"),
         (dangling, "a.py", '"""Of a step."""', '"""A step."""'),
-        (undocumented, "a.py", '"""A."""\nclass A: ...', '"""A."""\nclass _A: ...'),
         (
-            long_functions,
+            unknown_names,
             "a.py",
-            "def f():\n" + "    x = 1\n" * MAX_FUNCTION_LINES,
-            "def f():\n" + "    x = 1\n" * (MAX_FUNCTION_LINES - 1),
+            '"""Calls ``vanished_name``, as `attach` does."""',
+            '"""Calls ``attach``, not ``gone.with_dots`` or `two words`."""',
         ),
+        (unknown_names, "a.py", '"""The `vanished_name` of a step."""', '"""`len`."""'),
+        (undocumented, "a.py", '"""A."""\nclass A: ...', '"""A."""\nclass _A: ...'),
     ],
 )
 def test_a_rule_of_one_file(

@@ -182,9 +182,8 @@ class Trials:
 
     def __init__(self, folder: Path) -> None:
         self._library, self._folder = built(folder), folder
-        os.environ["LD_PRELOAD"] = str(
-            self._library
-        )  # of the processes that start from here on
+        # of the processes that start from here on
+        os.environ["LD_PRELOAD"] = str(self._library)
         self._calm: dict[tuple[str, bool], list[Outcome | None]] = {}
 
     def calm(self, way: str, checksums: bool) -> list[Outcome]:

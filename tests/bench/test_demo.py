@@ -72,9 +72,7 @@ def falling(above: float) -> list[float]:
 
 
 @pytest.mark.smoke
-def test_a_method_as_good_as_ddp_and_faster_is_first_though_its_last_loss_is_above() -> (
-    None
-):
+def test_a_faster_method_as_good_as_ddp_is_first_even_with_a_higher_last_loss() -> None:
     losses = {"ddp": falling(0.0), "fast": falling(0.001), "coarse": falling(0.5)}
     text = raced(losses, {"ddp": 1.0, "fast": 0.2, "coarse": 0.1})
     assert "Here fast is the first there, after 4.0 s; DDP takes 19.0 s." in text

@@ -66,9 +66,8 @@ def test_on_hosts_of_several_ranks_each_exchange_has_two_rows() -> None:
     assert bench.names == names
     assert exchange._stated_bytes("dense", bench) == []
     shares = exchange._stated_bytes("dense-on_hosts", bench)
-    assert (
-        shares == [4 * bench.numel] * 2
-    )  # two hosts: all-reduces of each half, both ways
+    # two hosts: all-reduces of each half, both ways
+    assert shares == [4 * bench.numel] * 2
     spec = exchange.message_spec(bench.numel, 2)
     # Two matrices, one for each rank, send the bytes that two hosts of one rank send of
     # both.

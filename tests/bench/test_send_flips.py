@@ -50,9 +50,8 @@ def test_flips_are_refused_by_name_with_checksums_alone() -> None:
     said = subprocess.run(
         command, check=True, cwd=ROOT, capture_output=True, encoding="utf-8"
     ).stdout
-    plain, _, sealed, _ = map(
-        ast.literal_eval, said.splitlines()
-    )  # the first six are of payloads
+    # the first six are of payloads
+    plain, _, sealed, _ = map(ast.literal_eval, said.splitlines())
     assert sealed["named"] == 1
     assert plain["named"] == 0
     assert plain["wrong"] + plain["diverged"] == 1

@@ -22,7 +22,10 @@ there = threading.Thread(target=time.sleep, args=(5,), daemon=True)
 there.start()
 share_cores(int(sys.argv[1]), int(sys.argv[2]))
 print(json.dumps([
-    [sorted(os.sched_getaffinity(thread)), os.sched_getscheduler(thread) == os.SCHED_BATCH]
+    [
+        sorted(os.sched_getaffinity(thread)),
+        os.sched_getscheduler(thread) == os.SCHED_BATCH,
+    ]
     for thread in (0, there.native_id)
 ]))
 """

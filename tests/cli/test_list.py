@@ -37,9 +37,8 @@ def test_traits_and_settings_are_the_declared_ones(gradwire: Run) -> None:
         assert ("error feedback" in by_name[name]["traits"]) == traits.error_feedback
         assert traits.layout.value in by_name[name]["traits"]
     assert "density=0.01" in by_name["topk"]["settings"]
-    assert (
-        "collective=allgather_sparse()" in by_name["sharded_dgc"]["settings"]
-    )  # made, not given
+    # made, not given
+    assert "collective=allgather_sparse()" in by_name["sharded_dgc"]["settings"]
 
 
 def test_the_exchange_is_the_one_a_bare_compressor_gets(gradwire: Run) -> None:

@@ -119,9 +119,8 @@ def test_inf_spoils_its_own_side_of_its_own_block_only() -> None:
     assert spoiled_N.nonzero().flatten().tolist() == [
         i for i in range(64, 128) if i != 71
     ]
-    assert (
-        residual_N[64:71].tolist() == [0.5] * 7
-    )  # kept: what inf stood for is not known
+    # kept: what inf stood for is not known
+    assert residual_N[64:71].tolist() == [0.5] * 7
     assert residual_N[71] == 0
 
 

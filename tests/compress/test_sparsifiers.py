@@ -54,9 +54,8 @@ def test_graddrop_sends_what_passes_up_to_twice_the_density() -> None:
     grad_N = heavy_tailed(20_000)
     found = numbers_sent(graddrop(density=0.01), grad_N, 200)
     assert 100 < min(found) < 200 < max(found) <= 400
-    assert (
-        abs(sum(found) / 200 - 203) < 8
-    )  # 65 of 6400: spread 12.5 %, of 200 calls 0.9 %
+    # 65 of 6400: spread 12.5 %, of 200 calls 0.9 %
+    assert abs(sum(found) / 200 - 203) < 8
     flat_N = torch.full((10_000,), 2.0)
     assert numbers_sent_of(graddrop(), flat_N) == list(range(200))
     assert graddrop().typical(gw.TensorSpec("", 10_000)).size_bytes == 800
@@ -129,9 +128,8 @@ def test_what_is_no_share_is_refused(name: str, setting: str) -> None:
     for given in (0, -0.1, 1.5, 50, float("nan"), "1%", None, True):
         with pytest.raises(InvalidSetting, match=f"{name} {setting} must be"):
             load("compress", name)(**{setting: given})
-    least = (
-        1 / CHUNK if name == "sparseloco" else 1e-12
-    )  # at least an element of a chunk
+    # at least an element of a chunk
+    least = 1 / CHUNK if name == "sparseloco" else 1e-12
     for given in (1, 1.0, least):
         load("compress", name)(**{setting: given})
 

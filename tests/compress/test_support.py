@@ -66,9 +66,8 @@ def test_only_the_support_arrives_and_is_counted(
     if kind is gw.compress.deft:
         common = own[0] + sum(own[1:]) - arrived  # counted once by each rank
         assert common % (world - 1) == 0
-        assert (
-            1 <= common // (world - 1) <= 20
-        )  # the one-element layer, and small saturated ones
+        # the one-element layer, and small saturated ones
+        assert 1 <= common // (world - 1) <= 20
     else:
         assert own == (
             [arrived] * world
@@ -95,9 +94,8 @@ def test_bytes_are_as_stated(kind: type[SharedSupport], world: int) -> None:
     )
     within = 0.1 if kind is gw.compress.deft else 1e-3
     each = zip(run.sent_bytes, expected, strict=True)
-    if (
-        kind is not gw.compress.randomk
-    ):  # each step has another root, and the first has rank 0
+    # each step has another root, and the first has rank 0
+    if kind is not gw.compress.randomk:
         each = zip([sum(run.sent_bytes)], [sum(expected)], strict=True)
     for sent, stated in each:
         assert sent == pytest.approx(world * stated, rel=within)

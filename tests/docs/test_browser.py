@@ -67,7 +67,8 @@ async function look(path, width) {
   const wide = [...page.body.querySelectorAll("*")].filter(
     (one) => one.getBoundingClientRect().right > width + 1 && !scrolls(one, page));
   found.push({path, width, needs: page.documentElement.scrollWidth,
-    heading: heading ? heading.textContent : "", shown: Boolean(box && box.width && box.height),
+    heading: heading ? heading.textContent : "",
+    shown: Boolean(box && box.width && box.height),
     wide: wide.slice(0, 3).map((one) => one.outerHTML.slice(0, 120))});
   frame.remove();
 }
@@ -119,10 +120,19 @@ def looked_at(
     budget_ms = 2000 + 700 * len(paths) * len(WIDTHS)
     with served(folder) as address:
         done = subprocess.run(
-            [CHROMIUM, *QUIET, f"--user-data-dir={profile}", f"--virtual-time-budget={budget_ms}",
-             "--window-size=1400,1000", f"{address}/harness.html"],
-            capture_output=True, text=True, timeout=240, check=True,
-        )  # fmt: skip
+            [
+                CHROMIUM,
+                *QUIET,
+                f"--user-data-dir={profile}",
+                f"--virtual-time-budget={budget_ms}",
+                "--window-size=1400,1000",
+                f"{address}/harness.html",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=True,
+        )
     text = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.S)
     assert text[1], f"the browser came to no end:\n{done.stderr[-2000:]}"
     errors = [

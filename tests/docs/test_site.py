@@ -274,14 +274,12 @@ def test_the_algorithms_of_a_page_keep_their_laws(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = ModuleType("own")
-    monkeypatch.setitem(
-        sys.modules, module.__name__, module
-    )  # where a dataclass looks names up
+    # where a dataclass looks names up
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     exec("\n".join([SURROUNDINGS, *PROGRAMS["own.md"]]), vars(module))
     found = getattr(module, name)
-    held, *_ = held_to(
-        found() if isinstance(found, type) else found
-    )  # others are of its pairs
+    # others are of its pairs
+    held, *_ = held_to(found() if isinstance(found, type) else found)
     assert [verdict for verdict in check(held) if verdict.found] == []
 
 

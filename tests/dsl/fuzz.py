@@ -47,7 +47,8 @@ class fuzz(Program):
         share = size(large) / size(gradient)
         def code(x):
             n = int32(round(x * share)) << 1 >> 2
-            return where((n < 9) & (n != 4), sqrt(abs(x)) + random(), floor(-x - most * share))
+            drawn = sqrt(abs(x)) + random()
+            return where((n < 9) & (n != 4), drawn, floor(-x - most * share))
         q = map(gradient, lambda x: uint4(greater(code(x), smaller(x, 2.0))))
         return concat(most=most, share=share, odd=uint1(size(large) & 1 | 0), q=q)
     def decode(self, sent):

@@ -171,9 +171,8 @@ def test_a_wrong_line_in_the_table_of_cpp_is_found(
     monkeypatch.setattr(
         compiler, "FLAG_SETS", (("-std=c++17", "-O0", "-fPIC", "-shared"),)
     )
-    codec = replace(
-        made(EVERYTHING), block=256 + 64 * number
-    )  # rendered here for the first time
+    # rendered here for the first time
+    codec = replace(made(EVERYTHING), block=256 + 64 * number)
     if number < 0:
         compare(codec)
         return

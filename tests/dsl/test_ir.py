@@ -67,9 +67,8 @@ def kernel(*stores: Node) -> Kernel:
 
 
 def test_the_verifier_names_the_first_bad_node():
-    bad = Node(
-        Op.FLOOR, INT32, Extent.ELEMENT, (const(1, INT32),), None
-    )  # past the table
+    # past the table
+    bad = Node(Op.FLOOR, INT32, Extent.ELEMENT, (const(1, INT32),), None)
     with pytest.raises(
         IllTyped, match=r"k: node 1, floor\(int32\).*floor takes \(float32\)"
     ):

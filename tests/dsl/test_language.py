@@ -85,9 +85,8 @@ def test_settings_and_captured_values_are_plain_numbers():
         levels: int = 3
 
         def encode(self, gradient):
-            widths = [
-                0.5**i for i in range(self.levels)
-            ]  # plain Python around the language
+            # plain Python around the language
+            widths = [0.5**i for i in range(self.levels)]
             rank = map(gradient, lambda x: sum(where(abs(x) > w, 1, 0) for w in widths))
             return concat(q=map(rank, uint2))
 

@@ -59,7 +59,8 @@ copysign = register(
         result=float32,
         interp=torch.copysign,
         cpp="__builtin_copysignf({}, {})",
-        triton="tl.where({1}.to(tl.int32, bitcast=True) < 0, -tl.abs({0}), tl.abs({0}))",
+        triton="tl.where({1}.to(tl.int32, bitcast=True) < 0, "
+        "-tl.abs({0}), tl.abs({0}))",
     )
 )
 farther = register(
@@ -78,8 +79,8 @@ blended = register(
         result=float32,
         interp=lambda x, n, chosen: torch.where(chosen, x * n, x - n),
         cpp="{2} ? {0} * float({1}) : gw_test::less({0}, {1})",
-        cpp_support="namespace gw_test {\ninline float less(float x, int n) { return x - n; "
-        "}\n}",
+        cpp_support="namespace gw_test {\n"
+        "inline float less(float x, int n) { return x - n; }\n}",
     )
 )
 

@@ -137,12 +137,13 @@ def test_what_is_not_finite_is_sent_and_never_kept():
     residual_N = torch.full((4,), 0.5)
     payload, _ = largest().encode(None, grad_N, residual_N=residual_N)
     assert payload["indices"].tolist() == [1]
+    # dropped infinities are not kept either
     assert residual_N.tolist() == [
         0.5,
         0.5,
         0.5,
         5.5,
-    ]  # dropped infinities are not kept either
+    ]
 
 
 @each("codec", PROGRAMS)

@@ -150,10 +150,11 @@ def test_stages_run_together_where_they_can():
     """Every pick of a sample, and every reduction that needs no other's result."""
     assert [len(stage.stages) for stage in quantiles().kernels().stages] == [5]
     made = everything().kernels().stages
+    # total, size, least; then the others
     assert [len(stage.stages) for stage in made] == [
         3,
         2,
-    ]  # total, size, least; then the others
+    ]
 
 
 # ---- the whole gradient in order -----------------------------------------------------

@@ -246,9 +246,8 @@ def test_all_that_a_compressor_makes_lies_with_its_gradient(
         return [0 for _ in calls]
 
     monkeypatch.setattr(Built, "run_many", run_many)
-    monkeypatch.setattr(
-        generated, "check_gradient", lambda grad_N: None
-    )  # refuses it for users
+    # refuses it for users
+    monkeypatch.setattr(generated, "check_gradient", lambda grad_N: None)
     grad_N, residual_N, sum_N = (
         torch.empty(1000, dtype=dtype, device=device) for _ in range(3)
     )
@@ -306,7 +305,10 @@ from gradwire.dsl.gpu.launch import Launcher, launch_shape
 from gradwire.dsl.ir import FLOAT32, INT32
 from gradwire.dsl.gpu.render import counting, row
 
-forms = [codec(block=4096).kernels().encode_with_residual for codec in (int8, onebit, uniform)]
+forms = [
+    codec(block=4096).kernels().encode_with_residual
+    for codec in (int8, onebit, uniform)
+]
 packed, kept = threelc(block=512).kernels(), dgc().kernels()
 forms += [packed.encode, packed.merge, kept.encode, kept.stages[0].plain]
 launcher = Launcher(*forms)

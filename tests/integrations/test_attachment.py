@@ -113,9 +113,8 @@ def test_ranks_find_what_as_many_or_more_have_saved(
 
     before = two.run(saved, str(tmp_path))
     names = ["gradwire-rank-0-of-2.pt", "gradwire-rank-1-of-2.pt"]
-    assert (
-        sorted(path.name for path in tmp_path.iterdir()) == names
-    )  # and the four's are gone
+    # and the four's are gone
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
     for own, (found, *_) in zip(before, two.run(loaded, str(tmp_path)), strict=True):
         assert own.keys() == found.keys()
         assert any(bool(own[name].any()) for name in own)
@@ -157,9 +156,8 @@ def locally(rank: int, world: int, folder: str) -> list[object]:
     go_on(model, first, range(3))
     attachment.end_period()
     attachment.save(folder)
-    exchanges = [
-        attachment.handle.stats()["exchanges"]
-    ]  # save has not ended the period again
+    # save has not ended the period again
+    exchanges = [attachment.handle.stats()["exchanges"]]
     go_on(model, first, range(3, 5))
     attachment.let_go(inner)
     model = DistributedDataParallel(inner)

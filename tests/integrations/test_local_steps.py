@@ -180,9 +180,8 @@ def test_ranks_agree_at_checkpoints_and_go_on_there(
             assert all(map(torch.equal, bits, anchors))
         parted = found
     whole = two.run(train, str(tmp_path / "whole"), 8, False)
-    if (
-        train is not by_transformers
-    ):  # others saved once, and so exchanged in other steps
+    # others saved once, and so exchanged in other steps
+    if train is not by_transformers:
         assert whole[0][:2] == [8, 3]
     else:
         assert whole[0][:2] == [8, 4]

@@ -31,10 +31,11 @@ def trains_twice(rank: int, world: int, folder: str, wraps_again: bool) -> list[
     end.
     """
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+    # the group is there already
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "1",
-    }  # the group is there already
+    }
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
     from gradwire.integrations.transformers import hook_trainer

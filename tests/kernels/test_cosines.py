@@ -147,9 +147,8 @@ def test_the_largest_of_each_chunk_are_listed_and_ties_go_to_the_first() -> None
 @each("forced", [False, True])
 def test_a_place_outside_of_its_chunk_is_refused(forced: bool) -> None:
     cutting, out_N = Cutting(32, 4, 1), torch.zeros(32)
-    places_LK = torch.tensor(
-        [[3, 15]], dtype=torch.int32
-    )  # 15 is of the first chunk too
+    # 15 is of the first chunk too
+    places_LK = torch.tensor([[3, 15]], dtype=torch.int32)
 
     chosen = reference_only() if forced else contextlib.nullcontext()
     with chosen, pytest.raises(InvalidSetting, match="entry 1 of 2"):

@@ -23,7 +23,8 @@ WIDE = """
 #include "blocks.h"
 GW_EXPORT int64_t widened(const float* values, int64_t count,
                           float factor, int threads) {
-  return values == nullptr ? -1 : static_cast<int64_t>(values[0] * factor) + count + threads;
+  if (values == nullptr) return -1;
+  return static_cast<int64_t>(values[0] * factor) + count + threads;
 }
 GW_EXPORT void nothing(int threads) {}
 """
@@ -37,9 +38,8 @@ def test_every_exported_function_has_the_types_of_its_declaration(name: str) -> 
     assert exports
     for returned, function, parameters in exports:
         found = getattr(library, function)
-        found = getattr(
-            found, "__wrapped__", found
-        )  # which passes the number of threads
+        # which passes the number of threads
+        found = getattr(found, "__wrapped__", found)
         assert (
             found.restype
             is {"int64_t": ctypes.c_int64, "int": ctypes.c_int, "void": None}[returned]

@@ -188,9 +188,8 @@ def test_units_are_added_as_by_the_reference(numel, width, scale, ascending):
     random = torch.Generator().manual_seed(numel)
     num_units = -(-numel // width)
     indices_K = torch.randperm(num_units, generator=random, dtype=torch.int32)
-    indices_K = indices_K[
-        : num_units // 2 + 1
-    ]  # now and then the last one, which may be short
+    # now and then the last one, which may be short
+    indices_K = indices_K[: num_units // 2 + 1]
     if ascending:
         indices_K = indices_K.sort().values
     values = vector(indices_K.numel() * width, "normal", numel)

@@ -178,9 +178,10 @@ def test_planners_whose_plans_cannot_be_simulated_are_named_last() -> None:
     assert {row["name"] for row in rows} == set(names("planner"))
     left_out = [row for row in rows if "simulated_s" not in row]
     assert rows[-len(left_out) :] == left_out
+    # planners that price by simulation
     said = (
         "not simulated: ranks of",
         "no plan: ranks of",
-    )  # planners that price by simulation
+    )
     assert all(str(row["why"]).startswith(said) for row in left_out)
     assert "cupcake" in {row["name"] for row in left_out}

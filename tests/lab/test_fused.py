@@ -37,9 +37,8 @@ def test_cupcake_merges_where_starting_is_dear_and_not_where_it_is_free() -> Non
     profile = profile_of(*[([100_000], 0.01, 0.01)] * 4)
     dear = cupcake(profile, cluster_of(hop_s=0.5))
     assert _groups(dear) == [["t3", "t2", "t1", "t0"]]
-    slow = cupcake(
-        profile, cluster_of(hop_s=0.0, rate=1e5)
-    )  # the link is busy: start early
+    # the link is busy: start early
+    slow = cupcake(profile, cluster_of(hop_s=0.0, rate=1e5))
     assert len(slow.messages) > 1
     encode = LineFit(alpha_s=1.0, per_unit_s=0.0)
     assert len(cupcake(profile, cluster_of(encode, hop_s=0.0)).messages) == 1

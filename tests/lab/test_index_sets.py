@@ -70,9 +70,8 @@ def test_imbalances_of_push_and_pull_by_ranges() -> None:
         1.5,
         pytest.approx(4 / 3),
     )  # 3 of 4 pushed, 2 of 3 held by the first
-    push, pull = found.imbalance(
-        4
-    )  # not measured: they grow as the skewness ratio does, up to 4
+    # not measured: they grow as the skewness ratio does, up to 4
+    push, pull = found.imbalance(4)
     growth = found.skew(4) / found.skew(2)
     assert (push, pull) == pytest.approx((1.5 * growth, 4 / 3 * growth))
     assert unit_sparsity([np.array([0, 1])], 1, 4).imbalance(2) == (2.0, 2.0)

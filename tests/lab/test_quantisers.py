@@ -25,10 +25,11 @@ def test_an_element_of_tbq_becomes_zero_or_the_threshold_with_its_sign() -> None
     payload, _ = tbq(threshold=1.0).encode(
         None, torch.tensor([1.0, -1.0, 0.0, math.nan, 2.0])
     )
+    # code i in bits 2i of its byte
     assert payload["codes"].tolist() == [
         0b11_00_10_01,
         0b01,
-    ]  # code i in bits 2i of its byte
+    ]
 
 
 def test_natural_compression_sends_one_of_the_two_powers_about_an_element() -> None:
@@ -39,9 +40,8 @@ def test_natural_compression_sends_one_of_the_two_powers_about_an_element() -> N
     assert torch.equal(sent_N.sign(), grad_N.sign())
     grad_N = torch.logspace(-20, 20, 40_000)
     off_N = decoded(natural(), grad_N)[0] / grad_N - 1
-    assert (
-        0.05 < float(off_N.square().mean()) < 0.125
-    )  # 2^e (1 + f) has f (1 - f) / (1 + f)^2
+    # 2^e (1 + f) has f (1 - f) / (1 + f)^2
+    assert 0.05 < float(off_N.square().mean()) < 0.125
     least, most = 2.0**-126, 2.0**127
     grad_N = torch.tensor([least, least / 2, 0.0, most, 3.4e38, -torch.inf, torch.nan])
     sent_N = decoded(natural(), grad_N)[0]

@@ -67,9 +67,8 @@ def test_density_goes_to_the_part_that_has_the_large_elements() -> None:
     apart.step(drawn(numels, scales))
     assert all(asked / 4 < taken < asked for taken in apart.taken(0))
     agreed, totals = Grid(sharded_dgc(), numels), []
-    for step in range(
-        10
-    ):  # nothing is left from step to step, or it would come to be sent
+    # nothing is left from step to step, or it would come to be sent
+    for step in range(10):
         agreed.states = Grid(sharded_dgc(seed=step), numels).states
         agreed.step(drawn(numels, scales, step=step))
         for rank in range(2):

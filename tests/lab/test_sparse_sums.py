@@ -280,9 +280,8 @@ def test_teams_divide_the_ranks() -> None:
     exchange, spec = gw.compress.spardl(teams=4), vector(9)
     with pytest.raises(gw.InvalidSetting, match=said):
         exchange.init(spec, 6)
-    with pytest.raises(
-        gw.InvalidSetting, match=said
-    ):  # with the state of another number of ranks
+    # with the state of another number of ranks
+    with pytest.raises(gw.InvalidSetting, match=said):
         gw.run_local(exchange, draw(spec, 6), [exchange.init(spec, 4)] * 6)
     for teams in (0, 1.0, True):
         with pytest.raises(

@@ -120,9 +120,8 @@ def test_growth_law_bites() -> None:
 
 @each("backup", BROKEN)
 def test_the_law_of_skipped_steps_bites(backup: type[Backup]) -> None:
-    exchange = gw.compress.randomk(
-        density=0.3
-    )  # it counts draws, which are the whole message's
+    # it counts draws, which are the whole message's
+    exchange = gw.compress.randomk(density=0.3)
     with rejected(by=law_what_is_not_taken_is_put_back):
         for seed in range(10):
             case = Case(world=2, numel=64, seed=seed)

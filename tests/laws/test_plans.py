@@ -796,9 +796,8 @@ def test_planner_laws_bite(law: Callable[..., None], planner: Planner) -> None:
 def test_trace_laws_bite(
     law: Callable[..., None], spoils: Callable[[Trace], Trace]
 ) -> None:
-    cluster = exact_cluster(
-        hop_s=0.0
-    )  # or latency would hide a link that carries too much
+    # or latency would hide a link that carries too much
+    cluster = exact_cluster(hop_s=0.0)
     plan = wfbp(SOUND, cluster)
     *others, last = plan.messages
     last = last.model_copy(update={"after": (0,)})

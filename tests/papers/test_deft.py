@@ -105,6 +105,5 @@ def test_speedups_by_the_equations() -> None:
         "norms are of all"
     )
     few = deft_speed._expected(deft_speed.Selected(torch.ones(256), [256], 2**-6), 4)
-    assert (
-        few["speedup_by_equation_8"] is few["speedup_by_equation_6"] is None
-    )  # k of a part is 1
+    # k of a part is 1
+    assert few["speedup_by_equation_8"] is few["speedup_by_equation_6"] is None

@@ -94,9 +94,8 @@ def test_parts_add_up_to_what_the_simulator_says(contender: Any) -> None:
         assert row["fraction_dense"] == 1
     if contender.name in VARIANTS.values():
         assert 0 < row["fraction_dense"] < 1
-    if (
-        contender.name == OKTOPK
-    ):  # of the whole model in one message: selection is not hidden
+    # of the whole model in one message: selection is not hidden
+    if contender.name == OKTOPK:
         selection_s = GPU.seconds(profile.size_bytes // 4)
         assert selection_s <= row["selection_s"]
         assert row["selection_s"] + row["communication_s"] < 1.5 * selection_s

@@ -102,9 +102,7 @@ def test_a_layer_is_a_tensor_keeps_bytes_and_seconds() -> None:
     assert len(profile_of("vgg16", by_tensor=True).layers) == 32
 
 
-def test_the_printed_algorithm_loses_blocks_where_a_layer_is_served_twice_in_a_row() -> (
-    None
-):
+def test_the_printed_algorithm_loses_blocks_of_a_layer_served_twice_in_a_row() -> None:
     lossy = plan_as_printed(profile_of("vgg16"), cluster_1(2), 2**20)
     assert 0 < lossy.fraction_sent < 1
     assert (
@@ -112,9 +110,8 @@ def test_the_printed_algorithm_loses_blocks_where_a_layer_is_served_twice_in_a_r
         < compare(OURS, "vgg16", 2).fraction_sent
         == 1
     )
-    profile = drawn(
-        *[([2**10], 0.5, 1.0)] * 5
-    )  # each layer's block fits between two ends
+    # each layer's block fits between two ends
+    profile = drawn(*[([2**10], 0.5, 1.0)] * 5)
     cluster = Cluster(num_ranks=2, rate_bytes_per_s=2.0**20, hop_s=2**-9)
     sound = Instance.of(profile, cluster, buckets(profile), 2**12)
     printed = AsPrinted.of(profile, cluster, buckets(profile), 2**12)

@@ -94,7 +94,9 @@ def test_iterations_take_the_published_time(family: str) -> None:
     iteration_s = profile.forward_s + profile.backward_s
     if profile.batch_size == published.batch_size:
         assert iteration_s == pytest.approx(published.iteration_s, rel=1e-3)
-    else:  # Only VGG16: weights are read once a batch, so a larger one is a little faster a sample.
+    else:
+        # Only VGG16: weights are read once a batch, so a larger one is a little faster
+        # a sample.
         share = published.batch_size / profile.batch_size
         assert 0.8 < iteration_s * share / published.iteration_s < 1
 

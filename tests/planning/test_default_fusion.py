@@ -79,9 +79,7 @@ class Own(gw.Exchange):
         return state
 
 
-def test_a_user_s_own_exchange_is_not_refused_for_what_a_run_without_data_cannot_do() -> (
-    None
-):
+def test_an_exchange_that_cannot_run_without_data_is_not_refused() -> None:
     spec = gw.TensorSpec("weight", 64)
     assert Own(asks=False).bytes_of_rank(spec, 2) == spec.size_bytes
     assert Own(asks=True).bytes_of_rank(spec, 2) is None

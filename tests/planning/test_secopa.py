@@ -236,9 +236,7 @@ def _shared(plan: Plan) -> list[int]:
     return [len(message.chunks) for message in plan.messages]
 
 
-def test_small_compressed_gradients_share_messages_and_those_of_a_sparsifier_do_not() -> (
-    None
-):
+def test_small_compressed_gradients_share_messages_but_sparsified_do_not() -> None:
     plan = secopa(SMALL, EVERY, bulk_bytes=40_000)
     assert _shared(plan) == [3, 3, 3, 3]
     assert set(_compressed(plan).values()) == {1}

@@ -533,8 +533,7 @@ def install() -> LateDevice:
         _libraries.extend([every, own])
         devices.register("late", LATE)
         build.has_triton = lambda: False  # which has no driver for it
-        refusals._refuse_odd_tensors = lambda model: (
-            None
-        )  # a late tensor is a class of its own
+        # a late tensor is a class of its own
+        refusals._refuse_odd_tensors = lambda model: None
     LATE.reset(None)
     return LATE

@@ -259,9 +259,8 @@ def _serve(rank: int, world: int, end: Connection, folder: str) -> None:
             try:
                 body, args = pickle.loads(end.recv_bytes())
             except (EOFError, ConnectionError):
-                os._exit(
-                    0
-                )  # Nothing here is worth a goodbye to peers that may be gone.
+                # Nothing here is worth a goodbye to peers that may be gone.
+                os._exit(0)
             torch.manual_seed(1234)
             try:
                 answer = (body(rank, world, *args), None)

@@ -239,9 +239,8 @@ def of_hosts(exchange: Exchange, *, num_hosts: int) -> list[dict[str, Any]]:
     for rank, message in enumerate(ranks):
         for path, held in message.rest_of_state().items():
             assert path == "inner.growth_1"
-            held.fill_(
-                1.0 + rank % 2
-            )  # ranks at one place of their hosts have the same
+            # ranks at one place of their hosts have the same
+            held.fill_(1.0 + rank % 2)
         origin = Origin("rows", world, rank, "", 2, f"place {rank % 2}")
         found.append(collect([message], origin, step=1, run="a run"))
     return found

@@ -119,19 +119,19 @@ def test_what_does_not_count_leaves_no_trace() -> None:
     for message in own:
         message.state.residual_N.copy_(torch.arange(40.0) + message.index)
     before = [[t.clone() for _, t in leaves(message.state)] for message in own]
+    # a step undone, one that nothing was begun in, and another
     for num_begun in (
         3,
         0,
         1,
-    ):  # a step undone, one that nothing was begun in, and another
+    ):
         for message in own:
             message.begin_step(looks=False)
         for message in own[:num_begun]:
             steps = message.text({message.names[0]: torch.ones(4, 10)})
             verb = next(steps)
-            while isinstance(
-                verb, Compute
-            ):  # until it waits for others, who have sent nothing
+            # until it waits for others, who have sent nothing
+            while isinstance(verb, Compute):
                 verb = steps.send(verb.fn())
             message.state.residual_N.fill_(-2.0)
         own[3].state.residual_N.fill_(-1.0)

@@ -66,9 +66,7 @@ def test_a_block_that_raises_is_left_detached_with_its_own_error(begin: Begin) -
     assert not handle.attached
 
 
-def test_an_error_of_detach_is_a_note_of_the_first_and_is_raised_where_there_is_none() -> (
-    None
-):
+def test_an_error_of_detach_is_a_note_of_the_first_error_or_is_raised() -> None:
     _, _, handle = made(each_step)
     handle.detach()
     handle.detach = lambda: int("")  # type: ignore[method-assign, assignment, return-value]

@@ -269,9 +269,8 @@ def counted(rank: int, world: int, exchange: Any) -> Run:
 
 def test_payloads_alone_are_copied_and_nobody_is_waited_for(late_two: Ranks) -> None:
     runs = late_two.run(counted, QUICK)
-    report_bytes = len(
-        Record(used=bytes(len(SHAPES))).packed()
-    )  # it comes from host memory
+    # it comes from host memory
+    report_bytes = len(Record(used=bytes(len(SHAPES))).packed())
     for one in runs:
         copied_bytes = one.stats["to_host_bytes_per_step"]
         assert copied_bytes + report_bytes == one.stats["wire_bytes_per_step"]

@@ -234,8 +234,13 @@ rank = int(sys.argv[2])
 dist.init_process_group("gloo", init_method=sys.argv[1], rank=rank, world_size=2)
 model = torch.nn.Linear(64, 64)
 handle = gw.attach(model, "topk")
-loader = torch.utils.data.DataLoader([(handle, n) for n in range(6)], None, num_workers=2,
-    collate_fn=lambda pair: pair[1], multiprocessing_context="fork")
+loader = torch.utils.data.DataLoader(
+    [(handle, n) for n in range(6)],
+    None,
+    num_workers=2,
+    collate_fn=lambda pair: pair[1],
+    multiprocessing_context="fork",
+)
 assert [*loader] == [*range(6)]
 child = os.fork()
 if child:

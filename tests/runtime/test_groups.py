@@ -192,10 +192,11 @@ def trains_experts(rank: int, world: int, shared_first: bool) -> Seen:
         for own, net in zip(bits, nets, strict=True):
             own.append(digest(net))
     assert handles[0].step == NUM_STEPS
+    # one more where a rank had ended it
     assert handles[1].step in (
         NUM_STEPS,
         NUM_STEPS + 1,
-    )  # one more where a rank had ended it
+    )
     for handle in handles:
         handle.detach()
     return Seen(lost, bits, [])

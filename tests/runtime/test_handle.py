@@ -244,9 +244,8 @@ def accumulate(rank: int, compiled: bool) -> None:
     handle = gw.attach(model, DENSE)
     loss_of(model, rank, 0).backward()
     loss_of(model, rank, 1).backward()
-    expected = [
-        p.grad.clone() for p in net.parameters()
-    ]  # exchanged twice: to the same mean
+    # exchanged twice: to the same mean
+    expected = [p.grad.clone() for p in net.parameters()]
     for way in ("no_sync", "require_backward_grad_sync"):
         net.zero_grad()
         if way == "no_sync":

@@ -291,12 +291,14 @@ def given_wrongly(rank: int, world: int) -> list[str]:
 
 def test_mistakes_are_told_on_every_rank(four: Ranks) -> None:
     wanted = [
-        r"InvalidSetting: mesh must be a DeviceMesh of the dimensions \('hosts', 'local'\), or",
+        r"InvalidSetting: mesh must be a DeviceMesh of the dimensions "
+        r"\('hosts', 'local'\), or",
         r"InvalidSetting: mesh must be a DeviceMesh of .* got .*'local', 'hosts'",
         r"InvalidSetting: mesh must be a DeviceMesh of",
         r"InvalidSetting: group must be None beside mesh=",
         r"InvalidSetting: mesh must be ranks numbered host after host",
-        r"InvalidSetting: exchange among hosts .* fixed sett|refused to attach: .* fixed settings",
+        r"InvalidSetting: exchange among hosts .* fixed sett|"
+        r"refused to attach: .* fixed settings",
         r"InvalidSetting: exchange must be an exchange without hosts",
         r"RanksDiffer: rank 0 and rank 1 .* ranks per host is 1 against 2",
         r"RanksDiffer: rank 0 and rank 1 .* ranks per host is 1 against 2",

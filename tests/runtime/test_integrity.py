@@ -98,9 +98,8 @@ def prepared(way: str, every: int | None) -> tuple[nn.Module, Any, Any]:
     model: nn.Module = ddp(net) if way == DDP else net
     optimizer = momentum(net.parameters())
     if way == LOCAL:
-        handle: Any = gw.local_steps(
-            net, optimizer, "none", every=32
-        )  # so each second exchange
+        # so each second exchange
+        handle: Any = gw.local_steps(net, optimizer, "none", every=32)
         optimizer.register_step_post_hook(lambda *_: handle.end_period())
     elif way == OVERLAP:
         handle = gw.attach(
@@ -134,9 +133,8 @@ def accumulated(rank: int, world: int) -> int:
         with torch.no_grad():
             torch._foreach_sub_([*net.parameters()], moved)
         for param, start in zip(net.parameters(), Net(step).parameters(), strict=True):
-            param.data.copy_(
-                start
-            )  # adding and subtracting rounds on each rank in another way
+            # adding and subtracting rounds on each rank in another way
+            param.data.copy_(start)
     handle.detach()
     return int(handle.step)
 

@@ -83,9 +83,8 @@ def train(
     ways = []
     for step in steps:
         optimizer.zero_grad()
-        for part in range(
-            2 if step == 2 else 1
-        ):  # step 2 accumulates a batch of its own first
+        # step 2 accumulates a batch of its own first
+        for part in range(2 if step == 2 else 1):
             inner.words = batch(rank, step + 50 * part)
             loss = model(torch.ones(1))
             if step == 2 and not part:
@@ -342,10 +341,11 @@ def trained(rank: int, chosen: Any) -> tuple[str, list[set[str]]]:
     DDP's.
     """
     ours, plain = models.Words(), models.Words()
+    # what is compressed differs from DDP's, and is not asked about
     for net in (
         ours,
         plain,
-    ):  # what is compressed differs from DDP's, and is not asked about
+    ):
         net.last.requires_grad_(False)
     handle = gw.attach(ours, chosen)
     ways: list[set[str]] = []

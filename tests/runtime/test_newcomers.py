@@ -76,9 +76,8 @@ def test_a_newcomer_that_differs_asks_for_no_place(
         for other in ({"shape": (4, 3)}, {"more": True}, {"exchange": "onebit"}):
             with pytest.raises(RanksDiffer, match="do not train the same thing"):
                 newcomer(store).ask(described(**other), LIMIT)
-        with pytest.raises(
-            RankFailed, match="no place was offered"
-        ):  # the first that asks
+        # the first that asks
+        with pytest.raises(RankFailed, match="no place was offered"):
             newcomer(store).ask(described(), timedelta(seconds=0.3))
         assert dist.PrefixStore("gradwire/rejoin", store).add("asked", 0) == 1
     finally:

@@ -272,7 +272,7 @@ def fail(rank: int, world: int) -> tuple[str, str]:
 
     with (
         mock.patch.object(topk, "encode_many", failing),
-        pytest.raises(Exception) as raised,
+        pytest.raises((ValueError, gw.RankFailed)) as raised,
     ):
         run(rank, plan_of("topk"), "late")
     return type(raised.value).__name__, str(raised.value)

@@ -74,9 +74,8 @@ def like_native(
     found, digests = [], []
     for ours in (False, True, True):
         net = sharded(world)
-        net.set_reduce_scatter_unused_params(
-            True
-        )  # as without, ranks would not send alike
+        # as without, ranks would not send alike
+        net.set_reduce_scatter_unused_params(True)
         handle = gw.fsdp.reduce_scatter(net, "none") if ours else None
         torch.manual_seed(rank)
         net(torch.randn(8, 13), rank == 0).square().sum().backward()

@@ -197,10 +197,11 @@ LATER = {
     "DDP": TWICE,
     "DDP of more": TWICE,
     "replicate, marked before": TWICE,
-    "FSDP": "Net is attached, and FullyShardedDataParallel would exchange its gradients "
-    "too",
+    "FSDP": "Net is attached, and FullyShardedDataParallel would exchange its "
+    "gradients too",
     "fully_shard": r"first\.weight, .* came into the model after it was attached",
-    "parallelize_module": r"deep\.weight, \.\.\. \(a DTensor; 2 in all\) came into the model after",
+    "parallelize_module": r"deep\.weight, \.\.\. \(a DTensor; 2 in all\) "
+    "came into the model after",
 }
 
 
@@ -407,7 +408,10 @@ def scripted(rank: int, world: int) -> tuple[int, str]:
 )
 def test_gradients_of_another_dtype_than_their_parameter() -> None:
     """Their mean would be rounded to the parameter's dtype."""
-    says = r"grad_dtype of parameter weight must be torch\.bfloat16, its own, got torch\.float32"
+    says = (
+        r"grad_dtype of parameter weight must be torch\.bfloat16, its own, "
+        r"got torch\.float32"
+    )
     model = nn.Linear(3, 2).bfloat16()
     model.weight.grad_dtype = torch.float32  # type: ignore[assignment]
     assert re.search(says, refused(model))

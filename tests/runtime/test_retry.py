@@ -105,9 +105,8 @@ def alone(rank: int, world: int, how: str) -> tuple[str, tuple[int, ...], str]:
         loss_of(net, rank, 0).backward()
     with suppress(gw.RankFailed):
         handle.detach()
-    assert (
-        sys.excepthook.__module__ == blame.__name__
-    )  # a script ends by the cause's code
+    # a script ends by the cause's code
+    assert sys.excepthook.__module__ == blame.__name__
     return type(raised.value).__name__, raised.value.ranks, str(raised.value)
 
 
@@ -124,7 +123,8 @@ def alone(rank: int, world: int, how: str) -> tuple[str, tuple[int, ...], str]:
         ),
         (
             "draws",
-            r"where the exchange keeps no state \(residuals, momenta, counters of draws\)",
+            r"where the exchange keeps no state "
+            r"\(residuals, momenta, counters of draws\)",
         ),
         ("gradients are kept", r"by all ranks, after zero_grad\(set_to_none=True\)"),
     ],

@@ -122,9 +122,8 @@ def given_wrongly(rank: int, world: int) -> list[str]:
     attached(shard_of(shard), group="dp", shards=grid["tp"])
     axes = {"group": grid["dp"], "shards": grid["tp"]}
     attached(nn.ParameterList([*shard_of(0), *shard_of(1)][: 3 + shard]), **axes)
-    attached(
-        shard_of(shard), **axes, bucket_cap_mb=0.08
-    )  # shard 0 has several layers in each
+    # shard 0 has several layers in each
+    attached(shard_of(shard), **axes, bucket_cap_mb=0.08)
     attached(shard_of(shard), **axes, num_channels=2 + shard)
     attached(shard_of(shard), **axes, num_channels=0 if rank == 3 else 2)
     attached(shard_of(0), group=grid["dp"], shards=grid["tp"] if rank < 2 else None)
@@ -142,7 +141,8 @@ def test_mistakes_are_told_on_every_rank(four: Ranks) -> None:
         r"RanksDiffer: shard 0 and shard 1 .* 3 messages against 4|message 0 is of",
         r"RanksDiffer: shard 0 and shard 1 .* message 0 is of",
         r"RanksDiffer: shard 0 and shard 1 .* num_channels is 2 against 3",
-        r"num_channels must be an integer of at least 1|refused to attach: .*num_channels",
+        r"num_channels must be an integer of at least 1|"
+        r"refused to attach: .*num_channels",
         r"RanksDiffer: rank 0 and rank 1 .* setting shards is 'part [01] of 2' against",
     ]
     for told in four.run(given_wrongly):

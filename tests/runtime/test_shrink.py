@@ -151,9 +151,8 @@ def shrinking(
                 lost.append((error.ranks, error.step, step))
                 assert all(p.grad is None for p in net.parameters())
                 ratio = handle.world_size / (handle.world_size + len(error.ranks))
-                if (
-                    error.__cause__ is not None
-                ):  # else this rank had the step before whole
+                # else this rank had the step before whole
+                if error.__cause__ is not None:
                     for at, tensor in kept_by_element(handle).items():
                         factor = ratio if is_residual(at[1]) else 1.0
                         kept &= torch.equal(tensor, before[at] * factor)

@@ -66,9 +66,7 @@ def test_a_residual_of_an_unused_parameter_waits_for_its_next_use(two: Ranks) ->
     two.run(pending)
 
 
-def test_a_parameter_that_no_rank_used_keeps_velocity_and_its_place_in_the_warm_up() -> (
-    None
-):
+def test_a_parameter_that_no_rank_used_keeps_velocity_and_place_in_warm_up() -> None:
     weights = [nn.Parameter(torch.ones(4, 4)) for _ in range(2)]
     parts = [ParamRange.whole(name, p) for name, p in zip("ab", weights, strict=True)]
     message = Message(0, parts, DGC, 0, 1)

@@ -37,9 +37,8 @@ def _exchanges() -> list[Exchange]:
             first[codec] = codec(
                 threshold=0.01
             )  # gradients of these models pass that often
-    first[codecs.randomk] = codecs.randomk(
-        density=0.3, seed=1
-    )  # 1 % at random learns too little
+    # 1 % at random learns too little
+    first[codecs.randomk] = codecs.randomk(density=0.3, seed=1)
     return [
         *(exchange_for(algorithm) for algorithm in first.values()),
         pair(codecs.none(), together.ring()),

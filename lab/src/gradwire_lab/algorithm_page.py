@@ -104,18 +104,14 @@ def page(kind: str, name: str, measured: str | None) -> str:
 
 _SENT_BY_A_COMPRESSOR = (
     f"A gradient of {SPEC.numel:,} float32, a square matrix, with the default "
-    "settings: computed "
-    "from the layouts. Where sizes vary these are typical ones. Plain float32 "
-    "has 4 bytes an "
-    "element."
+    "settings: computed from the layouts. Where sizes vary these are typical ones. "
+    "Plain float32 has 4 bytes an element."
 )
 _KEPT = (
-    f"Bytes an element that a rank of {WORLD} keeps beside weights and "
-    "gradients, counted while "
-    f"this page was made: a matrix of {NUMEL:,} random float32 that travels "
-    "alone. All messages "
-    "share what is `passing`. One that holds several gradients keeps a copy of "
-    "them besides (4)."
+    f"Bytes an element that a rank of {WORLD} keeps beside weights and gradients, "
+    f"counted while this page was made: a matrix of {NUMEL:,} random float32 that "
+    "travels alone. All messages share what is `passing`. One that holds several "
+    "gradients keeps a copy of them besides (4)."
 )
 _SENT_BY_A_COLLECTIVE = (
     f"The most that one rank sends of a gradient of {SPEC.numel:,} float32 "
@@ -251,7 +247,8 @@ class Measurements(NamedTuple):
 def tables(text: str) -> Iterator[Measurements]:
     """All tables of a page of Markdown, in order.
 
-    >>> [found] = tables("## Speed\\n\\nIn s:\\n\\n| a | s |\\n| --- | --- |\\n| b | 2 |")
+    >>> page = ["## Speed", "", "In s:", "", "| a | s |", "| --- | --- |", "| b | 2 |"]
+    >>> [found] = tables("\\n".join(page))
     >>> found
     Measurements(section='Speed', said='In s:', head=['a', 's'], rows=[['b', '2']])
     """

@@ -1,5 +1,4 @@
-"""Collectives, one a file: generators that yield verbs and so combine payloads among
-ranks.
+"""Collectives, one a file: generators of verbs that combine ranks' payloads.
 
 No collective imports ``torch.distributed`` or a compressor: drivers carry out the
 verbs, and codecs come in as arguments. The steps that several share lie in ``steps``.

@@ -1,5 +1,4 @@
-"""Dense all-reduce: by the library's own collective, and of 16-bit values with sums in
-float32.
+"""Dense all-reduce by the library's own collective; 16 bits are summed in float32.
 
 Source: torch.distributed.all_reduce; what DDP does by default.
 Differences: values of 32 bits and more are divided by the world size before they are
@@ -69,8 +68,9 @@ class Summing(Collective):
 
 @dataclass(frozen=True, kw_only=True)
 class allreduce(Summing):
-    """All-reduce of payloads that can be summed; those of 16 bits are summed in
-    float32.
+    """All-reduce of payloads that can be summed.
+
+    Those of 16 bits are summed in float32.
     """
 
     def run(

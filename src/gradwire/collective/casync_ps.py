@@ -1,5 +1,4 @@
-"""CaSync-PS: a parameter server whose aggregators sit with the ranks,
-compression-aware.
+"""CaSync-PS: a compression-aware parameter server; its aggregators are the ranks.
 
 Source: HiPress (Wu et al.) section 3.1 and figure 2; bulk communication of sections 3.2
     and 5.1; aggregators co-located with workers as in section 6.
@@ -286,8 +285,9 @@ class Aggregator:
         return self.me.sized("merge", lambda: self._merge(ranks, told, into), numel)
 
     def encoding_mean(self) -> Compute:
-        """Encodes the own chunk's mean into ``merged``; its result is the payload's
-        size.
+        """Encodes the own chunk's mean into ``merged``.
+
+        Its result is the payload's size.
         """
         numel = self._stop - self._start
         return self.me.sized(
@@ -311,8 +311,9 @@ class Aggregator:
         told: Sequence[int],
         out_N: Tensor,
     ) -> Compute:
-        """Writes the means of these chunks; ``slots`` and ``told`` are of all chunks'
-        payloads.
+        """Writes the means of these chunks.
+
+        ``slots`` and ``told`` are of all chunks' payloads.
         """
 
         def decode() -> None:

@@ -93,8 +93,9 @@ def staggered(texts: Sequence[Steps[T]]) -> Steps[list[T]]:
 
 @dataclass(frozen=True, kw_only=True)
 class casync_ring(Collective):
-    """Decode, merge, encode at every hop of a ring; then pass the merged chunks on
-    unchanged.
+    """Decode, merge, encode at every hop of a ring.
+
+    Then pass the merged chunks on unchanged.
 
     ``partitions`` is the number of chunks, from 1 to the number of ranks; None is one a
     rank. A message whose chunks have larger payloads than ``half_bytes`` goes in two
@@ -166,8 +167,9 @@ class casync_ring(Collective):
 
 
 class _Walk:
-    """One part of a message while its chunks walk round the ring; ``number`` tells
-    parts apart.
+    """One part of a message while its chunks walk round the ring.
+
+    ``number`` tells parts apart.
     """
 
     def __init__(
@@ -268,8 +270,9 @@ class _Walk:
     def _transfers(
         self, out: int, into: int, sent: Tensor, come: Tensor
     ) -> tuple[Verb, ...]:
-        """One step along the ring. Nothing moves of an empty chunk; an empty payload
-        does.
+        """One step along the ring.
+
+        Nothing moves of an empty chunk; an empty payload does.
         """
         me = self.me
         sends = (Send((me.rank + 1) % me.world, sent),) if self.numel(out) else ()

@@ -34,8 +34,9 @@ from .steps.push_pull import Cut, PushPull
 
 
 class _Sent(NamedTuple):
-    """The formats to choose from. A push lists its units: those that are zero count as
-    well.
+    """The formats to choose from.
+
+    A push lists its units: those that are zero count as well.
     """
 
     push: Formats
@@ -70,9 +71,8 @@ class zen(PushPull):
 
     def __post_init__(self) -> None:
         check_whole("zen seed", self.seed, "leave it out", least=0, most=MOST_SEED)
-        if self.formats not in [
-            *FORMATS
-        ]:  # a list: what has no hash is refused as well
+        # a list: what has no hash is refused as well
+        if self.formats not in [*FORMATS]:
             accepted = " or ".join(FORMATS)
             raise invalid("zen formats", self.formats, accepted, "leave it out")
 

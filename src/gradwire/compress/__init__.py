@@ -1,5 +1,4 @@
-"""Compressors, one algorithm a file; ``gw.compress.topk`` is the class that ``topk.py``
-defines.
+"""Compressors, one a file; ``topk.py`` defines the class ``gw.compress.topk``.
 
 ``attach``, planners and users find them by name. An algorithm with helpers of its own
 may be a folder. A compressor knows one rank's gradient, and no process group.

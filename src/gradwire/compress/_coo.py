@@ -1,5 +1,4 @@
-"""Payloads of kept elements, places and values: what all sparsifiers of flat gradients
-share.
+"""Payloads of kept elements, places and values, which all flat sparsifiers share.
 
 Letters: N elements of the gradient, K of them kept.
 """
@@ -42,8 +41,9 @@ def share_of(density: float, numel: int) -> int:
 def round_to_wire(
     values_K: Tensor, exact_K: Tensor, indices_K: Tensor, residual_N: Residual
 ) -> None:
-    """Fills ``values_K`` with ``exact_K`` in fewer bits; the residual keeps what
-    rounding drops.
+    """Fills ``values_K`` with ``exact_K`` in fewer bits.
+
+    The residual keeps what rounding drops.
     """
     values_K.copy_(exact_K)
     if residual_N is not None:

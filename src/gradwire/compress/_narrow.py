@@ -1,6 +1,4 @@
-"""Whole numbers below a bound that both ends know, in the fewest whole bytes: 1 to 4
-each.
-"""
+"""Whole numbers below a bound that both ends know, in 1 to 4 whole bytes each."""
 
 from __future__ import annotations
 

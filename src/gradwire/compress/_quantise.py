@@ -1,6 +1,4 @@
-"""Helpers that quantisers share: the inverse of a scale, and the refusal of
-settings.
-"""
+"""Helpers that quantisers share: inverses of scales, and refusals of settings."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The edges of every compressor's encode: specs read off tensors, residuals kept
-finite.
-"""
+"""The edges of every encode: specs read off tensors, residuals kept finite."""
 
 from __future__ import annotations
 
@@ -11,8 +9,9 @@ from ..contract.spec import working_dtype
 
 
 def as_working(grad_N: Tensor) -> Tensor:
-    """The gradient, contiguous and in its working dtype; itself where it is that
-    already.
+    """The gradient, contiguous and in its working dtype.
+
+    Itself where it is that already.
     """
     return grad_N.to(working_dtype(grad_N.dtype)).contiguous()
 

@@ -1,6 +1,4 @@
-"""A threshold estimated from a sample: the selection that DGC and gradient dropping
-share.
-"""
+"""A threshold estimated from a sample, as DGC and gradient dropping select by."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""SharedSupport: exchanges in which all ranks send the same elements, summed by one
-all-reduce.
+"""SharedSupport: all ranks send the same elements, summed by one all-reduce.
 
 DEFT's algorithm 1, once: add the residual (line 5), agree on the elements (lines 6 and
 7), gather their values (8), sum them (9), write the mean (10), clear them in the
@@ -206,14 +205,14 @@ def _take(
 
 
 def _deliver(support_K: Tensor, values: Tensor, out_N: Tensor) -> None:
-    """Writes the mean: values at the support, zeros elsewhere; NaN alone if some rank's
-    mark is.
+    """Writes the mean: values at the support, zeros elsewhere.
+
+    NaN alone if some rank's mark is.
     """
     values_K = values[:-1]
     mark_1 = values[-1:]
     if not bool(mark_1.isfinite()):
-        out_N.fill_(
-            torch.nan
-        )  # a host's share may hold no element of its message at the support
+        # a host's share may hold no element of its message at the support
+        out_N.fill_(torch.nan)
         return
     select.scatter_add(support_K, values_K.to(out_N.dtype), out_N.zero_())

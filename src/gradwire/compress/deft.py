@@ -1,5 +1,4 @@
-"""deft: the largest elements of each layer, as many as its norm asks for, each layer by
-one rank.
+"""deft: of each layer the largest elements, as many as its norm asks for.
 
 Source: Yoon and Oh, ICPP 2023, "DEFT: exploiting gradient norm difference between model
     layers for scalable gradient sparsification", algorithms 1 (``_support``) to 5.
@@ -86,8 +85,7 @@ from ._support import Partition, Pending, SelectedSupport, SharedSupport
 
 
 PER_LAYER = 2_000
-"""A layer's cost in ``work`` whatever its size: 0.8 us, where reading an element takes
-0.41 ns.
+"""A layer's cost in ``work`` whatever its size: 0.8 us; an element costs 0.41 ns.
 
 Measured with ``kernels.select.topk_ranges`` on one thread of a core with AVX-512,
 layers of 1 to 4 M elements of which 0.001 to 0.3 are chosen, not in the cache: the sum
@@ -103,8 +101,9 @@ _PER_CHOSEN = 8
 
 
 def work(sizes_L: Tensor, k_L: Tensor) -> list[int]:
-    """The cost of selecting k of each layer, in elements read; 0 for layers that are
-    sent whole.
+    """The cost of selecting k of each layer, in elements read.
+
+    0 for layers that are sent whole.
     """
     read_L = sizes_L + sizes_L.clamp(max=_READ_TWICE)
     found: list[int] = (
@@ -135,8 +134,7 @@ def loads(costs: Sequence[float], bins: Sequence[int], num_bins: int) -> list[fl
 
 
 def two_stage(tensor_sizes: Sequence[int], world: int) -> tuple[int, ...]:
-    """Algorithm 2: sizes of the layers of tensors of these sizes, in order, without a
-    gap.
+    """Algorithm 2: sizes of the layers of such tensors, in order, without a gap.
 
     A tensor of more than n_g / n elements becomes n layers of equal size (the first are
     longer by one if need be), any other is a layer. So none has more than ceil(n_g /
@@ -182,17 +180,18 @@ def partition_of(tensor_sizes: tuple[int, ...], world: int) -> Partition:
 
 
 _LEAST = 1e-200
-"""The least share of the largest norm; less counts as 0, as its level would not be
-finite.
+"""The least share of the largest norm.
+
+Less counts as 0, as its level would not be finite.
 """
 
 
 def layer_k(norms_L: Tensor, sizes_L: Tensor, budget: int) -> Tensor:
-    """k of each layer (int64, 1 to its size) from norms (float64) and sizes (int64, at
-    least 1).
+    """k of each layer (int64, 1 to its size) from norms (float64) and sizes (int64).
 
     >>> sizes_L = torch.tensor([100, 100, 2, 50])
-    >>> layer_k(torch.tensor([6.0, 2.0, 8.0, 0.0]).double(), sizes_L, budget=23).tolist()
+    >>> norms_L = torch.tensor([6.0, 2.0, 8.0, 0.0]).double()
+    >>> layer_k(norms_L, sizes_L, budget=23).tolist()
     [15, 5, 2, 1]
     """
     if not sizes_L.numel():
@@ -201,8 +200,7 @@ def layer_k(norms_L: Tensor, sizes_L: Tensor, budget: int) -> Tensor:
 
 
 def shares(norms_L: Tensor, sizes_L: Tensor, budget: int) -> Tensor:
-    """min(size, max(1, level * norm)), float64, at the level at which they add up to
-    ``budget``.
+    """min(size, max(1, level * norm)), float64, for the level of this ``budget``.
 
     Norms are finite, and ``budget`` is at least L. What cannot be spent is not.
     """
@@ -234,9 +232,7 @@ def shares(norms_L: Tensor, sizes_L: Tensor, budget: int) -> Tensor:
 
 
 def rounded(shares_L: Tensor) -> Tensor:
-    """Whole numbers (int64) next to ``shares_L``, whose running sums are theirs,
-    rounded.
-    """
+    """Whole numbers (int64) next to ``shares_L``, with equal running sums, rounded."""
     whole_L = shares_L.floor()
     # Only fractions are summed: a share that is whole keeps its value whatever the
     #     rounding.
@@ -280,8 +276,9 @@ def owners(partition: Partition, k_L: Tensor, world: int, delegate: int) -> Tens
 
 
 class Allocation:
-    """Each rank's layers and elements, as the layers' owners say; the same on every
-    rank.
+    """Each rank's layers and elements, as the layers' owners say.
+
+    The same on every rank.
     """
 
     def __init__(self, partition: Partition, owners_L: Tensor, world: int) -> None:
@@ -289,9 +286,8 @@ class Allocation:
         num_layers = owners_L.bincount(minlength=world + 1).tolist()
         if len(num_layers) > world + 1:
             raise RanksDiffer(
-                f"the delegate gives a layer to rank {len(num_layers) - 1} of "
-                f"{world}; give every "
-                "rank the same model, compressor and settings"
+                f"the delegate gives a layer to rank {len(num_layers) - 1} of {world}; "
+                "give every rank the same model, compressor and settings"
             )
         *self.layers, self._common = torch.split(
             owners_L.argsort(stable=True), num_layers
@@ -325,9 +321,8 @@ class Allocation:
         counts_P = before_P.diff(prepend=before_P.new_zeros(1))
         if int(counts_P.sum()) != places_K.numel() or bool((counts_P < 0).any()):
             raise RanksDiffer(
-                "ranks selected elements outside of their parts; give every "
-                "rank the same model, "
-                "compressor and settings"
+                "ranks selected elements outside of their parts; give every rank the "
+                "same model, compressor and settings"
             )
         counts_L = self.partition.sizes_L.clone()
         counts_L[self._owned_P] = counts_P
@@ -358,8 +353,7 @@ def select_layers(
     ks_P: Tensor,
     firsts_P: Tensor | None = None,
 ) -> Tensor:
-    """Indices (int32) of the ``ks_P`` largest by magnitude of each of the layers
-    ``layers_P``.
+    """Indices (int32) of the ``ks_P`` largest magnitudes of each layer ``layers_P``.
 
     All int64, layers in ascending order: so are the indices. A layer's first element
         counts as
@@ -387,8 +381,7 @@ class DeftState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class deft(SharedSupport):
-    """Averages about a ``density`` share of elements: of each layer those that are
-    largest there.
+    """Averages about a ``density`` share of elements, the largest of each layer.
 
     ``layers`` are the sizes of the tensors that lie in a message; None: those of the
     model. Each rank selects in layers of its own, so what ranks select never overlaps.
@@ -459,9 +452,7 @@ class deft(SharedSupport):
             return Allocation(partition, widen(told, width, owners_L), me.world)
 
         def even() -> Tensor:
-            """Each layer's k where all are of one density: what predictions go on
-            with.
-            """
+            """Each layer's k where all have one density, for predictions."""
             sizes_L = partition.sizes_L
             return layer_k(sizes_L.double(), sizes_L, self.kept(whole_N.numel()))
 

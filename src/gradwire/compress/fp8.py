@@ -1,5 +1,4 @@
-"""fp8: 8-bit floats, scaled so that a block's largest magnitude is the format's largest
-number.
+"""fp8: 8-bit floats, scaled to each block's largest magnitude.
 
 Source: Micikevicius et al., arXiv 2209.05433 (FP8 formats for deep learning): e4m3,
     with four exponent bits and three of fraction, scaled by the largest magnitude.
@@ -22,8 +21,9 @@ _LARGEST = 448.0
 
 
 class fp8(Program, contraction=True, error_feedback=True):
-    """Eight bits an element: four bits of precision down to a 28672th of the largest
-    magnitude.
+    """Eight bits an element: four bits of precision.
+
+    They reach down to a 28672th of the largest magnitude.
 
     Unlike ``int8`` it keeps the small elements of a block with a large one. ``block``
     is the number of elements that share a scale, a multiple of 64.

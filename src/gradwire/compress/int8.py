@@ -1,5 +1,4 @@
-"""int8: the nearest of 255 even levels up to a block's largest magnitude, a byte an
-element.
+"""int8: the nearest of 255 even levels up to a block's largest magnitude.
 
 Source: Dettmers et al., ICLR 2022 (8-bit optimizers), section 2.1: block-wise
     quantisation, each block of 4096 by its largest magnitude.
@@ -28,8 +27,7 @@ from ._quantise import inverse
 
 
 class int8(Program, contraction=True, error_feedback=True):
-    """Eight bits an element: the nearest multiple of a 127th of the block's largest
-    magnitude.
+    """Eight bits an element: the nearest multiple of a 127th of the block's largest.
 
     ``block`` is the number of elements that share it, a multiple of 64.
 

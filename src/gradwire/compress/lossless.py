@@ -1,5 +1,4 @@
-"""lossless: fewer bytes for the very same bits: exponents in few bits, all else as it
-is.
+"""lossless: the very same bits in fewer bytes, as exponents take few bits.
 
 Source: ZipNN (Hershcovitch et al., 2024): exponents of models and gradients have few
     values, and take Huffman's codes; the bits below them are noise, and stay as they
@@ -39,9 +38,7 @@ from .none import none
 
 _CODED = (torch.float32, torch.bfloat16)
 TYPICAL_BITS = 3
-"""The bits that an exponent usually takes, in sizes that plans and predictions count
-with.
-"""
+"""The usual bits of an exponent, for sizes in plans and predictions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,8 +149,9 @@ def _holding(spec: TensorSpec, num_codes: int) -> Format:
 
 
 def _dtype(payload: Payload) -> torch.dtype | None:
-    """The dtype of the values whose exponents are coded; None where they travel as they
-    are.
+    """The dtype of the values whose exponents are coded.
+
+    None where they travel as they are.
     """
     names = {field.name for field in payload.format}
     if "codes" not in names:

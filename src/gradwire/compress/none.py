@@ -90,8 +90,9 @@ class none(Compressor):
 
 @lru_cache
 def _format(dtype: torch.dtype, numel: int) -> Format:
-    """One format for all steps, as to make one takes as long as to scale a small
-    gradient.
+    """One format for all steps.
+
+    To make one takes as long as to scale a small gradient.
     """
     return Format((Field("values", dtype, numel),))
 

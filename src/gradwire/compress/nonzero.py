@@ -1,5 +1,4 @@
-"""nonzero: everything that is not zero, and nothing else: sparse gradients without
-loss.
+"""nonzero: everything that is not zero: sparse gradients without loss.
 
 Source: the sparse tensors of ZEN (OSDI 2025), definition 2; embeddings have such
 gradients.
@@ -117,9 +116,8 @@ class nonzero(Compressor):
         num_units = -(-out_N.numel() // self.width)
         entries = self._entries(payload)
         if scale == 1.0 and out_N.dtype == payload["values"].dtype:
-            entries = entries._replace(
-                values=payload["values"]
-            )  # NaN's bits as they are
+            # NaN's bits as they are
+            entries = entries._replace(values=payload["values"])
         scatter_entries(entries, Part(num_units), out_N.zero_(), scale)
         return out_N
 

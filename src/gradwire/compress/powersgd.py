@@ -1,5 +1,4 @@
-"""powersgd: every matrix as the product of two thin ones, found by one step of the
-power iteration.
+"""powersgd: every matrix as the product of two thin ones, by one power iteration.
 
 Source: Vogels, Karimireddy and Jaggi, PowerSGD, NeurIPS 2019, algorithms 1 and 2;
 HiPress 4.4. Differences from the paper:
@@ -60,9 +59,7 @@ from ..contract.verbs import AllReduce, Steps
 
 
 class MatrixBatch(NamedTuple):
-    """Adjacent matrices of one shape and rank: which tensors they are, and where all
-    lies.
-    """
+    """Adjacent matrices of one shape and rank: which tensors, and where they lie."""
 
     tensors: slice
     whole: slice
@@ -76,8 +73,7 @@ class MatrixBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class FactorLayout:
-    """The places of everything in a message's gradient and in the buffers of its
-    all-reduces.
+    """The places of everything in a message's gradient and in its all-reduces' buffers.
 
     The first all-reduce holds, in the order of the tensors, what stays dense and every
     P, the second every Q. ``dense`` are ranges of the gradient and of the first.
@@ -90,17 +86,16 @@ class FactorLayout:
 
 
 class MatrixState(NamedTuple):
-    """The layout of a message, which follows from the spec, and every tensor's next
-    start.
-    """
+    """The layout of a message, from its spec, and every tensor's next start."""
 
     layout: FactorLayout
     basis_T: tuple[Tensor, ...]
 
 
 def as_matrix(shape: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns of a tensor; a vector is one column, so factors are never worth
-    it.
+    """Rows and columns of a tensor.
+
+    A vector is one column, so factors are never worth it.
 
     >>> as_matrix((64, 3, 3, 3)), as_matrix((4096,))
     ((64, 27), (4096, 1))
@@ -109,9 +104,7 @@ def as_matrix(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def sent_numel(shape: Sequence[int], rank: int) -> int:
-    """Elements that travel of a tensor: of its factors, or its own where those are no
-    fewer.
-    """
+    """Elements that travel of a tensor: of its factors, or its own if fewer."""
     return min(sum(as_matrix(shape)) * rank, prod(shape))
 
 
@@ -157,8 +150,9 @@ def first_bases(
 
 
 def orthonormal(matrix_BNR: Tensor, out: Tensor) -> None:
-    """Fills ``out``, maybe the matrix itself, with orthonormal columns that span the
-    columns.
+    """Fills ``out`` with orthonormal columns that span the columns.
+
+    ``out`` may be the matrix itself.
 
     By Householder's QR (N >= R), which needs no epsilon: where columns depend on each
     other, or are zero, others that are orthogonal to the rest stand in for them. What
@@ -237,8 +231,7 @@ class MatrixStep:
         return whole_BNM, left_BNR, self.rounds[1][m.right].view(b, columns, rank)
 
     def gather(self) -> None:
-        """Adds gradient and residual, and puts what stays dense into the first
-        all-reduce.
+        """Adds gradient and residual; the dense part goes into the first all-reduce.
 
         That is divided by W before it is summed, as DDP does, so that a sum cannot
         overflow where the mean does not.
@@ -280,8 +273,7 @@ class MatrixStep:
 
 @dataclass(frozen=True, kw_only=True)
 class powersgd(Exchange):
-    """Averages matrices by way of two factors of ``rank`` columns, a whole number from
-    1.
+    """Averages matrices by two factors of ``rank`` columns, a whole number from 1.
 
     ``seed`` draws the Q that the first step starts from.
 
@@ -293,8 +285,10 @@ class powersgd(Exchange):
     >>> spec = TensorSpec("fc.weight", 64, shapes=((8, 8),))
     >>> exchange = powersgd(rank=1)
     >>> mean = run_local(exchange, grads, [exchange.init(spec, 2)] * 2)[0][0]
-    >>> torch.allclose(mean, 2 * grads[0]), exchange.wire_bytes(spec, 2), spec.size_bytes
-    (True, [64, 64], 256)
+    >>> torch.allclose(mean, 2 * grads[0])
+    True
+    >>> exchange.wire_bytes(spec, 2), spec.size_bytes
+    ([64, 64], 256)
     """
 
     rank: int = 4

@@ -73,8 +73,9 @@ class qsgd(Program, unbiased=True):
         return replace(self, norm="max")
 
     def stated(self) -> Traits:
-        """An element is off by a level at most, a block so by norm / levels *
-        sqrt(block).
+        """An element is off by a level at most.
+
+        A block is off by norm / levels * sqrt(block) at most.
         """
         return replace(type(self).traits, contraction=self.block <= self.levels**2)
 

@@ -75,9 +75,7 @@ class randomk(SharedSupport):
         )
 
     def draw(self, state: Tensor, numel: int, out_K: Tensor) -> Tensor:
-        """Fills ``out_K`` (int32) with so many different elements below ``numel``,
-        ascending.
-        """
+        """Fills ``out_K`` (int32) with different indices below ``numel``, ascending."""
         stream, step = state.tolist()
         low, high = words(torch.tensor([0, 16]), self.seed, step, stream).tolist()
         torch.arange(out_K.numel(), out=out_K)

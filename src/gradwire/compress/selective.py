@@ -1,5 +1,4 @@
-"""selective: each tensor of a message is sparsified by itself, and the smallest travel
-dense.
+"""selective: each tensor is sparsified by itself, and the smallest travel dense.
 
 Source: Ming et al., ICDE 2026, "SSFusion: Tensor Fusion with Selective Sparsification
     for Efficient Distributed DNN Training", section IV-B (per-tensor selection,
@@ -83,14 +82,13 @@ from ._residual import as_working
 
 
 SMALL = 102_400
-"""The most elements of a tensor that is left dense of itself: the paper's section
-III-B.
-"""
+"""The most elements of a tensor that is left dense by itself (section III-B)."""
 
 
 class Choice(NamedTuple):
-    """How a message's tensors travel; the same on all ranks, as it follows from their
-    sizes.
+    """How a message's tensors travel.
+
+    The same on all ranks, as it follows from their sizes.
     """
 
     dense: tuple[int, ...]
@@ -142,9 +140,7 @@ def choose(
 def _compensated(
     rising: list[int], density: float, floor: float, dense_cost: float
 ) -> tuple[int, float]:
-    """How many of the smallest are dense, and the density that is left to the
-    others.
-    """
+    """How many of the smallest are dense, and the density left to the others."""
     least = min(floor, density)
     total = sum(rising)
     excluded = 0
@@ -181,8 +177,9 @@ class SelectedElements(NamedTuple):
 
 @dataclass(frozen=True)
 class Mixed:
-    """How tensors of ``sizes`` elements and one ``dtype`` travel; ``codec`` encodes the
-    sparse.
+    """How tensors of ``sizes`` elements and one ``dtype`` travel.
+
+    ``codec`` encodes the sparse.
     """
 
     codec: Compressor
@@ -225,8 +222,9 @@ class Mixed:
         )
 
     def received(self, size_bytes: int) -> Format:
-        """The layout of a payload of so many bytes; ``RanksDiffer`` where none has so
-        many.
+        """The layout of a payload of so many bytes.
+
+        ``RanksDiffer`` where none has so many.
         """
         num_entries, rest = divmod(size_bytes - self.layout(0).size_bytes, _ENTRY_BYTES)
         if rest or num_entries < 0:
@@ -280,8 +278,9 @@ class Mixed:
     def merge(
         self, me: Member, sizes: Sequence[int], gathered: Tensor, out_N: Tensor
     ) -> Selection:
-        """Writes the mean of the ranks' payloads, of ``sizes`` bytes; ranks add up in
-        one order.
+        """Writes the mean of the ranks' payloads, of ``sizes`` bytes.
+
+        Ranks add up in one order.
         """
         slot = slot_bytes(max(sizes))
         payloads = [
@@ -326,8 +325,9 @@ class Mixed:
         residuals: Tensors | None,
         is_sum: bool = False,
     ) -> Iterator[SelectedElements]:
-        """The entries of sparse tensors, by one call; gradients that ``is_sum`` hold
-        residuals.
+        """The entries of sparse tensors, by one call.
+
+        Gradients that ``is_sum`` hold residuals.
         """
         if not places:
             return
@@ -349,8 +349,9 @@ class Mixed:
     def _put_dense(
         self, dense_D: Tensor, grads: Tensors, residuals: Tensors | None
     ) -> None:
-        """Fills ``dense_D``: of the dense tensors everything is sent, and nothing
-        stays.
+        """Fills ``dense_D``.
+
+        Of the dense tensors everything is sent, and nothing stays.
         """
         sent = [grads[place] for place in self.choice.dense]
         if residuals is None:
@@ -385,8 +386,9 @@ def _num_entries(form: Format) -> int:
 
 
 def _at_least_one(grad_N: Tensor, residual_N: Residual) -> tuple[Tensor, Tensor]:
-    """The largest element of a tensor of which a sparsifier took nothing; none of
-    zeros.
+    """The largest element of a tensor of which a sparsifier took nothing.
+
+    None for a tensor of zeros.
     """
     whole_N = grad_N if residual_N is None else residual_N
     count = int(bool(whole_N.any()))

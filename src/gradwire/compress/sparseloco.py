@@ -1,5 +1,4 @@
-"""sparseloco: the largest elements of every 4096, each in two bits: a sign and one of
-two levels.
+"""sparseloco: the largest of every 4096 elements, each in two bits.
 
 Source: Sarfi, Thérien, Lidin, Belilovsky 2025, arXiv 2508.15706, "Communication
     efficient LLM pre-training with SparseLoCo": chunks of 4096 elements, of which the
@@ -45,8 +44,7 @@ _HIGH = 2
 
 @dataclass(frozen=True, kw_only=True)
 class sparseloco(Coo):
-    """Sends the ``density`` share of each 4096 elements, as signs and one of two
-    magnitudes.
+    """Sends the ``density`` share of each 4096 elements, as signs and two magnitudes.
 
     ``density`` is k/n, from 1/4096 to 1.
 
@@ -129,8 +127,9 @@ class sparseloco(Coo):
 
 
 def _largest(rows: Tensor, count: int) -> Tensor:
-    """The places of the ``count`` largest magnitudes of every row, ascending; NaN is
-    largest.
+    """The places of the ``count`` largest magnitudes of every row, ascending.
+
+    NaN is largest.
     """
     return rows.abs().topk(count, dim=1, sorted=False).indices.sort(dim=1).values
 

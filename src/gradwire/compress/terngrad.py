@@ -90,8 +90,9 @@ class terngrad(Program, unbiased=True):
 
 
 def _clipped(top: Scalar, gradient: Vector, clip: float) -> Scalar:
-    """The scale of a block whose elements are cut off: what lies beyond it is sent as
-    the scale.
+    """The scale of a block that is cut off.
+
+    An element beyond the scale is sent as the scale.
     """
     mean_square = reduce(map(gradient, lambda x: x * x), add) / size(gradient)
     limit = clip * sqrt(mean_square)

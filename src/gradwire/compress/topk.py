@@ -75,9 +75,7 @@ class topk(Coo):
             )
 
     def kept(self, numel: int) -> int:
-        """How many of ``numel`` elements are kept: at least one of any non-empty
-        gradient.
-        """
+        """How many of ``numel`` elements are kept, at least one unless it is 0."""
         return share_of(self.density, numel)
 
     def format(self, spec: TensorSpec) -> Format:

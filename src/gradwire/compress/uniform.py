@@ -1,5 +1,4 @@
-"""uniform: even levels between a block's smallest and largest element, rounded at
-random.
+"""uniform: even levels between a block's extremes, rounded at random.
 
 Source: HiPress figure 5, where this stochastic min/max quantiser is called TernGrad;
     Wen et al.'s own is ``terngrad`` here.
@@ -42,8 +41,7 @@ BITWIDTHS = (1, 2, 4, 8)
 
 
 class uniform(Program, unbiased=True):
-    """``bitwidth`` bits an element (1, 2, 4 or 8), which stand for 2**bitwidth even
-    levels.
+    """``bitwidth`` bits an element (1, 2, 4 or 8), for 2**bitwidth even levels.
 
     An element between two levels goes to either, the nearer one more often: its
     expectation is the element. ``seed`` chooses the random numbers.
@@ -63,8 +61,9 @@ class uniform(Program, unbiased=True):
         check_choice("uniform bitwidth", self.bitwidth, BITWIDTHS)
 
     def stated(self) -> Traits:
-        """An element is off by a gap at most, and all gaps are at most sqrt(2) times
-        the norm.
+        """An element is off by a gap at most.
+
+        All gaps are at most sqrt(2) times the norm.
         """
         return replace(type(self).traits, contraction=2 * self.block <= self.gaps**2)
 

@@ -1,5 +1,4 @@
-"""The contracts: what a compressor, a collective and an exchange are, and what they
-declare.
+"""The contracts: what compressors, collectives and exchanges are and declare.
 
 Every other room builds on this one: payloads, verbs, specs, states and the registries
 are here too. It knows no algorithm by name, no device and no driver.

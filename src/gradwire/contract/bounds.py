@@ -28,10 +28,12 @@ def check_whole(
 ) -> None:
     """Refuses all but whole numbers from ``least`` to ``most``, of ``multiple`` each.
 
-    >>> check_whole("rank", 0, "leave it at 4")
-    Traceback (most recent call last):
-    gradwire.errors.InvalidSetting: rank must be a whole number, 1 to 2**63 - 1, got 0; leave \
-it at 4
+    >>> from gradwire.errors import InvalidSetting
+    >>> try:
+    ...     check_whole("rank", 0, "leave it at 4")
+    ... except InvalidSetting as error:
+    ...     print(error)
+    rank must be a whole number, 1 to 2**63 - 1, got 0; leave it at 4
     """
     is_whole = isinstance(given, int) and not isinstance(given, bool)
     if not is_whole or not least <= given <= most or given % multiple:  # type: ignore[operator]

@@ -16,8 +16,9 @@ from .verbs import Steps
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """The traits that a collective asks of a compressor; ``()`` and ``False`` ask
-    nothing.
+    """The traits that a collective asks of a compressor.
+
+    ``()`` and ``False`` ask nothing.
     """
 
     additive: bool = False
@@ -30,10 +31,9 @@ class Needs:
         """Why a compressor of these traits cannot be used, or None if it can."""
         if self.additive and not traits.additive and traits.layout is Layout.SPARSE:
             return (
-                "it sums payloads entry by entry, and here each rank takes its "
-                "own elements, so "
-                "entries of different elements would be added up (there is no "
-                "shared support)"
+                "it sums payloads entry by entry, and here each rank takes its own "
+                "elements, so entries of different elements would be added up (there "
+                "is no shared support)"
             )
         if self.additive and not traits.additive:
             return "it sums payloads on the way, and these payloads cannot be summed"
@@ -43,9 +43,8 @@ class Needs:
             )
         if self.exact_size_of_scales and traits.shared_scale and not traits.exact_size:
             return (
-                "it encodes a sum again at every rank, and payloads that vary "
-                "in size and share a "
-                "scale make sums larger from rank to rank"
+                "it encodes a sum again at every rank, and payloads that vary in size "
+                "and share a scale make sums larger from rank to rank"
             )
         if self.layouts and traits.layout not in self.layouts:
             needed = " or ".join(layout.value for layout in self.layouts)
@@ -57,17 +56,16 @@ class Needs:
 
 
 class Dimensions(NamedTuple):
-    """The features that tell sparse schemes apart: ZEN (OSDI 2025), section 2.2 and
-    table 3.
+    """The features that tell sparse schemes apart.
+
+    ZEN (OSDI 2025), section 2.2 and table 3, has them.
     """
 
     communication: Literal["ring", "hierarchy", "point-to-point"]
     aggregation: Literal["one-shot", "incremental"]
     """Payloads are summed after all have arrived, or at every stage on the way."""
     partition: Literal["centralization", "parallelism"]
-    """Gradients travel whole, or each in parts that are aggregated in different
-    places.
-    """
+    """Gradients travel whole, or in parts that are aggregated in different places."""
     balance: Literal["balanced", "imbalanced"] | None
     """Parts carry equally much, or may not; None where there are no parts."""
 
@@ -84,8 +82,9 @@ class Collective(metaclass=KeywordSettings):
     dimensions: ClassVar[Dimensions | None] = None
     """The features of a scheme for sparse payloads; None for any other collective."""
     exact_size: ClassVar[bool] = True
-    """True: the bytes follow from the sizes of payloads. False: also from the selected
-    elements.
+    """True: the bytes follow from the sizes of payloads.
+
+    False: also from the selected elements.
     """
     encodes_sums: ClassVar[bool] = False
     """Every rank encodes a partial sum again, or rounds it to the payload's dtype. An

@@ -22,8 +22,7 @@ from .spec import TensorSpec, working_dtype
 
 
 class KeywordSettings(ABCMeta):
-    """The kind of classes of algorithms, which are keyword-only dataclasses of their
-    settings.
+    """The kind of classes of algorithms: keyword-only dataclasses of their settings.
 
     A setting without its name, or by a name that there is not, is refused as
     ``InvalidSetting``. Classes that are no such dataclasses take what they like.
@@ -48,17 +47,16 @@ class KeywordSettings(ABCMeta):
 
     @property
     def __signature__(cls) -> Signature:
-        """The settings themselves, which ``help`` and pages would else not see behind a
-        call.
-        """
+        """The settings themselves, for ``help`` and pages, beside a plain call."""
         whole: Any = cls.__init__  # type: ignore[misc]
         found = signature(whole)
         return found.replace(parameters=[*found.parameters.values()][1:])
 
 
 def _names(cls: type) -> list[str] | None:
-    """A class's settings, its own before those that bases have; None if it is not of
-    that form.
+    """A class's settings, its own before those that bases have.
+
+    None if it is not of that form.
     """
     if not is_dataclass(cls) or "__init__" not in vars(cls):
         return None
@@ -92,8 +90,9 @@ checkpoints whose ranks differ are refused.
 MOST_COUNTED = 2**32 - 1
 
 Residual = Tensor | None
-"""The part of a gradient that was not sent, in the working dtype; None where nobody
-keeps it.
+"""The part of a gradient that was not sent, in the working dtype.
+
+None where nobody keeps it.
 """
 Memory = Tensor | None
 """Memory (uint8) for a payload; None: new memory."""
@@ -119,9 +118,7 @@ class Traits:
     additive: bool = False
     """Payloads may be summed element by element by a library all-reduce."""
     exact_size: bool = True
-    """The payload's size follows from the spec alone; else ``format`` is the largest
-    there is.
-    """
+    """The payload's size follows from the spec; else ``format`` is the largest."""
     unbiased: bool = False
     """The expectation of decode(encode(x)) is x."""
     contraction: bool = False
@@ -129,9 +126,7 @@ class Traits:
     error_feedback: bool = False
     """Trains well only if the unsent part of a gradient is kept for the next step."""
     reads_latest: bool = False
-    """The payload depends on the gradient and the residual apart, and not on their sum
-    alone.
-    """
+    """The payload depends on gradient and residual apart, not on their sum alone."""
     shared_scale: bool = False
     """Elements share numbers of the decoder, such as a scale or a mean.
 
@@ -141,8 +136,9 @@ class Traits:
     shared_support: bool = False
     """All ranks select the same elements, so an all-reduce can sum the values."""
     density_range: tuple[float, float] | None = None
-    """The least and the most selected elements, as factors of ``density``; None: no
-    density.
+    """The least and the most selected elements, as factors of ``density``.
+
+    None: no density.
 
     The most holds for every gradient. The least holds if 64 elements or more are asked
     for, and the gradient has as many elements that are not 0.
@@ -150,12 +146,11 @@ class Traits:
     whole_tensors: bool = False
     """An exchange that needs whole tensors in their shapes."""
     every_tensor: bool = False
-    """Each rank sends elements of every tensor in a message, except of tensors of
-    zeros.
-    """
+    """Each rank sends elements of every tensor in a message, unless it is all zeros."""
     same_threads: bool = False
-    """Every rank computes the same values for itself. So all ranks need as many
-    threads.
+    """Every rank computes the same values for itself.
+
+    So all ranks need as many threads.
     """
     host_only: bool = False
     """Encode runs on the host. Gradients of a device are copied to the host first."""
@@ -169,8 +164,9 @@ class Compressor(metaclass=KeywordSettings):
     """
 
     traits: ClassVar[Traits]
-    """The traits of the default settings; an instance has its own where a setting
-    changes them.
+    """The traits of the default settings.
+
+    An instance has its own where a setting changes them.
     """
 
     def for_world(self, world: int, rank: int = 0) -> Compressor:
@@ -183,8 +179,7 @@ class Compressor(metaclass=KeywordSettings):
         return self
 
     def chunk(self, start: int, stop: int) -> Compressor:
-        """The variant for elements ``start`` to ``stop`` of the gradient that this one
-        is for.
+        """The variant for elements ``start`` to ``stop`` of this one's gradient.
 
         Default: itself, as most are for any gradient.
         """
@@ -276,16 +271,16 @@ class Compressor(metaclass=KeywordSettings):
         """Writes ``scale`` times the decoded gradient into ``out_N`` and returns it."""
 
     def is_decoded(self, *, scale: float) -> bool:
-        """Whether an additive payload that lies in ``out_N`` itself needs no
-        ``decode``.
+        """Whether an additive payload in ``out_N`` itself needs no ``decode``.
 
         Default: it needs ``decode``.
         """
         return False
 
     def merge(self, payload: Payload, sum_N: Tensor, *, scale: float = 1.0) -> None:
-        """Adds ``scale`` times the decoded gradient to ``sum_N``: CaSync's merge after
-        decode.
+        """Adds ``scale`` times the decoded gradient to ``sum_N``.
+
+        It is CaSync's merge after decode.
         """
         sum_N.add_(self.decode(payload, torch.empty_like(sum_N)), alpha=scale)
 
@@ -302,8 +297,9 @@ class Compressor(metaclass=KeywordSettings):
 
     @property
     def width(self) -> int:
-        """Elements of a sparse payload that share one index; 1 but where rows travel
-        whole.
+        """Elements of a sparse payload that share one index.
+
+        1 but where rows travel whole.
         """
         return 1
 
@@ -334,8 +330,9 @@ class Compressor(metaclass=KeywordSettings):
         residuals: Sequence[Tensor | None] | None = None,
         buffers: Sequence[Tensor | None] | None = None,
     ) -> list[tuple[Payload, State]]:
-        """``encode`` of several gradients, each bit for bit as alone; may be one kernel
-        call.
+        """``encode`` of several gradients, each bit for bit as alone.
+
+        May be one kernel call.
 
         Batch compression: HiPress, section 3.2.
         """
@@ -358,8 +355,9 @@ class Compressor(metaclass=KeywordSettings):
     def merge_many(
         self, payloads: Sequence[Payload], sums: Sequence[Tensor], *, scale: float = 1.0
     ) -> None:
-        """``merge`` of several payloads, each as alone into its own sum; may be one
-        kernel call.
+        """``merge`` of several payloads, each as alone into its own sum.
+
+        May be one kernel call.
         """
         for payload, sum_N in zip(payloads, sums, strict=True):
             self.merge(payload, sum_N, scale=scale)

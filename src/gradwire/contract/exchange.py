@@ -1,6 +1,4 @@
-"""Exchange: the whole way of one gradient, from this rank's values to the mean over
-ranks.
-"""
+"""Exchange: one gradient's way from this rank's values to the mean over ranks."""
 
 from __future__ import annotations
 
@@ -34,13 +32,10 @@ class Exchange(metaclass=KeywordSettings):
     """
 
     traits: ClassVar[Traits | None] = None
-    """The traits of an algorithm in ``compress/`` that is an exchange of its own; else
-    None.
-    """
+    """The traits of an algorithm in ``compress/`` that is an exchange; else None."""
 
     decides_by: ClassVar[tuple[str, ...]] = ()
-    """Names of its state's fields, beside whole numbers, by which ranks decide what
-    they send.
+    """State fields, beside whole numbers, by which ranks decide what they send.
 
     They have the same values on all ranks, and a checkpoint whose ranks differ is
     refused.
@@ -48,8 +43,7 @@ class Exchange(metaclass=KeywordSettings):
 
     @property
     def declared(self) -> Traits:
-        """The promises of the whole way: those of a pair, or of exchanges around
-        another, together.
+        """The promises of a pair, or of all exchanges around another together.
 
         ``exact_size`` says whether the bytes of a step follow from the gradient's spec
         alone.
@@ -58,9 +52,7 @@ class Exchange(metaclass=KeywordSettings):
 
     @property
     def ranks_per_host(self) -> int:
-        """The number of ranks on each host, where it has verbs among a host's ranks;
-        else 1.
-        """
+        """The number of ranks on each host if it has verbs among them, else 1."""
         return 1
 
     def __init_subclass__(cls) -> None:
@@ -146,8 +138,7 @@ class Exchange(metaclass=KeywordSettings):
         return self.expected_bytes(spec, world) if is_exact else None
 
     def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        """``wire_bytes`` of payloads of typical size where sizes vary: predictions use
-        them.
+        """``wire_bytes`` of payloads of typical size where sizes vary, for predictions.
 
         They are those of a first step: where ranks take turns at a broadcast, rank 0 is
             its root.
@@ -166,15 +157,11 @@ class Exchange(metaclass=KeywordSettings):
 
 
 class EncodesTensors(ABC):
-    """An exchange that can encode some tensors of a message before the others are
-    there.
-    """
+    """An exchange that can encode tensors of a message before the others are there."""
 
     @abstractmethod
     def apart(self, spec: TensorSpec) -> tuple[int, ...]:
-        """Places of the tensors in a message of this spec that it can encode each by
-        itself.
-        """
+        """Places of the tensors in a message that it can encode each by itself."""
 
     @abstractmethod
     def encode_ahead(

@@ -1,6 +1,4 @@
-"""Text files: written whole or not at all, and errors that name the file and the
-remedy.
-"""
+"""Text files: written whole or not at all; errors name the file and the remedy."""
 
 from __future__ import annotations
 
@@ -21,16 +19,16 @@ def read_text(path: Path | str, remedy: str) -> str:
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Writes a file; one that is there is replaced at once, so that nobody reads half
-    of it.
+    """Writes a file.
+
+    One that is there is replaced at once, so that nobody reads half of it.
 
     Raises ``InvalidSetting`` where it cannot be written.
     """
     try:
         target = Path(path).resolve()
-        if (
-            target.exists() and not target.is_file()
-        ):  # a pipe or a device stays what it is
+        # a pipe or a device stays what it is
+        if target.exists() and not target.is_file():
             target.write_text(text, encoding="utf-8")
         else:
             write_anew(target, text)

@@ -1,5 +1,4 @@
-"""A rank's part in a message: its place among ranks, its buffers, and what a step was
-like.
+"""A rank's part in a message: its place, its buffers, and what a step was like.
 
 **Sizes** of payloads that vary ranks tell each other before the payloads themselves
 travel. Where a compressor's sizes follow from the spec, they are known and nothing is
@@ -37,8 +36,9 @@ _ON_HOST = torch.empty(0, device="cpu")
 
 
 class _Own:
-    """The passing buffers of one thread, by name, dtype and device; they end with the
-    thread.
+    """The passing buffers of one thread, by name, dtype and device.
+
+    They end with the thread.
     """
 
     def __init__(self) -> None:
@@ -58,8 +58,9 @@ _threads = _Threads()
 
 
 def passing(name: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A vector of ``numel`` undefined elements, valid until this thread's computation
-    ends.
+    """A vector of ``numel`` undefined elements for this thread's computation.
+
+    It is valid until the computation ends.
 
     Within one computation every use has another name. A buffer only grows, by an eighth
     more than is needed. What is never written of it takes no memory of a CPU.
@@ -76,9 +77,7 @@ def passing(name: str, numel: int, dtype: torch.dtype, device: torch.device) -> 
 
 
 def passing_bytes(*, own: bool = False) -> int:
-    """Bytes of all passing buffers in this process, or of the calling thread's
-    ``own``.
-    """
+    """Bytes of all passing buffers in this process, or of this thread's ``own``."""
     kept = [_threads.own]
     if not own:
         with _lock:
@@ -91,8 +90,9 @@ def passing_bytes(*, own: bool = False) -> int:
 
 
 def nothing() -> None:
-    """Does nothing: a simulation calls it in place of a computation whose result nobody
-    needs.
+    """Does nothing.
+
+    A simulation calls it in place of a computation whose result nobody needs.
     """
 
 
@@ -104,8 +104,7 @@ so many more.
 
 
 def turns_of(exchanges: Iterable[Hashable]) -> list[int]:
-    """The turn of each message, by the exchanges of all in issue order: see
-    ``Member.turn``.
+    """The turn of each message, by all exchanges in issue order: see ``Member.turn``.
 
     >>> turns_of(["dense", "onebit", "dense", "dense"])
     [0, 0, 1, 2]
@@ -119,13 +118,12 @@ def turns_of(exchanges: Iterable[Hashable]) -> list[int]:
 
 
 class Selection(NamedTuple):
-    """How many elements of one message were asked for, taken and averaged in one
-    step.
-    """
+    """How many elements of one message a step asked for, took and averaged."""
 
     asked: float
-    """The density asked for, times the number of elements; NaN where a codec has no
-    density.
+    """The density asked for, times the number of elements.
+
+    NaN where a codec has no density.
     """
     selected: int
     """The number of elements that this rank took."""
@@ -147,8 +145,9 @@ class Imbalance(NamedTuple):
 
 
 class Shards(NamedTuple):
-    """How a message's layers are cut among a tensor-parallel group: this rank holds one
-    part.
+    """How a tensor-parallel group cuts a message's layers.
+
+    This rank holds one part.
     """
 
     place: int
@@ -158,8 +157,7 @@ class Shards(NamedTuple):
 
 
 class Member:
-    """One rank's place in one message: who it is, among how many, and the buffers it
-    may reuse.
+    """One rank's place in one message, and the buffers that it may reuse.
 
     Buffers are found by name, so the second and all later steps allocate nothing. What
     a message sends, or needs in a later computation, lies in ``scratch``, and all else
@@ -190,22 +188,26 @@ class Member:
         on every rank. What not all ranks have to do for a message they do by turns.
         """
         self.selection: Selection | None = None
-        """The last step's selection; None where nothing was selected, as for dense
-        gradients.
+        """The last step's selection.
+
+        None where nothing was selected, as for dense gradients.
         """
         self.imbalance: Imbalance | None = None
         """The last step's imbalance; None where gradients are not cut into parts."""
         self.way: str | None = None
-        """The last step's way (see ``exchange/natural``); None where ranks choose
-        none.
+        """The last step's way (see ``exchange/natural``).
+
+        None where ranks choose none.
         """
         self.cluster: Any = None
-        """The ranks and links (a Cluster), the same on every rank; None where they are
-        not known.
+        """The ranks and links (a Cluster), the same on every rank.
+
+        None where they are not known.
         """
         self.shards: Shards | None = None
-        """The parts of the layers, if other ranks hold some that an exchange may ask;
-        else None.
+        """The parts of the layers, if other ranks hold some; else None.
+
+        An exchange may ask these ranks.
         """
         self.ahead: dict[int, Any] = {}
         """The tensors that were encoded before the message, by place: see
@@ -217,8 +219,9 @@ class Member:
         self._variant: tuple[Compressor, Compressor] | None = None
 
     def across(self, ranks_per_host: int) -> Member:
-        """This rank's place among those of the same place on all hosts, with buffers of
-        its own.
+        """This rank's place among those of the same place on all hosts.
+
+        It has buffers of its own.
         """
         if self._across is None:
             place = self.rank // ranks_per_host
@@ -286,8 +289,9 @@ class Member:
         return found[:numel] if varies else found
 
     def room(self, numel: int, like: Tensor, dtype: torch.dtype) -> Room | None:
-        """The message's room of ``numel`` undefined elements; None if no other rank can
-        map it.
+        """The message's room of ``numel`` undefined elements.
+
+        None if no other rank can map it.
         """
         if self._room is None:
             self._room = Room(numel, like, dtype)
@@ -309,8 +313,7 @@ class Member:
     def passing(
         self, name: str, numel: int, like: Tensor, dtype: torch.dtype
     ) -> Tensor:
-        """A buffer of ``numel`` undefined elements that is valid within one computation
-        only.
+        """A buffer of ``numel`` undefined elements, valid within one computation only.
 
         All messages share it, by ``name``: see `passing`.
         """
@@ -318,9 +321,7 @@ class Member:
 
     @property
     def buffers(self) -> dict[str, Tensor]:
-        """The buffers of ``scratch`` by name, the room and those among hosts with
-        them.
-        """
+        """The buffers of ``scratch`` by name, with the room and those among hosts."""
         across = {} if self._across is None else self._across.buffers
         room = {"room": self._room.own_M} if self._room and self._room.is_open else {}
         return {
@@ -351,10 +352,8 @@ class Member:
             if not 0 <= size <= limit:
                 raise RanksDiffer(
                     f"rank {rank} of {self.world} announces a payload of {size} "
-                    f"{unit}, and "
-                    f"rank {self.rank} can take {limit}; give every rank the "
-                    "same model, "
-                    "compressor and settings"
+                    f"{unit}, and rank {self.rank} can take {limit}; give every rank "
+                    "the same model, compressor and settings"
                 )
         return found
 
@@ -412,8 +411,9 @@ def tell_all(
 def tell_count(
     me: Member, count: int, most: int, *, unit: str = "units"
 ) -> Steps[list[int]]:
-    """Tells every rank how many units this one has, at most ``most``; returns all
-    ranks' counts.
+    """Tells every rank how many units this one has, at most ``most``.
+
+    Returns all ranks' counts.
 
     In a simulation all ranks have as many.
     """

@@ -18,9 +18,7 @@ from ..errors import invalid
 
 
 def slot_bytes(size_bytes: int) -> int:
-    """The size rounded up to 8 bytes: payloads that lie one behind the other stay
-    aligned.
-    """
+    """The size rounded up to 8 bytes, so that payloads in a row stay aligned."""
     return -(-size_bytes // 8) * 8
 
 
@@ -48,10 +46,11 @@ class Field:
 
 @dataclass(frozen=True)
 class Format:
-    """The fields of a payload in the order in which they lie, each aligned to its own
-    item size.
+    """The fields of a payload in order, each aligned to its own item size.
 
-    >>> Format((Field("scales", torch.float32, 2), Field("bits", torch.uint8, 3))).size_bytes
+    >>> scales = Field("scales", torch.float32, 2)
+    >>> bits = Field("bits", torch.uint8, 3)
+    >>> Format((scales, bits)).size_bytes
     11
     """
 

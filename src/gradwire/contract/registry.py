@@ -1,5 +1,4 @@
-"""Algorithms by name: a folder's files are its algorithms, and other packages may add
-theirs.
+"""Algorithms by name: a folder's files, and those that other packages add.
 
 ``compress/topk.py`` defines ``topk``, and that is all. An algorithm with helpers of its
 own may be a folder. Files that start with an underscore are support and bear no public
@@ -31,8 +30,7 @@ SHARED = frozenset({"steps"})
 
 
 class Kind(NamedTuple):
-    """A kind of algorithm: its word, the library's folder and the entry points of other
-    packages.
+    """A kind of algorithm: its word, its folder and other packages' entry points.
 
     ``elsewhere`` are names of gradwire's further packages, which need not be installed,
     and the package that has each.
@@ -52,9 +50,8 @@ class Kind(NamedTuple):
 _LAB = "gradwire-lab"
 _BENCH = "gradwire-bench"
 _COMPRESSORS = (
-    "adacomp cltk gaussiank graddrop hardthreshold natural_compression oktopk "
-    "redsync sharded_dgc "
-    "sidco spardl tbq threelc"
+    "adacomp cltk gaussiank graddrop hardthreshold natural_compression oktopk redsync "
+    "sharded_dgc sidco spardl tbq threelc"
 )
 
 KINDS = {
@@ -196,16 +193,16 @@ def found_of(kind: Kind) -> dict[str, Home]:
             both = f"{found[name].distribution} and {home.distribution}"
             home = found[name]._replace(
                 clash=f"{kind.word} {name!r} is defined by two installed packages, "
-                f"{both}; "
-                "uninstall one of them, or rename it"
+                f"{both}; uninstall one of them, or rename it"
             )
         found[name] = home
     return dict(sorted(found.items()))
 
 
 def extension(name: str) -> Any:
-    """A part of ``EXTENSIONS``; raises ``NotInstalled`` where its package is not
-    installed.
+    """A part of ``EXTENSIONS``.
+
+    Raises ``NotInstalled`` where its package is not installed.
     """
     for point in entry_points(group="gradwire.extensions", name=name):
         return point.load()

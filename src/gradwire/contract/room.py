@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 Whereabouts = tuple[int, int, int, int]
-"""A process, its file descriptor, bytes and a number that no other room has; zeros for
-no news.
+"""A process, its file descriptor, bytes and a number that no other room has.
+
+Zeros for no news.
 """
 _NO_NEWS: Whereabouts = (0, 0, 0, 0)
 
@@ -60,16 +61,18 @@ class Room:
             self.settle(is_lent=False)
 
     def tell(self) -> Whereabouts:
-        """The place where others find this room, the first time; then there are no
-        news.
+        """The place where others find this room, the first time.
+
+        Then there are no news.
         """
         told = self._told
         self._told = _NO_NEWS
         return told
 
     def map(self, told: Sequence[Sequence[int]], rank: int) -> bool:
-        """Maps the rooms that all ranks of the host have ``told``; returns whether all
-        are mapped.
+        """Maps the rooms that all ranks of the host have ``told``.
+
+        Returns whether all are mapped.
 
         Only the file that was told is opened. In another container its numbers may
         stand for another file.
@@ -93,8 +96,9 @@ class Room:
         return True
 
     def settle(self, *, is_lent: bool) -> None:
-        """Notes the agreement of the host's ranks: all have mapped all rooms, or nobody
-        uses them.
+        """Notes the agreement of the host's ranks.
+
+        All have mapped all rooms, or nobody uses them.
 
         What is mapped stays, and the file is not opened again.
         """

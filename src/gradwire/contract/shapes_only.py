@@ -71,9 +71,7 @@ class SizeOnlyCompressor(Compressor):
 
 
 class WritesNothing(TorchFunctionMode):
-    """A mode that skips operations in place, which without data would only take
-    time.
-    """
+    """A mode that skips operations in place, which only take time without data."""
 
     def __torch_function__(
         self,
@@ -200,9 +198,8 @@ def record(
     ) as error:  # which torch raises where it is asked for values
         raise _LooksAtValues(
             f"{exchange!r} cannot be simulated: it looks at values, and there are none "
-            f"({str(error).splitlines()[0]}); only exchanges whose verbs and "
-            "sizes follow from the "
-            "tensor's spec can"
+            f"({str(error).splitlines()[0]}); only exchanges whose verbs and sizes "
+            "follow from the tensor's spec can"
         ) from error
     return RecordedVerbs(tuple(rows), me.was_asked, me.turn_was_asked)
 

@@ -1,6 +1,4 @@
-"""Descriptions of what is communicated, before any value exists: tensor specs and
-chunks.
-"""
+"""Descriptions of what is communicated: tensor specs and chunks, without values."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ from torch import Tensor
 from ..errors import invalid
 
 CHUNK_ALIGNMENT = 8
-"""Chunks start at multiples of 8 elements, so that bits fill whole bytes in every
-chunk.
-"""
+"""Chunks start at multiples of 8 elements, so that bits fill whole bytes."""
 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -123,8 +119,7 @@ def check_gradient(grad_N: object) -> None:
 
 
 def squarest(numel: int, count: int = 1) -> tuple[tuple[int, ...], ...]:
-    """Shapes for a gradient that belongs to no model: square matrices, and the rest as
-    a vector.
+    """Shapes for a gradient of no model: square matrices, and the rest as a vector.
 
     ``count`` is the number of matrices, for example one for each rank of a host.
 

@@ -27,8 +27,7 @@ from .spec import TensorSpec
 
 
 def tensorwise(codec: Compressor, sizes: tuple[int, ...]) -> Compressor:
-    """The codec for a message in which tensors of ``sizes`` elements lie one behind the
-    other.
+    """The codec for a message of tensors of ``sizes`` elements in a row.
 
     It is ``codec`` itself where elements share no scale, or where there is only one
     tensor.
@@ -54,8 +53,9 @@ def tensor_places(spec: TensorSpec) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Joined(Format):
-    """The layout of several tensors' payloads as one; ``dtype`` is that of their
-    gradients.
+    """The layout of several tensors' payloads as one.
+
+    ``dtype`` is that of their gradients.
 
     ``num_entries`` is how many indices these payloads have together, where their
     layouts are known.
@@ -67,8 +67,7 @@ class Joined(Format):
 
 @dataclass(frozen=True)
 class Tensorwise(Compressor):
-    """A codec that encodes the tensors of a flat gradient apart, and sends them as one
-    payload.
+    """A codec that encodes the tensors of a flat gradient apart, in one payload.
 
     ``sizes`` are the tensors' numbers of elements, in order. The payload holds theirs
     one behind the other, each rounded up to 8 bytes. Where sizes of payloads vary,
@@ -156,9 +155,8 @@ class Tensorwise(Compressor):
         for codec, (start, _), part in each:
             indices_K, values_K = codec.entries(part)
             indices.append(indices_K + start // self.width)
-            values.append(
-                values_K.clone()
-            )  # it may lie in a buffer that the next tensor's takes
+            # it may lie in a buffer that the next tensor's takes
+            values.append(values_K.clone())
         return torch.cat(indices), torch.cat(values)
 
     def cut(self, flat_N: Tensor) -> tuple[Tensor, ...]:
@@ -171,8 +169,9 @@ class Tensorwise(Compressor):
         return torch.split(flat_N, list(self.sizes))
 
     def parts(self, payload: Payload) -> list[Payload]:
-        """The payload of each tensor, as views; ``RanksDiffer`` if sizes announced are
-        none.
+        """The payload of each tensor, as views.
+
+        ``RanksDiffer`` if sizes announced are none.
         """
         form = payload.format
         buffer = payload.buffer
@@ -188,8 +187,9 @@ class Tensorwise(Compressor):
         return list(map(Payload, forms, self._rooms(forms, buffer)))
 
     def rooms(self, dtype: torch.dtype, buffer: Tensor) -> list[Tensor]:
-        """The room of each tensor's payload in the one of all; bytes between them
-        become zeros.
+        """The room of each tensor's payload in the one of all.
+
+        Bytes between them become zeros.
         """
         forms = self.largest(dtype)
         ends = accumulate(form.slot_bytes for form in forms)
@@ -263,10 +263,9 @@ class Tensorwise(Compressor):
         fits = all(0 <= size <= limit for size, limit in zip(told, limits, strict=True))
         if not fits or sum(map(slot_bytes, told)) != payload["payloads"].numel():
             raise RanksDiffer(
-                f"a payload of {payload.size_bytes} bytes announces tensors of "
-                f"{told} bytes, which "
-                f"may have {limits}; give every rank the same model, compressor "
-                "and settings"
+                f"a payload of {payload.size_bytes} bytes announces tensors of {told} "
+                f"bytes, which may have {limits}; give every rank the same model, "
+                "compressor and settings"
             )
         specs = (TensorSpec("", size, form.dtype) for size in self.sizes)
         each = zip(self.codecs, specs, told, strict=True)
@@ -320,9 +319,7 @@ def encode_each(
 def decode_each(
     codecs: Sequence[Compressor], payloads: Sequence[Payload], outs: Sequence[Tensor]
 ) -> None:
-    """``decode`` of several payloads, each by its own chunk of one codec, in one call
-    of it.
-    """
+    """``decode`` of several payloads by their own chunks of one codec, in one call."""
     each = zip(codecs, payloads, outs, strict=True)
     for codec, parts, tensors in _batches(
         job for own in each for job in _jobs_of(*own)
@@ -349,8 +346,9 @@ def _batches(jobs: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
 
 
 class _Job:
-    """One gradient to encode: ``parts`` are (state, gradient, residual, buffer) of its
-    tensors.
+    """One gradient to encode.
+
+    ``parts`` are (state, gradient, residual, buffer) of its tensors.
     """
 
     def __init__(

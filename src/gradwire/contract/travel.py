@@ -1,5 +1,4 @@
-"""How a verb's buffer gets to where it is wanted: the one definition that bytes and
-costs follow.
+"""How a verb's buffer gets to its receivers: bytes and costs follow from it.
 
 The bytes that are counted (``sent_bytes``), what a verb costs by formula
 (``planning/data/cluster.py``) and so what the simulator asks for it, all come from
@@ -55,8 +54,9 @@ whole input.
 
 
 def members(rank: int, world: int, ranks_per_host: int, among: Among) -> range:
-    """The ranks, ``rank`` with them, that its verbs are for; ranks are numbered host
-    after host.
+    """The ranks, ``rank`` with them, that its verbs are for.
+
+    Ranks are numbered host after host.
 
     Shards are no ranks of this world: among them a rank is alone here.
 
@@ -76,9 +76,7 @@ def members(rank: int, world: int, ranks_per_host: int, among: Among) -> range:
 
 
 class Travel(NamedTuple):
-    """The cost of a verb, in latencies and in times that its whole size passes over a
-    link.
-    """
+    """The cost of a verb, in latencies and in times of its whole size on a link."""
 
     rounds: int
     """The number of messages one behind the other, each of which costs a latency."""
@@ -88,8 +86,9 @@ class Travel(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def travel(verb: str, world: int) -> Travel:
-    """How a verb of ``NAMES`` travels among ``world`` ranks; raises ``UnknownName`` for
-    another.
+    """How a verb of ``NAMES`` travels among ``world`` ranks.
+
+    Raises ``UnknownName`` for another.
 
     >>> travel("all_reduce", 4), travel("broadcast", 4)
     (Travel(rounds=6, copies=1.5), Travel(rounds=2, copies=3))
@@ -110,8 +109,10 @@ def copies_sent(verb: str, world: int, from_root: int = 0) -> tuple[int, int]:
     In a broadcast the rank is the ``from_root``-th from the root on; elsewhere all send
     alike.
 
-    >>> copies_sent("all_reduce", 4), [copies_sent("broadcast", 6, p)[0] for p in range(6)]
-    ((6, 4), [3, 2, 0, 0, 0, 0])
+    >>> copies_sent("all_reduce", 4)
+    (6, 4)
+    >>> [copies_sent("broadcast", 6, from_root)[0] for from_root in range(6)]
+    [3, 2, 0, 0, 0, 0]
     """
     others = world - 1
     match verb:
@@ -130,8 +131,9 @@ def copies_sent(verb: str, world: int, from_root: int = 0) -> tuple[int, int]:
 
 
 def bytes_sent(verb: str, size_bytes: int, world: int, from_root: int = 0) -> int:
-    """Bytes that a rank sends for a verb of this size; ``from_root`` as in
-    ``copies_sent``.
+    """Bytes that a rank sends for a verb of this size.
+
+    ``from_root`` as in ``copies_sent``.
     """
     parts, of = copies_sent(verb, world, from_root)
     return parts * size_bytes // of

@@ -1,6 +1,4 @@
-"""Quantities as people write and read them; inside, only bytes, seconds and bytes per
-second.
-"""
+"""Quantities as people write and read them; inside are bytes and seconds alone."""
 
 from __future__ import annotations
 
@@ -13,8 +11,9 @@ _BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 def split(text: str) -> tuple[float, str] | None:
-    """The number and the unit in a text, in lower case; None where it has another
-    form.
+    """The number and the unit in a text, in lower case.
+
+    None where it has another form.
     """
     found = re.fullmatch(r"\s*([0-9]{0,30}\.?[0-9]{1,30})\s*([a-zA-Z]*)\s*", text)
     return (float(found[1]), found[2].lower()) if found else None

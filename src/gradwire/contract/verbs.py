@@ -26,17 +26,15 @@ T = TypeVar("T")
 
 
 class Among(Enum):
-    """The ranks that a verb for the network is for; ranks that it names are counted
-    among them.
+    """The ranks that a verb for the network is for.
+
+    Ranks that it names are counted among them.
     """
 
     RANKS = "ranks"
-    """The ranks that average the message: all whose gradients are of the same
-    elements.
-    """
+    """The ranks that average the message, with gradients of the same elements."""
     SHARDS = "shards"
-    """The ranks that hold parts of the same layers: a tensor-parallel group, in its
-    order.
+    """The ranks with parts of the same layers: a tensor-parallel group, in order.
 
     They issue the same messages in the same order, of gradients that may be of other
     lengths.
@@ -44,15 +42,17 @@ class Among(Enum):
     HOST = "a host's ranks"
     """The ranks that average the message and are on the same host, in order."""
     HOSTS = "hosts"
-    """The ranks that average the message and have the same place on their hosts, host
-    by host.
+    """The ranks with this place on their hosts that average the message.
+
+    They are in the order of hosts.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Sends ``buf`` to rank ``dst``; done when the receiver has it or the network holds
-    it.
+    """Sends ``buf`` to rank ``dst``.
+
+    Done when the receiver has it or the network holds it.
     """
 
     dst: int
@@ -79,8 +79,9 @@ class AllReduce:
 
 @dataclass(frozen=True, slots=True)
 class AllGather:
-    """``out`` becomes every rank's ``buf`` in rank order; all ``buf`` are of one
-    length.
+    """``out`` becomes every rank's ``buf`` in rank order.
+
+    All ``buf`` are of one length.
     """
 
     out: Tensor
@@ -90,8 +91,9 @@ class AllGather:
 
 @dataclass(frozen=True, slots=True)
 class AllToAll:
-    """Part i of ``buf`` goes to rank i; ``out`` is what the ranks sent here, in rank
-    order.
+    """Part i of ``buf`` goes to rank i.
+
+    ``out`` is what the ranks sent here, in rank order.
 
     ``out_sizes`` and ``in_sizes`` are element counts, one a rank. A driver whose ranks
     read each other's memory may send nothing and leave ``out`` as it is, where ``buf``
@@ -110,9 +112,7 @@ class AllToAll:
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter:
-    """``out`` becomes this rank's equal share of the element-wise sum of all
-    ``buf``.
-    """
+    """``out`` becomes this rank's equal share of the sum of all ``buf``."""
 
     out: Tensor
     buf: Tensor
@@ -152,8 +152,7 @@ Steps = Generator[Verb | tuple[Verb, ...], Any, T]
 
 
 def rewritten(text: Steps[T], each: Callable[[Any], Steps[Any]]) -> Steps[T]:
-    """The same text, with ``each`` of what it yields in place of that verb or tuple of
-    verbs.
+    """The same text, with ``each`` of its verb or tuple of verbs in its place.
 
     What ``each`` returns is the result that the text is sent.
     """

@@ -1,5 +1,4 @@
-"""CompLL: a compressor is a few lines of Python that become fused C++ loops and Triton
-kernels.
+"""CompLL: a few lines of Python become fused C++ loops and Triton kernels.
 
     language   the operators a program is written with; symbols: the scalars it is
        traced on |       (a map leaves no node behind: a vector *is* the expression of

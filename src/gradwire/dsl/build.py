@@ -35,8 +35,9 @@ _NUM_KEPT = 3  # its place among the words of a csrc/blocks.h Tensor
 
 
 class Built:
-    """Kernels of one program, compiled together; each is called by its form's
-    kernel.
+    """Kernels of one program, compiled together.
+
+    Each is called by its form's kernel.
     """
 
     def __init__(self, *kernels: Kernel) -> None:

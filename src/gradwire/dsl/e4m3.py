@@ -67,8 +67,9 @@ to_e4m3 = register(
         triton_support=_TRITON,
     )
 )
-"""The code of the nearest e4m3 number, ties to even; past 448, and for infinity, that
-of 448.
+"""The code of the nearest e4m3 number, ties to even.
+
+Past 448, and for infinity, that of 448.
 """
 
 from_e4m3 = register(

@@ -156,8 +156,9 @@ def run_forms(
 
 
 def with_scalars(made: Kernels, calls: Sequence[Call]) -> list[Call]:
-    """The calls with what the stages make of their gradients; an empty one needs
-    nothing.
+    """The calls with what the stages make of their gradients.
+
+    An empty one needs nothing.
     """
     known = [call for call in calls if call.numel]
     for stage in made.stages if known else ():
@@ -209,8 +210,9 @@ def _picked_of(sample_S: Tensor, how: Pick, numel: int) -> Tensor:
 
 
 def _nth_smallest(vector_S: Tensor, rank: int) -> Tensor:
-    """The element of this rank, from 0, as a vector of one; NaN ranks above
-    infinity.
+    """The element of this rank, from 0, as a vector of one.
+
+    NaN ranks above infinity.
     """
     if vector_S.is_cpu:  # numpy's selection takes a fifth of the time of torch's
         return torch.from_numpy(np.partition(vector_S.numpy(), rank)[rank : rank + 1])
@@ -236,9 +238,8 @@ def _combined(
     ]
     run_forms(built, made.plain, made.with_residual, filling)
     names = (*of_blocks, *results)
-    while left := [
-        i for i, count in enumerate(counts) if count > 1
-    ]:  # one value is its own fold
+    # one value is its own fold
+    while left := [i for i, count in enumerate(counts) if count > 1]:
         folding = []
         for i in left:
             length = counts[i]
@@ -305,8 +306,9 @@ def _in_front(format: Format, buffer: Tensor | None, device: torch.device) -> Pa
 def encode_kept(
     made: Kernels, calls: Sequence[Call], buffers: Sequence[Tensor | None]
 ) -> list[Payload]:
-    """The payloads, in the front of ``buffers`` where they are given; residuals are
-    updated.
+    """The payloads, in the front of ``buffers`` where they are given.
+
+    Residuals are updated.
     """
     memory = _memory(made.traced, calls)
     heads = [  # the fields that lie before the kept ones
@@ -366,9 +368,8 @@ def _payload(
     residual_N = call.operands.get("residual")
     if program.top is not None and residual_N is not None and count:
         value_K = _values(made, payload)
-        left_K = (
-            kept[program.ranked.name] - value_K
-        )  # where it is not finite nothing is lost
+        # where it is not finite nothing is lost
+        left_K = kept[program.ranked.name] - value_K
         taken_K = torch.where(left_K.isfinite(), value_K, 0.0)
         select.scatter_add(payload[program.indices.name], taken_K, residual_N, -1.0)
     return payload
@@ -404,8 +405,9 @@ def _cut(
 
 
 def merge_kept(made: Kernels, payload: Payload, sum_N: Tensor, scale: float) -> None:
-    """Adds ``scale`` times each kept value at its place; ``sum_N`` is contiguous
-    float32.
+    """Adds ``scale`` times each kept value at its place.
+
+    ``sum_N`` is contiguous float32.
     """
     indices_K = payload[made.traced.indices.name]
     select.scatter_add(indices_K, _values(made, payload), sum_N, scale)
@@ -649,8 +651,9 @@ def _checked(grad_N: Tensor, residual_N: Tensor | None) -> Tensor:
 
 
 def _received(made: Kernels, numel: int, size_bytes: int) -> Format | None:
-    """The layout of a payload of so many bytes; None if no gradient of that length has
-    one.
+    """The layout of a payload of so many bytes.
+
+    None if no gradient of that length has one.
     """
     code = made.traced.coding
     if code is not None:

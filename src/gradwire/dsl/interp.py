@@ -1,5 +1,4 @@
-"""The interpreter: what every operation means, over torch tensors. Other back ends must
-agree.
+"""The interpreter: the meaning of every operation; other back ends must agree.
 
 Legend: B blocks, L elements a block, 64 lanes. A value a call has shape (1, 1), one a
 block (B, 1), one an element (B, L); elements behind the gradient's end are zeros that

@@ -27,8 +27,9 @@ from ..errors import InvalidSetting
 
 
 class DType(Enum):
-    """The type of a value; the number is its bits on the wire. Unsigned ones compute as
-    int32.
+    """The type of a value; the number is its bits on the wire.
+
+    Unsigned ones compute as int32.
     """
 
     BOOL = ("bool", 1)
@@ -64,9 +65,8 @@ class DType(Enum):
         (3, 22)
         """
         groups, rest = divmod(numel, 64)
-        if (
-            self is DType.UINT_3
-        ):  # byte b of a group holds its codes b, b + 13, b + 26, ...
+        # byte b of a group holds its codes b, b + 13, b + 26, ...
+        if self is DType.UINT_3:
             return 13 * groups + min(rest, 13)
         return self.group_bytes * groups - int(-rest * self.bits // 8)
 
@@ -78,8 +78,9 @@ UNSIGNED = frozenset({DType.UINT1, DType.UINT2, DType.UINT4, DType.UINT8, DType.
 
 
 class Extent(IntEnum):
-    """How many values a node has; an operation has the largest extent of its
-    operands.
+    """How many values a node has.
+
+    An operation has the largest extent of its operands.
     """
 
     CALL = 0
@@ -108,8 +109,9 @@ class Buffer:
     dtype: DType
     extent: Extent
     coder: Any = None
-    """Through which the packed bytes travel (``symbols.Coded``); kernels know nothing
-    of it.
+    """Through which the packed bytes travel (``symbols.Coded``).
+
+    Kernels know nothing of it.
     """
 
 
@@ -124,8 +126,9 @@ class Fold:
 
 
 def neutral(body: Node) -> float | None:
-    """The value that changes nothing in a sum, a smallest or a greatest; None for other
-    folds.
+    """The value that changes nothing in a sum, a smallest or a greatest.
+
+    None for other folds.
     """
     if {(source.op, source.arg) for source in body.sources} != {
         (Op.ARG, 0),
@@ -181,8 +184,9 @@ class Op(Enum):
 
 @dataclass(frozen=True)
 class Rule:
-    """The types that an operation takes and gives; without ``result``, the last
-    operand's.
+    """The types that an operation takes and gives.
+
+    Without ``result``, the last operand's.
     """
 
     operands: tuple[frozenset[DType], ...] = ()
@@ -256,9 +260,8 @@ class IllTyped(InvalidSetting):
 
 
 _interned: WeakValueDictionary[tuple[Any, ...], Node] = WeakValueDictionary()
-_interning = (
-    Lock()
-)  # threads may trace at once: two equal nodes would not be one object
+# threads may trace at once: two equal nodes would not be one object
+_interning = Lock()
 
 
 def node(op: Op, *sources: Node, dtype: DType | None = None, arg: Any = None) -> Node:
@@ -317,8 +320,9 @@ def _extent(op: Op, sources: tuple[Node, ...], arg: Any) -> Extent:
 
 
 def rule(op: Op, arg: Any = None) -> Rule:
-    """The types that an operation takes and gives; a registered operator brings its own
-    rule.
+    """The types that an operation takes and gives.
+
+    A registered operator brings its own rule.
     """
     if op is Op.OPERATOR:
         own: Rule = arg.rule
@@ -355,8 +359,9 @@ def _refusal(
 
 @dataclass(frozen=True)
 class Kernel:
-    """A computation for each block of ``block`` elements; ``stores`` are its only
-    effects.
+    """A computation for each block of ``block`` elements.
+
+    ``stores`` are its only effects.
     """
 
     name: str
@@ -378,8 +383,9 @@ class Kernel:
 
     @property
     def keep(self) -> Node | None:
-        """The condition of the kept elements, one for all of a kernel; None if it keeps
-        none.
+        """The condition of the kept elements, one for all of a kernel.
+
+        None if it keeps none.
         """
         kept = (found for found in self.stores if found.extent is Extent.KEPT)
         return next((found.sources[1] for found in kept), None)

@@ -135,8 +135,9 @@ __all__ += ["indices", "pick", "sample", "scatter", "sort", "top", "whole"]
 
 
 class Type:
-    """A type of the language; called, it converts: saturating, towards zero, NaN to
-    0.
+    """A type of the language.
+
+    Called, it converts: saturating, towards zero, NaN to 0.
     """
 
     def __init__(self, dtype: DType) -> None:

@@ -1,5 +1,4 @@
-"""Operators that are added from outside: registered with all their forms, used like the
-built-in.
+"""Operators added from outside, with all their forms, used like the built-in.
 
 >>> import torch
 >>> from gradwire.dsl.language import *
@@ -11,7 +10,8 @@ built-in.
 ...         result=float32,
 ...         interp=torch.copysign,
 ...         cpp="__builtin_copysignf({}, {})",
-...         triton="tl.where({1}.to(tl.int32, bitcast=True) < 0, -tl.abs({0}), tl.abs({0}))",
+...         triton="tl.where({1}.to(tl.int32, bitcast=True) < 0, "
+...         "-tl.abs({0}), tl.abs({0}))",
 ...     )
 ... )
 >>> class one(Program):
@@ -133,8 +133,9 @@ class Operator:
         return Scalar(made(Op.OPERATOR, *sources, arg=self))
 
     def interpreted(self, *operands: Tensor) -> Tensor:
-        """The result by definition; refuses one of another type than the operator
-        states.
+        """The result by definition.
+
+        Refuses one of another type than the operator states.
         """
         value = self.interp(*operands)
         wanted = torch_dtype(_dtype(self.result))
@@ -149,8 +150,9 @@ class Operator:
         return value
 
     def template(self, form: Form) -> str:
-        """The expression of a back end, with places for the operands; refuses where it
-        lacks.
+        """The expression of a back end, with places for the operands.
+
+        Refuses where it lacks.
         """
         found: str = getattr(self, form)
         if not found:
@@ -188,8 +190,9 @@ _registered: dict[str, Registrable] = {}
 
 
 def register(operator: Registered) -> Registered:
-    """Makes an operator known by name, for programs in text too; what it returns can be
-    called.
+    """Makes an operator known by name, for programs in text too.
+
+    What it returns can be called.
 
     A name may be registered again with the same types and texts, as a notebook's cell
     does.

@@ -7,7 +7,8 @@
 ...
 ...     def encode(self, gradient):
 ...         magnitude = reduce(map(gradient, abs), add) / size(gradient)
-...         return concat(magnitude=magnitude, bits=map(gradient, lambda x: uint1(x >= 0)))
+...         bits = map(gradient, lambda x: uint1(x >= 0))
+...         return concat(magnitude=magnitude, bits=bits)
 ...
 ...     def decode(self, compressed):
 ...         magnitude, bits = extract(compressed)
@@ -119,9 +120,8 @@ class Program(_Generated):  # type: ignore[misc]  # a base of type Any: see abov
             if not right or (isinstance(given, bool) and kinds not in (None, bool)):
                 kind = str(getattr(setting.type, "__name__", setting.type))
                 raise invalid(f"{name} {setting.name}", given, kind, "see its settings")
-            if (
-                kinds == _KINDS["float"]
-            ):  # 1 and 1.0 are one setting, numpy's number is a number
+            # 1 and 1.0 are one setting, numpy's number is a number
+            if kinds == _KINDS["float"]:
                 object.__setattr__(
                     self, setting.name, _as_float(f"{name} {setting.name}", given)
                 )
@@ -166,8 +166,9 @@ class Program(_Generated):  # type: ignore[misc]  # a base of type Any: see abov
         return type(self).traits
 
     def kernels(self) -> Kernels:
-        """The program under these settings, traced and rewritten; compiled when first
-        run.
+        """The program under these settings, traced and rewritten.
+
+        Compiled when first run.
         """
         return _kernels(self)
 
@@ -201,9 +202,8 @@ def _check_hashable(what: str, given: object) -> None:
 
 def _as_float(what: str, given: float) -> float:
     try:
-        return (
-            float(given) + 0.0
-        )  # -0.0 equals 0.0, and equal settings share their kernels
+        # -0.0 equals 0.0, and equal settings share their kernels
+        return float(given) + 0.0
     except OverflowError:
         raise invalid(
             what, given, "a number that a float holds", "see its settings"
@@ -228,8 +228,9 @@ def _kernels(codec: Program) -> Kernels:
 
 
 def trace(codec: Program) -> rewrite.Traced:
-    """Runs a program's two functions on symbols; refuses what is no compressor, with
-    the line.
+    """Runs a program's two functions on symbols.
+
+    Refuses what is no compressor, with the line.
     """
     given = [Vector(load_buffer(rewrite.GRADIENT)), Vector(load_buffer(rewrite.LATEST))]
     takes = len(signature(codec.source.encode).parameters) - 1

@@ -279,9 +279,8 @@ class _Body(Text):
     def stored(self, target: Node) -> str:
         buffer = target.arg
         value = self.names[target.sources[0]]
-        if (
-            buffer.extent < Extent.ELEMENT
-        ):  # blocks agree on a value a call, and one writes it
+        # blocks agree on a value a call, and one writes it
+        if buffer.extent < Extent.ELEMENT:
             once = "if (block == 0) " if buffer.extent is Extent.CALL else ""
             return f"{once}*{pointer(buffer)} = {value};"
         if buffer.extent is Extent.KEPT or buffer.dtype in UNSIGNED:

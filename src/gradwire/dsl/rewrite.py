@@ -1,5 +1,4 @@
-"""Rewrites: a program's two traces become the kernels of a compressor, each one fused
-pass.
+"""Rewrites: a program's two traces become a compressor's kernels of one pass each.
 
 ``encode`` and ``decode`` are expressions, so fusing them is substitution: the residual
 form puts what ``encode`` sends where ``decode`` reads it (what is packed and unpacked
@@ -379,8 +378,9 @@ class Traced:
 
     @cached_property
     def coding(self) -> Any:
-        """The coding of the field that has a coder (``symbols.Coded``); None where none
-        has.
+        """The coding of the field that has a coder (``symbols.Coded``).
+
+        None where none has.
         """
         coded = (
             buffer.coder.coding(buffer, self.block)
@@ -424,8 +424,9 @@ class Traced:
         return () if self.top is None or self.ranked in self.kept else (RANKED,)
 
     def stores(self) -> tuple[Node, ...]:
-        """The stores that fill the fields; codes of kept elements lie there a byte
-        each.
+        """The stores that fill the fields.
+
+        Codes of kept elements lie there a byte each.
         """
         extra = ((buffer, load_buffer(GRADIENT)) for buffer in self.extra)
         return tuple(
@@ -458,8 +459,9 @@ def encode(program: Traced) -> Kernel:
 
 
 def encode_with_residual(program: Traced) -> Kernel:
-    """Fills the fields from gradient plus residual; the residual becomes what they
-    lack.
+    """Fills the fields from gradient plus residual.
+
+    The residual becomes what they lack.
 
     Where that is not finite the residual keeps its value: an inf or NaN is sent, and
     never kept. What ``top`` leaves of kept elements is not known yet: they stay in the

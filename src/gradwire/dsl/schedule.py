@@ -112,8 +112,9 @@ class Text(ABC):
         self.names: dict[Node, str] = {}
         self.numbers = count(1)
         self.uses: Counter[Node] | None = None
-        """How often each value is an operand; None where that counts within one
-        pass.
+        """How often each value is an operand.
+
+        None where that counts within one pass.
         """
 
     @abstractmethod

@@ -1,5 +1,4 @@
-"""Symbolic scalars and vectors: they record what a program does to them, as nodes of
-the IR.
+"""Symbolic scalars and vectors: what a program does to them becomes nodes of IR.
 
 What Python can do to a value is recorded; what it cannot (decide on it, loop over it,
 hand it to another library) is refused with the line of the program and the remedy.
@@ -22,14 +21,16 @@ from .ir import BOOL, FLOAT32, INT32, UNSIGNED, DType, Node, Op
 Number: TypeAlias = "Scalar | bool | int | float"
 
 LANGUAGE = [str(Path(__file__).parent)]
-"""Folders of the language's own code, which no refusal names; a package with operators
-adds its.
+"""Folders of the language's own code, which no refusal names.
+
+A package with operators adds its.
 """
 
 
 class Refusal(InvalidSetting):
-    """An error in a program, and its place there; ``reason`` is the text without the
-    place.
+    """An error in a program, and its place there.
+
+    ``reason`` is the text without the place.
     """
 
     def __init__(self, place: str, reason: str) -> None:
@@ -91,8 +92,9 @@ def tracing(what: str) -> Iterator[None]:
 
 
 def _raised_at(error: Exception) -> str:
-    """The line of the program that an error comes from; empty where no line of it is
-    known.
+    """The line of the program that an error comes from.
+
+    Empty where no line of it is known.
     """
     found = ""
     trace = error.__traceback__
@@ -105,8 +107,9 @@ def _raised_at(error: Exception) -> str:
 
 
 def count_operation() -> None:
-    """One more operation of the program that is being traced; refuses more than are
-    sensible.
+    """One more operation of the program that is being traced.
+
+    Refuses more than are sensible.
     """
     count = _counted.get()
     if count is None:
@@ -320,8 +323,9 @@ def cast(found: Node, dtype: DType) -> Node:
 def fold_by(
     udf: Callable[[Any, Any], Number], value: Node, start: float | int | None
 ) -> ir.Fold:
-    """``udf`` traced as what combines two values like this one; refuses what is no
-    fold.
+    """``udf`` traced as what combines two values like this one.
+
+    Refuses what is no fold.
     """
     args = (Scalar(ir.node(Op.ARG, dtype=value.dtype, arg=i)) for i in (0, 1))
     body = lifted(udf(*args), value.dtype)

@@ -1,5 +1,4 @@
-"""Exchange: the whole way of one gradient, from this rank's values to the mean over all
-ranks.
+"""Exchanges by name, and run among ranks of one process.
 
 ``exchange_for`` gives an algorithm the exchange that suits it, ``by_name`` the one that
 a plan names; ``run_local`` runs one on all ranks in this process.
@@ -33,8 +32,9 @@ from .pair import Pair, pair, suited
 
 
 def named_collective(exchange: object) -> Collective | None:
-    """The collective that a user has named for an exchange; None where it has the
-    suited one.
+    """The collective that a user has named for an exchange.
+
+    None where it has the suited one.
 
     >>> from gradwire.collective.zen import zen
     >>> from gradwire.compress.topk import topk
@@ -60,8 +60,7 @@ def is_pair(exchange: Exchange) -> bool:
 
 
 def beside(exchange: object) -> Exchange:
-    """The exchange of gradients that travel uncompressed beside those that take
-    ``exchange``.
+    """The exchange of uncompressed gradients beside those of ``exchange``.
 
     It has the momentum and the clipping of ``exchange``, as the optimizer has neither
     for them.
@@ -147,8 +146,7 @@ def by_name(
 
 
 def algorithm_by_name(name: str, settings: Mapping[str, Any]) -> Any:
-    """The compressor, or exchange of its own, of a file of ``compress/`` under these
-    settings.
+    """The compressor, or exchange, of a file of ``compress/`` under these settings.
 
     Raises ``InvalidSetting`` for an unknown name and an unknown or impossible setting.
     """
@@ -236,9 +234,7 @@ def texts(
 
 
 class Accounting(Member):
-    """A member with buffers of its own, which notes what of this rank's gradient
-    arrives.
-    """
+    """A member with buffers of its own, which notes what of its gradient arrives."""
 
     __slots__ = ("contributed_N",)
     contributed_N: Tensor

@@ -80,8 +80,7 @@ def check_norm(what: str, given: object) -> None:
 
 
 def norm(grad_N: Tensor) -> float:
-    """The norm of a gradient, whose squares are added up in float64 without a copy of
-    it.
+    """The norm of a gradient: squares added up in float64, without a copy of it.
 
     The number of threads changes no bit of it.
     """
@@ -113,7 +112,8 @@ def with_clipping(algorithm: Compressor | Exchange, max_norm: float) -> Clipping
     >>> from gradwire.compress.none import none
     >>> from gradwire.exchange.by_name import run_local
     >>> grads = [torch.tensor([3.0, 4.0]), torch.tensor([0.0, 0.0])]
-    >>> mean = run_local(with_clipping(none(), 2.0**0.5), grads)[0][0]  # each to a norm of 1
+    >>> exchange = with_clipping(none(), 2.0**0.5)  # each to a norm of 1
+    >>> mean = run_local(exchange, grads)[0][0]
     >>> torch.allclose(mean, torch.tensor([0.3, 0.4]))
     True
     """

@@ -1,5 +1,4 @@
-"""Deep gradient compression in full: its paper's five parts, each of which stands alone
-as well.
+"""Deep gradient compression in full: its paper's five parts.
 
 Source: Lin et al., ICLR 2018, "Deep Gradient Compression: reducing the communication
     bandwidth for distributed training", section 3.
@@ -32,8 +31,9 @@ def deep_gradient_compression(
     sample_share: float = 0.001,
     seed: int = 0,
 ) -> Exchange:
-    """Deep Gradient Compression as in its paper; train with ``torch.optim.SGD`` without
-    momentum.
+    """Deep Gradient Compression as in its paper.
+
+    Train with ``torch.optim.SGD`` without momentum.
 
     Weight decay must be 1 / (1 - momentum) times that of momentum SGD.
 

@@ -33,9 +33,7 @@ def check_exchange(given: Any) -> None:
 
 @dataclass(frozen=True)
 class Wrapper(Exchange):
-    """An exchange around another one: what a wrapper does not change is as the inner
-    one states.
-    """
+    """An exchange around another one, whose traits it has unless it changes them."""
 
     goes_beside: ClassVar[bool] = False
     """Whether gradients that travel uncompressed take it, as the optimizer lacks it."""
@@ -43,13 +41,9 @@ class Wrapper(Exchange):
     """Whether its means are means of gradients, and not of momentum."""
 
     changes: ClassVar[bool] = False
-    """Whether what it sends may change from step to step, whatever the inner one
-    sends.
-    """
+    """Whether what it sends may change from step to step by itself."""
     is_of_schemes: ClassVar[bool] = False
-    """Whether a step takes one of the sparse schemes that are installed
-    (``sparse_schemes``).
-    """
+    """Whether a step takes one of the installed ``sparse_schemes``."""
 
     inner: Exchange
 
@@ -92,8 +86,7 @@ def chooses_scheme(exchange: Exchange) -> bool:
 
 
 class Chooser(Wrapper):
-    """A wrapper that chooses settings for each tensor, of all messages of a step
-    together.
+    """A wrapper that chooses settings for each tensor, over all messages of a step.
 
     States are those of its messages' exchanges, whatever is around it.
     """
@@ -108,9 +101,7 @@ class Chooser(Wrapper):
 
     @abstractmethod
     def check(self, state: State, names: Sequence[str]) -> None:
-        """Raises ``InvalidSetting`` where a loaded state has a setting that there is
-        not.
-        """
+        """Raises ``InvalidSetting`` where a loaded state has an unknown setting."""
 
 
 def chooser_of(exchange: Exchange) -> Chooser | None:
@@ -130,9 +121,7 @@ def choose_together(taken: Iterable[tuple[Exchange, State]]) -> None:
 
 
 class FeedbackState(NamedTuple):
-    """The residual, which was not sent yet (working dtype), and the inner exchange's
-    state.
-    """
+    """The residual (working dtype), not sent yet, and the inner exchange's state."""
 
     residual_N: Tensor
     inner: State
@@ -140,8 +129,9 @@ class FeedbackState(NamedTuple):
 
 @dataclass(frozen=True)
 class ErrorFeedback(Wrapper):
-    """Adds to each gradient what earlier steps did not deliver; made by
-    ``with_error_feedback``.
+    """Adds to each gradient what earlier steps did not deliver.
+
+    Made by ``with_error_feedback``.
 
     Source: Seide et al. 2014; Karimireddy et al., ICML 2019, algorithm 2.
     Differences: wraps the exchange, not the compressor, so losses inside a collective
@@ -172,9 +162,7 @@ class ErrorFeedback(Wrapper):
 
 
 class TensorEncoder(NamedTuple):
-    """An exchange that encodes tensors by themselves, and whether error feedback is
-    around it.
-    """
+    """An exchange that encodes tensors apart, and whether it has error feedback."""
 
     exchange: EncodesTensors
     is_kept: bool
@@ -206,8 +194,7 @@ class TensorEncoder(NamedTuple):
 
 @names_checked
 def with_error_feedback(exchange: Exchange) -> ErrorFeedback:
-    """Adds error feedback: the part of a gradient that was not sent is added to the
-    next gradient.
+    """Adds error feedback: what was not sent is added to the next gradient.
 
     ``gw.attach`` does this by itself for a compressor that needs it. The law: the sum
     over ranks of (gradient + old residual) = W * mean + the sum over ranks of new
@@ -240,8 +227,9 @@ def with_error_feedback(exchange: Exchange) -> ErrorFeedback:
 
 
 def feedback_refusal(exchange: Exchange) -> InvalidSetting | None:
-    """Why what an exchange loses may not be added to its next gradient; None where it
-    may.
+    """Why what an exchange loses may not be added to its next gradient.
+
+    None where it may.
 
     Residuals are bounded where no more is lost than was given (Karimireddy et al.,
     lemma 3). What declares neither that nor a need of error feedback is refused; what

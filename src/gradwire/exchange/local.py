@@ -99,8 +99,9 @@ def drive(
 
 
 def check_hosts(ranks_per_host: int, world: int) -> None:
-    """Refuses a world that is not made of hosts of so many ranks each; one rank is
-    always alone.
+    """Refuses a world that is not made of hosts of so many ranks each.
+
+    One rank is always alone.
     """
     if world > 1 and world % ranks_per_host:
         accepted = f"a multiple of ranks_per_host, {ranks_per_host}"
@@ -215,9 +216,8 @@ class _Driver:
         else:
             value = _lent(chosen) if self.lends else None
             if value is None:
-                for p in (
-                    chosen
-                ):  # files of rooms that nobody uses, of which a process may have few
+                # files of rooms that nobody uses, of which a process may have few
+                for p in chosen:
                     if isinstance(p.verb, AllToAll) and p.verb.room:
                         p.verb.room.settle(is_lent=False)
                 _collect(chosen)
@@ -271,8 +271,9 @@ def _transfer(send: _Pending, recv: _Pending) -> None:
 
 
 def _lent(members: tuple[_Pending, ...]) -> list[torch.Tensor] | None:
-    """The rooms of all ranks of an all-to-all; None where they are not in their
-    verbs.
+    """The rooms of all ranks of an all-to-all.
+
+    None where they are not in their verbs.
     """
     rooms = [
         p.verb.room for p in members if isinstance(p.verb, AllToAll) and p.verb.room
@@ -323,10 +324,9 @@ def _collect(members: tuple[_Pending, ...]) -> None:
                 parts = [torch.split(bufs[i], list(sizes))[rank] for i, sizes in sent]
                 if tuple(part.numel() for part in parts) != out_sizes:
                     raise InvalidSetting(
-                        f"rank {rank} expects {out_sizes} elements in an "
-                        "all-to-all, its peers "
-                        f"send {tuple(part.numel() for part in parts)}; sizes "
-                        "must agree"
+                        f"rank {rank} expects {out_sizes} elements in an all-to-all, "
+                        f"its peers send {tuple(part.numel() for part in parts)}; "
+                        "sizes must agree"
                     )
                 out.copy_(torch.cat(parts))
 

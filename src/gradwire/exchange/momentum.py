@@ -1,5 +1,4 @@
-"""Momentum correction: every rank sends parts of its own velocity instead of its own
-gradient.
+"""Momentum correction: every rank sends parts of its velocity, not its gradient.
 
 A gradient that is held back for T steps and then arrives at once has missed T steps of
 an optimizer's momentum. So each rank keeps the momentum of its own gradients, before
@@ -100,8 +99,7 @@ class DecoupledMomentum(Wrapper):
 def with_decoupled_momentum(
     algorithm: Compressor | Exchange, decay: float = 0.999
 ) -> DecoupledMomentum:
-    """Sends the largest part of each rank's momentum, which then leaves the momentum
-    (DeMo).
+    """Sends the largest part of each rank's momentum, which then leaves it (DeMo).
 
     The paper steps by the sign of the mean:
     ``torch.optim.AdamW(parameters, lr=..., betas=(0.0, 0.0))`` does so. No other
@@ -235,8 +233,9 @@ def with_momentum_correction(
     nesterov: bool = False,
     masking: bool = True,
 ) -> MomentumCorrection:
-    """Exchanges velocities in place of gradients; train with an optimizer without
-    momentum.
+    """Exchanges velocities in place of gradients.
+
+    Train with an optimizer without momentum.
 
     ``torch.optim.SGD(lr=...)`` then makes the steps of momentum SGD, with sparse
     gradients. Error feedback inside is removed, since the velocity is a residual

@@ -1,5 +1,4 @@
-"""Natural sparsity: rows that a rank has no gradient of are not sent, in steps in which
-that pays.
+"""Natural sparsity: rows without a gradient are not sent, where that pays.
 
 A gradient of an embedding has values only in the rows that a batch has looked up. Ranks
 tell each other how many rows they have, and all choose alike: the inner exchange, or
@@ -67,8 +66,7 @@ A gradient with more of them counts as dense.
 
 @dataclass(frozen=True)
 class RowExchange(Exchange):
-    """Averages gradients that are sparse tensors of rows, without loss and never made
-    dense.
+    """Averages gradients that are sparse tensors of rows, without loss, never dense.
 
     ``grad_N`` is coalesced and in host memory, and ``out_N`` becomes the rows that some
     rank has. Rows take ``collective``, or the scheme that is fastest for the counts of
@@ -116,9 +114,7 @@ class RowExchange(Exchange):
 
 
 def as_rows(rows_R: Tensor, values_RC: Tensor, shape: Sequence[int]) -> Tensor:
-    """The sparse tensor of ``shape`` that has these rows, which ascend without
-    duplicates.
-    """
+    """The sparse tensor of ``shape`` with these rows, ascending, without duplicates."""
     values = values_RC.reshape(-1, *shape[1:])
     return torch.sparse_coo_tensor(
         rows_R.unsqueeze(0),
@@ -130,9 +126,7 @@ def as_rows(rows_R: Tensor, values_RC: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 class NaturalState(NamedTuple):
-    """The growth of the last sparse step (0 before there was one), and the inner
-    state.
-    """
+    """The growth of the last sparse step, 0 before it, and the inner state."""
 
     growth_1: Tensor
     inner: State
@@ -166,8 +160,7 @@ class _counted(nonzero):
 
 @dataclass(frozen=True)
 class Natural(Wrapper):
-    """Sends rows of ``width`` elements where that takes less time than the inner
-    exchange.
+    """Sends rows of ``width`` elements where that is faster than the inner exchange.
 
     ``with_natural_sparsity`` makes it. It leaves the name of a step's way in
     ``Member.way``.
@@ -215,16 +208,14 @@ class Natural(Wrapper):
         arrived = 0 if me.selection is None else me.selection.arrived
         me.selection = None  # nothing was selected: all that is not zero was sent
         if arrived:
-            state.growth_1.fill_(
-                arrived / self.width / max(1, *counts)
-            )  # -0.0 travels, uncounted
+            # -0.0 travels, uncounted
+            state.growth_1.fill_(arrived / self.width / max(1, *counts))
         return state
 
     def _count(
         self, me: Member, grad_N: Tensor, residual_N: Residual
     ) -> tuple[int, Payload | None]:
-        """The number of this rank's non-zero units, and their payload if there is no
-        residual.
+        """The number of this rank's non-zero units, and without residual their payload.
 
         With a residual units are only counted, as encoding would take the residual
         along.
@@ -240,9 +231,7 @@ class Natural(Wrapper):
     def _choose(
         self, me: Member, counts: list[int], growth: float, grad_N: Tensor
     ) -> str:
-        """The way of a step, from counts that all ranks know: a scheme's name, or
-        ``INNER``.
-        """
+        """The way of a step, from counts that all ranks know: a scheme or ``INNER``."""
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
         if not spec.numel or max(counts) > MOST * num_units(spec.numel, self.width):
             return INNER

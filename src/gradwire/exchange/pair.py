@@ -1,6 +1,4 @@
-"""Pairing: an exchange made of a compressor and a collective, if their traits allow
-it.
-"""
+"""Pairing: an exchange of a compressor and a collective whose traits allow it."""
 
 from __future__ import annotations
 
@@ -56,9 +54,7 @@ class Pair(Exchange):
 
     @cached_property
     def _codecs(self) -> dict[tuple[int, ...], Compressor]:
-        """The codecs that ``codec_of`` has made, which members know again in the next
-        step.
-        """
+        """The codecs that ``codec_of`` has made, which members know again."""
         return {}
 
     def codec_of(self, sizes: tuple[int, ...]) -> Compressor:
@@ -133,9 +129,8 @@ def pair(codec: Compressor, collective: Collective) -> Pair:
                 "at them"
             )
         raise IncompatiblePair(
-            f"{codec!r} is an exchange of its own, and goes with no collective: "
-            f"{why}; give it to "
-            "gw.attach or gw.exchange_for by itself"
+            f"{codec!r} is an exchange of its own, and goes with no collective: {why}; "
+            "give it to gw.attach or gw.exchange_for by itself"
         )
     if not isinstance(collective, Collective):
         remedy = with_brackets(collective, "write gw.collective.casync_ps()")
@@ -153,10 +148,10 @@ def pair(codec: Compressor, collective: Collective) -> Pair:
 
 
 _ONLY_FOR_EXCHANGES = {
-    "whole_tensors": "payloads are of flat vectors that any collective may cut; write it as an "
-    "exchange of its own, as powersgd is",
-    "shared_support": "a compressor encodes what its own rank holds, before anyone can agree on "
-    "the elements to take; write it as an exchange of its own, as cltk is",
+    "whole_tensors": "payloads are of flat vectors that any collective may cut; write "
+    "it as an exchange of its own, as powersgd is",
+    "shared_support": "a compressor encodes what its own rank holds, before anyone can "
+    "agree on the elements to take; write it as an exchange of its own, as cltk is",
 }
 """Traits that a compressor cannot keep, and why."""
 

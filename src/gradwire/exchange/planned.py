@@ -29,8 +29,9 @@ def exchanges_of(plan: Plan) -> dict[str, Exchange]:
 
 
 def exchange_of_setting(setting: ExchangeSetting) -> Exchange:
-    """The exchange that a plan's setting names; raises ``InvalidSetting`` as
-    ``exchanges_of``.
+    """The exchange that a plan's setting names.
+
+    Raises ``InvalidSetting`` as ``exchanges_of``.
     """
     return by_name(
         setting.compressor,
@@ -44,8 +45,9 @@ def exchange_of_setting(setting: ExchangeSetting) -> Exchange:
 def planned_spec(
     message: PlannedMessage, tensors: Mapping[str, ProfiledTensor], *, is_shaped: bool
 ) -> TensorSpec:
-    """The spec of the gradient that a message exchanges; ``is_shaped`` is for uncut
-    tensors.
+    """The spec of the gradient that a message exchanges.
+
+    ``is_shaped`` is for uncut tensors.
     """
     found = [tensors[chunk.tensor] for chunk in message.chunks]
     return TensorSpec(
@@ -59,8 +61,7 @@ def planned_spec(
 def sound_exchanges(
     plan: Plan, tensors: Mapping[str, ProfiledTensor]
 ) -> dict[str, Exchange]:
-    """``exchanges_of`` a plan that ``check`` accepts, for the tensors of a model by
-    name.
+    """``exchanges_of`` a plan that ``check`` accepts, for a model's tensors by name.
 
     Raises ``InvalidSetting`` as that, where a tensor is cut that must be whole, and for
     an ``inline`` or ``early`` that is not what is encoded: what an exchange encodes
@@ -76,12 +77,10 @@ def sound_exchanges(
         for chunk in message.chunks if exchange.declared.whole_tensors else ():
             if chunk.numel < tensors[chunk.tensor].numel:
                 raise InvalidSetting(
-                    f"{start}message {number} "
-                    f"sends elements {chunk.start}:{chunk.stop} of "
-                    f"{chunk.tensor!r} through "
+                    f"{start}message {number} sends elements "
+                    f"{chunk.start}:{chunk.stop} of {chunk.tensor!r} through "
                     f"{setting.compressor}, which takes whole tensors; plan that "
-                    "tensor uncut, or "
-                    "give the message another exchange"
+                    "tensor uncut, or give the message another exchange"
                 )
         named = {*message.inline, *message.early}
         apart = set[str]()
@@ -107,8 +106,7 @@ def sound_exchanges(
                 "is encoded by itself, and named neither inline nor early as others are"
             )
         raise InvalidSetting(
-            f"{start}in message {number} {name!r} {why}; name all tensors that "
-            "are not sent dense, "
-            "or none of the message's"
+            f"{start}in message {number} {name!r} {why}; name all tensors that are not "
+            "sent dense, or none of the message's"
         )
     return made

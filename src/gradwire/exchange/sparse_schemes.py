@@ -1,5 +1,4 @@
-"""Predicted seconds of every scheme of sparse synchronisation, by formula, and the
-fastest one.
+"""Predicted seconds of every scheme of sparse synchronisation, by formula.
 
 This is the one rule that says where rows pay: a plan asks it about a measured profile,
 and a step about counts that ranks have just told each other (``counted``).
@@ -52,9 +51,7 @@ TIE = 0.005
 
 
 class Prediction(NamedTuple):
-    """Seconds of one scheme: waiting for rounds, moving bytes, and the host's own
-    work.
-    """
+    """Seconds of one scheme: waits for rounds, bytes, and the host's own work."""
 
     scheme: str
     latency_s: float
@@ -70,8 +67,9 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SchemeInputs:
-    """One gradient on one cluster; where hosts have several ranks, a rank's share of
-    their sum.
+    """One gradient on one cluster.
+
+    Where hosts have several ranks, a rank's share of their sum.
     """
 
     numel: int
@@ -113,9 +111,7 @@ class SchemeInputs:
         return handling.scan_s * self.numel + handling.entry_s * moved * units.width
 
     def parts_s(self, *verbs: tuple[str, float]) -> tuple[float, float]:
-        """Seconds of latency and of moving bytes of (verb, size in bytes) one behind
-        the other.
-        """
+        """Seconds of latency and of bytes of (verb, size in bytes) in a row."""
         parts = [self.cluster.parts_s(verb, size_bytes) for verb, size_bytes in verbs]
         return sum(latency_s for latency_s, _ in parts), sum(
             work_s for _, work_s in parts
@@ -139,9 +135,7 @@ def allgather_sparse_cost(at: SchemeInputs) -> Prediction:
 
 
 def zen_cost(at: SchemeInputs, formats: str = "smallest") -> Prediction:
-    """Equation 1, Balanced Parallelism: hashed parts, in the ``formats`` of the
-    collective.
-    """
+    """Equation 1, Balanced Parallelism: hashed parts, in these ``formats``."""
     uneven = expected_imbalance(at.merged(at.units, at.world), at.world)
     return push_pull_cost(
         zen(formats=formats), at, at.units, (uneven, uneven), "(push and pull) "
@@ -204,8 +198,7 @@ def _part(cut: Cut, count: float) -> int:
 
 
 def expected_imbalance(count: float, world: int) -> float:
-    """The largest of ``world`` hashed parts over an equal one, for so many units in
-    all.
+    """The largest of ``world`` hashed parts over an equal one, for so many units.
 
     About 1 + sqrt(2 n ln n / count): the largest of n nearly normal loads. Theorem 2
     bounds it by the same form.
@@ -258,9 +251,7 @@ class SchemeChoice(NamedTuple):
 def fastest_scheme(
     at: SchemeInputs, among: Mapping[str, Scheme] | None = None
 ) -> SchemeChoice:
-    """The fastest of these schemes, by default of all; of those that tie with it, the
-    first.
-    """
+    """The fastest of these schemes, by default of all; the first of equal ones."""
     every = [scheme(at) for scheme in (schemes() if among is None else among).values()]
     found = [one._replace(latency_s=at.within_s + one.latency_s) for one in every]
     least_s = min(one.seconds for one in found)
@@ -309,9 +300,7 @@ def _links(world: int) -> Cluster:
 
 
 def other_way_s(at: SchemeInputs, size_bytes: int) -> float:
-    """Seconds of an exchange that is no scheme of these, by the bytes that a rank sends
-    in it.
-    """
+    """Seconds of an exchange that is no scheme, by the bytes that a rank sends."""
     copies = travel("all_reduce", at.world).copies
     return sum(at.parts_s(("all_reduce", max(1, size_bytes) / copies)))
 
@@ -320,9 +309,7 @@ def other_way_s(at: SchemeInputs, size_bytes: int) -> float:
 
 
 def explain_scheme(name: str, choice: SchemeChoice, at: SchemeInputs) -> Iterator[str]:
-    """Lines that say which scheme a tensor takes, its predicted time, the runner-up,
-    and why.
-    """
+    """Lines that say a tensor's scheme, its time, the runner-up, and why."""
     best, runner_up, *_ = choice.predictions
     units = at.units
     what = "elements" if units.width == 1 else f"rows of {units.width}"

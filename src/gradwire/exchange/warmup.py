@@ -1,5 +1,4 @@
-"""Warm-up of compression: the first steps average gradients as they are, all later ones
-compress.
+"""Warm-up of compression: the first steps average whole gradients.
 
 In its first steps a network changes fast. What a compressor holds back then arrives
 when it no longer fits, and what Adam keeps of squared gradients is of the compressor's
@@ -100,8 +99,9 @@ class WarmupState(NamedTuple):
 
 @dataclass(frozen=True)
 class Warmup(Wrapper):
-    """A dense exchange for ``steps`` steps, then the inner one. Made by
-    ``with_warmup``.
+    """A dense exchange for ``steps`` steps, then the inner one.
+
+    Made by ``with_warmup``.
     """
 
     changes: ClassVar[bool] = True
@@ -178,8 +178,9 @@ DENSITIES = (0.25, 0.0625, 0.015625, 0.004, 0.001)
 
 @dataclass(frozen=True)
 class DensityWarmup(Wrapper):
-    """The inner exchange with one density after the other. Made by
-    ``with_density_warmup``.
+    """The inner exchange with one density after the other.
+
+    Made by ``with_density_warmup``.
     """
 
     changes: ClassVar[bool] = True

@@ -1,5 +1,4 @@
-"""Frameworks that wrap a model in DistributedDataParallel by themselves: one file for
-each.
+"""Frameworks that wrap a model in DDP by themselves: one file for each.
 
 A user's script imports its framework's file; gradwire itself never does. Every file
 hooks in where the framework makes its DDP model, and where it saves and loads; they

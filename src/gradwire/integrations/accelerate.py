@@ -1,5 +1,4 @@
-"""Accelerate: ``prepare(accelerator, exchange)`` before
-``accelerator.prepare(model, ...)``.
+"""Accelerate: ``prepare(accelerator, exchange)`` before its own ``prepare``.
 
     accelerator = Accelerator()
     gradwire = prepare(accelerator, gw.compress.int8())
@@ -122,9 +121,8 @@ def hook_accelerator(accelerator: Accelerator, attachment: FrameworkAttachment) 
 
     def taken(optimizer: Optimizer, *args: Any, **others: Any) -> Any:
         """``accelerator.prepare_optimizer``."""
-        attachment.take(
-            getattr(optimizer, "optimizer", optimizer)
-        )  # it may be prepared already
+        # it may be prepared already
+        attachment.take(getattr(optimizer, "optimizer", optimizer))
         return prepare_optimizer(optimizer, *args, **others)
 
     accelerator.prepare_optimizer = taken

@@ -1,5 +1,4 @@
-"""FrameworkAttachment: an exchange for DDP models that a framework makes, and saves
-with them.
+"""FrameworkAttachment: an exchange for DDP models that a framework makes.
 
 A framework makes the DDP model late, may make it again, and saves when it likes. So the
 exchange waits here until there is a model, and goes from a module's old DDP to its new
@@ -105,15 +104,15 @@ class FrameworkAttachment:
 
     @property
     def handle(self) -> Handle:
-        """The handle of the one model; raises ``InvalidSetting`` where there is not
-        one.
+        """The handle of the one model.
+
+        Raises ``InvalidSetting`` where there is not one.
         """
         if len(self.handles) != 1:
             raise InvalidSetting(
                 "attachment.handle needs one attached model, and there are "
-                f"{len(self.handles)}; "
-                "let the framework prepare the model first, on two ranks or "
-                "more, or use .handles"
+                f"{len(self.handles)}; let the framework prepare the model first, on "
+                "two ranks or more, or use .handles"
             )
         return self.handles[0]
 
@@ -134,8 +133,9 @@ class FrameworkAttachment:
             handle.log_to(to, every=every)
 
     def let_go(self, module: nn.Module) -> None:
-        """Detaches from a module's DDP before another is made of it; its state waits
-        for that.
+        """Detaches from a module's DDP before another is made of it.
+
+        Its state waits for that.
         """
         held = self._of(module)
         if held.handle is not None:
@@ -170,8 +170,9 @@ class FrameworkAttachment:
             self._start_local(held, optimizer)
 
     def take(self, optimizer: Optimizer) -> None:
-        """Notes an optimizer of the framework's; under local steps its model's steps
-        begin.
+        """Notes an optimizer of the framework's.
+
+        Under local steps its model's steps begin.
         """
         if self._is_local:
             self._optimizers = [one for one in self._optimizers if one is not optimizer]
@@ -207,9 +208,8 @@ class FrameworkAttachment:
             param.grad = None
         try:
             made = self._attach(model, *optimizer)
-            held.handle = (
-                made[1] if isinstance(made, tuple) else made
-            )  # a recipe's optimizer aside
+            # a recipe's optimizer aside
+            held.handle = made[1] if isinstance(made, tuple) else made
             if held.state is not None:
                 held.handle.load_state_dict(held.state)
                 held.state = None
@@ -297,8 +297,7 @@ class FrameworkAttachment:
             if lacking:
                 raise InvalidSetting(
                     f"ranks {lacking} find no state of gradwire in {folder}, and "
-                    "others do; let "
-                    "every rank reach the files that it has saved"
+                    "others do; let every rank reach the files that it has saved"
                 )
             assert own is not None
             states.append(own)

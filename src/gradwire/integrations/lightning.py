@@ -1,5 +1,4 @@
-"""Lightning: ``Trainer(strategy=GradwireStrategy(exchange))``, and Fabric's
-``GradwireFabric``.
+"""Lightning: ``GradwireStrategy(exchange)``, and Fabric's ``GradwireFabric``.
 
 The state of all ranks lies in Lightning's one checkpoint, under the key "gradwire".
 With Fabric save ``strategy.attachment.handle.gather_state()`` beside the model, and
@@ -47,8 +46,9 @@ class _Attaching:
 
 
 class GradwireStrategy(_Attaching, DDPStrategy):  # type: ignore[misc]
-    """Lightning's DDP strategy with an exchange. All ranks' state lies in Lightning's
-    checkpoint.
+    """Lightning's DDP strategy with an exchange.
+
+    All ranks' state lies in Lightning's checkpoint.
 
     ``attachment.handle`` is there once training has begun.
 
@@ -69,8 +69,9 @@ class GradwireStrategy(_Attaching, DDPStrategy):  # type: ignore[misc]
     _resumed: Any = None
 
     def configure_ddp(self) -> None:
-        """Makes the DDP model and attaches to it; a checkpoint that was read before is
-        loaded.
+        """Makes the DDP model and attaches to it.
+
+        A checkpoint that was read before is loaded.
         """
         self.attachment.let_go(self.model)
         super().configure_ddp()
@@ -125,8 +126,7 @@ class GradwireStrategy(_Attaching, DDPStrategy):  # type: ignore[misc]
         if len(states) != len(handles):
             raise InvalidSetting(
                 f"the checkpoint holds the state of {len(states)} models and "
-                f"{len(handles)} are "
-                "attached; attach to the same models"
+                f"{len(handles)} are attached; attach to the same models"
             )
         self.attachment.put(states)
 

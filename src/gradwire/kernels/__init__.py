@@ -1,5 +1,4 @@
-"""Hot loops on the CPU: each a torch reference, which is its definition, and C++ in
-csrc.
+"""Hot loops on the CPU: torch references, which define them, and C++ in csrc.
 
 Compressors, sparse collectives and CompLL call them. The room knows 1-D contiguous
 tensors, which its caller owns and reuses; it knows no compressor, payload layout or

@@ -1,5 +1,4 @@
-"""cast16: a gradient in fp16 or bf16, scaled before the conversion and after the way
-back.
+"""cast16: a gradient in fp16 or bf16, scaled before and after the conversion.
 
 Legend: N elements. With c = grad + residual, out = round(c * prescale) to the nearest
 16-bit value, ties to even, as ``Tensor.to`` does; what is too large for fp16 becomes

@@ -11,8 +11,9 @@ from torch import Tensor
 
 
 def packed_codes(codes_N: Tensor, bits: int) -> Tensor:
-    """Codes of ``bits`` bits as bytes, the first in the lowest bits; zeros behind the
-    last.
+    """Codes of ``bits`` bits as bytes, the first in the lowest bits.
+
+    Zeros behind the last.
     """
     per_byte = 8 // bits
     num_bytes = -(-codes_N.numel() // per_byte)

@@ -85,17 +85,17 @@ def _fault_of_folder(found: os.stat_result) -> str | None:
 
 
 def load_kept(place: Path) -> ctypes.CDLL | None:
-    """The library that is kept there; None if there is none, or with a warning if it is
-    damaged.
+    """The library that is kept there.
+
+    None if there is none, or with a warning if it is damaged.
     """
     try:
         content = memoryview(place.read_bytes())
     except OSError:
         return None
     if hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]:
-        with contextlib.suppress(
-            OSError
-        ):  # as in a folder from which nothing may be run
+        # as in a folder from which nothing may be run
+        with contextlib.suppress(OSError):
             return ctypes.CDLL(str(place))
         return None
     _warn_once(place, "is built again: it is damaged (its digest does not fit)")
@@ -129,9 +129,8 @@ def one_builder(place: Path) -> Iterator[None]:
         return
     try:
         with contextlib.suppress(OSError):
-            fcntl.flock(
-                handle, fcntl.LOCK_EX
-            )  # the system takes it from holders that die
+            # the system takes it from holders that die
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
         with contextlib.suppress(OSError):
@@ -341,9 +340,8 @@ def _found_or_built(source: CppSource) -> ctypes.CDLL | None:
             if library is None:
                 _announce(f"once; they are kept in {folder}")
                 with one_builder(place):
-                    library = load_kept(
-                        place
-                    )  # another process may have built it meanwhile
+                    # another process may have built it meanwhile
+                    library = load_kept(place)
                     return library or _built(command, source.text, folder, name)
             return library
         except (OSError, subprocess.SubprocessError) as error:
@@ -365,8 +363,9 @@ def _announce(where: str) -> None:
 def _built(
     command: Sequence[str], text: str, folder: Path | None, name: str
 ) -> ctypes.CDLL:
-    """A new library, kept in ``folder`` if there is room; raises an error of the
-    compiler's.
+    """A new library, kept in ``folder`` if there is room.
+
+    Raises an error of the compiler's.
     """
     with tempfile.TemporaryDirectory(prefix="gradwire-") as private:
         built = Path(private, name)
@@ -429,8 +428,9 @@ def _said(
 
 @functools.cache
 def _cpu_model(listing: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor that -march=native depends on; unlike machines may share a home
-    folder.
+    """The processor that -march=native depends on.
+
+    Unlike machines may share a home folder.
     """
     try:
         lines = listing.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,5 +1,4 @@
-"""The largest cosine coefficients of each chunk of a vector, and the vector that they
-stand for.
+"""The largest cosine coefficients of a vector's chunks, and the vector from them.
 
 A vector is cut into chunks of ``side * side`` elements, each a matrix of ``side``
 columns, and what is left over at its end: a matrix of as many columns, or one row if it

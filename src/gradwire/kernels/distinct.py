@@ -50,7 +50,6 @@ def _reference(lists: Sequence[torch.Tensor], num_places: int) -> int:
     if places.numel() and not 0 <= int(places[0]) <= int(places[-1]) < num_places:
         raise InvalidSetting(
             f"indices must lie in [0, {num_places}), got {int(places[0])} to "
-            f"{int(places[-1])}; "
-            "they were made for a vector of another length"
+            f"{int(places[-1])}; they were made for a vector of another length"
         )
     return int(places.numel())

@@ -1,5 +1,4 @@
-"""The exponents of float32 or bfloat16 in codes of a few bits, all other bits as they
-are.
+"""Exponents of float32 or bfloat16 in few bits, all other bits as they are.
 
 Legend: N elements, B blocks of 4096 elements (the last may be shorter), C coded bytes,
 K of one block.
@@ -88,9 +87,8 @@ def decode_exponents(
         )
     if wrong >= 0:
         raise RanksDiffer(
-            f"exponents of a payload: block {wrong} is no code of {BLOCK} "
-            "elements or fewer; give "
-            "every rank the same gradwire, compressor and settings"
+            f"exponents of a payload: block {wrong} is no code of {BLOCK} elements or "
+            "fewer; give every rank the same gradwire, compressor and settings"
         )
 
 

@@ -1,5 +1,4 @@
-"""Taking the values at listed elements out of a dense vector; laying lists of elements
-together.
+"""Values at listed elements of a dense vector; lists of elements laid together.
 
 Legend: N elements, K listed elements, R runs of a list.
 """
@@ -50,9 +49,8 @@ def take(
         )
     if bad >= 0:
         raise InvalidSetting(
-            f"indices_K[{bad}] must lie in [0, {numel}), got "
-            f"{int(indices_K[bad])}; the list was "
-            "made for a vector of another length"
+            f"indices_K[{bad}] must lie in [0, {numel}), got {int(indices_K[bad])}; "
+            "the list was made for a vector of another length"
         )
 
 

@@ -1,6 +1,4 @@
-"""The hand-written kernels by name: each csrc/*.cpp as a library; says which backend
-serves.
-"""
+"""The hand-written kernels by name: each csrc/*.cpp is a library."""
 
 from __future__ import annotations
 
@@ -51,8 +49,9 @@ def loader(name: str, folder: Path = _SOURCES) -> Callable[[], ctypes.CDLL | Non
 
 
 def backend() -> Literal["cpp", "reference"]:
-    """The implementation that serves float32 on the CPU; compiles all kernels if none
-    is cached.
+    """The implementation that serves float32 on the CPU.
+
+    Compiles all kernels if none is cached.
     """
     with being_built(lambda: [(name, _SOURCES) for name in libraries()]) as built:
         pass
@@ -101,8 +100,9 @@ def source(name: str, folder: Path = _SOURCES) -> CppSource:
 
 @cache
 def has_triton() -> bool:
-    """Whether triton is installed; says once that it is not, so ask only where a GPU
-    waits.
+    """Whether triton is installed.
+
+    Says once that it is not, so ask only where a GPU waits.
     """
     found = find_spec("triton") is not None
     if not found:

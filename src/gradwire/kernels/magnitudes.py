@@ -60,8 +60,9 @@ def range_norms(
 
 
 def _reference_sum_squares(c_M: torch.Tensor) -> torch.Tensor:
-    """Blocks of rows of lanes; ``cumsum`` adds in turn, where ``sum`` may pair as it
-    likes.
+    """Blocks of rows of lanes.
+
+    ``cumsum`` adds in turn, where ``sum`` may pair as it likes.
     """
     padding = -c_M.numel() % _NORM_BLOCK
     squares = torch.nn.functional.pad(c_M.double(), (0, padding)).square_()

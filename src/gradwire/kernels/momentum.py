@@ -1,5 +1,4 @@
-"""Momentum correction's two passes: velocity into what is pending, and velocity out of
-what left.
+"""Momentum correction's two passes: velocity into what is pending, and out of it.
 
 Source: Lin et al., ICLR 2018, "Deep Gradient Compression", section 3.2 (momentum
     correction) and 3.3 (momentum factor masking).

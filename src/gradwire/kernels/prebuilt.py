@@ -1,5 +1,4 @@
-"""Kernels that a wheel for a platform brings: built beforehand, once for each level of
-processors.
+"""Kernels that a platform's wheel brings, one build for each level of processors.
 
 They lie in ``built/LEVEL/NAME-DIGEST.so`` (`scripts/hatch_build.py` puts them there),
 and are as trusted as the Python files beside them. A digest of text, headers and flags

@@ -159,8 +159,9 @@ def scatter_add(
     scale: float = 1.0,
     width: int = 1,
 ) -> None:
-    """out[indices] += scale * values, in the order of the list; an index may occur more
-    than once.
+    """out[indices] += scale * values, in the order of the list.
+
+    An index may occur more than once.
 
     Indices count units of ``width`` elements, and there are as many values for each;
     what of the last unit lies beyond ``out_N`` is dropped. Raises InvalidSetting, with

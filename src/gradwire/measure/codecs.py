@@ -96,8 +96,9 @@ def _fit(
 
 
 def _drawn(numel: int) -> Tensor:
-    """A small gradient of float32, whatever the default is; the same in every
-    process.
+    """A small gradient of float32, whatever the default is.
+
+    The same in every process.
     """
     random = torch.Generator().manual_seed(0)
     return torch.randn(numel, generator=random, dtype=torch.float32) * 1e-3
@@ -113,8 +114,9 @@ class _Case(ABC):
 
     @abstractmethod
     def texts(self) -> list[Steps[Any]]:
-        """The texts of a turn, a rank's each; values start afresh, so that none fades
-        away.
+        """The texts of a turn, a rank's each.
+
+        Values start afresh, so that none fades away.
         """
 
     def turn_s(self) -> dict[Primitive, float]:
@@ -126,8 +128,9 @@ class _Case(ABC):
         return seconds
 
     def _clocked(self, text: Steps[Any], seconds: dict[Primitive, float]) -> Steps[Any]:
-        """The same text; its computations book their seconds when they are carried
-        out.
+        """The same text.
+
+        Its computations book their seconds when they are carried out.
         """
 
         def each(asked: Any) -> Steps[Any]:
@@ -230,8 +233,9 @@ class _Text(_Case):
 def _rounds(
     codecs: Sequence[_Case], budget_s: float, told: Callable[[float], None]
 ) -> list[list[dict[Primitive, float]]]:
-    """Mean seconds of a turn of each codec in each round; a round goes through all
-    sizes.
+    """Mean seconds of a turn of each codec in each round.
+
+    A round goes through all sizes.
 
     What else happens on the machine for a while then falls on all sizes and out of
     every median.

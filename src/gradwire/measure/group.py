@@ -1,6 +1,4 @@
-"""The group that ranks measure in, and how they tell of their progress. It needs torch
-alone.
-"""
+"""The group that ranks measure in, and how they tell of their progress."""
 
 from __future__ import annotations
 

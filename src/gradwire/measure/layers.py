@@ -66,15 +66,15 @@ class Moment(NamedTuple):
 
 
 def is_in_backward() -> bool:
-    """Whether this thread carries a backward pass out; what is computed there counts
-    there.
+    """Whether this thread carries a backward pass out.
+
+    What is computed there counts there.
     """
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 class Marks:
-    """The marks of a model's steps, by hooks in ``modules`` and at the parameters
-    ``params``.
+    """The marks of a model's steps, by hooks in ``modules`` and at ``params``.
 
     Each waits until the device has done what was asked of it.
     """
@@ -130,9 +130,8 @@ class Marks:
         self.note(ENTERED, module)
 
     def _watch(self, name: str, param: Any) -> Any:
-        this = weakref.ref(
-            self
-        )  # the garbage collector does not see what a parameter's hooks hold
+        # the garbage collector does not see what a parameter's hooks hold
+        this = weakref.ref(self)
 
         def ready(param: Tensor) -> None:
             marks = this()
@@ -188,9 +187,8 @@ def charged(
         else:
             last = seen.parameters[what][1] if kind == READY else last
             backward_s[last] += now_s - last_s
-            at = (
-                0 if kind == ENDED else at
-            )  # what a step does then, the next forward waits for
+            # what a step does then, the next forward waits for
+            at = 0 if kind == ENDED else at
         last_s = now_s
     return forward_s, backward_s
 
@@ -248,14 +246,16 @@ def no_progress(amount: float = 1, note: str = "") -> None:
 
 
 TrainingStep = Callable[[], object]
-"""Runs one forward and backward of the model on one batch; what it returns is not
-looked at.
+"""Runs one forward and backward of the model on one batch.
+
+What it returns is not looked at.
 """
 
 NUM_WARM_UP = 3
 ITERATIONS = {"cpu": 20, "cuda": 50}
-"""Steps measured where the caller names no number, by device type; 50 is the
-paper's.
+"""Steps measured where the caller names no number, by device type.
+
+50 is the paper's.
 """
 
 
@@ -292,7 +292,9 @@ def profile(
             model, or a parameter gets no gradient.
 
     >>> model = nn.Linear(4, 2)
-    >>> measured = profile(model, lambda: model(torch.ones(3, 4)).sum().backward(), iterations=1)
+    >>> def step():
+    ...     model(torch.ones(3, 4)).sum().backward()
+    >>> measured = profile(model, step, iterations=1)
     >>> len(measured.layers), measured.batch_size
     (1, 3)
     """
@@ -327,8 +329,9 @@ def profile(
 
 
 def device_waiter(devices: set[torch.device]) -> Callable[[], None]:
-    """A function that waits until all GPUs have done what was asked; a CPU has done it
-    already.
+    """A function that waits until all GPUs have done what was asked.
+
+    A CPU has done it already.
     """
     on_gpu = [device for device in devices if device.type == "cuda"]
 
@@ -361,9 +364,7 @@ class ObservedModel:
 def _observe(
     model: nn.Module, watched: dict[str, nn.Parameter], step: TrainingStep
 ) -> ObservedModel:
-    """Runs a step and looks which modules it calls and which parameters get
-    gradients.
-    """
+    """Runs a step and notes called modules and parameters with gradients."""
     before = versions(model)
     marks = Marks(model, model.modules(), watched)
     try:
@@ -398,9 +399,8 @@ def _observe(
 
 def _wrong_step(what: str, remedy: str) -> InvalidSetting:
     return InvalidSetting(
-        "step must run one forward and one backward of the model and nothing "
-        f"else; it {what}; "
-        f"{remedy}"
+        "step must run one forward and one backward of the model and nothing else; it "
+        f"{what}; {remedy}"
     )
 
 
@@ -439,9 +439,7 @@ def in_order(
 
 
 def _nearest(model: nn.Module, name: str, called: Container[nn.Module]) -> nn.Module:
-    """The module of that name or, if it was not called, the nearest one above it that
-    was.
-    """
+    """The module of that name or, if not called, the nearest called one above it."""
     while name and model.get_submodule(name) not in called:
         name = name.rpartition(".")[0]
     return model.get_submodule(name)
@@ -454,8 +452,7 @@ def _measure(
     iterations: int,
     advance: Callable[..., None],
 ) -> tuple[list[float], list[float]]:
-    """The layers' seconds, forward and backward, by steps without and with hooks in
-    turn.
+    """The layers' seconds, forward and backward, by steps without and with hooks.
 
     So a busy machine slows both.
     """
@@ -508,9 +505,7 @@ def layers_of(
 def scaled_medians(
     by_step: Sequence[Sequence[float]], plain_s: Sequence[float]
 ) -> list[float]:
-    """Each layer's median, all times one factor so that they add up to the plain steps'
-    median.
-    """
+    """Each layer's median, scaled so that all add up to the plain steps' median."""
     medians_s = [statistics.median(layer) for layer in zip(*by_step, strict=True)]
     total_s = sum(medians_s)
     factor = statistics.median(plain_s) / total_s if total_s else 0.0
@@ -541,9 +536,8 @@ def _source(devices: set[torch.device], iterations: int) -> str:
     )
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return (
-        f"measured on {', '.join(named)}, {today}, torch {torch.__version__}: "
-        "medians of "
-        f"{iterations} steps, scaled to those of steps without hooks"
+        f"measured on {', '.join(named)}, {today}, torch {torch.__version__}: medians "
+        f"of {iterations} steps, scaled to those of steps without hooks"
     )
 
 
@@ -565,8 +559,9 @@ class _Step(NamedTuple):
 
 
 class LayerWatch(Marks):
-    """Hooks in a living model; ``step_ended`` closes a step, ``profile`` tells what
-    they took.
+    """Hooks in a living model.
+
+    ``step_ended`` closes a step, ``profile`` tells what they took.
 
     ``params`` are the parameters whose gradients count, by name. Of several backward
     passes that accumulate before an exchange the last one counts, and those before it
@@ -656,9 +651,8 @@ class LayerWatch(Marks):
         if self._ddp is None:
             return []
         names = {id(param): name for name, param in self._params.items()}
-        buckets = (
-            self._ddp.reducer._get_zeros_like_grad_buckets()
-        )  # as DDP itself asks for them
+        # as DDP itself asks for them
+        buckets = self._ddp.reducer._get_zeros_like_grad_buckets()
         return [
             [names[id(p)] for p in bucket.parameters() if id(p) in names]
             for bucket in buckets
@@ -669,9 +663,8 @@ class LayerWatch(Marks):
     ) -> None:
         if not torch.is_grad_enabled() or is_in_backward():
             return
-        if (
-            self.marks and self.marks[-1].kind == READY
-        ):  # of a backward pass that accumulated
+        # of a backward pass that accumulated
+        if self.marks and self.marks[-1].kind == READY:
             self.marks = []
         if not self.marks:
             self._began = threading.get_ident(), thread_time()
@@ -690,8 +683,7 @@ class LayerWatch(Marks):
 def _in_buckets(
     marks: Sequence[Moment], buckets: Sequence[Sequence[str]]
 ) -> list[Moment]:
-    """Marks with gradients as DDP has them ready: with the last of their bucket, in its
-    order.
+    """Marks with gradients as DDP has them: with the last of their bucket.
 
     A bucket is ready after all those before it. First ones without any gradient take no
     time.
@@ -699,7 +691,8 @@ def _in_buckets(
     >>> ready = [Moment(READY, *one) for one in [("c", 1.0), ("a", 2.0), ("b", 3.0)]]
     >>> [mark[1:] for mark in _in_buckets(ready, [["c", "b"], ["a"]])]
     [('c', 3.0), ('b', 3.0), ('a', 3.0)]
-    >>> [mark[1:] for mark in _in_buckets([Moment(READY, "a", 5.0)], [["unused"], ["a"]])]
+    >>> ready = [Moment(READY, "a", 5.0)]
+    >>> [mark[1:] for mark in _in_buckets(ready, [["unused"], ["a"]])]
     [('unused', 5.0), ('a', 5.0)]
     """
     if not buckets:

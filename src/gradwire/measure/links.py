@@ -81,8 +81,9 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 def shared_cores(
     of_all: Callable[[Sequence[float]], list[list[float]]],
 ) -> float | None:
-    """The cores of the rank that has fewest; None where each has more than threads that
-    compute.
+    """The cores of the rank that has fewest.
+
+    None where each has more than threads that compute.
 
     ``of_all`` gives every rank's figures, so that all ranks come to the same answer.
     Ranks share cores that may run on the same ones of a machine, which is one whose
@@ -109,8 +110,9 @@ def _place(cores: list[int]) -> float:
 
 
 SIZES_BYTES = tuple(2**power for power in (14, 16, 18, 19, 20, 21, 22))
-"""Sizes from where alpha decides to where beta does; most are where plans have their
-messages.
+"""Sizes from where alpha decides to where beta does.
+
+Most are where plans have their messages.
 """
 
 BUDGET_S = 0.5
@@ -190,8 +192,9 @@ def measure_cluster(
 
 
 def _processors(engine: Engine, cases: Sequence[_Case]) -> LineFit | None:
-    """Seconds of a core that an all-reduce costs a rank, over bytes sent; the ranks'
-    mean.
+    """Seconds of a core that an all-reduce costs a rank, over bytes sent.
+
+    The ranks' mean.
     """
     cases = [case for case in cases if case.verb == "all_reduce"]
     rows = figures_of_all(engine, [statistics.median(case.busy_s) for case in cases])
@@ -506,8 +509,9 @@ class LinkReport(NamedTuple):
 
     @property
     def rate_bytes_per_s(self) -> float:
-        """Bytes a second that a rank sends of long messages; a ring sends 2(W-1)/W of a
-        buffer.
+        """Bytes a second that a rank sends of long messages.
+
+        A ring sends 2(W-1)/W of a buffer.
         """
         copies = travel("all_reduce", self.world).copies
         beta_s = self.fit.per_unit_s
@@ -521,8 +525,9 @@ def torch_all_reduces(
     device: torch.device | None = None,
     advance: Callable[..., None] = no_progress,
 ) -> LinkReport:
-    """Times torch's own all-reduces of float32 in a group; every rank of it must call
-    this alike.
+    """Times torch's own all-reduces of float32 in a group.
+
+    Every rank of it must call this alike.
 
     It is a quick look at a link, by this rank's clock. Raises ``InvalidSetting`` for a
     group of one.

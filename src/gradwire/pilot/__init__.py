@@ -1,5 +1,4 @@
-"""Pilots, one in each file: what ``attach`` takes to have a plan chosen while the model
-trains.
+"""Pilots, one in each file: they choose a plan while the model trains.
 
 ``gradwire.pilot.auto`` is the class that ``auto.py`` defines; ``attach(model, "auto")``
 asks for it. A pilot knows planners, measurements and the step's controls, and no single

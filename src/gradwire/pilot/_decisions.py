@@ -91,8 +91,9 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Review:
-    """Figures that all ranks know after some steps; seconds are those of the slowest
-    rank.
+    """Figures that all ranks know after some steps.
+
+    Seconds are those of the slowest rank.
     """
 
     is_planned: bool
@@ -102,8 +103,9 @@ class Review:
     step_s: float
     """The seconds that a step typically took since the last decision."""
     expected_s: float | None = None
-    """Seconds of a step when this plan, or dense steps, began; None where these are the
-    first.
+    """Seconds of a step when this plan, or dense steps, began.
+
+    None where these are the first.
     """
     dense_s: float
     """Seconds of a dense step when it was last measured, or predicted for a new
@@ -116,12 +118,14 @@ class Review:
     rival_s: float | None = None
     """Predicted seconds of a step by the next rival; None where none is left."""
     best_s: float | None = None
-    """Seconds of a step by the fastest plan that was tried before this one; None for
-    the first.
+    """Seconds of a step by the fastest plan that was tried before this one.
+
+    None for the first.
     """
     slowness: float | None = None
-    """The seconds of a message over those when the link was measured; None where not
-    probed.
+    """The seconds of a message over those when the link was measured.
+
+    None where not probed.
     """
     off: float = OFF
     """Times longer, or shorter, that steps must take to be looked into."""
@@ -130,8 +134,9 @@ class Review:
     is_trial_due: bool = False
     """Whether it is time to compare with dense steps."""
     error: float | None = None
-    """How far means are from dense ones, relative to these; None where none were
-    compared.
+    """How far means are from dense ones, relative to these.
+
+    None where none were compared.
     """
     allowed: float = inf
     """The most that ``error`` may be."""
@@ -187,9 +192,8 @@ def decide(review: Review) -> Decision:
     if slowness is not None and not HALF < slowness < 1 / HALF:
         return Decision(
             Move.PLAN,
-            f"a message takes {slowness:.2g} times what it took when the link "
-            "was measured: "
-            "measured and planned anew",
+            f"a message takes {slowness:.2g} times what it took when the link was "
+            "measured: measured and planned anew",
         )
     if review.is_trial:
         is_off = not 1 / review.off < step_s / review.dense_s < review.off
@@ -219,8 +223,9 @@ def decide(review: Review) -> Decision:
 
 
 def _first(review: Review) -> Decision | None:
-    """The move that follows from the first steps by a plan; None if these are as they
-    should be.
+    """The move that follows from the first steps by a plan.
+
+    None if these are as they should be.
     """
     step_s = review.step_s
     dense_s = review.dense_s

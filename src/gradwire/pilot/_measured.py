@@ -1,5 +1,4 @@
-"""A flight that begins with dense steps, in which layers, links and codecs are
-measured.
+"""A flight that begins with dense steps, which measure layers, links and codecs.
 
 Behind the last of them rank 0 plans and tells the others. From then on all ranks review
 every few steps what a step takes. What is done with a plan, and with a review, is a
@@ -88,8 +87,9 @@ def slowness(engine: Engine, known: Links) -> float:
 
 
 class SharedLayers(NamedTuple):
-    """The layers' seconds that are planned with; no profile where no rank saw a whole
-    step.
+    """The layers' seconds that are planned with.
+
+    No profile where no rank saw a whole step.
     """
 
     profile: Profile | None
@@ -183,8 +183,9 @@ def _own_codecs(
 
 _log = logging.getLogger("gradwire")
 _WARM_UP = 3
-"""The first steps, in which kernels are built and memory is touched; they are not
-measured.
+"""The first steps, in which kernels are built and memory is touched.
+
+They are not measured.
 """
 _LONG_S = 1.0
 _ENOUGH_S = 3.0
@@ -199,8 +200,9 @@ asked for.
 
 
 class MeasuredFlight(Flight):
-    """One model, measured for so many ``steps`` at most; ``name`` begins each
-    decision's text.
+    """One model, measured for so many ``steps`` at most.
+
+    ``name`` begins each decision's text.
 
     ``codecs`` are the names of compressors whose costs are measured.
     """
@@ -310,8 +312,9 @@ class MeasuredFlight(Flight):
     # Measuring.
 
     def _measure(self, taken_s: float) -> None:
-        """Measures layers step by step; after the last of these steps links, and
-        plans.
+        """Measures layers step by step.
+
+        After the last of these steps links, and plans.
         """
         controls = self._controls
         engine = self._controls.engine
@@ -351,9 +354,8 @@ class MeasuredFlight(Flight):
             # Where there is one host, nothing is sent that could be compressed.
             names = self._compressors if num_hosts > 1 else ()
             codecs = codecs_of(engine, names, num_hosts)
-        known = self._links.cluster.slower(
-            self._link_factor
-        )  # as dense steps have shown before
+        # as dense steps have shown before
+        known = self._links.cluster.slower(self._link_factor)
         self._cluster = known.model_copy(update={"codecs": codecs})
 
     # Planning.
@@ -366,11 +368,9 @@ class MeasuredFlight(Flight):
         if self._profile is None:
             self._go(None)
             self._say(
-                "no forward pass of the model was seen with gradients enabled, "
-                "so nothing is "
-                "planned and gradients stay dense: call the model's modules "
-                "themselves, and put no "
-                "reentrant checkpoint around the whole model "
+                "no forward pass of the model was seen with gradients enabled, so "
+                "nothing is planned and gradients stay dense: call the model's modules "
+                "themselves, and put no reentrant checkpoint around the whole model "
                 "(use_reentrant=False is seen)",
                 level=logging.WARNING,
             )
@@ -388,9 +388,8 @@ class MeasuredFlight(Flight):
         else:
             self._dense_s = self._predicted_s(made.dense_s)
         told = (
-            f"links carry {format_rate(self._links.cluster.rate_bytes_per_s)}, a "
-            "dense step takes "
-            f"{format_seconds(self._dense_s)}, and by plan ({made.words}) "
+            f"links carry {format_rate(self._links.cluster.rate_bytes_per_s)}, a dense "
+            f"step takes {format_seconds(self._dense_s)}, and by plan ({made.words}) "
             f"{format_seconds(self._predicted_s(made.predicted_s))} are predicted"
         )
         self._take(made, told)

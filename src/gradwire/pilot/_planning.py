@@ -80,8 +80,9 @@ def proposal(
     *,
     taken_s: float | None = None,
 ) -> Proposal:
-    """The plan that ``choose`` makes, or its refusal; ``taken_s`` are those of a dense
-    step.
+    """The plan that ``choose`` makes, or its refusal.
+
+    ``taken_s`` are those of a dense step.
     """
     factor = 1.0 if taken_s is None else link_factor(profile, cluster, taken_s)
     cluster = cluster.slower(factor)
@@ -120,7 +121,8 @@ def link_factor(profile: Profile, cluster: Cluster, taken_s: float) -> float:
     >>> from gradwire import catalogue
     >>> cluster = Cluster(num_ranks=4, rate_bytes_per_s=1e8)
     >>> profile = catalogue.load("vgg16")
-    >>> taken_s = iteration_s(ddp(profile, cluster.slower(2.0)), profile, cluster.slower(2.0))
+    >>> slower = cluster.slower(2.0)
+    >>> taken_s = iteration_s(ddp(profile, slower), profile, slower)
     >>> round(link_factor(profile, cluster, taken_s), 2)
     2.0
     """
@@ -144,7 +146,8 @@ def words_of(plan: Plan) -> str:
     """A few words for what a plan sends.
 
     >>> from gradwire import catalogue
-    >>> words_of(ddp(catalogue.load("vgg16"), Cluster(num_ranks=2, rate_bytes_per_s=1e9)))
+    >>> cluster = Cluster(num_ranks=2, rate_bytes_per_s=1e9)
+    >>> words_of(ddp(catalogue.load("vgg16"), cluster))
     '6 messages: 6 dense'
     """
     kinds: dict[str, int] = {}
@@ -158,7 +161,8 @@ def words_of(plan: Plan) -> str:
 
 
 def compressors_of(fidelity: str) -> tuple[str, ...]:
-    """The compressors whose costs the planner asks for; raises for a fidelity there is
-    not.
+    """The compressors whose costs the planner asks for.
+
+    Raises for a fidelity there is not.
     """
     return admitted(fidelity, Cluster(num_ranks=1, rate_bytes_per_s=1.0)).not_measured

@@ -1,5 +1,4 @@
-"""Default fusion: how ``attach`` puts gradients together into messages where there is
-no plan.
+"""Default fusion: how ``attach`` puts gradients into messages without a plan.
 
 Few large messages leave the network idle while backward goes on, and give encode and
 decode nothing to hide behind. Many small messages pay their latency often. On 4 hosts
@@ -75,8 +74,9 @@ def default_cap_bytes(
 
 
 def _wire_bytes(name: str, param: Tensor, exchange: Exchange, world: int) -> int | None:
-    """Bytes that rank 0, as busy as any, sends of one parameter; None where that is not
-    known.
+    """Bytes that rank 0, as busy as any, sends of one parameter.
+
+    None where that is not known.
 
     Parameters are asked for one by one, as an exchange may refuse a tensor as long as a
     model.

@@ -1,6 +1,4 @@
-"""plan: the root's ``gw.plan``: a planner by name or as a function, its settings
-checked.
-"""
+"""plan: the root's ``gw.plan``: a planner by name or as a function."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Settings of a planner: it is found by name or given as a function, and they are bound
-to it.
-"""
+"""Settings of a planner, by name or as a function, and how they are bound to it."""
 
 from __future__ import annotations
 
@@ -23,8 +21,9 @@ plan.
 
 
 def with_settings(planner: str | Planner, **settings: Any) -> Planner:
-    """The planner, found by name if need be, with these settings bound; refuses unknown
-    ones.
+    """The planner, found by name if need be, with these settings bound.
+
+    Refuses unknown ones.
     """
     found: Planner = load("planner", planner) if isinstance(planner, str) else planner
     if not callable(found):

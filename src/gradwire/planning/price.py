@@ -1,6 +1,4 @@
-"""iteration_s: the one figure planners are compared by, without the spans of a
-trace.
-"""
+"""iteration_s: the one figure that planners are compared by."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""One rank for real: ``attach`` hooks a model, and its gradients are exchanged in each
-step.
+"""One rank for real: ``attach`` hooks a model and exchanges its gradients.
 
 Every attach runs ``step/``, and below it ``engine/``, ``liveness/``, ``agreement/``,
 ``transport/``, ``device/`` and parts of ``grid/``. Plans and the other rooms are loaded

@@ -1,5 +1,4 @@
-"""attach: from here on gradwire exchanges a model's gradients, under an unchanged
-training loop.
+"""attach: gradwire exchanges a model's gradients under an unchanged training loop.
 
 An attach checks its settings, agrees with the other ranks, connects, and hooks the
 model. What only some arguments ask for (a plan, newcomers, hosts, DDP) is imported
@@ -160,14 +159,11 @@ def attach(
 
 
 _OWN = ("compress_if", "shards", "trace_steps", "timeout", "store", "rejoin")
-"""Fields of the options and of the failure policy that ranks compare otherwise, or
-not.
-"""
+"""Fields of options and failure policy that ranks compare otherwise, or not."""
 
 
 class Grid(NamedTuple):
-    """This rank's two groups: those that average with it, and those that hold the other
-    parts.
+    """This rank's two groups: one averages with it, one holds the other parts.
 
     ``ranks`` are the numbers of the first among all ranks, ``group`` is its process
     group (None: that of all), and ``mesh`` tells which are on one host.
@@ -242,8 +238,9 @@ class Attachment:
     """This rank's parts of them, as real numbers."""
 
     def prepare(self) -> Mapping[str, object]:
-        """Checks and makes what only a subclass needs; returns settings that ranks must
-        share.
+        """Checks and makes what only a subclass needs.
+
+        Returns settings that ranks must share.
         """
         return {}
 
@@ -287,9 +284,8 @@ class Attachment:
                 with being_built():  # before others wait for this rank
                     pass
                 who = newcomer.ask(own, settings.failure.timeout)
-            with (
-                being_built()
-            ):  # Kernels that no run has built yet: now, not in the first step.
+            # Kernels that no run has built yet: now, not in the first step.
+            with being_built():
                 messages = self.messages(who)
             refuse_float16(messages, settings.scaler)
             own[NETWORK] = network_of(messages)
@@ -337,8 +333,9 @@ class Attachment:
         healing: Healing | None,
         newcomer: Newcomer | None,
     ) -> Handle:
-        """Connects the ranks and hooks the model; what is begun is undone if any of it
-        fails.
+        """Connects the ranks and hooks the model.
+
+        What is begun is undone if any of it fails.
         """
         settings = self.settings
         is_ddp = isinstance(self.model, DistributedDataParallel)
@@ -390,8 +387,9 @@ class Attachment:
         return handle
 
     def is_left_to_ddp(self, messages: Sequence[Message]) -> bool:
-        """Whether DDP's own reducer averages the model's gradients; the same on all
-        ranks.
+        """Whether DDP's own reducer averages the model's gradients.
+
+        The same on all ranks.
 
         It does so for a DDP model of which every gradient is dense, unless the user
         asks for what only gradwire's messages have: a size, a number of channels,
@@ -413,9 +411,7 @@ class Attachment:
         return [tensor for _, tensor, _ in self._tensors()]
 
     def _tensors(self) -> list[tuple[str, Tensor, str]]:
-        """Every tensor that ranks must share, as they hold it, its name and how it is
-        treated.
-        """
+        """Every tensor that ranks must share, with its name and how it is treated."""
         model = self.model
         sparse = sparse_weights(self.model)
 
@@ -478,9 +474,8 @@ class Attachment:
             )  # a step may choose among them
 
             shared["sparse schemes installed"] = [*schemes()]
-        if (
-            any(one.declared.same_threads for one in used) or not used
-        ):  # as what a pilot may choose asks for
+        # as what a pilot may choose asks for
+        if any(one.declared.same_threads for one in used) or not used:
             shared["torch.get_num_threads()"] = torch.get_num_threads()
         return fingerprint(self._tensors(), shared)
 
@@ -519,9 +514,7 @@ class Attachment:
         )
 
     def check(self) -> Check:
-        """The comparison of what has the same bits on all ranks whenever a step
-        begins.
-        """
+        """The comparison of what has the same bits on all ranks between steps."""
         params = self.params
         every = self.settings.failure.check_every
         return Check(every, lambda names: [(n, shard_of(param)) for n, param in params])
@@ -598,9 +591,7 @@ class Attachment:
     def _buckets(
         self, model: DistributedDataParallel, progress: Progress, undo: ExitStack
     ) -> DDPHooks | DDPInTurn | None:
-        """The hooks of a DDP model that has messages, or may come to have some; else
-        None.
-        """
+        """The hooks of a DDP model that has messages, or may get some; else None."""
         from .ddp.comm_hook import DDPInTurn, count_steps, serve_hook
 
         settings = self.settings
@@ -622,8 +613,9 @@ class Attachment:
 
 
 def _digest(settings: Settings) -> object:
-    """The value that ranks compare for an exchange: a digest for a plan, which may be
-    long.
+    """The value that ranks compare for an exchange: a digest for a plan.
+
+    A plan may be long.
     """
     if (plan := settings.plan) is None:
         return settings.exchange

@@ -50,9 +50,7 @@ class Flight(ABC):
 
     @abstractmethod
     def step_ended(self) -> None:
-        """Acts after a backward pass whose means have arrived, or are left to the
-        overlap.
-        """
+        """Acts after a backward pass, when means are there or left to the overlap."""
 
     @abstractmethod
     def stats(self) -> dict[str, Any]:
@@ -64,8 +62,7 @@ class Flight(ABC):
 
 
 class Pilot(metaclass=KeywordSettings):
-    """Settings that ``attach`` takes in place of a plan, and by which it is chosen in
-    mid-run.
+    """Settings that ``attach`` takes in place of a plan, to choose one in mid-run.
 
     Its text (``repr``) must tell its settings, as ranks compare them by it.
     """
@@ -129,15 +126,14 @@ class Controls:
         return self._flight
 
     def settle(self) -> None:
-        """Waits for all that an overlapping plan has left pending of the last backward
-        pass.
-        """
+        """Waits for all that an overlapping plan has left pending."""
         if self._hooks.overlap is not None:
             self._hooks.overlap.settle(None)
 
     def switch(self, plan: Plan | None) -> None:
-        """Has gradients travel by another plan from the next step on; no state is
-        lost.
+        """Has gradients travel by another plan from the next step on.
+
+        No state is lost.
         """
         self.settle()
         self.plan = plan
@@ -151,8 +147,9 @@ class Controls:
         self.put(self.prepared(saved, begun=begun))
 
     def _begun(self) -> checkpoint.BegunStep | None:
-        """The step that a scaler has not decided; None without a scaler, on all ranks
-        alike.
+        """The step that a scaler has not decided.
+
+        None without a scaler, on all ranks alike.
         """
         if not self._progress.synchroniser.undoes_skipped:
             return None
@@ -183,8 +180,7 @@ class Controls:
         delivering: Iterable[int] | None = None,
         begun: checkpoint.BegunStep | None = None,
     ) -> list[Message]:
-        """Messages of the plan in force with a state that was collected under this or
-        another.
+        """Messages of the plan in force with a state, collected under any plan.
 
         Those at the places ``delivering`` deliver residuals first; by default all that
         have to. The scaler may still skip the step that was ``begun``.
@@ -222,29 +218,27 @@ class Controls:
             self.in_turn.use_messages(plan is not None or self._is_delivering)
 
     def know(self, cluster: Cluster) -> None:
-        """Has exchanges that choose anew in each step choose for these ranks and
-        links.
-        """
+        """Has exchanges that choose in each step choose for these ranks and links."""
         self._cluster = cluster
         for message in self._progress.messages:
             message.know(cluster)
 
     def guard(self, every: int) -> None:
-        """Has means compared with dense ones every so many steps, unless the user has
-        asked so.
-        """
+        """Has means compared with dense ones at times, unless the user has asked so."""
         self._progress.compare(every)
 
     def missed(self) -> float | None:
-        """The relative error of the means compared since the last call; None if there
-        were none.
+        """The relative error of the means compared since the last call.
+
+        None if there were none.
         """
         return None if self._progress.guard is None else self._progress.guard.take()
 
     @contextmanager
     def on_all_channels(self) -> Iterator[Engine]:
-        """The engine, for messages of the pilot's own; nothing of the model's is under
-        way.
+        """The engine, for messages of the pilot's own.
+
+        Nothing of the model's is under way.
         """
         self.settle()
         before = self.engine.credit

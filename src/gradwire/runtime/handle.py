@@ -1,5 +1,4 @@
-"""Handle: the object that ``attach`` returns; a model's exchanges as the user sees
-them.
+"""Handle: a model's exchanges as the user sees them; ``attach`` returns it.
 
 What makes and loads checkpoints is imported by the methods that do.
 """
@@ -117,15 +116,15 @@ class Handle:
         )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuses ``copy.copy``, ``copy.deepcopy`` and ``pickle``; a copy of the model
-        has none.
+        """Refuses ``copy.copy``, ``copy.deepcopy`` and ``pickle``.
+
+        A copy of the model has none.
         """
         raise InvalidSetting(
             f"{self!r} is a handle and cannot be copied or pickled, as it has "
-            "connections of this "
-            "process; save handle.state_dict(), attach each copy of the model "
-            "anew, and keep the "
-            "handle out of what is copied, such as the model's attributes"
+            "connections of this process; save handle.state_dict(), attach each copy "
+            "of the model anew, and keep the handle out of what is copied, such as the "
+            "model's attributes"
         )
 
     @property
@@ -159,8 +158,7 @@ class Handle:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulates gradients on this rank, without an exchange, in backward passes
-        inside.
+        """Accumulates gradients of the backward passes inside, without an exchange.
 
         For a DDP model this is DDP's own ``no_sync``, which counts where the forward
         pass is. A plain module gets this method as its ``no_sync``, if it has none; it
@@ -331,8 +329,7 @@ class Handle:
         return checkpoint.residuals(messages)
 
     def trace(self) -> Trace:
-        """Spans of this rank's last steps (``attach(trace_steps=)``), for
-        ``save_chrome``.
+        """Spans of this rank's last steps (``trace_steps=``), for ``save_chrome``.
 
         Returns:
             The trace. Where DDP averages it holds nothing of the network but the wait
@@ -470,9 +467,7 @@ class Handle:
         self._num_loads += 1
 
     def _shared(self, saved: Mapping[str, Any]) -> dict[str, str]:
-        """The values in a state that are the same on all ranks, by their names in
-        errors.
-        """
+        """The values in a state that are the same on all ranks, by name in errors."""
         from .state import checkpoint
 
         exchanges = [message.exchange for message in self._progress.messages]
@@ -542,24 +537,20 @@ class Handle:
             begin_s = wall_clock()
             with progress.opening:  # a step that is being opened is one under way
                 progress.is_leaving = True
-            while (
-                progress.backward() is not None and not engine.is_copy
-            ):  # in another thread
+            # in another thread
+            while progress.backward() is not None and not engine.is_copy:
                 if wall_clock() - begin_s > engine.timeout.total_seconds():
                     progress.is_leaving = False
                     raise InvalidSetting(
-                        "detach() was called while another thread is in a "
-                        "backward pass, which did "
-                        f"not end within {engine.timeout}; call it after "
-                        "backward() has returned "
-                        "there"
+                        "detach() was called while another thread is in a backward "
+                        f"pass, which did not end within {engine.timeout}; call it "
+                        "after backward() has returned there"
                     )
                 time.sleep(_POLL_S)
             self.attached = False
             if isinstance(self._model, DistributedDataParallel):
-                self._model = (
-                    self._model.module
-                )  # of which the loop may make another DDP
+                # of which the loop may make another DDP
+                self._model = self._model.module
             engine.detach()
             self._undo.close()  # all of it, even if a lost peer is noticed here
 
@@ -646,8 +637,9 @@ class Handle:
         hooks.backward_without_batch()
 
     def join_hook(self, **kwargs: Any) -> None:
-        """Refuses torch's ``Join([handle])``; a DDP model has its own
-        ``model.join()``.
+        """Refuses torch's ``Join([handle])``.
+
+        A DDP model has its own ``model.join()``.
         """
         raise InvalidSetting(
             "Join takes no handle: write `with model.join():` with a DDP model, "

@@ -1,5 +1,4 @@
-"""Pairs: the one table of features that do not go together, or that hardly anybody
-means so.
+"""Pairs: the one table of features that do not go together.
 
 A feature is a function of an attach's facts. Its value is shown to the user, and is
 falsy where the feature is absent. All pairs that are in neither ``REFUSED`` nor
@@ -31,9 +30,7 @@ REDUCE_SCATTER = "fsdp.reduce_scatter"
 
 
 class Facts(NamedTuple):
-    """The facts of an attach in which features are found, and the function that was
-    called.
-    """
+    """The facts of an attach in which features are found, and the called function."""
 
     model: nn.Module
     params: Sequence[NamedParam]
@@ -44,8 +41,9 @@ class Facts(NamedTuple):
 
 
 def _rows(facts: Facts) -> list[str]:
-    """Names of the parameters with row-sparse gradients; local steps send those
-    whole.
+    """Names of the parameters with row-sparse gradients.
+
+    Local steps send those whole.
     """
     sparse = set() if facts.way == LOCAL else sparse_weights(facts.model)
     return [name for name, param in facts.params if id(param) in sparse]
@@ -149,8 +147,7 @@ FEATURES: dict[str, Callable[[Facts], Any]] = {
 
 
 class RefusedPair(NamedTuple):
-    """Two features that do not go together, and the parts of the sentence that a user
-    reads.
+    """Two features that do not go together, and the parts of the user's sentence.
 
     ``accepted`` and ``what``, by default the first feature, may have {0} and {1}, the
     values of the two. The value that is shown is ``given``, by default the first one's.
@@ -314,34 +311,29 @@ CAUTIONS: tuple[Caution, ...] = (
     Caution(
         "momentum in the exchange",
         "momentum in the optimizer",
-        "momentum counts twice: the exchange corrects for a momentum of {0}, "
-        "and {1} has its own; "
-        "use torch.optim.SGD(params, lr=...) without momentum",
+        "momentum counts twice: the exchange corrects for a momentum of {0}, and {1} "
+        "has its own; use torch.optim.SGD(params, lr=...) without momentum",
     ),
     Caution(
         "momentum in the exchange",
         "sparse rows",
-        "row-sparse gradients get no momentum from the exchange ({1}, ...); "
-        "make the embedding "
-        "with sparse=False, or give its weights an optimizer with momentum",
+        "row-sparse gradients get no momentum from the exchange ({1}, ...); make the "
+        "embedding with sparse=False, or give its weights an optimizer with momentum",
     ),
     Caution(
         "a collective without rows",
         "sparse rows that take it",
-        "row-sparse gradients ({1}, ...) cannot take {0}, and are gathered, or "
-        "sent to the ranks "
-        "that serve them, whichever takes less time in a step; make the embedding with "
-        "sparse=False to have its gradient take it, or name a collective of "
-        "rows, as zen",
+        "row-sparse gradients ({1}, ...) cannot take {0}, and are gathered, or sent to "
+        "the ranks that serve them, whichever takes less time in a step; make the "
+        "embedding with sparse=False to have its gradient take it, or name a "
+        "collective of rows, as zen",
     ),
 )
 """Every pair that works, and is warned of."""
 
 
 def found(pairs: Sequence[Any], facts: Facts) -> list[tuple[Any, Any, Any]]:
-    """The table's ``pairs`` whose features are both there, each with its features'
-    values.
-    """
+    """The table's ``pairs`` whose features are both there, with features' values."""
     values = {name: find(facts) for name, find in FEATURES.items()}
     both = [(one, values[one.first], values[one.second]) for one in pairs]
     return [one for one in both if one[1] and one[2]]
@@ -360,7 +352,5 @@ def caution(facts: Facts) -> None:
 
 
 def refusal_of(first: str, second: str) -> RefusedPair:
-    """The refusal of a pair, for checks that are made where an attach has no facts
-    yet.
-    """
+    """The refusal of a pair, for checks where an attach has no facts yet."""
     return next(one for one in REFUSED if (one.first, one.second) == (first, second))

@@ -1,6 +1,4 @@
-"""A plan carried out: its chunks become messages, its exchanges are made, its order is
-kept.
-"""
+"""A plan carried out: chunks become messages, and their order is kept."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ def messages_of(
     who: Membership,
     ranks_per_host: int = 1,
 ) -> list[Message]:
-    """The messages of ``plan`` in issue order, for parameters that ``check_for``
-    accepted.
-    """
+    """The messages of ``plan`` in issue order, for what ``check_for`` accepted."""
     of = dict(params)
     exchanges = exchanges_of(plan)
     rank = who.rank
@@ -98,8 +94,7 @@ def stated_profile(params: Sequence[NamedParam], model: str) -> Profile:
 
 
 def check_for(plan: Plan, params: Sequence[NamedParam], sparse: set[int]) -> None:
-    """Raises ``InvalidSetting`` unless ``plan`` can be carried out for these
-    parameters.
+    """Raises ``InvalidSetting`` unless these parameters can carry ``plan`` out.
 
     ``sparse`` holds the ids of parameters whose gradients are row-sparse. Each of these
     must be a message of its own, without loss and through a collective that carries
@@ -123,9 +118,8 @@ def check_for(plan: Plan, params: Sequence[NamedParam], sparse: set[int]) -> Non
             why = f"through {message.exchange!r}, which carries no rows"
         if why:
             raise InvalidSetting(
-                f"message {number} of the plan of {plan.planner!r} sends "
-                f"{rows[0]} {why}, and its "
-                "gradients are row-sparse; plan with zen and a profile with "
-                "sparsity, build its "
-                "embedding with sparse=False, or attach an exchange instead of a plan"
+                f"message {number} of the plan of {plan.planner!r} sends {rows[0]} "
+                f"{why}, and its gradients are row-sparse; plan with zen and a profile "
+                "with sparsity, build its embedding with sparse=False, or attach an "
+                "exchange instead of a plan"
             )

@@ -71,9 +71,8 @@ def test_an_ended_owner_leaves_nothing(number: signal.Signals) -> None:
         _, keepers = announced(owner)
         ranks = ranks_of(owner)
         if number == signal.SIGINT:
-            with shaped_hosts(
-                Testbed(hosts=1)
-            ):  # which leaves one of a living owner alone
+            # which leaves one of a living owner alone
+            with shaped_hosts(Testbed(hosts=1)):
                 assert {pid for pid in ranks if is_running(pid)} == ranks
         owner.send_signal(number)
         owner.communicate(timeout=60)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from gradwire_bench.testbed.counters import parse_counters
 
-LISTING = """Inter-|   Receive                                                |  Transmit
- face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop
-    lo:     120       2    0    0    0     0          0         0      120       2    0    0
-  eth0: 4567890     321    0    0    0     0          0         0   123456      99    0    0
+LISTING = """\
+Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs
+    lo:     120       2    0    0    0     0          0         0      120       2    0
+  eth0: 4567890     321    0    0    0     0          0         0   123456      99    0
  eth01:1 2 3 4 5 6 7 8 9 10 11 12
 """
 

@@ -154,9 +154,8 @@ def test_what_overflows_is_counted() -> None:
     entries, shuffle = on_device(some(num_units, 2000)), Permutation(num_units, 1)
     _, roomy = algorithm_1(entries, num_units, world, shuffle)
     assert roomy.fallback == 0
-    assert (
-        0 < roomy.serial < 0.2 * entries.num
-    )  # half as full as there are cells, three tries
+    # half as full as there are cells, three tries
+    assert 0 < roomy.serial < 0.2 * entries.num
     _, tight = algorithm_1(entries, num_units, world, shuffle, parallel=2000, serial=4)
     assert tight.serial == 4
     assert tight.fallback > 100
@@ -173,14 +172,16 @@ from gradwire_lab.hashing import hash_device
 
 shapes = {"WORLD": 8, "BLOCK": 1024, "REHASHES": 3}
 scalars = {"num_entries", "num_blocks", "length", "parallel", "serial", "last"}
-ones = shapes | dict.fromkeys(scalars, 1)  # a launch makes every 1 that it is given a constant
+# A launch makes every 1 that it is given a constant.
+ones = shapes | dict.fromkeys(scalars, 1)
 hashing = hash_device.hash_entries
 for kernel, fixed in ((permute, shapes), (hashing, shapes), (hashing, ones)):
     names = kernel.arg_names
     constants = {name: fixed[name] for name in names if name in fixed}
     types = {name: "i32" if name in scalars else "*i32" for name in names}
     types |= dict.fromkeys(constants, "constexpr")
-    made = triton.compile(ASTSource(kernel, types, constants), GPUTarget("cuda", 80, 32))
+    source = ASTSource(kernel, types, constants)
+    made = triton.compile(source, GPUTarget("cuda", 80, 32))
     print(made.asm["ptx"].replace("\\n", " "))
 """
 

@@ -85,9 +85,8 @@ def test_equation_1_is_zen_but_for_its_bitmap_and_its_imbalance(world: int) -> N
     uneven = expected_imbalance(10_000 * GAMMAS[world], world)
     paper_s = own * (GAMMAS[world] + 1) * uneven
     assert zen_cost(at, "paper").seconds == pytest.approx(paper_s, rel=2e-3)
-    assert (
-        0.6 * paper_s < zen_cost(at).seconds < 0.75 * paper_s
-    )  # an index takes 10 bits or so, not 32
+    # an index takes 10 bits or so, not 32
+    assert 0.6 * paper_s < zen_cost(at).seconds < 0.75 * paper_s
     assert uneven < 1.06
 
 
@@ -116,9 +115,8 @@ def test_predicted_bytes_are_those_sent(world: int, seed: int) -> None:
         exchange = gw.pair(gw.compress.nonzero(), getattr(gw.collective, name)())
         sent = sent_bytes(exchange, sets, numel)
         predicted = scheme(at).transfer_s * RATE
-        if (
-            scheme is sparcml_cost
-        ):  # a link carries both ways at once, and ranks beyond a power wait
+        # a link carries both ways at once, and ranks beyond a power wait
+        if scheme is sparcml_cost:
             assert predicted >= 0.9 * max(sent)
             continue
         assert predicted == pytest.approx(max(sent), rel=0.25), name
@@ -175,9 +173,8 @@ def test_overlap_decides_between_the_two_optimal_schemes() -> None:
 
 def test_dense_gradients_stay_dense_and_latency_counts() -> None:
     assert fastest_scheme(setting(0.98, {2: 1.02}, 8)).scheme == "dense"
-    assert (
-        fastest_scheme(setting(0.001, GAMMAS, 1)).scheme == "dense"
-    )  # nothing is sent at all
+    # nothing is sent at all
+    assert fastest_scheme(setting(0.001, GAMMAS, 1)).scheme == "dense"
     slow = setting(0.0001, GAMMAS, 16, cluster=bare(16, hop_s=0.1))
     assert fastest_scheme(slow).scheme == "sparcml", "it has the fewest rounds"
     costly = setting(0.01, GAMMAS, 8, handling=Handling(scan_s=1e-6, entry_s=1e-6))

@@ -109,9 +109,8 @@ def law_one_rank_takes_as_long_as_all(exchange: Exchange, cluster: Cluster) -> N
         shapes = squarest(numel, 6) if exchange.declared.whole_tensors else ()
         spec = TensorSpec("", numel, shapes=shapes)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                representative, "ALIKE", 0.0
-            )  # no rank stands for others unplayed
+            # no rank stands for others unplayed
+            patch.setattr(representative, "ALIKE", 0.0)
             slowest_s = _played_s([alone.__wrapped__(exchange, spec, tariff)])
         all_s = _played_s(supersteps_of(exchange, spec, tariff), cluster.ranks_per_host)
         assert _played_s([alone(exchange, spec, tariff)]) == pytest.approx(

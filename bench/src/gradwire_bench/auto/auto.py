@@ -211,9 +211,8 @@ def summary(cell: Sequence[Row]) -> str:
     )
     return (
         f"{own['speedup_vs_ddp']:.2f} ({own['speedup_least']:.2f} to "
-        f"{own['speedup_most']:.2f}), "
-        f"{best['name']} {best['speedup_vs_ddp']:.2f}, {error}, "
-        f"cores {100 * own['fraction_of_cores']:.0f} %"
+        f"{own['speedup_most']:.2f}), {best['name']} {best['speedup_vs_ddp']:.2f}, "
+        f"{error}, cores {100 * own['fraction_of_cores']:.0f} %"
     )
 
 

@@ -77,9 +77,8 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     counts = dict.fromkeys(sides, settings["steps"])
     for turn in range(rounds + 1):  # the first warms up, and tells how long steps are
         order = list(sides.items())
-        shift = turn % len(
-            order
-        )  # nobody is always the first, or always behind the same other
+        # nobody is always the first, or always behind the same other
+        shift = turn % len(order)
         for place, (name, side) in enumerate(order[shift:] + order[:shift]):
             report((turn + place / len(sides)) / (rounds + 1), name)
             _take_turn(side, task, counts[name] if turn else 2)

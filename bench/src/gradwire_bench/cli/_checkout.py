@@ -21,9 +21,8 @@ def beside(folder: str, module: str) -> Any:
     """
     if not (ROOT / folder / "__init__.py").is_file():
         raise InvalidSetting(
-            f"{folder}/ is part of gradwire's source repository and of no "
-            "package; get the "
-            "sources, and in their folder run: make setup"
+            f"{folder}/ is part of gradwire's source repository and of no package; get "
+            "the sources, and in their folder run: make setup"
         )
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))

@@ -133,22 +133,19 @@ def run(demo: Demo, report: Report, *, timeout_s: float = 900.0) -> DemoResult:
     parameters = results[0]["ddp"]["parameters"]
     notes = [
         f"{task.description}; {parameters:,} parameters, "
-        f"{format_bytes(4 * parameters)} of "
-        "gradients; AdamW.",
+        f"{format_bytes(4 * parameters)} of gradients; AdamW.",
         f"{demo.hosts} hosts, each one rank, "
         f"{format_rate(demo.rate_bytes_per_s)}; {demo.steps} "
         f"steps a method in {demo.rounds} turns; all methods see the same batches.",
-        "step_s is the median of rank 0's steps without the first three; the "
-        "spread is from the "
-        "20th to the 80th percentile. Bytes are the "
+        "step_s is the median of rank 0's steps without the first three; the spread is "
+        "from the 20th to the 80th percentile. Bytes are the "
         + (
             "relay's count."
             if relayed
             else "interface's count (one header a large segment)."
         ),
-        "density actual is the share of elements in the mean, of messages that "
-        "select some: the "
-        "union over ranks, which is more than one rank selects.",
+        "density actual is the share of elements in the mean, of messages that select "
+        "some: the union over ranks, which is more than one rank selects.",
         "loss is on a held-out batch after the last step.",
     ]
     if relayed:

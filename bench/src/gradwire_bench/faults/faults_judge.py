@@ -15,7 +15,8 @@ COLUMNS = {
     "hangs": "did not end",
     "late": f"ended more than {GRACE_S:g} s after the time-out",
     "raw": "an error that is none of gradwire's, or a process that died",
-    "diverged": "parameters that differ without an error, or from those without an accident",
+    "diverged": "parameters that differ without an error, or from those without an "
+    "accident",
     "misnamed": "an error that does not name the victims, or names others",
     "apart": "steps that differ by more than 1",
     "left": "a process that did not end with its training",
@@ -151,9 +152,8 @@ def _of_processes(
 
 def _dead(accident: Accident, seen: Aftermath) -> set[int]:
     """The ranks that the fault ends, of which nothing is expected."""
-    if (
-        accident.kind == "size"
-    ):  # gloo ends the process that receives more than it asked for
+    # gloo ends the process that receives more than it asked for
+    if accident.kind == "size":
         return {
             rank for rank, code in enumerate(seen.exit_codes) if code == -signal.SIGABRT
         }

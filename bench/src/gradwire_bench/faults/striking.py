@@ -227,9 +227,8 @@ class Texts:
         elif kind == "flip sent" and isinstance(verb, AllReduce | Broadcast):
             flip(verb.buf, bit)
         elif kind == "flip sent":
-            spoilt[at] = replace(
-                verb, buf=verb.buf.clone()
-            )  # what is kept here stays as it was
+            # what is kept here stays as it was
+            spoilt[at] = replace(verb, buf=verb.buf.clone())
             flip(spoilt[at].buf, bit)
         found = yield tuple(spoilt) if isinstance(asked, tuple) else spoilt[0]
         buf = _received(verb)

@@ -151,7 +151,9 @@ def target_of(name: str) -> Any:
 def rounding_otherwise(ptx: str) -> list[str]:
     """The instructions of a PTX text that round in another way than is written.
 
-    >>> rounding_otherwise("  div.rn.f32 %f1, %f2, %f3;  @%p1 fma.rn.f32 %f1, %f2, %f3, %f4;")
+    >>> divided = "  div.rn.f32 %f1, %f2, %f3;"
+    >>> fused = "  @%p1 fma.rn.f32 %f1, %f2, %f3, %f4;"
+    >>> rounding_otherwise(divided + fused)
     ['fma.rn.f32']
     """
     words = re.findall(r"(?:^|[;{}\s])([a-z]\w*(?:\.\w+)+)(?=\s)", ptx)

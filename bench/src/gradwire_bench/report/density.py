@@ -14,10 +14,14 @@ def rows(trace: Trace) -> list[dict[str, object]]:
     """A row for each step, for ``table``; figures that differ among ranks are means
     over them.
 
-    >>> rows(Trace.of([], [StepDensity(0, 7, 0.5, 800, 10_000, 100.0, 100, 380)]))
-    ... # doctest: +NORMALIZE_WHITESPACE
-    [{'name': 'step 7', 'density_asked': 0.01, 'density_local': 0.01, 'density_actual': 0.038,
-      'wire_bytes': 800.0}]
+    >>> trace = Trace.of([], [StepDensity(0, 7, 0.5, 800, 10_000, 100.0, 100, 380)])
+    >>> for key, value in rows(trace)[0].items():
+    ...     print(key, value)
+    name step 7
+    density_asked 0.01
+    density_local 0.01
+    density_actual 0.038
+    wire_bytes 800.0
     """
     steps: dict[int, list[StepDensity]] = {}
     for density in trace.densities:

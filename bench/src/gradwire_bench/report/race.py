@@ -55,7 +55,8 @@ def goal_of(points: Sequence[tuple[float, float]]) -> float:
     reaches this goal. The highest loss of the quarter leaves out the luck of a single
     batch.
 
-    >>> goal_of([(1, 5.0), (2, 4.0), (3, 3.1), (4, 2.5), (5, 2.6), (6, 2.4), (7, 2.3), (8, 2.2)])
+    >>> losses = [5.0, 4.0, 3.1, 2.5, 2.6, 2.4, 2.3, 2.2]
+    >>> goal_of([*enumerate(losses, start=1)])
     2.3
     """
     return max(loss for _, loss in points[-ceil(len(points) / 4) :])

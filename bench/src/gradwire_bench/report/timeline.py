@@ -45,8 +45,10 @@ def kind(span: Span) -> str:
     """The kind of work a span is drawn as: a key of ``COLOURS`` if one fits, else its
     first word.
 
-    >>> kind(Span(0, "communication", "AllGather 3", 0, 1)), kind(Span(0, "compute", "clip", 0, 1))
-    ('transfer', 'clip')
+    >>> kind(Span(0, "communication", "AllGather 3", 0, 1))
+    'transfer'
+    >>> kind(Span(0, "compute", "clip", 0, 1))
+    'clip'
     """
     if span.lane in ("forward", "backward", "wait"):
         return span.lane

@@ -1,11 +1,12 @@
-"""HSDP among hosts: native, whose replicas average dense shards, beside exchanges of shards.
+"""HSDP among hosts: native, with dense shards, beside exchanges of shards.
 
 gradwire testbed run --hosts 2 --ranks-per-host 2 --rate 200mbit -- \\
   python -m gradwire_bench.runs.hsdp
 
-A replica is one host. All sides train the same model in the same processes, in turn: native HSDP,
-``fully_shard`` on one dimension with ``attach(group=mesh["replicate"])`` for each exchange, and the
-same without an average among hosts (``alone``), which no exchange can be faster than.
+A replica is one host. All sides train the same model in the same processes, in turn:
+native HSDP, ``fully_shard`` on one dimension with ``attach(group=mesh["replicate"])``
+for each exchange, and the same without an average among hosts (``alone``), which no
+exchange can be faster than.
 """
 
 from __future__ import annotations

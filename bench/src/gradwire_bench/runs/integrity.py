@@ -1,12 +1,14 @@
-"""The cost of comparing parameters (``FailurePolicy(check_every=)``) and payloads (``checksums=``).
+"""The cost of comparing parameters and payloads among ranks.
+
+``FailurePolicy(check_every=)`` compares parameters, ``checksums=`` payloads.
 
 gradwire testbed run --hosts 2 --rate 1gbit -- \\
   python -m gradwire_bench.runs.integrity --exchange ring
 
-The same model, 20 layers of 40 MB together and 100 ms of computation a step (waits), takes steps
-without checks, with one in 64, with one in each step and with checksums, in turn and in the same
-processes. A turn is 64 steps, of which one is checked where one in 64 is, so its mean has the whole
-cost.
+The same model, 20 layers of 40 MB together and 100 ms of computation a step (waits),
+takes steps without checks, with one in 64, with one in each step and with checksums, in
+turn and in the same processes. A turn is 64 steps, of which one is checked where one in
+64 is, so its mean has the whole cost.
 """
 
 from __future__ import annotations

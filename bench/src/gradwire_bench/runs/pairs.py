@@ -93,12 +93,9 @@ def markdown() -> str:
     lines += [
         "",
         f"Features: {', '.join(ALL)}. The first {len(EXCHANGES)} features are "
-        "exchanges. Each call "
-        "of `attach` takes one exchange and one kind of model: "
-        f"{', '.join(MODELS)}. Of the "
-        f"{len(pairs())} pairs {len(refused)} are refused, and {works} work. The "
-        f"test `{SHOWN}` "
-        "trains with each pair that works.",
+        "exchanges. Each call of `attach` takes one exchange and one kind of model: "
+        f"{', '.join(MODELS)}. Of the {len(pairs())} pairs {len(refused)} are refused, "
+        f"and {works} work. The test `{SHOWN}` trains with each pair that works.",
     ]
     return "\n".join(lines)
 

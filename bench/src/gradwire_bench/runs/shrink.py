@@ -166,9 +166,8 @@ def main() -> None:
     torch.set_num_threads(1)
     task = make_task(chosen.task)
     is_last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
-    if is_last and (
-        lost := os.fork()
-    ):  # the rank that is lost is a process below this one
+    # the rank that is lost is a process below this one
+    if is_last and (lost := os.fork()):
         os.waitpid(lost, 0)
         come_in(chosen.compressor, task)
         leave(0)

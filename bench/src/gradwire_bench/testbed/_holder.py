@@ -48,9 +48,8 @@ def become_root_inside() -> None:
     uid = os.getuid()
     gid = os.getgid()
     unshare(CLONE_NEWUSER, "user")
-    Path("/proc/self/setgroups").write_text(
-        "deny", encoding="ascii"
-    )  # else gid_map needs privilege
+    # else gid_map needs privilege
+    Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
     Path("/proc/self/uid_map").write_text(f"0 {uid} 1", encoding="ascii")
     Path("/proc/self/gid_map").write_text(f"0 {gid} 1", encoding="ascii")
 

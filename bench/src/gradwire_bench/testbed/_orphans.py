@@ -33,9 +33,8 @@ def end_orphans() -> list[int]:
     """Kills every process of a testbed whose owner has ended; returns their numbers."""
     found = []
     for entry in Path("/proc").glob("[0-9]*") if Path("/proc/self").exists() else ():
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # it has ended, or is another user's
+        # it has ended, or is another user's
+        with contextlib.suppress(OSError, ValueError):
             owner = _owner_of(entry)
             if (
                 owner

@@ -71,8 +71,7 @@ def read_counters(device_file: Path, *interfaces: str) -> InterfaceCounters:
     except OSError as problem:
         raise TestbedUnavailable(
             f"interface counters cannot be read from {device_file}: "
-            f"{problem.strerror}; "
-            "they need Linux"
+            f"{problem.strerror}; they need Linux"
         ) from None
     for interface in interfaces:
         counters = parse_counters(text, interface)

@@ -67,7 +67,7 @@ class _Running:
     ended_by: EndedBy = "itself"
 
 
-def launch(
+def launch(  # noqa: PLR0913
     hosts: Hosts,
     command: Sequence[str],
     *,
@@ -110,9 +110,8 @@ def launch(
         _supervise(running, ended, timeout_s, grace_s)
     finally:
         left = [one for one in running if not one.has_ended.is_set()]
-        for one in (
-            left
-        ):  # an interrupt may have come before the thread that waits for its end
+        # an interrupt may have come before the thread that waits for its end
+        for one in left:
             threading.Thread(target=_wait, args=(one, ended), daemon=True).start()
         _end(left)
     exits = [_exit(one) for one in running]

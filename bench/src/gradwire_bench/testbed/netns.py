@@ -102,12 +102,13 @@ def choose_shaper(rate_bytes_per_s: float, mtu: int, burst_s: float) -> Shaper:
 
 INTERFACE = "eth0"
 MAX_HOSTS = 254
+# often not in a user's PATH
 _SYSTEM_FOLDERS = (
     "/usr/sbin",
     "/sbin",
     "/usr/bin",
     "/bin",
-)  # often not in a user's PATH
+)
 _PACKAGES = {
     "ip": "iproute2",
     "tc": "iproute2 (iproute-tc on some)",

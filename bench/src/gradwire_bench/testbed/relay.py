@@ -85,8 +85,10 @@ def ports_beyond(own_port: int, *, above: bool) -> Iterator[int]:
     machines read the low byte first. Of 0x90ff and 0x9100 such a machine finds 0x90ff
     the higher one. So no byte of a port above is lower than that of ``own_port``.
 
-    >>> hex(next(ports_beyond(0x90FF, above=True))), hex(next(ports_beyond(0x9100, above=False)))
-    ('0x91ff', '0x9000')
+    >>> hex(next(ports_beyond(0x90FF, above=True)))
+    '0x91ff'
+    >>> hex(next(ports_beyond(0x9100, above=False)))
+    '0x9000'
     """
     own_high, own_low = divmod(own_port, 256)
     for high in range(own_high, 256) if above else range(own_high, 3, -1):

@@ -90,7 +90,8 @@ def _text(seed: int, batch: int = 2) -> _Made:
     """Every byte from those before it."""
     draw, held_out = _windows(seed, batch, _every_next)
     return _Made(
-        description=f"byte-level transformer on {_TOPICS}, {batch} x {CONTEXT} bytes a rank",
+        description=f"byte-level transformer on {_TOPICS}, "
+        f"{batch} x {CONTEXT} bytes a rank",
         make_model=lambda: CausalLM(CONTEXT),
         batch=draw,
         held_out=held_out,
@@ -161,7 +162,8 @@ def _convnet(seed: int, batch: int = 16) -> _Made:
         return patterns.draw(batch, random_of(seed, step, rank, world))
 
     return _Made(
-        description=f"convolutional network on generated patterns, {batch} images a rank",
+        description="convolutional network on generated patterns, "
+        f"{batch} images a rank",
         make_model=ConvNet,
         batch=draw,
         held_out=patterns.draw(1024, torch.Generator().manual_seed(-1)),

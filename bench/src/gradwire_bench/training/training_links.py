@@ -174,9 +174,8 @@ def _trained(
         )
         shaped = hosts.shaped
     link = format_rate(rate) if rate and shaped else "unshaped loopback"
-    shared = (
-        1 if shaped else len(results)
-    )  # loopback counts the bytes of all ranks together
+    # loopback counts the bytes of all ranks together
+    shared = 1 if shaped else len(results)
     return [_merged(of_ranks, shared) for of_ranks in zip(*results, strict=True)], link
 
 
@@ -296,7 +295,6 @@ def title(links: TrainingOnLinks) -> str:
     bench = links.bench
     tasks = "; ".join(make_task(name).description for name in bench.tasks)
     return (
-        f"{tasks}; {bench.ranks} hosts, {bench.steps} steps, {bench.seeds} "
-        "seeds; the goal is "
-        f"DDP's held-out loss at step {links.goal_step}"
+        f"{tasks}; {bench.ranks} hosts, {bench.steps} steps, {bench.seeds} seeds; the "
+        f"goal is DDP's held-out loss at step {links.goal_step}"
     )

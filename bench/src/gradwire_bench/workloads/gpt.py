@@ -21,7 +21,8 @@ class GPT(nn.Module):
     token.
 
     >>> import torch
-    >>> GPT(context=8, width=16, num_layers=1, num_heads=2)(torch.zeros(2, 8).long()).shape
+    >>> model = GPT(context=8, width=16, num_layers=1, num_heads=2)
+    >>> model(torch.zeros(2, 8).long()).shape
     torch.Size([2, 8, 256])
     """
 

@@ -21,7 +21,8 @@ class LSTMLM(nn.Module):
     ``hidden``.
 
     >>> import torch
-    >>> LSTMLM(vocabulary=50, embedding=8, hidden=16)(torch.zeros(2, 5, dtype=torch.long)).shape
+    >>> model = LSTMLM(vocabulary=50, embedding=8, hidden=16)
+    >>> model(torch.zeros(2, 5, dtype=torch.long)).shape
     torch.Size([2, 5, 50])
     """
 

@@ -36,7 +36,8 @@ from .task import TrainingTask
 class Schedule:
     """Factors of the learning rate: linearly up to 1, then half a cosine down to 0.
 
-    >>> [round(Schedule(num_steps=10, num_warm_up=4)(step), 2) for step in (0, 3, 4, 7, 9)]
+    >>> schedule = Schedule(num_steps=10, num_warm_up=4)
+    >>> [round(schedule(step), 2) for step in (0, 3, 4, 7, 9)]
     [0.25, 1.0, 1.0, 0.5, 0.07]
     """
 

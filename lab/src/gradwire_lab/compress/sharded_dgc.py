@@ -185,9 +185,8 @@ class sharded_dgc(Exchange):
                 into_M.add_(residual_N)
         else:
             stream, step = state.place_2.tolist()
-            stream += (
-                me.rank * len(shards.numels) + shards.place
-            )  # each rank draws for itself
+            # each rank draws for itself
+            stream += me.rank * len(shards.numels) + shards.place
             bound_1 = torch.tensor([numel], device="cpu")
             order_M = torch.arange(count, device="cpu")
             places_M = below(bound_1, order_M, self.seed, step, stream & _MASK).to(

@@ -270,7 +270,9 @@ def coder(
     >>> pairs = coder(
     ...     "pairs",
     ...     takes=(uint_3,),
-    ...     encode=lambda v: map(runs(v, 0, 2), lambda byte, n: where(n == 2, 255, byte)),
+    ...     encode=lambda v: map(
+    ...         runs(v, 0, 2), lambda byte, n: where(n == 2, 255, byte)
+    ...     ),
     ...     decode=lambda v: repeat(
     ...         map(v, lambda code: where(code == 255, 0, code)),
     ...         map(v, lambda code: where(code == 255, 2, 1)),

@@ -315,7 +315,7 @@ class MatrixProgram(Exchange):
 
     >>> from gradwire_lab.dsl.matrices import decomp, matmul
     >>> class twice(MatrixProgram):
-    ...     "Two steps of subspace iteration in each step of training, of four all-reduces."
+    ...     "Two steps of subspace iteration in each step of training."
     ...
     ...     def encode(self, gradient, start):
     ...         return decomp(gradient, decomp(gradient, start)[1])

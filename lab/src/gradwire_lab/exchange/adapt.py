@@ -264,8 +264,10 @@ def adapt(
     >>> peaks[0] = 9.0
     >>> states = [exchange.init(spec, 2) for _ in range(2)]
     >>> results = run_local(exchange, [torch.cat([peaks, flat])] * 2, states)
-    >>> exchange.inner.settings(results[0][2])
-    ['topk(density=0.03125, values=torch.float32)', 'topk(density=0.25, values=torch.float32)']
+    >>> for setting in exchange.inner.settings(results[0][2]):
+    ...     print(setting)
+    topk(density=0.03125, values=torch.float32)
+    topk(density=0.25, values=torch.float32)
     """
     made = exchange_for(algorithm)
     if isinstance(made, ErrorFeedback):

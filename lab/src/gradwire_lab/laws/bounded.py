@@ -60,9 +60,8 @@ def law_residuals_stay_bounded(exchange: Exchange, case: Case) -> bool:
     early, late = (float(Tensor(norms[some]).mean()) for some in (_EARLY, _LATE))
     must(
         late <= _MOST * early + 1e-6,
-        f"the norm of what is kept is {early:.3g} in steps 100 to 200 and "
-        f"{late:.3g} in steps 300 "
-        "to 400",
+        f"the norm of what is kept is {early:.3g} in steps 100 to 200 and {late:.3g} "
+        "in steps 300 to 400",
     )
     return True
 

@@ -165,9 +165,8 @@ def law_unbiased(codec: Compressor, grad_N: Tensor) -> bool:
         codec.decode(payload, out_N)
     decoded_SN = decoded_SN.double()
     moved = float((decoded_SN.amax(0) - decoded_SN.amin(0)).max())
-    range_ = moved or 2 * largest(
-        decoded_SN
-    )  # nothing was drawn: all it could have moved in
+    # nothing was drawn: all it could have moved in
+    range_ = moved or 2 * largest(decoded_SN)
     error_N = decoded_SN.std(0) / num_steps**0.5
     rounding = 8 * torch.finfo(torch.float32).eps * largest(grad_N, decoded_SN)
     allowed_N = 6 * error_N + 42 / num_steps * range_ + rounding
@@ -175,9 +174,8 @@ def law_unbiased(codec: Compressor, grad_N: Tensor) -> bool:
     worst = int((off_N - allowed_N).argmax())
     must(
         bool(off_N[worst] <= allowed_N[worst]),
-        f"unbiased, yet element {worst} is {float(grad_N[worst]):.6g} and its "
-        "mean over "
-        f"{num_steps} steps {float(off_N[worst]):.3g} off, allowed "
+        f"unbiased, yet element {worst} is {float(grad_N[worst]):.6g} and its mean "
+        f"over {num_steps} steps {float(off_N[worst]):.3g} off, allowed "
         f"{float(allowed_N[worst]):.3g}",
     )
     return True

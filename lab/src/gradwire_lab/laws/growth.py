@@ -64,9 +64,8 @@ def law_means_do_not_grow_over_ranks_and_steps(exchange: Exchange, case: Case) -
     off = float((got_N - want_N).norm() / want_N.norm())
     must(
         off <= MOST,
-        f"after {NUM_STEPS} steps of {case.world} ranks the sum of means misses "
-        "that of gradients' "
-        f"means by {off:.3g} times its norm, allowed {MOST:g}",
+        f"after {NUM_STEPS} steps of {case.world} ranks the sum of means misses that "
+        f"of gradients' means by {off:.3g} times its norm, allowed {MOST:g}",
     )
     return True
 

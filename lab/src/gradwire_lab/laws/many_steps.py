@@ -133,9 +133,8 @@ def law_what_is_kept_does_not_grow_by_itself(exchange: Exchange, case: Case) -> 
         left = step([torch.zeros_like(grad_N) for grad_N in case.grads()])
         must(
             left <= 2 * case.world * before,
-            f"{number + 1} steps of zeros after gradients, what is kept grew "
-            f"from {before:.3g} to "
-            f"{left:.3g}",
+            f"{number + 1} steps of zeros after gradients, what is kept grew from "
+            f"{before:.3g} to {left:.3g}",
         )
     return True
 

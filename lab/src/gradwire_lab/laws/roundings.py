@@ -73,9 +73,8 @@ def _of_all_kinds(case: Case, rank: int) -> Tensor:
 
 def _wire(exchange: Exchange, case: Case) -> torch.dtype | None:
     """The dtype in which values travel whole, one an element; None if they do not."""
-    if (
-        isinstance(exchange, Wrapper) and exchange.ranks_per_host > 1
-    ):  # hosts add up in float32
+    # hosts add up in float32
+    if isinstance(exchange, Wrapper) and exchange.ranks_per_host > 1:
         exchange = exchange.inner
     if not isinstance(exchange, Pair) or exchange.collective.encodes_sums:
         return None

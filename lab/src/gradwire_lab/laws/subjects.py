@@ -180,9 +180,8 @@ def _of_compressor(codec: Compressor) -> list[Subject]:
     kinds = ", ".join(dict.fromkeys(one.kind for one in drawn))
     sizes = ", ".join(str(numel) for numel in sorted({one.numel for one in drawn}))
     tried = (
-        f"{len(drawn)} gradients ({kinds}) of {sizes} elements in float32, "
-        "float64, bfloat16 and "
-        "float16, contiguous and not"
+        f"{len(drawn)} gradients ({kinds}) of {sizes} elements in float32, float64, "
+        "bfloat16 and float16, contiguous and not"
     )
     laws: tuple[Law, ...] = compressors.LAWS
     if isinstance(codec, Program):
@@ -326,11 +325,9 @@ def _of_planner(planner: Any) -> Subject:
     inputs = [Input(str(one), partial(_of_facts, one)) for one in facts()]
     ranks = sorted({one.cluster.num_ranks for one in facts()})
     tried = (
-        f"{len(inputs)} models of up to {max(len(one.rows) for one in facts())} "
-        "layers and "
-        f"{max(one.num_elements for one in facts())} elements in float32 and "
-        "bfloat16, on clusters "
-        f"of {_listed(ranks)} ranks"
+        f"{len(inputs)} models of up to {max(len(one.rows) for one in facts())} layers "
+        f"and {max(one.num_elements for one in facts())} elements in float32 and "
+        f"bfloat16, on clusters of {_listed(ranks)} ranks"
     )
     return Subject(planner, planners.LAWS, inputs, tried)
 

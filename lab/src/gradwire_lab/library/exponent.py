@@ -53,7 +53,8 @@ def exponent_of(x):
 
 @triton.jit
 def power_of_two(n):
-    return ((tl.minimum(tl.maximum(n, -127), 128) + 127) << 23).to(tl.float32, bitcast=True)
+    biased = tl.minimum(tl.maximum(n, -127), 128) + 127
+    return (biased << 23).to(tl.float32, bitcast=True)
 """
 
 exponent = register(

@@ -67,9 +67,8 @@ class Judgement:
         ddp_s = self.survey.exact[0].seconds
         yield (
             f"This plan takes {format_seconds(account.iteration_s)}, DDP's buckets "
-            f"{format_seconds(ddp_s)}, {ratio(ddp_s, account.iteration_s):.2f} "
-            "times as long. "
-            f"Computation alone takes {format_seconds(account.compute_s)}; "
+            f"{format_seconds(ddp_s)}, {ratio(ddp_s, account.iteration_s):.2f} times "
+            f"as long. Computation alone takes {format_seconds(account.compute_s)}; "
             f"{format_seconds(account.exposed_s)} of communication is not hidden."
         )
 
@@ -77,8 +76,7 @@ class Judgement:
         dense = self.survey.dense
         yield (
             f"Uncompressed the fastest is {dense.name}: "
-            f"{format_seconds(dense.seconds)}, "
-            f"{_shape(dense.plan)}."
+            f"{format_seconds(dense.seconds)}, {_shape(dense.plan)}."
         )
 
     def _compression(self) -> Iterator[str]:
@@ -123,8 +121,7 @@ class Judgement:
         )
         return (
             f"{100 * ratio(through, every):.3g} % of the bytes are compressed, "
-            f"{_shape(plan)}; the "
-            "rest stays dense."
+            f"{_shape(plan)}; the rest stays dense."
         )
 
     def _others(self) -> Iterator[str]:
@@ -162,16 +159,14 @@ class Judgement:
             listed = ", ".join(missing[:6]) + (", ..." if len(missing) > 6 else "")
             yield (
                 "Not considered, as this cluster's file has no costs of them: "
-                f"{listed}. gradwire "
-                "profile --codecs measures them."
+                f"{listed}. gradwire profile --codecs measures them."
             )
 
     def _hosts(self) -> Iterator[str]:
         if self.cluster.ranks_per_host > 1:
             yield (
-                f"The {self.cluster.ranks_per_host} ranks of a host add up "
-                "first; only then do "
-                "hosts exchange."
+                f"The {self.cluster.ranks_per_host} ranks of a host add up first; only "
+                "then do hosts exchange."
             )
 
 

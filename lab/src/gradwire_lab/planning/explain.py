@@ -173,17 +173,15 @@ def _bounds(account: Account, cluster: Cluster) -> Iterator[str]:
             "Communication alone takes "
             f"{format_seconds(account.latency_s + account.transfer_s)}: "
             f"{len(others) - sum(others)} messages of "
-            f"{format_seconds(cluster.alpha_s)} latency "
-            f"each ({format_seconds(account.latency_s)}), "
-            f"{format_bytes(dense_bytes)} of gradients "
-            f"({format_seconds(account.transfer_s)})."
+            f"{format_seconds(cluster.alpha_s)} latency each "
+            f"({format_seconds(account.latency_s)}), {format_bytes(dense_bytes)} of "
+            f"gradients ({format_seconds(account.transfer_s)})."
         )
     if any(others):
         yield (
-            f"{sum(others)} messages go by other exchanges "
-            f"({_sends(account.plan)}), which no "
-            f"bound below counts: {format_bytes(total_bytes - dense_bytes)} of "
-            "gradients."
+            f"{sum(others)} messages go by other exchanges ({_sends(account.plan)}), "
+            f"which no bound below counts: {format_bytes(total_bytes - dense_bytes)} "
+            "of gradients."
         )
     if account.timing.inline_s:
         yield (
@@ -199,11 +197,9 @@ def _bounds(account: Account, cluster: Cluster) -> Iterator[str]:
         )
     larger = "computation" if account.bound_s <= account.compute_s else "communication"
     yield (
-        f"No plan takes less than {format_seconds(account.bound_s)}, the "
-        f"{larger}. This one takes "
-        f"{format_seconds(account.iteration_s)}: "
-        f"{format_seconds(account.exposed_s)} of "
-        "communication is not hidden."
+        f"No plan takes less than {format_seconds(account.bound_s)}, the {larger}. "
+        f"This one takes {format_seconds(account.iteration_s)}: "
+        f"{format_seconds(account.exposed_s)} of communication is not hidden."
     )
 
 
@@ -223,10 +219,9 @@ def _waits(account: Account, most: int = 3) -> Iterator[str]:
         )
         yield (
             f"Forward of {layer} waits {format_seconds(wait.seconds)} for {what} "
-            f"({size}), on the "
-            f"wire from {format_seconds(start_s)} to {format_seconds(end_s)}; "
-            "the backward pass "
-            f"ends at {format_seconds(timing.backward_end_s[0])}."
+            f"({size}), on the wire from {format_seconds(start_s)} to "
+            f"{format_seconds(end_s)}; the backward pass ends at "
+            f"{format_seconds(timing.backward_end_s[0])}."
         )
     if len(waits) > most:
         rest_s = sum(wait.seconds for wait in waits[most:])
@@ -240,9 +235,8 @@ def _faults(account: Account) -> Iterator[str]:
     idle_s, head = account.idle_though_ready()
     if idle_s > WORTH * account.iteration_s:
         yield (
-            f"The link stands idle for {format_seconds(idle_s)} while gradients "
-            "are ready: message "
-            f"{head} is next in the order and its own are not."
+            f"The link stands idle for {format_seconds(idle_s)} while gradients are "
+            f"ready: message {head} is next in the order and its own are not."
         )
     if plan.messages and min(timing.message_start_s) >= timing.backward_end_s[0] > 0:
         yield (
@@ -255,10 +249,9 @@ def _faults(account: Account) -> Iterator[str]:
         account.transfer_s, WORTH * account.iteration_s
     ):
         yield (
-            "The messages' latencies take longer than their bytes: fewer, "
-            "larger ones would help, "
-            "or more at once. usbyte_extended merges layers and sends several "
-            "blocks at once."
+            "The messages' latencies take longer than their bytes: fewer, larger ones "
+            "would help, or more at once. usbyte_extended merges layers and sends "
+            "several blocks at once."
         )
 
 
@@ -285,9 +278,8 @@ def _helps(plan: Plan, profile: Profile, cluster: Cluster) -> Iterator[str]:
         return
     if not cluster.tells_rate:
         yield (
-            "What it gains at other rates is not told: the measured all-reduce "
-            "takes no longer for "
-            "more bytes."
+            "What it gains at other rates is not told: the measured all-reduce takes "
+            "no longer for more bytes."
         )
         return
     planner = with_settings(plan.planner, **plan.settings)
@@ -332,9 +324,8 @@ def _gain(
         )
     if worth[-1] < _STEPS:
         yield (
-            f"Above {format_rate(rates[worth[-1] + 1])} it gains less than 2 %: "
-            "bytes cost next to "
-            "nothing there, and what is left it does not shorten."
+            f"Above {format_rate(rates[worth[-1] + 1])} it gains less than 2 %: bytes "
+            "cost next to nothing there, and what is left it does not shorten."
         )
 
 

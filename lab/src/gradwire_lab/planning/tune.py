@@ -94,9 +94,8 @@ def tune(
     found = [
         (s, plan) for s, plan in tried.values() if plan is not None and s <= default_s
     ]
-    return (
-        fewest_messages(found) if found else chosen(profile, cluster)
-    )  # which says why not
+    # which says why not
+    return fewest_messages(found) if found else chosen(profile, cluster)
 
 
 def _made(make: Callable[[], Plan]) -> Plan | None:

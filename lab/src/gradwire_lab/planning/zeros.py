@@ -398,9 +398,8 @@ def _median_s(work: Callable[[], object], repeats: int = 5) -> float:
         start_s = time.perf_counter()
         work()
         taken_s.append(time.perf_counter() - start_s)
-    return statistics.median(
-        taken_s[1:]
-    )  # the first one compiles, and touches fresh pages
+    # the first one compiles, and touches fresh pages
+    return statistics.median(taken_s[1:])
 
 
 def _warn_of_one_batch(

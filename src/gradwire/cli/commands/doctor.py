@@ -1,6 +1,4 @@
-"""Look at this machine, and measure its link under torchrun; prints Markdown for an
-issue.
-"""
+"""Look at this machine, measure its link under torchrun, and print Markdown."""
 
 from __future__ import annotations
 
@@ -44,8 +42,9 @@ VARIABLES = (
     *("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "CXX", "XDG_CACHE_HOME"),
 )
 SLOW_NAME_S = 1.0
-"""The seconds for a name above which a rank's start is slow; servers that answer take a
-hundredth.
+"""The seconds for a name above which a rank's start is slow.
+
+Servers that answer take a hundredth.
 """
 PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_")
 
@@ -192,8 +191,9 @@ def environment(variables: Mapping[str, str] = os.environ) -> list[Row]:
 
 
 def host_address() -> str | None:
-    """The address that this host's name resolves to; gloo listens there unless told
-    otherwise.
+    """The address that this host's name resolves to.
+
+    Gloo listens there unless told otherwise.
     """
     try:
         return socket.gethostbyname(socket.gethostname())
@@ -282,9 +282,8 @@ def naming_warnings(seconds: Mapping[str, float]) -> list[Row]:
     server answers, each connection holds all ranks up.
     """
     remedy = (
-        "name the hosts in /etc/hosts, or set RES_OPTIONS=attempts:0 for every "
-        "rank, so that no "
-        "server is asked"
+        "name the hosts in /etc/hosts, or set RES_OPTIONS=attempts:0 for every rank, "
+        "so that no server is asked"
     )
     slow = {
         address: taken_s
@@ -431,7 +430,6 @@ def _measured() -> LinkReport:
             return links.launched_link(advance)
         except RuntimeError as error:
             raise GradwireError(
-                f"the link could not be measured: {error}; check that "
-                "MASTER_ADDR and the "
-                "interface in GLOO_SOCKET_IFNAME can be reached from every host"
+                f"the link could not be measured: {error}; check that MASTER_ADDR and "
+                "the interface in GLOO_SOCKET_IFNAME can be reached from every host"
             ) from error

@@ -36,8 +36,7 @@ def profile(
         str,
         typer.Argument(
             help="FILE.py:function, which returns (model, step); or a model of the "
-            "catalogue, to "
-            "measure only the cluster."
+            "catalogue, to measure only the cluster."
         ),
     ],
     out: Annotated[
@@ -167,9 +166,8 @@ def from_file(where: str) -> Made:
         and callable(made[1])
     ):
         raise InvalidSetting(
-            f"{function}() of {path.name} must return (model, step), a "
-            "torch.nn.Module and a "
-            f"callable, got {type(made).__name__}; {remedy}"
+            f"{function}() of {path.name} must return (model, step), a torch.nn.Module "
+            f"and a callable, got {type(made).__name__}; {remedy}"
         )
     return made
 

@@ -1,6 +1,4 @@
-"""The output of a verb: one JSON object, a table on a terminal, plain columns anywhere
-else.
-"""
+"""The output of a verb: one JSON object, a table on a terminal, else columns."""
 
 from __future__ import annotations
 
@@ -100,8 +98,9 @@ def cpu_model(listing: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def installed_version(distribution: str) -> str | None:
-    """Version of an installed distribution, found without importing it; None if
-    absent.
+    """Version of an installed distribution, found without importing it.
+
+    None if absent.
     """
     try:
         return metadata.version(distribution)
@@ -111,8 +110,9 @@ def installed_version(distribution: str) -> str | None:
 
 @contextmanager
 def progress(title: str, total: float | None = None) -> Iterator[Callable[..., None]]:
-    """Shows that work of more than two seconds goes on; on stderr, and only on a
-    terminal.
+    """Shows that work of more than two seconds goes on.
+
+    On stderr, and only on a terminal.
 
     Yields ``advance(amount=1, note="")``. Without ``total`` the bar only says that it
     lives.

@@ -79,8 +79,10 @@ def _shown_float(key: str, value: float) -> str:
 def cell(key: str, value: object) -> str:
     """A value as text; the key tells its unit.
 
-    >>> cell("step_s", 0.0123), cell("speedup_vs_ddp", 3.456), cell("fraction_kept", 0.01)
-    ('12.3 ms', '3.46 x', '1.0 %')
+    >>> cell("step_s", 0.0123)
+    '12.3 ms'
+    >>> cell("speedup_vs_ddp", 3.456), cell("fraction_kept", 0.01)
+    ('3.46 x', '1.0 %')
     >>> cell("link_bytes_per_s", 25e6), cell("copy_bandwidth_bytes_per_s", 55e9)
     ('200.0 Mbit/s', '55.0 GB/s')
     >>> cell("num_steps", 1200000), cell("ok", True), cell("loss", None)
@@ -101,8 +103,9 @@ def cell(key: str, value: object) -> str:
 
 
 def is_numeric(rows: Sequence[Row], key: str) -> bool:
-    """Whether every value of a column is a number or absent; such columns stand to the
-    right.
+    """Whether every value of a column is a number or absent.
+
+    Such columns stand to the right.
     """
     values = [row[key] for row in rows if row.get(key) is not None]
     return bool(values) and all(
@@ -169,10 +172,12 @@ def _rich_table(rows: Sequence[Row], title: str, *, is_narrow: bool) -> Table:
 
 
 def plain(rows: Sequence[Row], *, title: str = "") -> str:
-    """The rows as aligned columns two spaces apart, for a pipe or a log; never cut to a
-    width.
+    """The rows as aligned columns two spaces apart, for a pipe or a log.
 
-    >>> print(plain([{"name": "ddp", "step_s": 1.5}, {"name": "onebit", "step_s": 0.25}]))
+    Never cut to a width.
+
+    >>> rows = [{"name": "ddp", "step_s": 1.5}, {"name": "onebit", "step_s": 0.25}]
+    >>> print(plain(rows))
     name      step
     ddp     1.50 s
     onebit  250 ms

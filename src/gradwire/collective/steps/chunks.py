@@ -1,5 +1,4 @@
-"""Chunks: a message cut into a part for each rank that serves it, each encoded by
-itself.
+"""Chunks: a message cut into a part for each rank, each encoded by itself.
 
 A message of fewer partitions than ranks is served by so many ranks, and those behind
 them serve the next message that takes the same exchange: ranks take turns. Other ranks'
@@ -46,8 +45,9 @@ class Chunks:
 
     @cached_property
     def usual_bytes(self) -> int:
-        """The room of the largest chunk's payload of usual size; a simulation knows no
-        other.
+        """The room of the largest chunk's payload of usual size.
+
+        A simulation knows no other.
         """
         each = zip(self.codecs, self.specs, strict=True)
         return max(codec.typical(spec).slot_bytes for codec, spec in each)

@@ -1,5 +1,4 @@
-"""Entries in collectives of sparse payloads: reading them, adding them up, writing the
-sums.
+"""Entries in collectives of sparse payloads: read, added up, and written.
 
 Values are multiplied by 1 / W before they are added, so that no sum of finite gradients
 overflows where their mean does not. Ranks add in one order, so all of them hold the
@@ -84,8 +83,9 @@ class Packed(NamedTuple):
 def decoded(
     me: Member, messages: Sequence[Packed], lengths: Sequence[int], width: int
 ) -> list[Entries]:
-    """The entries of messages; each is of a part of so many places. Valid until the
-    next call.
+    """The entries of messages; each is of a part of so many places.
+
+    Valid until the next call.
     """
     counts = [message.payload["values"].numel() // width for message in messages]
     like = messages[0].payload["values"]
@@ -128,8 +128,9 @@ _LINE = 16
 
 
 def asked_of(codec: object, numel: int) -> float:
-    """How many of ``numel`` elements a codec was asked for by its ``density``; NaN
-    without one.
+    """How many of ``numel`` elements a codec was asked for by its ``density``.
+
+    NaN without one.
     """
     density = getattr(codec, "density", None)
     return math.nan if density is None else density * numel

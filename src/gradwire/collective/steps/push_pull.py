@@ -209,8 +209,9 @@ class PushPull(Collective):
     carries_rows: ClassVar[bool] = True
 
     def permutation(self, num_units: int) -> Permutation | None:
-        """The permutation of units among places; None where parts are ranges of
-        units.
+        """The permutation of units among places.
+
+        None where parts are ranges of units.
         """
         return None
 
@@ -227,14 +228,16 @@ class PushPull(Collective):
         return merged.num * merged.width
 
     def push_format(self, cut: Cut, server: int, count: int) -> SparseFormat:
-        """How so many units are written for a server; from what it and the sender
-        know.
+        """How so many units are written for a server.
+
+        This follows from what it and the sender know.
         """
         return coo()
 
     def pull_format(self, cut: Cut, rank: int, count: int) -> SparseFormat:
-        """How ``rank`` writes so many units for the others; from what all ranks
-        know.
+        """How ``rank`` writes so many units for the others.
+
+        This follows from what all ranks know.
         """
         return coo()
 
@@ -347,8 +350,9 @@ class PushPull(Collective):
         usual: tuple[list[int], list[int]],
         out_N: Tensor,
     ) -> Steps[tuple[Entries | None, list[MergeCounts]]]:
-        """Adds up, in rank order, what arrived; returns the sums and what every rank
-        told.
+        """Adds up, in rank order, what arrived.
+
+        Returns the sums and what every rank told.
         """
         length = cut.parts[me.rank].length
 

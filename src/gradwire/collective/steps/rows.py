@@ -1,5 +1,4 @@
-"""Row-sparse gradients, as ``nn.Embedding(sparse=True)`` makes them: averaged without
-loss.
+"""Row-sparse gradients (``nn.Embedding(sparse=True)``), averaged without loss.
 
 They are never made dense: what comes in and goes out are row numbers and rows. Two
 kinds of ways,

@@ -107,8 +107,9 @@ class Shares:
         """Whether the shares, one behind the other, are the message itself."""
 
     def ranges(self, share: int) -> tuple[Range, ...]:
-        """The ranges of a message that a share holds, one for each tensor; some may be
-        empty.
+        """The ranges of a message that a share holds, one for each tensor.
+
+        Some may be empty.
         """
         return self._ranges[share]
 
@@ -158,8 +159,9 @@ class Shares:
         return own_S
 
     def put(self, own_S: Tensor, share: int, into_N: Tensor) -> None:
-        """Writes one share into its place in a message; other elements stay as they
-        are.
+        """Writes one share into its place in a message.
+
+        Other elements stay as they are.
         """
         for one in self.ranges(share):
             into_N[one.start : one.stop] = own_S[

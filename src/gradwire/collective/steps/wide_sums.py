@@ -1,5 +1,4 @@
-"""Payloads of 16 bits: each rank adds up its chunk in float32, and gives the sum to all
-others.
+"""Payloads of 16 bits: each rank sums its chunk in float32 for all others.
 
 A library adds numbers of 16 bits in 16 bits, and rounds at every addition. So the error
 of a mean grows with the number of ranks. Here a mean has two roundings, whatever that

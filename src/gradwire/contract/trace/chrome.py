@@ -25,10 +25,9 @@ readings are rounded that far.
 
 
 def slots(spans: Sequence[Span]) -> list[int]:
-    """For every span (ordered by start) the lowest slot that no earlier, still open
-    span holds.
+    """For every span, by start, the lowest slot that no open span holds.
 
-    >>> slots([Span(0, "a", "x", 0, 2), Span(0, "a", "y", 1, 3), Span(0, "a", "z", 2, 4)])
+    >>> slots([Span(0, "lane", "name", start_s, start_s + 2) for start_s in range(3)])
     [0, 1, 0]
     """
     free: list[int] = []
@@ -44,9 +43,7 @@ def slots(spans: Sequence[Span]) -> list[int]:
 
 
 def to_chrome(trace: Trace) -> dict[str, Any]:
-    """The trace as Chrome/Perfetto JSON: times in microseconds since the first span's
-    start.
-    """
+    """The trace as Chrome/Perfetto JSON, in microseconds from the first span on."""
     zero_s = min((span.start_s for span in trace.spans), default=0.0)
     lanes: dict[tuple[int, str], list[Span]] = {place: [] for place in trace.lanes()}
     for span in trace.spans:

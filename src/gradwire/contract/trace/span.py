@@ -1,5 +1,4 @@
-"""Span and Trace: the one form in which gradwire states how long each piece of work
-took.
+"""Span and Trace: the one form that states how long each piece of work took.
 
 Beside spans stands the density that a rank was asked for, took and got in each step.
 """
@@ -19,8 +18,7 @@ from ..files import read_text, write_text
 
 @dataclass(frozen=True, slots=True)
 class StepDensity:
-    """The elements that one rank selected in one step, counted over its messages that
-    select.
+    """The elements that one rank selected in one step, over messages that select.
 
     ``numel`` elements could be selected; ``asked`` of them were asked for (density
     times numel; None where a codec has no density). This rank ``selected`` so many, and
@@ -29,7 +27,8 @@ class StepDensity:
     the whole step, dense messages included; ``end_s`` is the end of the step, on the
     clock of the spans.
 
-    >>> StepDensity(0, 7, 0.5, 800, numel=10_000, asked=100.0, selected=100, arrived=380).actual
+    >>> density = StepDensity(0, 7, 0.5, 800, 10_000, 100.0, selected=100, arrived=380)
+    >>> density.actual
     0.038
     """
 
@@ -97,8 +96,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Trace:
-    """Spans of one or more ranks, ordered by start; and densities of steps that
-    selected elements.
+    """Spans of one or more ranks, ordered by start, and densities of steps.
 
     Args:
         spans: The spans, in order; ``Trace.of`` sorts them.
@@ -220,9 +218,11 @@ class Trace:
     @classmethod
     def _read(cls, data: Any) -> Trace:
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            given: object = type(data).__name__
+            if isinstance(data, dict):
+                given = data.get("schema")
             raise InvalidSetting(
-                f"a trace of schema {SCHEMA} was expected, got "
-                f"{data.get('schema') if isinstance(data, dict) else type(data).__name__}; "
+                f"a trace of schema {SCHEMA} was expected, got {given}; "
                 "write it again with this version of gradwire"
             )
         densities = data.get("densities", ())  # files of before there were any
@@ -240,8 +240,9 @@ class Trace:
 
     @classmethod
     def load(cls, path: Path | str) -> Trace:
-        """Reads a file that ``save`` wrote; raises ``InvalidSetting`` for another
-        one.
+        """Reads a file that ``save`` wrote.
+
+        Raises ``InvalidSetting`` for another one.
         """
         return cls.from_json(read_text(path, "Trace.save writes such a file"))
 
@@ -253,8 +254,9 @@ _REMEDY = "save the trace again"
 
 
 def _checked(row: _Row) -> _Row:
-    """The row itself; raises ``InvalidSetting`` unless each entry is of the type it is
-    declared.
+    """The row itself.
+
+    Raises ``InvalidSetting`` unless each entry is of the type it is declared.
     """
     for entry in fields(row):
         value = getattr(row, entry.name)

@@ -80,8 +80,9 @@ def rounded(x):
 
 @triton.jit
 def floored(x):
-    """The next whole number below; Triton's own takes the smallest negative numbers for
-    zeros.
+    """The next whole number below.
+
+    Triton's own takes the smallest negative numbers for zeros.
     """
     whole = rounded(x)
     return tl.where(whole > x, whole - 1.0, whole)

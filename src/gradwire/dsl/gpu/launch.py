@@ -1,5 +1,4 @@
-"""Generated Triton kernels launched: text becomes a module once, triton compiles it for
-a device.
+"""Generated Triton kernels: text becomes a module once, and is compiled and launched.
 
 Triton keeps what it compiled in a folder of its own, by the text's hash. Where its own
 variable TRITON_INTERPRET is 1 when it is first imported, kernels run on the CPU, one

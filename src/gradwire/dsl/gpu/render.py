@@ -1,5 +1,4 @@
-"""Triton text of a kernel: a function that does ``ROWS`` blocks a program, and two that
-launch it.
+"""Triton text of a kernel: a function for ``ROWS`` blocks, and two that launch it.
 
 A value a call has shape (1, 1), one a block (ROWS, 1), one an element (ROWS, TILE).
 Blocks of up to ``WHOLE`` elements are one tile, which stays in registers: each operand
@@ -247,15 +246,17 @@ def _launched(kernel: Kernel) -> tuple[str, str]:
 
 
 def is_wide(buffer: Buffer) -> bool:
-    """Whether a buffer has an unpacked value an element; a field of a payload may lie
-    anywhere.
+    """Whether a buffer has an unpacked value an element.
+
+    A field of a payload may lie anywhere.
     """
     return buffer.extent is Extent.ELEMENT and buffer.dtype not in UNSIGNED
 
 
 def _word(place: int, buffer: Buffer) -> str:
-    """A buffer's memory; only gradients and what is as long are sure to be read in
-    vectors.
+    """A buffer's memory.
+
+    Only gradients and what is as long are sure to be read in vectors.
     """
     align = "ALIGN" if is_wide(buffer) else "1"
     return f"gw.memory(words, {place}, tl.{type_of(buffer)}, {align})"
@@ -401,7 +402,8 @@ class _Body(Text):
             case Extent.BLOCK:
                 return f"tl.load({memory} + block, mask=n > 0, other=0){wide}"
             case _ if wide:
-                return f"gw.load_codes{code(buffer, f'{memory}, start, {self.at}, n', self.width)}"
+                arguments = f"{memory}, start, {self.at}, n"
+                return f"gw.load_codes{code(buffer, arguments, self.width)}"
             case _:
                 return f"tl.load({memory} + (start + j), mask=inside, other=0)"
 

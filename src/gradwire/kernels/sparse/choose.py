@@ -1,5 +1,4 @@
-"""The smallest format for a message, chosen by counts that all ranks know, and why in
-words.
+"""The smallest format for a message, by counts that all ranks know, and why.
 
 Source: ZEN (OSDI 2025), section 3.3 and figure 17a.
 Differences: the paper sends coordinates in Push and hash bitmaps in Pull; here sizes

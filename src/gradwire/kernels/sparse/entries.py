@@ -141,8 +141,9 @@ def first_wrong(places_K: Tensor, num_places: int, *, strictly: bool = False) ->
 
 
 def part_length(num_units: int, world: int) -> int:
-    """L = ceil(num_units / world), the places of a part; the last parts may have
-    fewer.
+    """L = ceil(num_units / world), the places of a part.
+
+    The last parts may have fewer.
     """
     return -(-num_units // world)
 

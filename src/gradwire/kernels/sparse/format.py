@@ -1,5 +1,4 @@
-"""SparseFormat: the layout of a sparse vector's payload, its size, and how to write and
-read it.
+"""SparseFormat: a sparse payload's layout and size, and how to write and read it.
 
 Legend: N elements, K entries.
 """

@@ -106,8 +106,9 @@ class Permutation:
         return (ctypes.c_uint32 * len(words))(*words)
 
     def places(self, indices_K: Tensor, out: Tensor | None = None) -> Tensor:
-        """The place of each index; indices and places are int32, and ``out`` may be
-        ``indices_K``.
+        """The place of each index.
+
+        Indices and places are int32, and ``out`` may be ``indices_K``.
 
         Raises InvalidSetting where an index is not in [0, numel).
         """
@@ -165,8 +166,9 @@ class Permutation:
 
 
 def places_on_gpu(indices_K: Tensor, permutation: Permutation, out_K: Tensor) -> None:
-    """The places of indices in range, by one launch of Triton; both vectors are
-    contiguous.
+    """The places of indices in range, by one launch of Triton.
+
+    Both vectors are contiguous.
     """
     from .permutation_device import permute
 

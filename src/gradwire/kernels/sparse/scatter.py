@@ -17,8 +17,9 @@ _load_scatter = loader("scatter")
 def scatter_entries(
     entries: Entries, part: Part, out_N: Tensor, scale: float = 1.0
 ) -> None:
-    """``out[part.indices(place)] = scale * value`` for each unit; the rest of ``out_N``
-    stays.
+    """``out[part.indices(place)] = scale * value`` for each unit.
+
+    The rest of ``out_N`` stays.
 
     ``entries`` hold local places without duplicates. A last unit that reaches beyond
     ``out_N`` is cut. Values are scaled in their own dtype, then rounded to ``out_N``'s.

@@ -1,5 +1,4 @@
-"""check: does a plan carry every element of every gradient exactly once, and can it be
-carried out?
+"""check: does a plan carry every element exactly once, and can it be carried out?
 
 A sound plan may be slow: an order whose first message waits for the last gradient of
 the backward pass overlaps nothing, but it can be carried out, so it is no error.
@@ -18,8 +17,9 @@ TensorsByName = dict[str, ProfiledTensor]
 
 
 def check(plan: Plan, profile: Profile) -> None:
-    """Returns if ``plan`` is sound for ``profile``; messages are numbered from 0 in
-    errors.
+    """Returns if ``plan`` is sound for ``profile``.
+
+    Messages are numbered from 0 in errors.
 
     Raises ``InvalidSetting`` that names the first fault found: a plan of another model,
     a credit below 1, an unknown exchange or tensor, an empty message, a range outside
@@ -79,9 +79,7 @@ def _of_chunks(message: PlannedMessage, tensors: TensorsByName) -> Iterator[str]
 def _of_encodes(
     plan: Plan, message: PlannedMessage, tensors: TensorsByName
 ) -> Iterator[str]:
-    """Mixed dtypes, and an ``inline`` or ``early`` that the message's exchange cannot
-    keep to.
-    """
+    """Mixed dtypes, and an ``inline`` or ``early`` that the exchange cannot keep to."""
     dtypes = {tensors[chunk.tensor].dtype for chunk in message.chunks}
     if len(dtypes) > 1:
         yield f" mixes dtypes: {', '.join(sorted(dtypes))}"
@@ -108,9 +106,7 @@ def _of_names(message: PlannedMessage, named: Sequence[str]) -> Iterator[str]:
 
 
 def _of_one_encode(message: PlannedMessage) -> Iterator[str]:
-    """Tensors of a message that one call encodes, where only some are encoded inline or
-    early.
-    """
+    """Tensors that one call encodes, where only some are encoded inline or early."""
     if message.early:
         early = f"{message.early[0]!r} cannot be encoded early"
         yield f" is encoded as one, so {early}, before the others are there"
@@ -125,9 +121,7 @@ def _of_one_encode(message: PlannedMessage) -> Iterator[str]:
 def _of_cut_tensors(
     message: PlannedMessage, named: Sequence[str], tensors: TensorsByName
 ) -> Iterator[str]:
-    """Tensors that are to be encoded by themselves, and of which the message has only a
-    part.
-    """
+    """Tensors to be encoded by themselves of which the message has only a part."""
     for chunk in message.chunks:
         if chunk.tensor in named and chunk.numel < tensors[chunk.tensor].numel:
             yield f": {chunk.tensor!r} is to be encoded by itself, and is cut"
@@ -145,18 +139,15 @@ def _of_order(plan: Plan) -> Iterator[str]:
         for other in message.after:
             if not 0 <= other < number:
                 yield (
-                    f"order that cannot be met: message {number} waits for "
-                    f"message {other}, which "
-                    "does not stand before it"
+                    f"order that cannot be met: message {number} waits for message "
+                    f"{other}, which does not stand before it"
                 )
 
 
 def _of_cover(
     tensor: ProfiledTensor, ranges: list[tuple[int, int, int]]
 ) -> Iterator[str]:
-    """Elements of a tensor that are doubled or lost, by the ascending ranges of
-    messages.
-    """
+    """Elements of a tensor that are doubled or lost, by messages' ascending ranges."""
     reached = 0
     last = -1
     for start, stop, number in (*ranges, (tensor.numel, tensor.numel, -1)):

@@ -1,5 +1,4 @@
-"""Cluster: how many ranks there are, what its links carry, and what every verb then
-takes.
+"""Cluster: the number of ranks, what links carry, and what every verb then takes.
 
 Source: US-Byte, equations 1 and 14: seconds = a + b * bytes with a = 2(N-1) times the
     cost of a hop and b = 2(N-1)/N times that of a byte on a link: a ring. HiPress,
@@ -25,9 +24,7 @@ from .fit import LineFit
 from .stored import MOST_RANKS, Frozen, NonNegative, Stored
 
 HOP_S = 65e-6
-"""Seconds a hop of the ring costs however little it carries: US-Byte's 910 us at 8
-nodes.
-"""
+"""Seconds that each hop of the ring costs: US-Byte's 910 us at 8 nodes."""
 
 LEAST_RATE = 1e-3
 MOST_RATE = 1e18
@@ -98,8 +95,9 @@ class Host(Frozen):
 
 
 class Cluster(Stored):
-    """``num_ranks`` in a ring of full-duplex links that carry ``rate_bytes_per_s`` each
-    way.
+    """``num_ranks`` in a ring of full-duplex links.
+
+    Each carries ``rate_bytes_per_s`` in each direction.
 
     With ``host`` several ranks share a host's link, and exchange messages as
     ``attach(mesh=)`` does. A message then has three parts: sums within the host, of a
@@ -135,8 +133,10 @@ class Cluster(Stored):
         ValueError: pydantic's, for figures that no cluster can have.
 
     >>> cluster = Cluster(num_ranks=8, rate_bytes_per_s=1.25e9)
-    >>> f"{cluster.alpha_s * 1e6:.0f} us + {cluster.beta_s_per_byte * 1e9:.1f} ns a byte"
-    '910 us + 1.4 ns a byte'
+    >>> f"{cluster.alpha_s * 1e6:.0f} us"
+    '910 us'
+    >>> f"{cluster.beta_s_per_byte * 1e9:.1f} ns per byte"
+    '1.4 ns per byte'
     """
 
     WRITTEN_BY: ClassVar[str] = "gradwire profile"
@@ -164,15 +164,13 @@ class Cluster(Stored):
             return self
         if self.num_ranks % self.host.num_ranks:
             raise ValueError(
-                f"{self.num_ranks} ranks are not on hosts of "
-                f"{self.host.num_ranks} each; give "
-                "every host as many"
+                f"{self.num_ranks} ranks are not on hosts of {self.host.num_ranks} "
+                "each; give every host as many"
             )
         if self.collectives:
             raise ValueError(
-                "collectives were measured among hosts of one rank each, and "
-                "host says that these "
-                "have more; leave one of them out"
+                "collectives were measured among hosts of one rank each, and host says "
+                "that these have more; leave one of them out"
             )
         return self
 
@@ -183,8 +181,9 @@ class Cluster(Stored):
 
     @property
     def within(self) -> Cluster:
-        """The ranks of one host, and nothing else; without ``host`` that is one
-        rank.
+        """The ranks of one host, and nothing else.
+
+        Without ``host`` that is one rank.
         """
         if self.host is None:
             return Cluster(num_ranks=1, rate_bytes_per_s=self.rate_bytes_per_s)
@@ -210,8 +209,7 @@ class Cluster(Stored):
         return self.model_copy(update=update)
 
     def share(self, numel: int) -> int:
-        """The elements of a message that each rank of a host exchanges with other
-        hosts.
+        """The elements of a message that each rank exchanges with other hosts.
 
         Args:
             numel: The elements of the message.
@@ -227,8 +225,7 @@ class Cluster(Stored):
 
     @property
     def within_line(self) -> LineFit:
-        """Seconds of a message within the hosts, before and after its exchange, over
-        its bytes.
+        """Seconds of a message within the hosts, beside its exchange, over its bytes.
 
         Each rank gets the sum of one share, and gives the share's mean to all others of
         its host. Nothing where each rank is a host of its own.
@@ -269,8 +266,7 @@ class Cluster(Stored):
 
     @property
     def shares(self) -> Cluster:
-        """One rank of each host, as all ranks of the host send their shares over its
-        one link.
+        """One rank of each host, as all ranks of a host send over its one link.
 
         A verb for a share costs here what it costs on the cluster.
         """
@@ -305,7 +301,8 @@ class Cluster(Stored):
             UnknownName: There is no such verb.
             InvalidSetting: Hosts have several ranks, and the verb is no all-reduce.
 
-        >>> Cluster(num_ranks=4, rate_bytes_per_s=1e6, hop_s=0.1).collective_s("send", 500_000)
+        >>> cluster = Cluster(num_ranks=4, rate_bytes_per_s=1e6, hop_s=0.1)
+        >>> cluster.collective_s("send", 500_000)
         0.6
         """
         return self.line(verb).measured_s(size_bytes)
@@ -399,11 +396,9 @@ class Cluster(Stored):
             raise invalid("ranks", ranks, accepted, "scale to whole hosts")
         source = (
             f"scaled to {ranks} ranks and links of {format_rate(rate)}, with a hop of "
-            f"{format_seconds(hop_s)} and "
-            f"{100 * arriving / self.rate_bytes_per_s:.3g} % of "
-            f"the rate, from {self.num_ranks} ranks at "
-            f"{format_rate(self.rate_bytes_per_s)}: "
-            f"{self.source}"
+            f"{format_seconds(hop_s)} and {100 * arriving / self.rate_bytes_per_s:.3g} "
+            f"% of the rate, from {self.num_ranks} ranks at "
+            f"{format_rate(self.rate_bytes_per_s)}: {self.source}"
         )
         host = (
             None if self.host is None else self.host.model_copy(update={"shares": {}})
@@ -429,7 +424,9 @@ class Cluster(Stored):
             The seconds; 0 without ``cores`` or ``processors``.
 
         >>> line = LineFit(alpha_s=1e-3, per_unit_s=1e-9)
-        >>> cluster = Cluster(num_ranks=4, rate_bytes_per_s=1e8, cores=0.5, processors=line)
+        >>> cluster = Cluster(
+        ...     num_ranks=4, rate_bytes_per_s=1e8, cores=0.5, processors=line
+        ... )
         >>> round(cluster.busy_s(1e6), 6)
         0.004
         """
@@ -482,10 +479,9 @@ class Cluster(Stored):
             return self.hop_s, self.rate_bytes_per_s
         if not self.tells_rate:
             raise InvalidSetting(
-                "the measured all-reduce takes no longer for more bytes, so no "
-                "rate follows from "
-                "it; measure larger messages, or state rate_bytes_per_s in a "
-                "new Cluster"
+                "the measured all-reduce takes no longer for more bytes, so no rate "
+                "follows from it; measure larger messages, or state rate_bytes_per_s "
+                "in a new Cluster"
             )
         rounds, copies = travel("all_reduce", ranks)
         return fit.alpha_s / rounds, copies / fit.per_unit_s
@@ -519,9 +515,7 @@ class Cluster(Stored):
         return self.line(verb).parts(size_bytes, self.host_share)
 
     def _check_of_messages(self, verb: str) -> None:
-        """Refuses verbs that, where hosts have several ranks, only shares of messages
-        have.
-        """
+        """Refuses verbs that only shares have where hosts have several ranks."""
         if verb != "all_reduce":
             accepted = (
                 "all_reduce, the only one of whole messages where hosts have "

@@ -54,7 +54,8 @@ class LineFit(Frozen):
         Real costs bend: what a message costs by itself hides behind the bytes of a
         longer one, so a line through all sizes is 10 % off in its middle.
 
-        >>> bent = LineFit(alpha_s=1.0, per_unit_s=1.0, samples=((1, 2.0), (3, 2.0), (5, 6.0)))
+        >>> samples = ((1, 2.0), (3, 2.0), (5, 6.0))
+        >>> bent = LineFit(alpha_s=1.0, per_unit_s=1.0, samples=samples)
         >>> [bent.measured_s(size) for size in (0, 0.5, 2, 4, 6)]
         [0.0, 2.0, 2.0, 4.0, 7.0]
         """
@@ -65,7 +66,8 @@ class LineFit(Frozen):
     def measured_each(self, size_S: Floats) -> Floats:
         """``measured_s`` of many positive sizes at once.
 
-        >>> bent = LineFit(alpha_s=1.0, per_unit_s=1.0, samples=((1, 2.0), (3, 2.0), (5, 6.0)))
+        >>> samples = ((1, 2.0), (3, 2.0), (5, 6.0))
+        >>> bent = LineFit(alpha_s=1.0, per_unit_s=1.0, samples=samples)
         >>> bent.measured_each(np.array([0.5, 2, 4, 6])).tolist()
         [2.0, 2.0, 4.0, 7.0]
         """
@@ -124,7 +126,8 @@ class LineFit(Frozen):
     def stretched(self, factor: float) -> LineFit:
         """The line of sizes ``factor`` times as large that take the same seconds.
 
-        >>> LineFit(alpha_s=1.0, per_unit_s=2.0, samples=((1, 3.0),)).stretched(2.0).samples
+        >>> line = LineFit(alpha_s=1.0, per_unit_s=2.0, samples=((1, 3.0),))
+        >>> line.stretched(2.0).samples
         ((2, 3.0),)
         """
         samples = tuple(
@@ -134,13 +137,13 @@ class LineFit(Frozen):
         return self.model_copy(update={"per_unit_s": per_unit_s, "samples": samples})
 
     def part_of(self, count: int) -> LineFit:
-        """The line of one of ``count`` equal messages on a link, by the line of all at
-        once.
+        """The line of one of ``count`` equal messages on a link, from the line of all.
 
         The link works for one of them during its part of the seconds. Latencies pass at
         once.
 
-        >>> LineFit(alpha_s=1.0, per_unit_s=2.0, samples=((1, 3.0), (4, 9.0))).part_of(2).samples
+        >>> line = LineFit(alpha_s=1.0, per_unit_s=2.0, samples=((1, 3.0), (4, 9.0)))
+        >>> line.part_of(2).samples
         ((1, 2.0), (4, 5.0))
         """
         others_s = self.tail_s * (count - 1) / count
@@ -182,9 +185,8 @@ def fit_line(samples: Iterable[tuple[int, float]]) -> LineFit:
         or not all(size >= 0 and 0 < seconds < math.inf for size, seconds in kept)
     ):
         raise InvalidSetting(
-            "a line is fitted to three or more positive times, of at least two "
-            "sizes, got "
-            f"{list(kept)}; measure more sizes"
+            "a line is fitted to three or more positive times, of at least two sizes, "
+            f"got {list(kept)}; measure more sizes"
         )
     size_S, seconds_S = np.array(kept, dtype=np.float64).T
     # Sizes in units of the largest, or the two columns differ by seven orders of

@@ -15,9 +15,7 @@ from pydantic import Field
 from .stored import Frozen, Stored, Whole
 
 DENSE = "dense"
-"""The exchange that needs no entry in ``Plan.exchanges``: an all-reduce of plain
-gradients.
-"""
+"""The exchange without an entry in ``Plan.exchanges``: a plain all-reduce."""
 
 MOST_CREDIT = 2**16
 """The most channels of a plan; each is a process group of its own."""
@@ -43,12 +41,12 @@ class PlannedMessage(Frozen):
     chunks: tuple[Chunk, ...]
     exchange: str = DENSE
     after: tuple[Whole, ...] = ()
-    """Numbers of messages that must have ended before this one is launched; all stand
-    before it.
+    """Numbers of messages that must have ended before this one is launched.
+
+    All stand before it.
     """
     inline: tuple[str, ...] = ()
-    """Tensors that are encoded within the backward pass, which goes on when that is
-    done.
+    """Tensors that are encoded within the backward pass, which waits for it.
 
     An exchange that encodes a message as one does so when the message is launched, and
     ``inline`` holds all of its tensors. One with a ``sparsifier`` encodes each when its
@@ -93,8 +91,7 @@ class ExchangeSetting(Frozen):
 
 
 class Plan(Stored):
-    """Messages in issue order, numbered from 0, and the rules under which they are
-    launched.
+    """Messages in issue order, numbered from 0, and the rules of their launch.
 
     Message i is launched as soon as
 
@@ -123,7 +120,8 @@ class Plan(Stored):
         exchanges: The exchanges by the names that messages give. ``"dense"`` needs no
             entry.
 
-    >>> message = PlannedMessage(chunks=(Chunk(tensor="fc.weight", start=0, stop=1000),))
+    >>> chunk = Chunk(tensor="fc.weight", start=0, stop=1000)
+    >>> message = PlannedMessage(chunks=(chunk,))
     >>> Plan(planner="mine", model="small", messages=(message,)).credit
     1
     """

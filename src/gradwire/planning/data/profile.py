@@ -79,7 +79,10 @@ class Profile(Stored):
 
     >>> weight = ProfiledTensor(name="fc.weight", shape=(20, 50))
     >>> layer = Layer(name="fc", tensors=(weight,), forward_s=0.001, backward_s=0.002)
-    >>> Profile(model="small", source="stated", batch_size=8, layers=(layer,)).size_bytes
+    >>> profile = Profile(
+    ...     model="small", source="stated", batch_size=8, layers=(layer,)
+    ... )
+    >>> profile.size_bytes
     4000
     """
 
@@ -123,9 +126,8 @@ class Profile(Stored):
             for units in (one.units, one.blocks):
                 if units.num_units != -(-numel // units.width):
                     raise ValueError(
-                        f"sparsity of {one.name!r} is of {units.num_units} units "
-                        f"of {units.width} "
-                        f"elements, and it has {numel} elements"
+                        f"sparsity of {one.name!r} is of {units.num_units} units of "
+                        f"{units.width} elements, and it has {numel} elements"
                     )
         return self
 

@@ -62,8 +62,7 @@ class Skewness(Frozen):
 
 
 class RangeImbalance(Frozen):
-    """Definition 8's imbalances where ``ranks`` ranks each serve one of as many even
-    partitions.
+    """Definition 8's imbalances where each rank serves one of as many partitions.
 
     ``push`` is of what all of them have, ``pull`` of what their sum has: that is less
     skewed, as ranks share most where they have most.
@@ -131,17 +130,15 @@ class UnitSparsity(Frozen):
             if one.ratio * self.density > 1 + _SLACK:
                 raise ValueError(
                     f"{what} is {one.ratio:g}, which makes a density of "
-                    f"{self.density:g} more "
-                    "than all units"
+                    f"{self.density:g} more than all units"
                 )
             last = one.ratio
         for cut in self.skewness:
             most = self.num_units / max(1, self.num_units // cut.parts)
             if not 1 - _SLACK <= cut.ratio <= most * (1 + _SLACK):
                 raise ValueError(
-                    f"skewness ratio of {cut.parts} parts is {cut.ratio:g}, and "
-                    f"1 to {most:g} "
-                    "is possible"
+                    f"skewness ratio of {cut.parts} parts is {cut.ratio:g}, and 1 to "
+                    f"{most:g} is possible"
                 )
         for at in self.imbalances:
             ranks = at.ranks
@@ -151,9 +148,8 @@ class UnitSparsity(Frozen):
                 1 - _SLACK <= one <= ranks * (1 + _SLACK) for one in (push, pull)
             ):
                 raise ValueError(
-                    f"imbalances among {ranks} ranks are {push:g} and {pull:g}, "
-                    f"and 1 to {ranks} "
-                    "is possible"
+                    f"imbalances among {ranks} ranks are {push:g} and {pull:g}, and 1 "
+                    f"to {ranks} is possible"
                 )
         return self
 
@@ -178,17 +174,14 @@ class UnitSparsity(Frozen):
         return max(1.0, min(_between(known, num_ranks), float(num_ranks), self._most))
 
     def skew(self, num_parts: int) -> float:
-        """The skewness ratio of any number of even partitions, as ``gamma`` finds its
-        own.
-        """
+        """The skewness ratio of any number of even partitions, as ``gamma`` has it."""
         known = [(1, 1.0), *((one.parts, one.ratio) for one in self.skewness)]
         if len(known) == 1:
             return 1.0
         return max(1.0, min(_between(known, num_parts), float(num_parts)))
 
     def imbalance(self, num_ranks: int) -> tuple[float, float]:
-        """Imbalance of push and of pull among ranks that serve even partitions
-        (definition 8).
+        """Imbalance of push and pull where ranks serve even partitions (definition 8).
 
         Beyond the ranks measured it grows as the skewness ratio does; without any it is
         that.
@@ -205,8 +198,7 @@ class UnitSparsity(Frozen):
         )
 
     def on_hosts(self, num_ranks: int, *, is_selected: bool) -> UnitSparsity:
-        """The sparsity of a rank's share of its host's sum, where hosts have
-        ``num_ranks`` each.
+        """The sparsity of a rank's share of its host's sum, of ``num_ranks`` a host.
 
         A unit of the sum is non-zero if one of the host's ranks has it. If a sparsifier
         selects from the sum (``is_selected``), hosts send as much as ranks would. Hosts
@@ -253,9 +245,7 @@ def _between(known: Sequence[tuple[int, float]], at: int) -> float:
 
 
 class TensorSparsity(Frozen):
-    """One tensor's gradient: in its own units, and in blocks, as OmniReduce sends
-    them.
-    """
+    """One tensor's gradient: in its units, and in blocks, as OmniReduce sends them."""
 
     name: Annotated[str, Field(min_length=1)]
     units: UnitSparsity
@@ -279,8 +269,9 @@ class Handling(Frozen):
 
 
 class SparsityProfile(Stored):
-    """The measured sparsity of a model's gradients; tensors that are dense are left
-    out.
+    """The measured sparsity of a model's gradients.
+
+    Tensors that are dense are left out.
 
     Raises ``InvalidSetting`` when read from a file with a figure that cannot be; it is
     named.

@@ -1,5 +1,4 @@
-"""Stored: frozen data with a JSON file form, and errors that say which entry is wrong
-and why.
+"""Stored: frozen data with a JSON form; errors say which entry is wrong and why.
 
 Profile, Cluster and Plan are read by people who edit them and by ranks that must not
 start on a wrong one, so reading is strict: every entry known, given once, of its type
@@ -23,9 +22,7 @@ SCHEMA = 1
 """Version of the file forms; a file of another one is refused, never guessed at."""
 
 MOST_S = 1e9
-"""The most seconds of anything, some thirty years: sums and products of these stay
-finite.
-"""
+"""The most seconds of anything, some thirty years, so that sums stay finite."""
 
 MOST_ELEMENTS = 2**40
 """The most elements of one tensor: 4 TiB of float32."""
@@ -90,16 +87,18 @@ class Stored(Frozen):
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Reads a file as ``parse`` reads its text; raises ``InvalidSetting`` if there
-        is none.
+        """Reads a file as ``parse`` reads its text.
+
+        Raises ``InvalidSetting`` if there is none.
         """
         text = read_text(path, f"{cls.WRITTEN_BY} writes such a file")
         return cls.parse(text, str(path))
 
 
 def _given_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object as a dict; JSON readers keep the last of two equal keys and say
-    nothing.
+    """A JSON object as a dict.
+
+    JSON readers keep the last of two equal keys and say nothing.
     """
     found: dict[str, Any] = {}
     for key, value in pairs:

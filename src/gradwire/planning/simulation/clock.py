@@ -1,6 +1,4 @@
-"""The virtual clock: one iteration of a plan, on a rank that stands for all or on all
-ranks.
-"""
+"""The virtual clock: one iteration of a plan, on one rank for all or on all ranks."""
 
 from __future__ import annotations
 
@@ -229,9 +227,8 @@ class Iteration:
         for number, (own, layers) in enumerate(
             zip(supersteps, self.layers, strict=True)
         ):
-            last = min(
-                last, *layers
-            )  # when the gradients of all messages before it are ready too
+            # when the gradients of all messages before it are ready too
+            last = min(last, *layers)
             if seconds := split_encode(own)[0]:
                 yield Encode(last, number, f"encode {self.labels[number]}", seconds)
 
@@ -281,8 +278,9 @@ class Demand:
 
     @classmethod
     def of(cls, plan: Plan, profile: Profile, cluster: Cluster) -> Demand:
-        """The demand of a plan; raises ``InvalidSetting`` if it is not sound for the
-        profile.
+        """The demand of a plan.
+
+        Raises ``InvalidSetting`` if it is not sound for the profile.
         """
         check(plan, profile)
         tensors = {t.name: t for layer in profile.layers for t in layer.tensors}

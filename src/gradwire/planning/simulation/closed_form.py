@@ -1,5 +1,4 @@
-"""The closed form of the clock: of backward pass, lanes and link, where no events are
-needed.
+"""The closed form of the clock: backward pass, lanes and link without events.
 
 Source: US-Byte, equations 2, 3, 9, 11 and 12, for any plan; several messages at once
 are not in that model. Here they share the bandwidth equally (processor sharing). Their

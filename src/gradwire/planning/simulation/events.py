@@ -38,13 +38,15 @@ class Traffic:
     ready_s: Sequence[Sequence[float]]
     """The second at which the gradients of each message are ready on each rank."""
     labels: Sequence[str]
-    """The name of each message's spans; where it is "", spans are named by their
-    verbs.
+    """The name of each message's spans.
+
+    Where it is "", spans are named by their verbs.
     """
     credit: int = 1
     after: Sequence[Sequence[int]] = ()
-    """The messages that must have ended before each goes on the wire; () where none
-    must.
+    """The messages that must have ended before each goes on the wire.
+
+    () where none must.
     """
     early: Sequence[Sequence[Sequence[tuple[float, Work]]]] = ()
     """Computations of each message on each rank that may begin before its launch, and
@@ -52,8 +54,9 @@ class Traffic:
     none.
     """
     ranks_per_host: int = 1
-    """Ranks that share a link, host after host; what they send each other is not on
-    it.
+    """Ranks that share a link, host after host.
+
+    What they send each other is not on it.
     """
 
 
@@ -83,8 +86,9 @@ def play(traffic: Traffic) -> Timetable:
 
 
 def _closed(traffic: Traffic) -> Timetable | None:
-    """The closed form, for one rank's messages that are one collective each; None for
-    others.
+    """The closed form, for one rank's messages that are one collective each.
+
+    None for others.
     """
     every = traffic.supersteps[0]
     ready_s = traffic.ready_s[0]
@@ -117,8 +121,9 @@ def _closed(traffic: Traffic) -> Timetable | None:
 
 
 class Post(NamedTuple):
-    """A verb for the network that a rank has come to; ``done`` is called once it is
-    done.
+    """A verb for the network that a rank has come to.
+
+    ``done`` is called once it is done.
     """
 
     rank: int
@@ -154,9 +159,8 @@ def _check_met(met: tuple[Post, ...]) -> None:
             first.like,
         ):
             raise InvalidSetting(
-                "ranks call different collectives, or with different sizes, "
-                "dtypes or roots: "
-                f"{met[0]}; {other}"
+                "ranks call different collectives, or with different sizes, dtypes or "
+                f"roots: {met[0]}; {other}"
             )
 
 
@@ -423,9 +427,8 @@ class _Engine:
     def _compute(self, course: _Course, work: Work) -> None:
         rank = course.rank
         heapq.heappush(rank.queue, (course.message, next(self.count), course, work))
-        if (
-            not rank.is_busy
-        ):  # it takes the first message's of all that come at this instant
+        # it takes the first message's of all that come at this instant
+        if not rank.is_busy:
             rank.is_busy = True
             self._at(self.now_s, partial(self._compute_next, rank), is_last=True)
 

@@ -56,16 +56,18 @@ class Network:
         self._is_stale = False
 
     def collective(self, work_s: float, done: Callable[[], None]) -> Flow:
-        """Starts a collective that takes ``work_s`` if it is alone; calls ``done`` at
-        its end.
+        """Starts a collective that takes ``work_s`` if it is alone.
+
+        Calls ``done`` at its end.
         """
         return self._start(work_s, done, ())
 
     def transfer(
         self, src: int, dst: int, work_s: float, done: Callable[[], None]
     ) -> Flow:
-        """Starts a transfer of ``work_s`` seconds of a whole link; calls ``done`` at
-        its end.
+        """Starts a transfer of ``work_s`` seconds of a whole link.
+
+        Calls ``done`` at its end.
         """
         return self._start(work_s, done, (src, ~dst))
 
@@ -77,8 +79,9 @@ class Network:
         return min((flow.end_s for flow in self._flows), default=NEVER)
 
     def advance(self, now_s: float) -> None:
-        """Moves to ``now_s``, at most ``next_end_s()``; calls ``done`` of flows that
-        end there.
+        """Moves to ``now_s``, at most ``next_end_s()``.
+
+        Calls ``done`` of flows that end there.
         """
         self._rebalance()
         self._now_s = now_s

@@ -59,8 +59,9 @@ class Hop(NamedTuple):
 
 
 class Joint(NamedTuple):
-    """A collective that all ranks, or those ``among`` names, enter; ``like`` must agree
-    there.
+    """A collective that all ranks, or those ``among`` names, enter.
+
+    ``like`` must agree there.
     """
 
     name: str
@@ -78,8 +79,9 @@ class Work(NamedTuple):
 
 
 class Superstep(NamedTuple):
-    """Computations and verbs that may run at once; the next superstep begins when all
-    are done.
+    """Computations and verbs that may run at once.
+
+    The next superstep begins when all are done.
     """
 
     works: tuple[Work, ...]
@@ -100,8 +102,9 @@ class Superstep(NamedTuple):
 
 @dataclass(frozen=True)
 class Tariff:
-    """The figures of a cluster that decide the price of one exchange; hashable, unlike
-    a cluster.
+    """The figures of a cluster that decide the price of one exchange.
+
+    Hashable, unlike a cluster.
 
     ``codec`` holds the measured costs of the exchange's algorithm, None where it was
     not measured. With ``plain`` payloads are the gradient itself, so encode and decode
@@ -170,8 +173,9 @@ class Tariff:
         return members(rank, self.num_ranks, self.ranks_per_host, among)
 
     def work(self, verb: Compute) -> Work | None:
-        """A computation and its seconds; None for encode and decode of plain
-        payloads.
+        """A computation and its seconds.
+
+        None for encode and decode of plain payloads.
         """
         if self.plain and verb.name in ("encode", "decode"):
             return None

@@ -1,6 +1,4 @@
-"""simulate: one iteration of a plan as a trace; simulate_exchange: one exchange by
-itself.
-"""
+"""simulate: one iteration of a plan as a trace; simulate_exchange: one exchange."""
 
 from __future__ import annotations
 
@@ -29,8 +27,7 @@ def simulate(
     *,
     ranks: Literal["one", "all"] = "one",
 ) -> Trace:
-    """Predicts one iteration of a plan, from the start of backward to the end of the
-    next forward.
+    """Predicts one iteration, from the start of backward to the next forward's end.
 
     Args:
         plan: The plan.
@@ -76,8 +73,7 @@ def simulate_exchange(
     *,
     shapes: tuple[tuple[int, ...], ...] = (),
 ) -> Trace:
-    """The trace of one exchange of ``numel`` elements on all ranks, with nothing else
-    under way.
+    """The trace of one exchange of ``numel`` elements on all ranks, by itself.
 
     ``shapes`` are those of the tensors in the gradient, for exchanges that act on
     matrices; without them the gradient is a vector. The trace is the first step's, in
@@ -100,8 +96,9 @@ def simulate_exchange(
 
 
 def _spans(timing: Timing, layers: tuple[Layer, ...], rank: int) -> Iterator[Span]:
-    """The spans of one rank; behind the backward of each layer comes what is encoded
-    there.
+    """The spans of one rank.
+
+    Behind the backward of each layer comes what is encoded there.
     """
     yield from timing.spans
     encoded: dict[int, list[Encode]] = {}

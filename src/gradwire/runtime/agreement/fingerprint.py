@@ -96,8 +96,9 @@ def has_refusal(found: Mapping[int, Any]) -> bool:
 
 
 def refuse_if_one_did(found: Mapping[int, Any], how: str) -> None:
-    """Raises ``RanksDiffer`` if a rank's value is a refusal; ``how`` says who, with {}
-    for it.
+    """Raises ``RanksDiffer`` if a rank's value is a refusal.
+
+    ``how`` says who, with {} for it.
     """
     for rank, told in found.items():
         if refusal := told.get(REFUSAL):
@@ -113,8 +114,9 @@ def refuse_differences(
     *,
     names_all: bool = False,
 ) -> None:
-    """Raises ``RanksDiffer`` if notes differ from the first rank's; names the first
-    that does.
+    """Raises ``RanksDiffer`` if notes differ from the first rank's.
+
+    Names the first that does.
     """
     ranks: dict[str, list[str]] = {}
     first = min(found)
@@ -147,8 +149,9 @@ def first_difference(
 
 
 def difference(one: Fingerprint, other: Fingerprint) -> str | None:
-    """The first thing in which two ranks' fingerprints differ; None if they are the
-    same.
+    """The first thing in which two ranks' fingerprints differ.
+
+    None if they are the same.
     """
     settings = one[SETTINGS]
     others = other[SETTINGS]
@@ -164,9 +167,8 @@ def difference(one: Fingerprint, other: Fingerprint) -> str | None:
     b = len(other[_TENSORS])
     if a != b:
         return f"{a} parameters and buffers against {b}"
-    return first_difference(
-        settings, others
-    )  # last, as most of these follow from the tensors
+    # last, as most of these follow from the tensors
+    return first_difference(settings, others)
 
 
 def _shown(tensor: Described) -> str:

@@ -30,7 +30,6 @@ def warn_of_versions(
             )
             _log.warning(
                 "%s %s: gradwire was tried with %s to %s; the page Versions "
-                "(docs/versions.md) has "
-                "the table",
+                "(docs/versions.md) has the table",
                 *(name, given, first, last),
             )

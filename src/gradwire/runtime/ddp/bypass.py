@@ -26,20 +26,15 @@ from ..step.progress import Progress
 _log = logging.getLogger("gradwire")
 _UNSEEN = (
     "{name} has a gradient that DistributedDataParallel did not average; "
-    "optimizer.step() would "
-    "take other gradients on each rank. DDP averages once after each forward "
-    "pass of the DDP model "
-    "itself: call that, and neither its module nor a layer, before each "
-    "backward pass. Or attach "
-    "the plain module, whose layers anybody may call. no_sync() keeps gradients "
-    "on this rank"
+    "optimizer.step() would take other gradients on each rank. DDP averages once after "
+    "each forward pass of the DDP model itself: call that, and neither its module nor "
+    "a layer, before each backward pass. Or attach the plain module, whose layers "
+    "anybody may call. no_sync() keeps gradients on this rank"
 )
 _CONVERTED = (
-    "{name} was converted (.double(), .to() or the like) after "
-    "DistributedDataParallel was made, "
-    "which averages its gradients no longer; convert the model first, then make "
-    "the DDP model and "
-    "attach it"
+    "{name} was converted (.double(), .to() or the like) after DistributedDataParallel "
+    "was made, which averages its gradients no longer; convert the model first, then "
+    "make the DDP model and attach it"
 )
 
 

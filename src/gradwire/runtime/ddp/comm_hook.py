@@ -68,9 +68,8 @@ def serve_hook(
             )
         except RuntimeError as error:
             raise InvalidSetting(
-                "DDP refused the communication hook: "
-                f"{str(error).splitlines()[0]}; a DDP model "
-                "has one hook, and mixed_precision= takes it too: build it "
+                f"DDP refused the communication hook: {str(error).splitlines()[0]}; a "
+                "DDP model has one hook, and mixed_precision= takes it too: build it "
                 "without, then attach"
             ) from error
         # DDP's reducer has the hook; this list is what copies would take
@@ -110,8 +109,9 @@ def renew_reducer(ddp: DistributedDataParallel) -> Callable[[], None]:
 
 
 def refuse_fewer(ddp: DistributedDataParallel) -> Callable[[], None]:
-    """Has a DDP's ``join()`` refuse what it could not do; returns a function to undo
-    it.
+    """Has a DDP's ``join()`` refuse what it could not do.
+
+    Returns a function to undo it.
 
     DDP divides by fewer ranks only where no communication hook averages.
     """
@@ -210,8 +210,9 @@ class DDPHooks:
         return self._is_removed or (progress.is_leaving and is_over)
 
     def serve(self, bucket: Any) -> torch.futures.Future[Tensor] | None:
-        """The future of a bucket's mean; None if ``detach`` has left the model to DDP
-        meanwhile.
+        """The future of a bucket's mean.
+
+        None if ``detach`` has left the model to DDP meanwhile.
         """
         synchroniser = self._synchroniser
         if not synchroniser.open:
@@ -270,9 +271,8 @@ class DDPHooks:
         self._synchroniser.counts_use = (
             self._finds_unused and self._synchroniser.keeps_state
         )
-        self._synchroniser.check.trains = (
-            _is_in_backward()
-        )  # not once its data have ended
+        # not once its data have ended
+        self._synchroniser.check.trains = _is_in_backward()
         self._progress.begin_step()
         self._over = threading.Event()
         self._has_ended = False
@@ -293,8 +293,9 @@ class DDPHooks:
             self.on_end()
 
     def _close(self, last: _Bucket) -> None:
-        """Closes the step, as all gradients are handed in; it ends behind the last
-        message.
+        """Closes the step, as all gradients are handed in.
+
+        It ends behind the last message.
 
         The other futures are complete by then, as ``detach`` in another thread closes
         the exchange once the step has ended. The last bucket's future completes only
@@ -359,8 +360,9 @@ class DDPInTurn:
         return self._hooks is None
 
     def use_messages(self, wanted: bool) -> None:
-        """Has the next steps averaged by messages, or by DDP; called between two
-        steps.
+        """Has the next steps averaged by messages, or by DDP.
+
+        Called between two steps.
         """
         if wanted is not self.is_left_to_ddp:
             return
@@ -373,8 +375,9 @@ class DDPInTurn:
             self._stop_counting = count_steps(*self._given, self._ended)
 
     def remove(self) -> None:
-        """Leaves the model to DDP, and counts no more; its reducer stays for who
-        attaches next.
+        """Leaves the model to DDP, and counts no more.
+
+        Its reducer stays for who attaches next.
         """
         self._keep_reducer()
         if self._hooks is not None:
@@ -436,8 +439,9 @@ def _laid_out(part: Tensor, param: Tensor) -> Tensor:
 
 
 def _is_in_backward() -> bool:
-    """Whether this thread is in a backward pass; a rank that has joined calls the hook
-    outside.
+    """Whether this thread is in a backward pass.
+
+    A rank that has joined calls the hook outside.
     """
     return torch._C._current_graph_task_id() != -1
 
@@ -553,7 +557,9 @@ class _Counter:
         # What a rank whose data have ended does last in a step, so that others are as
         # far.
         unused = ddp.find_unused_parameters
-        last = f"_match_{'unused_params_allreduce' if unused else 'all_reduce_for_bwd_pass'}"
+        last = "_match_all_reduce_for_bwd_pass"
+        if unused:
+            last = "_match_unused_params_allreduce"
         self._joined = TemporaryAttribute(
             ddp, last, partial(self._after_join, getattr(ddp, last))
         )
@@ -582,12 +588,10 @@ class _Counter:
         if was_armed:
             if param is not None and self._on_end is not None and is_inside_a_segment():
                 raise self._progress.give_up(
-                    "a pilot (auto) cannot see where the backward pass ends: it "
-                    "begins inside a "
-                    "segment of a reentrant activation checkpoint, and no "
-                    "tensor was found in the "
-                    "model's output; use_reentrant=False is accepted, as are "
-                    "tuples and dicts"
+                    "a pilot (auto) cannot see where the backward pass ends: it begins "
+                    "inside a segment of a reentrant activation checkpoint, and no "
+                    "tensor was found in the model's output; use_reentrant=False is "
+                    "accepted, as are tuples and dicts"
                 )
             self._begin()
 

@@ -63,8 +63,9 @@ class Accelerator:
         return asked is not None and bool(asked())
 
     def network_name(self, device: torch.device) -> str | None:
-        """The name that no other device has; None where it has no network back end of
-        its own.
+        """The name that no other device has.
+
+        None where it has no network back end of its own.
         """
         is_served = device.type == "cuda" and dist.is_nccl_available()
         return (
@@ -79,8 +80,9 @@ class Accelerator:
         world: int,
         timeout: timedelta,
     ) -> Any:
-        """A process group that sends from the device's own memory; its works wait on
-        streams.
+        """A process group that sends from the device's own memory.
+
+        Its works wait on streams.
         """
         # A group and not its back end alone: that has no way to launch sends and
         #     receives together.
@@ -134,8 +136,9 @@ _SIDES: dict[torch.device, Stream] = {}
 
 
 def kind_of(device: torch.device) -> Accelerator | None:
-    """The functions of a device's kind; None where it has no streams, as the host has
-    none.
+    """The functions of a device's kind.
+
+    None where it has no streams, as the host has none.
     """
     if device.type not in _KINDS:
         module = torch.get_device_module(device)

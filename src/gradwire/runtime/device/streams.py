@@ -90,8 +90,9 @@ class Staging:
         kind: Accelerator,
         stream: Stream,
     ) -> Staged | None:
-        """Launches the copies of what a message's verbs send; None where all lies on
-        the host.
+        """Launches the copies of what a message's verbs send.
+
+        None where all lies on the host.
 
         ``ranks`` are this one's places among those that each verb is for. Copies are
         launched on ``stream``, where what is sent was computed.
@@ -151,8 +152,9 @@ class Staging:
 
 @dataclass
 class Staged:
-    """Verbs on pinned memory in the place of others; ``ready`` is when it holds what is
-    sent.
+    """Verbs on pinned memory in the place of others.
+
+    ``ready`` is when it holds what is sent.
     """
 
     staging: Staging
@@ -255,8 +257,9 @@ class SideStream:
 
     @contextmanager
     def behind(self, marks: Iterable[Mark]) -> Iterator[None]:
-        """A block of copies on this stream, behind ``marks``; the host does not
-        wait.
+        """A block of copies on this stream, behind ``marks``.
+
+        The host does not wait.
         """
         for mark in marks:
             mark.event.wait(self.stream)
@@ -309,11 +312,10 @@ class Streams:
             return None
         if kind.is_capturing():
             raise InvalidSetting(
-                "a CUDA graph is being captured, and gradients cannot be "
-                "exchanged in it: a "
-                "replayed graph does not communicate. Capture the forward pass "
-                "alone, or "
-                "capture in handle.no_sync() and call backward() outside of the graph"
+                "a CUDA graph is being captured, and gradients cannot be exchanged in "
+                "it: a replayed graph does not communicate. Capture the forward pass "
+                "alone, or capture in handle.no_sync() and call backward() outside of "
+                "the graph"
             )
         stream = kind.current_stream(device)
         return Mark(device, stream, kind.record(stream))
@@ -343,8 +345,9 @@ class Streams:
             yield
 
     def follow(self, marks: Iterable[Mark]) -> None:
-        """Has the streams that are current in this thread wait for ``marks``; the host
-        does not.
+        """Has the streams that are current in this thread wait for ``marks``.
+
+        The host does not.
         """
         for mark in marks:
             kind = kind_of(mark.device)
@@ -360,8 +363,9 @@ class Streams:
         to_host_bytes: int = 0,
         to_device_bytes: int = 0,
     ) -> Iterator[None]:
-        """Runs a block of copies behind ``marks``; the host waits at its end until they
-        are done.
+        """Runs a block of copies behind ``marks``.
+
+        The host waits at its end until they are done.
 
         It copies so many bytes in either direction, which are counted. A block that
         ``allocates`` memory which outlives it runs on the producers' streams: the
@@ -392,8 +396,9 @@ made.
 
 
 class StepMarks:
-    """Marks of one step, also if it is abandoned; there are none of gradients in host
-    memory.
+    """Marks of one step, also if it is abandoned.
+
+    There are none of gradients in host memory.
     """
 
     def __init__(self, streams: Streams) -> None:
@@ -481,8 +486,9 @@ class Offload:
 
     @torch.no_grad()
     def encode(self) -> None:
-        """Waits for the copy and encodes it; launches the copy of that to the
-        device.
+        """Waits for the copy and encodes it.
+
+        Launches the copy of that to the device.
         """
         side = self._side
         staging = self._side.staging

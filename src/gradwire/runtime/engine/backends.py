@@ -1,5 +1,4 @@
-"""Backends: what carries payloads between ranks, gloo from host memory or NCCL from the
-device's.
+"""Backends: gloo carries payloads from host memory, NCCL from the device's.
 
 Among the ranks of a host it is NCCL where each has a CUDA device of its own, and else
 memory that the ranks share, if each can map that of the others (see `agree_to_lend`).
@@ -72,8 +71,10 @@ def choose(
     All ranks choose alike, as each has what all have told of their devices. Raises
     ``InvalidSetting`` for a ``backend`` of "nccl" that a rank cannot use.
 
-    >>> choose("auto", [("a", ""), ("b", "")], 1), choose("gloo", [("a", ""), ("b", "")], 2)
-    ((False, None, ''), (True, False, ''))
+    >>> choose("auto", [("a", ""), ("b", "")], 1)
+    (False, None, '')
+    >>> choose("gloo", [("a", ""), ("b", "")], 2)
+    (True, False, '')
     >>> choose("auto", [("a", ""), ("a", "")], 1)
     (False, False, 'ranks 0 and 1 share a device')
     """
@@ -133,8 +134,9 @@ def connect(
 
 
 def _rates(circle: Circle, ranks: Circle, device: torch.device) -> dict[str, float]:
-    """The bytes a second that a rank sends by either back end; all ``ranks`` get the
-    same figures.
+    """The bytes a second that a rank sends by either back end.
+
+    All ``ranks`` get the same figures.
 
     They are by the fastest of a few all-reduces of 4 MiB, on average over ranks.
     """

@@ -513,7 +513,9 @@ class Engine:
         self._manager.stop()
         if self._manager.join(_JOIN_S):
             self.routes.clear()
-        else:  # gloo cannot be stopped, nor tells half-read receives that their peer has closed
+        else:
+            # gloo cannot be stopped, nor tells half-read receives that their peer has
+            # closed.
             self._manager.abandon()
             in_background(self.routes.clear)  # it waits for as long as the time-out
         # they hold gradients

@@ -1,5 +1,4 @@
-"""Plain: ranks give each other tensors, numbers and text, and no pickle that could run
-a program.
+"""Plain: ranks give each other tensors, numbers and text, never pickles.
 
 Whoever reaches a rank's ports could send it bytes. ``torch.load(weights_only=True)``
 makes tensors and plain containers of them, or refuses, and so does the sender before
@@ -66,8 +65,9 @@ def _without_numpy(given: Any) -> Any:
 
 
 def read_packed(data: Any) -> Any:
-    """The value that another rank has ``packed``, in host memory; ``data`` is a file or
-    a map.
+    """The value that another rank has ``packed``, in host memory.
+
+    ``data`` is a file or a map.
     """
     return torch.load(data, map_location="cpu", weights_only=True)
 
@@ -92,8 +92,9 @@ def receive(src: int, channel: Channel) -> mmap.mmap:
 
 
 def told_by(engine: Engine, src: int, own: Any) -> Any:
-    """The value of rank ``src``, which it tells all others; none of the model's is
-    under way.
+    """The value of rank ``src``, which it tells all others.
+
+    None of the model's is under way.
 
     A value is as for ``packed``. If rank ``src`` cannot pack it, all raise.
     """
@@ -121,8 +122,9 @@ def told_by(engine: Engine, src: int, own: Any) -> Any:
 
 
 def values_of_all(own: Any, group: Group | None = None) -> list[Any]:
-    """Every rank's value in rank order; all ranks of a group of torch.distributed call
-    it.
+    """Every rank's value in rank order.
+
+    All ranks of a group of torch.distributed call it.
 
     A value is as for ``packed``. A rank that cannot pack its own raises on all.
     """

@@ -108,9 +108,8 @@ def reduce_scatter(
         held = {one.name for _, columns in found for one in columns}
         if outside := sorted(set(params) - held):
             raise InvalidSetting(
-                f"{outside[0]} is trained and outside of what fully_shard() "
-                "holds, so nobody "
-                "averages it among ranks; apply fully_shard() to the whole "
+                f"{outside[0]} is trained and outside of what fully_shard() holds, so "
+                "nobody averages it among ranks; apply fully_shard() to the whole "
                 "model too, or freeze it"
             )
     tensors = [
@@ -131,8 +130,9 @@ def reduce_scatter(
 
 
 def _modules(model: nn.Module) -> list[Any]:
-    """The modules that ``fully_shard`` was applied to; raises where their sums cannot
-    be taken.
+    """The modules that ``fully_shard`` was applied to.
+
+    Raises where their sums cannot be taken.
     """
     modules = sharded_modules(model) if isinstance(model, nn.Module) else []
     if not modules:
@@ -162,8 +162,9 @@ def _modules(model: nn.Module) -> list[Any]:
 
 
 def _group_of(params: Mapping[str, Any]) -> Group:
-    """The ranks among which all parameters are cut; raises where there is no such
-    group.
+    """The ranks among which all parameters are cut.
+
+    Raises where there is no such group.
     """
     meshes = {param.device_mesh for param in params.values() if is_dtensor(param)}
     if len(meshes) != 1 or next(iter(meshes)).ndim != 1:
@@ -172,8 +173,7 @@ def _group_of(params: Mapping[str, Any]) -> Group:
             f"one cut on {sorted(map(str, meshes))}",
             "cut on one mesh of one dimension",
             "under HSDP shard on mesh['shard'] alone, and let gw.attach(model, "
-            "exchange, "
-            "group=mesh['replicate']) average among replicas",
+            "exchange, group=mesh['replicate']) average among replicas",
         )
     return next(iter(meshes)).get_group()
 

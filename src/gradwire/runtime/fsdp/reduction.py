@@ -117,8 +117,9 @@ class ColumnsOfCodec:
         self._mean_C = torch.empty(numel, dtype=dtype, device="cpu")
 
     def text(self, given_N: Tensor, out_C: Tensor, scale: float) -> Steps[None]:
-        """One reduce-scatter of these columns; what a module hands in is a row for each
-        rank.
+        """One reduce-scatter of these columns.
+
+        What a module hands in is a row for each rank.
 
         It has this ``scale``, which is taken off before the exchange if it must be.
         """
@@ -215,8 +216,9 @@ class ShardReduction:
         watch(self)
 
     def become_copy(self, error: InvalidSetting) -> list[Any]:
-        """Sends nothing more; called in a process that was forked, where FSDP itself
-        waits.
+        """Sends nothing more.
+
+        Called in a process that was forked, where FSDP itself waits.
         """
         channels = self._channels
         self._channels = []
@@ -244,9 +246,8 @@ class ShardReduction:
         self.step += comm is self._comms[0]
         if op not in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
             raise InvalidSetting(
-                f"fully_shard asks for {op}, and payloads are averaged or added "
-                "up; leave out "
-                "set_gradient_divide_factor()"
+                f"fully_shard asks for {op}, and payloads are averaged or added up; "
+                "leave out set_gradient_divide_factor()"
             )
         if self.step == 1 and self._scaler is None:
             refuse_other_scaler()
@@ -409,9 +410,8 @@ class PayloadReduceScatter:
         (group,) = groups_of(module)
         self._before = group._reduce_scatter_comm, group.reduce_scatter_unused_params
         module.set_custom_reduce_scatter(self)
-        module.set_reduce_scatter_unused_params(
-            True, recurse=False
-        )  # all ranks send as much
+        # all ranks send as much
+        module.set_reduce_scatter_unused_params(True, recurse=False)
 
     def remove(self) -> None:
         """Puts back what was there before."""
@@ -437,18 +437,15 @@ class PayloadReduceScatter:
         own = self.parts[0].dtype
         if input_tensor.dtype != own:
             raise InvalidSetting(
-                f"fully_shard reduces gradients in {input_tensor.dtype} and "
-                f"parameters are {own}; "
-                f"write MixedPrecisionPolicy(reduce_dtype={own}), as payloads "
-                "are small anyway"
+                f"fully_shard reduces gradients in {input_tensor.dtype} and parameters "
+                f"are {own}; write MixedPrecisionPolicy(reduce_dtype={own}), as "
+                "payloads are small anyway"
             )
         if output_tensor.numel() != self._numel:
             raise InvalidSetting(
-                f"fully_shard reduces {output_tensor.numel()} elements a rank "
-                "and there were "
-                f"{self._numel} when reduce_scatter() was called; call it when "
-                "the model, and what "
-                "of it is trained, no longer changes"
+                f"fully_shard reduces {output_tensor.numel()} elements a rank and "
+                f"there were {self._numel} when reduce_scatter() was called; call it "
+                "when the model, and what of it is trained, no longer changes"
             )
         self._owner.reduce(self, input_tensor, output_tensor, op)
 
@@ -477,8 +474,7 @@ def refuse_half(params: Mapping[str, Tensor]) -> None:
                 "torch.float32 beside a scaler, as small gradients without "
                 "their scale become 0",
                 "write MixedPrecisionPolicy(param_dtype=torch.float16) and keep "
-                "parameters in "
-                "float32",
+                "parameters in float32",
             )
 
 

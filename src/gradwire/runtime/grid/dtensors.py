@@ -1,5 +1,4 @@
-"""DTensors: parameters of which a rank holds a shard, after ``fully_shard`` or under
-tensor parallelism.
+"""DTensors: parameters of which a rank holds a shard.
 
 This rank's shard of a gradient travels, among the ranks that hold the same shard of
 every layer: the replicas of HSDP, or the data-parallel dimension of a mesh. FSDP adds
@@ -89,8 +88,9 @@ def reshard(model: nn.Module) -> None:
 
 
 def places(model: Any) -> list[tuple[int, int]]:
-    """This rank's shard of each layer by its number, and their count; empty where all
-    are whole.
+    """This rank's shard of each layer by its number, and their count.
+
+    Empty where all are whole.
     """
     meshes = [param.device_mesh for param in model.parameters() if is_dtensor(param)]
     found = {
@@ -113,9 +113,8 @@ def refuse_other_shards(model: nn.Module, ranks: Sequence[int]) -> None:
             _refuse_other_shard(name, tensor, ranks, sharded)
         elif sharded and tensor.requires_grad:
             raise InvalidSetting(
-                f"{name} is trained and outside of what fully_shard() holds, so "
-                "nobody averages "
-                "it among shards; apply fully_shard() to the whole model too, "
+                f"{name} is trained and outside of what fully_shard() holds, so nobody "
+                "averages it among shards; apply fully_shard() to the whole model too, "
                 "or freeze it"
             )
 
@@ -129,18 +128,15 @@ def _refuse_other_shard(
         return
     if sharded and any(placement.is_replicate() for placement in tensor.placements):
         raise InvalidSetting(
-            f"fully_shard() on a mesh of the dimensions {mesh.mesh_dim_names} "
-            "averages the "
-            f"gradient of {name} among its replicas itself, and it would be "
-            "exchanged twice; shard "
-            "on one dimension alone, fully_shard(module, mesh=mesh['shard']), "
-            "and write "
-            "gw.attach(model, exchange, group=mesh['replicate'])"
+            f"fully_shard() on a mesh of the dimensions {mesh.mesh_dim_names} averages "
+            f"the gradient of {name} among its replicas itself, and it would be "
+            "exchanged twice; shard on one dimension alone, fully_shard(module, "
+            "mesh=mesh['shard']), and write gw.attach(model, exchange, "
+            "group=mesh['replicate'])"
         )
     remedy = (
-        "write group=mesh['replicate'] where mesh['shard'] is sharded, or "
-        "mesh['dp'] beside "
-        "mesh['tp']"
+        "write group=mesh['replicate'] where mesh['shard'] is sharded, or mesh['dp'] "
+        "beside mesh['tp']"
     )
     if sharded:
         alone = (

@@ -20,8 +20,9 @@ def as_reals(tensor: Tensor) -> Tensor:
 
 
 def grad_as_reals(grad: Tensor, shape: torch.Size) -> Tensor:
-    """A real view of a complex gradient in its parameter's shape as reals; any other
-    itself.
+    """A real view of a complex gradient in its parameter's shape as reals.
+
+    Any other itself.
 
     A copy stands for a gradient of which there is no such view: lazily conjugated, or
     laid out in another order than its parameter.

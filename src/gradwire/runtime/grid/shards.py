@@ -1,5 +1,4 @@
-"""Shards: attach on a grid of ranks, where each layer is cut among a tensor-parallel
-group.
+"""Shards: attach where a tensor-parallel group cuts each layer.
 
 A gradient is averaged among the ranks that hold the same part of it: ``group``. These
 may agree with the ranks that hold the other parts, ``shards``, on which elements to
@@ -66,9 +65,8 @@ def outside_of(setting: str) -> InvalidSetting:
     """The error on a rank that is not in the group that it gives for ``setting``."""
     return InvalidSetting(
         f"this rank ({dist.get_rank()}) is not in the group that it gave as "
-        f"{setting}=; make the "
-        "call on the ranks of that group only, or give each rank the group that "
-        "it is in"
+        f"{setting}=; make the call on the ranks of that group only, or give each rank "
+        "the group that it is in"
     )
 
 
@@ -98,8 +96,9 @@ def join_shards(
 
 
 def place_in(shards: Membership, model: nn.Module) -> str:
-    """The part of every layer that a rank holds, in words; the same on all ranks that
-    average.
+    """The part of every layer that a rank holds, in words.
+
+    The same on all ranks that average.
     """
     found = [] if shards.world > 1 else places(model)
     return " and ".join(
@@ -118,8 +117,9 @@ _REMEDY = "write init_device_mesh('cpu', (8, 4), mesh_dim_names=('hosts', 'local
 
 
 def join_mesh(mesh: Any, group: Group | None, timeout: timedelta) -> Membership:
-    """This rank's place among the ranks of ``mesh``; ``group`` is that of a DDP model,
-    or None.
+    """This rank's place among the ranks of ``mesh``.
+
+    ``group`` is that of a DDP model, or None.
     """
     if mesh == TORCHRUN:
         return join(group, timeout)

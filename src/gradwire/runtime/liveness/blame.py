@@ -1,5 +1,4 @@
-"""Blame: which ranks a failed step is owed to, from their signs of life and the roll
-call.
+"""Blame: which ranks caused a failed step, from signs of life and the roll call.
 
 A network that is parted shows as one failure, and not as one dead rank after another:
 on each side ranks reach each other and none beyond, and the error says which these are.
@@ -57,8 +56,9 @@ def blamed(pulse: Pulse | None, name: str, step: int, world: int) -> Alarm:
 
 
 def silence(pulse: Pulse, step: int, world: int) -> Alarm | None:
-    """An alarm about ranks or a store that show no sign of life for seconds; None if
-    all do.
+    """An alarm about ranks or a store that show no sign of life for seconds.
+
+    None if all do.
 
     A store that does not answer while all ranks answer at their doors has
     ``STORE_PATIENCE_S``. If it was silent first, and all others have ended since, this
@@ -120,8 +120,9 @@ def alarm_of(
     *,
     store_lost: bool,
 ) -> Alarm | None:
-    """The alarm of a rank to which ``silent`` ranks show no sign of life; None if there
-    are none.
+    """The alarm of a rank to which ``silent`` ranks show no sign of life.
+
+    None if there are none.
 
     ``reach`` is what the others answer at their doors. ``store_lost`` says that the
     store does not answer, and then ``silent`` is rank 0, which holds it in most jobs.
@@ -145,9 +146,8 @@ def alarm_of(
         )
         if len(cut) > 1:
             text = (
-                f"the network is parted: ranks {listed(near)} of {world} reach "
-                "each other, and no "
-                f"connection reaches ranks {listed(cut)}"
+                f"the network is parted: ranks {listed(near)} of {world} reach each "
+                f"other, and no connection reaches ranks {listed(cut)}"
             )
         return Alarm(lost, step, text, ExitCode.NETWORK)
     if store_lost and (rank == 0 or reach.get(0) is Reach.ANSWERS):
@@ -201,11 +201,9 @@ def loopback_name() -> str:
     if not address.startswith("127."):
         return ""
     return (
-        f"; this host's name resolves to {address}, which no other host can "
-        "reach: if ranks run on "
-        f"several hosts, set {_INTERFACE} on each to the interface that reaches "
-        "the others "
-        "(gradwire doctor names it)"
+        f"; this host's name resolves to {address}, which no other host can reach: if "
+        f"ranks run on several hosts, set {_INTERFACE} on each to the interface that "
+        "reaches the others (gradwire doctor names it)"
     )
 
 
@@ -217,8 +215,9 @@ def first_line(error: BaseException) -> str:
 
 
 def leave_by_cause() -> None:
-    """Has this process end so from now on; a hook that is there already is called
-    first.
+    """Has this process end so from now on.
+
+    A hook that is there already is called first.
     """
     if getattr(sys.excepthook, "__module__", None) == __name__:
         return
@@ -229,8 +228,7 @@ def leave_by_cause() -> None:
     ) -> None:
         before(kind, error, trace)
         if isinstance(error, GradwireError):
-            raise SystemExit(
-                int(error.exit_code)
-            )  # from a hook, this is how the process ends
+            # from a hook, this is how the process ends
+            raise SystemExit(int(error.exit_code))
 
     sys.excepthook = hook

@@ -1,5 +1,4 @@
-"""Forks: a child process has copies of all handles and hooks, and no thread behind any
-of them.
+"""Forks: a child process has copies of handles and hooks, and none of the threads.
 
 Its copies of connections are the parent's: whatever a child wrote there would end the
 parent's job, and gloo's destructors wait for threads that a child does not have. So a
@@ -23,8 +22,9 @@ class Connected(Protocol):
     """An object with connections to other ranks."""
 
     def become_copy(self, error: InvalidSetting) -> list[Any]:
-        """Raises ``error`` wherever it is used from now on; returns its process
-        groups.
+        """Raises ``error`` wherever it is used from now on.
+
+        Returns its process groups.
         """
 
 
@@ -44,13 +44,11 @@ def _in_child() -> None:
     parent = os.getppid()
     own = os.getpid()
     error = InvalidSetting(
-        f"process {own} was forked from process {parent}, which has attached "
-        "this model: it has "
-        "none of the connections to other ranks, so it cannot exchange "
-        "gradients; train in process "
-        f"{parent}, start this process by 'spawn', or call handle.detach() here "
-        "to train without "
-        f"an exchange (process {parent} stays attached)"
+        f"process {own} was forked from process {parent}, which has attached this "
+        "model: it has none of the connections to other ranks, so it cannot exchange "
+        f"gradients; train in process {parent}, start this process by 'spawn', or call "
+        f"handle.detach() here to train without an exchange (process {parent} stays "
+        "attached)"
     )
     groups = [group for one in found for group in one.become_copy(error)]
     if dist.is_initialized():  # torch's own would keep the child from ending, too

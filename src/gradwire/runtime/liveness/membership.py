@@ -1,5 +1,4 @@
-"""Membership: which ranks take part in one attach, before any of them is connected to
-another.
+"""Membership: which ranks take part in one attach, before they are connected.
 
 Ranks meet in the job's rendezvous store. There a rank that refuses, or differs, can say
 so while nobody waits for it in a collective yet. Every meeting is one ``agree``: each
@@ -303,8 +302,9 @@ def _did_not_come(
 
 
 def run_of(who: Membership) -> str:
-    """A name, the same on all ranks, for the run that begins now; no other run has
-    it.
+    """A name, the same on all ranks, for the run that begins now.
+
+    No other run has it.
     """
     drawn = token_hex(8)
     if not who.name:

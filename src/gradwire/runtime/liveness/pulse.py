@@ -52,8 +52,9 @@ def sweep(store: Any) -> None:
 
 
 def leave(store: Any, world: int) -> None:
-    """Notes that one of ``world`` ranks is done with a store; the last one sweeps
-    it.
+    """Notes that one of ``world`` ranks is done with a store.
+
+    The last one sweeps it.
     """
     if store.add(_LEFT, 1) == world:
         sweep(store)
@@ -124,8 +125,9 @@ class Alarm(NamedTuple):
 
     @classmethod
     def decoded(cls, line: bytes, step: int) -> Alarm:
-        """The alarm in these bytes; if they hold none, an alarm in ``step`` that names
-        no rank.
+        """The alarm in these bytes.
+
+        If they hold none, an alarm in ``step`` that names no rank.
         """
         try:
             match json.loads(line):
@@ -393,8 +395,9 @@ class Pulse:
         return tuple(rank for rank in late if not signs[rank].waits)
 
     def local_steps(self) -> str:
-        """The local steps of every rank in words, when signs were last read; empty if
-        all agree.
+        """The local steps of every rank in words, when signs were last read.
+
+        Empty if all agree.
 
         A rank whose data have ended makes fewer than others, which then wait for it.
         """

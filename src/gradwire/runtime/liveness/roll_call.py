@@ -29,14 +29,16 @@ from typing import Any, NamedTuple
 from ..transport.wire import in_background
 
 ASK_S = 2.0
-"""Seconds in which another rank has to answer; a link that loses packets needs a second
-try.
+"""Seconds in which another rank has to answer.
+
+A link that loses packets needs a second try.
 """
 _SERVE_S = ASK_S  # a rank whose processor is busy reads late
 """Seconds that a visitor has in all to say who it is, and to take the answer."""
 _MOST_VISITORS = 64
-"""Visitors that are served at once. Whoever comes beyond that waits, as none stays
-long.
+"""Visitors that are served at once.
+
+Whoever comes beyond that waits, as none stays long.
 """
 _MOST_BYTES = 1 << 14
 """More than any alarm has; see `pulse.MOST_CHARACTERS`."""
@@ -123,14 +125,14 @@ class RollCall:
         """Closes the door."""
         if self._listening is not None:
             with contextlib.suppress(OSError):
-                self._listening.shutdown(
-                    socket.SHUT_RDWR
-                )  # wakes the thread that accepts up
+                # wakes the thread that accepts up
+                self._listening.shutdown(socket.SHUT_RDWR)
             self._listening.close()
 
     def _open(self, way: _Way, shown: set[str]) -> tuple[str, int, str]:
-        """The address of this rank's door and its token; port 0 where there can be
-        none.
+        """The address of this rank's door and its token.
+
+        Port 0 where there can be none.
 
         The door is at the address that leads to the store, and at no other of this
         host. A rank on the store's host takes the address at which others see the store

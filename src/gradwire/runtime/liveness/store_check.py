@@ -1,5 +1,4 @@
-"""Store check: whether all ranks of a group meet in one store, before they wait there
-for minutes.
+"""Store check: whether all ranks of a group meet in one store.
 
 A process group may have a store that no other rank sees.
 ``torchcomms.init_device_mesh`` leaves a ``HashStore`` of each process as the default
@@ -55,9 +54,8 @@ class StoreCheck:
         """The ranks that have come and whose notes are not in this rank's store, once
         known.
         """
-        work = _meeting(
-            group, timeout
-        )  # here, so that its place among collectives is one
+        # here, so that its place among collectives is one
+        work = _meeting(group, timeout)
         if work is not None:
             in_background(lambda: self._look(work))
 
@@ -67,10 +65,8 @@ class StoreCheck:
             store = type(root_store()).__name__
             raise InvalidSetting(
                 f"ranks do not share the job's store: rank {listed(absent)} of "
-                f"{self._world} has "
-                f"met this rank in an all-reduce, and {CHECK_S:g} s later there "
-                "is no note of it "
-                f"in this rank's {store}; {_REMEDY}"
+                f"{self._world} has met this rank in an all-reduce, and {CHECK_S:g} s "
+                f"later there is no note of it in this rank's {store}; {_REMEDY}"
             )
 
     def _look(self, work: Any) -> None:
@@ -90,8 +86,9 @@ class StoreCheck:
 
 
 def _meeting(group: Group, timeout: timedelta) -> Any:
-    """The work of an all-reduce that has begun; None where a group has none for host
-    memory.
+    """The work of an all-reduce that has begun.
+
+    None where a group has none for host memory.
     """
     if "cpu:" not in dist.get_backend_config(group):
         return None

@@ -1,5 +1,4 @@
-"""Local steps: ranks train by themselves and exchange what they have learnt in many
-steps.
+"""Local steps: ranks train alone and exchange what they learnt in many steps.
 
 ``gw.local_steps`` is its entry. It knows the step and state; the step knows nothing of
 it.

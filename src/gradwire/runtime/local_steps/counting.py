@@ -30,7 +30,8 @@ class Counting:
     >>> model = nn.Linear(2, 1)
     >>> first, second = (optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
     >>> counting = Counting(first, model.parameters(), every=4)
-    >>> [counting.leaves(optimizer) for optimizer in (first, second, first, second, second)]
+    >>> order = (first, second, first, second, second)
+    >>> [counting.leaves(optimizer) for optimizer in order]
     [1, 0, 1, 0, 2]
     """
 
@@ -50,8 +51,9 @@ class Counting:
         self._own = {id(param) for param in _params_of(optimizer)}
 
     def enters(self, optimizer: Optimizer) -> bool:
-        """Notes that an optimizer is about to step; whether it holds parameters of the
-        model.
+        """Notes that an optimizer is about to step.
+
+        Returns whether it holds parameters of the model.
         """
         if optimizer is self._optimizer:
             self._is_within = True
@@ -79,9 +81,8 @@ class Counting:
         if num_steps <= most:
             return 0
         _log.warning(
-            "%s counts from now on, in place of %s, which steps no more; to "
-            "choose the optimizer "
-            "yourself, call detach(), then gw.local_steps with it",
+            "%s counts from now on, in place of %s, which steps no more; to choose the "
+            "optimizer yourself, call detach(), then gw.local_steps with it",
             type(optimizer).__name__,
             type(self._optimizer).__name__,
         )

@@ -76,9 +76,7 @@ class Loads:
         self._before = self._digests()
 
     def pending(self) -> dict[str, int]:
-        """Digests of the parameters that were loaded and not taken yet, by their
-        names.
-        """
+        """Digests of the parameters that were loaded and not taken yet, by name."""
         if self._before is None:
             return {}
         before = self._before

@@ -1,5 +1,4 @@
-"""local_steps: ranks train by themselves, and exchange what they have learnt every so
-many steps.
+"""local_steps: ranks train alone, and exchange what they learnt every so often.
 
 Source: Stich, ICLR 2019 (LocalSGD); Douillard et al. 2023, arXiv 2311.08105 (DiLoCo);
 Douillard et al. 2025, arXiv 2501.18512, algorithm 2 (Streaming DiLoCo: fragments,
@@ -137,13 +136,15 @@ class LocalSteps(Handle):
         self._position = 0
         """Local steps since the period began, below ``every``."""
         self._left = 0
-        """Local steps until ``_arriving`` takes effect; 0 where nothing is on its
-        way.
+        """Local steps until ``_arriving`` takes effect.
+
+        0 where nothing is on its way.
         """
         self._arriving: dict[str, Tensor] = {}
         self._telling: Task | None = None
-        """The end of ranks telling each other their moments; None where all are
-        known.
+        """The end of ranks telling each other their moments.
+
+        None where all are known.
         """
         self._has_stepped = False
         """Whether an optimizer has stepped since parameters were their anchors."""
@@ -177,9 +178,7 @@ class LocalSteps(Handle):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Does nothing: gradients always stay on this rank until the optimizer
-        steps.
-        """
+        """Does nothing: gradients stay on this rank until the optimizer steps."""
         yield
 
     def _count(self, num_steps: int) -> None:
@@ -212,8 +211,9 @@ class LocalSteps(Handle):
             self._has_stepped = not rhythm.settles
 
     def end_period(self) -> None:
-        """Exchanges everything now. All ranks then have the same parameters, and a new
-        period begins.
+        """Exchanges everything now.
+
+        All ranks then have the same parameters, and a new period begins.
 
         Nothing happens if no rank has made a step since the last exchange of
         everything. All ranks must call this between the same two steps, for example at
@@ -283,9 +283,7 @@ class LocalSteps(Handle):
         self._outer.restart(loaded)
 
     def _launch(self, names: Sequence[str], *, tells: bool = False) -> None:
-        """Sends this rank's pseudo-gradients on their way, and if it ``tells``, its
-        moment.
-        """
+        """Sends this rank's pseudo-gradients, and its moment if it ``tells``."""
         self._strangers.before_backward()
         self._progress.begin_step(names)
         if tells:
@@ -333,9 +331,7 @@ class LocalSteps(Handle):
         }
 
     def residuals(self) -> dict[str, Tensor]:
-        """The residuals of this rank by parameter name: pseudo-gradients not sent
-        yet.
-        """
+        """This rank's residuals by parameter name: pseudo-gradients not sent yet."""
         self.synchronize()
         return super().residuals()
 
@@ -402,7 +398,7 @@ class LocalSteps(Handle):
 
 
 @takes_options
-def local_steps(
+def local_steps(  # noqa: PLR0913
     model: nn.Module,
     optimizer: Optimizer,
     exchange: Exchange | Compressor | str,
@@ -417,8 +413,7 @@ def local_steps(
     options: Options | None = None,
     failure: FailurePolicy | None = None,
 ) -> LocalSteps:
-    """Lets ranks train alone, and exchanges what they have learnt once in ``every``
-    steps.
+    """Lets ranks train alone, and exchanges what they learnt once in ``every`` steps.
 
     The loop stays as it is on one rank. After each ``every``-th ``optimizer.step()``
     ranks exchange pseudo-gradients. A pseudo-gradient is the anchor (the parameter
@@ -468,7 +463,8 @@ def local_steps(
     >>> import gradwire as gw
     >>> model = torch.nn.Linear(4, 2)
     >>> optimizer = torch.optim.AdamW(model.parameters())
-    >>> handle = gw.local_steps(model, optimizer, gw.compress.uniform(bitwidth=4), every=10)
+    >>> compressor = gw.compress.uniform(bitwidth=4)
+    >>> handle = gw.local_steps(model, optimizer, compressor, every=10)
     >>> for step in range(25):
     ...     optimizer.zero_grad()
     ...     model(torch.randn(8, 4)).square().mean().backward()
@@ -503,9 +499,8 @@ class _Locally(Attachment):
         quiet: ExitStack,
     ) -> None:
         if not hasattr(optimizer, "_optimizer_step_post_hooks"):
-            optimizer = getattr(
-                optimizer, "optimizer", optimizer
-            )  # what Accelerate wraps has them
+            # what Accelerate wraps has them
+            optimizer = getattr(optimizer, "optimizer", optimizer)
         self._optimizer = optimizer
         self._make = make
         self._quiet = quiet

@@ -1,5 +1,4 @@
-"""LoopMoment: where a rank's loop is when it exchanges, which ranks tell each other
-beside it.
+"""LoopMoment: where a rank's loop is when it exchanges; ranks tell each other.
 
 Ranks exchange in the same order, so messages meet which were not meant for each other
 if one rank ends a period by hand and another does not, or if only one has loaded
@@ -19,14 +18,12 @@ from ..engine.engine import rows_of_all
 from ..liveness.pulse import listed
 
 _REMEDY = (
-    "call end_period() on all ranks between the same two steps, and give all "
-    "ranks as many steps: "
-    "where data are unequal, stop with the shortest"
+    "call end_period() on all ranks between the same two steps, and give all ranks as "
+    "many steps: where data are unequal, stop with the shortest"
 )
 _LOAD_REMEDY = (
-    "load the same weights on all ranks between the same two steps, and what "
-    "each rank has of its "
-    "own by load_state_dict() of the handle, last"
+    "load the same weights on all ranks between the same two steps, and what each rank "
+    "has of its own by load_state_dict() of the handle, last"
 )
 
 
@@ -44,8 +41,9 @@ class LoopMoment(NamedTuple):
 
 
 def moments_of_all(world: int, step: int, own: LoopMoment) -> Steps[list[LoopMoment]]:
-    """The steps by which ranks tell each other their moments; returns them in rank
-    order.
+    """The steps by which ranks tell each other their moments.
+
+    Returns them in rank order.
 
     Raises ``RankFailed``, on every rank alike, if they do not belong together.
     """
@@ -60,9 +58,7 @@ def moments_of_all(world: int, step: int, own: LoopMoment) -> Steps[list[LoopMom
 
 
 def refuse_unlike(moments: Sequence[LoopMoment], step: int) -> None:
-    """Raises ``RankFailed`` if ranks exchange at moments that do not belong
-    together.
-    """
+    """Raises ``RankFailed`` if ranks' moments do not belong together."""
     world = len(moments)
     ranks = range(len(moments))
     ending = tuple(rank for rank in ranks if moments[rank].ends_period)
@@ -71,9 +67,8 @@ def refuse_unlike(moments: Sequence[LoopMoment], step: int) -> None:
         ended = listed([moments[rank].local_step for rank in ending])
         exchanged = listed([moments[rank].local_step for rank in others])
         text = (
-            f"rank {listed(ending)} of {world} called end_period() after {ended} "
-            "local steps, and "
-            f"rank {listed(others)} exchanged after {exchanged}"
+            f"rank {listed(ending)} of {world} called end_period() after {ended} local "
+            f"steps, and rank {listed(others)} exchanged after {exchanged}"
         )
         raise _mistake(text, _REMEDY, ending, step)
     if len({(one.num_loads, one.loads) for one in moments}) == 1:
@@ -84,9 +79,8 @@ def refuse_unlike(moments: Sequence[LoopMoment], step: int) -> None:
     if len(loaded) < world:
         others = tuple(rank for rank in ranks if rank not in loaded)
         text = (
-            f"rank {listed(loaded)} of {world} loaded weights after "
-            "gw.local_steps, and rank "
-            f"{listed(others)} did not"
+            f"rank {listed(loaded)} of {world} loaded weights after gw.local_steps, "
+            f"and rank {listed(others)} did not"
         )
     raise _mistake(text, _LOAD_REMEDY, loaded, step)
 

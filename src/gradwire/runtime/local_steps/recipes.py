@@ -1,5 +1,4 @@
-"""recipes: optimizer, period, exchange and outer optimizer of a paper's local steps in
-one call.
+"""recipes: the optimizers, period and exchange of a paper's local steps in one call.
 
 Each function returns the optimizer that the training loop steps, and the handle of
 ``gw.local_steps``. The loop stays as it is on one rank, and the handle's
@@ -65,8 +64,7 @@ def localsgd(
     exchange: Way = "none",
     **settings: Any,
 ) -> Started:
-    """LocalSGD: SGD on each rank, and parameters that are averaged every ``every``
-    steps.
+    """LocalSGD: SGD on each rank; parameters are averaged every ``every`` steps.
 
     Source: Stich, ICLR 2019. The paper analyses plain SGD, and periods from 1 to 64
         steps.
@@ -109,8 +107,7 @@ def diloco(
     exchange: Way = "none",
     **settings: Any,
 ) -> Started:
-    """DiLoCo: AdamW on each rank, and Nesterov momentum over what ranks learnt in
-    ``every`` steps.
+    """DiLoCo: AdamW on each rank, Nesterov momentum over what ranks learnt.
 
     Source: Douillard et al. 2023, arXiv 2311.08105, whose settings are the defaults.
     The outer learning rate is 0.7 and the momentum 0.9. Small models need shorter
@@ -150,8 +147,7 @@ def streaming_diloco(
     exchange: Way = "uniform",
     **settings: Any,
 ) -> Started:
-    """Streaming DiLoCo: as ``diloco``, but fragments take turns and travel while ranks
-    train on.
+    """Streaming DiLoCo: ``diloco`` whose fragments travel in turn during training.
 
     Source: Douillard et al. 2025, arXiv 2501.18512, whose settings are the defaults:
     outer learning rate 0.4, momentum 0.9, mixing 0.5. Means take effect 5 steps late.
@@ -241,8 +237,7 @@ def _adamw(model: nn.Module, lr: float) -> AdamW:
 
 
 class MuonWithAdamW(Optimizer):
-    """One optimizer of two: torch's Muon for the matrices of a model, AdamW for all
-    else.
+    """One optimizer of two: torch's Muon for a model's matrices, AdamW for the rest.
 
     Muon steps a matrix by its momentum, made orthogonal. A convolution's kernels are a
     matrix with a row for each channel that comes out; tables of embeddings are none.
@@ -314,9 +309,8 @@ class MuonWithAdamW(Optimizer):
 
 def _as_matrix(param: nn.Parameter) -> torch.Tensor:
     matrix = param.detach().flatten(1)
-    if (
-        matrix.data_ptr() != param.data_ptr()
-    ):  # a copy, whose steps the parameter would not see
+    # a copy, whose steps the parameter would not see
+    if matrix.data_ptr() != param.data_ptr():
         given = (
             f"a parameter of shape {tuple(param.shape)} and strides {param.stride()}"
         )
@@ -330,8 +324,7 @@ def _as_matrix(param: nn.Parameter) -> torch.Tensor:
 
 
 def hidden(model: nn.Module) -> list[nn.Parameter]:
-    """The matrices and kernels of a model, but for tables, whose rows are taken one by
-    one.
+    """The matrices and kernels of a model, but for tables, whose rows are looked up.
 
     Args:
         model: The model.
@@ -340,7 +333,8 @@ def hidden(model: nn.Module) -> list[nn.Parameter]:
         Its parameters with ``requires_grad`` and two dimensions or more, in the model's
         order.
 
-    >>> [tuple(p.shape) for p in hidden(nn.Sequential(nn.Embedding(9, 3), nn.Linear(3, 2)))]
+    >>> model = nn.Sequential(nn.Embedding(9, 3), nn.Linear(3, 2))
+    >>> [tuple(param.shape) for param in hidden(model)]
     [(2, 3)]
     """
     tables = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}

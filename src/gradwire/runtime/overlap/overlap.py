@@ -1,5 +1,4 @@
-"""Overlap: the next forward pass begins while the means of the last backward pass still
-arrive.
+"""Overlap: the next forward pass begins while the last means still arrive.
 
 At the end of backward ``defer`` puts a `PendingGrad` in the place of every ``.grad``
 and returns. ``optimizer.step()`` notes its hyper-parameters, makes each parameter a
@@ -230,14 +229,11 @@ class Overlap:
         self._begin_backward()
         if name in self._late:
             raise self._progress.give_up(
-                f"{name} was used in the forward pass before its update was "
-                "made: its module was "
-                "not called, as it was in the first step, and it was used "
-                "through a view that was "
-                "taken before, or from C++. Call the module that owns it, call "
-                "handle.synchronize() before the forward pass, or attach with "
-                "optimizer=None, "
-                "which does not overlap the forward pass"
+                f"{name} was used in the forward pass before its update was made: its "
+                "module was not called, as it was in the first step, and it was used "
+                "through a view that was taken before, or from C++. Call the module "
+                "that owns it, call handle.synchronize() before the forward pass, or "
+                "attach with optimizer=None, which does not overlap the forward pass"
             )
 
     def _begin_backward(self) -> None:
@@ -257,12 +253,10 @@ class Overlap:
             self._gates.close_lesson()
             if self._gates.ungated:
                 _log.warning(
-                    "optimizer.step() waits for the gradients of %d parameters "
-                    "(%s, ...): in the "
-                    "first step neither the module that owns them nor any "
-                    "around it was called, so "
-                    "nothing tells when they will be used; call the module to "
-                    "overlap them too",
+                    "optimizer.step() waits for the gradients of %d parameters (%s, "
+                    "...): in the first step neither the module that owns them nor any "
+                    "around it was called, so nothing tells when they will be used; "
+                    "call the module to overlap them too",
                     len(self._gates.ungated),
                     self._gates.ungated[0],
                 )
@@ -287,9 +281,8 @@ class Overlap:
             overlap = this()
             if overlap is None:
                 raise InvalidSetting(
-                    "this gradient never arrived: its model was dropped while "
-                    "it was on its way; "
-                    "call handle.synchronize() before the model is dropped"
+                    "this gradient never arrived: its model was dropped while it was "
+                    "on its way; call handle.synchronize() before the model is dropped"
                 )
             overlap._looked_at(looker)
 
@@ -314,9 +307,8 @@ class Overlap:
                 param.__class__ = nn.Parameter
                 raise InvalidSetting(
                     "this parameter's last update was never made: its model was "
-                    "dropped while the "
-                    "gradient was on its way; call handle.synchronize() before "
-                    "the model is dropped"
+                    "dropped while the gradient was on its way; call "
+                    "handle.synchronize() before the model is dropped"
                 )
             with overlap._lock:
                 if overlap._in_forward or torch._C._current_graph_task_id() != -1:
@@ -398,12 +390,10 @@ class Overlap:
         for name, param in zip(names, params, strict=True):
             if param._version != self._due[name]:
                 raise self._progress.give_up(
-                    f"{name} was written between optimizer.step() and its "
-                    "update, which was still "
-                    "on its way; call handle.synchronize() after step() and "
-                    "before the change, or "
-                    "attach with optimizer=None, which does not overlap the "
-                    "forward pass"
+                    f"{name} was written between optimizer.step() and its update, "
+                    "which was still on its way; call handle.synchronize() after "
+                    "step() and before the change, or attach with optimizer=None, "
+                    "which does not overlap the forward pass"
                 )
         shown = [param.grad for param in params]
         for name, param in zip(names, params, strict=True):
@@ -415,10 +405,11 @@ class Overlap:
                 if not isinstance(grad, PendingGrad):
                     param.grad = grad  # None, or what the user put there since
         for name in names:
+            # the gradient is free, if the user let go of it
             del (
                 self._due[name],
                 self._grads[name],
-            )  # the gradient is free, if the user let go of it
+            )
 
     # Forward.
 
@@ -482,10 +473,9 @@ class Overlap:
                 if self.fallbacks[reason] == 1:
                     _log.log(
                         level,
-                        "the next forward pass does not overlap the exchange: "
-                        "%s; results are the "
-                        "same, the step takes as long as without overlap (attach with "
-                        "optimizer=None if you do not need it)",
+                        "the next forward pass does not overlap the exchange: %s; "
+                        "results are the same, the step takes as long as without "
+                        "overlap (attach with optimizer=None if you do not need it)",
                         reason,
                     )
             self._progress.finish()

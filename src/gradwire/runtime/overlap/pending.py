@@ -1,5 +1,4 @@
-"""Pending: gradients whose mean is on its way, and parameters whose update waits for
-one.
+"""Pending: gradients whose mean is on its way, parameters whose update waits.
 
 A PendingGrad stands in ``param.grad`` between the end of backward and the arrival of
 the mean, for a gradient whose storage the network still writes. A parameter is a
@@ -46,8 +45,9 @@ class PendingPass:
 
 
 class PendingGrad(Tensor):
-    """A gradient on its way, which shares storage with ``plain``; the mean is written
-    there.
+    """A gradient on its way, which shares storage with ``plain``.
+
+    The mean is written there.
     """
 
     plain: Tensor
@@ -86,13 +86,15 @@ def stands_for(grad: Tensor | None, plain: Tensor) -> bool:
 
 
 class PendingParameter(nn.Parameter):
-    """A parameter whose update was asked for and is not made; a subclass's ``look``
-    makes it.
+    """A parameter whose update was asked for and is not made.
+
+    A subclass's ``look`` makes it.
     """
 
     look: Callable[[Tensor, str], None]
-    """A function of the parameter and the name of who looks at it; it makes the
-    parameter plain.
+    """A function of the parameter and the name of who looks at it.
+
+    It makes the parameter plain.
     """
 
     @classmethod
@@ -155,8 +157,9 @@ def unfit(grads: Mapping[str, Tensor | None]) -> str | None:
 
 
 def _pending_in(given: Any) -> Iterator[PendingParameter]:
-    """Every pending parameter in nested arguments; a look at one may make the next one
-    plain.
+    """Every pending parameter in nested arguments.
+
+    A look at one may make the next one plain.
     """
     if isinstance(given, PendingParameter):
         yield given
@@ -226,8 +229,7 @@ _HERE = str(Path(__file__).parents[1])
 
 _PROPERTIES = (
     "shape ndim dtype device layout names itemsize nbytes requires_grad grad_fn "
-    "is_leaf "
-    "is_sparse is_sparse_csr is_quantized is_nested is_mkldnn is_meta is_cpu "
+    "is_leaf is_sparse is_sparse_csr is_quantized is_nested is_mkldnn is_meta is_cpu "
     "is_cuda is_xpu is_mps"
 )
 _METHODS = (

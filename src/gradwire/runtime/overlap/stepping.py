@@ -27,9 +27,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..step.hooked import OBSERVES, untraced
 
 _SEPARABLE = (
-    "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax Muon NAdam RAdam RMSprop "
-    "Rprop SGD "
-    "SparseAdam"
+    "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax Muon NAdam RAdam RMSprop Rprop "
+    "SGD SparseAdam"
 )
 SEPARABLE = frozenset(_SEPARABLE.split())
 """Classes of ``torch.optim`` that treat every parameter by itself."""
@@ -151,9 +150,8 @@ def _why_not(optimizer: Optimizer) -> str | None:
         or getattr(torch.optim, kind.__name__, None) is not kind
     ):
         return (
-            f"{kind.__module__}.{kind.__qualname__} may look at several "
-            "parameters at once (known "
-            f"not to are the classes of torch.optim except LBFGS)"
+            f"{kind.__module__}.{kind.__qualname__} may look at several parameters at "
+            "once (known not to are the classes of torch.optim except LBFGS)"
         )
     step: Any = getattr(optimizer.step, "__func__", optimizer.step)
     while step is not kind.step:

@@ -1,5 +1,4 @@
-"""State by parameter name: saved, loaded, gathered, cut into shards, moved to other
-messages.
+"""State by parameter name: saved, loaded, gathered, cut, moved to other messages.
 
 The handle and whatever makes new messages call it: a plan that changes, survivors, a
 newcomer. It knows messages and their fields, and nothing of how gradients travel.

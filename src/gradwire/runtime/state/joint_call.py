@@ -131,20 +131,7 @@ class JointCall:
             refuse_if_one_did(found, refused)
             if absent:
                 raise self._late(absent, kind, who.world)
-            remedy = (
-                f"nothing was {self._done}: have every rank make the same call, "
-                "with the state "
-                "that it saved at the same step of the same run"
-            )
-            how = "do not have the same checkpoint"
-            refuse_differences(found, kind, how, remedy, _difference, names_all=True)
-            of_shares: dict[str, dict[int, Any]] = {}
-            for rank, told in found.items() if is_group else ():
-                of_shares.setdefault(told["share"], {})[rank] = told["shared"]
-            for alike in of_shares.values():
-                refuse_differences(
-                    alike, kind, how, remedy, first_difference, names_all=True
-                )
+            self._refuse_differences(found, kind, of_shares=is_group)
 
         try:
             who.agree(
@@ -157,6 +144,29 @@ class JointCall:
             raise engine.unreachable(
                 f"finish {call}", cause, self._next_step
             ) from cause
+
+    def _refuse_differences(
+        self, found: Mapping[int, Any], kind: str, *, of_shares: bool
+    ) -> None:
+        """Raises ``RanksDiffer`` if ranks have different checkpoints.
+
+        ``of_shares`` also compares the state that ranks of one share have in common.
+        """
+        how = "do not have the same checkpoint"
+        remedy = (
+            f"nothing was {self._done}: have every rank make the same call, with "
+            "the state that it saved at the same step of the same run"
+        )
+        refuse_differences(found, kind, how, remedy, _difference, names_all=True)
+        if not of_shares:
+            return
+        shared: dict[str, dict[int, Any]] = {}
+        for rank, told in found.items():
+            shared.setdefault(told["share"], {})[rank] = told["shared"]
+        for alike in shared.values():
+            refuse_differences(
+                alike, kind, how, remedy, first_difference, names_all=True
+            )
 
     def _late(self, absent: tuple[int, ...], kind: str, world: int) -> BaseException:
         """The error about ranks that did not come in time.
@@ -185,9 +195,8 @@ class JointCall:
             if place.launched and (place.step, place.num_calls) == at:
                 raise self._lose(
                     (rank,),
-                    f"rank {rank} of {self._engine.world} began step "
-                    f"{self._next_step} without "
-                    f"{self._call}, which rank {self._engine.rank} has called",
+                    f"rank {rank} of {self._engine.world} began step {self._next_step} "
+                    f"without {self._call}, which rank {self._engine.rank} has called",
                 )
             if signs[rank].still_s > SILENCE_S:
                 text = (
@@ -203,8 +212,9 @@ class JointCall:
         return self._engine.lose(ranks, self._next_step, text, how)
 
     def gather(self, own: dict[str, Any]) -> list[dict[str, Any]]:
-        """The states of all ranks on rank 0, in rank order, in host memory; none on
-        others.
+        """The states of all ranks on rank 0, in rank order, in host memory.
+
+        None on others.
 
         To be called after ``agree``. States travel to rank 0 one after another, on a
         channel of their own, so that beside what it keeps it needs the memory of one. A
@@ -226,9 +236,8 @@ class JointCall:
                 found += [
                     read_packed(receive(r, opened[0])) for r in range(1, who.world)
                 ]
-            carry_out(
-                [AllReduce(torch.zeros(1))], opened
-            )  # nobody trains on before all are there
+            # nobody trains on before all are there
+            carry_out([AllReduce(torch.zeros(1))], opened)
             return [] if who.rank else found
 
         travelling = in_background(travel)

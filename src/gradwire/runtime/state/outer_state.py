@@ -1,6 +1,4 @@
-"""The saved state of local steps' anchors and outer optimizer: its form, and its merge
-over ranks.
-"""
+"""The saved state of local steps' outer optimizer: its form, and its merge."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Redistribution: state for another number of ranks, made of the saved state of all old
-ranks.
-"""
+"""Redistribution: state for another number of ranks, from all old ranks' states."""
 
 from __future__ import annotations
 
@@ -113,8 +111,9 @@ def part_of(saved: Any, origin: Origin) -> Any:
 
 
 def _of_one_moment(state_dicts: Any) -> list[Saved]:
-    """The state_dicts in rank order; raises unless there is one of each rank, saved
-    together.
+    """The state_dicts in rank order.
+
+    Raises unless there is one of each rank, saved together.
     """
     if not isinstance(state_dicts, list | tuple):
         kind = type(state_dicts).__name__
@@ -134,9 +133,8 @@ def _of_one_moment(state_dicts: Any) -> list[Saved]:
     ranks = [old["rank"] for old in olds]
     if len(ranks) != count or ranks != list(range(count)):
         raise InvalidSetting(
-            f"redistribute needs the state_dicts of all {count} old ranks, got "
-            "those of ranks "
-            f"{ranks}; load every rank's file"
+            f"redistribute needs the state_dicts of all {count} old ranks, got those "
+            f"of ranks {ranks}; load every rank's file"
         )
     how = "did not save the same thing"
     remedy = "load the state_dicts that all old ranks saved at one moment"

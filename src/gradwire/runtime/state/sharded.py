@@ -1,5 +1,4 @@
-"""State as ``torch.distributed.checkpoint`` saves it: DTensors, which it cuts anew on
-loading.
+"""State as ``torch.distributed.checkpoint`` saves it: DTensors, cut anew.
 
 What an exchange keeps for each element of a parameter has the parameter's shape behind
 one more dimension, of replicas: each holds its own row, and of it the shard that it
@@ -84,8 +83,9 @@ class Owners(NamedTuple):
         return dict(sorted(found.items()))
 
     def mesh(self) -> DeviceMesh | None:
-        """The mesh of replicas and, where parameters are cut, of parts; None without a
-        group.
+        """The mesh of replicas and, where parameters are cut, of parts.
+
+        None without a group.
         """
         within = self.within
         if self.group is None:
@@ -103,18 +103,18 @@ class Owners(NamedTuple):
 def sharded_state(
     owners: Owners, saved: Mapping[str, Any], saved_by: int | None, *, has_pilot: bool
 ) -> dict[str, Any]:
-    """The state of all ranks, of which each gives its part; ``saved`` is this rank's
-    state_dict.
+    """The state of all ranks, of which each gives its part.
+
+    ``saved`` is this rank's state_dict.
 
     As ``Handle.sharded_state``, which says what is given and raised.
     """
     if saved["ranks_per_host"] > 1 or "outer" in saved or has_pilot:
         raise InvalidSetting(
-            "sharded_state() needs gw.attach with an exchange or a plan, and "
-            "without mesh=: state "
-            "of hosts' shares, local steps and 'auto' does not have the "
-            "parameters' shapes; save "
-            "what gather_state() returns on rank 0, or state_dict() on each rank"
+            "sharded_state() needs gw.attach with an exchange or a plan, and without "
+            "mesh=: state of hosts' shares, local steps and 'auto' does not have the "
+            "parameters' shapes; save what gather_state() returns on rank 0, or "
+            "state_dict() on each rank"
         )
     if owners.part[1] == 1 and saved["shard"] not in ("", "part 0 of 1"):
         remedy = "save a file a rank, by state_dict()"
@@ -197,11 +197,9 @@ def own_part(owners: Owners, given: Any, origin: Origin) -> Any:
     ]
     if not is_cut_alike and any(beside["params"].values()):
         raise InvalidSetting(
-            f"this state was saved by {rest['parts']} shards of each parameter "
-            "and there are "
-            f"{parts} now, and {rest['algorithm']} keeps state of whole shards, "
-            "which cannot be "
-            "cut; go on with as many shards"
+            f"this state was saved by {rest['parts']} shards of each parameter and "
+            f"there are {parts} now, and {rest['algorithm']} keeps state of whole "
+            "shards, which cannot be cut; go on with as many shards"
         )
     # Other cuts leave other ranks without an element of a small parameter.
     own_names = [

@@ -44,8 +44,9 @@ class Backup:
         self._owner = owner
         self._names = frozenset(names)
         self.before: State = None
-        """The state before the open pass; None where the pass cannot be undone by
-        itself.
+        """The state before the open pass.
+
+        None where the pass cannot be undone by itself.
         """
         self._taken: State = None
         self.undecided: set[str] = set()
@@ -81,8 +82,9 @@ class Backup:
         self._goes_on = False
 
     def end_pass(self, *, undoes: bool = False) -> None:
-        """Ends a pass; if it ``undoes`` it, the state is as before, if that had begun
-        to change.
+        """Ends a pass.
+
+        If it ``undoes`` it, the state is as before, if that had begun to change.
         """
         before = self.before
         self.before = None

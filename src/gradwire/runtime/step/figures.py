@@ -110,8 +110,9 @@ class Recorder:
             return {**self._totals, "steps": self.num_steps}
 
     def since(self, mark: Totals) -> dict[str, float | None]:
-        """Averages per step; ``step_s`` is the median time from one step's end to the
-        next.
+        """Averages per step.
+
+        ``step_s`` is the median time from one step's end to the next.
 
         A density is None where nothing was selected, or none was set.
         """
@@ -126,7 +127,10 @@ class Recorder:
         return {
             "steps": num_steps,
             "step_s": median(last) if last else 0.0,
-            **{f"{name}_per_step": done[name] / steps for name in _TIMED},
+            "wire_bytes_per_step": done["wire_bytes"] / steps,
+            "compute_s_per_step": done["compute_s"] / steps,
+            "communication_s_per_step": done["communication_s"] / steps,
+            "wait_s_per_step": done["wait_s"] / steps,
             **{
                 f"density_{name}": done[name] / numel
                 if numel and not math.isnan(done[name])
@@ -143,8 +147,9 @@ class Recorder:
 def density_of_step(
     messages: Iterable[Message], *, rank: int, step: int, end_s: float, sent_bytes: int
 ) -> StepDensity | None:
-    """The last step's density over all messages; None where no message selects
-    elements.
+    """The last step's density over all messages.
+
+    None where no message selects elements.
     """
     found: list[tuple[int, Selection]] = [
         (message.own_numel, message.member.selection)
@@ -168,8 +173,9 @@ def density_of_step(
 
 
 def adapted(messages: Iterable[Message]) -> dict[str, str]:
-    """The settings of each layer, in words, by parameter name; empty without
-    ``adapt``.
+    """The settings of each layer, in words, by parameter name.
+
+    Empty without ``adapt``.
     """
     found: dict[str, str] = {}
     for message in messages:
@@ -287,16 +293,17 @@ def mean_residual_norm(stats: Sequence[Mapping[str, Any]]) -> float:
     Raises:
         InvalidSetting: A rank is missing, or is there twice.
 
-    >>> mean_residual_norm([{"rank": r, "world_size": 2, "residual_norm": r + 1.0} for r in (1, 0)])
+    >>> first = {"rank": 0, "world_size": 2, "residual_norm": 1.0}
+    >>> second = {"rank": 1, "world_size": 2, "residual_norm": 2.0}
+    >>> mean_residual_norm([second, first])
     1.5
     """
     ranks = sorted(int(one["rank"]) for one in stats)
     world = int(stats[0]["world_size"]) if stats else 1
     if ranks != list(range(world)):
         raise InvalidSetting(
-            f"mean_residual_norm needs the stats of all {world} ranks once each, "
-            "got those of "
-            f"ranks {ranks}; gather handle.stats() of every rank"
+            f"mean_residual_norm needs the stats of all {world} ranks once each, got "
+            f"those of ranks {ranks}; gather handle.stats() of every rank"
         )
     return math.fsum(one["residual_norm"] for one in stats) / world
 
@@ -342,8 +349,9 @@ def memory_of(messages: Iterable[Any], numel: int) -> dict[str, float]:
 
 
 class Log:
-    """Figures of the steps since the last row, on this rank alone; nothing is
-    communicated.
+    """Figures of the steps since the last row, on this rank alone.
+
+    Nothing is communicated.
 
     ``to`` has ``add_scalar(name, value, step)``, ``log(row)`` or
     ``log_metrics(row, step)``. Or it makes a gauge of a name by ``create_gauge`` or
@@ -364,8 +372,9 @@ class Log:
         return (step + 1) % self._every == 0
 
     def write(self, step: int, messages: Sequence[Message]) -> bool:
-        """Writes the row of a step in which ``messages`` noted norms; returns whether
-        that went.
+        """Writes the row of a step in which ``messages`` noted norms.
+
+        Returns whether that went.
         """
         row = self._recorder.since(self._mark)
         del row["steps"]
@@ -409,9 +418,8 @@ def _writer(to: Any) -> Callable[[int, dict[str, float]], object]:
         # Not wandb's step=, of which the user's own rows may be ahead: wandb drops what
         # is late.
         return lambda step, row: log({**row, f"{_PREFIX}step": step})
-    if _takes(
-        rows, {}, 0
-    ):  # a Trainer's log_metrics is another method, and it has a log
+    # a Trainer's log_metrics is another method, and it has a log
+    if _takes(rows, {}, 0):
         return lambda step, row: rows(row, step)
     if _takes(gauge, ""):
         of = cache(gauge)  # OpenTelemetry warns of a second gauge of one name
@@ -419,10 +427,9 @@ def _writer(to: Any) -> Callable[[int, dict[str, float]], object]:
     if _takes(to, 0, {}):
         return to  # type: ignore[no-any-return]
     accepted = (
-        "a SummaryWriter, a wandb run, an OpenTelemetry meter, a Prometheus "
-        "gauge with one label, "
-        "a Lightning logger, an Accelerator, or a function of a step and a dict "
-        "of figures"
+        "a SummaryWriter, a wandb run, an OpenTelemetry meter, a Prometheus gauge with "
+        "one label, a Lightning logger, an Accelerator, or a function of a step and a "
+        "dict of figures"
     )
     raise invalid(
         "the first argument of log_to", to, accepted, "pass one of these, or None"

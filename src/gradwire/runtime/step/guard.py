@@ -97,9 +97,8 @@ class Guard:
         }
         if rank == 0:
             _log.info(
-                "step %d: means are off the dense ones by %.3g of their norm, "
-                "most in the message "
-                "of %s, by %.3g",
+                "step %d: means are off the dense ones by %.3g of their norm, most in "
+                "the message of %s, by %.3g",
                 step,
                 error,
                 name,
@@ -107,8 +106,9 @@ class Guard:
             )
 
     def take(self) -> float | None:
-        """The relative error of all comparisons since the last call; None if there were
-        none.
+        """The relative error of all comparisons since the last call.
+
+        None if there were none.
         """
         since = self._since
         self._since = Missed(0.0, 0.0)

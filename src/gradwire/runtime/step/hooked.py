@@ -1,5 +1,4 @@
-"""Hooked: hooks in a module that no copy, no pickle and no compiled form of the module
-has.
+"""Hooked: hooks in a module that its copies, pickles and compiled forms lack.
 
 ``copy.deepcopy(model)`` and ``torch.save(model)`` take a module's hooks along, and
 those of an attached model lead to threads and connections. So a module that has such
@@ -51,8 +50,9 @@ def observing(function: _Function) -> _Function:
 
 @functools.cache
 def _is_skipped(code: CodeType) -> bool:
-    """Has dynamo skip ``code`` and all that it calls; whether torch has a way to say
-    so.
+    """Has dynamo skip ``code`` and all that it calls.
+
+    Returns whether torch has a way to say so.
     """
     frames: Any = torch._C._dynamo.eval_frame
     try:
@@ -78,8 +78,9 @@ class Hooked:
         state.ids.add(self._hook.id)
 
     def remove(self) -> None:
-        """Removes the hook. After the last one the module is as it was before the
-        first.
+        """Removes the hook.
+
+        After the last one the module is as it was before the first.
         """
         self._hook.remove()
         state = vars(self._module).get(_OWN)

@@ -1,6 +1,4 @@
-"""Hooks into a plain nn.Module: gradients as autograd accumulates them, and the end of
-backward.
-"""
+"""Hooks into a plain nn.Module: gradients as they come, and the end of backward."""
 
 from __future__ import annotations
 
@@ -62,8 +60,9 @@ class DefersGradients(Protocol):
 
 
 def on_gradient(param: Any, method: Any, *before: Any) -> Any:
-    """Calls a bound ``method`` once autograd has accumulated a gradient; returns the
-    hook.
+    """Calls a bound ``method`` once autograd has accumulated a gradient.
+
+    Returns the hook.
 
     It is called with ``before`` and the parameter. The garbage collector does not see
     what a parameter's hooks refer to. So the hook refers to the method's object weakly:
@@ -230,19 +229,15 @@ class UnattachedParameters:
                     "attach that"
                 )
             return self._give_up(
-                f"{named} requires a gradient, which it did not when the model "
-                "was attached; call "
-                f"handle.detach() after unfreezing, {remedy}"
+                f"{named} requires a gradient, which it did not when the model was "
+                f"attached; call handle.detach() after unfreezing, {remedy}"
             )
         kind = type(found[0][1]).__name__
         return self._give_up(
-            f"{named} (a {kind}; {len(found)} in all) came into the model after "
-            "it was attached, "
-            "by a new layer, load_state_dict(assign=True), parametrize, "
-            "fully_shard or the like, "
-            "so nobody exchanges its gradients; call handle.detach() before "
-            "such a change, and "
-            "attach after it"
+            f"{named} (a {kind}; {len(found)} in all) came into the model after it was "
+            "attached, by a new layer, load_state_dict(assign=True), parametrize, "
+            "fully_shard or the like, so nobody exchanges its gradients; call "
+            "handle.detach() before such a change, and attach after it"
         )
 
 
@@ -311,13 +306,11 @@ class ModuleHooks:
         if self.is_paused or not self.switch.get("require_backward_grad_sync", True):
             if self.overlap is not None:
                 self.overlap.take(name)
-            if self._synchroniser.open and self._is_retry(
-                name
-            ):  # of a step that accumulates
+            # of a step that accumulates
+            if self._synchroniser.open and self._is_retry(name):
                 self._do(self._synchroniser.abandon, name, is_retry=True)
-            self._synchroniser.look(
-                self._progress.step
-            )  # what accumulates is this rank's own
+            # what accumulates is this rank's own
+            self._synchroniser.look(self._progress.step)
             self._local.keep(name, param)
             return
         self._do(self._take, name, param)
@@ -334,8 +327,9 @@ class ModuleHooks:
         self._synchroniser.ready(name, grad, is_shared=self._is_shared(name, grad))
 
     def _do(self, work: Callable[..., None], *operands: Any, **named: Any) -> None:
-        """Does a part of a step; if a rank is lost in it, raises unless the step
-        counts.
+        """Does a part of a step.
+
+        If a rank is lost in it, raises unless the step counts.
         """
         try:
             work(*operands, **named)
@@ -384,8 +378,9 @@ class ModuleHooks:
 
     @torch.no_grad()
     def backward_without_batch(self) -> None:
-        """Makes a step in which this rank has no gradient; every ``.grad`` is the mean
-        then.
+        """Makes a step in which this rank has no gradient.
+
+        Every ``.grad`` is the mean then.
         """
         for param in self.params.values():
             param.grad = None
@@ -405,17 +400,15 @@ class ModuleHooks:
         self._strangers.before_backward()
         if is_inside_a_segment():
             raise self._progress.give_up(
-                "a backward pass began inside a segment of a reentrant "
-                "activation checkpoint, "
-                "where no step can end; use_reentrant=False is accepted"
+                "a backward pass began inside a segment of a reentrant activation "
+                "checkpoint, where no step can end; use_reentrant=False is accepted"
             )
         # Compiled autograd calls nothing back at the end of a backward pass.
         compiled = sys.modules.get("torch._dynamo.compiled_autograd")
         if getattr(compiled, "in_compiled_autograd_region", False):
             raise self._progress.give_up(
-                "compiled autograd runs this backward pass, whose end no hook "
-                "can see; call "
-                "backward() outside of what torch.compile compiles, or leave "
+                "compiled autograd runs this backward pass, whose end no hook can see; "
+                "call backward() outside of what torch.compile compiles, or leave "
                 "torch._dynamo.config.compiled_autograd False (the model may be "
                 "compiled)"
             )
@@ -432,9 +425,8 @@ class ModuleHooks:
         if grad is not None and grad.dtype != param.dtype:
             refuse_grad_dtype(name, param, grad.dtype)
         if grad is not None and grad.is_sparse and name not in synchroniser.row_sparse:
-            grad = param.grad = torch.zeros_like(param).add_(
-                grad
-            )  # strided as the parameter
+            # strided as the parameter
+            grad = param.grad = torch.zeros_like(param).add_(grad)
         if grad is not None and grad.is_complex():
             shape = synchroniser.params[name].shape
             reals = grad_as_reals(grad, shape)
@@ -472,23 +464,20 @@ class ModuleHooks:
 
     def _finish(self) -> None:
         synchroniser = self._synchroniser
-        if (
-            not synchroniser.open
-        ):  # the loss of a rank in another model's step has ended this one
+        # the loss of a rank in another model's step has ended this one
+        if not synchroniser.open:
             return
         self._complete()
-        versions = (
-            self._versions.items() if self.overlap is None else ()
-        )  # which steps them itself
+        # which steps them itself
+        versions = self._versions.items() if self.overlap is None else ()
         if stepped := [
             name for name, version in versions if self.params[name]._version != version
         ]:
             raise self._progress.give_up(
                 f"parameter {stepped[0]} changed during the backward pass "
-                f"({len(stepped)} such), "
-                "so a hook has stepped it with this rank's own gradient; step "
-                "the optimizer after "
-                "backward(), when the means are there"
+                f"({len(stepped)} such), so a hook has stepped it with this rank's own "
+                "gradient; step the optimizer after backward(), when the means are "
+                "there"
             )
         synchroniser.close()
         self._progress.mark_backward(wall_clock())

@@ -1,5 +1,4 @@
-"""Integrity: whether all ranks hold the same parameters, which nothing else would
-notice.
+"""Integrity: whether all ranks hold the same parameters.
 
 Replicas start with the same parameters and step with the same means, so their
 parameters have the same bits for ever. A bit that changes on one rank, in a mean, a
@@ -58,8 +57,9 @@ def digests_of(tensors: Sequence[Tensor]) -> list[int]:
 
 @torch.no_grad()
 def digest_on_device(tensor: Tensor) -> Tensor:
-    """A digest that a device computes, as torch has no checksum there; the host does
-    not wait.
+    """A digest that a device computes, as torch has no checksum there.
+
+    The host does not wait.
 
     It is a sum of the words, modulo 2^64, each times a number drawn from its place. So
     flips of one bit position, swapped and reversed words change it, but for one case in
@@ -102,14 +102,11 @@ def refuse_other_bits(
         )
     wrong = (name for name, *each in zip(names, *told, strict=True) if len({*each}) > 1)
     raise RankFailed(
-        f"{who}, first in {next(wrong)}: memory or a link changes bits, or "
-        "parameters are changed "
-        "or stepped by something that differs among ranks (gradients of passes "
-        "under no_sync, an "
-        "optimizer within the backward pass, which steps before the mean is "
-        "there, or a forward "
-        "pass that writes to weights, as max_norm does); check_every=None "
-        "compares nothing",
+        f"{who}, first in {next(wrong)}: memory or a link changes bits, or parameters "
+        "are changed or stepped by something that differs among ranks (gradients of "
+        "passes under no_sync, an optimizer within the backward pass, which steps "
+        "before the mean is there, or a forward pass that writes to weights, as "
+        "max_norm does); check_every=None compares nothing",
         ranks=odd,
         step=step,
         exit_code=ExitCode.BITS,
@@ -117,8 +114,9 @@ def refuse_other_bits(
 
 
 def odd_ranks(told: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The ranks whose digests are not those of most; none where no more than half
-    agree.
+    """The ranks whose digests are not those of most.
+
+    None where no more than half agree.
 
     >>> odd_ranks([[1, 2], [1, 2], [1, 3], [1, 2]]), odd_ranks([[1], [2]])
     ((2,), ())

@@ -35,11 +35,9 @@ from .progress import Progress
 from .scaling import is_in_scaler_step
 
 _MIXED = (
-    "{name} was averaged, and a later backward pass under no_sync added this "
-    "rank's own gradient; "
-    "optimizer.step() would take other gradients on each rank. Let the last "
-    "backward pass before "
-    "optimizer.step() be the one outside of no_sync"
+    "{name} was averaged, and a later backward pass under no_sync added this rank's "
+    "own gradient; optimizer.step() would take other gradients on each rank. Let the "
+    "last backward pass before optimizer.step() be the one outside of no_sync"
 )
 
 

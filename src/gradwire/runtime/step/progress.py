@@ -1,6 +1,4 @@
-"""Progress: how far one attached model has got; it opens steps, ends them and keeps
-their times.
-"""
+"""Progress: how far a model has got; it opens, ends and times steps."""
 
 from __future__ import annotations
 
@@ -66,8 +64,9 @@ class Progress:
         take turns.
         """
         self.backward: Callable[[], object] = lambda: None
-        """A reference to the end of the last backward pass; dead once that pass is
-        over.
+        """A reference to the end of the last backward pass.
+
+        Dead once that pass is over.
         """
         self.opening = threading.RLock()  # autograd has one thread a device
         """Held while a step is opened, and while ``detach`` says that none may be."""
@@ -245,13 +244,10 @@ class Progress:
             for name, factor in (found := outgrown(self._in_step))[:1]:
                 self._warned = True
                 _log.warning(
-                    "after %d steps the residual of %s has %.0f times the norm "
-                    "of its gradient "
-                    "(%d tensors are like it): what is kept does not get "
-                    "through, and training may "
-                    "stand still; take a smaller block, more bits or a higher "
-                    "density, or exclude "
-                    "the tensor by compress_if",
+                    "after %d steps the residual of %s has %.0f times the norm of its "
+                    "gradient (%d tensors are like it): what is kept does not get "
+                    "through, and training may stand still; take a smaller block, more "
+                    "bits or a higher density, or exclude the tensor by compress_if",
                     *(self.step, name, factor, len(found)),
                 )
         ended = [log for log in logs if not log.write(self.step, self._in_step)]

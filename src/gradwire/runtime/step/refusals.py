@@ -1,5 +1,4 @@
-"""Refusals: models that cannot be attached, and changes that an attached model must not
-undergo.
+"""Refusals: models that cannot be attached, and changes after attach.
 
 One gradient has one exchange. Where ``DistributedDataParallel``, ``replicate()`` or
 FSDP exchange the gradients of a model too, both write into the same ``.grad`` and
@@ -32,8 +31,9 @@ from ..transport.wire import has_store
 from .hooked import Hooked, untraced
 
 _attached: dict[int, weakref.ref[Tensor]] = {}
-"""Parameters that are exchanged, by id; no second model with one of them can be
-attached.
+"""Parameters that are exchanged, by id.
+
+No second model with one of them can be attached.
 """
 _modules: WeakSet[nn.Module] = WeakSet()
 """The modules of models that are attached, whatever becomes of their parameters."""
@@ -60,9 +60,20 @@ def sole_ddp(model: nn.Module) -> nn.Module:
 
 
 def refuse_wrong_model(model: nn.Module) -> None:
-    """Raises ``InvalidSetting`` for a model that cannot be attached, or not at this
-    moment.
-    """
+    """Raises ``InvalidSetting`` for a model that cannot be attached, or not now."""
+    _refuse_no_module(model)
+    _refuse_no_group()
+    _refuse_attached(model)
+    _refuse_sharded(model)
+    _refuse_odd_tensors(model)
+    _refuse_ddp_inside(model)
+    _refuse_changed(model)
+    _refuse_ddp_around(model)
+    _refuse_in_backward(model)
+
+
+def _refuse_no_module(model: nn.Module) -> None:
+    """Refuses what is no module, and a module that takes no hooks."""
     if not isinstance(model, nn.Module):
         raise invalid(
             "model", type(model).__name__, "an nn.Module", "pass the model itself"
@@ -72,39 +83,51 @@ def refuse_wrong_model(model: nn.Module) -> None:
         accepted = "a module that takes hooks, as no module of TorchScript does"
         remedy = "write nn.Sequential(scripted), for DDP too, or leave torch.jit out"
         raise invalid("model", type(inner).__name__, accepted, remedy)
+
+
+def _refuse_no_group() -> None:
+    """Refuses one of several ranks without a process group.
+
+    It would train alone, unnoticed.
+    """
     world = os.environ.get("WORLD_SIZE", "")
-    if (
-        world.isdigit() and int(world) > 1 and not has_store()
-    ):  # it would train alone, unnoticed
+    if world.isdigit() and int(world) > 1 and not has_store():
         raise InvalidSetting(
-            f"this is one of WORLD_SIZE={world} ranks and no process group "
-            "exists, so nothing "
-            "would be exchanged; call torch.distributed.init_process_group() "
-            "before attach (or "
-            "unset WORLD_SIZE to train alone)"
+            f"this is one of WORLD_SIZE={world} ranks and no process group exists, so "
+            "nothing would be exchanged; call torch.distributed.init_process_group() "
+            "before attach (or unset WORLD_SIZE to train alone)"
         )
+
+
+def _refuse_attached(model: nn.Module) -> None:
+    """Refuses a model of which a parameter is exchanged already."""
     for name, param in model.named_parameters():
         if is_attached(param):
             raise InvalidSetting(
-                f"this model is attached already ({name} is exchanged); a "
-                "parameter has one "
-                "exchange: call handle.detach() on the first handle, then attach again"
+                f"this model is attached already ({name} is exchanged); a parameter "
+                "has one exchange: call handle.detach() on the first handle, then "
+                "attach again"
             )
-    _refuse_sharded(model)
-    _refuse_odd_tensors(model)
-    _refuse_ddp_inside(model)
-    _refuse_changed(model)
+
+
+def _refuse_ddp_around(model: nn.Module) -> None:
+    """Refuses parameters that another DistributedDataParallel averages too."""
     params = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    if _ddps_around(model, params):
-        gc.collect()  # One that was dropped may only not have been collected yet.
-        for name in _ddps_around(model, params):
-            if isinstance(model, DistributedDataParallel):
-                raise InvalidSetting(
-                    f"the gradients of {name} would be exchanged twice: another "
-                    "DistributedDataParallel of them still lives; drop it "
-                    "(del), then attach"
-                )
-            raise shown_as_around(name)
+    if not _ddps_around(model, params):
+        return
+    gc.collect()  # One that was dropped may only not have been collected yet.
+    for name in _ddps_around(model, params):
+        if isinstance(model, DistributedDataParallel):
+            raise InvalidSetting(
+                f"the gradients of {name} would be exchanged twice: another "
+                "DistributedDataParallel of them still lives; drop it "
+                "(del), then attach"
+            )
+        raise shown_as_around(name)
+
+
+def _refuse_in_backward(model: nn.Module) -> None:
+    """Refuses a call during a backward pass, or after one whose gradients are left."""
     if torch._C._current_graph_task_id() != -1:
         raise InvalidSetting(
             "attach was called during a backward pass; call it before the training loop"
@@ -113,9 +136,8 @@ def refuse_wrong_model(model: nn.Module) -> None:
     if left:
         raise InvalidSetting(
             f"attach was called while {len(left)} parameters hold gradients "
-            f"({left[0]}, ...) of an "
-            "earlier backward pass, to which the next one would add its own; call "
-            "optimizer.zero_grad(set_to_none=True) first"
+            f"({left[0]}, ...) of an earlier backward pass, to which the next one "
+            "would add its own; call optimizer.zero_grad(set_to_none=True) first"
         )
 
 
@@ -136,11 +158,9 @@ def refuse_own_writes(model: nn.Module) -> None:
                 module.max_norm,
                 "None, as a forward pass shortens the rows of its own rank's "
                 "batch alone",
-                "leave it out, and shorten all rows after optimizer.step(): "
-                "with torch.no_grad(): "
-                f"weight.copy_(weight.renorm({module.norm_type:g}, 0, "
-                f"{module.max_norm:g})) "
-                "(check_every=None allows it)",
+                "leave it out, and shorten all rows after optimizer.step(): with "
+                f"torch.no_grad(): weight.copy_(weight.renorm({module.norm_type:g}, 0, "
+                f"{module.max_norm:g})) (check_every=None allows it)",
             )
 
 
@@ -151,8 +171,9 @@ def is_attached(param: Tensor) -> bool:
 
 
 def mark_attached(model: nn.Module, params: Sequence[NamedParam]) -> Callable[[], None]:
-    """Notes that a model's ``params`` are exchanged from now on; returns a function to
-    undo it.
+    """Notes that a model's ``params`` are exchanged from now on.
+
+    Returns a function to undo it.
     """
     ids = [id(param) for _, param in params]
     root = weakref.ref(model)
@@ -173,8 +194,9 @@ def mark_attached(model: nn.Module, params: Sequence[NamedParam]) -> Callable[[]
 
 
 def quietened(ddp: nn.Module, undo: ExitStack) -> nn.Module:
-    """The module in a DDP, which exchanges nothing until ``undo`` is closed; another
-    one itself.
+    """The module in a DDP, which exchanges nothing until ``undo`` is closed.
+
+    Another one itself.
 
     As in ``no_sync``, each forward pass decides for its backward pass. So loops may
     call ``no_sync`` themselves, or set ``require_backward_grad_sync``. Raises
@@ -223,12 +245,10 @@ def shown_as_around(name: str) -> InvalidSetting:
     return InvalidSetting(
         f"the gradients of {name} would be exchanged twice: the model is inside of a "
         "DistributedDataParallel, which exchanges them too; give gw.attach or "
-        "gw.local_steps the "
-        "DistributedDataParallel itself (what Accelerate's prepare() and "
-        "Fabric's setup() return, "
-        "the Trainer's model_wrapped, Lightning's trainer.strategy.model), once "
-        "the framework has "
-        "made it, or train without it and drop it (del)"
+        "gw.local_steps the DistributedDataParallel itself (what Accelerate's "
+        "prepare() and Fabric's setup() return, the Trainer's model_wrapped, "
+        "Lightning's trainer.strategy.model), once the framework has made it, or train "
+        "without it and drop it (del)"
     )
 
 
@@ -265,9 +285,8 @@ def _refuse_sharded(model: nn.Module) -> None:
             )
         if "replicate" in _registry(module):
             raise InvalidSetting(
-                f"replicate() exchanges the gradients of {where} itself, and "
-                "they would be "
-                "exchanged twice; attach the model without replicate()"
+                f"replicate() exchanges the gradients of {where} itself, and they "
+                "would be exchanged twice; attach the model without replicate()"
             )
 
 
@@ -279,9 +298,8 @@ _BY_FSDP2 = (
 
 def _registry(module: nn.Module) -> Any:
     """The composable functions that were applied to a module, by their names."""
-    contract = sys.modules.get(
-        "torch.distributed._composable.contract"
-    )  # torch's, if it is used
+    # torch's, if it is used
+    contract = sys.modules.get("torch.distributed._composable.contract")
     return (contract and contract._get_registry(module)) or {}
 
 
@@ -334,17 +352,15 @@ def _refuse_ddp_inside(model: nn.Module) -> None:
     if len(inside) == 1 and not isinstance(model, DistributedDataParallel):
         outside = _trained_outside(model, inside[0])
         raise InvalidSetting(
-            f"{outside[0]} is trained and outside of the DistributedDataParallel "
-            "that is inside "
-            f"of the model ({type(model).__name__}), which exchanges the rest; "
-            "attach a model "
-            "without DDP, or wrap all that is trained in one DDP and attach that"
+            f"{outside[0]} is trained and outside of the DistributedDataParallel that "
+            f"is inside of the model ({type(model).__name__}), which exchanges the "
+            "rest; attach a model without DDP, or wrap all that is trained in one DDP "
+            "and attach that"
         )
     raise InvalidSetting(
         f"the model has {len(inside)} DistributedDataParallel modules inside of it "
-        f"({type(model).__name__}), and they exchange their gradients too; "
-        "attach each by itself, "
-        "or a model without DDP"
+        f"({type(model).__name__}), and they exchange their gradients too; attach each "
+        "by itself, or a model without DDP"
     )
 
 
@@ -366,11 +382,9 @@ def _refuse_changed(model: nn.Module) -> None:
     if None not in known and known != (len(params), num_bytes):
         raise InvalidSetting(
             f"the model trains {len(params)} parameters of {num_bytes} bytes, and its "
-            f"DistributedDataParallel was made for {known[0]} of {known[1]} "
-            "bytes: some were "
-            "converted, frozen or unfrozen since, which DDP does not notice; "
-            "make it anew from its "
-            "module, then attach it"
+            f"DistributedDataParallel was made for {known[0]} of {known[1]} bytes: "
+            "some were converted, frozen or unfrozen since, which DDP does not notice; "
+            "make it anew from its module, then attach it"
         )
 
 
@@ -398,18 +412,15 @@ def _taken_in(parent: nn.Module, name: str, child: nn.Module | None) -> None:
     if child is None:
         return
     if name == "module" and isinstance(parent, DistributedDataParallel):
-        if "reducer" not in vars(
-            parent
-        ):  # It is being made; later a part of it may be replaced.
+        # It is being made; later a part of it may be replaced.
+        if "reducer" not in vars(parent):
             given = _given_to(parent, child)
             for path, param in child.named_parameters():
                 if id(param) in given and is_attached(param):
                     raise InvalidSetting(
-                        f"the gradients of {path} would be exchanged twice: it "
-                        "is attached, and "
-                        "the DistributedDataParallel that is made here "
-                        "exchanges it too; call "
-                        "handle.detach() first, make the "
+                        f"the gradients of {path} would be exchanged twice: it is "
+                        "attached, and the DistributedDataParallel that is made here "
+                        "exchanges it too; call handle.detach() first, make the "
                         "DistributedDataParallel, then attach that"
                     )
     elif _is_fsdp(parent) and name == "_fsdp_wrapped_module":
@@ -417,7 +428,6 @@ def _taken_in(parent: nn.Module, name: str, child: nn.Module | None) -> None:
             if module in _modules:  # Its parameters are flattened already.
                 raise InvalidSetting(
                     f"{path or type(module).__name__} is attached, and "
-                    "FullyShardedDataParallel "
-                    "would exchange its gradients too; call handle.detach() "
-                    "before it is sharded"
+                    "FullyShardedDataParallel would exchange its gradients too; call "
+                    "handle.detach() before it is sharded"
                 )

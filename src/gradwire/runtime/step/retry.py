@@ -1,5 +1,4 @@
-"""Retry: all ranks repeat a backward pass that has raised on each of them, or none
-does.
+"""Retry: all ranks repeat a backward pass that has raised on each, or none does.
 
 A batch that is too large for memory ends a backward pass on every rank, and the loop
 repeats it with smaller batches. By then some messages have been launched, on each rank

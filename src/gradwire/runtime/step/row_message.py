@@ -1,6 +1,4 @@
-"""The message of one parameter whose gradient is row-sparse
-(``nn.Embedding(sparse=True)``).
-"""
+"""The message of one parameter whose gradient is row-sparse."""
 
 from __future__ import annotations
 

@@ -37,8 +37,9 @@ class Watcher(Protocol):
     """An attached model, which undoes what its optimizers did not take."""
 
     def decide(self, params: list[Tensor], *, is_skipped: bool) -> None:
-        """Ends the step of the optimizer that holds ``params``; some are the model's,
-        or none.
+        """Ends the step of the optimizer that holds ``params``.
+
+        Some are the model's, or none.
         """
 
     def end_iteration(self, *, is_by_hand: bool) -> None:

@@ -1,6 +1,4 @@
-"""Ranks that hold parts of the same layers tell each other the lengths of their
-messages' parts.
-"""
+"""Ranks with parts of the same layers tell each other their messages' lengths."""
 
 from __future__ import annotations
 
@@ -45,9 +43,8 @@ def agree_among_shards(
     def checked(found: Mapping[int, Any]) -> list[list[int]]:
         refuse_if_one_did(found, "the rank of shard {} refused to attach")
         remedy = (
-            "give all ranks the same settings, and a bucket_cap_mb that cuts "
-            "their parameters "
-            "alike, such as one below the size of each"
+            "give all ranks the same settings, and a bucket_cap_mb that cuts their "
+            "parameters alike, such as one below the size of each"
         )
         told = {rank: one["own"] for rank, one in found.items()}
         how = "of a layer would not travel together"

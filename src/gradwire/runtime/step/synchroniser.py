@@ -58,8 +58,9 @@ parameters of these names begins; None stands for all parameters.
 
 
 class Check:
-    """Compares what is ``equal`` on all ranks, in every ``every``-th step; None: in no
-    step.
+    """Compares what is ``equal`` on all ranks, in every ``every``-th step.
+
+    None: in no step.
     """
 
     def __init__(self, every: int | None, equal: Equal) -> None:
@@ -68,8 +69,9 @@ class Check:
         self._own: dict[str, int] = {}
         self._turn = -1
         self.trains = True
-        """Whether this rank steps its parameters; one whose data have ended does
-        not.
+        """Whether this rank steps its parameters.
+
+        One whose data have ended does not.
         """
 
     def look(self, turn: int, names: Collection[str] | None = None) -> None:
@@ -97,8 +99,9 @@ class Check:
         self._turn = -1
 
     def taken(self, turn: int) -> dict[str, int]:
-        """The digests that were taken for step ``turn``, once; empty where none
-        were.
+        """The digests that were taken for step ``turn``, once.
+
+        Empty where none were.
         """
         taken = self._own if self._turn == turn else {}
         self.forget()
@@ -151,8 +154,9 @@ class StepReport:
         """Begins anew among ``world`` ranks."""
         self.records = [Record()] * world
         self.look: Callable[[], int] = lambda: 0
-        """The number of the newcomer that waits, as this rank sees it; 0 without
-        one.
+        """The number of the newcomer that waits, as this rank sees it.
+
+        0 without one.
         """
         self._norm = 0.0
         self._num_steps = 0
@@ -241,8 +245,9 @@ class Synchroniser:
         self.check = check or Check(None, lambda names: [])
         self.report = StepReport(self.check, engine.world)
         self.counts_use = False
-        """Whether ranks report who used which parameter. DDP hands in zeros where one
-        was not.
+        """Whether ranks report who used which parameter.
+
+        DDP hands in zeros where one was not.
         """
         self.undoes_skipped = False
         """Whether a loss scaler may skip steps, which are undone then."""
@@ -309,8 +314,9 @@ class Synchroniser:
             message.take_scale(self._scale)
 
     def go_on(self, engine: Engine, messages: Sequence[Message]) -> None:
-        """Goes on among other ranks, with messages for these; what is open is
-        dropped.
+        """Goes on among other ranks, with messages for these.
+
+        What is open is dropped.
         """
         self.engine = engine
         self.open = False
@@ -472,8 +478,9 @@ class Synchroniser:
     def _exchange(
         self, message: Message, side: SideStream | None, *, is_shared: bool
     ) -> tuple[Steps[None], Callable[[], None] | None]:
-        """A message's text, and what writes its mean back; None where its text does
-        that.
+        """A message's text, and what writes its mean back.
+
+        None where its text does that.
         """
         # All of this step, even if it is abandoned.
         grads = self.grads
@@ -518,17 +525,13 @@ class Synchroniser:
         if self.engine.world > 1:
             if not is_retry or (self.keeps_state and not self.report.confirms):
                 raise self.engine.give_up(
-                    f"the gradient of {name} came after an earlier backward pass "
-                    "that raised "
-                    "before its end, or twice in one, as the parameter is "
-                    "shared by segments of a "
-                    "reentrant activation checkpoint (use_reentrant=False is "
-                    "accepted). A pass "
-                    "that raised can be repeated, by all ranks, after "
-                    "zero_grad(set_to_none=True), "
-                    "where the exchange keeps no state (residuals, momenta, "
-                    "counters of draws), or "
-                    "attach was given on_failure='shrink'"
+                    f"the gradient of {name} came after an earlier backward pass that "
+                    "raised before its end, or twice in one, as the parameter is "
+                    "shared by segments of a reentrant activation checkpoint "
+                    "(use_reentrant=False is accepted). A pass that raised can be "
+                    "repeated, by all ranks, after zero_grad(set_to_none=True), where "
+                    "the exchange keeps no state (residuals, momenta, counters of "
+                    "draws), or attach was given on_failure='shrink'"
                 )
             from .retry import repeat_together  # a pass that raised is rare
 
@@ -586,8 +589,9 @@ class Synchroniser:
         )
 
     def wait(self, names: Sequence[str]) -> None:
-        """Blocks until the means of ``names`` are there; the step's gradients are
-        handed in.
+        """Blocks until the means of ``names`` are there.
+
+        The step's gradients are handed in.
 
         Where a device computes them it is the current stream that waits: see
         ``follow``.
@@ -617,9 +621,8 @@ class Synchroniser:
         if self._marks is not None:
             self._marks.close()
         self.engine.begin(self._backward_over)
-        if (
-            not self._queue
-        ):  # as where all parameters, or this rank's parts of them, are empty
+        # as where all parameters, or this rank's parts of them, are empty
+        if not self._queue:
             self._report()
 
     def _report(self) -> None:
@@ -662,8 +665,9 @@ class Synchroniser:
         return bytes([self.grads.get(name) is not None for name in self.names])
 
     def finish(self) -> set[str]:
-        """Waits for all means; returns the names that handed in None but have a
-        gradient now.
+        """Waits for all means.
+
+        Returns the names that handed in None but have a gradient now.
 
         A parameter that no rank used is not among them: its gradient stays None on
         every rank, as in plain training, and its residual waits for its next use.
@@ -679,8 +683,9 @@ class Synchroniser:
             message.end_step(undoes=True)
 
     def end_step(self) -> None:
-        """Ends a pass. The scaler tells later whether optimizers take its means: see
-        ``decide``.
+        """Ends a pass.
+
+        The scaler tells later whether optimizers take its means: see ``decide``.
         """
         if self._looks:
             for message in self.messages:

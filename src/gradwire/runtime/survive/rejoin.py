@@ -1,5 +1,4 @@
-"""Rejoin: a newcomer comes into a run between two steps, healed from rank 0, or stays
-out.
+"""Rejoin: a newcomer comes into a run between two steps, or stays out.
 
 Ranks meet it in the job's store, below ``gradwire/rejoin``. It compares its fingerprint
 with ``run``, and is newcomer n by ``asked``. ``n/beat`` counts up while it lives. Rank
@@ -186,9 +185,8 @@ def come_together(
     try:
         verdict = _judged(offer, who, working, timeout, old)
     finally:
-        if (
-            verdict != _GO
-        ):  # whoever saw the connections close before would give that as the reason
+        # whoever saw the connections close before would give that as the reason
+        if verdict != _GO:
             working.add_done_callback(lambda _: opened.close())
     ended = working.exception() if working.done() else None
     if verdict != _GO and (ended is None or not is_interrupt(ended)):
@@ -207,8 +205,9 @@ def _judged(
     timeout: timedelta,
     old: Engine | None,
 ) -> str:
-    """The verdict of all ranks on a newcomer; this one is ready once ``working`` has
-    ended well.
+    """The verdict of all ranks on a newcomer.
+
+    This one is ready once ``working`` has ended well.
     """
     place = cache(partial(own_store, REJOINED))
     beat = Stillness()
@@ -227,9 +226,8 @@ def _judged(
         try:
             if old is not None:
                 old.check()
-                old.refuse_silence(
-                    offer.step
-                )  # nothing is sent there now that could fail
+                # nothing is sent there now that could fail
+                old.refuse_silence(offer.step)
         except RankFailed as failure:
             reason = f"the run has lost ranks {list(failure.ranks)} meanwhile"
         return bool(reason) or any(told != _GO for told in found.values())
@@ -298,8 +296,9 @@ class Newcomer:
         self.seconds = 0.0
 
     def ask(self, own: Fingerprint, timeout: timedelta) -> Membership:
-        """This process's place in the run; raises ``RanksDiffer`` or ``RankFailed``
-        without one.
+        """This process's place in the run.
+
+        Raises ``RanksDiffer`` or ``RankFailed`` without one.
         """
         patience = patience_of(timeout)
         self.offer = _PLACE.ask(
@@ -339,9 +338,8 @@ class Newcomer:
             json.loads(store.get("run")), json.loads(json.dumps(own))
         ):
             raise RanksDiffer(
-                "the run and this newcomer do not train the same thing: "
-                f"{differs}; start it with "
-                "the run's model, settings and versions"
+                f"the run and this newcomer do not train the same thing: {differs}; "
+                "start it with the run's model, settings and versions"
             )
         end_s = time.monotonic() + patience_of(timeout).total_seconds()
         number = store.add("asked", 1)

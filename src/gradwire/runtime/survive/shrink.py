@@ -81,8 +81,9 @@ class Survivors(NamedTuple):
 def decided(
     counted: Mapping[int, Counted], *, repeats: bool = False
 ) -> Survivors | None:
-    """The decision by what all survivors told, the same whoever makes it; None if there
-    is none.
+    """The decision by what all survivors told, the same whoever makes it.
+
+    None if there is none.
 
     A step counts if every survivor has it. Where the loop ``repeats`` it anyway, for
     another model, it counts only if a rank has ended it. No rank has ended one that
@@ -245,17 +246,17 @@ class Shrinking:
         if is_final or not lost or lost.issuperset(who.in_job([who.rank])):
             raise failure
         self._go_on_together(failure)
-        if (
-            self._progress.synchroniser.open
-        ):  # only its wait was ended, by another model's loss
+        # only its wait was ended, by another model's loss
+        if self._progress.synchroniser.open:
             try:
                 self._progress.finish()
             except RankFailed as later:
                 self.failed(later)
 
     def _go_on_together(self, failure: RankFailed) -> None:
-        """Goes on in all models that ``failure`` concerns; raises where a step is to be
-        repeated.
+        """Goes on in all models that ``failure`` concerns.
+
+        Raises where a step is to be repeated.
 
         Models that have lost a rank come first. If a step of theirs does not count, it
         is repeated, and with it the steps of all other models: the loop makes them
@@ -265,9 +266,8 @@ class Shrinking:
         lost = {*failure.ranks}
         # else a model that was dropped counts on ranks that have not collected it yet
         gc.collect()
-        every = sorted(
-            _shrinking, key=lambda one: one._name
-        )  # in one order on all ranks
+        # in one order on all ranks
+        every = sorted(_shrinking, key=lambda one: one._name)
         for one in every:
             one._engine.interrupt(None)
         models = [one for one in every if lost.intersection(one._ranks)]
@@ -368,11 +368,9 @@ class Shrinking:
             f"{one.norm:.3g} after {one.num_steps} steps" for one in told.values()
         )
         return RanksLost(
-            f"rank {', '.join(map(str, told))} is lost in step "
-            f"{decision.num_steps}, with "
-            f"residuals whose norm was {norms}; {len(decision.ranks)} ranks go "
-            "on: repeat the "
-            "step, from zero_grad() on",
+            f"rank {', '.join(map(str, told))} is lost in step {decision.num_steps}, "
+            f"with residuals whose norm was {norms}; {len(decision.ranks)} ranks go "
+            "on: repeat the step, from zero_grad() on",
             ranks=tuple(told),
             step=decision.num_steps,
         )
@@ -431,8 +429,9 @@ class Shrinking:
         self._report.look = self._seen
 
     def _seen(self) -> int:
-        """The number of the newcomer that waits; notes the means that this step
-        leaves.
+        """The number of the newcomer that waits.
+
+        Notes the means that this step leaves.
         """
         number = 0 if self._lookout is None else self._lookout.number
         self._means = [param.grad for _, param in self._params] if number else []
@@ -469,8 +468,9 @@ class Shrinking:
         _log.warning("rank %d has joined at step %d", offer.labels[-1], offer.step)
 
     def _healer(self, offer: Offer) -> Callable[[Engine], None]:
-        """The way to send the newcomer what it lacks; raises where none can come in
-        now.
+        """The way to send the newcomer what it lacks.
+
+        Raises where none can come in now.
         """
         healing = self._healing
         why = ""

@@ -117,8 +117,9 @@ class TaskManager:
         return task
 
     def stop(self) -> bool:
-        """Starts no further task and lets the threads end; returns whether it was
-        running.
+        """Starts no further task and lets the threads end.
+
+        Returns whether it was running.
         """
         with self._lock:
             was_running = not self._stopped
@@ -138,8 +139,9 @@ class TaskManager:
         return threading.current_thread() in self._threads
 
     def join(self, timeout_s: float) -> bool:
-        """Waits for what a stopped manager has begun; returns whether all of it is
-        over.
+        """Waits for what a stopped manager has begun.
+
+        Returns whether all of it is over.
 
         It does not wait for what was abandoned.
         """
@@ -187,8 +189,9 @@ class TaskManager:
                 free.extend(self._complete(task))
 
     def _begin(self, task: Task, begin: Begin) -> list[Task]:
-        """Begins a task; returns the tasks that it freed, if it ended before this
-        returns.
+        """Begins a task.
+
+        Returns the tasks that it freed, if it ended before this returns.
         """
         with self._lock:
             if self._stopped:
@@ -258,8 +261,9 @@ class TaskManager:
             return True
 
     def _do(self, task: Task, lane: str) -> list[Task]:
-        """Runs a task of a lane that was taken, and gives it back; returns what the
-        task freed.
+        """Runs a task of a lane that was taken, and gives it back.
+
+        Returns what the task freed.
         """
         start_s = self._clock()
         is_done = self._run(task)
@@ -272,8 +276,9 @@ class TaskManager:
         return self._complete(task) if is_done else []
 
     def _run(self, task: Task) -> bool:
-        """Runs a task's work; returns whether it was done. An error in it stops
-        everything.
+        """Runs a task's work; returns whether it was done.
+
+        An error in it stops everything.
         """
         try:
             task.result = task.fn()

@@ -63,8 +63,9 @@ AMONG_SHARDS = f" among {Among.SHARDS.value}"
 NUM_VERBS = 64
 """The verbs that a record holds."""
 FOLDER = "GRADWIRE_RECORDS"
-"""The environment variable with the folder for records; the system's temporary one
-without it.
+"""The environment variable with the folder for records.
+
+The system's temporary one without it.
 """
 _log = logging.getLogger("gradwire")
 
@@ -82,9 +83,8 @@ def open_channels(
     connections, until the job ends.
     """
     store = store_for(name)
-    if name.startswith(
-        REJOINED
-    ):  # who never comes would keep the job's own connection busy
+    # who never comes would keep the job's own connection busy
+    if name.startswith(REJOINED):
         store = store.clone()
     return [
         ProcessGroupGloo(
@@ -103,9 +103,8 @@ def give_back(channels: list[Channel]) -> None:
     closing = [
         threading.Thread(target=channels.pop, name="gradwire close") for _ in channels
     ]
-    with suppress(
-        RuntimeError
-    ):  # an interpreter that ends starts no thread, since Python 3.12
+    # an interpreter that ends starts no thread, since Python 3.12
+    with suppress(RuntimeError):
         for thread in closing:
             thread.start()
     for thread in closing:
@@ -252,8 +251,9 @@ class LastVerbs:
         self._numbers = count()
 
     def launch(self, step: int, message: int, name: str, size_bytes: int) -> NotedVerb:
-        """Notes a verb that waits for its channel from now on; returns it, to be filled
-        in.
+        """Notes a verb that waits for its channel from now on.
+
+        Returns it, to be filled in.
         """
         verb = NotedVerb(
             next(self._numbers), step, message, name, size_bytes, wall_clock()
@@ -288,8 +288,9 @@ class LastVerbs:
 
 
 class Routes:
-    """The channels of one rank, by the ranks that they lead to; none where it is alone
-    there.
+    """The channels of one rank, by the ranks that they lead to.
+
+    None where it is alone there.
     """
 
     def __init__(self, lanes: Sequence[str], *, checksums: bool = False) -> None:
@@ -354,8 +355,9 @@ class Routes:
         return found
 
     def seals(self, verbs: Sequence[Communication], step: int) -> Seals | None:
-        """The checksums that travel beside verbs from host memory; None where none
-        do.
+        """The checksums that travel beside verbs from host memory.
+
+        None where none do.
         """
         if not self.checksums:
             return None
@@ -478,7 +480,8 @@ def agree_to_lend(host: Circle) -> bool:
 _ON_HOSTS = "write mesh= where hosts have several ranks"
 _REMEDIES = {
     Among.RANKS: "have your exchange return the gradient itself where world is 1",
-    Among.SHARDS: "write shards=mesh['tp'], or have the exchange see whether me.shards is None",
+    Among.SHARDS: "write shards=mesh['tp'], or have the exchange see whether me.shards "
+    "is None",
     Among.HOST: _ON_HOSTS,
     Among.HOSTS: _ON_HOSTS,
 }
@@ -510,9 +513,8 @@ def as_on_a_lane(side: SideStream | None = None) -> Iterator[None]:
             undo.enter_context(torch.autocast("cpu", enabled=False))
         if side is not None:
             undo.enter_context(side.use())
-        undo.enter_context(
-            torch.no_grad()
-        )  # the last, as inference_mode(False) enables gradients
+        # the last, as inference_mode(False) enables gradients
+        undo.enter_context(torch.no_grad())
         yield
 
 
@@ -526,8 +528,9 @@ def is_begun(verbs: Sequence[Communication]) -> bool:
 def begin(
     verb: Communication, channel: Channel, over: Over, seals: Seals | None = None
 ) -> None:
-    """Starts a verb; ``over`` is called when it has ended, in a thread of the channel's
-    own.
+    """Starts a verb.
+
+    ``over`` is called when it has ended, in a thread of the channel's own.
 
     A verb that has ended already calls it in this thread. ``seals`` are its checksums.
     """
@@ -555,9 +558,8 @@ def begin(
     left = [*works]
     for work in works:
         future = work.get_future()
-        if (
-            future.done()
-        ):  # torch would drop an interrupt that comes while it calls back
+        # torch would drop an interrupt that comes while it calls back
+        if future.done():
             arrived(future)
         else:
             future.add_done_callback(arrived)

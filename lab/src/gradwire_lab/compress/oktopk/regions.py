@@ -39,9 +39,8 @@ class Regions:
         edges = (0, *cuts_C.tolist(), numel)
         if any(stop < start for start, stop in pairwise(edges)):
             raise RanksDiffer(
-                f"regions of {numel} elements have the borders {edges}, and they "
-                "must ascend; give "
-                "every rank the same model, compressor and settings"
+                f"regions of {numel} elements have the borders {edges}, and they must "
+                "ascend; give every rank the same model, compressor and settings"
             )
         return cls(edges, among)
 

@@ -147,9 +147,8 @@ class Turn:
             self.asked,
             lambda: no_entries(self.out_N, listed.counts[me.rank]),
         )
-        if (
-            self.most_uneven < inf
-        ):  # ranks take the same verbs, of no bytes where nothing moves
+        # ranks take the same verbs, of no bytes where nothing moves
+        if self.most_uneven < inf:
             held = yield from self._even_out(held, spread)
         lists = [self._list(rank, spread) for rank in range(me.world)]
         size = max(one.layout.slot_bytes for one in lists)

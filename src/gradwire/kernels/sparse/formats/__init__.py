@@ -1,5 +1,4 @@
-"""Layouts of sparse vectors on the wire, one in each file: ``coo.py`` defines
-``formats.coo``.
+"""Layouts of sparse vectors on the wire: ``coo.py`` defines ``formats.coo``.
 
 Each states its size as a formula of counts that all ranks can know
 (``SparseFormat.size_bytes``). ``choose`` and collectives find them by name. A format

@@ -1,5 +1,4 @@
-"""auto: whatever the simulator finds fastest, compressed only where that gains beyond
-doubt.
+"""auto: the plan that is fastest in simulation, compressed where that surely gains.
 
 Source: gradwire's own. It takes up HiPress' and Espresso's question, which gradients to
     compress, and asks the simulator.
@@ -146,9 +145,8 @@ def _dense(
     yield "ddp", ddp(profile, cluster)
     yield "mgwfbp", mgwfbp(profile, cluster)
     dense = Blend(profile, cluster)
-    for overlaps in _overlaps(
-        overlap_forward
-    ):  # each, as sparse messages may join them
+    # each, as sparse messages may join them
+    for overlaps in _overlaps(overlap_forward):
         yield "equal messages", dense.plan(best_candidate(dense, (overlaps,))[1])
 
 

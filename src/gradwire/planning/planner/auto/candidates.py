@@ -239,9 +239,8 @@ class Blend:
         by_dtype: dict[str, list[DraftedRange]] = {}
         for one in every:
             by_dtype.setdefault(self.tensors[one.place][0].dtype, []).append(one)
-        even = (
-            CHUNK_ALIGNMENT * self.cluster.num_ranks
-        )  # then the chunks of all ranks are alike
+        # then the chunks of all ranks are alike
+        even = CHUNK_ALIGNMENT * self.cluster.num_ranks
         length = max(1, -(-total // count // even) * even)
         for own in by_dtype.values():
             held = 0
@@ -349,8 +348,9 @@ def first_seconds(blend: Blend) -> float:
 
 
 def best_candidate(blend: Blend, overlaps: Sequence[bool]) -> tuple[float, Candidate]:
-    """The candidate of least seconds; ``overlaps`` says whether it may overlap the next
-    forward.
+    """The candidate of least seconds.
+
+    ``overlaps`` says whether it may overlap the next forward.
 
     Of those that differ by rounding alone it is the one whose plan takes the least
     time.

@@ -71,16 +71,18 @@ class AdmittedExchanges(NamedTuple):
     """
 
     exchanges: dict[str, ExchangeSetting]
-    """By the compressor's name; those of ``LOSS_OVER_DENSE`` first, and in its
-    order.
+    """By the compressor's name.
+
+    Those of ``LOSS_OVER_DENSE`` first, and in its order.
     """
     not_measured: tuple[str, ...]
     """Compressors that the fidelity admits, and of which the cluster knows no costs."""
 
 
 def admitted(fidelity: str, cluster: Cluster) -> AdmittedExchanges:
-    """The exchanges that may be chosen; raises ``InvalidSetting`` for a fidelity there
-    is not.
+    """The exchanges that may be chosen.
+
+    Raises ``InvalidSetting`` for a fidelity there is not.
 
     >>> admitted("half", Cluster(num_ranks=4, rate_bytes_per_s=1e9))
     AdmittedExchanges(exchanges={}, not_measured=('cast16',))
@@ -167,8 +169,9 @@ class Survey:
     exact: list[PricedPlan]
     """Plans that lose nothing; that of ``ddp`` is the first."""
     lossy: list[PricedPlan]
-    """The best plans of the compressors that were gone into; those nearer to dense
-    first.
+    """The best plans of the compressors that were gone into.
+
+    Those nearer to dense first.
     """
     admits: AdmittedExchanges
 

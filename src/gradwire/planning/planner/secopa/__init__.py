@@ -1,5 +1,4 @@
-"""secopa: each gradient is compressed, and cut into as many partitions, as a cost model
-advises.
+"""secopa: each gradient is compressed and cut as a cost model advises.
 
 Source: Wu et al., "HiPress" (IEEE TPDS 2023), section 3.3, selective compression and
     partitioning (SeCoPa), with equations 1 and 2 and tables 2 and 3; section 6.1 for
@@ -97,7 +96,8 @@ def secopa(
     >>> line = LineFit(alpha_s=1e-5, per_unit_s=1e-10)
     >>> codecs = {"onebit": CodecFit(encode=line, decode=line, merge=line)}
     >>> cluster = Cluster(num_ranks=8, rate_bytes_per_s=1.25e8, codecs=codecs)
-    >>> {one.compressor for one in secopa(catalogue.load("vgg16"), cluster).exchanges.values()}
+    >>> plan = secopa(catalogue.load("vgg16"), cluster)
+    >>> {one.compressor for one in plan.exchanges.values()}
     {'onebit'}
     """
     check_bytes("bulk_bytes", bulk_bytes)
@@ -277,8 +277,9 @@ class _Maker:
         return self._message(chunks, self._choose(tensors).num_partitions)
 
     def _message(self, chunks: tuple[Chunk, ...], partitions: int) -> PlannedMessage:
-        """A compressed message; the exchange is told of partitions where they are
-        few.
+        """A compressed message.
+
+        The exchange is told of partitions where they are few.
         """
         name = self.setting.compressor
         setting = self.setting

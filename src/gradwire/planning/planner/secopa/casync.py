@@ -1,5 +1,4 @@
-"""CaSync's cost model: whether to compress a gradient, and into how many partitions to
-cut it.
+"""CaSync's cost model: whether to compress a gradient, and how many partitions.
 
 Source: HiPress (Wu et al.), section 3.3, equations 1 and 2 with tables 2 and 3; section
     6.1 for aggregators that sit with the workers.
@@ -129,8 +128,9 @@ class CaSyncCost:
         )
 
     def choose(self, numel: int, size_bytes: int, payload_bytes: float) -> LeastCost:
-        """Whether to compress a gradient, and its partitions. What ties stays
-        uncompressed.
+        """Whether to compress a gradient, and its partitions.
+
+        What ties stays uncompressed.
         """
         num_K = np.arange(1.0, self.num_ranks * MOST_BATCHES + 1)
         plain = _least(self.plain_each_s(size_bytes, num_K))

@@ -1,5 +1,4 @@
-"""ssfusion: each tensor of a group sparsified by itself, but for small ones, which go
-dense.
+"""ssfusion: each tensor of a group is sparsified by itself; small ones go dense.
 
 Source: Ming et al., "SSFusion: Tensor Fusion with Selective Sparsification for
     Efficient Distributed DNN Training" (ICDE 2026), sections IV-B (selection, density),
@@ -101,7 +100,8 @@ def ssfusion(
     >>> line = LineFit(alpha_s=1e-5, per_unit_s=1e-10)
     >>> codecs = {"dgc": CodecFit(encode=line, decode=line, merge=line)}
     >>> cluster = Cluster(num_ranks=8, rate_bytes_per_s=1.25e8, codecs=codecs)
-    >>> {one.compressor for one in ssfusion(catalogue.load("vgg16"), cluster).exchanges.values()}
+    >>> plan = ssfusion(catalogue.load("vgg16"), cluster)
+    >>> {one.compressor for one in plan.exchanges.values()}
     {'selective'}
     """
     _check("variant", variant, VARIANTS)

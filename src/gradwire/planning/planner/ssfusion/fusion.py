@@ -1,5 +1,4 @@
-"""Fusion of sparsified gradients: the cuts in backward order after which all arrive
-earliest.
+"""Fusion of sparsified gradients: cuts after which all arrive earliest.
 
 Source: Wang et al., "Cupcake: A Compression Scheduler for Scalable
     Communication-Efficient Distributed Training" (MLSys 2023), whose cost this is, and
@@ -198,8 +197,9 @@ class SparseCost:
 
 
 def sparsifier(compressor: str, density: float) -> Compressor:
-    """The sparsifier of a name at a density; refuses what sends no share of the
-    elements.
+    """The sparsifier of a name at a density.
+
+    Refuses what sends no share of the elements.
     """
     accepted = "a compressor with a density, such as 'dgc' or 'topk'"
     refusal = invalid(
@@ -254,8 +254,9 @@ class _Table:
     """
     group_s: float
     gather_AB: Floats
-    """Seconds of the all-gather of tensors a to b - 1; infinite where there is no such
-    group.
+    """Seconds of the all-gather of tensors a to b - 1.
+
+    Infinite where there is no such group.
     """
 
     @classmethod

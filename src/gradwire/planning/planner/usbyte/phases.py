@@ -1,5 +1,4 @@
-"""The two phases of US-Byte: from an order of priorities to unequal blocks and when
-they start.
+"""The two phases of US-Byte: from priorities to unequal blocks and their starts.
 
 Source: US-Byte, algorithm 1 (first phase) and equations 9 to 12 with theorem 1 (second
 phase).
@@ -91,8 +90,9 @@ class Instance:
         )
 
     def blocks(self, place: Sequence[int]) -> list[UnequalBlock]:
-        """All blocks in issue order; the bucket of the smallest ``place`` is the most
-        urgent.
+        """All blocks in issue order.
+
+        The bucket of the smallest ``place`` is the most urgent.
 
         Between the ends of two layers the most urgent bucket that is ready sends as
         many basic blocks as fit, and at least one. If that bucket is still the most
@@ -139,8 +139,9 @@ class Instance:
         return blocks
 
     def _first_phase(self, place: Sequence[int], sent: list[int]) -> list[UnequalBlock]:
-        """Algorithm 1 with its accumulation mended; counts in ``sent`` what it
-        sends.
+        """Algorithm 1 with its accumulation mended.
+
+        Counts in ``sent`` what it sends.
         """
         blocks: list[UnequalBlock] = []
         waiting: list[tuple[int, int]] = []  # a heap of (place, bucket)
