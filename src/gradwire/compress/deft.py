@@ -390,10 +390,17 @@ class deft(SharedSupport):
     """Averages about a ``density`` share of elements: of each layer those that are
     largest there.
 
-    ``layers`` are the sizes of the tensors that lie in a message; None: those of the
-    model. Each rank selects in layers of its own, so what ranks select never overlaps.
-    That is about 1/W of the work, and more where one layer is large; norms are taken of
-    all layers.
+    Each rank selects in layers of its own, so no element is selected twice. A rank has
+    about 1/W of the work, and more where one layer is large. Every rank takes the norms
+    of all layers.
+
+    Args:
+        density: The kept fraction k/n, in (0, 1]; default 0.01. A larger one sends more
+            bytes, and elements wait for fewer steps. Each layer that is not zero sends
+            at least one element.
+        layers: The number of elements of each layer, in the order of the message: a
+            sequence of whole numbers from 0. None (the default): one layer for each
+            tensor of the message. Larger layers leave less to balance among ranks.
 
     >>> from gradwire.exchange.by_name import run_local
     >>> spec = TensorSpec("two layers", 6, shapes=((4,), (2,)))

@@ -25,8 +25,11 @@ class fp8(Program, contraction=True, error_feedback=True):
     """Eight bits an element: four bits of precision down to a 28672th of the largest
     magnitude.
 
-    Unlike ``int8`` it keeps the small elements of a block with a large one. ``block``
-    is the number of elements that share a scale, a multiple of 64.
+    Unlike ``int8`` it keeps the small elements of a block with a large one.
+
+    Args:
+        block: The number of elements that share a scale, a multiple of 64; default
+            4096. A block has 4 bytes for it. Shorter blocks lose less and send more.
 
     >>> import torch
     >>> codec = fp8()

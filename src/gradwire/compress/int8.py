@@ -31,7 +31,9 @@ class int8(Program, contraction=True, error_feedback=True):
     """Eight bits an element: the nearest multiple of a 127th of the block's largest
     magnitude.
 
-    ``block`` is the number of elements that share it, a multiple of 64.
+    Args:
+        block: The number of elements that share a scale, a multiple of 64; default
+            4096. A block has 4 bytes for it. Shorter blocks lose less and send more.
 
     >>> import torch
     >>> codec = int8()

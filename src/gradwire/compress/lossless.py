@@ -48,8 +48,12 @@ with.
 class lossless(Compressor):
     """Sends gradients of float32 and bfloat16 in fewer bytes, and without any loss.
 
-    ``prescale`` is that of ``none``, whose values travel: exchanges set it to 1/W. So
-    the mean has the bits that ``none`` has through the same collective.
+    The mean has the bits that ``none`` has through the same collective.
+
+    Args:
+        prescale: The factor of values on the wire, from 2**-24 to 1; default 1.
+            Collectives that sum values on the way set it to 1/W, W being the number of
+            ranks. Users leave it out.
 
     >>> codec, grad_N = lossless(), torch.arange(4096) / 64
     >>> payload, _ = codec.encode(None, grad_N)

@@ -280,10 +280,18 @@ class MatrixStep:
 
 @dataclass(frozen=True, kw_only=True)
 class powersgd(Exchange):
-    """Averages matrices by way of two factors of ``rank`` columns, a whole number from
-    1.
+    """Averages each matrix as the product of two thin matrices, P and Q.
 
-    ``seed`` draws the Q that the first step starts from.
+    Vectors, and matrices that the factors would not make shorter, are sent
+    uncompressed.
+
+    Args:
+        rank: The number of columns of P and Q, a whole number from 1; default 4. The
+            bytes of an n x m matrix grow with ``rank`` * (n + m). A larger rank loses
+            less and takes longer.
+        seed: The seed of the random matrices Q that the first step begins with, from 0
+            to 2**64 - 1; default 0. All ranks pass the same. Later steps begin with the
+            Q of the step before.
 
     >>> import torch
     >>> from gradwire.exchange.by_name import run_local

@@ -48,7 +48,10 @@ class sparseloco(Coo):
     """Sends the ``density`` share of each 4096 elements, as signs and one of two
     magnitudes.
 
-    ``density`` is k/n, from 1/4096 to 1.
+    Args:
+        density: The kept fraction k/n of each chunk, from 1/4096 to 1; default 1/64. An
+            element takes 18 bits, and a chunk 8 bytes. A larger density sends more
+            bytes and loses less.
 
     >>> codec = sparseloco(density=0.5)
     >>> payload, _ = codec.encode(None, torch.tensor([1.0, -4.0, 2.0, 3.0, 0.5, 6.0]))

@@ -51,6 +51,9 @@ class Format:
     """The fields of a payload in the order in which they lie, each aligned to its own
     item size.
 
+    Args:
+        fields: The fields, a tuple of ``Field``.
+
     >>> Format((Field("scales", torch.float32, 2), Field("bits", torch.uint8, 3))).size_bytes
     11
     """

@@ -31,7 +31,13 @@ from ..formats.blocks import blocks
 
 @dataclass(frozen=True, kw_only=True)
 class omnireduce(PushPull):
-    """Push blocks of ``block`` elements in which any is not zero, add them up, pull."""
+    """Push blocks of ``block`` elements in which any is not zero, add them up, pull.
+
+    Args:
+        block: The number of elements in a block, from 1 to 2**24; default 256. A block
+            has an index of 4 bytes. Longer blocks have fewer indices, and send more
+            zeros.
+    """
 
     block: int = 256
     carries_rows: ClassVar[bool] = False

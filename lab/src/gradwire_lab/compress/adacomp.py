@@ -58,7 +58,9 @@ class adacomp(
 ):
     """Sends signs of as many elements as the residuals call for, and one magnitude.
 
-    ``block`` is the length of a bin, the paper's T: longer bins send less.
+    Args:
+        block: The length of a bin in elements, the paper's T: a multiple of 64; default
+            512. Longer bins send less and lose more.
 
     >>> import torch
     >>> codec = adacomp(block=64)
