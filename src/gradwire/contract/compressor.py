@@ -124,33 +124,35 @@ class Traits:
     Args:
         layout: The kind of content that a payload holds, a ``Layout``.
         lossless: ``decode(encode(x))`` is x, bit for bit, in the gradient's own dtype.
-            Default: False, as for all promises of True or False but ``exact_size``.
+            Default: False.
         additive: Payloads may be summed element by element by a library all-reduce.
+            Default: False.
         exact_size: The payload's size follows from the spec alone; else ``format`` is
             the largest there is. Default: True.
-        unbiased: The expectation of ``decode(encode(x))`` is x.
+        unbiased: The expectation of ``decode(encode(x))`` is x. Default: False.
         contraction: ``||x - decode(encode(x))|| <= ||x||`` for every x within the wire
-            dtype's range.
+            dtype's range. Default: False.
         error_feedback: Trains well only if the unsent part of a gradient is kept for
-            the next step.
+            the next step. Default: False.
         reads_latest: The payload depends on the gradient and the residual apart, and
-            not on their sum alone.
+            not on their sum alone. Default: False.
         shared_scale: Elements share numbers of the decoder, such as a scale or a mean.
             So tensors that travel in one message are encoded apart. For a CompLL
-            program this follows from its fields.
+            program this follows from its fields. Default: False.
         shared_support: All ranks select the same elements, so an all-reduce can sum the
-            values.
+            values. Default: False.
         density_range: The least and the most selected elements, as factors of
             ``density``. The most holds for every gradient. The least holds if 64
             elements or more are asked for, and the gradient has as many elements that
             are not 0. None (the default): no density.
-        whole_tensors: An exchange that needs whole tensors in their shapes.
+        whole_tensors: An exchange that needs whole tensors in their shapes. Default:
+            False.
         every_tensor: Each rank sends elements of every tensor in a message, except of
-            tensors of zeros.
+            tensors of zeros. Default: False.
         same_threads: Every rank computes the same values for itself. So all ranks need
-            as many threads.
+            as many threads. Default: False.
         host_only: Encode runs on the host. Gradients of a device are copied to the host
-            first.
+            first. Default: False.
     """
 
     layout: Layout

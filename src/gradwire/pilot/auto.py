@@ -62,15 +62,15 @@ class auto(Pilot):
 
     Args:
         fidelity: The compressors that are allowed. "exact": none that loses bits.
-            "half": 16 bits too. "safe": compressors that trained to 1.01 of the dense
-            loss. "any": all.
+            "half": 16 bits too. "safe" (the default): compressors that trained to 1.01
+            of the dense loss. "any": all.
         measured_steps: The most dense steps in which layers are measured, after three
-            of warm-up.
-        review_steps: Steps between two comparisons of step times among ranks. Short
-            steps are compared every 24.
-        trial_steps: Steps until a plan is compared with dense steps. Each later
-            comparison comes after twice as many. A plan with a small gain is compared
-            at once.
+            of warm-up. Default: 6.
+        review_steps: Steps between two comparisons of step times among ranks, from 1;
+            default 8. Short steps are compared every 24.
+        trial_steps: Steps until a plan is compared with dense steps, from 1; default
+            128. Each later comparison comes after twice as many. A plan with a small
+            gain is compared at once.
 
     Raises:
         InvalidSetting: A value is out of range.

@@ -43,9 +43,10 @@ class by_planner(Pilot):
     ``gw.attach(model, "usbyte")`` uses the planner's defaults.
 
     Args:
-        planner: The planner's name (``gradwire list planner`` shows all).
+        planner: The planner's name (``gradwire list planner`` shows all). It has to be
+            given: the default, an empty name, is refused.
         measured_steps: The most dense steps in which layers are measured, after three
-            of warm-up.
+            of warm-up. Default: 6.
         **settings: The planner's settings.
 
     Raises:

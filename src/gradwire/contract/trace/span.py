@@ -101,8 +101,8 @@ class Trace:
     selected elements.
 
     Args:
-        spans: The spans, in order; ``Trace.of`` sorts them.
-        densities: The densities, in order.
+        spans: The spans, in order; ``Trace.of`` sorts them. Default: none.
+        densities: The densities, in order. Default: none.
 
     >>> encode = Span(0, "compute", "encode", 0.5, 0.75)
     >>> trace = Trace.of([encode, Span(0, "backward", "backward", 0.0, 0.5)])

@@ -83,14 +83,16 @@ class spardl(Exchange):
     make.
 
     Args:
-        density: k/n in (0, 1].
-        formats: How chunks are written: in the "smallest" of several formats, or in
-            "coo" alone, as in the paper.
-        teams: The number of teams, d. It divides the number of ranks W. More teams take
-            fewer rounds: log2 d fewer if W and d are powers of two. Their chunks are
-            fewer and longer, so the selected elements are nearer to the largest of the
-            whole gradient. Two teams send as many bytes as one team, and more teams
-            send more.
+        density: The kept fraction k/n, in (0, 1]; default 0.01. A larger one sends more
+            bytes, and elements wait for fewer steps.
+        formats: "smallest" (the default): each chunk in the shortest of several
+            formats. "coo": an index of 4 bytes and a value for each element, as in the
+            paper. The means are equal.
+        teams: The number of teams, d, from 1; default 1. It divides the number of ranks
+            W. More teams take fewer rounds: log2 d fewer if W and d are powers of two.
+            Their chunks are fewer and longer, so the selected elements are nearer to
+            the largest of the whole gradient. Two teams send as many bytes as one team,
+            and more teams send more.
 
     All ranks have the same settings. One rank alone sends nothing, whatever they are.
 
