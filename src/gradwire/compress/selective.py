@@ -427,8 +427,9 @@ class selective(Exchange, EncodesTensors):
     default no vectors.
 
     Args:
-        sparsifier: The name of the compressor that selects elements: "topk", "dgc" (the
-            default), "graddrop", "gaussiank", "redsync" or "sidco".
+        sparsifier: The name of the compressor that selects elements: "topk" or "dgc"
+            (the default). The package gradwire-lab adds "graddrop", "gaussiank",
+            "redsync" and "sidco".
         density: The kept fraction k/n of the whole message, in (0, 1]; default 0.01. A
             larger one sends more bytes and loses less. With ``num_dense`` it is the
             fraction of the sparse tensors alone.

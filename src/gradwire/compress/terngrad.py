@@ -50,9 +50,9 @@ class terngrad(Program, unbiased=True):
 
     Args:
         clip: The number of standard deviations at which elements are cut off first, a
-            number above 0, or None for no clipping; default 1.5. A smaller one makes
-            the variance smaller. Unless it is None the trait ``unbiased`` is False. It
-            does not change the bytes.
+            number above 0; default 1.5. A smaller one makes the variance smaller, and
+            the trait ``unbiased`` is False. None: no clipping, and ``unbiased`` is
+            True. It does not change the bytes.
         block: The number of elements that share a largest magnitude, a multiple of 64;
             default 128. A block has 4 bytes for it. Shorter blocks lose less and send
             more.

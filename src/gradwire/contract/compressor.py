@@ -143,7 +143,7 @@ class Traits:
             values. Default: False.
         density_range: The least and the most selected elements, as factors of
             ``density``. The most holds for every gradient. The least holds if 64
-            elements or more are asked for, and the gradient has as many elements that
+            elements or more are asked for. The gradient must have as many elements that
             are not 0. None (the default): no density.
         whole_tensors: An exchange that needs whole tensors in their shapes. Default:
             False.
