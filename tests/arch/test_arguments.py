@@ -82,13 +82,23 @@ def at_the_root() -> Iterator[tuple[str, Any]]:
             yield f"gw.{name}", found
 
 
+def in_modules() -> Iterator[tuple[str, Any]]:
+    """Functions that users call by a module at the root."""
+    yield "gw.fsdp.reduce_scatter", gw.fsdp.reduce_scatter
+    for module in (gw.catalogue, gw.recipes):
+        for name, found in vars(module).items():
+            is_own = getattr(found, "__module__", "") == module.__name__
+            if inspect.isfunction(found) and is_own and not name.startswith("_"):
+                yield f"{module.__name__}.{name}", found
+
+
 def algorithms() -> Iterator[tuple[str, Any]]:
     for kind in KINDS:
         for name in names(kind):
             yield f"{kind} {name}", load(kind, name)
 
 
-@each("public", [at_the_root, algorithms])
+@each("public", [at_the_root, in_modules, algorithms])
 def test_every_argument_is_explained(
     public: Callable[[], Iterator[tuple[str, Any]]],
 ) -> None:
@@ -112,7 +122,7 @@ def test_what_gradwire_alone_makes_lists_its_attributes() -> None:
         assert set(listed) <= {*vars(one), *one.__init__.__code__.co_names}, one
 
 
-@each("public", [at_the_root, algorithms])
+@each("public", [at_the_root, in_modules, algorithms])
 def test_every_default_is_stated(
     public: Callable[[], Iterator[tuple[str, Any]]],
 ) -> None:
