@@ -1,5 +1,4 @@
-"""All-gather of sparse payloads (AGsparse): every rank gets every payload and adds them
-up.
+"""All-gather of sparse payloads (AGsparse): every rank adds up every payload.
 
 Source: torch.distributed.all_gather; the scheme ZEN (section 2) calls AGsparse and DGC
 uses.

@@ -1,5 +1,4 @@
-"""CaSync-PS: a parameter server whose aggregators sit with the ranks,
-compression-aware.
+"""CaSync-PS: a parameter server of the ranks themselves, compression-aware.
 
 Source: HiPress (Wu et al.) section 3.1 and figure 2; bulk communication of sections 3.2
     and 5.1; aggregators co-located with workers as in section 6.

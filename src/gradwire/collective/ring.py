@@ -1,5 +1,4 @@
-"""Ring all-reduce from sends and receives: reduce-scatter, then all-gather, along a
-ring.
+"""Ring all-reduce from sends and receives: reduce-scatter, then all-gather.
 
 Source: HiPress section 2.2, figure 1b; Patarasu and Yuan 2009 (bandwidth optimal).
 Differences: none; payloads are summed in their own dtype at every hop. So values of 16

@@ -1,5 +1,4 @@
-"""deft: the largest elements of each layer, as many as its norm asks for, each layer by
-one rank.
+"""deft: the largest elements of each layer, by its norm, each layer by one rank.
 
 Source: Yoon and Oh, ICPP 2023, "DEFT: exploiting gradient norm difference between model
     layers for scalable gradient sparsification", algorithms 1 (``_support``) to 5.

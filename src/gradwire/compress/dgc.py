@@ -1,5 +1,4 @@
-"""dgc: the largest elements by magnitude, found with a threshold that a small sample
-gives.
+"""dgc: the largest elements by magnitude, by a threshold that a small sample gives.
 
 Source: Lin et al., ICLR 2018, "Deep Gradient Compression", section 3.1 and appendix B
     (sampled threshold, hierarchical selection); HiPress table 5.

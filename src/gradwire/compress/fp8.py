@@ -1,5 +1,4 @@
-"""fp8: 8-bit floats, scaled so that a block's largest magnitude is the format's largest
-number.
+"""fp8: 8-bit floats, scaled by the largest magnitude of a block.
 
 Source: Micikevicius et al., arXiv 2209.05433 (FP8 formats for deep learning): e4m3,
     with four exponent bits and three of fraction, scaled by the largest magnitude.

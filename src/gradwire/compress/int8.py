@@ -1,5 +1,4 @@
-"""int8: the nearest of 255 even levels up to a block's largest magnitude, a byte an
-element.
+"""int8: the nearest of 255 even levels up to a block's largest, a byte an element.
 
 Source: Dettmers et al., ICLR 2022 (8-bit optimizers), section 2.1: block-wise
     quantisation, each block of 4096 by its largest magnitude.

@@ -1,5 +1,4 @@
-"""lossless: fewer bytes for the very same bits: exponents in few bits, all else as it
-is.
+"""lossless: fewer bytes for the very same bits: exponents in few bits.
 
 Source: ZipNN (Hershcovitch et al., 2024): exponents of models and gradients have few
     values, and take Huffman's codes; the bits below them are noise, and stay as they

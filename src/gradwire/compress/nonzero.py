@@ -1,5 +1,4 @@
-"""nonzero: everything that is not zero, and nothing else: sparse gradients without
-loss.
+"""nonzero: everything that is not zero: sparse gradients without loss.
 
 Source: the sparse tensors of ZEN (OSDI 2025), definition 2; embeddings have such
 gradients.

@@ -1,5 +1,4 @@
-"""powersgd: every matrix as the product of two thin ones, found by one step of the
-power iteration.
+"""powersgd: every matrix as the product of two thin ones, by a power iteration.
 
 Source: Vogels, Karimireddy and Jaggi, PowerSGD, NeurIPS 2019, algorithms 1 and 2;
 HiPress 4.4. Differences from the paper:

@@ -1,5 +1,4 @@
-"""qsgd: magnitudes as fractions of a bucket's norm, rounded at random to even levels,
-with a sign.
+"""qsgd: fractions of a block's norm, rounded at random to even levels, with a sign.
 
 Source: Alistarh et al., NeurIPS 2017, section 3.1 (equation 4) and 3.3 (buckets); its
     experiments have 4 bits and buckets of 512, and scale by the largest magnitude as

@@ -1,5 +1,4 @@
-"""selective: each tensor of a message is sparsified by itself, and the smallest travel
-dense.
+"""selective: each tensor of a message sparsified by itself, the smallest dense.
 
 Source: Ming et al., ICDE 2026, "SSFusion: Tensor Fusion with Selective Sparsification
     for Efficient Distributed DNN Training", section IV-B (per-tensor selection,

@@ -1,5 +1,4 @@
-"""sparseloco: the largest elements of every 4096, each in two bits: a sign and one of
-two levels.
+"""sparseloco: the largest of every 4096 elements, each as a sign and one of two levels.
 
 Source: Sarfi, Thérien, Lidin, Belilovsky 2025, arXiv 2508.15706, "Communication
     efficient LLM pre-training with SparseLoCo": chunks of 4096 elements, of which the

@@ -1,5 +1,4 @@
-"""terngrad: the signs of some elements, chosen at random, times the largest magnitude
-of a block.
+"""terngrad: signs of random elements, times the largest magnitude of a block.
 
 Source: Wen et al., NeurIPS 2017, algorithm 1 and equations 1 to 4; gradient clipping:
 section 3.3.

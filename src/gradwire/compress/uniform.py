@@ -1,5 +1,4 @@
-"""uniform: even levels between a block's smallest and largest element, rounded at
-random.
+"""uniform: even levels from a block's smallest to its largest, rounded at random.
 
 Source: HiPress figure 5, where this stochastic min/max quantiser is called TernGrad;
     Wen et al.'s own is ``terngrad`` here.

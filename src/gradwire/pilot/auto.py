@@ -1,5 +1,4 @@
-"""auto: a few dense steps while layers, links and codecs are measured, then the best
-plan for them.
+"""auto: a few dense steps that measure, then the best plan.
 
 The plan's first steps are followed by some by each of a few rivals, which may be as
 fast for all that predictions say, and the fastest is kept. After that it watches. Every

@@ -1,5 +1,4 @@
-"""by_planner: a few dense steps while layers, links and codecs are measured, then a
-planner's plan.
+"""by_planner: a few dense steps that measure, then the plan of one planner.
 
 Source: SSFusion (ICDE 2026), "Online profiling": the first five iterations; HiPress
     (IEEE TPDS 2023), section 3.3: curves of compression and network are measured, then

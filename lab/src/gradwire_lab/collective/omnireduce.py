@@ -1,5 +1,4 @@
-"""OmniReduce: whole blocks that are not all zeros, each to the rank that aggregates its
-range.
+"""OmniReduce: blocks that are not all zeros, each to the rank that sums its range.
 
 Source: OmniReduce (Fei et al., SIGCOMM 2021), as ZEN (OSDI 2025, section 2.4 and table
 3) has it.

@@ -1,5 +1,4 @@
-"""adacomp: in every bin, what one more gradient like the latest would make the bin's
-largest.
+"""adacomp: in every bin, all that one more gradient would make the bin's largest.
 
 Source: Chen, Choi, Brand, Agrawal, Zhang, Gopalakrishnan, AAAI 2018, "AdaComp: adaptive
     residual gradient compression for data-parallel distributed training", algorithms 1

@@ -1,5 +1,4 @@
-"""gaussiank: what reaches the threshold that a normal distribution would put at the
-density.
+"""gaussiank: all above the threshold at which a normal fit has the density.
 
 Source: Shi, Chu, Cheung, See, 2019, "Understanding top-k sparsification in distributed
     deep learning" (arXiv 1911.08772), algorithm 1: the threshold is the quantile at 1 -

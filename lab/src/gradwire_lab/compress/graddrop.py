@@ -1,5 +1,4 @@
-"""graddrop: drops the elements of small magnitude, by a threshold that a small sample
-gives.
+"""graddrop: drops elements of small magnitude, by a threshold of a small sample.
 
 Source: Aji and Heafield, EMNLP 2017, "Sparse communication for distributed gradient
     descent", section 3; HiPress table 5.

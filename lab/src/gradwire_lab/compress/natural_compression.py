@@ -1,5 +1,4 @@
-"""natural_compression: each element becomes one of the two powers of two about it, at
-random.
+"""natural_compression: each element becomes a power of two next to it, at random.
 
 Source: Horvath, Ho, Horvath, Sahu, Canini, Richtarik, arXiv 1905.10988 (Natural
     Compression for Distributed Deep Learning): sign and exponent are sent. The nearer

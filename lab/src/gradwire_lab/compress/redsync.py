@@ -1,5 +1,4 @@
-"""redsync: what reaches a threshold found by halving the way from the mean to the
-maximum.
+"""redsync: all above a threshold that is searched between mean and maximum.
 
 Source: Fang, Fu, Yang, Hsieh, JPDC 2019, "RedSync: reducing synchronization bandwidth
     for distributed deep learning training system", section 5: *threshold binary

@@ -1,5 +1,4 @@
-"""sharded_dgc: DGC where layers are cut among ranks: one threshold for all parts of a
-layer.
+"""sharded_dgc: DGC of layers that are cut among ranks, by one threshold a layer.
 
 Source: Wang et al., OSDI 2025, "ZEN", section 4 (DGC under tensor parallelism: sample
     on each device, gather the samples across devices, take one top-k threshold of all,

@@ -1,5 +1,4 @@
-"""sidco: what reaches a threshold that a distribution, fitted in stages to the tail,
-puts at k.
+"""sidco: all above a threshold at k of a distribution fitted to the tail.
 
 Source: Abdelmoniem, Elzanaty, Alouini, Canini, MLSys 2021, "An efficient
     statistical-based gradient compression technique for distributed training systems"

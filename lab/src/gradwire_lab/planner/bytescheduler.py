@@ -1,5 +1,4 @@
-"""bytescheduler: blocks of one fixed size, those of the first layers first, a few at a
-time.
+"""bytescheduler: blocks of one size, those of the first layers first, a few at a time.
 
 Source: Peng et al., "A Generic Communication Scheduler for Distributed DNN Training
     Acceleration" (SOSP 2019), sections 3 and 4; figures 2c and 3b of US-Byte.

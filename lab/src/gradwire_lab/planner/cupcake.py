@@ -1,5 +1,4 @@
-"""cupcake: groups of gradients, each sparsified as one, cut where the last one arrives
-earliest.
+"""cupcake: groups of gradients sparsified as one, cut for the earliest last arrival.
 
 Source: Wang, Wu, Xu and Ng, "Cupcake: A Compression Scheduler for Scalable
     Communication-Efficient Distributed Training" (MLSys 2023): one compression for a

@@ -1,5 +1,4 @@
-"""espresso: each tensor by itself takes the option after which the iteration is
-shortest.
+"""espresso: each tensor takes the option after which the iteration is shortest.
 
 Source: Wang, Lin, Zhu and Ng, "Hi-Speed DNN Training with Espresso: Unleashing the Full
     Potential of Gradient Compression with Near-Optimal Usage Strategies" (EuroSys

@@ -1,5 +1,4 @@
-"""omgs: tensors are merged with the next one, and sparsified as one, while that saves
-more time.
+"""omgs: tensors are merged, and sparsified as one, while that saves more time.
 
 Source: Shi et al., "Communication-Efficient Distributed Deep Learning with Merged
     Gradient Sparsification on GPUs" (INFOCOM 2020), OMGS-SGD. The paper itself was not

@@ -1,5 +1,4 @@
-"""selective_fusion: neighbours are fused, and each is dense or sparsified where there
-is time.
+"""selective_fusion: neighbours are fused, dense or sparsified where there is time.
 
 Source: gradwire's own. It takes up SSFusion's selection (Ming et al., ICDE 2026,
     sections IV-B to IV-D), Cupcake's fusion (Wang et al., MLSys 2023) and Espresso's

@@ -1,5 +1,4 @@
-"""usbyte_extended: US-Byte with gradwire's extensions, merged layers and several blocks
-at once.
+"""usbyte_extended: US-Byte with merged layers and several blocks at once.
 
 Source: US-Byte, as in ``usbyte``; neither extension is the paper's.
 Differences from the paper: those of ``usbyte``, and

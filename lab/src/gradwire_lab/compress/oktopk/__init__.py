@@ -1,5 +1,4 @@
-"""oktopk: the elements that reach one threshold on each rank and another one in the
-sum.
+"""oktopk: all that reach one threshold on each rank and another one in the sum.
 
 Source: Li and Hoefler, PPoPP 2022, "Near-optimal sparse allreduce for distributed deep
     learning" (Ok-Topk): balanced split and reduce, balance and gather; constants of its

@@ -1,5 +1,4 @@
-"""spardl: sums that are cut to their largest elements again before each time they are
-sent.
+"""spardl: sums that are cut to their largest elements before each time they are sent.
 
 Source: Zhao et al., ICDE 2024, "SparDL: Distributed deep learning training with
     efficient sparse communication": Spar-Reduce-Scatter and Bruck's all-gather within a

@@ -1,5 +1,4 @@
-"""auto: whatever the simulator finds fastest, compressed only where that gains beyond
-doubt.
+"""auto: the fastest plan by the simulator, compressed only where that surely gains.
 
 Source: gradwire's own. It takes up HiPress' and Espresso's question, which gradients to
     compress, and asks the simulator.
