@@ -159,9 +159,13 @@ class Deadlock(GradwireError, RuntimeError):
 class RankFailed(GradwireError, RuntimeError):
     """A rank of the group died, hung or raised.
 
-    ``ranks`` has the failed ranks by their numbers in the job, as ``dist.get_rank()``
-    returns them. It is empty if they are unknown. ``step`` is the number of the
-    interrupted step, and ``exit_code`` the exit code of the cause.
+    Args:
+        message: The text, with the cause and the remedy.
+        ranks: The failed ranks by their numbers in the job, as ``dist.get_rank()``
+            returns them. Empty (the default): they are unknown.
+        step: The number of the interrupted step. -1 (the default): it is unknown.
+        exit_code: The exit code of the cause, one of ``ExitCode``; default
+            ``ExitCode.RANK_LOST``, which is 75.
     """
 
     def __init__(

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from gradwire.cli.commands.list import docstring
 from gradwire.contract.registry import KINDS, load, names
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import ErrorFeedback
@@ -25,6 +26,15 @@ def test_every_algorithm_is_listed_with_a_line(gradwire: Run) -> None:
     for row in rows:
         assert len(row["description"]) > 10
         assert row["description"].rstrip(".") == row["description"]
+
+
+def test_the_line_of_an_algorithm_is_a_whole_sentence() -> None:
+    """The list shows the first line of a file's header, so a second line is lost."""
+    every = {
+        (kind, name): docstring(kind, name) for kind in KINDS for name in names(kind)
+    }
+    cut = [key for key, header in every.items() if "\n" in header.partition("\n\n")[0]]
+    assert cut == []
 
 
 def test_traits_and_settings_are_the_declared_ones(gradwire: Run) -> None:

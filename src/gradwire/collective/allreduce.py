@@ -1,4 +1,4 @@
-"""Dense all-reduce by the library's own collective; 16 bits are summed in float32.
+"""Dense all-reduce: the library's own, with sums of 16-bit values in float32.
 
 Source: torch.distributed.all_reduce; what DDP does by default.
 Differences: values of 32 bits and more are divided by the world size before they are

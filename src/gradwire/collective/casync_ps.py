@@ -1,4 +1,4 @@
-"""CaSync-PS: a compression-aware parameter server; its aggregators are the ranks.
+"""CaSync-PS: a parameter server of the ranks themselves, compression-aware.
 
 Source: HiPress (Wu et al.) section 3.1 and figure 2; bulk communication of sections 3.2
     and 5.1; aggregators co-located with workers as in section 6.
@@ -65,9 +65,13 @@ from .steps.wide_sums import unscaled_if_narrow
 class casync_ps(Collective):
     """Chunk, encode, scatter, decode and merge, encode, gather, decode.
 
-    ``partitions`` is the number of chunks, from 1 to the number of ranks, each with an
-    aggregator; None is one a rank. ``room_bytes`` is the most that may be on its way to
-    one rank at once; larger messages go in rounds.
+    Args:
+        partitions: The number of chunks, from 1 to the number of ranks; each has a rank
+            that aggregates it. None (the default): one for each rank, which balances
+            bytes best. Fewer make fewer, larger payloads.
+        room_bytes: The most bytes that may be on their way to one rank at once, from 0;
+            default 512 KiB. Larger messages go in rounds, which overlap with encode and
+            decode. 0 sends all in rounds.
     """
 
     needs: ClassVar[Needs] = Needs()

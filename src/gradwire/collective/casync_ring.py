@@ -97,9 +97,13 @@ class casync_ring(Collective):
 
     Then pass the merged chunks on unchanged.
 
-    ``partitions`` is the number of chunks, from 1 to the number of ranks; None is one a
-    rank. A message whose chunks have larger payloads than ``half_bytes`` goes in two
-    halves, but for that of a sparsifier.
+    Args:
+        partitions: The number of chunks, from 1 to the number of ranks. None (the
+            default): one for each rank, which balances bytes best. Fewer make fewer,
+            larger payloads.
+        half_bytes: Bytes of a chunk's payload above which a message goes in two halves,
+            from 0; default 128 KiB. One half is encoded while the other travels. 0
+            sends all in two halves. A sparsifier's message never goes in halves.
     """
 
     needs: ClassVar[Needs] = Needs(exact_size_of_scales=True)

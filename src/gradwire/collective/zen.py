@@ -59,8 +59,15 @@ FORMATS = {
 class zen(PushPull):
     """Push to ranks that a hash names, merge, pull.
 
-    ``seed`` numbers the hash, and ``formats`` says what is sent: the "smallest" of all
-    formats, those of the "paper", or "coo" alone. All ranks have the same.
+    All ranks have the same settings.
+
+    Args:
+        seed: The seed of the hash that spreads elements over ranks, from 0 to 2**64 -
+            1; default 0. Another seed helps where many elements fall to one rank.
+        formats: The formats in which elements travel. "smallest" (the default): the
+            shortest of all formats. "paper": push in COO, and pull in the shortest of
+            hash bitmap, COO and dense. "coo": an index of 4 bytes and a value for each
+            element. It changes bytes, and not the mean.
     """
 
     seed: int = 0

@@ -31,9 +31,13 @@ from ._residual import as_working
 class cast16(Compressor):
     """Rounds gradients to 16 bits.
 
-    ``dtype`` is torch.bfloat16 (range of float32, 8 bits of precision) or torch.float16
-    (11 bits, up to 65504). ``prescale`` multiplies values before the cast; a collective
-    that sums 16-bit values on the way sets it to 1/W.
+    Args:
+        dtype: ``torch.bfloat16`` (the default) has the range of float32 and 8 bits of
+            precision. ``torch.float16`` has 11 bits, and overflows above 65504. Both
+            take 2 bytes an element.
+        prescale: The factor of values on the wire, from 2**-24 to 1; default 1.
+            Collectives that sum values on the way set it to 1/W, W being the number of
+            ranks. Users leave it out.
 
     >>> codec = cast16(dtype=torch.float16)
     >>> payload, _ = codec.encode(None, torch.tensor([1.0, 1 / 3]))

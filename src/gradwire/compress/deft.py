@@ -1,4 +1,4 @@
-"""deft: of each layer the largest elements, as many as its norm asks for.
+"""deft: the largest elements of each layer, by its norm, each layer by one rank.
 
 Source: Yoon and Oh, ICPP 2023, "DEFT: exploiting gradient norm difference between model
     layers for scalable gradient sparsification", algorithms 1 (``_support``) to 5.
@@ -383,10 +383,17 @@ class DeftState(NamedTuple):
 class deft(SharedSupport):
     """Averages about a ``density`` share of elements, the largest of each layer.
 
-    ``layers`` are the sizes of the tensors that lie in a message; None: those of the
-    model. Each rank selects in layers of its own, so what ranks select never overlaps.
-    That is about 1/W of the work, and more where one layer is large; norms are taken of
-    all layers.
+    Each rank selects in layers of its own, so no element is selected twice. A rank has
+    about 1/W of the work, and more where one layer is large. Every rank takes the norms
+    of all layers.
+
+    Args:
+        density: The kept fraction k/n, in (0, 1]; default 0.01. A larger one sends more
+            bytes, and elements wait for fewer steps. Each layer that is not zero sends
+            at least one element.
+        layers: The number of elements of each layer, in the order of the message: a
+            sequence of whole numbers from 0. None (the default): one layer for each
+            tensor of the message. Larger layers leave less to balance among ranks.
 
     >>> from gradwire.exchange.by_name import run_local
     >>> spec = TensorSpec("two layers", 6, shapes=((4,), (2,)))

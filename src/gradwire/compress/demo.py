@@ -56,11 +56,17 @@ _VALUE_DTYPES = (torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True, kw_only=True)
 class demo(Compressor):
-    """Keeps the ``keep`` largest of the ``side**2`` coefficients of each chunk.
+    """Keeps the ``keep`` largest of the ``side**2`` cosine coefficients of each chunk.
 
-    ``side`` is a whole number from 4 to 64, and ``values`` the dtype in which
-    coefficients travel: bfloat16, whose rounding error stays in the residual, or
-    float32.
+    Args:
+        side: The side of a chunk, which is a matrix of ``side**2`` adjacent elements: a
+            whole number from 4 to 64; default 64. A larger chunk shares its
+            coefficients among more elements, and so sends less.
+        keep: The coefficients that are sent of each chunk, from 1 to ``side**2``;
+            default 32. More of them send more bytes and lose less.
+        values: The dtype in which coefficients travel: ``torch.bfloat16`` (the default)
+            or ``torch.float32``, which takes 2 bytes more. The rounding error of
+            bfloat16 stays in the residual.
 
     >>> codec = demo(side=4, keep=1)
     >>> ramp = torch.arange(16.0)

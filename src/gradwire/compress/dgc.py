@@ -1,4 +1,4 @@
-"""dgc: the largest elements by magnitude, by a threshold from a small sample.
+"""dgc: the largest elements by magnitude, by a threshold that a small sample gives.
 
 Source: Lin et al., ICLR 2018, "Deep Gradient Compression", section 3.1 and appendix B
     (sampled threshold, hierarchical selection); HiPress table 5.
@@ -48,9 +48,16 @@ class dgc(
 ):
     """Sends at most the ``density`` share of elements, those of largest magnitude.
 
-    ``density`` is k/n in (0, 1]. ``sample_share`` of the gradient (or more, of a small
-    one) is looked at to find the threshold; ``seed`` begins the random numbers that
-    draw it.
+    Args:
+        density: The kept fraction k/n, in (0, 1]; default 0.01. A larger one sends more
+            bytes, and elements wait for fewer steps.
+        sample_share: The fraction of the gradient that is sampled for the threshold, in
+            (0, 1]; default 0.001. A larger one meets the density more closely and takes
+            longer. Small gradients have a larger sample.
+        seed: The seed of the random numbers, a whole number from 0 to 2**32 - 1;
+            default 0. They draw the sample.
+        block: Elements that a kernel takes at once, a multiple of 64; default 16384. It
+            does not change the bytes.
 
     >>> import torch
     >>> codec = dgc(density=0.5)

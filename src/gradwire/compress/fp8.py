@@ -1,4 +1,4 @@
-"""fp8: 8-bit floats, scaled to each block's largest magnitude.
+"""fp8: 8-bit floats, scaled by the largest magnitude of a block.
 
 Source: Micikevicius et al., arXiv 2209.05433 (FP8 formats for deep learning): e4m3,
     with four exponent bits and three of fraction, scaled by the largest magnitude.
@@ -25,8 +25,11 @@ class fp8(Program, contraction=True, error_feedback=True):
 
     They reach down to a 28672th of the largest magnitude.
 
-    Unlike ``int8`` it keeps the small elements of a block with a large one. ``block``
-    is the number of elements that share a scale, a multiple of 64.
+    Unlike ``int8`` it keeps the small elements of a block with a large one.
+
+    Args:
+        block: The number of elements that share a scale, a multiple of 64; default
+            4096. A block has 4 bytes for it. Shorter blocks lose less and send more.
 
     >>> import torch
     >>> codec = fp8()

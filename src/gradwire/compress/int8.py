@@ -1,4 +1,4 @@
-"""int8: the nearest of 255 even levels up to a block's largest magnitude.
+"""int8: the nearest of 255 even levels up to a block's largest, a byte an element.
 
 Source: Dettmers et al., ICLR 2022 (8-bit optimizers), section 2.1: block-wise
     quantisation, each block of 4096 by its largest magnitude.
@@ -29,7 +29,9 @@ from ._quantise import inverse
 class int8(Program, contraction=True, error_feedback=True):
     """Eight bits an element: the nearest multiple of a 127th of the block's largest.
 
-    ``block`` is the number of elements that share it, a multiple of 64.
+    Args:
+        block: The number of elements that share a scale, a multiple of 64; default
+            4096. A block has 4 bytes for it. Shorter blocks lose less and send more.
 
     >>> import torch
     >>> codec = int8()

@@ -1,4 +1,4 @@
-"""lossless: the very same bits in fewer bytes, as exponents take few bits.
+"""lossless: fewer bytes for the very same bits: exponents in few bits.
 
 Source: ZipNN (Hershcovitch et al., 2024): exponents of models and gradients have few
     values, and take Huffman's codes; the bits below them are noise, and stay as they
@@ -45,8 +45,12 @@ TYPICAL_BITS = 3
 class lossless(Compressor):
     """Sends gradients of float32 and bfloat16 in fewer bytes, and without any loss.
 
-    ``prescale`` is that of ``none``, whose values travel: exchanges set it to 1/W. So
-    the mean has the bits that ``none`` has through the same collective.
+    The mean has the bits that ``none`` has through the same collective.
+
+    Args:
+        prescale: The factor of values on the wire, from 2**-24 to 1; default 1.
+            Collectives that sum values on the way set it to 1/W, W being the number of
+            ranks. Users leave it out.
 
     >>> codec, grad_N = lossless(), torch.arange(4096) / 64
     >>> payload, _ = codec.encode(None, grad_N)

@@ -28,8 +28,10 @@ from ._residual import subtract_sent
 class none(Compressor):
     """Sends gradients uncompressed, in their own dtype.
 
-    ``prescale`` multiplies values on the wire; collectives that sum there set it to
-    1/W.
+    Args:
+        prescale: The factor of values on the wire, from 2**-24 to 1; default 1.
+            Collectives that sum values on the way set it to 1/W, W being the number of
+            ranks. Users leave it out.
 
     >>> import torch
     >>> codec = none()

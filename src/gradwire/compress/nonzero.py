@@ -39,9 +39,11 @@ from ._residual import subtract_sent
 class nonzero(Compressor):
     """Sends all units of ``width`` elements that are not zero.
 
-    ``expected_density`` is the share of units that is expected to be sent. Predictions
-    count with it, the payload does not depend on it; where nothing is known of a
-    gradient, it is 1.
+    Args:
+        width: The number of adjacent elements in a unit, from 1 to 2**24; default 1. A
+            unit has one index of 4 bytes. Use the row length for an embedding's table.
+        expected_density: The share of units that is expected to be sent, in [0, 1];
+            default 1. Predictions count with it. It does not change what is sent.
 
     >>> codec = nonzero()
     >>> payload, _ = codec.encode(None, torch.tensor([0.0, -4.0, 0.0, 3.0]))

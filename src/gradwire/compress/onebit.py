@@ -53,9 +53,13 @@ from ..errors import invalid
 class onebit(Program, contraction=True, error_feedback=True):
     """One bit an element, two means a block.
 
-    ``stretch``, from 1 and below 2, multiplies the means. It is 1 throughout
-    ``casync_ring``, in which every rank encodes a partial sum again: the factors would
-    multiply. ``block`` is the number of elements that share them, a multiple of 64.
+    Args:
+        stretch: The factor of both means, from 1 to below 2; default 1.5. 1 is the
+            paper's. A larger factor lets large elements of a block wait for fewer
+            steps, and adds noise. It is 1 throughout ``casync_ring``, where the factors
+            of all ranks would multiply.
+        block: The number of elements that share two means, a multiple of 64; default
+            128. A block has 8 bytes for them. Shorter blocks lose less and send more.
 
     >>> import torch
     >>> codec = onebit(stretch=1.5)

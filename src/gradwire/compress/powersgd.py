@@ -1,4 +1,4 @@
-"""powersgd: every matrix as the product of two thin ones, by one power iteration.
+"""powersgd: every matrix as the product of two thin ones, by a power iteration.
 
 Source: Vogels, Karimireddy and Jaggi, PowerSGD, NeurIPS 2019, algorithms 1 and 2;
 HiPress 4.4. Differences from the paper:
@@ -273,9 +273,18 @@ class MatrixStep:
 
 @dataclass(frozen=True, kw_only=True)
 class powersgd(Exchange):
-    """Averages matrices by two factors of ``rank`` columns, a whole number from 1.
+    """Averages each matrix as the product of two thin matrices, P and Q.
 
-    ``seed`` draws the Q that the first step starts from.
+    Vectors, and matrices that the factors would not make shorter, are sent
+    uncompressed.
+
+    Args:
+        rank: The number of columns of P and Q, a whole number from 1; default 4. The
+            bytes of an n x m matrix grow with ``rank`` * (n + m). A larger rank loses
+            less and takes longer.
+        seed: The seed of the random matrices Q that the first step begins with, from 0
+            to 2**64 - 1; default 0. All ranks pass the same. Later steps begin with the
+            Q of the step before.
 
     >>> import torch
     >>> from gradwire.exchange.by_name import run_local

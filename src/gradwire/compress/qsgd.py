@@ -1,5 +1,4 @@
-"""qsgd: magnitudes as fractions of a bucket's norm, rounded at random to even levels,
-with a sign.
+"""qsgd: fractions of a block's norm, rounded at random to even levels, with a sign.
 
 Source: Alistarh et al., NeurIPS 2017, section 3.1 (equation 4) and 3.3 (buckets); its
     experiments have 4 bits and buckets of 512, and scale by the largest magnitude as
@@ -44,13 +43,19 @@ BITWIDTHS = (2, 4, 8)
 
 
 class qsgd(Program, unbiased=True):
-    """``bitwidth`` bits an element (2, 4 or 8): a sign and one of s = 2**(bitwidth - 1)
-    - 1 levels.
+    """``bitwidth`` bits an element: a sign and one of s = 2**(bitwidth - 1) - 1 levels.
 
-    ``norm`` is "max", or "l2", under which more elements are 0 and the variance is
-    larger. It is "max" throughout ``casync_ring``, in which every rank encodes a
-    partial sum again: the variances would multiply. ``block`` elements (a multiple of
-    64) share a norm; ``seed`` chooses the random numbers.
+    Args:
+        bitwidth: Bits for each element: 2, 4 (the default) or 8. More bits send more
+            and lose less.
+        norm: The number by which a block is scaled. "max" (the default): its largest
+            magnitude. "l2": its Euclidean norm, with which more elements are 0 and the
+            variance is larger. It is "max" throughout ``casync_ring``, where the
+            variances of all ranks would multiply.
+        block: The number of elements that share a norm, a multiple of 64; default 512.
+            A block has 4 bytes for it. Shorter blocks lose less and send more.
+        seed: The seed of the random numbers, a whole number from 0 to 2**32 - 1;
+            default 0. They draw the rounding.
 
     >>> import torch
     >>> codec = qsgd()

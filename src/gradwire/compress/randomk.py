@@ -37,8 +37,11 @@ from ._support import Pending, SelectedSupport, SharedSupport
 class randomk(SharedSupport):
     """Averages a random ``density`` share of elements, others in each step.
 
-    ``seed`` (below 2^64) begins the random numbers that draw them, on all ranks the
-    same.
+    Args:
+        density: The kept fraction k/n, in (0, 1]; default 0.01. A larger one sends more
+            bytes, and elements wait for fewer steps.
+        seed: The seed of the random numbers that draw the elements, from 0 to 2**64 -
+            1; default 0. All ranks pass the same, as all average the same elements.
 
     >>> from gradwire.exchange.by_name import run_local
     >>> grads = [torch.ones(1000), 3 * torch.ones(1000)]

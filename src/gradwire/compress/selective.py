@@ -1,4 +1,4 @@
-"""selective: each tensor is sparsified by itself, and the smallest travel dense.
+"""selective: each tensor of a message sparsified by itself, the smallest dense.
 
 Source: Ming et al., ICDE 2026, "SSFusion: Tensor Fusion with Selective Sparsification
     for Efficient Distributed DNN Training", section IV-B (per-tensor selection,
@@ -421,16 +421,31 @@ class SelectiveState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class selective(Exchange, EncodesTensors):
-    """Averages the ``density`` share of each message, of every tensor in it something.
+    """Averages the ``density`` share of each message, and in every step something of
+    every tensor.
 
-    ``sparsifier`` names a file of ``compress/``. Without ``num_dense`` the exchange
-    leaves the smallest tensors dense, and lowers the density of the others in return,
-    no further than to ``floor``. With it so many of the smallest are dense (all, of a
-    message with no more), and ``density`` is that of the others as it stands: 0 is
-    sparsification of each tensor by itself. ``count`` says what is to be no more for
-    the dense ones: "bytes", or "elements", which leave the others a lower density, as
-    dense elements travel without indices. A message holds the tensors that
-    ``compress_if`` leaves to the exchange: by default no vectors.
+    Each tensor is sparsified by itself, and the smallest tensors of a message are sent
+    dense. A message holds the tensors that ``compress_if`` leaves to the exchange: by
+    default no vectors.
+
+    Args:
+        sparsifier: The name of the compressor that selects elements: "topk" or "dgc"
+            (the default). The package gradwire-lab adds "graddrop", "gaussiank",
+            "redsync" and "sidco".
+        density: The kept fraction k/n of the whole message, in (0, 1]; default 0.01. A
+            larger one sends more bytes and loses less. With ``num_dense`` it is the
+            fraction of the sparse tensors alone.
+        num_dense: The number of the smallest tensors that are sent dense, a whole
+            number from 0. It may exceed the tensors of a message: then all are dense.
+            With 0 every tensor is sparse. None (the default): as many as fit, and the
+            density of the others is lowered in return. So the message gets no larger.
+        floor: The least density to which the others are lowered, in (0, 1]; default
+            0.001. A larger floor leaves fewer tensors dense. It has no effect beside
+            ``num_dense``.
+        count: The measure that dense tensors must not raise: "bytes" (the default) or
+            "elements". A dense element has no index, so it takes half the bytes of a
+            sparse one. "elements" is the paper's measure. It leaves the others a lower
+            density, and so sends fewer bytes.
 
     The example of the paper's figure 3: two tensors in one message, a quarter of which
     is sent. Selected as one vector, the second is missing; tensor by tensor, neither

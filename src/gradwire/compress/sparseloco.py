@@ -1,4 +1,4 @@
-"""sparseloco: the largest of every 4096 elements, each in two bits.
+"""sparseloco: the largest of every 4096 elements, each as a sign and one of two levels.
 
 Source: Sarfi, Thérien, Lidin, Belilovsky 2025, arXiv 2508.15706, "Communication
     efficient LLM pre-training with SparseLoCo": chunks of 4096 elements, of which the
@@ -46,7 +46,10 @@ _HIGH = 2
 class sparseloco(Coo):
     """Sends the ``density`` share of each 4096 elements, as signs and two magnitudes.
 
-    ``density`` is k/n, from 1/4096 to 1.
+    Args:
+        density: The kept fraction k/n of each chunk, from 1/4096 to 1; default 1/64. An
+            element takes 18 bits, and a chunk 8 bytes. A larger density sends more
+            bytes and loses less.
 
     >>> codec = sparseloco(density=0.5)
     >>> payload, _ = codec.encode(None, torch.tensor([1.0, -4.0, 2.0, 3.0, 0.5, 6.0]))

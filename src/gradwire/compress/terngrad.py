@@ -1,5 +1,4 @@
-"""terngrad: the signs of some elements, chosen at random, times the largest magnitude
-of a block.
+"""terngrad: signs of random elements, times the largest magnitude of a block.
 
 Source: Wen et al., NeurIPS 2017, algorithm 1 and equations 1 to 4; gradient clipping:
 section 3.3.
@@ -48,9 +47,16 @@ from ._quantise import check_positive
 class terngrad(Program, unbiased=True):
     """-1, 0 or 1 times the largest magnitude; not 0 with probability |x| / largest.
 
-    ``clip`` is None, or the number of standard deviations at which elements are cut off
-    first: with it the scale is smaller, so is the variance, and the trait ``unbiased``
-    is False. ``seed`` chooses the random numbers.
+    Args:
+        clip: The number of standard deviations at which elements are cut off first, a
+            number above 0; default 1.5. A smaller one makes the variance smaller, and
+            the trait ``unbiased`` is False. None: no clipping, and ``unbiased`` is
+            True. It does not change the bytes.
+        block: The number of elements that share a largest magnitude, a multiple of 64;
+            default 128. A block has 4 bytes for it. Shorter blocks lose less and send
+            more.
+        seed: The seed of the random numbers, a whole number from 0 to 2**32 - 1;
+            default 0. They draw the elements that are not 0.
 
     >>> import torch
     >>> codec = terngrad()

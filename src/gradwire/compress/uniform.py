@@ -1,4 +1,4 @@
-"""uniform: even levels between a block's extremes, rounded at random.
+"""uniform: even levels from a block's smallest to its largest, rounded at random.
 
 Source: HiPress figure 5, where this stochastic min/max quantiser is called TernGrad;
     Wen et al.'s own is ``terngrad`` here.
@@ -41,10 +41,19 @@ BITWIDTHS = (1, 2, 4, 8)
 
 
 class uniform(Program, unbiased=True):
-    """``bitwidth`` bits an element (1, 2, 4 or 8), for 2**bitwidth even levels.
+    """Rounds each element at random to one of 2**bitwidth even levels.
 
     An element between two levels goes to either, the nearer one more often: its
-    expectation is the element. ``seed`` chooses the random numbers.
+    expectation is the element.
+
+    Args:
+        bitwidth: Bits for each element: 1, 2, 4 (the default) or 8. More bits send more
+            and lose less.
+        block: The number of elements that share smallest and largest level, a multiple
+            of 64; default 512. A block has 8 bytes for them. Shorter blocks lose less
+            and send more.
+        seed: The seed of the random numbers, a whole number from 0 to 2**32 - 1;
+            default 0. They draw the rounding.
 
     >>> import torch
     >>> codec = uniform(bitwidth=2)

@@ -99,7 +99,15 @@ Memory = Tensor | None
 
 
 class Layout(Enum):
-    """The kind of content that a payload holds."""
+    """The kind of content that a payload holds.
+
+    Attributes:
+        DENSE: One value for each element.
+        PACKED: Codes of several elements in a byte, and their scales.
+        SPARSE: Indices and values of some elements.
+        LOW_RANK: Factors of matrices.
+        TRANSFORMED: Coefficients of a transform, such as the cosine transform.
+    """
 
     DENSE = "dense"
     PACKED = "packed"
@@ -110,50 +118,57 @@ class Layout(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """The promises of a compressor; ``pair`` decides by these and never by a name."""
+    """The promises of a compressor; ``pair`` decides by these and never by a name.
+
+    Args:
+        layout: The kind of content that a payload holds, a ``Layout``.
+        lossless: ``decode(encode(x))`` is x, bit for bit, in the gradient's own dtype.
+            Default: False.
+        additive: Payloads may be summed element by element by a library all-reduce.
+            Default: False.
+        exact_size: The payload's size follows from the spec alone; else ``format`` is
+            the largest there is. Default: True.
+        unbiased: The expectation of ``decode(encode(x))`` is x. Default: False.
+        contraction: ``||x - decode(encode(x))|| <= ||x||`` for every x within the wire
+            dtype's range. Default: False.
+        error_feedback: Trains well only if the unsent part of a gradient is kept for
+            the next step. Default: False.
+        reads_latest: The payload depends on the gradient and the residual apart, and
+            not on their sum alone. Default: False.
+        shared_scale: Elements share numbers of the decoder, such as a scale or a mean.
+            So tensors that travel in one message are encoded apart. For a CompLL
+            program this follows from its fields. Default: False.
+        shared_support: All ranks select the same elements, so an all-reduce can sum the
+            values. Default: False.
+        density_range: The least and the most selected elements, as factors of
+            ``density``. The most holds for every gradient. The least holds if 64
+            elements or more are asked for. The gradient must have as many elements that
+            are not 0. None (the default): no density.
+        whole_tensors: An exchange that needs whole tensors in their shapes. Default:
+            False.
+        every_tensor: Each rank sends elements of every tensor in a message, except of
+            tensors of zeros. Default: False.
+        same_threads: Every rank computes the same values for itself. So all ranks need
+            as many threads. Default: False.
+        host_only: Encode runs on the host. Gradients of a device are copied to the host
+            first. Default: False.
+    """
 
     layout: Layout
     lossless: bool = False
-    """decode(encode(x)) is x, bit for bit, in the gradient's own dtype."""
     additive: bool = False
-    """Payloads may be summed element by element by a library all-reduce."""
     exact_size: bool = True
-    """The payload's size follows from the spec; else ``format`` is the largest."""
     unbiased: bool = False
-    """The expectation of decode(encode(x)) is x."""
     contraction: bool = False
-    """||x - decode(encode(x))|| <= ||x|| for every x within the wire dtype's range."""
     error_feedback: bool = False
-    """Trains well only if the unsent part of a gradient is kept for the next step."""
     reads_latest: bool = False
-    """The payload depends on gradient and residual apart, not on their sum alone."""
     shared_scale: bool = False
-    """Elements share numbers of the decoder, such as a scale or a mean.
-
-    So tensors that travel in one message are encoded apart. For a CompLL program this
-    follows from its fields.
-    """
     shared_support: bool = False
-    """All ranks select the same elements, so an all-reduce can sum the values."""
     density_range: tuple[float, float] | None = None
-    """The least and the most selected elements, as factors of ``density``.
-
-    None: no density.
-
-    The most holds for every gradient. The least holds if 64 elements or more are asked
-    for, and the gradient has as many elements that are not 0.
-    """
     whole_tensors: bool = False
-    """An exchange that needs whole tensors in their shapes."""
     every_tensor: bool = False
-    """Each rank sends elements of every tensor in a message, unless it is all zeros."""
     same_threads: bool = False
-    """Every rank computes the same values for itself.
-
-    So all ranks need as many threads.
-    """
     host_only: bool = False
-    """Encode runs on the host. Gradients of a device are copied to the host first."""
 
 
 class Compressor(metaclass=KeywordSettings):

@@ -48,9 +48,10 @@ class Field:
 class Format:
     """The fields of a payload in order, each aligned to its own item size.
 
-    >>> scales = Field("scales", torch.float32, 2)
-    >>> bits = Field("bits", torch.uint8, 3)
-    >>> Format((scales, bits)).size_bytes
+    Args:
+        fields: The fields, a tuple of ``Field``.
+
+    >>> Format((Field("scales", torch.float32, 2), Field("bits", torch.uint8, 3))).size_bytes
     11
     """
 

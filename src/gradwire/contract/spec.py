@@ -29,11 +29,20 @@ NamedParam = tuple[str, Tensor]
 class TensorSpec:
     """Name, number of elements and dtype of one flat gradient.
 
-    ``shapes`` has the shapes of its tensors, in order, for algorithms that act on
-    matrices. Without shapes the gradient is one vector. ``device`` is the type of the
-    device that encodes it, as in ``Tensor.device.type``. ``rank`` is the rank that
-    encodes it: on hosts of several ranks it decides which tensors a rank keeps state
-    for. Specs that differ in device or rank alone are equal.
+    Specs that differ in device or rank alone are equal.
+
+    Args:
+        name: The gradient's name.
+        numel: The number of its elements, from 0.
+        dtype: ``torch.float32`` (the default), ``torch.bfloat16``, ``torch.float16`` or
+            ``torch.float64``.
+        shapes: The shapes of its tensors, in order, for algorithms that act on
+            matrices. They have ``numel`` elements in all. Default: none, and the
+            gradient is one vector.
+        device: The type of the device that encodes it, as in ``Tensor.device.type``;
+            default "cpu".
+        rank: The rank that encodes it; default 0. On hosts of several ranks it decides
+            which tensors a rank keeps state for.
 
     >>> TensorSpec("fc.weight", 1000, shapes=((20, 50),)).size_bytes
     4000

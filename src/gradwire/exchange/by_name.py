@@ -179,8 +179,9 @@ def run_local(
         exchange: The exchange.
         grads: One 1-D gradient a rank, all of one length and dtype. They are not
             changed.
-        states: The states that an earlier call returned; None in the first step.
-        seed: Chooses the order in which ranks take turns.
+        states: The states that an earlier call returned. None (the default): the first
+            step.
+        seed: Chooses the order in which ranks take turns. Default: 0.
 
     Returns:
         For each rank the mean, the part of its gradient that is in the mean, and its

@@ -40,15 +40,19 @@ def deep_gradient_compression(
     Args:
         warmup_steps: Steps in which the density falls from 25 % to ``density``, in
             equal stages, each rounded up. The paper takes four epochs. 0 is no warm-up.
-        density: The share of elements that are sent.
-        momentum: The momentum of each rank's velocity.
-        nesterov: Whether the momentum is Nesterov's.
+        density: The fraction of elements that are sent after the warm-up, in (0, 1];
+            default 0.001.
+        momentum: The factor of each rank's velocity in each step, in [0, 1); default
+            0.9.
+        nesterov: Whether the momentum is Nesterov's. Default: False.
         masking: Whether the velocity of sent elements is cleared. It acts like a lower
-            learning rate for them, so try False where training falls behind.
+            learning rate for them, so try False where training falls behind. Default:
+            True.
         clip_norm: The norm to which gradients are clipped, as in the paper for
-            recurrent networks.
+            recurrent networks. None (the default): no clipping.
         sample_share: The share of a gradient from which the threshold is estimated.
-        seed: The seed of that sample.
+            Default: 0.001.
+        seed: The seed of that sample. Default: 0.
 
     Returns:
         The exchange.

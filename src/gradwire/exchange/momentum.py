@@ -108,7 +108,7 @@ def with_decoupled_momentum(
     Args:
         algorithm: A compressor or an exchange.
         decay: The share, in (0, 1], of the momentum that remains in each step. 1 is
-            error feedback.
+            error feedback. Default: 0.999.
 
     Returns:
         The exchange.
@@ -245,13 +245,14 @@ def with_momentum_correction(
 
     Args:
         algorithm: A compressor or an exchange.
-        momentum: m in [0, 1).
-        nesterov: Whether g + m u is exchanged in place of the velocity u.
+        momentum: The factor m of the velocity in each step, in [0, 1); default 0.9.
+        nesterov: Whether g + m u is exchanged in place of the velocity u. Default:
+            False.
         masking: Whether the velocity of sent elements is cleared. Old momentum then
             moves them no further. An element that is sent every T steps moves less than
             under momentum SGD, by the factor 1 - m (1 - m^T) / ((1 - m) T). With m =
             0.9 this factor is 0.99 at T = 1000, 0.41 at 10 and 0.1 at 1. A tensor that
-            is sent whole is not masked.
+            is sent whole is not masked. Default: True.
 
     Returns:
         The exchange.

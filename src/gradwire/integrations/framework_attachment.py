@@ -63,10 +63,10 @@ class FrameworkAttachment:
     Args:
         exchange: A compressor, an exchange, a plan, or its name or path; or a function
             that begins local steps, as ``AnyExchange`` says.
-        scaler: As for ``gw.attach``.
-        mesh: As for ``gw.attach``.
-        options: As for ``gw.attach``.
-        failure: As for ``gw.attach``.
+        scaler: As for ``gw.attach``, with its default.
+        mesh: As for ``gw.attach``, with its default.
+        options: As for ``gw.attach``, with its default.
+        failure: As for ``gw.attach``, with its default.
     """
 
     def __init__(

@@ -283,6 +283,7 @@ def profile(
         batch_size: The default is read off the model's first tensor argument.
         name: The model's name in the profile. The default is its class.
         advance: A function that is called after each step as ``advance(amount, note)``.
+            Default: nothing is called.
 
     Returns:
         The profile.

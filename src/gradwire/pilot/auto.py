@@ -1,5 +1,4 @@
-"""auto: a few dense steps while layers, links and codecs are measured, then the best
-plan for them.
+"""auto: a few dense steps that measure, then the best plan.
 
 The plan's first steps are followed by some by each of a few rivals, which may be as
 fast for all that predictions say, and the fastest is kept. After that it watches. Every
@@ -62,15 +61,15 @@ class auto(Pilot):
 
     Args:
         fidelity: The compressors that are allowed. "exact": none that loses bits.
-            "half": 16 bits too. "safe": compressors that trained to 1.01 of the dense
-            loss. "any": all.
+            "half": 16 bits too. "safe" (the default): compressors that trained to 1.01
+            of the dense loss. "any": all.
         measured_steps: The most dense steps in which layers are measured, after three
-            of warm-up.
-        review_steps: Steps between two comparisons of step times among ranks. Short
-            steps are compared every 24.
-        trial_steps: Steps until a plan is compared with dense steps. Each later
-            comparison comes after twice as many. A plan with a small gain is compared
-            at once.
+            of warm-up. Default: 6.
+        review_steps: Steps between two comparisons of step times among ranks, from 1;
+            default 8. Short steps are compared every 24.
+        trial_steps: Steps until a plan is compared with dense steps, from 1; default
+            128. Each later comparison comes after twice as many. A plan with a small
+            gain is compared at once.
 
     Raises:
         InvalidSetting: A value is out of range.

@@ -1,4 +1,4 @@
-"""by_planner: a few measured dense steps, then a planner's plan.
+"""by_planner: a few dense steps that measure, then the plan of one planner.
 
 Source: SSFusion (ICDE 2026), "Online profiling": the first five iterations; HiPress
     (IEEE TPDS 2023), section 3.3: curves of compression and network are measured, then
@@ -42,9 +42,10 @@ class by_planner(Pilot):
     ``gw.attach(model, "usbyte")`` uses the planner's defaults.
 
     Args:
-        planner: The planner's name (``gradwire list planner`` shows all).
+        planner: The planner's name (``gradwire list planner`` shows all). It has to be
+            given: the default, an empty name, is refused.
         measured_steps: The most dense steps in which layers are measured, after three
-            of warm-up.
+            of warm-up. Default: 6.
         **settings: The planner's settings.
 
     Raises:

@@ -29,7 +29,7 @@ def plan(
         profile: The model's layers, from ``gw.profile`` or ``gw.catalogue.load``.
         cluster: Ranks and links.
         tune: Whether settings that are left out are searched for, by the package
-            gradwire-lab.
+            gradwire-lab. Default: False.
         **settings: The planner's settings.
 
     Returns:

@@ -120,8 +120,9 @@ def attach(
               steps.
         optimizer: The optimizer of ``model``. With a plan that overlaps the next
             forward pass, each layer's forward then waits for its own means. Newcomers
-            need it too.
-        scaler: The loss's scaler. Gradients are exchanged without its scale.
+            need it too. Default: none.
+        scaler: The loss's scaler. Gradients are exchanged without its scale. Default:
+            none.
         group: The process group, or the data-parallel dimension of a ``DeviceMesh``.
             Its ranks hold the same shards of DTensors. Default: all ranks, or the DDP
             model's group.

@@ -50,6 +50,11 @@ class Handle:
     context manager, it detaches at the end, also after an error. An error of ``detach``
     does not hide that one.
 
+    Attributes:
+        exchange: The exchange, the plan or the pilot that averages the gradients.
+        attached: True until ``detach``.
+        group: The process group whose ranks average; None without one.
+
     >>> import gradwire as gw
     >>> import torch
     >>> model = torch.nn.Linear(4, 2)

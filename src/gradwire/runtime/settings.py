@@ -51,69 +51,84 @@ DEFAULT_TIMEOUT = timedelta(minutes=5)
 class Options(metaclass=KeywordSettings):
     """Settings of communication and of traces. Every rank passes the same values.
 
+    Args:
+        bucket_cap_mb: The bytes of gradients at which a message is closed, in MiB: a
+            number above 0. None (the default): 4 to 16 messages, each of which sends
+            about 4 MiB and holds at least 1 MiB of gradients. A larger message pays
+            fewer latencies. A smaller one starts earlier in the backward pass.
+            Sparsifiers select within a message.
+        num_channels: The number of messages on their way at once, from 1. None (the
+            default): 4, or what the plan says. More messages hide more latency, and
+            open more connections.
+        compress_if: A function of a parameter's name and the parameter. True: the
+            exchange sends the gradient. False: the gradient is sent uncompressed.
+            Default: vectors (biases, norms) are sent uncompressed, and all others are
+            compressed.
+        shards: The tensor-parallel process group, or the tensor-parallel dimension of a
+            ``DeviceMesh``. Exchanges that need all shards of a layer communicate in it.
+            None (the default): layers are not cut.
+        backend: The back end between hosts: "gloo", "nccl", or "auto" (the default).
+            "auto" measures both, and takes NCCL if it is 1.5 times as fast. It changes
+            time alone.
+        cluster: The ranks and links, as ``gw.Cluster``. An embedding's rows take the
+            collective that is fastest on it, in each step anew. A cluster of another
+            number of ranks is scaled. None (the default): links of 1 Gbit/s; ``"auto"``
+            measures.
+        guard_every: The number of steps between two comparisons of some compressed
+            means with uncompressed means, from 1. A comparison sends their gradients
+            uncompressed. ``stats()["guard"]`` has the result. None (the default): no
+            comparison.
+        trace_steps: The number of last steps that ``handle.trace()`` has, from 0;
+            default 4.
+
     >>> Options(num_channels=2).bucket_cap_mb is None
     True
     """
 
     bucket_cap_mb: float | None = None
-    """The size of a message in MiB. None: large enough that its payload pays its
-    latency.
-    """
     num_channels: int | None = None
-    """The number of messages on their way at once. None: 4, or what the plan says."""
     compress_if: Callable[[str, Tensor], bool] = matrices
-    """A function of a parameter and its name. True: the exchange sends the gradient.
-    False: the gradient is sent uncompressed. By default vectors (biases, norms) are
-    sent uncompressed.
-    """
     shards: Group | DeviceMesh | None = None
-    """The tensor-parallel process group, or the tensor-parallel dimension of a mesh.
-    Exchanges that need all shards of a layer communicate in it.
-    """
     backend: str = "auto"
-    """The back end between hosts: "gloo", "nccl", or "auto", which measures both."""
     cluster: Cluster | None = None
-    """The ranks and links, for embeddings whose rows take in each step the fastest
-    collective. A cluster of another number of ranks is scaled. None: links of 1 Gbit/s;
-    ``"auto"`` measures.
-    """
     guard_every: int | None = None
-    """Steps between two comparisons of some compressed means with uncompressed means.
-    The result is in ``stats()["guard"]``. None: no comparison.
-    """
     trace_steps: int = 4
-    """The number of last steps that ``handle.trace()`` has."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailurePolicy(metaclass=KeywordSettings):
     """Settings for lost ranks and damaged bits. Every rank passes the same values.
 
+    Args:
+        timeout: The longest wait for another rank, a ``timedelta`` above 0; default 5
+            minutes. A longer wait counts as a lost rank. A short one finds a hung rank
+            early, and may take a slow rank for a lost one.
+        on_failure: "end" (the default): all other ranks raise ``RankFailed``, and
+            training ends. "shrink": they raise ``RanksLost``, repeat the step and
+            continue.
+        store: The store in which ranks meet, for a default group without a store that
+            all ranks share. All ranks pass it at their first attach. None (the
+            default): the store of the default group.
+        rejoin: The job's store. A new process passes it to join a job with
+            ``on_failure="shrink"``. None (the default): the process starts with the
+            job.
+        check_every: The number of steps between two comparisons of all ranks'
+            parameters, from 1; default 64. Ranks that differ raise an error. A smaller
+            number finds damage earlier and takes longer. None: no comparison.
+        checksums: True: each message has a CRC-32, and a damaged message raises
+            ``RankFailed``. It takes processor time for each byte. False (the default):
+            no checksums.
+
     >>> FailurePolicy(on_failure="shrink").timeout
     datetime.timedelta(seconds=300)
     """
 
     timeout: timedelta = DEFAULT_TIMEOUT
-    """The longest wait for another rank; 5 minutes by default."""
     on_failure: str = "end"
-    """``"end"``: all other ranks raise ``RankFailed``, and training ends. ``"shrink"``:
-    they raise ``RanksLost``, repeat the step and continue.
-    """
     store: Store | None = None
-    """The store in which ranks meet, where the default group has none that all of them
-    share. All ranks pass it at their first attach. None: the store of the default
-    group.
-    """
     rejoin: Store | None = None
-    """The job's store, in a new process that joins a job with
-    ``on_failure="shrink"``.
-    """
     check_every: int | None = DEFAULT_CHECK_EVERY
-    """Steps between two comparisons of all ranks' parameters, by default 64; None:
-    none.
-    """
     checksums: bool = False
-    """True: each message has a CRC-32, and a damaged message raises ``RankFailed``."""
 
 
 BOTH: dict[str, Any] = {"options": Options, "failure": FailurePolicy}

@@ -1,5 +1,4 @@
-"""OmniReduce: whole blocks that are not all zeros, each to the rank that aggregates its
-range.
+"""OmniReduce: blocks that are not all zeros, each to the rank that sums its range.
 
 Source: OmniReduce (Fei et al., SIGCOMM 2021), as ZEN (OSDI 2025, section 2.4 and table
 3) has it.
@@ -31,7 +30,13 @@ from ..formats.blocks import blocks
 
 @dataclass(frozen=True, kw_only=True)
 class omnireduce(PushPull):
-    """Push blocks of ``block`` elements in which any is not zero, add them up, pull."""
+    """Push blocks of ``block`` elements in which any is not zero, add them up, pull.
+
+    Args:
+        block: The number of elements in a block, from 1 to 2**24; default 256. A block
+            has an index of 4 bytes. Longer blocks have fewer indices, and send more
+            zeros.
+    """
 
     block: int = 256
     carries_rows: ClassVar[bool] = False

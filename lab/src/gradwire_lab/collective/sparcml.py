@@ -1,5 +1,4 @@
-"""SparCML: recursive doubling; partners exchange all they hold, and hold the sum of
-both.
+"""SparCML: recursive doubling; partners exchange all they hold, and add it up.
 
 Source: SparCML (Renggli et al., SC 2019), SSAR_Recursive_double, with its switch to a
     dense representation; Hierarchical Centralization of ZEN (OSDI 2025, definition 7).

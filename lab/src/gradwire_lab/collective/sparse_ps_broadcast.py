@@ -1,5 +1,4 @@
-"""Sparse parameter server whose servers broadcast their sums: a rival in ZEN's theorem
-1.
+"""Sparse parameter server that broadcasts sums: a rival in ZEN's theorem 1.
 
 Source: ZEN (Wang et al., OSDI 2025), appendix B.1, "Sparse PS with broadcast".
 Differences: the W broadcasts go at once, so that their bytes share all links; the paper

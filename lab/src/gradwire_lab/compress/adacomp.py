@@ -1,5 +1,4 @@
-"""adacomp: in every bin, what one more gradient like the latest would make the bin's
-largest.
+"""adacomp: in every bin, all that one more gradient would make the bin's largest.
 
 Source: Chen, Choi, Brand, Agrawal, Zhang, Gopalakrishnan, AAAI 2018, "AdaComp: adaptive
     residual gradient compression for data-parallel distributed training", algorithms 1
@@ -58,7 +57,9 @@ class adacomp(
 ):
     """Sends signs of as many elements as the residuals call for, and one magnitude.
 
-    ``block`` is the length of a bin, the paper's T: longer bins send less.
+    Args:
+        block: The length of a bin in elements, the paper's T: a multiple of 64; default
+            512. Longer bins send less and lose more.
 
     >>> import torch
     >>> codec = adacomp(block=64)

@@ -38,6 +38,12 @@ from gradwire.kernels import select
 class cltk(SharedSupport):
     """Averages the ``density`` share of elements that are largest on the step's leader.
 
+    Ranks take turns to lead.
+
+    Args:
+        density: The kept fraction k/n, in (0, 1]; default 0.01. A larger one sends more
+            bytes, and elements wait for fewer steps.
+
     >>> from gradwire.exchange.by_name import run_local
     >>> grads = [torch.tensor([1.0, 0.0, 4.0, 2.0]), torch.tensor([8.0, 2.0, 0.0, 2.0])]
     >>> run_local(cltk(density=0.5), grads)[1][0]

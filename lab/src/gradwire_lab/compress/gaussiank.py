@@ -1,5 +1,4 @@
-"""gaussiank: what reaches the threshold that a normal distribution would put at the
-density.
+"""gaussiank: all above the threshold at which a normal fit has the density.
 
 Source: Shi, Chu, Cheung, See, 2019, "Understanding top-k sparsification in distributed
     deep learning" (arXiv 1911.08772), algorithm 1: the threshold is the quantile at 1 -
@@ -42,7 +41,11 @@ _NUM_TRIES = 4
 class gaussiank(Estimated):
     """Sends about the ``density`` share of elements, by a normal fit.
 
-    ``density`` is k/n in (0, 1]; never more than ``cap`` times that is sent.
+    Args:
+        density: The kept fraction k/n, in (0, 1]; default 0.01. A larger one sends more
+            bytes, and elements wait for fewer steps.
+        cap: The most that is sent, as a multiple of ``density``, from 1 to 1e9; default
+            2. It bounds the bytes of a step.
 
     >>> import torch
     >>> grad_N = torch.randn(100_000, generator=torch.Generator().manual_seed(0))

@@ -1,5 +1,4 @@
-"""graddrop: drops the elements of small magnitude, by a threshold that a small sample
-gives.
+"""graddrop: drops elements of small magnitude, by a threshold of a small sample.
 
 Source: Aji and Heafield, EMNLP 2017, "Sparse communication for distributed gradient
     descent", section 3; HiPress table 5.
@@ -49,8 +48,17 @@ class graddrop(
 ):
     """Sends about the ``density`` share of elements, those of largest magnitude.
 
-    ``density`` is in (0, 1]. ``sample_share`` of the gradient (or more, of a small one)
-    is looked at to find the threshold; ``seed`` begins the random numbers that draw it.
+    Args:
+        density: The kept fraction k/n, in (0, 1]; default 0.01. A larger one sends more
+            bytes, and elements wait for fewer steps. Never more than twice as much is
+            sent.
+        sample_share: The fraction of the gradient that is sampled for the threshold, in
+            (0, 1]; default 0.001. A larger one meets the density more closely and takes
+            longer. Small gradients have a larger sample.
+        seed: The seed of the random numbers, a whole number from 0 to 2**32 - 1;
+            default 0. They draw the sample.
+        block: Elements that a kernel takes at once, a multiple of 64; default 16384. It
+            does not change the bytes.
 
     >>> import torch
     >>> codec = graddrop(density=0.5)

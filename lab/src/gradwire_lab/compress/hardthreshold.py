@@ -36,11 +36,17 @@ _USUAL_DENSITY = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class hardthreshold(Reaching):
-    """Sends every element of at least ``threshold``, in units of the gradient (with its
-    residual).
+    """Sends every element of at least ``threshold``.
 
-    ``max_density`` in (0, 1] bounds what is sent: at 0.5 a payload is as large as the
-    gradient. The threshold has to be tuned for each model; plans expect 1 % to pass.
+    The threshold has to be tuned for each model; plans expect 1 % to pass.
+
+    Args:
+        threshold: The least magnitude that is sent, in units of the gradient with its
+            residual: a number above 0; default 0.01. A larger one sends fewer elements,
+            and they wait longer.
+        max_density: The most that is sent, as a fraction of the gradient, in (0, 1];
+            default 0.5. At 0.5 a payload is as large as the gradient. It bounds bytes
+            and memory.
 
     >>> import torch
     >>> codec = hardthreshold(threshold=2.0)

@@ -1,5 +1,4 @@
-"""natural_compression: each element becomes one of the two powers of two about it, at
-random.
+"""natural_compression: each element becomes a power of two next to it, at random.
 
 Source: Horvath, Ho, Horvath, Sahu, Canini, Richtarik, arXiv 1905.10988 (Natural
     Compression for Distributed Deep Learning): sign and exponent are sent. The nearer
@@ -36,8 +35,12 @@ class natural_compression(Program, unbiased=True, contraction=True):
     """Nine bits an element, whatever the others are: a sign and a power of two.
 
     No scale is shared, so a block of large elements takes nothing from small ones.
-    ``block`` is only how many elements a kernel takes at once; ``seed`` chooses the
-    random numbers.
+
+    Args:
+        block: Elements that a kernel takes at once, a multiple of 64; default 4096. It
+            does not change the bytes.
+        seed: The seed of the random numbers, a whole number from 0 to 2**32 - 1;
+            default 0. They draw the rounding.
 
     >>> import torch
     >>> codec = natural_compression()

@@ -1,5 +1,4 @@
-"""redsync: what reaches a threshold found by halving the way from the mean to the
-maximum.
+"""redsync: all above a threshold that is searched between mean and maximum.
 
 Source: Fang, Fu, Yang, Hsieh, JPDC 2019, "RedSync: reducing synchronization bandwidth
     for distributed deep learning training system", section 5: *threshold binary
@@ -45,8 +44,14 @@ class redsync(Estimated):
     """Sends ``density`` of the elements to ``cap`` times that, those of largest
     magnitude.
 
-    Gradients of fewer than ``trimmed_below`` elements (the paper's 4 MB) are cut to
-    ``density`` exactly.
+    Args:
+        density: The kept fraction k/n, in (0, 1]; default 0.01. A larger one sends more
+            bytes, and elements wait for fewer steps.
+        cap: The most that is sent, as a multiple of ``density``, from 1 to 1e9; default
+            2. It bounds the bytes of a step.
+        trimmed_below: Gradients of fewer elements than this are cut to ``density``
+            exactly: a whole number from 0; default 2**20, the paper's 4 MB. The exact
+            cut sends fewer bytes and takes longer.
 
     >>> import torch
     >>> codec = redsync(density=0.5)

@@ -1,5 +1,4 @@
-"""sharded_dgc: DGC where layers are cut among ranks: one threshold for all parts of a
-layer.
+"""sharded_dgc: DGC of layers that are cut among ranks, by one threshold a layer.
 
 Source: Wang et al., OSDI 2025, "ZEN", section 4 (DGC under tensor parallelism: sample
     on each device, gather the samples across devices, take one top-k threshold of all,
@@ -70,11 +69,21 @@ class sharded_dgc(Exchange):
     """Averages about ``density`` of a layer's elements, the largest in all of its
     parts.
 
-    Which ranks hold the other parts is told by ``attach(..., shards=mesh["tp"])``.
-    ``density`` is k/n in (0, 1] of the whole layer, ``sample_share`` of it (or more, of
-    a small one) is looked at to find the threshold, ``cap`` is how many times the
-    density may be sent, ``seed`` begins the random numbers that draw the sample.
-    ``collective`` carries the elements of one part.
+    ``attach(..., options=gw.Options(shards=mesh["tp"]))`` says which ranks hold the
+    other parts.
+
+    Args:
+        density: The kept fraction k/n of the whole layer, in (0, 1]; default 0.01. A
+            larger one sends more bytes, and elements wait for fewer steps.
+        sample_share: The fraction of the gradient that is sampled for the threshold, in
+            (0, 1]; default 0.001. A larger one meets the density more closely and takes
+            longer. Small gradients have a larger sample.
+        cap: The most that one part sends, as a multiple of its share of the density,
+            from 1 to 1e9; default 2. It bounds the bytes of a step.
+        seed: The seed of the random numbers that draw the sample, from 0 to 2**64 - 1;
+            default 0.
+        collective: The collective that carries the elements of one part. It takes
+            sparse payloads of varying size; default ``allgather_sparse()``.
 
     >>> from gradwire.exchange.by_name import run_local
     >>> grads = [torch.tensor([1.0, 0.0, 4.0, 2.0]), torch.tensor([8.0, 2.0, 0.0, 2.0])]

@@ -1,5 +1,4 @@
-"""sidco: what reaches a threshold that a distribution, fitted in stages to the tail,
-puts at k.
+"""sidco: all above a threshold at k of a distribution fitted to the tail.
 
 Source: Abdelmoniem, Elzanaty, Alouini, Canini, MLSys 2021, "An efficient
     statistical-based gradient compression technique for distributed training systems"
@@ -48,8 +47,14 @@ class sidco(Estimated):
     """Sends about the ``density`` share of elements, by fits of a sparsity-inducing
     distribution.
 
-    ``density`` is k/n in (0, 1]; never more than ``cap`` times that is sent.
-    ``distribution`` is "exponential", "gamma" (with Pareto tails) or "pareto".
+    Args:
+        density: The kept fraction k/n, in (0, 1]; default 0.01. A larger one sends more
+            bytes, and elements wait for fewer steps.
+        cap: The most that is sent, as a multiple of ``density``, from 1 to 1e9; default
+            2. It bounds the bytes of a step.
+        distribution: The distribution that is fitted: "exponential" (the default),
+            "gamma" (with Pareto tails) or "pareto". The one nearest to the gradient's
+            own meets the density best.
 
     >>> import torch
     >>> grad_N = torch.randn(100_000, generator=torch.Generator().manual_seed(0))

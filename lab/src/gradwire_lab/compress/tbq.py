@@ -39,9 +39,13 @@ from gradwire.dsl.program import Program
 class tbq(Program, contraction=True, error_feedback=True):
     """Two bits an element: whether it reaches ``threshold``, and on which side.
 
-    ``threshold`` is in units of the gradient, a finite number above 0. What an element
-    exceeds it by, and what stays below, is the residual's: a larger one sends less
-    often, and more at once.
+    Args:
+        threshold: The magnitude of each element that is sent, in units of the gradient:
+            a finite number above 0; default 0.05. The rest of an element stays in the
+            residual. A larger threshold sends an element less often, and more at once.
+            It does not change the bytes.
+        block: Elements that a kernel takes at once, a multiple of 64; default 16384. It
+            does not change the bytes.
 
     >>> import torch
     >>> codec = tbq(threshold=0.5)

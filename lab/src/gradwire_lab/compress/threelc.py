@@ -53,8 +53,13 @@ class threelc(
     """-1, 0 or 1 times ``sparsity`` times the largest magnitude of a block: the nearest
     of them.
 
-    ``sparsity``, from 1 and below 2, makes more elements zero: those below half of that
-    scale. It is the paper's s, which tries 1, 1.5, 1.75 and 1.9.
+    Args:
+        sparsity: The factor of the largest magnitude, from 1 to below 2; default 1. It
+            is the paper's s, which tries 1, 1.5, 1.75 and 1.9. A larger one makes more
+            elements zero, so it sends less and loses more.
+        block: The number of elements that share a largest magnitude, a multiple of 64;
+            default 64. A block has 8 bytes beside its codes. Shorter blocks lose less
+            and send more.
 
     >>> import torch
     >>> codec = threelc()

@@ -248,7 +248,7 @@ def adapt(
             Default: the loss of the algorithm's own settings. If no settings lose as
             little, each layer has the most accurate settings.
         every: Steps between two measurements of losses, after those of steps 1, 2, 4, 8
-            ...
+            ... Default: 500.
 
     Returns:
         The exchange.

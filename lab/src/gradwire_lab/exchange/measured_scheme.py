@@ -182,7 +182,7 @@ def with_measured_scheme(
         algorithm: A compressor of sparse payloads, or its pair with
             ``allgather_sparse``, ``zen`` or ``sparcml``. Both may have error feedback,
             which stays outermost.
-        num_steps: The number of steps that measure.
+        num_steps: The number of steps that measure. Default: 5.
 
     Returns:
         The exchange.

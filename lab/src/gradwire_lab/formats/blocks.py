@@ -26,6 +26,10 @@ from gradwire.kernels.sparse.format import SparseFormat
 class blocks(SparseFormat):
     """The blocks of ``block`` units that are not zero, zeros between entries included.
 
+    Args:
+        block: The number of units in a block, from 1; default 256. A block has an index
+            of 4 bytes. Longer blocks have fewer indices, and send more zeros.
+
     >>> blocks(block=256).size_bytes(2, 10_000)
     2056
     """

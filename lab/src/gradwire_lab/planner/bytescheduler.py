@@ -1,5 +1,4 @@
-"""bytescheduler: blocks of one fixed size, those of the first layers first, a few at a
-time.
+"""bytescheduler: blocks of one size, those of the first layers first, a few at a time.
 
 Source: Peng et al., "A Generic Communication Scheduler for Distributed DNN Training
     Acceleration" (SOSP 2019), sections 3 and 4; figures 2c and 3b of US-Byte.
@@ -46,7 +45,24 @@ def bytescheduler(
     partition_bytes: int = 4 * 2**20,
     credit: int = 2,
 ) -> Plan:
-    """The plan of ByteScheduler's priority scheduling for this profile and cluster."""
+    """The plan of ByteScheduler's priority scheduling for this profile and cluster.
+
+    Args:
+        profile: The model's layers.
+        cluster: Ranks and links.
+        partition_bytes: Bytes of a block, from 1; default 4 MiB. A layer's last block
+            may be smaller. Smaller blocks let an urgent layer wait less, and pay more
+            latencies.
+        credit: The number of blocks on their way at once, from 1 to 65536; default 2.
+            More hide latencies, and let an urgent layer wait longer.
+
+    Returns:
+        The plan.
+
+    Raises:
+        InvalidSetting: A value is out of range, or the plan would have too many
+            messages.
+    """
     check_bytes("partition_bytes", partition_bytes)
     check_credit(credit)
     cut = buckets(profile)

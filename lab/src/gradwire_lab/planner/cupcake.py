@@ -1,5 +1,4 @@
-"""cupcake: groups of gradients, each sparsified as one, cut where the last one arrives
-earliest.
+"""cupcake: groups of gradients sparsified as one, cut for the earliest last arrival.
 
 Source: Wang, Wu, Xu and Ng, "Cupcake: A Compression Scheduler for Scalable
     Communication-Efficient Distributed Training" (MLSys 2023): one compression for a
@@ -42,7 +41,24 @@ def cupcake(
     density: float = 0.01,
     inline: bool = True,
 ) -> Plan:
-    """The plan of the groups whose sparsified gradients have all arrived earliest."""
+    """The plan of the groups whose sparsified gradients have all arrived earliest.
+
+    Args:
+        profile: The model's layers.
+        cluster: Ranks, links, and the measured costs of ``compressor``.
+        compressor: The name of a sparsifier; default "dgc".
+        density: The kept fraction k/n of a sparsified message, in (0, 1]; default 0.01.
+        inline: True (the default): the backward pass waits for each encode, as in the
+            paper. False: encodes run beside it, on gradwire's compute lane. Hosts of
+            several ranks always do the second.
+
+    Returns:
+        The plan.
+
+    Raises:
+        InvalidSetting: The cluster has not measured the compressor, or a value is out
+            of range.
+    """
     cost = SparseCost.of(cluster, compressor, density)
     groups = best_fusion(arrivals(profile), cost)
     settings = compressor, density, inline

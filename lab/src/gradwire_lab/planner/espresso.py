@@ -1,5 +1,4 @@
-"""espresso: each tensor by itself takes the option after which the iteration is
-shortest.
+"""espresso: each tensor takes the option after which the iteration is shortest.
 
 Source: Wang, Lin, Zhu and Ng, "Hi-Speed DNN Training with Espresso: Unleashing the Full
     Potential of Gradient Compression with Near-Optimal Usage Strategies" (EuroSys
@@ -79,7 +78,25 @@ def espresso(
     divisible: bool = True,
     offload: bool = True,
 ) -> Plan:
-    """The plan of Espresso for this profile and cluster."""
+    """The plan of Espresso for this profile and cluster.
+
+    Args:
+        profile: The model's layers.
+        cluster: Ranks, links, and the measured costs of ``compressor``.
+        compressor: The name of a sparsifier; default "dgc".
+        density: The kept fraction k/n of a sparsified message, in (0, 1]; default 0.01.
+        divisible: True (the default): compressed tensors may also be pushed in parts to
+            ranks that merge them, and pulled. False: they are sent whole to all ranks.
+        offload: True (the default): encodes may move off the backward pass, by
+            algorithm 2 of the paper. False: they stay there.
+
+    Returns:
+        The plan.
+
+    Raises:
+        InvalidSetting: The cluster has not measured the compressor, or a value is out
+            of range.
+    """
     for what, given in (("divisible", divisible), ("offload", offload)):
         if not isinstance(given, bool):
             raise invalid(what, given, "True or False", "leave it out")

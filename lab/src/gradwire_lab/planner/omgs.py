@@ -1,5 +1,4 @@
-"""omgs: tensors are merged with the next one, and sparsified as one, while that saves
-more time.
+"""omgs: tensors are merged, and sparsified as one, while that saves more time.
 
 Source: Shi et al., "Communication-Efficient Distributed Deep Learning with Merged
     Gradient Sparsification on GPUs" (INFOCOM 2020), OMGS-SGD. The paper itself was not
@@ -57,7 +56,24 @@ def omgs(
     density: float = 0.01,
     inline: bool = True,
 ) -> Plan:
-    """The plan of OMGS-SGD for this profile and cluster."""
+    """The plan of OMGS-SGD for this profile and cluster.
+
+    Args:
+        profile: The model's layers.
+        cluster: Ranks, links, and the measured costs of ``compressor``.
+        compressor: The name of a sparsifier; default "dgc".
+        density: The kept fraction k/n of a sparsified message, in (0, 1]; default 0.01.
+        inline: True (the default): the backward pass waits for each encode, as in the
+            paper. False: encodes run beside it, on gradwire's compute lane. Hosts of
+            several ranks always do the second.
+
+    Returns:
+        The plan.
+
+    Raises:
+        InvalidSetting: The cluster has not measured the compressor, or a value is out
+            of range.
+    """
     cost = SparseCost.of(cluster, compressor, density)
     groups = _merged(arrivals(profile), cost)
     settings = compressor, density, inline

@@ -1,5 +1,4 @@
-"""selective_fusion: neighbours are fused, and each is dense or sparsified where there
-is time.
+"""selective_fusion: neighbours are fused, dense or sparsified where there is time.
 
 Source: gradwire's own. It takes up SSFusion's selection (Ming et al., ICDE 2026,
     sections IV-B to IV-D), Cupcake's fusion (Wang et al., MLSys 2023) and Espresso's
@@ -86,7 +85,26 @@ def selective_fusion(
     every_tensor: bool = False,
     divisible: bool = False,
 ) -> Plan:
-    """The fastest plan found that fuses dense and sparsified gradients."""
+    """The fastest plan found that fuses dense and sparsified gradients.
+
+    Args:
+        profile: The model's layers.
+        cluster: Ranks, links, and the measured costs of ``sparsifier``.
+        sparsifier: The name of a sparsifier; default "dgc".
+        density: The kept fraction k/n of a sparsified message, in (0, 1]; default 0.01.
+        every_tensor: True: every tensor sends something in each step, so no neighbours
+            are sparsified as one vector. False (the default): they may be, and a tensor
+            of small gradients may wait for many steps.
+        divisible: True: push and pull by ``casync_ps`` is tried too, which takes long
+            to price among many ranks. False (the default): it is not.
+
+    Returns:
+        The plan.
+
+    Raises:
+        InvalidSetting: The cluster has not measured the sparsifier, or a value is out
+            of range.
+    """
     for what, given in (("every_tensor", every_tensor), ("divisible", divisible)):
         if not isinstance(given, bool):
             raise invalid(what, given, "True or False", "leave it out")

@@ -1,5 +1,4 @@
-"""usbyte_extended: US-Byte with gradwire's extensions, merged layers and several blocks
-at once.
+"""usbyte_extended: US-Byte with merged layers and several blocks at once.
 
 Source: US-Byte, as in ``usbyte``; neither extension is the paper's.
 Differences from the paper: those of ``usbyte``, and
@@ -53,6 +52,21 @@ def usbyte_extended(
 ) -> Plan:
     """The best plan with layers merged or not, and one block or ``credit`` blocks at a
     time.
+
+    Args:
+        profile: The model's layers.
+        cluster: Ranks and links.
+        basic_partition_bytes: The paper's S_p in bytes, from 1; default 1 MiB. Blocks
+            are multiples of it. A smaller one gives finer blocks, and takes longer to
+            plan.
+        credit: The most blocks on their way at once, from 1 to 65536; default 2. With 1
+            layers are merged, and blocks travel one by one.
+
+    Returns:
+        The plan.
+
+    Raises:
+        InvalidSetting: A value is out of range.
     """
     check_credit(credit)
     settings: dict[str, Setting] = {

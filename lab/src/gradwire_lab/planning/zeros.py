@@ -104,11 +104,13 @@ def measure_sparsity(
             batch at each call. It does not step the optimizer.
         num_gradients: The number of batches, 2 to 128; 16 by default.
         compressor: The name of a sparsifier. The elements that it selects of each
-            matrix count.
-        settings: Settings of the sparsifier.
+            matrix count. None (the default): all elements that are not zero count.
+        settings: Settings of the sparsifier. Default: the sparsifier's own.
         engine: Its ranks share the work, each with batches of its own. All ranks call
-            this, and return rank 0's profile.
-        advance: A function of an amount and a note, called for each batch.
+            this, and return rank 0's profile. None (the default): one process measures
+            alone.
+        advance: A function of an amount and a note, called for each batch. None (the
+            default): nothing is called.
 
     Returns:
         The profile of sparsity.

@@ -99,8 +99,8 @@ class Trace:
     """Spans of one or more ranks, ordered by start, and densities of steps.
 
     Args:
-        spans: The spans, in order; ``Trace.of`` sorts them.
-        densities: The densities, in order.
+        spans: The spans, in order; ``Trace.of`` sorts them. Default: none.
+        densities: The densities, in order. Default: none.
 
     >>> encode = Span(0, "compute", "encode", 0.5, 0.75)
     >>> trace = Trace.of([encode, Span(0, "backward", "backward", 0.0, 0.5)])

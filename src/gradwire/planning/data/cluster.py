@@ -116,8 +116,8 @@ class Cluster(Stored):
             nothing.
         inline: Measured lines over elements of an encode within the backward pass, by
             compressor. Without a line here the line of ``codecs`` counts. The lines
-            differ for gradients on a device, which encodes faster than the host, and
-            computes nothing else in this time.
+            differ for gradients on a device. A device encodes faster than the host, and
+            computes nothing else in this time. Default: none.
         host_share: The share of a collective's latency in which the host works for this
             collective alone, 0 (the default) to 1. The other parts of several
             collectives' latencies pass at the same time. Where hosts have several ranks

@@ -111,14 +111,14 @@ class Plan(Stored):
         model: ``Profile.model`` of the profile that was planned for.
         messages: The messages, in issue order.
         settings: The settings that the planner was called with; a record, which nothing
-            acts upon.
+            acts upon. Default: none.
         credit: The number of channels, and so the most messages on the wire at once.
             Default: 1.
         overlap_forward: True: the next forward pass of a layer waits for the layers
             before it, and for the layer's own messages. False (the default): it waits
             for all messages.
         exchanges: The exchanges by the names that messages give. ``"dense"`` needs no
-            entry.
+            entry. Default: none.
 
     >>> chunk = Chunk(tensor="fc.weight", start=0, stop=1000)
     >>> message = PlannedMessage(chunks=(chunk,))

@@ -273,24 +273,30 @@ class SparsityProfile(Stored):
 
     Tensors that are dense are left out.
 
-    Raises ``InvalidSetting`` when read from a file with a figure that cannot be; it is
-    named.
+    Args:
+        source: How the figures were got: device, date and data of the measurement.
+        num_gradients: The number of measured batches over all ranks, from 1 to 65536.
+            Each stands for a rank.
+        compressor: The name of the sparsifier whose selections were measured, but of
+            tensors that come as rows. None (the default): the gradients themselves were
+            measured.
+        settings: The sparsifier's settings by name. Default: none.
+        handling: The seconds that sparse gradients take on the host. Default: 0.
+        tensors: The tensors whose gradients are sparse. Default: none.
+
+    Raises:
+        InvalidSetting: ``load`` and ``parse`` raise it for a file with an impossible
+            figure. The message names the figure.
     """
 
     WRITTEN_BY: ClassVar[str] = "gradwire sparsity"
 
     source: Annotated[str, Field(min_length=1)]
-    """How the figures were got."""
     num_gradients: Annotated[int, Field(ge=1, le=MOST_RANKS)]
-    """Batches measured, over all ranks: each stands for a rank."""
     compressor: str | None = None
-    """The sparsifier whose selections were measured, but of tensors that come as rows;
-    None for the gradients themselves.
-    """
     settings: dict[
         str, bool | int | Annotated[float, Field(allow_inf_nan=False)] | str
     ] = Field(default_factory=dict)
-    """The sparsifier's."""
     handling: Handling = Handling()
     tensors: tuple[TensorSparsity, ...] = ()
 

@@ -1,4 +1,4 @@
-"""ddp: PyTorch's buckets, 1 MiB first and then 25 MiB, in the gradients' order.
+"""ddp: PyTorch's buckets, 1 MiB first and then 25 MiB, as gradients come.
 
 Source: Li et al., "PyTorch Distributed" (VLDB 2020), section 3.2.3; torch's
     compute_bucket_assignment_by_size as called when DDP rebuilds its buckets after the

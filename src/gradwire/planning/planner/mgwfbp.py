@@ -1,5 +1,4 @@
-"""mgwfbp: layers are merged with the next one wherever the latency saved exceeds the
-wait for it.
+"""mgwfbp: layers are merged wherever the latency saved exceeds the wait.
 
 Source: Shi, Chu and Li, "MG-WFBP: Efficient Data Communication for Distributed
     Synchronous SGD Algorithms" (INFOCOM 2019), algorithm 1: layer l is merged into

@@ -1,4 +1,4 @@
-"""wfbp: wait-free backward propagation, one message a layer, sent at once.
+"""wfbp: wait-free backward propagation, a message for each layer as it ends.
 
 Source: Zhang et al., "Poseidon" (USENIX ATC 2017), section 3.1; figure 2a of US-Byte.
 Differences from the paper: a layer that mixes dtypes needs one message for each. As in

@@ -1,4 +1,4 @@
-"""zen: sparse gradients take the scheme that measured sparsity makes fastest.
+"""zen: sparse gradients take the scheme that their sparsity makes fastest.
 
 Source: ZEN (OSDI 2025), section 3: the sparsity of the first iterations decides between
     equations 1 and 2.

@@ -33,8 +33,8 @@ def simulate(
         plan: The plan.
         profile: The model's layers.
         cluster: Ranks, links and measured costs.
-        ranks: "one" lets one rank stand for all, in closed form. "all" simulates every
-            rank, on links that all transfers share.
+        ranks: "one" (the default) lets one rank stand for all, in closed form. "all"
+            simulates every rank, on links that all transfers share.
 
     Returns:
         A trace with the lanes "backward", "forward", "communication" and "compute".

@@ -63,7 +63,8 @@ def reduce_scatter(
             was exchanged for a step that it skips is undone. Default: the loss is not
             scaled.
         options: Only ``compress_if`` is used: other parameters travel as they are.
-        failure: Only ``timeout`` is used.
+            Default: ``gw.Options()``.
+        failure: Only ``timeout`` is used. Default: ``gw.FailurePolicy()``, 5 minutes.
 
     Returns:
         The handle: ``stats()``, ``residuals()``, ``state_dict()``,

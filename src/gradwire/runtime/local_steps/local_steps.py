@@ -434,16 +434,17 @@ def local_steps(  # noqa: PLR0913
             With ``lr=1.0`` alone parameters become the mean of the ranks' (LocalSGD).
             Short periods want ``lr=1.0, momentum=0.4``.
         fragments: The number of parts of the model, which are exchanged in turn: one
-            every ``every`` / ``fragments`` steps.
+            every ``every`` / ``fragments`` steps. Default: 1.
         delay: Local steps from the launch of a fragment until its mean takes effect. It
-            is less than the steps between two launches.
+            is less than the steps between two launches. Default: 0.
         mixing: The share of the local parameter that stays when its mean takes effect.
             The default is 0.5 with a delay, and 0 without.
-        group: As for ``attach``.
-        mesh: As for ``attach``.
+        group: As for ``attach``. Default: all ranks.
+        mesh: As for ``attach``. Default: flat.
         options: Only ``bucket_cap_mb``, ``num_channels``, ``compress_if`` and
-            ``trace_steps``.
-        failure: Only ``timeout``, ``checksums`` and ``store``.
+            ``trace_steps``. Default: ``gw.Options()``.
+        failure: Only ``timeout``, ``checksums`` and ``store``. Default:
+            ``gw.FailurePolicy()``.
 
     Returns:
         The handle. Call its ``end_period()`` on all ranks at the end of training.

@@ -43,6 +43,7 @@ def redistribute(
         state_dicts: What ``handle.state_dict()`` returned on each old rank.
         world_size: The new number of ranks.
         ranks_per_host: The new number of ranks a host, where ``attach(mesh=)`` is used.
+            Default: 1.
 
     Returns:
         A state for each new rank, in rank order.

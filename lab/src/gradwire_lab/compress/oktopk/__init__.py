@@ -1,5 +1,4 @@
-"""oktopk: the elements that reach one threshold on each rank and another one in the
-sum.
+"""oktopk: all that reach one threshold on each rank and another one in the sum.
 
 Source: Li and Hoefler, PPoPP 2022, "Near-optimal sparse allreduce for distributed deep
     learning" (Ok-Topk): balanced split and reduce, balance and gather; constants of its
@@ -92,10 +91,18 @@ class oktopk(Exchange):
     ranks.
 
     Each rank selects about as many of its own, and of their sums the largest are taken.
-    ``density`` is k/n in (0, 1]; ``formats`` says how elements are written: in the
-    "smallest" of several formats, or in "coo" alone, as in the paper. ``most_uneven``,
-    from 1, is how many times the mean number of sums one rank may have before they are
-    evened out among ranks; with infinity they never are. All ranks have the same.
+
+    Args:
+        density: The kept fraction k/n, in (0, 1]; default 0.01. A larger one sends more
+            bytes, and elements wait for fewer steps.
+        formats: "smallest" (the default): each list of elements in the shortest of
+            several formats. "coo": an index of 4 bytes and a value for each element, as
+            in the paper. The means are equal.
+        most_uneven: How many times the mean number of sums one rank may have, from 1;
+            default 4. Above it ranks move sums to each other, which takes bytes and
+            shortens the longest list. With infinity they never do.
+
+    All ranks have the same settings.
 
     >>> from gradwire.exchange.by_name import run_local
     >>> grads = [torch.tensor([1.0, 0.0, 4.0, 2.0]), torch.tensor([8.0, 2.0, 0.0, 2.0])]

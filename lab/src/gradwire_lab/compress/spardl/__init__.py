@@ -1,5 +1,4 @@
-"""spardl: sums that are cut to their largest elements again before each time they are
-sent.
+"""spardl: sums that are cut to their largest elements before each time they are sent.
 
 Source: Zhao et al., ICDE 2024, "SparDL: Distributed deep learning training with
     efficient sparse communication": Spar-Reduce-Scatter and Bruck's all-gather within a
@@ -83,14 +82,16 @@ class spardl(Exchange):
     make.
 
     Args:
-        density: k/n in (0, 1].
-        formats: How chunks are written: in the "smallest" of several formats, or in
-            "coo" alone, as in the paper.
-        teams: The number of teams, d. It divides the number of ranks W. More teams take
-            fewer rounds: log2 d fewer if W and d are powers of two. Their chunks are
-            fewer and longer, so the selected elements are nearer to the largest of the
-            whole gradient. Two teams send as many bytes as one team, and more teams
-            send more.
+        density: The kept fraction k/n, in (0, 1]; default 0.01. A larger one sends more
+            bytes, and elements wait for fewer steps.
+        formats: "smallest" (the default): each chunk in the shortest of several
+            formats. "coo": an index of 4 bytes and a value for each element, as in the
+            paper. The means are equal.
+        teams: The number of teams, d, from 1; default 1. It divides the number of ranks
+            W. More teams take fewer rounds: log2 d fewer if W and d are powers of two.
+            Their chunks are fewer and longer, so the selected elements are nearer to
+            the largest of the whole gradient. Two teams send as many bytes as one team,
+            and more teams send more.
 
     All ranks have the same settings. One rank alone sends nothing, whatever they are.
 

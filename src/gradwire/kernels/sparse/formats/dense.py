@@ -1,4 +1,4 @@
-"""dense: every unit, without indices; a sparse format is used where it is smaller.
+"""dense: every unit, without indices, for payloads that are hardly sparse.
 
 Source: ZEN (OSDI 2025), definition 1.
 Differences: none.

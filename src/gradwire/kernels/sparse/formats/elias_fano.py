@@ -1,4 +1,4 @@
-"""elias_fano: ascending places in little more than the fewest possible bits.
+"""elias_fano: ascending places in little more than the fewest bits possible.
 
 Source: Elias (J. ACM 1974) and Fano (MIT, 1971), as inverted indices use their code.
     ZEN has no such format: where a share d of a part's places is taken, its hash bitmap

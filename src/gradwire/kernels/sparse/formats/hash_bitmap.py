@@ -1,4 +1,4 @@
-"""hash_bitmap: a bit for each place of a part, and the values of the set bits.
+"""hash_bitmap: a bit for each place of a part, and the values of set places.
 
 Source: ZEN (OSDI 2025), section 3.3.2, algorithm 2.
 Differences: bit i of part w is place w L + i of a permutation, whose inverse gives the

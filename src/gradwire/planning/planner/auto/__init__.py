@@ -1,4 +1,4 @@
-"""auto: the plan that is fastest in simulation, compressed where that surely gains.
+"""auto: the fastest plan by the simulator, compressed only where that surely gains.
 
 Source: gradwire's own. It takes up HiPress' and Espresso's question, which gradients to
     compress, and asks the simulator.

@@ -1,4 +1,4 @@
-"""secopa: each gradient is compressed and cut as a cost model advises.
+"""secopa: each gradient is compressed and partitioned as a cost model advises.
 
 Source: Wu et al., "HiPress" (IEEE TPDS 2023), section 3.3, selective compression and
     partitioning (SeCoPa), with equations 1 and 2 and tables 2 and 3; section 6.1 for

@@ -1,4 +1,4 @@
-"""ssfusion: each tensor of a group is sparsified by itself; small ones go dense.
+"""ssfusion: each tensor of a group sparsified by itself, the small ones dense.
 
 Source: Ming et al., "SSFusion: Tensor Fusion with Selective Sparsification for
     Efficient Distributed DNN Training" (ICDE 2026), sections IV-B (selection, density),
