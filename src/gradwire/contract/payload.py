@@ -51,7 +51,8 @@ class Format:
     Args:
         fields: The fields, a tuple of ``Field``.
 
-    >>> Format((Field("scales", torch.float32, 2), Field("bits", torch.uint8, 3))).size_bytes
+    >>> scales = Field("scales", torch.float32, 2)
+    >>> Format((scales, Field("bits", torch.uint8, 3))).size_bytes
     11
     """
 
