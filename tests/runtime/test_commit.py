@@ -16,6 +16,7 @@ from gradwire.contract.verbs import Compute, Steps
 from gradwire.errors import RankFailed
 from gradwire.exchange.local import drive
 from gradwire.runtime.device.streams import Streams
+from gradwire.runtime.engine.engine import Launch
 from gradwire.runtime.step.messages import Message, ParamRange
 from gradwire.runtime.step.synchroniser import Check, Record, StepReport, Synchroniser
 from gradwire.runtime.transport.task_graph import Task
@@ -151,15 +152,13 @@ class Quiet:
 
     def __init__(self) -> None:
         self.launched: dict[str, tuple[Task, tuple[Task, ...]]] = {}
-        self.asked: dict[str, dict[str, Any]] = {}
+        self.asked: dict[str, Launch] = {}
         self.waited: list[Task] = []
 
-    def launch(self, index: int, name: str, text: Any, **asked: Any) -> Task:
+    def launch(self, index: int, name: str, text: Any, how: Launch) -> Task:
         task = Task(name, lambda: None)
-        self.launched[name], self.asked[name] = (
-            (task, tuple(asked.get("behind", ()))),
-            asked,
-        )
+        self.launched[name] = (task, tuple(how.behind))
+        self.asked[name] = how
         return task
 
     def wait(self, ends: list[Task]) -> None:
@@ -219,11 +218,11 @@ def test_a_message_waits_for_what_the_plan_says_and_for_who_looks_at_its_gradien
     for place, name in enumerate(params):
         synchroniser.ready(name, torch.ones(4, 10), is_shared=place == 1)
     first, shared, last = (engine.asked[f"message {place}"] for place in range(3))
-    assert [*last["after"]] == [engine.launched["message 0"][0]]
-    assert not [*first["after"], *shared["after"]]
-    assert [one.name for one in shared["last_behind"]] == ["backward over"]
-    assert not [*first["last_behind"], *last["last_behind"]]
-    assert [one["last"] is None for one in (first, shared, last)] == [
+    assert [*last.after] == [engine.launched["message 0"][0]]
+    assert not [*first.after, *shared.after]
+    assert [one.name for one in shared.last_behind] == ["backward over"]
+    assert not [*first.last_behind, *last.last_behind]
+    assert [one.last is None for one in (first, shared, last)] == [
         scale == 1,
         False,
         scale == 1,

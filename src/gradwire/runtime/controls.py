@@ -39,7 +39,7 @@ from .engine.engine import Engine
 from .overlap.overlap import Overlap
 from .state import checkpoint
 from .step.hooks import ModuleHooks
-from .step.messages import Message, ParamRange
+from .step.messages import Message, ParamRange, Placement
 from .step.progress import Progress
 
 _DELIVERING = with_error_feedback(exchange_for(none()))
@@ -199,8 +199,8 @@ class Controls:
             slots = made[place].slots
             of = self.params
             ranges = [ParamRange(s.name, of[s.name], s.first, s.last) for s in slots]
-            after = made[place].after
-            made[place] = Message(place, ranges, owed, who.rank, who.world, after=after)
+            placement = Placement(after=made[place].after)
+            made[place] = Message(place, ranges, owed, who.rank, who.world, placement)
         checkpoint.move(saved, made, begun)
         return made
 

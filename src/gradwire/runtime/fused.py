@@ -22,7 +22,7 @@ from ..planning.default_fusion import default_cap_bytes, fuse
 from .engine.engine import INLINE
 from .liveness.membership import Membership
 from .settings import Settings, sparse_weights, tables
-from .step.messages import Message, ParamRange
+from .step.messages import Message, ParamRange, Placement
 
 
 def fused_messages(
@@ -82,8 +82,8 @@ def fused_messages(
             is_here = all(param.device.type == "cpu" for _, param in members)
             lanes = dict.fromkeys(dict(members), INLINE) if is_light and is_here else {}
             ranges = [ParamRange.whole(*member) for member in members]
-            own = index, ranges, carrier, who.rank, world
-            made.append(Message(*own, lanes=lanes, turn=turn, num_flags=flags))
+            placement = Placement(lanes=lanes, turn=turn, num_flags=flags)
+            made.append(Message(index, ranges, carrier, who.rank, world, placement))
     return made
 
 

@@ -19,7 +19,7 @@ from ..planning.data.profile import Layer, Profile, ProfiledTensor
 from .device.devices import HOST, home_of
 from .engine.engine import COMPUTE, INLINE, OFFLOAD
 from .liveness.membership import Membership
-from .step.messages import Message, ParamRange
+from .step.messages import Message, ParamRange, Placement
 from .step.row_message import RowMessage
 
 
@@ -62,10 +62,8 @@ def messages_of(
             early = dict.fromkeys(message.early, OFFLOAD if is_away else COMPUTE)
             at_once = dict.fromkeys(message.inline, INLINE) | early
             lanes = at_once if ranks_per_host == 1 else {}
-            whole = Message(
-                index, ranges, carrier, rank, world, turn=turn, after=after, lanes=lanes
-            )
-            made.append(whole)
+            placement = Placement(turn=turn, after=after, lanes=lanes)
+            made.append(Message(index, ranges, carrier, rank, world, placement))
     return made
 
 

@@ -17,7 +17,7 @@ from gradwire.contract.state import leaves
 from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.exchange.local import drive
 from gradwire.runtime.step.backup import Backup
-from gradwire.runtime.step.messages import Message, ParamRange
+from gradwire.runtime.step.messages import Message, ParamRange, Placement
 
 from .cases import Case, accuracy, kept_of
 from .tolerance import assert_near, largest, must, same_bits
@@ -44,8 +44,9 @@ class Job:
             (name, torch.zeros(shape, dtype=case.dtype)) for name, shape in shapes
         ]
         ranges = [ParamRange.whole(*one) for one in params]
+        placement = Placement(turn=1 + case.seed)
         self.messages = [
-            Message(0, ranges, exchange, rank, case.world, turn=1 + case.seed)
+            Message(0, ranges, exchange, rank, case.world, placement)
             for rank in range(case.world)
         ]
         for message in self.messages:

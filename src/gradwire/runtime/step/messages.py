@@ -45,7 +45,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -109,16 +109,35 @@ class Slot:
         return self.name if self.is_whole else f"{self.name}[{self.first}:{self.last}]"
 
 
-class Message:
-    """Gradients of one dtype that are exchanged together.
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """What a message follows, where it is encoded, and what it has beside gradients.
 
-    ``turn`` is that of the message's member. ``after`` are indices of messages that
-    must have ended before this one goes on the wire. ``lanes`` names, by tensor, the
-    lanes of what is not to be encoded on the compute lane when the message is launched:
-    all or none, where the exchange encodes the message as one. Behind the gradients the
-    message has room for ``num_flags`` more elements, which the exchange averages with
+    >>> Placement(after=[0]).num_flags
+    0
+    """
+
+    turn: int = 0
+    """The turn of the message's member."""
+    after: Sequence[int] = ()
+    """Indices of messages that must have ended before this one goes on the wire."""
+    lanes: Mapping[str, str] = field(default_factory=dict)
+    """By tensor, the lanes of what is not to be encoded on the compute lane when the
+    message is launched. They are all or none where the exchange encodes the message as
+    one.
+    """
+    num_flags: int = 0
+    """The number of elements behind the gradients, which the exchange averages with
     them.
     """
+
+
+FIRST = Placement()
+"""A message that follows none, and is encoded when it is launched."""
+
+
+class Message:
+    """Gradients of one dtype that are exchanged together."""
 
     compare: Compare | None = None
     """The comparison of the mean with the dense one, in steps that have one; see
@@ -144,15 +163,12 @@ class Message:
         exchange: Exchange,
         rank: int,
         world: int,
-        *,
-        turn: int = 0,
-        after: Sequence[int] = (),
-        lanes: Mapping[str, str] | None = None,
-        num_flags: int = 0,
+        placement: Placement = FIRST,
     ) -> None:
         self.index = index
         self.exchange = exchange
-        self.after = tuple(after)
+        self.after = tuple(placement.after)
+        num_flags = placement.num_flags
         self.device = home_of(
             (one.param for one in ranges), host_only=exchange.declared.host_only
         )
@@ -169,15 +185,15 @@ class Message:
         )
         self._lent_N: Tensor | None = None
         self.names = list(dict.fromkeys(slot.name for slot in self.slots))
-        self.member = Member(rank, world, turn)
+        self.member = Member(rank, world, placement.turn)
         self._encoder = TensorEncoder.of(exchange)
         apart = () if self._encoder is None else self._encoder.exchange.apart(self.spec)
         self._places = {self.slots[place].name: place for place in apart}
-        self.is_inline = bool(lanes) and not self._places
+        self.is_inline = bool(placement.lanes) and not self._places
         """Whether the backward pass waits at the launch while the whole message is
         encoded.
         """
-        self.lanes = dict(lanes or {}) if self._places and world > 1 else {}
+        self.lanes = dict(placement.lanes) if self._places and world > 1 else {}
         """The lanes of tensors that are encoded each by itself as they come, by
         name.
         """

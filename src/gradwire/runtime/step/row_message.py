@@ -12,7 +12,7 @@ from torch import Tensor
 from ...contract.collective import Collective
 from ...exchange.natural import RowExchange, as_rows
 from ..device.streams import Copying
-from .messages import Grads, Message, ParamRange
+from .messages import Grads, Message, ParamRange, Placement
 
 
 class RowMessage(Message):
@@ -37,7 +37,7 @@ class RowMessage(Message):
     ) -> None:
         ranges = [ParamRange.whole(name, param)]
         exchange = RowExchange(collective)
-        super().__init__(index, ranges, exchange, rank, world, after=after)
+        super().__init__(index, ranges, exchange, rank, world, Placement(after=after))
         self.slots = []  # it has no range of a flat buffer
 
     @cached_property
