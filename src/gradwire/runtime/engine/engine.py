@@ -94,7 +94,7 @@ _JOIN_S = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What a message waits for, what follows it, and where it is computed.
+    """A message's way through the graph: what it waits for, what follows, and where.
 
     >>> Launch(is_control=True).behind
     ()

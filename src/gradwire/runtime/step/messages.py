@@ -111,7 +111,7 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """What a message follows, where it is encoded, and what it has beside gradients.
+    """A message's place: what it follows, where it is encoded, its flags.
 
     >>> Placement(after=[0]).num_flags
     0
