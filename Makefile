@@ -26,20 +26,21 @@ export PIP_ROOT_USER_ACTION := ignore
 export DEBIAN_FRONTEND := noninteractive
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz check docs dist format setup system clean
+.PHONY: help demo test test-slow test-all fuzz check docs dist format setup system clean
 # Two installs at once would write the same environment.
 .NOTPARALLEL:
 
 help:
-	@echo 'make demo     train one model seven ways on four shaped hosts and write a report'
-	@echo 'make test     run the tests, but for the slow ones'
-	@echo 'make test-all run all tests'
-	@echo 'make fuzz     ten minutes of damaged payloads, exchanges and programs under AddressSanitizer'
-	@echo 'make check    lint, formatting, types'
-	@echo 'make docs     build the documentation site into build/site'
-	@echo 'make dist     build all wheels and source archives into dist, and check them'
-	@echo 'make format   rewrite the sources in the house format'
-	@echo 'make clean    remove the environment and what tools left behind'
+	@echo 'make demo      train one model seven ways on four shaped hosts and write a report'
+	@echo 'make test      run the tests, but for the slow ones'
+	@echo 'make test-slow run the tests that make test leaves out'
+	@echo 'make test-all  run all tests'
+	@echo 'make fuzz      ten minutes of damaged payloads, exchanges and programs under AddressSanitizer'
+	@echo 'make check     lint, formatting, types'
+	@echo 'make docs      build the documentation site into build/site'
+	@echo 'make dist      build all wheels and source archives into dist, and check them'
+	@echo 'make format    rewrite the sources in the house format'
+	@echo 'make clean     remove the environment and what tools left behind'
 
 demo: system $(REPORT_STAMP)
 	@$(BIN)/gradwire demo $(ARGS)
@@ -49,6 +50,9 @@ PYTEST = $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=2 --max-work
 
 test: system $(DEV_STAMP)
 	@$(PYTEST) -m 'not slow' $(ARGS)
+
+test-slow: system $(DEV_STAMP)
+	@$(PYTEST) -m slow $(ARGS)
 
 test-all: system $(DEV_STAMP)
 	@$(PYTEST) $(ARGS)
