@@ -26,7 +26,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export DEBIAN_FRONTEND := noninteractive
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all fuzz check docs dist format setup system clean
+.PHONY: help demo test test-slow test-nightly test-all fuzz check docs dist format setup system clean
 # Two installs at once would write the same environment.
 .NOTPARALLEL:
 
@@ -34,6 +34,7 @@ help:
 	@echo 'make demo      train one model seven ways on four shaped hosts and write a report'
 	@echo 'make test      run the tests, but for the slow ones'
 	@echo 'make test-slow run the tests that make test leaves out'
+	@echo 'make test-nightly compile every GPU kernel for seven targets'
 	@echo 'make test-all  run all tests'
 	@echo 'make fuzz      ten minutes of damaged payloads, exchanges and programs under AddressSanitizer'
 	@echo 'make check     lint, formatting, types'
@@ -52,7 +53,10 @@ test: system $(DEV_STAMP)
 	@$(PYTEST) -m 'not slow' $(ARGS)
 
 test-slow: system $(DEV_STAMP)
-	@$(PYTEST) -m slow $(ARGS)
+	@$(PYTEST) -m 'slow and not nightly' $(ARGS)
+
+test-nightly: system $(DEV_STAMP)
+	@$(PYTEST) -m nightly $(ARGS)
 
 test-all: system $(DEV_STAMP)
 	@$(PYTEST) $(ARGS)

@@ -100,6 +100,7 @@ def test_the_law_rejects_kernels_that_round_otherwise(
 
 @needs_triton
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(590)
 @pytest.mark.parametrize("target", ahead.ALL_TARGETS)
 @pytest.mark.parametrize("several", [False, True], ids=["one tensor", "several"])
