@@ -288,8 +288,9 @@ def _lines(
 
 
 def _slope(fit: LineFit) -> float:
-    """Seconds of a byte in long messages; of all of one where longer ones take no
-    longer.
+    """Seconds of a byte in long messages.
+
+    It is of all bytes of one where longer messages take no longer.
     """
     size_bytes, taken_s = max(fit.samples)
     return fit.tail_s or taken_s / size_bytes
