@@ -219,7 +219,7 @@ def canonical(value: Tensor) -> Tensor:
 
 
 class Spelling(NamedTuple):
-    """An operation of elements: its definition over torch tensors, and its text."""
+    """An operation of elements: its definition in torch, and its text elsewhere."""
 
     interp: Callable[..., Tensor]
     cpp: str

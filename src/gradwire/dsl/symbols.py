@@ -236,7 +236,7 @@ class Scalar(Symbol):
 
 
 class Vector(Symbol):
-    """One symbolic number an element: its expression, and its counting condition.
+    """One symbolic number an element: its expression, and when it counts.
 
     ``top`` is the share of the gradient that it is cut to, if it is.
     """

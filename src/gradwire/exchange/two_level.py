@@ -1,4 +1,4 @@
-"""Hosts with several ranks: they add up first, and each exchanges its share outside.
+"""Hosts with several ranks: they add up first, and exchange their shares with others.
 
 A host's link is slow beside what its ranks have among themselves. So a message is
 averaged in three parts: every rank of a host gets the sum of one share of it, exchanges

@@ -290,7 +290,7 @@ def _lines(
 def _slope(fit: LineFit) -> float:
     """Seconds of a byte in long messages.
 
-    It is of all bytes of one where longer messages take no longer.
+    Where longer ones take no longer, all seconds of the longest count.
     """
     size_bytes, taken_s = max(fit.samples)
     return fit.tail_s or taken_s / size_bytes
