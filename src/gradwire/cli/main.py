@@ -31,9 +31,7 @@ def verbs() -> dict[str, Home]:
 
 
 def summary(home: Home) -> str:
-    """First line of the docstring of a command's file, read without importing the
-    file.
-    """
+    """First line of a command's docstring, read without importing the file."""
     try:
         spec = importlib.util.find_spec(home.module)
     except ImportError:  # a package of somebody's that is not whole
@@ -45,9 +43,7 @@ def summary(home: Home) -> str:
 
 
 class Verbs(TyperGroup):
-    """Lists commands by their docstrings and imports one only to run it: help stays
-    fast.
-    """
+    """Lists commands by their docstrings and imports one to run it: help is fast."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

@@ -93,8 +93,7 @@ class allreduce(Summing):
 def payload_buffer(
     codec: Compressor, me: Member, spec: TensorSpec, out_N: Tensor
 ) -> Tensor:
-    """The buffer of an additive payload: ``out_N`` itself if that has the payload's own
-    layout.
+    """An additive payload's buffer: ``out_N`` itself if it has the payload's layout.
 
     Then neither encode nor decode moves anything.
     """

@@ -122,8 +122,7 @@ class casync_ps(Collective):
         out_C: Tensor,
         residual_N: Residual,
     ) -> Steps[list[State]]:
-        """The push alone: leaves the mean of the own chunk, of all ``chunks``, in
-        ``out_C``.
+        """The push alone: leaves the mean of the own one of ``chunks`` in ``out_C``.
 
         The own part of it is there unrounded, and keeps no residual.
         """
@@ -134,15 +133,11 @@ class casync_ps(Collective):
         return own.states
 
     def _is_full(self, world: int) -> bool:
-        """Whether every rank has a partition, so that an all-gather pulls nothing in
-        vain.
-        """
+        """Whether every rank has a partition, so no all-gather pulls in vain."""
         return self.partitions in (None, world)
 
     def _is_small(self, chunks: Chunks) -> bool:
-        """Whether payloads of usual size, one a rank, can all be on their way at
-        once.
-        """
+        """Whether usual payloads, one a rank, can all be on their way at once."""
         world = len(chunks.codecs)
         return world < 3 or (world - 1) * chunks.usual_bytes <= self.room_bytes
 
@@ -161,9 +156,7 @@ def _push_at_once(own: Aggregator) -> Steps[None]:
 
 
 def _push_in_rounds(own: Aggregator) -> Steps[None]:
-    """Encodes for the next round and merges what the last one brought beside each
-    round.
-    """
+    """Encodes for the next round and merges the last one's, beside each round."""
     me = own.me
     rounds = distances(1, me.world)
     around = [[(me.rank + d) % me.world for d in away] for away in rounds]
@@ -335,9 +328,7 @@ class Aggregator:
         return self.me.sized("decode", decode, numel)
 
     def landing(self, told: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-        """Room for what each rank pushes, as a whole and as slots one behind the
-        other.
-        """
+        """Room for each rank's push, as a whole and as successive slots."""
         slots = list(map(slot_bytes, told))
         whole = self.me.scratch(
             "arrived", sum(slots), self.grad_N, torch.uint8, varies=self.varies
@@ -361,9 +352,7 @@ class Aggregator:
         return [room[:size] for room, size in zip(self._rooms, sizes, strict=True)]
 
     def packed(self) -> Tensor:
-        """The slots one behind the other, without the gaps that payloads of varying
-        sizes leave.
-        """
+        """The slots in succession, without the gaps of payloads of varying sizes."""
         if not self.varies:
             return self._whole
         slots = self.slots()
@@ -409,9 +398,7 @@ class Aggregator:
                 self._mean_C.add_(self.residual_N[start:stop], alpha=1 / me.world)
 
     def _encode_mean(self) -> int:
-        """W times what is lost is this rank's residual: a W-th of that reaches the next
-        mean.
-        """
+        """W times the loss is this rank's residual, as a W-th reaches the next mean."""
         me = self.me
         residual_C = None
         if self.residual_N is not None:

@@ -263,9 +263,7 @@ class _Walk:
         )
 
     def hear(self, chunk: int) -> None:
-        """Notes the size that the rank before has told, if it was of a chunk that is
-        not empty.
-        """
+        """Notes the size told by the rank before, if its chunk was not empty."""
         if self.numel(chunk):
             limit = self.chunks.formats[chunk].size_bytes
             source = (self.me.rank - 1) % self.me.world

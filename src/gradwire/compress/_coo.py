@@ -32,9 +32,7 @@ def check_addressable(name: str, spec: TensorSpec) -> None:
 
 
 def share_of(density: float, numel: int) -> int:
-    """How many of ``numel`` elements a density is: at least one of any non-empty
-    gradient.
-    """
+    """A density's number of ``numel`` elements: at least one unless it is empty."""
     return min(numel, max(1, round(density * numel)))
 
 

@@ -18,9 +18,7 @@ def width_of(bound: int) -> int:
 
 
 def narrow(numbers_K: Tensor, width: int, out: Tensor) -> Tensor:
-    """Writes the low ``width`` bytes of int32 numbers into ``out`` (uint8, K *
-    width).
-    """
+    """Writes int32 numbers' low ``width`` bytes into ``out`` (uint8, K * width)."""
     count = numbers_K.numel()
     whole = numbers_K.view(torch.uint8).view(count, _INT32_BYTES)
     out.view(count, width).copy_(whole[:, :width])

@@ -18,9 +18,7 @@ def inverse(scale: Scalar, over: float = 1.0) -> Scalar:
 
 
 def check_positive(what: str, given: object, remedy: str) -> None:
-    """Refuses all but numbers above 0 that float32 holds: others would become 0 or
-    infinite.
-    """
+    """Refuses all but numbers above 0 in float32: others would be 0 or infinite."""
     accepted = (
         f"a finite number above 0, in float32 {_FLOAT32.tiny:.3g} to {_FLOAT32.max:.3g}"
     )

@@ -7,14 +7,11 @@ import math
 from ..dsl.language import Scalar, Vector, filter, greater, map, pick, sample, sort
 
 LEAST_ABOVE = 64
-"""How many of a sample are to lie above its threshold: their number has a spread of an
-eighth.
-"""
+"""The number of a sample above its threshold, which spreads by an eighth."""
 
 
 def reaching(gradient: Vector, density: float, share: float) -> Vector:
-    """About ``density`` of the gradient: what reaches the magnitude that so much of a
-    sample does.
+    """About ``density`` of the gradient, by the magnitude this share of a sample has.
 
     The sample is ``share`` of the gradient, and never fewer than
     ``LEAST_ABOVE / density`` draws, unless these are more than there are elements: then

@@ -68,9 +68,7 @@ class Partition:
 
 
 class Pending(NamedTuple):
-    """A rank's gradient and residual, added up and not sent yet, and the norms of its
-    layers.
-    """
+    """A rank's gradient and unsent residual, added up, and its layers' norms."""
 
     whole_N: Tensor
     norms_L: Tensor
@@ -78,9 +76,7 @@ class Pending(NamedTuple):
 
     @property
     def is_finite(self) -> bool:
-        """Squares that overflow float64 say nothing: then the elements are looked
-        at.
-        """
+        """Squares that overflow float64 say nothing: then elements are looked at."""
         return bool(self.norms_L.isfinite().all()) or bool(
             self.whole_N.isfinite().all()
         )
@@ -116,9 +112,7 @@ class SharedSupport(Exchange):
         check_share(f"{type(self).__name__} density", self.density)
 
     def kept(self, numel: int) -> int:
-        """How many of ``numel`` elements are asked for: at least one of any non-empty
-        gradient.
-        """
+        """The elements asked for of ``numel``: at least one of a non-empty gradient."""
         return max(1, round(self.density * numel)) if numel else 0
 
     @abstractmethod
@@ -170,9 +164,7 @@ class SharedSupport(Exchange):
 
 
 def _accumulated(grad_N: Tensor, residual_N: Residual, layers: Partition) -> Pending:
-    """Adds the gradient to the residual, if there is one, and takes the norms of the
-    layers.
-    """
+    """Adds the gradient to the residual, if any, and takes the layers' norms."""
     whole_N = as_working(grad_N)
     squares_L = torch.empty(len(layers.sizes), dtype=torch.float64, device="cpu")
     range_norms(whole_N, layers.starts_L, layers.stops_L, squares_L, residual_N)

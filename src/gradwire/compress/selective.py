@@ -406,9 +406,7 @@ def _at_least_one(grad_N: Tensor, residual_N: Residual) -> tuple[Tensor, Tensor]
 
 
 _DENSE_COSTS = {"elements": 1.0, "bytes": 0.5}
-"""The cost of a dense element in sparse ones, which have an index each, by what is
-counted.
-"""
+"""A dense element's cost in sparse ones, which have an index each, by the count."""
 
 
 class SelectiveState(NamedTuple):
@@ -421,8 +419,7 @@ class SelectiveState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class selective(Exchange, EncodesTensors):
-    """Averages the ``density`` share of each message, and in every step something of
-    every tensor.
+    """Averages the ``density`` share of a message, in every step some of each tensor.
 
     Each tensor is sparsified by itself, and the smallest tensors of a message are sent
     dense. A message holds the tensors that ``compress_if`` leaves to the exchange: by

@@ -319,8 +319,9 @@ class Compressor(metaclass=KeywordSettings):
         return 1
 
     def entries(self, payload: Payload) -> tuple[Tensor, Tensor]:
-        """A sparse payload's entries: (indices_K int32, ascending, without duplicates;
-        values_K).
+        """A sparse payload's entries: int32 indices_K and values_K.
+
+        Indices ascend without duplicates.
 
         Values are decoded, in the working dtype. Default: the fields ``indices`` and
         ``values``. Where ``width`` is not 1, indices count units of so many elements,

@@ -237,9 +237,7 @@ class Member:
         out_N: Tensor,
         residual_N: Residual = None,
     ) -> Steps[Any]:
-        """The text of an exchange that another one calls; see
-        ``Exchange.synchronise``.
-        """
+        """Another exchange's text that this one calls; see ``Exchange.synchronise``."""
         text: Steps[Any] = exchange.synchronise(self, state, grad_N, out_N, residual_N)
         return text
 

@@ -337,8 +337,9 @@ def _jobs_of(
 
 
 def _batches(jobs: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-    """Neighbours of one codec, which comes first in a job: it, and each other operand
-    of all.
+    """Neighbours of one codec: it, and each other operand of all.
+
+    The codec comes first in a job.
     """
     for codec, run in groupby(jobs, key=itemgetter(0)):
         _, *operands = zip(*run, strict=True)

@@ -122,9 +122,7 @@ class Kernels:
 def scratch(
     name: str, dtype: torch.dtype, lengths: Sequence[int], device: torch.device
 ) -> list[Tensor]:
-    """Undefined vectors that the next call with this name overwrites: see
-    `scratch.passing`.
-    """
+    """Undefined vectors that the name's next call overwrites: see `scratch.passing`."""
     whole = passing(f"compll {name}", sum(lengths), dtype, device)
     stops = accumulate(lengths)
     return [
@@ -378,9 +376,7 @@ def _payload(
 def _cut(
     program: Traced, kept: list[dict[str, Tensor]], mosts: Sequence[int]
 ) -> list[dict[str, Tensor]]:
-    """The largest of what each call kept, or all of it where that is no more than may
-    be sent.
-    """
+    """The largest that each call kept, or all if no more than may be sent."""
     over = [
         i
         for i, most in enumerate(mosts)
@@ -414,9 +410,7 @@ def merge_kept(made: Kernels, payload: Payload, sum_N: Tensor, scale: float) -> 
 
 
 def entries_kept(made: Kernels, payload: Payload) -> tuple[Tensor, Tensor]:
-    """Indices of the kept elements, and what they decode to (a buffer that is
-    reused).
-    """
+    """Indices of the kept elements, and their decoded values (a reused buffer)."""
     indices_K = payload[made.traced.indices.name]
     if not indices_K.numel():
         return indices_K, indices_K.to(torch.float32)
@@ -483,9 +477,7 @@ class Generated(Compressor):
         return format if traced.coding is None else traced.coding.format(format)
 
     def holding(self, spec: TensorSpec, num_kept: int) -> Format:
-        """The layout of a payload of so many kept elements, or of as many as there may
-        be.
-        """
+        """The layout of a payload of so many kept elements, or of the most."""
         traced = self.kernels().traced
         return program_format(
             traced, spec.numel, min(num_kept, most_kept(traced, spec.numel))
@@ -601,9 +593,7 @@ class Generated(Compressor):
         return list(zip(payloads, later, strict=True))
 
     def _call(self, state: State, grad_N: Tensor, residual_N: Tensor | None) -> Call:
-        """The call that encodes a gradient: its operands, its length and its random
-        numbers.
-        """
+        """The call that encodes a gradient: operands, length and random numbers."""
         numel = _checked(grad_N, residual_N).numel()
         fits = grad_N if _fits(grad_N) else grad_N.to(torch.float32).contiguous()
         operands = {"gradient": fits}
@@ -612,18 +602,14 @@ class Generated(Compressor):
         return Call(operands, numel, self._draws(state))
 
     def _draws(self, state: State) -> Draws:
-        """The numbers of this call: the key is the program's ``seed`` and the tensor's
-        stream.
-        """
+        """The numbers of this call: its key is ``seed`` and the tensor's stream."""
         stream, step = (0, 0) if state is None else state.tolist()
         return Draws((getattr(self, "seed", 0) & 0xFFFFFFFF) + (stream << 32), step)
 
 
 @lru_cache(maxsize=4096)
 def _of_rank(codec: Any, rank: int) -> Compressor:
-    """The program with a seed of its own: the multiplier is odd, so no two ranks share
-    one.
-    """
+    """The program with its own seed: an odd multiplier makes all ranks' differ."""
     found: Compressor = replace(
         codec, seed=(codec.seed + rank * 0x9E3779B9) & 0xFFFFFFFF
     )
@@ -666,9 +652,7 @@ def _received(made: Kernels, numel: int, size_bytes: int) -> Format | None:
 
 
 def _check_matching(made: Kernels, payload: Payload, out_N: Tensor) -> None:
-    """Refuses a payload of another length, program or device than what it is decoded
-    into.
-    """
+    """Refuses a payload of another length, program or device than its target."""
     numel = out_N.numel()
     buffer = payload.buffer
     if buffer is None or buffer.device != out_N.device:

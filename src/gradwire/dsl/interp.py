@@ -38,8 +38,7 @@ class Draws:
 
 
 class Call(NamedTuple):
-    """One tensor's part in a run: its operands by buffer name, its length, its random
-    numbers.
+    """One tensor's part in a run: operands by buffer name, length, random numbers.
 
     Operands are float32 vectors that lie in one piece, and bytes for packed fields, all
     on one device. Those that ``operands`` lacks are fields of ``payload``.
@@ -73,9 +72,7 @@ class Call(NamedTuple):
         return self._replace(operands={**self.operands, name: operand})
 
     def words(self, kernel: Kernel) -> list[int]:
-        """The numbers of csrc/blocks.h's Tensor: addresses come without views of the
-        fields.
-        """
+        """The numbers of csrc/blocks.h's Tensor, whose addresses need no views."""
         words = [self.numel, self.draws.key, self.draws.step, 0]
         if self.payload is None:
             words += [
@@ -127,8 +124,7 @@ class _Call:
 def run(
     kernel: Kernel, operands: Mapping[str, Tensor], numel: int, draws: Draws
 ) -> int:
-    """Carries a kernel out: ``operands`` by buffer name, packed bytes for unsigned
-    elements.
+    """Carries a kernel out: ``operands`` by buffer name, unsigned ones as packed bytes.
 
     Returns how many elements were kept, which lie in the front of their buffers; 0
     where the kernel keeps none.
@@ -216,18 +212,14 @@ def _greater(a: Tensor, b: Tensor) -> Tensor:
 
 
 def canonical(value: Tensor) -> Tensor:
-    """``value`` with one zero and one NaN, whatever order of operations they came
-    from.
-    """
+    """``value`` with one zero and one NaN, whatever operations they came from."""
     if not value.dtype.is_floating_point:
         return value
     return torch.where(value != value, torch.nan, value + 0.0)
 
 
 class Spelling(NamedTuple):
-    """An operation of elements: its definition over torch tensors, and its text
-    elsewhere.
-    """
+    """An operation of elements: its definition in torch, and its text elsewhere."""
 
     interp: Callable[..., Tensor]
     cpp: str
@@ -310,8 +302,9 @@ def _combined(body: Node, a: Tensor, b: Tensor) -> Tensor:
 def evaluated(
     body: Node, operands: Mapping[Node, Tensor], like: Tensor | None = None
 ) -> Tensor:
-    """An expression of these operands alone, each a tensor of one shape (``like`` if
-    none is).
+    """An expression of these operands alone.
+
+    Each is a tensor of one shape (``like`` if there is none).
     """
     values = dict(operands)
     like = next(iter(operands.values())) if like is None else like
@@ -363,8 +356,9 @@ def from_bytes(bytes_U: Tensor, dtype: DType, numel: int) -> Tensor:
 
 
 def packed_by_five(codes_N: Tensor) -> Tensor:
-    """Codes 0 to 2, five a byte: byte b of a group of 64 is the sum of code[b + 13 i] *
-    3^i.
+    """Codes 0 to 2, five a byte.
+
+    Byte b of a group of 64 is the sum of code[b + 13 i] * 3^i.
 
     Adjacent codes go to adjacent bytes, so a vector packs them all at once. Code 64 is
     0; the last group of n < 13 codes has n bytes.
@@ -379,9 +373,7 @@ def packed_by_five(codes_N: Tensor) -> Tensor:
 
 
 def unpacked_by_five(bytes_U: Tensor, numel: int) -> Tensor:
-    """The first ``numel`` codes that ``packed_by_five`` made into these bytes, as
-    int32.
-    """
+    """The first ``numel`` codes (int32) that ``packed_by_five`` made into bytes."""
     num_groups = -(-numel // LANES)
     padded = torch.zeros(num_groups * 13, dtype=torch.int32, device=bytes_U.device)
     padded[: bytes_U.numel()] = bytes_U.int()

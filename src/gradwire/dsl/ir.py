@@ -87,9 +87,7 @@ class Extent(IntEnum):
     BLOCK = 1
     ELEMENT = 2
     KEPT = 3
-    """One for each element that a condition is true of: as many as there are, by rising
-    place.
-    """
+    """One for each element with a true condition: as many as there are, by place."""
 
     def __str__(self) -> str:
         return ("a call", "a block", "an element", "a kept element")[self]
@@ -97,8 +95,7 @@ class Extent(IntEnum):
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory that a kernel reads or writes: a gradient, a residual, a field of the
-    payload.
+    """Memory that a kernel reads or writes: a gradient, a residual, a payload's field.
 
     Unsigned values are packed, those of an element, or lie one in a byte: those of a
     call, a block or a kept element. A buffer of kept elements has room for every
@@ -117,9 +114,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Fold:
-    """How a reduction combines two values: ``body`` over ARG nodes 0 and 1, from
-    ``start``.
-    """
+    """A reduction's combination of two values: ``body`` of two ARGs, from ``start``."""
 
     body: Node
     start: float
@@ -285,8 +280,9 @@ def node(op: Op, *sources: Node, dtype: DType | None = None, arg: Any = None) ->
 
 
 def const(value: bool | int | float, dtype: DType) -> Node:
-    """A constant; a float is rounded to float32 here, so that every back end sees one
-    number.
+    """A constant.
+
+    A float is rounded to float32 here, so that every back end sees one number.
     """
     if dtype is FLOAT32:
         with np.errstate(over="ignore"):
@@ -414,9 +410,7 @@ def walk(roots: Iterable[Node], least: Extent = Extent.CALL) -> Iterator[Node]:
 
 
 def verify(kernel: Kernel) -> None:
-    """Raises IllTyped for the first bad node: one the table forbids, or out of place
-    here.
-    """
+    """Raises IllTyped for the first bad node: forbidden by the table, or misplaced."""
     for number, found in enumerate(walk(kernel.stores)):
         refusal = _refusal(found.op, found.sources, found.dtype, found.arg)
         refusal = refusal or _misplaced(kernel, found)

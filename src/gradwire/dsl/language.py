@@ -58,9 +58,7 @@ from .symbols import (
 
 
 class Scattered(Symbol):
-    """A whole gradient: values at the places that ``indices`` lists, zeros
-    elsewhere.
-    """
+    """A whole gradient: values at the places in ``indices``, zeros elsewhere."""
 
     __slots__ = ("indices", "node")
 
@@ -70,8 +68,7 @@ class Scattered(Symbol):
 
 
 def top(kept: Vector, share: float) -> Vector:
-    """The largest by magnitude of what a filter kept: at most ``share`` of the whole
-    gradient.
+    """The largest by magnitude that a filter kept, at most ``share`` of the gradient.
 
     That is max(1, round(share * N)) of N elements: all that were kept if they are no
     more than that. Ties go to the lowest place; NaN ranks above infinity, and that
@@ -102,8 +99,9 @@ def indices(kept: Vector) -> Vector:
 
 
 def scatter(places: Vector, values: Vector) -> Scattered:
-    """The decoded gradient: ``values`` at ``places``, two kept fields or a map of one;
-    else 0.
+    """The decoded gradient: ``values`` at ``places``, else 0.
+
+    Both are kept fields or a map of one.
     """
     if not (isinstance(places, Vector) and places.node.extent is Extent.KEPT):
         refuse(
@@ -217,9 +215,7 @@ def random(low: Number = 0.0, high: Number = 1.0) -> Scalar:
 
 
 def map(vectors: Vector | tuple[Vector, ...], udf: Callable[..., Number]) -> Vector:
-    """``udf`` of each element, or of each tuple of elements of several vectors
-    alike.
-    """
+    """``udf`` of each element, or of each tuple of several vectors' elements."""
     given = vectors if isinstance(vectors, tuple) else (vectors,)
     for vector in given:
         _check_vector("map", vector)
@@ -331,9 +327,7 @@ def extract(compressed: Compressed) -> tuple[Any, ...]:
 
 
 def _check_coded(values: list[Scalar | Vector | Coded]) -> None:
-    """Refuses what leaves the length of a coded field open: only the last one's is
-    known.
-    """
+    """Refuses open lengths of coded fields, as only the last one's is known."""
     coded = [value for value in values if isinstance(value, Coded)]
     if len(coded) > 1:
         refuse(

@@ -57,8 +57,7 @@ _FORMS: tuple[Form, ...] = ("cpp", "triton")
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """A function of elements (or of values a block), in the form that each back end
-    wants.
+    """A function of elements (or of values a block), in each back end's form.
 
     Types are the language's, or ``bool``. Unsigned operands are given as int32; a
     result of an unsigned type has to lie in its range. ``interp`` takes and gives
@@ -77,9 +76,7 @@ class Operator:
     triton_support: str = ""
 
     def __post_init__(self) -> None:
-        """Refuses names that are taken, types that no operand has, and forms that do
-        not fit.
-        """
+        """Refuses taken names, types no operand has, and forms that do not fit."""
         check_name("operator", self.name)
         what = f"operator {self.name}"
         if not self.dtypes or not set(self.dtypes) <= {*_TAKEN}:
@@ -108,9 +105,7 @@ class Operator:
 
     @property
     def rule(self) -> Rule:
-        """The operator's types, in the form that ``RULES`` has for built-in
-        operations.
-        """
+        """The operator's types, in the form of ``RULES`` for built-in operations."""
         return Rule(
             tuple(frozenset({dtype}) for dtype in self.dtypes), _dtype(self.result)
         )
@@ -170,8 +165,9 @@ def check_name(kind: str, name: str) -> None:
 
 
 class Registrable(Protocol):
-    """An operator of elements, or a coder (``symbols.Coded``): called by a program, or
-    by name.
+    """An operator of elements or a coder (``symbols.Coded``).
+
+    Programs call it, also by name.
     """
 
     @property
@@ -212,9 +208,7 @@ def registered() -> Mapping[str, Registrable]:
 
 
 def support(kernels: Iterable[Kernel], form: Form) -> tuple[str, ...]:
-    """The texts to put before these kernels: the support of each operator they use,
-    once.
-    """
+    """The texts before these kernels: each used operator's support, once."""
     texts = (
         getattr(found, f"{form}_support") for k in kernels for found in _used(k.stores)
     )
@@ -240,9 +234,7 @@ def _operand(value: Number, dtype: DType) -> Node:
 
 
 def _places(template: str) -> set[str]:
-    """The numbers of the operands that a template uses: {} count up, {0} are
-    themselves.
-    """
+    """The operand numbers that a template uses: {} count up, {0} are themselves."""
     try:
         names = [
             name for _, name, _, _ in Formatter().parse(template) if name is not None

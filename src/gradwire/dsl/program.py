@@ -52,9 +52,7 @@ else:
     _Generated = Generated
 
 MOST_BLOCK = 2**31 - LANES
-"""Elements of the longest block: ``size`` of one is an int32, as is a coded block's
-length.
-"""
+"""Elements of the longest block: ``size`` is an int32, as is a coded block's length."""
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
     name: kinds
@@ -66,8 +64,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Source:
-    """The author's functions: one of (settings, gradient) and one of (settings,
-    compressed).
+    """The author's functions of (settings, gradient) and of (settings, compressed).
 
     An encode of (settings, gradient, latest) is given the gradient plus the residual,
     and then the gradient alone.
@@ -155,14 +152,10 @@ class Program(_Generated):  # type: ignore[misc]  # a base of type Any: see abov
         object.__setattr__(self, "traits", stated)
 
     def check(self) -> None:
-        """Refuses settings that are of the right type and make no sense; for authors to
-        write.
-        """
+        """Refuses right-typed settings that make no sense; for authors to write."""
 
     def stated(self) -> Traits:
-        """The traits under these settings; for authors to write where settings change
-        them.
-        """
+        """The traits under these settings; authors may write it where they vary."""
         return type(self).traits
 
     def kernels(self) -> Kernels:

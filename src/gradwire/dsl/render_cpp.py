@@ -178,9 +178,7 @@ class _Body(Text):
         )
 
     def _prepared(self, found: Node, one: Pass) -> list[str]:
-        """Statements before a group's loop: they unpack codes, draw numbers, fetch
-        cache lines.
-        """
+        """Statements before a group's loop: unpack codes, draw, fetch cache lines."""
         if found.op in (Op.RANDOM, Op.BELOW):
             name = f"draw{found.arg}"
             call = f"gw::philox(draws, {found.arg}, (start + at) / gw::kLanes, {name});"

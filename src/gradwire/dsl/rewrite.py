@@ -46,8 +46,7 @@ def substitute(roots: tuple[Node, ...], instead: Mapping[Node, Node]) -> list[No
 
 
 def simplified(roots: tuple[Node, ...]) -> list[Node]:
-    """``roots`` with constants folded, which Triton's functions cannot take as
-    operands.
+    """``roots`` with constants folded, which Triton's functions refuse as operands.
 
     All else that could be simpler, as a product with 1, the compilers of the texts see.
     """
@@ -68,9 +67,7 @@ def _rebuilt(roots: tuple[Node, ...], change: Callable[[Node], Node]) -> list[No
 
 
 _NO_FUNCTIONS = (Op.REDUCE, Op.STORE, Op.BELOW, Op.LOAD_AT)
-"""Operations that are no function of their operands alone: none is folded into a
-constant.
-"""
+"""Operations that are no function of their operands alone, so never constants."""
 
 
 def _folded(found: Node) -> Node:
@@ -95,8 +92,7 @@ RESULT_NAME = r"stage\d+\w*"
 
 @dataclass(frozen=True)
 class Draw:
-    """A sample of ``share`` of all elements, at least ``least``, drawn from a stream of
-    its own.
+    """A sample of ``share`` of all elements, at least ``least``, by its own stream.
 
     With replacement; but a sample that would be as large as the gradient is the
     gradient itself, each element once. ``stream`` is None where all elements were asked
@@ -140,9 +136,7 @@ class Stage:
 
 
 class Recording:
-    """The notes of a trace beside its expressions: stages, and the number of random
-    streams.
-    """
+    """A trace's notes beside its expressions: stages and the random streams' number."""
 
     def __init__(self) -> None:
         self.stages: list[Stage] = []
@@ -168,9 +162,7 @@ _recording: ContextVar[Recording | None] = ContextVar("recording", default=None)
 
 @contextmanager
 def recording() -> Iterator[Recording]:
-    """Inside the block, which is an encode's, programs may draw numbers and have
-    stages.
-    """
+    """Inside the block, an encode's, programs may draw numbers and have stages."""
     made = Recording()
     token = _recording.set(made)
     try:
@@ -199,8 +191,7 @@ class Sample(Symbol):
 
 
 def sample(vector: Vector, share: float, least: int = 1) -> Sample:
-    """``share`` of the whole gradient's elements, rounded up, and not fewer than
-    ``least``.
+    """``share`` of all the gradient's elements, rounded up, at least ``least``.
 
     Drawn with replacement, other ones in each call, unless they would be as many as
     there are: then each is in it once. Element by element, a map of the gradient is
@@ -218,8 +209,7 @@ def sample(vector: Vector, share: float, least: int = 1) -> Sample:
 
 
 def sort(elements: Sample | Vector, udf: Callable[[Any, Any], Number]) -> Sample:
-    """A sample, or the whole gradient's elements, in the order that ``udf`` of two of
-    them says.
+    """A sample, or the whole gradient, in the order that ``udf`` of two elements says.
 
     ``smaller`` or ``greater`` comes first; or ``udf`` compares its arguments by ``<``
     or ``>``. For an order by a key, map to the key first. NaN ranks above infinity.
@@ -286,9 +276,7 @@ def _check_anywhere(value: Node) -> None:
 
 
 def pick(drawn: Sample, fraction: float) -> Scalar:
-    """The element at floor(fraction * count) of what was sorted, the last of it for
-    1.
-    """
+    """The element at floor(fraction * count) of what was sorted; the last for 1."""
     if not isinstance(drawn, Sample) or drawn.descending is None:
         refuse(
             "pick from what is not in order",
@@ -303,8 +291,7 @@ def pick(drawn: Sample, fraction: float) -> Scalar:
 def whole(
     value: Scalar, udf: Callable[[Any, Any], Number], start: float | int | None = None
 ) -> Scalar:
-    """A block's value combined over all blocks: ``whole(reduce(v, f), f)`` reduces
-    everything.
+    """A block's value over all blocks: ``whole(reduce(v, f), f)`` reduces everything.
 
     ``udf`` and ``start`` are those of ``reduce``; sums of floats are rounded once a
     block and then once more.
@@ -340,9 +327,7 @@ NUM_DRAWN = Buffer("num_drawn", INT32, Extent.CALL)
 """The number of elements that are drawn."""
 SAMPLE = Buffer("sample", FLOAT32, Extent.ELEMENT)
 OWN_BUFFERS = (GRADIENT, LATEST, RESIDUAL, OUT, SUM, SCALE, RANKED)
-"""Buffers of the kernels that read or write fields as well: no field may have such a
-name.
-"""
+"""Buffers of kernels that read or write fields too: no field may have such a name."""
 
 FOLD_BLOCK = 16384
 """How many blocks' values are combined at a time."""
@@ -350,8 +335,7 @@ FOLD_BLOCK = 16384
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """A program as expressions: each field's value, and the decoded element in terms of
-    fields.
+    """A program as expressions: fields' values, and the decoded element by fields.
 
     ``keep`` is the condition of kept elements, whose fields are then all that is
     decoded, and ``top`` the share of the gradient to which they are cut.
@@ -391,9 +375,7 @@ class Traced:
 
     @cached_property
     def shares_scale(self) -> bool:
-        """Whether elements are decoded with numbers that others are decoded with
-        too.
-        """
+        """Whether elements are decoded with numbers that other elements share."""
         return any(buffer.extent < Extent.ELEMENT for buffer in self.buffers)
 
     @cached_property
@@ -408,9 +390,7 @@ class Traced:
 
     @cached_property
     def ranked(self) -> Buffer:
-        """The buffer of the gradient's own kept elements: a field, if one sends
-        them.
-        """
+        """The buffer of the gradient's own kept elements: a sent field, if any."""
         plain = (
             b
             for b, value in self.fields
@@ -447,9 +427,7 @@ _WITH_RESIDUAL = {
 
 
 def _canonical(value: Node) -> Node:
-    """Floats travel with one zero and one NaN: the same bytes whichever back end made
-    them.
-    """
+    """Floats travel with one zero and one NaN: every back end makes the same bytes."""
     return node(Op.CANONICAL, value) if value.dtype is FLOAT32 else value
 
 
@@ -484,9 +462,7 @@ def encode_with_residual(program: Traced) -> Kernel:
 
 
 def decode(program: Traced) -> Kernel:
-    """Writes scale times the decoded gradient; of kept elements their values,
-    unscaled.
-    """
+    """Writes scale times the decoded gradient; of kept elements the plain values."""
     if program.keep is not None:
         return _kernel(program, "decode", (store(OUT, _decoded_entry(program)),))
     scaled = node(Op.MUL, program.decoded, load_buffer(SCALE))

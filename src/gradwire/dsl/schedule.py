@@ -21,14 +21,10 @@ from .ir import FLOAT32, Buffer, DType, Extent, Fold, Kernel, Node, Op, neutral,
 
 @dataclass(frozen=True)
 class Pass:
-    """One loop over the elements of a block, and what is computed once a block before
-    it.
-    """
+    """One loop over a block's elements, with values computed once a block before it."""
 
     before: tuple[Node, ...]
-    """Values and stores a block that earlier passes' reductions allow, operands
-    first.
-    """
+    """Values and stores a block, allowed by earlier reductions, operands first."""
     reductions: tuple[Node, ...]
     stores: tuple[Node, ...]
 
@@ -122,9 +118,7 @@ class Text(ABC):
         """A constant of this type."""
 
     def applied(self, found: Node, operands: Sequence[str]) -> str:
-        """An operation of operands that are texts, in parentheses unless it is a
-        call.
-        """
+        """An operation of operand texts, in parentheses unless it is a call."""
         template = self.texts[found.op]
         is_call = template.endswith(")") and not template.startswith("{")
         return template.format(*(operands if is_call else map(grouped, operands)))
@@ -144,9 +138,7 @@ class Text(ABC):
     def statements(
         self, order: tuple[Node, ...], roots: set[Node], prefix: str
     ) -> list[str]:
-        """A line for each value, except for constants and for elements that are used
-        once.
-        """
+        """A line for each value, except constants and elements used once."""
         uses = self.uses or Counter(
             source for found in order for source in found.sources
         )
@@ -187,9 +179,7 @@ class Text(ABC):
 
 
 def pointer(buffer: Buffer) -> str:
-    """The buffer's name with an underscore: then it is no keyword, and none of our own
-    names.
-    """
+    """The buffer's name and an underscore: then it is no keyword or own name."""
     return f"{buffer.name}_"
 
 

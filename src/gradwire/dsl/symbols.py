@@ -164,9 +164,7 @@ class Symbol:
 
     __array__ = _foreign
     __array_priority__ = 1e6
-    """So a number of numpy's on the left of an operator leaves it to the symbol on the
-    right.
-    """
+    """So a number of numpy's on an operator's left leaves it to the right symbol."""
 
     @classmethod
     def __torch_function__(cls, *_: object, **__: object) -> NoReturn:
@@ -184,9 +182,7 @@ def _both(
 
 
 class Scalar(Symbol):
-    """One symbolic number: an element inside a user function, or a value of the whole
-    block.
-    """
+    """One symbolic number: an element in a user's function or a block's value."""
 
     __slots__ = ("node",)
     __hash__ = Symbol.__hash__
@@ -240,8 +236,7 @@ class Scalar(Symbol):
 
 
 class Vector(Symbol):
-    """One symbolic number an element: its expression, and the condition under which it
-    counts.
+    """One symbolic number an element: its expression, and when it counts.
 
     ``top`` is the share of the gradient that it is cut to, if it is.
     """
@@ -271,8 +266,7 @@ class Vector(Symbol):
 
 
 class Coded(Symbol):
-    """A vector of all elements whose packed bytes are to travel through another
-    package's coder.
+    """A vector of all elements whose packed bytes travel by another package's coder.
 
     ``coder.coding(field, block)`` is what generated.py asks: ``format`` and
     ``received`` are of payloads that travel, ``encode`` and ``decode`` lead from the
@@ -289,9 +283,7 @@ class Coded(Symbol):
 
 
 def lifted(value: Number, like: DType | None = None) -> Node:
-    """A node for a number: a captured int is a float beside floats, and an int32
-    otherwise.
-    """
+    """A number's node: a captured int is a float beside floats, else an int32."""
     if isinstance(value, Scalar):
         return value.node
     if isinstance(value, bool):
@@ -371,9 +363,7 @@ def _written_out(body: Node) -> int:
 
 
 def alike(*values: Number, floating: bool = False) -> tuple[Node, ...]:
-    """Nodes of one type: float32 if any is one (or ``floating``), numbers never with
-    bools.
-    """
+    """Nodes of one type: float32 if any is (or ``floating``); no numbers with bools."""
     kinds = {value.node.dtype for value in values if isinstance(value, Scalar)}
     plain = [value for value in values if isinstance(value, Real)]
     floating = (

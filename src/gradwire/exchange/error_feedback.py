@@ -52,9 +52,7 @@ class Wrapper(Exchange):
 
     @abstractmethod
     def synchronise(self, *operands: Any, **named: Any) -> Steps[State]:
-        """Calls the inner exchange by ``me.through``, with a residual if it is given
-        one.
-        """
+        """Calls the inner exchange by ``me.through``, with any given residual."""
 
     @property
     def own_momentum(self) -> float:

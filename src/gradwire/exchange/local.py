@@ -196,9 +196,7 @@ class _Driver:
         return found
 
     def _members(self, index: int, among: Among) -> range:
-        """The texts, that of ``index`` with them, that its verbs ``among`` some ranks
-        are for.
-        """
+        """The texts, with that of ``index``, that its verbs ``among`` ranks are for."""
         first = index - index % self.world
         rank = index % self.world
         if among is Among.SHARDS:

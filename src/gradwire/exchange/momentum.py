@@ -64,8 +64,9 @@ from .error_feedback import ErrorFeedback, FeedbackState, Wrapper, with_error_fe
 
 @dataclass(frozen=True)
 class DecoupledMomentum(Wrapper):
-    """m = decay m + g; parts of m are exchanged and leave it. Made by
-    ``with_decoupled_momentum``.
+    """m = decay m + g; exchanged parts of m leave it.
+
+    Made by ``with_decoupled_momentum``.
 
     ``inner`` is an exchange with error feedback, whose residual is m.
     """

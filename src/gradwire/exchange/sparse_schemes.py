@@ -146,9 +146,7 @@ PullSeconds = Callable[[SchemeInputs, int, int], tuple[float, float]]
 
 
 def gathered_s(at: SchemeInputs, fullest: int, usual: int) -> tuple[float, float]:
-    """Seconds of latency and of moving bytes of a pull, by bytes of its fullest and
-    other parts.
-    """
+    """A pull's seconds of latency and transfer, by bytes of fullest and other parts."""
     return at.parts_s(("all_gather", fullest))
 
 
@@ -160,8 +158,9 @@ def push_pull_cost(
     why: str = "",
     pull_s: PullSeconds = gathered_s,
 ) -> Prediction:
-    """The rank of the fullest part decides: its push and pull have ``imbalance`` times
-    the mean.
+    """The fullest part's rank decides.
+
+    Its push and pull have ``imbalance`` times the mean.
     """
     scheme = type(collective).__name__
     if at.world == 1:
@@ -289,9 +288,7 @@ def counted(
 
 
 RATE_BYTES_PER_S = 1.25e8
-"""1 Gbit: between a slow link, where only bytes count, and a fast one, where only
-rounds do.
-"""
+"""1 Gbit: between a slow link, where bytes count, and a fast one, where rounds do."""
 
 
 @lru_cache(maxsize=64)

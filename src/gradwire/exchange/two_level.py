@@ -1,5 +1,4 @@
-"""Hosts with several ranks: a host's ranks add up first, and each exchanges its share
-with others.
+"""Hosts with several ranks: they add up first, and exchange their shares with others.
 
 A host's link is slow beside what its ranks have among themselves. So a message is
 averaged in three parts: every rank of a host gets the sum of one share of it, exchanges
@@ -64,17 +63,14 @@ from .error_feedback import Wrapper, chooser_of, nested
 from .local import check_hosts
 
 _BLOCK = 2**17
-"""Elements that are added up at once: as many of each rank stay in a processor's
-cache.
-"""
+"""Elements that are added up at once: as many a rank stay in a processor's cache."""
 
 WriteMean = Callable[[Sequence[Tensor], Tensor], None]
 """A function that writes the mean of parts into a tensor."""
 
 
 class HostState(NamedTuple):
-    """The shapes of the tensors in the message, and the inner exchange's state of a
-    share.
+    """The shapes of a message's tensors, and the inner exchange's state of a share.
 
     ``place`` is the number of the share, counted among the host's ranks.
     """
@@ -85,9 +81,7 @@ class HostState(NamedTuple):
 
 
 def without_hosts(state: State) -> State:
-    """A state as if each rank were a host: with that of the inner exchange in place of
-    hosts'.
-    """
+    """A state as if each rank were a host, with the inner state for hosts'."""
     if isinstance(state, HostState):
         return state.inner
     if not isinstance(state, tuple):
@@ -135,9 +129,7 @@ class TwoLevel(Wrapper):
         return HostState(shapes, spec.rank % self.ranks_per_host, inner)
 
     def share(self, spec: TensorSpec) -> TensorSpec:
-        """The spec of the share of a message that rank ``spec.rank`` exchanges with
-        other hosts.
-        """
+        """The spec of the share that rank ``spec.rank`` exchanges with other hosts."""
         shares = self._shares(spec.tensor_shapes)
         place = spec.rank % self.ranks_per_host
         return TensorSpec(
@@ -450,8 +442,7 @@ def _round(total_S: Tensor, mean_S: Tensor, lost_S: Tensor | None) -> None:
 
 
 def _give(means_M: Tensor, mean_S: Tensor, shares: Shares, share: int) -> Steps[None]:
-    """Fills ``means_M`` with all shares: each rank gives its own to all others of its
-    host.
+    """Fills ``means_M`` with all shares: each rank gives its own to its host's others.
 
     Every share is received in its place, and an empty one is not sent. Through gloo's
     all-gather the same bytes took two to three times as long.
@@ -488,8 +479,9 @@ def _moved(verb: Verb) -> Verb:
 
 
 def with_hosts(algorithm: Compressor | Exchange, ranks_per_host: int) -> Exchange:
-    """An exchange for hosts of several ranks, which share a link: ``algorithm`` is
-    among hosts.
+    """An exchange for hosts of several ranks that share a link.
+
+    ``algorithm`` is among hosts.
 
     ``attach(mesh=)`` makes it. ``algorithm`` is a compressor (it gets the collective
     that suits it, and error feedback if it needs that) or an exchange. Error feedback
@@ -508,9 +500,7 @@ def with_hosts(algorithm: Compressor | Exchange, ranks_per_host: int) -> Exchang
 
 
 def on_hosts(exchange: Exchange, ranks_per_host: int) -> Exchange:
-    """The same exchange among hosts of so many ranks; where each has one, the exchange
-    itself.
-    """
+    """The same exchange among hosts of several ranks; itself where each has one."""
     if ranks_per_host == 1:
         return exchange
     if isinstance(exchange, Wrapper) and any(

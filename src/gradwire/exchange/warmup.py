@@ -230,9 +230,7 @@ class DensityWarmup(Wrapper):
         return state.after(inner)
 
     def stage(self, state: WarmupState) -> Exchange:
-        """The exchange of the step that comes next; in predictions, that of the last
-        stage.
-        """
+        """The exchange of the next step; in predictions, that of the last stage."""
         done = steps_done(state.step_T)
         if done is None:
             return self.stages[-1]

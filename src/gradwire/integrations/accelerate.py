@@ -37,8 +37,7 @@ def prepare(
     options: Options | None = None,
     failure: FailurePolicy | None = None,
 ) -> FrameworkAttachment:
-    """Attaches an exchange to every DDP model that the accelerator prepares from now
-    on.
+    """Attaches an exchange to every DDP model that the accelerator prepares later.
 
     ``gw.attach`` gets the accelerator's loss scaler too. On one rank nothing is
     attached.
@@ -76,9 +75,7 @@ def prepare(
     load_state = accelerator.load_state
 
     def load_all(*args: Any, **others: Any) -> None:
-        """``accelerator.load_state``; local steps then restore each rank's own
-        parameters.
-        """
+        """``accelerator.load_state``; local steps restore a rank's own parameters."""
         load_state(*args, **others)
         attachment.load(folders.pop())
 
@@ -93,8 +90,9 @@ def prepare(
 
 
 def hook_accelerator(accelerator: Accelerator, attachment: FrameworkAttachment) -> None:
-    """Has an accelerator hand in its DDP models, by their communication hook, and
-    optimizers.
+    """Has an accelerator hand in its DDP models and optimizers.
+
+    It is done by the models' communication hook.
     """
     found = accelerator.ddp_handler or DistributedDataParallelKwargs()
     hooks = (found.comm_hook, found.comm_wrapper)
@@ -105,9 +103,7 @@ def hook_accelerator(accelerator: Accelerator, attachment: FrameworkAttachment) 
 
     class AttachingKwargs(DistributedDataParallelKwargs):  # type: ignore[misc]
         def to_kwargs(self) -> dict[str, Any]:
-            """The settings of a DDP that is about to be made, maybe of a module that
-            had one.
-            """
+            """The settings of a DDP to be made, maybe of a module that had one."""
             *others, coming = accelerator._models
             attachment.let_go_but_of(others, coming)
             found: dict[str, Any] = super().to_kwargs()

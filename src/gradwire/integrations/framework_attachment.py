@@ -32,8 +32,7 @@ from ..runtime.settings import FailurePolicy, Options
 from ..runtime.state.redistribution import place_name
 
 AnyExchange = Exchange | Compressor | Plan | str | Path | Callable[..., Any]
-"""The exchange, in every form that ``gw.attach`` takes, or a function that begins local
-steps.
+"""The exchange, in any form ``gw.attach`` takes, or a function that begins local steps.
 
 The function gets the DDP model and the framework's optimizer: a recipe such as
 ``gw.recipes.diloco``, or ``partial(gw.local_steps, exchange="uniform", every=20)``.
@@ -43,9 +42,7 @@ _log = logging.getLogger("gradwire")
 
 @dataclass
 class _Held:
-    """A module that was attached in its DDP: its handle, or the state of one that was
-    let go.
-    """
+    """A module once attached in its DDP: its handle, or the state of a dropped one."""
 
     module: nn.Module
     ddp: DistributedDataParallel | None = None
@@ -55,8 +52,7 @@ class _Held:
 
 
 class FrameworkAttachment:
-    """An exchange, and the handles of the DDP models that it was attached to, in their
-    order.
+    """An exchange, and the handles of the DDP models it was attached to, in order.
 
     Methods that save, load or attach are called by all ranks.
 
@@ -144,8 +140,7 @@ class FrameworkAttachment:
             held.handle = held.ddp = None  # both hold the old DDP
 
     def let_go_but_of(self, others: Iterable[nn.Module], coming: nn.Module) -> None:
-        """Lets go of modules whose DDP a framework has dropped, or is about to make
-        anew.
+        """Lets go of modules whose DDP a framework has dropped, or will make anew.
 
         The framework still has ``others``, whether as DDPs or as what is in them, and
         wraps what is in ``coming`` next.
@@ -157,8 +152,7 @@ class FrameworkAttachment:
                 self.let_go(held.module)
 
     def attach_to(self, model: DistributedDataParallel) -> None:
-        """Attaches to a DDP model, with the state of its module's handle that was let
-        go.
+        """Attaches to a DDP model, with the state of its module's released handle.
 
         Local steps begin as soon as ``take`` has got the model's optimizer, too.
         """
@@ -181,9 +175,7 @@ class FrameworkAttachment:
                 self._start_local(held, optimizer)
 
     def _start_local(self, held: _Held, optimizer: Optimizer) -> None:
-        """Begins the local steps of a model by its own optimizer, also in place of one
-        before.
-        """
+        """Begins a model's local steps by its own optimizer, also in place of one."""
         if (ddp := held.ddp) is None or (held.handle and held.optimizer is optimizer):
             return
         own = {id(param) for param in ddp.parameters()}
@@ -260,8 +252,9 @@ class FrameworkAttachment:
                     old.unlink(missing_ok=True)  # of an earlier moment, by other ranks
 
     def load(self, folder: str | os.PathLike[str]) -> None:
-        """Loads what ``save`` wrote, also for another number of ranks if all files are
-        in reach.
+        """Loads what ``save`` wrote.
+
+        The number of ranks may differ if all files are in reach.
 
         A folder without any state was saved without gradwire: nothing is loaded, with a
         warning.
@@ -310,9 +303,7 @@ def _name(place: int, rank: int | str, world: int | str) -> str:
 
 
 def _read(folder: Path, place: int, handle: Handle) -> dict[str, Any] | None:
-    """This rank's state in a folder: the file of its own, or those of all old ranks
-    together.
-    """
+    """This rank's state in a folder: its own file, or all old ranks' together."""
     own = folder / _name(place, handle.rank, handle.world_size)
     if own.is_file():
         return _loaded(own)

@@ -107,9 +107,7 @@ class GradwireStrategy(_Attaching, DDPStrategy):  # type: ignore[misc]
         super().save_checkpoint(checkpoint, *args, **others)
 
     def load_checkpoint(self, *args: Any, **others: Any) -> dict[str, Any]:
-        """Keeps the exchange's part of a checkpoint until there is a model to load it
-        into.
-        """
+        """Keeps the exchange's part of a checkpoint until a model can load it."""
         found: dict[str, Any] = super().load_checkpoint(*args, **others)
         self._resumed = found.get(_KEY)
         if self._resumed is None:

@@ -35,8 +35,7 @@ def hook_trainer(
     options: Options | None = None,
     failure: FailurePolicy | None = None,
 ) -> FrameworkAttachment:
-    """Attaches an exchange to a trainer's DDP model, with its state in the trainer's
-    checkpoints.
+    """Attaches an exchange to a trainer's DDP model, with state in its checkpoints.
 
     ``gw.attach`` gets the trainer's loss scaler too.
 
@@ -106,9 +105,7 @@ class _Keeper(TrainerCallback):  # type: ignore[misc]
     on_epoch_end = on_step_end
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Ends a period where the trainer decides after this whether to save the
-        model.
-        """
+        """Ends a period where the trainer decides next whether to save the model."""
         if args.save_strategy == "best":
             self._attachment.end_period()
 

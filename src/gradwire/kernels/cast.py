@@ -25,8 +25,7 @@ def cast16_encode(
     prescale: float = 1.0,
     residual_N: torch.Tensor | None = None,
 ) -> None:
-    """Fills ``out_N`` (fp16 or bf16) from ``grad_N`` (+ ``residual_N``) times
-    ``prescale``.
+    """Fills ``out_N`` (fp16, bf16) with ``grad_N`` (+ ``residual_N``) * ``prescale``.
 
     ``residual_N`` (the gradient's dtype) then holds c - decoded; where that is not
     finite (inf, NaN, overflow of fp16) it keeps its old value.
@@ -60,8 +59,9 @@ def cast16_encode(
 def cast16_decode(
     in_N: torch.Tensor, out_N: torch.Tensor, scale: float = 1.0, *, add: bool = False
 ) -> None:
-    """Overwrites ``out_N`` with scale * ``in_N`` (fp16 or bf16); with ``add`` adds that
-    to it.
+    """Overwrites ``out_N`` with scale * ``in_N`` (fp16 or bf16).
+
+    With ``add`` it is added instead.
     """
     check_floating("out_N", out_N)
     check_vector("in_N", in_N, out_N.numel(), *_DTYPES)

@@ -198,9 +198,7 @@ class CppSource:
         return ((*sets[0], *self.wishes), *sets) if self.wishes else sets
 
     def digest(self) -> Any:
-        """A SHA-256 of its text and headers, to be updated with what else decides its
-        content.
-        """
+        """A SHA-256 of its text and headers, to be updated with other inputs."""
         digest = hashlib.sha256(self.text.encode())
         for path in sorted(self.headers.glob("*.h")):
             digest.update(path.read_bytes())
@@ -243,9 +241,7 @@ def load_compiled(source: CppSource) -> ctypes.CDLL | None:
 
 
 def origins() -> list[str]:
-    """Where the libraries that serve this process come from, and what it could not
-    load.
-    """
+    """Where this process's libraries come from, and which it could not load."""
     return sorted({_origins.get(source, "reference") for source in _loaded})
 
 
@@ -312,9 +308,7 @@ def find_compiler() -> str | None:
 
 
 def library_name(source: CppSource, compiler: str, flags: tuple[str, ...]) -> str:
-    """The file name, in a folder of the cache, of what this compiler makes with these
-    flags.
-    """
+    """The file name in a cache folder for this compiler's output with these flags."""
     digest = source.digest()
     for text in (*flags, compiler, _compiler_version(compiler), _cpu_model()):
         digest.update(text.encode() + b"\0")
@@ -410,9 +404,7 @@ def _compiler_version(compiler: str) -> str:
 def _said(
     command: Sequence[str], text: str, timeout_s: float, folder: Path | None = None
 ) -> str:
-    """The output of a compiler, in English whatever the user's language, so that it can
-    be read.
-    """
+    """The output of a compiler in English, whatever the user's language."""
     return subprocess.run(
         command,
         input=text,

@@ -116,8 +116,7 @@ def decode(
     scale: float = 1.0,
     add: bool = False,
 ) -> None:
-    """Writes ``scale`` times what L lists stand for together into ``out_N``, or adds it
-    there.
+    """Writes ``scale`` times what L lists stand for into ``out_N``, or adds it there.
 
     Lists are added up, in order, before they are transformed. Values and ``out_N`` have
     one working dtype. Raises InvalidSetting for a place that is not in its entry's
@@ -146,9 +145,7 @@ def decode(
 
 
 def _task(cutting: Cutting, *tensors: Tensor | None) -> list[int]:
-    """The words of a task of the C++: addresses, the cutting, and addresses of
-    bases.
-    """
+    """A task's words for the C++: addresses, the cutting, addresses of bases."""
     bases = [_padded(num).data_ptr() for num in (cutting.side, *cutting.last_shape)]
     addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
     return [*addresses, *cutting, *bases]
@@ -159,9 +156,7 @@ def _task(cutting: Cutting, *tensors: Tensor | None) -> list[int]:
 
 @lru_cache(maxsize=MOST_SIDE + 1)
 def basis(num: int) -> Tensor:
-    """The orthonormal DCT-II of ``num`` numbers as a matrix (float64): row k is the
-    k-th cosine.
-    """
+    """The orthonormal DCT-II of ``num`` numbers (float64): row k is the k-th cosine."""
     rows = [
         [cos(pi / num * (i + 0.5) * k) * sqrt(2 / num) for i in range(num)]
         for k in range(num)
@@ -181,9 +176,7 @@ def _padded(num: int) -> Tensor:
 
 
 def spectrum_of(chunks_CRS: Tensor, *, back: bool = False) -> Tensor:
-    """The coefficients of chunks, or with ``back`` the chunks that coefficients stand
-    for.
-    """
+    """The coefficients of chunks, or with ``back`` the chunks of coefficients."""
     _, num_rows, num_columns = chunks_CRS.shape
     left = basis(num_rows).to(chunks_CRS)
     right = basis(num_columns).to(chunks_CRS)
@@ -193,8 +186,7 @@ def spectrum_of(chunks_CRS: Tensor, *, back: bool = False) -> Tensor:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """The product of matrices, whose terms are added in order: the same bits on every
-    processor.
+    """The matrix product with terms added in order: the same bits on every processor.
 
     On a GPU it is the device's own product, of the same bits on devices of one kind.
     """
@@ -210,9 +202,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 class _Part(NamedTuple):
-    """Chunks of one shape: their number, rows and columns, their elements, places and
-    entries.
-    """
+    """Chunks of one shape: number, rows and columns, elements, places and entries."""
 
     shape: tuple[int, int, int]
     elements: slice

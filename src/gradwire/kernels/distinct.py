@@ -20,8 +20,7 @@ _load_distinct = loader("distinct")
 
 
 def count_distinct(lists: Sequence[torch.Tensor], num_places: int) -> int:
-    """The number of places in [0, ``num_places``) that occur in at least one of
-    ``lists`` (int32).
+    """The number of places in [0, ``num_places``) in at least one of ``lists`` (int32).
 
     Raises InvalidSetting where an index leaves that range.
 

@@ -65,8 +65,7 @@ def encode_exponents(in_N: Tensor, into: CodedExponents, factor: float = 1.0) ->
 def decode_exponents(
     coded: CodedExponents, out_N: Tensor, factor: float = 1.0, *, add: bool = False
 ) -> None:
-    """Overwrites ``out_N``, of the values' dtype, with ``factor`` times the values, or
-    adds them.
+    """Overwrites ``out_N`` with ``factor`` times the values in its dtype, or adds them.
 
     Values of bfloat16 overwrite it as they are. Raises ``RanksDiffer`` where the codes
     are none: they may come from another rank. ``out_N`` then holds nothing of use.

@@ -61,8 +61,9 @@ def lay_runs(
     shifts_R: Tensor,
     out: Tensor,
 ) -> None:
-    """Writes run r of ``numbers_K``, ``counts_R[r]`` long, from ``out[tos_R[r]]`` on,
-    shifted.
+    """Writes run r of ``numbers_K``, ``counts_R[r]`` long, to ``out[tos_R[r]]`` on.
+
+    Numbers are shifted.
 
     Runs lie one behind the other in ``numbers_K`` and do not overlap in ``out``;
     ``shifts_R[r]`` is added to each number. None for ``numbers_K`` stands for 0, 1, 2,

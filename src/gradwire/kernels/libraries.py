@@ -123,8 +123,9 @@ BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 def check_vector(
     name: str, tensor: torch.Tensor | None, numel: int, *dtypes: torch.dtype
 ) -> None:
-    """Raises InvalidSetting unless this is a contiguous vector of ``numel`` and a
-    listed dtype.
+    """Raises InvalidSetting unless a vector has ``numel`` and a listed dtype.
+
+    It must be contiguous.
     """
     if tensor is None:
         return
@@ -141,9 +142,7 @@ def check_vector(
 
 
 def check_floating(name: str, tensor: torch.Tensor) -> None:
-    """Raises InvalidSetting unless ``tensor`` is a contiguous vector of floating point
-    numbers.
-    """
+    """Raises InvalidSetting unless ``tensor`` is a contiguous floating-point vector."""
     check_vector(name, tensor, tensor.numel())
     if not tensor.dtype.is_floating_point:
         raise invalid(

@@ -22,9 +22,7 @@ X86_LEVELS = {
     "x86-64-v3": ("abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"),
     "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
 }
-"""Levels of the x86-64 psABI and what each adds to the one before, as Linux names
-it.
-"""
+"""Levels of the x86-64 psABI and what each adds to the last, by Linux's names."""
 
 
 @cache

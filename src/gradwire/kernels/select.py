@@ -30,8 +30,9 @@ def topk(
     values_K: torch.Tensor,
     residual_N: torch.Tensor | None = None,
 ) -> None:
-    """Fills ``indices_K`` (int32, ascending) and ``values_K`` with the K largest of c
-    by magnitude.
+    """Fills ``indices_K`` (int32, ascending) and ``values_K``.
+
+    They hold the K largest of c by magnitude.
 
     K is the length of ``indices_K``, at most N. ``values_K`` and ``residual_N`` have
     the gradient's dtype. ``residual_N`` then holds c, but 0 where an element was
@@ -47,9 +48,7 @@ def topk_many(
     values: Sequence[torch.Tensor],
     residuals: Sequence[torch.Tensor | None],
 ) -> None:
-    """``topk`` of several vectors, each as alone, in one call: short ones cost little
-    more.
-    """
+    """``topk`` of several vectors in one call: short ones cost little more."""
     operands = list(zip(grads, residuals, indices, values, strict=True))
     for grad_N, residual_N, indices_K, values_K in operands:
         num_elements = grad_N.numel()
@@ -92,8 +91,7 @@ def topk_ranges(
     values_K: torch.Tensor,
     firsts_L: torch.Tensor | None = None,
 ) -> None:
-    """Top-k of each of L ranges of ``c_N``, one behind the other: DEFT's layer-wise
-    selection.
+    """Top-k of each of L successive ranges of ``c_N``: DEFT's layer-wise selection.
 
     ``starts_L``, ``stops_L`` and ``ks_L`` are int64 on the CPU, K the sum of ``ks_L``.
     ``indices_K`` (int32) are places in ``c_N``; they ascend where the ranges do and do

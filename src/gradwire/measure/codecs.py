@@ -51,8 +51,7 @@ def measure_codecs(
     budget_s: float = BUDGET_S,
     advance: Callable[..., None] = no_progress,
 ) -> dict[str, CodecFit]:
-    """Measures compressors of these names (None: all there are) with their default
-    settings.
+    """Measures compressors of these names (None: all) with their default settings.
 
     Times are medians over rounds of repeats on one float32 gradient in buffers that are
     reused, as in the runtime, with torch's current number of threads. Within a round
@@ -82,9 +81,7 @@ def _fit(
     cases: Sequence[_Case],
     rounds: Sequence[Sequence[dict[Primitive, float]]],
 ) -> LineFit:
-    """The line of one computation of this name, of as many elements as they have on
-    average.
-    """
+    """The line of one computation of this name, of their mean number of elements."""
     samples = []
     for case, own in zip(cases, rounds, strict=True):
         numels = case.numels[primitive]
@@ -158,9 +155,7 @@ class _Case(ABC):
 
 
 class _Codec(_Case):
-    """One compressor on one gradient, with the buffers that the runtime would keep for
-    it.
-    """
+    """One compressor on one gradient, with the buffers the runtime would keep."""
 
     def __init__(self, codec: Compressor, numel: int, world: int) -> None:
         spec = TensorSpec("measured", numel)

@@ -16,8 +16,7 @@ Report = Callable[[float, str], None]
 def launched_group(
     backend: str = "gloo", timeout: datetime.timedelta | None = None
 ) -> Iterator[None]:
-    """Joins the group that torchrun's variables describe, and leaves it again at the
-    outermost end.
+    """Joins the group of torchrun's variables, and leaves it at the outermost end.
 
     Inside of another such block, or where the user's own code has joined already,
     nothing is done: a group that is joined a second time meets what the first one left

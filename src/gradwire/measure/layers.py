@@ -52,9 +52,7 @@ ENTERED = "entered"
 LEFT = "left"
 READY = "ready"
 ENDED = "ended"
-"""A step, a module's forward, the end of a forward pass, a gradient, the end of a
-backward pass.
-"""
+"""A step, a module's forward, a forward's end, a gradient, a backward pass's end."""
 
 
 class Moment(NamedTuple):
@@ -200,8 +198,7 @@ def charged(
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Gives back gradients, buffers, training modes and random numbers at the end of
-    the block.
+    """Gives back gradients, buffers, training modes and random numbers at the end.
 
     Gradients are set aside at its beginning, as the same tensors. Parameters are not
     copied: nothing in the block may change them (see ``versions``).
@@ -644,8 +641,7 @@ class LayerWatch(Marks):
         )
 
     def _buckets(self) -> list[list[str]]:
-        """The names of parameters whose gradients DDP has ready together, in the order
-        of buckets.
+        """The names of parameters that DDP has ready together, in the buckets' order.
 
         Without DDP there are none.
         """

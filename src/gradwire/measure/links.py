@@ -65,9 +65,7 @@ Figures = TypeVar("Figures", bound=Stored)
 
 
 def broadcast_figures(engine: Engine, own: Figures) -> Figures:
-    """Rank 0's figures on every rank: floats differ in the last bit between
-    machines.
-    """
+    """Rank 0's figures on all ranks: floats' last bit differs between machines."""
     return type(own).parse(told_by(engine, 0, own.to_json()), "rank 0's figures")
 
 
@@ -138,8 +136,9 @@ def measure_cluster(
     codecs: Mapping[str, CodecFit] | None = None,
     advance: Callable[..., None] = no_progress,
 ) -> Cluster:
-    """Measures verbs, an all-reduce among them, of the engine's ranks, which all call
-    this alike.
+    """Measures verbs of the engine's ranks, which all call this alike.
+
+    An all-reduce is among them.
 
     ``rate_bytes_per_s`` is the links' known rate. Without it the rate of a ring is
     stated whose long all-reduces take as long. Short ones, which a link may take at
@@ -216,8 +215,7 @@ def measure_hosts(
     budget_s: float = BUDGET_S,
     rounds: int = ROUNDS,
 ) -> Cluster:
-    """Measures hosts of several ranks: their links to each other, and those within a
-    host.
+    """Measures hosts of several ranks: links between them, and within a host.
 
     Both parts of a dense message are measured, each by itself and on all hosts at once:
     what a host's ranks give each other, and the all-reduce of their shares, which go
@@ -290,8 +288,9 @@ def _lines(
 
 
 def _slope(fit: LineFit) -> float:
-    """Seconds of a byte in long messages; of all of one where longer ones take no
-    longer.
+    """Seconds of a byte in long messages.
+
+    Where longer ones take no longer, all seconds of the longest count.
     """
     size_bytes, taken_s = max(fit.samples)
     return fit.tail_s or taken_s / size_bytes
@@ -309,8 +308,7 @@ def _dense_maker(exchange: Exchange, rank: int, world: int, numel: int) -> Make:
 
 
 def all_reduce_s(engine: Engine, size_bytes: int, count: int = 3) -> float:
-    """Seconds of an all-reduce of a dense message: the median of ``count``, on the
-    slowest rank.
+    """Seconds of a dense message's all-reduce: median of ``count``, slowest rank.
 
     Where hosts have several ranks it is one of both levels. All ranks call this alike
     and return the same.
@@ -324,8 +322,7 @@ def all_reduce_s(engine: Engine, size_bytes: int, count: int = 3) -> float:
 def host_share(
     engine: Engine, *, budget_s: float = BUDGET_S, rounds: int = ROUNDS
 ) -> float:
-    """The share of a short all-reduce's seconds that others under way at once cannot
-    hide.
+    """The share of a short all-reduce's seconds that concurrent ones cannot hide.
 
     0: as many at once as there are channels take as long as one; 1: they take as long
     as one behind the other, as where ranks share the cores that move their bytes. All
@@ -386,9 +383,7 @@ def _message_s(
 
 
 def _run_s(engine: Engine, makers: Sequence[Make], count: int) -> float:
-    """Seconds of ``count`` messages, taken from the makers in turn, after all ranks
-    have met.
-    """
+    """Seconds of ``count`` messages from the makers in turn, after all ranks met."""
     engine.wait([engine.launch(0, "meet", _verbs(AllReduce(torch.zeros(1))), CONTROL)])
     start_s = time.perf_counter()
     ends = []
@@ -460,8 +455,7 @@ def measure_group_links(
     sizes_bytes: Sequence[int] = SIZES_BYTES,
     budget_s: float = BUDGET_S,
 ) -> Cluster:
-    """Measures the ranks of torch's default group, which all call this alike: verbs,
-    then codecs.
+    """Measures verbs, then codecs, of the default group's ranks, which all call this.
 
     ``rate_bytes_per_s`` is the links' rate where it is known. Codecs are measured on
     all ranks at once: in a step all of them encode at the same time.
@@ -493,15 +487,11 @@ def measure_group_links(
 # ---- torch's own all-reduce ----------------------------------------------------------
 
 TORCH_SIZES_BYTES = (4 * 2**10, 32 * 2**10, 256 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)
-"""Sizes from where alpha decides to where beta does, on links of 100 Mbit/s to 100
-Gbit/s.
-"""
+"""Sizes from where alpha decides to where beta does, on links of 0.1 to 100 Gbit/s."""
 
 
 class LinkReport(NamedTuple):
-    """A measured group: how many ranks, over what, and the line through the median of
-    each size.
-    """
+    """A measured group: its ranks, back end, and the line through size medians."""
 
     world: int
     backend: str

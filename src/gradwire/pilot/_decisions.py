@@ -17,16 +17,11 @@ from typing import NamedTuple
 from ..contract.units import format_seconds
 
 WORTH = 0.97
-"""A plan is taken if its steps are to take no more than this share of a dense step's
-seconds.
-"""
+"""A plan is taken if its steps are to take at most this share of a dense step."""
 GAIN = 0.99
-"""A plan is kept as long as its steps take no more than this share of a dense step's
-seconds.
-"""
+"""A plan is kept while its steps take at most this share of a dense step."""
 SURE = 0.85
-"""A plan whose steps take more than this share of a dense step's seconds is compared at
-once.
+"""A plan whose steps take more than this share of a dense step is compared at once.
 
 The dense steps before it were taken in another mood of the machine, which is as large
 as such a gain.
@@ -34,24 +29,17 @@ as such a gain.
 OFF = 1.25
 """Steps that take so many times longer, or shorter, than they did are looked into."""
 MOST_OFF = 2.0
-"""The same on a machine whose steps differ as much while its link stays as it is: see
-`wider`.
-"""
+"""The same where a machine's steps differ but its link stays as it is: see `wider`."""
 HALF = 0.5
-"""A link whose messages take this share of their time, or one over it, is another
-link.
-"""
+"""A link whose messages take this share of their time, or its inverse, is another."""
 REACH = 1.25
-"""A rival is tried if it is predicted to take no more than so many times what steps
-took.
+"""A rival is tried if predicted to take at most this many times the steps' time.
 
 Predictions leave most out of plans of many messages, and of lanes that share their
 cores: steps by one plan may take longer than predicted where those by another do not.
 """
 PAUSE = 3.0
-"""A step that takes so many times the median of its neighbours held a pause of the
-caller's.
-"""
+"""A step over this many times its neighbours' median held a pause of the caller's."""
 
 
 class Move(Enum):
@@ -61,9 +49,7 @@ class Move(Enum):
     EXPECT = "expect"
     """Takes the present seconds of a step for those to be expected."""
     WAIT = "wait"
-    """Looks again at the next review: steps are off by so little that it may be a
-    mood.
-    """
+    """Looks again at the next review: steps are off by little, maybe by chance."""
     PROBE = "probe"
     """Measures the link, and decides with that."""
     PLAN = "plan"
@@ -108,13 +94,9 @@ class Review:
     None where these are the first.
     """
     dense_s: float
-    """Seconds of a dense step when it was last measured, or predicted for a new
-    link.
-    """
+    """Seconds of a dense step when last measured, or predicted for a new link."""
     planned_s: float | None = None
-    """Seconds of a step by this plan when dense ones were last compared with it; None
-    before.
-    """
+    """Seconds of this plan's step when last compared with dense ones; None before."""
     rival_s: float | None = None
     """Predicted seconds of a step by the next rival; None where none is left."""
     best_s: float | None = None
@@ -143,8 +125,7 @@ class Review:
 
 
 def typical_s(steps_s: Sequence[float]) -> float:
-    """The median seconds of steps, but for those in which the caller did something else
-    as well.
+    """Median seconds of steps, but for steps in which the caller did something else.
 
     A validation or a checkpoint between two steps says nothing of the plan.
 
@@ -156,9 +137,7 @@ def typical_s(steps_s: Sequence[float]) -> float:
 
 
 def is_worth(predicted_s: float, dense_s: float) -> bool:
-    """Whether a plan is to be tried, by its predicted and the measured dense seconds of
-    a step.
-    """
+    """Whether to try a plan, by a step's predicted and measured dense seconds."""
     return predicted_s <= WORTH * dense_s
 
 
@@ -172,8 +151,7 @@ def wider(off: float) -> float:
 
 
 def narrower(off: float) -> float:
-    """The factor that steps must be off by after a review in which they were as
-    expected.
+    """The factor that steps must be off by after a review that found them as expected.
 
     >>> narrower(2.0), narrower(OFF)
     (1.9, 1.25)
@@ -250,9 +228,7 @@ def _first(review: Review) -> Decision | None:
 
 
 LOOK_S = 0.5
-"""Seconds of steps that are enough to judge by, about; of short ones a few tell
-nothing.
-"""
+"""Seconds of steps that suffice to judge by; a few short steps tell nothing."""
 
 
 def num_to_judge(least: int, most: int, step_s: float) -> int:

@@ -49,9 +49,7 @@ CODEC_SIZES = (2**12, 2**16, 2**20)
 
 
 class Links(NamedTuple):
-    """The cluster as it was measured, and the seconds that a message of some size took
-    then.
-    """
+    """The measured cluster, and the seconds that a message of some size took then."""
 
     cluster: Cluster
     size_bytes: int
@@ -127,8 +125,7 @@ def shared_layers(engine: Engine, layers: LayerWatch, step_s: float) -> SharedLa
 
 
 def computing_s(engine: Engine, steps_s: Sequence[tuple[float, float]]) -> list[float]:
-    """Seconds that this rank computed in each step, as if no message had taken them
-    from it.
+    """Seconds that this rank computed in each step, as if messages had taken none.
 
     ``steps_s`` are those of each step, and how many of them a core worked for it. Where
     ranks share cores, the rest of these passed while others had them, and messages did,
@@ -156,9 +153,7 @@ def codecs_of(
 def median_codecs(
     compressors: Sequence[str], rows: Sequence[Sequence[float]]
 ) -> dict[str, CodecFit]:
-    """The costs of compressors by each rank's figures: the two of a line, line after
-    line.
-    """
+    """The costs of compressors by each rank's figures: two a line, line after line."""
     figures = iter([median(those) for those in zip(*rows, strict=True)])
     return {
         name: CodecFit(
@@ -194,9 +189,7 @@ steps after which there are no more of these: on a slow link dense steps are dea
 """
 REVIEWED = 8
 MOST_REVIEWED = 24
-"""The steps between two reviews: the least by default, and the most unless more are
-asked for.
-"""
+"""The least steps between two reviews, and the most unless more are asked for."""
 
 
 class MeasuredFlight(Flight):
@@ -301,9 +294,7 @@ class MeasuredFlight(Flight):
         return num_to_judge(REVIEWED, MOST_REVIEWED, self._dense_s)
 
     def _tell(self, own_s: float) -> Callable[[], list[list[float]]]:
-        """Has ranks tell each other what steps take, beside the next one, so that
-        nobody waits.
-        """
+        """Has ranks tell each other step times beside the next step: nobody waits."""
         missed = self._controls.missed()
         return told_meanwhile(
             self._controls.engine, [own_s, -1.0 if missed is None else missed]

@@ -49,9 +49,7 @@ class Proposal(NamedTuple):
         return cls(**{**told, "plan": plan, "rivals": rivals})
 
     def next_rival(self) -> Proposal:
-        """The first of the rivals in the place of the plan, and before the other
-        rivals.
-        """
+        """The first rival in place of the plan, and before the other rivals."""
         (plan, seconds), *others = self.rivals
         words = words_of(plan)
         return self._replace(
@@ -64,9 +62,7 @@ def _parsed(text: str) -> Plan:
 
 
 MOST_FACTOR = 4.0
-"""The most that messages may take longer in training, or shorter, than when they were
-timed.
-"""
+"""The most that messages may take longer or shorter in training than when timed."""
 
 
 Chosen = tuple[Plan, float, tuple[tuple[Plan, float], ...]]
@@ -110,8 +106,7 @@ def surveyed(
 
 
 def link_factor(profile: Profile, cluster: Cluster, taken_s: float) -> float:
-    """The factor on the seconds of messages by which a dense step takes ``taken_s``, as
-    predicted.
+    """The factor on messages' seconds by which a dense step takes ``taken_s``.
 
     Messages are timed while nothing else happens, and layers in the steps themselves.
     So where a step takes another time than predicted it is by its messages, which share

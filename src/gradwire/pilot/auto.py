@@ -43,9 +43,7 @@ from ._measured import MOST_REVIEWED, REVIEWED, MeasuredFlight, slowness
 from ._planning import Chosen, Proposal, compressors_of, surveyed
 
 _TRIAL = 3
-"""Dense steps that are measured to compare, behind two that are not: the first of these
-delivers residuals.
-"""
+"""Dense steps measured to compare, after two unmeasured: the first has residuals."""
 _MOST_BETWEEN_TRIALS = 4096
 _RIVAL = 6
 """The least steps that are measured of a rival."""
@@ -233,9 +231,7 @@ class _Watched(MeasuredFlight):
         self._expected_s = self._planned_s
 
     def _take_other(self, decision: Decision, step_s: float) -> None:
-        """Goes over to the next rival, or to the best so far; this plan's steps took
-        ``step_s``.
-        """
+        """Goes to the next rival, or to the best so far; steps took ``step_s``."""
         assert self._proposal is not None
         if decision.move is Move.BACK:
             assert self._best is not None

@@ -80,9 +80,7 @@ class by_planner(Pilot):
 
     @property
     def compressors(self) -> list[str]:
-        """Names of the compressors that the planner's settings name, those by default
-        too.
-        """
+        """The names of compressors in the planner's settings, defaults included."""
         of = inspect.signature(load("planner", self.planner)).parameters.values()
         values = {one.name: one.default for one in of} | self.settings
         known = {*names("compress")} - {"none"}

@@ -11,8 +11,7 @@ from .data.profile import Profile, ProfiledTensor
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors of one dtype, in the profile's order: a layer's, or those of neighbouring
-    layers.
+    """Tensors of one dtype in the profile's order, of one layer or neighbouring ones.
 
     None of the tensors is empty.
     """
@@ -58,9 +57,7 @@ class Bucket:
 
 
 def buckets(profile: Profile) -> list[Bucket]:
-    """All buckets in forward order: one a layer that owns elements, more where it mixes
-    dtypes.
-    """
+    """All buckets in forward order: one or, with mixed dtypes, more a layer."""
     found = []
     for place, layer in enumerate(profile.layers):
         by_dtype: dict[str, list[ProfiledTensor]] = {}
@@ -79,14 +76,10 @@ def whole_buckets(*fused: Bucket) -> PlannedMessage:
 
 
 def check_bytes(what: str, given: int) -> None:
-    """Refuses ``given`` unless it is a size of a message in bytes: a whole number of at
-    least 1.
-    """
+    """Refuses ``given`` unless it is a size in bytes: a whole number of at least 1."""
     check_whole(what, given, "sizes are in bytes")
 
 
 def check_credit(given: int) -> None:
-    """Refuses ``given`` unless it is a whole number of channels from 1 to
-    ``MOST_CREDIT``.
-    """
+    """Refuses ``given`` unless it is a whole number from 1 to ``MOST_CREDIT``."""
     check_whole("credit", given, "4 is usual", most=MOST_CREDIT)

@@ -91,8 +91,7 @@ def fuse(
     kind: Callable[[str, Tensor], Any],
     cap_bytes: Callable[[Any], int],
 ) -> list[list[NamedParam]]:
-    """Cuts parameters into messages of one dtype and one ``kind``, closed at
-    ``cap_bytes(kind)``.
+    """Cuts parameters into messages of one dtype and ``kind`` by ``cap_bytes(kind)``.
 
     Backward produces gradients roughly in reverse order of registration, so messages
     are filled in that order; they come back in the order in which they fill, the issue

@@ -15,9 +15,7 @@ from .data.plan import Plan
 
 
 Planner = Callable[..., Plan]
-"""``(profile, cluster, *, settings) -> Plan``, pure: the same facts give the same
-plan.
-"""
+"""``(profile, cluster, *, settings) -> Plan``, pure: equal facts give an equal plan."""
 
 
 def with_settings(planner: str | Planner, **settings: Any) -> Planner:

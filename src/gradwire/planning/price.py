@@ -11,9 +11,7 @@ from .simulation.clock import run_on_clock
 
 
 def iteration_s(plan: Plan, profile: Profile, cluster: Cluster) -> float:
-    """Seconds of one iteration under the model: ``simulate(...).iteration_s``, to the
-    last bit.
-    """
+    """Seconds of one iteration: ``simulate(...).iteration_s``, to the last bit."""
     return run_on_clock(plan, profile, cluster).iteration_s
 
 
@@ -22,8 +20,7 @@ TIE = 0.005
 
 
 def fewest_messages(priced: Iterable[tuple[float, Plan]], within: float = TIE) -> Plan:
-    """The plan of fewest messages among those ``within`` a share of the best of
-    ``priced``.
+    """The plan of fewest messages ``within`` a share of the best of ``priced``.
 
     Each pair is the seconds predicted of a plan, and the plan. How much time a message
     costs its host is known least of all that goes into a prediction. So among plans

@@ -23,8 +23,7 @@ from .data.sparsity import SparsityProfile, UnitSparsity
 def schemes_of(
     profile: Profile, cluster: Cluster
 ) -> dict[str, tuple[SchemeInputs, SchemeChoice]]:
-    """The setting of each profiled sparse tensor on this cluster, and the scheme chosen
-    for it.
+    """The setting of each profiled sparse tensor here, and the scheme chosen for it.
 
     Hosts of several ranks add up first, and the setting is that of a rank's share of
     their sum. But gradients that come as rows are not added up: they travel among all
@@ -67,9 +66,7 @@ def schemes_of(
 
 @dataclass(frozen=True)
 class SparsePart:
-    """The tensors that take a sparse scheme, a message for each, and the profile of all
-    others.
-    """
+    """Tensors that take a sparse scheme, a message each, and the others' profile."""
 
     profile: Profile
     messages: tuple[PlannedMessage, ...]
@@ -81,9 +78,7 @@ class SparsePart:
     def of(
         cls, profile: Profile, cluster: Cluster, *, only_rows: bool = False
     ) -> SparsePart:
-        """The part for which a sparse scheme is the fastest, or no other carries its
-        rows.
-        """
+        """The part for which a sparse scheme is fastest, or alone carries its rows."""
         sparsity = profile.sparsity
         numels = {t.name: t.numel for layer in profile.layers for t in layer.tensors}
         exchanges = {}

@@ -404,8 +404,7 @@ class Handle:
         }
 
     def sharded_state(self, *, saved_by: int | None = None) -> dict[str, Any]:
-        """The state of all ranks for ``torch.distributed.checkpoint``, to save and to
-        load into.
+        """All ranks' state for ``torch.distributed.checkpoint``, to save or load into.
 
         All ranks of the job must call this between the same two steps. Each rank writes
         its own part. Give what was loaded to ``load_state_dict``. Each replica then has
@@ -567,8 +566,7 @@ class Handle:
         self.backend = AFTER_A_CHANGE
 
     def enter_model(self) -> None:
-        """Notes when forward passes of the model start and end, for the trace; lends
-        ``no_sync``.
+        """Notes starts and ends of forward passes for the trace; lends ``no_sync``.
 
         By these the model keeps the handle alive.
         """

@@ -1,5 +1,4 @@
-"""The arguments of ``attach``, checked, and the parameters of a model that they
-concern.
+"""The checked arguments of ``attach``, and the parameters that they concern.
 
 What is rarely set stands in two objects with defaults, ``Options`` and
 ``FailurePolicy``.
@@ -138,8 +137,9 @@ BOTH: dict[str, Any] = {"options": Options, "failure": FailurePolicy}
 def or_defaults(
     options: Options | None, failure: FailurePolicy | None
 ) -> tuple[Options, FailurePolicy]:
-    """The two objects, made where they are None; other values are refused where all are
-    checked.
+    """The two objects, made where they are None.
+
+    Other values are refused where all are checked.
     """
     failure = FailurePolicy() if failure is None else failure
     return Options() if options is None else options, failure
@@ -150,8 +150,7 @@ _T = TypeVar("_T")
 
 
 def takes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Has a function refuse fields of the two objects as keywords, and say where they
-    belong.
+    """Has a function refuse the two objects' fields as keywords, naming the object.
 
     A keyword that nobody knows is refused with the one that is meant, also a field's.
     """
@@ -177,9 +176,7 @@ def takes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of ``attach``, as they are given; ``checked`` refuses what cannot
-    be used.
-    """
+    """The arguments of ``attach``, as given; ``checked`` refuses unusable ones."""
 
     exchange: Any
     """An Exchange, a Plan or a Pilot, once it is checked."""
@@ -190,8 +187,9 @@ class Settings:
     ranks_per_host: int = 1
 
     def checked(self, mesh: Any, who: Membership) -> Settings:
-        """The same with the exchange resolved; raises ``InvalidSetting`` for what is
-        wrong.
+        """The same with the exchange resolved.
+
+        Raises ``InvalidSetting`` for wrong values.
         """
         exchange = resolve(self.exchange)
         ranks_per_host = ranks_of_each_host(mesh, who)
@@ -230,8 +228,9 @@ class Settings:
         return timeout if isinstance(timeout, timedelta) else DEFAULT_TIMEOUT
 
     def choose_store(self) -> None:
-        """Has ranks meet in the store that was given; raises ``InvalidSetting`` if it
-        is none.
+        """Has ranks meet in the given store.
+
+        Raises ``InvalidSetting`` if it is no store.
         """
         if (store := getattr(self.failure, "store", None)) is None:
             return
@@ -257,9 +256,7 @@ class Settings:
 
     @property
     def asks_for_messages(self) -> bool:
-        """Whether a setting is given that only gradwire's own messages obey, and not
-        DDP's.
-        """
+        """Whether a setting is given that gradwire's messages obey and DDP's do not."""
         options = self.options
         failure = self.failure
         given = (options.bucket_cap_mb, options.num_channels, options.backend)
@@ -323,8 +320,9 @@ _WHOLE_OR_NONE = {
 
 
 def plan_in(given: object) -> Plan | None:
-    """A plan itself, None for anything else; for an exchange no module of plans is
-    loaded.
+    """A plan itself, None for anything else.
+
+    No module of plans is loaded for an exchange.
     """
     if isinstance(given, Exchange):
         return None
@@ -334,8 +332,9 @@ def plan_in(given: object) -> Plan | None:
 
 
 def pilot_in(given: object) -> Pilot | None:
-    """A pilot itself, None for anything else; for an exchange no module of pilots is
-    loaded.
+    """A pilot itself, None for anything else.
+
+    No module of pilots is loaded for an exchange.
     """
     if isinstance(given, Exchange):
         return None
@@ -345,8 +344,7 @@ def pilot_in(given: object) -> Pilot | None:
 
 
 def algorithm(exchange: Exchange | Plan | Pilot) -> str:
-    """A text for what gives saved state its meaning: an exchange, or those that a plan
-    uses.
+    """A text for the meaning of saved state: an exchange, or those that a plan uses.
 
     State that was saved under a pilot means the same whatever plan was in force: it is
     moved to another by name.
@@ -454,9 +452,7 @@ def _usable(given: Any) -> Exchange | Plan | Pilot:
 
 
 def trained(model: nn.Module) -> list[NamedParam]:
-    """Parameters that require a gradient, shared ones once, in order of
-    registration.
-    """
+    """Parameters that require a gradient, shared ones once, as registered."""
     inner: nn.Module = model
     ignored: Collection[str] = ()
     if isinstance(model, DistributedDataParallel):
@@ -498,8 +494,7 @@ KiB by rows, and 10 ms without.
 
 
 def tables(model: nn.Module) -> dict[int, int]:
-    """The row lengths, by id, of embeddings' parameters whose dense gradients may be
-    mostly zero.
+    """The row lengths, by id, of embeddings whose dense gradients may be mostly zero.
 
     Parameters that another kind of module uses too, such as the layer before a softmax,
     are left out, as are tables below ``LEAST_TABLE_BYTES``.
@@ -521,9 +516,7 @@ def tables(model: nn.Module) -> dict[int, int]:
 
 
 def sparse_weights(model: nn.Module) -> set[int]:
-    """The ids of embeddings' parameters with ``sparse=True``, whose gradients are
-    row-sparse.
-    """
+    """Ids of embeddings' parameters with ``sparse=True`` and row-sparse gradients."""
     return {
         id(module.weight)
         for module in model.modules()

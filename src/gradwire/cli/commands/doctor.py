@@ -65,9 +65,7 @@ def versions() -> list[Row]:
 
 
 def backends() -> list[Row]:
-    """Back ends of torch.distributed in this build of torch, and memory that ranks can
-    share.
-    """
+    """Back ends of torch.distributed here, and memory that ranks can share."""
     import torch
     import torch.distributed as dist
 
@@ -142,9 +140,7 @@ def _ipv6(name: str) -> list[str]:
 
 
 def kernels() -> list[Row]:
-    """Rows of the kernels that serve on the CPU, which are built if need be, and on a
-    GPU.
-    """
+    """Rows of kernels that serve on the CPU, built if need be, and on a GPU."""
     from ...contract.registry import load, names
     from ...kernels.compiler import find_compiler, origins
     from ...kernels.libraries import backend
@@ -206,9 +202,7 @@ def network_warnings(
     variables: Mapping[str, str],
     address: str | None,
 ) -> list[Row]:
-    """Warnings of what keeps ranks from meeting: interfaces, variables, the host name's
-    address.
-    """
+    """Warnings of obstacles to meeting: interfaces, variables, the host's address."""
     names = [str(row["name"]) for row in found]
     outer = [name for name in names if name != "lo"]
     rows: list[Row] = []
@@ -253,8 +247,7 @@ def _names_one(wanted: str, names: Sequence[str], variable: str) -> bool:
 
 
 def outer_addresses(found: Sequence[Mapping[str, object]]) -> list[str]:
-    """The first address of each interface, the loopback aside: what ranks elsewhere
-    connect from.
+    """The first address of each interface but the loopback, to connect from.
 
     ``found`` are rows of ``interfaces``.
     """
@@ -275,8 +268,7 @@ def naming_s(address: str) -> float:
 
 
 def naming_warnings(seconds: Mapping[str, float]) -> list[Row]:
-    """Addresses of which torch's store learns the names so slowly that ranks wait for
-    it.
+    """Addresses whose names torch's store learns so slowly that ranks wait.
 
     It asks for the name of every address that connects (pytorch#159007). Where no
     server answers, each connection holds all ranks up.

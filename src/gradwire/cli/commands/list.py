@@ -64,9 +64,7 @@ def _row(kind: str, name: str) -> Row:
 
 
 def description(kind: str, name: str) -> str:
-    """The first line of an algorithm's file, without its own name before it and the
-    period.
-    """
+    """The first line of an algorithm's file, without its own name and the period."""
     line = docstring(kind, name).partition("\n")[0].rstrip(".")
     head, colon, rest = line.partition(": ")
     return rest if colon and len(head) <= 2 * len(name) + 8 else line
@@ -78,9 +76,7 @@ def docstring(kind: str, name: str) -> str:
 
 
 def settings(algorithm: Any) -> list[str]:
-    """The settings that are given by keyword: fields of a compressor, arguments of a
-    planner.
-    """
+    """The keyword settings: fields of a compressor, arguments of a planner."""
     made = {
         field.name: field.default_factory()
         for field in (

@@ -97,8 +97,7 @@ def _save(measured: Profile | None, cluster: Cluster | None, folder: Path) -> No
 def _cluster(
     hosts: int | None, rate: str | None, codecs: bool, asked: bool
 ) -> Cluster | None:
-    """Measures the ranks that torchrun started or, where one is asked for, shaped
-    hosts.
+    """Measures the ranks that torchrun started or, where asked for, shaped hosts.
 
     Where no hosts can be made, gradwire-bench measures the loopback.
     """

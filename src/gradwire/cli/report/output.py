@@ -71,9 +71,7 @@ def _plain_value(value: object) -> object:
 
 
 def machine() -> dict[str, object]:
-    """The things that figures depend on: processor, memory, system and the versions in
-    use.
-    """
+    """The things that figures depend on: processor, memory, system and versions."""
     return {
         "cpu": cpu_model(),
         "num_cores": len(os.sched_getaffinity(0)),
@@ -86,9 +84,7 @@ def machine() -> dict[str, object]:
 
 
 def cpu_model(listing: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name as the system has it, or what kind it is where the system
-    has none.
-    """
+    """The processor's name as the system has it, or its kind where it has none."""
     if listing.exists():
         for line in listing.read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")
@@ -147,9 +143,7 @@ def _advance_nothing(amount: float = 1, note: str = "") -> None:
 
 
 class Fractions:
-    """Turns reports of how much is done, (fraction, what), into advances of a
-    `progress` bar.
-    """
+    """Turns reports of progress, (fraction, what), into a `progress` bar's advances."""
 
     def __init__(self, advance: Callable[..., None]) -> None:
         self._advance = advance

@@ -115,16 +115,13 @@ def is_numeric(rows: Sequence[Row], key: str) -> bool:
 
 
 def cells(rows: Sequence[Row]) -> list[list[str]]:
-    """The text of every cell, a list for each row, in the order of
-    ``columns(rows)``.
-    """
+    """The text of every cell, a list for each row, in ``columns(rows)``' order."""
     keys = columns(rows)
     return [[cell(key, row[key]) if key in row else "" for key in keys] for row in rows]
 
 
 def print_table(rows: Sequence[Row], console: Console, *, title: str) -> None:
-    """Prints the rows on a terminal, with headings over several lines where it is
-    narrow.
+    """Prints the rows on a terminal, with headings over several lines if narrow.
 
     Names and numbers are never cut: plain columns stand for a table that is wider
         still.

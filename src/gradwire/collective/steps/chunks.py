@@ -83,9 +83,7 @@ def chunks_of(
 def first_states(
     codec: Compressor, spec: TensorSpec, world: int, partitions: int | None = None
 ) -> tuple[State, ...]:
-    """The codec's state for each chunk, in the order of their elements, before the
-    first step.
-    """
+    """The codec's state before the first step for each chunk, by order of elements."""
     codec = codec.for_world(world)
     bounds = partition_bounds(spec.numel, world, partitions)
     return tuple(codec.chunk(a, b).init(spec.chunk(a, b)) for a, b in bounds)
@@ -115,17 +113,13 @@ def partition_bounds(
 
 
 def check_partitions(partitions: int | None) -> None:
-    """Raises ``InvalidSetting`` for what is no number of partitions among however many
-    ranks.
-    """
+    """Raises ``InvalidSetting`` unless None or a valid number of partitions."""
     if partitions is not None:
         check_whole("partitions", partitions, "leave it out for one a rank")
 
 
 def first_server(me: Member, partitions: int | None) -> int:
-    """The rank that serves the first partition of a message: behind those of the
-    message before.
-    """
+    """The rank that serves a message's first partition, after the last message's."""
     return 0 if partitions is None else me.turn * partitions % me.world
 
 

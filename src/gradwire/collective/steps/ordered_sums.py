@@ -35,16 +35,15 @@ def num_entries(form: Format) -> int:
 
 
 def value_dtype(codec: Compressor, spec: TensorSpec) -> torch.dtype:
-    """The dtype in which a codec's values travel: its payload's own, else the working
-    dtype.
-    """
+    """The dtype of a codec's values in transit: its payload's, else the working one."""
     dtypes = [part.dtype for part in codec.format(spec) if part.name == "values"]
     return dtypes[0] if dtypes else working_dtype(spec.dtype)
 
 
 def expected_union(taken: float, total: int, world: int) -> float:
-    """How many of ``total`` units ``world`` ranks take that take ``taken`` each,
-    independently.
+    """The expected number of ``total`` units that ``world`` ranks take together.
+
+    Each takes ``taken``, independently.
     """
     return total * (1 - (1 - taken / total) ** world) if total else 0.0
 
@@ -61,9 +60,7 @@ def merged_entries(
     dtype: torch.dtype,
     scale: float = 1.0,
 ) -> Entries:
-    """``scale`` times the ranks' sums, in the member's buffers: the same ones at every
-    call.
-    """
+    """``scale`` times the ranks' sums, in the same member's buffers at every call."""
     most = sum(entries.num for entries in ranks)
     like = ranks[0].values
     places_K = me.scratch("merged places", most, like, torch.int32, varies=True)
@@ -139,8 +136,7 @@ def asked_of(codec: object, numel: int) -> float:
 def note_union(
     me: Member, codec: Compressor, payloads: Sequence[Payload], out_N: Tensor
 ) -> None:
-    """Sets ``me.selection`` from the payloads of all ranks, of which every one is added
-    up here.
+    """Sets ``me.selection`` from all ranks' payloads, each of which is added up here.
 
     A codec whose payloads list no places selects nothing, and nothing is noted; nor is
     it where there is no content to count, as in predictions.
@@ -161,8 +157,7 @@ def note_union(
 
 
 def _indices(codec: Compressor, payload: Payload) -> Tensor | None:
-    """A sparse payload's field ``indices``, or its entries' where that counts within
-    chunks.
+    """A sparse payload's ``indices``, or its entries' where these count within chunks.
 
     So it is where tensors are encoded apart. None where a payload has no such field.
     """

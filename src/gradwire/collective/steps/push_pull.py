@@ -65,9 +65,7 @@ from .rounds import to_each
 
 @dataclass(frozen=True)
 class Cut:
-    """The parts of a gradient and the dtypes in which they travel: known before any
-    value.
-    """
+    """A gradient's parts and the dtypes they travel in: known before any value."""
 
     numel: int
     width: int
@@ -75,9 +73,7 @@ class Cut:
     parts: tuple[Part, ...]
     pushed_dtype: torch.dtype
     pulled_dtype: torch.dtype
-    """The gradient's own: sums in the working dtype are rounded to it once, as any mean
-    is.
-    """
+    """The gradient's own: sums in the working dtype are rounded to it once."""
     is_listed: bool = False
     """Pulls must tell which units there are, as the dense format does not."""
 
@@ -155,8 +151,7 @@ def push(
     beside: Compute,
     like: Tensor,
 ) -> Steps[list[Packed]]:
-    """Sends rank i the slot ``sent[i]`` of ``counts[i]`` units, and returns what all
-    ranks sent.
+    """Sends rank i the slot ``sent[i]`` of ``counts[i]`` units; returns all sent.
 
     The messages are in rank order, this rank's own among them. ``form_of`` says how so
     many units of this rank's part are written, of which there are at most ``limit``.
@@ -200,9 +195,7 @@ class MergeCounts(NamedTuple):
 
 
 class PushPull(Collective):
-    """Schemes differ in where a unit's place is, in what a unit is and in how pulls are
-    written.
-    """
+    """Schemes differ in a unit's place, in a unit's form and in a pull's form."""
 
     needs: ClassVar[Needs] = Needs(layouts=(Layout.SPARSE,))
     exact_size: ClassVar[bool] = False
@@ -401,9 +394,7 @@ class PushPull(Collective):
         like: Tensor,
         put: Callable[[int, Entries], None],
     ) -> Steps[None]:
-        """Writes the own sums for all others, and calls ``put`` for those of each
-        rank.
-        """
+        """Writes the own sums for all others, and calls ``put`` for each rank's."""
         forms = [
             self.pull_format(cut, rank, one.merged) for rank, one in enumerate(told)
         ]
@@ -446,8 +437,7 @@ class PushPull(Collective):
     def usual(
         self, cut: Cut, codec: Compressor, spec: TensorSpec
     ) -> tuple[list[int], list[int]]:
-        """Units that a rank pushes to each server, and that each merges, in
-        predictions.
+        """Units that each rank pushes to each server and each merges, in predictions.
 
         Those of a payload as ``codec.format`` has it, spread evenly; ranks take units
         independently of each other, so that W of them take N (1 - (1 - K / N)^W).
@@ -475,15 +465,11 @@ class PushPull(Collective):
 
 
 _UNLIMITED = (2**62, 2**62)
-"""The limits of ``pushed`` and ``most``: these serve statistics, and no memory depends
-on them.
-"""
+"""Limits of ``pushed`` and ``most``, which are for statistics, not for memory."""
 
 
 def _note(me: Member, cut: Cut, told: Sequence[MergeCounts]) -> None:
-    """Keeps what this step's spread of entries was (definition 8) and how many elements
-    arrived.
-    """
+    """Keeps this step's spread of entries (definition 8) and arrived elements."""
     union = sum(one.merged for one in told)
     push = max(one.most / max(1, one.pushed) for one in told)
     pull = max(one.merged for one in told) / max(1, union)

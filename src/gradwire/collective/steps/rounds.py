@@ -21,8 +21,9 @@ from ...contract import Member
 from ...contract.verbs import Compute, Recv, Send, Steps, Verb
 
 ROOM_BYTES = 512 * 1024
-"""The most bytes on their way to one receiver. 8 hosts gained by 0.25 and 0.44 MB, lost
-by 2.5.
+"""The most bytes on their way to one receiver.
+
+8 hosts gained by 0.25 and 0.44 MB, lost by 2.5.
 """
 
 

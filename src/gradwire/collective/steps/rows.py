@@ -92,9 +92,7 @@ def _gathered(
 def _served(
     me: Member, servers: PushPull, units: Entries, num_rows: int
 ) -> Steps[Rows]:
-    """The steps of ``PushPull.run`` with rows where that has payloads of a dense
-    gradient.
-    """
+    """``PushPull.run``'s steps, with rows in place of a dense gradient's payloads."""
     width = units.width
     dtype = units.values.dtype
     parts = cached_parts(num_rows, me.world, servers.permutation(num_rows))

@@ -29,9 +29,7 @@ up costs at most a row for each share.
 
 
 class Range(NamedTuple):
-    """Elements ``start`` to ``stop`` of a message, which lie at ``place`` of a share
-    and behind.
-    """
+    """Elements ``start`` to ``stop`` of a message, from ``place`` of a share on."""
 
     start: int
     stop: int
@@ -114,9 +112,7 @@ class Shares:
         return self._ranges[share]
 
     def cut(self, grad_N: Tensor, into_M: Tensor, *, but: int | None = None) -> None:
-        """Writes all shares of a message, ``but`` one, into ``into_M``, one behind the
-        other.
-        """
+        """Writes all shares of a message in turn into ``into_M``, except ``but``."""
         slots = torch.split(into_M, self._of_shares)
         pieces = torch.split(grad_N, self._of_message)
         kept = [at for at in range(len(self._order)) if at % self.count != but]
@@ -177,8 +173,7 @@ def _part(shape: tuple[int, ...], count: int) -> int:
 
 
 def pack(costs: Sequence[float], num_bins: int) -> list[int]:
-    """The bin of each item: in descending order of cost, each into the lightest bin of
-    its time.
+    """The bin of each item: each goes, by falling cost, into the lightest of its time.
 
     Of equals the first comes first.
 
@@ -196,8 +191,7 @@ def pack(costs: Sequence[float], num_bins: int) -> list[int]:
 
 @lru_cache(maxsize=4096)
 def shares_of(shapes: Shapes, count: int, whole: bool = False) -> Shares:
-    """The shares of a message of tensors of these shapes among ``count`` ranks of a
-    host.
+    """Shares of a message of tensors of these shapes among a host's ``count`` ranks.
 
     >>> shares = shares_of(((3,), (2, 2)), 2)
     >>> shares.numels, [tuple(one) for one in shares.ranges(1)]

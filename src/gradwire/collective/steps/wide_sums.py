@@ -24,13 +24,10 @@ NARROW = (torch.float16, torch.bfloat16)
 """The dtypes whose sums are taken in float32."""
 
 _BLOCK = 2**17
-"""Elements that are added up at once: as many of each rank stay in a processor's
-cache.
-"""
+"""Elements that are added up at once: as many a rank stay in a processor's cache."""
 
 _SMALL_BYTES = ROOM_BYTES // 8
-"""Chunks that go by an all-to-all and an all-gather: a round for each costs a latency
-more.
+"""Chunks that go by all-to-all and all-gather, as a round for each adds a latency.
 
 Larger ones go to one rank after another, in place: gloo's collectives copy what they
 carry.

@@ -26,8 +26,7 @@ _ROUNDS = tl.constexpr(7)
 
 @triton.jit
 def tensor_of(table, num_tensors, WORDS: tl.constexpr):
-    """(the program's number within its tensor, where that tensor's words begin in the
-    table).
+    """The program's number in its tensor, and where the tensor's words begin.
 
     ``table`` (int64) has the number of the first program of each tensor, rising, then
     ``WORDS`` words of each: addresses and numbers.
@@ -68,9 +67,7 @@ def greater(a, b):
 
 @triton.jit
 def rounded(x):
-    """The nearest whole number, halves to even: 2^23 added and taken away leaves no
-    fraction.
-    """
+    """The nearest whole number, halves to even, by adding 2^23 and taking it away."""
     magnitude = tl.abs(x)
     whole = (magnitude + 8388608.0) - 8388608.0
     sign = x.to(tl.int32, bitcast=True) & -2147483648  # that of a zero too
@@ -182,9 +179,7 @@ def places(kept, before):
 
 @triton.jit
 def store_codes(memory, codes, start, at, n, BITS: tl.constexpr):
-    """Packs a tile's codes of BITS bits, the first in the lowest, and stores whole
-    bytes.
-    """
+    """Packs a tile's codes of BITS bits, the first lowest, and stores whole bytes."""
     PER: tl.constexpr = 8 // BITS
     rows = tl.reshape(codes, (codes.shape[0], codes.shape[1] // PER, PER))
     packed = tl.sum(rows << (tl.arange(0, PER) * BITS)[None, None, :], 2)
@@ -211,8 +206,9 @@ def _power_of_3(i):
 
 @triton.jit
 def store_codes_by_five(memory, codes, start, at, n):
-    """Packs a tile's codes 0 to 2: byte b of a group of 64 is the sum of code[b + 13 i]
-    * 3^i.
+    """Packs a tile's codes 0 to 2.
+
+    Byte b of a group of 64 is the sum of code[b + 13 i] * 3^i.
     """
     GROUPS: tl.constexpr = codes.shape[1] // 64
     rows = tl.reshape(codes, (codes.shape[0], GROUPS, 64))
@@ -245,9 +241,7 @@ def load_codes_by_five(memory, start, at, n, TILE: tl.constexpr):
 
 @triton.jit
 def words(key_low, key_high, step, first, STREAM: tl.constexpr, TILE: tl.constexpr):
-    """The 32 random bits of each element of a tile that begins at ``first`` (B, 1), as
-    uint32.
-    """
+    """The 32 random bits (uint32) of each element of a tile from ``first`` (B, 1)."""
     group = first[:, :, None] // 64 + tl.arange(0, TILE // 64)[None, :, None]
     counter = group * 16 + tl.arange(0, 16)[None, None, :]
     a, b, c, d = tl.philox_impl(

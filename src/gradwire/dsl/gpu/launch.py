@@ -81,14 +81,11 @@ class Launcher:
     def run(
         self, kernel: Kernel, operands: Mapping[str, Tensor], numel: int, draws: Draws
     ) -> int:
-        """Carries a kernel out as ``interp.run`` does, on operands that all lie on one
-        device.
-        """
+        """Carries a kernel out as ``interp.run`` does, on operands of one device."""
         return self.run_many(kernel, [Call(operands, numel, draws)])[0]
 
     def run_many(self, kernel: Kernel, calls: Sequence[Call]) -> list[int]:
-        """Carries a kernel out on several tensors of one device, in one launch for all
-        of them.
+        """Carries a kernel out on several tensors of one device, in one launch.
 
         Returns how many elements of each were kept. Where some may be, there are two
         launches and one copy to the host, of 8 bytes a tensor; else nothing waits for
@@ -110,9 +107,7 @@ class Launcher:
         return [next(counts) if call.numel else 0 for call in calls]
 
     def _keep(self, plan: _Plan, counting: _Plan, live: Sequence[Call]) -> list[int]:
-        """Counts each row's elements, then writes them from where the rows before it
-        end.
-        """
+        """Counts each row's elements, then writes them from the last row's end on."""
         device = live[0].device
         rows_T = [-(-part.numel // plan.length) for part in live]
         count_R = torch.empty(sum(rows_T), dtype=torch.int32, device=device)
@@ -147,9 +142,7 @@ class Launcher:
 def _table(
     plan: _Plan, live: Sequence[Call], programs_T: Sequence[int]
 ) -> list[Tensor | int]:
-    """The table of ``device.tensor_of``, how many tensors it has, a divisor of their
-    lengths.
-    """
+    """The table of ``device.tensor_of``, its count of tensors, a divisor of lengths."""
     given = (one for part in live for one in plan.given(part))
     words = [one if isinstance(one, int) else one.data_ptr() for one in given]
     wide = [part.operands[name].data_ptr() for part in live for name in plan.wide]
@@ -162,9 +155,7 @@ def _table(
 
 
 def to_device(numbers: Sequence[int], device: torch.device) -> Tensor:
-    """Whole numbers (int64) on a device, through pinned memory, so that nothing waits
-    for it.
-    """
+    """Whole numbers (int64) on a device, by pinned memory so that nothing waits."""
     found = torch.tensor(numbers, dtype=torch.int64, device="cpu")
     return (
         found.pin_memory().to(device, non_blocking=True)
@@ -189,9 +180,7 @@ def launch_shape(length: int) -> dict[str, int]:
 
 
 def _module(text: str) -> ModuleType:
-    """Python's own place for the lines of a text that is no file is where triton looks
-    for them.
-    """
+    """Python's own place for lines of a text without a file is where triton looks."""
     name = f"gradwire_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     file = f"<{name}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)

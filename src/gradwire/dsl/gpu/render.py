@@ -76,8 +76,9 @@ def combined(fold: Fold, lanes: str) -> str:
 
 
 def _tensor(found: Node, text: str) -> str:
-    """An operand that has a tensor's methods: a number has none, and ~x.to() is
-    ~(x.to()).
+    """An operand with a tensor's methods.
+
+    A number has none, and ~x.to() is ~(x.to()).
     """
     if found.op is Op.CONST and not text.startswith("tl.full"):
         return f"tl.full((1, 1), {text}, {type_name(found.dtype)})"
@@ -85,9 +86,7 @@ def _tensor(found: Node, text: str) -> str:
 
 
 def code(buffer: Buffer, arguments: str, width: str = "") -> str:
-    """The end of the name, and the arguments, of what packs or unpacks codes of this
-    type.
-    """
+    """The name's end and the arguments of a packer or unpacker of this type's codes."""
     by_five = buffer.dtype is DType.UINT_3
     given = [
         arguments,
@@ -126,17 +125,13 @@ COUNT = Buffer("count", INT32, Extent.BLOCK)
 """How many elements of each row are kept."""
 
 FIRST = "first"
-"""The operand (int32) that says where each row's kept elements go, up to a number for
-all rows.
-"""
+"""The operand (int32) of where each row's kept elements go, up to all rows' number."""
 
 _ADDED = Fold(node(Op.ADD, *(node(Op.ARG, dtype=INT32, arg=i) for i in (0, 1))), 0)
 
 
 def render_triton(*kernels: Kernel) -> str:
-    """A Python file with these kernels, and before one that keeps elements what counts
-    them.
-    """
+    """A Python file with these kernels, a counting one before one that keeps."""
     counts = {kernel: counting(kernel) for kernel in kernels}
     all_of_them = [
         each for kernel in kernels for each in (counts[kernel], kernel) if each
@@ -163,9 +158,7 @@ def counting(kernel: Kernel) -> Kernel | None:
 
 @lru_cache(maxsize=1024)
 def row(kernel: Kernel) -> int:
-    """How many elements one row of a program's tiles takes: a block, or a piece of
-    one.
-    """
+    """The elements that one row of a program's tiles takes: a block, or its piece."""
     tied = {Op.REDUCE, Op.SIZE}
     together = any(n.op in tied for n in walk(kernel.stores))
     if together or min(target.extent for target in kernel.stores) < Extent.ELEMENT:
@@ -174,18 +167,14 @@ def row(kernel: Kernel) -> int:
 
 
 def parameters(kernel: Kernel) -> tuple[str, ...]:
-    """The parameters of one tensor: its buffers, and what ``words`` of a table hold
-    behind them.
-    """
+    """One tensor's parameters: its buffers, and the fields of ``words`` behind them."""
     draws = ("key_low", "key_high", "step") if kernel.draws else ()
     keeps = (FIRST,) if kernel.keep else ()
     return (*map(pointer, kernel.buffers), "num_elements", *draws, *keeps)
 
 
 def _function(kernel: Kernel) -> str:
-    """One kernel: its parameters, what a program's rows are, its passes; and what
-    launches it.
-    """
+    """One kernel: its parameters, its program's rows, its passes; and its launcher."""
     once = any(buffer.extent is Extent.CALL for buffer in kernel.buffers)
     body = _Body(kernel)
     first = "tl.load(first + row, mask=n > 0, other=0) - tl.load(first)"
@@ -282,9 +271,7 @@ class _Body(Text):
             self.uses = Counter(source for found in order for source in found.sources)
 
     def head(self) -> list[str]:
-        """The lines before all passes: the tile if there is only one, else how far
-        loops go.
-        """
+        """The lines before all passes: the only tile, or else the loops' ends."""
         return (
             self._tile("TILE") if self.whole else ["longest = tl.max(n).to(tl.int32)"]
         )
@@ -325,9 +312,7 @@ class _Body(Text):
         return [f"j = {place}tl.arange(0, {width})[None, :]", "inside = j < n"]
 
     def _elements(self, one: Pass) -> list[str]:
-        """The lines that compute, for each element of a tile, what a pass reduces and
-        stores.
-        """
+        """The lines that compute, for a tile's elements, a pass's values and stores."""
         order = tuple(found for found in one.elements if found not in self.names)
         roots = {s for found in (*one.reductions, *one.stores) for s in found.sources}
         lines = self._drawn(order) + self.statements(order, roots, "x")
@@ -413,9 +398,7 @@ class _Body(Text):
         return f"{self.lane(found)} = tl.full((ROWS, {width}), {start}, {kind})"
 
     def _taken(self, found: Node) -> str:
-        """The term that a reduction takes of each element: neutral where that does not
-        count.
-        """
+        """A reduction's term of each element: neutral where that does not count."""
         fold: Fold = found.arg
         text = self.names[found.sources[0]]
         start = self.literal(fold.start, found.dtype)

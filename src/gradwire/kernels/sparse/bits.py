@@ -47,8 +47,7 @@ def write(indices_K: Tensor, num_units: int, bits_B: Tensor) -> None:
 def read(
     bits_B: Tensor, num_units: int, count: int, room: Tensor | None = None
 ) -> Tensor:
-    """The numbers of the set bits, ascending, int32, in the front of ``room`` or a new
-    tensor.
+    """The numbers of the set bits, ascending, int32, in ``room`` or a new tensor.
 
     Raises InvalidSetting unless there are ``count`` of them, all below ``num_units``.
     """
@@ -73,9 +72,7 @@ def flags(bits_B: Tensor) -> Tensor:
 
 STRAY = -3
 NO_MEMORY = -2
-"""The C++'s answers where a bit behind the last unit is set, and where it got no
-memory.
-"""
+"""The C++'s answers for a bit behind the last unit, and for memory it did not get."""
 
 
 def check_found(found: int, count: int, num_units: int) -> None:

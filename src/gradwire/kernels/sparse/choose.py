@@ -33,8 +33,7 @@ def smallest(
     width: int = 1,
     dtype: torch.dtype = torch.float32,
 ) -> SparseFormat:
-    """The smallest format for ``count`` entries among ``num_units`` units (those of a
-    part).
+    """The smallest format for ``count`` entries among ``num_units`` units of a part.
 
     Where sizes are equal, the format that comes first in ``among`` wins. It is kept,
     because a step asks more than once about the same payload.

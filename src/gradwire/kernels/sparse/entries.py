@@ -74,9 +74,7 @@ def check_entries(entries: Entries) -> None:
 
 
 def check_width(what: str, given: object) -> None:
-    """Refuses ``given`` unless it is a unit's number of elements: 1 to
-    ``MOST_WIDTH``.
-    """
+    """Refuses ``given`` unless it is a unit's size: 1 to ``MOST_WIDTH``."""
     check_whole(what, given, "give the length of a row", most=MOST_WIDTH)
 
 
@@ -102,8 +100,7 @@ def nonzero(dense_N: Tensor, width: int = 1) -> Entries:
 
 
 def drop_unset(entries: Entries) -> Entries:
-    """The entries whose values have any bit set, as zeros that fill up a block have
-    none.
+    """The entries with any bit set in their values; zeros that fill a block have none.
 
     A negative zero has a bit set, so it is kept.
     """
@@ -150,8 +147,7 @@ def part_length(num_units: int, world: int) -> int:
 
 @dataclass(frozen=True)
 class Part:
-    """The places that ``rank`` of ``world`` serves: [rank L, min((rank + 1) L,
-    num_units)).
+    """The places ``rank`` of ``world`` serves: [rank L, min((rank + 1) L, num_units)).
 
     Without a permutation a place is the index itself, and a part is a range of the
     vector.

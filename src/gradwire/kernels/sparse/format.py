@@ -16,8 +16,7 @@ from .scatter import scatter_entries
 
 
 class SparseFormat(ABC):
-    """A layout of the entries of a part (a whole vector is the only part among one
-    rank).
+    """A layout of a part's entries; a whole vector is the only part among one rank.
 
     Concrete formats are frozen keyword-only dataclasses. ``count`` below is the number
     of entries, but that of blocks for ``blocks``. ``num_units`` is the number of units
@@ -96,7 +95,5 @@ class SparseFormat(ABC):
         scale: float = 1.0,
         width: int = 1,
     ) -> None:
-        """``out[index] = scale * value`` for the entries of ``part``; see
-        ``sparse.scatter``.
-        """
+        """``out[index] = scale * value`` of ``part``; see ``sparse.scatter``."""
         scatter_entries(self.decode(payload, part.length, width), part, out_N, scale)

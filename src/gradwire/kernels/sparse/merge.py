@@ -34,8 +34,7 @@ def merge(
     dtype: torch.dtype | None = None,
     room: tuple[Tensor, Tensor] | None = None,
 ) -> Entries:
-    """``scale`` times the values of each place, added up: a sum for each place that any
-    rank has.
+    """``scale`` times each place's values, added up over all ranks that have it.
 
     ``ranks`` (one at least, of one width) hold ascending places below ``num_places``.
     Values are scaled and added in ``dtype``, by default their own. The result lies in

@@ -36,8 +36,7 @@ def partition(
     places_K: Tensor | None = None,
     values: Tensor | None = None,
 ) -> Parts:
-    """Groups entries of a vector of ``num_units`` units into ``world`` parts
-    (``entries.Part``).
+    """Groups a vector's entries, of ``num_units`` units, into ``world`` parts.
 
     The result lies in ``places_K`` (int32) and ``values``, which have the lengths and
     dtypes of the entries; without them new tensors are made. Raises InvalidSetting

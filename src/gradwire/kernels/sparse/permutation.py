@@ -40,9 +40,7 @@ _WORD = 2**64 - 1
 
 
 class Round(NamedTuple):
-    """x = (x * multiplier + addend) mod 2^bits, and back: x = (x - addend) *
-    inverse.
-    """
+    """x = (x * multiplier + addend) mod 2^bits; back: x = (x - addend) * inverse."""
 
     multiplier: int
     addend: int
@@ -51,8 +49,7 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True)
 class Permutation:
-    """The bijection number ``seed`` of the whole numbers below ``numel`` (0 to 2^31 -
-    1).
+    """The bijection number ``seed`` of whole numbers below ``numel`` (0 to 2^31 - 1).
 
     >>> shuffled = Permutation(10, seed=3)
     >>> places = shuffled.places(torch.arange(10, dtype=torch.int32))
@@ -98,9 +95,7 @@ class Permutation:
 
     @cached_property
     def constants(self) -> ctypes.Array[ctypes.c_uint32]:
-        """The constants that the C++ needs: numel, mask, shift, and those of each
-        round.
-        """
+        """The constants that the C++ needs: numel, mask, shift, and each round's."""
         rounds = (constant for one in self.rounds for constant in one)
         words = (self.numel, (1 << self.bits) - 1, self.shift, *rounds)
         return (ctypes.c_uint32 * len(words))(*words)
@@ -179,9 +174,7 @@ def places_on_gpu(indices_K: Tensor, permutation: Permutation, out_K: Tensor) ->
 
 
 def _mixed(counter: int, seed: int) -> int:
-    """Word number ``counter`` of a seed's stream (splitmix64: Steele, Lea and Flood,
-    2014).
-    """
+    """Word ``counter`` of a seed's stream (splitmix64: Steele, Lea and Flood, 2014)."""
     x = (seed * 0xD1342543DE82EF95 + counter * 0x9E3779B97F4A7C15) & _WORD
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _WORD
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _WORD

@@ -26,9 +26,7 @@ def _once(x, constants, mask, shift):
 
 @triton.jit
 def permute(indices, constants, places, num_entries, BLOCK: tl.constexpr):
-    """Writes the places (int32) of a list of indices (int32), all of them below
-    numel.
-    """
+    """Writes the places (int32) of a list of indices (int32), all below numel."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < num_entries
     index = tl.load(indices + i, mask=inside, other=0)

@@ -75,9 +75,7 @@ def put_units(out_N: Tensor, indices_K: Tensor, units_Kw: Tensor) -> None:
 
 
 def _check_out(part: Part, out_N: Tensor, width: int) -> None:
-    """Raises InvalidSetting unless ``out_N`` is the vector that ``part`` is a part
-    of.
-    """
+    """Raises InvalidSetting unless ``out_N`` is the whole of ``part``'s vector."""
     if num_units(out_N.numel(), width) != part.num_units or not out_N.is_contiguous():
         raise invalid(
             "out_N",

@@ -97,8 +97,9 @@ class UnitSparsity(Frozen):
 
     @model_validator(mode="after")
     def _ascending(self) -> Self:
-        """Refuses entries that do not ascend: what lies between two is worked out from
-        both.
+        """Refuses entries that do not ascend.
+
+        Values between two entries are worked out from both.
         """
         for what, kept in (
             (
@@ -251,8 +252,9 @@ class TensorSparsity(Frozen):
     units: UnitSparsity
     blocks: UnitSparsity
     is_rows: bool = False
-    """Its gradients come as rows (``nn.Embedding(sparse=True)``), which not all schemes
-    carry.
+    """Its gradients come as rows, which not all schemes carry.
+
+    ``nn.Embedding(sparse=True)`` has such gradients.
     """
 
 

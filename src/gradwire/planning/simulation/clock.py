@@ -57,19 +57,16 @@ class Timing:
     message_end_s: list[float]
     message_bytes: Sequence[int]
     message_layers: Sequence[Collection[int]]
-    """The places in forward order of the layers whose gradients each message
-    carries.
-    """
+    """For each message, the places in forward order of its gradients' layers."""
     ready_s: list[float]
-    """When all gradients of each message are ready, and encoded if they are so
-    inline.
+    """The seconds at which each message's gradients are all ready.
+
+    An inline encode is included.
     """
     forward_start_s: list[float]
     forward_end_s: list[float]
     inline: Sequence[Encode]
-    """Encodes that the backward pass waits for, behind the computation of their
-    layers.
-    """
+    """Encodes that the backward pass waits for, after their layers' computation."""
     early_s: float
     """Seconds of the compute lane in which tensors are encoded before their message is
     whole. Where cores are shared, these encodes are ``inline``.
@@ -102,9 +99,7 @@ class Iteration:
     profile: Profile
     cluster: Cluster
     layers: Sequence[Collection[int]]
-    """The layers whose gradients each message carries, by their number in forward
-    order.
-    """
+    """Numbers in forward order of the layers whose gradients each message carries."""
     credit: int
     overlap_forward: bool
     num_bytes: Sequence[int]
@@ -153,9 +148,7 @@ class Iteration:
         return [self._timing(*own) for own in every]
 
     def _backward_ends(self, inline: Sequence[Encode]) -> list[float]:
-        """The end of each layer's backward computation, which waits for these
-        encodes.
-        """
+        """The end of each layer's backward computation, which awaits these encodes."""
         added_s = [0.0] * len(self.profile.layers)
         for one in inline:
             added_s[one.layer] += one.seconds
@@ -220,9 +213,7 @@ class Iteration:
     # lanes alone would have that for nothing.
 
     def _held_up(self, supersteps: list[tuple[Superstep, ...]]) -> Iterator[Encode]:
-        """The encodes of messages, which the backward pass waits for where it shares
-        its core.
-        """
+        """Encodes of messages that the backward pass waits for on a shared core."""
         last = len(self.profile.layers)
         for number, (own, layers) in enumerate(
             zip(supersteps, self.layers, strict=True)
@@ -233,9 +224,7 @@ class Iteration:
                 yield Encode(last, number, f"encode {self.labels[number]}", seconds)
 
     def _carrying_s(self, supersteps: list[tuple[Superstep, ...]]) -> float:
-        """Seconds in which a rank's cores carry the verbs of its messages, and compute
-        nothing.
-        """
+        """Seconds in which a rank's cores carry its messages' verbs, not computing."""
         return sum(
             one.num_verbs * self.cluster.busy_s(one.sent_bytes / one.num_verbs)
             for own in supersteps
@@ -272,9 +261,7 @@ class Demand:
     exchanges: dict[str, Exchange]
     """By their names in the plan, as the cluster's hosts carry them out."""
     of_rows: set[str]
-    """The names of exchanges of gradients that come as rows, which hosts do not add
-    up.
-    """
+    """Names of exchanges of gradients that come as rows, not added up by hosts."""
 
     @classmethod
     def of(cls, plan: Plan, profile: Profile, cluster: Cluster) -> Demand:
@@ -434,9 +421,7 @@ def encodes_of(
 def split_encode(
     supersteps: tuple[Superstep, ...],
 ) -> tuple[float, tuple[Superstep, ...]]:
-    """The seconds of a message's encodes before its first transfer, and the rest of
-    it.
-    """
+    """The seconds of a message's encodes before its first transfer, and the rest."""
     first = next((at for at, one in enumerate(supersteps) if one.wire), len(supersteps))
     seconds = 0.0
     found = list[Superstep]()

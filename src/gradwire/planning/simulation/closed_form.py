@@ -25,9 +25,7 @@ NEVER = float("inf")
 
 
 def backward_ends(profile: Profile) -> list[float]:
-    """The second at which each layer's gradients are ready, in forward order (equation
-    2).
-    """
+    """Seconds when each layer's gradients are ready, in forward order (equation 2)."""
     return list(accumulate(layer.backward_s for layer in reversed(profile.layers)))[
         ::-1
     ]
@@ -47,9 +45,7 @@ class Lane:
         return self.free_s if self.free_s > ready_s else ready_s
 
     def take(self, ready_s: float, seconds: float) -> float:
-        """Does something that takes so long, and returns the second at which it
-        ends.
-        """
+        """Does something that takes so long, and returns the second of its end."""
         self.free_s = (self.free_s if self.free_s > ready_s else ready_s) + seconds
         return self.free_s
 
@@ -81,8 +77,7 @@ class SharedLink:
         heapq.heappush(self._latent, (self.now_s + latency_s, message, work_s))
 
     def advance(self, until_s: float) -> int | None:
-        """Moves on to the next end of a latency or a message, or to ``until_s`` if that
-        is earlier.
+        """Moves on to the next end of a latency or a message, at most to ``until_s``.
 
         Returns the message that has ended, if one has.
         """
@@ -112,8 +107,7 @@ def carry(
     after: Sequence[Sequence[int]] = (),
     urgency: Sequence[int] | None = None,
 ) -> CarriedMessages:
-    """Carries messages on a link: each waits for its latency and then shares the link's
-    work.
+    """Carries messages on a link: each waits its latency, then shares the link's work.
 
     There are ``credit`` channels, which messages take in turn: a message starts when
     the one that started ``credit`` places before it has ended, and all in its ``after``
@@ -160,9 +154,7 @@ def _carry_by_urgency(
     after: Sequence[Sequence[int]],
     urgency: Sequence[int],
 ) -> CarriedMessages:
-    """Carries several messages at once; of those that are ready the most urgent starts
-    first.
-    """
+    """Carries several messages at once; of the ready ones the most urgent starts."""
     order: list[int] = []
     start_s = [0.0] * len(parts_s)
     end_s = [NEVER] * len(parts_s)
@@ -195,9 +187,7 @@ def _carry_by_urgency(
 def forward_times(
     forward_s: Sequence[float], may_start_s: Sequence[float]
 ) -> tuple[list[float], list[float]]:
-    """Starts and ends, in seconds, of forward computations one after the other
-    (equation 11).
-    """
+    """Starts and ends in seconds of successive forward computations (equation 11)."""
     starts_s = []
     ends_s = []
     now_s = 0.0

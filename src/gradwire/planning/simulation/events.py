@@ -65,13 +65,9 @@ class Timetable:
     """The times at which everything happened, in seconds."""
 
     spans: list[Span]
-    """Spans of the lanes "compute" and "communication" of all ranks, in order of their
-    ends.
-    """
+    """All ranks' spans of lanes "compute" and "communication", in order of ends."""
     start_s: list[list[float]]
-    """The second at which each message was launched on each rank:
-    ``start_s[rank][message]``.
-    """
+    """Seconds of each message's launch on each rank: ``start_s[rank][message]``."""
     end_s: list[list[float]]
     """The second at which each message ended on each rank."""
 
@@ -195,9 +191,7 @@ class _Rank:
     end_s: list[float]
     courses: list[_Course] = field(default_factory=list)
     num_passed: int = 0
-    """The number of messages that went through the gate: always the first ones in issue
-    order.
-    """
+    """The number of messages through the gate, the first ones in issue order."""
     queue: list[tuple[int, int, _Course, Work]] = field(default_factory=list)
     """The compute lane: a heap of (message, number, course, computation)."""
     is_busy: bool = False
@@ -257,9 +251,7 @@ class _Engine:
     def _at(
         self, time_s: float, then: Callable[[], None], *, is_last: bool = False
     ) -> None:
-        """Has something done at a time, in the order of asking, or behind all else at
-        that time.
-        """
+        """Has something done at a time, in the order of asking, or last of all then."""
         heapq.heappush(self.events, (time_s, is_last, next(self.count), then))
 
     def _launch_at(self, rank: _Rank, message: int, not_before_s: float) -> None:
@@ -268,9 +260,7 @@ class _Engine:
             self._at(launch_s, partial(self._launch, rank.courses[message]))
 
     def _begin_early(self, course: _Course, ready_s: float, work: Work) -> None:
-        """Puts a computation from before a message's launch on the compute lane in
-        time.
-        """
+        """Puts a computation from before a message's launch on the lane in time."""
         if work.seconds:
             course.num_open += 1
             self._at(ready_s, partial(self._compute, course, work))
@@ -312,8 +302,7 @@ class _Engine:
         self._open_gate(course.rank)
 
     def _open_gate(self, rank: _Rank) -> None:
-        """Lets launched messages use the wire, in issue order, each when its lane is
-        free.
+        """Lets launched messages use the wire in issue order, as their lanes are free.
 
         A message that still computes takes its turn too, so that messages behind it
         need not wait.

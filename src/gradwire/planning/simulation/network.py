@@ -116,9 +116,7 @@ class Network:
                 flow.end_s = now_s + flow.left_s / share
 
     def _shares(self) -> dict[Flow, float]:
-        """Progressive filling: the side where the equal share is smallest is full
-        first.
-        """
+        """Progressive filling: the side with the smallest equal share is first full."""
         joint = [flow for flow in self._flows if not flow.sides]
         users: dict[Side, list[Flow]] = {0: []} if joint else {}
         for flow in self._flows:

@@ -41,8 +41,7 @@ from .supersteps import (
 
 
 def alone_on(wire: tuple[Hop | Joint, ...], ranks_per_host: int = 1) -> Price:
-    """Seconds of latency, and of a link that serves nothing else, for verbs that run at
-    once.
+    """Seconds of latency, and of a link of its own, for verbs that run at once.
 
     Its two directions are busy at the same time; a collective keeps both busy. All
     ranks of a host exchange shares with other hosts at once. What they send each other
@@ -79,9 +78,7 @@ def alone_on(wire: tuple[Hop | Joint, ...], ranks_per_host: int = 1) -> Price:
 def estimate(
     exchange: Exchange, numel: int, dtype: torch.dtype, tariff: Tariff
 ) -> tuple[Superstep, ...]:
-    """Three supersteps of a message of one element or more: before the wire, on it,
-    behind it.
-    """
+    """Three supersteps of a message with elements: before, on and behind the wire."""
     low = 1
     while low * 4 <= numel:
         low *= 4
@@ -143,22 +140,16 @@ def _figures_at(
 MOST_ALIKE = 8 * MOST_PLAYED
 """The most ranks that one stands for: its text still counts the payloads of all."""
 MOST_ASKED = 16
-"""The most ranks that are asked for their verbs, beside those of one host, and the last
-one.
-"""
+"""The most ranks that are asked for their verbs, beside one host's and the last one."""
 ALIKE = 1.01
-"""Ranks do alike of which the slowest takes no more than so many times what the fastest
-does.
-"""
+"""Ranks do alike if the slowest takes at most this many times the fastest."""
 
 
 @lru_cache(maxsize=4096)
 def alone(
     exchange: Exchange, spec: TensorSpec, tariff: Tariff
 ) -> tuple[Superstep, ...]:
-    """The slowest rank's supersteps in the exchange of one gradient on an idle
-    network.
-    """
+    """The slowest rank's supersteps for one gradient's exchange on an idle network."""
     world = tariff.num_ranks
     per_host = tariff.ranks_per_host
     if world == 1:

@@ -34,15 +34,11 @@ from ..data.cluster import PRIMITIVES, VERBS, Cluster, CodecFit
 from ..data.fit import LineFit
 
 NOT_MEASURED = "not measured"
-"""A mark in the name of a computation that counts as 0 seconds because nobody measured
-it.
-"""
+"""A mark in the name of a computation that counts as 0 s, as nobody measured it."""
 
 
 class Price(NamedTuple):
-    """The cost of a verb: seconds before anything is on the link, then seconds of a
-    whole link.
-    """
+    """A verb's cost: seconds before it is on the link, then seconds of a whole link."""
 
     latency_s: float
     work_s: float
@@ -122,9 +118,7 @@ class Tariff:
     host_share: float
     codec: CodecFit | None
     encode: LineFit | None
-    """The line of an encode: that of ``codec``, or of the compressor that the algorithm
-    calls.
-    """
+    """An encode's line: that of ``codec``, or of the compressor the algorithm calls."""
     plain: bool
 
     @classmethod
@@ -203,8 +197,9 @@ def all_reduce(size_bytes: int, cluster: Cluster) -> Superstep:
 
 
 MOST_PLAYED = 1024
-"""The most ranks that are played one by one: if each sends to each, a step has a
-million sends.
+"""The most ranks played one by one.
+
+If each sends to each, a step has a million sends.
 """
 
 
@@ -307,9 +302,7 @@ def _on_the_wire(verb: Communication, rank: int, tariff: Tariff) -> Hop | Joint:
 
 
 def _algorithms(part: Any) -> Iterator[Compressor | Exchange]:
-    """The algorithms of ``compress/`` in an exchange: its compressors, or the exchange
-    itself.
-    """
+    """The algorithms of ``compress/`` in an exchange: its compressors, or itself."""
     if isinstance(part, Compressor) or (
         isinstance(part, Exchange) and part.traits is not None
     ):

@@ -44,8 +44,7 @@ def fingerprint(
 
 
 def agree(who: Membership, own: Fingerprint, timeout: timedelta) -> list[Any]:
-    """Raises ``RanksDiffer`` on every rank if any rank refused or any two fingerprints
-    differ.
+    """Raises ``RanksDiffer`` on every rank if one refused or two fingerprints differ.
 
     Returns what each rank tells under ``NETWORK``, which may differ.
     """

@@ -11,9 +11,7 @@ import torch
 _log = logging.getLogger("gradwire")
 
 TRIED = {"Python": ((3, 11), (3, 14)), "torch": ((2, 9), (2, 15))}
-"""The oldest and the newest that the tests were run with: docs/versions.md has the
-table.
-"""
+"""The oldest and the newest that the tests were run with; see docs/versions.md."""
 
 
 @cache

@@ -96,15 +96,11 @@ class BypassWatch:
         self._is_first = self._was_called = True
 
     def _looked_at(self) -> list[tuple[int, torch.dtype]]:
-        """The places and dtypes of the first and the last parameter; to look at these
-        is cheap.
-        """
+        """The places and dtypes of the first and last parameter, cheap to look at."""
         return [(param.data_ptr(), param.dtype) for _, param in self._ends]
 
     def _refuse_converted(self) -> None:
-        """Raises where autograd has other nodes for parameters than those that DDP has
-        hooked.
-        """
+        """Raises where autograd's nodes for parameters are not the ones DDP hooked."""
         for (name, param), node in zip(self._ends, self._nodes, strict=True):
             if get_gradient_edge(param).node is not node:
                 raise self._progress.give_up(_CONVERTED.format(name=name))
@@ -123,8 +119,9 @@ class BypassWatch:
                 self._warn(name)
 
     def _warn(self, name: str) -> None:
-        """Warns in the second backward pass, once, as a loop may step without an
-        optimizer.
+        """Warns once, in the second backward pass.
+
+        A loop may step without an optimizer.
         """
         if name in self._unseen and not self._has_warned:
             self._has_warned = True

@@ -45,8 +45,7 @@ from ..transport.task_graph import Task, is_interrupt, wall_clock
 
 _serving: WeakKeyDictionary[DistributedDataParallel, Callable[[], DDPHooks | None]]
 _serving = WeakKeyDictionary()
-"""The hooks that serve each DDP model that was attached once, whose communication hook
-stays.
+"""The hooks of each DDP model that was once attached, whose communication hook stays.
 
 DDP's reducer holds the hook, and the garbage collector does not see into the reducer.
 So references are weak: otherwise a dropped DDP would never be freed.
@@ -56,8 +55,7 @@ So references are weak: otherwise a dropped DDP would never be freed.
 def serve_hook(
     progress: Progress, ddp: DistributedDataParallel, params: list[tuple[str, Tensor]]
 ) -> DDPHooks:
-    """Serves the communication hook of ``ddp`` until ``remove`` of what is returned is
-    called.
+    """Serves ``ddp``'s communication hook until the result's ``remove`` is called.
 
     DDP's hook refers to what serves it weakly, so whoever keeps that keeps it served.
     """
@@ -141,9 +139,7 @@ def _make_hook(ddp: Callable[[], DistributedDataParallel | None], group: Any) ->
 
 
 def _as_without_hook(group: Any, bucket: Any) -> torch.futures.Future[Tensor]:
-    """The mean with the bits that DDP gives without a hook, by which it can then not be
-    told.
-    """
+    """The mean with the very bits that DDP gives without a hook."""
     buffer = bucket.buffer()
     world = group.size()
     buffer.div_(world) if buffer.is_sparse else buffer.mul_(1 / world)
@@ -180,9 +176,7 @@ class DDPHooks:
         self._finds_unused = ddp.find_unused_parameters and not ddp.static_graph
         self._shows_buckets = ddp.gradient_as_bucket_view
         self._used: set[str] = set()
-        """The parameters that this rank used since the last step, as DDP itself knows
-        them.
-        """
+        """The parameters used on this rank since the last step, as DDP knows."""
         watched = params if self._finds_unused else ()
         self._hooks = [_noted(param, name, self._used) for name, param in watched]
         self._is_removed = False
@@ -202,9 +196,7 @@ class DDPHooks:
 
     @property
     def has_left(self) -> bool:
-        """Whether gradients are DDP's own already, as no step is open that ``detach``
-        waits for.
-        """
+        """Whether gradients are DDP's own already, with no open step to wait for."""
         progress = self._progress
         is_over = not self._synchroniser.open and progress.backward() is None
         return self._is_removed or (progress.is_leaving and is_over)
@@ -260,9 +252,7 @@ class DDPHooks:
         return entry.future
 
     def _is_used(self, param: Tensor, name: str) -> bool:
-        """Whether a parameter takes part in the step: also one whose ``.grad`` shows
-        the bucket.
-        """
+        """Whether a parameter is in the step, also where ``.grad`` shows the bucket."""
         if not self._synchroniser.counts_use or name in self._used:
             return True
         return self._shows_buckets and param.grad is not None and _is_in_backward()
@@ -328,8 +318,7 @@ class DDPHooks:
 
 
 class DDPInTurn:
-    """Hands a DDP model's gradients to messages or leaves them to DDP, from step to
-    step.
+    """Hands a DDP model's gradients to messages or leaves them to DDP, in each step.
 
     No way to the mean of dense gradients is as fast as DDP's own reducer. So its
     communication hook is taken only when a plan comes. Reducers keep a hook, so behind
@@ -393,9 +382,7 @@ class DDPInTurn:
 
 
 def _noted(param: Any, name: str, used: set[str]) -> Any:
-    """A hook that notes a parameter as ``used`` where a backward pass leaves it a
-    gradient.
-    """
+    """A hook that notes a parameter as ``used`` where a pass leaves it a gradient."""
 
     def note(param: Tensor) -> None:
         if param.grad is not None:
@@ -425,9 +412,7 @@ def _gradients(bucket: Any) -> list[Tensor]:
 
 
 def _laid_out(part: Tensor, param: Tensor) -> Tensor:
-    """A parameter's part of a bucket with its strides, which torch gives it if it is
-    dense.
-    """
+    """A parameter's part of a bucket, with the parameter's strides if it is dense."""
     if param.is_contiguous():
         return part.view(param.shape)
     is_dense = torch.empty_like(param, device="meta").stride() == param.stride()
@@ -466,14 +451,10 @@ class _Bucket:
             devices=devices
         )
         self.absent: dict[str, Tensor] = {}
-        """The places of gradients in the bucket that this rank handed in as None, by
-        name.
-        """
+        """Places in the bucket, by name, of gradients that this rank gave as None."""
 
     def completion(self) -> Callable[[BaseException | None], None]:
-        """The function to call when all messages of this bucket are done or the step
-        failed.
-        """
+        """The function to call when this bucket's messages are done or a step fails."""
 
         def complete(failure: BaseException | None) -> None:
             if failure is not None:
@@ -501,8 +482,7 @@ def count_steps(
     params: Sequence[NamedParam],
     on_end: Callable[[], None] | None = None,
 ) -> Callable[[], None]:
-    """Counts the steps of a model that is left to DDP until the function returned is
-    called.
+    """Counts the steps of a model left to DDP, until the returned function is called.
 
     ``on_end`` is called at the end of each, still inside backward(). Raises
     ``InvalidSetting`` where a communication hook of the user's own averages the
@@ -525,8 +505,7 @@ def count_steps(
 
 
 class _Counter:
-    """Counts the backward passes in which DDP exchanges gradients, as DDP itself knows
-    them.
+    """Counts the backward passes in which DDP itself knows that it exchanges.
 
     A forward pass that shall be followed by an exchange arms it, as it arms DDP's
     reducer. The first gradient after that opens a step, and the end of the backward
@@ -605,9 +584,7 @@ class _Counter:
         self._progress.mark_backward(self._computed_s)
 
     def _end(self) -> None:
-        """Ends a step behind DDP's own end of the backward pass, which waits for its
-        buckets.
-        """
+        """Ends a step after DDP's own end of the backward, which awaits its buckets."""
         self._progress.mark_wait(self._computed_s, wall_clock())
         self._close()
 
@@ -621,9 +598,7 @@ class _Counter:
             self._on_end()
 
     def _after_join(self, match: Callable[[], None]) -> None:
-        """Counts a step of the others in which this rank, whose data have ended, takes
-        part.
-        """
+        """Counts a step of the others that this rank joins after its data ended."""
         match()
         self._open()
         self._close()

@@ -19,9 +19,7 @@ from torch import Tensor
 Stream = Any
 """A stream of a device."""
 Event = Any
-"""A place in a stream, with ``wait(stream)`` for a stream and ``synchronize()`` for the
-host.
-"""
+"""A place in a stream, with ``wait(stream)`` and, for the host, ``synchronize()``."""
 
 
 class Accelerator:
@@ -56,9 +54,7 @@ class Accelerator:
         return torch.empty(size_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def is_capturing(self) -> bool:
-        """Whether what this thread launches is recorded for later, as for a CUDA
-        graph.
-        """
+        """Whether this thread's launches are recorded for later, as in a CUDA graph."""
         asked = getattr(self._module, "is_current_stream_capturing", None)
         return asked is not None and bool(asked())
 
@@ -102,9 +98,7 @@ class Accelerator:
 
 
 def side_stream(device: torch.device) -> Stream:
-    """The one stream of a device on which gradwire computes, whatever model it is
-    for.
-    """
+    """The one stream of a device on which gradwire computes, for all models."""
     kind = kind_of(device)
     assert kind is not None, "the host has no streams"
     if device not in _SIDES:
@@ -148,8 +142,7 @@ def kind_of(device: torch.device) -> Accelerator | None:
 
 
 def home_of(tensors: Iterable[Tensor], *, host_only: bool) -> torch.device:
-    """The device on which gradients of these parameters are encoded: theirs, if all
-    have one.
+    """The device that encodes these parameters' gradients: theirs, if all have one.
 
     It is the host where that has no streams, and where an exchange is ``host_only``.
     """
@@ -158,7 +151,5 @@ def home_of(tensors: Iterable[Tensor], *, host_only: bool) -> torch.device:
 
 
 def register(name: str, kind: Accelerator) -> None:
-    """Has devices of this type be asked by ``kind``, where torch's module does not
-    serve.
-    """
+    """Has ``kind`` serve devices of this type, where torch's module does not."""
     _KINDS[name] = kind

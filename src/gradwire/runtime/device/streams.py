@@ -62,9 +62,7 @@ _ALIGNED_BYTES = 64
 
 @dataclass
 class Staging:
-    """The pinned buffers of one rank by message, and how many bytes it has copied so
-    far.
-    """
+    """One rank's pinned buffers by message, and the bytes that it has copied so far."""
 
     to_host_bytes: int = 0
     to_device_bytes: int = 0
@@ -128,9 +126,7 @@ class Staging:
     def rooms(
         self, key: Hashable, tensors: Sequence[Tensor], kind: Accelerator
     ) -> list[Tensor]:
-        """Room for each tensor in the buffer of ``key``, which grows where it has too
-        little.
-        """
+        """Room for each tensor in the buffer of ``key``, which grows if too small."""
         ends = []
         end = 0
         for tensor in tensors:
@@ -182,9 +178,7 @@ class Staged:
 def _others(
     verb: Communication, rank: int, into: Tensor, room: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
-    """Pairs of what is copied back; of all that is gathered this rank's own part is
-    there.
-    """
+    """Pairs to copy back, without this rank's own part of a gather."""
     if not isinstance(verb, AllGather):
         return [(into, room)]
     start = rank * verb.buf.numel()
@@ -218,8 +212,7 @@ class Mark(NamedTuple):
 
 
 class SideStream:
-    """The one stream of a device on which messages are computed, of this model and of
-    others.
+    """The one stream of a device on which messages of all models are computed.
 
     ``staging`` takes payloads from there to gloo and back. ``wire`` is the stream on
     which the device's own process groups are waited for, so that encodes go on
@@ -237,9 +230,7 @@ class SideStream:
 
     @contextmanager
     def use(self) -> Iterator[None]:
-        """A block whose kernels are launched on this stream, without the caller's
-        autocast.
-        """
+        """A block that launches on this stream, without the caller's autocast."""
         with ExitStack() as undo:
             undo.enter_context(self.kind.use(self.stream))
             if torch.is_autocast_enabled(self.device.type):
@@ -301,8 +292,7 @@ class Streams:
         return self.sides[device]
 
     def mark(self, device: torch.device) -> Mark | None:
-        """A mark behind the work launched so far on the stream that is current in this
-        thread.
+        """A mark behind the work launched so far on this thread's current stream.
 
         None where the device has no streams. Raises ``InvalidSetting`` where that work
         is only recorded, to run later.
@@ -321,24 +311,18 @@ class Streams:
         return Mark(device, stream, kind.record(stream))
 
     def lead(self) -> None:
-        """Has side streams wait for all that the streams current in this thread have
-        launched.
-        """
+        """Has side streams wait for all launches of this thread's current streams."""
         for device, side in self.sides.items():
             if (mark := self.mark(device)) is not None:
                 mark.event.wait(side.stream)
 
     def catch_up(self) -> None:
-        """Has the streams current in this thread wait for all that side streams have
-        launched.
-        """
+        """Has this thread's current streams wait for all launches of side streams."""
         self.follow([side.mark() for side in self.sides.values()])
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """A block whose kernels are launched on the side streams, behind what is
-        there.
-        """
+        """A block whose kernels run on side streams, behind the work there."""
         with ExitStack() as undo:
             for side in self.sides.values():
                 undo.enter_context(side.use())
@@ -390,9 +374,7 @@ class Streams:
 
 
 Copying = Callable[[], AbstractContextManager[None]]
-"""A function that gives the context in which copies between device and host are
-made.
-"""
+"""A function that gives the context of copies between device and host."""
 
 
 class StepMarks:
@@ -439,8 +421,7 @@ class StepMarks:
     def copying(
         self, names: Collection[str], side: SideStream | None, **counted: Any
     ) -> Copying:
-        """Makes the block in which gradients are copied from and to where they are
-        encoded.
+        """Makes the block that copies gradients to where they are encoded and back.
 
         It is behind their own marks and, where those are there already, behind the
         backward pass.

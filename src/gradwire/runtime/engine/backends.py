@@ -29,8 +29,7 @@ from .engine import Engine
 
 BACKENDS = ("auto", "gloo", "nccl")
 FASTER = 1.5
-"""How many times gloo's rate NCCL must reach over a link, so that "auto" calls gloo the
-limit.
+"""The ratio of NCCL's rate to gloo's from which "auto" calls gloo the limit.
 
 On a slow link both are as fast as that. Then gloo is better: it carries several
 messages at once.
@@ -45,9 +44,7 @@ _MEASURED_BYTES = 4 * 2**20
 _NUM_TURNS = 4
 
 OwnNetwork = Sequence[str]
-"""A name of a rank's device that no other has, "" where NCCL does not serve it, and why
-not.
-"""
+"""A rank's device by a name no other has ("" where NCCL does not serve it), and why."""
 
 
 def network_of(messages: Iterable[Any]) -> OwnNetwork:
@@ -65,8 +62,9 @@ def network_of(messages: Iterable[Any]) -> OwnNetwork:
 def choose(
     backend: str, networks: Sequence[OwnNetwork], ranks_per_host: int
 ) -> tuple[bool, bool | None, str]:
-    """Whether NCCL serves within hosts and between them (None: by the link), and why it
-    cannot.
+    """Whether NCCL serves within hosts and between them, and why it cannot.
+
+    Between hosts None lets the link decide.
 
     All ranks choose alike, as each has what all have told of their devices. Raises
     ``InvalidSetting`` for a ``backend`` of "nccl" that a rank cannot use.

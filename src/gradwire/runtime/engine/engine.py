@@ -1,5 +1,4 @@
-"""Engine: drives messages' texts on the two lanes, and turns a peer's death into a
-clear error.
+"""Engine: drives messages' texts on two lanes, and turns a peer's death into an error.
 
 A message is one text (a generator of verbs). Its verbs become tasks, and a task without
 a lane, which waits for them, resumes the text: that is the dependency graph. Message i
@@ -83,8 +82,9 @@ COMPUTE = "compute"
 INLINE = "backward"
 """The lane, in traces, of computations in the thread of the backward pass."""
 OFFLOAD = "offload"
-"""The lane of what the host encodes for a device; it has a thread where a plan has such
-tensors.
+"""The lane where the host encodes for a device.
+
+It has a thread where a plan has such tensors.
 """
 COMPUTING = (COMPUTE, INLINE, OFFLOAD)
 _JOIN_S = (
@@ -182,9 +182,7 @@ class Engine:
         self._local_step = 0
         self.num_calls = 0
         self.inline_s = 0.0
-        """Seconds so far of tasks in the thread of the backward pass, which waited for
-        them.
-        """
+        """Seconds so far of tasks that ran while the backward pass waited."""
         own, spare = ([COMPUTE, *lanes], [OFFLOAD]) if lanes else ([], [])
         self._manager = TaskManager(
             own, spare=spare, observe=self._observe, on_error=self._task_failed
@@ -238,17 +236,14 @@ class Engine:
             raise self.unreachable(what, error) from error
 
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
-        """Replaces tensors by those of rank ``source``; to be called between two
-        steps.
-        """
+        """Replaces tensors by those of rank ``source``; called between two steps."""
         try:
             broadcast_all(tensors, self.routes.first_channel, src=source)
         except RuntimeError as error:
             raise self.unreachable("broadcast", error) from error
 
     def use(self, credit: int) -> None:
-        """Has messages take the first ``credit`` channels from now on, as those of a
-        plan do.
+        """Has messages take the first ``credit`` channels from now on, as in a plan.
 
         To be called on all ranks alike, while no message is under way.
         """
@@ -256,17 +251,14 @@ class Engine:
         self.credit = credit
 
     def begin_step(self, step: int, *, launched: int = 0) -> None:
-        """Names the step that the next messages belong to, of which some may be
-        ``launched``.
-        """
+        """Names the step of the next messages, some of which may be ``launched``."""
         self._step = step
         self._show(launched)
 
     def launch(
         self, index: int, name: str, text: Steps[Any], how: Launch = PLAIN
     ) -> Task:
-        """Starts the message of issue number ``index``; returns the task that is its
-        end.
+        """Starts the message of issue number ``index``; returns the task that ends it.
 
         Its first verb for the network waits for the end of the message before it on its
         channel, and until the message launched before it may use its own channel.
@@ -329,9 +321,7 @@ class Engine:
         return task
 
     def wait(self, ends: list[Task]) -> None:
-        """Blocks until all ``ends`` are done; raises ``RankFailed`` if a peer is
-        lost.
-        """
+        """Blocks until all ``ends`` are done; a lost peer raises ``RankFailed``."""
         self.refuse_copy()  # whose locks may be held for ever
         over = threading.Event()
         ended = list[BaseException | None]()
@@ -363,8 +353,7 @@ class Engine:
         return task
 
     def interrupt(self, error: BaseException | None) -> None:
-        """Has waits raise a failure of another model, from now until it is called with
-        None.
+        """Has waits raise another model's failure, until it is called with None.
 
         Their messages go on, and can be waited for again.
         """
@@ -375,9 +364,7 @@ class Engine:
             waiter(error)
 
     def become_copy(self, error: InvalidSetting) -> list[Any]:
-        """Raises ``error`` from now on; called in a process that was forked, see
-        `forks`.
-        """
+        """Raises ``error`` from now on; called in a forked process, see `forks`."""
         self.is_copy = True
         self._failure = error
         return self.routes.all_channels()
@@ -408,9 +395,7 @@ class Engine:
         return self.lose((self.rank,), at, told, "its own report", ExitCode.MISTAKE)
 
     def begin_call(self) -> None:
-        """Notes that this rank has made a joint call, for others that wait for it
-        there.
-        """
+        """Notes that this rank made a joint call, for others that wait there."""
         self.num_calls += 1
         self._show(0)
 
@@ -481,9 +466,7 @@ class Engine:
         self.close()
 
     def detach(self) -> None:
-        """Notes that this rank is about to close by itself, for others that train
-        on.
-        """
+        """Notes that this rank will close by itself, for others that train on."""
         if self._pulse is not None:
             self._pulse.detaches = True
 
@@ -533,8 +516,7 @@ class Engine:
         self._on_span(Span(self.rank, lane, *done))
 
     def _task_failed(self, task: Task, error: BaseException) -> None:
-        """Fails because of an error in a task; called in the thread of the first that
-        raised.
+        """Fails for an error in a task; called in the thread of the first that raised.
 
         A thread of a channel leaves it to another, as to fail takes seconds and ends
         the channels.
@@ -568,8 +550,9 @@ class Engine:
     def unreachable(
         self, name: str, error: BaseException, step: int = IN_ATTACH
     ) -> BaseException:
-        """The error to raise where ``name``, outside of messages, cannot reach other
-        ranks.
+        """The error to raise where ``name`` cannot reach other ranks.
+
+        ``name`` is used outside of messages.
         """
         alarm = blamed(self._pulse, name, step, self.world)
         if not alarm.ranks and alarm.code != ExitCode.UNAVAILABLE:
@@ -584,8 +567,9 @@ class Engine:
         return self.break_off(alarm, f"{name}: {first_line(error)}")
 
     def refuse_silence(self, step: int) -> None:
-        """Raises, and tells all, if ranks or the store are silent; takes seconds to
-        find out.
+        """Raises, and tells all, if ranks or the store are silent.
+
+        It takes seconds to find out.
         """
         if self._pulse is not None and (
             alarm := silence(self._pulse, step, self.world)
@@ -627,8 +611,7 @@ class Engine:
 
 @dataclass(slots=True)
 class Driver:
-    """Puts the verbs of one text into the graph as tasks, and resumes it with their
-    results.
+    """Puts the verbs of one text into the graph as tasks, and resumes it with results.
 
     ``lane`` is the number of its communication lane. ``turn`` holds the tasks that must
     be done before the message may use its channel. ``side`` is the stream on which it
@@ -648,9 +631,7 @@ class Driver:
     _noted: NotedVerb | None = field(default=None, init=False)
 
     def resume(self, value: Any) -> None:
-        """Sends the text its last verbs' results and puts its next verbs into the
-        graph.
-        """
+        """Sends the text its last results and puts its next verbs into the graph."""
         if self._noted is not None:
             self._noted.done_s = wall_clock()
             self._noted = None
@@ -668,8 +649,9 @@ class Driver:
     def _run_inline(
         self, asked: Verb | tuple[Verb, ...], inline: Callable[[Task], Task]
     ) -> Verb | tuple[Verb, ...]:
-        """Computes in this thread up to the first verbs for the network; returns
-        these.
+        """Computes in this thread up to the first verbs for the network.
+
+        Returns these.
         """
         while True:
             verbs = asked if isinstance(asked, tuple) else (asked,)
@@ -716,8 +698,9 @@ class Driver:
             self.manager.add(wire, self._take_turn())
 
     def _take_turn(self) -> Sequence[Task]:
-        """The tasks that the first use of the channel waits for; empty from the second
-        use on.
+        """The tasks that the first use of the channel waits for.
+
+        Empty from the second use on.
         """
         turn = self.turn
         self.turn = ()
@@ -774,8 +757,7 @@ class Driver:
         others: Sequence[Communication],
         carry: Callable[[Sequence[Communication]], None],
     ) -> Callable[[], None] | None:
-        """A function that carries out verbs of a device; None where all lies on the
-        host.
+        """A function that carries out a device's verbs; None where all is on the host.
 
         ``carry`` carries ``others`` out in host memory.
         """
@@ -829,8 +811,9 @@ def _name(verb: Communication) -> str:
 
 
 def rows_of_all(world: int, own_N: Tensor) -> Steps[Tensor]:
-    """The text by which ranks exchange rows of one length; returns all of them, in rank
-    order.
+    """The text by which ranks exchange rows of one length.
+
+    Returns all of them, in rank order.
     """
     rows_WN = own_N.repeat(world, 1)
     sizes = (own_N.numel(),) * world

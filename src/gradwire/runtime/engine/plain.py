@@ -48,8 +48,9 @@ def packed(given: Any) -> Tensor:
 
 
 def _without_numpy(given: Any) -> Any:
-    """The same with numbers and tensors for those of numpy, which schedules may
-    make.
+    """The same with numbers and tensors in place of numpy's.
+
+    Schedules may make numpy's.
     """
     if isinstance(given, np.generic):
         return given.item()
@@ -73,8 +74,9 @@ def read_packed(data: Any) -> Any:
 
 
 def send(data: Tensor, dst: int, channel: Channel) -> None:
-    """Sends bytes to another rank, in parts, each of which may take as long as a
-    message.
+    """Sends bytes to another rank, in parts.
+
+    Each part may take as long as a message.
     """
     for part in (torch.tensor([data.numel()]), *torch.split(data, _PART_BYTES)):
         carry_out([Send(dst, part)], [channel])

@@ -42,9 +42,7 @@ WAY = casync_ps()
 
 
 class Column(NamedTuple):
-    """One parameter, and where its shard lies in what every rank holds of its
-    module.
-    """
+    """One parameter, and its shard's place in what every rank holds of its module."""
 
     name: str
     shape: tuple[int, ...]
@@ -65,8 +63,7 @@ class KeptOfColumns(NamedTuple):
 
 
 class ColumnsOfCodec:
-    """The columns of one ``fully_shard`` that one codec encodes, and what is kept of
-    them.
+    """Columns of one ``fully_shard`` that one codec encodes, and their state.
 
     To checkpoints it is a message whose ``slots`` are every rank's shard of every
     column.
@@ -156,17 +153,13 @@ class ColumnsOfCodec:
         return KeptOfColumns(states, residual_N)
 
     def kept_range(self, slot: Slot) -> tuple[int, int]:
-        """The range of a slot's parameter that this rank keeps state of: all that it
-        sends.
-        """
+        """The range of a slot's parameter with state here: all this rank sends."""
         return slot.first, slot.last
 
     def state_of(
         self, slot: Slot, state: KeptOfColumns | None = None
     ) -> dict[str, Tensor]:
-        """The part of ``state`` (None: the own one) that one rank's shard of one column
-        has.
-        """
+        """The part of ``state`` (None: the own one) of one rank's shard of a column."""
         residual_N = (state or self.state).residual_N
         return {} if residual_N is None else {"residual_N": self.part(slot, residual_N)}
 
@@ -240,9 +233,7 @@ class ShardReduction:
     def reduce(
         self, comm: PayloadReduceScatter, given_N: Tensor, out_C: Tensor, op: Any
     ) -> None:
-        """Carries out one module's reduce-scatter, in the thread of the backward
-        pass.
-        """
+        """Carries out a module's reduce-scatter in the backward pass's thread."""
         self.step += comm is self._comms[0]
         if op not in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
             raise InvalidSetting(
@@ -271,8 +262,9 @@ class ShardReduction:
             part.backup.decide(names, is_skipped=is_skipped)
 
     def end_iteration(self, *, is_by_hand: bool) -> None:
-        """Counts a step by hand as taken: a rank knows the means of its own shards
-        alone.
+        """Counts a step by hand as taken.
+
+        A rank knows the means of its own shards alone.
         """
         for part in self._parts if is_by_hand else ():
             part.backup.forget()
@@ -317,8 +309,7 @@ class ShardReduction:
         )
 
     def sharded_state(self, *, saved_by: int | None = None) -> dict[str, Any]:
-        """The state of all ranks for ``torch.distributed.checkpoint``, to save and to
-        load into.
+        """All ranks' state for ``torch.distributed.checkpoint``, to save or load into.
 
         Args:
             saved_by: The number of ranks that saved the checkpoint, if it differs from
@@ -365,8 +356,9 @@ class ShardReduction:
         self._wire_bytes = 0
 
     def detach(self) -> None:
-        """Gives FSDP its reduce-scatter back, and drops residuals: save
-        ``state_dict()`` first.
+        """Gives FSDP its reduce-scatter back, and drops residuals.
+
+        Save ``state_dict()`` first.
         """
         self._stop_observing()
         for comm in self._comms:
@@ -451,9 +443,7 @@ class PayloadReduceScatter:
 
 
 def groups_of(module: Any) -> list[Any]:
-    """FSDP's groups of a module's parameters, for whose order torch has no public
-    name.
-    """
+    """FSDP's groups of a module's parameters, whose order torch does not publish."""
     return list(module._get_fsdp_state()._fsdp_param_groups)
 
 
@@ -463,9 +453,7 @@ def keeps_scale(codec: Compressor) -> bool:
 
 
 def refuse_half(params: Mapping[str, Tensor]) -> None:
-    """Raises ``InvalidSetting`` for float16, in which gradients without their scale are
-    lost.
-    """
+    """Raises ``InvalidSetting`` for float16, which loses unscaled gradients."""
     for name, param in params.items():
         if param.dtype == torch.float16:
             raise invalid(

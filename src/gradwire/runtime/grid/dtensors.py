@@ -46,8 +46,9 @@ def shard_of(tensor: Any) -> Tensor:
 
 
 def shard_of_grad(param: Any) -> Tensor | None:
-    """This rank's shard of a parameter's gradient, which first gets the parameter's own
-    layout.
+    """This rank's shard of a parameter's gradient.
+
+    The gradient first gets the parameter's own layout.
     """
     grad = param.grad
     if not is_dtensor(grad):
@@ -59,9 +60,7 @@ def shard_of_grad(param: Any) -> Tensor | None:
 
 
 def put_grad(param: Any, held: Tensor) -> None:
-    """Makes ``held`` the gradient, or this rank's shard of it, or the reals of
-    either.
-    """
+    """Makes ``held`` the gradient, this rank's shard of it, or the reals of either."""
     held = as_complex(held, shard_of(param))
     if is_dtensor(param):
         kind = sys.modules["torch.distributed.tensor"].DTensor
@@ -101,9 +100,7 @@ def places(model: Any) -> list[tuple[int, int]]:
 
 
 def refuse_other_shards(model: nn.Module, ranks: Sequence[int]) -> None:
-    """Raises unless ``ranks``, those of ``group``, hold the same shard of every
-    layer.
-    """
+    """Raises unless ``ranks`` of ``group`` hold the same shard of every layer."""
     tensors = [*chain(model.named_parameters(), model.named_buffers())]
     if not has_dtensors(tensors):
         return

@@ -39,8 +39,7 @@ def grad_as_reals(grad: Tensor, shape: torch.Size) -> Tensor:
 
 
 def as_complex(reals: Tensor, like: Tensor) -> Tensor:
-    """A tensor in the shape of ``like``: a complex one of ``reals``, if ``like`` is
-    complex.
+    """A tensor in the shape of ``like``: complex from ``reals``, if ``like`` is.
 
     It has the memory of ``reals`` if both lie in order, else its own, with the strides
     of ``like``.

@@ -31,8 +31,7 @@ from .dtensors import places
 
 
 def one_dimension(setting: str, given: Any, kind: str, place: int) -> Any:
-    """The process group that is given, by itself or as a mesh, which must have one
-    dimension.
+    """The given process group, by itself or as a mesh, which must have one dimension.
 
     ``kind`` names the purpose of the dimension, and ``place`` is its usual index in a
     mesh; errors use both. To a rank outside of a group ``new_group`` returns a number
@@ -107,9 +106,7 @@ def place_in(shards: Membership, model: nn.Module) -> str:
 
 
 TORCHRUN = "torchrun"
-"""The mesh that the variables of torchrun, or of Slurm, describe: so many ranks on each
-host.
-"""
+"""The mesh that torchrun's or Slurm's variables describe: hosts by ranks on each."""
 _SLURM = "SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID"
 """Slurm's names for LOCAL_WORLD_SIZE and LOCAL_RANK."""
 DIMENSIONS = ("hosts", "local")

@@ -165,8 +165,7 @@ def alarm_of(
 
 
 def failure_of(alarm: Alarm, who: Membership, how: str) -> RankFailed:
-    """The error that an alarm ends the run of this rank with, and ``how`` it came to
-    know.
+    """The error that an alarm ends this rank's run with, and ``how`` it came to know.
 
     Its ``ranks`` are numbers in the job, also where the alarm has those of the group.
     """
@@ -187,8 +186,7 @@ def failure_of(alarm: Alarm, who: Membership, how: str) -> RankFailed:
 
 
 def loopback_name() -> str:
-    """The remedy where this host's name means the host itself, as in Debian's default;
-    else "".
+    """The remedy where a host's name means itself, as Debian's default does; else "".
 
     gloo listens at the address of that name unless an interface is named.
     """

@@ -29,9 +29,7 @@ from ..transport.wire import Group, in_background, own_store
 from .store_check import StoreCheck, refuse_own_store
 
 DEFAULT_PATIENCE = timedelta(minutes=5)
-"""The time in which all ranks must have come to their first attach, where the user
-names none.
-"""
+"""The time in which all ranks must come to their first attach, by default."""
 _POLL_S = 0.02
 """Seconds between two looks for the values of others. Ranks look, as every
 ``store.wait()`` that times out writes a warning to the log.
@@ -39,8 +37,9 @@ _POLL_S = 0.02
 _LOOK_S = 0.5
 """Seconds between two calls of a ``Look``."""
 _LINGER_S = 2 * _LOOK_S
-"""Seconds that an error waits for others to hear of it, as its process may hold the
-store.
+"""Seconds that an error waits for others to hear of it.
+
+Its process may hold the store.
 """
 MEETING = "meeting"
 """The part of a membership's keys in the store by which ranks agree."""
@@ -54,9 +53,7 @@ too.
 """
 
 STORE_PATIENCE = timedelta(seconds=4)
-"""The time beyond the one asked for in which a store may answer before its host counts
-as lost.
-"""
+"""The extra time for a store to answer before its host counts as lost."""
 _AT_ONCE = timedelta(seconds=6)
 """The time asked for where the store need not wait for any rank."""
 
@@ -89,8 +86,7 @@ class Membership(NamedTuple):
         return tuple(numbers.index(rank) for rank in ranks if rank in numbers)
 
     def explained(self, ranks: Collection[int]) -> str:
-        """The numbers in the job, as a clause, of ranks that have other ones in the
-        group.
+        """The numbers in the job, as a clause, of ranks with others in the group.
 
         >>> Membership("2-5", 0, 2, (2, 5)).explained([1])
         '; rank 1 of this group is rank 5 of the job'
@@ -102,9 +98,7 @@ class Membership(NamedTuple):
         return f"; rank {own} of this group is rank {others} of the job"
 
     def beside(self, name: str) -> Membership:
-        """The same ranks under another name, under which they can meet for another
-        purpose.
-        """
+        """The same ranks by another name, to meet under for another purpose."""
         return self._replace(name=f"{self.name}/{name}") if self.name else self
 
     def on_host(self, ranks_per_host: int) -> Membership:
@@ -193,8 +187,7 @@ class Membership(NamedTuple):
         what: str = "attach",
         watch: Callable[[], object] | None = None,
     ) -> Any:
-        """The store's answer to a question, over a connection that nobody else waits
-        for.
+        """The store's answer to a question, over a connection nobody else waits for.
 
         Meanwhile ``watch`` is called from time to time, whether the store answers or
         not. So is the group's check of the store.
@@ -236,8 +229,9 @@ def _note(rank: int) -> str:
 
 
 class _Meeting:
-    """One rank's part in a meeting of the ranks ``due``: a thread with the store, and
-    one besides.
+    """One rank's part in a meeting of the ranks ``due``.
+
+    It has a thread with the store, and one besides.
 
     The first waits for values, the second calls a ``Look`` meanwhile, even if the store
     is silent.
@@ -337,8 +331,9 @@ def join(group: Group | None, timeout: timedelta = DEFAULT_PATIENCE) -> Membersh
 def join_ranks(
     ranks: tuple[int, ...], timeout: timedelta = DEFAULT_PATIENCE
 ) -> Membership:
-    """This rank's place among ``ranks``, which are numbers among all ranks; as
-    ``join``.
+    """This rank's place among ``ranks``; see ``join``.
+
+    ``ranks`` are numbers among all ranks.
     """
     if len(ranks) == 1:
         return ALONE._replace(ranks=ranks)
@@ -351,8 +346,7 @@ def join_ranks(
 
 
 def _rolled(who: Membership, timeout: timedelta) -> str:
-    """A word that only these processes share, however often torchrun has restarted the
-    job.
+    """A word only these processes share, however often torchrun restarts the job.
 
     Its agent keeps the store, so notes and alarms of processes that have died are still
     there. The count of restarts does not tell them apart, as each host's agent counts

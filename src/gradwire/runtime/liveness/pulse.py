@@ -85,17 +85,20 @@ STORE_PATIENCE_S = 30.0
 migrate and links stall.
 """
 LINGER_S = 2 * PERIOD_S
-"""Seconds that an error waits after its alarm, as the process that it ends may host the
-store.
+"""Seconds that an error waits after its alarm.
+
+The process that it ends may host the store.
 """
 MOST_CHARACTERS = 2000
-"""The most characters of an alarm's text that travel: an error may quote a tensor, or a
-log.
+"""The most characters of an alarm's text that travel.
+
+An error may quote a tensor, or a log.
 """
 _QUICK_S = 0.02
 _QUICK_ROUNDS = 100
-"""Seconds between the first rounds, in which ranks find each other's doors, and how
-many.
+"""The number of first rounds, in which ranks find each other's doors.
+
+They are ``_QUICK_S`` seconds apart.
 """
 
 
@@ -165,9 +168,7 @@ def said(error: BaseException) -> str:
 
 
 def _plain(text: str) -> str:
-    """The text in characters that every file and terminal takes, cut where it is too
-    long.
-    """
+    """The text in characters that every file and terminal takes, cut if too long."""
     text = text[: MOST_CHARACTERS + 1].encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 3]}..."
 
@@ -177,8 +178,7 @@ _DETACHED = -1
 
 
 class Place(NamedTuple):
-    """A rank's progress: its joint calls so far, its step, and the messages launched
-    since.
+    """A rank's progress: its joint calls, its step, and the messages launched since.
 
     ``local_step`` counts steps that a rank makes by itself, and takes no part in an
     order of ranks.
@@ -191,8 +191,7 @@ class Place(NamedTuple):
 
 
 class Sign(NamedTuple):
-    """A rank's sign of life: its count, its progress, and whether it waits for
-    messages.
+    """A rank's sign of life: its count, its progress, and whether it awaits messages.
 
     ``still_s`` are the seconds for which its count has stood still, as `Stillness`
     counts them.
@@ -295,8 +294,7 @@ class Pulse:
             self._store = None  # Gives the connection back.
 
     def raise_alarm(self, alarm: Alarm) -> Alarm:
-        """Tells all other ranks, if the store lives, and gives them the time to hear
-        it.
+        """Tells all other ranks, if the store lives, and gives them time to hear it.
 
         Returns the alarm that counts: the first one, of which later ones are
             consequences.
@@ -312,9 +310,7 @@ class Pulse:
 
     @property
     def mute_s(self) -> float:
-        """Seconds for which the store does not answer, or did not before its connection
-        broke.
-        """
+        """Seconds without the store's answer, at most until its connection broke."""
         return min(time.monotonic(), self._broke_s) - self._answered_s
 
     def _own(self) -> str:
@@ -330,15 +326,12 @@ class Pulse:
             self._on_alarm(self._first)
 
     def sweep(self, part: str) -> None:
-        """Takes the keys under ``part`` out of the store, soon: all ranks have read
-        them.
-        """
+        """Takes the keys under ``part``, which all have read, out of the store soon."""
         self._old.append(part)
         self._wake.set()
 
     def silent_ranks(self) -> tuple[tuple[int, ...], bool]:
-        """Ranks whose number stood still for ``PATIENCE_S``, and whether the store is
-        silent.
+        """Ranks unmoved for ``PATIENCE_S``, and whether the store is silent.
 
         Then it is rank 0 that is.
         """
@@ -356,9 +349,7 @@ class Pulse:
         return (tuple(sorted(silent)), False) if is_read else ((0,), True)
 
     def _is_read_anew(self) -> bool:
-        """Whether signs are read within ``PATIENCE_S`` from now; to be called with
-        ``_news``.
-        """
+        """Whether signs are read within ``PATIENCE_S``; call it with ``_news``."""
         reads = self._num_reads
         self._news.wait_for(
             lambda: self.store_is_lost or self._num_reads > reads, PATIENCE_S
@@ -471,9 +462,7 @@ class Pulse:
         self._store.set(f"pulse/{self.rank}", sign)
 
     def _turn(self) -> None:
-        """Writes this rank's sign and alarm to the store, and reads alarms and others'
-        signs.
-        """
+        """Writes this rank's sign and alarm to the store, and reads the others'."""
         self._beat += 1
         self._show()
         if not self.roll_call.is_complete:

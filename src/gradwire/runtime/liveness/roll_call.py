@@ -82,8 +82,7 @@ class RollCall:
         self._places = threading.BoundedSemaphore(_MOST_VISITORS)
 
     def meet(self, store: Any) -> None:
-        """Opens the door, tells its address in the store, and looks for those of the
-        others.
+        """Opens the door, tells its address in the store, and looks for others' doors.
 
         To be called until ``is_complete``; never waits for anybody.
         """
@@ -107,9 +106,7 @@ class RollCall:
                     self._doors[rank] = (host or _host_of(store), port, token)
 
     def ask(self) -> tuple[dict[int, Reach], bytes]:
-        """The answer of each other rank, and the first alarm that one of them knows of,
-        if any.
-        """
+        """The answer of each other rank, and the first alarm known to one, if any."""
         found = asyncio.run(self._knock_everywhere(""))
         alarm = next((told for _, told in found.values() if told), b"")
         others = [rank for rank in range(self.world) if rank != self.rank]

@@ -51,9 +51,7 @@ class StoreCheck:
         self._rank = rank
         self._world = dist.get_world_size(group)
         self.absent: tuple[int, ...] = ()
-        """The ranks that have come and whose notes are not in this rank's store, once
-        known.
-        """
+        """Ranks that came but have no notes in this rank's store, once known."""
         # here, so that its place among collectives is one
         work = _meeting(group, timeout)
         if work is not None:

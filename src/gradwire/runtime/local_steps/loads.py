@@ -86,8 +86,7 @@ class Loads:
     def tally_with(
         self, loaded: dict[str, int], dropped: Collection[str]
     ) -> tuple[int, int]:
-        """The tally if these parameters are taken, and means of the ``dropped`` ones do
-        not count.
+        """The tally if these parameters are taken and ``dropped`` means do not count.
 
         Where these differ among ranks, momenta of the outer optimizer would differ
         later.

@@ -115,9 +115,7 @@ class Rhythm:
 
 
 class LocalSteps(Handle):
-    """The handle that ``gw.local_steps`` returns. Other methods are those of
-    ``Handle``.
-    """
+    """The handle of ``gw.local_steps``; other methods are those of ``Handle``."""
 
     def __init__(self, way: _Locally, progress: Progress, undo: ExitStack) -> None:
         exchange = way.settings.exchange
@@ -267,8 +265,7 @@ class LocalSteps(Handle):
             self._engine.wait([telling])
 
     def _take_loads(self) -> None:
-        """Restarts the anchors of what was loaded since the last step, where it was
-        loaded.
+        """Restarts anchors at the values loaded since the last step.
 
         Means on their way to these are not applied, as they are of what was there
         before.

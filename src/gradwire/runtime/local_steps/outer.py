@@ -24,9 +24,7 @@ from ..state.checkpoint import refuse_values
 from ..state.outer_state import DAMAGED, check_outer
 
 MakeOuter = Callable[[list[nn.Parameter]], Optimizer]
-"""A function that makes the outer optimizer of anchors, as ``functools.partial`` of a
-class is.
-"""
+"""A function that makes the outer optimizer of anchors, as ``partial`` of a class."""
 
 DILOCO: MakeOuter = partial(SGD, lr=0.7, momentum=0.9, nesterov=True)
 """The outer optimizer of DiLoCo (Douillard et al. 2023, section 3)."""
@@ -65,9 +63,7 @@ class Outer:
         return type(self.optimizer).__name__, own
 
     def shared(self, names: Collection[str] | None) -> list[NamedParam]:
-        """The anchors of parameters (None: all), and the outer optimizer's state of
-        them.
-        """
+        """The anchors of parameters (None: all), and their outer optimizer's state."""
         found: list[NamedParam] = []
         for name in self.anchors if names is None else names:
             anchor = self.anchors[name]
@@ -86,9 +82,7 @@ class Outer:
 
     @torch.no_grad()
     def has_learnt(self) -> bool:
-        """Whether any parameter differs from its anchor, as the parameter's dtype holds
-        it.
-        """
+        """Whether any parameter differs from its anchor, in the parameter's dtype."""
         for name, anchor in self.anchors.items():
             param = self._params[name]
             if not torch.allclose(
@@ -99,17 +93,14 @@ class Outer:
 
     @torch.no_grad()
     def pseudo_gradient(self, name: str) -> Tensor:
-        """A new tensor with what this rank has learnt since the anchor was put in
-        place.
-        """
+        """A new tensor: the change on this rank since the anchor was put in place."""
         param = self._params[name]
         anchor = self.anchors[name]
         return torch.sub(anchor.to(param.dtype).to(anchor.dtype), param)
 
     @torch.no_grad()
     def apply(self, means: Mapping[str, Tensor], mixing: float) -> None:
-        """Makes an outer step with these mean pseudo-gradients, and moves their
-        parameters.
+        """Makes an outer step with mean pseudo-gradients, and moves their parameters.
 
         A parameter becomes ``mixing`` times itself plus 1 - ``mixing`` times its new
         anchor. Anchors that have no mean here stay where they are.
@@ -127,8 +118,7 @@ class Outer:
                 param.copy_(anchor)
 
     def state(self, restarted: Collection[str] = ()) -> dict[str, Any]:
-        """Copies of anchors and parameters by name, and the outer optimizer's
-        state_dict.
+        """Copies of anchors and parameters by name, and the optimizer's state_dict.
 
         Anchors of the ``restarted`` names are as if they were where their parameters
         are.
@@ -147,9 +137,7 @@ class Outer:
         }
 
     def checked(self, saved: Any) -> Callable[[], None]:
-        """A function that puts a saved state in place, once all of it was found to
-        fit.
-        """
+        """A function that puts a saved state in place, once all of it fits."""
         check_outer(saved)
         kept: dict[str, Mapping[str, Tensor]] = {
             "anchors": self.anchors,
@@ -176,9 +164,7 @@ class Outer:
         return put_in_place
 
     def _check_optimizer(self, saved: dict[str, Any]) -> None:
-        """Raises ``InvalidSetting`` unless a new outer optimizer can load this
-        state.
-        """
+        """Raises ``InvalidSetting`` unless a new outer optimizer can load it."""
         anchors = [nn.Parameter(a.detach().clone()) for a in self.anchors.values()]
         trial = _made(self._make, anchors)
         try:
@@ -212,9 +198,7 @@ def _check_tensors(
 
 
 def _made(make: MakeOuter, anchors: list[nn.Parameter]) -> Optimizer:
-    """The outer optimizer of these anchors; raises unless it has them all, and no
-    others.
-    """
+    """The outer optimizer of these anchors; raises unless it has exactly these."""
     if not callable(make):
         raise invalid("outer", type(make).__name__, "a function of parameters", _REMEDY)
     made = make(anchors)

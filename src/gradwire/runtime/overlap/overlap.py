@@ -53,8 +53,7 @@ Enter = Callable[[Sequence[str]], None]
 
 
 class Gates:
-    """Calls ``enter(names)`` before each module of ``model`` that uses parameters
-    ``names``.
+    """Calls ``enter(names)`` before each module of ``model`` that uses ``names``.
 
     A module that is called uses the parameters it owns. Some parameters are used by a
     module above that never calls their own module (``nn.MultiheadAttention.out_proj``,
@@ -83,9 +82,7 @@ class Gates:
         }
 
     def close_lesson(self) -> None:
-        """Ends the learning: from now on gates stand only before modules that need
-        them.
-        """
+        """Ends the learning: gates now stand only before modules that need them."""
         self.is_learning = False
         names_of: dict[nn.Module, list[str]] = {}
         ungated: list[str] = []
@@ -186,9 +183,7 @@ class Overlap:
             self._undo.callback(hook.remove)
 
     def _hooks(self, model: nn.Module, optimizer: Optimizer) -> Iterable[Any]:
-        """Hooks on the begin and end of the root's forward, and where state is read or
-        written.
-        """
+        """Hooks at the root forward's begin and end, and at state's read and write."""
 
         def settle(*_: Any) -> None:
             self.settle(None)
@@ -221,8 +216,7 @@ class Overlap:
     # Backward.
 
     def take(self, name: str) -> None:
-        """Settles the last backward pass, as a gradient of the next one is there: that
-        of ``name``.
+        """Settles the last backward pass, as the next one's gradient ``name`` is there.
 
         Raises if that parameter was used before its update was made.
         """
@@ -245,8 +239,9 @@ class Overlap:
                 self.num_overlapped += 1
 
     def defer(self, grads: Mapping[str, Tensor | None]) -> None:
-        """Makes ``grads``, by name (None: took no part), pending at the end of
-        backward.
+        """Makes ``grads`` pending at the end of backward.
+
+        They are by name; None took no part.
         """
         assert not self.is_open, "no gradient was taken"
         if self._gates.is_learning:
@@ -296,9 +291,7 @@ class Overlap:
             self.settle(f"{looker} used gradients before the next forward pass")
 
     def _look(self) -> Callable[[Tensor, str], None]:
-        """A function to call when somebody needs a parameter whose update is
-        pending.
-        """
+        """A function to call when a parameter with a pending update is needed."""
         this = weakref.ref(self)
 
         def look(param: Tensor, looker: str) -> None:
@@ -323,9 +316,7 @@ class Overlap:
     # The step.
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
-        """The function in the place of ``optimizer.step`` while the model is
-        attached.
-        """
+        """The function in place of ``optimizer.step`` while the model is attached."""
         with self._lock:
             if not self.is_open:
                 return self._whole_step(*args, **kwargs)
@@ -414,9 +405,7 @@ class Overlap:
     # Forward.
 
     def _enter(self, names: Sequence[str]) -> None:
-        """Brings the parameters ``names`` up to date, as a module is about to use
-        them.
-        """
+        """Brings parameters ``names`` up to date, as a module will use them."""
         if not self._due:
             return
         with self._lock:
@@ -425,9 +414,7 @@ class Overlap:
             self._bring(names)
 
     def _bring(self, names: Sequence[str]) -> None:
-        """Makes the step for ``names``, and for other parameters whose means have
-        arrived.
-        """
+        """Makes the step for ``names``, and for others whose means have arrived."""
         mine = [name for name in names if name in self._due]
         if mine:
             self._progress.wait(mine)
@@ -436,9 +423,7 @@ class Overlap:
             self._make(mine + others)
 
     def _arrived(self, known: set[str]) -> list[str]:
-        """Due parameters beside ``known``, in order, up to the first whose mean has not
-        arrived.
-        """
+        """Due parameters beside ``known``, in order, until one lacks its mean."""
         found = []
         for name in self._due:
             if name not in known:
@@ -448,9 +433,7 @@ class Overlap:
         return found
 
     def _settle_for_evaluation(self) -> None:
-        """Makes all updates, as without gradients modules may not be called by the
-        forward pass.
-        """
+        """Makes all updates: a forward pass without gradients may skip modules."""
         self.settle(
             "a forward pass without gradients needs all updates", level=logging.INFO
         )
@@ -458,8 +441,7 @@ class Overlap:
     # Settling.
 
     def settle(self, reason: str | None, *, level: int = logging.WARNING) -> None:
-        """Waits for all means, puts plain gradients in place and makes the step asked
-        for.
+        """Waits for all means, puts plain gradients in place and makes the due step.
 
         ``reason`` says why the forward pass cannot be overlapped; with None nothing is
         counted, as for a call of ``synchronize()``. Raises ``RankFailed`` if a peer is

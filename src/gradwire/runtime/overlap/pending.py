@@ -71,9 +71,7 @@ class PendingGrad(Tensor):
 
 
 def pending(grad: Tensor, of: PendingPass) -> PendingGrad:
-    """A stand-in for ``grad``, a strided tensor without a graph, until ``of`` is
-    over.
-    """
+    """A stand-in for ``grad``, a strided tensor without graph, until ``of`` ends."""
     stand_in: PendingGrad = Tensor._make_subclass(PendingGrad, grad)
     stand_in.plain = grad
     stand_in.of_pass = of
@@ -172,9 +170,7 @@ def _pending_in(given: Any) -> Iterator[PendingParameter]:
 
 
 def _settled(given: Any, func: Any) -> Any:
-    """``given`` with every PendingGrad in it, however deep, replaced by its settled
-    tensor.
-    """
+    """``given`` with every PendingGrad in it replaced by its settled tensor."""
     if isinstance(given, PendingGrad):
         if not given.of_pass.is_over:
             given.of_pass.settle(_who_looks(func))
@@ -213,9 +209,7 @@ def _who_looks(func: Any) -> str:
 
 
 def _name_of(func: Any) -> str:
-    """A function's name, or that of a property or operator (``add_`` for
-    aten.add_.Tensor).
-    """
+    """A function's, property's or operator's name: ``add_`` for aten.add_.Tensor."""
     name: str = getattr(func, "__name__", str(func))
     if name in ("__get__", "__set__"):
         name = getattr(func.__self__, "__name__", name)

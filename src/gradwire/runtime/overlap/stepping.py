@@ -37,8 +37,7 @@ OptimizerStep = Callable[..., Any]
 
 
 class StepRequest(NamedTuple):
-    """A step that ``optimizer.step()`` was asked for: the hyper-parameters at that
-    moment.
+    """A step asked of ``optimizer.step()``: the hyper-parameters at that moment.
 
     ``values`` holds those of each group; ``group_of`` gives the number of each
     parameter's group.

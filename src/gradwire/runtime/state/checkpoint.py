@@ -37,16 +37,13 @@ _COUNTS = ("world_size", "ranks_per_host", "saved_by", "saved_per_host")
 _LEAST = dict.fromkeys(_COUNTS, 1) | {"rank": 0, "step": 0}
 """The numbers of a state_dict by name, each with the least value that is accepted."""
 MOST_STEPS = 2**62
-"""The most that a number of a state_dict may be: steps are sent as 64 bits, and counted
-on.
-"""
+"""The most that a state_dict's number may be: steps travel as 64 bits, and count on."""
 _TEXTS = ("algorithm", "shard", "share", "run")
 _FIELDS = ("params", "messages")
 
 
 class Origin(NamedTuple):
-    """The owner of a state: its exchange, the number of ranks, and the rank that keeps
-    it.
+    """The owner of a state: its exchange, the number of ranks, and the keeping rank.
 
     ``shard`` says which part of every layer the rank holds, where layers are cut.
     ``share`` says for which elements it keeps state, where hosts have several ranks,
@@ -62,8 +59,7 @@ class Origin(NamedTuple):
 
 
 def share_of(messages: Sequence[Message], ranks_per_host: int) -> str:
-    """A text for the elements that this rank keeps state for; empty where hosts have
-    one rank.
+    """A text for the elements this rank keeps state for; empty with one rank a host.
 
     It depends on how parameters are cut. Only where tensors stay whole, it depends on
     the messages that they travel in too.
@@ -122,8 +118,7 @@ def parted(params: Mapping[str, Fields]) -> list[dict[str, dict[str, Tensor]]]:
 
 
 def common_fields(saved: Mapping[str, Any]) -> Iterator[tuple[str, str, Fields]]:
-    """The kind, the name and the fields of each parameter and message, as all ranks
-    have them.
+    """The kind, name and fields of each parameter and message, as all ranks have them.
 
     Of a state of a share these are the fields with a value for each element: only one
     rank of a host has the others of a tensor that stays whole.
@@ -141,8 +136,7 @@ def common_fields(saved: Mapping[str, Any]) -> Iterator[tuple[str, str, Fields]]
 def shared_values(
     saved: Mapping[str, Any], exchanges: Iterable[Exchange]
 ) -> dict[str, str]:
-    """The values in a state by which ranks decide alike, as text, by their names in
-    errors.
+    """The values in a state by which ranks decide alike, as text by name in errors.
 
     They are whole numbers, and the fields that an exchange ``decides_by``. A long one's
     is a digest.
@@ -236,17 +230,16 @@ def scale(
     factor: float,
     which: Callable[[str], bool] = is_by_element,
 ) -> None:
-    """Scales some fields of a collected state, by default those with a value for each
-    element.
-    """
+    """Scales fields of a collected state, by default those with a value an element."""
     for fields in saved["params"].values():
         for path in filter(which, fields):
             fields[path].copy_(fields[path] * factor)
 
 
 def _numels(messages: Sequence[Message]) -> dict[str, int]:
-    """The number of elements of each parameter; each element is in exactly one
-    message.
+    """The number of elements of each parameter.
+
+    Each element is in exactly one message.
     """
     numels: dict[str, int] = {}
     for message in messages:
@@ -263,8 +256,7 @@ def refuse_other(
     strict: bool,
     moves: bool = True,
 ) -> None:
-    """Raises ``InvalidSetting`` unless ``saved`` was made by this rank, of these
-    parameters.
+    """Raises ``InvalidSetting`` unless this rank made ``saved`` of these parameters.
 
     A caller that ``moves`` them may give other fields, and fields of other shares.
     """
@@ -390,8 +382,7 @@ def _fields_refusal(name: str, lost: Sequence[str], absent: Sequence[str]) -> st
 def loaded(
     saved: Any, messages: Sequence[Message], origin: Origin, *, strict: bool = True
 ) -> list[State]:
-    """The new state of every message, in their order; their present states are not
-    touched.
+    """The new state of every message, in order; present states are not touched.
 
     Raises ``InvalidSetting`` unless ``saved`` is a whole and sound state_dict that was
     made by this rank of this many ranks. With ``strict`` it must have each parameter of
@@ -423,8 +414,7 @@ def loaded(
 
 
 class BegunStep(NamedTuple):
-    """A step of parameters ``names`` of which the scaler has not said whether it was
-    taken.
+    """A step of parameters ``names`` that the scaler has not said to be taken or not.
 
     ``saved`` is the state as if it were skipped.
     """
@@ -475,8 +465,7 @@ def _moved(
 def messages_without_residuals(
     saved: Mapping[str, Any], messages: Sequence[Message]
 ) -> list[int]:
-    """Places of the messages that keep no residuals, of parameters for which some were
-    saved.
+    """Places of messages without residuals, for whose parameters some were saved.
 
     It follows from the names of fields alone, and so is the same on all ranks.
     """
@@ -493,9 +482,7 @@ def messages_without_residuals(
 
 
 def _with_residuals_moved(fields: Fields, own: Fields) -> Fields:
-    """One parameter's saved fields, the residuals under paths that its new state
-    ``own`` has.
-    """
+    """One parameter's saved fields, residuals under the paths in its new ``own``."""
     owed = [*filter(is_residual, fields)]
     homes = sorted(filter(is_residual, own), key=len)
     if not homes or {*owed} <= {*homes}:
@@ -514,9 +501,7 @@ def _filled(
     *,
     is_whole: bool,
 ) -> State:
-    """A state of the message, filled with the saved fields of its parameters and its
-    own.
-    """
+    """A state of the message, filled with its own and its parameters' saved fields."""
     state = message.first_state()
     for name, path, first, last, own in rows(message, state):
         given = params.get(name, {}).get(path)
@@ -544,8 +529,9 @@ def _filled(
 
 
 def _fill(what: str, own: Tensor, given: Tensor) -> None:
-    """Copies a saved tensor into a state; raises for another shape, dtype or impossible
-    values.
+    """Copies a saved tensor into a state.
+
+    Raises for another shape, dtype or impossible values.
     """
     _check_shape(what, given, tuple(own.shape))
     if given.dtype != own.dtype:
@@ -569,8 +555,7 @@ def _check_shape(what: str, given: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def check_form(saved: Any, whose: str = "state_dict") -> None:
-    """Raises ``InvalidSetting`` unless ``saved`` has the keys and the types of a
-    state_dict.
+    """Raises ``InvalidSetting`` unless ``saved`` has a state_dict's keys and types.
 
     ``whose`` is its name in errors. Shapes and values are not checked here.
     """
@@ -620,9 +605,7 @@ def _is_by_text(given: Any) -> bool:
 
 
 def _unfit(value: Any) -> str | None:
-    """The reason, in words, why a value cannot be a tensor of the state; None if it
-    can.
-    """
+    """The reason, in words, why a value cannot be a state's tensor; None if it can."""
     if type(value) not in (Tensor, nn.Parameter):
         return f"{_shown(value)}"
     if value.layout is not torch.strided or value.is_nested:
@@ -633,9 +616,7 @@ def _unfit(value: Any) -> str | None:
 
 
 def _shown(given: Any) -> Any:
-    """A value as errors show it: itself if it is a plain and short one, else its type's
-    name.
-    """
+    """A value as errors show it: a plain and short one itself, else its type's name."""
     is_plain = given is None or isinstance(given, bool | int | float | str)
     return given if is_plain and len(repr(given)) <= 80 else type(given).__name__
 
@@ -662,16 +643,16 @@ def copied(old: Any) -> Any:
 
 
 _SUMMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-"""Dtypes of fields that can be shared out: a new rank's field is a scaled sum of old
-ones.
+"""Dtypes of fields that can be shared out.
+
+A new rank's field is a scaled sum of old ones.
 """
 
 
 def summed(
     what: str, like: Tensor, held: Mapping[int, Tensor], factor: float
 ) -> Tensor:
-    """``factor`` times the sum of what each rank has held, a tensor of the form of
-    ``like``.
+    """``factor`` times the sum of each rank's tensor, in the form of ``like``.
 
     Raises where a rank's is damaged, or is not to be added up. One alone, times 1, is
     itself.

@@ -43,8 +43,7 @@ _LOOK_S = 0.5
 
 
 class JointCall:
-    """One call that this rank makes between two steps, and that all others are to make
-    too.
+    """One call that this rank makes between two steps, as all others are to.
 
     ``call`` is its name in errors, such as ``load_state_dict()``, and ``done`` says in
     words what no rank does where one refuses.
@@ -63,8 +62,7 @@ class JointCall:
         )
 
     def refusing(self) -> AbstractContextManager[None]:
-        """Tells the other ranks what is raised within, unless this rank's run has ended
-        anyway.
+        """Tells the others what is raised within, unless this rank's run has ended.
 
         Then all have been told, and the store may be gone with the process that held
         it.
@@ -185,9 +183,7 @@ class JointCall:
         return self._lose(ranks, f"{text} within {engine.timeout}")
 
     def _refuse_to_wait_for(self, absent: Sequence[int]) -> None:
-        """Raises if one of these ranks is gone, or has begun the next step without this
-        load.
-        """
+        """Raises if one of these ranks is gone, or began a step without this load."""
         signs = self._engine.signs()
         for rank in absent if signs else ():
             place = signs[rank].place

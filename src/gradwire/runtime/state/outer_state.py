@@ -20,9 +20,7 @@ DAMAGED = "load an undamaged checkpoint of the same model"
 
 
 def check_outer(saved: Any, whose: str = "the state") -> None:
-    """Raises ``InvalidSetting`` unless ``saved`` has the keys and the types of local
-    steps.
-    """
+    """Raises ``InvalidSetting`` unless ``saved`` has local steps' keys and types."""
     for key, kind in _KINDS.items():
         if not isinstance(saved, dict) or type(saved.get(key)) is not kind:
             raise InvalidSetting(
@@ -43,8 +41,7 @@ def check_outer(saved: Any, whose: str = "the state") -> None:
 
 
 def merged_outer(olds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The outer state of any rank among other ranks, from the state_dicts of all old
-    ones.
+    """The outer state of any rank among other ranks, from all old state_dicts.
 
     Parameters are the old ranks' mean. Anchors must be the same on all old ranks; all
     else is taken from the first.

@@ -87,8 +87,7 @@ def place_name(rank: int, world_size: int) -> str:
 
 
 def part_of(saved: Any, origin: Origin) -> Any:
-    """The state_dict of the rank of ``origin`` in ``saved``, which may hold those of
-    all ranks.
+    """The state_dict of ``origin``'s rank in ``saved``, which may hold all ranks'.
 
     What is no such dict is returned as it is. Another number of ranks, or of ranks on a
     host, is cut anew. Raises as ``redistribute`` does.

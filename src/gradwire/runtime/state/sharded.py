@@ -26,8 +26,9 @@ from ..transport.wire import Group
 from .checkpoint import Origin, parted, summed
 
 _REST = "rest"
-"""The entry beside parameters: what is no element's, of all ranks, as ``torch.save``
-writes it.
+"""The entry beside parameters: state of no element, of all ranks.
+
+It is as ``torch.save`` writes it.
 """
 _FORM = "gradwire's sharded state, 1"
 _MOST_REPLICAS = 2**24
@@ -36,9 +37,7 @@ _DAMAGED = "load an undamaged checkpoint into what handle.sharded_state() return
 
 
 class Owners(NamedTuple):
-    """The parameters whose gradients a rank exchanges, by name, and its place among
-    replicas.
-    """
+    """The parameters that a rank exchanges, by name, and its place among replicas."""
 
     params: Mapping[str, Tensor]
     group: Group | None
@@ -151,8 +150,9 @@ def sharded_state(
 def _rows(
     owners: Owners, name: str, held_N: Tensor, mesh: DeviceMesh | None, count: int
 ) -> Tensor:
-    """One field of a parameter behind a dimension of ``count`` rows, of which replicas
-    hold some.
+    """One field of a parameter behind a dimension of ``count`` rows.
+
+    Replicas hold some of these.
 
     Where there are as many as replicas, each holds what it keeps, else zeros to be
     loaded into.
@@ -232,9 +232,7 @@ def own_part(owners: Owners, given: Any, origin: Origin) -> Any:
 
 
 def _rest_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """All of a sharded state but the tensors of parameters, once its form was
-    checked.
-    """
+    """All of a sharded state but parameters' tensors, once its form was checked."""
     try:
         rest: dict[str, Any] = read_packed(io.BytesIO(given[_REST]))
     except Exception as error:  # whatever torch.load raises for damaged bytes

@@ -52,9 +52,7 @@ class Backup:
         self.undecided: set[str] = set()
         """The parameters that were exchanged since their optimizer's last step."""
         self._goes_on = False
-        """Whether a step of some parameters was taken since the whole state was
-        copied.
-        """
+        """Whether a step of some parameters was taken since the last whole copy."""
         self._spare: list[State] = []
 
     def keep(self, *, by_step: bool, by_pass: bool) -> None:
@@ -115,18 +113,14 @@ class Backup:
             self.forget()
 
     def forget(self) -> None:
-        """Settles the step of all parameters as it is, as when another state is
-        loaded.
-        """
+        """Settles all parameters' steps as they are, as when a state is loaded."""
         self.undecided = set()
         if self._taken is not None:
             self._spare.append(self._taken)
             self._taken = None
 
     def without(self, names: Collection[str]) -> State:
-        """The state as if the steps of those of ``names`` that are undecided were
-        skipped.
-        """
+        """The state as if the undecided steps of ``names`` were skipped."""
         undecided = self.undecided.intersection(names)
         if not undecided:
             return self._owner.state

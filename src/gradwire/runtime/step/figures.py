@@ -61,9 +61,7 @@ class Recorder:
             spans.append(span)
 
     def costs(self, step: int) -> Totals:
-        """The costs so far of ``step``, which is open: bytes sent and seconds of each
-        lane.
-        """
+        """Costs so far of the open ``step``: bytes sent and seconds of each lane."""
         found = dict.fromkeys(_TIMED, 0.0)
         with self._lock:
             for span in self._steps[-1]:
@@ -255,8 +253,7 @@ trainings that go well the residual's norm is a few tens of the gradient's at mo
 
 
 def outgrown(messages: Iterable[Message]) -> list[tuple[str, float]]:
-    """Tensors whose residual has outgrown their gradient beyond ``OUTGROWN``, the worst
-    first.
+    """Tensors with residuals beyond ``OUTGROWN`` times their gradient, worst first.
 
     Each comes with the norm of its residual over that of its gradient in the last step
     that noted norms.
@@ -331,8 +328,7 @@ def kept_bytes(state: State, member: Member) -> Counter[str]:
 
 
 def memory_of(messages: Iterable[Any], numel: int) -> dict[str, float]:
-    """Bytes of all messages by kind, and their sum for each of the ``numel``
-    parameters.
+    """Bytes of all messages by kind, and their sum for each of ``numel`` parameters.
 
     ``passing`` is of all threads of this process. Copies of states are states, too.
     """

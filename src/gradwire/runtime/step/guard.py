@@ -30,9 +30,7 @@ MESSAGES = 4
 
 
 class Missed(NamedTuple):
-    """Squared norms of a sample: of the mean less the dense mean, and of the dense
-    mean.
-    """
+    """Squared norms of a sample: of mean less dense mean, and of the dense mean."""
 
     error: float
     dense: float
@@ -130,8 +128,7 @@ def loses(exchange: Exchange) -> bool:
 def compared(
     me: Member, grad_N: Tensor, text: Steps[State]
 ) -> Steps[tuple[State, Missed]]:
-    """An exchange's text that leaves the mean in ``grad_N``, and how far it is from the
-    dense one.
+    """An exchange's text that leaves the mean in ``grad_N``, and the mean's error.
 
     It adds an all-reduce of about ``SAMPLE`` elements at the end.
     """

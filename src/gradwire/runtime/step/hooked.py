@@ -40,9 +40,7 @@ OBSERVES = "_gradwire_observes"
 
 
 def observing(function: _Function) -> _Function:
-    """An optimizer's hook that changes nothing of the models that others have
-    attached.
-    """
+    """An optimizer's hook that changes nothing of models that others attached."""
     hook = untraced(function)
     setattr(hook, OBSERVES, True)
     return hook
@@ -91,8 +89,7 @@ class Hooked:
 
 
 class TemporaryAttribute:
-    """An attribute that a module has until ``remove`` is called, and that no copy of it
-    has.
+    """A module's attribute until ``remove`` is called, which copies do not have.
 
     The module has a hook of ``Hooked``, and keeps it for as long.
     """
@@ -109,8 +106,7 @@ class TemporaryAttribute:
 
 
 class _StateWithoutHooks:
-    """A module's ``__getstate__`` for copies and pickles, which leaves the hooks
-    ``ids`` out.
+    """A module's ``__getstate__`` for copies and pickles, without the hooks ``ids``.
 
     Attributes ``names``, in place of methods, are left out too.
     """

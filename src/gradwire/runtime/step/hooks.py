@@ -31,8 +31,9 @@ from .refusals import exchanged_by, mark_attached, shown_as_around
 
 
 class DefersGradients(Protocol):
-    """A plan's overlap with the next forward pass: it takes gradients, and waits for
-    them later.
+    """A plan's overlap with the next forward pass.
+
+    It takes gradients, and waits for them later.
     """
 
     num_overlapped: int
@@ -82,8 +83,7 @@ _END = object()
 
 
 class UnattachedParameters:
-    """Watches one model for parameters that come into it after attach, which nobody
-    exchanges.
+    """Watches one model for parameters added after attach, which nobody exchanges.
 
     ``params`` are those that are exchanged. ``give_up(text)`` fails on behalf of this
     rank, tells the others, and returns the error.
@@ -154,17 +154,13 @@ class UnattachedParameters:
         self._forget()
 
     def before_backward(self) -> None:
-        """Raises, on all ranks, if the model has strangers when a backward pass
-        begins.
-        """
+        """Raises on all ranks if the model has strangers as a backward pass begins."""
         if (not self._has_looked or self._armed) and (found := self._found()):
             raise self._error(found)
         self._has_looked = False
 
     def _look(self, module: nn.Module, args: Any) -> None:
-        """Looks before a forward pass, which may be inside of another DDP that
-        exchanges, too.
-        """
+        """Looks before a forward pass, also inside another DDP that exchanges."""
         if module is self._ddp and torch.is_grad_enabled():
             active = DistributedDataParallel._active_ddp_module
             if active is not None and active is not self._ddp:
@@ -200,9 +196,7 @@ class UnattachedParameters:
         return found
 
     def _is_gathered(self, name: str, param: Any) -> bool:
-        """Whether FSDP has put a parameter in the place of the sharded one of this
-        name.
-        """
+        """Whether FSDP has put a parameter in place of this name's sharded one."""
         own = self._sharded.get(name)
         return own is not None and not (
             is_dtensor(param) and param.device_mesh == own.device_mesh
@@ -242,9 +236,7 @@ class UnattachedParameters:
 
 
 class Shrinks(Protocol):
-    """The way in which ranks go on without lost ones, asked before each step; see
-    `shrink`.
-    """
+    """The way to go on without lost ranks, asked before each step; see `shrink`."""
 
     def before_step(self) -> None: ...
 
@@ -252,8 +244,7 @@ class Shrinks(Protocol):
 
 
 class ModuleHooks:
-    """Hands one plain module's gradients to the synchroniser, and ends its backward
-    passes.
+    """Hands one plain module's gradients to the synchroniser, and ends its passes.
 
     A backward pass ends by a wait for its means, or is left to ``overlap``. Then
     ``on_end`` is called, still inside backward(). While ``is_paused``, or while the
@@ -283,9 +274,7 @@ class ModuleHooks:
         self.switch: Mapping[str, object] = {}
         """The model's attributes, of which loops written for DDP set one."""
         self.ends_behind_others = False
-        """Whether callbacks at the end of a backward pass bring gradients too, as
-        FSDP's do.
-        """
+        """Whether callbacks at a backward pass's end bring gradients, as FSDP's do."""
         self._is_attached = True
         self._versions: dict[str, int] = {}
         self._hooks = {
@@ -356,8 +345,7 @@ class ModuleHooks:
             self._progress.queue_end(end, rest, behind_others=self.ends_behind_others)
 
     def _is_retry(self, name: str) -> bool:
-        """Whether an earlier backward pass raised, and the loop has let go of its
-        gradients since.
+        """Whether an earlier backward pass raised and the loop dropped its gradients.
 
         Means may still be on their way into these, so no gradient of a retry may lie
         there. ``name`` is the parameter with the first new one.
@@ -392,8 +380,7 @@ class ModuleHooks:
         end()
 
     def _refuse_wrong_step(self) -> None:
-        """Refuses a backward pass that must not begin a step, before anything is
-        launched.
+        """Refuses a backward pass that must not begin a step, before any launch.
 
         The other ranks are told.
         """
@@ -439,8 +426,7 @@ class ModuleHooks:
         return grad
 
     def _is_shared(self, name: str, grad: Tensor | None) -> bool:
-        """Whether somebody else may look at the memory of a gradient during the
-        backward pass.
+        """Whether others may look at a gradient's memory during the backward pass.
 
         Autograd itself may: the gradient of what goes into a ``cat`` is a part of what
         comes out of it, and may be needed for other gradients that are still to be

@@ -33,8 +33,7 @@ _NEXT = -0x40A7B892E31B1A47
 
 
 def digests_of(tensors: Sequence[Tensor]) -> list[int]:
-    """A number for each tensor that changes with any bit of it, and with the order of
-    its words.
+    """A number for each tensor that changes with any bit and with its words' order.
 
     >>> len({*digests_of([torch.tensor([1, 2]), torch.tensor([2, 1])])})
     2
@@ -80,8 +79,7 @@ def digest_on_device(tensor: Tensor) -> Tensor:
 def refuse_other_bits(
     step: int, names: Sequence[str], reported: Sequence[Sequence[int] | None]
 ) -> None:
-    """Raises ``RankFailed``, on every rank alike, if digests that ranks have reported
-    differ.
+    """Raises ``RankFailed``, on every rank alike, if ranks' reported digests differ.
 
     A rank that does not train has reported None.
     """

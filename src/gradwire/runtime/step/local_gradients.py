@@ -62,17 +62,11 @@ class LocalGradients:
         self._progress = progress
         self._ids = frozenset(id(param) for _, param in params)
         self._num_exchanges = self._num_at_step = 0
-        """The exchanges so far, and those before the last step of any optimizer of
-        these.
-        """
+        """The exchanges so far, and those before the last step of their optimizers."""
         self._kept: dict[Tensor, tuple[int, str]] = {}
-        """The number of exchanges before a gradient was kept by no_sync, and its
-        name.
-        """
+        """The number of exchanges before no_sync kept a gradient, and its name."""
         self._missed: dict[Tensor, str] = {}
-        """The reasons why gradients were not averaged, though no no_sync asked for
-        that.
-        """
+        """The reasons why gradients were not averaged without a no_sync."""
         this = weakref.ref(self)
         hooks = [
             register_optimizer_step_pre_hook(_observer(this, is_after=False)),
@@ -118,9 +112,7 @@ class LocalGradients:
 
     @property
     def _refuses(self) -> bool:
-        """Whether ranks are to hold the same parameters: there are some, and they are
-        compared.
-        """
+        """Whether there are parameters that ranks hold alike, and they are compared."""
         synchroniser = self._progress.synchroniser
         return synchroniser.engine.world > 1 and synchroniser.check.every is not None
 

@@ -74,9 +74,7 @@ Grads = dict[str, Tensor | None]
 
 
 class ParamRange(NamedTuple):
-    """Elements ``first`` up to, not including, ``last`` of a parameter's flat
-    gradient.
-    """
+    """Elements ``first`` up to, not including, ``last`` of a parameter's gradient."""
 
     name: str
     param: Tensor
@@ -127,9 +125,7 @@ class Placement:
     one.
     """
     num_flags: int = 0
-    """The number of elements behind the gradients, which the exchange averages with
-    them.
-    """
+    """The number of elements behind the gradients that are averaged with them."""
 
 
 FIRST = Placement()
@@ -140,13 +136,9 @@ class Message:
     """Gradients of one dtype that are exchanged together."""
 
     compare: Compare | None = None
-    """The comparison of the mean with the dense one, in steps that have one; see
-    `guard`.
-    """
+    """The comparison of the mean with the dense one, if there is one; see `guard`."""
     missed: Missed | None = None
-    """How far the mean was from the dense one in the last step that had a
-    ``compare``.
-    """
+    """The mean's distance from the dense one in the last step with a ``compare``."""
 
     is_of_rows = False
     """Whether the gradient comes as rows; see `row_message`."""
@@ -190,19 +182,13 @@ class Message:
         apart = () if self._encoder is None else self._encoder.exchange.apart(self.spec)
         self._places = {self.slots[place].name: place for place in apart}
         self.is_inline = bool(placement.lanes) and not self._places
-        """Whether the backward pass waits at the launch while the whole message is
-        encoded.
-        """
+        """Whether the backward pass waits at launch until the message is encoded."""
         self.lanes = dict(placement.lanes) if self._places and world > 1 else {}
-        """The lanes of tensors that are encoded each by itself as they come, by
-        name.
-        """
+        """The lanes, by name, of tensors that are each encoded as they come."""
         if self.lanes or len(self.slots) > 1 or num_flags:
             _ = self._views  # made now: threads may need it at the same time
         self.flags_F = self.flat_N[end:].fill_(1) if num_flags else None
-        """The elements behind the gradients; gathering and scattering leave them as
-        they are.
-        """
+        """The elements behind the gradients; gathering and scattering skip them."""
         self._shares: Shares | None = None
         if world > 1 and exchange.ranks_per_host > 1:
             from ...collective.steps.shares import shares_of
@@ -221,15 +207,14 @@ class Message:
 
     @cached_property
     def chooser(self) -> Chooser | None:
-        """The part of the exchange that chooses settings anew after a step, if it has
-        one.
-        """
+        """The part of the exchange that chooses settings after a step, if any."""
         return chooser_of(self.exchange)
 
     @cached_property
     def flat_N(self) -> Tensor:
-        """The kept buffer. For one gradient it is made in the first step that cannot
-        borrow it.
+        """The kept buffer.
+
+        For one gradient it is made in the first step that cannot borrow it.
         """
         with kept_on(self.device):
             return torch.zeros(self.spec.numel, dtype=self.spec.dtype)
@@ -252,8 +237,7 @@ class Message:
         return self.flat_N.nbytes if "flat_N" in vars(self) else 0
 
     def know(self, cluster: Cluster) -> None:
-        """Has an exchange that chooses anew in each step choose for these ranks and
-        links.
+        """Has an exchange that chooses in each step choose for these ranks and links.
 
         A cluster of another number of ranks is scaled.
         """
@@ -264,9 +248,7 @@ class Message:
             self.member.across(self.exchange.ranks_per_host).cluster = cluster.shares
 
     def take_scale(self, scale: float) -> None:
-        """Notes the factor on gradients, which is taken off before the exchange if it
-        must be.
-        """
+        """Notes the factor on gradients, taken off before the exchange if needed."""
         self.scale = 1.0 if travels_scaled(self.exchange) else scale
 
     def first_state(self) -> State:
@@ -303,16 +285,15 @@ class Message:
         self._keeps_step = self._keeps_pass = False
 
     def end_step(self, *, undoes: bool = False) -> None:
-        """Ends a pass; if it ``undoes`` it, the state is as before, if that had begun
-        to change.
+        """Ends a pass.
+
+        If it ``undoes`` it, the state is as before, if that had begun to change.
         """
         self._keeps_step = self._keeps_pass = False
         self.backup.end_pass(undoes=undoes)
 
     def infinite(self) -> set[str]:
-        """The parameters whose means of the last pass have an inf or a NaN, if it
-        looked.
-        """
+        """The parameters whose last means have an inf or a NaN, if it looked."""
         if all(bool(one.isfinite()) for one in self._extremes):
             return set()
         if len(self.names) == 1:
@@ -322,9 +303,7 @@ class Message:
 
     @property
     def own_numel(self) -> int:
-        """Elements that this rank exchanges itself: the message's, or those of its
-        share.
-        """
+        """Elements that this rank exchanges: the message's, or those of its share."""
         return (
             self.spec.numel
             if self._shares is None
@@ -396,17 +375,16 @@ class Message:
 
     @torch.no_grad()
     def encode_ahead(self, name: str, grads: Grads, copying: Copying) -> None:
-        """Gathers and encodes the tensor ``name``, whose gradient is there, before the
-        others.
-        """
+        """Gathers and encodes the tensor ``name`` before the others."""
         place = self._places[name]
         self._copy_in([place], grads, copying)
         assert self._encoder is not None, "tensors are encoded apart"
         self._encoder.encode_ahead(self.member, self.state, place, self.flat_N)
 
     def encode_on_host(self, name: str, grads: Grads, copying: Copying) -> Copies:
-        """``encode_ahead`` on a device, as a text whose copies the host encodes; see
-        `Offload`.
+        """``encode_ahead`` on a device.
+
+        A text whose copies the host encodes; see `Offload`.
         """
         place = self._places[name]
         self._copy_in([place], grads, copying)
@@ -417,9 +395,7 @@ class Message:
 
     @torch.no_grad()
     def _gather(self, grads: Grads, copying: Copying) -> None:
-        """Gathers all gradients but those that were encoded ahead, which are in the
-        buffer.
-        """
+        """Gathers all gradients but those encoded ahead, which the buffer has."""
         ahead = self.member.ahead
         places = [*range(len(self.slots))]
         if ahead:
@@ -458,9 +434,7 @@ class Message:
     def _present(
         self, places: Iterable[int], grads: Grads
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Views of the buffer, and the ranges of gradients that belong there, of
-        slots.
-        """
+        """Views of the buffer, and the ranges of gradients that go there, by slot."""
         views: list[Tensor] = []
         ranges: list[Tensor] = []
         for place in places:
@@ -472,9 +446,7 @@ class Message:
         return views, ranges
 
     def _paired(self, place: int, grad: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Views of the buffer at one slot, and the parts of a gradient that belong
-        there.
-        """
+        """Views of the buffer at one slot, and the gradient's parts that go there."""
         slot = self.slots[place]
         view = self._views[place]
         if slot.is_whole:
@@ -484,8 +456,9 @@ class Message:
         return [v.view(part.shape) for v, part in zip(cut, parts, strict=True)], parts
 
     def take_back(self, name: str) -> None:
-        """Undoes the last step for a parameter that no rank used: its mean is not
-        delivered.
+        """Undoes the last step for a parameter that no rank used.
+
+        Its mean is not delivered.
 
         Some codecs decode zeros to something else, and a residual would arrive where
         plain training has no gradient. So the parameter's state is put back as it was
@@ -525,18 +498,14 @@ class Message:
         return own
 
     def part(self, slot: Slot, tensor: Tensor) -> Tensor:
-        """One slot's part of a tensor with a value for each element, or for each of a
-        share.
-        """
+        """One slot's part of a tensor with a value for each element, or a share's."""
         if self._shares is None:
             return tensor[slot.start : slot.stop]
         start, stop, place = self._held(slot)
         return tensor[place : place + stop - start]
 
     def range_of(self, slot: Slot, part: Tensor) -> tuple[int, int]:
-        """The range of a slot's parameter whose elements a part of its state is
-        about.
-        """
+        """The range of a slot's parameter that a part of its state is about."""
         if part.numel() == slot.stop - slot.start:
             return slot.first, slot.last
         return self.kept_range(slot)
@@ -552,8 +521,9 @@ class Message:
         return self._shares.ranges(self._place)[self.slots.index(slot)]
 
     def _leaves(self, state: State) -> Iterable[tuple[str, Tensor]]:
-        """The tensors of ``state`` (None: the message's own); on hosts the paths are no
-        others.
+        """The tensors of ``state`` (None: the message's own).
+
+        On hosts the paths are the same.
         """
         state = self.state if state is None else state
         if self._shares is not None:
@@ -563,9 +533,7 @@ class Message:
         return leaves(state)
 
     def rest_of_state(self, state: State = None) -> dict[str, Tensor]:
-        """The tensors of ``state`` (None: the message's own) that belong to no slot, by
-        path.
-        """
+        """The tensors of ``state`` (None: the own one) that no slot has, by path."""
         parts = self._leaves(state)
         return {
             path: part for path, part in parts if not self._is_by_parameter(path, part)
@@ -592,9 +560,7 @@ class Message:
 
 
 def _extremes(mean_N: Tensor) -> Sequence[Tensor]:
-    """The least and the largest element, which are NaN where one is; none of an empty
-    mean.
-    """
+    """The least and the largest element (NaN where one is); none of an empty mean."""
     values = mean_N.values() if mean_N.is_sparse else mean_N
     return torch.aminmax(values) if values.numel() else ()
 
@@ -617,8 +583,7 @@ def _laid_out(ranges: Iterable[ParamRange]) -> tuple[list[Slot], list[tuple[int,
 
 
 def field_of(path: str) -> str:
-    """The path of a tensor's field: for a tensor of a ``_T`` field, without the
-    tensor's number.
+    """The path of a tensor's field: without the tensor's number for a ``_T`` field.
 
     >>> field_of("inner.basis_T.3"), field_of("inner.3")
     ('inner.basis_T', 'inner.3')
@@ -628,8 +593,7 @@ def field_of(path: str) -> str:
 
 
 def parts_of(tensor: Tensor, first: int, last: int) -> Iterator[Tensor]:
-    """Views of a tensor, whatever its strides, of its flat elements ``first`` up to
-    ``last``.
+    """Views of a tensor with any strides, of flat elements ``first`` up to ``last``.
 
     >>> [part.tolist() for part in parts_of(torch.arange(6).view(2, 3).t(), 1, 5)]
     [[3], [[1, 4]], [2]]
@@ -699,9 +663,7 @@ def travels_scaled(exchange: Exchange) -> bool:
 
 
 def refuse_float16(messages: Sequence[Any], scaler: GradScaler | None) -> None:
-    """Raises ``InvalidSetting`` where float16 gradients without their scale would lose
-    small elements.
-    """
+    """Raises ``InvalidSetting`` where unscaled float16 would lose small elements."""
     for message in messages if scaler is not None else ():
         exchange = message.exchange
         if travels_scaled(exchange) or message.spec.dtype != torch.float16:
@@ -733,9 +695,7 @@ def refuse_grad_dtype(name: str, param: Tensor, given: torch.dtype | None) -> No
 
 
 def refuse_complex(params: Iterable[NamedParam], what: str, remedy: str) -> None:
-    """Raises ``InvalidSetting`` if any of these parameters is complex, as ``what``
-    knows none.
-    """
+    """Raises ``InvalidSetting`` for complex parameters, as ``what`` knows none."""
     for name, param in params:
         if param.is_complex():
             given = str(param.dtype).removeprefix("torch.")

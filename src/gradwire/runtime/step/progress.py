@@ -60,8 +60,9 @@ class Progress:
         """Called between two passes, once the scaler has said what an optimizer did."""
         self._in_step: list[Message] = []
         self.num_fragments = 1
-        """The steps in which every parameter is exchanged once: more where fragments
-        take turns.
+        """The number of steps that exchange every parameter once.
+
+        More than one where fragments take turns.
         """
         self.backward: Callable[[], object] = lambda: None
         """A reference to the end of the last backward pass.
@@ -71,25 +72,23 @@ class Progress:
         self.opening = threading.RLock()  # autograd has one thread a device
         """Held while a step is opened, and while ``detach`` says that none may be."""
         self.is_leaving = False
-        """Whether no further step may be opened, as ``detach`` waits for the one under
-        way.
-        """
+        """Whether no further step may open, as ``detach`` waits for the present one."""
         self.step = 0
         self._num_backward = 0
         self._forward_end_s = 0.0
         self._warned = False
 
     def compare(self, every: int) -> None:
-        """Has means compared with dense ones every so many steps, unless they already
-        are.
+        """Has means compared with dense ones every ``every`` steps.
+
+        Does nothing where they are compared already.
         """
         from .guard import Guard
 
         self.guard = self.guard or Guard(every)
 
     def ending(self, end: Callable[[], None]) -> Callable[[], None]:
-        """The callback ``end`` of a backward pass, which is over once that has returned
-        or raised.
+        """The callback ``end`` of a backward pass; the pass is over once it returns.
 
         Autograd drops the callback where a pass raises before. An error that ``end``
         raises keeps its frames, and so the callback, alive: then the pass is over all
@@ -118,8 +117,7 @@ class Progress:
         *,
         behind_others: bool = False,
     ) -> None:
-        """Has autograd call ``end`` when this backward pass has ended, still inside
-        backward().
+        """Has autograd call ``end`` as this backward pass ends, still in backward().
 
         Autograd drops the callback if the pass raises, which the next one notices. It
         comes ``behind_others`` that are queued at the end, as FSDP's are. What every
@@ -174,8 +172,9 @@ class Progress:
         self._in_step = []
 
     def _looks(self) -> bool:
-        """Whether residuals are compared with gradients: after 64 steps, 128, 256 and
-        so on.
+        """Whether residuals are compared with gradients.
+
+        They are after 64 steps, 128, 256 and so on.
 
         Before 64 steps residuals may still be filling up. Such rare looks cost next to
         nothing.
@@ -188,9 +187,7 @@ class Progress:
         return [log for log in self.logs if log.is_due(self.step)]
 
     def mark_forward(self, start_s: float, end_s: float) -> None:
-        """Notes a forward pass, which may end before the step of the last backward pass
-        does.
-        """
+        """Notes a forward pass, which may end before the last backward's step does."""
         self._note("forward", start_s, end_s, self._num_backward)
         self._forward_end_s = end_s
 
@@ -267,9 +264,7 @@ class Progress:
                 self.on_decided()
 
     def end_iteration(self, *, is_by_hand: bool) -> None:
-        """Ends a step that the loop makes by hand, or of what no optimizer holds; see
-        `scaling`.
-        """
+        """Ends a step made by hand, or one that no optimizer holds; see `scaling`."""
         names = set(self._params) if is_by_hand else self._unheld()
         if names and self._is_between_passes():
             self.synchroniser.decide_by_means(names)
@@ -303,9 +298,7 @@ class Progress:
         self.mark_wait(start_s, wall_clock())
 
     def finish(self) -> None:
-        """Waits for the whole step, and puts the means where the training loop looks
-        for them.
-        """
+        """Waits for the whole step, and puts means where the loop looks for them."""
         if self.synchroniser.open:
             start_s = wall_clock()
             self._put(self.synchroniser.finish(), start_s)
@@ -322,7 +315,5 @@ class Progress:
         self.end_step()
 
     def give_up(self, text: str) -> BaseException:
-        """Fails on behalf of this rank in the step that is next to end; see
-        `Engine.give_up`.
-        """
+        """Fails for this rank in the next step to end; see `Engine.give_up`."""
         return self._engine.give_up(text, step=self.step)

@@ -40,9 +40,7 @@ _modules: WeakSet[nn.Module] = WeakSet()
 _quiet: WeakSet[DistributedDataParallel] = WeakSet()
 """DDPs that exchange nothing, as what is in them trains by local steps."""
 _watch: list[Any] = []
-"""The hook that sees modules being taken in by others, while any parameter is
-exchanged.
-"""
+"""The hook that sees modules taken in by others, while any parameter is exchanged."""
 
 
 def sole_ddp(model: nn.Module) -> nn.Module:
@@ -239,9 +237,7 @@ def exchanged_by(
 
 
 def shown_as_around(name: str) -> InvalidSetting:
-    """The error where a DDP exchanges the gradients of an attached model, or of one to
-    attach.
-    """
+    """The error where a DDP exchanges gradients of a model attached or to attach."""
     return InvalidSetting(
         f"the gradients of {name} would be exchanged twice: the model is inside of a "
         "DistributedDataParallel, which exchanges them too; give gw.attach or "
@@ -273,9 +269,7 @@ def _trained_outside(model: nn.Module, ddp: DistributedDataParallel) -> list[str
 
 
 def _refuse_sharded(model: nn.Module) -> None:
-    """Refuses models that torch replicates, or shards in a form that it leaves to
-    nobody else.
-    """
+    """Refuses models that torch replicates, or shards and exchanges by itself."""
     for path, module in model.named_modules():
         where = path or type(module).__name__
         if _is_fsdp(module):
@@ -309,9 +303,7 @@ def _is_fsdp(module: object) -> bool:
 
 
 def _refuse_odd_tensors(model: nn.Module) -> None:
-    """Refuses tensors without values of their own on this rank, which no message could
-    carry.
-    """
+    """Refuses tensors without values on this rank, which no message could carry."""
     is_ddp = isinstance(model, DistributedDataParallel)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         kind = type(tensor)
@@ -365,8 +357,9 @@ def _refuse_ddp_inside(model: nn.Module) -> None:
 
 
 def _refuse_changed(model: nn.Module) -> None:
-    """Refuses a DDP that was made for other parameters: it averages neither them nor
-    new ones.
+    """Refuses a DDP made for other parameters.
+
+    It averages neither them nor new ones.
     """
     if not isinstance(model, DistributedDataParallel):
         return
@@ -406,9 +399,7 @@ def _subclasses(kind: type) -> set[type]:
 
 
 def _taken_in(parent: nn.Module, name: str, child: nn.Module | None) -> None:
-    """Refuses that an attached module becomes part of one that exchanges its gradients
-    too.
-    """
+    """Refuses to let an attached module enter one that exchanges its gradients."""
     if child is None:
         return
     if name == "module" and isinstance(parent, DistributedDataParallel):

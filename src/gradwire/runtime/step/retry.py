@@ -17,8 +17,7 @@ from ..engine.engine import Engine
 
 
 def repeat_together(engine: Engine, step: int, num_messages: int) -> None:
-    """Returns once all ranks have given up the open ``step``, of ``num_messages``
-    messages.
+    """Returns once all ranks gave up the open ``step``, of ``num_messages`` messages.
 
     Raises ``LoopMistake`` on all ranks if one has all its gradients, and ``RankFailed``
     if one is lost or does not come within the time-out.

@@ -61,8 +61,7 @@ def held_by_optimizers() -> set[int]:
 
 
 def observe(scaler: GradScaler | None, watcher: Watcher) -> Callable[[], None]:
-    """Has ``watcher`` told what becomes of steps, until the function returned is
-    called.
+    """Has ``watcher`` told of steps' outcomes, until the returned function is called.
 
     The scaler refers to the watcher weakly. A scaler that is not enabled skips nothing.
     """
@@ -89,9 +88,7 @@ def is_in_scaler_step() -> bool:
 
 
 class StepObserver:
-    """Stands around the methods of one scaler, of which copies and pickles have
-    nothing.
-    """
+    """Stands around the methods of one scaler; copies and pickles lack it."""
 
     def __init__(self, scaler: GradScaler) -> None:
         self.watchers: WeakSet[Watcher] = WeakSet()

@@ -75,8 +75,7 @@ class Check:
         """
 
     def look(self, turn: int, names: Collection[str] | None = None) -> None:
-        """Takes the digests, once, for step ``turn`` of these parameters, if it is
-        compared.
+        """Takes the digests, once, for step ``turn`` of parameters to be compared.
 
         Ranks may change their parameters between backward passes that accumulate. So
         this is called when the first of them begins.
@@ -93,9 +92,7 @@ class Check:
             self._turn = turn
 
     def forget(self) -> None:
-        """Drops what was taken for a step that is not made, as others may not have
-        begun it.
-        """
+        """Drops the digests of a step not made, as others may not have begun it."""
         self._turn = -1
 
     def taken(self, turn: int) -> dict[str, int]:
@@ -164,9 +161,7 @@ class StepReport:
 
     @property
     def newcomer(self) -> int:
-        """The newcomer that rank 0 had seen when the last step was confirmed, the same
-        on all.
-        """
+        """The newcomer that rank 0 saw as the last step was confirmed, on all alike."""
         return self.records[0].newcomer
 
     @property
@@ -252,13 +247,9 @@ class Synchroniser:
         self.undoes_skipped = False
         """Whether a loss scaler may skip steps, which are undone then."""
         self.known: dict[frozenset[str], None] = {}
-        """The parameters of each optimizer that the scaler has stepped, or was told
-        of.
-        """
+        """The parameters of each optimizer that the scaler stepped or was told of."""
         self._infinite: set[str] = set()
-        """The parameters of which a mean was not finite since their optimizer's last
-        step.
-        """
+        """The parameters with a non-finite mean since their optimizer's last step."""
         self.streams = Streams()
         self.params = params
         self.names = list(params)
@@ -296,15 +287,11 @@ class Synchroniser:
                 self._messages_of[name].append(message)
         flags = [m.flags_F for m in self.messages if m.flags_F is not None]
         self._flags_F = flags[-1] if flags else None
-        """The sum of all ranks' flags: above 0 for each parameter that one of them
-        used.
-        """
+        """The sum of all ranks' flags: above 0 where one of them used the parameter."""
         self.keeps_state = any(any(leaves(m.state)) for m in self.messages)
         """Whether messages keep anything for later steps."""
         self.taken: set[str] = set()
-        """The parameters of which an optimizer took a mean of these messages, if it is
-        noted.
-        """
+        """The parameters whose means here an optimizer took, if that is noted."""
         self._used_since: set[str] = set()
         """The parameters that any rank used since their optimizer's last step."""
         rows = [message for message in self.messages if message.is_of_rows]
@@ -364,8 +351,7 @@ class Synchroniser:
         return self.undoes_skipped and self.keeps_state
 
     def look(self, turn: int, names: Collection[str] | None = None) -> None:
-        """Notes what ranks must hold alike as the backward passes of a step begin; see
-        `Check`.
+        """Notes what ranks must hold alike, as a step's backward begins; see `Check`.
 
         Whether they compare it in this step follows from ``turn`` alone.
         """
@@ -373,8 +359,7 @@ class Synchroniser:
             self.check.look(turn, names)
 
     def ready(self, name: str, grad: Tensor | None, *, is_shared: bool = False) -> None:
-        """Hands in one gradient (None counts as zero) and launches messages that are
-        complete.
+        """Hands in one gradient (None counts as zero) and launches complete messages.
 
         Nothing is written to a gradient that ``is_shared`` before ``close``: somebody
         else may look at its memory while the backward pass goes on.
@@ -547,9 +532,7 @@ class Synchroniser:
 
     @property
     def complete(self) -> bool:
-        """Whether all gradients of the open step are handed in, and all messages
-        launched.
-        """
+        """Whether the open step has all gradients handed in, all messages launched."""
         launched = len(self._ends) == len(self.messages)
         return launched and len(self.grads) == len(self.names)
 
@@ -581,9 +564,7 @@ class Synchroniser:
         }
 
     def arrived(self, name: str) -> bool:
-        """Whether a parameter's mean of the last step is complete, or launched by a
-        device.
-        """
+        """Whether a parameter's last mean is complete, or launched by a device."""
         return all(
             self._ends[message.index].done for message in self._messages_of[name]
         )
@@ -652,9 +633,7 @@ class Synchroniser:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all means of the open step are here, though other ranks may not have
-        theirs.
-        """
+        """Whether all means of the open step are here; other ranks may lack theirs."""
         return bool(self.open and self._confirming) and all(
             end.done for end in (*self._ends.values(), *self._reporting)
         )
@@ -676,9 +655,7 @@ class Synchroniser:
         return self.settled()
 
     def undo(self) -> None:
-        """Puts back the state of all messages that the open step has begun to
-        change.
-        """
+        """Puts back the state of messages that the open step began to change."""
         for message in self.messages:
             message.end_step(undoes=True)
 
@@ -703,8 +680,7 @@ class Synchroniser:
         return {*self.names} - self.unused
 
     def decide(self, names: Collection[str], *, is_skipped: bool) -> None:
-        """Ends the step of one optimizer's parameters, which the scaler skipped or did
-        not.
+        """Ends the step of an optimizer's parameters, which the scaler skipped or not.
 
         Means have the same bits on all ranks, so scalers find the same infs on all.
         """

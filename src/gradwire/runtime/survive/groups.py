@@ -82,9 +82,7 @@ def _kinds(backends: str) -> dict[torch.device, str]:
 def register_group(
     group: Group, name: str, ranks: Sequence[int], backends: str = ON_HOST
 ) -> None:
-    """Tells torch of a group that was opened under ``name``, and the job's numbers of
-    its ranks.
-    """
+    """Tells torch of a group opened as ``name``, and of its ranks' job numbers."""
     kinds = {one.type: kind for one, kind in _kinds(backends).items()}
     names = {*kinds.values()}
     config = ",".join(f"{device}:{kind}" for device, kind in kinds.items())

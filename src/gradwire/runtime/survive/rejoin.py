@@ -162,8 +162,7 @@ def come_together(
     timeout: timedelta,
     old: Engine | None = None,
 ) -> tuple[Engine, Group] | str:
-    """An engine and a group of all ranks and the newcomer, or the reason why it stays
-    out.
+    """An engine and a group of all ranks and the newcomer, or why it stays out.
 
     All ranks get the same. ``old`` is the world that they go on in where it stays out;
     the newcomer has none. ``heal`` is called with the new engine on each.

@@ -68,9 +68,7 @@ class Counted(NamedTuple):
 
 
 class Survivors(NamedTuple):
-    """The ranks that go on, ascending, and the number of steps that count on all of
-    them.
-    """
+    """The ranks that go on, ascending, and the number of steps counted on all."""
 
     ranks: tuple[int, ...]
     num_steps: int
@@ -204,8 +202,9 @@ class Shrinking:
         return self._progress.synchroniser.report
 
     def before_step(self) -> None:
-        """Raises what could not be raised yet, as a step counted, or another model had
-        the loss.
+        """Raises a loss that could not be raised before.
+
+        A step counted, or another model had the loss.
         """
         if self._due is not None:
             self._raise_due(None)
@@ -218,8 +217,9 @@ class Shrinking:
             )
 
     def _raise_due(self, cause: RankFailed | None) -> None:
-        """Raises the loss, once for all models of this process: one step of the loop
-        has them.
+        """Raises the loss once for all models of this process.
+
+        One step of the loop has them.
         """
         due = self._due
         for one in _shrinking:
@@ -233,8 +233,7 @@ class Shrinking:
             param.grad = None
 
     def failed(self, failure: RankFailed) -> None:
-        """Goes on without the ranks that are lost, or raises ``failure`` where that
-        cannot be.
+        """Goes on without the lost ranks, or raises ``failure`` where it cannot.
 
         Raises ``RanksLost`` where the step does not count. Where it does, it is ended,
         and the next one raises. All models that have lost a rank go on now, as one rank
@@ -284,9 +283,7 @@ class Shrinking:
             one._due = None
 
     def _break_off(self, failure: RankFailed) -> None:
-        """Tells this model's other ranks, who may wait in it for a rank that has left
-        it.
-        """
+        """Tells this model's other ranks, who may wait here for a rank that left."""
         engine = self._engine
         lost = engine.who.in_group(failure.ranks)
         numbers = {*engine.who.in_job(lost)}
@@ -299,8 +296,7 @@ class Shrinking:
         engine.break_off(alarm, "by that model")
 
     def _look_after(self, engine: Engine) -> None:
-        """Has a failure of this model end waits in other models: ranks wait for each
-        other there.
+        """Has a failure of this model end waits in other models, where ranks wait too.
 
         The engine's threads must not keep the model alive, to which this object leads.
         """
@@ -315,8 +311,7 @@ class Shrinking:
         engine.on_failure = tell
 
     def _lose(self, failure: RankFailed) -> None:
-        """Goes on without lost ranks, and notes whether that undoes a step here, or on
-        any rank.
+        """Goes on without lost ranks; notes whether a step is undone here or elsewhere.
 
         A model that has lost none goes on among the same ranks, for a step that is
         repeated.
@@ -416,9 +411,7 @@ class Shrinking:
             handle.go_on_in(group)
 
     def _look_out(self) -> None:
-        """Has rank 0 look out for newcomers, once for all models, in the store if there
-        is one.
-        """
+        """Has rank 0 look for newcomers, once for all models, in a store if any."""
         healing = self._healing
         if self._engine.rank or healing is None:
             return
@@ -533,9 +526,7 @@ class Shrinking:
 
 
 def _all_lose(models: Sequence[Shrinking], failure: RankFailed) -> Sequence[Shrinking]:
-    """Goes on in models, whose other ranks are all told before any of them is waited
-    for.
-    """
+    """Goes on in models; tells all their other ranks before it waits for any."""
     for one in models:
         one._break_off(failure)
     for one in models:

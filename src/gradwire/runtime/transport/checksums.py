@@ -44,8 +44,7 @@ _CRC_BITS = 32
 
 
 class Position(NamedTuple):
-    """This rank's place among the ``world`` ranks that a verb is for, and their
-    numbers.
+    """This rank's place among a verb's ``world`` ranks, and their numbers.
 
     Ranks that hold other shards have none here, and ``ranks`` is empty.
     """
@@ -56,9 +55,7 @@ class Position(NamedTuple):
 
 
 class Seals:
-    """The verbs ``beside`` those of a task in ``step``, None beside what is not
-    ``pairwise``.
-    """
+    """The verbs ``beside`` a task's in ``step``, None beside any not ``pairwise``."""
 
     def __init__(
         self,
@@ -84,8 +81,9 @@ class Seals:
                 yield at, one
 
     def check(self, verbs: Sequence[Communication]) -> None:
-        """Raises ``RankFailed``, which names the sender, if anything arrived that was
-        not sent.
+        """Raises ``RankFailed`` if anything arrived that was not sent.
+
+        The error names the sender.
         """
         for verb, one, place in zip(verbs, self.beside, self._places, strict=True):
             if one is None:
@@ -159,9 +157,7 @@ def _sent(verb: Communication) -> Sequence[Tensor]:
 
 
 def _arrived(verb: Communication) -> Sequence[tuple[int, Tensor]]:
-    """The payloads that this rank is sent, each with its sender, which may be this
-    rank.
-    """
+    """The payloads sent to this rank, each with its sender, maybe this rank."""
     match verb:
         case Recv(src, buf):
             return [(src, buf)]
@@ -173,8 +169,7 @@ def _arrived(verb: Communication) -> Sequence[tuple[int, Tensor]]:
 def pairwise(
     text: Steps[T], place_of: Callable[[Communication], Position | None]
 ) -> Steps[T]:
-    """A text whose payloads go straight from the rank that they come from to those they
-    are for.
+    """A text whose payloads go straight from sender to receiver.
 
     Its sums are made in rank order, each element's on one rank, and have the same bits
     everywhere. Ranks send as many bytes as before, but for the source of a broadcast,

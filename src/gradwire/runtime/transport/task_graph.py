@@ -27,9 +27,7 @@ Begin = Callable[[Over], None]
 
 
 def wall_clock() -> float:
-    """Seconds on a clock that all processes of one machine share and that never jumps
-    back.
-    """
+    """Seconds on a clock that one machine's processes share, never jumping back."""
     return time.perf_counter() + _ORIGIN
 
 
@@ -67,8 +65,7 @@ Observer = Callable[[Task, float, float], None]
 
 
 class TaskManager:
-    """Runs tasks on lanes, with a thread for each, in the order that the dependency
-    graph allows.
+    """Runs tasks on lanes, a thread for each, in the dependency graph's order.
 
     ``observe(task, start_s, end_s)`` is called after each task of a lane;
     ``on_error(task, error)`` once, at the first task that raises. After that no further
@@ -133,9 +130,7 @@ class TaskManager:
         return lane in self._busy
 
     def is_own_thread(self) -> bool:
-        """Whether the caller runs on a lane, where waiting for tasks would never
-        end.
-        """
+        """Whether the caller runs on a lane, where waits for tasks never end."""
         return threading.current_thread() in self._threads
 
     def join(self, timeout_s: float) -> bool:
@@ -314,9 +309,7 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def pass_on(error: BaseException) -> None:
-    """Raises an interrupt of the main thread, which is in the midst of the user's
-    program.
-    """
+    """Raises an interrupt in the main thread, which runs the user's program."""
     if is_interrupt(error) and threading.current_thread() is threading.main_thread():
         raise error
 

@@ -114,9 +114,7 @@ def give_back(channels: list[Channel]) -> None:
 
 
 def open_direct(circle: Circle, device: torch.device, timeout: timedelta) -> None:
-    """Connects the ranks of ``circle``, who all call this, by the back end of their
-    devices.
-    """
+    """Connects the ranks of ``circle``, who all call this, by their back end."""
     kind = kind_of(device)
     assert kind is not None, "the host has no network back end of its own"
     store = PrefixStore(f"gradwire/{circle.name}/direct", default_store())
@@ -127,16 +125,12 @@ def open_direct(circle: Circle, device: torch.device, timeout: timedelta) -> Non
 
 
 def default_store() -> Any:
-    """The job's rendezvous store: the one that was given, or torch's, which has no
-    public name.
-    """
+    """The job's rendezvous store: the given one, or torch's without a public name."""
     return _given[0] if _given else dist.distributed_c10d._get_default_store()
 
 
 REJOINED = "rejoin"
-"""The beginning of the names of ranks of which one came in later, as process of no
-group.
-"""
+"""The beginning of names of ranks with one that came later, as process of no group."""
 _given: list[Any] = []
 
 
@@ -166,8 +160,7 @@ def store_for(name: str) -> Any:
 
 
 def own_store(name: str) -> Any:
-    """The part of the job's store that a ``Membership``'s name stands for, by its own
-    connection.
+    """A ``Membership``'s part of the job's store, by its own connection.
 
     A call that is blocked elsewhere does not hold it up.
     """
@@ -199,8 +192,7 @@ def in_background(work: Callable[[], Any]) -> Future[Any]:
 
 @dataclass
 class Circle:
-    """The ranks that verbs of one kind are for, this one's place among them, and its
-    channels.
+    """The ranks of one kind of verbs, this one's place among them, and its channels.
 
     There is a channel for each communication lane. ``direct`` is the one that sends
     from a device's memory, if there is one. ``name`` is used once, as for
@@ -343,9 +335,7 @@ class Routes:
     def parted(
         self, verbs: Sequence[Communication], lane: int
     ) -> Sequence[list[Communication]]:
-        """The verbs that a device's own channel carries out on a lane, and the
-        others.
-        """
+        """The verbs that a device's own channel carries on a lane, and the others."""
         found: tuple[list[Communication], list[Communication]] = [], []
         for verb in verbs:
             is_direct = (
@@ -370,9 +360,7 @@ class Routes:
             )
 
     def sealed(self, text: Steps[Any], lane: int) -> Steps[Any]:
-        """The text as it is carried out on a lane: payloads with checksums have one
-        sender.
-        """
+        """The text as carried out on a lane; checksums need payloads of one sender."""
         if not self.checksums:
             return text
         from .checksums import Position, pairwise
@@ -387,9 +375,7 @@ class Routes:
         return pairwise(text, place_of)
 
     def lending(self, text: Steps[Any]) -> Steps[Any]:
-        """The text as ranks carry it out that read the memory of others on their
-        host.
-        """
+        """The text for ranks that read the memory of others on their host."""
         host = self.circles.get(Among.HOST)
         if host is None:
             return text
@@ -424,8 +410,7 @@ class Routes:
 
 
 def lent(verb: AllToAll, host: Circle) -> Steps[list[Tensor] | None]:
-    """An all-to-all of the ranks of a host, which read each other's rooms once all have
-    mapped all.
+    """An all-to-all of a host's ranks, which read each other's rooms once mapped.
 
     Ranks tell each other each time whether they have a new room, and all wait for all
     by it.
@@ -455,9 +440,7 @@ def lent(verb: AllToAll, host: Circle) -> Steps[list[Tensor] | None]:
 
 
 def agree_to_lend(host: Circle) -> bool:
-    """Whether the ranks of a host, which all call this, can read each other's
-    memory.
-    """
+    """Whether a host's ranks, which all call this, can read each other's memory."""
     host.lends = True
     one = torch.zeros(1, device="cpu")
     room = Room(1, one, one.dtype)
@@ -489,8 +472,7 @@ _REMEDIES = {
 
 @contextmanager
 def as_on_a_lane(side: SideStream | None = None) -> Iterator[None]:
-    """A block that sees nothing of what the caller's thread has set for its own
-    tensors.
+    """A block that sees no setting of the caller's thread for its own tensors.
 
     Where a device computes, it is launched on the ``side`` stream. What is not set is
     not undone: all of it took 0.28 ms a message, more than the encode itself.
@@ -519,8 +501,9 @@ def as_on_a_lane(side: SideStream | None = None) -> Iterator[None]:
 
 
 def is_begun(verbs: Sequence[Communication]) -> bool:
-    """Whether verbs are carried out without a thread that waits: gloo tells of no
-    other's end.
+    """Whether verbs run without a waiting thread.
+
+    Gloo tells of no other's end.
     """
     return len(verbs) == 1 and not isinstance(verbs[0], Send | Recv | ReduceScatter)
 

@@ -34,8 +34,7 @@ _load_elias = loader("elias")
 
 @dataclass(frozen=True, kw_only=True)
 class elias_fano(SparseFormat):
-    """Values in ascending order of their places, then the code of the places; keeps
-    duplicates.
+    """Values by ascending place, then the code of the places; keeps duplicates.
 
     >>> elias_fano().size_bytes(100, 1_250)
     470
@@ -127,8 +126,7 @@ class elias_fano(SparseFormat):
 
 
 def low_bits(count: int, num_units: int) -> int:
-    """The number of low bits, b: one more would cost a bit for each entry, and save
-    fewer bits.
+    """The number of low bits, b: one more costs a bit an entry and saves fewer.
 
     >>> low_bits(100, 1_250)
     3

@@ -139,9 +139,7 @@ def _overlaps(overlap_forward: bool) -> tuple[bool, ...]:
 def _dense(
     profile: Profile, cluster: Cluster, overlap_forward: bool
 ) -> Iterator[tuple[str, Plan]]:
-    """Plans of all-reduces, by the name of what makes them; that of ``ddp`` is the
-    first.
-    """
+    """Plans of all-reduces by the name of their maker, with that of ``ddp`` first."""
     yield "ddp", ddp(profile, cluster)
     yield "mgwfbp", mgwfbp(profile, cluster)
     dense = Blend(profile, cluster)
@@ -153,9 +151,7 @@ def _dense(
 def _compressed(
     profile: Profile, cluster: Cluster, fidelity: str, overlap_forward: bool
 ) -> Iterator[tuple[str, Plan]]:
-    """The best plans of compressors, each beside what stays dense, by the compressors'
-    names.
-    """
+    """Compressors' best plans by name, each beside the part that stays dense."""
     overlaps = _overlaps(overlap_forward)
     possible = [
         (first_seconds(one), one) for one in _possible(profile, cluster, fidelity)
@@ -175,9 +171,7 @@ def _compressed(
 
 
 def _possible(profile: Profile, cluster: Cluster, fidelity: str) -> list[Blend]:
-    """The compressors that this cluster can be planned with, those nearer to dense
-    first.
-    """
+    """The compressors that this cluster can be planned with, nearest to dense first."""
     if cluster.num_ranks == 1:
         return []
     every = admitted(fidelity, cluster).exchanges.items()

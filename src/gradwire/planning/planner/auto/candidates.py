@@ -62,12 +62,11 @@ class Candidate(NamedTuple):
     credit: int
     overlap_forward: bool
     dense_share: float = 0.0
-    """The share of all bytes, from the first gradient on, that stays dense beside an
-    exchange.
-    """
+    """The share of all bytes, from the first gradient on, that stays dense."""
     is_default: bool = False
-    """Whether messages are those that ``attach`` makes without a plan, whatever else is
-    here.
+    """Whether messages are the ones that ``attach`` makes without a plan.
+
+    The other fields do not matter then.
     """
 
 
@@ -87,9 +86,7 @@ Ranges = tuple[DraftedRange, ...]
 
 
 class CandidateMessage(NamedTuple):
-    """A message of a candidate: ranges of tensors in backward order, and its exchange's
-    name.
-    """
+    """A candidate's message: ranges in backward order, and its exchange's name."""
 
     ranges: Ranges
     exchange: str
@@ -97,9 +94,7 @@ class CandidateMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class Blend:
-    """The dense exchange and at most one other, by name, for one model on one
-    cluster.
-    """
+    """The dense exchange and at most one other, for one model on one cluster."""
 
     profile: Profile
     cluster: Cluster
@@ -109,9 +104,7 @@ class Blend:
 
     @cached_property
     def tensors(self) -> list[tuple[ProfiledTensor, int]]:
-        """All tensors that hold elements in backward order, each with its layer's
-        number.
-        """
+        """All tensors with elements in backward order, each with its layer's number."""
         return [
             (tensor, place)
             for place, layer in reversed(list(enumerate(self.profile.layers)))
@@ -146,8 +139,9 @@ class Blend:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the exchange can be simulated here, which one that looks at values
-        cannot.
+        """Whether the exchange can be simulated here.
+
+        One that looks at values cannot.
 
         More ranks than can be played none knows.
         """
@@ -335,15 +329,11 @@ DEFAULT = Candidate(1, DEFAULT_CHANNELS, False, is_default=True)
 NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 CREDITS = (2, 4)
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
-"""Values that are tried: of messages, of messages at once and of the bytes that stay
-dense.
-"""
+"""Values that are tried: of messages, of messages at once and of dense shares."""
 
 
 def first_seconds(blend: Blend) -> float:
-    """The least seconds of a few candidates, which tell which of several blends to go
-    into.
-    """
+    """The least seconds of a few candidates, which tell the blend to go into."""
     return min(blend.seconds(Candidate(count, 2, False)) for count in (2, 8, 24))
 
 

@@ -41,8 +41,7 @@ LOSS_OVER_DENSE = {
 In the other trainings there qsgd and uniform end up to 3 % behind."""
 
 MOST_ERROR: dict[str, float] = {"exact": 0.01, "half": 0.01, "safe": 0.75, "any": inf}
-"""The most that a step's means may be off those of dense training, as a share of their
-norm.
+"""The most that a step's means may be off dense training's, as a share of their norm.
 
 Without any loss sums are still made in another order, and those of bfloat16 are rounded
 to it. In the first 25 steps of the tasks of ``gradwire bench train`` (GPT under AdamW,
@@ -66,9 +65,7 @@ bytes or by as many, or ``EXACT``.
 
 
 class AdmittedExchanges(NamedTuple):
-    """The exchanges that a fidelity admits on a cluster, and the compressors that it
-    cannot.
-    """
+    """The exchanges that a fidelity admits on a cluster, and unmeasured compressors."""
 
     exchanges: dict[str, ExchangeSetting]
     """By the compressor's name.
@@ -118,8 +115,9 @@ def stricter(fidelity: str) -> str:
 
 
 def setting_of(compressor: str) -> ExchangeSetting:
-    """A compressor as it trained: default settings, suited collective, feedback if it
-    asks.
+    """A compressor as it trained.
+
+    It has default settings, a suited collective, and feedback if it asks.
     """
     made = load("compress", compressor)()
     return ExchangeSetting(
@@ -146,9 +144,7 @@ MOST_RIVALS = 4
 
 
 class PricedPlan(NamedTuple):
-    """A plan by what it is made with, and the seconds of its iteration under the
-    model.
-    """
+    """A named plan, and the seconds of its iteration under the model."""
 
     name: str
     seconds: float
@@ -177,8 +173,7 @@ class Survey:
 
     @property
     def dense(self) -> PricedPlan:
-        """The fastest that loses nothing; of those that tie, the one of fewest
-        messages.
+        """The fastest that loses nothing; among ties the one with fewest messages.
 
         That of ``ddp`` is not left for less than the margin, as torch itself carries it
         out.
@@ -203,8 +198,7 @@ class Survey:
 
     @property
     def rivals(self) -> list[PricedPlan]:
-        """Plans with a compressor that may be faster than the chosen one, the fastest
-        first.
+        """Plans with compressors that may be faster than the chosen one, fastest first.
 
         They are the others, as predictions leave something out: what messages that meet
         on a link take from each other, and lanes from the model beside them. There are

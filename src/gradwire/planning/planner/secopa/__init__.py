@@ -70,8 +70,7 @@ def secopa(
     bulk_bytes: int = 4 * 2**20,
     credit: int = 4,
 ) -> Plan:
-    """The plan of HiPress's selective compression and partitioning for this profile and
-    cluster.
+    """HiPress's plan of selective compression and partitioning for a cluster.
 
     Args:
         profile: The model's layers.
@@ -176,9 +175,7 @@ class _Maker:
         may_share = traits.layout is not Layout.SPARSE or traits.shared_scale
         most_shared = num_ranks if may_share else 0
         held: dict[tuple[str, bool], list[ProfiledTensor]] = {}
-        """Gradients that wait for others of their dtype, of which all or none are
-        compressed.
-        """
+        """Gradients that wait for others of their dtype; all or none are compressed."""
         every = (
             t for layer in reversed(profile.layers) for t in reversed(layer.tensors)
         )
@@ -266,8 +263,9 @@ class _Maker:
     def _together(
         self, tensors: list[ProfiledTensor], is_compressed: bool
     ) -> PlannedMessage:
-        """One message; of at most as many partitions as there are hosts, if it is
-        compressed.
+        """One message.
+
+        If it is compressed, it has at most as many partitions as there are hosts.
         """
         chunks = tuple(
             Chunk(tensor=one.name, start=0, stop=one.numel) for one in tensors

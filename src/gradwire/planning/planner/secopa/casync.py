@@ -69,9 +69,7 @@ class CaSyncCost:
     def of(
         cls, cluster: Cluster, codec: CodecFit, *, is_ring: bool, traits: Traits
     ) -> CaSyncCost:
-        """The cost on a cluster, of a codec measured there, for payloads of these
-        traits.
-        """
+        """The cost of a codec measured on a cluster, for payloads of these traits."""
         is_low_rank = traits.layout is Layout.LOW_RANK
         tells_sizes = not (is_low_rank or traits.exact_size)
         send = cluster.line("send")

@@ -158,8 +158,7 @@ def _check(what: str, given: str, known: tuple[str, ...]) -> None:
 
 @dataclass
 class _Maker:
-    """Groups are made one after the other, as each follows from when those before it
-    end.
+    """Groups are made in turn, as each follows from when earlier ones end.
 
     ``dense``, ``offloaded`` and ``reduced`` are sets of places in a group.
     """
@@ -234,8 +233,9 @@ class _Maker:
     def _on_hosts(
         self, group: list[Arrival], name: str
     ) -> tuple[list[PlannedMessage], float, int]:
-        """``messages`` of hosts of several ranks: as many dense ones as let all arrive
-        earliest.
+        """``messages`` of hosts of several ranks.
+
+        As many are dense as let all arrive earliest.
         """
         ready_s = list(
             accumulate((one.backward_s for one in group), initial=self.now_s)
@@ -333,8 +333,9 @@ class _Maker:
         upto_s: list[float],
         behind_bytes: int,
     ) -> tuple[set[int], int]:
-        """The dense tensors that go ahead, so that the whole group arrives earliest,
-        and bytes.
+        """The dense tensors to send first so that the group arrives earliest.
+
+        Also returns their bytes.
         """
         best = upto_s[-1] + self.cost.gather_bytes_s(behind_bytes), -1, 0
         reduced_bytes = 0

@@ -46,15 +46,11 @@ ENTRY_BYTES = 8
 SIZE_BYTES = 8
 """Bytes that a rank tells of the size of its payload."""
 MOST_ELEMENTS = 2**31 - 1
-"""The most elements that are sparsified together, as an int32 tells the place of
-each.
-"""
+"""The most elements that are sparsified together, as an int32 tells each place."""
 
 
 class Arrival(NamedTuple):
-    """A tensor whose gradient the backward pass computes, in the order in which it
-    does.
-    """
+    """A tensor whose gradient the backward pass computes, in the pass's order."""
 
     tensor: ProfiledTensor
     backward_s: float
@@ -102,8 +98,7 @@ class SparseCost:
     num_shares: int = 1
     """The ranks of a host, each of which encodes and gathers an equal share."""
     on_hosts: LineFit = NOTHING
-    """Seconds of a message beside its all-gather, over the elements of a share of
-    float32.
+    """Seconds of a message beside its all-gather, by elements of a share of float32.
 
     They are transfers within the host and the encode; nothing where each rank is a
     host.
@@ -159,15 +154,12 @@ class SparseCost:
         return self.on_hosts.seconds(share) + gathered_s
 
     def gather_bytes_s(self, size_bytes: float) -> float:
-        """Seconds of the all-gather of a rank's payload, with the sizes that go before
-        it.
-        """
+        """Seconds of the all-gather of a rank's payload, and of the sizes before."""
         told_s = self.gather.measured_s(SIZE_BYTES) if self.tells_sizes else 0.0
         return told_s + self.gather.measured_s(size_bytes)
 
     def apart_s(self, numels: Sequence[int], payload_bytes: float) -> float:
-        """Seconds of a message of so long tensors, each sparsified by itself, as
-        ``gather_s``.
+        """Seconds of a message of tensors, each sparsified by itself, as ``gather_s``.
 
         ``payload_bytes`` are those of all tensors, which the ranks of a host share.
         """
@@ -175,9 +167,7 @@ class SparseCost:
         return on_hosts_s + self.gather_bytes_s(payload_bytes / self.num_shares)
 
     def longest(self, numels: Sequence[int]) -> int:
-        """The most elements of a rank of a host, each of which has some tensors
-        whole.
-        """
+        """The most elements of a host's rank, each having some tensors whole."""
         held = [0] * self.num_shares
         for numel, rank in zip(numels, pack(numels, self.num_shares), strict=True):
             held[rank] += numel
@@ -214,9 +204,7 @@ def sparsifier(compressor: str, density: float) -> Compressor:
 
 
 def is_too_long(group: Iterable[Arrival]) -> bool:
-    """Whether a group has more elements than are sparsified together, so that it
-    travels dense.
-    """
+    """Whether a group is too large to be sparsified together, so travels dense."""
     return sum(one.numel for one, _ in group) > MOST_ELEMENTS
 
 
@@ -244,14 +232,10 @@ def best_fusion(
 
 @dataclass(frozen=True)
 class _Table:
-    """Figures of all prefixes of L tensors (0 to L), and of all groups ``a:b`` of
-    them.
-    """
+    """Figures of all prefixes (0 to L) of L tensors, and of all groups ``a:b``."""
 
     lane_B: Floats
-    """Seconds of the lane up to each prefix, but for what each group costs however
-    small.
-    """
+    """Lane seconds up to each prefix, without the fixed cost of each group."""
     group_s: float
     gather_AB: Floats
     """Seconds of the all-gather of tensors a to b - 1.
@@ -289,9 +273,7 @@ def _prefixes(figures: Any) -> Floats:
 
 
 def _cuts(table: _Table) -> list[int]:
-    """The places at which the best groups begin and end, from 0 to the number of
-    tensors.
-    """
+    """Places at which the best groups begin and end, from 0 to the tensors' number."""
     last = len(table.lane_B) - 1
     end_B = np.full(last + 1, np.inf)
     end_B[0] = 0.0

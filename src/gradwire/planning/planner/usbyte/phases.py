@@ -22,9 +22,7 @@ from ...simulation.closed_form import Lane, backward_ends, forward_times
 
 
 class UnequalBlock(NamedTuple):
-    """One all-reduce: ``num_basic`` basic blocks of a bucket, from its ``first_basic``
-    on.
-    """
+    """One all-reduce: a bucket's ``num_basic`` basic blocks from ``first_basic`` on."""
 
     bucket: int
     first_basic: int
@@ -48,8 +46,7 @@ def messages_of_blocks(
 
 @dataclass(frozen=True)
 class Instance:
-    """The input of algorithm 1: buckets in forward order, cut into basic blocks, and
-    all times.
+    """Algorithm 1's input: buckets in forward order, cut into basic blocks, and times.
 
     ``layer_ends_s`` and ``forward_s`` have an element for each layer; ``layer``,
     ``size_bytes``, ``basic_bytes`` and ``num_basic`` one for each bucket.
@@ -70,9 +67,7 @@ class Instance:
     def of(
         cls, profile: Profile, cluster: Cluster, cut: Sequence[Bucket], basic_bytes: int
     ) -> Instance:
-        """Buckets cut into basic blocks of at most ``basic_bytes``, whole elements
-        each.
-        """
+        """Buckets cut into basic blocks of up to ``basic_bytes`` in whole elements."""
         blocks_bytes = [b.block_numel(basic_bytes) * b.item_bytes for b in cut]
         sizes = [b.size_bytes for b in cut]
         return cls(
@@ -222,9 +217,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class PricedOrder:
-    """Priorities (a place for each bucket, the smallest is the most urgent) and their
-    blocks.
-    """
+    """Priorities, a place for each bucket (smallest first), and their blocks."""
 
     place: list[int]
     blocks: list[UnequalBlock]
@@ -237,9 +230,7 @@ class PricedOrder:
 
 
 def greedy(instance: Instance) -> PricedOrder:
-    """Algorithm 2: from the last layer to the first, a higher priority is kept if it
-    helps.
-    """
+    """Algorithm 2: from last to first layer, a higher priority is kept if it helps."""
     found = PricedOrder.of(instance, list(range(len(instance.layer))))
     raised = len(found.place) - 1
     while raised > 0:
@@ -257,9 +248,7 @@ def greedy(instance: Instance) -> PricedOrder:
 
 
 def _raise_to(instance: Instance, blocks: list[UnequalBlock], raised: int) -> int:
-    """The first bucket that is ready while ``raised`` would be sent whole (equation
-    13).
-    """
+    """The first bucket ready while ``raised`` would be sent whole (equation 13)."""
     backward_s = instance.layer_ends_s[0]
     start_s = next(block.start_s for block in blocks if block.bucket == raised)
     if start_s >= backward_s:
