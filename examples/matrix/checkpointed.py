@@ -1,6 +1,4 @@
-"""Layers whose activations are computed again in the backward pass, with dropout in
-them.
-"""
+"""Layers whose activations are computed again in the backward pass, with dropout in them."""
 
 import torch
 import torch.distributed as dist
@@ -15,12 +13,8 @@ import gradwire as gw  # gradwire
 class Deep(nn.Module):
     def __init__(self):
         super().__init__()
-        made = (
-            nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Dropout(0.1))
-            for _ in range(4)
-        )
-        self.blocks = nn.ModuleList(made)
-        self.last = nn.Linear(16, 1)
+        made = (nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Dropout(0.1)) for _ in range(4))
+        self.blocks, self.last = nn.ModuleList(made), nn.Linear(16, 1)
 
     def forward(self, x):
         for block in self.blocks:

@@ -12,9 +12,7 @@ run = Run()
 dist.init_process_group("gloo")
 raw = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4))
 optimizer = torch.optim.AdamW(raw.parameters(), lr=1e-2)
-scheduler = torch.optim.lr_scheduler.OneCycleLR(
-    optimizer, 1e-2, total_steps=run.num_steps
-)
+scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=run.num_steps)
 kept = {"model": raw, "optimizer": optimizer, "scheduler": scheduler}
 kept["gradwire"] = gw.attach(raw, "none", optimizer=optimizer)  # gradwire
 model = raw

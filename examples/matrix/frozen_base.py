@@ -26,11 +26,7 @@ class Adapters:
         self.model = model
 
     def state_dict(self):
-        return {
-            n: p.detach().clone()
-            for n, p in self.model.named_parameters()
-            if p.requires_grad
-        }
+        return {n: p.detach().clone() for n, p in self.model.named_parameters() if p.requires_grad}
 
     def load_state_dict(self, state):
         self.model.load_state_dict(state, strict=False)

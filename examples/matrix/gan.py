@@ -1,6 +1,4 @@
-"""Two networks with an optimizer each, which train in turn; one trains through the
-other.
-"""
+"""Two networks with an optimizer each, which train in turn; one trains through the other."""
 
 import torch
 import torch.distributed as dist
@@ -16,21 +14,14 @@ dist.init_process_group("gloo")
 maker = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 16))
 judge = nn.Sequential(nn.Linear(16, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1))
 model = nn.ModuleList([maker, judge])
-steps_of = [
-    torch.optim.Adam(one.parameters(), lr=2e-3, betas=(0.5, 0.999)) for one in model
-]
+steps_of = [torch.optim.Adam(one.parameters(), lr=2e-3, betas=(0.5, 0.999)) for one in model]
 kept = {"model": model, "maker's": steps_of[0], "judge's": steps_of[1]}
 pairs = zip(model, steps_of, strict=True)
-# native
-maker = DDP(maker)
-judge = DDP(judge)
+maker, judge = DDP(maker), DDP(judge)  # native
 handles = [gw.attach(one, "none", optimizer=steps) for one, steps in pairs]  # gradwire
-kept |= {
-    f"gradwire {place}": handle for place, handle in enumerate(handles)
-}  # gradwire
+kept |= {f"gradwire {place}": handle for place, handle in enumerate(handles)}  # gradwire
 for step in run.steps(kept):
-    real = run.batch(step, 8, 16) + 1
-    made = maker(run.batch(step, 8, 8))
+    real, made = run.batch(step, 8, 16) + 1, maker(run.batch(step, 8, 8))
     marks = torch.cat([torch.ones(8, 1), torch.zeros(8, 1)])
     judge.zero_grad()
     judged = judge(torch.cat([real, made.detach()]))

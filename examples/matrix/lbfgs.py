@@ -17,8 +17,7 @@ kept = {"model": model, "optimizer": optimizer}
 kept["gradwire"] = gw.attach(model, "none", optimizer=optimizer)  # gradwire
 model = DDP(model)  # native
 for step in run.steps(kept):
-    inputs = run.batch(step, 16, 6)
-    targets = run.batch(step, 16, 2)
+    inputs, targets = run.batch(step, 16, 6), run.batch(step, 16, 2)
 
     def closure(inputs=inputs, targets=targets):
         optimizer.zero_grad()

@@ -16,9 +16,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
         self.kept = {"model": model, "optimizer": self.optimizer, "scaler": self.scaler}
-        handle = gw.attach(
-            model, "none", optimizer=self.optimizer, scaler=self.scaler
-        )  # gradwire
+        handle = gw.attach(model, "none", optimizer=self.optimizer, scaler=self.scaler)  # gradwire
         self.kept["gradwire"] = handle  # gradwire
         model = DDP(model)  # native
         self.model = model
@@ -42,7 +40,5 @@ class Trainer:
 
 run = Run()
 dist.init_process_group("gloo")
-model = nn.Sequential(
-    nn.Embedding(31, 24), nn.Linear(24, 48), nn.GELU(), nn.Linear(48, 31)
-)
+model = nn.Sequential(nn.Embedding(31, 24), nn.Linear(24, 48), nn.GELU(), nn.Linear(48, 31))
 Trainer(run, model).train()

@@ -1,6 +1,4 @@
-"""A GPT under DDP: accumulation by a flag, autocast, clipping, a cosine schedule, tied
-weights.
-"""
+"""A GPT under DDP: accumulation by a flag, autocast, clipping, a cosine schedule, tied weights."""
 
 import math
 
@@ -13,30 +11,19 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import gradwire as gw  # gradwire
 
-WORDS = 61
-LENGTH = 12
-WIDTH = 32
-ACCUMULATED = 3
+WORDS, LENGTH, WIDTH, ACCUMULATED = 61, 12, 32, 3
 
 
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.norm1 = nn.LayerNorm(WIDTH)
-        self.norm2 = nn.LayerNorm(WIDTH)
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-        self.out = nn.Linear(WIDTH, WIDTH)
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         wide = 4 * WIDTH
-        self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, wide), nn.GELU(), nn.Linear(wide, WIDTH)
-        )
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, wide), nn.GELU(), nn.Linear(wide, WIDTH))
 
     def forward(self, x):
-        parts = (
-            self.qkv(self.norm1(x))
-            .view(*x.shape[:2], 3, 4, WIDTH // 4)
-            .permute(2, 0, 3, 1, 4)
-        )
+        parts = self.qkv(self.norm1(x)).view(*x.shape[:2], 3, 4, WIDTH // 4).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(*parts, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm2(x))
@@ -45,11 +32,9 @@ class Block(nn.Module):
 class GPT(nn.Module):
     def __init__(self):
         super().__init__()
-        self.words = nn.Embedding(WORDS, WIDTH)
-        self.places = nn.Embedding(LENGTH, WIDTH)
+        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(2))
-        self.dropout = nn.Dropout(0.1)
-        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.dropout, self.head = nn.Dropout(0.1), nn.Linear(WIDTH, WORDS, bias=False)
         self.head.weight = self.words.weight
 
     def forward(self, ids, targets):
@@ -64,10 +49,7 @@ dist.init_process_group("gloo")
 raw = GPT()
 decayed = [p for p in raw.parameters() if p.dim() >= 2]
 others = [p for p in raw.parameters() if p.dim() < 2]
-groups = [
-    {"params": decayed, "weight_decay": 0.1},
-    {"params": others, "weight_decay": 0.0},
-]
+groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
 optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), fused=True)
 model = DDP(raw)
 handle = gw.attach(model, "none", optimizer=optimizer)  # gradwire

@@ -2,9 +2,8 @@
 
     torchrun --nproc-per-node 2 examples/matrix/nanogpt.py --folder /tmp/run --resume
 
-A line that ends in ``# gradwire`` is left out of the native program, one that ends in
-``# native`` of the attached one. A program leaves its trained module in the global
-``model``.
+A line that ends in ``# gradwire`` is left out of the native program, one that ends in ``# native``
+of the attached one. A program leaves its trained module in the global ``model``.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from torch import Tensor
 
 
 class Run:
-    """The run that the command line asks for: ``num_steps`` steps, saved before
-    ``save_at``.
+    """The run that the command line asks for: ``num_steps`` steps, saved before ``save_at``.
 
     With ``resumes`` it goes on from what was saved.
     """
@@ -34,19 +32,13 @@ class Run:
         options.add_argument("--resume", action="store_true")
         options.add_argument("--seed", type=int, default=0)
         asked = options.parse_args()
-        self.num_steps = asked.steps
-        self.save_at = asked.save_at
-        self.resumes = asked.resume
-        self.folder = asked.folder
-        self.seed = asked.seed
-        self.rank = int(os.environ["RANK"])
-        self.world = int(os.environ["WORLD_SIZE"])
+        self.num_steps, self.save_at, self.resumes = asked.steps, asked.save_at, asked.resume
+        self.folder, self.seed = asked.folder, asked.seed
+        self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         torch.manual_seed(self.seed)
 
     def batch(self, step: int, *shape: int) -> Tensor:
-        """Numbers that follow from seed, step and rank, so that ranks have different
-        data.
-        """
+        """Numbers that follow from seed, step and rank, so that ranks have different data."""
         return torch.randn(shape, generator=self._draws(step))
 
     def words(self, step: int, *shape: int, below: int) -> Tensor:
@@ -58,8 +50,7 @@ class Run:
         return torch.Generator().manual_seed(number)
 
     def steps(self, kept: dict[str, Any]) -> Iterator[int]:
-        """The numbers of the steps to make; ``kept`` is saved on the way, or loaded
-        first.
+        """The numbers of the steps to make; ``kept`` is saved on the way, or loaded first.
 
         Its values have ``state_dict`` and ``load_state_dict``.
         """

@@ -1,6 +1,4 @@
-"""Weights that are functions of what is trained: a weight norm, an orthogonal one; lazy
-layers.
-"""
+"""Weights that are functions of what is trained: a weight norm, an orthogonal one; lazy layers."""
 
 import torch
 import torch.distributed as dist
@@ -13,9 +11,7 @@ import gradwire as gw  # gradwire
 
 run = Run()
 dist.init_process_group("gloo")
-model = nn.Sequential(
-    nn.LazyLinear(24), nn.ReLU(), nn.LazyLinear(24), nn.ReLU(), nn.Linear(24, 1)
-)
+model = nn.Sequential(nn.LazyLinear(24), nn.ReLU(), nn.LazyLinear(24), nn.ReLU(), nn.Linear(24, 1))
 model(torch.zeros(2, 12))
 parametrizations.weight_norm(model[2])
 parametrizations.orthogonal(model[4])

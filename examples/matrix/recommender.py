@@ -10,9 +10,7 @@ import gradwire as gw  # gradwire
 
 run = Run()
 dist.init_process_group("gloo")
-model = nn.Sequential(
-    nn.EmbeddingBag(6000, 16), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1)
-)
+model = nn.Sequential(nn.EmbeddingBag(6000, 16), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
 optimizer = torch.optim.Adagrad(model.parameters(), lr=1e-2)
 kept = {"model": model, "optimizer": optimizer}
 kept["gradwire"] = gw.attach(model, "none", optimizer=optimizer)  # gradwire

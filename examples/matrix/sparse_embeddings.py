@@ -31,8 +31,7 @@ model = DDP(model)  # native
 for step in run.steps(kept):
     rows.zero_grad()
     dense.zero_grad()
-    items = run.words(step, 8, 5, below=500)
-    users = run.words(step, 8, below=300)
+    items, users = run.words(step, 8, 5, below=500), run.words(step, 8, below=300)
     model(items, users).square().mean().backward()
     rows.step()
     dense.step()

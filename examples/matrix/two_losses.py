@@ -1,6 +1,4 @@
-"""Two backward passes a step through one graph, whose gradients add up; clipped by
-value.
-"""
+"""Two backward passes a step through one graph, whose gradients add up; clipped by value."""
 
 import torch
 import torch.distributed as dist

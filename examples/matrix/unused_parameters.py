@@ -12,8 +12,7 @@ import gradwire as gw  # gradwire
 class Experts(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first = nn.Linear(10, 24)
-        self.last = nn.Linear(24, 1)
+        self.first, self.last = nn.Linear(10, 24), nn.Linear(24, 1)
         self.experts = nn.ModuleList(nn.Linear(24, 24) for _ in range(4))
 
     def forward(self, x, chosen):

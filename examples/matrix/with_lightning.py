@@ -17,9 +17,7 @@ class Sums(LightningModule):
         self.net = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1))
 
     def training_step(self, batch, index):
-        inputs = run.batch(
-            self.global_step, 16, 16
-        )  # loaders begin anew after a resume
+        inputs = run.batch(self.global_step, 16, 16)  # loaders begin anew after a resume
         return nn.functional.mse_loss(self.net(inputs), inputs.sum(1, keepdim=True))
 
     def configure_optimizers(self):
@@ -30,9 +28,7 @@ run = Run()
 model = Sums()
 strategy = DDPStrategy()  # native
 strategy = GradwireStrategy("none")  # gradwire
-saver = ModelCheckpoint(
-    run.folder, "{step}", every_n_train_steps=run.save_at, save_top_k=-1
-)
+saver = ModelCheckpoint(run.folder, "{step}", every_n_train_steps=run.save_at, save_top_k=-1)
 trainer = Trainer(
     strategy=strategy,
     accelerator="cpu",

@@ -21,9 +21,7 @@ args = TrainingArguments(
     report_to="none",
     disable_tqdm=True,
 )
-trainer = Trainer(
-    model, args, train_dataset=[{"input_ids": one, "labels": one} for one in words]
-)
+trainer = Trainer(model, args, train_dataset=[{"input_ids": one, "labels": one} for one in words])
 gradwire = hook_trainer(trainer, "none")  # gradwire
 last = run.folder / f"checkpoint-{run.save_at}"
 trainer.train(resume_from_checkpoint=str(last) if run.resumes else None)

@@ -1,6 +1,4 @@
-"""An LSTM with tied weights and a carried state, whose parameters are updated by
-hand.
-"""
+"""An LSTM with tied weights and a carried state, whose parameters are updated by hand."""
 
 import torch
 import torch.distributed as dist
@@ -15,8 +13,7 @@ import gradwire as gw  # gradwire
 class Words(nn.Module):
     def __init__(self):
         super().__init__()
-        self.encoder = nn.Embedding(41, 24)
-        self.drop = nn.Dropout(0.2)
+        self.encoder, self.drop = nn.Embedding(41, 24), nn.Dropout(0.2)
         self.rnn = nn.LSTM(24, 24, 2, dropout=0.2)
         self.decoder = nn.Linear(24, 41)
         self.decoder.weight = self.encoder.weight

@@ -141,6 +141,10 @@ def law_contraction(codec: Compressor, grad_N: Tensor) -> bool:
     return True
 
 
+_LEVELS = 2**8
+"""The most levels of an unbiased compressor's scale, which must be a normal float32."""
+
+
 def law_unbiased(codec: Compressor, grad_N: Tensor) -> bool:
     """The mean of decode(encode(x)) over n steps nears x, element by element.
 
@@ -149,11 +153,17 @@ def law_unbiased(codec: Compressor, grad_N: Tensor) -> bool:
     (The empirical Bernstein bound: Maurer and Pontil, COLT 2009, theorem 4, at odds of
     3e-8.)
 
+    A gradient of which no element is a normal float32 is left out: its scale has no
+    inverse, so nothing is sent.
+
     To do: round at random with the right odds, draw anew in each step, divide what is
     dropped at random by its odds; or do not declare unbiased=True.
     """
     says_more = codec.traits.lossless  # bit equality does, in one step
     if not codec.traits.unbiased or says_more or not tame(grad_N) or not grad_N.numel():
+        return False
+    least = _LEVELS * torch.finfo(torch.float32).tiny
+    if 0 < largest(grad_N) < least:
         return False
     num_steps = 400
     state = codec.init(spec_alone(grad_N))
