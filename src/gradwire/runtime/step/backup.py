@@ -16,6 +16,7 @@ parameters were skipped.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Iterable
 from typing import Any, Protocol
 
@@ -41,7 +42,8 @@ class Backup:
     """The copies of the state of ``owner``, which carries the parameters ``names``."""
 
     def __init__(self, owner: Stateful, names: Iterable[str]) -> None:
-        self._owner = owner
+        # The owner has its backup: a cycle would keep buffers until it is collected.
+        self._weak_owner = weakref.ref(owner)
         self._names = frozenset(names)
         self.before: State = None
         """The state before the open pass.
@@ -54,6 +56,12 @@ class Backup:
         self._goes_on = False
         """Whether a step of some parameters was taken since the last whole copy."""
         self._spare: list[State] = []
+
+    @property
+    def _owner(self) -> Stateful:
+        owner = self._weak_owner()
+        assert owner is not None, "a backup is used by its owner"
+        return owner
 
     def keep(self, *, by_step: bool, by_pass: bool) -> None:
         """Copies the state before a pass begins to change it.
