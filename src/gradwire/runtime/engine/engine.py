@@ -670,14 +670,20 @@ class Driver:
         self.manager.add(self.end, self._take_turn())
 
     def _schedule(self, asked: Verb | tuple[Verb, ...]) -> None:
-        """Puts verbs into the graph, and behind them the task that resumes the text."""
+        """Makes tasks of verbs, and puts them into the graph."""
         verbs = asked if isinstance(asked, tuple) else (asked,)
         network = [verb for verb in verbs if not isinstance(verb, Compute)]
         computes = [
             self.task(verb.name, verb.fn) for verb in verbs if isinstance(verb, Compute)
         ]
         # Verbs for the network that may run at once are one task, started together.
-        wire = self._communication(network) if network else None
+        wire = [self._communication(network)] if network else []
+        self._then(asked, computes, wire)
+
+    def _then(
+        self, asked: Verb | tuple[Verb, ...], computes: list[Task], wire: list[Task]
+    ) -> None:
+        """Starts the tasks of verbs; once all are done, the text is resumed."""
         resume = Task(
             "resume",
             lambda: self.resume(_results(asked, computes)),
@@ -685,17 +691,15 @@ class Driver:
             message=self.index,
         )
         # The resuming task must wait before any of the others can be done.
-        resume.num_blockers = len(computes) + len(network[:1])
-        for task in computes:
+        resume.num_blockers = len(computes) + len(wire)
+        for task in (*computes, *wire):
             task.dependents.append(resume)
-        if wire is not None:
-            wire.dependents.append(resume)
         if not resume.num_blockers:
             self.manager.add(resume)
         for task in computes:
             self.manager.add(task)
-        if wire is not None:
-            self.manager.add(wire, self._take_turn())
+        for task in wire:
+            self.manager.add(task, self._take_turn())
 
     def _take_turn(self) -> Sequence[Task]:
         """The tasks that the first use of the channel waits for.
