@@ -74,9 +74,7 @@ class FrameworkAttachment:
         failure: FailurePolicy | None = None,
     ) -> None:
         given: dict[str, Any] = {"mesh": mesh, "options": options, "failure": failure}
-        self._exchange = exchange
-        whole: dict[str, Any] = {**given, "exchange": exchange, "scaler": scaler}
-        self._attach: Callable[..., Any] = partial(attach, **whole)
+        self._attach: Callable[..., Any]
         self._is_local = False
         if callable(exchange) and not isinstance(
             exchange, Exchange | Compressor | type
@@ -84,6 +82,9 @@ class FrameworkAttachment:
             self._is_local = True
             asked = {name: value for name, value in given.items() if value is not None}
             self._attach = partial(exchange, **asked)
+        else:
+            given |= {"exchange": exchange, "scaler": scaler}
+            self._attach = partial(attach, **given)
         self._optimizers: list[Optimizer] = []
         self._held: list[_Held] = []
         self._logs: list[tuple[Any, int]] = []

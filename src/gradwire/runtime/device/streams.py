@@ -66,9 +66,8 @@ class Staging:
 
     to_host_bytes: int = 0
     to_device_bytes: int = 0
-    offloaded_bytes: int = (
-        0  # those of ``to_host_bytes`` that the host has encoded; see `Offload`
-    )
+    offloaded_bytes: int = 0
+    """The bytes of tensors that the host has encoded; see `Offload`."""
     _kept: dict[Hashable, Tensor] = field(default_factory=dict)
 
     @property
@@ -95,32 +94,27 @@ class Staging:
         ``ranks`` are this one's places among those that each verb is for. Copies are
         launched on ``stream``, where what is sent was computed.
         """
-        places = [
-            (at, name, *_ways(verb, name, rank))
-            for at, (verb, rank) in enumerate(zip(verbs, ranks, strict=True))
+        held = [
+            (at, name, tensor)
+            for at, verb in enumerate(verbs)
             for name in ("buf", "out")
             if (tensor := getattr(verb, name, None)) is not None and not tensor.is_cpu
         ]
-        if not places:
+        if not held:
             return None
-        held = [getattr(verbs[at], name) for at, name, _, _ in places]
-        rooms = self.rooms(message, held, kind)
-        taken: list[dict[str, Any]] = [{} for _ in verbs]
-        staged = Staged(self, kind, stream)
+        rooms = self.rooms(message, [tensor for _, _, tensor in held], kind)
+        staged = Staged(self, kind, stream, [*verbs])
         with kind.use(stream):
-            for (at, name, is_read, is_written), tensor, room in zip(
-                places, held, rooms, strict=True
-            ):
-                taken[at][name] = room
+            for (at, name, tensor), room in zip(held, rooms, strict=True):
+                verb = verbs[at]
+                is_read, is_written = _ways(verb, name, ranks[at])
+                staged.verbs[at] = replace(staged.verbs[at], **{name: room})
                 if is_read:
                     room.copy_(tensor, non_blocking=True)
                     self.to_host_bytes += room.nbytes
                 if is_written:
-                    staged.landing += _others(verbs[at], ranks[at], tensor, room)
+                    staged.landing += _others(verb, ranks[at], tensor, room)
             staged.ready = kind.record(stream)
-        staged.verbs = [
-            replace(verb, **own) for verb, own in zip(verbs, taken, strict=True)
-        ]
         return staged
 
     def rooms(
@@ -134,11 +128,9 @@ class Staging:
             ends.append(end)
         kept = self._kept.get(key)
         if kept is None or kept.numel() < end:
-            # Sizes that vary soon fit: each time there is a quarter more than was
-            #     needed.
-            kept = self._kept[key] = kind.pinned(
-                end if kept is None else end + end // 4
-            )
+            # Sizes that vary soon fit: a buffer that grows gets a quarter more.
+            spare = 0 if kept is None else end // 4
+            kept = self._kept[key] = kind.pinned(end + spare)
         starts = [0, *ends]
         return [
             kept[start : start + tensor.nbytes].view(tensor.dtype)
@@ -156,7 +148,7 @@ class Staged:
     staging: Staging
     kind: Accelerator
     stream: Stream
-    verbs: list[Any] = field(default_factory=list)
+    verbs: list[Any]
     landing: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     ready: Event = None
 
@@ -248,10 +240,7 @@ class SideStream:
 
     @contextmanager
     def behind(self, marks: Iterable[Mark]) -> Iterator[None]:
-        """A block of copies on this stream, behind ``marks``.
-
-        The host does not wait.
-        """
+        """A block of copies on this stream, behind ``marks``, without a wait."""
         for mark in marks:
             mark.event.wait(self.stream)
         yield
@@ -400,11 +389,9 @@ class StepMarks:
 
     def _now(self) -> list[Mark]:
         """A mark on each device that has handed a gradient in."""
-        found = {
-            mark.device: self._streams.mark(mark.device)
-            for mark in self._ready.values()
-        }
-        return [mark for mark in found.values() if mark is not None]
+        devices = dict.fromkeys(mark.device for mark in self._ready.values())
+        found = map(self._streams.mark, devices)
+        return [mark for mark in found if mark is not None]
 
     def end(self, index: int, side: SideStream | None) -> None:
         """Leaves a mark behind a message, on the side stream that computed it."""
@@ -428,11 +415,11 @@ class StepMarks:
         """
         if not self._ready:
             return nullcontext
-        marks = [self._ready[n] for n in names if n in self._ready]
+        own = [self._ready[name] for name in names if name in self._ready]
         closing = self._closing
         if side is not None:
-            return lambda: side.behind([*marks, *closing])
-        return lambda: self._streams.behind([*marks, *closing], **counted)
+            return lambda: side.behind([*own, *closing])
+        return lambda: self._streams.behind([*own, *closing], **counted)
 
 
 class Offload:
@@ -455,7 +442,7 @@ class Offload:
     def leave(self) -> None:
         """Launches the copy to the host, and what the device computes before it."""
         side = self._side
-        staging = self._side.staging
+        staging = side.staging
         with side.use():
             held = next(self._copies)
             self._there = staging.rooms((*self._key, "out"), held, side.kind)
@@ -472,7 +459,7 @@ class Offload:
         Launches the copy of that to the device.
         """
         side = self._side
-        staging = self._side.staging
+        staging = side.staging
         assert self._out is not None, "what is encoded has left before"
         self._out.event.synchronize()
         made = self._copies.send(tuple(self._there))

@@ -250,8 +250,7 @@ class MuonWithAdamW(Optimizer):
         rate: The learning rate of AdamW. Muon's is ten times it.
 
     Raises:
-        InvalidSetting: torch has no Muon, which came with 2.9, or a kernel is not
-            contiguous.
+        InvalidSetting: A kernel is not contiguous.
 
     >>> optimizer = MuonWithAdamW(nn.Linear(3, 2), rate=1e-3)
     >>> [len(group["params"]) for group in optimizer.param_groups]
@@ -259,9 +258,6 @@ class MuonWithAdamW(Optimizer):
     """
 
     def __init__(self, model: nn.Module, rate: float) -> None:
-        if not hasattr(torch.optim, "Muon"):
-            remedy = "install that, or give an optimizer of your own: optimizer="
-            raise invalid("torch for Muon", torch.__version__, "2.9 or newer", remedy)
         matrices = hidden(model)
         chosen = set(matrices)
         others = [p for p in model.parameters() if p.requires_grad and p not in chosen]
@@ -273,9 +269,9 @@ class MuonWithAdamW(Optimizer):
         # Torch's Muon takes matrices alone, so it is given views of the same memory.
         self._views = [nn.Parameter(_as_matrix(param)) for param in matrices]
         adamw = partial(AdamW, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-        made = ((torch.optim.Muon, self._views), (adamw, others))
         self._parts: list[Optimizer | None] = [
-            make(own) if own else None for make, own in made
+            torch.optim.Muon(self._views) if matrices else None,
+            adamw(others) if others else None,
         ]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

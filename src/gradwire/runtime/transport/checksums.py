@@ -96,26 +96,23 @@ class Seals:
     def _refusal(
         self, kind: str, src: int, place: Position, part: Tensor, told: int
     ) -> RankFailed:
-        who = (
-            f"rank {place.ranks[src]}" if place.ranks else f"the rank with shard {src}"
-        )
-        here = (
-            f"rank {place.ranks[place.rank]}" if place.ranks else f"shard {place.rank}"
-        )
+        who = f"the rank with shard {src}"
+        here = f"shard {place.rank}"
+        if place.ranks:
+            who = f"rank {place.ranks[src]}"
+            here = f"rank {place.ranks[place.rank]}"
         code = ExitCode.BITS
         text = (
             f"the {part.nbytes} bytes that {who} sent arrived damaged at {here} "
-            f"({kind}): "
+            f"({kind}): memory or a link of {who} changes bits"
         )
-        text += f"memory or a link of {who} changes bits"
         other = told >> _CRC_BITS
         if other > 0 and told == frame(part, other):
             code = ExitCode.MISTAKE
             text = (
                 f"{who} sends payloads of wire version {other}, and {here} takes "
-                f"{WIRE}; "
+                f"{WIRE}; start all ranks with one version of gradwire"
             )
-            text += "start all ranks with one version of gradwire"
         ranks = tuple(place.ranks[src : src + 1])
         return RankFailed(text, ranks=ranks, step=self._step, exit_code=code)
 

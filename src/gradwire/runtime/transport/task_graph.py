@@ -96,7 +96,8 @@ class TaskManager:
         self._count = 0
         self._num_begun = 0
         self._none_begun = threading.Condition(self._lock)
-        self._stopped = self._is_abandoned = False
+        self._stopped = False
+        self._is_abandoned = False
         self._threads: list[threading.Thread] = []
         for lane in lanes:
             self._start(lane)
@@ -203,9 +204,10 @@ class TaskManager:
                     return
                 self._observe(task, start_s, self._clock())
                 for one in self._complete(task):
-                    freed.append(
-                        one
-                    ) if threading.get_ident() == beginning else self._promote(one)
+                    if threading.get_ident() == beginning:
+                        freed.append(one)
+                    else:
+                        self._promote(one)
             finally:
                 with self._lock:
                     self._num_begun -= 1

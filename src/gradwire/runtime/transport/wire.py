@@ -305,17 +305,14 @@ class Routes:
         """
         for verb in verbs:
             if verb.among not in self.circles:
-                why = (
-                    "attach was given none"
-                    if Among.RANKS in self.circles
-                    else "this rank is alone"
-                )
-                among = (
-                    "" if verb.among is Among.RANKS else f" among {verb.among.value}"
-                )
-                remedy = _REMEDIES[verb.among]
+                is_alone = Among.RANKS not in self.circles
+                why = "this rank is alone" if is_alone else "attach was given none"
+                among = ""
+                if verb.among is not Among.RANKS:
+                    among = f" among {verb.among.value}"
                 raise InvalidSetting(
-                    f"message {message} asks for {verb!r}{among}, and {why}: {remedy}"
+                    f"message {message} asks for {verb!r}{among}, and {why}: "
+                    f"{_REMEDIES[verb.among]}"
                 )
         return [self.circles[verb.among].channels[lane] for verb in verbs]
 
@@ -326,23 +323,21 @@ class Routes:
         communication in one order, or each of two could wait on its device for what the
         other has not begun.
         """
-        return (
-            0
-            if any(circle.direct for circle in self.circles.values())
-            else index % credit
-        )
+        if any(circle.direct for circle in self.circles.values()):
+            return 0
+        return index % credit
 
     def parted(
         self, verbs: Sequence[Communication], lane: int
     ) -> Sequence[list[Communication]]:
         """The verbs that a device's own channel carries on a lane, and the others."""
-        found: tuple[list[Communication], list[Communication]] = [], []
-        for verb in verbs:
-            is_direct = (
-                lane == 0 and self.circles[verb.among].direct and not verb.buf.is_cpu
-            )
-            found[not is_direct].append(verb)
-        return found
+        direct = [verb for verb in verbs if self._is_direct(verb, lane)]
+        others = [verb for verb in verbs if not self._is_direct(verb, lane)]
+        return direct, others
+
+    def _is_direct(self, verb: Communication, lane: int) -> bool:
+        circle = self.circles[verb.among]
+        return lane == 0 and bool(circle.direct) and not verb.buf.is_cpu
 
     def seals(self, verbs: Sequence[Communication], step: int) -> Seals | None:
         """The checksums that travel beside verbs from host memory.
@@ -367,8 +362,7 @@ class Routes:
 
         def place_of(verb: Communication) -> Position | None:
             circle = self.circles.get(verb.among)
-            is_direct = circle is None or self.parted([verb], lane)[0]
-            if circle is None or is_direct:
+            if circle is None or self._is_direct(verb, lane):
                 return None
             return Position(circle.rank, circle.world, circle.ranks)
 
@@ -394,9 +388,12 @@ class Routes:
 
     def all_channels(self) -> list[Channel]:
         """Every channel that is open."""
-        circles = tuple(self.circles.values())
-        direct = [circle.direct for circle in circles if circle.direct]
-        return [channel for circle in circles for channel in circle.channels] + direct
+        channels: list[Channel] = []
+        for circle in tuple(self.circles.values()):
+            channels += circle.channels
+            if circle.direct:
+                channels.append(circle.direct)
+        return channels
 
     def clear(self) -> None:
         """Gives all channels back."""
