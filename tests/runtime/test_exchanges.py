@@ -140,7 +140,7 @@ def trained(
     rank: int, world: int, exchange: Exchange, wrapped: bool, plan: Plan | None = None
 ) -> Found:
     net, model, handle, optimizer = started(exchange, wrapped, plan, 0)
-    parcels = [Parcel(m.spec, m.slots) for m in handle.synchroniser.messages]
+    parcels = [Parcel(m.spec, m.slots) for m in handle._synchroniser.messages]
     train(model, optimizer, rank, range(SAVED_AT))
     states = through_a_file(
         [net.state_dict(), optimizer.state_dict(), handle.state_dict()]

@@ -109,7 +109,7 @@ def test_detach_in_another_thread_waits_for_the_step(kind: str, two: Ranks) -> N
 
 def in_endless_backward(rank: int, world: int) -> int:
     net, model, handle = put("module")
-    handle.synchroniser.engine.timeout = timedelta(seconds=0.2)
+    handle._synchroniser.engine.timeout = timedelta(seconds=0.2)
     said: list[BaseException] = []
 
     def work() -> None:
@@ -140,7 +140,7 @@ def closed_in_mid_step(rank: int, world: int) -> str:
     ever.
     """
     handle = put("module")[2]
-    engine = handle.synchroniser.engine
+    engine = handle._synchroniser.engine
     waits = threading.Thread(
         target=lambda: said.append(_error(lambda: engine.wait([never])))
     )

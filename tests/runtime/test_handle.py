@@ -60,7 +60,7 @@ def observed(
     )
     empty = handle.trace()
     train(model, adamw(model.parameters()), rank, range(5))
-    sent = [(m.spec, m.exchange == exchange) for m in handle.synchroniser.messages]
+    sent = [(m.spec, m.exchange == exchange) for m in handle._synchroniser.messages]
     return handle.stats(), handle.trace(), empty, sent
 
 

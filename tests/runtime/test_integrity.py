@@ -317,7 +317,7 @@ def struck_on_the_way(rank: int, world: int, name: str) -> Any:
     net = Net()
     limit = timedelta(seconds=10)
     handle = gw.attach(net, EXCHANGES[name], **keywords(checksums=True, timeout=limit))
-    first, step = handle.synchroniser.messages[0], -1
+    first, step = handle._synchroniser.messages[0], -1
     original: Any = first.text
 
     def text(*args: Any, **named: Any) -> Any:

@@ -62,7 +62,7 @@ def die_confirming(handle: gw.Handle) -> None:
         die()
         yield
 
-    handle.synchroniser.report.confirmation = text  # type: ignore[method-assign]
+    handle._synchroniser.report.confirmation = text  # type: ignore[method-assign]
 
 
 def means_of(handle: gw.Handle) -> str:
@@ -79,7 +79,7 @@ def tell_of_means(handle: gw.Handle, *, waits: bool) -> None:
     Unless it ``waits`` for the others, it goes on at once, as a rank does that hears of
     all others before a victim dies.
     """
-    report, routes = handle.synchroniser.report, handle.synchroniser.engine.routes
+    report, routes = handle._synchroniser.report, handle._synchroniser.engine.routes
     confirmation, store, name = report.confirmation, default_store(), means_of(handle)
 
     def text(*given: Any) -> Any:

@@ -102,7 +102,7 @@ class Account:
 def residuals_of(*handles: Any) -> dict[Tensor, Tensor]:
     found = {}
     for handle in handles:
-        for name, param in handle.synchroniser.params.items():
+        for name, param in handle._synchroniser.params.items():
             zero = torch.zeros_like(param)
             found[param] = handle.residuals().get(name, zero)
     return found
@@ -442,7 +442,7 @@ def uneven(rank: int, world: int) -> list[Tensor]:
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
-    for message in handle.synchroniser.messages:
+    for message in handle._synchroniser.messages:
         counters += [t.clone() for t in message.rest_of_state().values()]
     handle.detach()
     return counters
@@ -473,7 +473,7 @@ def with_less(rank: int, world: int) -> tuple[list[Tensor], list[Tensor]]:
         scaler.update()
         net.zero_grad()
         other.zero_grad()
-        for message in handle.synchroniser.messages:
+        for message in handle._synchroniser.messages:
             counts += [t.clone() for t in message.rest_of_state().values()]
         residuals.append(onebit.residuals()["b"].clone())
     handle.detach()

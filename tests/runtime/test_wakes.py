@@ -51,7 +51,7 @@ def queued(rank: int, world: int, exchange: Exchange) -> tuple[Counter[str], int
         patch.setattr(TaskManager, "_queue", counting)
         train(net, momentum(net.parameters()), rank, range(NUM_STEPS))
     handle.detach()
-    return found, len(handle.synchroniser.messages)
+    return found, len(handle._synchroniser.messages)
 
 
 @each("exchange", [DENSE, ONEBIT], ids=named)

@@ -21,14 +21,15 @@ from ..errors import InvalidSetting, invalid
 from ..exchange.error_feedback import residuals as residuals_of
 from .engine.backends import AFTER_A_CHANGE
 from .engine.engine import Engine
-from .grid.dtensors import is_dtensor
+from .grid.dtensors import has_dtensors
 from .grid.shards import place_in
-from .liveness.membership import run_of
+from .liveness.membership import Run
 from .settings import algorithm, plan_in, trained
 from .step.figures import Log, adapted, memory_of, norm_over_all, spread, whereabouts
 from .step.hooked import Hooked, TemporaryAttribute
 from .step.hooks import ModuleHooks
 from .step.progress import Progress
+from .step.synchroniser import Synchroniser
 from .transport.task_graph import wall_clock
 from .transport.wire import Group
 
@@ -78,25 +79,23 @@ class Handle:
         hooks: ModuleHooks | None,
         controls: Controls | None,
         undo: ExitStack,
+        run: Run,
+        backend: dict[str, Any],
     ) -> None:
         self.exchange = exchange
         self._controls = controls
-        self.synchroniser = progress.synchroniser
+        self._synchroniser = progress.synchroniser
         self._model = model
         self._progress = progress
         self._hooks = hooks
         self._undo = undo
         self._given: Any = weakref.ref(model)
         self.attached = True
-        self.left: list[dict[str, Any]] = []
-        self.backend: dict[str, Any] = {}
-        self.joined: list[dict[str, Any]] = []
-        self.group: Any = None
-        """The process group whose ranks average; None without one."""
+        self._run = run
+        self._backend = backend
         self._algorithm = algorithm(exchange)
-        self._run = run_of(self._engine.who)
-        self._num_loads = 0
         self._shard = place_in(self._engine.shards, model)
+        self._enter_model()
 
     def __enter__(self) -> Self:
         return self
@@ -134,7 +133,7 @@ class Handle:
 
     @property
     def _engine(self) -> Engine:
-        return self.synchroniser.engine
+        return self._synchroniser.engine
 
     @property
     def overlap(self) -> DefersGradients | None:
@@ -147,6 +146,11 @@ class Handle:
         if self._controls is not None:
             return self._controls.plan
         return plan_in(self.exchange)
+
+    @property
+    def group(self) -> Group | None:
+        """The process group whose ranks average; None without one."""
+        return self._run.group
 
     @property
     def rank(self) -> int:
@@ -252,9 +256,10 @@ class Handle:
         plan.
         """
         recorder = self._progress.recorder
-        synchroniser = self.synchroniser
+        synchroniser = self._synchroniser
         numel = sum(param.numel() for param in synchroniser.params.values())
         messages = synchroniser.messages if self._engine.num_channels else []
+        backend = AFTER_A_CHANGE if self._run.has_changed else self._backend
         return {
             **recorder.stats(),
             "inline_s_per_step": self._engine.inline_s / max(1, recorder.num_steps),
@@ -272,12 +277,13 @@ class Handle:
             if self._progress.guard is None
             else self._progress.guard.reading,
             "adapted": adapted(synchroniser.messages),
-            **{name: [*map(dict, getattr(self, name))] for name in ("left", "joined")},
+            "left": [*map(dict, self._run.left)],
+            "joined": [*map(dict, self._run.joined)],
             "pilot": None,
             **({} if self._controls is None else self._controls.stats()),
             **spread(synchroniser.messages),
             **whereabouts(
-                messages, synchroniser.streams.staging, recorder.num_steps, self.backend
+                messages, synchroniser.streams.staging, recorder.num_steps, backend
             ),
         }
 
@@ -362,10 +368,10 @@ class Handle:
 
         self._between_steps("state_dict()")
         self.synchronize()
-        run = f"{self._run}.{self._num_loads}"
+        run = f"{self._run.name}.{self._run.num_loads}"
         # The weights of a step that the scaler has not decided are those from before
         # it.
-        undone = frozenset[str]().union(*self.synchroniser.known)
+        undone = frozenset[str]().union(*self._synchroniser.known)
         return checkpoint.collect(
             self._progress.messages,
             self._origin,
@@ -468,7 +474,7 @@ class Handle:
             put_in_place = self._checked(own, strict)
         call.agree(own, self._shared(own), strict=strict, next_step=self._progress.step)
         put_in_place()
-        self._num_loads += 1
+        self._run.num_loads += 1
 
     def _shared(self, saved: Mapping[str, Any]) -> dict[str, str]:
         """The values in a state that are the same on all ranks, by name in errors."""
@@ -499,8 +505,8 @@ class Handle:
                 for message, state in zip(messages, states, strict=True):
                     message.state = state
             self._progress.go_on_from(saved["step"])
-            self.synchroniser.check.forget()
-            self.synchroniser.forget_steps()
+            self._synchroniser.check.forget()
+            self._synchroniser.forget_steps()
 
         return put_in_place
 
@@ -508,10 +514,14 @@ class Handle:
     def _origin(self) -> Origin:
         from .state import checkpoint
 
-        per_host = self._engine.ranks_per_host
-        own = self._algorithm, self.world_size, self.rank, self._shard, per_host
+        ranks_per_host = self._engine.ranks_per_host
         return checkpoint.Origin(
-            *own, checkpoint.share_of(self._progress.messages, per_host)
+            self._algorithm,
+            self.world_size,
+            self.rank,
+            self._shard,
+            ranks_per_host,
+            checkpoint.share_of(self._progress.messages, ranks_per_host),
         )
 
     @property
@@ -558,14 +568,7 @@ class Handle:
             engine.detach()
             self._undo.close()  # all of it, even if a lost peer is noticed here
 
-    def go_on_in(self, group: Group | None) -> None:
-        """Belongs to a group of other ranks from now on, and to a run of its own."""
-        self.group = group
-        self._run = run_of(self._engine.who)
-        self._num_loads = 0
-        self.backend = AFTER_A_CHANGE
-
-    def enter_model(self) -> None:
+    def _enter_model(self) -> None:
         """Notes starts and ends of forward passes for the trace; lends ``no_sync``.
 
         By these the model keeps the handle alive.
@@ -601,7 +604,7 @@ class Handle:
                 "loss.backward() returned"
             )
         is_pending = self.overlap is not None and self.overlap.is_open
-        if self.synchroniser.open and not is_pending and not takes_a_torn_step:
+        if self._synchroniser.open and not is_pending and not takes_a_torn_step:
             raise InvalidSetting(
                 f"{what} was called after a backward pass that raised before its "
                 "end: part of the "
@@ -621,7 +624,6 @@ class Handle:
             RankFailed: As ``backward()``.
         """
         hooks = self._hooks
-        engine = self._progress.synchroniser.engine
         reason = ""
         if isinstance(self._model, DistributedDataParallel):
             reason = "a DDP model, which has join()"
@@ -629,7 +631,9 @@ class Handle:
             reason = "'auto'"
         elif self.overlap is not None:
             reason = "a plan that overlaps the next forward pass"
-        elif engine.shards.world > 1 or any(map(is_dtensor, self._model.parameters())):
+        elif self._engine.shards.world > 1 or has_dtensors(
+            self._model.named_parameters()
+        ):
             reason = "sharded layers"
         if hooks is None or reason:
             accepted = "used with a fixed exchange of a plain module's whole gradients"
@@ -649,3 +653,8 @@ class Handle:
             "or call "
             "handle.backward_without_batch() in each step in which a rank has no batch"
         )
+
+
+def synchroniser_of(handle: Handle) -> Synchroniser:
+    """The machinery of a handle, which benchmarks measure and break."""
+    return handle._synchroniser

@@ -35,7 +35,7 @@ from gradwire.runtime.attach import attach
 from gradwire.runtime.engine.engine import Engine
 from gradwire.runtime.engine.plain import values_of_all
 from gradwire.runtime.grid.shards import TORCHRUN, ranks_of_each_host
-from gradwire.runtime.handle import Handle
+from gradwire.runtime.handle import Handle, synchroniser_of
 from gradwire.runtime.liveness.membership import join
 from gradwire.runtime.settings import FailurePolicy, Options
 from gradwire_lab.planning.tune import tune
@@ -287,7 +287,7 @@ def _start(profile: Profile, plan: Plan, memory: Memory, seed: int | None) -> Re
         failure=FailurePolicy(timeout=_TIMEOUT),
         options=Options(trace_steps=2),
     )
-    engine = handle.synchroniser.engine
+    engine = synchroniser_of(handle).engine
     device.inline_s = lambda: engine.inline_s
     return ReplayRun(plan, model, device, optimizer, handle)
 

@@ -35,7 +35,7 @@ from ...contract.travel import bytes_sent
 from ...errors import InvalidSetting, invalid
 from ..device.streams import SideStream
 from ..grid.reals import as_reals, grad_as_reals
-from ..liveness.pulse import said
+from ..liveness.alarm import said
 from ..overlap.overlap import Overlap
 from ..step.hooked import Hooked, TemporaryAttribute, untraced
 from ..step.hooks import is_inside_a_segment, on_gradient

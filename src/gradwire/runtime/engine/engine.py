@@ -33,6 +33,7 @@ from ...contract.travel import members
 from ...contract.verbs import AllToAll, Among, Communication, Compute, Steps, Verb
 from ...errors import ExitCode, InvalidSetting, RankFailed
 from ..device.streams import SideStream
+from ..liveness.alarm import Alarm, said
 from ..liveness.blame import (
     IN_ATTACH,
     blamed,
@@ -43,15 +44,8 @@ from ..liveness.blame import (
 )
 from ..liveness.forks import watch
 from ..liveness.membership import ALONE, MEETING, STORE_PATIENCE, Membership
-from ..liveness.pulse import (
-    Alarm,
-    Place,
-    Pulse,
-    Sign,
-    give_memory_back,
-    leave_later,
-    said,
-)
+from ..liveness.pulse import Place, Pulse, Sign
+from ..liveness.sweeping import give_memory_back, leave_later
 from ..transport.task_graph import (
     Once,
     Over,

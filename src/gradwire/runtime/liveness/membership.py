@@ -17,8 +17,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from secrets import token_hex
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from ...errors import ExitCode, GradwireError, RankFailed, RanksDiffer
 from ..transport.wire import Group, in_background, own_store
+from .alarm import listed
 from .store_check import StoreCheck, refuse_own_store
 
 DEFAULT_PATIENCE = timedelta(minutes=5)
@@ -94,8 +95,8 @@ class Membership(NamedTuple):
         numbers = self.in_job(ranks)
         if numbers == tuple(ranks):
             return ""
-        own, others = (", ".join(map(str, one)) for one in (ranks, numbers))
-        return f"; rank {own} of this group is rank {others} of the job"
+        own = listed(ranks)
+        return f"; rank {own} of this group is rank {listed(numbers)} of the job"
 
     def beside(self, name: str) -> Membership:
         """The same ranks by another name, to meet under for another purpose."""
@@ -104,7 +105,7 @@ class Membership(NamedTuple):
     def on_host(self, ranks_per_host: int) -> Membership:
         """The ranks of this rank's host; ranks are numbered host after host."""
         host, place = divmod(self.rank, ranks_per_host)
-        first = host * ranks_per_host
+        first = self.rank - place
         ranks = range(first, first + ranks_per_host)
         return self._some(f"host {host}", place, ranks)
 
@@ -117,8 +118,7 @@ class Membership(NamedTuple):
     def _some(self, name: str, rank: int, ranks: Sequence[int]) -> Membership:
         if len(ranks) == 1:
             return ALONE
-        own = f"{self.name}/{name}"
-        return Membership(own, rank, len(ranks), self.in_job(ranks))
+        return Membership(f"{self.name}/{name}", rank, len(ranks), self.in_job(ranks))
 
     def agree(
         self,
@@ -143,12 +143,9 @@ class Membership(NamedTuple):
         if self.world == 1:
             return decide({self.rank: own})
         due = range(self.world) if due is None else sorted(due)
-        meeting = _Meeting(
-            self.rank, due, own if callable(own) else lambda: own, timeout
-        )
-        values: Mapping[int, Any] = self.ask(
-            meeting.hold, timeout, what, partial(meeting.watch, look)
-        )
+        value = own if callable(own) else lambda: own
+        meeting = _Meeting(self.rank, due, value, look, timeout)
+        values: Mapping[int, Any] = self.ask(meeting.hold, timeout, what, meeting.watch)
         absent = tuple(rank for rank in due if rank not in values)
         if absent and not is_partial:
             time.sleep(_LINGER_S)
@@ -208,17 +205,14 @@ class Membership(NamedTuple):
             raise
         except (dist.DistError, TimeoutError) as error:
             first, _, _ = str(error).partition("\n")
+            how = f"gave no answer within {timeout} and more"
+            if first:
+                how = f"is lost ({first})"
             ranks = (0,) if self.name.split("-")[0] == "0" else ()
             raise RankFailed(
-                f"{what} cannot be finished: the job's store, where ranks meet, "
-                + (
-                    f"is lost ({first})"
-                    if first
-                    else f"gave no answer within {timeout} and more"
-                )
-                + "; it is lost or stopped with the process that holds it: rank 0 "
-                "of the job, or "
-                "the agent of torchrun that started it; start the job again",
+                f"{what} cannot be finished: the job's store, where ranks meet, {how}; "
+                "it is lost or stopped with the process that holds it: rank 0 of the "
+                "job, or the agent of torchrun that started it; start the job again",
                 ranks=ranks,
                 exit_code=ExitCode.RANK_LOST if ranks else ExitCode.UNAVAILABLE,
             ) from error
@@ -231,28 +225,31 @@ def _note(rank: int) -> str:
 class _Meeting:
     """One rank's part in a meeting of the ranks ``due``.
 
-    It has a thread with the store, and one besides.
-
-    The first waits for values, the second calls a ``Look`` meanwhile, even if the store
-    is silent.
+    One thread waits for values in the store. Another one calls ``look`` meanwhile, even
+    if the store is silent.
     """
 
     def __init__(
-        self, rank: int, due: Sequence[int], own: Callable[[], Any], timeout: timedelta
+        self,
+        rank: int,
+        due: Sequence[int],
+        own: Callable[[], Any],
+        look: Look,
+        timeout: timedelta,
     ) -> None:
         self._rank = rank
         self._due = due
         self._own = own
+        self._look = look
         self._end_s = time.monotonic() + timeout.total_seconds()
         self._found: dict[int, Any] = {}
         self._is_over = False
 
-    def watch(self, look: Look) -> None:
+    def watch(self) -> None:
         """Calls ``look``, and ends the meeting if nobody is left to wait for."""
         found = self._found
-        self._is_over |= bool(
-            look([rank for rank in self._due if rank not in found], found)
-        )
+        absent = [rank for rank in self._due if rank not in found]
+        self._is_over |= bool(self._look(absent, found))
 
     def hold(self, store: Any) -> dict[int, Any]:
         """The values that count, by rank; ``store`` is this meeting's own."""
@@ -270,10 +267,14 @@ class _Meeting:
                 break
             if is_over or time.monotonic() > looked_s + _LOOK_S:
                 looked_s = time.monotonic()
-                absent = [rank for rank in notes if rank not in self._found]
-                there = [rank for rank in absent if store.check([notes[rank]])]
-                new = {rank: json.loads(store.get(notes[rank])) for rank in there}
-                self._found = {**self._found, **new}
+                self._found = {
+                    **self._found,
+                    **{
+                        rank: json.loads(store.get(note))
+                        for rank, note in notes.items()
+                        if rank not in self._found and store.check([note])
+                    },
+                }
                 if is_over or store.check([came]):
                     break
             time.sleep(_POLL_S)
@@ -287,19 +288,44 @@ class _Meeting:
 def _did_not_come(
     absent: tuple[int, ...], who: Membership, what: str, timeout: timedelta
 ) -> RankFailed:
-    named = f"rank {', '.join(map(str, absent))} of {who.world}"
     return RankFailed(
-        f"{what} cannot be finished: {named} did not call it within {timeout}"
-        f"{who.explained(absent)}; all ranks of the group must call {what}",
+        f"{what} cannot be finished: rank {listed(absent)} of {who.world} did not call "
+        f"it within {timeout}{who.explained(absent)}; all ranks of the group must call "
+        f"{what}",
         ranks=who.in_job(absent),
     )
 
 
-def run_of(who: Membership) -> str:
-    """A name, the same on all ranks, for the run that begins now.
+@dataclass
+class Run:
+    """The ranks that train together now, as a handle knows them.
 
-    No other run has it.
+    Attributes:
+        name: A name that all of these ranks know, and no other run has.
+        group: Their process group; None without one.
+        num_loads: The checkpoints that they have loaded.
+        has_changed: Whether these are other ranks than at attach.
+        left: The ranks that were lost, for ``stats()``.
+        joined: The ranks that came in, for ``stats()``.
     """
+
+    name: str
+    group: Group | None
+    num_loads: int = 0
+    has_changed: bool = False
+    left: list[dict[str, Any]] = field(default_factory=list)
+    joined: list[dict[str, Any]] = field(default_factory=list)
+
+    def go_on(self, who: Membership, group: Group | None) -> None:
+        """Has the ranks of ``who`` train on from here."""
+        self.name = run_of(who)
+        self.group = group
+        self.num_loads = 0
+        self.has_changed = True
+
+
+def run_of(who: Membership) -> str:
+    """A new name for the run of these ranks, the same on all of them."""
     drawn = token_hex(8)
     if not who.name:
         return drawn
@@ -356,24 +382,22 @@ def _rolled(who: Membership, timeout: timedelta) -> str:
     own = token_hex(8)
 
     def roll(store: Any) -> str:
-        store.set(f"word/{who.rank}", own)
-        words, seen = (
-            [f"{key}/{r}" for r in range(who.world)] for key in ("word", "seen")
-        )
+        words = [f"word/{rank}" for rank in range(who.world)]
+        seen = [f"seen/{rank}" for rank in range(who.world)]
+        store.set(words[who.rank], own)
         noted = ""
-        start_s = time.monotonic()
+        end_s = time.monotonic() + timeout.total_seconds()
         while True:
             if store.check(words):
-                found = hashlib.sha256(b" ".join(store.multi_get(words))).hexdigest()[
-                    :16
-                ]
-                if found != noted:
-                    store.set(f"seen/{who.rank}", noted := found)
+                digest = hashlib.sha256(b" ".join(store.multi_get(words)))
+                if (found := digest.hexdigest()[:16]) != noted:
+                    noted = found
+                    store.set(seen[who.rank], noted)
                 if not _other_than(noted, seen, store):
                     return f"{noted}/"
-            if time.monotonic() - start_s > timeout.total_seconds():
+            if time.monotonic() > end_s:
                 silent = tuple(
-                    r for r, key in enumerate(words) if not store.check([key])
+                    rank for rank, key in enumerate(words) if not store.check([key])
                 )
                 absent = silent or _other_than(noted, seen, store)
                 raise _did_not_come(absent, who, "attach", timeout)

@@ -20,7 +20,8 @@ from torch._C._distributed_c10d import HashStore
 
 from ...errors import InvalidSetting, invalid
 from ..transport.wire import Group, in_background, own_store, root_store
-from .pulse import leave, listed
+from .alarm import listed
+from .sweeping import leave
 
 CHECK_S = 5.0
 """Seconds in which the notes of ranks that have met must be in the store."""

@@ -29,8 +29,9 @@ from ..agreement.fingerprint import (
 )
 from ..engine.engine import Engine
 from ..engine.plain import packed, read_packed, receive, send
+from ..liveness.alarm import listed
 from ..liveness.membership import Membership
-from ..liveness.pulse import PATIENCE_S, STORE_PATIENCE_S, listed
+from ..liveness.pulse import PATIENCE_S, STORE_PATIENCE_S
 from ..transport.wire import Channel, carry_out, in_background, open_channels
 from .checkpoint import common_fields
 
@@ -61,7 +62,7 @@ class JointCall:
             for who in (engine.who, engine.shards)
         )
 
-    def refusing(self) -> AbstractContextManager[None]:
+    def refusing(self) -> AbstractContextManager[Any]:
         """Tells the others what is raised within, unless this rank's run has ended.
 
         Then all have been told, and the store may be gone with the process that held

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from datetime import timedelta
-from functools import cache, partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -39,16 +39,10 @@ from ...errors import RankFailed, RanksDiffer, invalid
 from ..agreement.fingerprint import REFUSAL, Fingerprint, difference
 from ..engine.engine import Engine
 from ..engine.plain import packed, read_packed, receive
+from ..liveness.alarm import Alarm, said
 from ..liveness.blame import IN_ATTACH
 from ..liveness.membership import Membership
-from ..liveness.pulse import (
-    PATIENCE_S,
-    PERIOD_S,
-    STORE_PATIENCE_S,
-    Alarm,
-    Stillness,
-    said,
-)
+from ..liveness.pulse import PATIENCE_S, PERIOD_S, STORE_PATIENCE_S, Stillness
 from ..state import checkpoint
 from ..step.messages import Message
 from ..transport.task_graph import is_interrupt
@@ -71,13 +65,12 @@ class Healing(NamedTuple):
 
     def packed(self, messages: Sequence[Message]) -> Tensor:
         """All of it as bytes in host memory."""
-        optimizer, scaler = self[1:3]
         kept = checkpoint.collect(messages)
         _, kept["params"] = checkpoint.parted(kept["params"])
         parts = {
             "tensors": [tensor.detach().cpu() for tensor in self.tensors()],
-            "optimizer": optimizer and optimizer.state_dict(),
-            "scaler": scaler and scaler.state_dict(),
+            "optimizer": self.optimizer and self.optimizer.state_dict(),
+            "scaler": self.scaler and self.scaler.state_dict(),
             "exchange": kept,
         }
         return packed(parts)
@@ -88,12 +81,10 @@ class Healing(NamedTuple):
         with torch.no_grad():
             for tensor, found in zip(self.tensors(), parts["tensors"], strict=True):
                 tensor.copy_(found)
-        for owner, state in (
-            (self.optimizer, parts["optimizer"]),
-            (self.scaler, parts["scaler"]),
-        ):
-            if owner is not None:
-                owner.load_state_dict(state)
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(parts["optimizer"])
+        if self.scaler is not None:
+            self.scaler.load_state_dict(parts["scaler"])
         checkpoint.move(parts["exchange"], messages)
 
 
@@ -130,12 +121,13 @@ class Lookout:
             beats = dict[int, int]()
             store.set("run", self._fingerprint)
             while not self._stop.wait(PERIOD_S):
-                asked = range(1, store.add("asked", 0) + 1)
-                waiting = [n for n in asked if not store.check([f"{n}/over"])]
-                now = {n: store.add(f"{n}/beat", 0) for n in waiting}
-                self.number = min(
-                    (n for n in now if now[n] > beats.get(n, now[n])), default=0
-                )
+                now = {
+                    n: store.add(f"{n}/beat", 0)
+                    for n in range(1, store.add("asked", 0) + 1)
+                    if not store.check([f"{n}/over"])
+                }
+                alive = [n for n in now if now[n] > beats.get(n, now[n])]
+                self.number = min(alive, default=0)
                 beats = now
             store.delete_key("run")
 
@@ -151,8 +143,8 @@ class Offer(NamedTuple):
 
     def who(self, rank: int) -> Membership:
         """A rank among those that the newcomer is one of."""
-        labels = tuple(self.labels)
-        return Membership(f"{REJOINED} {self.number}", rank, len(labels), labels)
+        name = f"{REJOINED} {self.number}"
+        return Membership(name, rank, len(self.labels), tuple(self.labels))
 
 
 def come_together(
@@ -182,7 +174,7 @@ def come_together(
     verdict = ""
     working: Future[tuple[Engine, Group]] = in_background(work)
     try:
-        verdict = _judged(offer, who, working, timeout, old)
+        verdict = _Judgement(offer, who, working, old).verdict(timeout)
     finally:
         # whoever saw the connections close before would give that as the reason
         if verdict != _GO:
@@ -197,59 +189,70 @@ def come_together(
     return engine, group
 
 
-def _judged(
-    offer: Offer,
-    who: Membership,
-    working: Future[Any],
-    timeout: timedelta,
-    old: Engine | None,
-) -> str:
-    """The verdict of all ranks on a newcomer.
+class _Judgement:
+    """This rank's part in the verdict of all ranks on a newcomer.
 
-    This one is ready once ``working`` has ended well.
+    It is ready once ``working`` has ended well. A reason against the newcomer, of this
+    rank or another, ends the wait.
     """
-    place = cache(partial(own_store, REJOINED))
-    beat = Stillness()
-    reason = ""
 
-    def own() -> str | None:  # called in a thread that may wait for the store
-        nonlocal reason
-        if beat.read(place().add(f"{offer.number}/beat", 0)) > PATIENCE_S:
-            reason = reason or "it shows no sign of life"
-        if working.done():
-            return _GO if (error := working.exception()) is None else said(error)
-        return reason or None
+    def __init__(
+        self, offer: Offer, who: Membership, working: Future[Any], old: Engine | None
+    ) -> None:
+        self._offer = offer
+        self._who = who
+        self._working = working
+        self._old = old
+        self._reason = ""
+        self._beat = Stillness()
 
-    def look(absent: object, found: Mapping[int, Any]) -> bool:
-        nonlocal reason
+    @cached_property
+    def _store(self) -> Any:
+        return own_store(REJOINED)
+
+    def verdict(self, timeout: timedelta) -> str:
+        """The verdict of all ranks, which is told to the newcomer."""
+
+        def decide(found: Mapping[int, Any]) -> str:
+            for told in found.values():
+                if told != _GO:
+                    return str(told if isinstance(told, str) else told[REFUSAL])
+            is_whole = len(found) == self._who.world
+            return _GO if is_whole else f"not all ranks were ready within {timeout}"
+
+        what = "a newcomer's attach"
+        verdict = self._who.agree(
+            self._own, decide, timeout, what=what, look=self._look, is_partial=True
+        )
+        in_background(partial(self._close, verdict))
+        return verdict
+
+    def _own(self) -> str | None:
+        """This rank's word, if it has one; called in a thread that may wait."""
+        beat = self._store.add(f"{self._offer.number}/beat", 0)
+        if self._beat.read(beat) > PATIENCE_S:
+            self._reason = self._reason or "it shows no sign of life"
+        if self._working.done():
+            error = self._working.exception()
+            return _GO if error is None else said(error)
+        return self._reason or None
+
+    def _look(self, absent: object, found: Mapping[int, Any]) -> bool:
         try:
-            if old is not None:
-                old.check()
+            if self._old is not None:
+                self._old.check()
                 # nothing is sent there now that could fail
-                old.refuse_silence(offer.step)
+                self._old.refuse_silence(self._offer.step)
         except RankFailed as failure:
-            reason = f"the run has lost ranks {list(failure.ranks)} meanwhile"
-        return bool(reason) or any(told != _GO for told in found.values())
+            self._reason = f"the run has lost ranks {list(failure.ranks)} meanwhile"
+        return bool(self._reason) or any(told != _GO for told in found.values())
 
-    def decide(found: Mapping[int, Any]) -> str:
-        reasons = [
-            t if isinstance(t, str) else t[REFUSAL] for t in found.values() if t != _GO
-        ]
-        late = f"not all ranks were ready within {timeout}"
-        return reasons[0] if reasons else _GO if len(found) == who.world else late
-
-    def close() -> None:
-        place().set(f"{offer.number}/over", "")
+    def _close(self, verdict: str) -> None:
+        self._store.set(f"{self._offer.number}/over", "")
         if verdict != _GO:  # whoever still connects hears it by the pulse
-            alarm = Alarm(
-                (who.world - 1,), IN_ATTACH, "the newcomer stays out"
-            ).encoded()
-            own_store(who.name).compare_set("alarm", "", alarm)
-
-    what = "a newcomer's attach"
-    verdict = who.agree(own, decide, timeout, what=what, look=look, is_partial=True)
-    in_background(close)
-    return verdict
+            newcomer = self._who.world - 1
+            alarm = Alarm((newcomer,), IN_ATTACH, "the newcomer stays out")
+            own_store(self._who.name).compare_set("alarm", "", alarm.encoded())
 
 
 class Newcomer:
@@ -269,27 +272,15 @@ class Newcomer:
         places: tuple[object, ...],
     ) -> None:
         is_alone = not dist.is_initialized() and all(place is None for place in places)
-        kinds = on_failure, type(optimizer).__name__
-        has_all = on_failure == "shrink" and isinstance(optimizer, Optimizer)
-        for is_right, name, given, accepted, remedy in (
-            (isinstance(store, Store), "rejoin", store, "the job's store", _STORE),
-            (
-                is_alone,
-                "rejoin",
-                "one of a group",
-                "given in a process of no group",
-                _ALONE,
-            ),
-            (
-                has_all,
-                "rejoin",
-                kinds,
-                "beside on_failure='shrink' and an optimizer",
-                _BOTH,
-            ),
-        ):
-            if not is_right:
-                raise invalid(name, given, accepted, remedy)
+        if not isinstance(store, Store):
+            raise invalid("rejoin", store, "the job's store", _STORE)
+        if not is_alone:
+            accepted = "given in a process of no group"
+            raise invalid("rejoin", "one of a group", accepted, _ALONE)
+        if on_failure != "shrink" or not isinstance(optimizer, Optimizer):
+            given = on_failure, type(optimizer).__name__
+            accepted = "beside on_failure='shrink' and an optimizer"
+            raise invalid("rejoin", given, accepted, _BOTH)
         meet_in(store)
         self._start_s = time.monotonic()
         self.seconds = 0.0

@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch.distributed as dist
@@ -35,8 +35,9 @@ from ...contract.spec import NamedParam
 from ...errors import GradwireError, InvalidSetting, LoopMistake, RankFailed, RanksLost
 from ..engine.engine import Engine
 from ..engine.plain import send
-from ..liveness.membership import ALONE, Membership
-from ..liveness.pulse import PATIENCE_S, STORE_PATIENCE_S, Alarm, listed, said
+from ..liveness.alarm import Alarm, listed, said
+from ..liveness.membership import ALONE, Membership, Run
+from ..liveness.pulse import PATIENCE_S, STORE_PATIENCE_S
 from ..state import checkpoint
 from ..step.messages import Message
 from ..step.progress import Progress
@@ -44,17 +45,6 @@ from ..step.synchroniser import StepReport
 from ..transport.wire import Group, has_store, in_background
 from .groups import open_group, register_group
 from .rejoin import Healing, Lookout, Newcomer, Offer, come_together
-
-
-class Attached(Protocol):
-    """The handle of a model, as far as it hears of ranks that leave and come."""
-
-    group: Any
-    left: list[dict[str, Any]]
-    joined: list[dict[str, Any]]
-
-    def go_on_in(self, group: Group | None) -> None:
-        """Belongs to a group of other ranks from now on."""
 
 
 class Counted(NamedTuple):
@@ -147,14 +137,14 @@ _GROUP_S = 30.0
 class Shrinking:
     """The survival of one attached model.
 
-    ``make_messages`` makes the model's messages for other ranks. ``left`` tells, for
-    the handle's ``stats()``, who left and when; ranks are numbered there as they were
-    at attach.
+    ``make_messages`` makes the model's messages for other ranks. ``run`` notes who left
+    and who joined, by the ranks' numbers in the job. The engine ends with ``handle``.
     """
 
     def __init__(
         self,
-        handle: Attached,
+        handle: object,
+        run: Run,
         progress: Progress,
         params: list[NamedParam],
         make_messages: Callable[[Membership], Sequence[Message]],
@@ -163,6 +153,7 @@ class Shrinking:
         newcomer: Newcomer | None,
     ) -> None:
         self._handle = weakref.ref(handle)
+        self._run = run
         self._progress = progress
         self._params = params
         self._make_messages = make_messages
@@ -176,12 +167,12 @@ class Shrinking:
             dist.get_world_size() if dist.is_initialized() else engine.world
         )
         self._due: RanksLost | None = None
-        self._undoes = self._is_torn = False
+        """The loss that the loop has still to hear of."""
+        self._undoes = False
+        """Whether a step of this model was undone when a rank was lost."""
+        self._is_torn = False
+        """Whether a rank was in a step that did not count."""
         self._look_after(engine)
-        self.left: list[dict[str, Any]] = []
-        self.joined: list[dict[str, Any]] = []
-        handle.left = self.left
-        handle.joined = self.joined
         self._report.confirms = True
         self._healing = healing
         if newcomer is not None:
@@ -324,7 +315,7 @@ class Shrinking:
         own = Counted(num_steps, num_steps + synchroniser.is_whole, is_open)
         has_lost = not {*failure.ranks}.isdisjoint(self._ranks)
         decision = meet(engine, failure, own, repeats=not has_lost)
-        if decision is None or not decision.ranks:
+        if decision is None:
             raise failure
         counts = decision.num_steps > num_steps
         if counts:
@@ -335,7 +326,7 @@ class Shrinking:
         self._go_on(failure, decision, undoes=self._undoes)
         _log.warning("%s", self._due)
         if len(decision.ranks) < engine.world:
-            self.left[-1]["seconds"] = time.monotonic() - start_s
+            self._run.left[-1]["seconds"] = time.monotonic() - start_s
 
     def _note(
         self, engine: Engine, decision: Survivors, failure: RankFailed
@@ -351,7 +342,7 @@ class Shrinking:
                 step=decision.num_steps,
             )
         told = {self._ranks[r]: records[r] for r in sorted(gone)}
-        self.left.append(
+        self._run.left.append(
             {
                 "ranks": tuple(told),
                 "step": decision.num_steps,
@@ -363,7 +354,7 @@ class Shrinking:
             f"{one.norm:.3g} after {one.num_steps} steps" for one in told.values()
         )
         return RanksLost(
-            f"rank {', '.join(map(str, told))} is lost in step {decision.num_steps}, "
+            f"rank {listed(told)} is lost in step {decision.num_steps}, "
             f"with residuals whose norm was {norms}; {len(decision.ranks)} ranks go "
             "on: repeat the step, from zero_grad() on",
             ranks=tuple(told),
@@ -406,9 +397,9 @@ class Shrinking:
         checkpoint.move(saved, messages, begun)
         self._progress.synchroniser.go_on(engine, messages)
         self._look_after(engine)
+        self._run.go_on(engine.who, group)
         if (handle := self._handle()) is not None:
             weakref.finalize(handle, engine.finish_and_close)
-            handle.go_on_in(group)
 
     def _look_out(self) -> None:
         """Has rank 0 look for newcomers, once for all models, in a store if any."""
@@ -455,7 +446,7 @@ class Shrinking:
     def _note_newcomer(self, offer: Offer, seconds: float) -> None:
         self._ranks = offer.labels
         self._num_labels = offer.labels[-1] + 1
-        self.joined.append(
+        self._run.joined.append(
             {"rank": offer.labels[-1], "step": offer.step, "seconds": seconds}
         )
         _log.warning("rank %d has joined at step %d", offer.labels[-1], offer.step)
@@ -470,8 +461,8 @@ class Shrinking:
         assert healing is not None
         pairs = zip(self._params, self._means, strict=False)
         if any(
-            p.grad is mean is not None and mean.count_nonzero()
-            for (_, p), mean in pairs
+            param.grad is mean is not None and mean.count_nonzero()
+            for (_, param), mean in pairs
         ):
             why = (
                 "exchanged gradients add up, of which it lacks the first; write "
@@ -480,9 +471,8 @@ class Shrinking:
         if len(_shrinking) > 1:
             why = "several models are attached, and a newcomer can join only one"
 
-        def heal(
-            engine: Engine,
-        ) -> None:  # where it fails, all ranks hear it by the verdict
+        def heal(engine: Engine) -> None:
+            # where it fails, all ranks hear it by the verdict
             if why:
                 raise InvalidSetting(why)
             data = healing.packed(self._progress.messages)
@@ -510,8 +500,7 @@ class Shrinking:
         who = Membership(name, decision.ranks.index(old.rank), world, ranks)
         engine = self._connect(who if world > 1 else ALONE._replace(ranks=ranks))
         self._undo.callback(engine.close)
-        handle = self._handle()
-        known = dist.group.WORLD if handle is None else handle.group
+        known = self._run.group
         if world == old.world:
             return engine, known
         backends = dist.get_backend_config(known)
@@ -520,7 +509,7 @@ class Shrinking:
         making = in_background(
             lambda: open_group(name, who.rank, world, limit, backends)
         )
-        group = making.result(_GROUP_S)
+        group: Group = making.result(_GROUP_S)
         register_group(group, name, ranks, backends)
         return engine, group
 
