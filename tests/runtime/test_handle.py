@@ -48,6 +48,23 @@ pytestmark = pytest.mark.multi
 NUM_CHANNELS = 2
 
 
+OF_USERS = {
+    *("attached", "exchange", "group", "plan", "rank", "step", "world_size"),
+    *("stats", "log_to", "residuals", "trace", "no_sync", "synchronize", "detach"),
+    *("state_dict", "gather_state", "sharded_state", "load_state_dict"),
+    *("backward_without_batch", "join_hook"),
+}
+
+
+def test_a_handle_shows_what_users_need_and_no_machinery() -> None:
+    with gw.attach(nn.Linear(4, 2), "none") as handle:
+        assert {name for name in dir(handle) if name[0] != "_"} == OF_USERS
+    optimizer = torch.optim.SGD((net := nn.Linear(4, 2)).parameters(), lr=0.1)
+    with gw.local_steps(net, optimizer, "none", every=2) as handle:
+        shown = {name for name in dir(handle) if name[0] != "_"}
+        assert shown == OF_USERS | {"anchors", "end_period", "outer"}
+
+
 def observed(
     rank: int, world: int, exchange: Exchange, wrapped: bool
 ) -> tuple[dict[str, Any], Trace, Trace, list[tuple[TensorSpec, bool]]]:

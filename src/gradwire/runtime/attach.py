@@ -173,15 +173,14 @@ _OWN = ("compress_if", "shards", "trace_steps", "timeout", "store", "rejoin")
 class Grid(NamedTuple):
     """This rank's two groups: one averages with it, one holds the other parts.
 
-    ``ranks`` are the numbers of the first among all ranks, ``group`` is its process
-    group (None: that of all), and ``mesh`` tells which are on one host.
+    ``group`` is the process group of the first (None: that of all), and ``mesh`` tells
+    which of its ranks are on one host.
     """
 
     who: Membership
     shards: Membership
     mesh: DeviceMesh | str | None
-    ranks: Sequence[int]
-    group: Group | None = None
+    group: Group | None
 
 
 def grid_of(model: nn.Module, group: Any, mesh: Any, settings: Settings) -> Grid:
@@ -196,17 +195,14 @@ def grid_of(model: nn.Module, group: Any, mesh: Any, settings: Settings) -> Grid
             "group", group, "None beside mesh=, which names the ranks", "leave it out"
         )
     found = _group_of(model, group)
-    ranks: list[int] = []
-    if dist.is_initialized():
-        ranks = dist.get_process_group_ranks(found or dist.group.WORLD)
     timeout = settings.patience
     shards = getattr(settings.options, "shards", None)
     if mesh is None:
         who = join(found, timeout)
-        return Grid(who, join_shards(shards, found, timeout), None, ranks, found)
+        return Grid(who, join_shards(shards, found, timeout), None, found)
     if shards is not None:
         raise refusal_of(Feature.SHARDS, Feature.MESH).error(shards)
-    return Grid(join_mesh(mesh, found, timeout), ALONE, mesh, ranks, found)
+    return Grid(join_mesh(mesh, found, timeout), ALONE, mesh, found)
 
 
 def _group_of(model: nn.Module, group: Group | DeviceMesh | None) -> Group | None:
@@ -296,7 +292,7 @@ class Attachment:
         self.settings = settings.checked(grid.mesh, grid.who)
         self.params = trained(model)
         refuse_pairs(Facts(model, self.params, self.settings, self.way))
-        refuse_other_shards(model, grid.ranks)
+        refuse_other_shards(model, grid.who.ranks)
         is_compared = self.settings.failure.check_every is not None
         if grid.who.world > 1 and self.way == "attach" and is_compared:
             refuse_own_writes(model)

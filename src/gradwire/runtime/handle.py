@@ -136,7 +136,7 @@ class Handle:
         return self._synchroniser.engine
 
     @property
-    def overlap(self) -> DefersGradients | None:
+    def _overlap(self) -> DefersGradients | None:
         """The overlap of the next forward pass; None where it waits for all means."""
         return None if self._hooks is None else self._hooks.overlap
 
@@ -203,8 +203,8 @@ class Handle:
         read or write parameters by hand between ``step()`` and the next forward pass.
         ``state_dict()`` and evaluation do it themselves.
         """
-        if self.overlap is not None:
-            self.overlap.settle(None)
+        if self._overlap is not None:
+            self._overlap.settle(None)
 
     def stats(self) -> dict[str, Any]:
         """Figures of this rank since ``attach``.
@@ -260,6 +260,8 @@ class Handle:
         numel = sum(param.numel() for param in synchroniser.params.values())
         messages = synchroniser.messages if self._engine.num_channels else []
         backend = AFTER_A_CHANGE if self._run.has_changed else self._backend
+        overlap = self._overlap
+        guard = self._progress.guard
         return {
             **recorder.stats(),
             "inline_s_per_step": self._engine.inline_s / max(1, recorder.num_steps),
@@ -269,13 +271,9 @@ class Handle:
             "messages": len(messages),
             "memory": memory_of(messages, numel),
             "residual_norm": norm_over_all(self.residuals().values()),
-            "overlapped_steps": 0
-            if self.overlap is None
-            else self.overlap.num_overlapped,
-            "fallbacks": {} if self.overlap is None else dict(self.overlap.fallbacks),
-            "guard": None
-            if self._progress.guard is None
-            else self._progress.guard.reading,
+            "overlapped_steps": 0 if overlap is None else overlap.num_overlapped,
+            "fallbacks": {} if overlap is None else dict(overlap.fallbacks),
+            "guard": None if guard is None else guard.reading,
             "adapted": adapted(synchroniser.messages),
             "left": [*map(dict, self._run.left)],
             "joined": [*map(dict, self._run.joined)],
@@ -331,10 +329,10 @@ class Handle:
         from .state import checkpoint
 
         messages = self._progress.messages
-        if self.overlap is not None and any(
+        if self._overlap is not None and any(
             residuals_of(message.state) for message in messages
         ):
-            self.overlap.settle(
+            self._overlap.settle(
                 "stats() or residuals() read what is still being exchanged"
             )
         return checkpoint.residuals(messages)
@@ -603,7 +601,7 @@ class Handle:
                 f"{what} was called during a backward pass; call it after "
                 "loss.backward() returned"
             )
-        is_pending = self.overlap is not None and self.overlap.is_open
+        is_pending = self._overlap is not None and self._overlap.is_open
         if self._synchroniser.open and not is_pending and not takes_a_torn_step:
             raise InvalidSetting(
                 f"{what} was called after a backward pass that raised before its "
@@ -629,7 +627,7 @@ class Handle:
             reason = "a DDP model, which has join()"
         elif self._controls is not None:
             reason = "'auto'"
-        elif self.overlap is not None:
+        elif self._overlap is not None:
             reason = "a plan that overlaps the next forward pass"
         elif self._engine.shards.world > 1 or has_dtensors(
             self._model.named_parameters()

@@ -17,7 +17,6 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any
 
 from ...errors import ExitCode, GradwireError, LoopMistake, RankFailed
 from ..transport.wire import AMONG_SHARDS, in_background
@@ -102,12 +101,13 @@ def _of_the_network(step: int) -> Alarm:
     return Alarm((), step, text, ExitCode.NETWORK)
 
 
-def _answer(asking: Future[Any]) -> tuple[Mapping[int, Reach], bytes]:
+def _answer(
+    asking: Future[tuple[dict[int, Reach], bytes]],
+) -> tuple[dict[int, Reach], bytes]:
     try:
-        found: tuple[Mapping[int, Reach], bytes] = asking.result(2 * ASK_S)
+        return asking.result(2 * ASK_S)
     except Exception:  # a door that cannot be knocked at tells nothing
         return {}, b""
-    return found
 
 
 def alarm_of(

@@ -25,16 +25,12 @@ from typing import Any, NamedTuple, TypeVar
 import torch.distributed as dist
 
 from ...errors import ExitCode, GradwireError, RankFailed, RanksDiffer
-from ..transport.wire import Group, in_background, own_store
+from ..transport.wire import POLL_S, Group, appear, in_background, own_store
 from .alarm import listed
 from .store_check import StoreCheck, refuse_own_store
 
 DEFAULT_PATIENCE = timedelta(minutes=5)
 """The time in which all ranks must come to their first attach, by default."""
-_POLL_S = 0.02
-"""Seconds between two looks for the values of others. Ranks look, as every
-``store.wait()`` that times out writes a warning to the log.
-"""
 _LOOK_S = 0.5
 """Seconds between two calls of a ``Look``."""
 _LINGER_S = 2 * _LOOK_S
@@ -145,7 +141,7 @@ class Membership(NamedTuple):
         due = range(self.world) if due is None else sorted(due)
         value = own if callable(own) else lambda: own
         meeting = _Meeting(self.rank, due, value, look, timeout)
-        values: Mapping[int, Any] = self.ask(meeting.hold, timeout, what, meeting.watch)
+        values = self.ask(meeting.hold, timeout, what, meeting.watch)
         absent = tuple(rank for rank in due if rank not in values)
         if absent and not is_partial:
             time.sleep(_LINGER_S)
@@ -173,17 +169,15 @@ class Membership(NamedTuple):
         store = own_store(self.name)
         keys = [f"heard/{rank}" for rank in range(self.world)]
         store.set(keys[self.rank], "")
-        until_s = time.monotonic() + _LINGER_S
-        while time.monotonic() < until_s and not store.check(keys):
-            time.sleep(_POLL_S)
+        appear(store, keys, _LINGER_S)
 
     def ask(
         self,
-        question: Callable[[Any], Any],
+        question: Callable[[Any], Verdict],
         timeout: timedelta,
         what: str = "attach",
         watch: Callable[[], object] | None = None,
-    ) -> Any:
+    ) -> Verdict:
         """The store's answer to a question, over a connection nobody else waits for.
 
         Meanwhile ``watch`` is called from time to time, whether the store answers or
@@ -277,7 +271,7 @@ class _Meeting:
                 }
                 if is_over or store.check([came]):
                     break
-            time.sleep(_POLL_S)
+            time.sleep(POLL_S)
         # Whoever writes first decides for all, also for those that come later.
         ranks = list(notes) if is_whole else sorted(self._found)
         ranks = json.loads(store.compare_set(came, "", json.dumps(ranks)))
@@ -329,10 +323,9 @@ def run_of(who: Membership) -> str:
     drawn = token_hex(8)
     if not who.name:
         return drawn
-    found: str = who.ask(
-        lambda store: store.compare_set("drawn", "", drawn).decode(), _AT_ONCE
+    return who.ask(
+        lambda store: str(store.compare_set("drawn", "", drawn), "ascii"), _AT_ONCE
     )
-    return found
 
 
 def join(group: Group | None, timeout: timedelta = DEFAULT_PATIENCE) -> Membership:
@@ -401,10 +394,9 @@ def _rolled(who: Membership, timeout: timedelta) -> str:
                 )
                 absent = silent or _other_than(noted, seen, store)
                 raise _did_not_come(absent, who, "attach", timeout)
-            time.sleep(_POLL_S)
+            time.sleep(POLL_S)
 
-    found: str = who.ask(roll, timeout)
-    return found
+    return who.ask(roll, timeout)
 
 
 def _other_than(noted: str, seen: list[str], store: Any) -> tuple[int, ...]:

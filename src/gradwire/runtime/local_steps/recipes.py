@@ -250,7 +250,8 @@ class MuonWithAdamW(Optimizer):
         rate: The learning rate of AdamW. Muon's is ten times it.
 
     Raises:
-        InvalidSetting: A kernel is not contiguous.
+        InvalidSetting: torch has no Muon, which came with 2.9, or a kernel is not
+            contiguous.
 
     >>> optimizer = MuonWithAdamW(nn.Linear(3, 2), rate=1e-3)
     >>> [len(group["params"]) for group in optimizer.param_groups]
@@ -258,6 +259,9 @@ class MuonWithAdamW(Optimizer):
     """
 
     def __init__(self, model: nn.Module, rate: float) -> None:
+        if not hasattr(torch.optim, "Muon"):
+            remedy = "install that, or give an optimizer of your own: optimizer="
+            raise invalid("torch for Muon", torch.__version__, "2.9 or newer", remedy)
         matrices = hidden(model)
         chosen = set(matrices)
         others = [p for p in model.parameters() if p.requires_grad and p not in chosen]

@@ -1,12 +1,18 @@
 """Rejoin: a newcomer comes into a run between two steps, or stays out.
 
-Ranks meet it in the job's store, below ``gradwire/rejoin``. It compares its fingerprint
-with ``run``, and is newcomer n by ``asked``. ``n/beat`` counts up while it lives. Rank
-0 sees that and says so in the confirmation of a step (`synchroniser`), by which all
-ranks know it before the same next step. There rank 0 writes ``n/offer``, the place, and
-all connect anew beside the connections that they have. All agree on the newcomer
-(`membership`): each says that it is ready, or has a reason against it. Until then
-nothing of the present world has changed. ``n/over`` ends its asking.
+Ranks meet it in the job's store, by these keys below ``gradwire/rejoin``:
+
+* ``run``: the fingerprint of the run, with which a newcomer compares its own.
+* ``asked``: the number of newcomers that have asked; the n-th is newcomer n.
+* ``n/beat``: a number that newcomer n counts up while it lives.
+* ``n/offer``: its place, which rank 0 writes.
+* ``n/over``: there once its asking has ended.
+
+Rank 0 sees a newcomer that lives, and says so in the confirmation of a step
+(`synchroniser`). So all ranks know it before the same next step. There rank 0 writes
+the offer, and all connect anew beside the connections that they have. All agree on the
+newcomer (`membership`): each says that it is ready, or has a reason against it. Until
+then nothing of the present world has changed.
 
 A newcomer takes over from rank 0 all that ranks share, bit for bit. These are
 parameters, buffers, the state of the optimizer and of the loss's scaler, and what the
@@ -46,7 +52,14 @@ from ..liveness.pulse import PATIENCE_S, PERIOD_S, STORE_PATIENCE_S, Stillness
 from ..state import checkpoint
 from ..step.messages import Message
 from ..transport.task_graph import is_interrupt
-from ..transport.wire import REJOINED, Group, in_background, meet_in, own_store
+from ..transport.wire import (
+    REJOINED,
+    Group,
+    appear,
+    in_background,
+    meet_in,
+    own_store,
+)
 from .groups import open_group, register_group, stand_outside
 
 
@@ -89,7 +102,6 @@ class Healing(NamedTuple):
 
 
 _GO = "go"
-_POLL_S = 0.02
 _PLACE = Membership(REJOINED, 0, 1)
 """The membership under whose name a run and those that come in meet."""
 
@@ -172,7 +184,7 @@ def come_together(
 
     opened = ExitStack()
     verdict = ""
-    working: Future[tuple[Engine, Group]] = in_background(work)
+    working = in_background(work)
     try:
         verdict = _Judgement(offer, who, working, old).verdict(timeout)
     finally:
@@ -316,14 +328,11 @@ class Newcomer:
         return engine
 
     def _asked(self, store: Any, own: Fingerprint, timeout: timedelta) -> Offer:
-        end_s = time.monotonic() + timeout.total_seconds()
-        while not store.check(["run"]):
-            if time.monotonic() > end_s:
-                raise RankFailed(
-                    f"no running job was found in this store within {timeout}; "
-                    "pass the store of a job whose ranks train with on_failure='shrink'"
-                )
-            time.sleep(_POLL_S)
+        if not appear(store, ["run"], timeout.total_seconds()):
+            raise RankFailed(
+                f"no running job was found in this store within {timeout}; "
+                "pass the store of a job whose ranks train with on_failure='shrink'"
+            )
         if differs := difference(
             json.loads(store.get("run")), json.loads(json.dumps(own))
         ):
@@ -331,15 +340,13 @@ class Newcomer:
                 f"the run and this newcomer do not train the same thing: {differs}; "
                 "start it with the run's model, settings and versions"
             )
-        end_s = time.monotonic() + patience_of(timeout).total_seconds()
+        patience = patience_of(timeout)
         number = store.add("asked", 1)
         in_background(lambda: _live(number))
         offer = f"{number}/offer"
-        while not store.check([offer]):
-            if time.monotonic() > end_s:
-                store.set(f"{number}/over", "")
-                raise _stays_out(f"no place was offered within {patience_of(timeout)}")
-            time.sleep(_POLL_S)
+        if not appear(store, [offer], patience.total_seconds()):
+            store.set(f"{number}/over", "")
+            raise _stays_out(f"no place was offered within {patience}")
         return Offer(number, *json.loads(store.get(offer)))
 
 

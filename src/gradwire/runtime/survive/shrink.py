@@ -5,10 +5,12 @@ not (`messages`), connect anew and go on in a smaller world. Every survivor's ba
 pass raises ``RanksLost`` in the same step, the first that does not count, and the loop
 repeats that step. Residuals keep their weight: a mean over fewer ranks delivers more of
 each, so they are scaled by new over old number of ranks. The lost ranks' residuals are
-lost with them. Each entry of ``stats()["left"]`` has the ``ranks`` by their numbers in
-the job, the ``step`` that was repeated, ``residual_norms`` as the ranks last told them,
-``norms_after_steps``, and the ``seconds`` from the notice to going on. Those of
-``stats()["joined"]`` have a newcomer's ``rank``, the ``step`` that it began with, and
+lost with them.
+
+An entry of ``stats()["left"]`` has the ``ranks`` by their numbers in the job, and the
+``step`` that was repeated. It also has ``residual_norms`` as the ranks last told them,
+``norms_after_steps``, and the ``seconds`` from the notice to going on. An entry of
+``stats()["joined"]`` has a newcomer's ``rank``, the ``step`` that it began with, and
 the ``seconds`` that it took.
 
 Survivors meet in the job's store, as the connections among them are broken. The first

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,35 +38,30 @@ from ...errors import ExitCode, RankFailed
 from ...kernels.crc import crc32
 from ...version import WIRE
 
+if TYPE_CHECKING:
+    from .wire import Circle
+
 T = TypeVar("T")
 _SHARED = AllReduce | AllGather | ReduceScatter | Broadcast
 _CRC_BITS = 32
 
 
-class Position(NamedTuple):
-    """This rank's place among a verb's ``world`` ranks, and their numbers.
-
-    Ranks that hold other shards have none here, and ``ranks`` is empty.
-    """
-
-    rank: int
-    world: int
-    ranks: Sequence[int]
-
-
 class Seals:
-    """The verbs ``beside`` a task's in ``step``, None beside any not ``pairwise``."""
+    """The verbs ``beside`` a task's in ``step``, None beside any not ``pairwise``.
+
+    ``circles`` has the ranks of each verb.
+    """
 
     def __init__(
         self,
         verbs: Sequence[Communication],
-        places: Sequence[tuple[int, int, Sequence[int]]],
+        circles: Sequence[Circle],
         step: int = -1,
     ) -> None:
-        self._places = [Position(*place) for place in places]
+        self._circles = circles
         self._step = step
-        pairs = zip(verbs, self._places, strict=True)
-        self.beside = [_beside(verb, place.world) for verb, place in pairs]
+        pairs = zip(verbs, circles, strict=True)
+        self.beside = [_beside(verb, circle.world) for verb, circle in pairs]
 
     def written(
         self, verbs: Sequence[Communication]
@@ -85,22 +80,23 @@ class Seals:
 
         The error names the sender.
         """
-        for verb, one, place in zip(verbs, self.beside, self._places, strict=True):
+        for verb, one, circle in zip(verbs, self.beside, self._circles, strict=True):
             if one is None:
                 continue
             told = getattr(one, "out", one.buf).tolist()
             for at, (src, part) in enumerate(_arrived(verb)):
                 if frame(part, WIRE) != told[at]:
-                    raise self._refusal(type(verb).__name__, src, place, part, told[at])
+                    kind = type(verb).__name__
+                    raise self._refusal(kind, src, circle, part, told[at])
 
     def _refusal(
-        self, kind: str, src: int, place: Position, part: Tensor, told: int
+        self, kind: str, src: int, circle: Circle, part: Tensor, told: int
     ) -> RankFailed:
         who = f"the rank with shard {src}"
-        here = f"shard {place.rank}"
-        if place.ranks:
-            who = f"rank {place.ranks[src]}"
-            here = f"rank {place.ranks[place.rank]}"
+        here = f"shard {circle.rank}"
+        if circle.ranks:
+            who = f"rank {circle.ranks[src]}"
+            here = f"rank {circle.ranks[circle.rank]}"
         code = ExitCode.BITS
         text = (
             f"the {part.nbytes} bytes that {who} sent arrived damaged at {here} "
@@ -113,7 +109,7 @@ class Seals:
                 f"{who} sends payloads of wire version {other}, and {here} takes "
                 f"{WIRE}; start all ranks with one version of gradwire"
             )
-        ranks = tuple(place.ranks[src : src + 1])
+        ranks = tuple(circle.ranks[src : src + 1])
         return RankFailed(text, ranks=ranks, step=self._step, exit_code=code)
 
 
@@ -164,24 +160,24 @@ def _arrived(verb: Communication) -> Sequence[tuple[int, Tensor]]:
 
 
 def pairwise(
-    text: Steps[T], place_of: Callable[[Communication], Position | None]
+    text: Steps[T], circle_of: Callable[[Communication], Circle | None]
 ) -> Steps[T]:
     """A text whose payloads go straight from sender to receiver.
 
     Its sums are made in rank order, each element's on one rank, and have the same bits
     everywhere. Ranks send as many bytes as before, but for the source of a broadcast,
-    which sends to each itself. Verbs for which ``place_of`` is None stay as they are.
+    which sends to each itself. Verbs for which ``circle_of`` is None stay as they are.
     """
 
     def each(asked: Any) -> Steps[Any]:
         verbs = asked if isinstance(asked, tuple) else (asked,)
-        places = [
-            place_of(verb) if isinstance(verb, _SHARED) else None for verb in verbs
+        circles = [
+            circle_of(verb) if isinstance(verb, _SHARED) else None for verb in verbs
         ]
-        if not any(places):
+        if not any(circles):
             return (yield asked)
         ways = {
-            i: _straight(*one) for i, one in enumerate(zip(verbs, places, strict=True))
+            i: _straight(*one) for i, one in enumerate(zip(verbs, circles, strict=True))
         }
         results: dict[int, Any] = dict.fromkeys(ways)
         while ways:
@@ -199,13 +195,14 @@ def pairwise(
     return rewritten(text, each)
 
 
-def _straight(verb: Any, place: Position | None) -> Steps[Any]:
-    if place is None or not verb.buf.numel():
+def _straight(verb: Any, circle: Circle | None) -> Steps[Any]:
+    if circle is None or not verb.buf.numel():
         return (yield verb)
-    rank, world, _ = place
     buf = verb.buf
+    rank = circle.rank
+    world = circle.world
     among = verb.among
-    size = verb.buf.numel()
+    size = buf.numel()
     nothing = (0,) * world
     match verb:
         case AllGather(out):

@@ -12,6 +12,7 @@ import logging
 import os
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -20,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -57,6 +58,7 @@ Group = Any
 """A torch.distributed process group."""
 Channel = Any
 """A process group of gradwire's own: of gloo, or of a device's own back end."""
+_T = TypeVar("_T")
 _NUM_TAGS = 2**31
 AMONG_SHARDS = f" among {Among.SHARDS.value}"
 """The end of the name of a communication among shards."""
@@ -67,6 +69,8 @@ FOLDER = "GRADWIRE_RECORDS"
 
 The system's temporary one without it.
 """
+POLL_S = 0.02
+"""Seconds between two looks into a store for what other ranks write."""
 _log = logging.getLogger("gradwire")
 
 
@@ -167,7 +171,21 @@ def own_store(name: str) -> Any:
     return PrefixStore(f"gradwire/{name}", store_for(name).clone())
 
 
-def in_background(work: Callable[[], Any]) -> Future[Any]:
+def appear(store: Any, keys: Sequence[str], within_s: float) -> bool:
+    """Whether a store has all keys within some seconds.
+
+    It is asked again and again, as every ``store.wait()`` that times out writes a
+    warning to the log.
+    """
+    end_s = time.monotonic() + within_s
+    while not store.check([*keys]):
+        if time.monotonic() > end_s:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def in_background(work: Callable[[], _T]) -> Future[_T]:
     """Runs work that may wait for ever on a thread that nothing waits for.
 
     So does work with the store: torch bounds how long a store waits for a key, but not
@@ -175,7 +193,7 @@ def in_background(work: Callable[[], Any]) -> Future[Any]:
     back. An interpreter that ends starts no thread, since Python 3.12: the future holds
     that error then.
     """
-    done: Future[Any] = Future()
+    done: Future[_T] = Future()
 
     def run() -> None:
         try:
@@ -264,12 +282,18 @@ class LastVerbs:
         verbs = [asdict(verb) for verb in tuple(self._verbs)]
         if not verbs:
             return None
-        told = {"rank": rank, "world": world, "failed_s": wall_clock(), "error": text}
+        told = {
+            "rank": rank,
+            "world": world,
+            "failed_s": wall_clock(),
+            "error": text,
+            "verbs": verbs,
+        }
         folder = Path(os.environ.get(FOLDER) or tempfile.gettempdir())
         path = folder / f"gradwire-record-{os.getpid()}-{id(self):x}-rank-{rank}.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            write_anew(path, json.dumps({**told, "verbs": verbs}, indent=1))
+            write_anew(path, json.dumps(told, indent=1))
         except OSError as failed:
             _log.warning(
                 "the record of the last operations cannot be written: %s", failed
@@ -348,25 +372,20 @@ class Routes:
             return None
         from .checksums import Seals
 
-        circles = [self.circles[verb.among] for verb in verbs]
         with as_on_a_lane():
-            return Seals(
-                verbs, [(one.rank, one.world, one.ranks) for one in circles], step
-            )
+            return Seals(verbs, [self.circles[verb.among] for verb in verbs], step)
 
     def sealed(self, text: Steps[Any], lane: int) -> Steps[Any]:
         """The text as carried out on a lane; checksums need payloads of one sender."""
         if not self.checksums:
             return text
-        from .checksums import Position, pairwise
+        from .checksums import pairwise
 
-        def place_of(verb: Communication) -> Position | None:
+        def circle_of(verb: Communication) -> Circle | None:
             circle = self.circles.get(verb.among)
-            if circle is None or self._is_direct(verb, lane):
-                return None
-            return Position(circle.rank, circle.world, circle.ranks)
+            return None if circle and self._is_direct(verb, lane) else circle
 
-        return pairwise(text, place_of)
+        return pairwise(text, circle_of)
 
     def lending(self, text: Steps[Any]) -> Steps[Any]:
         """The text for ranks that read the memory of others on their host."""
@@ -618,7 +637,7 @@ def start(verb: Communication, channel: Channel) -> Any:
             return channel.broadcast([buf], options)
 
 
-def broadcast_all(tensors: Sequence[Tensor], channel: Channel, *, src: int = 0) -> None:
+def broadcast_all(tensors: Sequence[Tensor], channel: Channel, *, src: int) -> None:
     """Replaces tensors, wherever they lie, by those of group rank ``src``."""
     for tensor in tensors:
         host = tensor.detach().cpu().contiguous()
