@@ -27,7 +27,7 @@ from tests.laws.variable import above
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.plans import CLUSTER, drawn, profile_of_model, through
 from tests.runtime.ranks import Ranks
-from tests.runtime.test_checkpoint import through_a_file
+from tests.runtime.state.test_checkpoint import through_a_file
 from tests.runtime.training import (
     EXCHANGES,
     ONEBIT,

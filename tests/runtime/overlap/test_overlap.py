@@ -23,9 +23,17 @@ from gradwire.errors import RankFailed
 from gradwire.runtime.overlap import overlap as overlap_module
 from gradwire.runtime.overlap.pending import PendingGrad
 from tests.each import each
-from tests.runtime.gated_models import MODELS, Attention, Net, Tied
-from tests.runtime.late_means import LateMeans, Loop, Make, Rig, batches, run, same
-from tests.runtime.overlapped import (
+from tests.runtime.overlap.gated_models import MODELS, Attention, Net, Tied
+from tests.runtime.overlap.late_means import (
+    LateMeans,
+    Loop,
+    Make,
+    Rig,
+    batches,
+    run,
+    same,
+)
+from tests.runtime.overlap.overlapped import (
     FALLEN_BACK,
     NUM_STEPS,
     OPTIMIZERS,

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import gradwire as gw
-from tests.runtime.late_means import Loop, Rig, batches
-from tests.runtime.overlapped import NUM_STEPS, law, loss_of, usual
+from tests.runtime.overlap.late_means import Loop, Rig, batches
+from tests.runtime.overlap.overlapped import NUM_STEPS, law, loss_of, usual
 
 # What torch's compiler imports the first time makes a class with what torch itself
 # deprecates.

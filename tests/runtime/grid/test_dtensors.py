@@ -29,7 +29,7 @@ from gradwire_lab.compress.sharded_dgc import sharded_dgc
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
-from tests.runtime.test_sharded import held
+from tests.runtime.state.test_sharded import held
 from tests.runtime.training import (
     DENSE,
     ONEBIT,

@@ -20,7 +20,7 @@ from gradwire.errors import InvalidSetting, RanksDiffer
 from tests.each import each
 from tests.runtime.meshes import device_mesh, needs_reduce_scatter
 from tests.runtime.ranks import Ranks
-from tests.runtime.test_sharded import held
+from tests.runtime.state.test_sharded import held
 from tests.runtime.training import digest
 
 pytestmark = [pytest.mark.multi, needs_reduce_scatter]
