@@ -169,7 +169,7 @@ def wrapped_copies(rank: int, world: int) -> list[str]:
 
 
 @pytest.mark.multi
-def test_copies_of_a_ddp(two: Ranks) -> None:
+def test_copies_of_a_ddp_train_as_without_gradwire(two: Ranks) -> None:
     one, other = two.run(wrapped_copies)
     assert one == other
     trained, *copies, again, detached = one

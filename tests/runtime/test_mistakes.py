@@ -144,7 +144,7 @@ def test_an_optimizer_that_steps_in_a_backward_hook_is_refused() -> None:
     MISTAKES,
     ids=[parts[0] for *_, parts in MISTAKES],
 )
-def test_mistakes(
+def test_each_mistake_is_refused_with_its_remedy(
     make: Callable[[], Any],
     exchange: Any,
     settings: dict[str, Any],
@@ -167,7 +167,7 @@ def test_a_path_that_is_a_name_stands_for_the_algorithm(tmp_path: Path) -> None:
     assert resolve(file) == plan
 
 
-def test_a_second_attach_of_a_model_or_of_a_part() -> None:
+def test_a_second_attach_of_a_model_or_of_a_part_is_refused() -> None:
     outer = nn.Sequential(linear(), linear())
     handle = gw.attach(outer, "topk")
     for model in (outer, outer[0]):
@@ -179,7 +179,7 @@ def test_a_second_attach_of_a_model_or_of_a_part() -> None:
     gw.attach(outer[0], "onebit").detach()
 
 
-def test_not_during_backward() -> None:
+def test_calls_during_a_backward_pass_are_refused() -> None:
     model, other = linear(), linear()
     handle = gw.attach(model, "topk")
     calls: dict[str, Callable[[], Any]] = {
@@ -223,7 +223,7 @@ def on_ddp(rank: int, world: int) -> list[str]:
 
 
 @pytest.mark.multi
-def test_mistakes_with_ddp(two: Ranks) -> None:
+def test_a_ddp_with_a_hook_or_with_another_group_is_refused(two: Ranks) -> None:
     for taken, group in two.run(on_ddp):
         assert "DDP refused the communication hook" in taken
         assert "one hook" in taken
@@ -246,7 +246,7 @@ def outside_the_group(rank: int, world: int) -> list[str]:
 
 
 @pytest.mark.multi
-def test_a_group_without_this_rank(doomed_two: Ranks) -> None:
+def test_a_group_without_this_rank_is_refused(doomed_two: Ranks) -> None:
     """In ranks of its own, as one of them attaches more often than the other."""
     of_group, of_mesh, of_shards = doomed_two.run(outside_the_group)[0]
     for text, setting in (

@@ -156,7 +156,9 @@ def differ(rank: int, world: int) -> dict[str, str]:
 
 
 @pytest.mark.multi
-def test_ranks_that_differ(two: Ranks, subtests: pytest.Subtests) -> None:
+def test_ranks_that_differ_all_hear_of_the_difference(
+    two: Ranks, subtests: pytest.Subtests
+) -> None:
     first, second = two.run(differ)
     assert first == second
     for name, (_, said) in DIFFERENCES.items():

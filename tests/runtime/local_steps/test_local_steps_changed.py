@@ -612,7 +612,7 @@ def replaced(rank: int, world: int) -> None:
 
 
 @pytest.mark.multi
-def test_steps_of_an_optimizer_in_the_place_of_the_first_count(two: Ranks) -> None:
+def test_an_optimizer_that_replaces_the_first_counts_its_steps(two: Ranks) -> None:
     two.run(replaced)
 
 
