@@ -86,18 +86,15 @@ class FrameworkAttachment:
             given |= {"exchange": exchange, "scaler": scaler}
             self._attach = partial(attach, **given)
         self._optimizers: list[Optimizer] = []
-        self._held: list[_Held] = []
+        self._held: dict[int, _Held] = {}
+        """What is known of each module, by the module's id."""
         self._logs: list[tuple[Any, int]] = []
         """The logs, for handles that are made later."""
 
     @property
     def handles(self) -> list[Handle]:
         """The handles of all models that are attached now."""
-        return [held.handle for held in self._attached]
-
-    @property
-    def _attached(self) -> list[_Held]:
-        return [held for held in self._held if held.handle is not None]
+        return [held.handle for held in self._held.values() if held.handle is not None]
 
     @property
     def handle(self) -> Handle:
@@ -148,7 +145,7 @@ class FrameworkAttachment:
         """
         kept = {id(one) for model in others for one in model.modules()}
         kept -= {id(one) for one in coming.modules()}
-        for held in self._held:
+        for held in self._held.values():
             if held.handle is not None and id(held.module) not in kept:
                 self.let_go(held.module)
 
@@ -172,7 +169,7 @@ class FrameworkAttachment:
         if self._is_local:
             self._optimizers = [one for one in self._optimizers if one is not optimizer]
             self._optimizers.append(optimizer)
-            for held in self._held:
+            for held in self._held.values():
                 self._start_local(held, optimizer)
 
     def _start_local(self, held: _Held, optimizer: Optimizer) -> None:
@@ -223,15 +220,11 @@ class FrameworkAttachment:
 
     def put(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Loads a state into each handle, in the order of ``handles``."""
-        for held, state in zip(self._attached, states, strict=True):
-            held.handle.load_state_dict(state)
+        for handle, state in zip(self.handles, states, strict=True):
+            handle.load_state_dict(state)
 
     def _of(self, module: nn.Module) -> _Held:
-        found = next((held for held in self._held if held.module is module), None)
-        if found is None:
-            found = _Held(module)
-            self._held.append(found)
-        return found
+        return self._held.setdefault(id(module), _Held(module))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes this rank's state of each model into a folder, in a file of its own.

@@ -214,19 +214,19 @@ def test_what_is_not_finite_leaves_no_residual(sparsifier: str) -> None:
 
 def _at_once(self: Offload) -> None:
     """The mark stands before the copy."""
-    mark = self._side.mark()
+    mark = self.side.mark()
     LEAVE(self)
     self._out = mark
 
 
 def _elsewhere(self: Offload) -> None:
     """Entries come back on a stream of which the next step's copies know nothing."""
-    stream, self._side = self._side, mock.Mock(wraps=self._side)
-    self._side.use.side_effect = lambda: late.LATE.use(
+    stream, self.side = self.side, mock.Mock(wraps=self.side)
+    self.side.use.side_effect = lambda: late.LATE.use(
         late.LATE.new_stream(late.DEVICE)
     )
-    self._side.kind, self._side.staging = stream.kind, stream.staging
-    self._side.device = stream.device
+    self.side.kind, self.side.staging = stream.kind, stream.staging
+    self.side.device = stream.device
     ENCODE(self)
 
 

@@ -422,6 +422,7 @@ class StepMarks:
         return lambda: self._streams.behind([*own, *closing], **counted)
 
 
+@dataclass
 class Offload:
     """The way of the tensor ``name`` of a message, in one step, to the host and back.
 
@@ -429,28 +430,27 @@ class Offload:
     a place in the side stream that is behind all that was copied from there.
     """
 
-    def __init__(
-        self, copies: Copies, message: int, name: str, side: SideStream
-    ) -> None:
-        self._copies = copies
-        self._key = (message, name)
-        self._side = side
-        self._there: list[Tensor] = []
-        self._out: Mark | None = None
+    copies: Copies
+    message: int
+    name: str
+    side: SideStream
+    there: list[Tensor] = field(default_factory=list)
+    out: Mark | None = None
 
     @torch.no_grad()
     def leave(self) -> None:
         """Launches the copy to the host, and what the device computes before it."""
-        side = self._side
+        side = self.side
         staging = side.staging
+        key = self.message, self.name, "out"
         with side.use():
-            held = next(self._copies)
-            self._there = staging.rooms((*self._key, "out"), held, side.kind)
-            for room, tensor in zip(self._there, held, strict=True):
+            held = next(self.copies)
+            self.there = staging.rooms(key, held, side.kind)
+            for room, tensor in zip(self.there, held, strict=True):
                 room.copy_(tensor, non_blocking=True)
                 staging.to_host_bytes += room.nbytes
                 staging.offloaded_bytes += room.nbytes
-        self._out = side.mark()
+        self.out = side.mark()
 
     @torch.no_grad()
     def encode(self) -> None:
@@ -458,12 +458,12 @@ class Offload:
 
         Launches the copy of that to the device.
         """
-        side = self._side
+        side = self.side
         staging = side.staging
-        assert self._out is not None, "what is encoded has left before"
-        self._out.event.synchronize()
-        made = self._copies.send(tuple(self._there))
-        rooms = staging.rooms((*self._key, "back"), made, side.kind)
+        assert self.out is not None, "what is encoded has left before"
+        self.out.event.synchronize()
+        made = self.copies.send(tuple(self.there))
+        rooms = staging.rooms((self.message, self.name, "back"), made, side.kind)
         with side.use():
             back = tuple(torch.empty_like(one, device=side.device) for one in made)
             for room, one, tensor in zip(rooms, made, back, strict=True):
@@ -471,5 +471,5 @@ class Offload:
                 tensor.copy_(room, non_blocking=True)
                 staging.to_device_bytes += room.nbytes
             with suppress(StopIteration):
-                self._copies.send(back)
+                self.copies.send(back)
                 raise AssertionError("a text of two copies asks for a third")

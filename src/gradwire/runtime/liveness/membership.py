@@ -140,7 +140,8 @@ class Membership(NamedTuple):
             return decide({self.rank: own})
         due = range(self.world) if due is None else sorted(due)
         value = own if callable(own) else lambda: own
-        meeting = _Meeting(self.rank, due, value, look, timeout)
+        end_s = time.monotonic() + timeout.total_seconds()
+        meeting = _Meeting(self.rank, due, value, look, end_s)
         values = self.ask(meeting.hold, timeout, what, meeting.watch)
         absent = tuple(rank for rank in due if rank not in values)
         if absent and not is_partial:
@@ -216,6 +217,7 @@ def _note(rank: int) -> str:
     return f"{MEETING}/note/{rank}"
 
 
+@dataclass
 class _Meeting:
     """One rank's part in a meeting of the ranks ``due``.
 
@@ -223,57 +225,49 @@ class _Meeting:
     if the store is silent.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        due: Sequence[int],
-        own: Callable[[], Any],
-        look: Look,
-        timeout: timedelta,
-    ) -> None:
-        self._rank = rank
-        self._due = due
-        self._own = own
-        self._look = look
-        self._end_s = time.monotonic() + timeout.total_seconds()
-        self._found: dict[int, Any] = {}
-        self._is_over = False
+    rank: int
+    due: Sequence[int]
+    own: Callable[[], Any]
+    look: Look
+    end_s: float
+    found: dict[int, Any] = field(default_factory=dict)
+    is_over: bool = False
 
     def watch(self) -> None:
         """Calls ``look``, and ends the meeting if nobody is left to wait for."""
-        found = self._found
-        absent = [rank for rank in self._due if rank not in found]
-        self._is_over |= bool(self._look(absent, found))
+        found = self.found
+        absent = [rank for rank in self.due if rank not in found]
+        self.is_over |= bool(self.look(absent, found))
 
     def hold(self, store: Any) -> dict[int, Any]:
         """The values that count, by rank; ``store`` is this meeting's own."""
         came = f"{MEETING}/came"
-        notes = {rank: _note(rank) for rank in self._due}
+        notes = {rank: _note(rank) for rank in self.due}
         looked_s = time.monotonic()
         has_told = False
         while True:
-            is_over = self._is_over or time.monotonic() > self._end_s
-            own = self._own()  # after that, so that the last value counts
+            is_over = self.is_over or time.monotonic() > self.end_s
+            own = self.own()  # after that, so that the last value counts
             if own is not None and not has_told:
-                store.set(notes[self._rank], json.dumps(own))
+                store.set(notes[self.rank], json.dumps(own))
                 has_told = True
             if is_whole := store.check([*notes.values()]):
                 break
             if is_over or time.monotonic() > looked_s + _LOOK_S:
                 looked_s = time.monotonic()
-                self._found = {
-                    **self._found,
+                self.found = {
+                    **self.found,
                     **{
                         rank: json.loads(store.get(note))
                         for rank, note in notes.items()
-                        if rank not in self._found and store.check([note])
+                        if rank not in self.found and store.check([note])
                     },
                 }
                 if is_over or store.check([came]):
                     break
             time.sleep(POLL_S)
         # Whoever writes first decides for all, also for those that come later.
-        ranks = list(notes) if is_whole else sorted(self._found)
+        ranks = list(notes) if is_whole else sorted(self.found)
         ranks = json.loads(store.compare_set(came, "", json.dumps(ranks)))
         texts = store.multi_get([*map(_note, ranks)]) if ranks else []
         return {rank: json.loads(text) for rank, text in zip(ranks, texts, strict=True)}

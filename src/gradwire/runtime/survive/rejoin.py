@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -201,6 +202,7 @@ def come_together(
     return engine, group
 
 
+@dataclass
 class _Judgement:
     """This rank's part in the verdict of all ranks on a newcomer.
 
@@ -208,15 +210,12 @@ class _Judgement:
     rank or another, ends the wait.
     """
 
-    def __init__(
-        self, offer: Offer, who: Membership, working: Future[Any], old: Engine | None
-    ) -> None:
-        self._offer = offer
-        self._who = who
-        self._working = working
-        self._old = old
-        self._reason = ""
-        self._beat = Stillness()
+    offer: Offer
+    who: Membership
+    working: Future[Any]
+    old: Engine | None
+    beat: Stillness = field(default_factory=Stillness)
+    reason: str = ""
 
     @cached_property
     def _store(self) -> Any:
@@ -229,11 +228,11 @@ class _Judgement:
             for told in found.values():
                 if told != _GO:
                     return str(told if isinstance(told, str) else told[REFUSAL])
-            is_whole = len(found) == self._who.world
+            is_whole = len(found) == self.who.world
             return _GO if is_whole else f"not all ranks were ready within {timeout}"
 
         what = "a newcomer's attach"
-        verdict = self._who.agree(
+        verdict = self.who.agree(
             self._own, decide, timeout, what=what, look=self._look, is_partial=True
         )
         in_background(partial(self._close, verdict))
@@ -241,30 +240,30 @@ class _Judgement:
 
     def _own(self) -> str | None:
         """This rank's word, if it has one; called in a thread that may wait."""
-        beat = self._store.add(f"{self._offer.number}/beat", 0)
-        if self._beat.read(beat) > PATIENCE_S:
-            self._reason = self._reason or "it shows no sign of life"
-        if self._working.done():
-            error = self._working.exception()
+        beat = self._store.add(f"{self.offer.number}/beat", 0)
+        if self.beat.read(beat) > PATIENCE_S:
+            self.reason = self.reason or "it shows no sign of life"
+        if self.working.done():
+            error = self.working.exception()
             return _GO if error is None else said(error)
-        return self._reason or None
+        return self.reason or None
 
     def _look(self, absent: object, found: Mapping[int, Any]) -> bool:
         try:
-            if self._old is not None:
-                self._old.check()
+            if self.old is not None:
+                self.old.check()
                 # nothing is sent there now that could fail
-                self._old.refuse_silence(self._offer.step)
+                self.old.refuse_silence(self.offer.step)
         except RankFailed as failure:
-            self._reason = f"the run has lost ranks {list(failure.ranks)} meanwhile"
-        return bool(self._reason) or any(told != _GO for told in found.values())
+            self.reason = f"the run has lost ranks {list(failure.ranks)} meanwhile"
+        return bool(self.reason) or any(told != _GO for told in found.values())
 
     def _close(self, verdict: str) -> None:
-        self._store.set(f"{self._offer.number}/over", "")
+        self._store.set(f"{self.offer.number}/over", "")
         if verdict != _GO:  # whoever still connects hears it by the pulse
-            newcomer = self._who.world - 1
+            newcomer = self.who.world - 1
             alarm = Alarm((newcomer,), IN_ATTACH, "the newcomer stays out")
-            own_store(self._who.name).compare_set("alarm", "", alarm.encoded())
+            own_store(self.who.name).compare_set("alarm", "", alarm.encoded())
 
 
 class Newcomer:

@@ -248,11 +248,9 @@ class Shrinking:
     def _go_on_together(self, failure: RankFailed) -> None:
         """Goes on in all models that ``failure`` concerns.
 
-        Raises where a step is to be repeated.
-
-        Models that have lost a rank come first. If a step of theirs does not count, it
-        is repeated, and with it the steps of all other models: the loop makes them
-        together.
+        Raises where a step is to be repeated. Models that have lost a rank come first.
+        If a step of theirs does not count, it is repeated, and with it the steps of all
+        other models: the loop makes them together.
         """
         num_steps = self._progress.step
         lost = {*failure.ranks}
@@ -263,14 +261,15 @@ class Shrinking:
         for one in every:
             one._engine.interrupt(None)
         models = [one for one in every if lost.intersection(one._ranks)]
-        torn = [one for one in _all_lose(models, failure) if one._undoes]
+        _all_lose(models, failure)
         is_torn = any(one._is_torn for one in models)
         others = [one for one in every if one not in models and one._engine.world > 1]
         beside = [one for one in others if is_torn or one._engine.has_failed]
-        torn += [one for one in _all_lose(beside, failure) if one._undoes]
+        _all_lose(beside, failure)
+        undone = [one for one in (*models, *beside) if one._undoes]
         stands = self._progress.step == num_steps and self in (*models, *beside)
-        if torn or stands:
-            due = next(one for one in (self, *torn, *models) if one._due is not None)
+        if undone or stands:
+            due = next(one for one in (self, *undone, *models) if one._due is not None)
             due._raise_due(failure)
         for one in beside:
             one._due = None
@@ -516,10 +515,9 @@ class Shrinking:
         return engine, group
 
 
-def _all_lose(models: Sequence[Shrinking], failure: RankFailed) -> Sequence[Shrinking]:
+def _all_lose(models: Sequence[Shrinking], failure: RankFailed) -> None:
     """Goes on in models; tells all their other ranks before it waits for any."""
     for one in models:
         one._break_off(failure)
     for one in models:
         one._lose(failure)
-    return models
