@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,7 +54,9 @@ class _Held:
 class FrameworkAttachment:
     """An exchange, and the handles of the DDP models it was attached to, in order.
 
-    Methods that save, load or attach are called by all ranks.
+    Methods that save, load or attach are called by all ranks. A user needs ``handle``,
+    ``handles``, ``log_to``, ``end_period``, ``save`` and ``load``; the integrations call
+    the other methods.
 
     Args:
         exchange: A compressor, an exchange, a plan, or its name or path; or a function
@@ -218,7 +220,7 @@ class FrameworkAttachment:
         for handle in self.handles if self._is_local else ():
             handle.end_period()  # type: ignore[attr-defined]
 
-    def put(self, states: Sequence[Mapping[str, Any]]) -> None:
+    def put(self, states: Sequence[dict[str, Any]]) -> None:
         """Loads a state into each handle, in the order of ``handles``."""
         for handle, state in zip(self.handles, states, strict=True):
             handle.load_state_dict(state)

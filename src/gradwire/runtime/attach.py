@@ -261,25 +261,18 @@ class Attachment:
         """
         leave_by_cause()
         self.newcomer = newcomer
-        networks = None
         with refusing(grid.who, grid.shards) as listeners:
             self._check(model, settings, grid)
             own = self._fingerprint(grid.shards, self.prepare())
             told = json.dumps(own)
-            timeout = self.settings.failure.timeout
             if newcomer is not None:
                 with being_built():  # before others wait for this rank
                     pass
-                grid = grid._replace(who=newcomer.ask(own, timeout))
-                listeners[0] = grid.who
+                who = newcomer.ask(own, self.settings.failure.timeout)
+                grid = grid._replace(who=who)
+                listeners[0] = who
             messages = self._build(grid.who, own)
-            # All ranks of this group hear a refusal in the agreement itself.
-            listeners.remove(grid.who)
-            if newcomer is None:
-                networks = agree(grid.who, own, timeout)
-            listeners.clear()
-            channels = self.settings.channels
-            agree_among_shards(grid.who, grid.shards, messages, channels, timeout)
+            networks = self._agree(grid, messages, own, listeners)
         return self._connect(grid, messages, networks, self._healing(told))
 
     def _check(self, model: nn.Module, settings: Settings, grid: Grid) -> None:
@@ -309,6 +302,29 @@ class Attachment:
         if any(travels_scaled(one.exchange) for one in messages):
             own[SETTINGS]["scale of the scaler"] = repr(scale_of(scaler))
         return messages
+
+    def _agree(
+        self,
+        grid: Grid,
+        messages: list[Message],
+        own: Fingerprint,
+        listeners: list[Membership],
+    ) -> list[OwnNetwork] | None:
+        """Compares settings and messages with other ranks; all raise if they differ.
+
+        Returns the ranks' networks. They are None for a newcomer, which was compared
+        when it asked.
+        """
+        timeout = self.settings.failure.timeout
+        networks = None
+        # From here on this rank's group hears a refusal by the agreement itself.
+        listeners.remove(grid.who)
+        if self.newcomer is None:
+            networks = agree(grid.who, own, timeout)
+        listeners.clear()
+        channels = self.settings.channels
+        agree_among_shards(grid.who, grid.shards, messages, channels, timeout)
+        return networks
 
     def _healing(self, told: str) -> Healing | None:
         """The parts of this training that a newcomer takes over, if any may come."""

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch.distributed as dist
 
 from ...errors import ExitCode, GradwireError, RankFailed, RanksDiffer
-from ..transport.wire import POLL_S, Group, appear, in_background, own_store
+from ..transport.wire import POLL_S, Group, in_background, missing_keys, own_store
 from .alarm import listed
 from .store_check import StoreCheck, refuse_own_store
 
@@ -170,7 +170,7 @@ class Membership(NamedTuple):
         store = own_store(self.name)
         keys = [f"heard/{rank}" for rank in range(self.world)]
         store.set(keys[self.rank], "")
-        appear(store, keys, _LINGER_S)
+        missing_keys(store, keys, _LINGER_S)
 
     def ask(
         self,
@@ -383,9 +383,7 @@ def _rolled(who: Membership, timeout: timedelta) -> str:
                 if not _other_than(noted, seen, store):
                     return f"{noted}/"
             if time.monotonic() > end_s:
-                silent = tuple(
-                    rank for rank, key in enumerate(words) if not store.check([key])
-                )
+                silent = missing_keys(store, words, 0.0)
                 absent = silent or _other_than(noted, seen, store)
                 raise _did_not_come(absent, who, "attach", timeout)
             time.sleep(POLL_S)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from ...errors import InvalidSetting, invalid
-from ..transport.wire import Group, appear, in_background, own_store, root_store
+from ..transport.wire import Group, in_background, missing_keys, own_store, root_store
 from .alarm import listed
 from .sweeping import leave
 
@@ -71,12 +71,9 @@ class StoreCheck:
         keys = [f"note/{rank}" for rank in range(self._world)]
         store.set(keys[self._rank], "")
         work.wait()
-        if appear(store, keys, CHECK_S):
+        self.absent = missing_keys(store, keys, CHECK_S)
+        if not self.absent:
             leave(store, self._world)
-        else:
-            self.absent = tuple(
-                rank for rank, key in enumerate(keys) if not store.check([key])
-            )
 
 
 def _meeting(group: Group, timeout: timedelta) -> Any:

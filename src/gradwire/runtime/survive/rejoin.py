@@ -56,9 +56,9 @@ from ..transport.task_graph import is_interrupt
 from ..transport.wire import (
     REJOINED,
     Group,
-    appear,
     in_background,
     meet_in,
+    missing_keys,
     own_store,
 )
 from .groups import open_group, register_group, stand_outside
@@ -327,7 +327,7 @@ class Newcomer:
         return engine
 
     def _asked(self, store: Any, own: Fingerprint, timeout: timedelta) -> Offer:
-        if not appear(store, ["run"], timeout.total_seconds()):
+        if missing_keys(store, ["run"], timeout.total_seconds()):
             raise RankFailed(
                 f"no running job was found in this store within {timeout}; "
                 "pass the store of a job whose ranks train with on_failure='shrink'"
@@ -343,7 +343,7 @@ class Newcomer:
         number = store.add("asked", 1)
         in_background(lambda: _live(number))
         offer = f"{number}/offer"
-        if not appear(store, [offer], patience.total_seconds()):
+        if missing_keys(store, [offer], patience.total_seconds()):
             store.set(f"{number}/over", "")
             raise _stays_out(f"no place was offered within {patience}")
         return Offer(number, *json.loads(store.get(offer)))

@@ -38,12 +38,12 @@ _ORIGIN = time.time() - time.perf_counter()
 class Task:
     """One piece of work: ``fn`` runs on ``lane`` once all tasks it waits for are done.
 
-    A task without a lane runs at once, in the thread that promoted it: it must be
-    short. So does one with ``begin``, in place of whose ``fn`` work is begun that
-    others do: it is done when the function that ``begin`` is given is called, with the
-    error if there was one. ``order`` ranks ready tasks of one lane, smallest first. One
-    that ``is_light`` is done in the place of its lane's thread, by whoever promoted it,
-    if the lane has nothing else to do: to wake the thread up takes longer.
+    ``order`` ranks the ready tasks of one lane, smallest first. A task without a lane
+    runs at once, in the thread that promoted it, so it must be short. A task with
+    ``begin`` starts work that another thread does. It is done once the function that
+    ``begin`` gets is called, with the error if there was one. A task that ``is_light``
+    runs in the thread that promoted it, if its lane has nothing else to do: waking the
+    lane's thread would take longer.
     """
 
     name: str

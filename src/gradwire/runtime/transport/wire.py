@@ -171,18 +171,18 @@ def own_store(name: str) -> Any:
     return PrefixStore(f"gradwire/{name}", store_for(name).clone())
 
 
-def appear(store: Any, keys: Sequence[str], within_s: float) -> bool:
-    """Whether a store has all keys within some seconds.
+def missing_keys(store: Any, keys: list[str], within_s: float) -> tuple[int, ...]:
+    """The places of keys that a store still lacks after ``within_s`` seconds.
 
     It is asked again and again, as every ``store.wait()`` that times out writes a
     warning to the log.
     """
     end_s = time.monotonic() + within_s
-    while not store.check([*keys]):
+    while not store.check(keys):
         if time.monotonic() > end_s:
-            return False
+            return tuple(at for at, key in enumerate(keys) if not store.check([key]))
         time.sleep(POLL_S)
-    return True
+    return ()
 
 
 def in_background(work: Callable[[], _T]) -> Future[_T]:
@@ -214,8 +214,8 @@ class Circle:
 
     There is a channel for each communication lane. ``direct`` is the one that sends
     from a device's memory, if there is one. ``name`` is used once, as for
-    ``open_channels``. ``ranks`` are their numbers among those that average, which ranks
-    with other shards have not. ``lends`` tells whether they read each other's host
+    ``open_channels``. ``ranks`` are their numbers among the ranks that average; ranks
+    with other shards have none. ``lends`` is true if they read each other's host
     memory.
     """
 
@@ -306,7 +306,7 @@ class LastVerbs:
 class Routes:
     """The channels of one rank, by the ranks that they lead to.
 
-    None where it is alone there.
+    A rank that is alone in a group has no channel there.
     """
 
     def __init__(self, lanes: Sequence[str], *, checksums: bool = False) -> None:
@@ -517,9 +517,9 @@ def as_on_a_lane(side: SideStream | None = None) -> Iterator[None]:
 
 
 def is_begun(verbs: Sequence[Communication]) -> bool:
-    """Whether verbs run without a waiting thread.
+    """Whether verbs run without a thread that waits for them.
 
-    Gloo tells of no other's end.
+    gloo has futures for these verbs alone.
     """
     return len(verbs) == 1 and not isinstance(verbs[0], Send | Recv | ReduceScatter)
 
@@ -527,11 +527,10 @@ def is_begun(verbs: Sequence[Communication]) -> bool:
 def begin(
     verb: Communication, channel: Channel, over: Over, seals: Seals | None = None
 ) -> None:
-    """Starts a verb.
+    """Starts a verb, and has ``over`` called when it has ended.
 
-    ``over`` is called when it has ended, in a thread of the channel's own.
-
-    A verb that has ended already calls it in this thread. ``seals`` are its checksums.
+    The call comes in a thread of the channel's own, or at once in this thread if the
+    verb has ended already. ``seals`` are its checksums.
     """
     last = Once(over)
 
