@@ -54,9 +54,8 @@ class _Held:
 class FrameworkAttachment:
     """An exchange, and the handles of the DDP models it was attached to, in order.
 
-    Methods that save, load or attach are called by all ranks. A user needs ``handle``,
-    ``handles``, ``log_to``, ``end_period``, ``save`` and ``load``; the integrations call
-    the other methods.
+    Methods that save, load or attach are called by all ranks. Users call ``log_to``,
+    ``end_period``, ``save`` and ``load``; the integrations call the other methods.
 
     Args:
         exchange: A compressor, an exchange, a plan, or its name or path; or a function

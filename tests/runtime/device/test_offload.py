@@ -216,7 +216,7 @@ def _at_once(self: Offload) -> None:
     """The mark stands before the copy."""
     mark = self.side.mark()
     LEAVE(self)
-    self._out = mark
+    self.out = mark
 
 
 def _elsewhere(self: Offload) -> None:
