@@ -222,9 +222,7 @@ def _at_once(self: Offload) -> None:
 def _elsewhere(self: Offload) -> None:
     """Entries come back on a stream of which the next step's copies know nothing."""
     stream, self.side = self.side, mock.Mock(wraps=self.side)
-    self.side.use.side_effect = lambda: late.LATE.use(
-        late.LATE.new_stream(late.DEVICE)
-    )
+    self.side.use.side_effect = lambda: late.LATE.use(late.LATE.new_stream(late.DEVICE))
     self.side.kind, self.side.staging = stream.kind, stream.staging
     self.side.device = stream.device
     ENCODE(self)

@@ -216,7 +216,7 @@ def test_survivors_that_are_interrupted_while_they_meet_end_by_it(
     with patch.object(shrink, "meet", raising(kind())):
         one: Any = object.__new__(shrink.Shrinking)
         one._progress = _Nothing()
-        one._ranks = [0, 1]
+        one._progress.numbers = (0, 1)
         with pytest.raises(kind):
             one._lose(RankFailed("rank 1 is lost", ranks=(1,)))
 

@@ -77,9 +77,14 @@ class Membership(NamedTuple):
         known = dict(enumerate(self.ranks))
         return tuple(known.get(rank, rank) for rank in ranks)
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers in the job of all ranks of the group."""
+        return self.in_job(range(self.world))
+
     def in_group(self, ranks: Collection[int]) -> tuple[int, ...]:
         """The numbers in the group of these ranks of the job; others are left out."""
-        numbers = self.in_job(range(self.world))
+        numbers = self.numbers
         return tuple(numbers.index(rank) for rank in ranks if rank in numbers)
 
     def explained(self, ranks: Collection[int]) -> str:

@@ -162,8 +162,6 @@ class Shrinking:
         self._undo = undo
         engine = self._engine
         self._name = engine.who.name
-        self._ranks = [*engine.who.in_job(range(engine.world))]
-        """The numbers in the job of the ranks that go on."""
         self._last_newcomer = 0
         self._num_labels = (
             dist.get_world_size() if dist.is_initialized() else engine.world
@@ -191,6 +189,11 @@ class Shrinking:
         return self._progress.synchroniser.engine
 
     @property
+    def _numbers(self) -> tuple[int, ...]:
+        """The numbers in the job of the ranks that go on."""
+        return self._engine.who.numbers
+
+    @property
     def _report(self) -> StepReport:
         return self._progress.synchroniser.report
 
@@ -206,7 +209,7 @@ class Shrinking:
         if newcomer not in (0, self._last_newcomer):
             self._last_newcomer = newcomer
             self._admit(
-                Offer(newcomer, [*self._ranks, self._num_labels], self._progress.step)
+                Offer(newcomer, [*self._numbers, self._num_labels], self._progress.step)
             )
 
     def _raise_due(self, cause: RankFailed | None) -> None:
@@ -260,7 +263,7 @@ class Shrinking:
         every = sorted(_shrinking, key=lambda one: one._name)
         for one in every:
             one._engine.interrupt(None)
-        models = [one for one in every if lost.intersection(one._ranks)]
+        models = [one for one in every if lost.intersection(one._numbers)]
         _all_lose(models, failure)
         is_torn = any(one._is_torn for one in models)
         others = [one for one in every if one not in models and one._engine.world > 1]
@@ -314,7 +317,7 @@ class Shrinking:
         num_steps = self._progress.step
         is_open = synchroniser.open
         own = Counted(num_steps, num_steps + synchroniser.is_whole, is_open)
-        has_lost = not {*failure.ranks}.isdisjoint(self._ranks)
+        has_lost = not {*failure.ranks}.isdisjoint(self._numbers)
         decision = meet(engine, failure, own, repeats=not has_lost)
         if decision is None:
             raise failure
@@ -342,7 +345,7 @@ class Shrinking:
                 ranks=failure.ranks,
                 step=decision.num_steps,
             )
-        told = {self._ranks[r]: records[r] for r in sorted(gone)}
+        told = {self._numbers[r]: records[r] for r in sorted(gone)}
         self._run.left.append(
             {
                 "ranks": tuple(told),
@@ -384,7 +387,6 @@ class Shrinking:
         except (GradwireError, RuntimeError, TimeoutError) as error:
             text = f"{failure}; the others cannot go on: {said(error)}"
             raise RankFailed(text, ranks=failure.ranks, step=failure.step) from error
-        self._ranks = [self._ranks[rank] for rank in decision.ranks]
 
     def _move(
         self,
@@ -445,7 +447,6 @@ class Shrinking:
         self._note_newcomer(offer, time.monotonic() - start_s)
 
     def _note_newcomer(self, offer: Offer, seconds: float) -> None:
-        self._ranks = offer.labels
         self._num_labels = offer.labels[-1] + 1
         self._run.joined.append(
             {"rank": offer.labels[-1], "step": offer.step, "seconds": seconds}
