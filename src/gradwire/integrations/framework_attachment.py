@@ -88,7 +88,7 @@ class FrameworkAttachment:
             self._attach = partial(attach, **given)
         self._optimizers: list[Optimizer] = []
         self._held: dict[int, _Held] = {}
-        """What is known of each module, by the module's id."""
+        """The modules that were attached, by id."""
         self._logs: list[tuple[Any, int]] = []
         """The logs, for handles that are made later."""
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,30 +38,38 @@ from ...errors import ExitCode, RankFailed
 from ...kernels.crc import crc32
 from ...version import WIRE
 
-if TYPE_CHECKING:
-    from .wire import Circle
-
 T = TypeVar("T")
 _SHARED = AllReduce | AllGather | ReduceScatter | Broadcast
 _CRC_BITS = 32
 
 
+class Position(Protocol):
+    """This rank's place among a verb's ``world`` ranks, and their numbers.
+
+    Ranks that hold other shards have none here, and ``ranks`` is empty.
+    """
+
+    rank: int
+    world: int
+    ranks: Sequence[int]
+
+
 class Seals:
     """The verbs ``beside`` a task's in ``step``, None beside any not ``pairwise``.
 
-    ``circles`` has the ranks of each verb.
+    ``places`` are this rank's, one for each verb.
     """
 
     def __init__(
         self,
         verbs: Sequence[Communication],
-        circles: Sequence[Circle],
+        places: Sequence[Position],
         step: int = -1,
     ) -> None:
-        self._circles = circles
+        self._places = places
         self._step = step
-        pairs = zip(verbs, circles, strict=True)
-        self.beside = [_beside(verb, circle.world) for verb, circle in pairs]
+        pairs = zip(verbs, places, strict=True)
+        self.beside = [_beside(verb, place.world) for verb, place in pairs]
 
     def written(
         self, verbs: Sequence[Communication]
@@ -80,23 +88,23 @@ class Seals:
 
         The error names the sender.
         """
-        for verb, one, circle in zip(verbs, self.beside, self._circles, strict=True):
+        for verb, one, place in zip(verbs, self.beside, self._places, strict=True):
             if one is None:
                 continue
             told = getattr(one, "out", one.buf).tolist()
             for at, (src, part) in enumerate(_arrived(verb)):
                 if frame(part, WIRE) != told[at]:
                     kind = type(verb).__name__
-                    raise self._refusal(kind, src, circle, part, told[at])
+                    raise self._refusal(kind, src, place, part, told[at])
 
     def _refusal(
-        self, kind: str, src: int, circle: Circle, part: Tensor, told: int
+        self, kind: str, src: int, place: Position, part: Tensor, told: int
     ) -> RankFailed:
         who = f"the rank with shard {src}"
-        here = f"shard {circle.rank}"
-        if circle.ranks:
-            who = f"rank {circle.ranks[src]}"
-            here = f"rank {circle.ranks[circle.rank]}"
+        here = f"shard {place.rank}"
+        if place.ranks:
+            who = f"rank {place.ranks[src]}"
+            here = f"rank {place.ranks[place.rank]}"
         code = ExitCode.BITS
         text = (
             f"the {part.nbytes} bytes that {who} sent arrived damaged at {here} "
@@ -109,7 +117,7 @@ class Seals:
                 f"{who} sends payloads of wire version {other}, and {here} takes "
                 f"{WIRE}; start all ranks with one version of gradwire"
             )
-        ranks = tuple(circle.ranks[src : src + 1])
+        ranks = tuple(place.ranks[src : src + 1])
         return RankFailed(text, ranks=ranks, step=self._step, exit_code=code)
 
 
@@ -160,24 +168,24 @@ def _arrived(verb: Communication) -> Sequence[tuple[int, Tensor]]:
 
 
 def pairwise(
-    text: Steps[T], circle_of: Callable[[Communication], Circle | None]
+    text: Steps[T], place_of: Callable[[Communication], Position | None]
 ) -> Steps[T]:
     """A text whose payloads go straight from sender to receiver.
 
     Its sums are made in rank order, each element's on one rank, and have the same bits
     everywhere. Ranks send as many bytes as before, but for the source of a broadcast,
-    which sends to each itself. Verbs for which ``circle_of`` is None stay as they are.
+    which sends to each itself. Verbs for which ``place_of`` is None stay as they are.
     """
 
     def each(asked: Any) -> Steps[Any]:
         verbs = asked if isinstance(asked, tuple) else (asked,)
-        circles = [
-            circle_of(verb) if isinstance(verb, _SHARED) else None for verb in verbs
+        places = [
+            place_of(verb) if isinstance(verb, _SHARED) else None for verb in verbs
         ]
-        if not any(circles):
+        if not any(places):
             return (yield asked)
         ways = {
-            i: _straight(*one) for i, one in enumerate(zip(verbs, circles, strict=True))
+            i: _straight(*one) for i, one in enumerate(zip(verbs, places, strict=True))
         }
         results: dict[int, Any] = dict.fromkeys(ways)
         while ways:
@@ -195,12 +203,12 @@ def pairwise(
     return rewritten(text, each)
 
 
-def _straight(verb: Any, circle: Circle | None) -> Steps[Any]:
-    if circle is None or not verb.buf.numel():
+def _straight(verb: Any, place: Position | None) -> Steps[Any]:
+    if place is None or not verb.buf.numel():
         return (yield verb)
     buf = verb.buf
-    rank = circle.rank
-    world = circle.world
+    rank = place.rank
+    world = place.world
     among = verb.among
     size = buf.numel()
     nothing = (0,) * world
