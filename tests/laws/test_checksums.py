@@ -24,12 +24,12 @@ from gradwire.contract.verbs import (
     Steps,
 )
 from gradwire.errors import GradwireError, LawBroken, RankFailed
-from gradwire.exchange.by_name import texts
+from gradwire.exchange.by_name import steps_of_all
 from gradwire.exchange.local import drive
 from gradwire.exchange.two_level import on_hosts
 from gradwire.runtime.transport import checksums
 from gradwire.runtime.transport.checksums import Seals, pairwise
-from gradwire.runtime.transport.wire import Circle
+from gradwire.runtime.transport.wire import RankGroup
 from gradwire_bench.faults.striking import flip
 from gradwire_lab.laws.cases import Case
 from gradwire_lab.laws.tolerance import must, same_bits
@@ -61,7 +61,7 @@ class Flip:
     def __init__(self, at: int | None = None) -> None:
         self.num_bits, self._at = 0, at
 
-    def __call__(self, verb: Any, circle: Circle) -> Any:
+    def __call__(self, verb: Any, circle: RankGroup) -> Any:
         if not isinstance(verb, Send | AllToAll):
             return verb
         first, num_bits = self.num_bits, verb.buf.nbytes * 8
@@ -74,18 +74,18 @@ class Flip:
 
 
 def sealed(
-    text: Steps[Any], rank: int, exchange: Exchange, kind: type[Seals], strike: Flip
+    steps: Steps[Any], rank: int, exchange: Exchange, kind: type[Seals], strike: Flip
 ) -> Steps[Any]:
-    """A text whose verbs have checksums, as the engine's driver gives them."""
+    """Steps whose verbs have checksums, as the engine's driver gives them."""
 
-    def circle_of(verb: Communication) -> Circle:
+    def circle_of(verb: Communication) -> RankGroup:
         found = members(rank, CASE.world, exchange.ranks_per_host, verb.among)
-        return Circle("", found.index(rank), len(found), [], ranks=found)
+        return RankGroup("", found.index(rank), len(found), [], ranks=found)
 
-    text, value = pairwise(text, circle_of), None
+    steps, value = pairwise(steps, circle_of), None
     while True:
         try:
-            asked = text.send(value)
+            asked = steps.send(value)
         except StopIteration as stop:
             return stop.value
         verbs = asked if isinstance(asked, tuple) else (asked,)
@@ -101,9 +101,11 @@ def sealed(
 def means(
     exchange: Exchange, victim: int, strike: Flip, kind: type[Seals] = Seals
 ) -> list[torch.Tensor]:
-    made = texts(exchange, CASE.grads(), CASE.states(exchange))
+    made = steps_of_all(exchange, CASE.grads(), CASE.states(exchange))
     calm = [strike if rank == victim else Flip() for rank in range(CASE.world)]
-    watched = [sealed(text, r, exchange, kind, calm[r]) for r, text in enumerate(made)]
+    watched = [
+        sealed(steps, r, exchange, kind, calm[r]) for r, steps in enumerate(made)
+    ]
     outcome = drive(watched, seed=CASE.seed, ranks_per_host=exchange.ranks_per_host)
     return [mean_N for mean_N, _, _ in outcome.results]
 
@@ -115,7 +117,7 @@ def law_a_flip_is_refused_by_name(
     named.
     """
     plain = drive(
-        texts(exchange, CASE.grads(), CASE.states(exchange)),
+        steps_of_all(exchange, CASE.grads(), CASE.states(exchange)),
         ranks_per_host=exchange.ranks_per_host,
     )
     count = Flip()
@@ -145,17 +147,17 @@ def test_a_flip_is_refused_by_name(exchange: Exchange) -> None:
 
 
 def test_what_no_exchange_here_asks_for_is_sent_from_rank_to_rank() -> None:
-    def text(rank: int) -> Steps[Any]:
+    def steps(rank: int) -> Steps[Any]:
         all_N, part_N = torch.arange(6.0) + rank, torch.zeros(2)
-        told_N = torch.full((3,), float(rank))
-        yield ReduceScatter(part_N, all_N), Broadcast(1, told_N)
-        return part_N.tolist(), told_N.tolist()
+        announced_N = torch.full((3,), float(rank))
+        yield ReduceScatter(part_N, all_N), Broadcast(1, announced_N)
+        return part_N.tolist(), announced_N.tolist()
 
     def straight(rank: int) -> Steps[Any]:
-        circle = Circle("", rank, 3, [], ranks=range(3))
-        return pairwise(text(rank), lambda verb: circle)
+        circle = RankGroup("", rank, 3, [], ranks=range(3))
+        return pairwise(steps(rank), lambda verb: circle)
 
-    want = drive([text(rank) for rank in range(3)])
+    want = drive([steps(rank) for rank in range(3)])
     made = drive([straight(rank) for rank in range(3)])
     assert made.results == want.results
 
@@ -164,11 +166,11 @@ def test_a_payload_of_another_version_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent, got = torch.arange(4.0), torch.zeros(4)
-    circles = [Circle("", rank, 2, [], ranks=(0, 1)) for rank in (0, 1)]
+    groups = [RankGroup("", rank, 2, [], ranks=(0, 1)) for rank in (0, 1)]
     monkeypatch.setattr(checksums, "WIRE", 2)
     sender, taker = (
-        Seals([Send(1, sent)], circles[:1]),
-        Seals([Recv(0, got)], circles[1:]),
+        Seals([Send(1, sent)], groups[:1]),
+        Seals([Recv(0, got)], groups[1:]),
     )
     [(_, beside)] = sender.written([Send(1, sent)])
     got.copy_(sent)

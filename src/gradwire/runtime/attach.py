@@ -256,7 +256,7 @@ class Attachment:
     ) -> Handle:
         """Checks the arguments, builds messages, agrees with other ranks and connects.
 
-        A rank that refuses tells the others, so none waits. A ``newcomer`` agrees with
+        A rank that refuses announces it, so none waits. A ``newcomer`` agrees with
         a run.
         """
         leave_by_cause()
@@ -264,7 +264,7 @@ class Attachment:
         with refusing(grid.who, grid.shards) as listeners:
             self._check(model, settings, grid)
             own = self._fingerprint(grid.shards, self.prepare())
-            told = json.dumps(own)
+            announced = json.dumps(own)
             if newcomer is not None:
                 with being_built():  # before others wait for this rank
                     pass
@@ -273,7 +273,7 @@ class Attachment:
                 listeners[0] = who
             messages = self._build(grid.who, own)
             networks = self._agree(grid, messages, own, listeners)
-        return self._connect(grid, messages, networks, self._healing(told))
+        return self._connect(grid, messages, networks, self._healing(announced))
 
     def _check(self, model: nn.Module, settings: Settings, grid: Grid) -> None:
         """Refuses a model and settings that cannot be used, and keeps both."""
@@ -326,7 +326,7 @@ class Attachment:
         agree_among_shards(grid.who, grid.shards, messages, channels, timeout)
         return networks
 
-    def _healing(self, told: str) -> Healing | None:
+    def _healing(self, announced: str) -> Healing | None:
         """The parts of this training that a newcomer takes over, if any may come."""
         failure = self.settings.failure
         if failure.on_failure != "shrink":
@@ -335,7 +335,7 @@ class Attachment:
 
         optimizer = self.settings.optimizer
         scaler = self.settings.scaler
-        return Healing(self._shared, optimizer, scaler, failure.timeout, told)
+        return Healing(self._shared, optimizer, scaler, failure.timeout, announced)
 
     @property
     def carried(self) -> list[NamedParam]:

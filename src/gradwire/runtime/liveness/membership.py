@@ -249,13 +249,13 @@ class _Meeting:
         came = f"{MEETING}/came"
         notes = {rank: _note(rank) for rank in self.due}
         looked_s = time.monotonic()
-        has_told = False
+        has_announced = False
         while True:
             is_over = self.is_over or time.monotonic() > self.end_s
             own = self.own()  # after that, so that the last value counts
-            if own is not None and not has_told:
+            if own is not None and not has_announced:
                 store.set(notes[self.rank], json.dumps(own))
-                has_told = True
+                has_announced = True
             if is_whole := store.check([*notes.values()]):
                 break
             if is_over or time.monotonic() > looked_s + _LOOK_S:

@@ -48,7 +48,7 @@ The process that it ends may host the store.
 """
 _QUICK_S = 0.02
 _QUICK_ROUNDS = 100
-"""The number of first rounds, in which ranks find each other's doors.
+"""The number of first rounds, in which ranks find each other's probe ports.
 
 They are ``_QUICK_S`` seconds apart.
 """
@@ -181,7 +181,7 @@ class Pulse:
         self.roll_call.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(PATIENCE_S)
-            self.roll_call.close()  # if the thread has opened the door meanwhile
+            self.roll_call.close()  # if the thread has opened the port meanwhile
         if not self._thread.is_alive():
             self._store = None  # Gives the connection back.
 
@@ -197,7 +197,7 @@ class Pulse:
         self._wake.set()
         if not self._sent.wait(PERIOD_S):
             # The store is slow: ranks whose doors can be reached hear it there.
-            in_background(partial(self.roll_call.tell, alarm.encoded()))
+            in_background(partial(self.roll_call.announce, alarm.encoded()))
         if self._sent.wait(LINGER_S - PERIOD_S):
             time.sleep(LINGER_S)
         return self._first or alarm
@@ -208,7 +208,7 @@ class Pulse:
         return "" if known is None else known.encoded()
 
     def _heard(self, line: bytes) -> None:
-        """Takes an alarm that another rank tells past the store."""
+        """Takes an alarm that another rank announces past the store."""
         if self._first is None:
             self._first = Alarm.decoded(line, self.place.step)
             self._announced = True
@@ -302,8 +302,8 @@ class Pulse:
         try:
             while not self._stop.is_set() and self._live():
                 is_complete = self.roll_call.is_complete
-                # Doors are looked for at once: a link or the store may fail in the
-                # first step.
+                # Probe ports are looked for at once: a link or the store may fail in
+                # the first step.
                 wait_s = PERIOD_S / 4
                 if quick and not is_complete:
                     quick -= 1
@@ -362,7 +362,7 @@ class Pulse:
         if not self.roll_call.is_complete:
             self.roll_call.meet(self._store)
             if self.roll_call.is_complete and self.rank == 0:
-                self.sweep("way")  # all have read these, as all have opened their doors
+                self.sweep("way")  # all have read these, as all have opened their ports
         if self._outgoing is not None and not self._sent.is_set():
             found = self._store.compare_set("alarm", "", self._outgoing.encoded())
             self._first = self._first or Alarm.decoded(found, self.place.step)

@@ -2,7 +2,7 @@
 
 The store keeps whatever is written to it until the job ends. What one attach writes
 begins with the attach's name: signs of life, notes by which ranks agree, the addresses
-of its channels and doors.
+of its channels and probe ports.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class LocalSteps(Handle):
         """Pseudo-gradients on their way, by name; their means arrive in place."""
         self._left = 0
         """Local steps until these take effect; 0 where none are on their way."""
-        self._telling: Task | None = None
+        self._announcing: Task | None = None
         """The task in which ranks tell each other their moments; None without one."""
         self._has_stepped = False
         """Whether an optimizer has stepped since parameters were their anchors."""
@@ -199,7 +199,7 @@ class LocalSteps(Handle):
             if self._left:  # a state that was saved with a longer delay
                 self._apply(rhythm.mixing)
             self._position %= rhythm.every
-            self._launch(self._fragments[number - 1], tells=True)
+            self._launch(self._fragments[number - 1], announces=True)
             self._left = rhythm.delay
             if not rhythm.delay:
                 self._apply(rhythm.mixing)
@@ -221,7 +221,7 @@ class LocalSteps(Handle):
         """
         self._between_steps("end_period()")
         self._take_loads()
-        self._tell(ends_period=True)
+        self._announce(ends_period=True)
         moments = self._hear() or [self._moment(ends_period=True)]
         if not any(moment.has_learnt for moment in moments):
             return
@@ -238,22 +238,22 @@ class LocalSteps(Handle):
         has_learnt = has_learnt or self._outer.has_learnt()
         return LoopMoment(self._local_step, ends_period, has_learnt, *self._loads.tally)
 
-    def _tell(self, *, ends_period: bool) -> None:
-        """Has ranks tell each other their moments beside what follows."""
+    def _announce(self, *, ends_period: bool) -> None:
+        """Has ranks announce their moments beside what follows."""
         engine = self._engine
         if engine.world > 1:
             own = self._moment(ends_period=ends_period)
             steps = moments_of_all(engine.world, self._progress.step, own)
-            self._telling = engine.launch(0, "moments", steps, CONTROL)
+            self._announcing = engine.launch(0, "moments", steps, CONTROL)
 
     def _hear(self) -> list[LoopMoment]:
         """Waits for the moments that ranks are telling each other; [] if none are."""
-        if self._telling is None:
+        if self._announcing is None:
             return []
-        telling = self._telling
-        self._telling = None
-        self._engine.wait([telling])
-        moments: list[LoopMoment] = telling.result
+        announcing = self._announcing
+        self._announcing = None
+        self._engine.wait([announcing])
+        moments: list[LoopMoment] = announcing.result
         return moments
 
     def _take_loads(self) -> None:
@@ -271,12 +271,12 @@ class LocalSteps(Handle):
             del self._arriving[name]
         self._outer.restart(loaded)
 
-    def _launch(self, names: Sequence[str], *, tells: bool = False) -> None:
-        """Sends this rank's pseudo-gradients, and its moment if it ``tells``."""
+    def _launch(self, names: Sequence[str], *, announces: bool = False) -> None:
+        """Sends this rank's pseudo-gradients, and its moment if it ``announces``."""
         self._unattached.before_backward()
         self._progress.begin_step(names)
-        if tells:
-            self._tell(ends_period=False)
+        if announces:
+            self._announce(ends_period=False)
         for name in reversed(names):  # in issue order
             delta = self._arriving[name] = self._outer.pseudo_gradient(name)
             self._synchroniser.ready(name, delta)

@@ -225,9 +225,11 @@ class _Judgement:
         """The verdict of all ranks, which is told to the newcomer."""
 
         def decide(found: Mapping[int, Any]) -> str:
-            for told in found.values():
-                if told != _GO:
-                    return str(told if isinstance(told, str) else told[REFUSAL])
+            for announced in found.values():
+                if announced != _GO:
+                    return str(
+                        announced if isinstance(announced, str) else announced[REFUSAL]
+                    )
             is_whole = len(found) == self.who.world
             return _GO if is_whole else f"not all ranks were ready within {timeout}"
 
@@ -256,7 +258,9 @@ class _Judgement:
                 self.old.refuse_silence(self.offer.step)
         except RankFailed as failure:
             self.reason = f"the run has lost ranks {list(failure.ranks)} meanwhile"
-        return bool(self.reason) or any(told != _GO for told in found.values())
+        return bool(self.reason) or any(
+            announced != _GO for announced in found.values()
+        )
 
     def _close(self, verdict: str) -> None:
         self._store.set(f"{self.offer.number}/over", "")
