@@ -1,7 +1,7 @@
 """Figure 14 of HiPress: its cost model beside what it predicts, here the simulator's
 exchange.
 
-The paper measures synchronisation on its own 16 hosts. Here the texts that training
+The paper measures synchronisation on its own 16 hosts. Here the steps that training
 runs are played by events on a link of the same rate, so what is compared is equations 1
 and 2 with their serial steps, and the very transfers, encodes and decodes.
 """

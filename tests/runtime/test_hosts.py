@@ -109,13 +109,13 @@ def expected(exchange: Exchange) -> list[Tensor]:
     for step in range(STEPS):
         for layer, _ in enumerate(specs):
             grads = [grad_of(rank, layer, step).flatten() for rank in range(4)]
-            texts = [
+            all_steps = [
                 made.synchronise(
                     members[layer][r], states[layer][r], grads[r], grads[r]
                 )
                 for r in range(4)
             ]
-            states[layer] = drive(texts, ranks_per_host=2).results
+            states[layer] = drive(all_steps, ranks_per_host=2).results
             found.append(grads[0])
     return found
 

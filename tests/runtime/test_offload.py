@@ -198,10 +198,10 @@ def test_what_is_not_finite_leaves_no_residual(sparsifier: str) -> None:
     state = exchange.init(spec, 2)
     encoder = TensorEncoder.of(exchange)
     assert encoder is not None
-    text = encoder.encode_on_host(me, state, 0, grad_N)
-    made = text.send(tuple(one.clone() for one in next(text)))
+    steps = encoder.encode_on_host(me, state, 0, grad_N)
+    made = steps.send(tuple(one.clone() for one in next(steps)))
     with pytest.raises(StopIteration):
-        text.send(tuple(one.clone() for one in made))
+        steps.send(tuple(one.clone() for one in made))
     sent_N = torch.zeros(100).index_add_(0, *made)
     left_N = state.residual_N
     assert sent_N.count_nonzero() > 0

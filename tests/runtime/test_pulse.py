@@ -144,12 +144,12 @@ def test_an_engine_waits_while_messages_are_under_way_and_it_computes_nothing() 
         begun.set()
         go.wait(HANG_S)
 
-    def text() -> Steps[None]:
+    def steps() -> Steps[None]:
         yield Compute("encode", encode, 1)
 
     assert not engine._waits()
     before = Task("before", lambda: None)
-    end = engine.launch(0, "message 0", text(), Launch(behind=[before]))
+    end = engine.launch(0, "message 0", steps(), Launch(behind=[before]))
     assert engine._waits()
     engine.begin(before)
     assert begun.wait(HANG_S)

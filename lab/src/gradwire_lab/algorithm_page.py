@@ -388,11 +388,11 @@ def _counted(exchange: Exchange) -> dict[str, float]:
     draw = torch.Generator().manual_seed(0)
     for _ in range(STEPS):
         grads = [torch.randn(NUMEL, generator=draw) for _ in members]
-        texts = [
+        all_steps = [
             exchange.synchronise(me, state, grad_N, grad_N)
             for me, state, grad_N in zip(members, states, grads, strict=True)
         ]
-        states = drive(texts).results
+        states = drive(all_steps).results
     kept = kept_bytes(states[0], members[0])
     kept["passing"] = passing_bytes(own=True)
     return {kind: kept[kind] / NUMEL for kind in MEMORY if kind != "messages"}

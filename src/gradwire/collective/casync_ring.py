@@ -57,29 +57,29 @@ from .steps.chunks import (
 T = TypeVar("T")
 
 
-def staggered(texts: Sequence[Steps[T]]) -> Steps[list[T]]:
-    """Runs texts of tuples side by side, each a tuple behind the one before it.
+def staggered(all_steps: Sequence[Steps[T]]) -> Steps[list[T]]:
+    """Runs steps of tuples side by side, each a tuple behind the one before it.
 
-    Returns all results. Every text yields as many tuples on every rank, of which some
+    Returns all results. All yield as many tuples on every rank, of which some
     may be empty. So what one rank sends another comes in the order in which it is taken
     there. An empty tuple of all is no step.
     """
-    results: list[Any] = [None] * len(texts)
-    values: list[Any] = [None] * len(texts)
-    open_texts = set(range(len(texts)))
+    results: list[Any] = [None] * len(all_steps)
+    values: list[Any] = [None] * len(all_steps)
+    open_steps = set(range(len(all_steps)))
     begun = 0
-    while open_texts:
+    while open_steps:
         begun += 1
         rows: dict[int, tuple[Verb, ...]] = {}
-        for number in sorted(open_texts):
+        for number in sorted(open_steps):
             if number < begun:
                 try:
-                    asked = texts[number].send(values[number])
+                    asked = all_steps[number].send(values[number])
                 except StopIteration as stop:
                     results[number] = stop.value
-                    open_texts.remove(number)
+                    open_steps.remove(number)
                 else:
-                    assert isinstance(asked, tuple), "a text of tuples"
+                    assert isinstance(asked, tuple), "steps of tuples"
                     rows[number] = asked
         verbs = [verb for row in rows.values() for verb in row]
         done = iter((yield tuple(verbs)) if verbs else ())
@@ -153,7 +153,7 @@ class casync_ring(Collective):
             walk = _Walk(
                 codec.chunk(start, stop), me, grad_N[start:stop], residual_P, number
             )
-            walks.append(walk.text(out_N[start:stop], own, self.partitions, first))
+            walks.append(walk.steps(out_N[start:stop], own, self.partitions, first))
         states = yield from staggered(walks)
         return tuple(state for own in states for state in own)
 
@@ -192,7 +192,7 @@ class _Walk:
         self.grad_N = grad_N
         self.residual_N = residual_N
 
-    def text(
+    def steps(
         self, out_N: Tensor, states: tuple[Any, ...], partitions: int | None, first: int
     ) -> Steps[tuple[Any, ...]]:
         """Leaves the mean in ``out_N`` and returns new states; yields tuples, of which

@@ -237,15 +237,15 @@ class Member:
         out_N: Tensor,
         residual_N: Residual = None,
     ) -> Steps[Any]:
-        """Another exchange's text that this one calls; see ``Exchange.synchronise``."""
-        text: Steps[Any] = exchange.synchronise(self, state, grad_N, out_N, residual_N)
-        return text
+        """The steps of another exchange; see ``Exchange.synchronise``."""
+        steps: Steps[Any] = exchange.synchronise(self, state, grad_N, out_N, residual_N)
+        return steps
 
     def variant_of(self, codec: Compressor, *, world: int | None = None) -> Compressor:
         """The codec as this rank uses it.
 
-        A text that sums nothing on the wire asks for that of a ``world`` of 1: its
-        values need not be divided by W first. A text asks for one of the two.
+        Steps that sum nothing on the wire ask for that of a ``world`` of 1:
+        their values need not be divided by W first. Steps ask for one of the two.
         """
         if self._variant is None or self._variant[0] is not codec:
             self._variant = codec, codec.for_world(world or self.world, self.rank)

@@ -1,6 +1,6 @@
 """Exchanges without data: what predictions are made with.
 
-``SizeOnlyCompressor`` has a compressor's sizes without its work. ``record`` runs a text
+``SizeOnlyCompressor`` has a compressor's sizes without its work. ``record`` runs steps
 once on torch's meta device: its verbs do not depend on values, so it yields the same
 ones here as in training.
 """
@@ -67,7 +67,7 @@ class SizeOnlyCompressor(Compressor):
         """Adds nothing."""
 
 
-# ---- A member without data, which notes what a text asks it for while its verbs are re
+# ---- A member without data, which notes what steps ask it for while their verbs are re
 
 
 class WritesNothing(TorchFunctionMode):
@@ -92,7 +92,7 @@ class RecordingMember(Member):
     """A member without data.
 
     It notes whether its rank is asked for: if not, all ranks do the same; and its turn:
-    if not, all messages are alike. Its ``sizes`` are the usual ones where a text states
+    if not, all messages are alike. Its ``sizes`` are the usual ones where steps state
     them, and else the largest.
     """
 
@@ -158,11 +158,11 @@ class RecordingMember(Member):
         return Compute(name, usual, numel)
 
 
-# ---- a text without data -------------------------------------------------------------
+# ---- steps without data --------------------------------------------------------------
 
 
 class RecordedVerbs(NamedTuple):
-    """The verbs that a text yielded, a row for each yield, and whether they depend on
+    """The verbs that steps yielded, a row for each yield, and whether they depend on
     the rank and on the message's turn.
     """
 
@@ -178,7 +178,7 @@ class _LooksAtValues(InvalidSetting):
 def record(
     exchange: Any, spec: TensorSpec, rank: int, world: int, turn: int = 0
 ) -> RecordedVerbs:
-    """Runs one rank's text without data and records the verbs that it yields."""
+    """Runs one rank's steps without data and records the verbs that they yield."""
     hollow = without_data(exchange)
     me = RecordingMember(rank, world, turn)
     rows = list[tuple[Verb, ...]]()

@@ -122,7 +122,7 @@ ITEM_BYTES = 4
 LEAST_SHOWN = 1.1
 LIMIT = datetime.timedelta(minutes=2)
 Make = Callable[[], Steps[object]]
-"""Makes the text of one message."""
+"""Makes the steps of one message."""
 
 
 def measure_cluster(

@@ -58,7 +58,7 @@ from .accidents import (
     Accident,
 )
 from .faults_judge import Ending
-from .striking import LoopLeft, Striker, Texts
+from .striking import LoopLeft, Striker, StruckSteps
 
 _SMALL_MB = 0.004
 _PR_SET_PDEATHSIG = 1
@@ -206,9 +206,9 @@ class _Training:
         if self._kept is not None:
             first = self._resume(optimizer, handle)
         if striker is not None and accident.point == "verb":
-            texts = Texts(striker)
+            struck = StruckSteps(striker)
             for message in handle.synchroniser.messages:
-                texts.around(message)
+                struck.around(message)
         for step in range(first, NUM_STEPS):
             self._step(step, trained, optimizer, handle)
         self._at("detach")

@@ -117,12 +117,12 @@ def law_what_is_kept_does_not_grow_by_itself(exchange: Exchange, case: Case) -> 
     members = case.members()
 
     def step(grads: list[Tensor]) -> float:
-        texts = [
+        all_steps = [
             kept.synchronise(me, state, grad_N, grad_N)
             for me, state, grad_N in zip(members, states, grads, strict=True)
         ]
         hosts = exchange.ranks_per_host
-        states[:] = drive(texts, seed=case.seed, ranks_per_host=hosts).results
+        states[:] = drive(all_steps, seed=case.seed, ranks_per_host=hosts).results
         return float(
             torch.stack([kept_of(state, case.numel) for state in states]).norm()
         )

@@ -67,7 +67,7 @@ class Job:
             message.begin_step(looks=True, confirms=False)
             parts = zip(self.names, self.ranges, self.case.spec.shapes, strict=True)
             steps.append(
-                message.text(
+                message.steps(
                     {name: grad_N[a:b].view(shape) for name, (a, b), shape in parts}
                 )
             )

@@ -40,7 +40,7 @@ def is_narrow(codec: Compressor, spec: TensorSpec) -> bool:
 
 
 def unscaled_if_narrow(codec: Compressor, me: Member, spec: TensorSpec) -> Compressor:
-    """The codec as this rank uses it in a text that sums nothing on the wire.
+    """The codec as this rank uses it in steps that sum nothing on the wire.
 
     Values of 16 bits are not divided by W first: that would round them once more.
     """

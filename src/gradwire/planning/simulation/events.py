@@ -50,7 +50,7 @@ class Traffic:
     """
     early: Sequence[Sequence[Sequence[tuple[float, Work]]]] = ()
     """Computations of each message on each rank that may begin before its launch, and
-    the second from which on; its own text begins when all are done. () where there are
+    the second from which on; its own steps begin when all are done. () where there are
     none.
     """
     ranks_per_host: int = 1

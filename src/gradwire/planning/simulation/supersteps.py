@@ -1,8 +1,8 @@
 """Supersteps: the work and the transfers of one rank for one message, with their costs.
 
-They are read off the text itself, which is run once without data: its tensors lie on
+They are read off the steps themselves, which are run once without data: tensors lie on
 torch's meta device, and its compressors make payloads of the right size and touch no
-element. The verbs that a text yields do not depend on values, so it yields the same
+element. The verbs that steps yield do not depend on values, so they yield the same
 ones here as in training.
 """
 

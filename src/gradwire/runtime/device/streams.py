@@ -485,4 +485,4 @@ class Offload:
                 staging.to_device_bytes += room.nbytes
             with suppress(StopIteration):
                 self._copies.send(back)
-                raise AssertionError("a text of two copies asks for a third")
+                raise AssertionError("steps of two copies ask for a third")

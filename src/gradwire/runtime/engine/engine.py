@@ -1,12 +1,12 @@
-"""Engine: drives messages' texts on two lanes, and turns a peer's death into an error.
+"""Engine: drives messages' steps on two lanes, and turns a peer's death into an error.
 
-A message is one text (a generator of verbs). Its verbs become tasks, and a task without
-a lane, which waits for them, resumes the text: that is the dependency graph. Message i
-travels on channel i mod C; its first verb for the network waits for the end of the
-message before it there. So each process group sees one message at a time, whole and in
-issue order, which is the same on every rank; no rank can meet another in a different
-collective. Gather and encode do not wait for the channel, and scatter does not hold it:
-while one message has the network, others have the compute lane.
+The steps of a message are one generator of verbs. Verbs become tasks, and a task
+without a lane, which waits for them, resumes the steps: that is the dependency graph.
+Message i travels on channel i mod C; its first verb for the network waits for the end
+of the message before it there. So each process group sees one message at a time, whole
+and in issue order, which is the same on every rank; no rank can meet another in a
+different collective. Gather and encode do not wait for the channel, and scatter does
+not hold it: while one message has the network, others have the compute lane.
 
 Where ranks hold shards of layers, each channel has a second group for the verbs among
 shards, and where hosts have several ranks a group for those of one host and one for
@@ -101,13 +101,13 @@ class Launch:
     """
 
     behind: Sequence[Task] = ()
-    """The tasks that must be done before the text begins. Its place among messages is
+    """The tasks that must be done before the steps begin. Its place among messages is
     taken before that.
     """
     after: Sequence[Task] = ()
     """The tasks that must be done before its first verb for the network."""
     last: Callable[[], Any] | None = None
-    """Work for the compute lane once the text has ended and the channel is free."""
+    """Work for the compute lane once the steps have ended and the channel is free."""
     last_name: str = "last"
     """The name of this work in traces."""
     last_behind: Sequence[Task] = ()
@@ -131,7 +131,7 @@ CONTROL = Launch(is_control=True)
 
 
 class Engine:
-    """Runs texts for this rank of the group ``who``.
+    """Runs steps for this rank of the group ``who``.
 
     ``shards`` is the group of ranks that hold the other parts of its layers, if layers
     are cut. On hosts of ``ranks_per_host`` ranks the group's are numbered host after
@@ -256,13 +256,13 @@ class Engine:
         self._show(launched)
 
     def launch(
-        self, index: int, name: str, text: Steps[Any], how: Launch = PLAIN
+        self, index: int, name: str, steps: Steps[Any], how: Launch = PLAIN
     ) -> Task:
         """Starts the message of issue number ``index``; returns the task that ends it.
 
         Its first verb for the network waits for the end of the message before it on its
         channel, and until the message launched before it may use its own channel.
-        Without ``how.last`` the returned task's result is the value that the text
+        Without ``how.last`` the returned task's result is the value that the steps
         returned.
         """
         step = self._step
@@ -276,11 +276,20 @@ class Engine:
         turn = Task("turn", lambda: None, step=step, message=index)
         manager.add(turn, [task for task in before if task is not None])
         end = Task(name, lambda: None, step=step, message=index)
-        end.num_blockers = 1  # cleared by hand when the text returns
+        end.num_blockers = 1  # cleared by hand when the steps return
         inline = self.do_inline if how.is_inline else None
-        text = self.routes.sealed(self.routes.lending(text), lane)
+        steps = self.routes.sealed(self.routes.lending(steps), lane)
         driver = Driver(
-            manager, self.routes, text, index, lane, step, end, [turn], how.side, inline
+            manager,
+            self.routes,
+            steps,
+            index,
+            lane,
+            step,
+            end,
+            [turn],
+            how.side,
+            inline,
         )
         if self._pulse is not None:
             self._show(self._pulse.place.launched + 1)
@@ -530,7 +539,7 @@ class Engine:
         if self._pulse is None:
             self._fail(error)
             return
-        if isinstance(error, RankFailed):  # found by a text, in what all ranks told
+        if isinstance(error, RankFailed):  # found by steps, in what all ranks announced
             alarm = Alarm(error.ranks, self._step, str(error), error.exit_code)
             how = "by what ranks told each other"
         elif task.lane in (*COMPUTING, None) or is_interrupt(error):
@@ -611,7 +620,7 @@ class Engine:
 
 @dataclass(slots=True)
 class Driver:
-    """Puts the verbs of one text into the graph as tasks, and resumes it with results.
+    """Puts the verbs of one message's steps into the graph as tasks, and resumes them.
 
     ``lane`` is the number of its communication lane. ``turn`` holds the tasks that must
     be done before the message may use its channel. ``side`` is the stream on which it
@@ -620,7 +629,7 @@ class Driver:
 
     manager: TaskManager
     routes: Routes
-    text: Steps[Any]
+    steps: Steps[Any]
     index: int
     lane: int
     step: int
@@ -631,13 +640,13 @@ class Driver:
     _noted: NotedVerb | None = field(default=None, init=False)
 
     def resume(self, value: Any) -> None:
-        """Sends the text its last results and puts its next verbs into the graph."""
+        """Sends the steps their last results and puts the next verbs into the graph."""
         if self._noted is not None:
             self._noted.done_s = wall_clock()
             self._noted = None
         try:
             with as_on_a_lane(self.side):  # this may be the thread of the backward pass
-                asked = self.text.send(value)
+                asked = self.steps.send(value)
                 if self.inline is not None:
                     asked = self._run_inline(asked, self.inline)
         except StopIteration as stop:
@@ -661,10 +670,10 @@ class Driver:
             tasks = [self.task(verb.name, verb.fn, INLINE) for verb in computes]
             for task in tasks:
                 inline(task)
-            asked = self.text.send(_results(asked, tasks))
+            asked = self.steps.send(_results(asked, tasks))
 
     def _finish(self, value: Any) -> None:
-        """Ends the message with the value that its text returned."""
+        """Ends the message with the value that its steps returned."""
         self.end.fn = lambda: value
         self.end.num_blockers = 0
         self.manager.add(self.end, self._take_turn())
@@ -683,7 +692,7 @@ class Driver:
     def _then(
         self, asked: Verb | tuple[Verb, ...], computes: list[Task], wire: list[Task]
     ) -> None:
-        """Starts the tasks of verbs; once all are done, the text is resumed."""
+        """Starts the tasks of verbs; once all are done, the steps are resumed."""
         resume = Task(
             "resume",
             lambda: self.resume(_results(asked, computes)),
@@ -815,7 +824,7 @@ def _name(verb: Communication) -> str:
 
 
 def rows_of_all(world: int, own_N: Tensor) -> Steps[Tensor]:
-    """The text by which ranks exchange rows of one length.
+    """The steps by which ranks exchange rows of one length.
 
     Returns all of them, in rank order.
     """
@@ -840,10 +849,10 @@ def told_meanwhile(
     """
     if engine.world == 1:
         return lambda: [list(own)]
-    text = rows_of_all(
+    steps = rows_of_all(
         engine.world, torch.tensor(own, dtype=torch.float64, device="cpu")
     )
-    end = engine.launch(0, "figures", text, CONTROL)
+    end = engine.launch(0, "figures", steps, CONTROL)
 
     def rows() -> list[list[float]]:
         engine.wait([end])

@@ -107,7 +107,7 @@ def told_by(engine: Engine, src: int, own: Any) -> Any:
     except InvalidSetting as error:
         failure = error  # raised once the others, who wait for the size, know
 
-    def text() -> Steps[Tensor]:
+    def steps() -> Steps[Tensor]:
         size = torch.tensor([data.numel()], device="cpu")
         yield Broadcast(src, size)
         whole = data if engine.rank == src else data.new_zeros(int(size))
@@ -115,7 +115,7 @@ def told_by(engine: Engine, src: int, own: Any) -> Any:
             yield Broadcast(src, whole)
         return whole
 
-    end = engine.launch(0, "state", text(), CONTROL)
+    end = engine.launch(0, "state", steps(), CONTROL)
     engine.wait([end])
     if not end.result.numel():
         why = f"rank {src} cannot send its state; see the error of that rank"

@@ -172,8 +172,8 @@ class StepReport:
             for flags in zip(*(record.used for record in self.records), strict=True)
         ]
 
-    def text(self, step: int, used: bytes, digests: Mapping[str, int]) -> Steps[None]:
-        """The text by which ranks exchange their records of a step.
+    def steps(self, step: int, used: bytes, digests: Mapping[str, int]) -> Steps[None]:
+        """The steps by which ranks exchange their records of a step.
 
         Raises ``RankFailed``, on every rank alike, if digests differ.
         """
@@ -189,7 +189,7 @@ class StepReport:
     def confirmation(
         self, step: int, used: bytes, messages: Sequence[Message], streams: Streams
     ) -> Steps[None]:
-        """The text by which ranks confirm that they have all means of a step.
+        """The steps by which ranks confirm that they have all means of a step.
 
         The norm is taken anew after the first step among these ranks, and after 1, 2, 4
         and so on to 64, 128, 192 and so on.
@@ -210,7 +210,7 @@ class StepReport:
 
             yield Compute("norm", note)
         self._newcomer = self.look()
-        yield from self.text(step, used, {})
+        yield from self.steps(step, used, {})
 
 
 _LET_GO = torch.empty(0, device="cpu")
@@ -446,7 +446,7 @@ class Synchroniser:
                     torch.frombuffer(bytearray(self._used()), dtype=torch.uint8)
                 )
         is_shared = not self._shared.isdisjoint(names)
-        text, scatter = self._exchange(message, side, is_shared=is_shared)
+        steps, scatter = self._exchange(message, side, is_shared=is_shared)
         how = Launch(
             behind=self._ahead.pop(message.index, ()),
             after=[self._ends[i] for i in message.after],
@@ -458,14 +458,14 @@ class Synchroniser:
             is_inline=message.is_inline,
             side=side,
         )
-        return self.engine.launch(message.index, f"message {message.index}", text, how)
+        return self.engine.launch(message.index, f"message {message.index}", steps, how)
 
     def _exchange(
         self, message: Message, side: SideStream | None, *, is_shared: bool
     ) -> tuple[Steps[None], Callable[[], None] | None]:
-        """A message's text, and what writes its mean back.
+        """A message's steps, and what writes its mean back.
 
-        None where its text does that.
+        None where its steps do that.
         """
         # All of this step, even if it is abandoned.
         grads = self.grads
@@ -484,12 +484,12 @@ class Synchroniser:
                 if not num_left[name] and grads[name] is not None:
                     grads[name] = _LET_GO
 
-        def borrowed(text: Steps[None]) -> Steps[None]:
-            yield from text
+        def borrowed(steps: Steps[None]) -> Steps[None]:
+            yield from steps
             end()
 
         if not is_shared and message.can_borrow(grads):
-            return borrowed(message.text(grads, copying, borrows=True)), None
+            return borrowed(message.steps(grads, copying, borrows=True)), None
         scattering = self._copying(
             names, side, to_device_bytes=size_bytes, allocates=rows
         )
@@ -498,7 +498,7 @@ class Synchroniser:
             message.scatter(grads, scattering)
             end()
 
-        return message.text(grads, copying), scatter
+        return message.steps(grads, copying), scatter
 
     def abandon(self, name: str, *, is_retry: bool = False) -> None:
         """Gives up a step whose backward pass did not end.
@@ -622,13 +622,13 @@ class Synchroniser:
             report.records = [Record(newcomer=report.look(), used=used)]
             return
         if counts or digests:
-            text = report.text(self._step, used, digests)
-            self._reporting = [engine.launch(index, "report", text, CONTROL)]
+            steps = report.steps(self._step, used, digests)
+            self._reporting = [engine.launch(index, "report", steps, CONTROL)]
         if report.confirms:
-            text = report.confirmation(self._step, used, self.messages, self.streams)
+            steps = report.confirmation(self._step, used, self.messages, self.streams)
             ends = self.all_ends()
             how = Launch(behind=ends, is_control=True)
-            end = engine.launch(index + 1, "confirmation", text, how)
+            end = engine.launch(index + 1, "confirmation", steps, how)
             self._confirming = [end]
 
     @property

@@ -167,9 +167,9 @@ def _arrived(verb: Communication) -> Sequence[tuple[int, Tensor]]:
 
 
 def pairwise(
-    text: Steps[T], place_of: Callable[[Communication], Position | None]
+    steps: Steps[T], place_of: Callable[[Communication], Position | None]
 ) -> Steps[T]:
-    """A text whose payloads go straight from sender to receiver.
+    """Steps whose payloads go straight from sender to receiver.
 
     Its sums are made in rank order, each element's on one rank, and have the same bits
     everywhere. Ranks send as many bytes as before, but for the source of a broadcast,
@@ -199,7 +199,7 @@ def pairwise(
                 results.update(zip(asks, (yield tuple(asks.values())), strict=True))
         return tuple(results.values()) if isinstance(asked, tuple) else results[0]
 
-    return rewritten(text, each)
+    return rewritten(steps, each)
 
 
 def _straight(verb: Any, place: Position | None) -> Steps[Any]:

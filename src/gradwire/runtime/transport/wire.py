@@ -1,4 +1,4 @@
-"""Verbs on torch.distributed: the only place where a text's bytes meet a process group.
+"""Verbs on torch.distributed: the only place where bytes of steps meet a process group.
 
 A rank notes what it did last on the network, and writes that to a file when its run
 fails. Where ranks of a job wait for each other, their records side by side say which
@@ -359,10 +359,10 @@ class Routes:
                 verbs, [(one.rank, one.world, one.ranks) for one in circles], step
             )
 
-    def sealed(self, text: Steps[Any], lane: int) -> Steps[Any]:
-        """The text as carried out on a lane; checksums need payloads of one sender."""
+    def sealed(self, steps: Steps[Any], lane: int) -> Steps[Any]:
+        """The steps as carried out on a lane; checksums need payloads of one sender."""
         if not self.checksums:
-            return text
+            return steps
         from .checksums import Position, pairwise
 
         def place_of(verb: Communication) -> Position | None:
@@ -372,20 +372,20 @@ class Routes:
                 return None
             return Position(circle.rank, circle.world, circle.ranks)
 
-        return pairwise(text, place_of)
+        return pairwise(steps, place_of)
 
-    def lending(self, text: Steps[Any]) -> Steps[Any]:
-        """The text for ranks that read the memory of others on their host."""
+    def lending(self, steps: Steps[Any]) -> Steps[Any]:
+        """The steps for ranks that read the memory of others on their host."""
         host = self.circles.get(Among.HOST)
         if host is None:
-            return text
+            return steps
 
         def each(asked: Any) -> Steps[Any]:
             if isinstance(asked, AllToAll) and asked.among is Among.HOST:
                 return (yield from lent(asked, host))
             return (yield asked)
 
-        return rewritten(text, each)
+        return rewritten(steps, each)
 
     def sent_bytes(self, verb: Communication) -> int:
         """Bytes that this rank sends for a verb."""

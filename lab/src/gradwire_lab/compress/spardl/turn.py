@@ -54,7 +54,7 @@ class Turn:
         self.sums = Shelf(me, chunks, self.order, "sums", chunks.sum_dtype, grad_N)
         self.means = Shelf(me, chunks, self.order, "means", chunks.dtype, grad_N)
 
-    def text(self) -> Steps[None]:
+    def steps(self) -> Steps[None]:
         """Spar-Reduce-Scatter, Spar-All-Gather, then the all-gather of the chunks of
         the mean.
         """
