@@ -116,21 +116,23 @@ def test_both_ends_of_a_message_must_agree(arrived: Tensor) -> None:
 
 def test_what_collectives_mean() -> None:
     def steps(rank: int) -> Steps[list[list[float]]]:
-        summed, told = values(rank), values(rank)
+        summed, announced = values(rank), values(rank)
         gathered, share, swapped = torch.empty(12), torch.empty(2), torch.empty(3)
         yield AllReduce(summed)
         yield AllGather(gathered, values(rank))
         yield ReduceScatter(share, values(rank, 6))
-        yield Broadcast(1, told)
+        yield Broadcast(1, announced)
         yield AllToAll(swapped, values(rank, 3), (1, 1, 1), (1, 1, 1))
-        return [t.tolist() for t in (summed, gathered, share, told, swapped)]
+        return [t.tolist() for t in (summed, gathered, share, announced, swapped)]
 
     outcome = drive([steps(rank) for rank in range(3)])
-    for rank, (summed, gathered, share, told, swapped) in enumerate(outcome.results):
+    for rank, (summed, gathered, share, announced, swapped) in enumerate(
+        outcome.results
+    ):
         assert summed == [30, 33, 36, 39]
         assert gathered == [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]
         assert share == [30 + 6 * rank, 33 + 6 * rank]
-        assert told == [10, 11, 12, 13]
+        assert announced == [10, 11, 12, 13]
         assert swapped == [rank, 10 + rank, 20 + rank]
     # 2(W-1)/W of 16 bytes, (W-1) * 16, 2(W-1)/W of 24, both copies from the root, two
     # of three.

@@ -63,7 +63,7 @@ def test_parts_that_are_sampled_whole_send_the_largest_of_all(
 def test_density_goes_to_the_part_that_has_the_large_elements() -> None:
     """A threshold of each part's own would take as many of both."""
     numels, scales, asked = (20_000, 20_000), (100.0, 1.0), 400
-    apart = Grid(sharded_dgc(), numels, told=False)
+    apart = Grid(sharded_dgc(), numels, announced=False)
     apart.step(drawn(numels, scales))
     assert all(asked / 4 < taken < asked for taken in apart.taken(0))
     agreed, totals = Grid(sharded_dgc(), numels), []

@@ -148,9 +148,9 @@ def test_a_flip_is_refused_by_name(exchange: Exchange) -> None:
 def test_what_no_exchange_here_asks_for_is_sent_from_rank_to_rank() -> None:
     def steps(rank: int) -> Steps[Any]:
         all_N, part_N = torch.arange(6.0) + rank, torch.zeros(2)
-        told_N = torch.full((3,), float(rank))
-        yield ReduceScatter(part_N, all_N), Broadcast(1, told_N)
-        return part_N.tolist(), told_N.tolist()
+        announced_N = torch.full((3,), float(rank))
+        yield ReduceScatter(part_N, all_N), Broadcast(1, announced_N)
+        return part_N.tolist(), announced_N.tolist()
 
     def straight(rank: int) -> Steps[Any]:
         return pairwise(steps(rank), lambda verb: Position(rank, 3, range(3)))

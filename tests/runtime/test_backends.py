@@ -243,7 +243,7 @@ REFUSED = [
 ]
 
 
-def told(rank: int, world: int) -> tuple[list[str], dict[str, Any], str]:
+def reported(rank: int, world: int) -> tuple[list[str], dict[str, Any], str]:
     """What ranks hear that ask for NCCL in vain, that leave the choice, and that
     differ.
     """
@@ -274,7 +274,7 @@ def told(rank: int, world: int) -> tuple[list[str], dict[str, Any], str]:
 
 
 def test_a_refusal_a_fallback_and_a_difference_are_told(late_two: Ranks) -> None:
-    for refused, fallback, differ in late_two.run(told):
+    for refused, fallback, differ in late_two.run(reported):
         for text, (*_, why) in zip(refused, REFUSED, strict=True):
             assert text.startswith(
                 f"backend must be 'auto' or 'gloo' where {why}, got 'nccl'; "

@@ -88,8 +88,8 @@ def test_a_digest_tells_what_a_sum_and_a_xor_do_not(
         ([[1], [1], [2], [2]], ()),
     ],
 )
-def test_most_ranks_are_right(told: list[list[int]], odd: tuple[int, ...]) -> None:
-    assert odd_ranks(told) == odd
+def test_most_ranks_are_right(reported: list[list[int]], odd: tuple[int, ...]) -> None:
+    assert odd_ranks(reported) == odd
 
 
 def prepared(way: str, every: int | None) -> tuple[nn.Module, Any, Any]:

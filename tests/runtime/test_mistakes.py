@@ -264,15 +264,15 @@ def test_mistakes_with_ddp(two: Ranks) -> None:
 def outside_the_group(rank: int, world: int) -> list[str]:
     group = dist.new_group([1])
     mesh = DeviceMesh("cpu", [1], mesh_dim_names=("dp",))
-    told = []
+    reported = []
     for given in ({"group": group}, {"group": mesh}, {"shards": group}):
         if rank == 1:
             gw.attach(Net(), DENSE, **keywords(**{"group": group, **given})).detach()
             continue
         with pytest.raises(ValueError) as raised:  # noqa: PT011
             gw.attach(Net(), DENSE, **keywords(**given))
-        told.append(str(raised.value))
-    return told
+        reported.append(str(raised.value))
+    return reported
 
 
 @pytest.mark.multi
@@ -414,10 +414,10 @@ def one_refuses(rank: int, world: int) -> tuple[str, str]:
 
 @pytest.mark.multi
 def test_a_rank_that_refuses_tells_the_others(two: Ranks) -> None:
-    (own, reason), (other, told) = two.run(one_refuses)
+    (own, reason), (other, reported) = two.run(one_refuses)
     assert (own, other) == ("InvalidSetting", RanksDiffer.__name__)
     assert reason == "num_channels must be an integer of at least 1, got 0; write 4"
-    assert told == f"rank 0 refused to attach: InvalidSetting: {reason}"
+    assert reported == f"rank 0 refused to attach: InvalidSetting: {reason}"
 
 
 def calls_its_own(rank: int, world: int) -> str:

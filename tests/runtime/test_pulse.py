@@ -128,9 +128,9 @@ def test_who_is_behind_is_late_unless_it_waits_for_the_network(
     for one in ranks:
         one.place = places[one.rank]
         one.waits = lambda rank=one.rank: rank in waiting  # type: ignore[misc]
-    told = [(place, rank in waiting) for rank, place in enumerate(places)]
+    reported = [(place, rank in waiting) for rank, place in enumerate(places)]
     end_s = time.monotonic() + HANG_S  # each look is at what was read anew
-    while [sign[1:3] for sign in ranks[0].signs()] != told:
+    while [sign[1:3] for sign in ranks[0].signs()] != reported:
         assert time.monotonic() < end_s
     assert ranks[0].last_ranks() == late
 
@@ -322,8 +322,8 @@ def test_who_is_known_to_be_dead_is_named_while_the_store_is_slow(
     monkeypatch.setattr(blame, "ASK_S", HANG_S)
     monkeypatch.setattr(blame, "time", one)
     alarm = silence(one, 7, 3)
-    told = None if alarm is None else (alarm.ranks, alarm.code)
-    assert (told, one.looks) == (found, looks)
+    reported = None if alarm is None else (alarm.ranks, alarm.code)
+    assert (reported, one.looks) == (found, looks)
     assert alarm is None or isinstance(alarm, Alarm)
 
 

@@ -77,7 +77,7 @@ def test_a_process_that_has_ended_is_told_from_one_that_is_stopped(
 
 
 def test_an_alarm_is_heard_at_every_door(ranks: list[RollCall]) -> None:
-    ranks[2].tell("fire")
+    ranks[2].announce("fire")
     deadline_s = time.monotonic() + HANG_S
     while [one.notes for one in ranks] != [[b"fire"], [b"fire"], [], [b"fire"]]:  # type: ignore[attr-defined]
         assert time.monotonic() < deadline_s

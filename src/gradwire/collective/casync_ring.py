@@ -17,7 +17,7 @@ Wire: W chunks; each rank sends the payload of every chunk but one while reducin
     every chunk but one while gathering: (sum of slots - slot r+1) + (sum of slots -
     slot r+2) bytes. So with W partitions. Of fewer, the other chunks are empty, and
     nothing is done for them. Where sizes vary, each slot is as large as its payload,
-    and 8 bytes tell the size ahead: 2 (W-1) times. While reducing that takes a latency
+    and 8 bytes announce the size: 2 (W-1) times. While reducing that takes a latency
     a hop more. While gathering only the first size does, as the next one travels beside
     a payload.
 State: one codec state a chunk.
@@ -212,8 +212,8 @@ class _Walk:
         self.sizes = [form.size_bytes for form in self.chunks.formats]
         varies = not self.codec.traits.exact_size
         if varies:
-            self.told_1 = me.told(f"told size {self.number}", 1)
-            self.own_1 = me.told(f"own size {self.number}", 1)
+            self.announced_1 = me.announced(f"announced size {self.number}", 1)
+            self.own_1 = me.announced(f"own size {self.number}", 1)
         most = max(spec.numel for spec in self.chunks.specs)
         dtype = working_dtype(grad_N.dtype)
         self.sum_C = me.scratch(f"sum {self.number}", most, grad_N, dtype)
@@ -223,22 +223,22 @@ class _Walk:
             out = (rank - step) % world
             into = (rank - step - 1) % world
             if varies:
-                yield self.telling(out, into)
+                yield self.announcing(out, into)
                 self.hear(into)
             yield self.passing(out, into)
             sum_C = self.sum_C[: self.numel(into)]
             yield (*self.merging(into), *self.encoding(into, sum_C))
         if varies:
-            yield self.telling((rank + 1) % world, rank)
+            yield self.announcing((rank + 1) % world, rank)
             self.hear(rank)
         for step in range(world - 1):
             out, into, after = ((rank + place - step) % world for place in (1, 0, -1))
-            tells_next = varies and step < world - 2
+            announces_next = varies and step < world - 2
             moves = self.passing(out, into) + (
-                self.telling(into, after) if tells_next else ()
+                self.announcing(into, after) if announces_next else ()
             )
             yield (*self.decoding(out, out_N), *moves)
-            if tells_next:
+            if announces_next:
                 self.hear(after)
         yield self.decoding((rank + 2) % world, out_N)
         return rotated(tuple(self.states), -first)
@@ -256,18 +256,20 @@ class _Walk:
         ]
         return self._transfers(out, into, *slots)
 
-    def telling(self, out: int, into: int) -> tuple[Verb, ...]:
+    def announcing(self, out: int, into: int) -> tuple[Verb, ...]:
         """The same of the payloads' sizes; ``hear`` takes what has come."""
         return self._transfers(
-            out, into, self.own_1.fill_(self.sizes[out]), self.told_1
+            out, into, self.own_1.fill_(self.sizes[out]), self.announced_1
         )
 
     def hear(self, chunk: int) -> None:
-        """Notes the size told by the rank before, if its chunk was not empty."""
+        """Notes the size announced by the rank before, if its chunk was not empty."""
         if self.numel(chunk):
             limit = self.chunks.formats[chunk].size_bytes
             source = (self.me.rank - 1) % self.me.world
-            (self.sizes[chunk],) = self.me.sizes(self.told_1, [limit], ranks=[source])
+            (self.sizes[chunk],) = self.me.sizes(
+                self.announced_1, [limit], ranks=[source]
+            )
 
     def _transfers(
         self, out: int, into: int, sent: Tensor, come: Tensor

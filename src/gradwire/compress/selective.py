@@ -31,7 +31,7 @@ Density: the bytes of ``density`` * N sparse elements, and at most one element f
 Wire: of D dense elements and K sparse ones: dense_D in the working dtype, indices_K
     int32 (ascending, of the message), values_K float32 -> 4 D + 8 K bytes (8 D for
     float64), to each other rank, padded to the largest of the step. Where K varies it
-    is told first, 8 bytes.
+    is announced first, 8 bytes.
 State: the tensors' sizes, and codec_T, the sparsifier's state of each tensor.
 Contributed: the dense tensors, and of each other one what the sparsifier took.
 """
@@ -62,7 +62,7 @@ from ..contract import (
 )
 from ..contract.bounds import check_share, check_whole
 from ..contract.compressor import Residual
-from ..contract.member import tell_all
+from ..contract.member import announce_all
 from ..contract.payload import Field, Format, Payload, slot_bytes
 from ..contract.registry import KINDS, load, names
 from ..contract.spec import TensorSpec, working_dtype
@@ -590,7 +590,7 @@ class selective(Exchange, EncodesTensors):
         sizes = [mixed.largest.size_bytes] * me.world
         if mixed.varies:
             usual = [mixed.typical.size_bytes] * me.world
-            sizes = yield from tell_all(me, codec, size_bytes, sizes, usual=usual)
+            sizes = yield from announce_all(me, codec, size_bytes, sizes, usual=usual)
         slot = slot_bytes(max(sizes))
         gathered = me.scratch(
             "gathered", me.world * slot, grad_N, torch.uint8, varies=mixed.varies

@@ -139,7 +139,7 @@ class RecordingMember(Member):
 
     def sizes(
         self,
-        told_W: Tensor,
+        announced_W: Tensor,
         limits: Sequence[int],
         *,
         unit: str = "bytes",

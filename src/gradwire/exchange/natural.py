@@ -42,7 +42,7 @@ from ..contract import (
     Traits,
 )
 from ..contract.collective import Collective
-from ..contract.member import tell_count
+from ..contract.member import announce_count
 from ..contract.payload import Payload
 from ..contract.registry import load
 from ..contract.spec import TensorSpec
@@ -195,7 +195,7 @@ class Natural(Wrapper):
             own, payload = yield me.sized(
                 "count", count, grad_N.numel(), lambda: (most, None)
             )
-            counts = yield from tell_count(me, own, most)
+            counts = yield from announce_count(me, own, most)
             growth = 0.0 if state.growth_1.is_meta else float(state.growth_1)
             me.way = self._choose(me, counts, growth, grad_N)
         if me.way in (None, INNER):

@@ -345,14 +345,14 @@ class _InMemory(_HostMean):
         shares = self.pending.shares
         place = self.pending.place
         # Nobody reads a mean before all have written theirs.
-        told = me.told("all are there", shares.count)
-        own = me.told("this one is there", 1)
+        announced = me.announced("all are there", shares.count)
+        own = me.announced("this one is there", 1)
         put = Compute(
             "join",
             lambda: shares.join({place: self.mean_S}, out_N),
             shares.numels[place],
         )
-        yield AllGather(told, own, Among.HOST), put
+        yield AllGather(announced, own, Among.HOST), put
         others = [rank for rank in range(shares.count) if rank != place]
         return {rank: self._mean_of(rank) for rank in others}
 

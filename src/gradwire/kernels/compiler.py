@@ -46,7 +46,7 @@ from .prebuilt import load_prebuilt
 _DIGEST_BYTES = 32
 
 _log = logging.getLogger("gradwire")
-_told: set[Path] = set()
+_warned: set[Path] = set()
 """Paths that were warned of."""
 
 
@@ -141,8 +141,8 @@ def one_builder(place: Path) -> Iterator[None]:
 
 
 def _warn_once(path: Path, what: str) -> None:
-    if path not in _told:
-        _told.add(path)
+    if path not in _warned:
+        _warned.add(path)
         _log.warning("kernel cache: %s %s", path, what)
 
 

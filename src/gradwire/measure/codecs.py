@@ -228,7 +228,7 @@ class _Text(_Case):
 
 
 def _rounds(
-    codecs: Sequence[_Case], budget_s: float, told: Callable[[float], None]
+    codecs: Sequence[_Case], budget_s: float, advance: Callable[[float], None]
 ) -> list[list[dict[Primitive, float]]]:
     """Mean seconds of a turn of each codec in each round.
 
@@ -253,5 +253,5 @@ def _rounds(
                     for key in PRIMITIVES
                 }
             )
-            told(1 / ROUNDS)
+            advance(1 / ROUNDS)
     return rounds

@@ -306,7 +306,7 @@ _ACCEPTED: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "on_failure": (("end", "shrink").__contains__, "'end' or 'shrink'", _SHRINK),
     "backend": (BACKENDS.__contains__, "'auto', 'gloo' or 'nccl'", "leave it out"),
     "cluster": (
-        lambda given: getattr(given, "tells_rate", given is None),
+        lambda given: getattr(given, "has_rate", given is None),
         *("a gw.Cluster whose all-reduce takes longer for more bytes, or None", _LOAD),
     ),
     "compress_if": (callable, "a function of name and parameter", "leave it out"),

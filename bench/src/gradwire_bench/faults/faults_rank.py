@@ -107,7 +107,7 @@ def live(end: Connection, accident: Accident, rank: int, start: Surroundings) ->
     )
     striker = None
     if rank in accident.victims:
-        striker = Striker(accident, lambda now_s: _told(accident, end, now_s))
+        striker = Striker(accident, lambda now_s: _report(accident, end, now_s))
     error: BaseException | None = None
     try:
         _Training(accident, rank, model, striker, start).run()
@@ -127,7 +127,7 @@ def _die_with_the_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _told(accident: Accident, end: Connection, now_s: float) -> None:
+def _report(accident: Accident, end: Connection, now_s: float) -> None:
     """Tells that the fault strikes; where another process carries it out, returns once
     it has.
     """

@@ -64,12 +64,12 @@ def _signal_of(kind: str) -> signal.Signals | None:
 class Striker:
     """The fault of a trial on one of its victims, which strikes once.
 
-    ``tell`` is called with the time (``time.monotonic()``) just before.
+    ``announce`` is called with the time (``time.monotonic()``) just before.
     """
 
-    def __init__(self, accident: Accident, tell: Callable[[float], None]) -> None:
+    def __init__(self, accident: Accident, announce: Callable[[float], None]) -> None:
         self.accident = accident
-        self._tell = tell
+        self._announce = announce
         self.is_over = False
 
     def __call__(self) -> None:
@@ -98,7 +98,7 @@ class Striker:
     def note(self) -> None:
         """Tells that the fault strikes now."""
         self.is_over = True
-        self._tell(time.monotonic())
+        self._announce(time.monotonic())
 
     def at(self, point: str, step: int | None = None) -> None:
         """Strikes if the fault is at this point, and in this step."""

@@ -368,7 +368,7 @@ class _Engine:
         (host, place) = divmod(met[0].rank, self.per_host)
         is_within = verb.among is Among.HOST and bool(self.within)
         network = self.within[host] if is_within else self.links
-        done = partial(_tell, met)
+        done = partial(_announce, met)
         if isinstance(verb, Joint):
             network.collective(work_s, done)
             return
@@ -449,6 +449,6 @@ class _Engine:
         return "deadlock: " + "; ".join(lines)
 
 
-def _tell(met: tuple[Post, ...]) -> None:
+def _announce(met: tuple[Post, ...]) -> None:
     for post in met:
         post.done()

@@ -32,8 +32,8 @@ work.
 copies between a device and the network are made here. A message has one pinned buffer,
 as large as the largest of its verbs has needed, which it keeps from step to step.
 Payloads alone are copied, on the side stream of their device, and the host waits for a
-copy only in the thread that then sends it. What lies in host memory already, as sizes
-do that ranks tell each other, goes as it is.
+copy only in the thread that then sends it. What lies in host memory already, as
+announced sizes do, goes as it is.
 """
 
 from __future__ import annotations

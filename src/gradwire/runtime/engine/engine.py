@@ -399,9 +399,11 @@ class Engine:
 
         ``step`` is the step that cannot be finished, by default the last that began.
         """
-        told = f"on rank {self.rank} of {self.world} {text}"
+        announced = f"on rank {self.rank} of {self.world} {text}"
         at = self._step if step is None else step
-        return self.lose((self.rank,), at, told, "its own report", ExitCode.MISTAKE)
+        return self.lose(
+            (self.rank,), at, announced, "its own report", ExitCode.MISTAKE
+        )
 
     def begin_call(self) -> None:
         """Notes that this rank made a joint call, for others that wait there."""
@@ -541,7 +543,7 @@ class Engine:
             return
         if isinstance(error, RankFailed):  # found by steps, in what all ranks announced
             alarm = Alarm(error.ranks, self._step, str(error), error.exit_code)
-            how = "by what ranks told each other"
+            how = "by what ranks announced"
         elif task.lane in (*COMPUTING, None) or is_interrupt(error):
             text = f"rank {self.rank} of {self.world} raised {said(error)}"
             self._pulse.raise_alarm(
@@ -836,13 +838,13 @@ def rows_of_all(world: int, own_N: Tensor) -> Steps[Tensor]:
 
 def figures_of_all(engine: Engine, own: Sequence[float]) -> list[list[float]]:
     """Every rank's figures, in rank order."""
-    return told_meanwhile(engine, own)()
+    return announced_meanwhile(engine, own)()
 
 
-def told_meanwhile(
+def announced_meanwhile(
     engine: Engine, own: Sequence[float]
 ) -> Callable[[], list[list[float]]]:
-    """Has ranks tell each other their figures beside what follows.
+    """Has ranks announce their figures beside what follows.
 
     The function returned waits until that is done, and returns all of them, in rank
     order.

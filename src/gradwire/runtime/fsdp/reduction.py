@@ -347,8 +347,11 @@ class ShardReduction:
                         f"{key} of the state", saved[key], f"{own}, as here", remedy
                     )
             states = checkpoint.loaded(saved, self._parts, self._origin)
-        told = {"step of the state": saved["step"], "run of the state": saved["run"]}
-        agree(who, fingerprint([], told), self._timeout)
+        announced = {
+            "step of the state": saved["step"],
+            "run of the state": saved["run"],
+        }
+        agree(who, fingerprint([], announced), self._timeout)
         for part, state in zip(self._parts, states, strict=True):
             part.state = state
             part.backup.forget()

@@ -68,9 +68,9 @@ def silence(pulse: Pulse, step: int, world: int) -> Alarm | None:
     while True:
         asking = in_background(pulse.roll_call.ask)
         silent, store_lost = pulse.silent_ranks()
-        reach, told = _answer(asking)
-        if told:  # another rank has found out before
-            return Alarm.decoded(told, step)
+        reach, announced = _answer(asking)
+        if announced:  # another rank has found out before
+            return Alarm.decoded(announced, step)
         have_ended = world > 2 and {*reach.values()} == {Reach.ENDED}
         if store_lost and have_ended and pulse.mute_s >= PATIENCE_S:
             text = (

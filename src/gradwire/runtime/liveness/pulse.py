@@ -303,7 +303,7 @@ class Pulse:
         self._wake.set()
         if not self._sent.wait(PERIOD_S):
             # Nobody waits for those at whose doors nothing is heard.
-            in_background(partial(self.roll_call.tell, alarm.encoded()))
+            in_background(partial(self.roll_call.announce, alarm.encoded()))
         if self._sent.wait(LINGER_S - PERIOD_S):
             time.sleep(LINGER_S)
         return self._first or alarm

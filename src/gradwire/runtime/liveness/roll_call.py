@@ -78,7 +78,7 @@ class RollCall:
         self._listening: socket.socket | None = None
         self._doors: dict[int, tuple[str, int, str]] = {}
         self._way: _Way | None = None
-        self._has_told = self.is_complete = False
+        self._has_announced = self.is_complete = False
         self._places = threading.BoundedSemaphore(_MOST_VISITORS)
 
     def meet(self, store: Any) -> None:
@@ -92,8 +92,8 @@ class RollCall:
         if self._way is None:
             self._way = _way_to(_host_of(store))
             store.set(ways[self.rank], self._way.shown)
-        if not self._has_told and store.check(ways):
-            self._has_told = True
+        if not self._has_announced and store.check(ways):
+            self._has_announced = True
             shown = {line.decode() for line in store.multi_get(ways)} - {""}
             store.set(keys[self.rank], json.dumps(self._open(self._way, shown)))
         if store.check(keys):
@@ -108,13 +108,13 @@ class RollCall:
     def ask(self) -> tuple[dict[int, Reach], bytes]:
         """The answer of each other rank, and the first alarm known to one, if any."""
         found = asyncio.run(self._knock_everywhere(""))
-        alarm = next((told for _, told in found.values() if told), b"")
+        alarm = next((announced for _, announced in found.values() if announced), b"")
         others = [rank for rank in range(self.world) if rank != self.rank]
         return {
             rank: found.get(rank, (Reach.UNKNOWN, b""))[0] for rank in others
         }, alarm
 
-    def tell(self, alarm: str) -> None:
+    def announce(self, alarm: str) -> None:
         """Tells an alarm at all doors that can be reached."""
         asyncio.run(self._knock_everywhere(alarm))
 
@@ -205,8 +205,8 @@ async def _knock(host: str, port: int, token: str, alarm: str) -> tuple[Reach, b
             writer.write(f"{token}\n{alarm}\n".encode())
             await writer.drain()
             line = await reader.readline()
-        word, _, told = line.strip().partition(b" ")
-        return (Reach.ANSWERS, told) if word == b"here" else (Reach.ENDED, b"")
+        word, _, announced = line.strip().partition(b" ")
+        return (Reach.ANSWERS, announced) if word == b"here" else (Reach.ENDED, b"")
     except (ConnectionRefusedError, ConnectionResetError, BrokenPipeError):
         return Reach.ENDED, b""
     except (OSError, ValueError):  # also a time-out

@@ -100,8 +100,8 @@ class JointCall:
         with refusing(self._shards):
             self._compare(self._group, own, "rank")
         # Ranks with other shards are other groups, whose runs have names of their own.
-        told = {"call": self._call, "step": saved["step"]}
-        self._compare(self._shards, told, "the rank of shard")
+        announced = {"call": self._call, "step": saved["step"]}
+        self._compare(self._shards, announced, "the rank of shard")
 
     def _compare(self, who: Membership, own: Mapping[str, Any], kind: str) -> None:
         engine = self._engine
@@ -159,8 +159,8 @@ class JointCall:
         if not of_shares:
             return
         shared: dict[str, dict[int, Any]] = {}
-        for rank, told in found.items():
-            shared.setdefault(told["share"], {})[rank] = told["shared"]
+        for rank, announced in found.items():
+            shared.setdefault(announced["share"], {})[rank] = announced["shared"]
         for alike in shared.values():
             refuse_differences(
                 alike, kind, how, remedy, first_difference, names_all=True

@@ -123,7 +123,7 @@ def meet(
         return bool(signs) and all(signs[rank].still_s > PATIENCE_S for rank in absent)
 
     def decide(found: Mapping[int, Any]) -> Survivors | None:
-        counts = {rank: Counted(*told) for rank, told in found.items()}
+        counts = {rank: Counted(*announced) for rank, announced in found.items()}
         return decided(counts, repeats=repeats)
 
     who = engine.who.beside("left")
@@ -302,13 +302,13 @@ class Shrinking:
         """
         this = weakref.ref(self)
 
-        def tell(error: BaseException) -> None:
+        def announce(error: BaseException) -> None:
             if isinstance(error, RankFailed) and error.ranks:
                 for one in [*_shrinking]:
                     if this() not in (one, None):
                         one._engine.interrupt(error)
 
-        engine.on_failure = tell
+        engine.on_failure = announce
 
     def _lose(self, failure: RankFailed) -> None:
         """Goes on without lost ranks; notes whether a step is undone here or elsewhere.
@@ -350,23 +350,24 @@ class Shrinking:
                 ranks=failure.ranks,
                 step=decision.num_steps,
             )
-        told = {self._ranks[r]: records[r] for r in sorted(gone)}
+        announced = {self._ranks[r]: records[r] for r in sorted(gone)}
         self.left.append(
             {
-                "ranks": tuple(told),
+                "ranks": tuple(announced),
                 "step": decision.num_steps,
-                "residual_norms": tuple(one.norm for one in told.values()),
-                "norms_after_steps": tuple(one.num_steps for one in told.values()),
+                "residual_norms": tuple(one.norm for one in announced.values()),
+                "norms_after_steps": tuple(one.num_steps for one in announced.values()),
             }
         )
         norms = ", ".join(
-            f"{one.norm:.3g} after {one.num_steps} steps" for one in told.values()
+            f"{one.norm:.3g} after {one.num_steps} steps" for one in announced.values()
         )
         return RanksLost(
-            f"rank {', '.join(map(str, told))} is lost in step {decision.num_steps}, "
+            f"rank {', '.join(map(str, announced))} is lost in step "
+            f"{decision.num_steps}, "
             f"with residuals whose norm was {norms}; {len(decision.ranks)} ranks go "
             "on: repeat the step, from zero_grad() on",
-            ranks=tuple(told),
+            ranks=tuple(announced),
             step=decision.num_steps,
         )
 

@@ -264,12 +264,12 @@ class LastVerbs:
         verbs = [asdict(verb) for verb in tuple(self._verbs)]
         if not verbs:
             return None
-        told = {"rank": rank, "world": world, "failed_s": wall_clock(), "error": text}
+        record = {"rank": rank, "world": world, "failed_s": wall_clock(), "error": text}
         folder = Path(os.environ.get(FOLDER) or tempfile.gettempdir())
         path = folder / f"gradwire-record-{os.getpid()}-{id(self):x}-rank-{rank}.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            write_anew(path, json.dumps({**told, "verbs": verbs}, indent=1))
+            write_anew(path, json.dumps({**record, "verbs": verbs}, indent=1))
         except OSError as failed:
             _log.warning(
                 "the record of the last operations cannot be written: %s", failed
@@ -412,7 +412,7 @@ class Routes:
 def lent(verb: AllToAll, host: Circle) -> Steps[list[Tensor] | None]:
     """An all-to-all of a host's ranks, which read each other's rooms once mapped.
 
-    Ranks tell each other each time whether they have a new room, and all wait for all
+    Ranks announce each time whether they have a new room, and all wait for all
     by it.
     """
     room = verb.room
@@ -421,13 +421,15 @@ def lent(verb: AllToAll, host: Circle) -> Steps[list[Tensor] | None]:
             room.settle(is_lent=False)
         yield verb
         return None
-    own = torch.tensor((0,) * 4 if room is None else room.tell(), device="cpu")
-    told = own.repeat(host.world, 1)
-    yield AllGather(told.view(-1), own, Among.HOST)
-    if bool(told.any()):
+    own = torch.tensor((0,) * 4 if room is None else room.announce(), device="cpu")
+    announced = own.repeat(host.world, 1)
+    yield AllGather(announced.view(-1), own, Among.HOST)
+    if bool(announced.any()):
         is_mapped = False
         if room is not None:
-            is_mapped = yield Compute("map", lambda: room.map(told.tolist(), host.rank))
+            is_mapped = yield Compute(
+                "map", lambda: room.map(announced.tolist(), host.rank)
+            )
         own_mapped = torch.tensor([int(is_mapped)], device="cpu")
         all_mapped = own_mapped.repeat(host.world)
         yield AllGather(all_mapped, own_mapped, Among.HOST)
