@@ -23,7 +23,7 @@ from gradwire.contract import Exchange
 from gradwire.contract.verbs import AllGather, AllReduce, AllToAll, Among
 from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
 from gradwire.runtime.device.devices import Accelerator
-from gradwire.runtime.device.streams import Mark, SideStream, Staging
+from gradwire.runtime.device.streams import SideStream, Staging, StreamEvent
 from gradwire.runtime.engine import backends, engine
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.transport.wire import carry_out
@@ -179,7 +179,7 @@ def test_every_way_of_verbs_by_the_device_makes_the_hosts_bits(late_two: Ranks) 
 
 
 @contextmanager
-def _at_once(self: SideStream, ready: Mark) -> Iterator[None]:
+def _at_once(self: SideStream, ready: StreamEvent) -> Iterator[None]:
     """A group's work that waits for no kernel, and that no kernel waits for."""
     with self.kind.use(self.wire):
         yield

@@ -213,10 +213,10 @@ def test_what_is_not_finite_leaves_no_residual(sparsifier: str) -> None:
 
 
 def _at_once(self: Offload) -> None:
-    """The mark stands before the copy."""
-    mark = self._side.mark()
+    """The event is recorded before the copy."""
+    event = self._side.record_event()
     LEAVE(self)
-    self._out = mark
+    self._out = event
 
 
 def _elsewhere(self: Offload) -> None:
@@ -230,8 +230,8 @@ def _elsewhere(self: Offload) -> None:
     ENCODE(self)
 
 
-def _before(self: SideStream, marks: Any) -> AbstractContextManager[None]:
-    """A copy into the message, in front of the marks of its gradients."""
+def _before(self: SideStream, events: Any) -> AbstractContextManager[None]:
+    """A copy into the message, in front of the events of its gradients."""
     return self.use()
 
 

@@ -779,7 +779,7 @@ class Driver:
         circles = self.routes.circles
         ranks = [circles[verb.among].rank for verb in others]
         staged = side.staging.out(self.index, others, ranks, side.kind, side.stream)
-        ready = side.mark() if direct else None
+        ready = side.record_event() if direct else None
         if staged is None and ready is None:
             return None
 

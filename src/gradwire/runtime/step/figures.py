@@ -102,12 +102,12 @@ class Recorder:
                 spans, (found for found in self._densities if found is not None)
             )
 
-    def mark(self) -> Totals:
+    def snapshot(self) -> Totals:
         """The totals so far, to count from."""
         with self._lock:
             return {**self._totals, "steps": self.num_steps}
 
-    def since(self, mark: Totals) -> dict[str, float | None]:
+    def since(self, snapshot: Totals) -> dict[str, float | None]:
         """Averages per step.
 
         ``step_s`` is the median time from one step's end to the next.
@@ -116,9 +116,9 @@ class Recorder:
         """
         with self._lock:
             done = defaultdict(
-                float, {k: v - mark.get(k, 0.0) for k, v in self._totals.items()}
+                float, {k: v - snapshot.get(k, 0.0) for k, v in self._totals.items()}
             )
-            num_steps = self.num_steps - int(mark.get("steps", 0))
+            num_steps = self.num_steps - int(snapshot.get("steps", 0))
             last = list(self._step_s)[-num_steps:] if num_steps else []
         steps = max(1, num_steps)
         numel = done["numel"]
@@ -361,7 +361,7 @@ class Log:
         self._write = _writer(to)
         self._every = every
         self._recorder = recorder
-        self._mark = recorder.mark()
+        self._snapshot = recorder.snapshot()
 
     def is_due(self, step: int) -> bool:
         """Whether a row is written at the end of this step."""
@@ -372,7 +372,7 @@ class Log:
 
         Returns whether that went.
         """
-        row = self._recorder.since(self._mark)
+        row = self._recorder.since(self._snapshot)
         del row["steps"]
         keeping = [
             (message, list(residuals(message.state).values())) for message in messages
@@ -385,7 +385,7 @@ class Log:
             row["gradient_norm"] = math.hypot(
                 *(norm for one, _ in keeping for norm in one.norms)
             )
-        self._mark = self._recorder.mark()
+        self._snapshot = self._recorder.snapshot()
         named = {
             f"{_PREFIX}{key}": value for key, value in row.items() if value is not None
         }

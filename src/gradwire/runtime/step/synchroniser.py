@@ -38,7 +38,7 @@ from ...contract.state import leaves
 from ...contract.verbs import Compute, Steps
 from ...exchange.error_feedback import residuals
 from ..device.devices import HOST
-from ..device.streams import Copying, Offload, SideStream, StepMarks, Streams
+from ..device.streams import Copying, Offload, SideStream, StepEvents, Streams
 from ..engine.engine import CONTROL, INLINE, OFFLOAD, Engine, Launch, rows_of_all
 from ..transport.task_graph import Task
 from ..transport.wire import as_on_a_lane
@@ -263,7 +263,7 @@ class Synchroniser:
         """Forgets the step before; ``step`` is the next one."""
         self._step = step
         self.grads: Grads = {}
-        self._marks: StepMarks | None = None
+        self._events: StepEvents | None = None
         self._shared: set[str] = set()
         self._backward_over = Task("backward over", lambda: None, step=step)
         self._missing = [len(message.names) for message in self.messages]
@@ -333,7 +333,7 @@ class Synchroniser:
                 message.take_scale(scale)
         self._clear(step)
         if self.streams.sides:
-            # a message without gradients of this rank is behind no mark
+            # a message without gradients of this rank is behind no event
             self.streams.lead()
         if names is not None:
             self._queue = self.of(names)
@@ -372,9 +372,9 @@ class Synchroniser:
             if is_shared:
                 self._shared.add(name)
             if grad is not None and not grad.is_cpu:
-                if self._marks is None:
-                    self._marks = StepMarks(self.streams)
-                self._marks.ready(name, grad)
+                if self._events is None:
+                    self._events = StepEvents(self.streams)
+                self._events.ready(name, grad)
             for message in self._messages_of[name]:
                 self._missing[message.index] -= 1
                 if grad is not None and name in message.lanes:
@@ -394,8 +394,8 @@ class Synchroniser:
     def _copying(
         self, names: Sequence[str], side: SideStream | None, **counted: Any
     ) -> Copying:
-        marks = self._marks
-        return nullcontext if marks is None else marks.copying(names, side, **counted)
+        events = self._events
+        return nullcontext if events is None else events.copying(names, side, **counted)
 
     def _encode_ahead(self, message: Message, name: str) -> None:
         """Has one tensor encoded where the plan says, before its message is launched.
@@ -438,8 +438,8 @@ class Synchroniser:
     def _launch(self, message: Message) -> Task:
         names = message.names
         side = self._side(message)
-        if side is not None and self._marks is None:
-            self._marks = StepMarks(self.streams)
+        if side is not None and self._events is None:
+            self._events = StepEvents(self.streams)
         if message.flags_F is not None:
             with nullcontext() if side is None else side.use():
                 message.flags_F.copy_(
@@ -454,7 +454,7 @@ class Synchroniser:
             last_name="scatter",
             last_behind=[self._backward_over] if is_shared else (),
             last_is_light=not message.is_of_rows
-            and (side is not None or self._marks is None),
+            and (side is not None or self._events is None),
             is_inline=message.is_inline,
             side=side,
         )
@@ -470,15 +470,15 @@ class Synchroniser:
         # All of this step, even if it is abandoned.
         grads = self.grads
         num_left = self._num_left
-        marks = self._marks
+        events = self._events
         names = message.names
         rows = message.is_of_rows
         size_bytes = 0 if rows else message.spec.size_bytes
         copying = self._copying(names, side, to_host_bytes=size_bytes)
 
         def end() -> None:
-            if side is not None and marks is not None:
-                marks.end(message.index, side)
+            if side is not None and events is not None:
+                events.end(message.index, side)
             for name in names:  # gradients that have their means
                 num_left[name] -= 1
                 if not num_left[name] and grads[name] is not None:
@@ -525,8 +525,8 @@ class Synchroniser:
                 self.ready(absent, None)
         self.close()
         self.engine.wait(self.all_ends())
-        if self._marks is not None:
-            self._marks.follow()
+        if self._events is not None:
+            self._events.follow()
         self.undo()
         self.open = False
 
@@ -582,8 +582,8 @@ class Synchroniser:
 
     def follow(self, names: Sequence[str]) -> None:
         """Has the device's current stream wait for means that have ``arrived``."""
-        if self._marks is not None:
-            self._marks.follow(self.ends_of(names))
+        if self._events is not None:
+            self._events.follow(self.ends_of(names))
 
     def mean(self, name: str) -> Tensor:
         """A new tensor with the mean of a parameter for which this rank handed in None.
@@ -599,8 +599,8 @@ class Synchroniser:
 
     def close(self) -> None:
         """Notes the end of the backward pass; all gradients are handed in."""
-        if self._marks is not None:
-            self._marks.close()
+        if self._events is not None:
+            self._events.close()
         self.engine.begin(self._backward_over)
         # as where all parameters, or this rank's parts of them, are empty
         if not self._queue:
@@ -716,8 +716,8 @@ class Synchroniser:
 
     def settled(self) -> set[str]:
         """Closes a step whose means are all here; returns as ``finish``."""
-        if self._marks is not None:
-            self._marks.follow()
+        if self._events is not None:
+            self._events.follow()
         self.open = False
         return self.take_back_unused()
 
