@@ -187,7 +187,7 @@ class Stuck:
 def leave(rank: int, world: int) -> Met:
     handle, _ = attached(rank)
     if rank == 2:  # who waits is told all the same
-        handle._engine.routes.circles[Among.RANKS].channels.insert(0, Stuck())
+        handle._engine.routes.groups[Among.RANKS].channels.insert(0, Stuck())
     if rank == 1:
         handle._engine.give_up("somebody left")
     return met(lambda: wait_for_ever(handle))

@@ -51,7 +51,7 @@ def _codec(exchange: Exchange) -> Any:
     return getattr(inner, "codec", inner)
 
 
-ps, circle, ring = (
+ps, by_ring, ring = (
     gw.collective.casync_ps,
     gw.collective.casync_ring,
     gw.collective.ring,
@@ -66,7 +66,7 @@ EVERY = [
         halved(ps(partitions=1)),
         halved(ps(partitions=1, room_bytes=0)),
     ),
-    *(halved(circle()), halved(circle(partitions=1)), halved(circle(half_bytes=0))),
+    *(halved(by_ring()), halved(by_ring(partitions=1)), halved(by_ring(half_bytes=0))),
     *(
         halved(ring()),
         gw.with_error_feedback(gw.pair(gw.compress.topk(density=0.3), ps())),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import gradwire as gw
 from gradwire.contract.verbs import AllGather, AllReduce, Among
 from gradwire.errors import InvalidSetting, RankFailed
-from gradwire.runtime.transport.wire import Circle, Routes
+from gradwire.runtime.transport.wire import RankGroup, Routes
 from gradwire_lab.compress.sharded_dgc import sharded_dgc
 from tests.compress.grid import Grid
 from tests.each import each
@@ -164,7 +164,7 @@ def test_verbs_among_ranks_that_there_are_none_of_are_refused(
     verb: Any, said: str
 ) -> None:
     routes = Routes(["communication 0"])
-    routes.circles[Among.RANKS] = Circle("", 0, 2, [object()])
+    routes.groups[Among.RANKS] = RankGroup("", 0, 2, [object()])
     with pytest.raises(InvalidSetting, match=f"message 7 .* {said}"):
         routes.of([verb], 7, 0)
 

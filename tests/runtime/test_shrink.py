@@ -92,7 +92,7 @@ def tell_of_means(handle: gw.Handle, *, waits: bool) -> None:
             if not isinstance(verb, Compute):
                 _begun[:] = [
                     verb,
-                    start(verb, routes.circles[Among.RANKS].channels[-1]),
+                    start(verb, routes.groups[Among.RANKS].channels[-1]),
                 ]
                 return
             verb.fn()

@@ -20,7 +20,7 @@ from gradwire.exchange.by_name import exchange_for
 from gradwire.runtime.engine.engine import Driver, Engine, Launch
 from gradwire.runtime.liveness.membership import ALONE
 from gradwire.runtime.transport.task_graph import Task, TaskManager
-from gradwire.runtime.transport.wire import Circle, Routes
+from gradwire.runtime.transport.wire import RankGroup, Routes
 from tests.each import each
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
@@ -107,7 +107,7 @@ def test_what_goes_on_in_the_backward_pass_does_not_see_its_settings() -> None:
         )
 
     routes = Routes(["communication"])
-    routes.circles[Among.RANKS] = Circle("", 0, 2, [Over()])
+    routes.groups[Among.RANKS] = RankGroup("", 0, 2, [Over()])
     manager = TaskManager([], observe=lambda *_: None, on_error=lambda *_: None)
     end = Task("end", lambda: None, num_blockers=1)
     driver = Driver(manager, routes, steps(), 0, 0, 0, end, [])
@@ -167,7 +167,7 @@ def test_computations_before_the_first_transfer_are_done_at_once(
     engine: Engine, spans: list[Span]
 ) -> None:
     held = Held()
-    engine.routes.circles[Among.RANKS] = Circle("", 0, 2, [held, held])
+    engine.routes.groups[Among.RANKS] = RankGroup("", 0, 2, [held, held])
     engine.begin_step(3)
     with torch.device("meta"), torch.autocast("cpu"):
         end = engine.launch(0, "message 0", _text(), Launch(is_inline=True))

@@ -63,8 +63,8 @@ from ..transport.task_graph import (
 )
 from ..transport.wire import (
     AMONG_SHARDS,
-    Circle,
     NotedVerb,
+    RankGroup,
     Routes,
     agree_to_lend,
     as_on_a_lane,
@@ -197,7 +197,7 @@ class Engine:
             if ranks_per_host > 1:
                 self._open(Among.HOST, who.on_host(ranks_per_host), num_channels)
                 self._open(Among.HOSTS, who.across_hosts(ranks_per_host), num_channels)
-            host = self.routes.circles.get(Among.HOST)
+            host = self.routes.groups.get(Among.HOST)
             if host is not None and not checksums:  # which are of what is sent
                 host.lends = self.meanwhile("connect", partial(agree_to_lend, host))
         except BaseException:
@@ -214,7 +214,7 @@ class Engine:
             ranks: Sequence[int] = ()
             if among is not Among.SHARDS:
                 ranks = members(self.rank, self.world, self.ranks_per_host, among)
-            self.routes.circles[among] = Circle(*who[:3], channels, ranks=ranks)
+            self.routes.groups[among] = RankGroup(*who[:3], channels, ranks=ranks)
 
     def meanwhile(self, what: str, work: Callable[[], Any]) -> Any:
         """The result of ``work``, which waits for other ranks, outside of messages.
@@ -776,8 +776,8 @@ class Driver:
 
         ``carry`` carries ``others`` out in host memory.
         """
-        circles = self.routes.circles
-        ranks = [circles[verb.among].rank for verb in others]
+        groups = self.routes.groups
+        ranks = [groups[verb.among].rank for verb in others]
         staged = side.staging.out(self.index, others, ranks, side.kind, side.stream)
         ready = side.record_event() if direct else None
         if staged is None and ready is None:
@@ -786,7 +786,7 @@ class Driver:
         def carry_all() -> None:
             if ready is not None:
                 with side.wired(ready):
-                    channels = [circles[verb.among].direct for verb in direct]
+                    channels = [groups[verb.among].direct for verb in direct]
                     carry_directly(direct, channels, side.device)
             if staged is None:
                 carry(others)

@@ -58,7 +58,7 @@ class Turn:
         """Spar-Reduce-Scatter, Spar-All-Gather, then the all-gather of the chunks of
         the mean.
         """
-        circle = [self.team * self.size + place for place in self.order]
+        ring = [self.team * self.size + place for place in self.order]
         if not self.is_kept:
             yield self._compute("encode", range(self.size), self._begin)
         for distance, count in rounds(self.size):
@@ -66,8 +66,8 @@ class Turn:
             here = range(count)
             yield self._compute("encode", away, self._cut)
             yield (
-                Send(circle[distance], self.sums.span(away)),
-                Recv(circle[-distance], self.sums.span(here)),
+                Send(ring[distance], self.sums.span(away)),
+                Recv(ring[-distance], self.sums.span(here)),
                 # Of these chunks the gradient has been read: the mean may take its
                 # place.
                 self._compute("decode", away, self._clear),
@@ -83,8 +83,8 @@ class Turn:
         for distance, count in reversed(rounds(self.size)):
             landing = range(distance, distance + count)
             yield (
-                Send(circle[-distance], self.means.span(range(count))),
-                Recv(circle[distance], self.means.span(landing)),
+                Send(ring[-distance], self.means.span(range(count))),
+                Recv(ring[distance], self.means.span(landing)),
                 self._compute("decode", held, self._put),
             )
             held = landing
@@ -111,13 +111,11 @@ class Turn:
         while alike < self.teams:
             at = self.team // alike % width
             ahead = [(at + i) % width - at for i in range(width)]
-            circle = [self.me.rank + steps * alike * self.size for steps in ahead]
+            ring = [self.me.rank + steps * alike * self.size for steps in ahead]
             for distance, count in reversed(rounds(width)):
                 yield (
-                    Send(circle[-distance], lists.span(range(count))),
-                    Recv(
-                        circle[distance], lists.span(range(distance, distance + count))
-                    ),
+                    Send(ring[-distance], lists.span(range(count))),
+                    Recv(ring[distance], lists.span(range(distance, distance + count))),
                 )
             alike *= width
             # By team and not by distance, so that sums have the same bits on all ranks.
