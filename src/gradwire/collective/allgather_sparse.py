@@ -81,7 +81,7 @@ def _merge_all(
     sum_N = (
         out_N
         if out_N.dtype == dtype
-        else me.passing("sum", out_N.numel(), out_N, dtype)
+        else me.thread_scratch("sum", out_N.numel(), out_N, dtype)
     )
     sum_N.zero_()
     codec.merge_all(payloads, sum_N, scale=1 / me.world)

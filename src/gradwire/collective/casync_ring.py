@@ -225,7 +225,7 @@ class _Walk:
             if varies:
                 yield self.announcing(out, into)
                 self.hear(into)
-            yield self.passing(out, into)
+            yield self.forwarding(out, into)
             sum_C = self.sum_C[: self.numel(into)]
             yield (*self.merging(into), *self.encoding(into, sum_C))
         if varies:
@@ -234,7 +234,7 @@ class _Walk:
         for step in range(world - 1):
             out, into, after = ((rank + place - step) % world for place in (1, 0, -1))
             announces_next = varies and step < world - 2
-            moves = self.passing(out, into) + (
+            moves = self.forwarding(out, into) + (
                 self.announcing(into, after) if announces_next else ()
             )
             yield (*self.decoding(out, out_N), *moves)
@@ -249,7 +249,7 @@ class _Walk:
     def payload(self, chunk: int) -> Payload:
         return self.chunks.payload(chunk, self.slots[chunk], self.sizes[chunk])
 
-    def passing(self, out: int, into: int) -> tuple[Verb, ...]:
+    def forwarding(self, out: int, into: int) -> tuple[Verb, ...]:
         """Sends the payload of one chunk on, and receives another one's."""
         slots = [
             self.slots[chunk][: slot_bytes(self.sizes[chunk])] for chunk in (out, into)

@@ -292,7 +292,7 @@ class Mixed:
         sum_N = (
             out_N
             if out_N.dtype == dtype
-            else me.passing("sum", out_N.numel(), out_N, dtype)
+            else me.thread_scratch("sum", out_N.numel(), out_N, dtype)
         )
         sum_N.zero_()
         for payload in payloads:
@@ -300,7 +300,7 @@ class Mixed:
                 payload["indices"], payload["values"].to(dtype), sum_N, share
             )
         if self.choice.dense:
-            dense_D = me.passing("dense", self.num_dense, out_N, dtype).zero_()
+            dense_D = me.thread_scratch("dense", self.num_dense, out_N, dtype).zero_()
             for payload in payloads:
                 dense_D.add_(payload["dense"], alpha=share)
             means = torch.split(

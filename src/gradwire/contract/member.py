@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _ON_HOST = torch.empty(0, device="cpu")
 
-# ---- passing buffers -----------------------------------------------------------------
+# ---- scratch of a thread -------------------------------------------------------------
 #
 # They serve within one computation and are free again at its end. A thread does one
 # computation at a time, so they are kept once a thread, and not once a message: all
@@ -36,7 +36,7 @@ _ON_HOST = torch.empty(0, device="cpu")
 
 
 class _Own:
-    """The passing buffers of one thread, by name, dtype and device.
+    """The scratch of one thread, by name, dtype and device.
 
     They end with the thread.
     """
@@ -57,7 +57,9 @@ _all: weakref.WeakSet[_Own] = weakref.WeakSet()
 _threads = _Threads()
 
 
-def passing(name: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def thread_scratch(
+    name: str, numel: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
     """A vector of ``numel`` undefined elements for this thread's computation.
 
     It is valid until the computation ends.
@@ -76,8 +78,8 @@ def passing(name: str, numel: int, dtype: torch.dtype, device: torch.device) -> 
     return found[:numel]
 
 
-def passing_bytes(*, own: bool = False) -> int:
-    """Bytes of all passing buffers in this process, or of this thread's ``own``."""
+def thread_scratch_bytes(*, own: bool = False) -> int:
+    """Bytes of all threads' scratch in this process, or of this thread's ``own``."""
     kept = [_threads.own]
     if not own:
         with _lock:
@@ -161,7 +163,7 @@ class Member:
 
     Buffers are found by name, so the second and all later steps allocate nothing. What
     a message sends, or needs in a later computation, lies in ``scratch``, and all else
-    in ``passing``.
+    in ``thread_scratch``.
     """
 
     __slots__ = (
@@ -308,14 +310,14 @@ class Member:
         """
         return self.scratch(name, numel, _ON_HOST, torch.int64)
 
-    def passing(
+    def thread_scratch(
         self, name: str, numel: int, like: Tensor, dtype: torch.dtype
     ) -> Tensor:
         """A buffer of ``numel`` undefined elements, valid within one computation only.
 
-        All messages share it, by ``name``: see `passing`.
+        All messages share it, by ``name``: see `thread_scratch`.
         """
-        return passing(name, numel, dtype, like.device)
+        return thread_scratch(name, numel, dtype, like.device)
 
     @property
     def buffers(self) -> dict[str, Tensor]:

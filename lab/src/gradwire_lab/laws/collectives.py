@@ -170,8 +170,8 @@ class Undefined(Member):
     def scratch(self, *args: Any, **kwargs: Any) -> Tensor:
         return _spoilt(super().scratch(*args, **kwargs))
 
-    def passing(self, *args: Any) -> Tensor:
-        return _spoilt(super().passing(*args))
+    def thread_scratch(self, *args: Any) -> Tensor:
+        return _spoilt(super().thread_scratch(*args))
 
 
 def _spoilt(buffer: Tensor) -> Tensor:

@@ -303,10 +303,10 @@ class PushPull(Collective):
         self, me: Member, cut: Cut, units: Entries
     ) -> tuple[list[Tensor], list[int]]:
         """The slot for each server, and how many of the units each holds."""
-        places_K = me.passing("places", units.num, units.values, torch.int32)
+        places_K = me.thread_scratch("places", units.num, units.values, torch.int32)
         size = units.values.numel()
         dtype = units.values.dtype
-        values = me.passing("values", size, units.values, dtype)
+        values = me.thread_scratch("values", size, units.values, dtype)
         parts = partition(
             units,
             cut.num_units,

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ...contract import Member, Selection, State
 from ...contract.bounds import check_whole
-from ...contract.member import passing_bytes
+from ...contract.member import thread_scratch_bytes
 from ...contract.state import leaves
 from ...contract.trace.span import Span, StepDensity, Trace
 from ...errors import InvalidSetting, invalid
@@ -305,11 +305,19 @@ def mean_residual_norm(stats: Sequence[Mapping[str, Any]]) -> float:
     return math.fsum(one["residual_norm"] for one in stats) / world
 
 
-KINDS = ("residuals", "momentum", "state", "messages", "payloads", "buffers", "passing")
+KINDS = (
+    "residuals",
+    "momentum",
+    "state",
+    "messages",
+    "payloads",
+    "buffers",
+    "thread_scratch",
+)
 """The kinds are what was not sent yet; velocities; the rest of states; copies of
 gradients; what is sent and received; what a message needs in a later computation; and
 buffers that serve within one computation, which all messages of this process share (see
-`passing`).
+`thread_scratch`).
 """
 _MOMENTUM = ("velocity", "momentum")
 
@@ -330,9 +338,10 @@ def kept_bytes(state: State, member: Member) -> Counter[str]:
 def memory_of(messages: Iterable[Any], numel: int) -> dict[str, float]:
     """Bytes of all messages by kind, and their sum for each of ``numel`` parameters.
 
-    ``passing`` is of all threads of this process. Copies of states are states, too.
+    ``thread_scratch`` is of all threads of this process. Copies of states are states,
+    too.
     """
-    found = Counter(passing=passing_bytes())
+    found = Counter(thread_scratch=thread_scratch_bytes())
     for message in messages:
         found += kept_bytes(message.state, message.member)
         found["messages"] += message.buffer_bytes

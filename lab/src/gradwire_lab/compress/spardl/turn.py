@@ -136,12 +136,12 @@ class Turn:
         pending_L = self.pending_N[start:stop]
         most = len(places) * count
         room = (
-            self.me.passing("sum places", most, pending_L, torch.int32),
-            self.me.passing("sum values", most, pending_L, pending_L.dtype),
+            self.me.thread_scratch("sum places", most, pending_L, torch.int32),
+            self.me.thread_scratch("sum values", most, pending_L, pending_L.dtype),
         )
         indices_S, sums_S, _ = merge(lists.read(*places), stop - start, room=room)
-        chosen_K = self.me.passing("chosen", count, pending_L, torch.int32)
-        values_K = self.me.passing("values", count, pending_L, pending_L.dtype)
+        chosen_K = self.me.thread_scratch("chosen", count, pending_L, torch.int32)
+        values_K = self.me.thread_scratch("values", count, pending_L, pending_L.dtype)
         rest_S = torch.zeros_like(sums_S)
         select.topk(sums_S, chosen_K, values_K, rest_S)
         lists.write(0, Entries(indices_S[chosen_K], values_K))
@@ -182,8 +182,8 @@ class Turn:
         (start, stop) = self.chunks.bounds[chunk]
         count = self.chunks.counts[chunk]
         pending_L = self.pending_N[start:stop]
-        indices_K = self.me.passing("places", count, pending_L, torch.int32)
-        values_K = self.me.passing("values", count, pending_L, pending_L.dtype)
+        indices_K = self.me.thread_scratch("places", count, pending_L, torch.int32)
+        values_K = self.me.thread_scratch("values", count, pending_L, pending_L.dtype)
         select.topk(as_working(self.grad_N[start:stop]), indices_K, values_K, pending_L)
         return Entries(indices_K, values_K)
 
