@@ -89,7 +89,7 @@ def test_whoever_falls_silent_is_found_by_all_others(
 def test_a_rank_that_has_detached_is_told_from_one_that_has_ended(
     ranks: list[Pulse], detaches: bool
 ) -> None:
-    """Its door is closed in both cases, and it may live on."""
+    """Its probe port is closed in both cases, and it may live on."""
     assert all(len(one.signs()) == WORLD for one in ranks)
     while not all(one.roll_call.is_complete for one in ranks):
         ranks[0].signs()  # each look is at what was read anew
