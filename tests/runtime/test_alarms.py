@@ -357,7 +357,7 @@ def test_receives_start_before_sends() -> None:
 def test_no_file_is_written_through_a_link_that_was_laid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names of records, and of the drafts of other files, could be guessed by another
+    """Names of records, and of other files' temporary ones, could be guessed by another
     user.
     """
     monkeypatch.setenv(FOLDER, str(tmp_path))

@@ -104,13 +104,15 @@ def load_kept(place: Path) -> ctypes.CDLL | None:
 
 def keep(content: bytes, place: Path) -> None:
     """Makes a library under this name, in one step: nobody ever sees a part of it."""
-    handle, draft = tempfile.mkstemp(dir=place.parent, prefix=place.stem, suffix=".tmp")
+    handle, temporary = tempfile.mkstemp(
+        dir=place.parent, prefix=place.stem, suffix=".tmp"
+    )
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content + hashlib.sha256(content).digest())
-        Path(draft).replace(place)
+        Path(temporary).replace(place)
     finally:
-        Path(draft).unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -251,9 +251,9 @@ class _Training:
             "handle": self._saved,
             "draw": self._draw.get_state(),
         }
-        draft = self._file.with_suffix(".new")
-        torch.save(kept, draft)
-        draft.replace(self._file)
+        temporary = self._file.with_suffix(".new")
+        torch.save(kept, temporary)
+        temporary.replace(self._file)
         if self._accident.kind == "resume":
             dist.barrier()  # no rank is killed before all files are there
 
