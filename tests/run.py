@@ -24,10 +24,10 @@ class Run:
     """
 
     def __init__(
-        self, exchange: Exchange, spec: TensorSpec, world: int, turn: int = 0
+        self, exchange: Exchange, spec: TensorSpec, world: int, order: int = 0
     ) -> None:
         self.exchange = exchange
-        self.members = [Member(rank, world, turn) for rank in range(world)]
+        self.members = [Member(rank, world, order) for rank in range(world)]
         self.states: list[Any] = [exchange.init(spec, world) for _ in range(world)]
         self.sent_bytes = [0] * world
 

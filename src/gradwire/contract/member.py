@@ -105,18 +105,18 @@ so many more.
 """
 
 
-def turns_of(exchanges: Iterable[Hashable]) -> list[int]:
-    """The turn of each message, by all exchanges in issue order: see ``Member.turn``.
+def orders_of(exchanges: Iterable[Hashable]) -> list[int]:
+    """The order of each message among those of its exchange: see ``Member.order``.
 
-    >>> turns_of(["dense", "onebit", "dense", "dense"])
+    >>> orders_of(["dense", "onebit", "dense", "dense"])
     [0, 0, 1, 2]
     """
     before = Counter[Hashable]()
-    turns = []
+    orders = []
     for exchange in exchanges:
-        turns.append(before[exchange])
+        orders.append(before[exchange])
         before[exchange] += 1
-    return turns
+    return orders
 
 
 class Selection(NamedTuple):
@@ -174,20 +174,21 @@ class Member:
         "ahead",
         "cluster",
         "imbalance",
+        "order",
         "rank",
         "selection",
         "shards",
-        "turn",
         "way",
         "world",
     )
 
-    def __init__(self, rank: int, world: int, turn: int = 0) -> None:
+    def __init__(self, rank: int, world: int, order: int = 0) -> None:
         self.rank = rank
         self.world = world
-        self.turn = turn
+        self.order = order
         """How many messages of a step before this one take the same exchange; the same
-        on every rank. What not all ranks have to do for a message they do by turns.
+        on every rank. The order chooses the ranks that do what not all ranks have to
+        do.
         """
         self.selection: Selection | None = None
         """The last step's selection.
@@ -228,7 +229,7 @@ class Member:
         if self._across is None:
             place = self.rank // ranks_per_host
             num_hosts = self.world // ranks_per_host
-            self._across = type(self)(place, num_hosts, self.turn)
+            self._across = type(self)(place, num_hosts, self.order)
         return self._across
 
     def through(

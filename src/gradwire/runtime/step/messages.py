@@ -115,8 +115,8 @@ class Placement:
     0
     """
 
-    turn: int = 0
-    """The turn of the message's member."""
+    order: int = 0
+    """The order of the message's member."""
     after: Sequence[int] = ()
     """Indices of messages that must have ended before this one goes on the wire."""
     lanes: Mapping[str, str] = field(default_factory=dict)
@@ -177,7 +177,7 @@ class Message:
         )
         self._lent_N: Tensor | None = None
         self.names = list(dict.fromkeys(slot.name for slot in self.slots))
-        self.member = Member(rank, world, placement.turn)
+        self.member = Member(rank, world, placement.order)
         self._encoder = TensorEncoder.of(exchange)
         apart = () if self._encoder is None else self._encoder.exchange.apart(self.spec)
         self._places = {self.slots[place].name: place for place in apart}

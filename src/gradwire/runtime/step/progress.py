@@ -164,8 +164,10 @@ class Progress:
             message.notes_norms = notes_norms
         if self.guard is not None and self._engine.world > 1:
             self.guard.begin(self.step, self._in_step)
-        turn = self.step // self.num_fragments
-        self.synchroniser.begin(self.step, scale_of(self._scaler), names, turn=turn)
+        own_step = self.step // self.num_fragments
+        self.synchroniser.begin(
+            self.step, scale_of(self._scaler), names, own_step=own_step
+        )
 
     def begin_without_messages(self) -> None:
         """Notes that no message of gradwire's is in the step that begins."""

@@ -67,40 +67,40 @@ class Check:
         self.every = every
         self._equal = equal
         self._own: dict[str, int] = {}
-        self._turn = -1
+        self._own_step = -1
         self.trains = True
         """Whether this rank steps its parameters.
 
         One whose data have ended does not.
         """
 
-    def look(self, turn: int, names: Collection[str] | None = None) -> None:
-        """Takes the digests, once, for step ``turn`` of parameters to be compared.
+    def look(self, own_step: int, names: Collection[str] | None = None) -> None:
+        """Takes the digests, once, for step ``own_step`` of parameters to be compared.
 
         Ranks may change their parameters between backward passes that accumulate. So
         this is called when the first of them begins.
         """
         if (
             self.every is not None
-            and not (turn + 1) % self.every
-            and self._turn != turn
+            and not (own_step + 1) % self.every
+            and self._own_step != own_step
         ):
             named = self._equal(names)
             tensors = [tensor for _, tensor in named]
             digests = digests_of(tensors) if self.trains else [0] * len(tensors)
             self._own = dict(zip((name for name, _ in named), digests, strict=True))
-            self._turn = turn
+            self._own_step = own_step
 
     def forget(self) -> None:
         """Drops the digests of a step not made, as others may not have begun it."""
-        self._turn = -1
+        self._own_step = -1
 
-    def taken(self, turn: int) -> dict[str, int]:
-        """The digests that were taken for step ``turn``, once.
+    def taken(self, own_step: int) -> dict[str, int]:
+        """The digests that were taken for step ``own_step``, once.
 
         Empty where none were.
         """
-        taken = self._own if self._turn == turn else {}
+        taken = self._own if self._own_step == own_step else {}
         self.forget()
         return taken
 
@@ -317,13 +317,13 @@ class Synchroniser:
         scale: float = 1.0,
         names: Collection[str] | None = None,
         *,
-        turn: int | None = None,
+        own_step: int | None = None,
     ) -> None:
         """Opens a step without gradients; all that are handed in will have this scale.
 
         ``names`` are the parameters that take part, and no message has others beside
-        them; None stands for all. ``turn`` counts the steps of these parameters, if not
-        all take part in each.
+        them; None stands for all. ``own_step`` counts the steps of these parameters, if
+        not all take part in each.
         """
         self.engine.check()
         self.engine.begin_step(step)
@@ -337,8 +337,8 @@ class Synchroniser:
             self.streams.lead()
         if names is not None:
             self._queue = self.of(names)
-        self._turn = step if turn is None else turn
-        self.look(self._turn, names)
+        self._own_step = step if own_step is None else own_step
+        self.look(self._own_step, names)
         looks = self._looks
         confirms = self.report.confirms
         if looks or confirms:
@@ -350,13 +350,13 @@ class Synchroniser:
     def _looks(self) -> bool:
         return self.undoes_skipped and self.keeps_state
 
-    def look(self, turn: int, names: Collection[str] | None = None) -> None:
+    def look(self, own_step: int, names: Collection[str] | None = None) -> None:
         """Notes what ranks must hold alike, as a step's backward begins; see `Check`.
 
-        Whether they compare it in this step follows from ``turn`` alone.
+        Whether they compare it in this step follows from ``own_step`` alone.
         """
         if self.engine.world > 1:
-            self.check.look(turn, names)
+            self.check.look(own_step, names)
 
     def ready(self, name: str, grad: Tensor | None, *, is_shared: bool = False) -> None:
         """Hands in one gradient (None counts as zero) and launches complete messages.
@@ -614,7 +614,7 @@ class Synchroniser:
         """
         engine = self.engine
         report = self.report
-        digests = self.check.taken(self._turn)
+        digests = self.check.taken(self._own_step)
         counts = self.counts_use and self._flags_F is None
         used = self._used() if counts else b""
         index = len(self.messages)
