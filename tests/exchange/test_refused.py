@@ -79,7 +79,7 @@ def of(*grads: torch.Tensor, states: list[None] | None = None) -> object:
         (lambda: gw.with_warmup(CLIPPED, steps=1), "clipping outermost"),
         (
             lambda: gw.with_decoupled_momentum(gw.compress.qsgd(bitwidth=2)),
-            "a contraction",
+            "nonexpansive",
         ),
         (
             lambda: gw.with_natural_sparsity(CORRECTED, 4),

@@ -102,7 +102,7 @@ class SharedSupport(Exchange):
     density: float = 0.01
     traits: ClassVar[Traits] = Traits(
         layout=Layout.SPARSE,
-        contraction=True,
+        nonexpansive=True,
         error_feedback=True,
         shared_support=True,
         density_range=(1.0, 1.0),

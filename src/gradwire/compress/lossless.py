@@ -66,7 +66,7 @@ class lossless(Compressor):
         lossless=True,
         exact_size=False,
         unbiased=True,
-        contraction=True,
+        nonexpansive=True,
         host_only=True,  # without its C++ a block's code is read in Python
     )
 

@@ -468,7 +468,7 @@ class selective(Exchange, EncodesTensors):
     traits: ClassVar[Traits] = Traits(
         layout=Layout.SPARSE,
         exact_size=False,
-        contraction=True,
+        nonexpansive=True,
         error_feedback=True,
         density_range=(0.5, 1.0),
         whole_tensors=True,

@@ -31,7 +31,7 @@ from gradwire.dsl.program import Program
 from ..library.exponent import LEAST, MOST, exp2, exponent
 
 
-class natural_compression(Program, unbiased=True, contraction=True):
+class natural_compression(Program, unbiased=True, nonexpansive=True):
     """Nine bits an element, whatever the others are: a sign and a power of two.
 
     No scale is shared, so a block of large elements takes nothing from small ones.

@@ -33,8 +33,8 @@ def law_residuals_stay_bounded(exchange: Exchange, case: Case) -> bool:
     """Over 400 steps of gradients what is kept levels off, as everything is sent in the
     end.
 
-    A contraction on every vector that loses the same elements each time keeps more and
-    more.
+    An encoder that is nonexpansive on every vector and loses the same elements each
+    time keeps more and more.
 
     To do: let every element that is kept be sent at some time, the larger the sooner.
     """

@@ -102,12 +102,12 @@ def law_what_is_kept_does_not_grow_by_itself(exchange: Exchange, case: Case) -> 
     """After 60 steps of gradients, 60 of zeros deliver what was kept, or leave it as it
     is.
 
-    A loss that comes back larger than it was, through an encoder that is no contraction
-    or through one after another, grows in every step. Between ranks what is kept may
-    move: W times at most.
+    A loss that comes back larger than it was, through an encoder that is not
+    nonexpansive or through one after another, grows in every step. Between ranks what
+    is kept may move: W times at most.
 
     To do: add what is kept to the next gradient once, on one rank; declare
-    contraction=True and error_feedback=True only of what never loses more than it was
+    nonexpansive=True and error_feedback=True only of what never loses more than it was
     given.
     """
     if feedback_refusal(exchange) is not None:
