@@ -78,7 +78,7 @@ def test_help_imports_no_verb(gradwire: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert [module for module in homes if module in sys.modules] == []
 
 
-def test_version(gradwire: Run) -> None:
+def test_the_version_is_printed(gradwire: Run) -> None:
     assert gradwire("--version").out == f"gradwire {__version__}\n"
 
 

@@ -73,7 +73,7 @@ def law_of_choice(choose: Chooser, sizes: tuple[int, ...], density: float) -> No
 
 @bounded(100)
 @given(sizes=MODELS, density=st.floats(0.0001, 1.0))
-def test_choice(sizes: tuple[int, ...], density: float) -> None:
+def test_choices_keep_the_law_of_choice(sizes: tuple[int, ...], density: float) -> None:
     law_of_choice(choose, sizes, density)
 
 

@@ -21,7 +21,9 @@ UNBIASED = [codec for codec in FIRST if codec.traits.unbiased]
 
 
 @by_file(compressors())
-def test_laws(subtests: pytest.Subtests, places: list[int]) -> None:
+def test_compressors_keep_their_laws(
+    subtests: pytest.Subtests, places: list[int]
+) -> None:
     for codec in (compressors()[place] for place in places):
         with subtests.test(repr(codec)):
             hold_all(codec)

@@ -81,7 +81,7 @@ PAIRS = (
     ids=["few steps", "many steps"],
 )
 @each("place", range(len(PAIRS)), ids=lambda at: name_of(PAIRS[at]))
-def test_laws(place: int, are_long: bool) -> None:
+def test_exchanges_on_hosts_keep_their_laws(place: int, are_long: bool) -> None:
     laws: tuple[Callable[..., Any], ...] = (*exchanges.LAWS, *collectives.OF_ANY)
     for number, law in enumerate(laws):
         ranks_per_host, case = CASES[(place + number) % (4 if are_long else len(CASES))]

@@ -605,7 +605,7 @@ every_planner = pytest.mark.parametrize("planner", examples("planner"), ids=_id)
 
 
 @every_planner
-def test_planner_laws(planner: Planner) -> None:
+def test_planners_keep_their_laws(planner: Planner) -> None:
     """One plan is held to all laws that look at one; the other asks the planner
     itself.
     """
@@ -629,7 +629,7 @@ def test_planner_laws(planner: Planner) -> None:
 
 
 @every_planner
-def test_trace_laws(planner: Planner) -> None:
+def test_traces_of_plans_keep_their_laws(planner: Planner) -> None:
     @bounded(6)
     @given(profile=profiles(largest=120), cluster=clusters)
     def hold(profile: Profile, cluster: Cluster) -> None:

@@ -398,7 +398,7 @@ SCHEMES = (
 
 
 @pytest.mark.parametrize("exchange", SCHEMES, ids=name_of)
-def test_laws(exchange: Pair) -> None:
+def test_sparse_exchanges_keep_their_laws(exchange: Pair) -> None:
     @bounded(4)
     @given(held=holdings)
     def hold(held: Held) -> None:

@@ -52,7 +52,9 @@ MOMENTUM_LAWS = momentum.OWN + momentum.SHARED
 
 
 @each("law, exchange", product(MOMENTUM_LAWS, MOMENTUM), ids=name_of)
-def test_momentum(law: Callable[..., None], exchange: MomentumCorrection) -> None:
+def test_momentum_keeps_its_laws(
+    law: Callable[..., None], exchange: MomentumCorrection
+) -> None:
     """Its own laws of all, those that it shares of every second."""
     place = MOMENTUM.index(exchange) + MOMENTUM_LAWS.index(law)
     if law in momentum.OWN or place % 2:
@@ -74,7 +76,7 @@ DECOUPLED_LAWS = decoupled.OWN + decoupled.SHARED
 
 
 @each("law, exchange", product(DECOUPLED_LAWS, DECOUPLED), ids=name_of)
-def test_decoupled_momentum(
+def test_decoupled_momentum_keeps_its_laws(
     law: Callable[..., None], exchange: DecoupledMomentum
 ) -> None:
     place = DECOUPLED.index(exchange) + DECOUPLED_LAWS.index(law)
@@ -151,7 +153,9 @@ ADAPTED_LAWS = (*collectives.OF_ANY, *exchanges.LAWS)
 
 @by_law(ADAPTED_LAWS)
 @each("exchange", ADAPTED)
-def test_adapted(law: Callable[..., None], exchange: Exchange) -> None:
+def test_adapted_exchanges_keep_their_laws(
+    law: Callable[..., None], exchange: Exchange
+) -> None:
     place = ADAPTED.index(exchange) + ADAPTED_LAWS.index(law)
     if place % 3 == 0:
         law(exchange, rotated(place))

@@ -174,7 +174,7 @@ def test_an_optimizer_that_steps_in_a_backward_hook_is_refused() -> None:
     MISTAKES,
     ids=[parts[0] for *_, parts in MISTAKES],
 )
-def test_mistakes(
+def test_a_mistake_is_refused_by_its_name(
     make: Callable[[], Any],
     exchange: Any,
     settings: dict[str, Any],

@@ -179,7 +179,7 @@ def in_pairs(rank: int, world: int) -> tuple[str, str | None]:
     return digest(net), third
 
 
-def test_subgroups(four: Ranks) -> None:
+def test_ranks_of_a_subgroup_alone_have_the_same_bits(four: Ranks) -> None:
     (a, _), (b, one), (c, _), (d, other) = four.run(in_pairs)
     assert a == b != c == d
     assert one is not None

@@ -50,7 +50,7 @@ from tests.runtime.overlapped import (
 
 @each("make", OPTIMIZERS)
 @each("loop", OVERLAPPED)
-def test_overlapped_loops(loop: Loop, make: Make) -> None:
+def test_loops_overlap_in_every_step(loop: Loop, make: Make) -> None:
     overlap = law(Net(), make, loop)
     assert overlap.num_overlapped >= NUM_STEPS - 1  # nothing follows the last
     assert not overlap.fallbacks
@@ -58,7 +58,9 @@ def test_overlapped_loops(loop: Loop, make: Make) -> None:
 
 @each("model", MODELS)
 @each("make", [adam, adamw_groups])
-def test_models(model: type[nn.Module], make: Make) -> None:
+def test_models_overlap_unless_norms_are_clipped(
+    model: type[nn.Module], make: Make
+) -> None:
     assert law(model(), make, usual).num_overlapped == NUM_STEPS - 1
     assert law(model(), make, clipped).num_overlapped == 0
 
@@ -101,7 +103,7 @@ def test_gradients_with_a_graph() -> None:
     assert "has a graph" in next(iter(overlap.fallbacks))
 
 
-def test_sparse_gradients() -> None:
+def test_a_sparse_gradient_falls_back() -> None:
     class Rows(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -138,7 +140,7 @@ def test_gradients_that_swap_places() -> None:
     }
 
 
-def test_two_optimizers() -> None:
+def test_a_second_optimizer_gets_pending_gradients() -> None:
     """The second looks at gradients that are pending, and gets them."""
 
     def loop(model: nn.Module, optimizer: Optimizer, rig: Rig) -> Any:

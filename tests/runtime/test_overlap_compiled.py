@@ -86,7 +86,7 @@ def small() -> nn.Module:
 
 
 @pytest.mark.parametrize("loop", [compiled_step, compiled_around_step, compiled_model])
-def test_compiled_loops(loop: Loop) -> None:
+def test_compiled_loops_overlap(loop: Loop) -> None:
     overlap = law(small(), at_once, loop)
     assert overlap.num_overlapped >= NUM_STEPS - 1
     assert not overlap.fallbacks

@@ -221,7 +221,7 @@ def sparse_tables(rank: int, world: int) -> list[str]:
     return found
 
 
-def test_sparse_embeddings(two: Ranks) -> None:
+def test_sparse_embeddings_have_the_mean_of_ddp(two: Ranks) -> None:
     one, other = two.run(sparse_tables)
     assert one == other
 

@@ -137,7 +137,7 @@ def test_of_parts_that_are_uneven(exchange: Exchange) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 @each("exchange", EVERY.values(), ids=name_of)
-def test_of_all(exchange: Exchange) -> None:
+def test_one_rank_takes_as_long_as_all(exchange: Exchange) -> None:
     law_one_rank_takes_as_long_as_all(exchange, measured(CLUSTER))
     law_one_rank_takes_as_long_as_all(exchange, measured(HOSTS))
 
