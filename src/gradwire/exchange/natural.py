@@ -1,7 +1,7 @@
 """Natural sparsity: rows without a gradient are not sent, where that pays.
 
 A gradient of an embedding has values only in the rows that a batch has looked up. Ranks
-tell each other how many rows they have, and all choose alike: the inner exchange, or
+announce how many rows they have, and all choose alike: the inner exchange, or
 rows without loss by the scheme that is fastest for such counts on the links of
 ``Member.cluster``. Gradients that come as rows (``nn.Embedding(sparse=True)``) are
 never made dense: ``RowExchange`` has no inner exchange, and chooses among the schemes

@@ -1,8 +1,8 @@
 """A flight that begins with dense steps, which measure layers, links and codecs.
 
-Behind the last of them rank 0 plans and tells the others. From then on all ranks review
-every few steps what a step takes. What is done with a plan, and with a review, is a
-subclass's.
+Behind the last of them rank 0 plans and announces the plan. From then on all ranks
+review every few steps what a step takes. What is done with a plan, and with a review,
+is a subclass's.
 
 All ranks wait for the slowest of each step, so layers count as slower by the median of
 these. Links count as slower by what dense steps take besides computation: messages in

@@ -2,7 +2,7 @@
 
 The plan's first steps are followed by some by each of a few rivals, which may be as
 fast for all that predictions say, and the fastest is kept. After that it watches. Every
-few steps ranks tell each other what a step took. Where that has changed they time a
+few steps ranks announce what a step took. Where that has changed they time a
 message: if the link is another one, it is measured and planned for anew. Now and then a
 few steps are dense again, to see whether the plan still gains; if it does not,
 gradients stay dense. Where means are further from dense ones than the fidelity allows

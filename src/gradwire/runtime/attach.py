@@ -254,7 +254,7 @@ class Attachment:
     ) -> Handle:
         """Checks the arguments, agrees with the other ranks and connects.
 
-        A rank that refuses tells the others, so none waits. A ``newcomer`` agrees with
+        A rank that refuses announces it, so none waits. A ``newcomer`` agrees with
         a run.
         """
         who = grid.who

@@ -487,7 +487,7 @@ def trained(model: nn.Module) -> list[NamedParam]:
 LEAST_TABLE_BYTES = 2**18
 """The smallest embedding's table whose gradient may travel by rows, in bytes.
 
-Below it, telling the other ranks how many rows are non-zero costs more than sending
+Below it, announcing how many rows are non-zero costs more than sending
 zeros could: a step of an LSTM on two ranks of one machine took 17 ms with a table of 64
 KiB by rows, and 10 ms without.
 """

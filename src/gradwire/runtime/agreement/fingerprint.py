@@ -46,7 +46,7 @@ def fingerprint(
 def agree(who: Membership, own: Fingerprint, timeout: timedelta) -> list[Any]:
     """Raises ``RanksDiffer`` on every rank if one refused or two fingerprints differ.
 
-    Returns what each rank tells under ``NETWORK``, which may differ.
+    Returns what each rank announces under ``NETWORK``, which may differ.
     """
 
     def networks(found: Mapping[int, Any]) -> list[Any]:
@@ -77,7 +77,7 @@ def refusing(
 ) -> Iterator[None]:
     """Tells the other ranks, who may wait for this one, what is raised within.
 
-    Errors of the types ``unless`` are not told.
+    Errors of the types ``unless`` are not announced.
     """
     try:
         yield

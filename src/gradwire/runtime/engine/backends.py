@@ -48,7 +48,7 @@ OwnNetwork = Sequence[str]
 
 
 def network_of(messages: Iterable[Any]) -> OwnNetwork:
-    """The device on which messages are encoded, as all ranks are told of it."""
+    """The device on which messages are encoded, as all ranks have announced it."""
     first, *others = {one.device for one in messages if one.device != HOST} or [HOST]
     if (kind := kind_of(first)) is None or others:
         return (
@@ -66,7 +66,7 @@ def choose(
 
     Between hosts None lets the link decide.
 
-    All ranks choose alike, as each has what all have told of their devices. Raises
+    All ranks choose alike, as each has what all have announced of their devices. Raises
     ``InvalidSetting`` for a ``backend`` of "nccl" that a rank cannot use.
 
     >>> choose("auto", [("a", ""), ("b", "")], 1)

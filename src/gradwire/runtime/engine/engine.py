@@ -394,7 +394,7 @@ class Engine:
             raise self._failure
 
     def give_up(self, text: str, *, step: int | None = None) -> BaseException:
-        """Fails by a mistake of this rank's loop, tells the others, and returns the
+        """Fails by a mistake of this rank's loop, announces it, and returns the
         error to raise.
 
         ``step`` is the step that cannot be finished, by default the last that began.
@@ -452,7 +452,7 @@ class Engine:
         return self.break_off(Alarm(ranks, step, text, code), how)
 
     def break_off(self, alarm: Alarm, how: str) -> BaseException:
-        """The failure by an alarm that all others are told, or an earlier one."""
+        """The failure by an alarm that all others receive, or an earlier one."""
         if self._failure is None:
             if self._pulse is not None:
                 alarm = self._pulse.raise_alarm(alarm)
@@ -588,7 +588,7 @@ class Engine:
             raise self.break_off(alarm, "it waited for them")
 
     def _alarmed(self, alarm: Alarm) -> None:
-        self._fail(failure_of(alarm, self.who, "told by another rank"))
+        self._fail(failure_of(alarm, self.who, "announced by another rank"))
 
     def _lose_store(self) -> None:
         # Others that ask later must not take this rank, which ends, for the cause.

@@ -238,7 +238,7 @@ class Pulse:
 
     Once ``on_alarm`` is called when another rank raised an alarm, or ``on_lost`` when
     the store is lost, from a thread of the pulse's own. ``on_error`` is called when
-    that thread itself ends by an error, which it tells the others. ``place`` is the
+    that thread itself ends by an error, which it announces. ``place`` is the
     progress that this rank shows them, and ``waits`` tells whether a message that it
     has launched waits for the network.
     """
@@ -319,7 +319,7 @@ class Pulse:
         return "" if known is None else known.encoded()
 
     def _heard(self, line: bytes) -> None:
-        """Takes an alarm that another rank tells past the store."""
+        """Takes an alarm that another rank announces past the store."""
         if self._first is None:
             self._first = Alarm.decoded(line, self.place.step)
             self._announced = True

@@ -382,7 +382,7 @@ class ModuleHooks:
     def _refuse_wrong_step(self) -> None:
         """Refuses a backward pass that must not begin a step, before any launch.
 
-        The other ranks are told.
+        The other ranks get to know it.
         """
         self._strangers.before_backward()
         if is_inside_a_segment():

@@ -6,8 +6,8 @@ pass raises ``RanksLost`` in the same step, the first that does not count, and t
 repeats that step. Residuals keep their weight: a mean over fewer ranks delivers more of
 each, so they are scaled by new over old number of ranks. The lost ranks' residuals are
 lost with them. Each entry of ``stats()["left"]`` has the ``ranks`` by their numbers in
-the job, the ``step`` that was repeated, ``residual_norms`` as the ranks last told them,
-``norms_after_steps``, and the ``seconds`` from the notice to going on. Those of
+the job, the ``step`` that was repeated, ``residual_norms`` as the ranks last announced
+them, ``norms_after_steps``, and the ``seconds`` from the notice to going on. Those of
 ``stats()["joined"]`` have a newcomer's ``rank``, the ``step`` that it began with, and
 the ``seconds`` that it took.
 
@@ -79,7 +79,7 @@ class Survivors(NamedTuple):
 def decided(
     counted: Mapping[int, Counted], *, repeats: bool = False
 ) -> Survivors | None:
-    """The decision by what all survivors told, the same whoever makes it.
+    """The decision by what all survivors announced, the same whoever makes it.
 
     None if there is none.
 

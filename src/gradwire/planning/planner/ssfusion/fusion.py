@@ -44,7 +44,7 @@ from ...price import TIE
 ENTRY_BYTES = 8
 """Bytes of one sparse element on the wire: an int32 index and a float32."""
 SIZE_BYTES = 8
-"""Bytes that a rank tells of the size of its payload."""
+"""Bytes of the announced size of a payload."""
 MOST_ELEMENTS = 2**31 - 1
 """The most elements that are sparsified together, as an int32 tells each place."""
 
