@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
         ([None, NAMED, NAMED], [-9, 0, 0], "hung"),
     ],
 )
-def test_a_verdict_follows_from_how_ranks_end(
+def test_a_trial_is_judged_by_how_its_ranks_ended(
     ends: list[Outcome | None], codes: list[int], verdict: str
 ) -> None:
     assert (

@@ -52,7 +52,7 @@ MOMENTUM_LAWS = momentum.OWN + momentum.SHARED
 
 
 @each("law, exchange", product(MOMENTUM_LAWS, MOMENTUM), ids=name_of)
-def test_momentum_keeps_its_laws(
+def test_exchanges_with_momentum_keep_every_law(
     law: Callable[..., None], exchange: MomentumCorrection
 ) -> None:
     """Its own laws of all, those that it shares of every second."""
@@ -76,7 +76,7 @@ DECOUPLED_LAWS = decoupled.OWN + decoupled.SHARED
 
 
 @each("law, exchange", product(DECOUPLED_LAWS, DECOUPLED), ids=name_of)
-def test_decoupled_momentum_keeps_its_laws(
+def test_exchanges_with_decoupled_momentum_keep_every_law(
     law: Callable[..., None], exchange: DecoupledMomentum
 ) -> None:
     place = DECOUPLED.index(exchange) + DECOUPLED_LAWS.index(law)
@@ -124,7 +124,7 @@ def by_law(laws: tuple[Callable[..., Any], ...]) -> pytest.MarkDecorator:
 
 @by_law(exchanges.LAWS)
 @each("exchange", CHANGING)
-def test_those_that_change_over_steps(
+def test_exchanges_that_change_over_steps_keep_every_law(
     law: Callable[..., None], exchange: Exchange
 ) -> None:
     place = CHANGING.index(exchange) + exchanges.LAWS.index(law)
@@ -153,7 +153,7 @@ ADAPTED_LAWS = (*collectives.OF_ANY, *exchanges.LAWS)
 
 @by_law(ADAPTED_LAWS)
 @each("exchange", ADAPTED)
-def test_adapted_exchanges_keep_their_laws(
+def test_adapted_exchanges_keep_every_law(
     law: Callable[..., None], exchange: Exchange
 ) -> None:
     place = ADAPTED.index(exchange) + ADAPTED_LAWS.index(law)

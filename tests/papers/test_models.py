@@ -44,7 +44,7 @@ def size(model: nn.Module) -> int:
         (DeepFM([3, 4, 2]), torch.tensor([[0, 3, 1], [2, 0, 0]]), (2,)),
     ],
 )
-def test_outputs_have_the_stated_shapes(
+def test_models_give_outputs_of_their_shape_and_train_every_parameter(
     model: nn.Module, inputs: torch.Tensor, shape: tuple[int, ...]
 ) -> None:
     assert model(inputs).shape == shape
