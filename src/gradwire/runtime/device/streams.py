@@ -390,7 +390,7 @@ class StepEvents:
     def _now(self) -> list[StreamEvent]:
         """An event on each device that has handed a gradient in."""
         devices = dict.fromkeys(event.device for event in self._ready.values())
-        found = map(self._streams.event, devices)
+        found = map(self._streams.record_event, devices)
         return [event for event in found if event is not None]
 
     def end(self, index: int, side: SideStream | None) -> None:
@@ -461,7 +461,7 @@ class Offload:
         side = self.side
         staging = side.staging
         assert self.out is not None, "what is encoded has left before"
-        self.out.event.synchronize()
+        self.out.recorded.synchronize()
         made = self.copies.send(tuple(self.there))
         rooms = staging.rooms((self.message, self.name, "back"), made, side.kind)
         with side.use():
