@@ -18,7 +18,8 @@ from gradwire.contract.state import leaves
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.error_feedback import ErrorFeedback, residuals
 from gradwire.exchange.two_level import on_hosts
-from gradwire.runtime.state.checkpoint import Origin, collect, loaded, move
+from gradwire.runtime.state.checkpoint import collect, loaded, move
+from gradwire.runtime.state.table import Origin
 from gradwire.runtime.step.messages import Message, ParamRange
 from tests.each import each
 from tests.runtime.given import SMALL
@@ -178,7 +179,7 @@ def of_weight(residual_N: torch.Tensor) -> dict[str, Any]:
         (
             lambda: [state_of(0), state_of(1)],
             0,
-            "world_size must be a whole number, at least 1",
+            "world_size must be a whole number, 1 to 2",
         ),
         (
             lambda: [state_of(0), state_of(1, step=2)],

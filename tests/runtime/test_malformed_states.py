@@ -27,7 +27,8 @@ from gradwire.exchange.by_name import clone_state
 from gradwire.exchange.local import drive
 from gradwire.runtime.engine.plain import packed, read_packed
 from gradwire.runtime.settings import tables
-from gradwire.runtime.state.checkpoint import Origin, collect, loaded
+from gradwire.runtime.state.checkpoint import collect, loaded
+from gradwire.runtime.state.table import Origin
 from gradwire.runtime.step.messages import Message, ParamRange
 from gradwire.runtime.step.synchroniser import Record
 from gradwire_lab.laws.tolerance import same_bits
@@ -337,7 +338,7 @@ def test_what_is_no_list_of_states_is_refused(given: Any) -> None:
 @each("world_size", [0, 1.5, True, "2", None, torch.tensor(2)], ids=kind)
 def test_a_world_of_no_size_is_refused(world_size: Any) -> None:
     with pytest.raises(
-        InvalidSetting, match="world_size must be a whole number, at least 1"
+        InvalidSetting, match="world_size must be a whole number, 1 to 2"
     ):
         gw.redistribute(saved(trained(EXCHANGES["deft"])), world_size)
 

@@ -16,10 +16,12 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.fsdp import fully_shard
 from torch.testing import assert_close
 
 import gradwire as gw
+from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import exchange_for
 from tests.runtime.meshes import HAS_REDUCE_SCATTER, device_mesh, mesh
 from tests.runtime.ranks import Ranks
@@ -150,6 +152,46 @@ def load(rank: int, world: int, names: Iterable[str], saved_by: int) -> list[Sta
         found.append(handle.state_dict())
         handle.detach()
     return found
+
+
+def forgets(rank: int, world: int, names: Iterable[str]) -> list[str]:
+    """The errors where nobody says how many replicas saved."""
+    told = []
+    for name in names:
+        handle = begun(name, world).handle
+        before = handle.state_dict()
+        state = {"exchange": handle.sharded_state()}
+        dcp.load(state, checkpoint_id=SAVED / name)
+        with pytest.raises(InvalidSetting) as raised:
+            handle.load_state_dict(state["exchange"])
+        assert_same(handle.state_dict(), before, name)
+        told.append(str(raised.value))
+        handle.detach()
+    return told
+
+
+def test_the_number_of_replicas_is_told_where_it_was_left_out(two: Ranks) -> None:
+    names = ("momentum", *(["reduce_scatter"] if HAS_REDUCE_SCATTER else []))
+    for told in two.run(forgets, names):
+        for text in told:
+            assert "must be 3, as many as were saved, got 2; " in text
+            assert "load into handle.sharded_state(saved_by=3)" in text
+
+
+def of_another_shape(rank: int, world: int) -> str:
+    """The error of torch where a parameter is wider than the saved one."""
+    model = nn.Sequential(nn.Linear(7, 12))
+    handle = gw.attach(model, EXCHANGES["momentum"], options=SETTINGS)
+    state = {"exchange": handle.sharded_state(saved_by=SAVED_BY)}
+    with pytest.raises(CheckpointException) as raised:
+        dcp.load(state, checkpoint_id=SAVED / "momentum")
+    handle.detach()
+    return str(raised.value)
+
+
+def test_parameters_of_another_shape_are_not_read(two: Ranks) -> None:
+    for told in two.run(of_another_shape):
+        assert "Size mismatch between saved torch.Size([3, 11, 7])" in told
 
 
 def assert_same(found: Any, saved: Any, what: str) -> None:

@@ -20,8 +20,8 @@ from torch.optim import SGD, Optimizer
 
 from ...contract.spec import NamedParam, working_dtype
 from ...errors import InvalidSetting, invalid
-from ..state.checkpoint import refuse_values
 from ..state.outer_state import DAMAGED, check_outer
+from ..state.table import refuse_values
 
 MakeOuter = Callable[[list[nn.Parameter]], Optimizer]
 """A function that makes the outer optimizer of anchors, as ``partial`` of a class."""

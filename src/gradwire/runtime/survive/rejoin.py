@@ -50,6 +50,7 @@ from ..liveness.pulse import (
     said,
 )
 from ..state import checkpoint
+from ..state.table import fields_of
 from ..step.messages import Message
 from ..transport.task_graph import is_interrupt
 from ..transport.wire import REJOINED, Group, in_background, meet_in, own_store
@@ -73,7 +74,7 @@ class Healing(NamedTuple):
         """All of it as bytes in host memory."""
         optimizer, scaler = self[1:3]
         kept = checkpoint.collect(messages)
-        _, kept["params"] = checkpoint.parted(kept["params"])
+        kept["params"] = fields_of(kept["params"], by_element=False)
         parts = {
             "tensors": [tensor.detach().cpu() for tensor in self.tensors()],
             "optimizer": optimizer and optimizer.state_dict(),
