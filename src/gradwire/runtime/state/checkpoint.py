@@ -120,21 +120,21 @@ def collect(
     """
     numels = _numels(messages)
     params: dict[str, dict[str, Tensor]] = {name: {} for name in numels}
-    states = [message.backup.without(undone) for message in messages]
-    kept = zip(messages, states, strict=True)
-    for name, path, first, last, held in (row for one in kept for row in rows(*one)):
-        fields = params[name]
-        if not is_by_element(path):
-            fields[path] = held.to("cpu", copy=True)
-            continue
-        if path not in fields:
-            fields[path] = torch.zeros(numels[name], dtype=held.dtype, device="cpu")
-        fields[path][first:last] = held
-    whole = {
-        message.key: {path: held.to("cpu", copy=True) for path, held in rest.items()}
-        for message, state in zip(messages, states, strict=True)
-        if (rest := message.rest_of_state(state))
-    }
+    whole = {}
+    for message in messages:
+        state = message.backup.without(undone)
+        for name, path, first, last, held in rows(message, state):
+            fields = params[name]
+            if not is_by_element(path):
+                fields[path] = held.to("cpu", copy=True)
+                continue
+            if path not in fields:
+                fields[path] = torch.zeros(numels[name], dtype=held.dtype, device="cpu")
+            fields[path][first:last] = held
+        if rest := message.rest_of_state(state):
+            whole[message.key] = {
+                path: held.to("cpu", copy=True) for path, held in rest.items()
+            }
     return {
         "version": SCHEMA,
         **origin._asdict(),
@@ -187,32 +187,23 @@ def _numels(messages: Sequence[Message]) -> dict[str, int]:
 
 
 def refuse_other(
-    saved: Any,
-    messages: Sequence[Message],
-    origin: Origin,
-    *,
-    strict: bool,
-    moves: bool = True,
+    saved: Any, messages: Sequence[Message], origin: Origin, *, strict: bool
 ) -> None:
     """Raises ``InvalidSetting`` unless this rank made ``saved`` of these parameters.
 
-    A caller that ``moves`` them may give other fields, and fields of other shares.
+    It may have other fields, and be of another share, as after a change of plans.
     """
     check_form(saved)
-    check_origin(saved, origin, moves=moves)
+    check_origin(saved, origin)
     check_parameters(saved, messages, strict=strict)
-    if not moves:
-        check_fields(saved, messages, strict=strict)
 
 
-def check_origin(saved: Mapping[str, Any], origin: Origin, *, moves: bool) -> None:
+def check_origin(saved: Mapping[str, Any], origin: Origin) -> None:
     """Raises ``InvalidSetting`` unless ``saved`` was made where ``origin`` says."""
-    keys = ("world_size", "ranks_per_host", "share", "rank", "shard", "algorithm")
-    for key in keys:
+    for key in ("world_size", "ranks_per_host", "rank", "shard", "algorithm"):
         there = saved[key]
         here = getattr(origin, key)
-        is_fitting_share = key == "share" and (moves or not there)
-        if there != here and not is_fitting_share:
+        if there != here:
             raise InvalidSetting(_refusal(key, there, here))
 
 
@@ -327,20 +318,22 @@ def loaded(
     the model and each field of its state, and no others. Without ``strict``, fields
     that it lacks are as before the first step.
     """
-    refuse_other(saved, messages, origin, strict=strict, moves=False)
+    refuse_other(saved, messages, origin, strict=strict)
+    if saved["share"] not in ("", origin.share):
+        raise InvalidSetting(_refusal("share", saved["share"], origin.share))
+    check_fields(saved, messages, strict=strict)
     params = saved["params"]
     whole = saved["messages"]
     numels = _numels(messages)
     # Another number of ranks cuts other chunks: what is kept of a chunk starts afresh.
     saved_by = saved["saved_by"], saved["saved_per_host"]
     is_whole = saved_by == (origin.world_size, origin.ranks_per_host)
-    states = [
-        _filled(message, params, whole, numels, is_whole=is_whole)
-        for message in messages
-    ]
-    for message, state in zip(messages, states, strict=True):
+    states = []
+    for message in messages:
+        state = _filled(message, params, whole, numels, is_whole=is_whole)
         if message.chooser is not None:
             message.chooser.check(state, [slot.name for slot in message.slots])
+        states.append(state)
     if lost := sorted({*whole} - {message.key for message in messages}):
         _log.warning(
             "gradients travel in other messages than where this state was saved "

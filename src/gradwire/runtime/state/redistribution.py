@@ -155,9 +155,8 @@ def _part(
     for name, fields in new["params"].items():
         for old in hosts[rank // ranks_per_host % len(hosts)]:
             # What is kept of a whole tensor is with one rank of the host.
-            fields |= {
-                path: copied(held) for path, held in old["params"][name].items()
-            } | fields
+            for path, kept in old["params"][name].items():
+                fields.setdefault(path, copied(kept))
         for path, like in fields.items():
             if is_by_element(path):
                 held = {old["rank"]: old["params"][name][path] for old in mine}
