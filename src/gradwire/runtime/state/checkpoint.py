@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ...contract import Exchange, State
-from ...errors import InvalidSetting, invalid
+from ...errors import InvalidSetting
 from ...exchange.error_feedback import nested
 from ...exchange.error_feedback import residuals as residuals_of
 from ..step.messages import Message
@@ -29,6 +29,7 @@ from .table import (
     Fields,
     Origin,
     check_form,
+    check_layout,
     is_by_element,
     is_residual,
     refuse_values,
@@ -436,12 +437,13 @@ def _filled(
     state = message.first_state()
     for name, path, first, last, own in rows(message, state):
         given = params.get(name, {}).get(path)
+        if given is None:
+            continue
         what = f"{path} of {name}"
-        if given is not None and is_by_element(path):
-            _check_shape(what, given, (numels[name],))
+        if is_by_element(path):
+            check_layout(what, given, (numels[name],), own.dtype)
             given = given[first:last]
-        if given is not None:
-            _fill(what, own, given)
+        _fill(what, own, given)
     if (rest := whole.get(message.key)) is None:
         return state
     own_rest = message.rest_of_state(state)
@@ -464,19 +466,7 @@ def _fill(what: str, own: Tensor, given: Tensor) -> None:
 
     Raises for another shape, dtype or impossible values.
     """
-    _check_shape(what, given, tuple(own.shape))
-    if given.dtype != own.dtype:
-        remedy = "load the state of a model of the same dtypes"
-        raise invalid(f"dtype of {what}", given.dtype, str(own.dtype), remedy)
+    check_layout(what, given, own.shape, own.dtype)
     values = given.detach().cpu()
     refuse_values(what, values, own)
     own.copy_(values)
-
-
-def _check_shape(what: str, given: Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(given.shape) != shape:
-        raise InvalidSetting(
-            f"{what} has the shape {list(given.shape)} and here it has "
-            f"{list(shape)}; load the "
-            "state of the same model and exchange"
-        )

@@ -187,6 +187,20 @@ def _unfit(value: Any) -> str | None:
     return None
 
 
+def check_layout(
+    what: str, given: Tensor, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Raises ``InvalidSetting`` where a tensor has another shape or dtype than here."""
+    if tuple(given.shape) != tuple(shape):
+        raise InvalidSetting(
+            f"{what} has the shape {list(given.shape)} and here it has "
+            f"{list(shape)}; load the state of the same model and exchange"
+        )
+    if given.dtype != dtype:
+        remedy = "load the state of a model of the same dtypes"
+        raise invalid(f"dtype of {what}", given.dtype, str(dtype), remedy)
+
+
 def refuse_values(what: str, given: Tensor, fresh: Tensor | None = None) -> None:
     """Raises where a tensor holds values that ``contract.State`` does not allow.
 
