@@ -1,11 +1,12 @@
 """Saving and loading the state of exchanges, by parameter name and rank.
 
-All that messages keep is one table: a row has a field of state, and the range of a
+All that messages keep is rows: a row has a field of state, and the range of a
 parameter that it is about. Checkpoints, residuals, moves to other messages and
-newcomers are questions to it. Whatever has ``slots`` and their parts of a ``state`` has
-such rows, as a `Message` does. Residuals differ from rank to rank, so every rank saves
-and loads a state_dict of its own, or one rank saves those of all. For another number of
-ranks, ``redistribute`` makes new ones of all old ones.
+newcomers are questions to these rows. Whatever has ``slots`` and their parts of a
+``state`` has such rows, as a `Message` does. Residuals differ from rank to rank, so
+every rank saves and loads a state_dict of its own, or one rank saves those of all.
+``table`` says whose each entry of a state_dict is. For another number of ranks,
+``redistribute`` makes new ones of all old ones.
 """
 
 from __future__ import annotations

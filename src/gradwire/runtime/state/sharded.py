@@ -70,12 +70,16 @@ class Owners(NamedTuple):
         within = self.within
         return (0, 1) if within is None else (within.get_local_rank(), within.size())
 
+    @property
+    def groups(self) -> list[Group]:
+        """The group of replicas and, where parameters are cut, that of parts."""
+        of_parts = [] if self.within is None else [self.within.get_group()]
+        return [*([] if self.group is None else [self.group]), *of_parts]
+
     def gathered(self, own: Any) -> dict[str, Any]:
         """All ranks' objects, each by the text "replica, part" of its rank."""
         found = {f"{self.replica}, {self.part[0]}": own}
-        within = self.within
-        groups = [self.group] if self.replicas > 1 else []
-        for group in [*groups, *([] if within is None else [within.get_group()])]:
+        for group in self.groups:
             found = {
                 place: rest
                 for one in values_of_all(found, group)
@@ -93,12 +97,9 @@ class Owners(NamedTuple):
             return None
         if within is None:
             return DeviceMesh.from_group(self.group, "cpu")
-        ranks = values_of_all(within.mesh.tolist(), self.group)
-        groups = [self.group, within.get_group()]
+        ranks = torch.tensor(values_of_all(within.mesh.tolist(), self.group))
         names = "replica", "part"
-        return DeviceMesh.from_group(
-            groups, "cpu", torch.tensor(ranks), mesh_dim_names=names
-        )
+        return DeviceMesh.from_group(self.groups, "cpu", ranks, mesh_dim_names=names)
 
 
 def sharded_state(
