@@ -32,7 +32,7 @@ from ..liveness.forks import watch
 from ..liveness.membership import Membership, run_of
 from ..state import checkpoint
 from ..state.sharded import Owners, own_part, sharded_state
-from ..state.table import Origin
+from ..state.table import Origin, described
 from ..step.backup import Backup
 from ..step.figures import norm_over_all
 from ..step.messages import Slot, scale_of, unscaling_factor
@@ -338,8 +338,7 @@ class ShardReduction:
         with refusing(who):
             saved = own_part(self._owners, state_dict, self._origin)
             states = checkpoint.loaded(saved, self._parts, self._origin)
-        told = {"step of the state": saved["step"], "run of the state": saved["run"]}
-        agree(who, fingerprint([], told), self._timeout)
+        agree(who, fingerprint([], described(saved)), self._timeout)
         for part, state in zip(self._parts, states, strict=True):
             part.state = state
             part.backup.forget()
