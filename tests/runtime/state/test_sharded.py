@@ -146,17 +146,17 @@ def test_other_ranks_and_shards_lose_nothing(
 
 
 def wrong(rank: int, world: int, folder: str) -> list[str]:
-    told = []
+    reported = []
     net, handle, optimizer = made((2, 2), TOPK)
     train(net, optimizer, rank, range(2))
     dcp.save({"gradwire": handle.sharded_state()}, checkpoint_id=folder)
     with pytest.raises(InvalidSetting) as raised:
         handle.sharded_state(saved_by=0)
-    told.append(str(raised.value))
+    reported.append(str(raised.value))
     state = handle.sharded_state(saved_by=3)
     with pytest.raises(InvalidSetting) as raised:
         handle.load_state_dict(state)  # nothing was loaded into it: it says 2
-    told.append(str(raised.value))
+    reported.append(str(raised.value))
     handle.detach()
     plain = nn.Linear(4, 4)
     for other in (
@@ -168,9 +168,9 @@ def wrong(rank: int, world: int, folder: str) -> list[str]:
     ):
         with pytest.raises(InvalidSetting) as raised:
             other.sharded_state()
-        told.append(str(raised.value))
+        reported.append(str(raised.value))
         other.detach()
-    return told
+    return reported
 
 
 def test_what_cannot_be_cut_is_refused(four: Ranks, tmp_path: Path) -> None:
@@ -179,6 +179,19 @@ def test_what_cannot_be_cut_is_refused(four: Ranks, tmp_path: Path) -> None:
         assert "handle.sharded_state(saved_by=2)" in rows
         for text in others:
             assert "save what gather_state() returns" in text
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_state_to_load_into_is_none_to_save(tmp_path: Path) -> None:
+    """It holds no residual, so a checkpoint of it is refused."""
+    handle = gw.attach(nn.Linear(7, 3), TOPK)
+    dcp.save({"exchange": handle.sharded_state(saved_by=2)}, checkpoint_id=tmp_path)
+    for saved_by, said in ((None, "must be finite, got nan"), (2, "rows of residual")):
+        state = {"exchange": handle.sharded_state(saved_by=saved_by)}
+        dcp.load(state, checkpoint_id=tmp_path)
+        with pytest.raises(InvalidSetting, match=said):
+            handle.load_state_dict(state["exchange"])
+    handle.detach()
 
 
 def test_complex_parameters_are_kept_as_reals() -> None:

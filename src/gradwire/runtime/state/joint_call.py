@@ -3,7 +3,7 @@
 Ranks that train on with states of different steps, or some with a state and some
 without, would drift apart; where a state decides what is sent (the stage of a warm-up,
 who leads a step), they would wait for each other until their timeout. So each rank
-tells the others in the job's store which state it is about to load or to give, or that
+announces in the job's store which state it is about to load or to give, or that
 it cannot, and goes on when all have done so. Nobody waits there for a rank that has
 refused, nor for one that has begun the next step instead.
 """
@@ -64,7 +64,7 @@ class JointCall:
     def refusing(self) -> AbstractContextManager[None]:
         """Tells the others what is raised within, unless this rank's run has ended.
 
-        Then all have been told, and the store may be gone with the process that held
+        Then all know it, and the store may be gone with the process that held
         it.
         """
         return refusing(self._group, self._shards, unless=(RankFailed,))
@@ -129,7 +129,7 @@ class JointCall:
             )
         except RankFailed as error:
             if error.step >= 0:
-                raise  # all were told
+                raise  # all know it
             cause = error.__cause__ or error  # the store is lost, and perhaps no rank
             raise engine.unreachable(
                 f"finish {call}", cause, self._next_step
@@ -143,11 +143,11 @@ class JointCall:
             "the state that it saved at the same step of the same run"
         )
         groups: dict[str, dict[int, Any]] = {}
-        for rank, told in found.items():
-            groups.setdefault("alike", {})[rank] = told["alike"]
+        for rank, announced in found.items():
+            groups.setdefault("alike", {})[rank] = announced["alike"]
             # Ranks at other places of their hosts exchange with other ranks.
-            same_share = groups.setdefault(f"share {told['share']}", {})
-            same_share[rank] = told["of its share"]
+            same_share = groups.setdefault(f"share {announced['share']}", {})
+            same_share[rank] = announced["of its share"]
         for notes in groups.values():
             refuse_differences(
                 notes, kind, how, remedy, first_difference, names_all=True

@@ -126,8 +126,8 @@ def _of_one_moment(state_dicts: Any) -> list[Saved]:
         )
     how = "did not save the same thing"
     remedy = "load the state_dicts that all old ranks saved at one moment"
-    told = {old["rank"]: described(old) for old in olds}
-    refuse_differences(told, "rank", how, remedy, first_difference)
+    announced = {old["rank"]: described(old) for old in olds}
+    refuse_differences(announced, "rank", how, remedy, first_difference)
     if count % (per_host := olds[0]["ranks_per_host"]):
         accepted = f"a divisor of its world_size, {count}"
         remedy = "load an undamaged checkpoint"

@@ -155,10 +155,8 @@ def _rows(
 ) -> Any:
     """One field of a parameter behind a dimension of ``count`` rows.
 
-    Replicas hold some of these.
-
-    Where there are as many as replicas, each holds what it keeps, else zeros to be
-    loaded into.
+    Replicas hold some of these. Where there are as many as replicas, each holds what it
+    keeps, else NaNs to be loaded over: a checkpoint of these is refused as damaged.
     """
     from torch.distributed.tensor import DTensor, Shard
 
@@ -169,7 +167,8 @@ def _rows(
     if count == owners.replicas:
         held = held_N.view(1, *local.shape)
     else:
-        held = held_N.new_zeros((num_own, *local.shape))
+        unread = torch.nan if held_N.is_floating_point() else 0
+        held = held_N.new_full((num_own, *local.shape), unread)
     found: Any = held
     shape = torch.Size((count, *as_reals(param).shape))
     if mesh is not None:
