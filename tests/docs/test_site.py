@@ -28,7 +28,7 @@ from gradwire_lab import algorithm_page as algorithm
 from gradwire_lab.laws.subjects import check, held_to
 from scripts.doctest_blocks import fenced
 from scripts.pictures import PICTURES
-from scripts.site_pages import COPIED, EXPORT, NAV, ROOT, exports, generated, linked
+from scripts.site_pages import COPIED, NAV, ROOT, exports, generated, linked
 from tests.each import each
 from tests.runtime.meshes import needs_reduce_scatter
 
@@ -184,9 +184,7 @@ def test_the_command_line_s_page_has_every_verb_and_the_reference_every_name() -
     assert [verb for verb in verbs() if f"`gradwire {verb}`" not in headings] == []
     assert "install-completion" not in commands
     assert "**Commands**" not in commands
-    root = {
-        f"::: gradwire{module}.{name}\n" for module, name in EXPORT.findall(exports())
-    }
+    root = {f"::: {path}\n" for path in exports().values()}
     shown = "".join(
         text for path, text in pages().items() if path.startswith("reference/")
     )

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import gradwire as gw
-from gradwire.contract.member import passing, passing_bytes
+from gradwire.contract.passing import passing, passing_bytes
 from gradwire.contract.registry import load
 from gradwire.runtime.step.figures import KINDS
 from gradwire_lab.algorithm_page import bytes_an_element

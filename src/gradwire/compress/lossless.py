@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..contract import Compressor, Layout, Memory, Residual, State, Traits
 from ..contract.bounds import check_prescale
-from ..contract.member import passing
+from ..contract.passing import passing
 from ..contract.payload import Field, Format, Payload
 from ..contract.spec import TensorSpec, spec_of
 from ..kernels.exponents import (

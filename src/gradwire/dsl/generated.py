@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..contract import Compressor, State
-from ..contract.member import passing
+from ..contract.passing import passing
 from ..contract.payload import Field, Format, Payload
 from ..contract.spec import TensorSpec, check_gradient
 from ..errors import invalid

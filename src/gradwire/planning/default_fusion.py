@@ -23,6 +23,7 @@ from torch import Tensor
 from ..contract import Exchange
 from ..contract.spec import NamedParam, TensorSpec
 from ..exchange.by_name import beside
+from ..exchange.without_data import bytes_of_rank
 
 DEFAULT_CHANNELS = 4
 """The messages that are sent at once."""
@@ -82,7 +83,7 @@ def _wire_bytes(name: str, param: Tensor, exchange: Exchange, world: int) -> int
     model.
     """
     spec = TensorSpec(name, param.numel(), param.dtype, (tuple(param.shape),))
-    return exchange.bytes_of_rank(spec, world)
+    return bytes_of_rank(exchange, spec, world)
 
 
 def fuse(

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from ..collective.allreduce import allreduce
 from ..contract import Exchange
-from ..contract.member import turns_of
 from ..contract.spec import NamedParam
 from ..exchange.by_name import beside, is_pair, named_collective
 from ..exchange.pair import Pair
+from ..exchange.turns import turns_of
 from ..planning.default_fusion import default_cap_bytes, fuse
 from .engine.engine import INLINE
 from .liveness.membership import Membership

@@ -7,11 +7,11 @@ from typing import Any
 
 from ..contract import Exchange
 from ..contract.collective import Collective
-from ..contract.member import turns_of
 from ..contract.spec import NamedParam
 from ..errors import InvalidSetting
 from ..exchange.pair import Pair
 from ..exchange.planned import exchanges_of, sound_exchanges
+from ..exchange.turns import turns_of
 from ..exchange.two_level import on_hosts
 from ..planning.data.check import check
 from ..planning.data.plan import Plan

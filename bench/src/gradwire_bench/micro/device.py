@@ -43,11 +43,12 @@ from gradwire.cli.report.table import Row, cell, heading
 from gradwire.compress.onebit import onebit
 from gradwire.contract import Compressor
 from gradwire.contract.units import format_rate
-from gradwire.errors import RankFailed, TestbedUnavailable, UnknownName, invalid
+from gradwire.errors import RankFailed, UnknownName, invalid
 from gradwire.kernels.libraries import has_triton
 from gradwire.kernels.sparse.entries import Entries
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
+from gradwire_bench.errors import TestbedUnavailable
 from gradwire_bench.micro.kernel import COPY_BYTES, KernelCase, codec_cases, shipped
 from gradwire_bench.testbed.hosts import Testbed, open_hosts
 from gradwire_bench.testbed.ranks import Report, run_ranks

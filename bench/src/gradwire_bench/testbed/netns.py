@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gradwire.errors import TestbedUnavailable, invalid
+from gradwire.errors import invalid
+from gradwire_bench.errors import TestbedUnavailable
 
 from ._orphans import end_orphans, mark
 

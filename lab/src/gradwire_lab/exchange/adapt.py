@@ -36,10 +36,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from gradwire.collective.steps.tensorwise import tensor_places, tensor_sizes
 from gradwire.contract import Compressor, Exchange, Member, State, Traits
 from gradwire.contract.bounds import check_number, check_whole
 from gradwire.contract.spec import TensorSpec, working_dtype
-from gradwire.contract.tensorwise import tensor_places, tensor_sizes
 from gradwire.contract.verbs import AllReduce, Compute, Steps
 from gradwire.errors import invalid
 from gradwire.exchange.by_name import exchange_for

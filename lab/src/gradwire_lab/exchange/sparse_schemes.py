@@ -12,7 +12,7 @@ Differences from the paper: those of gradwire's own formulas. For schemes that c
 
 from __future__ import annotations
 
-from gradwire.contract.member import SIZE_BYTES
+from gradwire.collective.steps.sizes import SIZE_BYTES
 from gradwire.exchange.sparse_schemes import Prediction, SchemeInputs, push_pull_cost
 
 from ..collective.omnireduce import omnireduce

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gradwire.contract import Compressor
 from gradwire.contract.spec import TensorSpec, working_dtype
-from gradwire.errors import LawBroken
+from gradwire_lab.errors import LawBroken
 
 from . import payloads
 from .payloads import content, decoded_of, encoded, residual_for, spec_alone

@@ -16,8 +16,8 @@ from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
+from ...collective.steps.travel import bytes_sent, travel
 from ...contract.bounds import check_number, check_whole
-from ...contract.travel import bytes_sent, travel
 from ...contract.units import format_rate, format_seconds
 from ...errors import InvalidSetting, invalid
 from .fit import LineFit

@@ -8,10 +8,10 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ...contract import Exchange
-from ...contract.member import turns_of
 from ...contract.spec import TensorSpec
 from ...contract.trace.span import Span
 from ...exchange.planned import planned_spec, sound_exchanges
+from ...exchange.turns import turns_of
 from ...exchange.two_level import on_hosts
 from ..data.check import check
 from ..data.cluster import Cluster

@@ -19,8 +19,8 @@ from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
+from ...collective.steps.travel import members
 from ...contract.trace.span import Span
-from ...contract.travel import members
 from ...contract.units import format_bytes
 from ...contract.verbs import Among
 from ...errors import Deadlock, InvalidSetting

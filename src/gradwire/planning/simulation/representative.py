@@ -22,9 +22,9 @@ from functools import lru_cache
 import torch
 
 from ...contract import Exchange
-from ...contract.shapes_only import record
 from ...contract.spec import TensorSpec, squarest
 from ...contract.verbs import Among
+from ...exchange.without_data import record
 from .events import Traffic, play
 from .supersteps import (
     MOST_PLAYED,

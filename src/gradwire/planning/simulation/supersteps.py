@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...collective.steps.travel import NAMES, members, sent_bytes, travel
 from ...collective.steps.wide_sums import NARROW
 from ...contract import Compressor, Exchange, Layout
-from ...contract.shapes_only import algorithms_in, record
 from ...contract.spec import TensorSpec
-from ...contract.travel import NAMES, members, sent_bytes, travel
 from ...contract.verbs import (
     AllToAll,
     Among,
@@ -30,6 +29,7 @@ from ...contract.verbs import (
     Verb,
 )
 from ...errors import InvalidSetting, invalid
+from ...exchange.without_data import algorithms_in, record
 from ..data.cluster import PRIMITIVES, VERBS, Cluster, CodecFit
 from ..data.fit import LineFit
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ...contract import Member, Selection, State
 from ...contract.bounds import check_whole
-from ...contract.member import passing_bytes
+from ...contract.passing import passing_bytes
 from ...contract.state import leaves
 from ...contract.trace.span import Span, StepDensity, Trace
 from ...errors import InvalidSetting, invalid
