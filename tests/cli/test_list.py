@@ -102,7 +102,7 @@ def test_every_argument_of_an_algorithm_has_words() -> None:
 
 def test_a_name_shows_its_arguments_in_words(gradwire: Run) -> None:
     out = gradwire("list", "topk").out
-    assert "- `density=0.01`: The kept fraction k/n, in (0, 1]; default 0.01." in out
+    assert "- `density=0.01`: The kept fraction k/n, in (0, 1\\]; default 0.01." in out
     (row,) = json.loads(gradwire("list", "topk", "--json").out)["rows"]
     assert row["arguments"]["density=0.01"].startswith("The kept fraction k/n")
     assert "arguments" not in json.loads(gradwire("list", "--json").out)["rows"][0]

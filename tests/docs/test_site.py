@@ -22,6 +22,7 @@ import pytest
 import torch.distributed as dist
 import typer
 
+from gradwire.cli.commands.list import settings
 from gradwire.cli.main import app_of, verbs
 from gradwire.contract.registry import KINDS, load, names
 from gradwire_lab import algorithm_page as algorithm
@@ -169,7 +170,7 @@ def test_every_algorithm_has_a_page_with_its_settings_and_traits() -> None:
             text = pages()[f"algorithms/{algorithm.page_path(kind, name)}"]
             found = load(kind, name)
             assert f"({algorithm.page_path(kind, name)})" in index
-            assert all(f"`{one}`" in text for one in algorithm.settings(found))
+            assert all(f"- `{one}`: " in text for one in settings(found))
             assert text.count("\n## ") == {
                 "compress": 2,
                 "collective": 2,

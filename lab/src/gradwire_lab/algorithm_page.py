@@ -81,10 +81,10 @@ def page(kind: str, name: str, measured: str | None) -> str:
     parts += [
         f"**{title.capitalize()}:** {_listed(x)}" for title, x in declared.items() if x
     ]
-    parts += fields
     if arguments := explained(algorithm):
         lines = [f"- `{one}`: {_escaped(words)}" for one, words in arguments.items()]
-        parts += ["## Arguments", "\n".join(lines)]
+        parts += ["**Arguments:**", "\n".join(lines)]
+    parts += fields
     if kind == "compress":
         parts += [
             "## Bytes and memory",

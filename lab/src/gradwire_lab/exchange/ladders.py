@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gradwire.collective.steps.size_only import SizeOnlyCompressor
-from gradwire.collective.steps.tensorwise import Tensorwise, tensor_places, tensor_sizes
+from gradwire.collective.steps.tensorwise import Tensorwise, tensor_sizes
 from gradwire.compress.dgc import dgc
 from gradwire.compress.powersgd import (
     MatrixState,
@@ -38,6 +38,8 @@ from gradwire.contract import Compressor, Exchange, Member, State
 from gradwire.contract.spec import TensorSpec, working_dtype
 from gradwire.contract.verbs import AllReduce, Compute, Steps
 from gradwire.exchange.pair import Pair, PairState
+
+from .places import tensor_places
 
 
 class Ladder(ABC):

@@ -123,19 +123,6 @@ class LineFit(Frozen):
             samples=tuple((size, factor * seconds) for size, seconds in self.samples),
         )
 
-    def stretched(self, factor: float) -> LineFit:
-        """The line of sizes ``factor`` times as large that take the same seconds.
-
-        >>> line = LineFit(alpha_s=1.0, per_unit_s=2.0, samples=((1, 3.0),))
-        >>> line.stretched(2.0).samples
-        ((2, 3.0),)
-        """
-        samples = tuple(
-            (round(factor * size), seconds) for size, seconds in self.samples
-        )
-        per_unit_s = self.per_unit_s / factor
-        return self.model_copy(update={"per_unit_s": per_unit_s, "samples": samples})
-
     def part_of(self, count: int) -> LineFit:
         """The line of one of ``count`` equal messages on a link, from the line of all.
 
