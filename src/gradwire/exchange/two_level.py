@@ -335,7 +335,7 @@ class _InMemory(_HostMean):
         if pending_N is None:
             pending_N = pending.grad_N
         for held in pending.shares.ranges(pending.place):
-            slot = slice(held.place, held.place + held.stop - held.start)
+            slot = slice(held.place, held.place + held.numel)
             parts = [part_S[slot] for part_S in self._parts]
             # The own slot has no part yet, as others have read a mean there until now.
             parts[pending.place] = pending_N[held.start : held.stop]

@@ -99,6 +99,7 @@ class LineFit(Frozen):
         for it.
         """
         samples = sorted(self.samples)
+        # Samples of one size tell no slope.
         if not samples or samples[0][0] == samples[-1][0]:
             return self.per_unit_s
         large, large_s = samples[-1]
@@ -106,8 +107,6 @@ class LineFit(Frozen):
             :1
         ]
         small, small_s = shorter[-1]
-        if small == large:  # all are of one size, which tells no slope
-            return self.per_unit_s
         return max(0.0, large_s - small_s) / (large - small)
 
     def times(self, factor: float) -> LineFit:

@@ -200,8 +200,9 @@ class Iteration:
         self, backward_end_s: list[float]
     ) -> list[list[tuple[float, Work]]]:
         found: list[list[tuple[float, Work]]] = [[] for _ in self.layers]
-        for layer, message, name, seconds in self.early:
-            found[message].append((backward_end_s[layer], Work(name, seconds)))
+        for one in self.early:
+            work = Work(one.name, one.seconds)
+            found[one.message].append((backward_end_s[one.layer], work))
         return found
 
     # Where ranks have too few cores, all that a rank does takes its turn. An encode
