@@ -16,8 +16,8 @@ from statistics import median
 
 from gradwire.contract.bounds import check_whole
 from gradwire.errors import invalid
-from gradwire_bench.errors import TestbedUnavailable
 
+from ..errors import TestbedUnavailable
 from ..testbed.hosts import available
 from .accidents import KINDS, LINKS, WAYS, Accident, drawn
 from .faults_judge import COLUMNS, Flaws, judge

@@ -48,12 +48,12 @@ from gradwire.kernels.libraries import has_triton
 from gradwire.kernels.sparse.entries import Entries
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
-from gradwire_bench.errors import TestbedUnavailable
 from gradwire_bench.micro.kernel import COPY_BYTES, KernelCase, codec_cases, shipped
 from gradwire_bench.testbed.hosts import Testbed, open_hosts
 from gradwire_bench.testbed.ranks import Report, run_ranks
 from gradwire_lab.hashing.algorithm_1 import algorithm_1
 
+from ..errors import TestbedUnavailable
 from . import ahead, device_bits, kernel_peers, offload
 from .device_rank import SIDES
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from gradwire.errors import invalid
-from gradwire_bench.errors import TestbedUnavailable
 
+from ..errors import TestbedUnavailable
 from ._orphans import end_orphans
 from .counters import LOOPBACK, InterfaceCounters, read_counters
 from .netns import (

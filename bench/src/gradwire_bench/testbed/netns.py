@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Literal
 
 from gradwire.errors import invalid
-from gradwire_bench.errors import TestbedUnavailable
 
+from ..errors import TestbedUnavailable
 from ._orphans import end_orphans, mark
 
 # ---- The token bucket filter that slows a link down ----------------------------------

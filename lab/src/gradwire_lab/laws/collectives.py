@@ -20,8 +20,8 @@ from gradwire.exchange.by_name import texts
 from gradwire.exchange.local import Outcome, drive
 from gradwire.exchange.pair import Pair
 from gradwire.exchange.without_data import wire_bytes
-from gradwire_lab.errors import LawBroken
 
+from ..errors import LawBroken
 from .cases import Case, thinned
 from .tolerance import assert_near, largest, must, same_bits
 

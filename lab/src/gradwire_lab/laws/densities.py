@@ -17,8 +17,8 @@ from torch import Tensor
 from gradwire.contract import Compressor, Member, Traits
 from gradwire.contract.spec import TensorSpec
 from gradwire.exchange.local import drive
-from gradwire_lab.errors import LawBroken
 
+from ..errors import LawBroken
 from .tolerance import must
 
 KINDS = ("normal", "laplace", "heavy-tailed", "sparse")

@@ -16,8 +16,8 @@ from gradwire.contract.payload import Payload
 from gradwire.contract.spec import TensorSpec, working_dtype
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import clone_state
-from gradwire_lab.errors import LawBroken
 
+from ..errors import LawBroken
 from .tolerance import largest, must, same_bits, tame
 
 

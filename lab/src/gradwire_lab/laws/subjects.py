@@ -21,8 +21,8 @@ from gradwire.exchange.clipping import Clipping
 from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.exchange.momentum import DecoupledMomentum, MomentumCorrection
 from gradwire.exchange.pair import Pair, pair, suited
-from gradwire_lab.errors import LawBroken
 
+from ..errors import LawBroken
 from . import (
     bounded,
     collectives,

@@ -35,8 +35,6 @@ class Range(NamedTuple):
     start: int
     stop: int
     place: int
-    room: int
-    """The elements of the share that are kept for them; the rest is filled up."""
 
     @property
     def numel(self) -> int:
@@ -62,6 +60,8 @@ class Shares:
         self.shapes: list[Shapes] = [tuple((part,) for part in parts)] * count
         """The shapes of these parts."""
         self._ranges = [_equal_ranges(sizes, parts, share) for share in range(count)]
+        self._rooms = [parts] * count
+        """The elements that each share keeps for each tensor; some are filled up."""
         if whole:
             owners = pack(sizes, count)
             self.tensors = [
@@ -72,7 +72,8 @@ class Shares:
                 tuple(shapes[tensor] for tensor in tensors) for tensors in self.tensors
             ]
             self._ranges = [_whole_ranges(sizes, own) for own in self.tensors]
-        self.numels = tuple(sum(one.room for one in own) for own in self._ranges)
+            self._rooms = [[one.numel for one in own] for own in self._ranges]
+        self.numels = tuple(map(sum, self._rooms))
         """The elements of each share."""
         # A message is split into pieces: for each tensor one of each share.
         self._pieces = [own[tensor].numel for tensor in every for own in self._ranges]
@@ -80,9 +81,9 @@ class Shares:
         # tensor a slot of the piece, and a slot that is filled up.
         self._slots = [
             numel
-            for own in self._ranges
-            for one in own
-            for numel in (one.numel, one.room - one.numel)
+            for own, rooms in zip(self._ranges, self._rooms, strict=True)
+            for one, room in zip(own, rooms, strict=True)
+            for numel in (one.numel, room - one.numel)
         ]
         self._slots_of_share = 2 * len(shapes)
         # The slot of each piece.
@@ -121,8 +122,8 @@ class Shares:
     def join(self, shares: Mapping[int, Tensor], out_N: Tensor) -> None:
         """Writes these shares, by their numbers, into their places in a message."""
         pieces = torch.split(out_N, self._pieces)
-        into = []
-        written = []
+        into: list[Tensor] = []
+        written: list[Tensor] = []
         for share, own_S in shares.items():
             first = share * self._slots_of_share
             last = first + self._slots_of_share
@@ -133,8 +134,8 @@ class Shares:
 
     def clear_filled(self, own_S: Tensor, share: int) -> None:
         """Sets to 0 what lies in a share beside elements of the message."""
-        for one in self.ranges(share):
-            own_S[one.place + one.numel : one.place + one.room] = 0
+        for one, room in zip(self.ranges(share), self._rooms[share], strict=True):
+            own_S[one.place + one.numel : one.place + room] = 0
 
     def own(self, whole_N: Tensor, share: int) -> Tensor:
         """A new tensor: one share of a message; zeros where it is filled up."""
@@ -164,7 +165,7 @@ def _equal_ranges(
     for size, part in zip(sizes, parts, strict=True):
         first = min(share * part, size)
         last = min(first + part, size)
-        ranges.append(Range(start + first, start + last, place, part))
+        ranges.append(Range(start + first, start + last, place))
         start += size
         place += part
     return tuple(ranges)
@@ -177,7 +178,7 @@ def _whole_ranges(sizes: Sequence[int], held: Sequence[int]) -> tuple[Range, ...
     place = 0
     for tensor, size in enumerate(sizes):
         numel = size if tensor in held else 0
-        ranges.append(Range(start, start + numel, place, numel))
+        ranges.append(Range(start, start + numel, place))
         start += size
         place += numel
     return tuple(ranges)
@@ -213,7 +214,7 @@ def shares_of(shapes: Shapes, count: int, whole: bool = False) -> Shares:
 
     >>> shares = shares_of(((3,), (2, 2)), 2)
     >>> shares.numels, [tuple(one) for one in shares.ranges(1)]
-    ((4, 4), [(2, 3, 0, 2), (5, 7, 2, 2)])
+    ((4, 4), [(2, 3, 0), (5, 7, 2)])
     >>> shares = shares_of(((3,), (2, 2), (5,)), 2, whole=True)
     >>> shares.numels, shares.shapes
     ((5, 7), [((5,),), ((3,), (2, 2))])

@@ -4,10 +4,10 @@ Source: US-Byte, equations 1 and 14: seconds = a + b * bytes with a = 2(N-1) tim
     cost of a hop and b = 2(N-1)/N times that of a byte on a link: a ring. HiPress,
     section 3.2, for encode, decode and merge as lines over the number of elements.
 Differences from the papers: where a verb was measured its own line counts; where not,
-    hops and bytes are those of ``contract/verbs.py``, and b comes from the link's rate,
-    because the two values of b that US-Byte prints contradict its own links, and the
-    time to add two numbers (its gamma) counts as none. Its a = 910 us at 8 nodes is 65
-    us a hop, which is the default.
+    hops and bytes are those of ``collective/steps/travel.py``, and b comes from the
+    link's rate, because the two values of b that US-Byte prints contradict its own
+    links, and the time to add two numbers (its gamma) counts as none. Its a = 910 us at
+    8 nodes is 65 us a hop, which is the default.
 """
 
 from __future__ import annotations
