@@ -70,7 +70,7 @@ def sanitize() -> None:
     """Has kernels of this process built with the sanitizers, and none run as torch
     code.
 
-    Every passing buffer is as long as is asked for, so that what goes beyond it is
+    Every thread's scratch is as long as is asked for, so that what goes beyond it is
     seen.
     """
     from gradwire.contract import member, passing

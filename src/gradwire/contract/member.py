@@ -12,8 +12,8 @@ from torch import Tensor
 from ..errors import RanksDiffer
 from .compressor import Compressor, Residual
 from .figures import Imbalance, Selection
-from .passing import passing
 from .shards import Shards
+from .thread_scratch import thread_scratch
 from .verbs import Compute, Room, Steps
 
 _ON_HOST = torch.empty(0, device="cpu")
@@ -37,7 +37,7 @@ class Member:
 
     Buffers are found by name, so the second and all later steps allocate nothing. What
     a message sends, or needs in a later computation, lies in ``scratch``, and all else
-    in ``passing``.
+    in ``thread_scratch``.
     """
 
     __slots__ = (
@@ -47,21 +47,22 @@ class Member:
         "ahead",
         "cluster",
         "imbalance",
+        "order",
         "rank",
         "room",
         "selection",
         "shards",
-        "turn",
         "way",
         "world",
     )
 
-    def __init__(self, rank: int, world: int, turn: int = 0) -> None:
+    def __init__(self, rank: int, world: int, order: int = 0) -> None:
         self.rank = rank
         self.world = world
-        self.turn = turn
+        self.order = order
         """How many messages of a step before this one take the same exchange; the same
-        on every rank. What not all ranks have to do for a message they do by turns.
+        on every rank. The order chooses the ranks that do what not all ranks have to
+        do.
         """
         self.selection: Selection | None = None
         """The last step's selection.
@@ -106,7 +107,7 @@ class Member:
         if self._across is None:
             place = self.rank // ranks_per_host
             num_hosts = self.world // ranks_per_host
-            self._across = type(self)(place, num_hosts, self.turn)
+            self._across = type(self)(place, num_hosts, self.order)
         return self._across
 
     def through(
@@ -117,15 +118,15 @@ class Member:
         out_N: Tensor,
         residual_N: Residual = None,
     ) -> Steps[Any]:
-        """Another exchange's text that this one calls; see ``Exchange.synchronise``."""
-        text: Steps[Any] = exchange.synchronise(self, state, grad_N, out_N, residual_N)
-        return text
+        """The steps of another exchange; see ``Exchange.synchronise``."""
+        steps: Steps[Any] = exchange.synchronise(self, state, grad_N, out_N, residual_N)
+        return steps
 
     def variant_of(self, codec: Compressor, *, world: int | None = None) -> Compressor:
         """The codec as this rank uses it.
 
-        A text that sums nothing on the wire asks for that of a ``world`` of 1: its
-        values need not be divided by W first. A text asks for one of the two.
+        Steps that sum nothing on the wire ask for that of a ``world`` of 1:
+        their values need not be divided by W first. Steps ask for one of the two.
         """
         if self._variant is None or self._variant[0] is not codec:
             variant = codec.for_world(world or self.world, self.rank)
@@ -171,22 +172,22 @@ class Member:
         """Gives a buffer of ``scratch`` back, which is not needed any more."""
         self._buffers.pop(name, None)
 
-    def told(self, name: str, numel: int) -> Tensor:
-        """A buffer (int64) for numbers that ranks tell each other.
+    def announced(self, name: str, numel: int) -> Tensor:
+        """A buffer (int64) for numbers that ranks announce to each other.
 
         It lies in host memory, wherever payloads lie, as what is done next depends on
         them.
         """
         return self.scratch(name, numel, _ON_HOST, torch.int64)
 
-    def passing(
+    def thread_scratch(
         self, name: str, numel: int, like: Tensor, dtype: torch.dtype
     ) -> Tensor:
         """A buffer of ``numel`` undefined elements, valid within one computation only.
 
-        All messages share it, by ``name``: see `passing`.
+        All messages share it, by ``name``: see `thread_scratch`.
         """
-        return passing(name, numel, dtype, like.device)
+        return thread_scratch(name, numel, dtype, like.device)
 
     @property
     def buffers(self) -> dict[str, Tensor]:
@@ -201,29 +202,29 @@ class Member:
 
     def sizes(
         self,
-        told_W: Tensor,
+        announced_W: Tensor,
         limits: Sequence[int],
         *,
         unit: str = "bytes",
         ranks: Sequence[int] | None = None,
         usual: Sequence[int] | None = None,
     ) -> list[int]:
-        """The sizes that ranks told this one, each checked against its limit.
+        """The sizes that ranks announced to this one, each checked against its limit.
 
-        ``ranks`` told them, by default one each. ``usual`` is what a simulation, where
-        nobody tells anything, goes on with; by default the limits. Raises
+        ``ranks`` announced them, by default one each. ``usual`` is what a simulation,
+        where nobody announces anything, goes on with; by default the limits. Raises
         ``RanksDiffer`` if a size is beyond its limit.
         """
-        told: list[int] = told_W.tolist()
-        tellers = ranks or range(self.world)
-        for rank, size, limit in zip(tellers, told, limits, strict=True):
+        announced: list[int] = announced_W.tolist()
+        announcers = ranks or range(self.world)
+        for rank, size, limit in zip(announcers, announced, limits, strict=True):
             if not 0 <= size <= limit:
                 raise RanksDiffer(
                     f"rank {rank} of {self.world} announces a payload of {size} "
                     f"{unit}, and rank {self.rank} can take {limit}; give every rank "
                     "the same model, compressor and settings"
                 )
-        return told
+        return announced
 
     def encoding(
         self,

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from ..contract import Compressor, State
-from ..contract.passing import passing
 from ..contract.payload import Field, Format, Payload
 from ..contract.spec import TensorSpec, check_gradient
+from ..contract.thread_scratch import thread_scratch
 from ..errors import invalid
 from ..kernels import select
 from .build import Built
@@ -122,8 +122,8 @@ class Kernels:
 def scratch(
     name: str, dtype: torch.dtype, lengths: Sequence[int], device: torch.device
 ) -> list[Tensor]:
-    """Undefined vectors that the name's next call overwrites: see `scratch.passing`."""
-    whole = passing(f"compll {name}", sum(lengths), dtype, device)
+    """Undefined vectors of ``thread_scratch``: the name's next call overwrites them."""
+    whole = thread_scratch(f"compll {name}", sum(lengths), dtype, device)
     stops = accumulate(lengths)
     return [
         whole[stop - numel : stop] for numel, stop in zip(lengths, stops, strict=True)

@@ -38,7 +38,7 @@ class MappedRoom(Room):
         self.parts = None
         self.is_open = True
         self.own_M = torch.empty(0, dtype=dtype)
-        self._told = _NO_NEWS
+        self._announced = _NO_NEWS
         self.why = ""
         size_bytes = max(1, numel) * dtype.itemsize
         number = randbits(63)
@@ -50,26 +50,26 @@ class MappedRoom(Room):
             os.posix_fallocate(fd, 0, size_bytes)
             whole = _mapped(_path_of(os.getpid(), fd), size_bytes)
             self.own_M = whole.view(dtype)[:numel]
-            self._told = (os.getpid(), fd, size_bytes, number)
+            self._announced = (os.getpid(), fd, size_bytes, number)
         # Only Linux has memfd_create.
         except (OSError, AttributeError, RuntimeError) as error:
             self.why = str(error)
             self.settle(is_lent=False)
 
-    def tell(self) -> Whereabouts:
-        told = self._told
-        self._told = _NO_NEWS
-        return told
+    def announce(self) -> Whereabouts:
+        announced = self._announced
+        self._announced = _NO_NEWS
+        return announced
 
-    def map(self, told: Sequence[Sequence[int]], rank: int) -> bool:
-        """Maps the rooms that all ranks of the host have ``told``.
+    def map(self, announced: Sequence[Sequence[int]], rank: int) -> bool:
+        """Maps the rooms that all ranks of the host have ``announced``.
 
-        Only the file that was told is opened. In another container its numbers may
+        Only the file that was announced is opened. In another container its numbers may
         stand for another file.
         """
         parts = []
         try:
-            for place, (process, fd, size_bytes, number) in enumerate(told):
+            for place, (process, fd, size_bytes, number) in enumerate(announced):
                 path = _path_of(process, fd)
                 if not size_bytes or _name_of(number) not in path.readlink().name:
                     raise OSError(

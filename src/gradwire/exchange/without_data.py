@@ -1,7 +1,7 @@
 """Exchanges without data: predictions are made with them.
 
-``record`` runs an exchange's text once on torch's meta device: its verbs do not depend
-on values, so it yields the same verbs as in training. The bytes that an exchange sends
+``record`` runs an exchange's steps once on torch's meta device: its verbs do not depend
+on values, so they yield the same verbs as in training. The bytes that an exchange sends
 are counted in these verbs.
 """
 
@@ -135,17 +135,17 @@ def _counted(exchange: Exchange, spec: TensorSpec, world: int, rank: int) -> _Co
 
 @dataclass(frozen=True)
 class RecordedVerbs:
-    """The verbs that a text yielded.
+    """The verbs that steps yielded.
 
     Args:
         rows: A row for each yield.
         is_of_its_rank: Whether the verbs depend on the rank.
-        is_of_its_turn: Whether they depend on the message's turn.
+        is_of_its_order: Whether they depend on the message's order.
     """
 
     rows: tuple[tuple[Verb, ...], ...]
     is_of_its_rank: bool
-    is_of_its_turn: bool
+    is_of_its_order: bool
 
 
 class _LooksAtValues(InvalidSetting):
@@ -153,14 +153,14 @@ class _LooksAtValues(InvalidSetting):
 
 
 def record(
-    exchange: Exchange, spec: TensorSpec, rank: int, world: int, turn: int = 0
+    exchange: Exchange, spec: TensorSpec, rank: int, world: int, order: int = 0
 ) -> RecordedVerbs:
-    """Runs one rank's text without data and records the verbs that it yields.
+    """Runs one rank's steps without data and records the verbs that they yield.
 
     Raises ``InvalidSetting`` if the exchange looks at values.
     """
     size_only = _without_values(exchange)
-    me = RecordingMember(rank, world, turn)
+    me = RecordingMember(rank, world, order)
     rows: list[tuple[Verb, ...]] = []
 
     def note(row: tuple[Verb, ...]) -> list[Any]:
@@ -179,7 +179,7 @@ def record(
             f"({str(error).splitlines()[0]}); only exchanges whose verbs and sizes "
             "follow from the tensor's spec can"
         ) from error
-    return RecordedVerbs(tuple(rows), me.was_asked, me.turn_was_asked)
+    return RecordedVerbs(tuple(rows), me.was_asked, me.order_was_asked)
 
 
 def algorithms_in(part: Any) -> Mapping[str, Any]:
@@ -218,19 +218,19 @@ class _WritesNothing(TorchFunctionMode):
 
 
 class RecordingMember(Member):
-    """A member without data, which notes what the text asks it for.
+    """A member without data, which notes what the steps ask it for.
 
-    If a text does not ask for the rank, all ranks do the same. If it does not ask for
-    the turn, all messages are alike. ``sizes`` are the usual ones where a text states
+    If steps do not ask for the rank, all ranks do the same. If they do not ask for
+    the order, all messages are alike. ``sizes`` are the usual ones where steps state
     them, and else the largest.
     """
 
-    __slots__ = ("_rank", "_turn", "_turn_was_asked", "was_asked")
+    __slots__ = ("_order", "_order_was_asked", "_rank", "was_asked")
 
-    def __init__(self, rank: int, world: int, turn: int = 0) -> None:
-        super().__init__(rank, world, turn)
+    def __init__(self, rank: int, world: int, order: int = 0) -> None:
+        super().__init__(rank, world, order)
         self.was_asked = False
-        self._turn_was_asked = False
+        self._order_was_asked = False
 
     @property
     def rank(self) -> int:
@@ -242,27 +242,27 @@ class RecordingMember(Member):
         self._rank = rank
 
     @property
-    def turn(self) -> int:
-        self._turn_was_asked = True
-        return self._turn
+    def order(self) -> int:
+        self._order_was_asked = True
+        return self._order
 
-    @turn.setter
-    def turn(self, turn: int) -> None:
-        self._turn = turn
+    @order.setter
+    def order(self, order: int) -> None:
+        self._order = order
 
     def across(self, ranks_per_host: int) -> Member:
-        was_asked = self._turn_was_asked
+        was_asked = self._order_was_asked
         member = super().across(ranks_per_host)
         # Handing it on is not asking.
-        self._turn_was_asked = was_asked
+        self._order_was_asked = was_asked
         return member
 
     @property
-    def turn_was_asked(self) -> bool:
-        """Whether its turn was asked for, among hosts or among all ranks."""
+    def order_was_asked(self) -> bool:
+        """Whether its order was asked for, among hosts or among all ranks."""
         across = self._across
-        among_hosts = isinstance(across, RecordingMember) and across.turn_was_asked
-        return self._turn_was_asked or among_hosts
+        among_hosts = isinstance(across, RecordingMember) and across.order_was_asked
+        return self._order_was_asked or among_hosts
 
     def variant_of(self, codec: Compressor, *, world: int | None = None) -> Compressor:
         # Sizes are the same on every rank.
@@ -270,7 +270,7 @@ class RecordingMember(Member):
 
     def sizes(
         self,
-        told_W: Tensor,
+        announced_W: Tensor,
         limits: Sequence[int],
         *,
         unit: str = "bytes",

@@ -1,4 +1,4 @@
-"""Sizes and counts that ranks tell each other before payloads travel.
+"""Sizes and counts that ranks announce before payloads travel.
 
 Where a compressor's sizes follow from the spec, they are known and nothing is sent. So
 which verbs come in which order follows from the compressor alone. Rows of embeddings
@@ -19,7 +19,7 @@ SIZE_BYTES = torch.int64.itemsize
 """Bytes of one size on the wire."""
 
 
-def tell_all(
+def announce_all(
     me: Member,
     codec: Compressor,
     size_bytes: int,
@@ -27,50 +27,50 @@ def tell_all(
     *,
     usual: Sequence[int] | None = None,
 ) -> Steps[list[int]]:
-    """Tells every rank this one's size; returns all ranks' sizes, in rank order.
+    """Announces this rank's size; returns all ranks' sizes, in rank order.
 
     ``limits`` are the largest that each may have; ``usual`` is as for ``Member.sizes``.
     """
     if codec.traits.exact_size:
         return list(limits)
-    told_W = yield from _told(me, size_bytes)
-    return me.sizes(told_W, limits, usual=usual)
+    announced_W = yield from _announced(me, size_bytes)
+    return me.sizes(announced_W, limits, usual=usual)
 
 
-def tell_count(
+def announce_count(
     me: Member, count: int, most: int, *, unit: str = "units"
 ) -> Steps[list[int]]:
-    """Tells every rank how many units this one has, at most ``most``.
+    """Announces how many units this rank has, at most ``most``.
 
     Returns all ranks' counts.
 
     In a simulation all ranks have as many.
     """
-    told_W = yield from _told(me, count)
-    return me.sizes(told_W, [most] * me.world, unit=unit, usual=[count] * me.world)
+    announced_W = yield from _announced(me, count)
+    return me.sizes(announced_W, [most] * me.world, unit=unit, usual=[count] * me.world)
 
 
-def _told(me: Member, own: int) -> Steps[Tensor]:
-    own_1 = me.told("own size", 1).fill_(own)
-    told_W = me.told("told sizes", me.world)
-    yield AllGather(told_W, own_1)
-    return told_W
+def _announced(me: Member, own: int) -> Steps[Tensor]:
+    own_1 = me.announced("own size", 1).fill_(own)
+    announced_W = me.announced("announced sizes", me.world)
+    yield AllGather(announced_W, own_1)
+    return announced_W
 
 
-def tell_each(
+def announce_each(
     me: Member, codec: Compressor, sizes: Sequence[int], limits: Sequence[int]
 ) -> Steps[list[int]]:
-    """Tells rank i ``sizes[i]``; returns what each rank told this one."""
+    """Announces ``sizes[i]`` to rank i; returns what others announced here."""
     if codec.traits.exact_size:
         return list(limits)
-    told_W = yield from told_each(me, sizes)
-    return me.sizes(told_W, limits)
+    announced_W = yield from announced_each(me, sizes)
+    return me.sizes(announced_W, limits)
 
 
-def told_each(me: Member, own: Sequence[int]) -> Steps[Tensor]:
-    """Tells rank i the number ``own[i]``; returns what each rank told this one."""
-    own_W = me.told("own sizes", me.world).copy_(torch.tensor(own, device="cpu"))
-    told_W = me.told("told sizes", me.world)
+def announced_each(me: Member, own: Sequence[int]) -> Steps[Tensor]:
+    """Announces ``own[i]`` to rank i; returns what others announced here."""
+    own_W = me.announced("own sizes", me.world).copy_(torch.tensor(own, device="cpu"))
+    announced_W = me.announced("announced sizes", me.world)
     one_each = (1,) * me.world
-    yield AllToAll(told_W, own_W, one_each, one_each)
-    return told_W
+    yield AllToAll(announced_W, own_W, one_each, one_each)
+    return announced_W

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from ...contract import Exchange
 from ...contract.spec import TensorSpec
 from ...contract.trace.span import Span
+from ...exchange.orders import orders_of
 from ...exchange.planned import planned_spec, sound_exchanges
-from ...exchange.turns import turns_of
 from ...exchange.two_level import on_hosts
 from ..data.check import check
 from ..data.cluster import Cluster
@@ -26,9 +26,9 @@ from .supersteps import (
     Tariff,
     Work,
     all_reduce,
+    depends_on_order,
     is_all_reduce,
     supersteps_of,
-    takes_turns,
 )
 
 # ---- one iteration -------------------------------------------------------------------
@@ -336,22 +336,22 @@ class Demand:
         every: list[list[tuple[Superstep, ...]]] = [
             [] for _ in range(cluster.num_ranks)
         ]
-        turns = turns_of(message.exchange for message in self.plan.messages)
-        for message, spec, turn in zip(
-            self.plan.messages, self.specs, turns, strict=True
+        orders = orders_of(message.exchange for message in self.plan.messages)
+        for message, spec, order in zip(
+            self.plan.messages, self.specs, orders, strict=True
         ):
             name = message.exchange
             exchange = self.exchanges[name]
             tariff = tariffs[name]
-            own_turn = turn if takes_turns(exchange, spec, tariff) else 0
-            # Messages of a size and exchange are alike but for their turn.
-            key = (name, spec, own_turn)
+            own_order = order if depends_on_order(exchange, spec, tariff) else 0
+            # Messages of a size and exchange are alike but for their order.
+            key = (name, spec, own_order)
             if name in self.of_rows and cluster.ranks_per_host > 1:
                 # Hosts' links are in the tariff, which is that of ranks that have one
                 # each.
                 known[key] = [alone(exchange, spec, tariff)] * cluster.num_ranks
             elif key not in known:
-                known[key] = supersteps_of(exchange, spec, tariff, own_turn)
+                known[key] = supersteps_of(exchange, spec, tariff, own_order)
             for own, supersteps in zip(every, known[key], strict=True):
                 own.append(_at_launch(message, supersteps))
         return self.iteration.timings(every)

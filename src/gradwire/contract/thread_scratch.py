@@ -1,4 +1,4 @@
-"""Passing buffers: they serve within one computation and are free again at its end.
+"""Scratch of a thread: buffers that are free again at the end of a computation.
 
 A thread does one computation at a time, so they are kept once a thread, and not once a
 message: all messages of a compute lane use the same ones.
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class _Buffers:
-    """The passing buffers of one thread, which end with it."""
+    """The scratch of one thread, which end with it."""
 
     def __init__(self) -> None:
         self.by_key: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
@@ -32,7 +32,9 @@ _every: weakref.WeakSet[_Buffers] = weakref.WeakSet()
 _threads = _Threads()
 
 
-def passing(name: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def thread_scratch(
+    name: str, numel: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
     """A vector of ``numel`` undefined elements for this thread's computation.
 
     It is valid until the computation ends.
@@ -52,8 +54,8 @@ def passing(name: str, numel: int, dtype: torch.dtype, device: torch.device) -> 
     return buffer[:numel]
 
 
-def passing_bytes(*, own: bool = False) -> int:
-    """Bytes of all passing buffers in this process, or of this thread's ``own``."""
+def thread_scratch_bytes(*, own: bool = False) -> int:
+    """Bytes of all threads' scratch in this process, or of this thread's ``own``."""
     threads = [_threads.buffers]
     if not own:
         with _lock:
