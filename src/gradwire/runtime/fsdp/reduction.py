@@ -19,12 +19,12 @@ from torch.amp import GradScaler
 
 from ...collective.casync_ps import casync_ps
 from ...collective.steps.chunks import Chunks
+from ...collective.steps.tensorwise import tensorwise
+from ...collective.steps.travel import sent_bytes
 from ...compress.none import none
 from ...contract import Compressor, Layout, Member
 from ...contract.spec import TensorSpec, working_dtype
 from ...contract.state import leaves
-from ...contract.tensorwise import tensorwise
-from ...contract.travel import sent_bytes
 from ...contract.verbs import Compute, Steps, Verb, carried_out
 from ...errors import InvalidSetting, invalid
 from ..agreement.fingerprint import agree, fingerprint, refusing
