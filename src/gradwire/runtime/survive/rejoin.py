@@ -51,6 +51,7 @@ from ..liveness.blame import IN_ATTACH
 from ..liveness.membership import Membership
 from ..liveness.pulse import PATIENCE_S, PERIOD_S, STORE_PATIENCE_S, Stillness
 from ..state import checkpoint
+from ..state.table import fields_of
 from ..step.messages import Message
 from ..transport.task_graph import is_interrupt
 from ..transport.wire import (
@@ -80,7 +81,7 @@ class Healing(NamedTuple):
     def packed(self, messages: Sequence[Message]) -> Tensor:
         """All of it as bytes in host memory."""
         kept = checkpoint.collect(messages)
-        _, kept["params"] = checkpoint.parted(kept["params"])
+        kept["params"] = fields_of(kept["params"], by_element=False)
         parts = {
             "tensors": [tensor.detach().cpu() for tensor in self.tensors()],
             "optimizer": self.optimizer and self.optimizer.state_dict(),
