@@ -22,7 +22,6 @@ from gradwire.errors import RankFailed
 from gradwire.runtime.liveness.alarm import Alarm
 from gradwire.runtime.liveness.blame import failure_of
 from gradwire.runtime.liveness.membership import Membership, _did_not_come
-from gradwire.runtime.state.sharded import ROWS
 from gradwire.runtime.survive import groups
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
@@ -51,7 +50,7 @@ def known(handle: gw.Handle) -> Known:
     group = handle.group
     rank = dist.get_rank(group)
     mesh = DeviceMesh.from_group(group, "cpu")
-    state: Any = handle.sharded_state()[ROWS]
+    state: Any = handle.sharded_state()["params"]
     fields: dict[str, Tensor] = next(iter(state.values()))
     rows = next(iter(fields.values()))
     assert isinstance(rows, DTensor)

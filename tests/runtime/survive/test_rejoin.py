@@ -24,7 +24,6 @@ from torch.distributed.device_mesh import DeviceMesh
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.exchange.by_name import exchange_for
-from gradwire.runtime.state.sharded import ROWS
 from gradwire.runtime.survive.rejoin import Healing, Newcomer
 from gradwire.runtime.transport.wire import root_store
 from tests.runtime.given import keywords
@@ -166,7 +165,7 @@ def refuse_unknown_ranks(handle: gw.Handle) -> None:
     assert mesh.mesh.tolist() == ranks
     assert mesh.get_local_rank() == handle.rank
     state: Any = handle.sharded_state()
-    for fields in state[ROWS].values():
+    for fields in state["params"].values():
         for rows in fields.values():
             assert rows.shape[0] == handle.world_size
             assert rows.to_local().shape[0] == 1
