@@ -28,8 +28,9 @@ from gradwire.exchange.local import drive
 from gradwire.runtime.engine.plain import packed, read_packed
 from gradwire.runtime.settings import tables
 from gradwire.runtime.state.checkpoint import Origin, collect, loaded
-from gradwire.runtime.step.messages import Message, ParamRange
-from gradwire.runtime.step.synchroniser import Record
+from gradwire.runtime.step.layout import ParamRange
+from gradwire.runtime.step.messages import Message
+from gradwire.runtime.step.report import Record
 from gradwire_lab.laws.tolerance import same_bits
 from tests.each import each
 

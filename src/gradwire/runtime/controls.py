@@ -39,7 +39,8 @@ from .engine.engine import Engine
 from .overlap.overlap import Overlap
 from .state import checkpoint
 from .step.hooks import ModuleHooks
-from .step.messages import Message, ParamRange, Placement
+from .step.layout import ParamRange
+from .step.messages import Message, Placement
 from .step.progress import Progress
 
 _DELIVERING = with_error_feedback(exchange_for(none()))

@@ -389,6 +389,11 @@ class StepMarks:
         self._closing: list[Mark] = []
         self._over: dict[int, Mark] = {}
 
+    @property
+    def is_marked(self) -> bool:
+        """Whether a gradient of the step lies on a device with streams."""
+        return bool(self._ready)
+
     def ready(self, name: str, grad: Tensor) -> None:
         """Leaves a mark behind the kernels that make a gradient."""
         if (mark := self._streams.mark(grad.device)) is not None:

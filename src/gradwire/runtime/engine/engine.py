@@ -87,9 +87,8 @@ OFFLOAD = "offload"
 It has a thread where a plan has such tensors.
 """
 COMPUTING = (COMPUTE, INLINE, OFFLOAD)
-_JOIN_S = (
-    10.0  # for what has begun: an encode ends within them, what waits for peers may not
-)
+_JOIN_S = 10.0
+"""Seconds for what has begun: an encode ends within them, a wait for peers may not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,15 +158,16 @@ class Engine:
         ranks_per_host: int = 1,
         checksums: bool = False,
     ) -> None:
-        name, self.rank, self.world, _ = who
         self.who = who
+        self.rank = who.rank
+        self.world = who.world
         self.shards = shards
         self.ranks_per_host = ranks_per_host
         self.timeout = timeout
         self.num_channels = num_channels
         self.credit = num_channels
         # One channel more than asked for: a control message must not wait behind a
-        #     large one.
+        # large one.
         count = num_channels + 1 if num_channels else 0
         lanes = [f"communication {i}" for i in range(count)]
         self.routes = Routes(lanes, checksums=checksums)
@@ -183,12 +183,23 @@ class Engine:
         self.num_calls = 0
         self.inline_s = 0.0
         """Seconds so far of tasks that ran while the backward pass waited."""
-        own, spare = ([COMPUTE, *lanes], [OFFLOAD]) if lanes else ([], [])
         self._manager = TaskManager(
-            own, spare=spare, observe=self._observe, on_error=self._task_failed
+            [COMPUTE, *lanes] if lanes else [],
+            spare=[OFFLOAD] if lanes else [],
+            observe=self._observe,
+            on_error=self._task_failed,
         )
-        calls = self._alarmed, self._lose_store, self._fail, self._waits
-        self._pulse = Pulse(name, self.rank, self.world, *calls) if name else None
+        self._pulse: Pulse | None = None
+        if who.name:
+            self._pulse = Pulse(
+                who.name,
+                self.rank,
+                self.world,
+                self._alarmed,
+                self._lose_store,
+                self._fail,
+                self._waits,
+            )
         try:
             self._open(Among.RANKS, who, count)
             if count and self.rank == 0:
@@ -291,7 +302,7 @@ class Engine:
             manager.add(whole, [end, *how.last_behind])
         first = Task(name, lambda: driver.resume(None), step=step, message=index)
         manager.add(first, how.behind)
-        # Now, as who encodes inline does not wait for its message yet.
+        # Only now, as a message that is encoded inline does not wait for itself.
         self._tails[lane] = end
         if not how.is_control:
             self._last_turn = turn
@@ -481,17 +492,15 @@ class Engine:
             waiters = [waiter for waiter in self._waiters if not waiter.called]
             is_first = self._closed is None  # a handle that is dropped closes it again
             self._closed = InvalidSetting(
-                "the exchange was closed in the middle of a step, by detach() "
-                "in another "
-                "thread; call it between two steps, on all ranks alike"
+                "the exchange was closed in the middle of a step, by detach() in "
+                "another thread; call it between two steps, on all ranks alike"
             )
             if waiters and self._failure is None:
                 self._failure = self._closed
         for waiter in waiters:
             waiter(self._failure)
-        if (
-            self._pulse is not None
-        ):  # first: who sees the channels close must see no life here
+        # first: who sees the channels close must see no life here
+        if self._pulse is not None:
             self._pulse.stop()
         self._manager.stop()
         if self._manager.join(_JOIN_S):
@@ -504,9 +513,8 @@ class Engine:
         # they hold gradients
         self._tails = [None] * len(self._tails)
         self._last_turn = None
-        if (
-            self.shards.name and is_first
-        ):  # once a rank: the last to leave deletes all notes
+        # once a rank: the last to leave deletes all notes
+        if self.shards.name and is_first:
             leave_later(self.shards.name, self.shards.world)
         give_memory_back()
 
@@ -543,9 +551,8 @@ class Engine:
         else:
             alarm = blamed(self._pulse, task.name, self._step, self.world)
             how = f"{task.name}: {first_line(error)}"
-        self.break_off(
-            alarm, how
-        )  # unless another rank's was heard while this one was listening
+        # unless another rank's was heard while this one was listening
+        self.break_off(alarm, how)
 
     def unreachable(
         self, name: str, error: BaseException, step: int = IN_ATTACH
@@ -571,9 +578,8 @@ class Engine:
 
         It takes seconds to find out.
         """
-        if self._pulse is not None and (
-            alarm := silence(self._pulse, step, self.world)
-        ):
+        alarm = self._pulse and silence(self._pulse, step, self.world)
+        if alarm:
             raise self.break_off(alarm, "it waited for them")
 
     def _alarmed(self, alarm: Alarm) -> None:
@@ -599,10 +605,9 @@ class Engine:
                 stack.callback(self.on_failure, error)
             for waiter in waiters:
                 stack.callback(waiter, error)
+            # NCCL comes back by it; gloo when a peer closes.
             for channel in self.routes.all_channels():
-                stack.callback(
-                    channel.abort
-                )  # NCCL comes back by it; gloo when a peer closes.
+                stack.callback(channel.abort)
             # The last is done first: before anybody sees the error.
             stack.callback(
                 self.routes.last_verbs.write, self.rank, self.world, error, said(error)

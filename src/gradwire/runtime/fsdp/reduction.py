@@ -34,8 +34,8 @@ from ..state import checkpoint
 from ..state.sharded import Owners, own_part, sharded_state
 from ..step.backup import Backup
 from ..step.figures import norm_over_all
-from ..step.messages import Slot, scale_of, unscaling_factor
-from ..step.scaling import observe
+from ..step.layout import Slot
+from ..step.scaling import observe, scale_of, unscaling_factor
 from ..transport.wire import Group, as_on_a_lane, carry_out, give_back, open_channels
 
 WAY = casync_ps()
@@ -448,7 +448,7 @@ def groups_of(module: Any) -> list[Any]:
 
 
 def keeps_scale(codec: Compressor) -> bool:
-    """Whether gradients keep a loss scaler's scale on the wire, as in `messages`."""
+    """Whether gradients keep a loss scaler's scale on the wire, as in `buffer`."""
     return codec.traits.layout is Layout.DENSE and not codec.traits.error_feedback
 
 

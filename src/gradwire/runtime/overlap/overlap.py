@@ -89,15 +89,13 @@ class Gates:
         modules = dict(self._model.named_modules(remove_duplicate=False))
         for path, module in modules.items():
             user = self._user(modules, path)
+            names = ungated if user is None else names_of.setdefault(user, [])
             for param in module._parameters.values():
-                name = None if param is None else self._names.get(param)
-                if name is not None:
-                    (ungated if user is None else names_of.setdefault(user, [])).append(
-                        name
-                    )
+                if param is not None and param in self._names:
+                    names.append(self._names[param])
         self.ungated = tuple(dict.fromkeys(ungated))
         self._names_of = {
-            module: tuple(dict.fromkeys(own)) for module, own in names_of.items()
+            module: tuple(dict.fromkeys(own)) for module, own in names_of.items() if own
         }
         self.remove(*self._hooks.keys() - self._names_of.keys())
         self._called.clear()
@@ -112,13 +110,13 @@ class Gates:
 
     def _gate(self, gated: nn.Module) -> Callable[[nn.Module, Any], None]:
         def gate(module: nn.Module, args: Any) -> None:
-            if module is not gated:  # but a copy of it that has its hooks all the same
+            # a copy of the module has its hooks all the same
+            if module is not gated:
                 return
             if not self.is_learning:
                 self._enter(self._names_of[module])
-            elif (
-                torch.is_grad_enabled()
-            ):  # without gradients a module may pass by those it holds
+            # without gradients a module may pass by those it holds
+            elif torch.is_grad_enabled():
                 self._called.add(module)
 
         return gate
@@ -158,9 +156,8 @@ class Overlap:
         """Whether means or updates of the last backward pass may be pending."""
         self._grads: dict[str, Tensor] = {}
         self._asked: StepRequest | None = None
-        self._due: dict[
-            str, int
-        ] = {}  # what step() asked for and is not made: name, version
+        self._due: dict[str, int] = {}
+        """The version of each parameter whose update was asked for and is not made."""
         self._late: set[str] = set()
         self._pending_class = pending_parameters(self._look())
         odd = [
@@ -396,11 +393,9 @@ class Overlap:
                 if not isinstance(grad, PendingGrad):
                     param.grad = grad  # None, or what the user put there since
         for name in names:
+            del self._due[name]
             # the gradient is free, if the user let go of it
-            del (
-                self._due[name],
-                self._grads[name],
-            )
+            del self._grads[name]
 
     # Forward.
 
@@ -463,10 +458,8 @@ class Overlap:
             self._progress.finish()
             if self._due:
                 self._make(list(self._due))
-            for (
-                name,
-                grad,
-            ) in self._grads.items():  # plain ones for pending ones still there
+            # plain ones for pending ones still there
+            for name, grad in self._grads.items():
                 if stands_for(self._params[name].grad, grad):
                     self._params[name].grad = grad
             self._pass.is_over = True

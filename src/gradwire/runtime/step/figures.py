@@ -335,7 +335,7 @@ def memory_of(messages: Iterable[Any], numel: int) -> dict[str, float]:
     found = Counter(passing=passing_bytes())
     for message in messages:
         found += kept_bytes(message.state, message.member)
-        found["messages"] += message.buffer_bytes
+        found["messages"] += message.buffer.size_bytes
         found["state"] += message.backup.size_bytes
     total = sum(found.values())
     return {

@@ -19,8 +19,8 @@ from ..engine.engine import Engine
 from ..grid.dtensors import put_grad
 from ..transport.task_graph import wall_clock
 from .figures import Log, Recorder, density_of_step, outgrown
-from .messages import Message, scale_of
-from .scaling import held_by_optimizers
+from .messages import Message
+from .scaling import held_by_optimizers, scale_of
 from .synchroniser import Synchroniser
 
 if TYPE_CHECKING:
@@ -95,19 +95,16 @@ class Progress:
         the same.
         """
 
-        mine: list[
-            Callable[[], object]
-        ] = []  # a reference to itself would keep it alive
-
         def ended() -> None:
             try:
                 end()
             finally:
-                if self.backward is mine[0]:
+                if self.backward is weak[0]:
                     self.backward = lambda: None
 
         self.backward = weakref.ref(ended)
-        mine.append(self.backward)
+        # a reference to itself would keep the callback alive
+        weak = [self.backward]
         return ended
 
     def queue_end(

@@ -422,3 +422,29 @@ def _taken_in(parent: nn.Module, name: str, child: nn.Module | None) -> None:
                     "FullyShardedDataParallel would exchange its gradients too; call "
                     "handle.detach() before it is sharded"
                 )
+
+
+def refuse_grad_dtype(name: str, param: Tensor, given: torch.dtype | None) -> None:
+    """Raises ``InvalidSetting`` unless a gradient has its parameter's dtype.
+
+    Messages have that dtype, so the mean would be rounded to it. None allows any dtype,
+    and a gradient shows which it has.
+    """
+    if given not in (None, param.dtype):
+        remedy = (
+            "leave grad_dtype as it is, or keep the parameter in that dtype and "
+            "compute in autocast"
+        )
+        raise invalid(
+            f"grad_dtype of parameter {name}", given, f"{param.dtype}, its own", remedy
+        )
+
+
+def refuse_complex(params: Iterable[NamedParam], what: str, remedy: str) -> None:
+    """Raises ``InvalidSetting`` for complex parameters, as ``what`` knows none."""
+    for name, param in params:
+        if param.is_complex():
+            given = str(param.dtype).removeprefix("torch.")
+            raise invalid(
+                f"dtype of parameter {name}", given, f"a real one {what}", remedy
+            )
