@@ -139,7 +139,7 @@ def test_what_does_not_count_leaves_no_trace() -> None:
             message.state.residual_N.fill_(-2.0)
         own[3].state.residual_N.fill_(-1.0)
         for message in own:
-            message.end_step(undoes=True)
+            message.backup.end_pass(undoes=True)
         for message, were in zip(own, before, strict=True):
             for (_, tensor), was in zip(leaves(message.state), were, strict=True):
                 assert torch.equal(tensor, was), (num_begun, message.index)

@@ -74,7 +74,7 @@ class Job:
             )
         drive(steps, seed=step, ranks_per_host=self.exchange.ranks_per_host)
         for message in self.messages:
-            message.end_step()
+            message.backup.end_pass()
         self.arrived_N += self.messages[0].buffer.flat_N.double()
 
     def decide(self, places: list[int], *, is_skipped: bool) -> None:

@@ -91,6 +91,9 @@ _JOIN_S = 10.0
 """Seconds for what has begun: an encode ends within them, a wait for peers may not."""
 
 
+_NOTHING = Task("nothing", lambda: None, done=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """A message's way through the graph: what it waits for, what follows, and where.
@@ -171,8 +174,9 @@ class Engine:
         count = num_channels + 1 if num_channels else 0
         lanes = [f"communication {i}" for i in range(count)]
         self.routes = Routes(lanes, checksums=checksums)
-        self._tails: list[Task | None] = [None] * len(lanes)
-        self._last_turn: Task | None = None
+        self._tails = [_NOTHING] * len(lanes)
+        """The end of the last message on each lane."""
+        self._last_turn = _NOTHING
         self._on_span = on_span
         self._lock = threading.Lock()
         self._waiters: list[Once] = []
@@ -276,23 +280,27 @@ class Engine:
         Without ``how.last`` the returned task's result is the value that the text
         returned.
         """
-        step = self._step
         manager = self._manager
         lane = self.num_channels
+        before = [*how.after]
         if not how.is_control:
             lane = self.routes.lane(index, self.credit)
-        # Messages of gradients get their turns to use their channel in issue order.
-        last_turn = None if how.is_control else self._last_turn
-        before = [*how.after, self._tails[lane], last_turn]
-        turn = Task("turn", lambda: None, step=step, message=index)
-        manager.add(turn, [task for task in before if task is not None])
-        end = Task(name, lambda: None, step=step, message=index)
-        end.num_blockers = 1  # cleared by hand when the text returns
-        inline = self.do_inline if how.is_inline else None
-        text = self.routes.sealed(self.routes.lending(text), lane)
+            # Messages of gradients get their turns to use their channel in issue order.
+            before.append(self._last_turn)
         driver = Driver(
-            manager, self.routes, text, index, lane, step, end, [turn], how.side, inline
+            manager,
+            self.routes,
+            self.routes.sealed(self.routes.lending(text), lane),
+            name,
+            index,
+            lane,
+            self._step,
+            how.side,
+            self.do_inline if how.is_inline else None,
         )
+        end = driver.end
+        turn = driver.turn
+        manager.add(turn, [*before, self._tails[lane]])
         if self._pulse is not None:
             self._show(self._pulse.place.launched + 1)
         whole = end
@@ -300,8 +308,7 @@ class Engine:
             whole = driver.task(how.last_name, how.last)
             whole.is_light = how.last_is_light
             manager.add(whole, [end, *how.last_behind])
-        first = Task(name, lambda: driver.resume(None), step=step, message=index)
-        manager.add(first, how.behind)
+        manager.add(driver.short_task(name, driver.resume), how.behind)
         # Only now, as a message that is encoded inline does not wait for itself.
         self._tails[lane] = end
         if not how.is_control:
@@ -321,7 +328,8 @@ class Engine:
         """
         start_s = wall_clock()
         try:
-            task.result = task.fn()
+            with as_on_a_lane():
+                task.result = task.fn()
         except BaseException as error:
             self._task_failed(task, error)
             raise
@@ -429,7 +437,7 @@ class Engine:
     def _waits(self) -> bool:
         """Whether messages are under way, and this rank computes nothing for them."""
         is_computing = any(map(self._manager.is_busy, COMPUTING))
-        return not is_computing and any(end and not end.done for end in [*self._tails])
+        return not is_computing and not all(end.done for end in self._tails)
 
     def signs(self) -> list[Sign]:
         """The progress of every rank, read anew; empty if the store does not answer."""
@@ -472,7 +480,7 @@ class Engine:
             return
         if self._failure is None:
             over = threading.Event()
-            self.when_done([*filter(None, self._tails)], lambda failure: over.set())
+            self.when_done(self._tails, lambda failure: over.set())
             over.wait(self.timeout.total_seconds())
         self.close()
 
@@ -511,8 +519,8 @@ class Engine:
             self._manager.abandon()
             in_background(self.routes.clear)  # it waits for as long as the time-out
         # they hold gradients
-        self._tails = [None] * len(self._tails)
-        self._last_turn = None
+        self._tails = [_NOTHING] * len(self._tails)
+        self._last_turn = _NOTHING
         # once a rank: the last to leave deletes all notes
         if self.shards.name and is_first:
             leave_later(self.shards.name, self.shards.world)
@@ -618,24 +626,32 @@ class Engine:
 class Driver:
     """Puts the verbs of one text into the graph as tasks, and resumes it with results.
 
-    ``lane`` is the number of its communication lane. ``turn`` holds the tasks that must
-    be done before the message may use its channel. ``side`` is the stream on which it
-    is computed, where a device does so.
+    ``lane`` is the number of its communication lane. ``side`` is the stream on which
+    the message is computed, where a device does so. What is computed before the first
+    verb for the network is done ``inline``, where that is given.
     """
 
     manager: TaskManager
     routes: Routes
     text: Steps[Any]
+    name: str
     index: int
     lane: int
     step: int
-    end: Task
-    turn: Sequence[Task]
     side: SideStream | None = None
     inline: Callable[[Task], Task] | None = None
+    turn: Task = field(init=False)
+    """Done when the message may use its channel."""
+    end: Task = field(init=False)
+    """Done when the text has returned; its result is the text's value."""
     _noted: NotedVerb | None = field(default=None, init=False)
 
-    def resume(self, value: Any) -> None:
+    def __post_init__(self) -> None:
+        self.turn = self.short_task("turn", lambda: None)
+        self.end = self.short_task(self.name, lambda: None)
+        self.end.num_blockers = 1  # cleared by hand when the text returns
+
+    def resume(self, value: Any = None) -> None:
         """Sends the text its last results and puts its next verbs into the graph."""
         if self._noted is not None:
             self._noted.done_s = wall_clock()
@@ -672,7 +688,7 @@ class Driver:
         """Ends the message with the value that its text returned."""
         self.end.fn = lambda: value
         self.end.num_blockers = 0
-        self.manager.add(self.end, self._take_turn())
+        self.manager.add(self.end, [self.turn])
 
     def _schedule(self, asked: Verb | tuple[Verb, ...]) -> None:
         """Makes tasks of verbs, and puts them into the graph."""
@@ -689,11 +705,8 @@ class Driver:
         self, asked: Verb | tuple[Verb, ...], computes: list[Task], wire: list[Task]
     ) -> None:
         """Starts the tasks of verbs; once all are done, the text is resumed."""
-        resume = Task(
-            "resume",
-            lambda: self.resume(_results(asked, computes)),
-            step=self.step,
-            message=self.index,
+        resume = self.short_task(
+            "resume", lambda: self.resume(_results(asked, computes))
         )
         # The resuming task must wait before any of the others can be done.
         resume.num_blockers = len(computes) + len(wire)
@@ -704,16 +717,7 @@ class Driver:
         for task in computes:
             self.manager.add(task)
         for task in wire:
-            self.manager.add(task, self._take_turn())
-
-    def _take_turn(self) -> Sequence[Task]:
-        """The tasks that the first use of the channel waits for.
-
-        Empty from the second use on.
-        """
-        turn = self.turn
-        self.turn = ()
-        return turn
+            self.manager.add(task, [self.turn])
 
     def _communication(self, verbs: Sequence[Communication]) -> Task:
         """The task of verbs for the network, which may lie on a device.
@@ -799,6 +803,10 @@ class Driver:
             fn = self.side.on(fn)
         order = self.step, self.index
         return Task(name, fn, lane, order, self.step, self.index, size_bytes)
+
+    def short_task(self, name: str, fn: Callable[[], Any]) -> Task:
+        """A task of this message without a lane, done by whoever frees it."""
+        return Task(name, fn, step=self.step, message=self.index)
 
 
 def _results(asked: Verb | tuple[Verb, ...], tasks: Sequence[Task]) -> Any:

@@ -102,15 +102,6 @@ class KeptState:
         self._keeps_step = False
         self._keeps_pass = False
 
-    def end_step(self, *, undoes: bool = False) -> None:
-        """Ends a pass.
-
-        If it ``undoes`` it, the state is as before, if that had begun to change.
-        """
-        self._keeps_step = False
-        self._keeps_pass = False
-        self.backup.end_pass(undoes=undoes)
-
     def set_aside(self, slots: Iterable[Slot]) -> None:
         """Copies the state of slots without a gradient in this pass."""
         self._set_aside = {slot: self.own_state(slot) for slot in slots}

@@ -131,7 +131,7 @@ class Message(KeptState):
 
         If it ``looks`` at its mean, a scaler may skip the step of this pass, and the
         buffer tells whether the mean is finite. If the ranks ``confirm`` it,
-        ``end_step`` may undo the pass.
+        ``Backup.end_pass`` may undo the pass.
         """
         self.looks = looks
         self.buffer.forget()
@@ -168,9 +168,11 @@ class Message(KeptState):
     def _gather(self, grads: Grads, copying: Copying) -> None:
         """Gathers all gradients but those encoded ahead, which the buffer has."""
         ahead = self.member.ahead
-        places = [at for at in range(len(self.slots)) if at not in ahead]
+        places: Sequence[int] = range(len(self.slots))
+        if ahead:
+            places = [at for at in places if at not in ahead]
         absent = self.buffer.gather(places, grads, copying)
-        self.set_aside(self.slots[at] for at in absent)
+        self.set_aside([self.slots[at] for at in absent])
         if self.notes_norms:
             self.norms = self.buffer.norms()
 

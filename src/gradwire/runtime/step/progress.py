@@ -220,13 +220,8 @@ class Progress:
             sent_bytes=int(costs["wire_bytes"]),
         )
         self.recorder.end_step(costs, now_s, density)
-        choosing = [
-            (one.exchange, one.state)
-            for one in self._in_step
-            if one.chooser is not None
-        ]
-        if choosing:
-            choose_together(choosing)
+        choosing = [one for one in self._in_step if one.chooser is not None]
+        choose_together((one.exchange, one.state) for one in choosing)
         self.synchroniser.end_step()
         if self.guard is not None:
             self.guard.end(self.step, self._in_step, self._engine.rank)
@@ -234,18 +229,28 @@ class Progress:
         logs = self._due()
         self.step += 1
         self._num_backward = max(self._num_backward, self.step)
-        if (looks or (logs and self.step >= _FIRST_LOOK)) and not self._warned:
-            for name, factor in (found := outgrown(self._in_step))[:1]:
-                self._warned = True
-                _log.warning(
-                    "after %d steps the residual of %s has %.0f times the norm of its "
-                    "gradient (%d tensors are like it): what is kept does not get "
-                    "through, and training may stand still; take a smaller block, more "
-                    "bits or a higher density, or exclude the tensor by compress_if",
-                    *(self.step, name, factor, len(found)),
-                )
+        if looks or (logs and self.step >= _FIRST_LOOK):
+            self._warn_of_residuals()
         ended = [log for log in logs if not log.write(self.step, self._in_step)]
         self.logs = [log for log in self.logs if log not in ended]
+
+    def _warn_of_residuals(self) -> None:
+        """Warns once of residuals that grow without an end."""
+        found = [] if self._warned else outgrown(self._in_step)
+        if not found:
+            return
+        self._warned = True
+        name, factor = found[0]
+        _log.warning(
+            "after %d steps the residual of %s has %.0f times the norm of its "
+            "gradient (%d tensors are like it): what is kept does not get "
+            "through, and training may stand still; take a smaller block, more "
+            "bits or a higher density, or exclude the tensor by compress_if",
+            self.step,
+            name,
+            factor,
+            len(found),
+        )
 
     @property
     def knows_scaler(self) -> bool:

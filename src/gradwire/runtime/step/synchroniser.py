@@ -27,7 +27,6 @@ from ..device.devices import HOST
 from ..device.streams import Offload, SideStream, StepMarks, Streams
 from ..engine.engine import CONTROL, INLINE, OFFLOAD, Engine, Launch
 from ..transport.task_graph import Task
-from ..transport.wire import as_on_a_lane
 from .buffer import Grads
 from .messages import Message
 from .report import Check, Record, StepReport
@@ -227,22 +226,22 @@ class Synchroniser:
         def task(what: str, work: Callable[[], None], lane: str) -> Task:
             return Task(f"{what} {name}", work, lane, (step, index), step, index)
 
+        encode: Callable[[], None]
         if lane == OFFLOAD:
             assert side is not None, "only what lies on a device is offloaded"
-            way = Offload(
-                message.encode_on_host(name, grads, copying), index, name, side
-            )
-            with as_on_a_lane():
-                engine.do_inline(task("copy", way.leave, INLINE))
-            made = task("encode", way.encode, lane)
+            copies = message.encode_on_host(name, grads, copying)
+            way = Offload(copies, index, name, side)
+            engine.do_inline(task("copy", way.leave, INLINE))
+            encode = way.encode
         else:
             encode = partial(message.encode_ahead, name, grads, copying)
-            made = task("encode", encode if side is None else side.on(encode), lane)
-        if lane != INLINE:
-            engine.begin(made)
+            if side is not None:
+                encode = side.on(encode)
+        made = task("encode", encode, lane)
+        if lane == INLINE:
+            engine.do_inline(made)
         else:
-            with as_on_a_lane():
-                engine.do_inline(made)
+            engine.begin(made)
         self._ahead.setdefault(index, []).append(made)
 
     def _launch(self, message: Message) -> Task:
@@ -442,7 +441,7 @@ class Synchroniser:
     def undo(self) -> None:
         """Puts back the state of messages that the open step began to change."""
         for message in self.messages:
-            message.end_step(undoes=True)
+            message.backup.end_pass(undoes=True)
 
     def end_step(self) -> None:
         """Ends a pass.
@@ -455,7 +454,7 @@ class Synchroniser:
             self._used_since |= self.used()
         if self._looks or self.report.confirms:
             for message in self.messages:
-                message.end_step()
+                message.backup.end_pass()
         if self._looks and not self.check.trains:
             # No scaler of this rank steps, as its data have ended.
             self.decide_by_means({*self.names})
