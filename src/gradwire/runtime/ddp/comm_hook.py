@@ -513,9 +513,6 @@ class _Counter:
         if ddp.find_unused_parameters:
             counted += 4 * len(tensors)  # DDP tells ranks which parameters were used
         self._step_bytes = bytes_sent("all_reduce", counted, self._engine.world)
-        # Else each parameter has a gradient in each step, as DDP raises where one has
-        # none.
-        some_unused = ddp.find_unused_parameters or ddp.static_graph
         self._forward = Hooked(ddp.register_forward_hook, self._arm)
         # What a rank whose data have ended does last in a step, so that others are as
         # far.
@@ -525,6 +522,9 @@ class _Counter:
         self._joined = TemporaryAttribute(
             ddp, last, partial(self._after_join, getattr(ddp, last))
         )
+        # Else each parameter has a gradient in each step, as DDP raises where one has
+        # none.
+        some_unused = ddp.find_unused_parameters or ddp.static_graph
         watched = tensors if some_unused else tensors[-1:]
         self._hooks = [on_gradient(param, self._began) for param in watched]
 

@@ -720,10 +720,12 @@ class Driver:
             self.manager.add(task, [self.turn])
 
     def _communication(self, verbs: Sequence[Communication]) -> Task:
-        """The task of verbs for the network, which may lie on a device.
+        """The task of verbs for the network: all that a message sends begins here.
 
-        The device's own channel carries ``direct`` ones out, and others pass through
-        host memory.
+        The lane's thread does the ``work`` and waits for it. A verb of which the
+        channel itself tells the end is only started, and wakes no thread up. Of what
+        lies on a device the device's own channel carries ``direct`` verbs out, and
+        others pass through host memory.
         """
         routes = self.routes
         index = self.index

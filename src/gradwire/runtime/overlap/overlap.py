@@ -349,15 +349,7 @@ class Overlap:
             if name and stands_for(grad, self._grads[name]):
                 due[name] = param._version
             elif isinstance(grad, PendingGrad):
-                # The optimizer steps with it, and this overlap does not wait for it.
-                reason = (
-                    "the optimizer has pending gradients of another model or parameter"
-                )
-                self.settle(reason)
-                if not grad.of_pass.is_over:
-                    grad.of_pass.settle(reason)
-                param.grad = grad.plain
-                self._whole_step()
+                self._step_with_foreign(param, grad)
                 return
             else:
                 plain.append(param)
@@ -369,6 +361,15 @@ class Overlap:
         if plain:
             self._stepper.apply(asked, plain)
         self._bring(self._gates.ungated)
+
+    def _step_with_foreign(self, param: Tensor, grad: PendingGrad) -> None:
+        """Makes the whole step, in which is a gradient that no wait of ours is for."""
+        reason = "the optimizer has pending gradients of another model or parameter"
+        self.settle(reason)
+        if not grad.of_pass.is_over:
+            grad.of_pass.settle(reason)
+        param.grad = grad.plain
+        self._whole_step()
 
     def _make(self, names: Sequence[str]) -> None:
         """Makes the step for parameters whose means have arrived."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from operator import is_
-from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -23,7 +22,7 @@ from ...errors import RankFailed
 from ..grid.dtensors import is_dtensor, put_grad, shard_of_grad, sharded_modules
 from ..grid.reals import grad_as_reals
 from ..transport.task_graph import wall_clock
-from .hooked import Hooked, untraced
+from .hooked import Hooked, frame_of, untraced
 from .local_gradients import LocalGradients
 from .progress import Progress
 from .refusals import (
@@ -499,9 +498,4 @@ _ALONE = _holders(torch.empty(1, device="cpu"))
 
 def is_inside_a_segment() -> bool:
     """Whether this thread is in the nested backward pass of a reentrant checkpoint."""
-    frame: FrameType | None = sys._getframe(1)
-    while (
-        frame is not None and frame.f_code is not CheckpointFunction.backward.__code__
-    ):
-        frame = frame.f_back
-    return frame is not None
+    return frame_of(CheckpointFunction.backward.__code__) is not None

@@ -19,9 +19,7 @@ from __future__ import annotations
 
 import gc
 import math
-import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -34,6 +32,7 @@ from ...contract import Exchange, Layout
 from ...errors import InvalidSetting
 from ...exchange.error_feedback import Wrapper
 from ...exchange.pair import Pair
+from .hooked import frame_of
 
 _METHODS = ("step", "unscale_", "update")
 _OWN = "_gradwire_observer"
@@ -88,9 +87,7 @@ def observe(scaler: GradScaler | None, watcher: Watcher) -> Callable[[], None]:
 
 def is_in_scaler_step() -> bool:
     """Whether an enabled loss scaler makes the optimizer's step that is under way."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not GradScaler.step.__code__:
-        frame = frame.f_back
+    frame = frame_of(GradScaler.step.__code__)
     return frame is not None and bool(frame.f_locals["self"].is_enabled())
 
 
