@@ -109,9 +109,9 @@ class Launch:
     after: Sequence[Task] = ()
     """The tasks that must be done before its first verb for the network."""
     last: Callable[[], Any] | None = None
-    """Work for the compute lane once the text has ended and the channel is free."""
-    last_name: str = "last"
-    """The name of this work in traces."""
+    """Work for the compute lane once the text has ended and the channel is free: it
+    scatters the mean.
+    """
     last_behind: Sequence[Task] = ()
     """The tasks that must be done before this work."""
     last_is_light: bool = False
@@ -305,7 +305,7 @@ class Engine:
             self._show(self._pulse.place.launched + 1)
         whole = end
         if how.last is not None:
-            whole = driver.task(how.last_name, how.last)
+            whole = driver.task("scatter", how.last)
             whole.is_light = how.last_is_light
             manager.add(whole, [end, *how.last_behind])
         manager.add(driver.short_task(name, driver.resume), how.behind)

@@ -246,7 +246,8 @@ class ShardReduction:
         with as_on_a_lane():
             for part in comm.parts:
                 if self._follows_scaler:
-                    part.backup.keep(by_step=True, by_pass=False)
+                    part.backup.begin(by_step=True, by_pass=False)
+                    part.backup.keep()
                 carried_out(part.text(given_N, out_C, scale), self._carry)
             if op == dist.ReduceOp.SUM:
                 out_C.mul_(self._who.world)

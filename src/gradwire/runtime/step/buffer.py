@@ -56,7 +56,6 @@ class Buffer:
     def __init__(
         self, layout: MessageLayout, device: torch.device, *, ahead: bool
     ) -> None:
-        self.layout = layout
         self._slots = layout.slots
         self._names = layout.names
         self._spec = layout.spec

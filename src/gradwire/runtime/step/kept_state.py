@@ -62,8 +62,6 @@ class KeptState:
             is_whole = exchange.declared.whole_tensors
             self._shares = shares_of(self.spec.shapes, count, is_whole)
             self._place = self.spec.rank % count
-        self._keeps_step = False
-        self._keeps_pass = False
         self._set_aside: dict[Slot, dict[str, Tensor]] = {}
         self.chooser: Chooser | None = chooser_of(exchange)
         """The part of the exchange that chooses settings after a step, if any."""
@@ -84,23 +82,6 @@ class KeptState:
     def key(self) -> str:
         """The name in a saved state for fields that belong to no slot."""
         return ",".join(str(slot) for slot in self.slots)
-
-    def begin_pass(self, *, by_step: bool, by_pass: bool) -> None:
-        """Opens a pass that may be undone; see ``Backup.keep``."""
-        has_state = any(leaves(self.state))
-        self._keeps_step = by_step and has_state
-        self._keeps_pass = by_pass and has_state
-
-    @property
-    def is_to_be_kept(self) -> bool:
-        """Whether the open pass may be undone, and no copy was made for that yet."""
-        return self._keeps_step or self._keeps_pass
-
-    def keep(self) -> None:
-        """Copies the state before the open pass begins to change it."""
-        self.backup.keep(by_step=self._keeps_step, by_pass=self._keeps_pass)
-        self._keeps_step = False
-        self._keeps_pass = False
 
     def set_aside(self, slots: Iterable[Slot]) -> None:
         """Copies the state of slots without a gradient in this pass."""

@@ -64,6 +64,7 @@ FIRST = Placement()
 class Message(KeptState):
     """Gradients of one dtype that are exchanged together."""
 
+    kind_of_buffer: type[Buffer] = Buffer
     compare: Compare | None = None
     """The comparison of the mean with the dense one, if there is one; see `guard`."""
     missed: Missed | None = None
@@ -106,7 +107,7 @@ class Message(KeptState):
         """The lanes, by name, of tensors that are each encoded as they come."""
         if self._places and world > 1:
             self.lanes = dict(placement.lanes)
-        self.buffer = Buffer(layout, device, ahead=bool(self.lanes))
+        self.buffer = self.kind_of_buffer(layout, device, ahead=bool(self.lanes))
         self.norms: list[float] = []
         """The norm of each slot's own gradient in the last step that noted norms."""
         super().__init__(exchange, layout, device, world)
@@ -135,9 +136,9 @@ class Message(KeptState):
         """
         self.looks = looks
         self.buffer.forget()
-        self.begin_pass(by_step=looks, by_pass=confirms)
+        self.backup.begin(by_step=looks, by_pass=confirms)
         if self.lanes:
-            self.keep()
+            self.backup.keep()
 
     def text(
         self, grads: Grads, copying: Copying = nullcontext, *, borrows: bool = False
@@ -151,8 +152,8 @@ class Message(KeptState):
         self.member.selection = None  # each step's own
         if borrows:
             self.buffer.borrow(grads)
-        if self.is_to_be_kept:
-            yield Compute("keep", self.keep, numel)
+        if self.backup.is_due:
+            yield Compute("keep", self.backup.keep, numel)
         yield Compute("gather", lambda: self._gather(grads, copying), numel)
         grad_N = self.buffer.grad_N
         text = self.exchange.synchronise(self.member, self.state, grad_N, grad_N)

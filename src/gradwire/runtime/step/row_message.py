@@ -79,6 +79,8 @@ class RowMessage(Message):
     ``collective`` is the way of the rows, where one is named.
     """
 
+    kind_of_buffer = RowBuffer
+
     def __init__(
         self,
         index: int,
@@ -93,5 +95,4 @@ class RowMessage(Message):
         ranges = [ParamRange.whole(name, param)]
         exchange = RowExchange(collective)
         super().__init__(index, ranges, exchange, rank, world, Placement(after=after))
-        self.buffer = RowBuffer(self.buffer.layout, self.device, ahead=False)
         self.slots = []  # it has no range of a flat buffer

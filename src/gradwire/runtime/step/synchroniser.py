@@ -283,7 +283,6 @@ class Synchroniser:
             behind=self._ahead.pop(message.index, ()),
             after=[self._ends[i] for i in message.after],
             last=None if borrows else scatter,
-            last_name="scatter",
             last_behind=[self._backward_over] if is_shared else (),
             last_is_light=not rows and (side is not None or not marks.is_marked),
             is_inline=message.is_inline,
