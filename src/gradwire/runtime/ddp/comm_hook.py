@@ -36,7 +36,7 @@ from ...errors import InvalidSetting, invalid
 from ..grid.reals import as_reals, grad_as_reals
 from ..liveness.pulse import said
 from ..overlap.overlap import Overlap
-from ..step.hooked import Hooked, TemporaryAttribute
+from ..step.hooked import Hooked, TemporaryAttribute, is_in_backward
 from ..step.hooks import is_inside_a_segment, on_gradient
 from ..step.progress import Progress
 from ..step.synchroniser import Synchroniser
@@ -224,18 +224,18 @@ class DDPHooks:
         with self._progress.opening:
             if self.has_left:
                 return False
-            is_in_backward = _is_in_backward()
+            in_backward = is_in_backward()
             self._synchroniser.counts_use = (
                 self._finds_unused and self._synchroniser.keeps_state
             )
             # not once its data have ended
-            self._synchroniser.check.trains = is_in_backward
+            self._synchroniser.check.trains = in_backward
             self._progress.begin_step()
             self._over = threading.Event()
             self._has_ended = False
             self._waiting = []
             self._completions = []
-            if is_in_backward:
+            if in_backward:
                 # Runs before DDP's own end of backward, which can say of a failed
                 # future only that it holds no tensor.
                 self._progress.queue_end(self._end_backward)
@@ -263,7 +263,7 @@ class DDPHooks:
         """Whether a parameter is in the step, also where ``.grad`` shows the bucket."""
         if not self._synchroniser.counts_use or name in self._used:
             return True
-        return self._shows_buckets and param.grad is not None and _is_in_backward()
+        return self._shows_buckets and param.grad is not None and is_in_backward()
 
     def _complete_ready(self) -> None:
         """Has futures complete of buckets whose messages have all been launched."""
@@ -282,7 +282,7 @@ class DDPHooks:
         if not self._synchroniser.complete:
             return
         self._close(entry)
-        if _is_in_backward():
+        if is_in_backward():
             # The first bucket may have come in the backward pass of a reentrant
             # checkpoint's own.
             self._progress.queue_end(self._end_backward)
@@ -408,22 +408,13 @@ def _gradients(bucket: Any) -> list[Tensor]:
 
 def _laid_out(part: Tensor, param: Tensor) -> Tensor:
     """A parameter's part of a bucket, with the parameter's strides if it is dense."""
-    if param.is_contiguous():
+    strides = param.stride()
+    if (
+        param.is_contiguous()
+        or torch.empty_like(param, device="meta").stride() != strides
+    ):
         return part.view(param.shape)
-    is_dense = torch.empty_like(param, device="meta").stride() == param.stride()
-    return (
-        part.as_strided(param.shape, param.stride())
-        if is_dense
-        else part.view(param.shape)
-    )
-
-
-def _is_in_backward() -> bool:
-    """Whether this thread is in a backward pass.
-
-    A rank that has joined calls the hook outside.
-    """
-    return torch._C._current_graph_task_id() != -1
+    return part.as_strided(param.shape, strides)
 
 
 class _Bucket:

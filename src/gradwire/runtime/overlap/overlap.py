@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...errors import InvalidSetting
-from ..step.hooked import Hooked, untraced
+from ..step.hooked import Hooked, is_in_backward, untraced
 from ..step.progress import Progress
 from .pending import (
     PendingGrad,
@@ -282,7 +282,7 @@ class Overlap:
 
     def _looked_at(self, looker: str) -> None:
         """Settles the step, as somebody needs the value of a pending gradient."""
-        if torch._C._current_graph_task_id() != -1:
+        if is_in_backward():
             self._begin_backward()  # autograd adds the next gradient to it
         else:
             self.settle(f"{looker} used gradients before the next forward pass")
@@ -301,7 +301,7 @@ class Overlap:
                     "handle.synchronize() before the model is dropped"
                 )
             with overlap._lock:
-                if overlap._in_forward or torch._C._current_graph_task_id() != -1:
+                if overlap._in_forward or is_in_backward():
                     overlap._bring([overlap._names[param]])
                 else:
                     overlap.settle(

@@ -70,6 +70,11 @@ def frame_of(code: CodeType) -> FrameType | None:
     return frame
 
 
+def is_in_backward() -> bool:
+    """Whether this thread is in a backward pass."""
+    return torch._C._current_graph_task_id() != -1
+
+
 class Hooked:
     """One hook of a module, until ``remove`` is called.
 

@@ -28,7 +28,7 @@ from ...contract.spec import NamedParam
 from ...errors import InvalidSetting, invalid
 from ..grid.dtensors import is_dtensor
 from ..transport.wire import has_store
-from .hooked import Hooked, untraced
+from .hooked import Hooked, is_in_backward, untraced
 
 _attached: dict[int, weakref.ref[Tensor]] = {}
 """Parameters that are exchanged, by id.
@@ -126,7 +126,7 @@ def _refuse_ddp_around(model: nn.Module) -> None:
 
 def _refuse_in_backward(model: nn.Module) -> None:
     """Refuses a call during a backward pass, or after one whose gradients are left."""
-    if torch._C._current_graph_task_id() != -1:
+    if is_in_backward():
         raise InvalidSetting(
             "attach was called during a backward pass; call it before the training loop"
         )
