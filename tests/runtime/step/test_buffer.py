@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 from gradwire.runtime.device.devices import HOST
-from gradwire.runtime.step.buffer import Buffer
+from gradwire.runtime.step.buffer import GradientBuffer
 from gradwire.runtime.step.layout import MessageLayout, ParamRange
 from tests.each import each
 
 
-def buffer_of(*ranges: ParamRange, num_flags: int = 0, ahead: bool = False) -> Buffer:
+def buffer_of(
+    *ranges: ParamRange, num_flags: int = 0, ahead: bool = False
+) -> GradientBuffer:
     layout = MessageLayout("message", ranges, num_flags=num_flags, device="cpu", rank=0)
-    return Buffer(layout, HOST, ahead=ahead)
+    return GradientBuffer(layout, HOST, ahead=ahead)
 
 
 def strided() -> Tensor:

@@ -1,4 +1,4 @@
-"""Buffer: the flat buffer of a message, and the copies into it and out of it.
+"""GradientBuffer: the flat buffer of a message, and the copies into it and out of it.
 
 It lies on the device of the gradients or, where those are not encoded there, on the
 host. A whole gradient that travels alone may be lent instead: it is the buffer of its
@@ -41,7 +41,7 @@ Grads = dict[str, Tensor | None]
 """Gradients of one step by parameter name; None where a parameter took no part."""
 
 
-class Buffer:
+class GradientBuffer:
     """The buffer of the gradients in ``layout``, on ``device``.
 
     Gradients that are encoded ``ahead`` of others are in it before the others, so none

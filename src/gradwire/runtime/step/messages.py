@@ -26,7 +26,7 @@ from ...contract.verbs import Compute, Steps
 from ...exchange.error_feedback import TensorEncoder
 from ..device.devices import home_of
 from ..device.streams import Copying
-from .buffer import Buffer, Grads
+from .buffer import GradientBuffer, Grads
 from .kept_state import KeptState
 from .layout import MessageLayout, ParamRange
 from .scaling import travels_scaled
@@ -64,7 +64,7 @@ FIRST = Placement()
 class Message(KeptState):
     """Gradients of one dtype that are exchanged together."""
 
-    kind_of_buffer: type[Buffer] = Buffer
+    kind_of_buffer: type[GradientBuffer] = GradientBuffer
     compare: Compare | None = None
     """The comparison of the mean with the dense one, if there is one; see `guard`."""
     missed: Missed | None = None

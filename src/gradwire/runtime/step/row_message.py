@@ -12,12 +12,12 @@ from torch import Tensor
 from ...contract.collective import Collective
 from ...exchange.natural import RowExchange, as_rows
 from ..device.streams import Copying
-from .buffer import Buffer, Grads
+from .buffer import GradientBuffer, Grads
 from .layout import ParamRange
 from .messages import Message, Placement
 
 
-class RowBuffer(Buffer):
+class RowBuffer(GradientBuffer):
     """A buffer that is a sparse tensor of rows, in host memory."""
 
     is_of_rows = True
