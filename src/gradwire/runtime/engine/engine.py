@@ -328,8 +328,7 @@ class Engine:
         """
         start_s = wall_clock()
         try:
-            with as_on_a_lane():
-                task.result = task.fn()
+            task.result = task.fn()
         except BaseException as error:
             self._task_failed(task, error)
             raise

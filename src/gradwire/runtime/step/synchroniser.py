@@ -27,6 +27,7 @@ from ..device.devices import HOST
 from ..device.streams import Offload, SideStream, StepMarks, Streams
 from ..engine.engine import CONTROL, INLINE, OFFLOAD, Engine, Launch
 from ..transport.task_graph import Task
+from ..transport.wire import as_on_a_lane
 from .buffer import Grads
 from .messages import Message
 from .report import Check, Record, StepReport
@@ -231,7 +232,8 @@ class Synchroniser:
             assert side is not None, "only what lies on a device is offloaded"
             copies = message.encode_on_host(name, grads, copying)
             way = Offload(copies, index, name, side)
-            engine.do_inline(task("copy", way.leave, INLINE))
+            with as_on_a_lane():
+                engine.do_inline(task("copy", way.leave, INLINE))
             encode = way.encode
         else:
             encode = partial(message.encode_ahead, name, grads, copying)
@@ -239,7 +241,8 @@ class Synchroniser:
                 encode = side.on(encode)
         made = task("encode", encode, lane)
         if lane == INLINE:
-            engine.do_inline(made)
+            with as_on_a_lane():
+                engine.do_inline(made)
         else:
             engine.begin(made)
         self._ahead.setdefault(index, []).append(made)
@@ -266,6 +269,7 @@ class Synchroniser:
         scattering = marks.copying(
             names, side, to_device_bytes=size_bytes, allocates=rows
         )
+        text = message.text(grads, gathering, borrows=borrows)
 
         def end() -> None:
             marks.end(message.index, side)
@@ -278,7 +282,6 @@ class Synchroniser:
             buffer.scatter(grads, scattering)
             end()
 
-        text = message.text(grads, gathering, borrows=borrows)
         how = Launch(
             behind=self._ahead.pop(message.index, ()),
             after=[self._ends[i] for i in message.after],
@@ -288,7 +291,8 @@ class Synchroniser:
             is_inline=message.is_inline,
             side=side,
         )
-        text = _ended(text, end) if borrows else text
+        if borrows:
+            text = _ended(text, end)
         return self.engine.launch(message.index, f"message {message.index}", text, how)
 
     def abandon(self, name: str, *, is_retry: bool = False) -> None:
