@@ -56,7 +56,7 @@ class Progress:
         self._names = {id(param): name for name, param in params}
         self._held: set[str] | None = None
         """The parameters that optimizers of this rank hold; None until it matters."""
-        self.on_decided: Callable[[], None] | None = None
+        self.on_decided: Callable[[], None] = lambda: None
         """Called between two passes, once the scaler has said what an optimizer did."""
         self._in_step: list[Message] = []
         self.num_fragments = 1
@@ -262,16 +262,14 @@ class Progress:
         names = {self._names[id(param)] for param in params if id(param) in self._names}
         if names and self._is_between_passes():
             self.synchroniser.decide(names, is_skipped=is_skipped)
-            if self.on_decided is not None:
-                self.on_decided()
+            self.on_decided()
 
     def end_iteration(self, *, is_by_hand: bool) -> None:
         """Ends a step made by hand, or one that no optimizer holds; see `scaling`."""
         names = set(self._params) if is_by_hand else self._unheld()
         if names and self._is_between_passes():
             self.synchroniser.decide_by_means(names)
-            if self.on_decided is not None:
-                self.on_decided()
+            self.on_decided()
 
     def _unheld(self) -> set[str]:
         """The parameters that no optimizer of this rank holds, as far as can be seen.
