@@ -7,7 +7,8 @@ Each trial is three ranks on the loopback that train for 12 steps, by one of
 ``EXCHANGES``. In one call that one of them sends a payload by, one bit flips: in half
 of all trials a bit of the payload, in the others one of all that the call writes, which
 begins with a header of gloo's own. ``writev`` of send_flips.cpp, loaded before libc's,
-does it. The same seeds train without checksums and with.
+does it. The same seeds train without checksums and with. Channels' calls take turns as
+the machine has it, so a seed may strike another payload the next time.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ VERDICTS = {
     "hung": "a rank that never ended",
     "wrong": "the same wrong parameters on all ranks, unnoticed",
     "diverged": "other parameters on each rank, unnoticed",
-    "no effect": "the parameters that there would be without it",
+    "no effect": "the parameters that there would be without it: low bits of gradients "
+    "are lost where parameters round, and a count of used parameters is still above 0",
     "not struck": "the call never came",
 }
 """The outcomes of a trial."""

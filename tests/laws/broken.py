@@ -106,6 +106,8 @@ COMPRESSOR_BITES = (
     (on_compressors.law_contraction, compressors.swapped_means()),
     (on_compressors.law_contraction, compressors.amplifies()),
     (on_compressors.law_unbiased, compressors.rounds_down()),
+    (on_compressors.law_unbiased, compressors.loses_tiny_blocks()),
+    (on_compressors.law_unbiased, compressors.hides_its_range()),
     (on_compressors.law_unbiased, compressors.draws_once(bitwidth=2)),
     (on_compressors.law_unbiased, compressors.hides_its_clipping(clip=2.5)),
     (on_compressors.law_merge_adds_the_decoded, compressors.merges_unscaled()),

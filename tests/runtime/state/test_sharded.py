@@ -4,6 +4,7 @@ ranks.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -179,6 +181,20 @@ def test_what_cannot_be_cut_is_refused(four: Ranks, tmp_path: Path) -> None:
         assert "handle.sharded_state(saved_by=2)" in rows
         for text in others:
             assert "save what gather_state() returns" in text
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_the_error_of_another_number_of_replicas_names_both_and_saved_by(
+    tmp_path: Path,
+) -> None:
+    handle = gw.attach(nn.Linear(7, 3), TOPK)
+    dcp.save({"exchange": handle.sharded_state(saved_by=2)}, checkpoint_id=tmp_path)
+    with pytest.raises(CheckpointException) as raised:
+        dcp.load({"exchange": handle.sharded_state()}, checkpoint_id=tmp_path)
+    text = str(raised.value)
+    assert re.search(r"saved torch.Size\(\[2, .* current: torch.Size\(\[1, ", text)
+    assert "sharded_state(saved_by=)" in text
+    handle.detach()
 
 
 def test_complex_parameters_are_kept_as_reals() -> None:
