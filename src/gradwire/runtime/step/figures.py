@@ -123,7 +123,10 @@ class Recorder:
         return {
             "steps": num_steps,
             "step_s": median(last) if last else 0.0,
-            **{f"{name}_per_step": done[name] / steps for name in _TIMED},
+            "wire_bytes_per_step": done["wire_bytes"] / steps,
+            "compute_s_per_step": done["compute_s"] / steps,
+            "communication_s_per_step": done["communication_s"] / steps,
+            "wait_s_per_step": done["wait_s"] / steps,
             **{
                 f"density_{name}": done[name] / numel
                 if numel and not math.isnan(done[name])
