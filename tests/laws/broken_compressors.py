@@ -410,11 +410,11 @@ class thawed(Compressor):
         return none().decode(payload, out_N, scale=scale)
 
 
-class claims_contraction(qsgd):
+class claims_nonexpansive(qsgd):
     """Promises to lose no more than it was given, and loses more with few levels."""
 
     def stated(self) -> Traits:
-        return replace(super().stated(), contraction=True)
+        return replace(super().stated(), nonexpansive=True)
 
 
 class starves(topk):

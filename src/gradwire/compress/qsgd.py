@@ -82,7 +82,7 @@ class qsgd(Program, unbiased=True):
 
         A block is off by norm / levels * sqrt(block) at most.
         """
-        return replace(type(self).traits, contraction=self.block <= self.levels**2)
+        return replace(type(self).traits, nonexpansive=self.block <= self.levels**2)
 
     @property
     def levels(self) -> int:

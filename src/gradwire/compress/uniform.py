@@ -71,7 +71,7 @@ class uniform(Program, unbiased=True):
 
         All gaps are at most sqrt(2) times the norm.
         """
-        return replace(type(self).traits, contraction=2 * self.block <= self.gaps**2)
+        return replace(type(self).traits, nonexpansive=2 * self.block <= self.gaps**2)
 
     @property
     def gaps(self) -> int:

@@ -131,7 +131,7 @@ class Traits:
         unbiased: The expectation of ``decode(encode(x))`` is x. Default: False.
         unbiased_from: The least magnitude of an element of which that is said. Smaller
             elements may be lost. Default: 0.
-        contraction: ``||x - decode(encode(x))|| <= ||x||`` for every x within the wire
+        nonexpansive: ``||x - decode(encode(x))|| <= ||x||`` for every x within the wire
             dtype's range. Default: False.
         error_feedback: Trains well only if the unsent part of a gradient is kept for
             the next step. Default: False.
@@ -162,7 +162,7 @@ class Traits:
     exact_size: bool = True
     unbiased: bool = False
     unbiased_from: float = 0.0
-    contraction: bool = False
+    nonexpansive: bool = False
     error_feedback: bool = False
     reads_latest: bool = False
     shared_scale: bool = False

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..collective.allreduce import allreduce
 from ..contract import Exchange
-from ..contract.member import turns_of
+from ..contract.member import orders_of
 from ..contract.spec import NamedParam
 from ..exchange.by_name import beside, is_pair, named_collective
 from ..exchange.pair import Pair
@@ -56,14 +56,14 @@ def fused_messages(
         return default_cap_bytes(members, ways.exchange_of(*members[0]), num_hosts)
 
     groups = fuse(params, kind=ways.kind_of, cap_bytes=cap_bytes)
-    turns = turns_of(ways.kind_of(*group[0]) for group in groups)
+    orders = orders_of(ways.kind_of(*group[0]) for group in groups)
     messages: list[Message] = []
-    for index, (group, turn) in enumerate(zip(groups, turns, strict=True), first):
+    for index, (group, order) in enumerate(zip(groups, orders, strict=True), first):
         if ways.is_sparse(group[0][1]):
             messages.append(ways.row_message(index, *group[0]))
         else:
             flags = num_flags if group is groups[-1] else 0
-            messages.append(ways.dense_message(index, group, turn, flags))
+            messages.append(ways.dense_message(index, group, order, flags))
     return messages
 
 
@@ -118,7 +118,7 @@ class _Ways:
         return RowMessage(index, name, param, rank, self._who.world, collective=way)
 
     def dense_message(
-        self, index: int, group: Sequence[NamedParam], turn: int, num_flags: int
+        self, index: int, group: Sequence[NamedParam], order: int, num_flags: int
     ) -> Message:
         """The message of gradients that do not come as rows.
 
@@ -137,7 +137,7 @@ class _Ways:
         # A gradient that travels alone would be copied for the flags.
         has_flags = is_light and world > 1 and len(group) > 1
         placement = Placement(
-            turn=turn,
+            order=order,
             lanes=dict.fromkeys(dict(group), INLINE) if is_inline else {},
             num_flags=num_flags if has_flags else 0,
         )

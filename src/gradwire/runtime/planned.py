@@ -7,7 +7,7 @@ from typing import Any
 
 from ..contract import Exchange
 from ..contract.collective import Collective
-from ..contract.member import turns_of
+from ..contract.member import orders_of
 from ..contract.spec import NamedParam
 from ..errors import InvalidSetting
 from ..exchange.pair import Pair
@@ -34,9 +34,9 @@ def messages_of(
     """The messages of ``plan`` in issue order, for what ``check_for`` accepted."""
     of = dict(params)
     exchanges = exchanges_of(plan)
-    turns = turns_of(message.exchange for message in plan.messages)
+    orders = orders_of(message.exchange for message in plan.messages)
     made: list[Message] = []
-    for index, (message, turn) in enumerate(zip(plan.messages, turns, strict=True)):
+    for index, (message, order) in enumerate(zip(plan.messages, orders, strict=True)):
         exchange = exchanges[message.exchange]
         name = message.chunks[0].tensor
         if id(of[name]) in sparse:
@@ -62,7 +62,7 @@ def messages_of(
         if ranks_per_host == 1:
             lanes = dict.fromkeys(message.inline, INLINE)
             lanes |= dict.fromkeys(message.early, COMPUTE if is_on_host else OFFLOAD)
-        placement = Placement(turn=turn, after=message.after, lanes=lanes)
+        placement = Placement(order=order, after=message.after, lanes=lanes)
         made.append(Message(index, ranges, carrier, who.rank, who.world, placement))
     return made
 

@@ -75,9 +75,9 @@ def step(ranks: list[list[Message]], number: int) -> list[Tensor]:
         for _ in ranks
     ]
     for of_ranks in zip(*ranks, strict=True):
-        drive([m.text(dict(g)) for m, g in zip(of_ranks, grads, strict=True)])
+        drive([m.steps(dict(g)) for m, g in zip(of_ranks, grads, strict=True)])
         for message, own in zip(of_ranks, grads, strict=True):
-            message.scatter(dict(own))
+            message.buffer.scatter(dict(own))
     return list(grads[0].values())
 
 

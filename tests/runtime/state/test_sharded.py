@@ -148,17 +148,17 @@ def test_other_ranks_and_shards_lose_nothing(
 
 
 def wrong(rank: int, world: int, folder: str) -> list[str]:
-    told = []
+    reported = []
     net, handle, optimizer = made((2, 2), TOPK)
     train(net, optimizer, rank, range(2))
     dcp.save({"gradwire": handle.sharded_state()}, checkpoint_id=folder)
     with pytest.raises(InvalidSetting) as raised:
         handle.sharded_state(saved_by=0)
-    told.append(str(raised.value))
+    reported.append(str(raised.value))
     state = handle.sharded_state(saved_by=3)
     with pytest.raises(InvalidSetting) as raised:
         handle.load_state_dict(state)  # nothing was loaded into it: it says 2
-    told.append(str(raised.value))
+    reported.append(str(raised.value))
     handle.detach()
     plain = nn.Linear(4, 4)
     for other in (
@@ -170,9 +170,9 @@ def wrong(rank: int, world: int, folder: str) -> list[str]:
     ):
         with pytest.raises(InvalidSetting) as raised:
             other.sharded_state()
-        told.append(str(raised.value))
+        reported.append(str(raised.value))
         other.detach()
-    return told
+    return reported
 
 
 def test_what_cannot_be_cut_is_refused(four: Ranks, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from ..library.exponent import LEAST, MOST, exp2, exponent
 
 
 class natural_compression(
-    Program, unbiased=True, unbiased_from=2.0**-126, contraction=True
+    Program, unbiased=True, unbiased_from=2.0**-126, nonexpansive=True
 ):
     """Nine bits an element, whatever the others are: a sign and a power of two.
 

@@ -123,13 +123,13 @@ def law_lossless_means_bit_equal(codec: Compressor, grad_N: Tensor) -> bool:
     return True
 
 
-def law_contraction(codec: Compressor, grad_N: Tensor) -> bool:
+def law_nonexpansive(codec: Compressor, grad_N: Tensor) -> bool:
     """||x - decode(encode(x))|| <= ||x||, for gradients within the wire dtype's range.
 
     To do: send magnitudes that are not too large, such as means of what they stand for,
-    or do not declare contraction=True.
+    or do not declare nonexpansive=True.
     """
-    if not codec.traits.contraction or not tame(grad_N):
+    if not codec.traits.nonexpansive or not tame(grad_N):
         return False
     whole_N = grad_N.double()
     left = float((whole_N - decoded_of(codec, grad_N, torch.float64)).norm())

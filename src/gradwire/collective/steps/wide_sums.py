@@ -42,7 +42,7 @@ def is_narrow(codec: Compressor, spec: TensorSpec) -> bool:
 
 
 def unscaled_if_narrow(codec: Compressor, me: Member, spec: TensorSpec) -> Compressor:
-    """The codec as this rank uses it in a text that sums nothing on the wire.
+    """The codec as this rank uses it in steps that sum nothing on the wire.
 
     Values of 16 bits are not divided by W first: that would round them once more.
     """
@@ -99,7 +99,7 @@ def _merge(
 ) -> None:
     """Rounds the mean of this rank's chunk; W times what that loses is its residual."""
     chunk = mean_C.numel()
-    sum_C = me.passing("sum", chunk, mean_C, torch.float32)
+    sum_C = me.thread_scratch("sum", chunk, mean_C, torch.float32)
     size = _BLOCK if mean_C.is_cpu else chunk
     pieces = (torch.split(one, size) for one in (*parts, sum_C, mean_C))
     for *each, sum_B, mean_B in zip(*pieces, strict=True):

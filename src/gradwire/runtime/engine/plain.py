@@ -93,8 +93,8 @@ def receive(src: int, channel: Channel) -> mmap.mmap:
     return data  # type: ignore[no-any-return]
 
 
-def told_by(engine: Engine, src: int, own: Any) -> Any:
-    """The value of rank ``src``, which it tells all others.
+def announced_by(engine: Engine, src: int, own: Any) -> Any:
+    """The value of rank ``src``, which it announces to all others.
 
     None of the model's is under way.
 
@@ -105,7 +105,7 @@ def told_by(engine: Engine, src: int, own: Any) -> Any:
     if engine.rank == src:
         data, failure = _packed_if_possible(own)
 
-    def text() -> Steps[Tensor]:
+    def steps() -> Steps[Tensor]:
         size = torch.tensor([data.numel()], device="cpu")
         yield Broadcast(src, size)
         whole = data if engine.rank == src else data.new_zeros(int(size))
@@ -113,7 +113,7 @@ def told_by(engine: Engine, src: int, own: Any) -> Any:
             yield Broadcast(src, whole)
         return whole
 
-    end = engine.launch(0, "state", text(), CONTROL)
+    end = engine.launch(0, "state", steps(), CONTROL)
     engine.wait([end])
     if not end.result.numel():
         why = f"rank {src} cannot send its state; see the error of that rank"
@@ -162,5 +162,5 @@ def values_of_all(own: Any, group: Group | None = None) -> list[Any]:
     padded[: data.numel()] = data
     found = [torch.empty_like(padded) for _ in range(world)]
     dist.all_gather(found, padded, group)
-    told = zip(found, counts, strict=True)
-    return [_unpacked(one[:count]) for one, count in told]
+    announced = zip(found, counts, strict=True)
+    return [_unpacked(one[:count]) for one, count in announced]

@@ -27,7 +27,7 @@ from .local_gradients import LocalGradients
 from .progress import Progress
 from .refusals import (
     exchanged_by,
-    mark_attached,
+    record_attached,
     refuse_grad_dtype,
     shown_as_around,
 )
@@ -115,7 +115,7 @@ class UnattachedParameters:
         params: Sequence[NamedParam],
         give_up: Callable[[str], BaseException],
     ) -> None:
-        self._forget = mark_attached(model, params)
+        self._forget = record_attached(model, params)
         self._ddp = model
         self._model = model
         self._give_up = give_up
@@ -382,7 +382,7 @@ class ModuleHooks:
     def _refuse_wrong_step(self) -> None:
         """Refuses a backward pass that must not begin a step, before any launch.
 
-        The other ranks are told.
+        The other ranks get to know it.
         """
         self._strangers.before_backward()
         if is_inside_a_segment():
@@ -462,7 +462,7 @@ class ModuleHooks:
         self._complete()
         self._refuse_stepped()
         synchroniser.close()
-        self._progress.mark_backward(wall_clock())
+        self._progress.record_backward(wall_clock())
         if self.overlap is None:
             self._progress.finish()
         else:

@@ -44,8 +44,8 @@ class Placement:
     0
     """
 
-    turn: int = 0
-    """The turn of the message's member."""
+    order: int = 0
+    """The order of the message's member."""
     after: Sequence[int] = ()
     """Indices of messages that must have ended before this one goes on the wire."""
     lanes: Mapping[str, str] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Message(KeptState):
     ) -> None:
         self.index = index
         self.after = tuple(placement.after)
-        self.member = Member(rank, world, placement.turn)
+        self.member = Member(rank, world, placement.order)
         device = home_of(
             (one.param for one in ranges), host_only=exchange.declared.host_only
         )
@@ -140,10 +140,10 @@ class Message(KeptState):
         if self.lanes:
             self.backup.keep()
 
-    def text(
+    def steps(
         self, grads: Grads, copying: Copying = nullcontext, *, borrows: bool = False
     ) -> Steps[None]:
-        """The text that gathers and exchanges; gradients that are None count as zero.
+        """The steps that gather and exchange; gradients that are None count as zero.
 
         If it ``borrows`` the gradient, the mean is there at its end, and is not
         scattered.
@@ -156,11 +156,13 @@ class Message(KeptState):
             yield Compute("keep", self.backup.keep, numel)
         yield Compute("gather", lambda: self._gather(grads, copying), numel)
         grad_N = self.buffer.grad_N
-        text = self.exchange.synchronise(self.member, self.state, grad_N, grad_N)
+        steps = self.exchange.synchronise(self.member, self.state, grad_N, grad_N)
         if self.compare is not None:
-            self.state, self.missed = yield from self.compare(self.member, grad_N, text)
+            self.state, self.missed = yield from self.compare(
+                self.member, grad_N, steps
+            )
         else:
-            self.state = yield from text
+            self.state = yield from steps
         if self.looks:
             yield Compute("look", self.buffer.look, numel)
         self.buffer.give_back()
@@ -186,7 +188,7 @@ class Message(KeptState):
     def encode_on_host(self, name: str, grads: Grads, copying: Copying) -> Copies:
         """``encode_ahead`` on a device.
 
-        A text whose copies the host encodes; see `Offload`.
+        Steps whose copies the host encodes; see `Offload`.
         """
         encoder, place = self._gathered_ahead(name, grads, copying)
         yield from encoder.encode_on_host(

@@ -49,36 +49,38 @@ class Check:
         self.every = every
         self._equal = equal
         self._own: dict[str, int] = {}
-        self._turn = -1
+        self._own_step = -1
         self.trains = True
         """Whether this rank steps its parameters.
 
         One whose data have ended does not.
         """
 
-    def look(self, turn: int, names: Collection[str] | None = None) -> None:
-        """Takes the digests, once, for step ``turn`` of parameters to be compared.
+    def look(self, own_step: int, names: Collection[str] | None = None) -> None:
+        """Takes the digests, once, for step ``own_step`` of parameters to be compared.
 
         Ranks may change their parameters between backward passes that accumulate. So
         this is called when the first of them begins.
         """
-        if self.every is None or (turn + 1) % self.every or self._turn == turn:
+        if self.every is None or (own_step + 1) % self.every:
+            return
+        if self._own_step == own_step:
             return
         named = dict(self._equal(names))
         digests = digests_of([*named.values()]) if self.trains else [0] * len(named)
         self._own = dict(zip(named, digests, strict=True))
-        self._turn = turn
+        self._own_step = own_step
 
     def forget(self) -> None:
         """Drops the digests of a step not made, as others may not have begun it."""
-        self._turn = -1
+        self._own_step = -1
 
-    def taken(self, turn: int) -> dict[str, int]:
-        """The digests that were taken for step ``turn``, once.
+    def taken(self, own_step: int) -> dict[str, int]:
+        """The digests that were taken for step ``own_step``, once.
 
         Empty where none were.
         """
-        taken = self._own if self._turn == turn else {}
+        taken = self._own if self._own_step == own_step else {}
         self.forget()
         return taken
 
@@ -147,8 +149,8 @@ class StepReport:
             for flags in zip(*(record.used for record in self.records), strict=True)
         ]
 
-    def text(self, step: int, used: bytes, digests: Mapping[str, int]) -> Steps[None]:
-        """The text by which ranks exchange their records of a step.
+    def steps(self, step: int, used: bytes, digests: Mapping[str, int]) -> Steps[None]:
+        """The steps by which ranks exchange their records of a step.
 
         Raises ``RankFailed``, on every rank alike, if digests differ.
         """
@@ -165,7 +167,7 @@ class StepReport:
     def confirmation(
         self, step: int, used: bytes, messages: Sequence[Message], streams: Streams
     ) -> Steps[None]:
-        """The text by which ranks confirm that they have all means of a step.
+        """The steps by which ranks confirm that they have all means of a step.
 
         The norm is taken anew after the first step among these ranks, and after 1, 2, 4
         and so on to 64, 128, 192 and so on.
@@ -184,4 +186,4 @@ class StepReport:
 
             yield Compute("norm", note)
         self._own = self._own._replace(newcomer=self.look())
-        yield from self.text(step, used, {})
+        yield from self.steps(step, used, {})

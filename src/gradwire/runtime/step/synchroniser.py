@@ -24,7 +24,7 @@ from torch import Tensor
 from ...contract.state import leaves
 from ...contract.verbs import Steps
 from ..device.devices import HOST
-from ..device.streams import Offload, SideStream, StepMarks, Streams
+from ..device.streams import Offload, SideStream, StepEvents, Streams
 from ..engine.engine import CONTROL, INLINE, OFFLOAD, Engine, Launch
 from ..transport.task_graph import Task
 from ..transport.wire import as_on_a_lane
@@ -82,7 +82,7 @@ class Synchroniser:
         """Forgets the step before; ``step`` is the next one."""
         self._step = step
         self.grads: Grads = {}
-        self._marks = StepMarks(self.streams)
+        self._events = StepEvents(self.streams)
         self._shared: set[str] = set()
         self._backward_over = Task("backward over", lambda: None, step=step)
         self._missing = [len(message.names) for message in self.messages]
@@ -135,13 +135,13 @@ class Synchroniser:
         scale: float = 1.0,
         names: Collection[str] | None = None,
         *,
-        turn: int | None = None,
+        own_step: int | None = None,
     ) -> None:
         """Opens a step without gradients; all that are handed in will have this scale.
 
         ``names`` are the parameters that take part, and no message has others beside
-        them; None stands for all. ``turn`` counts the steps of these parameters, if not
-        all take part in each.
+        them; None stands for all. ``own_step`` counts the steps of these parameters, if
+        not all take part in each.
         """
         self.engine.check()
         self.engine.begin_step(step)
@@ -151,12 +151,12 @@ class Synchroniser:
                 message.take_scale(scale)
         self._clear(step)
         if self.streams.sides:
-            # a message without gradients of this rank is behind no mark
+            # a message without gradients of this rank is behind no event
             self.streams.lead()
         if names is not None:
             self._queue = self.of(names)
-        self._turn = step if turn is None else turn
-        self.look(self._turn, names)
+        self._own_step = step if own_step is None else own_step
+        self.look(self._own_step, names)
         looks = self._looks
         confirms = self.report.confirms
         if looks or confirms:
@@ -168,13 +168,13 @@ class Synchroniser:
     def _looks(self) -> bool:
         return self.undoes_skipped and self.keeps_state
 
-    def look(self, turn: int, names: Collection[str] | None = None) -> None:
+    def look(self, own_step: int, names: Collection[str] | None = None) -> None:
         """Notes what ranks must hold alike, as a step's backward begins; see `Check`.
 
-        Whether they compare it in this step follows from ``turn`` alone.
+        Whether they compare it in this step follows from ``own_step`` alone.
         """
         if self.engine.world > 1:
-            self.check.look(turn, names)
+            self.check.look(own_step, names)
 
     def ready(self, name: str, grad: Tensor | None, *, is_shared: bool = False) -> None:
         """Hands in one gradient (None counts as zero) and launches complete messages.
@@ -190,7 +190,7 @@ class Synchroniser:
             if is_shared:
                 self._shared.add(name)
             if grad is not None and not grad.is_cpu:
-                self._marks.ready(name, grad)
+                self._events.ready(name, grad)
             for message in self._messages_of[name]:
                 self._missing[message.index] -= 1
                 if grad is not None and name in message.lanes:
@@ -222,7 +222,7 @@ class Synchroniser:
         side = self._side(message)
         grads = self.grads
         numel_bytes = self.params[name].numel() * message.spec.dtype.itemsize
-        copying = self._marks.copying([name], side, to_host_bytes=numel_bytes)
+        copying = self._events.copying([name], side, to_host_bytes=numel_bytes)
 
         def task(what: str, work: Callable[[], None], lane: str) -> Task:
             return Task(f"{what} {name}", work, lane, (step, index), step, index)
@@ -252,7 +252,7 @@ class Synchroniser:
         # All of this step, even if it is abandoned.
         grads = self.grads
         num_left = self._num_left
-        marks = self._marks
+        events = self._events
         names = message.names
         buffer = message.buffer
         side = self._side(message)
@@ -265,14 +265,14 @@ class Synchroniser:
         borrows = not is_shared and buffer.can_borrow(grads)
         rows = buffer.is_of_rows
         size_bytes = 0 if rows else message.spec.size_bytes
-        gathering = marks.copying(names, side, to_host_bytes=size_bytes)
-        scattering = marks.copying(
+        gathering = events.copying(names, side, to_host_bytes=size_bytes)
+        scattering = events.copying(
             names, side, to_device_bytes=size_bytes, allocates=rows
         )
-        text = message.text(grads, gathering, borrows=borrows)
+        steps = message.steps(grads, gathering, borrows=borrows)
 
         def end() -> None:
-            marks.end(message.index, side)
+            events.end(message.index, side)
             for name in names:  # gradients that have their means
                 num_left[name] -= 1
                 if not num_left[name] and grads[name] is not None:
@@ -287,13 +287,13 @@ class Synchroniser:
             after=[self._ends[i] for i in message.after],
             last=None if borrows else scatter,
             last_behind=[self._backward_over] if is_shared else (),
-            last_is_light=not rows and (side is not None or not marks.is_marked),
+            last_is_light=not rows and (side is not None or not events.has_any),
             is_inline=message.is_inline,
             side=side,
         )
         if borrows:
-            text = _ended(text, end)
-        return self.engine.launch(message.index, f"message {message.index}", text, how)
+            steps = _ended(steps, end)
+        return self.engine.launch(message.index, f"message {message.index}", steps, how)
 
     def abandon(self, name: str, *, is_retry: bool = False) -> None:
         """Gives up a step whose backward pass did not end.
@@ -320,7 +320,7 @@ class Synchroniser:
                 self.ready(absent, None)
         self.close()
         self.engine.wait(self.all_ends())
-        self._marks.follow()
+        self._events.follow()
         self.undo()
         self.open = False
 
@@ -373,7 +373,7 @@ class Synchroniser:
 
     def follow(self, names: Sequence[str]) -> None:
         """Has the device's current stream wait for means that have ``arrived``."""
-        self._marks.follow(self.ends_of(names))
+        self._events.follow(self.ends_of(names))
 
     def mean(self, name: str) -> Tensor:
         """A new tensor with the mean of a parameter for which this rank handed in None.
@@ -387,7 +387,7 @@ class Synchroniser:
 
     def close(self) -> None:
         """Notes the end of the backward pass; all gradients are handed in."""
-        self._marks.close()
+        self._events.close()
         self.engine.begin(self._backward_over)
         # as where all parameters, or this rank's parts of them, are empty
         if not self._queue:
@@ -401,7 +401,7 @@ class Synchroniser:
         """
         engine = self.engine
         report = self.report
-        digests = self.check.taken(self._turn)
+        digests = self.check.taken(self._own_step)
         counts = self.counts_use and self._flags_F is None
         used = self._used() if counts else b""
         index = len(self.messages)
@@ -409,13 +409,13 @@ class Synchroniser:
             report.records = [Record(newcomer=report.look(), used=used)]
             return
         if counts or digests:
-            text = report.text(self._step, used, digests)
-            self._reporting = [engine.launch(index, "report", text, CONTROL)]
+            steps = report.steps(self._step, used, digests)
+            self._reporting = [engine.launch(index, "report", steps, CONTROL)]
         if report.confirms:
-            text = report.confirmation(self._step, used, self.messages, self.streams)
+            steps = report.confirmation(self._step, used, self.messages, self.streams)
             ends = self.all_ends()
             how = Launch(behind=ends, is_control=True)
-            end = engine.launch(index + 1, "confirmation", text, how)
+            end = engine.launch(index + 1, "confirmation", steps, how)
             self._confirming = [end]
 
     @property
@@ -499,7 +499,7 @@ class Synchroniser:
 
     def settled(self) -> set[str]:
         """Closes a step whose means are all here; returns as ``finish``."""
-        self._marks.follow()
+        self._events.follow()
         self.open = False
         return self.take_back_unused()
 
@@ -516,7 +516,7 @@ class Synchroniser:
         return arrived
 
 
-def _ended(text: Steps[None], end: Callable[[], None]) -> Steps[None]:
-    """The same text, at whose end ``end`` is called."""
-    yield from text
+def _ended(steps: Steps[None], end: Callable[[], None]) -> Steps[None]:
+    """The same steps, at whose end ``end`` is called."""
+    yield from steps
     end()
