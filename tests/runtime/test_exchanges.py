@@ -21,7 +21,7 @@ from gradwire.errors import InvalidSetting
 from gradwire.exchange.error_feedback import choose_together
 from gradwire.exchange.local import drive
 from gradwire.planning.data.plan import ExchangeSetting, Plan
-from gradwire.runtime.step.messages import Slot
+from gradwire.runtime.step.layout import Slot
 from tests.each import each
 from tests.laws.variable import above
 from tests.runtime.given import SMALL, keywords

@@ -40,7 +40,8 @@ from .overlap.overlap import Overlap
 from .state import checkpoint
 from .state.table import copied, is_by_element
 from .step.hooks import ModuleHooks
-from .step.messages import Message, ParamRange, Placement
+from .step.layout import ParamRange
+from .step.messages import Message, Placement
 from .step.progress import Progress
 
 _DELIVERING = with_error_feedback(exchange_for(none()))

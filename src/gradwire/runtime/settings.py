@@ -33,7 +33,7 @@ from ..planning.default_fusion import DEFAULT_CHANNELS, matrices
 from .engine.backends import BACKENDS
 from .grid.shards import ranks_of_each_host
 from .step.integrity import DEFAULT_CHECK_EVERY
-from .step.messages import refuse_complex, refuse_grad_dtype
+from .step.refusals import refuse_complex, refuse_grad_dtype
 from .transport.wire import Group, meet_in
 
 if TYPE_CHECKING:

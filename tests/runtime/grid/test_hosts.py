@@ -34,7 +34,8 @@ from gradwire.exchange.two_level import on_hosts, with_hosts
 from gradwire.planning.data.plan import ExchangeSetting, Plan
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.state.checkpoint import collect
-from gradwire.runtime.step.messages import Message, ParamRange
+from gradwire.runtime.step.layout import ParamRange
+from gradwire.runtime.step.messages import Message
 from tests.each import each
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.meshes import attached_to, device_mesh, mesh
