@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.compress._support import SharedSupport
 from gradwire.exchange.by_name import exchange_for
+from gradwire_lab.compress._support import SharedSupport
 from tests.each import each
 from tests.run import Run
 

@@ -50,8 +50,8 @@ class Kind(NamedTuple):
 _LAB = "gradwire-lab"
 _BENCH = "gradwire-bench"
 _COMPRESSORS = (
-    "adacomp cltk gaussiank graddrop hardthreshold natural_compression oktopk redsync "
-    "sharded_dgc sidco spardl tbq threelc"
+    "adacomp cltk deft gaussiank graddrop hardthreshold natural_compression oktopk "
+    "randomk redsync sharded_dgc sidco spardl tbq threelc"
 )
 
 KINDS = {
