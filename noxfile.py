@@ -20,7 +20,13 @@ PAIRS = (
     ("3.13", "2.15.0"),
     ("3.14", "2.15.0"),
 )
-TESTS = ("tests/compress", "tests/exchange", "tests/runtime", "tests/laws")
+TESTS = (
+    "tests/compress",
+    "tests/exchange",
+    "tests/pilot",
+    "tests/runtime",
+    "tests/laws",
+)
 SHOWN = ("tests/docs", "tests/integrations", "tests/test_examples.py")
 
 

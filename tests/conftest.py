@@ -128,7 +128,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         if any(item.get_closest_marker(mark) is not None for mark in SEVERAL):
             alone = item.get_closest_marker("netns") or item.get_closest_marker("slow")
-            group = "processes" if alone else item.path.stem
+            group = "processes" if alone else str(item.path)
             item.add_marker(pytest.mark.xdist_group(group))
 
 

@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-WHERE = ("contract", "exchange", "runtime/test_world_one.py", "runtime/test_unused.py")
+WHERE = (
+    "contract",
+    "exchange",
+    "runtime/test_world_one.py",
+    "runtime/step/test_unused.py",
+)
 """Algorithms by name, their exchanges, and ranks that train."""
 MANY = 100
 """Far fewer tests and subtests would mean that they were not found."""

@@ -12,7 +12,7 @@ WITH_EXAMPLES = [source for source in sources() if ">>> " in source.text]
 
 
 @each("source", WITH_EXAMPLES)
-def test_examples_in_docstrings(source: Source) -> None:
+def test_examples_in_docstrings_run_and_are_found(source: Source) -> None:
     module = importlib.import_module(source.name)
     result = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
     assert result.failed == 0

@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator
 from importlib import metadata
+from pathlib import Path
 
 from torch import nn
 
@@ -117,6 +118,14 @@ def test_the_library_has_few_rooms_and_no_loose_files() -> None:
     assert {p.name for p in files if len(p.parts) == 1} == LOOSE
     assert len({p.parts[0] for p in files if len(p.parts) > 1}) <= MAX_FOLDERS
     assert [str(p) for p in files if len(p.parts) > MAX_DEPTH] == []
+
+
+def test_tests_have_a_folder_for_each_folder_of_the_library() -> None:
+    def rooms(folder: Path) -> set[str]:
+        return {path.parent.name for path in folder.glob("*/*.py")}
+
+    assert rooms(ROOT / "tests") >= rooms(PACKAGE)
+    assert rooms(ROOT / "tests" / "runtime") == rooms(PACKAGE / "runtime")
 
 
 def test_a_wheel_holds_the_library_alone_and_an_sdist_all() -> None:

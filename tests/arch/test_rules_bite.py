@@ -123,14 +123,14 @@ def private(source: Source) -> list[str]:
         (undocumented, "a.py", '"""A."""\nclass A: ...', '"""A."""\nclass _A: ...'),
     ],
 )
-def test_a_rule_of_one_file(
+def test_a_rule_of_one_file_finds_what_is_wrong_and_nothing_else(
     rule: Callable[[Source], object], path: str, wrong: str, right: str
 ) -> None:
     assert rule(read(path, wrong))
     assert not rule(read(path, right))
 
 
-def test_rules_of_several_files() -> None:
+def test_rules_of_several_files_find_what_is_wrong() -> None:
     inner = read(
         "a.py", "class A:\n    def __init__(self):\n        self._x = self.y = 1\n"
     )
@@ -179,7 +179,9 @@ def test_rules_of_several_files() -> None:
         ),
     ],
 )
-def test_a_rule_of_texts(rule: Callable[[str], object], wrong: str, right: str) -> None:
+def test_a_rule_of_texts_finds_what_is_wrong_and_nothing_else(
+    rule: Callable[[str], object], wrong: str, right: str
+) -> None:
     assert rule(wrong)
     assert not rule(right)
 

@@ -104,7 +104,9 @@ def test_the_law_rejects_kernels_that_round_otherwise(
 @pytest.mark.timeout(590)
 @pytest.mark.parametrize("target", ahead.ALL_TARGETS)
 @pytest.mark.parametrize("several", [False, True], ids=["one tensor", "several"])
-def test_every_kernel_compiles_for(target: str, several: bool, tmp_path: Path) -> None:
+def test_every_kernel_compiles_for_a_target(
+    target: str, several: bool, tmp_path: Path
+) -> None:
     """It takes 30 to 50 s on two cores, and no GPU. Those of AMD are compiled, and no
     more said.
     """

@@ -21,7 +21,7 @@ TRACE = Trace.of(
 )
 
 
-def test_a_row_a_step_with_the_means_over_ranks() -> None:
+def test_each_step_has_a_row_with_the_means_over_ranks() -> None:
     rows = density.rows(TRACE)
     assert [row["name"] for row in rows] == ["step 1", "step 2"]
     assert rows[0] == {

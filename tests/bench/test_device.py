@@ -20,7 +20,7 @@ from gradwire.errors import ExitCode
 from gradwire_bench.micro import device, device_alone, device_bits, offload
 from gradwire_bench.micro.kernel import COPY_BYTES
 from tests.bench.testbed.forked import fork_ranks
-from tests.runtime import late
+from tests.runtime.device import late
 from tests.runtime.ranks import Ranks
 
 

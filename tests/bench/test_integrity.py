@@ -22,7 +22,7 @@ def measured(rank: int, world: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.multi
-def test_a_row_a_side() -> None:
+def test_each_side_has_a_row() -> None:
     with closing(Ranks(2)) as ranks:
         rows = ranks.run(measured)[0]
     assert [row["name"] for row in rows] == [*integrity.SIDES]
@@ -36,7 +36,7 @@ def measured_by_hsdp(rank: int, world: int) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.multi
-def test_a_row_a_side_of_hsdp() -> None:
+def test_each_side_of_hsdp_has_a_row() -> None:
     with closing(Ranks(4)) as ranks:
         rows = ranks.run(measured_by_hsdp)[0]
     assert [row["name"] for row in rows] == [hsdp.NATIVE, *hsdp.EXCHANGES, hsdp.ALONE]

@@ -42,7 +42,7 @@ def test_a_program_that_forgets_residuals_is_found() -> None:
 @pytest.mark.slow
 @pytest.mark.multi
 @pytest.mark.timeout(300)
-def test_more_programs() -> None:
+def test_a_plan_overlaps_a_gan_and_refuses_sparse_embeddings() -> None:
     asked = ("gan", "sparse_embeddings")
     found = run(Matrix(only=asked, exchanges=("plan",), seed=3))
     assert not is_wrong(found), markdown(found)

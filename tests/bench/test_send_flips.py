@@ -34,7 +34,9 @@ ROOT = Path(__file__).parents[2]
         ([None, NAMED, NAMED], [-9, 0, 0], "hung"),
     ],
 )
-def test_verdicts(ends: list[Outcome | None], codes: list[int], verdict: str) -> None:
+def test_a_trial_is_judged_by_how_its_ranks_ended(
+    ends: list[Outcome | None], codes: list[int], verdict: str
+) -> None:
     assert (
         judged(Trial(0, "ring", True, victim=2), 7, ends, codes, "payload 50 of 56")
         == verdict

@@ -40,7 +40,9 @@ def test_markdown_has_every_section(gradwire: Run) -> None:
     assert f"| torch | {torch.__version__} |" in ended.out
 
 
-def test_no_cell_says_nothing(gradwire: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_figures_are_named_and_empty_columns_left_out(
+    gradwire: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A row says what is absent, and a column without any figure is left out."""
     monkeypatch.setattr(diagnosis, "installed_version", lambda name: None)
     monkeypatch.setattr("gradwire.kernels.compiler.find_compiler", lambda: None)
@@ -113,7 +115,7 @@ def test_interfaces_come_from_the_system(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_network_warnings(
+def test_each_wrong_network_setting_is_named_with_its_remedy(
     variables: dict[str, str], address: str | None, named: list[str]
 ) -> None:
     found = diagnosis.network_warnings(HOST, variables, address)
@@ -146,7 +148,7 @@ def test_the_seconds_for_a_name_are_measured(monkeypatch: pytest.MonkeyPatch) ->
         ({"LOCAL_WORLD_SIZE": "4", "OMP_NUM_THREADS": "1"}, 2, "set OMP_NUM_THREADS=1"),
     ],
 )
-def test_thread_warnings(
+def test_wrong_thread_counts_are_named_with_their_remedy(
     variables: dict[str, str], num_cores: int, remedy: str | None
 ) -> None:
     found = diagnosis.thread_warnings(variables, num_cores)

@@ -66,7 +66,7 @@ def test_the_exchange_is_the_one_a_bare_compressor_gets(gradwire: Run) -> None:
     assert shown["powersgd"] == "its own + error feedback"
 
 
-def test_one_kind_as_text(gradwire: Run) -> None:
+def test_a_kind_lists_only_its_own_algorithms(gradwire: Run) -> None:
     out = gradwire("list", "collective").out
     assert "casync_ps" in out
     assert "onebit" not in out

@@ -78,11 +78,11 @@ def test_help_imports_no_verb(gradwire: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert [module for module in homes if module in sys.modules] == []
 
 
-def test_version(gradwire: Run) -> None:
+def test_the_option_version_prints_the_version(gradwire: Run) -> None:
     assert gradwire("--version").out == f"gradwire {__version__}\n"
 
 
-def test_a_verb_runs(
+def test_a_verb_gets_its_options_and_ends_in_0(
     gradwire: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     _verb(monkeypatch, tmp_path, None)

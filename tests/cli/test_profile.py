@@ -64,7 +64,9 @@ def script(tmp_path: Path) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
-def test_a_model_alone(gradwire: Run, script: Path, tmp_path: Path) -> None:
+def test_a_model_alone_is_measured_and_saved_without_a_cluster(
+    gradwire: Run, script: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "made"
     ended = gradwire(
         "profile", f"{script}:build", "--out", str(out), "--iterations", "2", "--json"
@@ -82,7 +84,7 @@ def test_a_model_alone(gradwire: Run, script: Path, tmp_path: Path) -> None:
         assert rows[2][key] == pytest.approx(sum(row[key] for row in rows[:2]))
 
 
-def test_a_model_and_a_cluster(
+def test_a_model_and_a_cluster_are_measured_and_saved(
     gradwire: Run, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, float, tuple[str, ...]]] = []

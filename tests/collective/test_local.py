@@ -114,7 +114,7 @@ def test_both_ends_of_a_message_must_agree(arrived: Tensor) -> None:
         drive([text(0), text(1)])
 
 
-def test_what_collectives_mean() -> None:
+def test_collectives_give_sums_shares_and_swaps_in_rank_order() -> None:
     def text(rank: int) -> Steps[list[list[float]]]:
         summed, told = values(rank), values(rank)
         gathered, share, swapped = torch.empty(12), torch.empty(2), torch.empty(3)
@@ -153,7 +153,7 @@ def order_of(seed: int) -> list[int]:
     return ran
 
 
-def test_one_seed_one_interleaving() -> None:
+def test_a_seed_decides_the_interleaving() -> None:
     assert order_of(5) == order_of(5)
     assert order_of(5) != order_of(6)
 

@@ -160,7 +160,9 @@ def test_hosts_take_turns(collective: Collective) -> None:
 
 
 @each("collective", FEWER)
-def test_table_3_of_few_partitions(collective: Collective) -> None:
+def test_chunks_of_few_partitions_are_encoded_as_table_3_says(
+    collective: Collective,
+) -> None:
     """K chunks are encoded by each rank that pushes them, and once more as a mean."""
     world, count = 4, collective.partitions  # type: ignore[attr-defined]
     every = computes(pair(onebit(), collective), 64 * count, world)
@@ -183,7 +185,7 @@ def test_table_3_of_few_partitions(collective: Collective) -> None:
 
 
 @each("collective", [casync_ps, casync_ring])
-def test_partitions_that_there_are_not(collective: Any) -> None:
+def test_more_partitions_than_ranks_are_refused(collective: Any) -> None:
     exchange = pair(none(), collective(partitions=3))
     with pytest.raises(gw.InvalidSetting, match="at most one for each of 2 ranks"):
         exchange.init(TensorSpec("", 100), 2)

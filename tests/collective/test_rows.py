@@ -42,7 +42,9 @@ def averaged(
 
 
 @each("way", CARRYING)
-def test_many_rows_then_few_then_many(way: Collective) -> None:
+def test_rows_are_averaged_right_when_their_number_falls_and_rises(
+    way: Collective,
+) -> None:
     """Through the same members, whose buffers are let go and made anew between."""
     members: list[Member] = [Undefined(rank, 3) for rank in range(3)]
     for count in (3000, 2, 0, 3000):

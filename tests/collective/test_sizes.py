@@ -141,7 +141,7 @@ def test_a_payload_beyond_its_largest_is_refused(
         drive(runs)
 
 
-def test_who_takes_payloads_that_vary() -> None:
+def test_payloads_that_vary_get_a_suited_collective_or_are_refused() -> None:
     assert suited(above()) == gw.collective.allgather_sparse()
     assert suited(trimmed()) == gw.collective.casync_ps()
     with pytest.raises(

@@ -129,7 +129,7 @@ def test_payloads_that_are_none_are_refused() -> None:
         assert "is no code of" in said[0] or place == at + first - 1
 
 
-def test_sizes_tell_layouts() -> None:
+def test_the_size_of_a_payload_tells_its_layout() -> None:
     codec, spec = lossless(), TensorSpec("", 5000, torch.bfloat16)
     least = codec.format(TensorSpec("", 5000, torch.bfloat16)).size_bytes - 5000
     for codes in (2, 100, 5000):

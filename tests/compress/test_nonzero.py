@@ -38,7 +38,7 @@ def test_rows_travel_whole_and_the_last_is_filled_up() -> None:
 
 
 @each("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_sizes_tell_layouts(dtype: torch.dtype) -> None:
+def test_the_size_of_a_payload_tells_its_layout(dtype: torch.dtype) -> None:
     """Whole entries; values of 8 bytes lie aligned behind an odd number of indices."""
     spec, codec = TensorSpec("", 100, dtype), nonzero(width=3)
     for count in (0, 1, 2, 33, 34):

@@ -73,7 +73,9 @@ def law_of_choice(choose: Chooser, sizes: tuple[int, ...], density: float) -> No
 
 @bounded(100)
 @given(sizes=MODELS, density=st.floats(0.0001, 1.0))
-def test_choice(sizes: tuple[int, ...], density: float) -> None:
+def test_the_choice_of_dense_tensors_keeps_its_law(
+    sizes: tuple[int, ...], density: float
+) -> None:
     law_of_choice(choose, sizes, density)
 
 
@@ -125,7 +127,9 @@ LAWS = [
 
 
 @each("sparsifier, num_dense", zip(SPARSIFIERS, (3, None, 0, 8, 3, 0), strict=True))
-def test_laws_of_fused_messages(sparsifier: str, num_dense: int | None) -> None:
+def test_fused_messages_keep_the_laws_of_exchanges(
+    sparsifier: str, num_dense: int | None
+) -> None:
     """3 of 7 tensors with elements are dense, or as many as chosen, none or all."""
     exchange = selective(sparsifier=sparsifier, density=0.1, num_dense=num_dense)
     case = Fused(world=3) if num_dense else Fused(world=2, dtype=torch.bfloat16)

@@ -92,6 +92,6 @@ def test_wrong_buffers_are_refused(buffer: torch.Tensor) -> None:
         Payload(form, buffer)
 
 
-def test_a_name_that_no_field_has() -> None:
+def test_a_name_that_no_field_has_is_a_key_error() -> None:
     with pytest.raises(KeyError):
         Payload.empty(make([(torch.int32, 3)]))["indices"]

@@ -98,7 +98,7 @@ def test_unknown_names_are_told_the_known_ones(
     assert isinstance(caught.value, ValueError)
 
 
-def test_attributes_that_no_file_bears() -> None:
+def test_an_attribute_that_no_file_bears_suggests_a_near_one() -> None:
     with pytest.raises(ValueError, match="did you mean 'onebit'"):
         gw.compress.onebits  # noqa: B018 - looking it up is the test
     assert not hasattr(gw.compress, "onebits")

@@ -54,7 +54,7 @@ def test_a_chunk_is_a_spec_that_tells_where_it_is_from() -> None:
         (3, torch.float8_e4m3fn, "dtype must be float32, .* got torch.float8_e4m3fn"),
     ],
 )
-def test_specs_of_what_is_no_gradient(
+def test_a_spec_of_what_is_no_gradient_is_refused(
     numel: int, dtype: torch.dtype, message: str
 ) -> None:
     with pytest.raises(InvalidSetting, match=message):

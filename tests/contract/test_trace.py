@@ -45,7 +45,7 @@ def test_lanes_are_ordered_by_rank_and_by_the_order_of_a_step() -> None:
     assert TRACE.lanes() == lanes
 
 
-def test_steps_and_their_spans() -> None:
+def test_a_trace_selects_spans_by_step_and_condition() -> None:
     assert TRACE.steps() == [0, 1]
     assert [span.name for span in TRACE.only(step=0).spans] == ["forward", "send"]
     assert TRACE.only(lambda span: span.rank == 1, step=0).spans == ()

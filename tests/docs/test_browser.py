@@ -157,7 +157,9 @@ def unfit(pages: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def test_the_site(site: Path, tmp_path: Path) -> None:
+def test_every_page_of_the_site_fits_its_window_without_errors(
+    site: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "served"
     shutil.copytree(site, folder)
     paths = sorted(
@@ -175,7 +177,7 @@ def test_the_site(site: Path, tmp_path: Path) -> None:
     assert errors == []
 
 
-def test_the_report(tmp_path: Path) -> None:
+def test_a_wide_report_fits_its_window(tmp_path: Path) -> None:
     pytest.importorskip("jinja2", reason="the report needs gradwire[report]")
     row = {f"a_column_of_a_long_name_{i}": 1.5 * i for i in range(14)}
     html.write(

@@ -198,7 +198,7 @@ def test_the_command_line_s_page_has_every_verb_and_the_reference_every_name() -
 
 @together
 @each("name", sorted({*WRITTEN, *COPIED} - {"CHANGELOG.md"}))  # which tells what was
-def test_commands_are_there(name: str) -> None:
+def test_commands_that_a_page_names_exist(name: str) -> None:
     folder = ROOT if name in COPIED else ROOT / "docs"
     assert wrong_commands((folder / name).read_text(encoding="utf-8")) == []
 
@@ -296,7 +296,7 @@ def test_the_site_has_every_page_and_loads_nothing_from_elsewhere(site: Path) ->
 
 
 @together
-def test_the_rules_bite() -> None:
+def test_the_rules_for_pages_find_what_is_wrong() -> None:
     known = {"start": "# One thing, or two\n", "deep/own": ""}
     heading = "../start#one-thing-or-two"
     good = f"[x]({heading}) [y](own) [z](https://pytorch.org)"

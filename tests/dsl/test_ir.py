@@ -57,7 +57,7 @@ NEGATIVE = node(Op.LESS, X, const(0.0, FLOAT32))
         ),
     ],
 )
-def test_the_table_refuses(make, text):
+def test_wrongly_typed_operations_are_refused(make, text):
     with pytest.raises(IllTyped, match=text):
         make()
 

@@ -147,7 +147,7 @@ def test_a_long_program_is_no_problem():
     assert payload["q"].tolist() == [1, 1001]
 
 
-def test_reductions_of_nothing():
+def test_reductions_of_nothing_give_their_neutral_value():
     class nothing(Program):
         def encode(self, gradient):
             none = filter(gradient, lambda x: x != x)

@@ -54,7 +54,7 @@ def ways(exchange: Exchange, grads: list[Tensor]) -> list[str | None]:
     shared=st.booleans(),
     dtype=st.sampled_from((torch.float32, torch.bfloat16, torch.float64)),
 )
-def test_the_mean_over_two_steps(
+def test_rows_and_dense_means_are_the_mean_in_both_steps(
     world: int, count: int, shared: bool, dtype: torch.dtype
 ) -> None:
     grads = [g.to(dtype) for g in tables(world, count, shared=shared, seed=count)]

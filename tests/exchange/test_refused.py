@@ -100,7 +100,9 @@ def of(*grads: torch.Tensor, states: list[None] | None = None) -> object:
     ],
     ids=str,
 )
-def test_is_refused(make: Callable[[], object], said: str) -> None:
+def test_an_exchange_that_cannot_work_is_refused_with_its_reason(
+    make: Callable[[], object], said: str
+) -> None:
     with pytest.raises((InvalidSetting, IncompatiblePair), match=said):
         make()
 

@@ -1,7 +1,7 @@
 """A fuzzer of programs that people write.
 
 Plans, profiles and clusters are damaged in ``tests/planning/data/test_malformed.py``,
-checkpoints in ``tests/runtime/test_malformed_states.py``.
+checkpoints in ``tests/runtime/state/test_malformed_states.py``.
 """
 
 from __future__ import annotations

@@ -277,7 +277,7 @@ def drawn(num_places: int, density: float, seed: int) -> Tensor:
     densities=st.lists(st.sampled_from([0.0, 0.0001, 0.01, 0.5, 1.0]), max_size=3),
     seed=st.integers(0, 2**16),
 )
-def test_as_many_places_as_there_are(
+def test_distinct_places_are_counted_once(
     num_places: int, densities: list[float], seed: int
 ) -> None:
     lists = [

@@ -214,7 +214,7 @@ def test_units_are_added_as_by_the_reference(numel, width, scale, ascending):
 
 
 @each("forced", [False, True])
-def test_scatter_add_of_repeated_indices_and_of_wrong_ones(forced):
+def test_scatter_add_sums_repeated_indices_and_refuses_wrong_ones(forced):
     context = reference_only() if forced else num_threads(2)
     with context:
         out_N = torch.zeros(4)

@@ -74,7 +74,7 @@ def _grads(step: int = 0) -> list[torch.Tensor]:
 
 
 @each("made", [gw.compress.topk(density=0.1), gw.compress.qsgd(block=64)])
-def test_fewer_bytes_at_no_more_loss(made: gw.Compressor) -> None:
+def test_adapt_sends_fewer_bytes_at_no_more_loss(made: gw.Compressor) -> None:
     exchange = gw.adapt(made, every=4)
     own = chooser_of(exchange)
     assert isinstance(own, Adapted)

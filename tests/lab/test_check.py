@@ -85,7 +85,7 @@ BROKEN = [
 @pytest.mark.parametrize(
     ("text", "law", "given", "remedy"), BROKEN, ids=lambda word: word[:12]
 )
-def test_the_broken_law_its_input_and_what_to_do(
+def test_check_names_the_broken_law_its_input_and_what_to_do(
     gradwire: Run, tmp_path: Path, text: str, law: str, given: str, remedy: str
 ) -> None:
     """The first input that shows it is named, which is among the smallest."""

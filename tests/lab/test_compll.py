@@ -58,7 +58,9 @@ def test_a_text_is_shown_in_every_form(
     assert [word for word in words if word not in ended.out] == []
 
 
-def test_a_shipped_program_and_a_file_of_yours(gradwire: Run, tmp_path: Path) -> None:
+def test_compll_shows_a_shipped_program_and_a_file_of_yours(
+    gradwire: Run, tmp_path: Path
+) -> None:
     out = gradwire("compll", "show", "tbq", "--set", "threshold=0.5", "--json").out
     (row,) = json.loads(out)["rows"]
     assert row["name"] == "tbq"

@@ -95,7 +95,7 @@ def test_the_sum_of_k_is_the_budget(
 
 
 @each("norms", [[0.0] * 3, [float("nan")] * 3, [float("inf"), 0.0, 1.0]])
-def test_k_of_norms_that_say_little(norms: list[float]) -> None:
+def test_norms_of_zero_or_none_still_give_each_layer_a_k(norms: list[float]) -> None:
     """Zeros send one element a layer; what is not finite counts as the largest that
     is.
     """
@@ -269,7 +269,7 @@ def test_it_is_the_papers_algorithm(world: int) -> None:
         left = pending
 
 
-def test_layers_may_be_given() -> None:
+def test_sizes_of_layers_may_be_given_and_wrong_ones_are_refused() -> None:
     sizes = (30, 2, 8)
     by_sizes = Run(deft(density=0.2, layers=[*sizes]), gw.TensorSpec("flat", 40), 3)
     by_shapes = Run(deft(density=0.2), spec_of(tuple((n,) for n in sizes)), 3)

@@ -75,7 +75,7 @@ def test_waits_add_up_to_what_is_exposed_and_no_plan_is_below_the_bound() -> Non
             assert account.iteration_s >= account.bound_s * (1 - 1e-12)
 
 
-def test_what_a_message_hides_behind() -> None:
+def test_an_account_names_the_work_that_hides_a_message() -> None:
     account = Account.of(_plan(T1, T0), TWO, FREE)
     assert account.hidden_behind(0) == ("backward of layer0", 0.5)
     assert account.hidden_behind(1) == ("nothing", 0.0)

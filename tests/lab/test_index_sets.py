@@ -63,7 +63,7 @@ def test_all_figures_are_possible_ones(sets: list[Indices]) -> None:
     assert UnitSparsity.model_validate_json(found.model_dump_json()) == found
 
 
-def test_imbalances_of_push_and_pull_by_ranges() -> None:
+def test_imbalances_of_push_and_pull_are_those_of_ranges() -> None:
     found = unit_sparsity([np.array([0, 1]), np.array([0, 3])], 1, 4)
     assert found.imbalance(1) == (1.0, 1.0)
     assert found.imbalance(2) == (

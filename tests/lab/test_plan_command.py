@@ -71,7 +71,7 @@ def test_tuned_is_written_with_its_settings(gradwire: Gradwire, tmp_path: Path) 
     assert iteration_s(tuned, VGG16, EIGHT) < iteration_s(default, VGG16, EIGHT)
 
 
-def test_a_profile_and_a_cluster_of_ones_own(
+def test_plan_takes_a_profile_and_a_cluster_from_files(
     gradwire: Gradwire, tmp_path: Path
 ) -> None:
     profile = profile_of(([2**20], 0.1, 0.1), ([2**18], 0.1, 0.1), model="mine")

@@ -43,7 +43,7 @@ def script(tmp_path: Path, gradwire: Run) -> Iterator[Path]:
     sys.modules.pop("sparse_model", None)
 
 
-def test_a_table_and_then_a_plan(gradwire: Run, script: Path) -> None:
+def test_sparsity_saves_a_table_that_plan_reads(gradwire: Run, script: Path) -> None:
     profile = script.with_name("profile.json")
     words = ("--batches", "4", "--profile", str(profile))
     ended = gradwire("sparsity", f"{script}:build", *words)
@@ -59,7 +59,9 @@ def test_a_table_and_then_a_plan(gradwire: Run, script: Path) -> None:
     assert "the runner-up is" in told.out
 
 
-def test_json_and_a_sparsifier(gradwire: Run, script: Path) -> None:
+def test_sparsity_measures_a_sparsifier_and_prints_json(
+    gradwire: Run, script: Path
+) -> None:
     profile = script.with_name("profile.json")
     words = ("--batches", "2", "--json", "--profile", str(profile))
     ended = gradwire(

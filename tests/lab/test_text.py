@@ -137,7 +137,7 @@ def test_whole_numbers_are_those_of_c(expression, value):
 
 
 @reference_only()
-def test_functions_globals_filters_and_draws():
+def test_functions_globals_filters_and_draws_keep_their_meaning():
     before = """
         param P { float above = 0.25; int32 times = 2; }
         float limit = 1e-1;          /* a global with a value

@@ -55,7 +55,7 @@ def steps(model: nn.Module, seed: int = 0) -> Callable[[], None]:
 
 
 @pytest.mark.smoke
-def test_a_model_in_one_process() -> None:
+def test_sparsity_of_a_model_in_one_process_is_measured_by_tensor() -> None:
     model = Model()
     before = {name: p.clone() for name, p in model.state_dict().items()}
     told: list[float] = []
@@ -93,7 +93,7 @@ def test_a_model_in_one_process() -> None:
     assert SparsityProfile.parse(found.to_json()) == found
 
 
-def test_what_a_sparsifier_takes() -> None:
+def test_the_sparsity_of_what_a_sparsifier_takes_is_measured() -> None:
     model = Model()
     found = measure_sparsity(
         model,

@@ -21,7 +21,9 @@ UNBIASED = [codec for codec in FIRST if codec.traits.unbiased]
 
 
 @by_file(compressors())
-def test_laws(subtests: pytest.Subtests, places: list[int]) -> None:
+def test_every_compressor_keeps_every_law(
+    subtests: pytest.Subtests, places: list[int]
+) -> None:
     for codec in (compressors()[place] for place in places):
         with subtests.test(repr(codec)):
             hold_all(codec)
@@ -44,7 +46,7 @@ def hold_all(codec: Compressor) -> None:
 
 @pytest.mark.slow
 @each("place", range(len(UNBIASED)), ids=lambda at: repr(UNBIASED[at]))
-def test_unbiased_over_the_panel(place: int) -> None:
+def test_unbiased_compressors_are_so_on_every_gradient_of_the_panel(place: int) -> None:
     """Every third gradient, the next compressor others."""
     for grad_N in panel()[place % 3 :: 3]:
         law_unbiased(UNBIASED[place], grad_N)

@@ -73,7 +73,9 @@ def turn_of(place: int) -> int:
 
 @pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow)])
 @by_file(EXCHANGES)
-def test_laws(subtests: pytest.Subtests, places: list[int], part: int) -> None:
+def test_every_exchange_keeps_every_law(
+    subtests: pytest.Subtests, places: list[int], part: int
+) -> None:
     """Each law on another case, and the next exchange on others."""
     for place in places:
         with subtests.test(name_of(EXCHANGES[place])):

@@ -516,7 +516,9 @@ def test_the_number_of_threads_changes_no_bit() -> None:
 @example(drawn=("none", 0, 1, torch.float32, 0))
 @example(drawn=("both ends", 20_011, 1, torch.float32, 0))
 @given(drawn=lists)
-def test_format_laws(form: Any, drawn: tuple[str, int, int, torch.dtype, int]) -> None:
+def test_every_format_keeps_every_law(
+    form: Any, drawn: tuple[str, int, int, torch.dtype, int]
+) -> None:
     if drawn[1] == 20_011 and drawn[2] > 1:
         return
     entries, num_units = drawn_entries(*drawn), drawn[1]

@@ -108,7 +108,7 @@ costs = st.builds(
 
 
 @each("law", LAWS, ids=lambda law: law.__name__)
-def test_fusion_law(law: Callable[..., None]) -> None:
+def test_the_best_fusion_keeps_every_law(law: Callable[..., None]) -> None:
     @bounded(60)
     @given(every=drawn(), cost=costs)
     def holds(every: list[Arrival], cost: SparseCost) -> None:

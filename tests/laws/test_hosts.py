@@ -83,7 +83,7 @@ PAIRS = (
     ids=["few steps", "many steps"],
 )
 @each("place", range(len(PAIRS)), ids=lambda at: name_of(PAIRS[at]))
-def test_laws(place: int, are_long: bool) -> None:
+def test_two_level_exchanges_keep_every_law(place: int, are_long: bool) -> None:
     laws: tuple[Callable[..., Any], ...] = (*exchanges.LAWS, *collectives.OF_ANY)
     for number, law in enumerate(laws):
         ranks_per_host, case = CASES[(place + number) % (4 if are_long else len(CASES))]
@@ -208,7 +208,7 @@ def _first_block(parts: Sequence[Tensor], into: Tensor) -> None:
     _write_mean([part_S[block] for part_S in parts], into[block])
 
 
-def test_shares_of_several_blocks() -> None:
+def test_shares_of_several_blocks_lose_nothing() -> None:
     law_nothing_is_lost_at_either_level(TwoLevel(KEEPING[0], 2), LONG)
     law_rooms_change_no_bit(TwoLevel(PAIRS[0], 2), LONG)
     with (

@@ -82,7 +82,7 @@ SLOW = [pytest.param(place, marks=pytest.mark.slow) for place in OTHERS.values()
 
 
 @pytest.mark.parametrize("place", [*sorted(SOME), *SLOW], ids=lambda at: _id(EVERY[at]))
-def test_twelve_steps(place: int) -> None:
+def test_means_of_twelve_steps_follow_the_dense_mean(place: int) -> None:
     law_means_follow_the_dense_mean(EVERY[place], LARGE[place % len(LARGE)])
 
 

@@ -605,7 +605,7 @@ every_planner = pytest.mark.parametrize("planner", examples("planner"), ids=_id)
 
 
 @every_planner
-def test_planner_laws(planner: Planner) -> None:
+def test_every_planner_keeps_every_law(planner: Planner) -> None:
     """One plan is held to all laws that look at one; the other asks the planner
     itself.
     """
@@ -629,7 +629,7 @@ def test_planner_laws(planner: Planner) -> None:
 
 
 @every_planner
-def test_trace_laws(planner: Planner) -> None:
+def test_traces_of_every_planner_keep_every_law(planner: Planner) -> None:
     @bounded(6)
     @given(profile=profiles(largest=120), cluster=clusters)
     def hold(profile: Profile, cluster: Cluster) -> None:
@@ -717,7 +717,7 @@ def test_dense_messages_of_16_bits_have_the_price_of_their_verbs(
     credit=st.integers(1, 4),
     draw=st.randoms(use_true_random=False),
 )
-def test_trace_laws_of_any_plan(
+def test_traces_of_any_plan_keep_every_law(
     profile: Profile, cluster: Cluster, credit: int, draw: random.Random
 ) -> None:
     """Any order, any credit, any dependencies that look back; on one rank and on each

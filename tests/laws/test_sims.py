@@ -1,7 +1,7 @@
 """Networks and simulators keep their laws; wrong ones are rejected.
 
-For hosts of several ranks planners predict what the simulator says; ``test_plans`` asks
-the same of ranks that are alone.
+For hosts of several ranks planners predict what the simulator says;
+``test_simulated_plans_keep_every_law`` asks the same of ranks that are alone.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ CLUSTER = Cluster(
 
 
 @each("law", NETWORK_LAWS, ids=lambda law: law.__name__)
-def test_network_law(law: Callable[..., None]) -> None:
+def test_the_network_keeps_every_law(law: Callable[..., None]) -> None:
     @bounded(60)
     @given(drawn=transfers)
     def holds(drawn: list[Transfer]) -> None:
@@ -295,7 +295,7 @@ FEW_KINDS = {kind_of(made)[at]: made for at in (0, -1) for made in KINDS}.values
 
 
 @each("exchange", [*(ALL[place] for place in FULL), *VARIABLE], ids=name_of)
-def test_exchange_laws(exchange: Exchange) -> None:
+def test_simulated_exchanges_keep_every_law(exchange: Exchange) -> None:
     @bounded(2)
     @given(numel=st.sampled_from((0, 1, 9, 64, 1000)), cluster=several)
     def hold(numel: int, cluster: Cluster) -> None:
@@ -319,7 +319,7 @@ def test_exchange_law_bites(
 
 
 @pytest.mark.parametrize("planner", examples("planner"), ids=name_of)
-def test_plans(planner: Planner) -> None:
+def test_simulated_plans_keep_every_law(planner: Planner) -> None:
     @bounded(2)
     @given(profile=profiles(largest=300), cluster=several)
     def hold(profile: Profile, cluster: Cluster) -> None:
@@ -386,7 +386,7 @@ def law_of_plans_through(
 
 
 @pytest.mark.parametrize("exchange", FEW_KINDS, ids=name_of)
-def test_plans_of_other_exchanges(exchange: Exchange) -> None:
+def test_simulated_plans_of_other_exchanges_keep_every_law(exchange: Exchange) -> None:
     """Of one of each kind: plans name no settings here. Its name says in which
     circumstances.
     """

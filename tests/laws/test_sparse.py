@@ -398,7 +398,7 @@ SCHEMES = (
 
 
 @pytest.mark.parametrize("exchange", SCHEMES, ids=name_of)
-def test_laws(exchange: Pair) -> None:
+def test_sparse_collectives_keep_every_law(exchange: Pair) -> None:
     @bounded(4)
     @given(held=holdings)
     def hold(held: Held) -> None:
@@ -440,7 +440,7 @@ def test_a_hash_balances_what_ranges_do_not(kinds: tuple[str, ...]) -> None:
     assert ranged[0] > 2 * imbalance_bound(8, fewest), f"{ranged} is nearly balanced"
 
 
-def test_the_papers_table_3() -> None:
+def test_collectives_have_the_dimensions_of_the_papers_table_3() -> None:
     """Balanced Parallelism alone is point-to-point, incremental, parallel and
     balanced.
     """

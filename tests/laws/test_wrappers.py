@@ -52,7 +52,9 @@ MOMENTUM_LAWS = momentum.OWN + momentum.SHARED
 
 
 @each("law, exchange", product(MOMENTUM_LAWS, MOMENTUM), ids=name_of)
-def test_momentum(law: Callable[..., None], exchange: MomentumCorrection) -> None:
+def test_exchanges_with_momentum_keep_every_law(
+    law: Callable[..., None], exchange: MomentumCorrection
+) -> None:
     """Its own laws of all, those that it shares of every second."""
     place = MOMENTUM.index(exchange) + MOMENTUM_LAWS.index(law)
     if law in momentum.OWN or place % 2:
@@ -74,7 +76,7 @@ DECOUPLED_LAWS = decoupled.OWN + decoupled.SHARED
 
 
 @each("law, exchange", product(DECOUPLED_LAWS, DECOUPLED), ids=name_of)
-def test_decoupled_momentum(
+def test_exchanges_with_decoupled_momentum_keep_every_law(
     law: Callable[..., None], exchange: DecoupledMomentum
 ) -> None:
     place = DECOUPLED.index(exchange) + DECOUPLED_LAWS.index(law)
@@ -122,7 +124,7 @@ def by_law(laws: tuple[Callable[..., Any], ...]) -> pytest.MarkDecorator:
 
 @by_law(exchanges.LAWS)
 @each("exchange", CHANGING)
-def test_those_that_change_over_steps(
+def test_exchanges_that_change_over_steps_keep_every_law(
     law: Callable[..., None], exchange: Exchange
 ) -> None:
     place = CHANGING.index(exchange) + exchanges.LAWS.index(law)
@@ -151,7 +153,9 @@ ADAPTED_LAWS = (*collectives.OF_ANY, *exchanges.LAWS)
 
 @by_law(ADAPTED_LAWS)
 @each("exchange", ADAPTED)
-def test_adapted(law: Callable[..., None], exchange: Exchange) -> None:
+def test_adapted_exchanges_keep_every_law(
+    law: Callable[..., None], exchange: Exchange
+) -> None:
     place = ADAPTED.index(exchange) + ADAPTED_LAWS.index(law)
     if place % 3 == 0:
         law(exchange, rotated(place))

@@ -121,7 +121,7 @@ def test_parameters_of_modules_that_are_not_called_belong_to_the_nearest_caller(
     }
 
 
-def test_a_model_used_only_in_parts(clock: Clock) -> None:
+def test_a_model_used_only_in_parts_is_measured_by_part(clock: Clock) -> None:
     class Bare(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -196,7 +196,7 @@ def test_layers_add_up_to_the_steps_without_hooks(clock: Clock) -> None:
         assert times == pytest.approx(expected)
 
 
-def test_a_real_model_on_the_real_clock() -> None:
+def test_a_real_model_takes_time_on_the_real_clock() -> None:
     """All that runs takes time; sums are exact."""
     model = nn.Sequential(
         nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 16), nn.BatchNorm1d(16)
@@ -230,7 +230,7 @@ def profile_wrapped() -> None:
         assert [t.name for layer in found.layers for t in layer.tensors] == list(named)
 
 
-def test_inside_of_ddp(tmp_path: Path) -> None:
+def test_a_model_inside_of_ddp_is_measured(tmp_path: Path) -> None:
     """The model goes before its group, as the last reference to a group must not be a
     reducer's.
 

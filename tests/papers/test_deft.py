@@ -78,7 +78,7 @@ def test_training_compares_every_seed_with_dense_training_of_the_same_seed(
     ("less_is_better", "dense", "score", "lost"),
     [(False, 0.9, 0.89, 0.01), (True, 100.0, 103.0, 0.03)],
 )
-def test_what_counts_as_lost(
+def test_what_is_lost_counts_against_the_scores_direction(
     less_is_better: bool, dense: float, score: float, lost: float
 ) -> None:
     app = replace(deft_setting.TRAINED[0], less_is_better=less_is_better)
@@ -90,7 +90,7 @@ def test_what_counts_as_lost(
     assert row["mean_lost"] == pytest.approx(lost)
 
 
-def test_speedups_by_the_equations() -> None:
+def test_speedups_follow_equations_6_and_8() -> None:
     """Two tensors alike, a rank each: n log k against n / 2 log(k / 2), and none where
     k <= n.
     """

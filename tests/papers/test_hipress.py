@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
         ("def f(x):\n    if x:\n        return 1\n    else:\n        return 2", 4),
     ],
 )
-def test_lines_that_hold_code(text: str, count: int) -> None:
+def test_lines_that_hold_code_are_counted(text: str, count: int) -> None:
     [function] = ast.parse(textwrap.dedent(text)).body
     assert isinstance(function, ast.FunctionDef)
     assert lines.code_lines(function) == count

@@ -44,7 +44,9 @@ def size(model: nn.Module) -> int:
         (DeepFM([3, 4, 2]), torch.tensor([[0, 3, 1], [2, 0, 0]]), (2,)),
     ],
 )
-def test_shapes(model: nn.Module, inputs: torch.Tensor, shape: tuple[int, ...]) -> None:
+def test_models_give_outputs_of_their_shape_and_train_every_parameter(
+    model: nn.Module, inputs: torch.Tensor, shape: tuple[int, ...]
+) -> None:
     assert model(inputs).shape == shape
     model(inputs).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())

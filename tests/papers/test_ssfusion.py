@@ -204,7 +204,7 @@ def test_what_is_all_zeros_is_not_missing() -> None:
 
 
 @each("feedback", [False, True])
-def test_rates_of_a_model_that_misses(feedback: bool) -> None:
+def test_a_model_misses_layers_as_more_of_them_are_fused(feedback: bool) -> None:
     """Gradients are a hundredfold apart, so fused all but one of five layers are
     missing.
     """

@@ -100,7 +100,7 @@ def test_a_second_run_measures_nothing_and_gives_the_same(
     assert plain == document("paper", paper.reproduction, second)
 
 
-def test_what_counts_as_measured(
+def test_a_figure_is_kept_for_the_same_settings_and_version_alone(
     paper: Paper, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paper.run(path, "first", quick=True)

@@ -33,7 +33,7 @@ def test_by_name_and_as_a_function_it_is_the_same_plan() -> None:
     )
 
 
-def test_ones_own_planner_with_any_settings() -> None:
+def test_a_planner_of_ones_own_gets_its_settings() -> None:
     def mine(profile: Profile, cluster: Cluster, **settings: Any) -> gw.Plan:
         assert settings == {"colour": "blue"}
         return wfbp(profile, cluster)

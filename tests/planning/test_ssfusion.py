@@ -118,7 +118,9 @@ measured = st.builds(
 @pytest.mark.parametrize("variant", VARIANTS)
 @bounded(15)
 @given(profile=profiles(largest=20_000), cluster=measured)
-def test_the_law_of_density(variant: str, profile: Profile, cluster: Cluster) -> None:
+def test_plans_send_the_density_that_was_asked(
+    variant: str, profile: Profile, cluster: Cluster
+) -> None:
     plan = ssfusion(profile, cluster, variant=variant, density=0.1, floor=0.01)
     law_of_density(plan, 0.01, 0.1)
     if cluster.num_ranks > 1:
@@ -135,7 +137,7 @@ def test_the_law_bites(spoils: Callable[[Plan], Plan]) -> None:
         law_of_density(spoils(plan), 0.001, 0.01)
 
 
-def test_the_worked_example() -> None:
+def test_dense_tensors_are_taken_off_the_density_as_in_the_worked_example() -> None:
     """Three tensors of 1030 elements, of which 5 % are sent: 51.5, less those that are
     dense.
     """

@@ -87,7 +87,9 @@ def exchange_of(plan: Plan, tensor: str) -> str:
 
 @each("law", LAWS, ids=lambda law: law.__name__)
 @each("compressor", [None, "dgc"])
-def test_laws_with_a_measured_sparsity(law: object, compressor: str | None) -> None:
+def test_zen_keeps_every_law_with_a_measured_sparsity(
+    law: object, compressor: str | None
+) -> None:
     for cluster in (SLOW, exact_cluster(), Cluster(num_ranks=1, rate_bytes_per_s=1e9)):
         law(zen, profile(compressor), cluster)  # type: ignore[operator]
 

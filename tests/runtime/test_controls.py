@@ -24,7 +24,7 @@ from tests.runtime import plans
 from tests.runtime.given import keywords
 from tests.runtime.meshes import mesh
 from tests.runtime.ranks import Ranks
-from tests.runtime.test_checkpoint import through_a_file
+from tests.runtime.state.test_checkpoint import through_a_file
 from tests.runtime.training import DENSE, Net, ddp, digest, loss_of, momentum, train
 
 pytestmark = pytest.mark.multi

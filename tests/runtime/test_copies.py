@@ -18,8 +18,8 @@ from gradwire.errors import InvalidSetting
 from tests.each import each
 from tests.runtime import plans
 from tests.runtime.given import keywords
-from tests.runtime.late_means import LateMeans, Rig
-from tests.runtime.late_means import same as same_values
+from tests.runtime.overlap.late_means import LateMeans, Rig
+from tests.runtime.overlap.late_means import same as same_values
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, Net, ddp, digest, momentum, train
 
@@ -169,7 +169,7 @@ def wrapped_copies(rank: int, world: int) -> list[str]:
 
 
 @pytest.mark.multi
-def test_copies_of_a_ddp(two: Ranks) -> None:
+def test_copies_of_a_ddp_train_as_without_gradwire(two: Ranks) -> None:
     one, other = two.run(wrapped_copies)
     assert one == other
     trained, *copies, again, detached = one

@@ -27,7 +27,7 @@ from tests.laws.variable import above
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.plans import CLUSTER, drawn, profile_of_model, through
 from tests.runtime.ranks import Ranks
-from tests.runtime.test_checkpoint import through_a_file
+from tests.runtime.state.test_checkpoint import through_a_file
 from tests.runtime.training import (
     EXCHANGES,
     ONEBIT,
@@ -234,7 +234,9 @@ def test_four_ranks_compute_what_local_ranks_do(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exchange", OTHERS, ids=named)
-def test_all_exchanges(exchange: Exchange, two: Ranks) -> None:
+def test_every_exchange_trains_as_local_ranks_do(
+    exchange: Exchange, two: Ranks
+) -> None:
     check(two, exchange, OTHERS.index(exchange) % 2 == 0)
 
 

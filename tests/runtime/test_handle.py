@@ -65,7 +65,9 @@ def observed(
 
 
 @each("exchange, wrapped", [(DENSE, False), (TOPK, True)])
-def test_stats_and_trace(exchange: Exchange, wrapped: bool, two: Ranks) -> None:
+def test_stats_and_trace_show_what_was_sent(
+    exchange: Exchange, wrapped: bool, two: Ranks
+) -> None:
     for rank, (stats, trace, empty, sent) in enumerate(
         two.run(observed, exchange, wrapped)
     ):

@@ -93,7 +93,7 @@ def both_ways(rank: int, make: Callable[[], nn.Module]) -> list[str]:
     return found
 
 
-def test_replicas_of_awkward_models(two: Ranks) -> None:
+def test_replicas_of_awkward_models_stay_equal(two: Ranks) -> None:
     one, other = two.run(lossy)
     assert one == other
 
@@ -179,7 +179,7 @@ def in_pairs(rank: int, world: int) -> tuple[str, str | None]:
     return digest(net), third
 
 
-def test_subgroups(four: Ranks) -> None:
+def test_subgroups_train_apart_from_each_other(four: Ranks) -> None:
     (a, _), (b, one), (c, _), (d, other) = four.run(in_pairs)
     assert a == b != c == d
     assert one is not None

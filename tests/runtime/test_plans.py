@@ -109,7 +109,7 @@ def under_ddp(rank: int, world: int) -> tuple[str, list[str], str]:
     return without, by_plan, broken
 
 
-def test_plans_under_ddp(two: Ranks) -> None:
+def test_plans_under_ddp_train_the_bits_of_training_without_one(two: Ranks) -> None:
     """A plan that sends one message through a lossy exchange does not train the same
     bits.
     """
@@ -177,7 +177,7 @@ def refused(plan: Plan, model: nn.Module) -> str:
     return str(caught.value)
 
 
-def test_plans_that_cannot_be_carried_out() -> None:
+def test_plans_that_cannot_be_carried_out_are_refused() -> None:
     plan = plans.drawn(0)
     other = nn.Linear(3, 3)
     assert "'weight' elements 0:9 are in no message" in refused(
@@ -186,7 +186,7 @@ def test_plans_that_cannot_be_carried_out() -> None:
     assert "unknown tensor" in refused(plan, other)
 
 
-def test_a_plan_from_its_file(tmp_path: Path) -> None:
+def test_a_plan_is_attached_from_its_file(tmp_path: Path) -> None:
     plan = plans.drawn(3)
     plan.save(tmp_path / "plan.json")
     for given in (tmp_path / "plan.json", str(tmp_path / "plan.json")):
@@ -228,7 +228,7 @@ def channels_last(rank: int, world: int, wrapped: bool) -> bool:
 
 
 @each("wrapped", [False, True])
-def test_gradients_with_strides_of_their_own(wrapped: bool, two: Ranks) -> None:
+def test_gradients_keep_strides_of_their_own(wrapped: bool, two: Ranks) -> None:
     assert two.run(channels_last, wrapped) == [True, True]
 
 
@@ -302,12 +302,12 @@ def _unprefixed(profile: Profile) -> Profile:
     return Profile.parse(text)
 
 
-def test_two_models_of_one_optimizer(two: Ranks) -> None:
+def test_two_models_of_one_optimizer_train_the_same_with_overlap(two: Ranks) -> None:
     plain, overlapped = two.run(two_models, False), two.run(two_models, True)
     assert len({*plain, *overlapped}) == 1
 
 
-def test_many_channels_and_long_chains() -> None:
+def test_many_channels_and_long_chains_need_few_threads() -> None:
     """A thousand messages that all wait for one: neither threads nor stack are as
     many.
     """
@@ -618,7 +618,7 @@ def torn(rank: int, world: int) -> tuple[str, str]:
     return str(refusal.value), str(raised.value)
 
 
-def test_what_goes_wrong_in_an_encode(doomed_two: Ranks) -> None:
+def test_an_error_in_an_encode_reaches_all_ranks(doomed_two: Ranks) -> None:
     """It reaches all ranks; and a step that broke off is neither saved nor repeated."""
     for form in (1, 2):  # inline, early
         other, own = doomed_two.run(raise_in_an_encode, form)
@@ -680,7 +680,7 @@ def _plan_of(setting: ExchangeSetting, **where: tuple[str, ...]) -> Plan:
         "sparsifier by default",
     ],
 )
-def test_encodes_that_cannot_be_done_there(
+def test_encodes_that_cannot_be_done_there_are_refused(
     setting: ExchangeSetting, where: dict[str, tuple[str, ...]], words: str
 ) -> None:
     assert words in refused(_plan_of(setting, **where), nn.Linear(3, 3))

@@ -31,11 +31,11 @@ def in_a_group(rank: int, world: int) -> list[str]:
     return [bits(None), *attached]
 
 
-def test_without_a_process_group() -> None:
+def test_one_process_without_a_group_trains_the_bits_of_plain_training() -> None:
     assert len({bits(exchange) for exchange in (None, *CHOSEN)}) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.multi
-def test_in_a_group_of_one(one: Ranks) -> None:
+def test_a_group_of_one_trains_the_bits_of_plain_training(one: Ranks) -> None:
     assert len(set(one.run(in_a_group)[0])) == 1

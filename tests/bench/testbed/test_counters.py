@@ -13,7 +13,7 @@ Inter-|   Receive                                                |  Transmit
 """
 
 
-def test_columns() -> None:
+def test_counters_are_read_from_the_row_of_the_named_interface() -> None:
     found = parse_counters(LISTING, "eth0")
     assert (found.tx_bytes, found.rx_bytes, found.shared) == (123456, 4567890, False)
     crowded = parse_counters(LISTING, "eth01")

@@ -139,6 +139,6 @@ def test_what_was_made_for_another_vector_is_refused() -> None:
         Entries(torch.zeros(2, dtype=torch.int32), torch.zeros(0), 0),
     ],
 )
-def test_entries_belong_together(wrong: Entries) -> None:
+def test_entries_that_do_not_belong_together_are_refused(wrong: Entries) -> None:
     with pytest.raises(InvalidSetting):
         check_entries(wrong)

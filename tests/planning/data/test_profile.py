@@ -52,7 +52,7 @@ def changed(path: str, value: Any) -> str:
     return json.dumps(data)
 
 
-def test_sums_and_sizes() -> None:
+def test_sizes_and_seconds_are_summed_over_layers() -> None:
     assert PROFILE.size_bytes == 12 * 4 + 4 * 2 + 8
     assert [layer.size_bytes for layer in PROFILE.layers] == [56, 8]
     assert PROFILE.forward_s == pytest.approx(0.1)

@@ -45,7 +45,9 @@ def _played_s(every: list[tuple[Superstep, ...]], ranks_per_host: int = 1) -> fl
 
 @each("numel", [EVEN, 300 * EVEN], ids=["few", "many"])
 @each("compressor, collective", [*ALIKE, ("topk", "sparcml")])
-def test_one_stands_for_all(compressor: str, collective: str, numel: int) -> None:
+def test_one_rank_takes_as_long_as_every_rank(
+    compressor: str, collective: str, numel: int
+) -> None:
     """Whether payloads are small and go at once, or go in rounds."""
     exchange, spec = by_name(compressor, {}, collective), TensorSpec("", numel)
     tariff = Tariff.of(exchange, CLUSTER)
@@ -137,7 +139,7 @@ def test_of_parts_that_are_uneven(exchange: Exchange) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 @each("exchange", EVERY.values(), ids=name_of)
-def test_of_all(exchange: Exchange) -> None:
+def test_one_rank_of_every_exchange_takes_as_long_as_all(exchange: Exchange) -> None:
     law_one_rank_takes_as_long_as_all(exchange, measured(CLUSTER))
     law_one_rank_takes_as_long_as_all(exchange, measured(HOSTS))
 

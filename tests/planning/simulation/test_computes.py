@@ -98,7 +98,7 @@ def chunks(own: list[Done], name: str, *, beside: bool = False) -> float:
 
 @each("world", [2, 5])
 @each("codec", [onebit(), topk(density=0.1)])
-def test_table_3_of_a_ring(codec, world: int) -> None:
+def test_a_ring_computes_what_table_3_says(codec, world: int) -> None:
     """beta = gamma = N: encodes and decodes of a chunk that overlap with no transfer. A
     merge is what the paper calls decode and aggregate; the other N - 1 decodes
     overlap.
@@ -112,7 +112,7 @@ def test_table_3_of_a_ring(codec, world: int) -> None:
 
 @each("world", [2, 5])
 @each("codec", [onebit(), topk(density=0.1)])
-def test_table_3_of_a_small_parameter_server(codec, world: int) -> None:
+def test_a_small_parameter_server_computes_what_table_3_says(codec, world: int) -> None:
     """beta = K = N chunks, as section 6 has it where aggregators are workers: N - 1 are
     pushed and one mean is pulled. Of N chunks that are merged the own one is not
     decoded. Those pulled come all at once, so that only the own mean is decoded beside
@@ -134,7 +134,7 @@ def test_table_3_of_a_small_parameter_server(codec, world: int) -> None:
 
 
 @each("world", [2, 5])
-def test_table_3_of_low_rank(world: int) -> None:
+def test_low_rank_factors_are_computed_as_table_3_says(world: int) -> None:
     """beta = gamma = 1, however many ranks: factors are summed on the way. Finding the
     two factors is one encode, in two computations with a sum between them.
     """

@@ -145,7 +145,7 @@ def test_early_encodes_run_beside_the_backward_pass() -> None:
     assert _played([[], [(0.0, a)]], [2.0, 2.5]) == [3.0, 4.0]
 
 
-def test_early_and_inline_of_one_message() -> None:
+def test_a_message_encodes_each_tensor_where_its_plan_says() -> None:
     """Tensor by tensor: t2 in the backward pass, t1 beside it, t0 in neither, as it is
     dense.
     """

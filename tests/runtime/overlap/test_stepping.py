@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradwire.runtime.overlap.stepping import SEPARABLE, LayerwiseStep, replace_step
 from tests.each import each
-from tests.runtime.late_means import same
+from tests.runtime.overlap.late_means import same
 
 SHAPES = [(7, 5), (9,), (1,), (16, 3), (4, 4), (33,), (2, 8), (5,)]
 MATRICES = [(7, 5), (16, 3), (4, 4), (2, 8), (3, 9)]

@@ -23,9 +23,17 @@ from gradwire.errors import RankFailed
 from gradwire.runtime.overlap import overlap as overlap_module
 from gradwire.runtime.overlap.pending import PendingGrad
 from tests.each import each
-from tests.runtime.gated_models import MODELS, Attention, Net, Tied
-from tests.runtime.late_means import LateMeans, Loop, Make, Rig, batches, run, same
-from tests.runtime.overlapped import (
+from tests.runtime.overlap.gated_models import MODELS, Attention, Net, Tied
+from tests.runtime.overlap.late_means import (
+    LateMeans,
+    Loop,
+    Make,
+    Rig,
+    batches,
+    run,
+    same,
+)
+from tests.runtime.overlap.overlapped import (
     FALLEN_BACK,
     NUM_STEPS,
     OPTIMIZERS,
@@ -50,7 +58,7 @@ from tests.runtime.overlapped import (
 
 @each("make", OPTIMIZERS)
 @each("loop", OVERLAPPED)
-def test_overlapped_loops(loop: Loop, make: Make) -> None:
+def test_usual_loops_overlap_every_forward_pass(loop: Loop, make: Make) -> None:
     overlap = law(Net(), make, loop)
     assert overlap.num_overlapped >= NUM_STEPS - 1  # nothing follows the last
     assert not overlap.fallbacks
@@ -58,14 +66,18 @@ def test_overlapped_loops(loop: Loop, make: Make) -> None:
 
 @each("model", MODELS)
 @each("make", [adam, adamw_groups])
-def test_models(model: type[nn.Module], make: Make) -> None:
+def test_every_model_overlaps_and_clipping_never_does(
+    model: type[nn.Module], make: Make
+) -> None:
     assert law(model(), make, usual).num_overlapped == NUM_STEPS - 1
     assert law(model(), make, clipped).num_overlapped == 0
 
 
 @each("loop", FALLEN_BACK)
 @each("make", OPTIMIZERS)
-def test_loops_that_fall_back(loop: Loop, make: Make) -> None:
+def test_loops_that_cannot_overlap_fall_back_and_say_why(
+    loop: Loop, make: Make
+) -> None:
     overlap = law(Net(), make, loop)
     assert overlap.fallbacks.total() == NUM_STEPS
     assert overlap.num_overlapped == 0
@@ -95,13 +107,13 @@ def test_a_parameter_is_frozen_midway() -> None:
     assert overlap.num_overlapped == NUM_STEPS - 3
 
 
-def test_gradients_with_a_graph() -> None:
+def test_gradients_with_a_graph_fall_back() -> None:
     with pytest.warns(UserWarning, match="create_graph"):
         overlap = law(Net(), momentum, graph_of_gradients)
     assert "has a graph" in next(iter(overlap.fallbacks))
 
 
-def test_sparse_gradients() -> None:
+def test_sparse_gradients_fall_back() -> None:
     class Rows(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -119,7 +131,7 @@ def test_sparse_gradients() -> None:
     assert overlap.fallbacks == {"the gradient of rows.weight is sparse": NUM_STEPS}
 
 
-def test_gradients_that_swap_places() -> None:
+def test_gradients_that_swap_places_fall_back() -> None:
     class Pair(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -138,7 +150,7 @@ def test_gradients_that_swap_places() -> None:
     }
 
 
-def test_two_optimizers() -> None:
+def test_the_second_of_two_optimizers_gets_pending_gradients() -> None:
     """The second looks at gradients that are pending, and gets them."""
 
     def loop(model: nn.Module, optimizer: Optimizer, rig: Rig) -> Any:
@@ -412,7 +424,7 @@ def test_parameters_of_no_called_module_are_updated_in_step(
 # What is not used, and what takes turns.
 
 
-def test_branches_that_take_turns() -> None:
+def test_branches_that_take_turns_fall_back() -> None:
     class Branches(Net):
         turn = 0
 

@@ -23,8 +23,8 @@ from gradwire.runtime.local_steps.loads import Loads
 from gradwire.runtime.local_steps.local_steps import Rhythm
 from gradwire.runtime.local_steps.moment import LoopMoment, refuse_unlike
 from tests.each import each
+from tests.runtime.local_steps.test_local_steps import RHYTHMS, SPARSE, bits, prepared
 from tests.runtime.ranks import Ranks
-from tests.runtime.test_local_steps import RHYTHMS, SPARSE, bits, prepared
 from tests.runtime.training import Net, adamw, digest, loss_of, train
 
 
@@ -612,7 +612,7 @@ def replaced(rank: int, world: int) -> None:
 
 
 @pytest.mark.multi
-def test_steps_of_an_optimizer_in_the_place_of_the_first_count(two: Ranks) -> None:
+def test_an_optimizer_that_replaces_the_first_counts_its_steps(two: Ranks) -> None:
     two.run(replaced)
 
 

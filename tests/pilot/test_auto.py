@@ -22,7 +22,7 @@ from gradwire.contract.registry import load
 from gradwire.errors import InvalidSetting
 from tests.each import each
 from tests.runtime.ranks import Ranks
-from tests.runtime.test_checkpoint import through_a_file
+from tests.runtime.state.test_checkpoint import through_a_file
 from tests.runtime.test_controls import lossy, put
 from tests.runtime.training import Net, batch, ddp, digest, momentum, train
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from tests.runtime.late_means import Loop, Rig, batches
-from tests.runtime.overlapped import NUM_STEPS, loss_of
+from tests.runtime.overlap.late_means import Loop, Rig, batches
+from tests.runtime.overlap.overlapped import NUM_STEPS, loss_of
 
 
 def trained(

@@ -224,7 +224,7 @@ def test_a_rank_beside_the_store_is_where_others_see_the_store(
         (1, (), {0: HERE, 2: CUT, 3: HERE}, False, None, "", 0),
     ],
 )
-def test_what_an_error_makes_of_it(
+def test_an_alarm_names_the_ranks_that_did_not_answer(
     rank: int,
     silent: tuple[int, ...],
     reach: dict[int, Reach],

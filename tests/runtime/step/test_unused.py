@@ -127,7 +127,7 @@ def one_sided(rank: int, world: int) -> str:
     return digest(model)
 
 
-def test_use_on_some_ranks_only(four: Ranks) -> None:
+def test_a_parameter_that_some_ranks_use_is_the_same_on_all(four: Ranks) -> None:
     assert len(set(four.run(one_sided))) == 1
 
 

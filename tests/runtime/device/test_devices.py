@@ -28,7 +28,7 @@ from gradwire.runtime.ddp.comm_hook import DDPHooks
 from gradwire.runtime.device.streams import SideStream, Staged, StepMarks, Streams
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.step.synchroniser import Record
-from tests.runtime import late
+from tests.runtime.device import late
 from tests.runtime.given import keywords
 from tests.runtime.meshes import mesh
 from tests.runtime.ranks import Ranks

@@ -15,8 +15,8 @@ from gradwire.contract import Member
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.local import drive
 from gradwire.runtime.step.guard import Compare, Guard, Missed, compared, loses
+from tests.pilot.test_auto import SETTINGS, seen
 from tests.runtime.ranks import Ranks
-from tests.runtime.test_auto import SETTINGS, seen
 from tests.runtime.training import SMALL_MB, Net, digest, momentum, train
 
 TOPK = gw.exchange_for(gw.compress.topk(density=0.1))

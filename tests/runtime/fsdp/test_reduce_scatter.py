@@ -20,7 +20,7 @@ from gradwire.errors import InvalidSetting, RanksDiffer
 from tests.each import each
 from tests.runtime.meshes import device_mesh, needs_reduce_scatter
 from tests.runtime.ranks import Ranks
-from tests.runtime.test_sharded import held
+from tests.runtime.state.test_sharded import held
 from tests.runtime.training import digest
 
 pytestmark = [pytest.mark.multi, needs_reduce_scatter]
@@ -121,7 +121,7 @@ def conserved(rank: int, world: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     return found
 
 
-def test_nothing_is_lost(four: Ranks) -> None:
+def test_a_reduce_scatter_keeps_in_residuals_what_did_not_arrive(four: Ranks) -> None:
     for found in four.run(conserved):
         assert len(found) == 3, "three matrices"
         assert all(left.any() for _, _, left in found)
@@ -341,7 +341,7 @@ def wrong(rank: int, world: int) -> list[str]:
     return [*told, str(differ.value)]
 
 
-def test_what_is_refused(four: Ranks) -> None:
+def test_wrong_models_and_settings_are_refused_with_the_remedy(four: Ranks) -> None:
     for told in four.run(wrong):
         plain, exchange, hybrid, partly, twice, other, halves, differ = told
         assert "apply fully_shard() first, or use gw.attach" in plain

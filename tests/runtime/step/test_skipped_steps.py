@@ -28,7 +28,7 @@ import gradwire as gw
 from tests.each import each
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
-from tests.runtime.test_checkpoint import through_a_file
+from tests.runtime.state.test_checkpoint import through_a_file
 from tests.runtime.test_controls import Route, lossy, put, route
 from tests.runtime.training import Net, adamw, ddp, digest, loss_of
 

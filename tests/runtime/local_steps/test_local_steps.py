@@ -27,7 +27,7 @@ from tests.each import each
 from tests.runtime.given import keywords
 from tests.runtime.meshes import mesh
 from tests.runtime.ranks import Ranks
-from tests.runtime.test_checkpoint import through_a_file
+from tests.runtime.state.test_checkpoint import through_a_file
 from tests.runtime.training import (
     SMALL_MB,
     Net,

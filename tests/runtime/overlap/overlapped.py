@@ -12,7 +12,15 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer, lr_scheduler
 
 from gradwire.runtime.overlap.overlap import Overlap
-from tests.runtime.late_means import LateMeans, Loop, Make, Rig, batches, run, same
+from tests.runtime.overlap.late_means import (
+    LateMeans,
+    Loop,
+    Make,
+    Rig,
+    batches,
+    run,
+    same,
+)
 
 NUM_STEPS = 6
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import gradwire as gw
-from tests.runtime.late_means import Loop, Rig, batches
-from tests.runtime.overlapped import NUM_STEPS, law, loss_of, usual
+from tests.runtime.overlap.late_means import Loop, Rig, batches
+from tests.runtime.overlap.overlapped import NUM_STEPS, law, loss_of, usual
 
 # What torch's compiler imports the first time makes a class with what torch itself
 # deprecates.
@@ -86,7 +86,7 @@ def small() -> nn.Module:
 
 
 @pytest.mark.parametrize("loop", [compiled_step, compiled_around_step, compiled_model])
-def test_compiled_loops(loop: Loop) -> None:
+def test_compiled_loops_overlap_every_forward_pass(loop: Loop) -> None:
     overlap = law(small(), at_once, loop)
     assert overlap.num_overlapped >= NUM_STEPS - 1
     assert not overlap.fallbacks

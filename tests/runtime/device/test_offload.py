@@ -25,10 +25,10 @@ from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMes
 from gradwire.runtime.device.streams import Offload, SideStream
 from gradwire.runtime.handle import Handle
 from tests.each import each
-from tests.runtime import late
+from tests.runtime.device import late
+from tests.runtime.device.test_devices import SHAPES, Run, agrees, same
+from tests.runtime.device.test_devices import run as by_device
 from tests.runtime.ranks import Ranks
-from tests.runtime.test_devices import SHAPES, Run, agrees, same
-from tests.runtime.test_devices import run as by_device
 
 pytestmark = pytest.mark.multi
 

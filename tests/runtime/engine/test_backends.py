@@ -27,11 +27,8 @@ from gradwire.runtime.device.streams import Mark, SideStream, Staging
 from gradwire.runtime.engine import backends, engine
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.transport.wire import carry_out
-from tests.runtime import late
-from tests.runtime.given import keywords
-from tests.runtime.meshes import mesh
-from tests.runtime.ranks import Ranks
-from tests.runtime.test_devices import (
+from tests.runtime.device import late
+from tests.runtime.device.test_devices import (
     EVERY,
     FEW,
     QUICK,
@@ -42,6 +39,9 @@ from tests.runtime.test_devices import (
     layers,
     run,
 )
+from tests.runtime.given import keywords
+from tests.runtime.meshes import mesh
+from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, ONEBIT, TOPK
 
 pytestmark = pytest.mark.multi

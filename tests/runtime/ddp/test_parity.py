@@ -173,7 +173,7 @@ def by_all_ways(rank: int, world: int, case: str) -> list[str]:
 
 
 @each("case", CASES)
-def test_dense_is_ddp(case: str, two: Ranks) -> None:
+def test_dense_training_has_the_bits_of_ddp(case: str, two: Ranks) -> None:
     one, other = two.run(by_all_ways, case)
     assert one == other
 
@@ -208,7 +208,7 @@ def unused(rank: int, world: int) -> None:
             assert any(grad is None for grad in ours) == (choose is not on_some)
 
 
-def test_parameters_that_some_or_no_ranks_use(two: Ranks) -> None:
+def test_parameters_that_some_or_no_ranks_use_train_as_under_ddp(two: Ranks) -> None:
     two.run(unused)
 
 
@@ -221,7 +221,7 @@ def sparse_tables(rank: int, world: int) -> list[str]:
     return found
 
 
-def test_sparse_embeddings(two: Ranks) -> None:
+def test_sparse_embeddings_train_as_under_ddp(two: Ranks) -> None:
     one, other = two.run(sparse_tables)
     assert one == other
 
@@ -242,5 +242,5 @@ def joining(rank: int, world: int) -> None:
     close(uneven(rank, model), theirs)
 
 
-def test_uneven_inputs_under_ddp_join(two: Ranks) -> None:
+def test_uneven_inputs_train_under_ddp_join(two: Ranks) -> None:
     two.run(joining)

@@ -23,16 +23,24 @@ from gradwire.runtime.overlap.pending import (
     stands_for,
 )
 from tests.each import each
-from tests.runtime.between_steps import (
+from tests.runtime.overlap.between_steps import (
     BETWEEN,
     averaged,
     averaged_at_once,
     clamped,
     copied,
 )
-from tests.runtime.gated_models import Net
-from tests.runtime.late_means import LateMeans, Loop, Make, Rig, batches, run, same
-from tests.runtime.overlapped import (
+from tests.runtime.overlap.gated_models import Net
+from tests.runtime.overlap.late_means import (
+    LateMeans,
+    Loop,
+    Make,
+    Rig,
+    batches,
+    run,
+    same,
+)
+from tests.runtime.overlap.overlapped import (
     NUM_STEPS,
     OPTIMIZERS,
     law,
@@ -40,7 +48,7 @@ from tests.runtime.overlapped import (
     momentum,
     usual,
 )
-from tests.runtime.test_overlap import begin
+from tests.runtime.overlap.test_overlap import begin
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 

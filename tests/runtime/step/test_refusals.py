@@ -165,7 +165,7 @@ def not_around(rank: int, world: int) -> list[int]:
 
 
 @pytest.mark.multi
-def test_a_ddp_that_leaves_the_parameters_alone(two: Ranks) -> None:
+def test_a_ddp_that_leaves_the_parameters_alone_is_no_obstacle(two: Ranks) -> None:
     one, other = two.run(not_around)
     assert one == other
     assert one[:2] == [2, 2]
@@ -223,7 +223,7 @@ def later(rank: int, world: int) -> None:
 
 
 @pytest.mark.multi
-def test_what_exchanges_an_attached_model_later(doomed_two: Ranks) -> None:
+def test_what_exchanges_an_attached_model_later_is_refused(doomed_two: Ranks) -> None:
     doomed_two.run(later)
 
 
@@ -314,7 +314,7 @@ def unseen(rank: int, world: int) -> list[str]:
 
 
 @pytest.mark.multi
-def test_a_ddp_around_that_is_met_in_the_forward_pass(two: Ranks) -> None:
+def test_a_ddp_around_is_refused_when_the_forward_pass_meets_it(two: Ranks) -> None:
     for text, *grads in two.run(unseen):
         assert f"the gradients of first.weight {TWICE}" in text
         assert set(grads) == {"None"}
@@ -338,7 +338,9 @@ def test_a_ddp_that_is_dropped_without_detach_is_freed(two: Ranks) -> None:
 # On one process.
 
 
-def test_a_rank_of_a_launcher_without_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_of_a_launcher_without_a_group_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "one of WORLD_SIZE=2 ranks and no process group exists" in refused(Net())
     assert "init_process_group() before attach" in refused(Net())
@@ -363,7 +365,7 @@ def with_buffer(buffer: torch.Tensor) -> nn.Module:
     return model
 
 
-def test_tensors_without_plain_values() -> None:
+def test_tensors_without_plain_values_are_refused() -> None:
     with torch.device("meta"):
         nowhere = nn.Linear(3, 2)
     odd: torch.Tensor = torch.Tensor._make_subclass(Odd, torch.ones(2))
@@ -406,7 +408,7 @@ def scripted(rank: int, world: int) -> tuple[int, str]:
 @pytest.mark.skipif(
     not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has none"
 )
-def test_gradients_of_another_dtype_than_their_parameter() -> None:
+def test_gradients_of_another_dtype_than_their_parameter_are_refused() -> None:
     """Their mean would be rounded to the parameter's dtype."""
     says = (
         r"grad_dtype of parameter weight must be torch\.bfloat16, its own, "
@@ -646,7 +648,9 @@ class Wide(nn.Module):
         (lambda m: m.named.update({"b": nn.Parameter(torch.ones(3))}), r"named\.b"),
     ],
 )
-def test_lists_and_dicts_of_parameters(change: Callable[[Any], Any], name: str) -> None:
+def test_a_stranger_in_a_list_or_dict_of_parameters_is_named(
+    change: Callable[[Any], Any], name: str
+) -> None:
     model = Wide()
     gw.attach(model, DENSE)
     model(torch.ones(3)).sum().backward()

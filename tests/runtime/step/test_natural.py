@@ -133,7 +133,7 @@ def parity(rank: int, world: int) -> list[tuple[str, list[dict[str, str]]]]:
     return ends
 
 
-def test_what_ddp_gives(two: Ranks) -> None:
+def test_embeddings_get_the_means_that_ddp_gives(two: Ranks) -> None:
     one, other = two.run(parity)
     assert one == other
     for _, ways in one:

@@ -193,7 +193,9 @@ def over_at_once(over: Over) -> None:
     over(None)
 
 
-def test_a_long_chain_of_work_that_ends_as_it_begins(stage: Stage) -> None:
+def test_a_long_chain_of_work_that_ends_as_it_begins_needs_no_stack(
+    stage: Stage,
+) -> None:
     tasks = [
         Task(str(i), lambda: None, "network", begin=over_at_once) for i in range(2000)
     ]

@@ -29,7 +29,7 @@ from gradwire_lab.compress.sharded_dgc import sharded_dgc
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.meshes import device_mesh
 from tests.runtime.ranks import Ranks
-from tests.runtime.test_sharded import held
+from tests.runtime.state.test_sharded import held
 from tests.runtime.training import (
     DENSE,
     ONEBIT,
@@ -277,7 +277,7 @@ def branches(rank: int, world: int) -> tuple[list[Tensor], list[str], int]:
     return found, placements, handle.step
 
 
-def test_a_layer_that_one_replica_uses(four: Ranks) -> None:
+def test_a_layer_that_one_replica_uses_gets_half_of_its_gradient(four: Ranks) -> None:
     for found, placements, steps in four.run(branches):
         assert len(found) == 4
         assert len(set(placements)) == steps == 1
@@ -339,7 +339,7 @@ def average(net: nn.Module, mesh: DeviceMesh) -> None:
         dist.all_reduce(grad.div_(2), group=mesh.get_group())
 
 
-def test_tensor_parallel_layers(four: Ranks) -> None:
+def test_tensor_parallel_layers_train_as_without_gradwire(four: Ranks) -> None:
     for results in zip(*four.run(tensor_parallel), strict=True):
         assert [shard for *_, shard in results] == ["part 0 of 2", "part 1 of 2"] * 2
         for native, own, _ in results:
@@ -408,7 +408,9 @@ def with_and_without_shards(rank: int, world: int) -> tuple[str, str, str]:
     return found, bits, str(raised.value)
 
 
-def test_ranks_of_the_same_and_of_other_shards(four: Ranks) -> None:
+def test_ranks_of_the_same_shards_train_alike_and_others_are_refused(
+    four: Ranks,
+) -> None:
     results = four.run(with_and_without_shards)
     assert [shard for shard, *_ in results] == ["part 0 of 2", "part 1 of 2"] * 2
     assert results[0][1] == results[2][1] != results[1][1] == results[3][1]
@@ -416,7 +418,7 @@ def test_ranks_of_the_same_and_of_other_shards(four: Ranks) -> None:
         assert re.search(r"shards is 'part . of 2' against 'part . of 2'", told)
 
 
-def test_what_is_refused(four: Ranks) -> None:
+def test_wrong_meshes_and_groups_are_refused_with_the_remedy(four: Ranks) -> None:
     for told in four.run(wrong):
         for text in told[:2]:
             assert "the dimensions ('replicate', 'shard') averages the gradient" in text
