@@ -44,13 +44,6 @@ def tensor_sizes(spec: TensorSpec) -> tuple[int, ...]:
     return tuple(size for size in map(prod, spec.shapes) if size) or (spec.numel,)
 
 
-def tensor_places(spec: TensorSpec) -> tuple[int, ...]:
-    """The places of these tensors among the shapes of a message."""
-    return tuple(place for place, shape in enumerate(spec.shapes) if prod(shape)) or (
-        0,
-    )
-
-
 @dataclass(frozen=True)
 class Joined(Format):
     """The layout of several tensors' payloads as one.

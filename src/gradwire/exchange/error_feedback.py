@@ -248,9 +248,8 @@ def residuals(state: State) -> dict[str, Tensor]:
     >>> sorted(residuals(FeedbackState(torch.zeros(2), None)))
     ['residual']
     """
-    each = ((path.rpartition(".")[2], path, tensor) for path, tensor in leaves(state))
     return {
-        path.removesuffix("_N"): own
-        for name, path, own in each
-        if name.startswith("residual")
+        path.removesuffix("_N"): tensor
+        for path, tensor in leaves(state)
+        if path.rpartition(".")[2].startswith("residual")
     }

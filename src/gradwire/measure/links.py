@@ -509,7 +509,6 @@ class LinkReport(NamedTuple):
 
 def torch_all_reduces(
     group: Group,
-    sizes_bytes: Sequence[int] = TORCH_SIZES_BYTES,
     *,
     device: torch.device | None = None,
     advance: Callable[..., None] = no_progress,
@@ -528,8 +527,8 @@ def torch_all_reduces(
         raise InvalidSetting(
             f"a link joins at least two ranks, got {world}; start more ranks"
         )
-    for size_bytes in sizes_bytes:
-        buffer_N = torch.zeros(max(1, size_bytes // 4), device=device)
+    for size_bytes in TORCH_SIZES_BYTES:
+        buffer_N = torch.zeros(size_bytes // ITEM_BYTES, device=device)
         taken_s = []
         # Decided by the size alone: all ranks must call equally often. Short ones
         #     scatter more.

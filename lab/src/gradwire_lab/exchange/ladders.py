@@ -35,7 +35,7 @@ from gradwire.compress.uniform import uniform
 from gradwire.contract import Compressor, Exchange, Member, State
 from gradwire.contract.shapes_only import SizeOnlyCompressor
 from gradwire.contract.spec import TensorSpec, working_dtype
-from gradwire.contract.tensorwise import Tensorwise, tensor_places, tensor_sizes
+from gradwire.contract.tensorwise import Tensorwise, tensor_sizes
 from gradwire.contract.verbs import AllReduce, Compute, Steps
 from gradwire.exchange.pair import Pair, PairState
 
@@ -85,6 +85,13 @@ class Ladder(ABC):
         residual_N: Tensor | None,
     ) -> Steps[State]:
         """The exchange with these rungs; see ``Exchange.synchronise``."""
+
+
+def tensor_places(spec: TensorSpec) -> tuple[int, ...]:
+    """The places of tensors with elements among the shapes of a message."""
+    return tuple(place for place, shape in enumerate(spec.shapes) if prod(shape)) or (
+        0,
+    )
 
 
 def ladder_of(exchange: Exchange) -> Ladder | None:
