@@ -30,7 +30,8 @@ class KeywordSettings:
     """
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
-        known = _names(cls)
+        kind: type = cls
+        known = _names(kind)
         if known is None:
             return super().__new__(cls)
         if args:
