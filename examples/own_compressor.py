@@ -30,7 +30,7 @@ from gradwire.dsl.language import (
 from gradwire.dsl.program import Program
 
 
-class ternary(Program, contraction=True, error_feedback=True):
+class ternary(Program, nonexpansive=True, error_feedback=True):
     """0 below ``share`` of the block's greatest magnitude, else the mean magnitude of
     the rest.
     """

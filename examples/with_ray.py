@@ -51,7 +51,7 @@ def loop(settings: dict[str, Any]) -> None:
     everything = handle.gather_state()  # on every worker; rank 0 gets all
     sums = [float(p.detach().double().sum()).hex() for p in model.parameters()]
     sent = handle.stats()["wire_bytes_per_step"]
-    told = {
+    metrics = {
         "step": handle.step,
         "bytes": sent,
         "loss": loss.item(),
@@ -63,7 +63,7 @@ def loop(settings: dict[str, Any]) -> None:
             states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save({**states, "gradwire": everything}, Path(folder) / "state.pt")
             made = Checkpoint.from_directory(folder)
-        train.report(told, checkpoint=made)
+        train.report(metrics, checkpoint=made)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ class Claim:
 def effect(
     says: str,
     place: str,
-    told: str,
+    in_words: str,
     found: float,
     stated: float,
     why: str,
@@ -66,13 +66,13 @@ def effect(
     """A printed effect beside ours, both as shares: 0.089 is a gain of 8.9 %.
 
     Ours agrees within a quarter of the printed effect, and within ``points`` (0.1 is
-    ten percentage points) where that is less. ``told`` is ours in words, and ``why`` is
-    for where it disagrees.
+    ten percentage points) where that is less. ``in_words`` is ours in words, and
+    ``why`` is for where it disagrees.
     """
     slack = min(points, QUARTER * abs(stated))
     agrees = abs(found - stated) <= slack + 1e-9
     span = f"{100 * (stated - slack):.1f} to {100 * (stated + slack):.1f} %"
-    return Claim(says, place, told, agrees, "" if agrees else why, span)
+    return Claim(says, place, in_words, agrees, "" if agrees else why, span)
 
 
 @dataclass(frozen=True)

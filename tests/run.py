@@ -24,10 +24,10 @@ class Run:
     """
 
     def __init__(
-        self, exchange: Exchange, spec: TensorSpec, world: int, turn: int = 0
+        self, exchange: Exchange, spec: TensorSpec, world: int, order: int = 0
     ) -> None:
         self.exchange = exchange
-        self.members = [Member(rank, world, turn) for rank in range(world)]
+        self.members = [Member(rank, world, order) for rank in range(world)]
         self.states: list[Any] = [exchange.init(spec, world) for _ in range(world)]
         self.sent_bytes = [0] * world
 
@@ -35,7 +35,9 @@ class Run:
         """One step in place of copies of ``grads``; all ranks' mean."""
         outs = [grad_N.clone() for grad_N in grads]
         outcome = drive(
-            self._texts(outs), seed=seed, ranks_per_host=self.exchange.ranks_per_host
+            self._all_steps(outs),
+            seed=seed,
+            ranks_per_host=self.exchange.ranks_per_host,
         )
         self.states = outcome.results
         self.sent_bytes = [
@@ -48,12 +50,12 @@ class Run:
         """The elements of the largest tensor that is made by one step in place of
         ``grads``.
         """
-        texts = self._texts(grads)
+        all_steps = self._all_steps(grads)
         with Allocations() as seen:
-            self.states = drive(texts).results
+            self.states = drive(all_steps).results
         return max(seen.numels, default=0)
 
-    def _texts(self, grads: Sequence[Tensor]) -> list[Steps[Any]]:
+    def _all_steps(self, grads: Sequence[Tensor]) -> list[Steps[Any]]:
         each = zip(self.members, self.states, grads, strict=True)
         return [self.exchange.synchronise(*own, own[2]) for own in each]
 

@@ -21,7 +21,7 @@ WORLDS = tuple(
     else pytest.param(world, marks=pytest.mark.slow)
     for world in range(1, 18)
 )
-"""Any number of ranks, for texts that send in rounds: powers of two and others, odd and
+"""Any number of ranks, for steps that send in rounds: powers of two and others, odd and
 even.
 """
 SIZES = (0, 1, 2, 5, 7, 8, 9, 63, 64, 65, 200)

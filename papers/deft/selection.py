@@ -130,9 +130,9 @@ def _steps(
     states = [exchange.init(spec, world) for _ in members]
     for step in range(repeats):
         spent: list[Spent] = [{} for _ in members]
-        texts = [
+        all_steps = [
             clocked(exchange.synchronise(member, state, grad_N, mean_N), own, CLOCK)
             for member, state, own in zip(members, states, spent, strict=True)
         ]
-        states = drive(texts, seed=step).results
+        states = drive(all_steps, seed=step).results
         yield spent

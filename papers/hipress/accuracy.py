@@ -1,7 +1,7 @@
 """Figure 14 of HiPress: its cost model beside what it predicts, here the simulator's
 exchange.
 
-The paper measures synchronisation on its own 16 hosts. Here the texts that training
+The paper measures synchronisation on its own 16 hosts. Here the steps that training
 runs are played by events on a link of the same rate, so what is compared is equations 1
 and 2 with their serial steps, and the very transfers, encodes and decodes.
 """
@@ -87,7 +87,7 @@ def _from_size(rows: Sequence[Row]) -> Claim:
     pays = [row for row in rows if _less(row, "compressed_uncut_s", "plain_uncut_s")]
     least = min((int(number(row, "size_bytes")) for row in pays), default=None)
     agrees = least == WHOLE
-    told = "never" if least is None else f"from {least // KIB} KiB on"
+    in_words = "never" if least is None else f"from {least // KIB} KiB on"
     small = next(row for row in rows if least is None or row["size_bytes"] == least)
     why = (
         f"{small['name']} takes {1e6 * number(small, 'compressed_uncut_s'):.0f} us "
@@ -96,7 +96,7 @@ def _from_size(rows: Sequence[Row]) -> Claim:
         "transfer's, which the paper does not print"
     )
     says = "uncut gradients gain from compression from 1 MB on"
-    return Claim(says, "figure 14a", told, agrees, "" if agrees else why)
+    return Claim(says, "figure 14a", in_words, agrees, "" if agrees else why)
 
 
 def _less(row: Row, one: str, other: str) -> bool:
@@ -115,7 +115,7 @@ def _advice(rows: Sequence[Row], num_hosts: int) -> list[Claim]:
     )
     claims = []
     for says, own, wanted in stated:
-        told = ", ".join(f"{row['name']} {row['partitions']}" for row in own)
+        in_words = ", ".join(f"{row['name']} {row['partitions']}" for row in own)
         agrees = bool(own) and all(row["partitions"] == wanted for row in own)
         unlike = [row for row in own if row["partitions"] != wanted]
         why = (
@@ -128,7 +128,7 @@ def _advice(rows: Sequence[Row], num_hosts: int) -> list[Claim]:
             )
         )
         claims.append(
-            Claim(says, "figure 14b", told or "none", agrees, "" if agrees else why)
+            Claim(says, "figure 14b", in_words or "none", agrees, "" if agrees else why)
         )
     return claims
 
@@ -155,8 +155,8 @@ def _accuracy(rows: Sequence[Row]) -> list[Claim]:
             "small, and beside transfers where it goes in rounds"
         )
         says = f"the cost model is accurate for {key} gradients (equation {equation})"
-        told = f"{100 * found:.1f} % off on average"
-        claims.append(Claim(says, "figure 14a", told, None, why))
+        in_words = f"{100 * found:.1f} % off on average"
+        claims.append(Claim(says, "figure 14a", in_words, None, why))
     return claims
 
 

@@ -187,7 +187,7 @@ def sooner_claim(models: Sequence[Trained], rows: Sequence[Row]) -> Claim:
     models.
     """
     less = {}
-    told = []
+    in_words = []
     for model in models:
         pair = [row for row in rows if row["application"] == model.name]
         reached = [
@@ -195,7 +195,7 @@ def sooner_claim(models: Sequence[Trained], rows: Sequence[Row]) -> Claim:
         ]
         dense_s, own_s = (number(row, "iteration_s") for row in pair)
         less[model.name] = 1 - reached[1] / reached[0]
-        told.append(
+        in_words.append(
             f"{100 * less[model.name]:.1f} % less ({model.name}), an iteration being "
             f"{dense_s / own_s:.2f} x as fast"
         )
@@ -203,7 +203,7 @@ def sooner_claim(models: Sequence[Trained], rows: Sequence[Row]) -> Claim:
     return effect(
         f"HiPress converges in up to {100 * FIGURE_16_TIME:.1f} % less time",
         "section 6.5, figure 16",
-        "; ".join(told),
+        "; ".join(in_words),
         most,
         FIGURE_16_TIME,
         FEWER if most > FIGURE_16_TIME else MORE,

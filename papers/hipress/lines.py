@@ -280,11 +280,11 @@ def _imported() -> dict[Path, list[str]]:
 
 def _imports(tree: ast.Module) -> list[str]:
     """The modules that a file imports from, but for type checkers."""
-    told = [
+    known = [
         node
         for branch in ast.walk(tree)
         if isinstance(branch, ast.If) and "TYPE_CHECKING" in ast.unparse(branch.test)
         for node in ast.walk(branch)
     ]
     found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    return [str(node.module) for node in found if node not in told]
+    return [str(node.module) for node in found if node not in known]

@@ -48,7 +48,7 @@ def claim_of(row: Row) -> Claim:
     unlike = [
         key for key, (ours, paper) in pairs.items() if abs(ours - paper) > SLACK_MIB
     ]
-    says, told = (
+    says, in_words = (
         f"{row[f'mebibytes{end}']:.2f} MB, the largest "
         f"{row[f'mebibytes_largest{end}']:.2f} MB, "
         f"{row[f'num_gradients{end}']} gradients"
@@ -59,5 +59,5 @@ def claim_of(row: Row) -> Claim:
         "version; the catalogue's is its profile's source"
     )
     return Claim(
-        f"{row['name']}: {says}", "table 6", told, not unlike, why if unlike else ""
+        f"{row['name']}: {says}", "table 6", in_words, not unlike, why if unlike else ""
     )

@@ -169,8 +169,8 @@ def speedup_claim(rows: Sequence[Row]) -> Claim:
     other = _pair([row for row in rows if "codec" in row], best)[1]
     why = f"with the printed factors {best} leaves no overlap: {spent(other)}"
     says = f"CompLL's code trains VGG19 up to {MOST_SPEEDUP} x as fast"
-    told = f"{found[best]:.1f} x, {best}"
-    return effect(says, "section 6.4", told, found[best] - 1, MOST_SPEEDUP - 1, why)
+    in_words = f"{found[best]:.1f} x, {best}"
+    return effect(says, "section 6.4", in_words, found[best] - 1, MOST_SPEEDUP - 1, why)
 
 
 def draw13(rows: Sequence[Row], path: Path) -> Path:

@@ -190,11 +190,11 @@ def gain_claim(rows: Sequence[Row], stated: Stated) -> Claim:
         f"{stated.model}: {stated.ours} is {most}{100 * stated.gain:.1f} % faster than "
         f"{stated.other}"
     )
-    told = f"{100 * found:.1f} % on {hosts} hosts"
+    in_words = f"{100 * found:.1f} % on {hosts} hosts"
     at = where(rows, model=stated.model, num_hosts=hosts)
     pair = [row for name in (stated.ours, stated.other) for row in where(at, name=name)]
     why = "; ".join(map(spent, pair)) + _bound(pair)
-    return effect(says, stated.place, told, found, stated.gain, why, NEAR)
+    return effect(says, stated.place, in_words, found, stated.gain, why, NEAR)
 
 
 def spent(row: Row) -> str:
@@ -217,7 +217,9 @@ def widening(rows: Sequence[Row], model: str, names: Sequence[str]) -> Claim:
     found = gains(rows, Stated(model, ours, names[0], 0.0, is_most=False, place=""))
     values = list(found.values())
     widens = values == sorted(values) and values[0] < values[-1]
-    told = ", ".join(f"{100 * gain:.1f} % on {hosts}" for hosts, gain in found.items())
+    in_words = ", ".join(
+        f"{100 * gain:.1f} % on {hosts}" for hosts, gain in found.items()
+    )
     why = (
         "a ring or push and pull of N hosts moves 2(N-1)/N of the bytes, which hardly "
         "grows; what grows is latencies and what is decoded"
@@ -225,7 +227,7 @@ def widening(rows: Sequence[Row], model: str, names: Sequence[str]) -> Claim:
     return Claim(
         f"{model}: {ours} gains more over {names[0]} on more hosts",
         "section 6.2.1",
-        told,
+        in_words,
         widens,
         "" if widens else why,
     )

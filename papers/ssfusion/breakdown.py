@@ -61,10 +61,10 @@ def less(part: str, stated: float, ours: Row, other: Row | None, against: str) -
         return Claim(says, place, "not measured", None, "no planner of it")
     own_s = number(ours, part)
     other_s = number(other, part)
-    told = f"{1e3 * own_s:.1f} ms against {1e3 * other_s:.1f} ms"
+    in_words = f"{1e3 * own_s:.1f} ms against {1e3 * other_s:.1f} ms"
     if other_s <= 0:
         return Claim(
-            says, place, told, False, "there all of it is hidden, and none is left"
+            says, place, in_words, False, "there all of it is hidden, and none is left"
         )
     found = 1 - own_s / other_s
     link = (
@@ -76,8 +76,10 @@ def less(part: str, stated: float, ours: Row, other: Row | None, against: str) -
         "links are in "
     )
     why += f"use for {link}"
-    told = f"{100 * abs(found):.1f} % {'less' if found >= 0 else 'more'}: {told}"
-    return effect(says, place, told, found, stated, why, NEAR)
+    in_words = (
+        f"{100 * abs(found):.1f} % {'less' if found >= 0 else 'more'}: {in_words}"
+    )
+    return effect(says, place, in_words, found, stated, why, NEAR)
 
 
 def draw13(rows: Sequence[Row], path: Path) -> Path:

@@ -217,7 +217,7 @@ def improvement(
     found = range_of(gains.values())
     least = min(gains, key=gains.__getitem__)
     most = max(gains, key=gains.__getitem__)
-    told = f"{shown(found)} (least over {least}, most over {most})"
+    in_words = f"{shown(found)} (least over {least}, most over {most})"
     lacking = [name for name in wanted if name in LACKING]
     if is_within(found, stated):
         why = (
@@ -225,12 +225,12 @@ def improvement(
             if lacking
             else ""
         )
-        return Claim(says, place, told, None if lacking else True, why)
+        return Claim(says, place, in_words, None if lacking else True, why)
     make = difference if reason is None else reason
     side = least if found[0] < stated[0] - SLACK else most
     other, _, case = side.partition(", ")
     own = _by_case(rows)[case]
-    return Claim(says, place, told, False, make([own[ours], own[other]], case))
+    return Claim(says, place, in_words, False, make([own[ours], own[other]], case))
 
 
 def difference(pair: Sequence[Row], case: str) -> str:

@@ -146,11 +146,12 @@ def _ahead(model: Trained, ours: Row, rivals: Sequence[Row], about: str) -> Clai
     better = [
         row for row in rivals if number(row, "mean_lost") <= number(ours, "mean_lost")
     ]
-    told = ", ".join(f"{row['name']} {number(row, 'score'):.4g}" for row in rivals)
+    in_words = ", ".join(f"{row['name']} {number(row, 'score'):.4g}" for row in rivals)
     return Claim(
         f"{about} ends ahead of {', '.join(str(row['name']) for row in rivals)}",
         PLACE,
-        f"{model.name}, {ours['metric']}: {number(ours, 'score'):.4g} against {told}",
+        f"{model.name}, {ours['metric']}: {number(ours, 'score'):.4g} against "
+        f"{in_words}",
         not better,
         _why_not_ahead(model, ours, better) if better else "",
     )

@@ -255,13 +255,13 @@ def table3_claims(rows: Sequence[Row]) -> list[Claim]:
     grows = ours[-1] / ours[0]
     printed = theirs[-1] / theirs[0]
     agrees = printed / FLAT <= grows <= printed * FLAT
-    told = ", ".join(f"{1e3 * taken:.3g}" for taken in ours)
+    in_words = ", ".join(f"{1e3 * taken:.3g}" for taken in ours)
     return [
         Claim(
             "on a CPU, DGC takes 1.49, 1.81, 3.22 and 8.74 ms for 10, 100, 1000 and "
             f"10,000 KB: {printed:.1f} times as long for a thousand times the size",
             "table 3",
-            f"{told} ms: {grows:.1f} times; agreed from {printed / FLAT:.1f} to "
+            f"{in_words} ms: {grows:.1f} times; agreed from {printed / FLAT:.1f} to "
             f"{printed * FLAT:.1f}",
             agrees,
             ""

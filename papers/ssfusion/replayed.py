@@ -63,29 +63,29 @@ def claim(rows: Sequence[Row]) -> Claim:
         max(high for _, high in FIGURE_11.values()),
     )
     found = [gain(rows, model, SSFUSION, RIVALS) for model in models_of(rows)]
-    told = f"{shown((min(found), max(found)))} over {' and '.join(RIVALS)}"
+    in_words = f"{shown((min(found), max(found)))} over {' and '.join(RIVALS)}"
     why = "8 hosts, smaller models and a CPU's selections, where the paper has 64 GPUs"
     says = f"SSFusion-(O+I) outperforms all others by {shown(stated)}"
-    return Claim(says, "experiment 1, figure 11", told, None, why)
+    return Claim(says, "experiment 1, figure 11", in_words, None, why)
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
     """A sentence for each model: gradwire's planner over the best other, and the bound
     on that.
     """
-    told = []
+    in_words = []
     for model in models_of(rows):
         own = {str(row["name"]): row for row in rows if row["model"] == model}
         others = [name for name in own if name != OURS]
         best = min(others, key=lambda name: number(own[name], "measured_s"))
         bound = number(own[best], "measured_s") / number(own[best], "compute_s")
         off = max(abs(number(row, "fraction_error")) for row in own.values())
-        told.append(
+        in_words.append(
             f"{model}: {OURS} takes 1/{1 + gain(rows, model, OURS, others):.2f} of "
             f"{best}'s seconds, the best other's; computation alone bounds that at "
             f"1/{bound:.2f}. Simulated seconds are at most {100 * off:.0f} % off"
         )
-    return told
+    return in_words
 
 
 def gain(rows: Sequence[Row], model: str, ours: str, others: Sequence[str]) -> float:

@@ -89,13 +89,13 @@ def order_note(rows: Sequence[Row], replayed: Findings | None) -> str:
     """The order of SSFusion and Cupcake, simulated and on real links."""
     gains = over(rows, SSFUSION, [CUPCAKE]).values()
     simulated = [gain > 0 for gain in gains]
-    told = (
+    in_words = (
         f"{SSFUSION} is faster than {CUPCAKE} in {sum(simulated)} of "
         f"{len(simulated)} simulated"
     )
     if replayed is None or not replayed.rows:
         return (
-            f"{told} comparisons. On real links the order may be the other: "
+            f"{in_words} comparisons. On real links the order may be the other: "
             "figure11_replayed was not measured before this, and in docs/measured.md "
             "SSFusion is 1.34 times as fast on bert_base"
         )
@@ -111,7 +111,8 @@ def order_note(rows: Sequence[Row], replayed: Findings | None) -> str:
     )
     alike = len({*simulated, *real}) == 1
     return (
-        f"{told} comparisons, and in {sum(real)} of {len(real)} that figure11_replayed "
+        f"{in_words} comparisons, and in {sum(real)} of {len(real)} that "
+        "figure11_replayed "
         f"measured on real links ({seconds}): "
         + (
             "both rank them alike"

@@ -66,12 +66,12 @@ def figure14(
         for model in models
         for sparsifier, stated in FIGURE_14[model].items()
     ]
-    told = ", ".join(f"{name} {factor:.2f}" for name, factor in factors.items())
+    in_words = ", ".join(f"{name} {factor:.2f}" for name, factor in factors.items())
     return Findings(
         tuple(rows),
         tuple(claims),
         (
-            f"seconds over DGC's on this CPU: {told}",
+            f"seconds over DGC's on this CPU: {in_words}",
             "Ok-Topk and SparDL select in their own way, whatever the sparsifier",
             "which printed range is of which sparsifier is not said: the order is that "
             "in which experiment 4 first names them",
@@ -110,14 +110,14 @@ def denser_claim(rows: Sequence[Row], density: float) -> Claim:
     }
     is_so = max(ahead.values()) < min(behind.values())
     lacking = [name for name in (ESPRESSO, OMGS) if name not in own]
-    told = ", ".join(
+    in_words = ", ".join(
         f"{name} {1e3 * taken:.0f} ms" for name, taken in (ahead | behind).items()
     )
     fastest = min(behind, key=behind.__getitem__)
     return Claim(
         f"at density {density:g} Ok-Topk and SparDL are faster than Espresso and OMGS",
         "experiment 5, figure 15",
-        told,
+        in_words,
         None if is_so and lacking else is_so,
         (f"{', '.join(lacking)}: no planner of it" if lacking else "")
         if is_so
@@ -171,14 +171,14 @@ def _by_rate(rows: Sequence[Row], models: Sequence[str]) -> list[Claim]:
         slowest, *others = gains
         agrees = gains[slowest] > max(gains[name] for name in others)
         (row,) = where(own[slowest], name=VARIANTS["o"])
-        told = ", ".join(
+        in_words = ", ".join(
             f"{100 * gain:.1f} % with {name}" for name, gain in gains.items()
         )
         claims.append(
             Claim(
                 "interleaved communication gains more on slower networks",
                 "section IV-E",
-                f"{model}: -(O+I) over -O {told}",
+                f"{model}: -(O+I) over -O {in_words}",
                 agrees,
                 "" if agrees else interleaved([row, row], f"{model} with {slowest}:"),
             )

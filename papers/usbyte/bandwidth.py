@@ -74,7 +74,7 @@ def least_claim(rows: Sequence[Row], rival: str) -> Claim:
     }
     more = [case for case, (ours, other) in pairs.items() if ours > other]
     agrees = not more and any(ours < other for ours, other in pairs.values())
-    told = ", ".join(
+    in_words = ", ".join(
         f"{case} {one:.0f} ms for {other:.0f}" for case, (one, other) in pairs.items()
     )
     why = (
@@ -84,7 +84,7 @@ def least_claim(rows: Sequence[Row], rival: str) -> Claim:
     return Claim(
         f"US-Byte overlaps communication better than {SHOWN[rival]}",
         "section 6.3, figure 11",
-        told,
+        in_words,
         agrees,
         "" if agrees else why if more else "the same in every case",
     )
@@ -95,14 +95,14 @@ def grows_claim(rows: Sequence[Row], model: str) -> Claim:
     own = [row for row in rows if row["name"] == model]
     exposed = [1e3 * number(row, "exposed_wfbp_s") for row in own]
     grows = exposed == sorted(exposed) and exposed[-1] > exposed[0]
-    told = ", ".join(
+    in_words = ", ".join(
         f"{taken:.0f} ms on {row['num_ranks']}"
         for taken, row in zip(exposed, own, strict=True)
     )
     return Claim(
         f"{model}: what WFBP does not hide increases with the nodes",
         "section 6.3, figure 11",
-        told,
+        in_words,
         grows,
         "" if grows else "all of it hides behind the backward pass under the model",
     )
@@ -197,12 +197,12 @@ def range_claim(rows: Sequence[Row], rival: str) -> Claim:
     if not own:
         return Claim(says, place, "not measured", None)
     agrees = all(least - 0.005 <= gain <= most + 0.005 for gain in own.values())
-    told = ", ".join(f"{name} {100 * gain:.0f} %" for name, gain in own.items())
+    in_words = ", ".join(f"{name} {100 * gain:.0f} %" for name, gain in own.items())
     why = (
         "a gain follows from what is exposed, and that from layer times that are "
         "not published"
     )
-    return Claim(says, place, told, agrees, "" if agrees else why)
+    return Claim(says, place, in_words, agrees, "" if agrees else why)
 
 
 def stable_claim(rows: Sequence[Row], models: Sequence[str]) -> Claim:
@@ -220,11 +220,13 @@ def stable_claim(rows: Sequence[Row], models: Sequence[str]) -> Claim:
     if not lost:
         return Claim(says, place, "not measured", None)
     agrees = max(lost.values()) <= NEAR
-    told = ", ".join(f"{model} {100 * one:.1f} % slower" for model, one in lost.items())
-    told += f"; stable: at most {100 * NEAR:g} %"
+    in_words = ", ".join(
+        f"{model} {100 * one:.1f} % slower" for model, one in lost.items()
+    )
+    in_words += f"; stable: at most {100 * NEAR:g} %"
     slow = max(lost, key=lost.__getitem__)
     why = f"{slow} still waits for the link at 60 Gbit/s under the model"
-    return Claim(says, place, told, agrees, "" if agrees else why)
+    return Claim(says, place, in_words, agrees, "" if agrees else why)
 
 
 def hidden_claim(rows: Sequence[Row]) -> Claim:
@@ -238,9 +240,11 @@ def hidden_claim(rows: Sequence[Row]) -> Claim:
         int(number(row, "rate_gbit")): number(row, "fraction_exposed") for row in own
     }
     agrees = all((share < HIDDEN) == (gbit >= 40) for gbit, share in shares.items())
-    told = ", ".join(f"{100 * share:.1f} % at {gbit}" for gbit, share in shares.items())
+    in_words = ", ".join(
+        f"{100 * share:.1f} % at {gbit}" for gbit, share in shares.items()
+    )
     why = "under the model it is hidden where these shares of the computation are small"
-    return Claim(says, place, told, agrees, "" if agrees else why)
+    return Claim(says, place, in_words, agrees, "" if agrees else why)
 
 
 def draw14(rows: Sequence[Row], path: Path) -> Path:

@@ -188,9 +188,9 @@ def equation_claim(rows: Sequence[Row]) -> Claim:
     if not off:
         return Claim(says, place, "not measured", None)
     worst = max(off, key=off.__getitem__)
-    told = f"at most {100 * off[worst]:.2g} % off ({worst})"
+    in_words = f"at most {100 * off[worst]:.2g} % off ({worst})"
     why = "hops do not follow one another at once, or chunks are of unequal length"
-    return Claim(says, place, told, *built_in(off[worst] <= NEAR, why))
+    return Claim(says, place, in_words, *built_in(off[worst] <= NEAR, why))
 
 
 def draw9(rows: Sequence[Row], path: Path) -> Path:

@@ -106,13 +106,13 @@ def alike_claim(rows: Sequence[Row], goal: float) -> Claim:
         for row in rows
         if row["epochs_to_goal"] is not None
     ]
-    told = ", ".join(f"{epochs:.1f}" for epochs in reached)
+    in_words = ", ".join(f"{epochs:.1f}" for epochs in reached)
     alike = len(reached) == len(rows) and max(reached) <= (1 + QUARTER) * min(reached)
     return Claim(
         "statistical performance is almost linear: more nodes reach a loss in "
         "as many epochs",
         "section 6.3, figure 12",
-        f"a loss of {goal:g} after {told or 'no'} epochs",
+        f"a loss of {goal:g} after {in_words or 'no'} epochs",
         alike,
         ""
         if alike

@@ -17,31 +17,31 @@ ran.
 
 
 def clocked(
-    text: Steps[T], spent: Spent, clock: Callable[[], float] = time.perf_counter
+    steps: Steps[T], spent: Spent, clock: Callable[[], float] = time.perf_counter
 ) -> Steps[T]:
-    """The text, with the seconds of each of its Computes kept in ``spent``.
+    """The steps, with the seconds of each of their Computes kept in ``spent``.
 
     ``clock`` may be ``time.thread_time``, which stands still while others have the
     core.
 
     >>> from gradwire.exchange.local import drive
-    >>> def text():
+    >>> def steps():
     ...     return (yield Compute("encode", lambda: 7, 100))
     >>> spent = {}
-    >>> drive([clocked(text(), spent)]).results, list(spent)
+    >>> drive([clocked(steps(), spent)]).results, list(spent)
     ([7], [('encode', 100)])
     """
-    return watched(text, lambda verb: _clocked(verb, spent, clock))
+    return watched(steps, lambda verb: _clocked(verb, spent, clock))
 
 
-def watched(text: Steps[T], see: Callable[[Verb], Verb]) -> Steps[T]:
-    """The text, whose verbs all pass through ``see``: what it returns is carried
+def watched(steps: Steps[T], see: Callable[[Verb], Verb]) -> Steps[T]:
+    """The steps, whose verbs all pass through ``see``: what it returns is carried
     out.
     """
     value: Any = None
     while True:
         try:
-            asked = text.send(value)
+            asked = steps.send(value)
         except StopIteration as stop:
             result: T = stop.value
             return result

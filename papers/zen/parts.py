@@ -132,16 +132,16 @@ def _both_claims(model: str, row: Row, paper: tuple[float, float, str]) -> list[
         ]
     speedup = number(row, "speedup_of_training_in_coo")
     gained = number(row, "fraction_gained_in_training")
-    told = f"training of the {model}: {speedup:.2f} times"
-    adds_told = (
+    in_words = f"training of the {model}: {speedup:.2f} times"
+    adds_in_words = (
         f"{100 * gained:+.0f} % in training of the {model}, in communication "
         f"{100 * number(row, 'fraction_gained'):+.0f} %, {by_bytes}"
     )
     why = WHY_MORE if speedup > coo else WHY_SLOW
     why_adds = WHY_MORE if gained > adds else WHY_NO_BITMAP
     return [
-        effect(says[0], place, told, speedup - 1, coo - 1, why),
-        effect(says[1], place, adds_told, gained, adds, why_adds),
+        effect(says[0], place, in_words, speedup - 1, coo - 1, why),
+        effect(says[1], place, adds_in_words, gained, adds, why_adds),
     ]
 
 

@@ -195,7 +195,7 @@ def of_as_many(claims: Sequence[Claim], rows: Sequence[Row]) -> tuple[Claim, ...
     return tuple(replace(one, agrees=None, why=why) for one in claims)
 
 
-def faster(says: str, place: str, told: str, ours: Gain, paper: float) -> Claim:
+def faster(says: str, place: str, in_words: str, ours: Gain, paper: float) -> Claim:
     """A printed number of times as fast beside ours: what agrees is a quarter of the
     gain over 1.
 
@@ -217,7 +217,7 @@ def faster(says: str, place: str, told: str, ours: Gain, paper: float) -> Claim:
             "megabytes, rounds, telling of sizes and the work of all hosts on this "
             "machine's cores take a larger part"
         )
-    return effect(says, place, told, ours.measured - 1, paper - 1, why)
+    return effect(says, place, in_words, ours.measured - 1, paper - 1, why)
 
 
 def _zen_claim(model: str, ours: Gain) -> Claim:
@@ -226,19 +226,19 @@ def _zen_claim(model: str, ours: Gain) -> Claim:
         f"ZEN communicates {paper:.2f} times as fast as AllReduce for {name} with 16 "
         "machines"
     )
-    told = (
+    in_words = (
         f"{ours.measured:.2f} times for the {model}, by bytes alone {ours.by_bytes:.2f}"
     )
-    return faster(says, PLACE, told, ours, paper)
+    return faster(says, PLACE, in_words, ours, paper)
 
 
 def _omnireduce_claim(found: Gains) -> Claim:
     """The most that OmniReduce gains, for the model where it gains most."""
     own = {model: gains["omnireduce"] for model, gains in found.items()}
     says = f"OmniReduce is up to {PAPER_OMNIREDUCE} times as fast as AllReduce"
-    told = ", ".join(f"{model}: {gain.measured:.2f}" for model, gain in own.items())
+    in_words = ", ".join(f"{model}: {gain.measured:.2f}" for model, gain in own.items())
     best = max(own.values(), key=lambda gain: gain.measured)
-    return faster(says, PLACE, told, best, PAPER_OMNIREDUCE)
+    return faster(says, PLACE, in_words, best, PAPER_OMNIREDUCE)
 
 
 def _slower_claim(found: Gains) -> Claim:
@@ -282,11 +282,11 @@ def _most_claim(found: Gains) -> Claim:
         for own in found.values()
     )
     says = f"ZEN communicates up to {PAPER_MOST} times as fast as the state of the art"
-    told = (
+    in_words = (
         f"up to {ours[best].measured:.2f} times as fast as {SHOWN[best]}; at least "
         f"{least:.2f} times as fast as the best of all for a model"
     )
-    return faster(says, "abstract", told, ours[best], PAPER_MOST)
+    return faster(says, "abstract", in_words, ours[best], PAPER_MOST)
 
 
 def draw15(rows: Sequence[Row], path: Path) -> Path:

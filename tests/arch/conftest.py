@@ -1,4 +1,4 @@
-"""Syntax trees are millions of objects without circles, and stay: no collector looks at
+"""Syntax trees are millions of objects without cycles, and stay: no collector looks at
 them.
 """
 

@@ -1,4 +1,4 @@
-"""Imports go one way and in no circle, and only the listed files talk to
+"""Imports go one way and in no cycle, and only the listed files talk to
 torch.distributed.
 """
 
@@ -137,7 +137,7 @@ def rooms(folders: Iterable[str]) -> set[str]:
 
 
 def test_every_folder_has_a_floor_of_its_own() -> None:
-    """A folder that is counted to the one around it could hide a circle of the two."""
+    """A folder that is counted to the one around it could hide a cycle of the two."""
     files = (path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
     folders = {path.parent.as_posix() for path in files} - {"."}
     assert rooms(folders) - set(ORDER) == set()
@@ -148,7 +148,7 @@ def test_imports_go_one_way() -> None:
     assert [wrong for source in sources() for wrong in wrong_imports(source)] == []
 
 
-def test_no_imports_go_in_a_circle() -> None:
+def test_no_imports_go_in_a_cycle() -> None:
     known = module_names()
     graph = {
         source.name: {name for _, name in imports(source, known, for_types=True)}

@@ -235,7 +235,7 @@ def docstrings(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield str(node.value.value)
 
 
-def told(nodes: Iterable[ast.AST]) -> Iterator[str]:
+def reported(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """The strings of a Python file that name another: errors and notes for users."""
     for node in nodes:
         if isinstance(node, ast.Constant) and ".py" in str(node.value):
@@ -259,7 +259,7 @@ def texts() -> dict[str, str]:
             if path.suffix.startswith(".py"):
                 nodes = nodes_of(code)
                 is_test = ROOT / "tests" in path.parents
-                spoken += [*docstrings(nodes), *(() if is_test else told(nodes))]
+                spoken += [*docstrings(nodes), *(() if is_test else reported(nodes))]
             found[path.relative_to(ROOT).as_posix()] = "\n".join(spoken)
     return found
 

@@ -7,7 +7,8 @@ Each trial is three ranks on the loopback that train for 12 steps, by one of
 ``EXCHANGES``. In one call that one of them sends a payload by, one bit flips: in half
 of all trials a bit of the payload, in the others one of all that the call writes, which
 begins with a header of gloo's own. ``writev`` of send_flips.cpp, loaded before libc's,
-does it. The same seeds train without checksums and with.
+does it. The same seeds train without checksums and with. Channels' calls take turns as
+the machine has it, so a seed may strike another payload the next time.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ VERDICTS = {
     "hung": "a rank that never ended",
     "wrong": "the same wrong parameters on all ranks, unnoticed",
     "diverged": "other parameters on each rank, unnoticed",
-    "no effect": "the parameters that there would be without it",
+    "no effect": "the parameters that there would be without it: low bits of gradients "
+    "are lost where parameters round, and a count of used parameters is still above 0",
     "not struck": "the call never came",
 }
 """The outcomes of a trial."""
@@ -207,8 +209,8 @@ class Trials:
         calls = [-1] * WORLD
         calls[trial.victim] = int(trial.call * calm[trial.victim].calls)
         outcomes, codes, hit = self._lived(trial, calls)
-        told = f"{trial}, calls {calls}, {hit}: {outcomes} {codes}"
-        return judged(trial, calm[0].digest, outcomes, codes, hit), hit[:6], told
+        reported = f"{trial}, calls {calls}, {hit}: {outcomes} {codes}"
+        return judged(trial, calm[0].digest, outcomes, codes, hit), hit[:6], reported
 
     def _lived(
         self, trial: Trial, calls: Sequence[int]
@@ -257,7 +259,7 @@ def judged(
 
 
 def measure(
-    trials: int, seed: int, at_once: int, tell: Callable[[str], None]
+    trials: int, seed: int, at_once: int, announce: Callable[[str], None]
 ) -> list[Row]:
     """Two rows a side, for bits of payloads and of gloo's headers: a count for each
     verdict.
@@ -276,9 +278,9 @@ def measure(
                 "payload": Counter(),
                 "header": Counter(),
             }
-            for what, part, told in pool.map(made.verdict, accidents):
+            for what, part, reported in pool.map(made.verdict, accidents):
                 counts[part if part == "header" else "payload"][what] += 1
-                tell(f"{what}: {told}")
+                announce(f"{what}: {reported}")
             for part, count in counts.items():
                 side = "with checksums" if checksums else "without"
                 rows.append(
@@ -295,8 +297,8 @@ def main() -> None:
     options.add_argument("--at-once", type=int, default=2)
     options.add_argument("--verbose", action="store_true", help="print each trial")
     chosen = options.parse_args()
-    tell = print if chosen.verbose else lambda text: None
-    for row in measure(chosen.trials, chosen.seed, chosen.at_once, tell):
+    announce = print if chosen.verbose else lambda text: None
+    for row in measure(chosen.trials, chosen.seed, chosen.at_once, announce):
         print(row, flush=True)
 
 

@@ -138,12 +138,12 @@ def test_try_trains_behind_a_relay_and_writes_a_page(
     given = ["--no-browser", "--steps", "8", "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(module.app, given)
     assert done.exit_code == 0, done.output
-    told = [
+    reported = [
         line.split()[0]
         for line in done.output.splitlines()
         if line.startswith(("ddp", "g"))
     ]
-    assert told[-3:] == ["ddp", "ddp-fp16", "gradwire-onebit"]
+    assert reported[-3:] == ["ddp", "ddp-fp16", "gradwire-onebit"]
     assert "Training loss over seconds" in (tmp_path / "out" / "report.html").read_text(
         "utf-8"
     )

@@ -41,9 +41,9 @@ def test_kernels_and_the_partition_have_their_rows() -> None:
     bench = device.DeviceBench.small(
         parts=("kernels", "partition"), numel=4096, zen_numel=10_000
     )
-    told = list[Any]()
-    rows, notes = device.run(bench, ignore, codecs=[onebit()], tell=told.append)
-    assert told == rows
+    reported = list[Any]()
+    rows, notes = device.run(bench, ignore, codecs=[onebit()], announce=reported.append)
+    assert reported == rows
     named: dict[str, Any] = {str(row["name"]): row for row in rows}
     assert {"copy", "onebit/decode-plain", "partition/cpu"} < {*named}
     assert named["onebit/encode"]["fraction_of_copy_bandwidth"] > 0

@@ -32,10 +32,10 @@ def test_every_compressor_has_rows_and_torch_columns_beside_ours() -> None:
     wanted = [f"{name}/{part}" for name in ("onebit", "topk") for part in parts]
     assert [row["name"] for row in rows] == ["copy", *wanted]
     assert all(float(str(row["kernel_s"])) > 0 for row in rows)
-    told = {row["name"]: row for row in rows}
-    assert "speedup_vs_eager" in told["onebit/decode"]
-    assert "speedup_vs_eager" in told["topk/encode-plain"]
-    assert "speedup_vs_eager" not in told["onebit/decode-plain"]
+    reported = {row["name"]: row for row in rows}
+    assert "speedup_vs_eager" in reported["onebit/decode"]
+    assert "speedup_vs_eager" in reported["topk/encode-plain"]
+    assert "speedup_vs_eager" not in reported["onebit/decode-plain"]
 
 
 def test_bytes_are_those_that_must_move() -> None:
@@ -148,12 +148,12 @@ def test_a_round_averages_what_the_ranks_have() -> None:
 
 def test_rows_of_the_partition_are_its_steps_and_their_sum() -> None:
     rows = partition.measure(DRAWS, 125e6, threads=1, rounds=4)
-    told = {str(row["name"]): row for row in rows}
-    assert [*told] == ["copy", *partition.CPU_STEPS, "zen"]
+    reported = {str(row["name"]): row for row in rows}
+    assert [*reported] == ["copy", *partition.CPU_STEPS, "zen"]
     longest_s = max(
-        float(str(told[name]["kernel_s_q1"])) for name in partition.CPU_STEPS
+        float(str(reported[name]["kernel_s_q1"])) for name in partition.CPU_STEPS
     )
-    assert float(str(told["zen"]["kernel_s"])) >= longest_s > 0
+    assert float(str(reported["zen"]["kernel_s"])) >= longest_s > 0
     # Entries are few: most of what the dense all-reduce sends is saved, but not all.
     dense_s = 2 * 4 / 5 * 4 * DRAWS.numel / 125e6
-    assert 0.5 * dense_s < float(str(told["zen"]["saved_s"])) < dense_s
+    assert 0.5 * dense_s < float(str(reported["zen"]["saved_s"])) < dense_s

@@ -48,14 +48,13 @@ def test_a_trial_is_judged_by_how_its_ranks_ended(
 def test_flips_are_refused_by_name_with_checksums_alone() -> None:
     # In a process of its own, as all processes that it forks from have loaded the
     # library.
-    # Without checksums this seed's flip is in a gradient that changes parameters.
-    seeded = ["--trials", "1", "--seed", "2"]
-    command = [sys.executable, "-m", "tests.bench.send_flips", *seeded]
+    command = [sys.executable, "-m", "tests.bench.send_flips", "--trials", "1"]
     said = subprocess.run(
         command, check=True, cwd=ROOT, capture_output=True, encoding="utf-8"
     ).stdout
     # the first six are of payloads
     plain, _, sealed, _ = map(ast.literal_eval, said.splitlines())
     assert sealed["named"] == 1
-    assert plain["named"] == 0
-    assert plain["wrong"] + plain["diverged"] == 1
+    # Parameters may well be right: rounding takes low bits of gradients, and counts of
+    # used parameters are compared with 0 alone. The order of calls is not repeated.
+    assert plain["named"] == plain["not struck"] == 0

@@ -32,12 +32,12 @@ def values(rank: int, numel: int = 4) -> Tensor:
 
 
 def test_ranks_that_both_send_first_are_named() -> None:
-    def text(rank: int) -> Steps[None]:
+    def steps(rank: int) -> Steps[None]:
         yield Send(1 - rank, values(rank))
         yield Recv(1 - rank, torch.empty(4))
 
     with pytest.raises(Deadlock) as caught:
-        drive([text(0), text(1)])
+        drive([steps(0), steps(1)])
     message = str(caught.value)
     assert "rank 0 waits in Send(4 elements to rank 1)" in message
     assert "rank 1 waits in Send(4 elements to rank 0)" in message
@@ -49,7 +49,7 @@ def test_no_message_overtakes_another(together: int) -> None:
     received.
     """
 
-    def text(rank: int) -> Steps[list[float]]:
+    def steps(rank: int) -> Steps[list[float]]:
         if rank:
             parts = [torch.empty(1) for _ in range(3)]
             verbs: list[Send | Recv] = [Recv(0, part) for part in parts]
@@ -63,17 +63,17 @@ def test_no_message_overtakes_another(together: int) -> None:
         return [float(part) for part in parts]
 
     for seed in range(3):
-        assert drive([text(0), text(1)], seed=seed).results == [[0.0, 1.0, 2.0]] * 2
+        assert drive([steps(0), steps(1)], seed=seed).results == [[0.0, 1.0, 2.0]] * 2
 
 
 def test_a_rank_that_ends_early_is_named() -> None:
-    def text(rank: int) -> Steps[None]:
+    def steps(rank: int) -> Steps[None]:
         yield AllReduce(values(rank))
         if rank != 2:
             yield AllReduce(values(rank, 7))
 
     with pytest.raises(Deadlock) as caught:
-        drive([text(rank) for rank in range(3)])
+        drive([steps(rank) for rank in range(3)])
     message = str(caught.value)
     assert "rank 0 waits in AllReduce(7 elements)" in message
     assert "rank 1 waits in AllReduce(7 elements)" in message
@@ -81,13 +81,13 @@ def test_a_rank_that_ends_early_is_named() -> None:
 
 
 def test_different_collectives_are_refused() -> None:
-    def text(rank: int) -> Steps[None]:
+    def steps(rank: int) -> Steps[None]:
         yield (
             AllReduce(values(rank)) if rank else AllGather(torch.empty(8), values(rank))
         )
 
     with pytest.raises(InvalidSetting) as caught:
-        drive([text(0), text(1)])
+        drive([steps(0), steps(1)])
     message = str(caught.value)
     assert "different collectives" in message
     assert "rank 0 AllGather(4 elements)" in message
@@ -95,42 +95,44 @@ def test_different_collectives_are_refused() -> None:
 
 
 def test_different_sizes_are_refused() -> None:
-    def text(rank: int) -> Steps[None]:
+    def steps(rank: int) -> Steps[None]:
         yield AllReduce(values(rank, 4 + rank))
 
     said = r"different sizes, dtypes or roots: rank 0 AllReduce\(4 elements\)"
     with pytest.raises(InvalidSetting, match=said):
-        drive([text(0), text(1)])
+        drive([steps(0), steps(1)])
 
 
 @each("arrived", [torch.empty(3), torch.empty(4, dtype=torch.float64)])
 def test_both_ends_of_a_message_must_agree(arrived: Tensor) -> None:
-    def text(rank: int) -> Steps[None]:
+    def steps(rank: int) -> Steps[None]:
         yield Recv(0, arrived) if rank else Send(1, values(0))
 
     with pytest.raises(
         InvalidSetting, match=r"rank 0 sends 4 torch.float32 to rank 1, which rec"
     ):
-        drive([text(0), text(1)])
+        drive([steps(0), steps(1)])
 
 
 def test_collectives_give_sums_shares_and_swaps_in_rank_order() -> None:
-    def text(rank: int) -> Steps[list[list[float]]]:
-        summed, told = values(rank), values(rank)
+    def steps(rank: int) -> Steps[list[list[float]]]:
+        summed, announced = values(rank), values(rank)
         gathered, share, swapped = torch.empty(12), torch.empty(2), torch.empty(3)
         yield AllReduce(summed)
         yield AllGather(gathered, values(rank))
         yield ReduceScatter(share, values(rank, 6))
-        yield Broadcast(1, told)
+        yield Broadcast(1, announced)
         yield AllToAll(swapped, values(rank, 3), (1, 1, 1), (1, 1, 1))
-        return [t.tolist() for t in (summed, gathered, share, told, swapped)]
+        return [t.tolist() for t in (summed, gathered, share, announced, swapped)]
 
-    outcome = drive([text(rank) for rank in range(3)])
-    for rank, (summed, gathered, share, told, swapped) in enumerate(outcome.results):
+    outcome = drive([steps(rank) for rank in range(3)])
+    for rank, (summed, gathered, share, announced, swapped) in enumerate(
+        outcome.results
+    ):
         assert summed == [30, 33, 36, 39]
         assert gathered == [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]
         assert share == [30 + 6 * rank, 33 + 6 * rank]
-        assert told == [10, 11, 12, 13]
+        assert announced == [10, 11, 12, 13]
         assert swapped == [rank, 10 + rank, 20 + rank]
     # 2(W-1)/W of 16 bytes, (W-1) * 16, 2(W-1)/W of 24, both copies from the root, two
     # of three.
@@ -145,11 +147,11 @@ def order_of(seed: int) -> list[int]:
     """Which rank's computes ran in which order."""
     ran: list[int] = []
 
-    def text(note: Callable[[], None]) -> Steps[None]:
+    def steps(note: Callable[[], None]) -> Steps[None]:
         for _ in range(3):
             yield Compute("encode", note)
 
-    drive([text(lambda rank=rank: ran.append(rank)) for rank in range(4)], seed=seed)
+    drive([steps(lambda rank=rank: ran.append(rank)) for rank in range(4)], seed=seed)
     return ran
 
 
@@ -163,7 +165,7 @@ def test_verbs_reach_a_hosts_ranks_and_those_of_the_same_place() -> None:
     it.
     """
 
-    def text(rank: int) -> Steps[list[float]]:
+    def steps(rank: int) -> Steps[list[float]]:
         host, passed_on = rank // 2, torch.empty(1)
         yield (
             Send((host + 1) % 3, torch.tensor([float(rank)]), Among.HOSTS),
@@ -173,17 +175,17 @@ def test_verbs_reach_a_hosts_ranks_and_those_of_the_same_place() -> None:
         yield AllGather(gathered, passed_on, Among.HOST)
         return gathered.tolist()
 
-    outcome = drive([text(rank) for rank in range(6)], ranks_per_host=2)
+    outcome = drive([steps(rank) for rank in range(6)], ranks_per_host=2)
     assert outcome.results == [[4.0, 5.0]] * 2 + [[0.0, 1.0]] * 2 + [[2.0, 3.0]] * 2
     assert outcome.sent_bytes == [8] * 6
 
 
 def test_ranks_that_wait_for_others_of_another_level_are_named() -> None:
-    def text(rank: int) -> Steps[None]:
+    def steps(rank: int) -> Steps[None]:
         yield AllReduce(values(rank), Among.HOST if rank == 3 else Among.HOSTS)
 
     with pytest.raises(Deadlock) as caught:
-        drive([text(rank) for rank in range(4)], ranks_per_host=2)
+        drive([steps(rank) for rank in range(4)], ranks_per_host=2)
     message = str(caught.value)
     assert "rank 1 waits in AllReduce(4 elements among hosts)" in message
     assert "rank 3 waits in AllReduce(4 elements among a host's ranks)" in message
@@ -191,11 +193,11 @@ def test_ranks_that_wait_for_others_of_another_level_are_named() -> None:
 
 
 def test_a_send_and_a_receive_of_other_levels_do_not_meet() -> None:
-    def text(rank: int) -> Steps[None]:
+    def steps(rank: int) -> Steps[None]:
         if rank == 0:
             yield Send(1, values(0), Among.HOSTS)
         elif rank == 2:
             yield Recv(0, torch.empty(4))
 
     with pytest.raises(Deadlock, match="rank 2 waits in Recv"):
-        drive([text(rank) for rank in range(4)], ranks_per_host=2)
+        drive([steps(rank) for rank in range(4)], ranks_per_host=2)

@@ -90,11 +90,11 @@ FEWER = (
 )
 
 
-def _sent(exchange: Any, turn: int, world: int, numel: int) -> list[int]:
-    """The bytes that each rank sends of a message of this turn; all have the same
+def _sent(exchange: Any, order: int, world: int, numel: int) -> list[int]:
+    """The bytes that each rank sends of a message of this order; all have the same
     mean.
     """
-    run = Run(exchange, TensorSpec("", numel), world, turn)
+    run = Run(exchange, TensorSpec("", numel), world, order)
     run.step([torch.randn(numel) for _ in range(world)])
     return run.sent_bytes
 
@@ -104,7 +104,7 @@ def _sent(exchange: Any, turn: int, world: int, numel: int) -> list[int]:
 def test_ranks_take_turns_in_serving(
     codec: gw.Compressor, collective: Collective
 ) -> None:
-    """A message of the next turn is served by the next ranks; after all turns all sent
+    """The next message is served by the next ranks; after all orders all sent
     as much.
     """
     world, numel = 4, 256
@@ -112,9 +112,9 @@ def test_ranks_take_turns_in_serving(
     stated = exchange.wire_bytes(TensorSpec("", numel), world)
     assert stated is not None
     total = [0] * world
-    for turn in range(world):
-        sent = _sent(exchange, turn, world, numel)
-        ahead = turn * collective.partitions % world  # type: ignore[attr-defined]
+    for order in range(world):
+        sent = _sent(exchange, order, world, numel)
+        ahead = order * collective.partitions % world  # type: ignore[attr-defined]
         assert sent == [stated[(rank - ahead) % world] for rank in range(world)]
         total = [a + b for a, b in zip(total, sent, strict=True)]
     assert len(set(total)) == 1
@@ -145,8 +145,8 @@ def test_what_is_kept_of_a_chunk_stays_with_it_whoever_serves_it(
     collective: Collective,
 ) -> None:
     exchange, world = pair(placed(), collective), 4
-    for turn in range(world):
-        run = Run(exchange, TensorSpec("", 256), world, turn)
+    for order in range(world):
+        run = Run(exchange, TensorSpec("", 256), world, order)
         for _ in range(3):
             run.step([torch.ones(256)] * world)
 
@@ -154,7 +154,7 @@ def test_what_is_kept_of_a_chunk_stays_with_it_whoever_serves_it(
 @each("collective", [casync_ps(partitions=1), casync_ring(partitions=1)])
 def test_hosts_take_turns(collective: Collective) -> None:
     exchange = with_hosts(pair(none(), collective), 2)
-    first, second = (_sent(exchange, turn, 6, 64) for turn in (0, 1))
+    first, second = (_sent(exchange, order, 6, 64) for order in (0, 1))
     assert first == [*second[2:], *second[:2]], "two ranks of a host further"
     assert first != second
 

@@ -11,22 +11,22 @@ import gradwire as gw
 from gradwire.collective.casync_ring import casync_ring, staggered
 from gradwire.compress.none import none
 from gradwire.contract.verbs import Compute, Recv, Send, Steps, rewritten
-from gradwire.exchange.by_name import texts
+from gradwire.exchange.by_name import steps_of_all
 from gradwire.exchange.local import drive
 from tests.each import each
 
 RINGS = [gw.collective.ring(), gw.collective.casync_ring()]
 
 
-def noted(text: Any, log: list[tuple[Any, ...]]) -> Steps[Any]:
-    """The same text; notes every tuple of verbs."""
+def noted(steps: Any, log: list[tuple[Any, ...]]) -> Steps[Any]:
+    """The same steps; notes every tuple of verbs."""
 
     def each_tuple(asked: Any) -> Steps[Any]:
         if isinstance(asked, tuple):
             log.append(asked)
         return (yield asked)
 
-    return rewritten(text, each_tuple)
+    return rewritten(steps, each_tuple)
 
 
 @each("collective", RINGS)
@@ -37,7 +37,10 @@ def test_every_hop_moves_something(
     exchange = gw.pair(gw.compress.none(), collective)
     logs: list[list[tuple[Any, ...]]] = [[] for _ in range(world)]
     grads = [torch.full((numel,), float(rank)) for rank in range(world)]
-    steps = [noted(t, log) for t, log in zip(texts(exchange, grads), logs, strict=True)]
+    steps = [
+        noted(t, log)
+        for t, log in zip(steps_of_all(exchange, grads), logs, strict=True)
+    ]
     for mean_N, _, _ in drive(steps).results:
         assert mean_N.tolist() == [(world - 1) / 2] * numel
     rows = [row for log in logs for row in log]
@@ -76,14 +79,14 @@ def test_texts_side_by_side_are_one_tuple_apart() -> None:
     end.
     """
 
-    def text(name: str, rows: int) -> Any:
+    def steps(name: str, rows: int) -> Any:
         found: list[Any] = []
         for row in range(rows):
             found += yield (Compute(f"{name}{row}", lambda: None),) if row != 1 else ()
         return found
 
     def noted() -> Any:
-        results = yield from staggered([text("a", 2), text("b", 3)])
+        results = yield from staggered([steps("a", 2), steps("b", 3)])
         assert results == [["a0"], ["b0", "b2"]]
 
     both, seen = noted(), []

@@ -34,11 +34,11 @@ def averaged(
     given: list[Rows], way: Collective, seed: int = 0
 ) -> tuple[list[Rows], list[Member]]:
     members: list[Member] = [Undefined(rank, len(given)) for rank in range(len(given))]
-    texts = [
+    all_steps = [
         average_rows(me, rows, NUM_ROWS, lambda counts: way)
         for me, rows in zip(members, given, strict=True)
     ]
-    return list(drive(texts, seed=seed).results), members
+    return list(drive(all_steps, seed=seed).results), members
 
 
 @each("way", CARRYING)
@@ -54,11 +54,11 @@ def test_rows_are_averaged_right_when_their_number_falls_and_rises(
         exact = torch.zeros(3002, 8)
         for rows, values in given:
             exact[rows] += values / 3
-        texts = [
+        all_steps = [
             average_rows(me, rows, len(exact), lambda counts: way)
             for me, rows in zip(members, given, strict=True)
         ]
-        for rows, values in drive(texts, seed=count).results:
+        for rows, values in drive(all_steps, seed=count).results:
             torch.testing.assert_close(
                 torch.zeros_like(exact).index_copy(0, rows, values), exact
             )
@@ -96,7 +96,7 @@ def test_all_ways_give_the_same_bits(
 
 def test_gathered_rows_take_the_bytes_that_the_collective_states() -> None:
     taken = [torch.arange(3), torch.arange(20, 60, 5), torch.tensor([0])]
-    texts = [
+    all_steps = [
         average_rows(
             Member(rank, 3), (rows, torch.ones(len(rows), WIDTH)), NUM_ROWS, _gathered
         )
@@ -104,7 +104,7 @@ def test_gathered_rows_take_the_bytes_that_the_collective_states() -> None:
     ]
     spec, codec = TensorSpec("table", NUM_ROWS * WIDTH), nonzero(width=WIDTH)
     stated = bytes_of(GATHERED, codec, spec, [rows.to(torch.int32) for rows in taken])
-    assert drive(texts).sent_bytes == stated
+    assert drive(all_steps).sent_bytes == stated
 
 
 def _gathered(counts: list[int]) -> Collective:

@@ -16,7 +16,7 @@ from gradwire.contract.shapes_only import record
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import rewritten
 from gradwire.errors import IncompatiblePair, RanksDiffer
-from gradwire.exchange.by_name import texts
+from gradwire.exchange.by_name import steps_of_all
 from gradwire.exchange.local import drive
 from gradwire.exchange.pair import Pair, suited
 from tests.each import each
@@ -49,7 +49,7 @@ def gradients(share: float, numel: int = 1000, world: int = WORLD) -> list[Tenso
 
 
 def sent(exchange: Pair, grads: list[Tensor]) -> list[int]:
-    return drive(texts(exchange, grads)).sent_bytes
+    return drive(steps_of_all(exchange, grads)).sent_bytes
 
 
 def test_an_all_gather_sends_sizes_and_the_largest_payload() -> None:
@@ -109,14 +109,14 @@ def test_a_simulation_goes_at_once_where_training_does() -> None:
     exchange = gw.pair(above(), gw.collective.casync_ps(room_bytes=1000))
     kinds = list[type]()
 
-    def noted(text: Any) -> Any:
+    def noted(steps: Any) -> Any:
         def note(asked: Any) -> Any:
             kinds.extend(map(type, asked if isinstance(asked, tuple) else [asked]))
             return (yield asked)
 
-        return rewritten(text, note)
+        return rewritten(steps, note)
 
-    own, *others = texts(exchange, gradients(0.1))
+    own, *others = steps_of_all(exchange, gradients(0.1))
     drive([noted(own), *others])
     recorded = record(exchange, TensorSpec("", 1000), 0, WORLD).rows
     assert [type(verb) for row in recorded for verb in row] == kinds
@@ -132,9 +132,9 @@ def test_a_payload_beyond_its_largest_is_refused(
     """As where ranks hold other models; who announces it is named."""
     exchange, larger = gw.pair(ALL, collective), gradients(1.0, numel + 40, 1)
     grads = [*gradients(1.0, numel, WORLD - 1), *larger]
-    runs = [text for grad in grads for text in texts(exchange, [grad] * WORLD)][
-        :: WORLD + 1
-    ]
+    runs = [
+        steps for grad in grads for steps in steps_of_all(exchange, [grad] * WORLD)
+    ][:: WORLD + 1]
     with pytest.raises(
         RanksDiffer, match=r"rank 3 of 4 announces a payload of \d+ bytes"
     ):

@@ -11,7 +11,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.contract.spec import TensorSpec
 from gradwire.errors import RanksDiffer
-from gradwire.exchange.by_name import texts
+from gradwire.exchange.by_name import steps_of_all
 from gradwire.exchange.local import drive
 from tests.each import each
 from tests.laws.variable import above
@@ -37,7 +37,7 @@ def gradients(share: float, numel: int = NUMEL) -> list[Tensor]:
 @each_scheme
 def test_the_bound_is_reached_where_all_is_taken(scheme: gw.Collective) -> None:
     exchange = gw.pair(gw.compress.nonzero(expected_density=1.0), scheme)
-    sent = drive(texts(exchange, gradients(1.0))).sent_bytes
+    sent = drive(steps_of_all(exchange, gradients(1.0))).sent_bytes
     assert sent == exchange.expected_bytes(TensorSpec("", NUMEL), WORLD)
 
 
@@ -46,7 +46,7 @@ def test_what_is_expected_is_what_independent_ranks_send(scheme: gw.Collective) 
     """Sums over ranks within a tenth, of 20,000 elements at 5 %."""
     codec = gw.compress.nonzero(expected_density=0.05)
     exchange = gw.pair(codec, scheme)
-    sent = drive(texts(exchange, gradients(0.05, 20_000))).sent_bytes
+    sent = drive(steps_of_all(exchange, gradients(0.05, 20_000))).sent_bytes
     expected = exchange.expected_bytes(TensorSpec("", 20_000), WORLD)
     assert exchange.wire_bytes(TensorSpec("", 20_000), WORLD) is None
     assert expected is not None
@@ -81,7 +81,8 @@ def test_buffers_only_grow(exchange: gw.Pair) -> None:
 def test_a_rank_with_another_model_is_named(scheme: gw.Collective) -> None:
     exchange = gw.pair(gw.compress.nonzero(), scheme)
     of_own = [
-        texts(exchange, gradients(1.0, n)) for n in [NUMEL] * (WORLD - 1) + [3 * NUMEL]
+        steps_of_all(exchange, gradients(1.0, n))
+        for n in [NUMEL] * (WORLD - 1) + [3 * NUMEL]
     ]
     runs = [own[rank] for rank, own in enumerate(of_own)]
     with pytest.raises(

@@ -16,8 +16,8 @@ from gradwire.exchange.local import drive
 class Grid:
     """One message of every rank, with error feedback; lists are by shard, then by rank.
 
-    ``numels`` are the shards' lengths. Where they are not ``told``, no shard knows of
-    another.
+    ``numels`` are the shards' lengths. Where they are not ``announced``, no shard knows
+    of another.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class Grid:
         numels: tuple[int, ...],
         world: int = 2,
         *,
-        told: bool = True,
+        announced: bool = True,
         name: str = "gradient",
     ) -> None:
         self.exchange, self.numels, self.world = (
@@ -44,7 +44,7 @@ class Grid:
         ]
         for place, shard in enumerate(self.members):
             for me in shard:
-                me.shards = Shards(place, numels) if told else None
+                me.shards = Shards(place, numels) if announced else None
 
     def step(self, grads: list[list[Tensor]], *, seed: int = 0) -> list[list[Tensor]]:
         """Exchanges; returns the means."""

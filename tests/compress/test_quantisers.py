@@ -53,13 +53,18 @@ def test_an_element_goes_to_the_level_below_or_above_it(bitwidth, numel, seed):
     assert float(off_SN.abs().max()) <= gap * (1 + 1e-5)
 
 
-@each("sign", [-1, 1])
-def test_levels_too_near_for_float32_become_one_number_and_no_element_grows(sign):
-    for elements, sent in (([-2e-38, 0.0, 3e-38], 0.0), ([2e-38, 1e-38], 1e-38)):
-        off_N = (
-            decoded(uniform(bitwidth=8), sign * torch.tensor(elements))[0] - sign * sent
-        )
-        assert not off_N.any()
+LEAST = 2.0**-149
+"""The least float32 above 0."""
+
+
+@each("codec", [uniform(), uniform(bitwidth=8), qsgd(), terngrad(clip=None)], ids=repr)
+@each("top", [1, 20, 1000, 2**22, 2**30])
+def test_levels_reach_the_largest_element_however_small(codec, top):
+    grad_N = torch.tensor([-1.0, 0.0, 1.0]) * (top * LEAST)
+    sent_SN = decoded(codec, grad_N, 50).double() / LEAST
+    for sign, place in ((-1, 0), (1, 2)):
+        most = float((sign * sent_SN[:, place]).max())
+        assert top * (1 - 1e-6) <= most <= 1.3 * top + 1
 
 
 @each("name", ["uniform", "terngrad", "qsgd"])

@@ -128,8 +128,8 @@ def test_each_picture_is_drawn_by_a_function_and_shown_on_a_page() -> None:
     assert {path.stem for path in (ROOT / "docs" / "pictures").glob("*.png")} == {
         *PICTURES
     }
-    told = {path for path, text in pages().items() if "scripts.pictures" in text}
-    assert told == {"contributing.md"}  # readers do not draw pictures
+    reported = {path for path, text in pages().items() if "scripts.pictures" in text}
+    assert reported == {"contributing.md"}  # readers do not draw pictures
 
 
 BESIDE = re.compile(r"^(?! *#).*\S {2,}# ", re.M)

@@ -10,7 +10,7 @@ import torch
 import gradwire as gw
 from gradwire.contract import Layout, Traits
 from gradwire.errors import IncompatiblePair, InvalidSetting
-from gradwire.exchange.by_name import by_name, texts
+from gradwire.exchange.by_name import by_name, steps_of_all
 from gradwire.exchange.pair import Pair
 from tests.each import each
 
@@ -31,8 +31,8 @@ class OnlyTheForm:
 
 
 def of(*grads: torch.Tensor, states: list[None] | None = None) -> object:
-    """The texts of ranks that exchange these gradients."""
-    return texts(gw.exchange_for(none()), list(grads), states)
+    """The steps of ranks that exchange these gradients."""
+    return steps_of_all(gw.exchange_for(none()), list(grads), states)
 
 
 @each(
@@ -79,7 +79,7 @@ def of(*grads: torch.Tensor, states: list[None] | None = None) -> object:
         (lambda: gw.with_warmup(CLIPPED, steps=1), "clipping outermost"),
         (
             lambda: gw.with_decoupled_momentum(gw.compress.qsgd(bitwidth=2)),
-            "a contraction",
+            "nonexpansive",
         ),
         (
             lambda: gw.with_natural_sparsity(CORRECTED, 4),

@@ -13,7 +13,7 @@ from tests.fuzzing import sanitizer
 from tests.fuzzing.campaign import SHARES, Tried, campaign, fuzz
 
 
-def tell(tried: Tried) -> None:
+def announce(tried: Tried) -> None:
     """Prints a row of the table, and the findings below it."""
     rate = tried.num_inputs / max(1e-9, tried.wall_s)
     print(
@@ -56,13 +56,13 @@ def main() -> int:
             last=given.input + 1,
             seconds=60,
         )
-        tell(one)
+        announce(one)
         return bool(one.findings)
     if given.target is not None:
         all_tried = [fuzz(given.target, given.seed, seconds=given.seconds)]
-        tell(all_tried[0])
+        announce(all_tried[0])
     else:
-        all_tried = [*campaign(given.seconds, given.seed, given.workers, tell)]
+        all_tried = [*campaign(given.seconds, given.seed, given.workers, announce)]
     num_inputs = sum(tried.num_inputs for tried in all_tried)
     num_found = sum(len(tried.findings) for tried in all_tried)
     print(f"\n{num_inputs:,} inputs, {num_found} findings")

@@ -84,10 +84,10 @@ def _process(found: Tried, first: int, last: int, seconds: float) -> tuple[int, 
     with tempfile.NamedTemporaryFile() as place:
         place.write(struct.pack("<q", first))
         place.flush()
-        told = [found.target, found.seed, first, last, seconds, place.name]
-        ended = _child(*told, timeout_s=seconds + _START_S)
+        reported = [found.target, found.seed, first, last, seconds, place.name]
+        ended = _child(*reported, timeout_s=seconds + _START_S)
         (at,) = struct.unpack("<q", Path(place.name).read_bytes())
-    for line in map(json.loads, filter(_is_told, ended.stdout.splitlines())):
+    for line in map(json.loads, filter(_is_report, ended.stdout.splitlines())):
         if "what" in line:
             found.findings.append(_finding(found, line["number"], line["what"]))
         else:
@@ -113,7 +113,7 @@ def _child(*arguments: object, timeout_s: float) -> subprocess.CompletedProcess[
     )
 
 
-def _is_told(line: str) -> bool:
+def _is_report(line: str) -> bool:
     return line.startswith("{")
 
 
@@ -143,7 +143,7 @@ def _build(worker: int, workers: int) -> None:
 
 
 def campaign(
-    seconds: float, seed: int, workers: int, tell: Callable[[Tried], None]
+    seconds: float, seed: int, workers: int, announce: Callable[[Tried], None]
 ) -> Iterator[Tried]:
     """Every target for its share of ``seconds``, on so many processors; each worker has
     a seed.
@@ -158,5 +158,5 @@ def campaign(
         for build in builds:
             build.result()
         for tried in pool.map(lambda job: fuzz(job[0], job[1], seconds=job[2]), jobs):
-            tell(tried)
+            announce(tried)
             yield tried

@@ -51,11 +51,11 @@ def attack(
     try_one, until_s = TARGETS[target], time.monotonic() + seconds
     seen: set[str] = set()
     number, refused = first, 0
-    with place.open("r+b") as file, mmap.mmap(file.fileno(), 8) as told:
+    with place.open("r+b") as file, mmap.mmap(file.fileno(), 8) as reported:
         while number < last and (number == first or time.monotonic() < until_s):
             if (number - first) % _EACH == 0:
                 sanitizer.watch()
-            told[:] = struct.pack("<q", number)
+            reported[:] = struct.pack("<q", number)
             try:
                 try_one(draw(target, seed, number))
             except GradwireError:

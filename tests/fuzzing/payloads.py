@@ -182,12 +182,12 @@ def exchanges(rng: random.Random, among: Sequence[Exchange] | None = None) -> No
     for _ in range(2):
         draw = torch.Generator().manual_seed(rng.getrandbits(31))
         grads = [torch.randn(numel, generator=draw).to(dtype) for _ in members]
-        texts = [
+        all_steps = [
             tried.synchronise(me, state, grad_N, grad_N)
             for me, state, grad_N in zip(members, states, grads, strict=True)
         ]
-        texts[victim] = _disturbed(rng, texts[victim], numel)
-        states = drive(texts, seed=rng.getrandbits(16)).results
+        all_steps[victim] = _disturbed(rng, all_steps[victim], numel)
+        states = drive(all_steps, seed=rng.getrandbits(16)).results
 
 
 @cache
@@ -195,12 +195,12 @@ def _exchanges() -> tuple[Exchange, ...]:
     return (*pairs(), *own_exchanges())
 
 
-def _disturbed(rng: random.Random, text: Steps[Any], numel: int) -> Steps[Any]:
-    """The text, in some of whose transfers other bytes arrive."""
+def _disturbed(rng: random.Random, steps: Steps[Any], numel: int) -> Steps[Any]:
+    """The steps, in some of whose transfers other bytes arrive."""
     value: Any = None
     while True:
         try:
-            asked = text.send(value)
+            asked = steps.send(value)
         except StopIteration as stop:
             return stop.value
         value = yield asked

@@ -70,7 +70,7 @@ def sanitize() -> None:
     """Has kernels of this process built with the sanitizers, and none run as torch
     code.
 
-    Every passing buffer is as long as is asked for, so that what goes beyond it is
+    Every thread's scratch is as long as is asked for, so that what goes beyond it is
     seen.
     """
     from gradwire.contract import member
@@ -91,7 +91,7 @@ def sanitize() -> None:
 
     patched._built = build_patiently
     for module in (member, steps):
-        vars(module)["passing"] = exact
+        vars(module)["thread_scratch"] = exact
 
 
 def _refuse(why: str) -> None:

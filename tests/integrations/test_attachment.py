@@ -86,7 +86,7 @@ def loaded(
     rank: int, world: int, folder: str
 ) -> tuple[dict[str, Tensor], str, list[str]]:
     """The residuals, the error if there is one, and what was logged."""
-    heard, told = [], ""
+    heard, reported = [], ""
     handler = logging.Handler()
     handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
     attachment, _ = attached(made())
@@ -94,12 +94,12 @@ def loaded(
     try:
         attachment.load(folder.format(rank=rank))
     except InvalidSetting as error:
-        told = str(error)
+        reported = str(error)
     finally:
         logging.getLogger("gradwire").removeHandler(handler)
         owed = attachment.handle.residuals()
         attachment.handle.detach()
-    return owed, told, heard
+    return owed, reported, heard
 
 
 def test_ranks_find_what_as_many_or_more_have_saved(
@@ -121,13 +121,13 @@ def test_ranks_find_what_as_many_or_more_have_saved(
         assert all(torch.equal(own[name], found[name]) for name in own)
 
     (tmp_path / names[1]).write_bytes(b"x")
-    for _, told, _ in two.run(loaded, str(tmp_path)):
-        assert "cannot be read (rank 1: " in told
+    for _, reported, _ in two.run(loaded, str(tmp_path)):
+        assert "cannot be read (rank 1: " in reported
     two.run(saved, str(tmp_path / "0"))
-    for _, told, _ in two.run(loaded, str(tmp_path / "{rank}")):
-        assert "ranks [1] find no state" in told
-    for _, told, heard in two.run(loaded, str(tmp_path / "nobody's")):
-        assert not told
+    for _, reported, _ in two.run(loaded, str(tmp_path / "{rank}")):
+        assert "ranks [1] find no state" in reported
+    for _, reported, heard in two.run(loaded, str(tmp_path / "nobody's")):
+        assert not reported
         assert sum("holds no state" in line for line in heard) == 1
 
 

@@ -61,7 +61,7 @@ def by_accelerate(
         accelerator.backward(loss_of(model, DRAWS[step * 4 + rank * 2 :][:2]))
         optimizer.step()
     accelerator.save_state(folder)
-    return told(attachment, model)
+    return reported(attachment, model)
 
 
 def by_transformers(
@@ -108,7 +108,7 @@ def by_transformers(
         if "gradwire/step" in row
     ]
     assert logged or rank > 0
-    return told(attachment, trainer.model)
+    return reported(attachment, trainer.model)
 
 
 def by_lightning(
@@ -154,10 +154,10 @@ def by_lightning(
         model, data, data, ckpt_path=path if resumes else None, weights_only=True
     )
     trainer.save_checkpoint(path)
-    return told(strategy.attachment, model)
+    return reported(strategy.attachment, model)
 
 
-def told(attachment: Any, model: nn.Module) -> list[Any]:
+def reported(attachment: Any, model: nn.Module) -> list[Any]:
     handle = attachment.handle
     bits = [param.detach().clone() for param in model.parameters()]
     anchors = list(handle.anchors().values())

@@ -37,7 +37,7 @@ def fresh(monkeypatch, tmp_path):
     """A process that has loaded and warned nothing, with an empty compiler."""
     monkeypatch.setattr(compiler, "_loaded", {})
     monkeypatch.setattr(compiler, "_state", {"forced": 0, "warned": 0, "said": 0})
-    monkeypatch.setattr(compiler, "_told", set())
+    monkeypatch.setattr(compiler, "_warned", set())
     monkeypatch.setattr(
         compiler, "FLAG_SETS", ((*QUICK_FLAGS, "-fopenmp"), QUICK_FLAGS)
     )

@@ -27,7 +27,7 @@ CONTENT = bytes(range(256)) * 3
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A process that has warned of nothing, and whose folders lie in ``tmp_path``."""
-    monkeypatch.setattr(compiler, "_told", set())
+    monkeypatch.setattr(compiler, "_warned", set())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 

@@ -93,11 +93,11 @@ def test_check_names_the_broken_law_its_input_and_what_to_do(
     assert ended.code == 1
     assert f"breaks {law}\n" in ended.out
     block = next(part for part in ended.out.split("\n\n") if f"breaks {law}\n" in part)
-    told = dict(line.strip().partition(" ")[::2] for line in block.splitlines()[1:])
-    assert given in told["input"]
-    assert told["found"].strip()
-    assert told["law"].strip().endswith(".")
-    assert remedy in told["to"]
+    reported = dict(line.strip().partition(" ")[::2] for line in block.splitlines()[1:])
+    assert given in reported["input"]
+    assert reported["found"].strip()
+    assert reported["law"].strip().endswith(".")
+    assert remedy in reported["to"]
     assert "not tried: settings other than these" in ended.out
     assert "tried with" in ended.out
 

@@ -170,7 +170,7 @@ def test_why_names_latency_where_latency_it_is() -> None:
 
 
 def test_planners_whose_plans_cannot_be_simulated_are_named_last() -> None:
-    """Of more ranks than a text can be played for; what has a closed form is told all
+    """Of more ranks than steps can be played for; what has a closed form is told all
     the same.
     """
     many = measured(exact_cluster(num_ranks=2**14))

@@ -53,11 +53,11 @@ def ways(
     states = [exchange.init(TensorSpec("", len(grads[0])), world) for _ in grads]
     found = []
     for _ in range(num_steps):
-        texts = [
+        all_steps = [
             exchange.synchronise(*given, torch.empty_like(given[2]))
             for given in zip(members, states, grads, strict=True)
         ]
-        states = list(drive(texts, seed=3).results)
+        states = list(drive(all_steps, seed=3).results)
         found.append([member.way for member in members])
     return found, states
 

@@ -63,7 +63,7 @@ def test_parts_that_are_sampled_whole_send_the_largest_of_all(
 def test_density_goes_to_the_part_that_has_the_large_elements() -> None:
     """A threshold of each part's own would take as many of both."""
     numels, scales, asked = (20_000, 20_000), (100.0, 1.0), 400
-    apart = Grid(sharded_dgc(), numels, told=False)
+    apart = Grid(sharded_dgc(), numels, announced=False)
     apart.step(drawn(numels, scales))
     assert all(asked / 4 < taken < asked for taken in apart.taken(0))
     agreed, totals = Grid(sharded_dgc(), numels), []
@@ -115,16 +115,16 @@ def test_shards_that_do_not_do_the_same_are_named() -> None:
     grid = Grid(sharded_dgc(), (100, 100))
     other: Any = gw.exchange_for(topk())
     grads = drawn((100, 100), (1.0, 1.0))
-    texts = [
+    all_steps = [
         *(
             grid.exchange.synchronise(me, s, g, g.clone())
             for me, s, g in zip(grid.members[0], grid.states[0], grads[0], strict=True)
         ),
-        *by_name.texts(other, grads[1]),
+        *by_name.steps_of_all(other, grads[1]),
     ]
     with pytest.raises(
         Deadlock, match=r"rank 0 waits in AllGather\(100 elements among shards\)"
     ):
-        drive(texts, num_shards=2)
+        drive(all_steps, num_shards=2)
     with pytest.raises(InvalidSetting, match="multiple of num_shards"):
-        drive(texts[:3], num_shards=2)
+        drive(all_steps[:3], num_shards=2)

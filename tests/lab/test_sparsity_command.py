@@ -53,10 +53,10 @@ def test_sparsity_saves_a_table_that_plan_reads(gradwire: Run, script: Path) -> 
     assert found is not None
     assert [(t.name, t.units.width) for t in found.tensors] == [("0.weight", 16)]
     words = ("--planner", "zen", "--explain", "--ranks", "8", "--rate", "100mbit")
-    told = gradwire("plan", "--model", str(profile), *words)
-    assert told.code == 0
-    assert "* 0.weight: " in told.out
-    assert "the runner-up is" in told.out
+    reported = gradwire("plan", "--model", str(profile), *words)
+    assert reported.code == 0
+    assert "* 0.weight: " in reported.out
+    assert "the runner-up is" in reported.out
 
 
 def test_sparsity_measures_a_sparsifier_and_prints_json(

@@ -58,14 +58,14 @@ def steps(model: nn.Module, seed: int = 0) -> Callable[[], None]:
 def test_sparsity_of_a_model_in_one_process_is_measured_by_tensor() -> None:
     model = Model()
     before = {name: p.clone() for name, p in model.state_dict().items()}
-    told: list[float] = []
+    reported: list[float] = []
     found = measure_sparsity(
         model,
         steps(model),
         num_gradients=6,
-        advance=lambda amount, note: told.append(amount),
+        advance=lambda amount, note: reported.append(amount),
     )
-    assert sum(told) == found.num_gradients == 6
+    assert sum(reported) == found.num_gradients == 6
     assert {t.name: t.units.width for t in found.tensors} == {
         "table.weight": WIDTH,
         "rows.weight": WIDTH,

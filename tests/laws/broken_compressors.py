@@ -33,7 +33,10 @@ from gradwire.dsl.language import (
     reduce,
     smaller,
     uint2,
+    uint4,
+    where,
 )
+from gradwire_lab.compress.natural_compression import natural_compression
 
 Encoded = tuple[Payload, State]
 
@@ -276,6 +279,24 @@ class rounds_down(uniform):
         return uniform.source.decode(self, compressed)
 
 
+class loses_tiny_blocks(uniform):
+    """Sends the smallest element alone of a block whose gap has no finite inverse."""
+
+    def encode(self, gradient: Vector) -> Compressed:
+        low, high = reduce(gradient, smaller), reduce(gradient, greater)
+        gap = (high - low) / 15
+        per_gap = where(gap > 3e-39, 1 / gap, 0.0)
+        codes = map(gradient, lambda x: uint4(floor((x - low) * per_gap + random())))
+        return concat(low=low, gap=gap, codes=codes)
+
+    def decode(self, compressed: Compressed) -> Vector:
+        return uniform.source.decode(self, compressed)
+
+
+class hides_its_range(natural_compression, unbiased_from=0.0):
+    """Loses elements below the least power, and says that it is unbiased there."""
+
+
 class draws_once(qsgd):
     """Keeps no step, so that all of them draw the same numbers."""
 
@@ -389,11 +410,11 @@ class thawed(Compressor):
         return none().decode(payload, out_N, scale=scale)
 
 
-class claims_contraction(qsgd):
+class claims_nonexpansive(qsgd):
     """Promises to lose no more than it was given, and loses more with few levels."""
 
     def stated(self) -> Traits:
-        return replace(super().stated(), contraction=True)
+        return replace(super().stated(), nonexpansive=True)
 
 
 class starves(topk):

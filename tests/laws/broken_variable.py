@@ -70,10 +70,10 @@ class spares_empty_payloads(allgather_sparse):
     """
 
     def run(self, *given: Any) -> Generator[Any, Any, Any]:
-        text, result = super().run(*given), None
+        steps, result = super().run(*given), None
         while True:
             try:
-                asked = text.send(result)
+                asked = steps.send(result)
             except StopIteration as stop:
                 return stop.value
             spared = isinstance(asked, AllGather) and not asked.buf.numel()

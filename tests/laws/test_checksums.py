@@ -24,7 +24,7 @@ from gradwire.contract.verbs import (
     Steps,
 )
 from gradwire.errors import GradwireError, LawBroken, RankFailed
-from gradwire.exchange.by_name import texts
+from gradwire.exchange.by_name import steps_of_all
 from gradwire.exchange.local import drive
 from gradwire.exchange.two_level import on_hosts
 from gradwire.runtime.transport import checksums
@@ -73,18 +73,18 @@ class Flip:
 
 
 def sealed(
-    text: Steps[Any], rank: int, exchange: Exchange, kind: type[Seals], strike: Flip
+    steps: Steps[Any], rank: int, exchange: Exchange, kind: type[Seals], strike: Flip
 ) -> Steps[Any]:
-    """A text whose verbs have checksums, as the engine's driver gives them."""
+    """Steps whose verbs have checksums, as the engine's driver gives them."""
 
     def place_of(verb: Communication) -> Position:
         found = members(rank, CASE.world, exchange.ranks_per_host, verb.among)
         return Position(found.index(rank), len(found), found)
 
-    text, value = pairwise(text, place_of), None
+    steps, value = pairwise(steps, place_of), None
     while True:
         try:
-            asked = text.send(value)
+            asked = steps.send(value)
         except StopIteration as stop:
             return stop.value
         verbs = asked if isinstance(asked, tuple) else (asked,)
@@ -100,9 +100,11 @@ def sealed(
 def means(
     exchange: Exchange, victim: int, strike: Flip, kind: type[Seals] = Seals
 ) -> list[torch.Tensor]:
-    made = texts(exchange, CASE.grads(), CASE.states(exchange))
+    made = steps_of_all(exchange, CASE.grads(), CASE.states(exchange))
     calm = [strike if rank == victim else Flip() for rank in range(CASE.world)]
-    watched = [sealed(text, r, exchange, kind, calm[r]) for r, text in enumerate(made)]
+    watched = [
+        sealed(steps, r, exchange, kind, calm[r]) for r, steps in enumerate(made)
+    ]
     outcome = drive(watched, seed=CASE.seed, ranks_per_host=exchange.ranks_per_host)
     return [mean_N for mean_N, _, _ in outcome.results]
 
@@ -114,7 +116,7 @@ def law_a_flip_is_refused_by_name(
     named.
     """
     plain = drive(
-        texts(exchange, CASE.grads(), CASE.states(exchange)),
+        steps_of_all(exchange, CASE.grads(), CASE.states(exchange)),
         ranks_per_host=exchange.ranks_per_host,
     )
     count = Flip()
@@ -144,16 +146,16 @@ def test_a_flip_is_refused_by_name(exchange: Exchange) -> None:
 
 
 def test_what_no_exchange_here_asks_for_is_sent_from_rank_to_rank() -> None:
-    def text(rank: int) -> Steps[Any]:
+    def steps(rank: int) -> Steps[Any]:
         all_N, part_N = torch.arange(6.0) + rank, torch.zeros(2)
-        told_N = torch.full((3,), float(rank))
-        yield ReduceScatter(part_N, all_N), Broadcast(1, told_N)
-        return part_N.tolist(), told_N.tolist()
+        announced_N = torch.full((3,), float(rank))
+        yield ReduceScatter(part_N, all_N), Broadcast(1, announced_N)
+        return part_N.tolist(), announced_N.tolist()
 
     def straight(rank: int) -> Steps[Any]:
-        return pairwise(text(rank), lambda verb: Position(rank, 3, range(3)))
+        return pairwise(steps(rank), lambda verb: Position(rank, 3, range(3)))
 
-    want = drive([text(rank) for rank in range(3)])
+    want = drive([steps(rank) for rank in range(3)])
     made = drive([straight(rank) for rank in range(3)])
     assert made.results == want.results
 

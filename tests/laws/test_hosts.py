@@ -168,9 +168,11 @@ def law_rooms_change_no_bit(exchange: TwoLevel, case: Case) -> None:
         for step in range(3):
             outs = case.grads(step)
             each = zip(members, states, outs, strict=True)
-            texts = [exchange.synchronise(*one, one[2]) for one in each]
+            all_steps = [exchange.synchronise(*one, one[2]) for one in each]
             seed, hosts = case.seed + step, exchange.ranks_per_host
-            states = drive(texts, seed=seed, ranks_per_host=hosts, lends=lends).results
+            states = drive(
+                all_steps, seed=seed, ranks_per_host=hosts, lends=lends
+            ).results
             means += outs
         found.append([*means, *(own for state in states for _, own in leaves(state))])
         buffers = [buffer for member in members for buffer in member.buffers]

@@ -111,7 +111,7 @@ def test_a_ring_selects_again_in_any_number_of_partitions(world: int) -> None:
         _with(broken_collectives.forgets_what_hops_drop(), dgc(density=0.05)),
         _with(broken_collectives.trusts_old_buffers()),
         _with(
-            casync_ps(), broken_compressors.claims_contraction(bitwidth=2, norm="l2")
+            casync_ps(), broken_compressors.claims_nonexpansive(bitwidth=2, norm="l2")
         ),
         _with(broken_collectives.gathers(), broken_compressors.rounds_down()),
     ],

@@ -341,7 +341,7 @@ def _after(plan: Plan, waits: dict[int, tuple[int, ...]]) -> Plan:
     return _with(plan, messages=tuple(messages))
 
 
-def waits_in_a_circle(plan: Plan) -> Plan:
+def waits_in_a_cycle(plan: Plan) -> Plan:
     return _after(plan, {0: (1,), 1: (2,), 2: (0,)})
 
 
@@ -446,7 +446,7 @@ REFUSED: tuple[tuple[Callable[[Plan], Plan], str], ...] = (
     (mixed_dtypes, "message 0 mixes dtypes: bfloat16, float32"),
     (no_credit, "credit 0 lets no message start"),
     (
-        waits_in_a_circle,
+        waits_in_a_cycle,
         "order that cannot be met: message 0 waits for message 1, which does not",
     ),
     (

@@ -331,10 +331,10 @@ class drops_overflow(zen):
 
 
 class says_more_than_it_states(zen):
-    """Ranks tell each other one number more."""
+    """Ranks announce one number more."""
 
     def merge(self, me: Member, *given: Any) -> Steps[Any]:
-        yield AllGather(me.told("more", me.world), me.told("own", 1))
+        yield AllGather(me.announced("more", me.world), me.announced("own", 1))
         return (yield from super().merge(me, *given))
 
 
@@ -444,12 +444,12 @@ def test_collectives_have_the_dimensions_of_the_papers_table_3() -> None:
     """Balanced Parallelism alone is point-to-point, incremental, parallel and
     balanced.
     """
-    told: dict[str, tuple[object, ...]] = {
+    announced: dict[str, tuple[object, ...]] = {
         type(one).__name__: one.dimensions
         for one in examples("collective")
         if one.dimensions is not None
     }
-    assert told == {
+    assert announced == {
         "allgather_sparse": ("ring", "one-shot", "centralization", None),
         "sparcml": ("hierarchy", "incremental", "centralization", None),
         "omnireduce": ("point-to-point", "one-shot", "parallelism", "imbalanced"),

@@ -29,7 +29,7 @@ class above(Compressor):
 
     threshold: float = 1.0
     traits: ClassVar[Traits] = Traits(
-        layout=Layout.SPARSE, exact_size=False, contraction=True, error_feedback=True
+        layout=Layout.SPARSE, exact_size=False, nonexpansive=True, error_feedback=True
     )
 
     def layout(self, spec: TensorSpec, num_kept: int) -> Format:
@@ -77,7 +77,7 @@ class trimmed(Compressor):
     """Sound and lossless: sends all elements but the zeros at the end."""
 
     traits: ClassVar[Traits] = Traits(
-        layout=Layout.DENSE, exact_size=False, lossless=True, contraction=True
+        layout=Layout.DENSE, exact_size=False, lossless=True, nonexpansive=True
     )
 
     def format(self, spec: TensorSpec) -> Format:

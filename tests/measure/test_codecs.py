@@ -22,9 +22,11 @@ SIZES = (256, 1024, 2**17)
 
 
 def test_every_compressor_has_its_lines() -> None:
-    told: list[float] = []
+    reported: list[float] = []
     found = measure_codecs(
-        sizes=SIZES, budget_s=0.002, advance=lambda amount, note: told.append(amount)
+        sizes=SIZES,
+        budget_s=0.002,
+        advance=lambda amount, note: reported.append(amount),
     )
     assert tuple(found) == names("compress")
     for name, fit in found.items():
@@ -37,7 +39,7 @@ def test_every_compressor_has_its_lines() -> None:
             assert all(seconds > 0 for _, seconds in line.samples)
         assert fit.encode.samples
         assert fit.decode.samples or name in ("sharded_dgc", "selective")  # which merge
-    assert sum(told) == pytest.approx(len(found) * len(SIZES))
+    assert sum(reported) == pytest.approx(len(found) * len(SIZES))
     # Selecting and scattering 131072 elements is more work than looking at 256.
     times = dict(found["topk"].encode.samples)
     assert times[SIZES[-1]] > times[SIZES[0]]
@@ -125,7 +127,7 @@ def test_a_wait_for_others_within_a_round_counts_and_a_bad_round_does_not() -> N
             return dict.fromkeys(PRIMITIVES, seconds)
 
     cases = [Shared(numel) for numel in (1000, 2000, 3000)]
-    rounds = codecs._rounds(cases, budget_s=0.6, told=no_progress)  # type: ignore[arg-type]
+    rounds = codecs._rounds(cases, budget_s=0.6, advance=no_progress)  # type: ignore[arg-type]
     assert all(len(own) == codecs.ROUNDS for own in rounds)
     assert codecs._fit("encode", cases, rounds).seconds(1000) == pytest.approx(
         2e-3, rel=0.05

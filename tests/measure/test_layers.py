@@ -201,18 +201,18 @@ def test_a_real_model_takes_time_on_the_real_clock() -> None:
     model = nn.Sequential(
         nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 16), nn.BatchNorm1d(16)
     )
-    x, told = torch.randn(512, 1024), []
+    x, reported = torch.randn(512, 1024), []
     found = profile(
         model,
         lambda: model(x).square().sum().backward(),
         iterations=5,
-        advance=lambda amount, note: told.append((amount, note)),
+        advance=lambda amount, note: reported.append((amount, note)),
     )
     assert [layer.name for layer in found.layers] == ["0", "2", "3"]
     assert min(layer.backward_s for layer in found.layers) > 0
     assert min(layer.forward_s for layer in found.layers) > 0
     assert (found.batch_size, found.model) == (512, "Sequential")
-    assert sum(amount for amount, _ in told) == 5 + 3
+    assert sum(amount for amount, _ in reported) == 5 + 3
     assert "cpu" in found.source
     assert "medians of 5 steps" in found.source
     assert torch.__version__ in found.source

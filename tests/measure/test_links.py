@@ -36,28 +36,30 @@ def measured(rank: int, world: int) -> tuple[str, float, float]:
     )
     # Every rank brings other figures of codecs: rank 0's must come out everywhere.
     line = LineFit(alpha_s=rank, per_unit_s=1.0)
-    told: list[float] = []
+    reported: list[float] = []
     cluster = measure_cluster(
         engine,
         sizes_bytes=SIZES_BYTES,
         budget_s=0.02,
         codecs={"own": CodecFit(encode=line, decode=line, merge=line)},
-        advance=lambda amount, note: told.append(amount),
+        advance=lambda amount, note: reported.append(amount),
     )
     share = host_share(engine, budget_s=0.02)
     engine.close()
-    return cluster.to_json(), sum(told), share
+    return cluster.to_json(), sum(reported), share
 
 
 @pytest.mark.slow
 @pytest.mark.multi
 def test_every_rank_returns_the_same_lines_of_every_verb() -> None:
     with closing(Ranks(WORLD)) as ranks:
-        told_by_ranks = ranks.run(measured)
-    assert len(set(told_by_ranks)) == 1, "a cluster or the host's share is not the same"
-    text, told, share = told_by_ranks[0]
+        reported_by_ranks = ranks.run(measured)
+    assert len(set(reported_by_ranks)) == 1, (
+        "a cluster or the host's share is not the same"
+    )
+    text, reported, share = reported_by_ranks[0]
     cluster = Cluster.parse(text)
-    assert told == pytest.approx(len(VERBS) * len(SIZES_BYTES))
+    assert reported == pytest.approx(len(VERBS) * len(SIZES_BYTES))
     # Two channels cannot show less than about a half, and what they cannot show counts
     # as none.
     assert share == 0 or 0.5 < share <= 1

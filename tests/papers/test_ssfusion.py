@@ -118,11 +118,11 @@ def test_groups_give_what_their_exchanges_give() -> None:
     draw = torch.Generator().manual_seed(1)
     given = [torch.randn(25, generator=draw) for _ in range(3)]
     means = [torch.empty_like(one) for one in given]
-    texts = [
+    all_steps = [
         made.synchronise(Member(rank, 3), made.init(SPEC, 3), given[rank], means[rank])
         for rank in range(3)
     ]
-    states = drive(texts, seed=0).results
+    states = drive(all_steps, seed=0).results
     both = [torch.cat([one[17:25], one[0:12]]) for one in given]
     spec = TensorSpec("group", 20, shapes=(SHAPES[2], SHAPES[0]))
     expected = run_local(sparse, both, [sparse.init(spec, 3) for _ in range(3)])

@@ -55,10 +55,10 @@ class Paper:
     def run(
         self, path: Path, *wanted: str, quick: bool = False, fresh: bool = False
     ) -> list[Done]:
-        self.told: list[tuple[float, str]] = []
+        self.reported: list[tuple[float, str]] = []
 
         def report(fraction: float, what: str) -> None:
-            self.told.append((fraction, what))
+            self.reported.append((fraction, what))
 
         found = run(
             "paper",

@@ -76,8 +76,8 @@ def test_a_proposal_is_told_with_its_rivals() -> None:
     made = proposal(PROFILE, cluster_of(), partial(surveyed, "safe", True))
     assert made.plan is not None
     with_rivals = made._replace(rivals=((made.plan, 1.0), (made.plan, 2.0)))
-    assert Proposal.of(with_rivals.told()) == with_rivals
-    assert Proposal.of(made._replace(plan=None).told()).plan is None
+    assert Proposal.of(with_rivals.announced()) == with_rivals
+    assert Proposal.of(made._replace(plan=None).announced()).plan is None
 
 
 def test_rivals_take_the_place_of_the_plan_one_by_one() -> None:
@@ -124,7 +124,7 @@ def test_layers_take_what_each_step_waited_for(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(_measured, "figures_of_all", of_all)
     monkeypatch.setattr(_measured, "shared_cores", lambda of_all: None)
-    monkeypatch.setattr(_measured, "told_by", lambda engine, src, own: own)
+    monkeypatch.setattr(_measured, "announced_by", lambda engine, src, own: own)
     engine: Any = SimpleNamespace(world=2)
     watched: Any = _Watched(2.0, 3.0, 2.0, 0.0)
     found = _measured.shared_layers(engine, watched, 3.5)

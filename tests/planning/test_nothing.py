@@ -79,5 +79,5 @@ def test_plans_of_all_planners_are_explained_side_by_side(on: str, at: str) -> N
 
 def test_what_other_rates_would_give_is_not_told_without_a_slope() -> None:
     profile, cluster = PROFILES["usual"], CLUSTERS["latency alone"]
-    told = explain(usbyte(profile, cluster), profile, cluster)
-    assert told[-1].startswith("What it gains at other rates is not told")
+    reported = explain(usbyte(profile, cluster), profile, cluster)
+    assert reported[-1].startswith("What it gains at other rates is not told")

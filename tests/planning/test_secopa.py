@@ -114,7 +114,7 @@ def test_low_rank_is_never_cut() -> None:
 
 @each("is_ring, told", [(True, 8), (False, 14)])
 def test_payloads_that_vary_take_the_transfers_of_their_sizes(
-    is_ring: bool, told: int
+    is_ring: bool, announced: int
 ) -> None:
     """8 bytes each: N on a ring of N, and as many as there are payloads by servers."""
     cluster = cluster_of(8)
@@ -132,7 +132,7 @@ def test_payloads_that_vary_take_the_transfers_of_their_sizes(
             cost.compressed_each_s(10**6, 1e4, np.array([num_K]))
             for cost in (same, varied)
         ]
-        more_s = batches * told * cluster.line("send").measured_s(8)
+        more_s = batches * announced * cluster.line("send").measured_s(8)
         assert seconds[1] - seconds[0] == pytest.approx(more_s)
 
 

@@ -268,7 +268,7 @@ def _serve(rank: int, world: int, end: Connection, folder: str) -> None:
                 answer = (None, traceback.format_exc())
             with suppress(BrokenPipeError):  # Nobody waits for it any more.
                 end.send_bytes(_pickled(answer))
-            # A model that is dropped while it is attached is in a circle with its
+            # A model that is dropped while it is attached is in a cycle with its
             # threads, which would go on beside the next test.
             gc.collect()
 

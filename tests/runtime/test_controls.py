@@ -307,8 +307,8 @@ def of_two_kinds(rank: int, world: int) -> str:
 
 
 def test_states_of_shares_and_of_hosts_are_not_loaded_together(four: Ranks) -> None:
-    for told in four.run(of_two_kinds):
-        assert "is of a share is False against True" in told
+    for reported in four.run(of_two_kinds):
+        assert "is of a share is False against True" in reported
 
 
 def uneven(rank: int, world: int) -> tuple[str, list[bool]]:

@@ -172,16 +172,16 @@ def locally(world: int, exchange: Exchange, parcels: list[Parcel]) -> str:
         for other, net in enumerate(nets):
             optimizers[other].zero_grad()
             loss_of(net, other, step).backward()
-        for turn, parcel in enumerate(parcels):
+        for order, parcel in enumerate(parcels):
             ranges = [_ranges(net, parcel) for net in nets]
             grads = [torch.cat(own) for own in ranges]
-            texts = [
-                exchange.synchronise(Member(rank, world, turn), state, grad_N, grad_N)
+            all_steps = [
+                exchange.synchronise(Member(rank, world, order), state, grad_N, grad_N)
                 for rank, (state, grad_N) in enumerate(
-                    zip(states[turn], grads, strict=True)
+                    zip(states[order], grads, strict=True)
                 )
             ]
-            states[turn] = drive(texts).results
+            states[order] = drive(all_steps).results
             for own, mean_N in zip(ranges, grads, strict=True):
                 for part, slot in zip(own, parcel.slots, strict=True):
                     part.copy_(mean_N[slot.start : slot.stop])

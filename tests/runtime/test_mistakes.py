@@ -234,15 +234,15 @@ def test_a_ddp_with_a_hook_or_with_another_group_is_refused(two: Ranks) -> None:
 def outside_the_group(rank: int, world: int) -> list[str]:
     group = dist.new_group([1])
     mesh = DeviceMesh("cpu", [1], mesh_dim_names=("dp",))
-    told = []
+    reported = []
     for given in ({"group": group}, {"group": mesh}, {"shards": group}):
         if rank == 1:
             gw.attach(Net(), DENSE, **keywords(**{"group": group, **given})).detach()
             continue
         with pytest.raises(ValueError) as raised:  # noqa: PT011
             gw.attach(Net(), DENSE, **keywords(**given))
-        told.append(str(raised.value))
-    return told
+        reported.append(str(raised.value))
+    return reported
 
 
 @pytest.mark.multi

@@ -19,8 +19,8 @@ from tests.runtime.ranks import HURRIED, Ranks
 pytestmark = [pytest.mark.multi, pytest.mark.slow]
 FEW, MANY = 8, 20
 MOST_KEYS = 2 * (1 + 4 + 1 + 2) + 2
-"""While two ranks are attached: a key of each for its channels, its door, its pulse and
-so on.
+"""While two ranks are attached: a key of each for its channels, its probe port, its
+pulse and so on.
 """
 MOST_MB = 6.0
 """Of memory that may come with the attaches in between; it was 0.4 MB each before."""

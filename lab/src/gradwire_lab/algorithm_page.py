@@ -27,7 +27,7 @@ from gradwire.cli.commands.list import (
 from gradwire.cli.report.output import emit
 from gradwire.cli.report.table import Row, markdown
 from gradwire.contract import Compressor, Exchange, Member
-from gradwire.contract.member import passing_bytes
+from gradwire.contract.member import thread_scratch_bytes
 from gradwire.contract.registry import KINDS, homes, load, names
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.state import leaves
@@ -110,7 +110,8 @@ _SENT_BY_A_COMPRESSOR = (
 _KEPT = (
     f"Bytes an element that a rank of {WORLD} keeps beside weights and gradients, "
     f"counted while this page was made: a matrix of {NUMEL:,} random float32 that "
-    "travels alone. All messages share what is `passing`. One that holds several "
+    "travels alone. All messages share what is `thread_scratch`. One that holds "
+    "several "
     "gradients keeps a copy of them besides (4)."
 )
 _SENT_BY_A_COLLECTIVE = (
@@ -373,7 +374,7 @@ def bytes_an_element(exchange: Exchange) -> dict[str, float]:
     messages share is counted with it, so of many messages it is less.
     """
     found: list[dict[str, float]] = []
-    # Passing buffers are a thread's own.
+    # Scratch is a thread's own.
     counting = threading.Thread(target=lambda: found.append(_counted(exchange)))
     counting.start()
     counting.join()
@@ -388,11 +389,11 @@ def _counted(exchange: Exchange) -> dict[str, float]:
     draw = torch.Generator().manual_seed(0)
     for _ in range(STEPS):
         grads = [torch.randn(NUMEL, generator=draw) for _ in members]
-        texts = [
+        all_steps = [
             exchange.synchronise(me, state, grad_N, grad_N)
             for me, state, grad_N in zip(members, states, grads, strict=True)
         ]
-        states = drive(texts).results
+        states = drive(all_steps).results
     kept = kept_bytes(states[0], members[0])
-    kept["passing"] = passing_bytes(own=True)
+    kept["thread_scratch"] = thread_scratch_bytes(own=True)
     return {kind: kept[kind] / NUMEL for kind in MEMORY if kind != "messages"}

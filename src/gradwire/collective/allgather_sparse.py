@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..contract import Compressor, Layout, Member, Residual, State
 from ..contract.collective import Collective, Dimensions, Needs
-from ..contract.member import tell_all
+from ..contract.member import announce_all
 from ..contract.payload import Payload, slot_bytes
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.verbs import AllGather, Compute, Steps
@@ -53,7 +53,7 @@ class allgather_sparse(Collective):
         room = own[: form.size_bytes]
         payload, state = yield me.encoding(codec, state, grad_N, residual_N, room)
         limits = [form.size_bytes] * me.world
-        sizes = yield from tell_all(me, codec, payload.size_bytes, limits)
+        sizes = yield from announce_all(me, codec, payload.size_bytes, limits)
         slot = slot_bytes(max(sizes))
         gathered = me.scratch(
             "gathered", me.world * slot, grad_N, torch.uint8, varies=varies
@@ -81,7 +81,7 @@ def _merge_all(
     sum_N = (
         out_N
         if out_N.dtype == dtype
-        else me.passing("sum", out_N.numel(), out_N, dtype)
+        else me.thread_scratch("sum", out_N.numel(), out_N, dtype)
     )
     sum_N.zero_()
     codec.merge_all(payloads, sum_N, scale=1 / me.world)

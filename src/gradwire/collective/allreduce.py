@@ -8,8 +8,8 @@ Differences: values of 32 bits and more are divided by the world size before the
     of the mean.
 Wire: 2(W-1)/W of the payload's ``values`` a rank. Of 32 bits: one AllReduce, where it
     is a ring. Of 16 bits: an all-to-all and an all-gather of W equal chunks, the last
-    of which is filled up. Chunks of more than 64 KiB go to one rank after another, by
-    sends and receives.
+    of which is filled up. In place of the all-to-all, chunks of more than 64 KiB go to
+    one rank after another, by sends and receives.
 State: the codec's.
 Contributed: what the codec encoded. Of 16-bit values, what rounding the mean of a
     rank's own chunk loses is that rank's residual. Float32 rounding of sums is seen by

@@ -44,7 +44,7 @@ from torch import Tensor
 from ..contract import Compressor, Member, Residual, State
 from ..contract.bounds import check_whole
 from ..contract.collective import Collective, Needs
-from ..contract.member import tell_all, tell_each
+from ..contract.member import announce_all, announce_each
 from ..contract.payload import slot_bytes
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.tensorwise import decode_each, encode_each
@@ -105,12 +105,12 @@ class casync_ps(Collective):
         at_once = self._is_small(chunks)
         yield from (_push_at_once if at_once else _push_in_rounds)(own)
         size_bytes = (yield own.encoding_mean()) if own.serves else 0
-        told = yield from tell_all(me, codec, size_bytes, own.limits)
+        announced = yield from announce_all(me, codec, size_bytes, own.limits)
         if at_once and self._is_full(me.world):
-            yield from _pull_at_once(own, told, out_N)
+            yield from _pull_at_once(own, announced, out_N)
         else:
             together = me.world - 1 if at_once else 1
-            yield from _pull_in_rounds(own, together, told, out_N)
+            yield from _pull_in_rounds(own, together, announced, out_N)
         return rotated(tuple(own.states), -first)
 
     def reduce_scatter(
@@ -146,13 +146,13 @@ def _push_at_once(own: Aggregator) -> Steps[None]:
     me = own.me
     if own.others:
         yield own.encoding(own.others)
-    told = yield from tell_each(me, own.codec, own.sizes, own.own_limits)
-    arrived, into = own.landing(told)
-    slots = tuple(map(slot_bytes, told))
+    announced = yield from announce_each(me, own.codec, own.sizes, own.own_limits)
+    arrived, into = own.landing(announced)
+    slots = tuple(map(slot_bytes, announced))
     sizes = tuple(map(slot_bytes, own.sizes))
     yield AllToAll(arrived, own.packed(), slots, sizes)
     if own.serves:
-        yield own.merging(range(me.world), told, into)
+        yield own.merging(range(me.world), announced, into)
 
 
 def _push_in_rounds(own: Aggregator) -> Steps[None]:
@@ -165,38 +165,40 @@ def _push_in_rounds(own: Aggregator) -> Steps[None]:
     ahead = targets if own.codec.traits.exact_size else [own.others]
     if ahead[0]:
         yield own.encoding(ahead[0])
-    told = yield from tell_each(me, own.codec, own.sizes, own.own_limits)
+    announced = yield from announce_each(me, own.codec, own.sizes, own.own_limits)
     sent = own.slots()
-    (_, into) = own.landing(told)
+    (_, into) = own.landing(announced)
     come = [me.rank]
     for number, away in enumerate(rounds):
-        beside = [own.merging(come, told, into)] if own.serves else []
+        beside = [own.merging(come, announced, into)] if own.serves else []
         if number + 1 < len(ahead) and ahead[number + 1]:
             beside.append(own.encoding(ahead[number + 1]))
         yield (*transfers(me, away, sent, into, takers=own.chunks.servers), *beside)
         come = sources[number]
     if own.serves:
-        yield own.merging(come, told, into)
+        yield own.merging(come, announced, into)
 
 
-def _pull_at_once(own: Aggregator, told: Sequence[int], out_N: Tensor) -> Steps[None]:
+def _pull_at_once(
+    own: Aggregator, announced: Sequence[int], out_N: Tensor
+) -> Steps[None]:
     me = own.me
-    slot = slot_bytes(max(told))
+    slot = slot_bytes(max(announced))
     whole = me.scratch("pulled", me.world * slot, out_N, torch.uint8, varies=own.varies)
     slots = whole.chunk(me.world)
     mean = list(whole.chunk(me.world))
     mean[me.rank] = own.merged[:slot]
     gather = AllGather(whole, mean[me.rank])
     if own.serves:
-        yield gather, own.decoding([me.rank], mean, told, out_N)
+        yield gather, own.decoding([me.rank], mean, announced, out_N)
     else:
         yield gather
     if own.others:
-        yield own.decoding(own.others, slots, told, out_N)
+        yield own.decoding(own.others, slots, announced, out_N)
 
 
 def _pull_in_rounds(
-    own: Aggregator, together: int, told: Sequence[int], out_N: Tensor
+    own: Aggregator, together: int, announced: Sequence[int], out_N: Tensor
 ) -> Steps[None]:
     """Every aggregator sends its mean to all others, ``together`` of them at a time.
 
@@ -204,16 +206,16 @@ def _pull_in_rounds(
     """
     me = own.me
     servers = own.chunks.servers
-    slots = own.pulled(told, out_N)
+    slots = own.pulled(announced, out_N)
     sent = [slots[me.rank]] * me.world
     ready = [me.rank] if own.serves else []
     for away in distances(together, me.world):
-        beside = [own.decoding(ready, slots, told, out_N)] if ready else []
+        beside = [own.decoding(ready, slots, announced, out_N)] if ready else []
         yield (*transfers(me, away, sent, slots, givers=servers), *beside)
         sources = ((me.rank - distance) % me.world for distance in away)
         ready = [rank for rank in sources if rank in servers]
     if ready:
-        yield own.decoding(ready, slots, told, out_N)
+        yield own.decoding(ready, slots, announced, out_N)
 
 
 class Aggregator:
@@ -271,15 +273,17 @@ class Aggregator:
         return self.me.sized("encode", lambda: self._encode(chunks), numel, usual)
 
     def merging(
-        self, ranks: Sequence[int], told: Sequence[int], into: Sequence[Tensor]
+        self, ranks: Sequence[int], announced: Sequence[int], into: Sequence[Tensor]
     ) -> Compute:
         """Adds to the own chunk's mean what these ranks pushed; this rank's part is
         here as it is.
 
-        ``told`` and ``into`` are sizes and slots of all ranks' payloads.
+        ``announced`` and ``into`` are sizes and slots of all ranks' payloads.
         """
         numel = len(ranks) * (self._stop - self._start)
-        return self.me.sized("merge", lambda: self._merge(ranks, told, into), numel)
+        return self.me.sized(
+            "merge", lambda: self._merge(ranks, announced, into), numel
+        )
 
     def encoding_mean(self) -> Compute:
         """Encodes the own chunk's mean into ``merged``.
@@ -305,19 +309,19 @@ class Aggregator:
         self,
         chunks: Sequence[int],
         slots: Sequence[Tensor],
-        told: Sequence[int],
+        announced: Sequence[int],
         out_N: Tensor,
     ) -> Compute:
         """Writes the means of these chunks.
 
-        ``slots`` and ``told`` are of all chunks' payloads.
+        ``slots`` and ``announced`` are of all chunks' payloads.
         """
 
         def decode() -> None:
             codecs = self.chunks.codecs
             outs = self.chunks.of(out_N)
             payloads = [
-                self.chunks.payload(chunk, slots[chunk], told[chunk])
+                self.chunks.payload(chunk, slots[chunk], announced[chunk])
                 for chunk in chunks
             ]
             decode_each(
@@ -327,23 +331,24 @@ class Aggregator:
         numel = sum(self.chunks.specs[chunk].numel for chunk in chunks)
         return self.me.sized("decode", decode, numel)
 
-    def landing(self, told: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+    def landing(self, announced: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
         """Room for each rank's push, as a whole and as successive slots."""
-        slots = list(map(slot_bytes, told))
+        slots = list(map(slot_bytes, announced))
         whole = self.me.scratch(
             "arrived", sum(slots), self.grad_N, torch.uint8, varies=self.varies
         )
         return whole, list(torch.split(whole, slots))
 
-    def pulled(self, told: Sequence[int], out_N: Tensor) -> list[Tensor]:
+    def pulled(self, announced: Sequence[int], out_N: Tensor) -> list[Tensor]:
         """The slots of all chunks' means: room for those of others, and the own one."""
         me = self.me
         sizes = [
-            0 if rank == me.rank else slot_bytes(size) for rank, size in enumerate(told)
+            0 if rank == me.rank else slot_bytes(size)
+            for rank, size in enumerate(announced)
         ]
         whole = me.scratch("pulled", sum(sizes), out_N, torch.uint8, varies=self.varies)
         slots = list(torch.split(whole, sizes))
-        slots[me.rank] = self.merged[: slot_bytes(told[me.rank])]
+        slots[me.rank] = self.merged[: slot_bytes(announced[me.rank])]
         return slots
 
     def slots(self) -> list[Tensor]:
@@ -381,7 +386,7 @@ class Aggregator:
             self.states[chunk] = state
 
     def _merge(
-        self, ranks: Sequence[int], told: Sequence[int], into: Sequence[Tensor]
+        self, ranks: Sequence[int], announced: Sequence[int], into: Sequence[Tensor]
     ) -> None:
         me = self.me
         (start, stop) = (self._start, self._stop)
@@ -390,7 +395,7 @@ class Aggregator:
             self._mean_C.zero_()
         for rank in ranks:
             if rank != me.rank:
-                payload = self.chunks.payload(me.rank, into[rank], told[rank])
+                payload = self.chunks.payload(me.rank, into[rank], announced[rank])
                 self.codec.merge(payload, self._mean_C, scale=1 / me.world)
                 continue
             self._mean_C.add_(self.grad_N[start:stop], alpha=1 / me.world)

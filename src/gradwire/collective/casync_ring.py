@@ -17,7 +17,7 @@ Wire: W chunks; each rank sends the payload of every chunk but one while reducin
     every chunk but one while gathering: (sum of slots - slot r+1) + (sum of slots -
     slot r+2) bytes. So with W partitions. Of fewer, the other chunks are empty, and
     nothing is done for them. Where sizes vary, each slot is as large as its payload,
-    and 8 bytes tell the size ahead: 2 (W-1) times. While reducing that takes a latency
+    and 8 bytes announce the size: 2 (W-1) times. While reducing that takes a latency
     a hop more. While gathering only the first size does, as the next one travels beside
     a payload.
 State: one codec state a chunk.
@@ -57,29 +57,29 @@ from .steps.chunks import (
 T = TypeVar("T")
 
 
-def staggered(texts: Sequence[Steps[T]]) -> Steps[list[T]]:
-    """Runs texts of tuples side by side, each a tuple behind the one before it.
+def staggered(all_steps: Sequence[Steps[T]]) -> Steps[list[T]]:
+    """Runs steps of tuples side by side, each a tuple behind the one before it.
 
-    Returns all results. Every text yields as many tuples on every rank, of which some
+    Returns all results. All yield as many tuples on every rank, of which some
     may be empty. So what one rank sends another comes in the order in which it is taken
     there. An empty tuple of all is no step.
     """
-    results: list[Any] = [None] * len(texts)
-    values: list[Any] = [None] * len(texts)
-    open_texts = set(range(len(texts)))
+    results: list[Any] = [None] * len(all_steps)
+    values: list[Any] = [None] * len(all_steps)
+    open_steps = set(range(len(all_steps)))
     begun = 0
-    while open_texts:
+    while open_steps:
         begun += 1
         rows: dict[int, tuple[Verb, ...]] = {}
-        for number in sorted(open_texts):
+        for number in sorted(open_steps):
             if number < begun:
                 try:
-                    asked = texts[number].send(values[number])
+                    asked = all_steps[number].send(values[number])
                 except StopIteration as stop:
                     results[number] = stop.value
-                    open_texts.remove(number)
+                    open_steps.remove(number)
                 else:
-                    assert isinstance(asked, tuple), "a text of tuples"
+                    assert isinstance(asked, tuple), "steps of tuples"
                     rows[number] = asked
         verbs = [verb for row in rows.values() for verb in row]
         done = iter((yield tuple(verbs)) if verbs else ())
@@ -153,7 +153,7 @@ class casync_ring(Collective):
             walk = _Walk(
                 codec.chunk(start, stop), me, grad_N[start:stop], residual_P, number
             )
-            walks.append(walk.text(out_N[start:stop], own, self.partitions, first))
+            walks.append(walk.steps(out_N[start:stop], own, self.partitions, first))
         states = yield from staggered(walks)
         return tuple(state for own in states for state in own)
 
@@ -192,7 +192,7 @@ class _Walk:
         self.grad_N = grad_N
         self.residual_N = residual_N
 
-    def text(
+    def steps(
         self, out_N: Tensor, states: tuple[Any, ...], partitions: int | None, first: int
     ) -> Steps[tuple[Any, ...]]:
         """Leaves the mean in ``out_N`` and returns new states; yields tuples, of which
@@ -212,8 +212,8 @@ class _Walk:
         self.sizes = [form.size_bytes for form in self.chunks.formats]
         varies = not self.codec.traits.exact_size
         if varies:
-            self.told_1 = me.told(f"told size {self.number}", 1)
-            self.own_1 = me.told(f"own size {self.number}", 1)
+            self.announced_1 = me.announced(f"announced size {self.number}", 1)
+            self.own_1 = me.announced(f"own size {self.number}", 1)
         most = max(spec.numel for spec in self.chunks.specs)
         dtype = working_dtype(grad_N.dtype)
         self.sum_C = me.scratch(f"sum {self.number}", most, grad_N, dtype)
@@ -223,22 +223,22 @@ class _Walk:
             out = (rank - step) % world
             into = (rank - step - 1) % world
             if varies:
-                yield self.telling(out, into)
+                yield self.announcing(out, into)
                 self.hear(into)
-            yield self.passing(out, into)
+            yield self.forwarding(out, into)
             sum_C = self.sum_C[: self.numel(into)]
             yield (*self.merging(into), *self.encoding(into, sum_C))
         if varies:
-            yield self.telling((rank + 1) % world, rank)
+            yield self.announcing((rank + 1) % world, rank)
             self.hear(rank)
         for step in range(world - 1):
             out, into, after = ((rank + place - step) % world for place in (1, 0, -1))
-            tells_next = varies and step < world - 2
-            moves = self.passing(out, into) + (
-                self.telling(into, after) if tells_next else ()
+            announces_next = varies and step < world - 2
+            moves = self.forwarding(out, into) + (
+                self.announcing(into, after) if announces_next else ()
             )
             yield (*self.decoding(out, out_N), *moves)
-            if tells_next:
+            if announces_next:
                 self.hear(after)
         yield self.decoding((rank + 2) % world, out_N)
         return rotated(tuple(self.states), -first)
@@ -249,25 +249,27 @@ class _Walk:
     def payload(self, chunk: int) -> Payload:
         return self.chunks.payload(chunk, self.slots[chunk], self.sizes[chunk])
 
-    def passing(self, out: int, into: int) -> tuple[Verb, ...]:
+    def forwarding(self, out: int, into: int) -> tuple[Verb, ...]:
         """Sends the payload of one chunk on, and receives another one's."""
         slots = [
             self.slots[chunk][: slot_bytes(self.sizes[chunk])] for chunk in (out, into)
         ]
         return self._transfers(out, into, *slots)
 
-    def telling(self, out: int, into: int) -> tuple[Verb, ...]:
+    def announcing(self, out: int, into: int) -> tuple[Verb, ...]:
         """The same of the payloads' sizes; ``hear`` takes what has come."""
         return self._transfers(
-            out, into, self.own_1.fill_(self.sizes[out]), self.told_1
+            out, into, self.own_1.fill_(self.sizes[out]), self.announced_1
         )
 
     def hear(self, chunk: int) -> None:
-        """Notes the size told by the rank before, if its chunk was not empty."""
+        """Notes the size announced by the rank before, if its chunk was not empty."""
         if self.numel(chunk):
             limit = self.chunks.formats[chunk].size_bytes
             source = (self.me.rank - 1) % self.me.world
-            (self.sizes[chunk],) = self.me.sizes(self.told_1, [limit], ranks=[source])
+            (self.sizes[chunk],) = self.me.sizes(
+                self.announced_1, [limit], ranks=[source]
+            )
 
     def _transfers(
         self, out: int, into: int, sent: Tensor, come: Tensor

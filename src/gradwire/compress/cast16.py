@@ -48,7 +48,7 @@ class cast16(Compressor):
     dtype: torch.dtype = torch.bfloat16
     prescale: float = 1.0
     traits: ClassVar[Traits] = Traits(
-        layout=Layout.DENSE, additive=True, contraction=True
+        layout=Layout.DENSE, additive=True, nonexpansive=True
     )
 
     def __post_init__(self) -> None:

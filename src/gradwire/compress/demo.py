@@ -80,7 +80,7 @@ class demo(Compressor):
     values: torch.dtype = torch.bfloat16
     traits: ClassVar[Traits] = Traits(
         layout=Layout.TRANSFORMED,
-        contraction=True,
+        nonexpansive=True,
         error_feedback=True,
         shared_scale=True,
     )

@@ -20,7 +20,7 @@ _LARGEST = 448.0
 """The largest e4m3 number."""
 
 
-class fp8(Program, contraction=True, error_feedback=True):
+class fp8(Program, nonexpansive=True, error_feedback=True):
     """Eight bits an element: four bits of precision.
 
     They reach down to a 28672th of the largest magnitude.

@@ -26,7 +26,7 @@ from ..dsl.program import Program
 from ._quantise import inverse
 
 
-class int8(Program, contraction=True, error_feedback=True):
+class int8(Program, nonexpansive=True, error_feedback=True):
     """Eight bits an element: the nearest multiple of a 127th of the block's largest.
 
     Args:

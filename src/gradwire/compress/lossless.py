@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..contract import Compressor, Layout, Memory, Residual, State, Traits
 from ..contract.bounds import check_prescale
-from ..contract.member import passing
+from ..contract.member import thread_scratch
 from ..contract.payload import Field, Format, Payload
 from ..contract.spec import TensorSpec, spec_of
 from ..kernels.exponents import (
@@ -66,7 +66,7 @@ class lossless(Compressor):
         lossless=True,
         exact_size=False,
         unbiased=True,
-        contraction=True,
+        nonexpansive=True,
         host_only=True,  # without its C++ a block's code is read in Python
     )
 
@@ -104,7 +104,9 @@ class lossless(Compressor):
         value_N = grad_N.contiguous()
         factor = self.prescale
         if residual_N is not None or (spec.dtype != torch.float32 and factor != 1.0):
-            memory = passing("lossless", spec.size_bytes, torch.uint8, grad_N.device)
+            memory = thread_scratch(
+                "lossless", spec.size_bytes, torch.uint8, grad_N.device
+            )
             sent, _ = self._dense.encode(
                 state, grad_N, residual_N=residual_N, buffer=memory
             )
@@ -179,7 +181,7 @@ def _plain(payload: Payload, out_N: Tensor) -> Payload:
     if dtype is None:
         return payload
     form = none().format(TensorSpec("", out_N.numel(), dtype))
-    memory = passing("lossless", form.size_bytes, torch.uint8, out_N.device)
+    memory = thread_scratch("lossless", form.size_bytes, torch.uint8, out_N.device)
     found = Payload.empty(form, memory)
     decode_exponents(_coded(payload), found["values"])
     return found

@@ -46,7 +46,7 @@ class none(Compressor):
         lossless=True,
         additive=True,
         unbiased=True,
-        contraction=True,
+        nonexpansive=True,
     )
 
     def __post_init__(self) -> None:

@@ -58,7 +58,7 @@ class nonzero(Compressor):
         lossless=True,
         exact_size=False,
         unbiased=True,
-        contraction=True,
+        nonexpansive=True,
     )
 
     def __post_init__(self) -> None:

@@ -50,7 +50,7 @@ from ..dsl.program import Program
 from ..errors import invalid
 
 
-class onebit(Program, contraction=True, error_feedback=True):
+class onebit(Program, nonexpansive=True, error_feedback=True):
     """One bit an element, two means a block.
 
     Args:

@@ -304,7 +304,7 @@ class powersgd(Exchange):
     seed: int = 0
     traits: ClassVar[Traits] = Traits(
         layout=Layout.LOW_RANK,
-        contraction=True,
+        nonexpansive=True,
         error_feedback=True,
         whole_tensors=True,
         same_threads=True,

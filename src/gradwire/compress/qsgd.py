@@ -37,7 +37,7 @@ from ..dsl.language import (
     where,
 )
 from ..dsl.program import Program
-from ._quantise import check_choice, inverse
+from ._quantise import check_choice, inverse, lift, reaching
 
 BITWIDTHS = (2, 4, 8)
 
@@ -82,7 +82,7 @@ class qsgd(Program, unbiased=True):
 
         A block is off by norm / levels * sqrt(block) at most.
         """
-        return replace(type(self).traits, contraction=self.block <= self.levels**2)
+        return replace(type(self).traits, nonexpansive=self.block <= self.levels**2)
 
     @property
     def levels(self) -> int:
@@ -91,11 +91,12 @@ class qsgd(Program, unbiased=True):
 
     def encode(self, gradient: Vector) -> Compressed:
         levels = self.levels
-        norm = self._norm(gradient)
-        per_level = inverse(norm, levels)
+        norm = reaching(self._norm(gradient), levels)
+        lifted = lift(norm)
+        per_level = inverse(norm * lifted, levels)
 
         def code(x: Scalar) -> Scalar:
-            level = floor(abs(x) * per_level + random(0, 1))
+            level = floor(abs(x) * lifted * per_level + random(0, 1))
             return uint(self.bitwidth)(levels + where(x < 0, -level, level))
 
         return concat(norm=norm, codes=map(gradient, code))

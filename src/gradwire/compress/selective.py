@@ -31,7 +31,7 @@ Density: the bytes of ``density`` * N sparse elements, and at most one element f
 Wire: of D dense elements and K sparse ones: dense_D in the working dtype, indices_K
     int32 (ascending, of the message), values_K float32 -> 4 D + 8 K bytes (8 D for
     float64), to each other rank, padded to the largest of the step. Where K varies it
-    is told first, 8 bytes.
+    is announced first, 8 bytes.
 State: the tensors' sizes, and codec_T, the sparsifier's state of each tensor.
 Contributed: the dense tensors, and of each other one what the sparsifier took.
 """
@@ -62,7 +62,7 @@ from ..contract import (
 )
 from ..contract.bounds import check_share, check_whole
 from ..contract.compressor import Residual
-from ..contract.member import tell_all
+from ..contract.member import announce_all
 from ..contract.payload import Field, Format, Payload, slot_bytes
 from ..contract.registry import KINDS, load, names
 from ..contract.spec import TensorSpec, working_dtype
@@ -292,7 +292,7 @@ class Mixed:
         sum_N = (
             out_N
             if out_N.dtype == dtype
-            else me.passing("sum", out_N.numel(), out_N, dtype)
+            else me.thread_scratch("sum", out_N.numel(), out_N, dtype)
         )
         sum_N.zero_()
         for payload in payloads:
@@ -300,7 +300,7 @@ class Mixed:
                 payload["indices"], payload["values"].to(dtype), sum_N, share
             )
         if self.choice.dense:
-            dense_D = me.passing("dense", self.num_dense, out_N, dtype).zero_()
+            dense_D = me.thread_scratch("dense", self.num_dense, out_N, dtype).zero_()
             for payload in payloads:
                 dense_D.add_(payload["dense"], alpha=share)
             means = torch.split(
@@ -468,7 +468,7 @@ class selective(Exchange, EncodesTensors):
     traits: ClassVar[Traits] = Traits(
         layout=Layout.SPARSE,
         exact_size=False,
-        contraction=True,
+        nonexpansive=True,
         error_feedback=True,
         density_range=(0.5, 1.0),
         whole_tensors=True,
@@ -590,7 +590,7 @@ class selective(Exchange, EncodesTensors):
         sizes = [mixed.largest.size_bytes] * me.world
         if mixed.varies:
             usual = [mixed.typical.size_bytes] * me.world
-            sizes = yield from tell_all(me, codec, size_bytes, sizes, usual=usual)
+            sizes = yield from announce_all(me, codec, size_bytes, sizes, usual=usual)
         slot = slot_bytes(max(sizes))
         gathered = me.scratch(
             "gathered", me.world * slot, grad_N, torch.uint8, varies=mixed.varies

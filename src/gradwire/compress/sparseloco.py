@@ -60,7 +60,7 @@ class sparseloco(Coo):
     density: float = 1 / 64
     traits: ClassVar[Traits] = Traits(
         layout=Layout.SPARSE,
-        contraction=True,
+        nonexpansive=True,
         error_feedback=True,
         shared_scale=True,
         density_range=(0.5, 2.0),

@@ -41,7 +41,7 @@ from ..dsl.language import (
     where,
 )
 from ..dsl.program import Program
-from ._quantise import check_positive
+from ._quantise import check_positive, lift
 
 
 class terngrad(Program, unbiased=True):
@@ -84,9 +84,12 @@ class terngrad(Program, unbiased=True):
         top = reduce(map(gradient, abs), greater)
         if self.clip is not None:
             top = _clipped(top, gradient, self.clip)
+        lifted = lift(top)
+        bound = top * lifted
 
         def code(x: Scalar) -> Scalar:
-            return uint2(where(abs(x) > random(0, 1) * top, where(x > 0, 2, 0), 1))
+            is_sent = abs(x) * lifted > random(0, 1) * bound
+            return uint2(where(is_sent, where(x > 0, 2, 0), 1))
 
         return concat(top=top, codes=map(gradient, code))
 

@@ -63,7 +63,7 @@ class topk(Coo):
     values: torch.dtype = torch.float32
     traits: ClassVar[Traits] = Traits(
         layout=Layout.SPARSE,
-        contraction=True,
+        nonexpansive=True,
         error_feedback=True,
         density_range=(1.0, 1.0),
     )

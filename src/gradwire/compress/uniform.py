@@ -6,9 +6,7 @@ Differences: smallest and largest are taken over blocks of 512 elements instead 
     gradient, and the default is 4 bits where figure 5 has 2: with 2, a transformer does
     not train. The bit width and the padding are not sent, as the receiver knows both;
     figure 5's count of padding elements is right for two bits only. The smallest
-    element is sent with the width of a level, as the largest is not needed again. A
-    block in which levels would lie less than 3e-39 apart is sent as one number, the
-    nearest to 0 that lies between its elements.
+    element is sent with the width of a level, as the largest is not needed again.
 Wire: low_B float32, gap_B float32 (from one level to the next), codes_N in ``bitwidth``
     bits, the first in the lowest bits of a byte -> 8 * ceil(N / block) + ceil(bitwidth
     * N / 8) bytes.
@@ -32,10 +30,9 @@ from ..dsl.language import (
     reduce,
     smaller,
     uint,
-    where,
 )
 from ..dsl.program import Program
-from ._quantise import check_choice, inverse
+from ._quantise import check_choice, inverse, lift, reaching
 
 BITWIDTHS = (1, 2, 4, 8)
 
@@ -74,7 +71,7 @@ class uniform(Program, unbiased=True):
 
         All gaps are at most sqrt(2) times the norm.
         """
-        return replace(type(self).traits, contraction=2 * self.block <= self.gaps**2)
+        return replace(type(self).traits, nonexpansive=2 * self.block <= self.gaps**2)
 
     @property
     def gaps(self) -> int:
@@ -84,16 +81,15 @@ class uniform(Program, unbiased=True):
     def encode(self, gradient: Vector) -> Compressed:
         low = reduce(gradient, smaller)
         high = reduce(gradient, greater)
-        gap = (high - low) / self.gaps
-        per_gap = inverse(gap)
+        gap = reaching(high - low, self.gaps) / self.gaps
+        lifted = lift(gap)
+        per_gap = inverse(gap * lifted)
         level = uint(self.bitwidth)
         codes = map(
-            gradient, lambda x: level(floor((x - low) * per_gap + random(0, 1)))
+            gradient,
+            lambda x: level(floor((x - low) * lifted * per_gap + random(0, 1))),
         )
-        nearest_to_zero = smaller(greater(low, 0.0), high)
-        return concat(
-            low=where(per_gap > 0, low, nearest_to_zero), gap=gap, codes=codes
-        )
+        return concat(low=low, gap=gap, codes=codes)
 
     def decode(self, compressed: Compressed) -> Vector:
         low, gap, codes = extract(compressed)

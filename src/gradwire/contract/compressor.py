@@ -117,7 +117,9 @@ class Traits:
         exact_size: The payload's size follows from the spec alone; else ``format`` is
             the largest there is. Default: True.
         unbiased: The expectation of ``decode(encode(x))`` is x. Default: False.
-        contraction: ``||x - decode(encode(x))|| <= ||x||`` for every x within the wire
+        unbiased_from: The least magnitude of an element of which that is said. Smaller
+            elements may be lost. Default: 0.
+        nonexpansive: ``||x - decode(encode(x))|| <= ||x||`` for every x within the wire
             dtype's range. Default: False.
         error_feedback: Trains well only if the unsent part of a gradient is kept for
             the next step. Default: False.
@@ -147,7 +149,8 @@ class Traits:
     additive: bool = False
     exact_size: bool = True
     unbiased: bool = False
-    contraction: bool = False
+    unbiased_from: float = 0.0
+    nonexpansive: bool = False
     error_feedback: bool = False
     reads_latest: bool = False
     shared_scale: bool = False

@@ -18,7 +18,7 @@ from .verbs import Compute, Steps
 Result = tuple[Tensor, Tensor, State]
 """(mean_N in the gradient's dtype, contributed_N in the working dtype, new state)."""
 Copies = Generator[tuple[Tensor, ...], tuple[Tensor, ...], None]
-"""A text of two copies, from a device to the host and back: see ``EncodesTensors``."""
+"""Steps of two copies, from a device to the host and back: see ``EncodesTensors``."""
 
 
 _UNDECLARED = Traits(layout=Layout.DENSE, exact_size=False)
@@ -192,10 +192,10 @@ class EncodesTensors(ABC):
     ) -> Copies:
         """``encode_ahead`` of a tensor on a device, by the host.
 
-        The text yields tensors of the device and is resumed with copies of them in host
-        memory, which it may overwrite. Then it yields what it has made of these, and is
-        resumed with copies on the device. What it does before the first copy and behind
-        the second is launched on the device. All of the state stays where it is.
+        The steps yield tensors of the device and are resumed with copies of them in
+        host memory, which it may overwrite. Then it yields what it has made of these,
+        and is resumed with copies on the device. What it does before the first copy and
+        behind the second is launched on the device. All of the state stays where it is.
         """
 
 

@@ -52,10 +52,10 @@ def write_anew(target: Path, text: str) -> None:
     yet, and which then takes the target's name. So no link that somebody has laid is
     written through.
     """
-    draft = target.with_name(f"{target.name}.{token_hex(8)}.new")
+    temporary = target.with_name(f"{target.name}.{token_hex(8)}.new")
     try:
-        with draft.open("x", encoding="utf-8") as file:
+        with temporary.open("x", encoding="utf-8") as file:
             file.write(text)
-        draft.replace(target)
+        temporary.replace(target)
     finally:
-        draft.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

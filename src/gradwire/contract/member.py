@@ -1,6 +1,6 @@
 """A rank's part in a message: its place, its buffers, and what a step was like.
 
-**Sizes** of payloads that vary ranks tell each other before the payloads themselves
+**Sizes** of payloads that vary are announced before the payloads themselves
 travel. Where a compressor's sizes follow from the spec, they are known and nothing is
 sent. So which verbs come in which order follows from the compressor alone. Rows of
 embeddings are counted in every step. Wire: 8 bytes for each other rank.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _ON_HOST = torch.empty(0, device="cpu")
 
-# ---- passing buffers -----------------------------------------------------------------
+# ---- scratch of a thread -------------------------------------------------------------
 #
 # They serve within one computation and are free again at its end. A thread does one
 # computation at a time, so they are kept once a thread, and not once a message: all
@@ -36,7 +36,7 @@ _ON_HOST = torch.empty(0, device="cpu")
 
 
 class _Own:
-    """The passing buffers of one thread, by name, dtype and device.
+    """The scratch of one thread, by name, dtype and device.
 
     They end with the thread.
     """
@@ -57,7 +57,9 @@ _all: weakref.WeakSet[_Own] = weakref.WeakSet()
 _threads = _Threads()
 
 
-def passing(name: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def thread_scratch(
+    name: str, numel: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
     """A vector of ``numel`` undefined elements for this thread's computation.
 
     It is valid until the computation ends.
@@ -76,8 +78,8 @@ def passing(name: str, numel: int, dtype: torch.dtype, device: torch.device) -> 
     return found[:numel]
 
 
-def passing_bytes(*, own: bool = False) -> int:
-    """Bytes of all passing buffers in this process, or of this thread's ``own``."""
+def thread_scratch_bytes(*, own: bool = False) -> int:
+    """Bytes of all threads' scratch in this process, or of this thread's ``own``."""
     kept = [_threads.own]
     if not own:
         with _lock:
@@ -103,18 +105,18 @@ so many more.
 """
 
 
-def turns_of(exchanges: Iterable[Hashable]) -> list[int]:
-    """The turn of each message, by all exchanges in issue order: see ``Member.turn``.
+def orders_of(exchanges: Iterable[Hashable]) -> list[int]:
+    """The order of each message among those of its exchange: see ``Member.order``.
 
-    >>> turns_of(["dense", "onebit", "dense", "dense"])
+    >>> orders_of(["dense", "onebit", "dense", "dense"])
     [0, 0, 1, 2]
     """
     before = Counter[Hashable]()
-    turns = []
+    orders = []
     for exchange in exchanges:
-        turns.append(before[exchange])
+        orders.append(before[exchange])
         before[exchange] += 1
-    return turns
+    return orders
 
 
 class Selection(NamedTuple):
@@ -161,7 +163,7 @@ class Member:
 
     Buffers are found by name, so the second and all later steps allocate nothing. What
     a message sends, or needs in a later computation, lies in ``scratch``, and all else
-    in ``passing``.
+    in ``thread_scratch``.
     """
 
     __slots__ = (
@@ -172,20 +174,21 @@ class Member:
         "ahead",
         "cluster",
         "imbalance",
+        "order",
         "rank",
         "selection",
         "shards",
-        "turn",
         "way",
         "world",
     )
 
-    def __init__(self, rank: int, world: int, turn: int = 0) -> None:
+    def __init__(self, rank: int, world: int, order: int = 0) -> None:
         self.rank = rank
         self.world = world
-        self.turn = turn
+        self.order = order
         """How many messages of a step before this one take the same exchange; the same
-        on every rank. What not all ranks have to do for a message they do by turns.
+        on every rank. The order chooses the ranks that do what not all ranks have to
+        do.
         """
         self.selection: Selection | None = None
         """The last step's selection.
@@ -226,7 +229,7 @@ class Member:
         if self._across is None:
             place = self.rank // ranks_per_host
             num_hosts = self.world // ranks_per_host
-            self._across = type(self)(place, num_hosts, self.turn)
+            self._across = type(self)(place, num_hosts, self.order)
         return self._across
 
     def through(
@@ -237,15 +240,15 @@ class Member:
         out_N: Tensor,
         residual_N: Residual = None,
     ) -> Steps[Any]:
-        """Another exchange's text that this one calls; see ``Exchange.synchronise``."""
-        text: Steps[Any] = exchange.synchronise(self, state, grad_N, out_N, residual_N)
-        return text
+        """The steps of another exchange; see ``Exchange.synchronise``."""
+        steps: Steps[Any] = exchange.synchronise(self, state, grad_N, out_N, residual_N)
+        return steps
 
     def variant_of(self, codec: Compressor, *, world: int | None = None) -> Compressor:
         """The codec as this rank uses it.
 
-        A text that sums nothing on the wire asks for that of a ``world`` of 1: its
-        values need not be divided by W first. A text asks for one of the two.
+        Steps that sum nothing on the wire ask for that of a ``world`` of 1:
+        their values need not be divided by W first. Steps ask for one of the two.
         """
         if self._variant is None or self._variant[0] is not codec:
             self._variant = codec, codec.for_world(world or self.world, self.rank)
@@ -300,22 +303,22 @@ class Member:
         """Gives a buffer of ``scratch`` back, which is not needed any more."""
         self._buffers.pop(name, None)
 
-    def told(self, name: str, numel: int) -> Tensor:
-        """A buffer (int64) for numbers that ranks tell each other.
+    def announced(self, name: str, numel: int) -> Tensor:
+        """A buffer (int64) for numbers that ranks announce to each other.
 
         It lies in host memory, wherever payloads lie, as what is done next depends on
         them.
         """
         return self.scratch(name, numel, _ON_HOST, torch.int64)
 
-    def passing(
+    def thread_scratch(
         self, name: str, numel: int, like: Tensor, dtype: torch.dtype
     ) -> Tensor:
         """A buffer of ``numel`` undefined elements, valid within one computation only.
 
-        All messages share it, by ``name``: see `passing`.
+        All messages share it, by ``name``: see `thread_scratch`.
         """
-        return passing(name, numel, dtype, like.device)
+        return thread_scratch(name, numel, dtype, like.device)
 
     @property
     def buffers(self) -> dict[str, Tensor]:
@@ -330,20 +333,20 @@ class Member:
 
     def sizes(
         self,
-        told_W: Tensor,
+        announced_W: Tensor,
         limits: Sequence[int],
         *,
         unit: str = "bytes",
         ranks: Sequence[int] | None = None,
         usual: Sequence[int] | None = None,
     ) -> list[int]:
-        """The sizes that ranks told this one, each checked against its limit.
+        """The sizes that ranks announced to this one, each checked against its limit.
 
-        ``ranks`` told them, by default one each. ``usual`` is what a simulation, where
-        nobody tells anything, goes on with; by default the limits. Raises
+        ``ranks`` announced them, by default one each. ``usual`` is what a simulation,
+        where nobody announces anything, goes on with; by default the limits. Raises
         ``RanksDiffer`` if a size is beyond its limit.
         """
-        found: list[int] = told_W.tolist()
+        found: list[int] = announced_W.tolist()
         for rank, size, limit in zip(
             ranks or range(self.world), found, limits, strict=True
         ):
@@ -388,7 +391,7 @@ SIZE_BYTES = torch.int64.itemsize
 """Bytes of one size on the wire."""
 
 
-def tell_all(
+def announce_all(
     me: Member,
     codec: Compressor,
     size_bytes: int,
@@ -396,17 +399,17 @@ def tell_all(
     *,
     usual: Sequence[int] | None = None,
 ) -> Steps[list[int]]:
-    """Tells every rank this one's size; returns all ranks' sizes, in rank order.
+    """Announces this rank's size; returns all ranks' sizes, in rank order.
 
     ``limits`` are the largest that each may have; ``usual`` is as for ``Member.sizes``.
     """
     if codec.traits.exact_size:
         return list(limits)
-    told_W = yield from _told(me, size_bytes)
-    return me.sizes(told_W, limits, usual=usual)
+    announced_W = yield from _announced(me, size_bytes)
+    return me.sizes(announced_W, limits, usual=usual)
 
 
-def tell_count(
+def announce_count(
     me: Member, count: int, most: int, *, unit: str = "units"
 ) -> Steps[list[int]]:
     """Tells every rank how many units this one has, at most ``most``.
@@ -415,31 +418,31 @@ def tell_count(
 
     In a simulation all ranks have as many.
     """
-    told_W = yield from _told(me, count)
-    return me.sizes(told_W, [most] * me.world, unit=unit, usual=[count] * me.world)
+    announced_W = yield from _announced(me, count)
+    return me.sizes(announced_W, [most] * me.world, unit=unit, usual=[count] * me.world)
 
 
-def _told(me: Member, own: int) -> Steps[Tensor]:
-    own_1 = me.told("own size", 1).fill_(own)
-    told_W = me.told("told sizes", me.world)
-    yield AllGather(told_W, own_1)
-    return told_W
+def _announced(me: Member, own: int) -> Steps[Tensor]:
+    own_1 = me.announced("own size", 1).fill_(own)
+    announced_W = me.announced("announced sizes", me.world)
+    yield AllGather(announced_W, own_1)
+    return announced_W
 
 
-def tell_each(
+def announce_each(
     me: Member, codec: Compressor, sizes: Sequence[int], limits: Sequence[int]
 ) -> Steps[list[int]]:
-    """Tells rank i ``sizes[i]``; returns what each rank told this one."""
+    """Announces ``sizes[i]`` to rank i; returns what others announced here."""
     if codec.traits.exact_size:
         return list(limits)
-    told_W = yield from told_each(me, sizes)
-    return me.sizes(told_W, limits)
+    announced_W = yield from announced_each(me, sizes)
+    return me.sizes(announced_W, limits)
 
 
-def told_each(me: Member, own: Sequence[int]) -> Steps[Tensor]:
-    """Tells rank i the number ``own[i]``; returns what each rank told this one."""
-    own_W = me.told("own sizes", me.world).copy_(torch.tensor(own, device="cpu"))
-    told_W = me.told("told sizes", me.world)
+def announced_each(me: Member, own: Sequence[int]) -> Steps[Tensor]:
+    """Announces ``own[i]`` to rank i; returns what others announced here."""
+    own_W = me.announced("own sizes", me.world).copy_(torch.tensor(own, device="cpu"))
+    announced_W = me.announced("announced sizes", me.world)
     one_each = (1,) * me.world
-    yield AllToAll(told_W, own_W, one_each, one_each)
-    return told_W
+    yield AllToAll(announced_W, own_W, one_each, one_each)
+    return announced_W

@@ -38,7 +38,7 @@ class Room:
         self.parts: list[Tensor] | None = None
         self.is_open = True
         self.own_M = torch.empty(0, dtype=dtype)
-        self._told = _NO_NEWS
+        self._announced = _NO_NEWS
         self.why = ""
         size_bytes = max(1, numel) * dtype.itemsize
         number = randbits(63)
@@ -51,7 +51,7 @@ class Room:
             self.own_M = _mapped(_path_of(os.getpid(), self._fd), size_bytes).view(
                 dtype
             )[:numel]
-            self._told = os.getpid(), self._fd, size_bytes, number
+            self._announced = os.getpid(), self._fd, size_bytes, number
         except (
             OSError,
             AttributeError,
@@ -60,26 +60,26 @@ class Room:
             self.why = str(error)
             self.settle(is_lent=False)
 
-    def tell(self) -> Whereabouts:
+    def announce(self) -> Whereabouts:
         """The place where others find this room, the first time.
 
         Then there are no news.
         """
-        told = self._told
-        self._told = _NO_NEWS
-        return told
+        announced = self._announced
+        self._announced = _NO_NEWS
+        return announced
 
-    def map(self, told: Sequence[Sequence[int]], rank: int) -> bool:
-        """Maps the rooms that all ranks of the host have ``told``.
+    def map(self, announced: Sequence[Sequence[int]], rank: int) -> bool:
+        """Maps the rooms that all ranks of the host have ``announced``.
 
         Returns whether all are mapped.
 
-        Only the file that was told is opened. In another container its numbers may
+        Only the file that was announced is opened. In another container its numbers may
         stand for another file.
         """
         parts = []
         try:
-            for place, (process, fd, size_bytes, number) in enumerate(told):
+            for place, (process, fd, size_bytes, number) in enumerate(announced):
                 path = _path_of(process, fd)
                 if not size_bytes or _name_of(number) not in path.readlink().name:
                     raise OSError(

@@ -1,6 +1,6 @@
 """Exchanges without data: what predictions are made with.
 
-``SizeOnlyCompressor`` has a compressor's sizes without its work. ``record`` runs a text
+``SizeOnlyCompressor`` has a compressor's sizes without its work. ``record`` runs steps
 once on torch's meta device: its verbs do not depend on values, so it yields the same
 ones here as in training.
 """
@@ -67,7 +67,7 @@ class SizeOnlyCompressor(Compressor):
         """Adds nothing."""
 
 
-# ---- A member without data, which notes what a text asks it for while its verbs are re
+# ---- A member without data, which notes what steps ask it for while their verbs are re
 
 
 class WritesNothing(TorchFunctionMode):
@@ -91,16 +91,16 @@ class WritesNothing(TorchFunctionMode):
 class RecordingMember(Member):
     """A member without data.
 
-    It notes whether its rank is asked for: if not, all ranks do the same; and its turn:
-    if not, all messages are alike. Its ``sizes`` are the usual ones where a text states
-    them, and else the largest.
+    It notes whether its rank is asked for: if not, all ranks do the same; and its
+    order: if not, all messages are alike. Its ``sizes`` are the usual ones where steps
+    state them, and else the largest.
     """
 
-    __slots__ = ("_rank", "_turn", "_turn_was_asked", "was_asked")
+    __slots__ = ("_order", "_order_was_asked", "_rank", "was_asked")
 
-    def __init__(self, rank: int, world: int, turn: int = 0) -> None:
-        super().__init__(rank, world, turn)
-        self.was_asked = self._turn_was_asked = False
+    def __init__(self, rank: int, world: int, order: int = 0) -> None:
+        super().__init__(rank, world, order)
+        self.was_asked = self._order_was_asked = False
 
     @property
     def rank(self) -> int:
@@ -112,34 +112,34 @@ class RecordingMember(Member):
         self._rank = rank
 
     @property
-    def turn(self) -> int:
-        self._turn_was_asked = True
-        return self._turn
+    def order(self) -> int:
+        self._order_was_asked = True
+        return self._order
 
-    @turn.setter
-    def turn(self, turn: int) -> None:
-        self._turn = turn
+    @order.setter
+    def order(self, order: int) -> None:
+        self._order = order
 
     def across(self, ranks_per_host: int) -> Member:
-        was_asked = self._turn_was_asked
+        was_asked = self._order_was_asked
         found = super().across(ranks_per_host)
-        self._turn_was_asked = was_asked  # handing it on is not asking
+        self._order_was_asked = was_asked  # handing it on is not asking
         return found
 
     @property
-    def turn_was_asked(self) -> bool:
-        """Whether its turn was asked for, among hosts or among all ranks."""
+    def order_was_asked(self) -> bool:
+        """Whether its order was asked for, among hosts or among all ranks."""
         among_hosts = (
-            isinstance(self._across, RecordingMember) and self._across.turn_was_asked
+            isinstance(self._across, RecordingMember) and self._across.order_was_asked
         )
-        return self._turn_was_asked or among_hosts
+        return self._order_was_asked or among_hosts
 
     def variant_of(self, codec: Compressor, *, world: int | None = None) -> Compressor:
         return codec.for_world(world or self.world)  # sizes are the same on every rank
 
     def sizes(
         self,
-        told_W: Tensor,
+        announced_W: Tensor,
         limits: Sequence[int],
         *,
         unit: str = "bytes",
@@ -158,17 +158,17 @@ class RecordingMember(Member):
         return Compute(name, usual, numel)
 
 
-# ---- a text without data -------------------------------------------------------------
+# ---- steps without data --------------------------------------------------------------
 
 
 class RecordedVerbs(NamedTuple):
-    """The verbs that a text yielded, a row for each yield, and whether they depend on
-    the rank and on the message's turn.
+    """The verbs that steps yielded, a row for each yield, and whether they depend on
+    the rank and on the message's order.
     """
 
     rows: tuple[tuple[Verb, ...], ...]
     is_of_its_rank: bool
-    is_of_its_turn: bool
+    is_of_its_order: bool
 
 
 class _LooksAtValues(InvalidSetting):
@@ -176,11 +176,11 @@ class _LooksAtValues(InvalidSetting):
 
 
 def record(
-    exchange: Any, spec: TensorSpec, rank: int, world: int, turn: int = 0
+    exchange: Any, spec: TensorSpec, rank: int, world: int, order: int = 0
 ) -> RecordedVerbs:
-    """Runs one rank's text without data and records the verbs that it yields."""
+    """Runs one rank's steps without data and records the verbs that they yield."""
     hollow = without_data(exchange)
-    me = RecordingMember(rank, world, turn)
+    me = RecordingMember(rank, world, order)
     rows = list[tuple[Verb, ...]]()
 
     def note(row: tuple[Verb, ...]) -> list[Any]:
@@ -201,7 +201,7 @@ def record(
             f"({str(error).splitlines()[0]}); only exchanges whose verbs and sizes "
             "follow from the tensor's spec can"
         ) from error
-    return RecordedVerbs(tuple(rows), me.was_asked, me.turn_was_asked)
+    return RecordedVerbs(tuple(rows), me.was_asked, me.order_was_asked)
 
 
 def bytes_of_rank(exchange: Any, spec: TensorSpec, world: int, rank: int) -> int | None:

@@ -175,7 +175,7 @@ class Tensorwise(Compressor):
         forms = (
             self.largest(form.dtype)
             if self.traits.exact_size
-            else self._told(payload, form)
+            else self._announced(payload, form)
         )
         return list(map(Payload, forms, self._rooms(forms, buffer)))
 
@@ -249,19 +249,22 @@ class Tensorwise(Compressor):
             for at, form in zip(starts, forms, strict=False)
         ]
 
-    def _told(self, payload: Payload, form: Joined) -> tuple[Format, ...]:
+    def _announced(self, payload: Payload, form: Joined) -> tuple[Format, ...]:
         """The layouts that the sizes announced in a payload stand for."""
-        told: list[int] = payload["sizes"].tolist()
+        announced: list[int] = payload["sizes"].tolist()
         limits = [each.size_bytes for each in self.largest(form.dtype)]
-        fits = all(0 <= size <= limit for size, limit in zip(told, limits, strict=True))
-        if not fits or sum(map(slot_bytes, told)) != payload["payloads"].numel():
+        fits = all(
+            0 <= size <= limit for size, limit in zip(announced, limits, strict=True)
+        )
+        if not fits or sum(map(slot_bytes, announced)) != payload["payloads"].numel():
             raise RanksDiffer(
-                f"a payload of {payload.size_bytes} bytes announces tensors of {told} "
+                f"a payload of {payload.size_bytes} bytes announces tensors of "
+                f"{announced} "
                 f"bytes, which may have {limits}; give every rank the same model, "
                 "compressor and settings"
             )
         specs = (TensorSpec("", size, form.dtype) for size in self.sizes)
-        each = zip(self.codecs, specs, told, strict=True)
+        each = zip(self.codecs, specs, announced, strict=True)
         return tuple(
             codec.received(spec, size_bytes) for codec, spec, size_bytes in each
         )
@@ -270,9 +273,9 @@ class Tensorwise(Compressor):
         self, dtype: torch.dtype, room_bytes: int, num_entries: int | None = None
     ) -> Joined:
         """The layout where sizes vary, of payloads that take ``room_bytes`` in all."""
-        told = Field("sizes", torch.int64, len(self.sizes))
+        announced = Field("sizes", torch.int64, len(self.sizes))
         room = Field("payloads", torch.uint8, room_bytes)
-        return Joined((told, room), dtype=dtype, num_entries=num_entries)
+        return Joined((announced, room), dtype=dtype, num_entries=num_entries)
 
 
 @lru_cache(maxsize=4096)

@@ -3,7 +3,7 @@
 An algorithm is a generator. It yields one verb, or a tuple of verbs that may run at the
 same time, and is resumed when all of them are done, with the verb's result (or the
 tuple of results). Computations of one tuple are done one behind the other, in its
-order, as a rank has one lane for them. A text never knows who carries its verbs out:
+order, as a rank has one lane for them. Steps never know who carries their verbs out:
 the local driver, the runtime or the simulator.
 
 Buffers are 1-D and contiguous. A verb's buffers belong to the driver until it resumes
@@ -148,27 +148,27 @@ Communication = (
 """A verb for the network."""
 Verb = Communication | Compute
 Steps = Generator[Verb | tuple[Verb, ...], Any, T]
-"""A text: yields verbs, is sent their results, returns a ``T``."""
+"""The steps of a task: they yield verbs, are sent the results, and return a ``T``."""
 
 
-def rewritten(text: Steps[T], each: Callable[[Any], Steps[Any]]) -> Steps[T]:
-    """The same text, with ``each`` of its verb or tuple of verbs in its place.
+def rewritten(steps: Steps[T], each: Callable[[Any], Steps[Any]]) -> Steps[T]:
+    """The same steps, with ``each`` of a verb or tuple of verbs in its place.
 
-    What ``each`` returns is the result that the text is sent.
+    What ``each`` returns is the result that the steps are sent.
     """
     value: Any = None
     while True:
         try:
-            asked = text.send(value)
+            asked = steps.send(value)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
         value = yield from each(asked)
 
 
 def carried_out(
-    text: Steps[T], carry: Callable[[tuple[Verb, ...]], Sequence[Any]]
+    steps: Steps[T], carry: Callable[[tuple[Verb, ...]], Sequence[Any]]
 ) -> T:
-    """Carries a text out in this thread; returns its value.
+    """Carries steps out in this thread; returns their value.
 
     ``carry`` does the verbs that may run at the same time, and returns a result for
     each.
@@ -176,7 +176,7 @@ def carried_out(
     value: Any = None
     while True:
         try:
-            asked = text.send(value)
+            asked = steps.send(value)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
         found = carry(asked if isinstance(asked, tuple) else (asked,))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..contract import Compressor, State
-from ..contract.member import passing
+from ..contract.member import thread_scratch
 from ..contract.payload import Field, Format, Payload
 from ..contract.spec import TensorSpec, check_gradient
 from ..errors import invalid
@@ -122,8 +122,8 @@ class Kernels:
 def scratch(
     name: str, dtype: torch.dtype, lengths: Sequence[int], device: torch.device
 ) -> list[Tensor]:
-    """Undefined vectors that the name's next call overwrites: see `scratch.passing`."""
-    whole = passing(f"compll {name}", sum(lengths), dtype, device)
+    """Undefined vectors of ``thread_scratch``: the name's next call overwrites them."""
+    whole = thread_scratch(f"compll {name}", sum(lengths), dtype, device)
     stops = accumulate(lengths)
     return [
         whole[stop - numel : stop] for numel, stop in zip(lengths, stops, strict=True)

@@ -2,7 +2,7 @@
 
 >>> import torch
 >>> from gradwire.dsl.language import *
->>> class sign(Program, contraction=True, error_feedback=True):
+>>> class sign(Program, nonexpansive=True, error_feedback=True):
 ...     block: int = 4096
 ...
 ...     def encode(self, gradient):

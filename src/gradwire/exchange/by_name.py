@@ -199,11 +199,11 @@ def run_local(
     """
     from .local import drive  # only where ranks are made up in this process
 
-    made = texts(exchange, grads, states)
+    made = steps_of_all(exchange, grads, states)
     return drive(made, seed=seed, ranks_per_host=exchange.ranks_per_host).results
 
 
-def texts(
+def steps_of_all(
     exchange: Exchange, grads: Sequence[Tensor], states: Sequence[State] | None = None
 ) -> list[Steps[Result]]:
     """One rank's step for each gradient, by its ``definition``, ready for a driver."""

@@ -225,12 +225,17 @@ def feedback_refusal(exchange: Exchange) -> InvalidSetting | None:
     *_, exchange = nested(exchange)
     algorithm = exchange.codec if isinstance(exchange, Pair) else exchange
     traits = algorithm.traits
-    if traits is None or traits.contraction or traits.error_feedback or traits.lossless:
+    if (
+        traits is None
+        or traits.nonexpansive
+        or traits.error_feedback
+        or traits.lossless
+    ):
         return None
     remedy = "use it without error feedback"
     if traits.unbiased:
         remedy += ": it is unbiased, so its errors cancel over steps"
-    accepted = "a contraction, since residuals of anything else can grow without bound"
+    accepted = "nonexpansive, since residuals of anything else can grow without bound"
     return invalid("an exchange with error feedback", algorithm, accepted, remedy)
 
 

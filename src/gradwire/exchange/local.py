@@ -1,7 +1,7 @@
 """The local driver: all ranks in one process, in a seeded random interleaving.
 
 It is the strictest of the drivers. A send completes only when its receiver is there, so
-a text that relies on buffering deadlocks here; collectives must be called in the same
+steps that rely on buffering deadlock here; collectives must be called in the same
 order with matching sizes; whoever waits when nothing can move is named.
 """
 
@@ -46,7 +46,7 @@ class Outcome(Generic[T]):
 class _Pending:
     """One verb of one rank that is not done yet.
 
-    ``ends`` are those of a message: the text that sends, the one that receives, and
+    ``ends`` are those of a message: the steps that send, the steps that receive, and
         among whom.
     """
 
@@ -58,7 +58,7 @@ class _Pending:
 
 @dataclass
 class _Rank:
-    """The progress of one rank's text."""
+    """The progress of one rank's steps."""
 
     steps: Steps[Any]
     waiting: int = 0
@@ -69,31 +69,32 @@ class _Rank:
 
 
 def drive(
-    texts: Sequence[Steps[T]],
+    all_steps: Sequence[Steps[T]],
     *,
     seed: int = 0,
     num_shards: int = 1,
     ranks_per_host: int = 1,
     lends: bool = False,
 ) -> Outcome[T]:
-    """Runs one text a rank to its end.
+    """Runs each rank's steps to their end.
 
-    With ``num_shards`` the texts are of a grid, shard after shard: of W ranks each,
-    text s * W + r is that of rank r among those that average shard s. Ranks are named
-    by their text then. With ``ranks_per_host`` these W ranks are on hosts of so many,
+    With ``num_shards`` the steps are of a grid, shard after shard: of W ranks each,
+    entry s * W + r is of rank r among the ranks that average shard s. Ranks are named
+    by their entry then. With ``ranks_per_host`` these W ranks are on hosts of so many,
     host after host. If it ``lends``, they read each other's rooms.
 
     Raises ``Deadlock`` when ranks wait for each other, with what each of them waits
     for, and ``InvalidSetting`` when ranks disagree on a verb or a size.
     """
-    if len(texts) % num_shards:
+    if len(all_steps) % num_shards:
         accepted = f"a multiple of num_shards, {num_shards}"
         raise InvalidSetting(
-            f"drive takes {accepted} texts, got {len(texts)}; pass all ranks'"
+            f"drive takes the steps of {accepted} ranks, got {len(all_steps)}; "
+            "pass all ranks'"
         )
-    world = len(texts) // num_shards
+    world = len(all_steps) // num_shards
     check_hosts(ranks_per_host, world)
-    ranks = [_Rank(text) for text in texts]
+    ranks = [_Rank(steps) for steps in all_steps]
     driver = _Driver(ranks, random.Random(seed), world, ranks_per_host, lends)
     driver.run()
     return Outcome([rank.result for rank in driver.ranks], driver.sent)
@@ -130,7 +131,9 @@ class _Driver:
             for among in Among
         }
         self.groups = dict.fromkeys(
-            (among, texts) for among, every in self.members.items() for texts in every
+            (among, entries)
+            for among, every in self.members.items()
+            for entries in every
         )
         self.pending: list[_Pending] = []
         self.sent = [0] * len(ranks)
@@ -164,15 +167,15 @@ class _Driver:
             self._resume(index, ())
 
     def _asked(self, index: int, verb: Verb, slot: int) -> _Pending:
-        """A verb of a text as it waits; what it sends is counted."""
+        """A verb of some steps as it waits; what it sends is counted."""
         ends = None
         if not isinstance(verb, Compute):
-            texts = self.members[verb.among][index]
-            self.sent[index] += sent_bytes(verb, texts.index(index), len(texts))
+            entries = self.members[verb.among][index]
+            self.sent[index] += sent_bytes(verb, entries.index(index), len(entries))
             if isinstance(verb, Send):
-                ends = (index, texts[verb.dst], verb.among.value)
+                ends = (index, entries[verb.dst], verb.among.value)
             elif isinstance(verb, Recv):
-                ends = (texts[verb.src], index, verb.among.value)
+                ends = (entries[verb.src], index, verb.among.value)
         return _Pending(index, verb, slot, ends)
 
     def _ready(self) -> list[tuple[_Pending, ...]]:
@@ -190,14 +193,14 @@ class _Driver:
                 heads.setdefault(p.rank, p)
         found = list(computes.values())
         found += [(p, receives[ends]) for ends, p in sends.items() if ends in receives]
-        for among, texts in self.groups if heads else ():
-            here = [heads[rank] for rank in texts if rank in heads]
-            if len(here) == len(texts) and all(_among(p.verb) is among for p in here):
+        for among, entries in self.groups if heads else ():
+            here = [heads[rank] for rank in entries if rank in heads]
+            if len(here) == len(entries) and all(_among(p.verb) is among for p in here):
                 found.append(tuple(here))
         return found
 
     def _members(self, index: int, among: Among) -> range:
-        """The texts, with that of ``index``, that its verbs ``among`` ranks are for."""
+        """The entries, ``index`` too, that its verbs ``among`` ranks are for."""
         first = index - index % self.world
         rank = index % self.world
         if among is Among.SHARDS:

@@ -1,7 +1,7 @@
 """Natural sparsity: rows without a gradient are not sent, where that pays.
 
 A gradient of an embedding has values only in the rows that a batch has looked up. Ranks
-tell each other how many rows they have, and all choose alike: the inner exchange, or
+announce how many rows they have, and all choose alike: the inner exchange, or
 rows without loss by the scheme that is fastest for such counts on the links of
 ``Member.cluster``. Gradients that come as rows (``nn.Embedding(sparse=True)``) are
 never made dense: ``RowExchange`` has no inner exchange, and chooses among the schemes
@@ -42,7 +42,7 @@ from ..contract import (
     Traits,
 )
 from ..contract.collective import Collective
-from ..contract.member import tell_count
+from ..contract.member import announce_count
 from ..contract.payload import Payload
 from ..contract.registry import load
 from ..contract.spec import TensorSpec
@@ -195,7 +195,7 @@ class Natural(Wrapper):
             own, payload = yield me.sized(
                 "count", count, grad_N.numel(), lambda: (most, None)
             )
-            counts = yield from tell_count(me, own, most)
+            counts = yield from announce_count(me, own, most)
             growth = 0.0 if state.growth_1.is_meta else float(state.growth_1)
             me.way = self._choose(me, counts, growth, grad_N)
         if me.way in (None, INNER):

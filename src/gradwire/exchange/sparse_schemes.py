@@ -1,7 +1,7 @@
 """Predicted seconds of every scheme of sparse synchronisation, by formula.
 
 This is the one rule that says where rows pay: a plan asks it about a measured profile,
-and a step about counts that ranks have just told each other (``counted``).
+and a step about counts that ranks have just announced (``counted``).
 
 Source: ZEN (OSDI 2025), section 2.3: equation 1 (Balanced Parallelism), and AGsparse by
     its row of table 3. The paper's other schemes are in the package gradwire-lab, with
@@ -171,7 +171,7 @@ def push_pull_cost(
     push = _part(cut, uneven_push * own / at.world)
     pull = _part(cut, uneven_pull * merged / at.world)
     others = at.world - 1
-    told_s = at.parts_s(
+    announced_s = at.parts_s(
         ("all_to_all", SIZE_BYTES * at.world),
         ("all_gather", MERGE_COUNTS_BYTES),
     )
@@ -184,8 +184,8 @@ def push_pull_cost(
     pushed = cut.pushed(collective.push_format(cut, 0, push), 0, push)
     send_s = at.parts_s(("send", pushed.slot_bytes))
     rounds = ceil(others / abreast(pushed.slot_bytes, at.world))
-    latency_s = told_s[0] + rounds * send_s[0] + pulled_s[0]
-    transfer_s = told_s[1] + others * send_s[1] + pulled_s[1]
+    latency_s = announced_s[0] + rounds * send_s[0] + pulled_s[0]
+    transfer_s = announced_s[1] + others * send_s[1] + pulled_s[1]
     host_s = at.host_s((2 + uneven_push) * own + merged, units)
     return Prediction(scheme, latency_s, transfer_s, host_s, why)
 

@@ -341,14 +341,14 @@ class _InMemory(_HostMean):
         shares = self.pending.shares
         place = self.pending.place
         # Nobody reads a mean before all have written theirs.
-        told = me.told("all are there", shares.count)
-        own = me.told("this one is there", 1)
+        announced = me.announced("all are there", shares.count)
+        own = me.announced("this one is there", 1)
         put = Compute(
             "join",
             lambda: shares.join({place: self.mean_S}, out_N),
             shares.numels[place],
         )
-        yield AllGather(told, own, Among.HOST), put
+        yield AllGather(announced, own, Among.HOST), put
         others = [rank for rank in range(shares.count) if rank != place]
         return {rank: self._mean_of(rank) for rank in others}
 
@@ -457,15 +457,15 @@ def _give(means_M: Tensor, mean_S: Tensor, shares: Shares, share: int) -> Steps[
     yield Compute("own share", lambda: slots[share].copy_(mean_S), shares.numels[share])
 
 
-def among_hosts(text: Steps[Any]) -> Steps[Any]:
-    """The same text, whose verbs for the network are among hosts."""
+def among_hosts(steps: Steps[Any]) -> Steps[Any]:
+    """The same steps, whose verbs for the network are among hosts."""
 
     def each(asked: Verb | tuple[Verb, ...]) -> Steps[Any]:
         if isinstance(asked, tuple):
             return (yield tuple(_moved(verb) for verb in asked))
         return (yield _moved(asked))
 
-    return rewritten(text, each)
+    return rewritten(steps, each)
 
 
 def _moved(verb: Verb) -> Verb:

@@ -274,16 +274,18 @@ class FrameworkAttachment:
                 own = _read(Path(folder), place, handle)
             except Exception as error:  # the others would wait for this rank
                 damage = f"{type(error).__name__}: {error}"
-            told = values_of_all((own is not None, damage), handle.group)
+            announced = values_of_all((own is not None, damage), handle.group)
             if bad := [
-                f"rank {rank}: {text}" for rank, (_, text) in enumerate(told) if text
+                f"rank {rank}: {text}"
+                for rank, (_, text) in enumerate(announced)
+                if text
             ]:
                 raise InvalidSetting(
                     f"the state of gradwire in {folder} cannot be read "
                     f"({'; '.join(bad)}); load an "
                     "undamaged checkpoint, with every rank's file in reach"
                 )
-            lacking = [rank for rank, (found, _) in enumerate(told) if not found]
+            lacking = [rank for rank, (found, _) in enumerate(announced) if not found]
             if len(lacking) == handle.world_size:
                 warn_of_no_state(folder)
                 return

@@ -46,7 +46,7 @@ from .prebuilt import load_prebuilt
 _DIGEST_BYTES = 32
 
 _log = logging.getLogger("gradwire")
-_told: set[Path] = set()
+_warned: set[Path] = set()
 """Paths that were warned of."""
 
 
@@ -104,13 +104,15 @@ def load_kept(place: Path) -> ctypes.CDLL | None:
 
 def keep(content: bytes, place: Path) -> None:
     """Makes a library under this name, in one step: nobody ever sees a part of it."""
-    handle, draft = tempfile.mkstemp(dir=place.parent, prefix=place.stem, suffix=".tmp")
+    handle, temporary = tempfile.mkstemp(
+        dir=place.parent, prefix=place.stem, suffix=".tmp"
+    )
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content + hashlib.sha256(content).digest())
-        Path(draft).replace(place)
+        Path(temporary).replace(place)
     finally:
-        Path(draft).unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -141,8 +143,8 @@ def one_builder(place: Path) -> Iterator[None]:
 
 
 def _warn_once(path: Path, what: str) -> None:
-    if path not in _told:
-        _told.add(path)
+    if path not in _warned:
+        _warned.add(path)
         _log.warning("kernel cache: %s %s", path, what)
 
 

@@ -110,8 +110,8 @@ class _Case(ABC):
     numels: dict[Primitive, list[int]]
 
     @abstractmethod
-    def texts(self) -> list[Steps[Any]]:
-        """The texts of a turn, a rank's each.
+    def all_steps(self) -> list[Steps[Any]]:
+        """The steps of a turn, for each rank.
 
         Values start afresh, so that none fades away.
         """
@@ -120,12 +120,14 @@ class _Case(ABC):
         """Seconds of each primitive, once or more often."""
         self.numels = {key: [] for key in PRIMITIVES}
         seconds: dict[Primitive, float] = dict.fromkeys(PRIMITIVES, 0.0)
-        first, *others = self.texts()
+        first, *others = self.all_steps()
         drive([self._clocked(first, seconds), *others])
         return seconds
 
-    def _clocked(self, text: Steps[Any], seconds: dict[Primitive, float]) -> Steps[Any]:
-        """The same text.
+    def _clocked(
+        self, steps: Steps[Any], seconds: dict[Primitive, float]
+    ) -> Steps[Any]:
+        """The same steps.
 
         Its computations book their seconds when they are carried out.
         """
@@ -140,7 +142,7 @@ class _Case(ABC):
             )
             return (yield clocked if isinstance(asked, tuple) else clocked[0])
 
-        return rewritten(text, each)
+        return rewritten(steps, each)
 
     def _timed(self, verb: Compute, seconds: dict[Primitive, float]) -> Any:
         """Carries out a computation and books its seconds."""
@@ -178,12 +180,12 @@ class _Codec(_Case):
                 self.codec.format(spec).size_bytes, dtype=torch.uint8
             )
 
-    def texts(self) -> list[Steps[Any]]:
+    def all_steps(self) -> list[Steps[Any]]:
         self.grad_N.copy_(self.source_N)
         self.sum_N.zero_()
-        return [self._text()]
+        return [self._steps()]
 
-    def _text(self) -> Steps[None]:
+    def _steps(self) -> Steps[None]:
         codec = self.codec
         grad_N = self.grad_N
         numel = self.grad_N.numel()
@@ -214,7 +216,7 @@ class _Text(_Case):
             [self.source_N.clone() for _ in self.members] for _ in range(2)
         )
 
-    def texts(self) -> list[Steps[Any]]:
+    def all_steps(self) -> list[Steps[Any]]:
         for grad_N, residual_N in zip(self.grads, self.residuals, strict=True):
             grad_N.copy_(self.source_N)
             residual_N.zero_()
@@ -226,7 +228,7 @@ class _Text(_Case):
 
 
 def _rounds(
-    codecs: Sequence[_Case], budget_s: float, told: Callable[[float], None]
+    codecs: Sequence[_Case], budget_s: float, advance: Callable[[float], None]
 ) -> list[list[dict[Primitive, float]]]:
     """Mean seconds of a turn of each codec in each round.
 
@@ -251,5 +253,5 @@ def _rounds(
                     for key in PRIMITIVES
                 }
             )
-            told(1 / ROUNDS)
+            advance(1 / ROUNDS)
     return rounds

@@ -5,10 +5,10 @@ Source: US-Byte, section 5.1: hooks at every tensor, a device synchronisation at
     the interval between two synchronisations, averaged over 50 measurements.
 Differences from the paper: the median and not the mean, as other work on the machine
     only ever adds time. Forward times come from the same steps, not from a copy of the
-    model's code. Every moment of a step is charged to some layer (``Marks`` says to
-    which), and layers' medians are scaled to the median of steps without hooks that ran
-    in turn with those with hooks: they add up to what the step really takes, and the
-    hooks' own time is not in them.
+    model's code. Every moment of a step is charged to some layer (``LayerEvents`` says
+    to which), and layers' medians are scaled to the median of steps without hooks that
+    ran in turn with those with hooks: they add up to what the step really takes, and
+    the hooks' own time is not in them.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from ..planning.data.profile import GradientDType, Layer, Profile, ProfiledTenso
 from ..runtime.grid.reals import as_reals
 from ..runtime.step.hooked import Hooked
 
-# ---- Marks ---------------------------------------------------------------------------
+# ---- Events --------------------------------------------------------------------------
 #
-# A mark ends a stretch of time. In the forward pass a layer's marks are where it is
+# An event ends a stretch of time. In the forward pass a layer's events are where it is
 # entered, so what runs between two layers (activations, residual sums, the loss) is
 # charged to the earlier one: it waits for no other parameters. In the backward pass a
-# layer's marks are where a gradient of it is ready, so what runs between two layers is
+# layer's events are where a gradient of it is ready, so what runs between two layers is
 # charged to the later one, which waits for it. Both ways nothing is lost and nothing
 # counts twice.
 
@@ -55,8 +55,8 @@ ENDED = "ended"
 """A step, a module's forward, a forward's end, a gradient, a backward pass's end."""
 
 
-class Moment(NamedTuple):
-    """A moment: its kind, its module or the name of its gradient, and when it was."""
+class LayerEvent(NamedTuple):
+    """An event: its kind, its module or the name of its gradient, and when it was."""
 
     kind: str
     what: Any
@@ -71,8 +71,8 @@ def is_in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-class Marks:
-    """The marks of a model's steps, by hooks in ``modules`` and at ``params``.
+class LayerEvents:
+    """The events of a model's steps, by hooks in ``modules`` and at ``params``.
 
     Each waits until the device has done what was asked of it.
     """
@@ -83,7 +83,7 @@ class Marks:
         self._model = model
         self._params = dict(params)
         self._wait = device_waiter({param.device for param in model.parameters()})
-        self.marks: list[Moment] = []
+        self.events: list[LayerEvent] = []
         self.batch_size: int | None = None
         self._undo = ExitStack()
         for module in modules:
@@ -99,18 +99,18 @@ class Marks:
         self._undo.close()
 
     def note(self, kind: str, what: Any = None) -> None:
-        """Marks this moment."""
+        """Records an event."""
         self._wait()
-        self.marks.append(Moment(kind, what, clock()))
+        self.events.append(LayerEvent(kind, what, clock()))
 
-    def run(self, step: Callable[[], object]) -> list[Moment]:
-        """The marks of one step, with those of its backward passes."""
-        self.marks = []
+    def run(self, step: Callable[[], object]) -> list[LayerEvent]:
+        """The events of one step, with those of its backward passes."""
+        self.events = []
         self.note(BEGUN)
         with self._watched_backward():
             step()
         self.note(LEFT)
-        return self.marks
+        return self.events
 
     def _enter(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -132,9 +132,9 @@ class Marks:
         this = weakref.ref(self)
 
         def ready(param: Tensor) -> None:
-            marks = this()
-            if marks is not None:
-                marks.note(READY, name)
+            events = this()
+            if events is not None:
+                events.note(READY, name)
 
         hook = param.register_post_accumulate_grad_hook(ready)
         # First: behind the exchange's hook it would keep the gradient from being lent.
@@ -143,7 +143,7 @@ class Marks:
 
     @contextmanager
     def _watched_backward(self) -> Iterator[None]:
-        """Marks where backward passes begin and end.
+        """Records where backward passes begin and end.
 
         ``loss.backward()`` looks ``torch.autograd.backward`` up at each call. No hook
         fires before the first gradient is computed, so there is no other place that
@@ -174,12 +174,12 @@ class LayerSeconds(NamedTuple):
     backward_s: list[float]
 
 
-def charged(marks: Sequence[Moment], seen: ObservedModel) -> LayerSeconds:
-    """Seconds of a step's layers, from its first mark on."""
+def charged(events: Sequence[LayerEvent], seen: ObservedModel) -> LayerSeconds:
+    """Seconds of a step's layers, from its first event on."""
     place = {module: number for number, (_, module) in enumerate(seen.layers)}
     forward_s = [0.0] * max(1, len(place))
     backward_s = list(forward_s)
-    first, *others = marks
+    first, *others = events
     at = place.get(first.what, 0)
     last = 0
     last_s = first.at_s
@@ -367,11 +367,11 @@ def _observe(
     """Runs a step and notes called modules and parameters with gradients."""
     # a parameter's version grows whenever its values are written in place
     before = {key: parameter._version for key, parameter in model.named_parameters()}
-    marks = Marks(model, model.modules(), watched)
+    events = LayerEvents(model, model.modules(), watched)
     try:
-        found = marks.run(step)
+        found = events.run(step)
     finally:
-        marks.remove()
+        events.remove()
     changed = [
         key
         for key, parameter in model.named_parameters()
@@ -381,15 +381,15 @@ def _observe(
         raise _wrong_step(
             f"changed {_listed(changed)}", "leave the optimizer out of it"
         )
-    called = [mark.what for mark in found if mark.kind == ENTERED]
+    called = [event.what for event in found if event.kind == ENTERED]
     if not called:
         raise _wrong_step(
             "called no module of this model", "let it run the model given here"
         )
-    if not any(mark.kind == ENDED for mark in found):
+    if not any(event.kind == ENDED for event in found):
         raise _wrong_step("ran no backward", "let it call loss.backward()")
     without = sorted(
-        watched.keys() - {mark.what for mark in found if mark.kind == READY}
+        watched.keys() - {event.what for event in found if event.kind == READY}
     )
     if without:
         raise _wrong_step(
@@ -397,7 +397,7 @@ def _observe(
             "set requires_grad to False where none is wanted, or profile a step "
             "that uses them",
         )
-    return in_order(model, watched, called, marks.batch_size)
+    return in_order(model, watched, called, events.batch_size)
 
 
 def _wrong_step(what: str, remedy: str) -> InvalidSetting:
@@ -467,11 +467,11 @@ def _measure(
         for hooked, steps in ((), plain), (modules, marked):
             for parameter in params.values():
                 parameter.grad = None
-            marks = Marks(model, hooked, params if hooked else {})
+            events = LayerEvents(model, hooked, params if hooked else {})
             try:
-                found = marks.run(step)
+                found = events.run(step)
             finally:
-                marks.remove()
+                events.remove()
             if number >= 0:
                 steps.append(charged(found, seen))
         is_measured = number >= 0
@@ -554,13 +554,13 @@ def _source(devices: set[torch.device], iterations: int) -> str:
 
 
 class _Step(NamedTuple):
-    """The marks of one step, and the seconds from the end of the step before it."""
+    """The events of one step, and the seconds from the end of the step before it."""
 
     other_s: float
-    marks: list[Moment]
+    events: list[LayerEvent]
 
 
-class LayerWatch(Marks):
+class LayerWatch(LayerEvents):
     """Hooks in a living model.
 
     ``step_ended`` closes a step, ``profile`` tells what they took.
@@ -608,27 +608,27 @@ class LayerWatch(Marks):
         """Closes a step whose means have arrived."""
         if self._last_s is not None:
             self.seconds.append((0.0, 0.0))
-        kinds = [mark.kind for mark in self.marks]
+        kinds = [event.kind for event in self.events]
         if self._last_s is not None and kinds[:1] == [ENTERED] and kinds[-1] == READY:
-            first_s = self.marks[0].at_s
-            ready_s = self.marks[-1].at_s
+            first_s = self.events[0].at_s
+            ready_s = self.events[-1].at_s
             other_s = first_s - self._last_s
             (thread, before_s) = self._began
             (last_thread, after_s) = self._ended
             core_s = after_s - before_s if thread == last_thread else inf
-            self._steps.append(_Step(other_s, self.marks))
+            self._steps.append(_Step(other_s, self.events))
             self.seconds[-1] = (other_s + ready_s - first_s, other_s + core_s)
-        self.marks = []
+        self.events = []
         self._last_s = clock()
 
     def profile(self) -> Profile:
         """The profile of the steps so far; there is at least one."""
-        first = self._steps[0].marks
+        first = self._steps[0].events
         buckets = self._buckets()
-        called = [mark.what for mark in first if mark.kind == ENTERED]
+        called = [event.what for event in first if event.kind == ENTERED]
         seen = in_order(self._model, self._params, called, self.batch_size)
         steps = [
-            charged(_in_buckets(step.marks, buckets), seen) for step in self._steps
+            charged(_in_buckets(step.events, buckets), seen) for step in self._steps
         ]
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         return Profile(
@@ -660,14 +660,14 @@ class LayerWatch(Marks):
         if not torch.is_grad_enabled() or is_in_backward():
             return
         # of a backward pass that accumulated
-        if self.marks and self.marks[-1].kind == READY:
-            self.marks = []
-        if not self.marks:
+        if self.events and self.events[-1].kind == READY:
+            self.events = []
+        if not self.events:
             self._began = threading.get_ident(), thread_time()
         super()._enter(module, args, kwargs)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self.marks and self.marks[-1].kind != READY and not is_in_backward():
+        if self.events and self.events[-1].kind != READY and not is_in_backward():
             self.note(LEFT)
 
     def note(self, kind: str, what: Any = None) -> None:
@@ -677,26 +677,26 @@ class LayerWatch(Marks):
 
 
 def _in_buckets(
-    marks: Sequence[Moment], buckets: Sequence[Sequence[str]]
-) -> list[Moment]:
-    """Marks with gradients as DDP has them: with the last of their bucket.
+    events: Sequence[LayerEvent], buckets: Sequence[Sequence[str]]
+) -> list[LayerEvent]:
+    """Events with gradients as DDP has them: with the last of their bucket.
 
     A bucket is ready after all those before it. First ones without any gradient take no
     time.
 
-    >>> ready = [Moment(READY, *one) for one in [("c", 1.0), ("a", 2.0), ("b", 3.0)]]
-    >>> [mark[1:] for mark in _in_buckets(ready, [["c", "b"], ["a"]])]
+    >>> ready = [LayerEvent(READY, *e) for e in [("c", 1.0), ("a", 2.0), ("b", 3.0)]]
+    >>> [event[1:] for event in _in_buckets(ready, [["c", "b"], ["a"]])]
     [('c', 3.0), ('b', 3.0), ('a', 3.0)]
-    >>> ready = [Moment(READY, "a", 5.0)]
-    >>> [mark[1:] for mark in _in_buckets(ready, [["unused"], ["a"]])]
+    >>> ready = [LayerEvent(READY, "a", 5.0)]
+    >>> [event[1:] for event in _in_buckets(ready, [["unused"], ["a"]])]
     [('unused', 5.0), ('a', 5.0)]
     """
     if not buckets:
-        return list(marks)
-    found = [mark for mark in marks if mark.kind != READY]
-    at_s = {mark.what: mark.at_s for mark in marks if mark.kind == READY}
+        return list(events)
+    found = [event for event in events if event.kind != READY]
+    at_s = {event.what: event.at_s for event in events if event.kind == READY}
     now_s = min(at_s.values(), default=0.0)
     for names in buckets:
         now_s = max([now_s, *(at_s[name] for name in names if name in at_s)])
-        found += [Moment(READY, name, now_s) for name in names]
+        found += [LayerEvent(READY, name, now_s) for name in names]
     return found

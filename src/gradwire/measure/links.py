@@ -53,7 +53,7 @@ from ..planning.data.cluster import VERBS, Cluster, CodecFit, Host, VerbName
 from ..planning.data.fit import LineFit, fit_line
 from ..planning.data.stored import Stored
 from ..runtime.engine.engine import CONTROL, Engine, figures_of_all
-from ..runtime.engine.plain import told_by
+from ..runtime.engine.plain import announced_by
 from ..runtime.liveness.membership import join
 from ..runtime.transport.wire import Group
 from .codecs import SIZES as CODEC_SIZES
@@ -66,7 +66,7 @@ Figures = TypeVar("Figures", bound=Stored)
 
 def broadcast_figures(engine: Engine, own: Figures) -> Figures:
     """Rank 0's figures on all ranks: floats' last bit differs between machines."""
-    return type(own).parse(told_by(engine, 0, own.to_json()), "rank 0's figures")
+    return type(own).parse(announced_by(engine, 0, own.to_json()), "rank 0's figures")
 
 
 # ---- shared_cores --------------------------------------------------------------------
@@ -98,9 +98,9 @@ def shared_cores(
 
 def _place(cores: list[int]) -> float:
     """A number for these cores of this machine, the same in all its processes."""
-    told = _BOOT.read_text(encoding="ascii") if _BOOT.exists() else platform.node()
+    boot = _BOOT.read_text(encoding="ascii") if _BOOT.exists() else platform.node()
     return float(
-        int.from_bytes(hashlib.sha256(f"{told} {cores}".encode()).digest()[:6], "big")
+        int.from_bytes(hashlib.sha256(f"{boot} {cores}".encode()).digest()[:6], "big")
     )
 
 
@@ -122,7 +122,7 @@ ITEM_BYTES = 4
 LEAST_SHOWN = 1.1
 LIMIT = datetime.timedelta(minutes=2)
 Make = Callable[[], Steps[object]]
-"""Makes the text of one message."""
+"""Makes the steps of one message."""
 
 
 def measure_cluster(

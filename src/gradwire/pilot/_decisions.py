@@ -210,14 +210,18 @@ def _first(review: Review) -> Decision | None:
     best_s = inf if review.best_s is None else review.best_s
     rival_s = inf if review.rival_s is None else review.rival_s
     if rival_s <= min(REACH * min(step_s, best_s), WORTH * dense_s):
-        told = (
+        reason = (
             f"{format_seconds(step_s)} a step by the plan, {format_seconds(rival_s)} "
             "are"
         )
-        return Decision(Move.TRY_RIVAL, f"{told} predicted by another, which is tried")
+        return Decision(
+            Move.TRY_RIVAL, f"{reason} predicted by another, which is tried"
+        )
     if best_s < GAIN * step_s:
-        told = f"{format_seconds(step_s)} a step by this plan, {format_seconds(best_s)}"
-        return Decision(Move.BACK, f"{told} by one before it, which is taken again")
+        reason = (
+            f"{format_seconds(step_s)} a step by this plan, {format_seconds(best_s)}"
+        )
+        return Decision(Move.BACK, f"{reason} by one before it, which is taken again")
     unsure = review.planned_s is None and step_s > SURE * dense_s
     if step_s > GAIN * dense_s:
         # For good, so not before it is known that the link is still the same.
@@ -241,10 +245,10 @@ def num_to_judge(least: int, most: int, step_s: float) -> int:
 
 
 def _compared(dense_s: float, planned_s: float) -> Decision:
-    told = (
+    reason = (
         f"{format_seconds(planned_s)} a step by the plan, {format_seconds(dense_s)} "
         "dense"
     )
     if planned_s > GAIN * dense_s:
-        return Decision(Move.DENSE, f"{told}: the plan does not gain, back to dense")
-    return Decision(Move.RETURN, f"{told}: the plan stays")
+        return Decision(Move.DENSE, f"{reason}: the plan does not gain, back to dense")
+    return Decision(Move.RETURN, f"{reason}: the plan stays")

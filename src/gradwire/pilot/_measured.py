@@ -1,8 +1,8 @@
 """A flight that begins with dense steps, which measure layers, links and codecs.
 
-Behind the last of them rank 0 plans and tells the others. From then on all ranks review
-every few steps what a step takes. What is done with a plan, and with a review, is a
-subclass's.
+Behind the last of them rank 0 plans and announces the plan. From then on all ranks
+review every few steps what a step takes. What is done with a plan, and with a review,
+is a subclass's.
 
 All ranks wait for the slowest of each step, so layers count as slower by the median of
 these. Links count as slower by what dense steps take besides computation: messages in
@@ -31,8 +31,8 @@ from ..planning.data.fit import LineFit
 from ..planning.data.plan import Plan
 from ..planning.data.profile import Profile
 from ..runtime.controls import Controls, Flight
-from ..runtime.engine.engine import Engine, figures_of_all, told_meanwhile
-from ..runtime.engine.plain import told_by
+from ..runtime.engine.engine import Engine, announced_meanwhile, figures_of_all
+from ..runtime.engine.plain import announced_by
 from ._decisions import num_to_judge, typical_s
 from ._planning import Chosen, Proposal, proposal
 
@@ -115,9 +115,9 @@ def shared_layers(engine: Engine, layers: LayerWatch, step_s: float) -> SharedLa
     mine = (
         None if own is None else {"profile": own.to_json(), "other_s": layers.other_s}
     )
-    told = told_by(engine, slowest, mine)
-    profile = Profile.parse(told["profile"], "layers")
-    other_s = told["other_s"]
+    announced = announced_by(engine, slowest, mine)
+    profile = Profile.parse(announced["profile"], "layers")
+    other_s = announced["other_s"]
     whole_s = other_s + profile.forward_s + profile.backward_s
     longest_s = [max(step) for step in zip(*(row[2:] for row in rows), strict=True)]
     factor = median(filter(None, longest_s)) / whole_s if whole_s else 1.0
@@ -211,7 +211,7 @@ class MeasuredFlight(Flight):
         self._skipped = _WARM_UP
         self._steps_s: list[float] = []
         self._last_s = clock()
-        self._told: Callable[[], list[list[float]]] | None = None
+        self._announced: Callable[[], list[list[float]]] | None = None
         self._layers: LayerWatch | None = None
         self._profile: Profile | None = None
         self._other_s = self._dense_s = self._measured_s = self._measuring_s = 0.0
@@ -228,8 +228,8 @@ class MeasuredFlight(Flight):
         """Plans, on rank 0."""
 
     @abstractmethod
-    def _take(self, made: Proposal, told: str) -> None:
-        """Acts on the plan that rank 0 has made; ``told`` says what is predicted."""
+    def _take(self, made: Proposal, prediction: str) -> None:
+        """Acts on the plan that rank 0 has made; ``prediction`` explains it."""
 
     @abstractmethod
     def _review(self, rows: list[list[float]]) -> None:
@@ -280,12 +280,12 @@ class MeasuredFlight(Flight):
             self._steps_s.append(taken_s)
         if self._cluster is None:
             self._measure(taken_s)
-        elif self._told is not None:
-            told = self._told
-            self._told = None
-            self._review(told())
+        elif self._announced is not None:
+            announced = self._announced
+            self._announced = None
+            self._review(announced())
         elif len(self._steps_s) >= self._num_judged():
-            self._told = self._tell(typical_s(self._steps_s))
+            self._announced = self._announce(typical_s(self._steps_s))
             self._steps_s.clear()
         self._last_s = clock()
 
@@ -293,10 +293,10 @@ class MeasuredFlight(Flight):
         """The steps that are judged together, the same on all ranks."""
         return num_to_judge(REVIEWED, MOST_REVIEWED, self._dense_s)
 
-    def _tell(self, own_s: float) -> Callable[[], list[list[float]]]:
-        """Has ranks tell each other step times beside the next step: nobody waits."""
+    def _announce(self, own_s: float) -> Callable[[], list[list[float]]]:
+        """Has ranks announce step times beside the next step: nobody waits."""
         missed = self._controls.missed()
-        return told_meanwhile(
+        return announced_meanwhile(
             self._controls.engine, [own_s, -1.0 if missed is None else missed]
         )
 
@@ -370,20 +370,20 @@ class MeasuredFlight(Flight):
         if engine.rank == 0:
             taken_s = self._dense_s - self._other_s if self._dense_s else None
             given = self._profile, self._cluster, self._choose
-            own = proposal(*given, taken_s=taken_s).told()
-        made = self._proposal = Proposal.of(told_by(engine, 0, own))
+            own = proposal(*given, taken_s=taken_s).announced()
+        made = self._proposal = Proposal.of(announced_by(engine, 0, own))
         self._cluster = self._cluster.slower(made.link_factor)
         self._link_factor *= made.link_factor
         if self._dense_s:
             self._correction = self._dense_s / (made.dense_s + self._other_s)
         else:
             self._dense_s = self._predicted_s(made.dense_s)
-        told = (
+        prediction = (
             f"links carry {format_rate(self._links.cluster.rate_bytes_per_s)}, a dense "
             f"step takes {format_seconds(self._dense_s)}, and by plan ({made.words}) "
             f"{format_seconds(self._predicted_s(made.predicted_s))} are predicted"
         )
-        self._take(made, told)
+        self._take(made, prediction)
 
     def _go(self, plan: Plan | None, *, is_trial: bool = False) -> None:
         """Goes over to a plan, or to dense messages."""

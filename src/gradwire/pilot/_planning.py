@@ -1,4 +1,4 @@
-"""The plan that a pilot takes, made on rank 0 and told to all."""
+"""The plan that a pilot takes, made on rank 0 and announced to all."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Proposal(NamedTuple):
     link_factor: float = 1.0
     """How many times as long as measured messages take, by what dense steps took."""
 
-    def told(self) -> dict[str, Any]:
-        """A form that rank 0 can tell the others."""
+    def announced(self) -> dict[str, Any]:
+        """A form that rank 0 can announce to the others."""
         rivals = [(plan.to_json(), seconds) for plan, seconds in self.rivals]
         return {
             **self._asdict(),
@@ -42,11 +42,13 @@ class Proposal(NamedTuple):
         }
 
     @classmethod
-    def of(cls, told: dict[str, Any]) -> Proposal:
-        """The same as it was told."""
-        plan = told["plan"] and _parsed(told["plan"])
-        rivals = tuple((_parsed(text), seconds) for text, seconds in told["rivals"])
-        return cls(**{**told, "plan": plan, "rivals": rivals})
+    def of(cls, announced: dict[str, Any]) -> Proposal:
+        """The same as it was announced."""
+        plan = announced["plan"] and _parsed(announced["plan"])
+        rivals = tuple(
+            (_parsed(text), seconds) for text, seconds in announced["rivals"]
+        )
+        return cls(**{**announced, "plan": plan, "rivals": rivals})
 
     def next_rival(self) -> Proposal:
         """The first rival in place of the plan, and before the other rivals."""

@@ -2,7 +2,7 @@
 
 The plan's first steps are followed by some by each of a few rivals, which may be as
 fast for all that predictions say, and the fastest is kept. After that it watches. Every
-few steps ranks tell each other what a step took. Where that has changed they time a
+few steps ranks announce what a step took. Where that has changed they time a
 message: if the link is another one, it is measured and planned for anew. Now and then a
 few steps are dense again, to see whether the plan still gains; if it does not,
 gradients stay dense. Where means are further from dense ones than the fidelity allows
@@ -125,14 +125,16 @@ class _Watched(MeasuredFlight):
     def _choose(self, profile: Profile, cluster: Cluster) -> Chosen:
         return surveyed(self._fidelity, self._controls.can_overlap, profile, cluster)
 
-    def _take(self, made: Proposal, told: str) -> None:
+    def _take(self, made: Proposal, prediction: str) -> None:
         """Goes over to the plan where it is worth it."""
         predicted_s = self._predicted_s(made.predicted_s)
         worth = made.plan is not None and is_worth(predicted_s, self._dense_s)
         self._best = self._planned_s = None
         self._go(made.plan if worth else None)
         self._between_trials = self._until_trial = self._settings.trial_steps
-        self._say(told if worth else f"{told}: not worth it, gradients stay dense")
+        self._say(
+            prediction if worth else f"{prediction}: not worth it, gradients stay dense"
+        )
 
     # Watching.
 

@@ -138,15 +138,15 @@ class _Planned(MeasuredFlight):
         own = {"planner": self._pilot.planner, "planned_at": planned_at}
         return {**super().stats(), **own, "settings": dict(self._pilot.settings)}
 
-    def _take(self, made: Proposal, told: str) -> None:
+    def _take(self, made: Proposal, prediction: str) -> None:
         self._go(made.plan)
         if made.plan is None:
-            self._say(f"{told}: gradients stay dense", level=logging.WARNING)
+            self._say(f"{prediction}: gradients stay dense", level=logging.WARNING)
             return
         self._planned_at = self._num_steps
         cannot = made.plan.overlap_forward and not self._controls.can_overlap
         self._say(
-            told
+            prediction
             + ", but nothing is overlapped without optimizer= or under DDP" * cannot
         )
 

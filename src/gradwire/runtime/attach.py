@@ -254,7 +254,7 @@ class Attachment:
     ) -> Handle:
         """Checks the arguments, agrees with the other ranks and connects.
 
-        A rank that refuses tells the others, so none waits. A ``newcomer`` agrees with
+        A rank that refuses announces it, so none waits. A ``newcomer`` agrees with
         a run.
         """
         who = grid.who
@@ -280,7 +280,7 @@ class Attachment:
                 (name, as_reals(shard_of(param))) for name, param in self.params
             ]
             own = self._fingerprint(shards, self.prepare())
-            told = json.dumps(own)
+            announced = json.dumps(own)
             if newcomer is not None:
                 with being_built():  # before others wait for this rank
                     pass
@@ -315,7 +315,7 @@ class Attachment:
                 settings.optimizer,
                 settings.scaler,
                 settings.failure.timeout,
-                told,
+                announced,
             )
         return self._connect(
             grid._replace(who=who), messages, networks, healing, newcomer

@@ -165,13 +165,13 @@ class Controls:
             return saved
         params = checkpoint.copied(saved["params"])
 
-        def text() -> Steps[None]:
+        def steps() -> Steps[None]:
             for _, fields in sorted(params.items()):
                 for path in sorted(filter(checkpoint.is_by_element, fields)):
                     if fields[path].numel():
                         yield AllReduce(fields[path].view(torch.uint8), Among.HOST)
 
-        self.engine.wait([self.engine.launch(0, "shares", text())])
+        self.engine.wait([self.engine.launch(0, "shares", steps())])
         return {**saved, "params": params}
 
     def prepared(

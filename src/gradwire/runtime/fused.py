@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..collective.allreduce import allreduce
 from ..contract import Exchange
-from ..contract.member import turns_of
+from ..contract.member import orders_of
 from ..contract.spec import NamedParam
 from ..exchange.by_name import beside, is_pair, named_collective
 from ..exchange.pair import Pair
@@ -56,8 +56,8 @@ def fused_messages(
 
     made: list[Message] = []
     fused = fuse(params, kind=kinds.of, cap_bytes=cap_bytes)
-    turns = turns_of(kinds.of(*members[0]) for members in fused)
-    for index, (members, turn) in enumerate(zip(fused, turns, strict=True), first):
+    orders = orders_of(kinds.of(*members[0]) for members in fused)
+    for index, (members, order) in enumerate(zip(fused, orders, strict=True), first):
         name, param = members[0]
         if kinds.is_sparse(param):
             named = named_collective(kinds.asked_for(name, param))
@@ -82,7 +82,7 @@ def fused_messages(
             is_here = all(param.device.type == "cpu" for _, param in members)
             lanes = dict.fromkeys(dict(members), INLINE) if is_light and is_here else {}
             ranges = [ParamRange.whole(*member) for member in members]
-            placement = Placement(lanes=lanes, turn=turn, num_flags=flags)
+            placement = Placement(lanes=lanes, order=order, num_flags=flags)
             made.append(Message(index, ranges, carrier, who.rank, world, placement))
     return made
 

@@ -581,7 +581,7 @@ class Handle:
 
         def after(module: nn.Module, args: Any, output: Any) -> None:
             if started:
-                self._progress.mark_forward(started.pop(), wall_clock())
+                self._progress.record_forward(started.pop(), wall_clock())
 
         self._undo.callback(
             Hooked(self._model.register_forward_pre_hook, before).remove

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..contract import Exchange
 from ..contract.collective import Collective
-from ..contract.member import turns_of
+from ..contract.member import orders_of
 from ..contract.spec import NamedParam
 from ..errors import InvalidSetting
 from ..exchange.pair import Pair
@@ -36,8 +36,8 @@ def messages_of(
     rank = who.rank
     world = who.world
     made: list[Message] = []
-    turns = turns_of(message.exchange for message in plan.messages)
-    for index, (message, turn) in enumerate(zip(plan.messages, turns, strict=True)):
+    orders = orders_of(message.exchange for message in plan.messages)
+    for index, (message, order) in enumerate(zip(plan.messages, orders, strict=True)):
         exchange = exchanges[message.exchange]
         after = message.after
         name = message.chunks[0].tensor
@@ -62,7 +62,7 @@ def messages_of(
             early = dict.fromkeys(message.early, OFFLOAD if is_away else COMPUTE)
             at_once = dict.fromkeys(message.inline, INLINE) | early
             lanes = at_once if ranks_per_host == 1 else {}
-            placement = Placement(turn=turn, after=after, lanes=lanes)
+            placement = Placement(order=order, after=after, lanes=lanes)
             made.append(Message(index, ranges, carrier, rank, world, placement))
     return made
 

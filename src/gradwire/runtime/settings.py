@@ -306,7 +306,7 @@ _ACCEPTED: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "on_failure": (("end", "shrink").__contains__, "'end' or 'shrink'", _SHRINK),
     "backend": (BACKENDS.__contains__, "'auto', 'gloo' or 'nccl'", "leave it out"),
     "cluster": (
-        lambda given: getattr(given, "tells_rate", given is None),
+        lambda given: getattr(given, "has_rate", given is None),
         *("a gw.Cluster whose all-reduce takes longer for more bytes, or None", _LOAD),
     ),
     "compress_if": (callable, "a function of name and parameter", "leave it out"),
@@ -487,7 +487,7 @@ def trained(model: nn.Module) -> list[NamedParam]:
 LEAST_TABLE_BYTES = 2**18
 """The smallest embedding's table whose gradient may travel by rows, in bytes.
 
-Below it, telling the other ranks how many rows are non-zero costs more than sending
+Below it, announcing how many rows are non-zero costs more than sending
 zeros could: a step of an LSTM on two ranks of one machine took 17 ms with a table of 64
 KiB by rows, and 10 ms without.
 """

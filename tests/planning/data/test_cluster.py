@@ -75,14 +75,14 @@ def test_scaling_keeps_the_hop_and_the_share_of_the_rate() -> None:
     faster = MEASURED.scaled(rate_bytes_per_s=1e9)
     assert (faster.num_ranks, faster.rate_bytes_per_s) == (4, pytest.approx(0.75e9))
     assert wider.codecs == MEASURED.codecs
-    for told in (
+    for reported in (
         "16 ranks",
         "800.0 Mbit/s",
         "75 % of the rate",
         "167 us",
         "measured in a test",
     ):
-        assert told in wider.source
+        assert reported in wider.source
     # To its own size and rate it scales to the line it was made from.
     same = MEASURED.scaled(num_ranks=4)
     assert same.all_reduce_s(12345) == pytest.approx(LINE.seconds(12345))

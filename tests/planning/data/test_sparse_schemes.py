@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradwire as gw
-from gradwire.exchange.by_name import texts
+from gradwire.exchange.by_name import steps_of_all
 from gradwire.exchange.local import drive
 from gradwire.exchange.sparse_schemes import (
     SchemeInputs,
@@ -160,7 +160,7 @@ def sent_bytes(exchange: gw.Exchange, sets: list[Indices], numel: int) -> list[i
     for indices in sets:
         grads.append(torch.zeros(numel))
         grads[-1][torch.from_numpy(indices).long()] = 1.0
-    return list(drive(texts(exchange, grads), seed=0).sent_bytes)
+    return list(drive(steps_of_all(exchange, grads), seed=0).sent_bytes)
 
 
 def test_overlap_decides_between_the_two_optimal_schemes() -> None:

@@ -1,6 +1,6 @@
-"""What texts compute, by name and count, and what of it overlaps: HiPress, table 3.
+"""What steps compute, by name and count, and what of it overlaps: HiPress, table 3.
 
-The texts' own Computes are counted by the local driver, and the spans of the
+The steps' own Computes are counted by the local driver, and the spans of the
 simulator's trace.
 """
 
@@ -49,11 +49,11 @@ class Done(NamedTuple):
     is_beside: bool
 
 
-def _noting(text: Steps[Any], found: list[Done]) -> Steps[Any]:
+def _noting(steps: Steps[Any], found: list[Done]) -> Steps[Any]:
     value: Any = None
     while True:
         try:
-            asked = text.send(value)
+            asked = steps.send(value)
         except StopIteration as stop:
             return stop.value
         row = asked if isinstance(asked, tuple) else (asked,)
@@ -72,13 +72,13 @@ def computes(exchange: Exchange, numel: int, world: int) -> list[list[Done]]:
     for _ in range(2):
         found: list[list[Done]] = [[] for _ in members]
         grads = [_gradient(numel, rank) for rank in range(world)]
-        texts = [
+        all_steps = [
             _noting(exchange.synchronise(me, clone_state(state), grad_N, grad_N), own)
             for me, state, grad_N, own in zip(
                 members, states, grads, found, strict=True
             )
         ]
-        states = drive(texts).results
+        states = drive(all_steps).results
     return found
 
 
@@ -173,7 +173,7 @@ def test_the_simulators_trace_has_the_texts_computations(exchange: Exchange) -> 
         shown = Counter(span.name.removesuffix(f" ({NOT_MEASURED})") for span in spans)
         done = Counter(one.name for one in own)
         if any(name in PRIMITIVES for name in done - shown):
-            assert _is_plain(exchange), f"{done} in the text and {shown} in the trace"
+            assert _is_plain(exchange), f"{done} in the steps and {shown} in the trace"
             done = shown
         assert shown == done
         for span in spans:

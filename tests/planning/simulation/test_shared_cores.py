@@ -61,7 +61,7 @@ def test_where_the_link_is_slow_cores_are_free_for_messages() -> None:
     assert iteration_s(plan, PROFILE, slow) == iteration_s(plan, PROFILE, free)
 
 
-def test_drafts_of_plans_know_of_shared_cores_too() -> None:
+def test_candidates_of_plans_know_of_shared_cores_too() -> None:
     update = {"cores": 0.5, "processors": CARRIED}
     cluster = cluster_of(rate=1e9).model_copy(update=update)
     free = cluster.model_copy(update={"cores": None})

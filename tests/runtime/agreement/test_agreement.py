@@ -177,10 +177,10 @@ def one_refuses(rank: int, world: int) -> tuple[str, str]:
 
 @pytest.mark.multi
 def test_a_rank_that_refuses_tells_the_others(two: Ranks) -> None:
-    (own, reason), (other, told) = two.run(one_refuses)
+    (own, reason), (other, reported) = two.run(one_refuses)
     assert (own, other) == ("InvalidSetting", RanksDiffer.__name__)
     assert reason == "num_channels must be an integer of at least 1, got 0; write 4"
-    assert told == f"rank 0 refused to attach: InvalidSetting: {reason}"
+    assert reported == f"rank 0 refused to attach: InvalidSetting: {reason}"
 
 
 def calls_its_own(rank: int, world: int) -> str:

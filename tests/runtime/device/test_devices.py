@@ -25,7 +25,7 @@ from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import exchange_for
 from gradwire.planning.data.plan import Plan
 from gradwire.runtime.ddp.comm_hook import DDPHooks
-from gradwire.runtime.device.streams import SideStream, Staged, StepMarks, Streams
+from gradwire.runtime.device.streams import SideStream, Staged, StepEvents, Streams
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.step.synchroniser import Record
 from tests.runtime.device import late
@@ -51,7 +51,7 @@ def _codec(exchange: Exchange) -> Any:
     return getattr(inner, "codec", inner)
 
 
-ps, circle, ring = (
+ps, by_ring, ring = (
     gw.collective.casync_ps,
     gw.collective.casync_ring,
     gw.collective.ring,
@@ -66,7 +66,7 @@ EVERY = [
         halved(ps(partitions=1)),
         halved(ps(partitions=1, room_bytes=0)),
     ),
-    *(halved(circle()), halved(circle(partitions=1)), halved(circle(half_bytes=0))),
+    *(halved(by_ring()), halved(by_ring(partitions=1)), halved(by_ring(half_bytes=0))),
     *(
         halved(ring()),
         gw.with_error_feedback(gw.pair(gw.compress.topk(density=0.3), ps())),
@@ -222,7 +222,7 @@ def test_every_exchange_makes_the_hosts_bits(late_two: Ranks) -> None:
     late_two.run(compare, EVERY, 2)
 
 
-def _at_once(self: SideStream, marks: Any) -> Any:
+def _at_once(self: SideStream, events: Any) -> Any:
     return nullcontext()
 
 
@@ -231,7 +231,7 @@ BROKEN: dict[str, Any] = {
     "sends at once": lambda: mock.patch.object(Staged, "wait"),
     "hands means on at once": lambda: mock.patch.object(Streams, "follow"),
     "writes shared memory within the backward pass": lambda: mock.patch.object(
-        StepMarks, "_now", return_value=[]
+        StepEvents, "_now", return_value=[]
     ),
     "receives into memory on its way": lambda: mock.patch.object(
         Staged, "back", _back_later
@@ -301,7 +301,7 @@ def captured(rank: int, world: int) -> None:
     device = late.install()
     device.is_recording = True
     with pytest.raises(InvalidSetting, match="CUDA graph is being captured"):
-        Streams().mark(late.DEVICE)
+        Streams().record_event(late.DEVICE)
 
 
 def test_a_graph_that_holds_a_backward_pass_is_refused(late_two: Ranks) -> None:

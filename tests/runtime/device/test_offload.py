@@ -198,10 +198,10 @@ def test_what_is_not_finite_leaves_no_residual(sparsifier: str) -> None:
     state = exchange.init(spec, 2)
     encoder = TensorEncoder.of(exchange)
     assert encoder is not None
-    text = encoder.encode_on_host(me, state, 0, grad_N)
-    made = text.send(tuple(one.clone() for one in next(text)))
+    steps = encoder.encode_on_host(me, state, 0, grad_N)
+    made = steps.send(tuple(one.clone() for one in next(steps)))
     with pytest.raises(StopIteration):
-        text.send(tuple(one.clone() for one in made))
+        steps.send(tuple(one.clone() for one in made))
     sent_N = torch.zeros(100).index_add_(0, *made)
     left_N = state.residual_N
     assert sent_N.count_nonzero() > 0
@@ -213,10 +213,10 @@ def test_what_is_not_finite_leaves_no_residual(sparsifier: str) -> None:
 
 
 def _at_once(self: Offload) -> None:
-    """The mark stands before the copy."""
-    mark = self._side.mark()
+    """The event is recorded before the copy."""
+    event = self._side.record_event()
     LEAVE(self)
-    self._out = mark
+    self._out = event
 
 
 def _elsewhere(self: Offload) -> None:
@@ -230,8 +230,8 @@ def _elsewhere(self: Offload) -> None:
     ENCODE(self)
 
 
-def _before(self: SideStream, marks: Any) -> AbstractContextManager[None]:
-    """A copy into the message, in front of the marks of its gradients."""
+def _before(self: SideStream, events: Any) -> AbstractContextManager[None]:
+    """A copy into the message, in front of the events of its gradients."""
     return self.use()
 
 

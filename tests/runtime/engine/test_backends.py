@@ -23,7 +23,7 @@ from gradwire.contract import Exchange
 from gradwire.contract.verbs import AllGather, AllReduce, AllToAll, Among
 from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
 from gradwire.runtime.device.devices import Accelerator
-from gradwire.runtime.device.streams import Mark, SideStream, Staging
+from gradwire.runtime.device.streams import SideStream, Staging, StreamEvent
 from gradwire.runtime.engine import backends, engine
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.transport.wire import carry_out
@@ -179,7 +179,7 @@ def test_every_way_of_verbs_by_the_device_makes_the_hosts_bits(late_two: Ranks) 
 
 
 @contextmanager
-def _at_once(self: SideStream, ready: Mark) -> Iterator[None]:
+def _at_once(self: SideStream, ready: StreamEvent) -> Iterator[None]:
     """A group's work that waits for no kernel, and that no kernel waits for."""
     with self.kind.use(self.wire):
         yield
@@ -243,7 +243,7 @@ REFUSED = [
 ]
 
 
-def told(rank: int, world: int) -> tuple[list[str], dict[str, Any], str]:
+def reported(rank: int, world: int) -> tuple[list[str], dict[str, Any], str]:
     """What ranks hear that ask for NCCL in vain, that leave the choice, and that
     differ.
     """
@@ -274,7 +274,7 @@ def told(rank: int, world: int) -> tuple[list[str], dict[str, Any], str]:
 
 
 def test_a_refusal_a_fallback_and_a_difference_are_told(late_two: Ranks) -> None:
-    for refused, fallback, differ in late_two.run(told):
+    for refused, fallback, differ in late_two.run(reported):
         for text, (*_, why) in zip(refused, REFUSED, strict=True):
             assert text.startswith(
                 f"backend must be 'auto' or 'gloo' where {why}, got 'nccl'; "

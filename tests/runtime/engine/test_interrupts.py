@@ -179,11 +179,11 @@ def test_an_interrupt_takes_the_place_of_an_earlier_failure(
 def test_a_computation_in_this_thread_passes_an_interrupt_on() -> None:
     one = Engine(ALONE, num_channels=1, timeout=LIMIT, on_span=lambda span: None)
 
-    def text() -> Steps[None]:
+    def steps() -> Steps[None]:
         yield Compute("encode", raising(KeyboardInterrupt()), 1)
 
     with pytest.raises(KeyboardInterrupt):
-        one.launch(0, "message", text(), Launch(is_inline=True))
+        one.launch(0, "message", steps(), Launch(is_inline=True))
     one.close()
 
 

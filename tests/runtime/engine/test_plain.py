@@ -13,7 +13,12 @@ import pytest
 import torch
 
 import gradwire as gw
-from gradwire.runtime.engine.plain import packed, read_packed, told_by, values_of_all
+from gradwire.runtime.engine.plain import (
+    announced_by,
+    packed,
+    read_packed,
+    values_of_all,
+)
 from tests.runtime.ranks import Ranks
 from tests.runtime.training import DENSE, Net
 
@@ -57,7 +62,7 @@ def test_a_pickle_that_would_run_is_neither_sent_nor_loaded(tmp_path: Path) -> N
     assert not (tmp_path / "written").exists()
 
 
-def all_told(rank: int, world: int, path: Path) -> tuple[list[Any], str]:
+def all_reported(rank: int, world: int, path: Path) -> tuple[list[Any], str]:
     found = values_of_all({"rank": rank, "longer": "x" * rank * 1000})
     with pytest.raises(gw.InvalidSetting) as raised:
         values_of_all(Harmful(path) if rank == 1 else 0)
@@ -66,17 +71,17 @@ def all_told(rank: int, world: int, path: Path) -> tuple[list[Any], str]:
 
 @pytest.mark.multi
 def test_all_ranks_get_the_values_of_all(two: Ranks, tmp_path: Path) -> None:
-    (one, others_word), (other, own_word) = two.run(all_told, tmp_path / "written")
+    (one, others_word), (other, own_word) = two.run(all_reported, tmp_path / "written")
     assert one == other == [{"rank": r, "longer": "x" * r * 1000} for r in (0, 1)]
     assert "rank 1 of the group cannot send its state" in others_word
     assert own_word.startswith("a state cannot be sent to other ranks")
     assert not (tmp_path / "written").exists()
 
 
-def told(rank: int, world: int, path: Path) -> str:
+def reported(rank: int, world: int, path: Path) -> str:
     handle = gw.attach(Net(), DENSE)
     try:
-        told_by(handle.synchroniser.engine, 1, Harmful(path))
+        announced_by(handle.synchroniser.engine, 1, Harmful(path))
     except gw.InvalidSetting as error:
         return str(error)
     finally:
@@ -88,7 +93,7 @@ def told(rank: int, world: int, path: Path) -> str:
 def test_a_value_that_is_not_plain_is_refused_on_all(
     two: Ranks, tmp_path: Path
 ) -> None:
-    words = two.run(told, tmp_path / "written")
+    words = two.run(reported, tmp_path / "written")
     assert "rank 1 cannot send its state" in words[0]
     assert words[1].startswith("a state cannot be sent to other ranks")
     assert not (tmp_path / "written").exists()

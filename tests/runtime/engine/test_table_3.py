@@ -1,7 +1,7 @@
 """HiPress, table 3: what is encoded and decoded beside a transfer, from the runtime's
 trace.
 
-``planning/simulation/test_computes`` has the table's counts of what texts compute.
+``planning/simulation/test_computes`` has the table's counts of what steps compute.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def traced(
                 exchange.init(TensorSpec("", numel), world),
                 torch.randn(numel),
             )
-            text = exchange.synchronise(Member(rank, world), state, grad_N, grad_N)
-            engine.wait([engine.launch(number, "traced", text)])
+            steps = exchange.synchronise(Member(rank, world), state, grad_N, grad_N)
+            engine.wait([engine.launch(number, "traced", steps)])
     finally:
         engine.close()
         Driver._then = then  # type: ignore[method-assign]
@@ -104,9 +104,9 @@ def test_what_a_text_computes_beside_a_transfer_is_computed_beside_it(
 ) -> None:
     every = four.run(traced, COLLECTIVES)
     for number, collective in enumerate(COLLECTIVES):
-        texts = computes(pair(onebit(), collective), 4 * CHUNK, 4)
-        assert any(one.is_beside for own in texts for one in own)
-        for rank, own in enumerate(texts):
+        of_ranks = computes(pair(onebit(), collective), 4 * CHUNK, 4)
+        assert any(one.is_beside for own in of_ranks for one in own)
+        for rank, own in enumerate(of_ranks):
             spans = every[rank][number]
             wire = [span for span in spans if span.lane == "communication"]
             works = sorted(
@@ -138,7 +138,7 @@ def meanwhile(rank: int, world: int) -> None:
             task.begin, task.fn = None, waiting(task.fn)
         then(driver, value, works, wire)
 
-    def text(encode: Callable[[], None]) -> Steps[None]:
+    def steps(encode: Callable[[], None]) -> Steps[None]:
         yield Compute("encode", encode, 4)
         yield AllReduce(torch.ones(4))
 
@@ -147,7 +147,7 @@ def meanwhile(rank: int, world: int) -> None:
     try:
         works = enumerate((lambda: None, encoded.set))
         engine.wait(
-            [engine.launch(number, "held", text(work)) for number, work in works]
+            [engine.launch(number, "held", steps(work)) for number, work in works]
         )
     finally:
         engine.close()

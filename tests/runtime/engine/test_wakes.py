@@ -20,7 +20,7 @@ from gradwire.exchange.by_name import exchange_for
 from gradwire.runtime.engine.engine import Driver, Engine, Launch
 from gradwire.runtime.liveness.membership import ALONE
 from gradwire.runtime.transport.task_graph import Task, TaskManager
-from gradwire.runtime.transport.wire import Circle, Routes
+from gradwire.runtime.transport.wire import RankGroup, Routes
 from tests.each import each
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks
@@ -99,7 +99,7 @@ class Over:
 def test_what_goes_on_in_the_backward_pass_does_not_see_its_settings() -> None:
     seen: list[tuple[str, bool, bool, bool]] = []
 
-    def text() -> Steps[None]:
+    def steps() -> Steps[None]:
         yield AllReduce(torch.empty(1, device="cpu"))
         device, mode = torch.empty(0).device.type, torch.is_inference_mode_enabled()
         seen.append(
@@ -107,17 +107,17 @@ def test_what_goes_on_in_the_backward_pass_does_not_see_its_settings() -> None:
         )
 
     routes = Routes(["communication"])
-    routes.circles[Among.RANKS] = Circle("", 0, 2, [Over()])
+    routes.groups[Among.RANKS] = RankGroup("", 0, 2, [Over()])
     manager = TaskManager([], observe=lambda *_: None, on_error=lambda *_: None)
     end = Task("end", lambda: None, num_blockers=1)
-    driver = Driver(manager, routes, text(), 0, 0, 0, end, [])
+    driver = Driver(manager, routes, steps(), 0, 0, 0, end, [])
     with torch.device("meta"), torch.autocast("cpu"), torch.inference_mode():
         driver.resume(None)
     assert end.done
     assert seen == [("cpu", False, False, False)]
 
 
-# ---- The start of a text in the thread of the backward pass: what is done, and what is
+# ---- The start of steps in the thread of the backward pass: what is done, and what is
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_computations_before_the_first_transfer_are_done_at_once(
     engine: Engine, spans: list[Span]
 ) -> None:
     held = Held()
-    engine.routes.circles[Among.RANKS] = Circle("", 0, 2, [held, held])
+    engine.routes.groups[Among.RANKS] = RankGroup("", 0, 2, [held, held])
     engine.begin_step(3)
     with torch.device("meta"), torch.autocast("cpu"):
         end = engine.launch(0, "message 0", _text(), Launch(is_inline=True))
@@ -186,12 +186,12 @@ def test_somebody_may_look_at_all_objects_meanwhile(engine: Engine) -> None:
     """An attach in another thread does, and so do memory profilers."""
     looks: list[Any] = []
 
-    def text() -> Steps[Any]:
+    def steps() -> Steps[Any]:
         done = yield tuple(
             Compute("encode", lambda: looks.append(gc.get_objects())) for _ in "ab"
         )
         return done
 
-    end = engine.launch(0, "message 0", text(), Launch(is_inline=True))
+    end = engine.launch(0, "message 0", steps(), Launch(is_inline=True))
     engine.wait([end])
     assert (end.result, len(looks)) == ((None, None), 2)

@@ -307,12 +307,12 @@ def test_one_rank_goes_on_where_two_saved_and_two_where_one_did(
 
 
 def wrong(rank: int, world: int) -> list[str]:
-    told: list[str] = []
+    reported: list[str] = []
 
     def refused(model: Any, algorithm: Any = UNIFORM) -> None:
         with pytest.raises(InvalidSetting) as raised:
             gw.fsdp.reduce_scatter(model, algorithm)
-        told.append(str(raised.value))
+        reported.append(str(raised.value))
 
     refused(Net())
     refused(sharded(world), gw.compress.powersgd())
@@ -326,24 +326,24 @@ def wrong(rank: int, world: int) -> list[str]:
     refused(net)
     with pytest.raises(InvalidSetting) as raised:
         handle.load_state_dict({**handle.state_dict(), "rank": (rank + 1) % world})
-    told.append(str(raised.value))
+    reported.append(str(raised.value))
     handle.detach()
     halves = sharded(world, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))
     handle = gw.fsdp.reduce_scatter(halves, UNIFORM)
     with pytest.raises(InvalidSetting) as raised:
         train(halves, momentum(halves), rank, range(1))
-    told.append(str(raised.value))
+    reported.append(str(raised.value))
     handle.detach()
     with pytest.raises(RanksDiffer) as differ:
         gw.fsdp.reduce_scatter(
             sharded(world), gw.compress.uniform(bitwidth=4 if rank else 8)
         )
-    return [*told, str(differ.value)]
+    return [*reported, str(differ.value)]
 
 
 def test_wrong_models_and_settings_are_refused_with_the_remedy(four: Ranks) -> None:
-    for told in four.run(wrong):
-        plain, exchange, hybrid, partly, twice, other, halves, differ = told
+    for reported in four.run(wrong):
+        plain, exchange, hybrid, partly, twice, other, halves, differ = reported
         assert "apply fully_shard() first, or use gw.attach" in plain
         assert (
             "a compressor or its name, as a reduce-scatter has only one direction"

@@ -221,17 +221,17 @@ def resumed(rank: int, world: int) -> tuple[str, str, str, list[str]]:
             shard.copy_(value)
         for p, moment in zip(again.parameters(), moments, strict=True):
             resumed_by.state[p]["momentum_buffer"].to_local().copy_(moment)
-    told = []
+    reported = []
     wrong = {**saved, "shard": f"part {1 - rank % 2} of 2"}
     with pytest.raises(InvalidSetting) as raised:
         other.load_state_dict(wrong)
-    told.append(str(raised.value))
+    reported.append(str(raised.value))
     with pytest.raises(InvalidSetting) as raised:
         gw.redistribute([saved, {**wrong, "rank": 1 - saved["rank"]}], 1)
-    told.append(str(raised.value))
+    reported.append(str(raised.value))
     other.load_state_dict(saved)
     train(again, resumed_by, rank, range(3, 6))
-    return saved["shard"], whole, digest(held(again)), told
+    return saved["shard"], whole, digest(held(again)), reported
 
 
 def test_a_checkpoint_says_its_shard_and_goes_on_with_the_same_bits(
@@ -367,12 +367,12 @@ def test_sharded_parameters_that_are_replaced(four: Ranks) -> None:
 
 
 def wrong(rank: int, world: int) -> list[str]:
-    mesh, told = grid(), []
+    mesh, reported = grid(), []
 
     def refused(model: nn.Module, **settings: Any) -> None:
         with pytest.raises(InvalidSetting) as raised:
             gw.attach(model, DENSE, **keywords(**settings))
-        told.append(str(raised.value))
+        reported.append(str(raised.value))
 
     replicate = mesh["replicate"]
     native = by_blocks(mesh, Net())
@@ -386,7 +386,7 @@ def wrong(rank: int, world: int) -> list[str]:
     fully_shard(partly.deep, mesh=mesh["shard"])
     refused(partly, group=replicate)
     refused(fully_shard(Net(), mesh=device_mesh((world,))))
-    return told
+    return reported
 
 
 def with_and_without_shards(rank: int, world: int) -> tuple[str, str, str]:
@@ -414,25 +414,26 @@ def test_ranks_of_the_same_shards_train_alike_and_others_are_refused(
     results = four.run(with_and_without_shards)
     assert [shard for shard, *_ in results] == ["part 0 of 2", "part 1 of 2"] * 2
     assert results[0][1] == results[2][1] != results[1][1] == results[3][1]
-    for *_, told in results:
-        assert re.search(r"shards is 'part . of 2' against 'part . of 2'", told)
+    for *_, reported in results:
+        assert re.search(r"shards is 'part . of 2' against 'part . of 2'", reported)
 
 
 def test_wrong_meshes_and_groups_are_refused_with_the_remedy(four: Ranks) -> None:
-    for told in four.run(wrong):
-        for text in told[:2]:
+    for reported in four.run(wrong):
+        for text in reported[:2]:
             assert "the dimensions ('replicate', 'shard') averages the gradient" in text
             assert "fully_shard(module, mesh=mesh['shard'])" in text
             assert "group=mesh['replicate']" in text
-        assert "group must be ranks that hold the same shard" in told[2]
-        assert "which hold different shards of first.weight" in told[3]
-        assert "mesh must be None beside parameters that are DTensors" in told[4]
+        assert "group must be ranks that hold the same shard" in reported[2]
+        assert "which hold different shards of first.weight" in reported[3]
+        assert "mesh must be None beside parameters that are DTensors" in reported[4]
         assert (
-            "first.weight is trained and outside of what fully_shard() holds" in told[5]
+            "first.weight is trained and outside of what fully_shard() holds"
+            in reported[5]
         )
         assert (
             "; on one mesh without replicas call gw.fsdp.reduce_scatter(model"
-            in told[6]
+            in reported[6]
         )
-        assert "group=mesh['replicate']" in told[3]
-        assert "gw.fsdp.reduce_scatter" in told[3]
+        assert "group=mesh['replicate']" in reported[3]
+        assert "gw.fsdp.reduce_scatter" in reported[3]

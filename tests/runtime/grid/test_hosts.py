@@ -109,13 +109,13 @@ def expected(exchange: Exchange) -> list[Tensor]:
     for step in range(STEPS):
         for layer, _ in enumerate(specs):
             grads = [grad_of(rank, layer, step).flatten() for rank in range(4)]
-            texts = [
+            all_steps = [
                 made.synchronise(
                     members[layer][r], states[layer][r], grads[r], grads[r]
                 )
                 for r in range(4)
             ]
-            states[layer] = drive(texts, ranks_per_host=2).results
+            states[layer] = drive(all_steps, ranks_per_host=2).results
             found.append(grads[0])
     return found
 
@@ -258,12 +258,12 @@ def test_replicas_stay_equal_and_learn(four: Ranks) -> None:
 
 def given_wrongly(rank: int, world: int) -> list[str]:
     """Every mistake is told on every rank, and none of them waits for another."""
-    told, grid = [], mesh()
+    reported, grid = [], mesh()
 
     def attached(exchange: Any = ONEBIT, **settings: Any) -> None:
         with pytest.raises(InvalidSetting) as refused:
             gw.attach(Net(), exchange, **keywords(**settings))
-        told.append(f"{type(refused.value).__name__}: {refused.value}")
+        reported.append(f"{type(refused.value).__name__}: {refused.value}")
 
     attached(mesh="slurm")
     attached(mesh=device_mesh((2, 2), ("local", "hosts")))
@@ -286,7 +286,7 @@ def given_wrongly(rank: int, world: int) -> list[str]:
     for nodes, place in (("3,1", rank % 3), ("2(x2)", rank // 2)):
         with variables(SLURM_STEP_TASKS_PER_NODE=nodes, SLURM_LOCALID=str(place)):
             attached(mesh="torchrun")
-    return told
+    return reported
 
 
 def test_mistakes_are_told_on_every_rank(four: Ranks) -> None:
@@ -309,8 +309,8 @@ def test_mistakes_are_told_on_every_rank(four: Ranks) -> None:
         r"SLURM_STEP_TASKS_PER_NODE is 3,1; start with torchrun, or with srun and",
         r"SLURM_LOCALID must be|refused to attach: .*SLURM_LOCALID must be",
     ]
-    for told in four.run(given_wrongly):
-        for text, pattern in zip(told, wanted, strict=True):
+    for reported in four.run(given_wrongly):
+        for text, pattern in zip(reported, wanted, strict=True):
             assert re.search(pattern, text), text
 
 
@@ -386,9 +386,9 @@ def by_plans(rank: int, world: int) -> tuple[list[str], bool, str]:
 def test_plans_that_cut_anywhere_go_on_hosts_too(four: Ranks) -> None:
     results = four.run(by_plans)
     assert all(bits == results[0][0] for bits, _, _ in results)
-    for _, is_same, told in results:
+    for _, is_same, reported in results:
         assert is_same
-        assert "gw.redistribute(state_dicts, world_size, ranks_per_host)" in told
+        assert "gw.redistribute(state_dicts, world_size, ranks_per_host)" in reported
 
 
 def until_a_rank_dies(rank: int, world: int) -> str:
@@ -450,12 +450,12 @@ def loaded(
     loaded into one message instead of several; and those of states that were cut
     again.
     """
-    told = []
+    reported = []
     for states, num_hosts in ((on_hosts, 4), (flat, 2)):
         handle = attached_to(Net(), num_hosts)
         with pytest.raises(InvalidSetting) as refused:
             handle.load_state_dict(states[rank])
-        told.append(str(refused.value))
+        reported.append(str(refused.value))
         handle.detach()
     handle = gw.attach(
         Net(), ONEBIT, mesh=mesh(2), options=gw.Options(bucket_cap_mb=1.0)
@@ -469,7 +469,7 @@ def loaded(
         handle.load_state_dict(states[rank])
         found.append(pending(handle))
         handle.detach()
-    return told, fused, found
+    return reported, fused, found
 
 
 def test_state_is_cut_again_for_other_hosts_and_other_messages(four: Ranks) -> None:
@@ -500,11 +500,11 @@ def test_state_is_cut_again_for_other_hosts_and_other_messages(four: Ranks) -> N
             was = total(were, name, old)
             assert bool(was.any()) or old == 1
             torch.testing.assert_close(total(are, name, new), was, rtol=1e-6, atol=1e-7)
-    for one, (told, fused, _) in zip(before, after, strict=True):
+    for one, (reported, fused, _) in zip(before, after, strict=True):
         own = one[2][1]
         assert all(torch.equal(fused[name], own[name]) for name in own)
-        assert "saved on hosts of 2 ranks and hosts have 1 now" in told[0]
-        assert "saved on hosts of 1 ranks and hosts have 2 now" in told[1]
+        assert "saved on hosts of 2 ranks and hosts have 1 now" in reported[0]
+        assert "saved on hosts of 1 ranks and hosts have 2 now" in reported[1]
     states[2][1]["share"] = ""
     with pytest.raises(InvalidSetting, match="one is of a share"):
         gw.redistribute(states[2], 4, 2)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import gradwire as gw
 from gradwire.contract.verbs import AllGather, AllReduce, Among
 from gradwire.errors import InvalidSetting, RankFailed
-from gradwire.runtime.transport.wire import Circle, Routes
+from gradwire.runtime.transport.wire import RankGroup, Routes
 from gradwire_lab.compress.sharded_dgc import sharded_dgc
 from tests.compress.grid import Grid
 from tests.each import each
@@ -107,12 +107,12 @@ def test_a_grid_of_real_ranks_computes_what_a_local_one_does(four: Ranks) -> Non
 
 def given_wrongly(rank: int, world: int) -> list[str]:
     """Every mistake is told on every rank, and none of them waits for another."""
-    grid, shard, told = mesh(), rank % 2, []
+    grid, shard, reported = mesh(), rank % 2, []
 
     def attached(model: nn.Module, **settings: Any) -> None:
         with pytest.raises(InvalidSetting) as refused:
             gw.attach(model, EXCHANGE, **keywords(**settings))
-        told.append(f"{type(refused.value).__name__}: {refused.value}")
+        reported.append(f"{type(refused.value).__name__}: {refused.value}")
 
     attached(shard_of(shard), group=grid)
     attached(shard_of(shard), group=grid["dp"], shards=grid)
@@ -127,7 +127,7 @@ def given_wrongly(rank: int, world: int) -> list[str]:
     attached(shard_of(shard), **axes, num_channels=2 + shard)
     attached(shard_of(shard), **axes, num_channels=0 if rank == 3 else 2)
     attached(shard_of(0), group=grid["dp"], shards=grid["tp"] if rank < 2 else None)
-    return told
+    return reported
 
 
 def test_mistakes_are_told_on_every_rank(four: Ranks) -> None:
@@ -145,8 +145,8 @@ def test_mistakes_are_told_on_every_rank(four: Ranks) -> None:
         r"refused to attach: .*num_channels",
         r"RanksDiffer: rank 0 and rank 1 .* setting shards is 'part [01] of 2' against",
     ]
-    for told in four.run(given_wrongly):
-        for text, pattern in zip(told, wanted, strict=True):
+    for reported in four.run(given_wrongly):
+        for text, pattern in zip(reported, wanted, strict=True):
             assert re.search(pattern, text), text
 
 
@@ -164,7 +164,7 @@ def test_verbs_among_ranks_that_there_are_none_of_are_refused(
     verb: Any, said: str
 ) -> None:
     routes = Routes(["communication 0"])
-    routes.circles[Among.RANKS] = Circle("", 0, 2, [object()])
+    routes.groups[Among.RANKS] = RankGroup("", 0, 2, [object()])
     with pytest.raises(InvalidSetting, match=f"message 7 .* {said}"):
         routes.of([verb], 7, 0)
 

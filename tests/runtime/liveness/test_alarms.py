@@ -187,7 +187,7 @@ class Stuck:
 def leave(rank: int, world: int) -> Met:
     handle, _ = attached(rank)
     if rank == 2:  # who waits is told all the same
-        handle._engine.routes.circles[Among.RANKS].channels.insert(0, Stuck())
+        handle._engine.routes.groups[Among.RANKS].channels.insert(0, Stuck())
     if rank == 1:
         handle._engine.give_up("somebody left")
     return met(lambda: wait_for_ever(handle))
@@ -311,10 +311,16 @@ def test_a_record_holds_the_last_verbs(
         verbs.launch(number, 0, "AllReduce", 8).started_s = 1.0
     path = verbs.write(1, 4, ValueError(), "no such layer")
     assert path is not None
-    told = json.loads(path.read_text())
-    assert (told["rank"], told["world"], told["error"]) == (1, 4, "no such layer")
-    assert [verb["sequence"] for verb in told["verbs"]] == [*range(5, NUM_VERBS + 5)]
-    assert {(verb["started_s"], verb["done_s"]) for verb in told["verbs"]} == {
+    reported = json.loads(path.read_text())
+    assert (reported["rank"], reported["world"], reported["error"]) == (
+        1,
+        4,
+        "no such layer",
+    )
+    assert [verb["sequence"] for verb in reported["verbs"]] == [
+        *range(5, NUM_VERBS + 5)
+    ]
+    assert {(verb["started_s"], verb["done_s"]) for verb in reported["verbs"]} == {
         (1.0, None)
     }
 
@@ -351,7 +357,7 @@ def test_receives_start_before_sends() -> None:
 def test_no_file_is_written_through_a_link_that_was_laid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names of records, and of the drafts of other files, could be guessed by another
+    """Names of records, and of other files' temporary ones, could be guessed by another
     user.
     """
     monkeypatch.setenv(FOLDER, str(tmp_path))
@@ -421,7 +427,7 @@ def test_records_show_which_verb_a_rank_did_not_come_to(doomed: Ranks) -> None:
 # ---- A job that torchrun starts again finds the store as the dead ranks have left it -
 
 
-def until_told(handle: gw.Handle) -> None:
+def until_reported(handle: gw.Handle) -> None:
     while True:
         handle._engine.check()
 
@@ -438,7 +444,7 @@ def started_again(rank: int, world: int) -> str:
         if rank == 1:
             handle._engine.give_up("a test gave up")
         with pytest.raises(RankFailed, match="a test gave up"):
-            until_told(handle)
+            until_reported(handle)
         handle.detach()
         membership._JOINED.clear()
         membership._ROLLS.clear()

@@ -89,7 +89,7 @@ def test_whoever_falls_silent_is_found_by_all_others(
 def test_a_rank_that_has_detached_is_told_from_one_that_has_ended(
     ranks: list[Pulse], detaches: bool
 ) -> None:
-    """Its door is closed in both cases, and it may live on."""
+    """Its probe port is closed in both cases, and it may live on."""
     assert all(len(one.signs()) == WORLD for one in ranks)
     while not all(one.roll_call.is_complete for one in ranks):
         ranks[0].signs()  # each look is at what was read anew
@@ -128,9 +128,9 @@ def test_who_is_behind_is_late_unless_it_waits_for_the_network(
     for one in ranks:
         one.place = places[one.rank]
         one.waits = lambda rank=one.rank: rank in waiting  # type: ignore[misc]
-    told = [(place, rank in waiting) for rank, place in enumerate(places)]
+    reported = [(place, rank in waiting) for rank, place in enumerate(places)]
     end_s = time.monotonic() + HANG_S  # each look is at what was read anew
-    while [sign[1:3] for sign in ranks[0].signs()] != told:
+    while [sign[1:3] for sign in ranks[0].signs()] != reported:
         assert time.monotonic() < end_s
     assert ranks[0].last_ranks() == late
 
@@ -144,12 +144,12 @@ def test_an_engine_waits_while_messages_are_under_way_and_it_computes_nothing() 
         begun.set()
         go.wait(HANG_S)
 
-    def text() -> Steps[None]:
+    def steps() -> Steps[None]:
         yield Compute("encode", encode, 1)
 
     assert not engine._waits()
     before = Task("before", lambda: None)
-    end = engine.launch(0, "message 0", text(), Launch(behind=[before]))
+    end = engine.launch(0, "message 0", steps(), Launch(behind=[before]))
     assert engine._waits()
     engine.begin(before)
     assert begun.wait(HANG_S)
@@ -322,8 +322,8 @@ def test_who_is_known_to_be_dead_is_named_while_the_store_is_slow(
     monkeypatch.setattr(blame, "ASK_S", HANG_S)
     monkeypatch.setattr(blame, "time", one)
     alarm = silence(one, 7, 3)
-    told = None if alarm is None else (alarm.ranks, alarm.code)
-    assert (told, one.looks) == (found, looks)
+    reported = None if alarm is None else (alarm.ranks, alarm.code)
+    assert (reported, one.looks) == (found, looks)
     assert alarm is None or isinstance(alarm, Alarm)
 
 

@@ -66,18 +66,18 @@ def test_a_process_that_has_ended_is_told_from_one_that_is_stopped(
     ranks: list[RollCall], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks[2].close()
-    host, _, token = ranks[0]._doors.pop(3)
+    host, _, token = ranks[0]._probes.pop(3)
     assert ranks[0].ask()[0] == {1: HERE, 2: ENDED, 3: Reach.UNKNOWN}
     with socket.create_server(
         ("127.0.0.1", 0)
     ) as stopped:  # takes connections and says nothing
-        ranks[0]._doors = {3: (host, stopped.getsockname()[1], token)}
+        ranks[0]._probes = {3: (host, stopped.getsockname()[1], token)}
         monkeypatch.setattr(roll_call, "ASK_S", 2.0)
         assert ranks[0].ask()[0] == {1: Reach.UNKNOWN, 2: Reach.UNKNOWN, 3: MUTE}
 
 
-def test_an_alarm_is_heard_at_every_door(ranks: list[RollCall]) -> None:
-    ranks[2].tell("fire")
+def test_an_alarm_is_heard_at_every_probe_port(ranks: list[RollCall]) -> None:
+    ranks[2].announce("fire")
     deadline_s = time.monotonic() + HANG_S
     while [one.notes for one in ranks] != [[b"fire"], [b"fire"], [], [b"fire"]]:  # type: ignore[attr-defined]
         assert time.monotonic() < deadline_s
@@ -85,7 +85,7 @@ def test_an_alarm_is_heard_at_every_door(ranks: list[RollCall]) -> None:
 
 
 def test_who_does_not_know_the_token_is_not_heard(ranks: list[RollCall]) -> None:
-    _, port, token = ranks[0]._doors[1]
+    _, port, token = ranks[0]._probes[1]
     with socket.create_connection(("127.0.0.1", port)) as stranger:
         stranger.sendall(f"{token[::-1]}\nfire\n".encode())
         assert stranger.recv(100) == b""
@@ -97,8 +97,10 @@ def test_who_does_not_know_the_token_is_not_heard(ranks: list[RollCall]) -> None
     assert ranks[1].notes == []  # type: ignore[attr-defined]
 
 
-def test_who_stays_at_the_door_keeps_nobody_from_it(ranks: list[RollCall]) -> None:
-    host, port, _ = ranks[0]._doors[1]
+def test_a_silent_visitor_keeps_nobody_from_the_probe_port(
+    ranks: list[RollCall],
+) -> None:
+    host, port, _ = ranks[0]._probes[1]
     with ExitStack() as stack:
         for _ in range(9):
             stack.enter_context(socket.create_connection((host, port)))
@@ -109,7 +111,7 @@ def test_visitors_who_say_nothing_are_sent_away(
     ranks: list[RollCall], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(roll_call, "_SERVE_S", 0.1)
-    host, port, _ = ranks[0]._doors[1]
+    host, port, _ = ranks[0]._probes[1]
     with socket.create_connection((host, port), HANG_S) as visitor:
         assert visitor.recv(1) == b""
 
@@ -130,7 +132,7 @@ def test_visitors_who_say_a_byte_at_a_time_are_sent_away(
     ranks: list[RollCall], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their time does not begin anew with each byte."""
-    host, port, token = ranks[0]._doors[1]
+    host, port, token = ranks[0]._probes[1]
     clock = Clock()
     monkeypatch.setattr(roll_call, "time", clock)
     with socket.create_connection((host, port), HANG_S / 2) as visitor:
@@ -141,7 +143,7 @@ def test_visitors_who_say_a_byte_at_a_time_are_sent_away(
         assert visitor.recv(1) == b""
 
 
-def test_a_door_that_is_closed_as_it_opens_is_no_error(
+def test_a_probe_port_that_is_closed_as_it_opens_is_no_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A rank may leave at any time, and the error would end the run of all others."""
@@ -150,8 +152,10 @@ def test_a_door_that_is_closed_as_it_opens_is_no_error(
     assert one._open(_Way(own="127.0.0.1"), set())[1] > 0
 
 
-def test_a_door_is_at_one_address(ranks: list[RollCall]) -> None:
-    """A rank that reaches the store within its host opens a door for its host alone."""
+def test_a_probe_port_is_at_one_address(ranks: list[RollCall]) -> None:
+    """A rank that reaches the store within its host opens a probe port for its host
+    alone.
+    """
     own = [
         one._listening.getsockname()[0] for one in ranks if one._listening is not None
     ]

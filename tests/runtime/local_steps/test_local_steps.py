@@ -340,7 +340,7 @@ OTHERS = [
 ]
 
 
-def told(rank: int, world: int) -> tuple[list[str], str]:
+def reported(rank: int, world: int) -> tuple[list[str], str]:
     """What ranks hear whose settings differ, and where one of them is refused."""
     found = []
     for other, _ in OTHERS:
@@ -358,7 +358,7 @@ def told(rank: int, world: int) -> tuple[list[str], str]:
 
 @pytest.mark.multi
 def test_ranks_that_differ_and_refusals_are_told_to_all(two: Ranks) -> None:
-    (found, others), (also_found, own) = two.run(told)
+    (found, others), (also_found, own) = two.run(reported)
     for text, also, (_, said) in zip(found, also_found, OTHERS, strict=True):
         assert said in text
         assert said in also

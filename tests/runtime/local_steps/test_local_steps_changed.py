@@ -621,9 +621,9 @@ def test_a_new_optimizer_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     train(net, optimizer, 0, range(2))
     with caplog.at_level(logging.WARNING, "gradwire"):
         train(net, SGD(net.parameters(), lr=0.01), 0, range(8))
-    told = [r.message for r in caplog.records if "counts from now on" in r.message]
-    assert len(told) == 1
-    assert "SGD" in told[0]
+    reported = [r.message for r in caplog.records if "counts from now on" in r.message]
+    assert len(reported) == 1
+    assert "SGD" in reported[0]
     handle.detach()
 
 

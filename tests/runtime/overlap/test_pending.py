@@ -186,8 +186,8 @@ def test_the_reason_names_what_the_user_called_and_where() -> None:
     assert reason(LOOKS["repr"]).startswith("__repr__ at test_pending.py:")
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(torch.ones(()))
-    told = reason(lambda s: scaler.unscale_(torch.optim.SGD([s.param])))
-    assert told.startswith("unscale_ at test_pending.py:")
+    reported = reason(lambda s: scaler.unscale_(torch.optim.SGD([s.param])))
+    assert reported.startswith("unscale_ at test_pending.py:")
 
 
 def test_what_settling_raises_comes_through() -> None:

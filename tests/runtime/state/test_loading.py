@@ -144,7 +144,7 @@ def torn(rank: int, world: int) -> tuple[list[str], str]:
     own = at_steps(net, handle, rank, 2, 4)
     net, handle = attached(TOPK)
     at_steps(net, handle, rank, 1)
-    before, told = digest(handle.residuals().values()), []
+    before, reported = digest(handle.residuals().values()), []
     given = [make(own, other) for make, _ in DIFFERENT.values()]
     given += [make(own[1]) for make, _ in REFUSED.values()]
     for name, wrong in zip([*DIFFERENT, *REFUSED], given, strict=True):
@@ -153,13 +153,13 @@ def torn(rank: int, world: int) -> tuple[list[str], str]:
             handle.load_state_dict(wrong if rank else own[1], strict=strict)
         assert digest(handle.residuals().values()) == before
         assert handle.step == 1
-        told.append(f"{type(raised.value).__name__}: {raised.value}")
+        reported.append(f"{type(raised.value).__name__}: {raised.value}")
     train(net, momentum(net.parameters()), rank, range(1, 3))
     net.zero_grad()
     handle.load_state_dict(own[1])  # all of one moment
     train(net, momentum(net.parameters()), rank, range(4, 6))
     handle.detach()
-    return told, digest(net)
+    return reported, digest(net)
 
 
 def test_a_torn_checkpoint_is_loaded_by_no_rank(two: Ranks) -> None:
@@ -171,7 +171,7 @@ def test_a_torn_checkpoint_is_loaded_by_no_rank(two: Ranks) -> None:
             text.startswith("RanksDiffer: rank 0 and rank 1") for text in texts
         ), texts
         assert all(said in text for text in texts), texts
-    for (_, parts), told, own in zip(
+    for (_, parts), reported, own in zip(
         REFUSED.values(), first[num:], second[num:], strict=True
     ):
         assert own.startswith("InvalidSetting: ")
@@ -180,7 +180,7 @@ def test_a_torn_checkpoint_is_loaded_by_no_rank(two: Ranks) -> None:
             "RanksDiffer: rank 1 refused load_state_dict(), so nothing was loaded "
             "on any rank: "
         )
-        assert told == how + own
+        assert reported == how + own
 
 
 def some_differ(rank: int, world: int) -> list[str]:
@@ -190,15 +190,15 @@ def some_differ(rank: int, world: int) -> list[str]:
     net, handle = attached(WARMING)
     older, newer = at_steps(net, handle, rank, 1, 2)
     lacking = without(newer, "params", "last.weight")
-    told = []
+    reported = []
     for given in (older if rank % 2 else newer, lacking if rank == 1 else newer):
         with pytest.raises(RanksDiffer) as raised:
             handle.load_state_dict(given, strict=False)
-        told.append(str(raised.value))
+        reported.append(str(raised.value))
     handle.load_state_dict(lacking, strict=False)
     assert handle.step == 2
     handle.detach()
-    return told
+    return reported
 
 
 def test_all_ranks_that_differ_are_named(four: Ranks) -> None:
@@ -345,16 +345,16 @@ def on_a_grid(rank: int, world: int) -> list[str]:
         model(torch.ones(2, 8)).sum().backward()
         states.append(handle.state_dict())
     model.zero_grad()
-    told = []
+    reported = []
     for given in (states[shard], states[2] if rank != 3 else None):
         with pytest.raises(InvalidSetting) as raised:
             handle.load_state_dict(given)  # type: ignore[arg-type]
-        told.append(str(raised.value))
+        reported.append(str(raised.value))
     handle.load_state_dict(states[1])
     model(torch.ones(2, 8)).sum().backward()
     assert handle.step == 3
     handle.detach()
-    return told
+    return reported
 
 
 @pytest.mark.slow
@@ -384,15 +384,17 @@ class Told:
 
 def test_a_run_that_has_ended_asks_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store may be gone, and to find out takes many seconds."""
-    told: list[Exception] = []
+    reported: list[Exception] = []
     refuses = sys.modules[joint_call.has_refusal.__module__]
-    monkeypatch.setattr(refuses, "post_refusal", lambda who, error: told.append(error))
+    monkeypatch.setattr(
+        refuses, "post_refusal", lambda who, error: reported.append(error)
+    )
     one = joint_call.JointCall(Told(), "load_state_dict()", "loaded")  # type: ignore[arg-type]
     wrong = InvalidSetting("a state of another model")
     for error in RankFailed("rank 1 of 2 stopped answering", ranks=(1,)), wrong:
         with pytest.raises(type(error)), one.refusing():
             raise error
-    assert told == [wrong, wrong]
+    assert reported == [wrong, wrong]
 
 
 # ---- One file holds the state of all ranks -------------------------------------------
@@ -493,8 +495,8 @@ def crossed(rank: int, world: int) -> tuple[str, list[str]]:
 
 def test_two_calls_at_once_are_refused_by_name(two: Ranks) -> None:
     found = two.run(crossed)
-    for told, _ in found:
-        assert "call is gather_state() against load_state_dict()" in told
+    for reported, _ in found:
+        assert "call is gather_state() against load_state_dict()" in reported
     assert [names for _, names in found] == [["rank 0 of 2", "rank 1 of 2"], []]
 
 
@@ -555,18 +557,18 @@ DECIDING: dict[str, tuple[Exchange, Callable[[str, torch.Tensor], bool]]] = {
 
 def with_other_counters(rank: int, world: int) -> list[tuple[str, str]]:
     """What a rank is told where rank 1 of two loads one step more than rank 0."""
-    told = []
+    reported = []
     for exchange, wanted in DECIDING.values():
         net, handle = attached(exchange)
         [state] = at_steps(net, handle, rank, 2)
         other, what = one_more(state, wanted)
         with pytest.raises(RanksDiffer) as raised:
             handle.load_state_dict(other if rank else state)
-        told.append((what, str(raised.value)))
+        reported.append((what, str(raised.value)))
         handle.load_state_dict(other)  # the same on all
         train(net, momentum(net.parameters()), rank, range(2, 3))
         handle.detach()
-    return told
+    return reported
 
 
 def test_counters_that_decide_what_is_sent_are_the_same_on_all_ranks(
@@ -574,8 +576,8 @@ def test_counters_that_decide_what_is_sent_are_the_same_on_all_ranks(
 ) -> None:
     of_ranks = two.run(with_other_counters)
     assert len(of_ranks[0]) == len(DECIDING)
-    for told in of_ranks:
-        for what, text in told:
+    for reported in of_ranks:
+        for what, text in reported:
             how = "rank 0 and rank 1 do not have the same checkpoint: " + what
             assert text.startswith(how), text
             assert " against " in text
@@ -591,16 +593,16 @@ def with_another_period(rank: int, world: int) -> list[str]:
     handle = gw.local_steps(net, optimizer, "none", every=4, delay=2)
     train(net, optimizer, rank, range(5))
     state = handle.state_dict()
-    told = []
+    reported = []
     for key, value in ("position", 2), ("left", 3), ("arriving", {}):
         other = {**state, "outer": {**state["outer"], key: value}}
         with pytest.raises(RanksDiffer) as raised:
             handle.load_state_dict(other if rank else state)
-        told.append(str(raised.value))
+        reported.append(str(raised.value))
     handle.load_state_dict(state)
     train(net, optimizer, rank, range(5, 9))
     handle.detach()
-    return told
+    return reported
 
 
 def test_the_place_in_a_period_is_the_same_on_all_ranks(two: Ranks) -> None:

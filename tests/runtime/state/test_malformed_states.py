@@ -28,6 +28,7 @@ from gradwire.exchange.local import drive
 from gradwire.runtime.engine.plain import packed, read_packed
 from gradwire.runtime.settings import tables
 from gradwire.runtime.state.checkpoint import Origin, collect, loaded
+from gradwire.runtime.state.sharded import ROWS
 from gradwire.runtime.step.messages import Message, ParamRange
 from gradwire.runtime.step.synchroniser import Record
 from gradwire_lab.laws.tolerance import same_bits
@@ -73,7 +74,7 @@ def step(ranks: list[list[Message]], number: int) -> list[Tensor]:
         for _ in ranks
     ]
     for of_ranks in zip(*ranks, strict=True):
-        drive([m.text(dict(g)) for m, g in zip(of_ranks, grads, strict=True)])
+        drive([m.steps(dict(g)) for m, g in zip(of_ranks, grads, strict=True)])
         for message, own in zip(of_ranks, grads, strict=True):
             message.scatter(dict(own))
     return list(grads[0].values())
@@ -430,12 +431,12 @@ def wrong_shards(good: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         for key in ("replicas", "parts"):
             rest = packed({**sound, key: number}).numpy().tobytes()
             yield f"{key} {number}", {**good, "rest": rest}
-    for path in places(good["params"]):
+    for path in places(good[ROWS]):
         for name, make in ODDITIES.items():
-            params = changed(good["params"], path, lambda _, make=make: make())
-            yield f"params {'/'.join(path)} {name}", {**good, "params": params}
+            params = changed(good[ROWS], path, lambda _, make=make: make())
+            yield f"params {'/'.join(path)} {name}", {**good, ROWS: params}
     for name, make in ODDITIES.items():
-        yield f"params {name}", {**good, "params": make()}
+        yield f"params {name}", {**good, ROWS: make()}
 
 
 def test_a_damaged_sharded_state_is_refused_by_name() -> None:

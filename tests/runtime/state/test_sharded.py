@@ -4,6 +4,7 @@ ranks.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -146,17 +148,17 @@ def test_other_ranks_and_shards_lose_nothing(
 
 
 def wrong(rank: int, world: int, folder: str) -> list[str]:
-    told = []
+    reported = []
     net, handle, optimizer = made((2, 2), TOPK)
     train(net, optimizer, rank, range(2))
     dcp.save({"gradwire": handle.sharded_state()}, checkpoint_id=folder)
     with pytest.raises(InvalidSetting) as raised:
         handle.sharded_state(saved_by=0)
-    told.append(str(raised.value))
+    reported.append(str(raised.value))
     state = handle.sharded_state(saved_by=3)
     with pytest.raises(InvalidSetting) as raised:
         handle.load_state_dict(state)  # nothing was loaded into it: it says 2
-    told.append(str(raised.value))
+    reported.append(str(raised.value))
     handle.detach()
     plain = nn.Linear(4, 4)
     for other in (
@@ -168,9 +170,9 @@ def wrong(rank: int, world: int, folder: str) -> list[str]:
     ):
         with pytest.raises(InvalidSetting) as raised:
             other.sharded_state()
-        told.append(str(raised.value))
+        reported.append(str(raised.value))
         other.detach()
-    return told
+    return reported
 
 
 def test_what_cannot_be_cut_is_refused(four: Ranks, tmp_path: Path) -> None:
@@ -179,6 +181,20 @@ def test_what_cannot_be_cut_is_refused(four: Ranks, tmp_path: Path) -> None:
         assert "handle.sharded_state(saved_by=2)" in rows
         for text in others:
             assert "save what gather_state() returns" in text
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_the_error_of_another_number_of_replicas_names_both_and_saved_by(
+    tmp_path: Path,
+) -> None:
+    handle = gw.attach(nn.Linear(7, 3), TOPK)
+    dcp.save({"exchange": handle.sharded_state(saved_by=2)}, checkpoint_id=tmp_path)
+    with pytest.raises(CheckpointException) as raised:
+        dcp.load({"exchange": handle.sharded_state()}, checkpoint_id=tmp_path)
+    text = str(raised.value)
+    assert re.search(r"saved torch.Size\(\[2, .* current: torch.Size\(\[1, ", text)
+    assert "sharded_state(saved_by=)" in text
+    handle.detach()
 
 
 def test_complex_parameters_are_kept_as_reals() -> None:

@@ -206,7 +206,7 @@ def stepped(own: list[Message], num_steps: int) -> None:
         for message in own:
             message.notes_norms = step == num_steps - 1
         drive(
-            [message.text(g) for message, g in zip(own, grads, strict=True)], seed=step
+            [message.steps(g) for message, g in zip(own, grads, strict=True)], seed=step
         )
 
 

@@ -40,11 +40,11 @@ def test_a_record_is_the_same_behind_the_wire() -> None:
 @each("world", WORLDS)
 def test_a_parameter_that_one_rank_used_is_used_on_all(world: int) -> None:
     all_ranks = reports(world)
-    texts = []
+    all_steps = []
     for rank, one in enumerate(all_ranks):
         used = bytes([rank == 1, 0, rank == world - 1, 1])
-        texts.append(one.text(0, used, {}))
-    drive(texts)
+        all_steps.append(one.steps(0, used, {}))
+    drive(all_steps)
     assert [one.used for one in all_ranks] == [[True, False, True, True]] * world
 
 
@@ -53,19 +53,19 @@ def answers(world: int, changed: dict[int, int]) -> list[RankFailed | None]:
 
     all_ranks = reports(world)
 
-    def text(rank: int) -> Steps[RankFailed | None]:
+    def steps(rank: int) -> Steps[RankFailed | None]:
         digests = [7, -3, 2**62]
         if rank in changed:
             digests[changed[rank]] += 1
         try:
-            yield from all_ranks[rank].text(
+            yield from all_ranks[rank].steps(
                 4, b"", dict(zip(PARTS, digests, strict=True))
             )
         except RankFailed as failure:
             return failure
         return None
 
-    return drive([text(rank) for rank in range(world)]).results
+    return drive([steps(rank) for rank in range(world)]).results
 
 
 @each("world", WORLDS)
@@ -94,13 +94,13 @@ def test_all_ranks_know_every_ranks_norm_and_the_newcomer_that_rank_0_has_seen(
     for rank, report in enumerate(all_ranks):
         report.look = lambda rank=rank: 40 + rank  # type: ignore[misc]
     for step, factor in ((1, 1.0), (2, 2.0), (3, 9.0)):
-        texts = []
+        all_steps = []
         for rank, report in enumerate(all_ranks):
             own = messages(2, rank, world)
             for message in own:
                 message.state.residual_N.fill_(factor * (rank + 1))
-            texts.append(report.confirmation(step - 1, b"", own, Streams()))
-        drive(texts, seed=step)
+            all_steps.append(report.confirmation(step - 1, b"", own, Streams()))
+        drive(all_steps, seed=step)
         at = min(step, 2)  # the norm is told anew after 1, 2, 4 and more steps
         for report in all_ranks:
             assert report.newcomer == 40
@@ -116,7 +116,7 @@ def test_what_does_not_count_leaves_no_trace() -> None:
     ended or not.
     """
     own = messages(4, 0, 2)
-    own[3].lanes = {own[3].names[0]: "compute"}  # encoded ahead, before its text begins
+    own[3].lanes = {own[3].names[0]: "compute"}  # encoded ahead, before its steps begin
     for message in own:
         message.state.residual_N.copy_(torch.arange(40.0) + message.index)
     before = [[t.clone() for _, t in leaves(message.state)] for message in own]
@@ -129,7 +129,7 @@ def test_what_does_not_count_leaves_no_trace() -> None:
         for message in own:
             message.begin_step(looks=False)
         for message in own[:num_begun]:
-            steps = message.text({message.names[0]: torch.ones(4, 10)})
+            steps = message.steps({message.names[0]: torch.ones(4, 10)})
             verb = next(steps)
             # until it waits for others, who have sent nothing
             while isinstance(verb, Compute):
@@ -242,7 +242,7 @@ def test_a_gradient_that_is_none_counts_as_zero() -> None:
             }
             for rank in range(2)
         ]
-        drive([message.text(own) for message, own in zip(both, grads, strict=True)])
+        drive([message.steps(own) for message, own in zip(both, grads, strict=True)])
         for message, own in zip(both, grads, strict=True):
             message.scatter(own)
             for name, mean in own.items():

@@ -29,11 +29,11 @@ def test_a_comparison_is_that_of_the_means() -> None:
     dense_N = torch.stack(grads).mean(0)
     spec = gw.TensorSpec("g", 1000)
     given = [grad_N.clone() for grad_N in grads]
-    texts = [
+    all_steps = [
         compared(me, g, TOPK.synchronise(me, TOPK.init(spec, 3), g, g))
         for me, g in zip([Member(r, 3) for r in range(3)], given, strict=True)
     ]
-    found = [missed for _, missed in drive(texts, seed=0).results]
+    found = [missed for _, missed in drive(all_steps, seed=0).results]
     assert found == found[:1] * 3, "the same bits on all ranks"
     assert found[0].error == pytest.approx(
         float((given[0] - dense_N).norm()) ** 2, rel=1e-5

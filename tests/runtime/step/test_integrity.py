@@ -88,8 +88,8 @@ def test_a_digest_tells_what_a_sum_and_a_xor_do_not(
         ([[1], [1], [2], [2]], ()),
     ],
 )
-def test_most_ranks_are_right(told: list[list[int]], odd: tuple[int, ...]) -> None:
-    assert odd_ranks(told) == odd
+def test_most_ranks_are_right(reported: list[list[int]], odd: tuple[int, ...]) -> None:
+    assert odd_ranks(reported) == odd
 
 
 def prepared(way: str, every: int | None) -> tuple[nn.Module, Any, Any]:
@@ -318,9 +318,9 @@ def struck_on_the_way(rank: int, world: int, name: str) -> Any:
     limit = timedelta(seconds=10)
     handle = gw.attach(net, EXCHANGES[name], **keywords(checksums=True, timeout=limit))
     first, step = handle.synchroniser.messages[0], -1
-    original: Any = first.text
+    original: Any = first.steps
 
-    def text(*args: Any, **named: Any) -> Any:
+    def steps(*args: Any, **named: Any) -> Any:
         nonlocal step
         step += 1
         inner, value, is_over = original(*args, **named), None, rank != 1 or step != 1
@@ -335,7 +335,7 @@ def struck_on_the_way(rank: int, world: int, name: str) -> Any:
                     is_over = True
             value = yield asked
 
-    vars(first)["text"] = text
+    vars(first)["steps"] = steps
     try:
         train(net, momentum(net.parameters()), rank, range(4))
     except gw.RankFailed as failure:

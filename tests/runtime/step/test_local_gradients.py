@@ -259,9 +259,9 @@ def on_one_rank(rank: int, world: int) -> tuple[int, str]:
 
 
 def test_a_mistake_of_one_rank_ends_all(two: Ranks) -> None:
-    (num_steps, own), (_, told) = two.run(on_one_rank)
+    (num_steps, own), (_, reported) = two.run(on_one_rank)
     assert num_steps == 0
-    for text in (own, told):
+    for text in (own, reported):
         assert "on rank 0 of 2" in text
         assert UNDER_NO_SYNC in text
 
@@ -336,14 +336,14 @@ def by_hand(rank: int, world: int) -> tuple[list[str], list[str]]:
     """Warnings of a loop without an optimizer, in its first and its second step."""
     model = ddp(network())
     handle = gw.attach(model, "none")
-    told: list[list[str]] = []
+    reported: list[list[str]] = []
     for _ in range(2):
         with caught() as records:
             by_module(Loop(model, handle))
             by_module(Loop(model, handle))
-        told.append([record.getMessage() for record in records])
+        reported.append([record.getMessage() for record in records])
     handle.detach()
-    return told[0], told[1]
+    return reported[0], reported[1]
 
 
 def test_a_loop_that_steps_by_hand_is_warned_once(two: Ranks) -> None:
@@ -378,20 +378,20 @@ def test_gradients_that_no_optimizer_takes_are_nobodys_mistake(two: Ranks) -> No
 
 
 def changed_before(rank: int, world: int) -> list[str]:
-    told = []
+    reported = []
     for change in (
         lambda model: model.double(),
         lambda model: model.module[0].requires_grad_(False),
         lambda model: model.module[0].requires_grad_(True),
     ):
         inner = network()
-        inner[0].requires_grad_(len(told) < 2)  # type: ignore[index]
+        inner[0].requires_grad_(len(reported) < 2)  # type: ignore[index]
         model = ddp(inner)
         change(model)
         with pytest.raises(InvalidSetting) as raised:
             gw.attach(model, "topk")
-        told.append(str(raised.value))
-    return told
+        reported.append(str(raised.value))
+    return reported
 
 
 def test_a_ddp_that_was_made_for_other_parameters_is_refused(two: Ranks) -> None:
@@ -406,25 +406,25 @@ def test_a_ddp_that_was_made_for_other_parameters_is_refused(two: Ranks) -> None
 
 
 def with_max_norm(rank: int, world: int) -> list[str]:
-    told = []
+    reported = []
     for kind in (nn.Embedding, nn.EmbeddingBag):
         for freezes in (False, True):
             table = kind(9, 4, max_norm=0.5).requires_grad_(not freezes)
             model = nn.Sequential(table, nn.Linear(4, 1))
             with pytest.raises(InvalidSetting) as raised:
                 gw.attach(model, "none")
-            told.append(str(raised.value))
+            reported.append(str(raised.value))
     gw.attach(model, "none", failure=gw.FailurePolicy(check_every=None)).detach()
     model = nn.Sequential(kind(9, 4, max_norm=0.5), nn.Linear(4, 1))
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     gw.local_steps(model, inner, "none", every=2).detach()
-    return told
+    return reported
 
 
 def test_a_table_that_a_forward_pass_changes_is_refused_among_ranks(two: Ranks) -> None:
-    for told in two.run(with_max_norm):
-        assert len(told) == 4
-        for text in told:
+    for reported in two.run(with_max_norm):
+        assert len(reported) == 4
+        for text in reported:
             assert "max_norm of 0 must be None" in text
             assert "weight.copy_(weight.renorm(2, 0, 0.5))" in text
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import gradwire as gw
-from gradwire.contract.member import passing, passing_bytes
+from gradwire.contract.member import thread_scratch, thread_scratch_bytes
 from gradwire.contract.registry import load
 from gradwire.runtime.step.figures import KINDS
 from gradwire_lab.algorithm_page import bytes_an_element
@@ -56,7 +56,7 @@ def test_an_exchange_keeps_no_more_than_is_stated(name: str) -> None:
 
 def trained(rank: int, world: int, num_layers: int) -> dict[str, Any]:
     model = nn.Sequential(*(nn.Linear(100, 100, bias=False) for _ in range(num_layers)))
-    before = passing_bytes()  # of threads that others of this process have left
+    before = thread_scratch_bytes()  # of threads that others of this process have left
     handle = gw.attach(
         model, exchange_of("topk + omnireduce"), **keywords(bucket_cap_mb=0.001)
     )
@@ -66,7 +66,7 @@ def trained(rank: int, world: int, num_layers: int) -> dict[str, Any]:
         model.zero_grad()
     found: dict[str, Any] = handle.stats()
     handle.detach()
-    found["after"] = passing_bytes() - before
+    found["after"] = thread_scratch_bytes() - before
     return found
 
 
@@ -77,21 +77,28 @@ def test_messages_share_what_serves_within_one_computation(two: Ranks) -> None:
         assert (one["messages"], other["messages"]) == (1, 6)
         memory = other["memory"]
         assert memory["residuals"] == 6 * one["memory"]["residuals"] == 6 * 4 * 10_000
-        assert memory["passing"] < 1.2 * one["memory"]["passing"]
+        assert memory["thread_scratch"] < 1.2 * one["memory"]["thread_scratch"]
         total = sum(memory[kind] for kind in KINDS)
         assert memory["bytes_a_parameter"] == pytest.approx(total / 60_000)
-        assert other["after"] < memory["passing"] / 4  # the lane's thread has ended
+        # the lane's thread has ended
+        assert other["after"] < memory["thread_scratch"] / 4
 
 
-def test_a_passing_buffer_is_a_threads_own_and_only_grows() -> None:
-    here = passing("test", 100, torch.float32, torch.device("cpu")).fill_(1.0)
-    assert passing("test", 50, torch.float32, here.device).data_ptr() == here.data_ptr()
-    assert passing("test", 50, torch.int32, here.device).data_ptr() != here.data_ptr()
-    before, there = passing_bytes(), []
+def test_thread_scratch_is_a_threads_own_and_only_grows() -> None:
+    here = thread_scratch("test", 100, torch.float32, torch.device("cpu")).fill_(1.0)
+    assert (
+        thread_scratch("test", 50, torch.float32, here.device).data_ptr()
+        == here.data_ptr()
+    )
+    assert (
+        thread_scratch("test", 50, torch.int32, here.device).data_ptr()
+        != here.data_ptr()
+    )
+    before, there = thread_scratch_bytes(), []
 
     def look() -> None:
-        there.append(passing("test", 100, torch.float32, here.device).fill_(2.0))
-        there.append(passing_bytes())
+        there.append(thread_scratch("test", 100, torch.float32, here.device).fill_(2.0))
+        there.append(thread_scratch_bytes())
 
     thread = threading.Thread(target=look)
     thread.start()

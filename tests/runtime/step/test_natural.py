@@ -211,11 +211,11 @@ def on_known_links(
         members = [one.member for one in handle._progress.messages]
         members += [one._across for one in members if one._across is not None]
         links = [one.cluster for one in members if one.cluster is not None]
-        told = [(one.num_ranks, one.rate_bytes_per_s) for one in links]
+        reported = [(one.num_ranks, one.rate_bytes_per_s) for one in links]
         grads = digest(
             p.grad.to_dense() for p in net.parameters() if p.grad is not None
         )
-        ends.append((grads, [*handle.stats()["ways"].values()], told))
+        ends.append((grads, [*handle.stats()["ways"].values()], reported))
         handle.detach()
     return ends
 

@@ -581,7 +581,7 @@ def test_evaluation_does_not_look_and_nothing_is_left_on_a_stranger() -> None:
     loss_of(net, 0, 0).backward()
 
 
-def told(
+def reported(
     rank: int, world: int, wrapped: bool, change: str
 ) -> tuple[tuple[int, ...], str, bool]:
     """The error of a change on both ranks, or on rank 1 alone, and whether parameters
@@ -618,7 +618,7 @@ def told(
 def test_no_rank_makes_a_step_with_strangers(
     wrapped: bool, change: str, part: str, doomed_two: Ranks
 ) -> None:
-    for ranks, text, unchanged in doomed_two.run(told, wrapped, change):
+    for ranks, text, unchanged in doomed_two.run(reported, wrapped, change):
         assert ranks == (1,) or "on rank 1" not in part
         assert text.startswith("step 2 cannot be finished: on rank")
         assert text.endswith(

@@ -70,15 +70,15 @@ def test_a_parameter_that_no_rank_used_keeps_velocity_and_place_in_warm_up() -> 
     weights = [nn.Parameter(torch.ones(4, 4)) for _ in range(2)]
     parts = [ParamRange.whole(name, p) for name, p in zip("ab", weights, strict=True)]
     message = Message(0, parts, DGC, 0, 1)
-    drive([message.text({"a": torch.ones(4, 4), "b": torch.ones(4, 4)})])
+    drive([message.steps({"a": torch.ones(4, 4), "b": torch.ones(4, 4)})])
     before = [message.own_state(slot) for slot in message.slots]
-    drive([message.text({"a": torch.ones(4, 4), "b": None})])
+    drive([message.steps({"a": torch.ones(4, 4), "b": None})])
     message.take_back("b")
     used, unused = (message.own_state(slot) for slot in message.slots)
     assert not torch.equal(used["inner.velocity_N"], before[0]["inner.velocity_N"])
     assert [int(fields["step_T"]) for fields in (used, unused)] == [2, 1]
     assert all(torch.equal(unused[path], tensor) for path, tensor in before[1].items())
-    drive([message.text({"a": torch.ones(4, 4), "b": torch.ones(4, 4)})])
+    drive([message.steps({"a": torch.ones(4, 4), "b": torch.ones(4, 4)})])
     assert [int(step) for step in message.state.step_T] == [3, 3]
 
 

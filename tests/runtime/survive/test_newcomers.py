@@ -311,11 +311,11 @@ def test_who_closes_first_carries_out_what_others_wait_for(store: Any) -> None:
         engine = Engine(who, num_channels=1, timeout=LIMIT, on_span=lambda span: None)
         sum_1 = torch.full((1,), rank + 1.0)
 
-        def text() -> Steps[None]:
+        def steps() -> Steps[None]:
             yield Compute("encode", lambda: rank or (begun.set(), gate.wait()))
             yield AllReduce(sum_1)
 
-        end = engine.launch(0, "message", text())
+        end = engine.launch(0, "message", steps())
         if rank:
             begun.wait()
             threading.Timer(0.2, gate.set).start()

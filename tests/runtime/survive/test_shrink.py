@@ -56,13 +56,13 @@ def die_confirming(handle: gw.Handle) -> None:
     """Dies when all ranks have all means, with nobody told."""
     store, name, others = default_store(), means_of(handle), handle.world_size - 1
 
-    def text(*_: Any) -> Any:
+    def steps(*_: Any) -> Any:
         while store.add(name, 0) < others:
             time.sleep(0.01)
         die()
         yield
 
-    handle.synchroniser.report.confirmation = text  # type: ignore[method-assign]
+    handle.synchroniser.report.confirmation = steps  # type: ignore[method-assign]
 
 
 def means_of(handle: gw.Handle) -> str:
@@ -82,7 +82,7 @@ def tell_of_means(handle: gw.Handle, *, waits: bool) -> None:
     report, routes = handle.synchroniser.report, handle.synchroniser.engine.routes
     confirmation, store, name = report.confirmation, default_store(), means_of(handle)
 
-    def text(*given: Any) -> Any:
+    def steps(*given: Any) -> Any:
         del report.confirmation  # of this one step
         store.add(name, 1)
         if waits:
@@ -92,12 +92,12 @@ def tell_of_means(handle: gw.Handle, *, waits: bool) -> None:
             if not isinstance(verb, Compute):
                 _begun[:] = [
                     verb,
-                    start(verb, routes.circles[Among.RANKS].channels[-1]),
+                    start(verb, routes.groups[Among.RANKS].channels[-1]),
                 ]
                 return
             verb.fn()
 
-    report.confirmation = text  # type: ignore[method-assign]
+    report.confirmation = steps  # type: ignore[method-assign]
 
 
 def kept_by_element(handle: gw.Handle) -> dict[tuple[str, str], torch.Tensor]:
@@ -361,13 +361,13 @@ def closes_alone(rank: int, world: int) -> float:
         join(None), num_channels=1, timeout=LIMIT, on_span=lambda span: None
     )
 
-    def text() -> Steps[None]:
+    def steps() -> Steps[None]:
         yield AllReduce(torch.zeros(1000))
 
     dist.barrier()
     seconds = 0.0
     if rank == 0:
-        engine.launch(0, "nobody answers", text())
+        engine.launch(0, "nobody answers", steps())
         engine.lose((1,), 0, "rank 1 is lost", "it was told so")
         start_s = time.monotonic()
         engine.close()

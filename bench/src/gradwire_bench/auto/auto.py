@@ -93,13 +93,13 @@ def run(
     bench: AutoBench,
     report: Report,
     *,
-    told: Callable[[str], None] = lambda line: None,
+    announce: Callable[[str], None] = lambda line: None,
     timeout_s: float = 900.0,
 ) -> tuple[list[Row], list[str]]:
     """A row for each side of each cell, and what ``auto`` said in each cell.
 
-    ``told`` hears of each cell as it ends. Raises ``TestbedUnavailable`` where links
-    cannot be shaped.
+    ``announce`` hears of each cell as it ends. Raises ``TestbedUnavailable`` where
+    links cannot be shaped.
     """
     rows: list[Row] = []
     notes: list[str] = []
@@ -122,7 +122,7 @@ def run(
             f"{model}, {_link(rate)}: {said}"
             for said in results[0]["pilot"]["decisions"]
         ]
-        told(f"{model}, {_link(rate)}: {summary(own)}")
+        announce(f"{model}, {_link(rate)}: {summary(own)}")
     return rows, notes
 
 
@@ -254,11 +254,11 @@ def run_changed(
         with shaped_hosts(
             Testbed(hosts=bench.hosts, rate_bytes_per_s=first_rate)
         ) as hosts:
-            told = _changing(hosts, bench, then_rate, report, place)
+            announce = _changing(hosts, bench, then_rate, report, place)
             program = f"{__name__}_rank"
             settings = bench.settings(model, changes=True)
             results = run_ranks(
-                hosts, program, settings, report=told, timeout_s=timeout_s
+                hosts, program, settings, report=announce, timeout_s=timeout_s
             )
         said = results[0]["pilot"]["decisions"]
         changed_at = results[0]["changed_at"]
@@ -286,9 +286,9 @@ def _changing(
 ) -> Report:
     """A report that changes the links' rate when the ranks ask for it."""
 
-    def told(fraction: float, what: str) -> None:
+    def announce(fraction: float, what: str) -> None:
         if what == CHANGE:
             hosts.change_rate(Testbed(hosts=bench.hosts, rate_bytes_per_s=rate))
         report((place + fraction) / len(bench.models), what)
 
-    return told
+    return announce

@@ -76,12 +76,14 @@ def device(
     made = bench.DeviceBench.small if where == "cpu" else bench.DeviceBench
     settings = made(**given, minutes=minutes)
 
-    def tell(row: Row) -> None:  # a run that is cut short has told what it knew
+    def announce(row: Row) -> None:  # a run that is cut short has told what it knew
         print(bench.line(row), file=sys.stderr if as_json else sys.stdout, flush=True)
 
     with progress("bench device", total=1) as advance:
         codecs = kernel.shipped(only or ())
-        rows, notes = bench.run(settings, Fractions(advance), codecs=codecs, tell=tell)
+        rows, notes = bench.run(
+            settings, Fractions(advance), codecs=codecs, announce=announce
+        )
     emit(
         "bench device",
         rows,

@@ -72,16 +72,16 @@ def auto(
         singles=tuple(single or ()),
     )
     with progress("bench auto", total=1) as advance:
-        told = Fractions(advance)
+        fractions = Fractions(advance)
         if then is None:
             rows, notes = auto_bench.run(
-                settings, told, told=partial(typer.echo, err=True)
+                settings, fractions, announce=partial(typer.echo, err=True)
             )
             notes = [*notes, auto_bench.cells_table(settings, rows)]
         else:
             first = rates[0] if rates and rates[0] else parse_rate("1gbit")
             rows, notes = auto_bench.run_changed(
-                settings, first, parse_rate(then), told
+                settings, first, parse_rate(then), fractions
             )
     title = f"{hosts} hosts, {under}, fidelity {fidelity}"
     hidden = auto_bench.CONSTANT

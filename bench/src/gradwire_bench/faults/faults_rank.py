@@ -58,7 +58,7 @@ from .accidents import (
     Accident,
 )
 from .faults_judge import Ending
-from .striking import LoopLeft, Striker, Texts
+from .striking import LoopLeft, Striker, StruckSteps
 
 _SMALL_MB = 0.004
 _PR_SET_PDEATHSIG = 1
@@ -107,7 +107,7 @@ def live(end: Connection, accident: Accident, rank: int, start: Surroundings) ->
     )
     striker = None
     if rank in accident.victims:
-        striker = Striker(accident, lambda now_s: _told(accident, end, now_s))
+        striker = Striker(accident, lambda now_s: _report(accident, end, now_s))
     error: BaseException | None = None
     try:
         _Training(accident, rank, model, striker, start).run()
@@ -127,7 +127,7 @@ def _die_with_the_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _told(accident: Accident, end: Connection, now_s: float) -> None:
+def _report(accident: Accident, end: Connection, now_s: float) -> None:
     """Tells that the fault strikes; where another process carries it out, returns once
     it has.
     """
@@ -206,9 +206,9 @@ class _Training:
         if self._kept is not None:
             first = self._resume(optimizer, handle)
         if striker is not None and accident.point == "verb":
-            texts = Texts(striker)
+            struck = StruckSteps(striker)
             for message in handle.synchroniser.messages:
-                texts.around(message)
+                struck.around(message)
         for step in range(first, NUM_STEPS):
             self._step(step, trained, optimizer, handle)
         self._at("detach")
@@ -251,9 +251,9 @@ class _Training:
             "handle": self._saved,
             "draw": self._draw.get_state(),
         }
-        draft = self._file.with_suffix(".new")
-        torch.save(kept, draft)
-        draft.replace(self._file)
+        temporary = self._file.with_suffix(".new")
+        torch.save(kept, temporary)
+        temporary.replace(self._file)
         if self._accident.kind == "resume":
             dist.barrier()  # no rank is killed before all files are there
 

@@ -143,7 +143,7 @@ class _Watched:
         if accident.kind == "kill store":
             self._store = self._begin(context, keep_store)
             self._store_end = self._ends.pop()
-            self._tell_port(self._store_end.recv(), self._ends)
+            self._send_port(self._store_end.recv(), self._ends)
 
     def _begin(self, context: Any, target: Any, *args: Any) -> Any:
         here, there = context.Pipe()
@@ -185,7 +185,7 @@ class _Watched:
         except (EOFError, ConnectionError):
             return False
         if what == "port":
-            self._tell_port(value, self._ends[1:])
+            self._send_port(value, self._ends[1:])
         elif what == "struck":
             self._struck_s[rank] = value
             self._strike(rank, value)
@@ -193,7 +193,7 @@ class _Watched:
             self._endings[rank] = value
         return bool(what != "over")
 
-    def _tell_port(self, port: int, ends: list[Connection]) -> None:
+    def _send_port(self, port: int, ends: list[Connection]) -> None:
         for other in ends:
             other.send(port)
 

@@ -1,7 +1,7 @@
 """Striking: how ``bench faults`` has a fault happen on one rank, at a verb or at a
 named point.
 
-Nothing in the runtime knows of faults. One at a verb strikes in a text around the
+Nothing in the runtime knows of faults. One at a verb strikes in steps around the
 message's own, which sees every verb before and after it is carried out. One at a named
 point strikes where the training loop is, or in the place of a function that the runtime
 calls there.
@@ -64,12 +64,12 @@ def _signal_of(kind: str) -> signal.Signals | None:
 class Striker:
     """The fault of a trial on one of its victims, which strikes once.
 
-    ``tell`` is called with the time (``time.monotonic()``) just before.
+    ``announce`` is called with the time (``time.monotonic()``) just before.
     """
 
-    def __init__(self, accident: Accident, tell: Callable[[float], None]) -> None:
+    def __init__(self, accident: Accident, announce: Callable[[float], None]) -> None:
         self.accident = accident
-        self._tell = tell
+        self._announce = announce
         self.is_over = False
 
     def __call__(self) -> None:
@@ -98,7 +98,7 @@ class Striker:
     def note(self) -> None:
         """Tells that the fault strikes now."""
         self.is_over = True
-        self._tell(time.monotonic())
+        self._announce(time.monotonic())
 
     def at(self, point: str, step: int | None = None) -> None:
         """Strikes if the fault is at this point, and in this step."""
@@ -120,8 +120,8 @@ class Striker:
         setattr(module, name, struck)
 
 
-class Texts:
-    """The texts of one rank's messages, in one of which the fault strikes at a verb."""
+class StruckSteps:
+    """The steps of one rank's messages; the fault strikes at a verb of one message."""
 
     def __init__(self, striker: Striker) -> None:
         self._striker = striker
@@ -131,19 +131,19 @@ class Texts:
         """
 
     def around(self, message: Any) -> None:
-        """Puts a text in which the fault can strike in the place of a message's own."""
-        original = message.text
+        """Replaces a message's steps by steps in which the fault can strike."""
+        original = message.steps
         index = message.index
         step = -1
 
-        def text(*args: Any, **named: Any) -> Steps[Any]:
+        def steps(*args: Any, **named: Any) -> Steps[Any]:
             nonlocal step
-            step += 1  # only now, as a text may be made and never begin
+            step += 1  # only now: steps may be made and never begin
             return (yield from self._watched(original(*args, **named), index, step))
 
-        message.text = text
+        message.steps = steps
 
-    def _watched(self, text: Steps[Any], index: int, step: int) -> Steps[Any]:
+    def _watched(self, steps: Steps[Any], index: int, step: int) -> Steps[Any]:
         target = self._target(index) if step == self._striker.accident.step else None
         place = -1
 
@@ -155,7 +155,7 @@ class Texts:
                 return (yield from self._strike(asked))
             return (yield asked)
 
-        value = yield from rewritten(text, each)
+        value = yield from rewritten(steps, each)
         if step == 0:
             self._counts[index] = place + 1
         if target is not None and not self._is_of_bytes:

@@ -57,7 +57,7 @@ from . import ahead, device_bits, kernel_peers, offload
 from .device_rank import SIDES
 
 PARTS = ("bits", "kernels", "training", "partition", "offload", "compiled")
-Tell = Callable[[Row], object]
+Announce = Callable[[Row], object]
 """Is told each row as soon as it is measured."""
 ZEN_DENSITY = 0.052
 """The density of ZEN's figure 16."""
@@ -157,7 +157,7 @@ def run(
     report: Report,
     *,
     codecs: Sequence[Compressor] = (),
-    tell: Tell = lambda row: None,
+    announce: Announce = lambda row: None,
 ) -> tuple[list[Row], list[str]]:
     """Measures all parts.
 
@@ -191,7 +191,7 @@ def run(
         report(place / len(bench.parts), part)
         for row in _all_of(part, parts[part], left, notes):
             rows.append(row)
-            tell(row)
+            announce(row)
     return rows, notes
 
 

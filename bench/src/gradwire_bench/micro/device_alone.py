@@ -159,7 +159,7 @@ def _measured(given: argparse.Namespace) -> int:
             bench,
             lambda done, what: _say(f"... {what}"),
             codecs=codecs,
-            tell=lambda row: _say(device.line(row)),
+            announce=lambda row: _say(device.line(row)),
         )
     except GradwireError as error:
         _say(f"device_alone: {error}")

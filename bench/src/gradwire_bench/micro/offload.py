@@ -103,7 +103,7 @@ class _Selection:
 
         def way() -> None:
             launch()
-            side.mark().event.synchronize()
+            side.record_event().recorded.synchronize()
 
         return way
 
@@ -118,7 +118,7 @@ class _Selection:
             offload.leave()
             offload.encode()
             self._me.ahead.clear()
-            side.mark().event.synchronize()
+            side.record_event().recorded.synchronize()
 
         return way
 

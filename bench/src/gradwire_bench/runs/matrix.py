@@ -155,12 +155,12 @@ def run(
         row = _Row(context, program, matrix.seed)
         name = program.path.stem
 
-        def told(
+        def announce(
             done: float, what: str, number: int = number, name: str = name
         ) -> None:
             report((number + done) / len(programs), f"{name}: {what}")
 
-        made[name] = program, row.cells(columns, told)
+        made[name] = program, row.cells(columns, announce)
     return made
 
 
@@ -173,7 +173,7 @@ class _Row:
         self._seed = seed
 
     def cells(
-        self, columns: Sequence[str], told: Callable[[float, str], None]
+        self, columns: Sequence[str], announce: Callable[[float, str], None]
     ) -> dict[str, Cell]:
         program = self._program
         if lacks := program.lacks:
@@ -183,14 +183,14 @@ class _Row:
         if program.num_lines > MOST_LINES:
             text = f"{program.num_lines} lines more than the native program"
             return dict.fromkeys(columns, Cell("WRONG", text))
-        told(0.0, "native")
+        announce(0.0, "native")
         native = self._twice("")
         if wrong := judge(native, None):
             text = f"the native program itself is no measure: {wrong.text}"
             return dict.fromkeys(columns, Cell("WRONG", text))
         found = {}
         for place, exchange in enumerate(columns, 1):
-            told(place / (len(columns) + 1), exchange)
+            announce(place / (len(columns) + 1), exchange)
             seen = self._twice(exchange)
             like = native[0][0].bits if exchange in EXACT else None
             found[exchange] = judge(seen, like) or _right(seen[0][0])
@@ -353,9 +353,14 @@ def markdown(found: Found) -> str:
     lines = [f"| program | {' | '.join(columns[1:])} |", f"|{' --- |' * len(columns)}"]
     lines += [f"| {' | '.join(str(value) for value in row.values())} |" for row in made]
     counted = [cell.verdict for _, cells in found.values() for cell in cells.values()]
-    told = ", ".join(f"{counted.count(one)} {one}" for one in VERDICTS)
+    reported = ", ".join(f"{counted.count(one)} {one}" for one in VERDICTS)
     return "\n".join(
-        [*lines, "", f"{len(counted)} cells: {told}.", *(f"\n{one}" for one in notes)]
+        [
+            *lines,
+            "",
+            f"{len(counted)} cells: {reported}.",
+            *(f"\n{one}" for one in notes),
+        ]
     )
 
 

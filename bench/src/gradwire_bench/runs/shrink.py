@@ -105,14 +105,14 @@ def measure(name: str, task: TrainingTask, turns: int, num_steps: int) -> list[R
     while sides["shrink"].handle.world_size < dist.get_world_size():
         sides["shrink"].step(0)
     (joined,) = sides["shrink"].handle.stats()["joined"]
-    told: list[Row] = (
+    reported: list[Row] = (
         [] if dist.get_rank() else json.loads(root_store().get("newcomer"))
     )
     return [
         *rows,
         lost,
         {"way": "others wait for a newcomer", "step_s": joined["seconds"]},
-        *told,
+        *reported,
     ]
 
 

@@ -83,12 +83,12 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     found = {}
     for index, profile in enumerate(profiles):
 
-        def told(
+        def announce(
             fraction: float, what: str, done: int = index, name: str = profile.model
         ) -> None:
             report((done + fraction) / len(profiles), f"{name}: {what}")
 
-        found[profile.model] = _measure_one(profile, settings, told)
+        found[profile.model] = _measure_one(profile, settings, announce)
     return found
 
 

@@ -105,9 +105,9 @@ def main() -> None:
 
     def report(fraction: float, what: str) -> None:
         if dist.get_rank() == 0:
-            draft = folder / "progress.new"
-            draft.write_text(f"{fraction} {what}", encoding="utf-8")
-            draft.replace(folder / "progress")
+            temporary = folder / "progress.new"
+            temporary.write_text(f"{fraction} {what}", encoding="utf-8")
+            temporary.replace(folder / "progress")
 
     timeout = (
         timedelta(seconds=settings["timeout_s"]) if "timeout_s" in settings else None

@@ -85,17 +85,17 @@ def split_period(name: str) -> tuple[str, int]:
     >>> split_period("local_steps-4bit@5"), split_period("topk")
     (('local_steps-4bit', 5), ('topk', 20))
     """
-    base, at, told = name.partition("@")
+    base, at, period = name.partition("@")
     if not at:
         return name, PERIOD
     if base not in LOCAL:
         raise invalid(
             "method", name, f"a period behind {', '.join(LOCAL)} alone", f"write {base}"
         )
-    if not told.isdecimal() or not int(told) or PERIOD % int(told):
+    if not period.isdecimal() or not int(period) or PERIOD % int(period):
         accepted = f"a number that divides {PERIOD}"
-        raise invalid("local steps", told, accepted, f"write {base}@{PERIOD // 4}")
-    return base, int(told)
+        raise invalid("local steps", period, accepted, f"write {base}@{PERIOD // 4}")
+    return base, int(period)
 
 
 def _first_values(task: TrainingTask) -> nn.Module:

@@ -139,10 +139,10 @@ def _shares(
     """A report for each of the trainings that come next."""
     for number in done:
 
-        def tell(part: float, step: str, number: int = number) -> None:
+        def announce(part: float, step: str, number: int = number) -> None:
             report((number + part) / total, f"{what}: {step}")
 
-        yield tell
+        yield announce
 
 
 def _tuned(

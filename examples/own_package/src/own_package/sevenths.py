@@ -21,7 +21,7 @@ from gradwire.dsl.language import (
 from gradwire.dsl.program import Program
 
 
-class sevenths(Program, contraction=True, error_feedback=True):
+class sevenths(Program, nonexpansive=True, error_feedback=True):
     """Rounds each element to the nearest seventh of its block's greatest magnitude."""
 
     block: int = 4096

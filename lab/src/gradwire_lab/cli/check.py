@@ -43,7 +43,7 @@ def check(
         list[str] | None,
         typer.Option(
             "--trait",
-            help="What a .compll promises: unbiased, contraction, sparse, ...",
+            help="What a .compll promises: unbiased, nonexpansive, sparse, ...",
         ),
     ] = None,
     more: Annotated[

@@ -28,7 +28,7 @@ ProgramSettings = Annotated[
 PromisedTraits = Annotated[
     list[str] | None,
     typer.Option(
-        "--trait", help="What a .compll promises: unbiased, contraction, sparse, ..."
+        "--trait", help="What a .compll promises: unbiased, nonexpansive, sparse, ..."
     ),
 ]
 More = Annotated[

@@ -63,7 +63,9 @@ class omnireduce(PushPull):
         layout = form.layout(
             form.count(entries, total), total, width, entries.values.dtype
         )
-        room = me.passing("blocks", layout.size_bytes, entries.values, torch.uint8)
+        room = me.thread_scratch(
+            "blocks", layout.size_bytes, entries.values, torch.uint8
+        )
         payload = form.encode(entries, total, room)
         return Entries(payload["indices"], payload["values"], form.block * width)
 

@@ -252,15 +252,15 @@ def _swap(
     What came makes a sum with what is held, of the ranks ``adds``; without them it
     takes its place.
     """
-    own_1 = me.told("own count", 1).fill_(held.count)
-    told_1 = me.told("told count", 1)
-    yield _verbs(peer, own_1 if sends else None, told_1 if receives else None)
+    own_1 = me.announced("own count", 1).fill_(held.count)
+    announced_1 = me.announced("announced count", 1)
+    yield _verbs(peer, own_1 if sends else None, announced_1 if receives else None)
     count = 0
     landed = None
     if receives:
         there = len(adds) - held.num_ranks if adds else me.world
         [count] = me.sizes(
-            told_1,
+            announced_1,
             [held.whole.num_units],
             unit="units",
             ranks=[peer],

@@ -4,10 +4,10 @@ Source: ZEN (Wang et al., OSDI 2025), appendix B.1, "Sparse PS with broadcast".
 Differences: the W broadcasts go at once, so that their bytes share all links; the paper
     counts them one after another. Each is a binomial tree, which is the verb's
     (``travel``). Entries are merged in rank order.
-Wire: see ``push_pull`` for the push and what is told; then rank r sends, with PULL(k) =
-    COO(k), sum over the servers s of c((r - s) mod W) * PULL(units merged at s) where
-    c(p) is how many ranks the p-th rank from the root on passes a broadcast on to:
-    ceil(log2 W) from the root itself, 0 from at least half of the ranks. No sum is
+Wire: see ``push_pull`` for the push and what is announced; then rank r sends, with
+    PULL(k) = COO(k), sum over the servers s of c((r - s) mod W) * PULL(units merged at
+    s) where c(p) is how many ranks the p-th rank from the root on passes a broadcast on
+    to: ceil(log2 W) from the root itself, 0 from at least half of the ranks. No sum is
     padded, and that of the fullest range leaves its server ceil(log2 W) times, not W -
     1. On 8 hosts at 200 Mbit, 4 M elements of which each rank has 1 %, it took 341 ms
     where ``sparse_ps`` took 364 and ``zen`` 99 (like an LSTM's, imbalance 6.8), but 191

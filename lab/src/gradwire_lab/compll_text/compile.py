@@ -16,7 +16,7 @@ language.
 ...         extract(compressed, magnitude, bits);
 ...         gradient = map(bits, signed);
 ...     }
-... ''', name="sign", contraction=True, error_feedback=True)
+... ''', name="sign", nonexpansive=True, error_feedback=True)
 >>> payload, _ = sign(block=4096).encode(None, torch.tensor([1.0, -2.0, 6.0]))
 >>> payload.size_bytes, sign(block=4096).decode(payload, torch.empty(3))
 (5, tensor([ 3., -3.,  3.]))

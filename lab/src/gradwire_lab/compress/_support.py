@@ -103,7 +103,7 @@ class SharedSupport(Exchange):
     density: float = 0.01
     traits: ClassVar[Traits] = Traits(
         layout=Layout.SPARSE,
-        contraction=True,
+        nonexpansive=True,
         error_feedback=True,
         shared_support=True,
         density_range=(1.0, 1.0),
@@ -180,9 +180,9 @@ def _take(
     values: Tensor,
 ) -> None:
     """This rank's share of the mean: values at the support, which leave the residual,
-    and a mark.
+    and a flag.
 
-    The mark, the last value, is 0, or NaN where not all that is pending is finite.
+    The flag, the last value, is 0, or NaN where not all that is pending is finite.
     """
     is_finite = pending.is_finite
     values[-1] = 0.0 if is_finite else torch.nan
@@ -200,11 +200,11 @@ def _take(
 def _deliver(support_K: Tensor, values: Tensor, out_N: Tensor) -> None:
     """Writes the mean: values at the support, zeros elsewhere.
 
-    NaN alone if some rank's mark is.
+    NaN alone if some rank's flag is.
     """
     values_K = values[:-1]
-    mark_1 = values[-1:]
-    if not bool(mark_1.isfinite()):
+    flag_1 = values[-1:]
+    if not bool(flag_1.isfinite()):
         # a host's share may hold no element of its message at the support
         out_N.fill_(torch.nan)
         return

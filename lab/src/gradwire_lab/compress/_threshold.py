@@ -105,7 +105,7 @@ def estimating(*, least: float) -> Traits:
     return Traits(
         layout=Layout.SPARSE,
         exact_size=False,
-        contraction=True,
+        nonexpansive=True,
         error_feedback=True,
         density_range=(least, _CAP),
     )

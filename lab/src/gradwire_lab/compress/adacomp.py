@@ -15,9 +15,9 @@ Default: the paper's larger bins. Bins of so many elements send too little of a
     ``block=128`` (docs/measured.md).
 Wire: level float32, indices_K int32 ascending, signs_K uint1 -> 4 + 4 * K + ceil(K / 8)
     bytes, K at most N; about 5 a bin, by the paper's compression rates.
-State: none. Contributed: what was sent. That is no contraction: a bin of small elements
-    is sent at the mean of all bins, and may be farther from its values afterwards than
-    zeros were.
+State: none. Contributed: what was sent. That is not nonexpansive: a bin of small
+    elements is sent at the mean of all bins, and may be farther from its values
+    afterwards than zeros were.
 """
 
 from __future__ import annotations

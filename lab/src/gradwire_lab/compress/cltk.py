@@ -70,7 +70,7 @@ class cltk(SharedSupport):
 
         def lead() -> None:
             if me.rank == leader:
-                values_K = me.passing("largest", count, whole_N, whole_N.dtype)
+                values_K = me.thread_scratch("largest", count, whole_N, whole_N.dtype)
                 select.topk(whole_N, support_K, values_K)
                 narrow(support_K, width, sent)
 

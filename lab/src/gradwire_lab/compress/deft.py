@@ -445,19 +445,19 @@ class deft(SharedSupport):
         delegate = int(state.step) % me.world
         width = width_of(me.world + 1)
         num_layers = len(partition.sizes)
-        told = me.scratch("owners", num_layers * width, whole_N, torch.uint8)
+        announced = me.scratch("owners", num_layers * width, whole_N, torch.uint8)
 
         def begin() -> Tensor:
             k_L = layer_k(
                 pending.norms_L, partition.sizes_L, self.kept(whole_N.numel())
             )
             if me.rank == delegate:
-                narrow(owners(partition, k_L, me.world, delegate), width, told)
+                narrow(owners(partition, k_L, me.world, delegate), width, announced)
             return k_L
 
         def accept() -> Allocation:
             owners_L = me.scratch("owner", num_layers, whole_N, torch.int32)
-            return Allocation(partition, widen(told, width, owners_L), me.world)
+            return Allocation(partition, widen(announced, width, owners_L), me.world)
 
         def even() -> Tensor:
             """Each layer's k where all have one density, for predictions."""
@@ -470,7 +470,7 @@ class deft(SharedSupport):
             )
 
         k_L = yield me.sized("encode", begin, num_layers, even)
-        yield Broadcast(delegate, told)
+        yield Broadcast(delegate, announced)
         allocation = yield me.sized("encode", accept, num_layers, usual)
         support_K, num_own = yield from _united(me, allocation, k_L, whole_N)
         return SelectedSupport(support_K, num_own, DeftState(partition, state.step + 1))
@@ -486,10 +486,12 @@ def _united(
     width = width_of(max(allocation.part_sizes))
     counts = [int(k_L[layers].sum()) for layers in allocation.layers]
     own_1 = me.scratch("own size", 1, whole_N, torch.int32).fill_(counts[me.rank])
-    told_W = me.scratch("told sizes", me.world, whole_N, torch.int32)
-    yield AllGather(told_W, own_1)
-    told = me.sizes(told_W, allocation.part_sizes, unit="indices", usual=counts)
-    sizes = [width * count for count in told]
+    announced_W = me.scratch("announced sizes", me.world, whole_N, torch.int32)
+    yield AllGather(announced_W, own_1)
+    announced = me.sizes(
+        announced_W, allocation.part_sizes, unit="indices", usual=counts
+    )
+    sizes = [width * count for count in announced]
     own = me.scratch("own", max(sizes), whole_N, torch.uint8, varies=True)
     gathered = me.scratch(
         "gathered", me.world * max(sizes), whole_N, torch.uint8, varies=True

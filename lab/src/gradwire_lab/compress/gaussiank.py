@@ -61,10 +61,10 @@ class gaussiank(Estimated):
         mean, variance = seen.signed
         tried = [abs(mean) + NormalDist().inv_cdf(1 - share / 2) * sqrt(variance)]
         while len(tried) < _NUM_TRIES:
-            passing = seen.num_reaching(tried[-1])
-            if passing < 2 / 3 * num_asked:
+            num_passing = seen.num_reaching(tried[-1])
+            if num_passing < 2 / 3 * num_asked:
                 tried.append(0.5 * tried[-1])
-            elif passing > 4 / 3 * num_asked:
+            elif num_passing > 4 / 3 * num_asked:
                 tried.append(1.5 * tried[-1])
             else:
                 break

@@ -42,7 +42,7 @@ class graddrop(
     Program,
     layout=Layout.SPARSE,
     exact_size=False,
-    contraction=True,
+    nonexpansive=True,
     error_feedback=True,
     density_range=(0.5, 2.0),
 ):

@@ -58,7 +58,7 @@ class hardthreshold(Reaching):
     threshold: float = 0.01
     max_density: float = 0.5
     traits: ClassVar[Traits] = Traits(
-        layout=Layout.SPARSE, exact_size=False, contraction=True, error_feedback=True
+        layout=Layout.SPARSE, exact_size=False, nonexpansive=True, error_feedback=True
     )
 
     def __post_init__(self) -> None:

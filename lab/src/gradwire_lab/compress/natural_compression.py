@@ -4,8 +4,9 @@ Source: Horvath, Ho, Horvath, Sahu, Canini, Richtarik, arXiv 1905.10988 (Natural
     Compression for Distributed Deep Learning): sign and exponent are sent. The nearer
     power is the likelier one, so that the mean is the element; the variance is at most
     an eighth of the square.
-Differences: what is below 2**-126 is sent as 0. From 2**127 on elements are rounded
-    down, as the next power is infinity; infinity and NaN are sent as infinity.
+Differences: what is below 2**-126 is sent as 0, so it is not unbiased there. Rounding
+    it up at times would be no contraction. From 2**127 on elements are rounded down, as
+    the next power is infinity; infinity and NaN are sent as infinity.
 Wire: signs_N in 1 bit, exponents_N uint8 (n + 127 for 2**n; 0 for 0) -> ceil(N / 8) + N
 bytes.
 State: (stream, step) of the random numbers. Contributed: the decoded gradient.
@@ -31,7 +32,9 @@ from gradwire.dsl.program import Program
 from ..library.exponent import LEAST, MOST, exp2, exponent
 
 
-class natural_compression(Program, unbiased=True, contraction=True):
+class natural_compression(
+    Program, unbiased=True, unbiased_from=2.0**-126, nonexpansive=True
+):
     """Nine bits an element, whatever the others are: a sign and a power of two.
 
     No scale is shared, so a block of large elements takes nothing from small ones.

@@ -104,10 +104,10 @@ def _halving(seen: Magnitudes, num_asked: int, cap: float) -> float:
         low = 0.0
     while seen.between(low, high):
         middle = low + (high - low) / 2
-        passing = seen.num_reaching(middle)
-        if num_asked <= passing <= cap * num_asked:
+        num_passing = seen.num_reaching(middle)
+        if num_asked <= num_passing <= cap * num_asked:
             return middle
-        low, high = (middle, high) if passing > num_asked else (low, middle)
+        low, high = (middle, high) if num_passing > num_asked else (low, middle)
     return low
 
 

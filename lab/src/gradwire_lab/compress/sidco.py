@@ -78,16 +78,16 @@ class sidco(Estimated):
         than k pass.
         """
         reached = 0.0
-        passing = seen.num_elements
+        num_passing = seen.num_elements
         while True:
-            share = num_asked / passing
+            share = num_asked / num_passing
             yield reached + self._excess(seen, reached, share)
             if share >= _STAGE_SHARE:
                 return
             reached += self._excess(seen, reached, _STAGE_SHARE)
-            before = passing
-            passing = seen.num_reaching(reached)
-            if not num_asked < passing < before:
+            before = num_passing
+            num_passing = seen.num_reaching(reached)
+            if not num_asked < num_passing < before:
                 return
 
     def _excess(self, seen: Magnitudes, reached: float, share: float) -> float:

@@ -36,7 +36,7 @@ from gradwire.dsl.language import (
 from gradwire.dsl.program import Program
 
 
-class tbq(Program, contraction=True, error_feedback=True):
+class tbq(Program, nonexpansive=True, error_feedback=True):
     """Two bits an element: whether it reaches ``threshold``, and on which side.
 
     Args:

@@ -47,7 +47,7 @@ class threelc(
     Program,
     layout=Layout.PACKED,
     exact_size=False,
-    contraction=True,
+    nonexpansive=True,
     error_feedback=True,
 ):
     """-1, 0 or 1 times ``sparsity`` times the largest magnitude of a block: the nearest

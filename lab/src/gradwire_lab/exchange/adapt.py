@@ -172,10 +172,10 @@ class Adapted(Chooser):
         tensors = torch.split(whole_N, [*state.sizes])
         norms = [torch.linalg.vector_norm(one, dtype=torch.float64) for one in tensors]
         squares_T = torch.stack(norms).square()
-        told = torch.cat([own_TL, squares_T[:, None]], 1)
-        yield AllReduce(told.view(-1))
-        is_sound = bool(told.isfinite().all())
-        for place, row in zip(state.places, told, strict=True):
+        announced = torch.cat([own_TL, squares_T[:, None]], 1)
+        yield AllReduce(announced.view(-1))
+        is_sound = bool(announced.isfinite().all())
+        for place, row in zip(state.places, announced, strict=True):
             state.lost_T[place].copy_(row if is_sound else torch.zeros(()))
 
     def choose_together(self, states: Sequence[State]) -> None:

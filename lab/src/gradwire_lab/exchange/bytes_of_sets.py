@@ -46,8 +46,8 @@ def bytes_of(
                 coo().layout(k, spec.numel, codec.width, dtype).slot_bytes
                 for k in counts
             )
-            told = 0 if codec.traits.exact_size else SIZE_BYTES
-            return [(world - 1) * (told + slot)] * world
+            announced = 0 if codec.traits.exact_size else SIZE_BYTES
+            return [(world - 1) * (announced + slot)] * world
         case sparcml():
             return _doubled(scheme, codec, spec, taken)
         case PushPull():
@@ -71,11 +71,11 @@ def _pushed_and_pulled(
 ) -> list[int]:
     (pushed_WW, pulled_W) = _payloads(scheme, codec, spec, taken)
     world = len(taken)
-    told = (world - 1) * SIZE_BYTES * (1 + len(MergeCounts._fields))
+    announced = (world - 1) * SIZE_BYTES * (1 + len(MergeCounts._fields))
     slots = [one.slot_bytes for one in pulled_W]
     is_broadcast = isinstance(scheme, sparse_ps_broadcast)
     return [
-        told
+        announced
         + (broadcast_bytes(slots, rank) if is_broadcast else (world - 1) * max(slots))
         + sum(one.slot_bytes for to, one in enumerate(own) if to != rank)
         for rank, own in enumerate(pushed_WW)

@@ -185,12 +185,12 @@ class PairLadder(Ladder):
 
     @classmethod
     def of(cls, pair: Pair) -> PairLadder:
-        """The rungs of a pair: where it is a contraction, those that are one too."""
+        """The rungs of a pair: where it is nonexpansive, the rungs that are so too."""
         own = pair.codec
         rungs = [
             codec
             for codec in rungs_of(own)
-            if codec.traits.contraction or not own.traits.contraction
+            if codec.traits.nonexpansive or not own.traits.nonexpansive
         ]
         return cls(pair, tuple(rungs))
 

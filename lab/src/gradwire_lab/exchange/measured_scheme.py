@@ -1,7 +1,7 @@
 """A sparse scheme that is measured for: the first steps show what ranks take, then one
 is chosen.
 
-In its first steps the inner pair carries the gradient, and ranks tell each other how
+In its first steps the inner pair carries the gradient, and ranks announce how
 many units they took. With how many units the mean had, that is all that the schemes'
 formulas ask for. From then on the scheme that is fastest by them carries what the same
 compressor selects.
@@ -34,7 +34,7 @@ from torch import Tensor
 from gradwire.collective.steps.ordered_sums import num_entries, value_dtype
 from gradwire.contract import Compressor, Exchange, Layout, Member, State
 from gradwire.contract.bounds import check_whole
-from gradwire.contract.member import tell_count
+from gradwire.contract.member import announce_count
 from gradwire.contract.registry import load
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import Steps
@@ -112,7 +112,7 @@ class MeasuredScheme(Wrapper):
         total = num_units(grad_N.numel(), width)
         own = 0 if taken is None else num_units(taken.selected, width)
         merged = 0 if taken is None else num_units(taken.arrived, width)
-        counts = yield from tell_count(me, own, total)
+        counts = yield from announce_count(me, own, total)
         step = [1.0, max(counts) / max(1, total), merged / max(1, total)]
         noted = noted + torch.tensor(step, dtype=torch.float64)
         for one in noted_T:

@@ -51,10 +51,10 @@ def _by_copies(
     encoder: TensorEncoder, me: Member, state: State, place: int, grad_N: Tensor
 ) -> None:
     """Encodes a tensor from a copy, and goes on with a copy of what was made of it."""
-    text = encoder.encode_on_host(me, state, place, grad_N)
-    made = text.send(tuple(one.clone() for one in next(text)))
+    steps = encoder.encode_on_host(me, state, place, grad_N)
+    made = steps.send(tuple(one.clone() for one in next(steps)))
     with suppress(StopIteration):
-        text.send(tuple(one.clone() for one in made))
+        steps.send(tuple(one.clone() for one in made))
         must(False, "it asks for a third copy")
 
 
@@ -84,11 +84,11 @@ def _steps(
         if encode is not None:
             for me, state, grad_N in zip(members, states, grads, strict=True):
                 _encode_some(exchange, case, draw, (me, state, grad_N), encode)
-        texts = [
+        all_steps = [
             exchange.synchronise(me, state, grad_N, grad_N)
             for me, state, grad_N in zip(members, states, grads, strict=True)
         ]
-        states = drive(texts, seed=case.seed).results
+        states = drive(all_steps, seed=case.seed).results
         must(
             not any(me.ahead for me in members), "what was encoded ahead was not taken"
         )

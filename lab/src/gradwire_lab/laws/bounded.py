@@ -33,8 +33,8 @@ def law_residuals_stay_bounded(exchange: Exchange, case: Case) -> bool:
     """Over 400 steps of gradients what is kept levels off, as everything is sent in the
     end.
 
-    A contraction on every vector that loses the same elements each time keeps more and
-    more.
+    An encoder that is nonexpansive on every vector and loses the same elements each
+    time keeps more and more.
 
     To do: let every element that is kept be sent at some time, the larger the sooner.
     """
@@ -45,14 +45,14 @@ def law_residuals_stay_bounded(exchange: Exchange, case: Case) -> bool:
     members = case.members()
     norms: list[float] = []
     for number in range(NUM_STEPS):
-        texts = [
+        all_steps = [
             kept.synchronise(me, state, grad_N, grad_N)
             for me, state, grad_N in zip(
                 members, states, case.grads(number), strict=True
             )
         ]
         states = drive(
-            texts, seed=number, ranks_per_host=exchange.ranks_per_host
+            all_steps, seed=number, ranks_per_host=exchange.ranks_per_host
         ).results
         norms.append(
             float(torch.stack([kept_of(state, case.numel) for state in states]).norm())
@@ -113,8 +113,10 @@ def law_means_follow_the_dense_mean(exchange: Exchange, case: Case) -> None:
             loss = max(loss, _loss(exchange, case, grads))
         outs = [torch.full_like(grad_N, 3.0) for grad_N in grads]
         given = zip(members, states, grads, outs, strict=True)
-        texts = [tried.synchronise(*one) for one in given]
-        states = drive(texts, seed=step, ranks_per_host=exchange.ranks_per_host).results
+        all_steps = [tried.synchronise(*one) for one in given]
+        states = drive(
+            all_steps, seed=step, ranks_per_host=exchange.ranks_per_host
+        ).results
         for rank, out_N in enumerate(outs):
             must(
                 same_bits(out_N, outs[0]),

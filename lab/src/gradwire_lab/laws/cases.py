@@ -46,11 +46,11 @@ class Case:
         return TensorSpec("gradient", self.numel, self.dtype, shapes=shapes)
 
     def members(self) -> list[Member]:
-        """Every rank's part in a message, whose turn is not the first: the seed chooses
-        it.
+        """Every rank's part in a message; the seed chooses the message's
+        order.
         """
         return [
-            Member(rank, self.world, turn=1 + self.seed) for rank in range(self.world)
+            Member(rank, self.world, order=1 + self.seed) for rank in range(self.world)
         ]
 
     def states(self, exchange: Exchange) -> list[State]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from gradwire.contract import Exchange, Member, State
 from gradwire.contract.verbs import AllToAll, Compute, Steps, Verb, rewritten
 from gradwire.errors import Deadlock, InvalidSetting, LawBroken
-from gradwire.exchange.by_name import texts
+from gradwire.exchange.by_name import steps_of_all
 from gradwire.exchange.local import Outcome, drive
 from gradwire.exchange.pair import Pair
 
@@ -30,7 +30,7 @@ def _driven(
     seed: int,
     states: list[State] | None = None,
 ) -> Outcome[Any]:
-    made = texts(exchange, grads, states)
+    made = steps_of_all(exchange, grads, states)
     return drive(made, seed=seed, ranks_per_host=exchange.ranks_per_host)
 
 
@@ -170,8 +170,8 @@ class Undefined(Member):
     def scratch(self, *args: Any, **kwargs: Any) -> Tensor:
         return _spoilt(super().scratch(*args, **kwargs))
 
-    def passing(self, *args: Any) -> Tensor:
-        return _spoilt(super().passing(*args))
+    def thread_scratch(self, *args: Any) -> Tensor:
+        return _spoilt(super().thread_scratch(*args))
 
 
 def _spoilt(buffer: Tensor) -> Tensor:
@@ -249,8 +249,8 @@ def _verbs(exchange: Exchange, case: Case, grads: list[Tensor]) -> list[list[Any
     """
     exact = _is_exact(exchange, case)
     logs: list[list[Any]] = [[] for _ in grads]
-    own = texts(exchange, grads, case.states(exchange))
-    steps = [_recorded(text, log, exact) for text, log in zip(own, logs, strict=True)]
+    own = steps_of_all(exchange, grads, case.states(exchange))
+    steps = [_recorded(steps, log, exact) for steps, log in zip(own, logs, strict=True)]
     try:
         drive(steps, seed=case.seed, ranks_per_host=exchange.ranks_per_host)
     except (Deadlock, InvalidSetting, LawBroken) as error:
@@ -260,15 +260,15 @@ def _verbs(exchange: Exchange, case: Case, grads: list[Tensor]) -> list[list[Any
     return logs
 
 
-def _recorded(text: Steps[Any], log: list[Any], exact: bool) -> Steps[Any]:
-    """The same text; notes what it yields."""
+def _recorded(steps: Steps[Any], log: list[Any], exact: bool) -> Steps[Any]:
+    """The same steps; notes what they yield."""
 
     def each(asked: Any) -> Steps[Any]:
         verbs = asked if isinstance(asked, tuple) else (asked,)
         log.append(tuple(_sketch(verb, exact) for verb in verbs))
         return (yield asked)
 
-    return rewritten(text, each)
+    return rewritten(steps, each)
 
 
 def _sketch(verb: Verb, exact: bool) -> tuple[Any, ...]:

@@ -123,13 +123,13 @@ def law_lossless_means_bit_equal(codec: Compressor, grad_N: Tensor) -> bool:
     return True
 
 
-def law_contraction(codec: Compressor, grad_N: Tensor) -> bool:
+def law_nonexpansive(codec: Compressor, grad_N: Tensor) -> bool:
     """||x - decode(encode(x))|| <= ||x||, for gradients within the wire dtype's range.
 
     To do: send magnitudes that are not too large, such as means of what they stand for,
-    or do not declare contraction=True.
+    or do not declare nonexpansive=True.
     """
-    if not codec.traits.contraction or not tame(grad_N):
+    if not codec.traits.nonexpansive or not tame(grad_N):
         return False
     whole_N = grad_N.double()
     left = float((whole_N - decoded_of(codec, grad_N, torch.float64)).norm())
@@ -141,10 +141,6 @@ def law_contraction(codec: Compressor, grad_N: Tensor) -> bool:
     return True
 
 
-_LEVELS = 2**8
-"""The most levels of an unbiased compressor's scale, which must be a normal float32."""
-
-
 def law_unbiased(codec: Compressor, grad_N: Tensor) -> bool:
     """The mean of decode(encode(x)) over n steps nears x, element by element.
 
@@ -153,17 +149,16 @@ def law_unbiased(codec: Compressor, grad_N: Tensor) -> bool:
     (The empirical Bernstein bound: Maurer and Pontil, COLT 2009, theorem 4, at odds of
     3e-8.)
 
-    A gradient of which no element is a normal float32 is left out: its scale has no
-    inverse, so nothing is sent.
+    Elements below the trait ``unbiased_from`` may be lost. Others are met to the least
+    float32, whatever their scale.
 
     To do: round at random with the right odds, draw anew in each step, divide what is
-    dropped at random by its odds; or do not declare unbiased=True.
+    dropped at random by its odds; multiply tiny elements and their scale by a power of
+    two before you divide them; or do not declare unbiased=True, or declare it from a
+    magnitude on, by unbiased_from.
     """
     says_more = codec.traits.lossless  # bit equality does, in one step
     if not codec.traits.unbiased or says_more or not tame(grad_N) or not grad_N.numel():
-        return False
-    least = _LEVELS * torch.finfo(torch.float32).tiny
-    if 0 < largest(grad_N) < least:
         return False
     num_steps = 400
     state = codec.init(spec_alone(grad_N))
@@ -178,8 +173,11 @@ def law_unbiased(codec: Compressor, grad_N: Tensor) -> bool:
     # nothing was drawn: all it could have moved in
     range_ = moved or 2 * largest(decoded_SN)
     error_N = decoded_SN.std(0) / num_steps**0.5
-    rounding = 8 * torch.finfo(torch.float32).eps * largest(grad_N, decoded_SN)
-    allowed_N = 6 * error_N + 42 / num_steps * range_ + rounding
+    float32 = torch.finfo(torch.float32)
+    rounding = float32.eps * (8 * largest(grad_N, decoded_SN) + float32.tiny)
+    size_N = grad_N.double().abs()
+    lost_N = size_N.where(size_N < codec.traits.unbiased_from, 0.0)
+    allowed_N = 6 * error_N + 42 / num_steps * range_ + rounding + lost_N
     off_N = (decoded_SN.mean(0) - grad_N).abs()
     worst = int((off_N - allowed_N).argmax())
     must(

@@ -160,13 +160,13 @@ def _taken(algorithm: Any, density: float, grad_N: Tensor) -> int:
         payload, _ = algorithm.encode(algorithm.init(spec), grad_N)
         return int(algorithm.entries(payload)[0].numel())
     members = [Member(rank, WORLD) for rank in range(WORLD)]
-    texts = [
+    all_steps = [
         algorithm.synchronise(
             me, algorithm.init(spec, WORLD), grad_N, torch.empty_like(grad_N)
         )
         for me in members
     ]
-    drive(texts, seed=0)
+    drive(all_steps, seed=0)
     selection = members[0].selection
     if selection is None:
         raise LawBroken("the exchange does not say how many elements it selected")

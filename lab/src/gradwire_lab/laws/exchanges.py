@@ -297,12 +297,12 @@ def law_an_undone_step_leaves_no_trace(exchange: Exchange, case: Case) -> bool:
             before = clone_state(tuple(states))
             if step == 1:
                 grads[-1][case.numel // 2] = torch.inf
-            texts = [
+            all_steps = [
                 kept.synchronise(*own)
                 for own in zip(members, states, grads, grads, strict=True)
             ]
             states = drive(
-                texts, seed=step, ranks_per_host=exchange.ranks_per_host
+                all_steps, seed=step, ranks_per_host=exchange.ranks_per_host
             ).results
             if step == 1:
                 states = [*before]

@@ -163,7 +163,7 @@ def _wide(kind: str, normal_N: Tensor, draw: torch.Generator) -> Tensor:
             outlier_N[len(outlier_N) // 3 :][:1] = LARGEST / 2
             return outlier_N
         case _:
-            return normal_N * uniform_N
+            return normal_N * 2.0 ** (-4 - 16 * uniform_N)
 
 
 def _spoiled(kind: str, grad_N: Tensor, spot: int) -> Tensor:

@@ -102,12 +102,12 @@ def law_what_is_kept_does_not_grow_by_itself(exchange: Exchange, case: Case) -> 
     """After 60 steps of gradients, 60 of zeros deliver what was kept, or leave it as it
     is.
 
-    A loss that comes back larger than it was, through an encoder that is no contraction
-    or through one after another, grows in every step. Between ranks what is kept may
-    move: W times at most.
+    A loss that comes back larger than it was, through an encoder that is not
+    nonexpansive or through one after another, grows in every step. Between ranks what
+    is kept may move: W times at most.
 
     To do: add what is kept to the next gradient once, on one rank; declare
-    contraction=True and error_feedback=True only of what never loses more than it was
+    nonexpansive=True and error_feedback=True only of what never loses more than it was
     given.
     """
     if feedback_refusal(exchange) is not None:
@@ -117,12 +117,12 @@ def law_what_is_kept_does_not_grow_by_itself(exchange: Exchange, case: Case) -> 
     members = case.members()
 
     def step(grads: list[Tensor]) -> float:
-        texts = [
+        all_steps = [
             kept.synchronise(me, state, grad_N, grad_N)
             for me, state, grad_N in zip(members, states, grads, strict=True)
         ]
         hosts = exchange.ranks_per_host
-        states[:] = drive(texts, seed=case.seed, ranks_per_host=hosts).results
+        states[:] = drive(all_steps, seed=case.seed, ranks_per_host=hosts).results
         return float(
             torch.stack([kept_of(state, case.numel) for state in states]).norm()
         )

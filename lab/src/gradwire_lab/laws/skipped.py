@@ -44,7 +44,7 @@ class Job:
             (name, torch.zeros(shape, dtype=case.dtype)) for name, shape in shapes
         ]
         ranges = [ParamRange.whole(*one) for one in params]
-        placement = Placement(turn=1 + case.seed)
+        placement = Placement(order=1 + case.seed)
         self.messages = [
             Message(0, ranges, exchange, rank, case.world, placement)
             for rank in range(case.world)
@@ -67,7 +67,7 @@ class Job:
             message.begin_step(looks=True, confirms=False)
             parts = zip(self.names, self.ranges, self.case.spec.shapes, strict=True)
             steps.append(
-                message.text(
+                message.steps(
                     {name: grad_N[a:b].view(shape) for name, (a, b), shape in parts}
                 )
             )

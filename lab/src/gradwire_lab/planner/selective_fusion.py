@@ -184,7 +184,7 @@ def _dense(profile: Profile, cluster: Cluster) -> Plan:
     too. Gradients of 16 bits are counted as if they had 32.
     """
     line = cluster.line("all_reduce")
-    cost = SparseCost(density=0.5, encode=NOTHING, gather=line, tells_sizes=False)
+    cost = SparseCost(density=0.5, encode=NOTHING, gather=line, announces_sizes=False)
     messages = (
         PlannedMessage(chunks=chunks_in(group))
         for group in best_fusion(arrivals(profile), cost)

@@ -136,7 +136,7 @@ class Judgement:
         """The rate at which the answer would be another one."""
         best = self.survey.compressed
         own = self.cluster.rate_bytes_per_s
-        if best is None or not self.cluster.tells_rate:
+        if best is None or not self.cluster.has_rate:
             return
         paying = pays(best.seconds, self.survey.dense.seconds)
         rate = _turning_rate(self.cluster, self.pays_at, is_paying=paying)

@@ -281,7 +281,7 @@ def _helps(plan: Plan, profile: Profile, cluster: Cluster) -> Iterator[str]:
     """
     if plan.planner not in names("planner") or cluster.num_ranks == 1:
         return
-    if not cluster.tells_rate:
+    if not cluster.has_rate:
         yield (
             "What it gains at other rates is not told: the measured all-reduce takes "
             "no longer for more bytes."

@@ -325,11 +325,11 @@ class _Ranks:
             return own_K[None]
         all_WK = torch.zeros(self.world * own_K.numel(), dtype=own_K.dtype)
 
-        def text() -> Steps[Tensor]:
+        def steps() -> Steps[Tensor]:
             yield AllGather(all_WK, own_K)
             return all_WK.view(self.world, -1)
 
-        end = self._engine.launch(0, "zeros", text(), CONTROL)
+        end = self._engine.launch(0, "zeros", steps(), CONTROL)
         self._engine.wait([end])
         found: Tensor = end.result
         return found

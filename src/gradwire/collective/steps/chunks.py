@@ -120,7 +120,7 @@ def check_partitions(partitions: int | None) -> None:
 
 def first_server(me: Member, partitions: int | None) -> int:
     """The rank that serves a message's first partition, after the last message's."""
-    return 0 if partitions is None else me.turn * partitions % me.world
+    return 0 if partitions is None else me.order * partitions % me.world
 
 
 def rotated(items: tuple[T, ...], by: int) -> tuple[T, ...]:

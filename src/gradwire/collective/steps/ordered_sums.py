@@ -86,7 +86,7 @@ def decoded(
     """
     counts = [message.payload["values"].numel() // width for message in messages]
     like = messages[0].payload["values"]
-    rooms = split(me.passing("decoded", sum(counts), like, torch.int32), counts)
+    rooms = split(me.thread_scratch("decoded", sum(counts), like, torch.int32), counts)
     return [
         form.decode(payload, length, width, room=room)
         for (form, payload), length, room in zip(messages, lengths, rooms, strict=True)
@@ -105,7 +105,7 @@ def cleared(
         indices_K, _ = codec.entries(all_of)
         size = indices_K.numel() * codec.width
         if size * _LINE < out_N.numel():
-            zeros = me.passing("zeros", size, out_N, out_N.dtype).zero_()
+            zeros = me.thread_scratch("zeros", size, out_N, out_N.dtype).zero_()
             part = Part(num_units(out_N.numel(), codec.width))
             scatter_entries(Entries(indices_K, zeros, codec.width), part, out_N)
             return

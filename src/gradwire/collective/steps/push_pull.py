@@ -35,7 +35,7 @@ from ...contract import (
     State,
 )
 from ...contract.collective import Collective, Needs
-from ...contract.member import told_each
+from ...contract.member import announced_each
 from ...contract.payload import Format, Payload
 from ...contract.spec import TensorSpec, working_dtype
 from ...contract.verbs import AllGather, Compute, Steps, Verb
@@ -158,10 +158,10 @@ def push(
     ``beside`` is done while the network is busy. ``like`` is on the device of the
     payloads.
     """
-    told_W = yield from told_each(me, counts)
+    announced_W = yield from announced_each(me, counts)
     usual = [counts[me.rank]] * me.world
-    told = me.sizes(told_W, [limit] * me.world, unit="units", usual=usual)
-    forms = [form_of(count) for count in told]
+    announced = me.sizes(announced_W, [limit] * me.world, unit="units", usual=usual)
+    forms = [form_of(count) for count in announced]
     slots = [layout.slot_bytes for _, layout in forms]
     arrived = split(
         me.scratch("arrived", sum(slots), like, torch.uint8, varies=True), slots
@@ -178,11 +178,11 @@ def push(
 
 
 _NUM_COUNTS = 4
-"""Numbers that a rank tells all others when it has merged: see ``MergeCounts``."""
+"""Numbers that a rank announces when it has merged: see ``MergeCounts``."""
 
 
 class MergeCounts(NamedTuple):
-    """The numbers that a rank tells all others when it has merged its part."""
+    """The numbers that a rank announces when it has merged its part."""
 
     merged: int
     """The number of units in this rank's part of the mean."""
@@ -278,12 +278,12 @@ class PushPull(Collective):
         arrived = yield from push(
             me, sent, counts, form_of, most, beside=clear, like=out_N
         )
-        sums, told = yield from self.merge(me, cut, arrived, counts, usual, out_N)
+        sums, announced = yield from self.merge(me, cut, arrived, counts, usual, out_N)
 
         def put(rank: int, entries: Entries) -> None:
             scatter_entries(entries, cut.parts[rank], out_N)
 
-        yield from self.pull(me, cut, sums, told, out_N, put)
+        yield from self.pull(me, cut, sums, announced, out_N, put)
         return state
 
     def _partition(
@@ -303,10 +303,10 @@ class PushPull(Collective):
         self, me: Member, cut: Cut, units: Entries
     ) -> tuple[list[Tensor], list[int]]:
         """The slot for each server, and how many of the units each holds."""
-        places_K = me.passing("places", units.num, units.values, torch.int32)
+        places_K = me.thread_scratch("places", units.num, units.values, torch.int32)
         size = units.values.numel()
         dtype = units.values.dtype
-        values = me.passing("values", size, units.values, dtype)
+        values = me.thread_scratch("values", size, units.values, dtype)
         parts = partition(
             units,
             cut.num_units,
@@ -345,7 +345,7 @@ class PushPull(Collective):
     ) -> Steps[tuple[Entries | None, list[MergeCounts]]]:
         """Adds up, in rank order, what arrived.
 
-        Returns the sums and what every rank told.
+        Returns the sums and what every rank announced.
         """
         length = cut.parts[me.rank].length
 
@@ -363,44 +363,47 @@ class PushPull(Collective):
         sums, own = yield me.sized(
             "merge", merge, cut.numel, lambda: (None, usually[0])
         )
-        own_T = me.told("own told", _NUM_COUNTS).copy_(torch.tensor(own, device="cpu"))
-        told_WT = me.told("told", _NUM_COUNTS * me.world)
-        yield AllGather(told_WT, own_T)
+        own_T = me.announced("own announced", _NUM_COUNTS).copy_(
+            torch.tensor(own, device="cpu")
+        )
+        announced_WT = me.announced("announced", _NUM_COUNTS * me.world)
+        yield AllGather(announced_WT, own_T)
         limits = [
             n
             for part in cut.parts
             for n in (part.length, part.length * cut.width, *_UNLIMITED)
         ]
         flat = me.sizes(
-            told_WT,
+            announced_WT,
             limits,
             unit="units",
             ranks=[rank for rank in range(me.world) for _ in range(_NUM_COUNTS)],
             usual=[number for one in usually for number in one],
         )
-        told = [
+        announced = [
             MergeCounts(*flat[i : i + _NUM_COUNTS])
             for i in range(0, len(flat), _NUM_COUNTS)
         ]
-        _note(me, cut, told)
-        return sums, told
+        _note(me, cut, announced)
+        return sums, announced
 
     def pull(
         self,
         me: Member,
         cut: Cut,
         sums: Entries | None,
-        told: list[MergeCounts],
+        announced: list[MergeCounts],
         like: Tensor,
         put: Callable[[int, Entries], None],
     ) -> Steps[None]:
         """Writes the own sums for all others, and calls ``put`` for each rank's."""
         forms = [
-            self.pull_format(cut, rank, one.merged) for rank, one in enumerate(told)
+            self.pull_format(cut, rank, one.merged)
+            for rank, one in enumerate(announced)
         ]
         layouts = [
             cut.pulled(form, rank, one.merged)
-            for rank, (form, one) in enumerate(zip(forms, told, strict=True))
+            for rank, (form, one) in enumerate(zip(forms, announced, strict=True))
         ]
         own, received, verbs = self.delivery(
             me, [layout.slot_bytes for layout in layouts], like
@@ -468,12 +471,12 @@ _UNLIMITED = (2**62, 2**62)
 """Limits of ``pushed`` and ``most``, which are for statistics, not for memory."""
 
 
-def _note(me: Member, cut: Cut, told: Sequence[MergeCounts]) -> None:
+def _note(me: Member, cut: Cut, announced: Sequence[MergeCounts]) -> None:
     """Keeps this step's spread of entries (definition 8) and arrived elements."""
-    union = sum(one.merged for one in told)
-    push = max(one.most / max(1, one.pushed) for one in told)
-    pull = max(one.merged for one in told) / max(1, union)
+    union = sum(one.merged for one in announced)
+    push = max(one.most / max(1, one.pushed) for one in announced)
+    pull = max(one.merged for one in announced) / max(1, union)
     me.imbalance = Imbalance(me.world * push, me.world * pull)
     if me.selection is not None:
-        arrived = min(sum(one.arrived for one in told), cut.numel)
+        arrived = min(sum(one.arrived for one in announced), cut.numel)
         me.selection = me.selection._replace(arrived=arrived)

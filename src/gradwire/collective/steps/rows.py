@@ -8,9 +8,9 @@ All give the same bits. A row that some rank has, be it all zeros, is in the mea
 
 Source: what DDP does with sparse gradients (all-gather of indices and values); ZEN
     (OSDI 2025), section 4, for embeddings.
-Differences: row counts are told first, and the way follows from them. Gathered rows are
-    padded to the largest count, so every rank may have touched another number of rows,
-    or none.
+Differences: row counts are announced first, and the way follows from them. Gathered
+    rows are padded to the largest count, so every rank may have touched another number
+    of rows, or none.
 Wire: 8 (W-1) bytes for counts; gathered, then (W-1) * COO(max rows) a rank, 4 bytes and
     its values for each row; served, what the collective sends of units that are rows
     (its pulls never dense).
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ...contract import Member
 from ...contract.collective import Collective
-from ...contract.member import tell_count
+from ...contract.member import announce_count
 from ...contract.payload import Payload
 from ...contract.spec import working_dtype
 from ...contract.verbs import Compute, Steps
@@ -49,7 +49,7 @@ def average_rows(
     on all of them.
     """
     rows_R, values_RC = rows
-    counts = yield from tell_count(me, rows_R.numel(), num_rows, unit="rows")
+    counts = yield from announce_count(me, rows_R.numel(), num_rows, unit="rows")
     me.way = me.imbalance = None
     if max(counts) == 0:
         return rows
@@ -108,14 +108,14 @@ def _served(
         me, sent, counts, form_of, most, beside=nothing, like=like
     )
     usual = [0] * me.world, [0] * me.world  # for simulations, which have no rows
-    total, told = yield from servers.merge(me, cut, arrived, counts, usual, like)
+    total, announced = yield from servers.merge(me, cut, arrived, counts, usual, like)
     found = [units] * me.world
 
     def put(rank: int, entries: Entries) -> None:
         places_K, values, _ = entries
         found[rank] = Entries(parts[rank].indices(places_K), values, width)
 
-    yield from servers.pull(me, cut, total, told, like, put)
+    yield from servers.pull(me, cut, total, announced, like, put)
 
     def merge() -> Rows:
         rows = torch.cat([part.indices_K for part in found])

@@ -376,7 +376,7 @@ class Cluster(Stored):
 
         Raises:
             InvalidSetting: Nothing was given, no cluster can have these figures, or
-                ``tells_rate`` is False.
+                ``has_rate`` is False.
 
         >>> Cluster(num_ranks=4, rate_bytes_per_s=1e6).scaled(num_ranks=8).num_ranks
         8
@@ -462,7 +462,7 @@ class Cluster(Stored):
         return self.model_copy(update=figures)
 
     @property
-    def tells_rate(self) -> bool:
+    def has_rate(self) -> bool:
         """Whether ``scaled`` can derive other rates. It cannot if the measured
         all-reduce takes no longer for more bytes.
         """
@@ -477,7 +477,7 @@ class Cluster(Stored):
         ranks = self.num_ranks
         if fit is None or ranks == 1:
             return self.hop_s, self.rate_bytes_per_s
-        if not self.tells_rate:
+        if not self.has_rate:
             raise InvalidSetting(
                 "the measured all-reduce takes no longer for more bytes, so no rate "
                 "follows from it; measure larger messages, or state rate_bytes_per_s "

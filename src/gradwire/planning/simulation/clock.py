@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ...contract import Exchange
-from ...contract.member import turns_of
+from ...contract.member import orders_of
 from ...contract.spec import TensorSpec
 from ...contract.trace.span import Span
 from ...exchange.planned import planned_spec, sound_exchanges
@@ -26,9 +26,9 @@ from .supersteps import (
     Tariff,
     Work,
     all_reduce,
+    depends_on_order,
     is_all_reduce,
     supersteps_of,
-    takes_turns,
 )
 
 # ---- one iteration -------------------------------------------------------------------
@@ -344,22 +344,22 @@ class Demand:
         every: list[list[tuple[Superstep, ...]]] = [
             [] for _ in range(cluster.num_ranks)
         ]
-        turns = turns_of(message.exchange for message in self.plan.messages)
-        for message, spec, turn in zip(
-            self.plan.messages, self.specs, turns, strict=True
+        orders = orders_of(message.exchange for message in self.plan.messages)
+        for message, spec, order in zip(
+            self.plan.messages, self.specs, orders, strict=True
         ):
             exchange = self.exchanges[message.exchange]
             tariff = tariffs[message.exchange]
-            own_turn = turn if takes_turns(exchange, spec, tariff) else 0
-            key = message.exchange, spec, own_turn
+            own_order = order if depends_on_order(exchange, spec, tariff) else 0
+            key = message.exchange, spec, own_order
             if message.exchange in self.of_rows and cluster.ranks_per_host > 1:
                 # Hosts' links are in the tariff, which is that of ranks that have one
                 # each.
                 known[key] = [alone(exchange, spec, tariff)] * cluster.num_ranks
             elif (
                 key not in known
-            ):  # messages of a size and exchange are alike but for their turn
-                known[key] = supersteps_of(exchange, spec, tariff, own_turn)
+            ):  # messages of a size and exchange are alike but for their order
+                known[key] = supersteps_of(exchange, spec, tariff, own_order)
             for own, supersteps in zip(every, known[key], strict=True):
                 is_apart = message.inline or message.early
                 own.append(split_encode(supersteps)[1] if is_apart else supersteps)

@@ -50,7 +50,7 @@ class Traffic:
     """
     early: Sequence[Sequence[Sequence[tuple[float, Work]]]] = ()
     """Computations of each message on each rank that may begin before its launch, and
-    the second from which on; its own text begins when all are done. () where there are
+    the second from which on; its own steps begin when all are done. () where there are
     none.
     """
     ranks_per_host: int = 1
@@ -368,7 +368,7 @@ class _Engine:
         (host, place) = divmod(met[0].rank, self.per_host)
         is_within = verb.among is Among.HOST and bool(self.within)
         network = self.within[host] if is_within else self.links
-        done = partial(_tell, met)
+        done = partial(_announce, met)
         if isinstance(verb, Joint):
             network.collective(work_s, done)
             return
@@ -449,6 +449,6 @@ class _Engine:
         return "deadlock: " + "; ".join(lines)
 
 
-def _tell(met: tuple[Post, ...]) -> None:
+def _announce(met: tuple[Post, ...]) -> None:
     for post in met:
         post.done()

@@ -138,7 +138,7 @@ def _figures_at(
 # ---- the representative rank ---------------------------------------------------------
 
 MOST_ALIKE = 8 * MOST_PLAYED
-"""The most ranks that one stands for: its text still counts the payloads of all."""
+"""The most ranks that one stands for: its steps still count the payloads of all."""
 MOST_ASKED = 16
 """The most ranks that are asked for their verbs, beside one host's and the last one."""
 ALIKE = 1.01

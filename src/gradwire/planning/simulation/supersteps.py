@@ -1,8 +1,8 @@
 """Supersteps: the work and the transfers of one rank for one message, with their costs.
 
-They are read off the text itself, which is run once without data: its tensors lie on
+They are read off the steps themselves, which are run once without data: tensors lie on
 torch's meta device, and its compressors make payloads of the right size and touch no
-element. The verbs that a text yields do not depend on values, so it yields the same
+element. The verbs that steps yield do not depend on values, so they yield the same
 ones here as in training.
 """
 
@@ -213,20 +213,22 @@ def check_played(exchange: Exchange, world: int) -> None:
 
 
 def supersteps_of(
-    exchange: Exchange, spec: TensorSpec, tariff: Tariff, turn: int = 0
+    exchange: Exchange, spec: TensorSpec, tariff: Tariff, order: int = 0
 ) -> list[tuple[Superstep, ...]]:
     """The supersteps of every rank in the exchange of one gradient, ranks ascending.
 
-    ``turn`` is the message's: see ``takes_turns``. Raises ``InvalidSetting`` if the
-    exchange looks at values, and for more ranks than can be played one by one.
+    ``order`` is the message's: see ``depends_on_order``. Raises ``InvalidSetting`` if
+    the exchange looks at values, and for more ranks than can be played one by one.
     """
     world = tariff.num_ranks
     check_played(exchange, world)
-    first = record(exchange, spec, 0, world, turn)
+    first = record(exchange, spec, 0, world, order)
     found = [_priced(first.rows, 0, tariff)]
     for rank in range(1, world):
         own = (
-            record(exchange, spec, rank, world, turn) if first.is_of_its_rank else first
+            record(exchange, spec, rank, world, order)
+            if first.is_of_its_rank
+            else first
         )
         found.append(_priced(own.rows, rank, tariff))
     return found
@@ -242,11 +244,11 @@ def supersteps_of_rank(
     return _priced(record(exchange, spec, rank, tariff.num_ranks).rows, rank, tariff)
 
 
-def takes_turns(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> bool:
-    """Whether ranks take turns from message to message: see ``Member.turn``."""
+def depends_on_order(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> bool:
+    """Whether verbs depend on the message's order: see ``Member.order``."""
     return (
         tariff.num_ranks > 1
-        and record(exchange, spec, 0, tariff.num_ranks).is_of_its_turn
+        and record(exchange, spec, 0, tariff.num_ranks).is_of_its_order
     )
 
 

@@ -77,7 +77,7 @@ def simulate_exchange(
 
     ``shapes`` are those of the tensors in the gradient, for exchanges that act on
     matrices; without them the gradient is a vector. The trace is the first step's, in
-    which rank 0 leads where ranks take turns. The exchange's own text is run, without
+    which rank 0 leads where ranks take turns. The exchange's own steps are run, without
     data. A rank that is alone sends nothing, and its trace is empty. On a cluster whose
     hosts have several ranks these add up first, as under ``attach(mesh=)``. Raises
     ``InvalidSetting`` if the exchange looks at values, or if ranks disagree on a verb,

@@ -46,7 +46,7 @@ def fingerprint(
 def agree(who: Membership, own: Fingerprint, timeout: timedelta) -> list[Any]:
     """Raises ``RanksDiffer`` on every rank if one refused or two fingerprints differ.
 
-    Returns what each rank tells under ``NETWORK``, which may differ.
+    Returns what each rank announces under ``NETWORK``, which may differ.
     """
 
     def networks(found: Mapping[int, Any]) -> list[Any]:
@@ -77,7 +77,7 @@ def refusing(
 ) -> Iterator[None]:
     """Tells the other ranks, who may wait for this one, what is raised within.
 
-    Errors of the types ``unless`` are not told.
+    Errors of the types ``unless`` are not announced.
     """
     try:
         yield
@@ -91,7 +91,7 @@ def refusing(
 
 def has_refusal(found: Mapping[int, Any]) -> bool:
     """Whether one of these values of ranks is a refusal."""
-    return any(REFUSAL in told for told in found.values())
+    return any(REFUSAL in announced for announced in found.values())
 
 
 def refuse_if_one_did(found: Mapping[int, Any], how: str) -> None:
@@ -99,8 +99,8 @@ def refuse_if_one_did(found: Mapping[int, Any], how: str) -> None:
 
     ``how`` says who, with {} for it.
     """
-    for rank, told in found.items():
-        if refusal := told.get(REFUSAL):
+    for rank, announced in found.items():
+        if refusal := announced.get(REFUSAL):
             raise RanksDiffer(f"{how.format(rank)}: {refusal}")
 
 
@@ -119,8 +119,8 @@ def refuse_differences(
     """
     ranks: dict[str, list[str]] = {}
     first = min(found)
-    for rank, told in found.items():
-        if text := difference(found[first], told):
+    for rank, announced in found.items():
+        if text := difference(found[first], announced):
             ranks.setdefault(text, []).append(str(rank))
             if not names_all:
                 break

@@ -296,7 +296,7 @@ class DDPHooks:
         progress = self._progress
         over = self._over
         backward_end_s = wall_clock()
-        progress.mark_backward(backward_end_s)
+        progress.record_backward(backward_end_s)
         complete = last.completion()
         synchroniser.open = False
         self._used.clear()
@@ -304,7 +304,7 @@ class DDPHooks:
         def end(failure: BaseException | None) -> None:
             try:
                 if failure is None:
-                    progress.mark_wait(backward_end_s, wall_clock())
+                    progress.record_wait(backward_end_s, wall_clock())
                     with synchroniser.streams.beside():
                         synchroniser.take_back_unused()
                         progress.end_step()
@@ -581,11 +581,11 @@ class _Counter:
 
     def _note_backward(self) -> None:
         self._computed_s = wall_clock()
-        self._progress.mark_backward(self._computed_s)
+        self._progress.record_backward(self._computed_s)
 
     def _end(self) -> None:
         """Ends a step after DDP's own end of the backward, which awaits its buckets."""
-        self._progress.mark_wait(self._computed_s, wall_clock())
+        self._progress.record_wait(self._computed_s, wall_clock())
         self._close()
 
     def _open(self) -> None:

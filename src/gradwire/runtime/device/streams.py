@@ -1,20 +1,20 @@
 """Streams: where the compute lane's work is done for gradients that a device computes.
 
 Autograd launches a gradient's kernels on the stream that is current in its thread, and
-goes on before they have run. So a mark is left on that stream where a gradient is
+goes on before they have run. So an event is recorded on that stream where a gradient is
 handed in. A message is gathered, encoded, decoded and scattered on the one
-``SideStream`` of its device, behind the marks of its gradients: behind these kernels,
-and behind none that were launched since. What it does ends with a mark too, and whoever
-uses a mean has his own stream wait for that. The host waits for neither.
+``SideStream`` of its device, behind the events of its gradients: behind these kernels,
+and behind none that were launched since. What it does ends with an event too, and
+whoever uses a mean has his own stream wait for that. The host waits for neither.
 
 A message that is encoded on the host, of gradients that a device computes, copies them
-``behind`` their marks and waits for the copies.
+``behind`` their events and waits for the copies.
 
 Memory is used again without a wait where its own stream is behind all who used it.
 Gradients are their producers', who wait for the end of the message before they go on.
 What the side stream makes for itself only it uses.
 
-Gradients in host memory get no mark, and cost nothing.
+Gradients in host memory get no event, and cost nothing.
 
 **Offload.** One tensor of a device may be encoded by the host from pinned memory.
 Source: SSFusion (ICDE 2026), section IV-C, steps 2 and 3: the gradient is copied to
@@ -24,16 +24,16 @@ host memory
 Differences: it is the sum of residual and gradient that is copied, so the residual
     stays on the device. The copies take the device's side stream, on which all that is
     computed of gradients is in order.
-The copy out is launched by the thread of the backward pass, behind the gradient's mark.
-The lane ``OFFLOAD`` waits for it, so the compute lane goes on to launch other messages'
-work.
+The copy out is launched by the thread of the backward pass, behind the gradient's
+event. The lane ``OFFLOAD`` waits for it, so the compute lane goes on to launch other
+messages' work.
 
 **Staging.** Payloads of a device pass through host memory, where gloo sends from. All
 copies between a device and the network are made here. A message has one pinned buffer,
 as large as the largest of its verbs has needed, which it keeps from step to step.
 Payloads alone are copied, on the side stream of their device, and the host waits for a
-copy only in the thread that then sends it. What lies in host memory already, as sizes
-do that ranks tell each other, goes as it is.
+copy only in the thread that then sends it. What lies in host memory already, as
+announced sizes do, goes as it is.
 """
 
 from __future__ import annotations
@@ -203,12 +203,12 @@ def _ways(verb: Communication, name: str, rank: int) -> tuple[bool, bool]:
 T = TypeVar("T")
 
 
-class Mark(NamedTuple):
+class StreamEvent(NamedTuple):
     """The point on a stream of a device at which something is complete."""
 
     device: torch.device
     stream: Stream
-    event: Event
+    recorded: Event
 
 
 class SideStream:
@@ -247,32 +247,32 @@ class SideStream:
         return launch
 
     @contextmanager
-    def behind(self, marks: Iterable[Mark]) -> Iterator[None]:
-        """A block of copies on this stream, behind ``marks``.
+    def behind(self, events: Iterable[StreamEvent]) -> Iterator[None]:
+        """A block of copies on this stream, behind ``events``.
 
         The host does not wait.
         """
-        for mark in marks:
-            mark.event.wait(self.stream)
+        for event in events:
+            event.recorded.wait(self.stream)
         yield
 
     @contextmanager
-    def wired(self, ready: Mark) -> Iterator[None]:
+    def wired(self, ready: StreamEvent) -> Iterator[None]:
         """A block of communication from the device's memory, behind ``ready``.
 
         At its end this thread waits until it is over, and what this stream launches is
         behind it.
         """
-        ready.event.wait(self.wire)
+        ready.recorded.wait(self.wire)
         with self.kind.use(self.wire):
             yield
             over = self.kind.record(self.wire)
         over.synchronize()
         over.wait(self.stream)
 
-    def mark(self) -> Mark:
-        """A mark behind what was launched on this stream so far."""
-        return Mark(self.device, self.stream, self.kind.record(self.stream))
+    def record_event(self) -> StreamEvent:
+        """Records an event behind what was launched on this stream so far."""
+        return StreamEvent(self.device, self.stream, self.kind.record(self.stream))
 
 
 class Streams:
@@ -291,8 +291,8 @@ class Streams:
             self.sides[device] = SideStream(device, kind, self.staging)
         return self.sides[device]
 
-    def mark(self, device: torch.device) -> Mark | None:
-        """A mark behind the work launched so far on this thread's current stream.
+    def record_event(self, device: torch.device) -> StreamEvent | None:
+        """Records an event behind the work launched so far on this thread's stream.
 
         None where the device has no streams. Raises ``InvalidSetting`` where that work
         is only recorded, to run later.
@@ -308,17 +308,17 @@ class Streams:
                 "the graph"
             )
         stream = kind.current_stream(device)
-        return Mark(device, stream, kind.record(stream))
+        return StreamEvent(device, stream, kind.record(stream))
 
     def lead(self) -> None:
         """Has side streams wait for all launches of this thread's current streams."""
         for device, side in self.sides.items():
-            if (mark := self.mark(device)) is not None:
-                mark.event.wait(side.stream)
+            if (event := self.record_event(device)) is not None:
+                event.recorded.wait(side.stream)
 
     def catch_up(self) -> None:
         """Has this thread's current streams wait for all launches of side streams."""
-        self.follow([side.mark() for side in self.sides.values()])
+        self.follow([side.record_event() for side in self.sides.values()])
 
     @contextmanager
     def beside(self) -> Iterator[None]:
@@ -328,26 +328,26 @@ class Streams:
                 undo.enter_context(side.use())
             yield
 
-    def follow(self, marks: Iterable[Mark]) -> None:
-        """Has the streams that are current in this thread wait for ``marks``.
+    def follow(self, events: Iterable[StreamEvent]) -> None:
+        """Has the streams that are current in this thread wait for ``events``.
 
         The host does not.
         """
-        for mark in marks:
-            kind = kind_of(mark.device)
-            assert kind is not None, "only a device with streams gives marks"
-            mark.event.wait(kind.current_stream(mark.device))
+        for event in events:
+            kind = kind_of(event.device)
+            assert kind is not None, "only a device with streams has events"
+            event.recorded.wait(kind.current_stream(event.device))
 
     @contextmanager
     def behind(
         self,
-        marks: Iterable[Mark],
+        events: Iterable[StreamEvent],
         *,
         allocates: bool = False,
         to_host_bytes: int = 0,
         to_device_bytes: int = 0,
     ) -> Iterator[None]:
-        """Runs a block of copies behind ``marks``.
+        """Runs a block of copies behind ``events``.
 
         The host waits at its end until they are done.
 
@@ -358,14 +358,14 @@ class Streams:
         """
         with ExitStack() as stack:
             used: dict[torch.device, tuple[Accelerator, Stream]] = {}
-            for mark in marks:
-                if mark.device not in used:
-                    side = self.side(mark.device)
-                    assert side is not None, "only a device with streams gives marks"
-                    stream = mark.stream if allocates else side.stream
-                    used[mark.device] = side.kind, stream
+            for event in events:
+                if event.device not in used:
+                    side = self.side(event.device)
+                    assert side is not None, "only a device with streams has events"
+                    stream = event.stream if allocates else side.stream
+                    used[event.device] = side.kind, stream
                     stack.enter_context(side.kind.use(stream))
-                mark.event.wait(used[mark.device][1])
+                event.recorded.wait(used[event.device][1])
             yield
             for kind, stream in used.values():
                 kind.record(stream).synchronize()
@@ -377,39 +377,39 @@ Copying = Callable[[], AbstractContextManager[None]]
 """A function that gives the context of copies between device and host."""
 
 
-class StepMarks:
-    """Marks of one step, also if it is abandoned.
+class StepEvents:
+    """The events of one step, also if it is abandoned.
 
     There are none of gradients in host memory.
     """
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self._ready: dict[str, Mark] = {}
-        self._closing: list[Mark] = []
-        self._over: dict[int, Mark] = {}
+        self._ready: dict[str, StreamEvent] = {}
+        self._closing: list[StreamEvent] = []
+        self._over: dict[int, StreamEvent] = {}
 
     def ready(self, name: str, grad: Tensor) -> None:
-        """Leaves a mark behind the kernels that make a gradient."""
-        if (mark := self._streams.mark(grad.device)) is not None:
-            self._ready[name] = mark
+        """Records an event behind the kernels that make a gradient."""
+        if (event := self._streams.record_event(grad.device)) is not None:
+            self._ready[name] = event
 
     def close(self) -> None:
-        """Leaves marks behind the whole backward pass."""
+        """Records events behind the whole backward pass."""
         self._closing += self._now()
 
-    def _now(self) -> list[Mark]:
-        """A mark on each device that has handed a gradient in."""
+    def _now(self) -> list[StreamEvent]:
+        """An event on each device that has handed a gradient in."""
         found = {
-            mark.device: self._streams.mark(mark.device)
-            for mark in self._ready.values()
+            event.device: self._streams.record_event(event.device)
+            for event in self._ready.values()
         }
-        return [mark for mark in found.values() if mark is not None]
+        return [event for event in found.values() if event is not None]
 
     def end(self, index: int, side: SideStream | None) -> None:
-        """Leaves a mark behind a message, on the side stream that computed it."""
+        """Records an event behind a message, on the side stream that computed it."""
         if side is not None:
-            self._over[index] = side.mark()
+            self._over[index] = side.record_event()
 
     def follow(self, indices: Iterable[int] | None = None) -> None:
         """Has the devices' current streams wait for messages; None stands for all."""
@@ -423,16 +423,16 @@ class StepMarks:
     ) -> Copying:
         """Makes the block that copies gradients to where they are encoded and back.
 
-        It is behind their own marks and, where those are there already, behind the
+        It is behind their own events and, where those are there already, behind the
         backward pass.
         """
         if not self._ready:
             return nullcontext
-        marks = [self._ready[n] for n in names if n in self._ready]
+        events = [self._ready[n] for n in names if n in self._ready]
         closing = self._closing
         if side is not None:
-            return lambda: side.behind([*marks, *closing])
-        return lambda: self._streams.behind([*marks, *closing], **counted)
+            return lambda: side.behind([*events, *closing])
+        return lambda: self._streams.behind([*events, *closing], **counted)
 
 
 class Offload:
@@ -449,7 +449,7 @@ class Offload:
         self._key = (message, name)
         self._side = side
         self._there: list[Tensor] = []
-        self._out: Mark | None = None
+        self._out: StreamEvent | None = None
 
     @torch.no_grad()
     def leave(self) -> None:
@@ -463,7 +463,7 @@ class Offload:
                 room.copy_(tensor, non_blocking=True)
                 staging.to_host_bytes += room.nbytes
                 staging.offloaded_bytes += room.nbytes
-        self._out = side.mark()
+        self._out = side.record_event()
 
     @torch.no_grad()
     def encode(self) -> None:
@@ -474,7 +474,7 @@ class Offload:
         side = self._side
         staging = self._side.staging
         assert self._out is not None, "what is encoded has left before"
-        self._out.event.synchronize()
+        self._out.recorded.synchronize()
         made = self._copies.send(tuple(self._there))
         rooms = staging.rooms((*self._key, "back"), made, side.kind)
         with side.use():
@@ -485,4 +485,4 @@ class Offload:
                 staging.to_device_bytes += room.nbytes
             with suppress(StopIteration):
                 self._copies.send(back)
-                raise AssertionError("a text of two copies asks for a third")
+                raise AssertionError("steps of two copies ask for a third")

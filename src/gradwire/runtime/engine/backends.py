@@ -24,7 +24,7 @@ from ...contract.travel import bytes_sent
 from ...contract.verbs import AllReduce, Among
 from ...errors import invalid
 from ..device.devices import HOST, kind_of
-from ..transport.wire import Circle, carry_directly, carry_out, open_direct
+from ..transport.wire import RankGroup, carry_directly, carry_out, open_direct
 from .engine import Engine
 
 BACKENDS = ("auto", "gloo", "nccl")
@@ -48,7 +48,7 @@ OwnNetwork = Sequence[str]
 
 
 def network_of(messages: Iterable[Any]) -> OwnNetwork:
-    """The device on which messages are encoded, as all ranks are told of it."""
+    """The device on which messages are encoded, as all ranks have announced it."""
     first, *others = {one.device for one in messages if one.device != HOST} or [HOST]
     if (kind := kind_of(first)) is None or others:
         return (
@@ -66,7 +66,7 @@ def choose(
 
     Between hosts None lets the link decide.
 
-    All ranks choose alike, as each has what all have told of their devices. Raises
+    All ranks choose alike, as each has what all have announced of their devices. Raises
     ``InvalidSetting`` for a ``backend`` of "nccl" that a rank cannot use.
 
     >>> choose("auto", [("a", ""), ("b", "")], 1)
@@ -107,31 +107,33 @@ def connect(
     has the rates of both where they were measured.
     """
     within, between, why = choose(backend, networks, engine.ranks_per_host)
-    circles = engine.routes.circles
+    groups = engine.routes.groups
     found = dict[str, Any](why=why)
     device = next((one.device for one in messages if one.device != HOST), HOST)
-    outer = circles.get(Among.HOSTS if engine.ranks_per_host > 1 else Among.RANKS)
-    inner = "within_hosts", circles.get(Among.HOST), within
-    for name, circle, serves in (inner, ("between_hosts", outer, between)):
-        if circle is not None and serves is not False:
+    outer = groups.get(Among.HOSTS if engine.ranks_per_host > 1 else Among.RANKS)
+    inner = "within_hosts", groups.get(Among.HOST), within
+    for name, group, serves in (inner, ("between_hosts", outer, between)):
+        if group is not None and serves is not False:
             engine.meanwhile(
-                "connect", partial(open_direct, circle, device, engine.timeout)
+                "connect", partial(open_direct, group, device, engine.timeout)
             )
             if serves is None:
-                measure = partial(_rates, circle, circles[Among.RANKS], device)
+                measure = partial(_rates, group, groups[Among.RANKS], device)
                 rates = found["link_bytes_per_s"] = engine.meanwhile(
                     "measure the link", measure
                 )
                 if rates["nccl"] < FASTER * rates["gloo"]:
-                    circle.close_direct()
-        found[name] = None if circle is None else "nccl" if circle.direct else "gloo"
-        if circle is not None and circle.lends:
-            circle.lends = circle.direct is None
-            found[name] = "memory" if circle.lends else "nccl"
+                    group.close_direct()
+        found[name] = None if group is None else "nccl" if group.direct else "gloo"
+        if group is not None and group.lends:
+            group.lends = group.direct is None
+            found[name] = "memory" if group.lends else "nccl"
     return found
 
 
-def _rates(circle: Circle, ranks: Circle, device: torch.device) -> dict[str, float]:
+def _rates(
+    group: RankGroup, ranks: RankGroup, device: torch.device
+) -> dict[str, float]:
     """The bytes a second that a rank sends by either back end.
 
     All ``ranks`` get the same figures.
@@ -146,11 +148,11 @@ def _rates(circle: Circle, ranks: Circle, device: torch.device) -> dict[str, flo
         for _ in range(_NUM_TURNS):
             start_s = time.perf_counter()
             if where == HOST:
-                carry_out([verb], circle.channels[:1])
+                carry_out([verb], group.channels[:1])
             else:
-                carry_directly([verb], [circle.direct], device)
+                carry_directly([verb], [group.direct], device)
                 kind.record(kind.current_stream(device)).synchronize()
             sums_s[place] = min(float(sums_s[place]), time.perf_counter() - start_s)
     carry_out([AllReduce(sums_s)], ranks.channels[:1])
-    sent_bytes = ranks.world * bytes_sent("all_reduce", _MEASURED_BYTES, circle.world)
+    sent_bytes = ranks.world * bytes_sent("all_reduce", _MEASURED_BYTES, group.world)
     return dict(zip(("gloo", "nccl"), (sent_bytes / sums_s).tolist(), strict=True))

@@ -1,12 +1,12 @@
-"""Engine: drives messages' texts on two lanes, and turns a peer's death into an error.
+"""Engine: drives messages' steps on two lanes, and turns a peer's death into an error.
 
-A message is one text (a generator of verbs). Its verbs become tasks, and a task without
-a lane, which waits for them, resumes the text: that is the dependency graph. Message i
-travels on channel i mod C; its first verb for the network waits for the end of the
-message before it there. So each process group sees one message at a time, whole and in
-issue order, which is the same on every rank; no rank can meet another in a different
-collective. Gather and encode do not wait for the channel, and scatter does not hold it:
-while one message has the network, others have the compute lane.
+The steps of a message are one generator of verbs. Verbs become tasks, and a task
+without a lane, which waits for them, resumes the steps: that is the dependency graph.
+Message i travels on channel i mod C; its first verb for the network waits for the end
+of the message before it there. So each process group sees one message at a time, whole
+and in issue order, which is the same on every rank; no rank can meet another in a
+different collective. Gather and encode do not wait for the channel, and scatter does
+not hold it: while one message has the network, others have the compute lane.
 
 Where ranks hold shards of layers, each channel has a second group for the verbs among
 shards, and where hosts have several ranks a group for those of one host and one for
@@ -63,8 +63,8 @@ from ..transport.task_graph import (
 )
 from ..transport.wire import (
     AMONG_SHARDS,
-    Circle,
     NotedVerb,
+    RankGroup,
     Routes,
     agree_to_lend,
     as_on_a_lane,
@@ -101,13 +101,13 @@ class Launch:
     """
 
     behind: Sequence[Task] = ()
-    """The tasks that must be done before the text begins. Its place among messages is
+    """The tasks that must be done before the steps begin. Its place among messages is
     taken before that.
     """
     after: Sequence[Task] = ()
     """The tasks that must be done before its first verb for the network."""
     last: Callable[[], Any] | None = None
-    """Work for the compute lane once the text has ended and the channel is free."""
+    """Work for the compute lane once the steps have ended and the channel is free."""
     last_name: str = "last"
     """The name of this work in traces."""
     last_behind: Sequence[Task] = ()
@@ -131,7 +131,7 @@ CONTROL = Launch(is_control=True)
 
 
 class Engine:
-    """Runs texts for this rank of the group ``who``.
+    """Runs steps for this rank of the group ``who``.
 
     ``shards`` is the group of ranks that hold the other parts of its layers, if layers
     are cut. On hosts of ``ranks_per_host`` ranks the group's are numbered host after
@@ -197,7 +197,7 @@ class Engine:
             if ranks_per_host > 1:
                 self._open(Among.HOST, who.on_host(ranks_per_host), num_channels)
                 self._open(Among.HOSTS, who.across_hosts(ranks_per_host), num_channels)
-            host = self.routes.circles.get(Among.HOST)
+            host = self.routes.groups.get(Among.HOST)
             if host is not None and not checksums:  # which are of what is sent
                 host.lends = self.meanwhile("connect", partial(agree_to_lend, host))
         except BaseException:
@@ -214,7 +214,7 @@ class Engine:
             ranks: Sequence[int] = ()
             if among is not Among.SHARDS:
                 ranks = members(self.rank, self.world, self.ranks_per_host, among)
-            self.routes.circles[among] = Circle(*who[:3], channels, ranks=ranks)
+            self.routes.groups[among] = RankGroup(*who[:3], channels, ranks=ranks)
 
     def meanwhile(self, what: str, work: Callable[[], Any]) -> Any:
         """The result of ``work``, which waits for other ranks, outside of messages.
@@ -256,13 +256,13 @@ class Engine:
         self._show(launched)
 
     def launch(
-        self, index: int, name: str, text: Steps[Any], how: Launch = PLAIN
+        self, index: int, name: str, steps: Steps[Any], how: Launch = PLAIN
     ) -> Task:
         """Starts the message of issue number ``index``; returns the task that ends it.
 
         Its first verb for the network waits for the end of the message before it on its
         channel, and until the message launched before it may use its own channel.
-        Without ``how.last`` the returned task's result is the value that the text
+        Without ``how.last`` the returned task's result is the value that the steps
         returned.
         """
         step = self._step
@@ -276,11 +276,20 @@ class Engine:
         turn = Task("turn", lambda: None, step=step, message=index)
         manager.add(turn, [task for task in before if task is not None])
         end = Task(name, lambda: None, step=step, message=index)
-        end.num_blockers = 1  # cleared by hand when the text returns
+        end.num_blockers = 1  # cleared by hand when the steps return
         inline = self.do_inline if how.is_inline else None
-        text = self.routes.sealed(self.routes.lending(text), lane)
+        steps = self.routes.sealed(self.routes.lending(steps), lane)
         driver = Driver(
-            manager, self.routes, text, index, lane, step, end, [turn], how.side, inline
+            manager,
+            self.routes,
+            steps,
+            index,
+            lane,
+            step,
+            end,
+            [turn],
+            how.side,
+            inline,
         )
         if self._pulse is not None:
             self._show(self._pulse.place.launched + 1)
@@ -385,14 +394,16 @@ class Engine:
             raise self._failure
 
     def give_up(self, text: str, *, step: int | None = None) -> BaseException:
-        """Fails by a mistake of this rank's loop, tells the others, and returns the
+        """Fails by a mistake of this rank's loop, announces it, and returns the
         error to raise.
 
         ``step`` is the step that cannot be finished, by default the last that began.
         """
-        told = f"on rank {self.rank} of {self.world} {text}"
+        announced = f"on rank {self.rank} of {self.world} {text}"
         at = self._step if step is None else step
-        return self.lose((self.rank,), at, told, "its own report", ExitCode.MISTAKE)
+        return self.lose(
+            (self.rank,), at, announced, "its own report", ExitCode.MISTAKE
+        )
 
     def begin_call(self) -> None:
         """Notes that this rank made a joint call, for others that wait there."""
@@ -441,7 +452,7 @@ class Engine:
         return self.break_off(Alarm(ranks, step, text, code), how)
 
     def break_off(self, alarm: Alarm, how: str) -> BaseException:
-        """The failure by an alarm that all others are told, or an earlier one."""
+        """The failure by an alarm that all others receive, or an earlier one."""
         if self._failure is None:
             if self._pulse is not None:
                 alarm = self._pulse.raise_alarm(alarm)
@@ -530,9 +541,9 @@ class Engine:
         if self._pulse is None:
             self._fail(error)
             return
-        if isinstance(error, RankFailed):  # found by a text, in what all ranks told
+        if isinstance(error, RankFailed):  # found by steps, in what all ranks announced
             alarm = Alarm(error.ranks, self._step, str(error), error.exit_code)
-            how = "by what ranks told each other"
+            how = "by what ranks announced"
         elif task.lane in (*COMPUTING, None) or is_interrupt(error):
             text = f"rank {self.rank} of {self.world} raised {said(error)}"
             self._pulse.raise_alarm(
@@ -577,7 +588,7 @@ class Engine:
             raise self.break_off(alarm, "it waited for them")
 
     def _alarmed(self, alarm: Alarm) -> None:
-        self._fail(failure_of(alarm, self.who, "told by another rank"))
+        self._fail(failure_of(alarm, self.who, "announced by another rank"))
 
     def _lose_store(self) -> None:
         # Others that ask later must not take this rank, which ends, for the cause.
@@ -611,7 +622,7 @@ class Engine:
 
 @dataclass(slots=True)
 class Driver:
-    """Puts the verbs of one text into the graph as tasks, and resumes it with results.
+    """Puts the verbs of one message's steps into the graph as tasks, and resumes them.
 
     ``lane`` is the number of its communication lane. ``turn`` holds the tasks that must
     be done before the message may use its channel. ``side`` is the stream on which it
@@ -620,7 +631,7 @@ class Driver:
 
     manager: TaskManager
     routes: Routes
-    text: Steps[Any]
+    steps: Steps[Any]
     index: int
     lane: int
     step: int
@@ -631,13 +642,13 @@ class Driver:
     _noted: NotedVerb | None = field(default=None, init=False)
 
     def resume(self, value: Any) -> None:
-        """Sends the text its last results and puts its next verbs into the graph."""
+        """Sends the steps their last results and puts the next verbs into the graph."""
         if self._noted is not None:
             self._noted.done_s = wall_clock()
             self._noted = None
         try:
             with as_on_a_lane(self.side):  # this may be the thread of the backward pass
-                asked = self.text.send(value)
+                asked = self.steps.send(value)
                 if self.inline is not None:
                     asked = self._run_inline(asked, self.inline)
         except StopIteration as stop:
@@ -661,10 +672,10 @@ class Driver:
             tasks = [self.task(verb.name, verb.fn, INLINE) for verb in computes]
             for task in tasks:
                 inline(task)
-            asked = self.text.send(_results(asked, tasks))
+            asked = self.steps.send(_results(asked, tasks))
 
     def _finish(self, value: Any) -> None:
-        """Ends the message with the value that its text returned."""
+        """Ends the message with the value that its steps returned."""
         self.end.fn = lambda: value
         self.end.num_blockers = 0
         self.manager.add(self.end, self._take_turn())
@@ -683,7 +694,7 @@ class Driver:
     def _then(
         self, asked: Verb | tuple[Verb, ...], computes: list[Task], wire: list[Task]
     ) -> None:
-        """Starts the tasks of verbs; once all are done, the text is resumed."""
+        """Starts the tasks of verbs; once all are done, the steps are resumed."""
         resume = Task(
             "resume",
             lambda: self.resume(_results(asked, computes)),
@@ -765,17 +776,17 @@ class Driver:
 
         ``carry`` carries ``others`` out in host memory.
         """
-        circles = self.routes.circles
-        ranks = [circles[verb.among].rank for verb in others]
+        groups = self.routes.groups
+        ranks = [groups[verb.among].rank for verb in others]
         staged = side.staging.out(self.index, others, ranks, side.kind, side.stream)
-        ready = side.mark() if direct else None
+        ready = side.record_event() if direct else None
         if staged is None and ready is None:
             return None
 
         def carry_all() -> None:
             if ready is not None:
                 with side.wired(ready):
-                    channels = [circles[verb.among].direct for verb in direct]
+                    channels = [groups[verb.among].direct for verb in direct]
                     carry_directly(direct, channels, side.device)
             if staged is None:
                 carry(others)
@@ -815,7 +826,7 @@ def _name(verb: Communication) -> str:
 
 
 def rows_of_all(world: int, own_N: Tensor) -> Steps[Tensor]:
-    """The text by which ranks exchange rows of one length.
+    """The steps by which ranks exchange rows of one length.
 
     Returns all of them, in rank order.
     """
@@ -827,23 +838,23 @@ def rows_of_all(world: int, own_N: Tensor) -> Steps[Tensor]:
 
 def figures_of_all(engine: Engine, own: Sequence[float]) -> list[list[float]]:
     """Every rank's figures, in rank order."""
-    return told_meanwhile(engine, own)()
+    return announced_meanwhile(engine, own)()
 
 
-def told_meanwhile(
+def announced_meanwhile(
     engine: Engine, own: Sequence[float]
 ) -> Callable[[], list[list[float]]]:
-    """Has ranks tell each other their figures beside what follows.
+    """Has ranks announce their figures beside what follows.
 
     The function returned waits until that is done, and returns all of them, in rank
     order.
     """
     if engine.world == 1:
         return lambda: [list(own)]
-    text = rows_of_all(
+    steps = rows_of_all(
         engine.world, torch.tensor(own, dtype=torch.float64, device="cpu")
     )
-    end = engine.launch(0, "figures", text, CONTROL)
+    end = engine.launch(0, "figures", steps, CONTROL)
 
     def rows() -> list[list[float]]:
         engine.wait([end])

@@ -93,8 +93,8 @@ def receive(src: int, channel: Channel) -> mmap.mmap:
     return data  # type: ignore[no-any-return]
 
 
-def told_by(engine: Engine, src: int, own: Any) -> Any:
-    """The value of rank ``src``, which it tells all others.
+def announced_by(engine: Engine, src: int, own: Any) -> Any:
+    """The value of rank ``src``, which it announces to all others.
 
     None of the model's is under way.
 
@@ -107,7 +107,7 @@ def told_by(engine: Engine, src: int, own: Any) -> Any:
     except InvalidSetting as error:
         failure = error  # raised once the others, who wait for the size, know
 
-    def text() -> Steps[Tensor]:
+    def steps() -> Steps[Tensor]:
         size = torch.tensor([data.numel()], device="cpu")
         yield Broadcast(src, size)
         whole = data if engine.rank == src else data.new_zeros(int(size))
@@ -115,7 +115,7 @@ def told_by(engine: Engine, src: int, own: Any) -> Any:
             yield Broadcast(src, whole)
         return whole
 
-    end = engine.launch(0, "state", text(), CONTROL)
+    end = engine.launch(0, "state", steps(), CONTROL)
     engine.wait([end])
     if not end.result.numel():
         why = f"rank {src} cannot send its state; see the error of that rank"
@@ -152,8 +152,8 @@ def values_of_all(own: Any, group: Group | None = None) -> list[Any]:
     padded[: data.numel()] = data
     found = [torch.empty_like(padded) for _ in range(world)]
     dist.all_gather(found, padded, group)
-    told = zip(found, counts, strict=True)
+    announced = zip(found, counts, strict=True)
     return [
         read_packed(io.BytesIO(one[:count].cpu().numpy().tobytes()))
-        for one, count in told
+        for one, count in announced
     ]

@@ -113,7 +113,7 @@ class ColumnsOfCodec:
         self._sent_N = torch.empty(world * numel, dtype=dtype, device="cpu")
         self._mean_C = torch.empty(numel, dtype=dtype, device="cpu")
 
-    def text(self, given_N: Tensor, out_C: Tensor, scale: float) -> Steps[None]:
+    def steps(self, given_N: Tensor, out_C: Tensor, scale: float) -> Steps[None]:
         """One reduce-scatter of these columns.
 
         What a module hands in is a row for each rank.
@@ -128,10 +128,10 @@ class ColumnsOfCodec:
         if factor != 1.0:
             self._sent_N.mul_(unscaling_factor(factor))
         codecs, residual_N = self.state
-        text = WAY.reduce_scatter(
+        steps = WAY.reduce_scatter(
             self.me, self._chunks, codecs, self._sent_N, self._mean_C, residual_N
         )
-        self.state = KeptOfColumns(tuple((yield from text)), residual_N)
+        self.state = KeptOfColumns(tuple((yield from steps)), residual_N)
         if factor != 1.0:
             self._mean_C.mul_(factor)
         for place, one in self._placed:
@@ -247,7 +247,7 @@ class ShardReduction:
             for part in comm.parts:
                 if self._follows_scaler:
                     part.backup.keep(by_step=True, by_pass=False)
-                carried_out(part.text(given_N, out_C, scale), self._carry)
+                carried_out(part.steps(given_N, out_C, scale), self._carry)
             if op == dist.ReduceOp.SUM:
                 out_C.mul_(self._who.world)
 
@@ -347,8 +347,11 @@ class ShardReduction:
                         f"{key} of the state", saved[key], f"{own}, as here", remedy
                     )
             states = checkpoint.loaded(saved, self._parts, self._origin)
-        told = {"step of the state": saved["step"], "run of the state": saved["run"]}
-        agree(who, fingerprint([], told), self._timeout)
+        announced = {
+            "step of the state": saved["step"],
+            "run of the state": saved["run"],
+        }
+        agree(who, fingerprint([], announced), self._timeout)
         for part, state in zip(self._parts, states, strict=True):
             part.state = state
             part.backup.forget()

@@ -26,7 +26,7 @@ from .pulse import PATIENCE_S, STORE_PATIENCE_S, Alarm, Pulse, listed, said
 from .roll_call import ASK_S, Reach
 
 _ENDINGS = (Reach.ENDED, Reach.DETACHED, Reach.MUTE)
-"""The answers at doors that say what became of a silent rank."""
+"""The answers to probes that say what became of a silent rank."""
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 """The variable that says at which network interface gloo listens."""
 IN_ATTACH = -1
@@ -60,7 +60,7 @@ def silence(pulse: Pulse, step: int, world: int) -> Alarm | None:
 
     None if all do.
 
-    A store that does not answer while all ranks answer at their doors has
+    A store that does not answer while all ranks answer probes has
     ``STORE_PATIENCE_S``. If it was silent first, and all others have ended since, this
     rank's own link is at fault.
     """
@@ -68,9 +68,9 @@ def silence(pulse: Pulse, step: int, world: int) -> Alarm | None:
     while True:
         asking = in_background(pulse.roll_call.ask)
         silent, store_lost = pulse.silent_ranks()
-        reach, told = _answer(asking)
-        if told:  # another rank has found out before
-            return Alarm.decoded(told, step)
+        reach, announced = _answer(asking)
+        if announced:  # another rank has found out before
+            return Alarm.decoded(announced, step)
         have_ended = world > 2 and {*reach.values()} == {Reach.ENDED}
         if store_lost and have_ended and pulse.mute_s >= PATIENCE_S:
             text = (
@@ -106,7 +106,7 @@ def _of_the_network(step: int) -> Alarm:
 def _answer(asking: Future[Any]) -> tuple[Mapping[int, Reach], bytes]:
     try:
         found: tuple[Mapping[int, Reach], bytes] = asking.result(2 * ASK_S)
-    except Exception:  # a door that cannot be knocked at tells nothing
+    except Exception:  # a rank that cannot be probed tells nothing
         return {}, b""
     return found
 
@@ -124,7 +124,7 @@ def alarm_of(
 
     None if there are none.
 
-    ``reach`` is what the others answer at their doors. ``store_lost`` says that the
+    ``reach`` is what the others answer to probes. ``store_lost`` says that the
     store does not answer, and then ``silent`` is rank 0, which holds it in most jobs.
     """
     cut = tuple(other for other, how in reach.items() if how is Reach.CUT)

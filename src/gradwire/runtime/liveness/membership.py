@@ -259,13 +259,13 @@ class _Meeting:
         came = f"{MEETING}/came"
         notes = {rank: _note(rank) for rank in self._due}
         looked_s = time.monotonic()
-        has_told = False
+        has_announced = False
         while True:
             is_over = self._is_over or time.monotonic() > self._end_s
             own = self._own()  # after that, so that the last value counts
-            if own is not None and not has_told:
+            if own is not None and not has_announced:
                 store.set(notes[self._rank], json.dumps(own))
-                has_told = True
+                has_announced = True
             if is_whole := store.check([*notes.values()]):
                 break
             if is_over or time.monotonic() > looked_s + _LOOK_S:

@@ -14,7 +14,7 @@ tells apart (`roll_call`).
 What an attach leaves in the job's store, and in memory, is given back. The store keeps
 whatever is written to it until the job ends. What one attach writes begins with the
 attach's name: signs of life, notes by which ranks agree, the addresses of its channels
-and doors.
+and probe ports.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ An error may quote a tensor, or a log.
 """
 _QUICK_S = 0.02
 _QUICK_ROUNDS = 100
-"""The number of first rounds, in which ranks find each other's doors.
+"""The number of first rounds, in which ranks find each other's probe ports.
 
 They are ``_QUICK_S`` seconds apart.
 """
@@ -238,7 +238,7 @@ class Pulse:
 
     Once ``on_alarm`` is called when another rank raised an alarm, or ``on_lost`` when
     the store is lost, from a thread of the pulse's own. ``on_error`` is called when
-    that thread itself ends by an error, which it tells the others. ``place`` is the
+    that thread itself ends by an error, which it announces. ``place`` is the
     progress that this rank shows them, and ``waits`` tells whether a message that it
     has launched waits for the network.
     """
@@ -289,7 +289,7 @@ class Pulse:
         self.roll_call.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(PATIENCE_S)
-            self.roll_call.close()  # if the thread has opened the door meanwhile
+            self.roll_call.close()  # if the thread has opened the port meanwhile
         if not self._thread.is_alive():
             self._store = None  # Gives the connection back.
 
@@ -302,8 +302,8 @@ class Pulse:
         self._outgoing = alarm
         self._wake.set()
         if not self._sent.wait(PERIOD_S):
-            # Nobody waits for those at whose doors nothing is heard.
-            in_background(partial(self.roll_call.tell, alarm.encoded()))
+            # Nobody waits for ranks that answer no probe.
+            in_background(partial(self.roll_call.announce, alarm.encoded()))
         if self._sent.wait(LINGER_S - PERIOD_S):
             time.sleep(LINGER_S)
         return self._first or alarm
@@ -319,7 +319,7 @@ class Pulse:
         return "" if known is None else known.encoded()
 
     def _heard(self, line: bytes) -> None:
-        """Takes an alarm that another rank tells past the store."""
+        """Takes an alarm that another rank announces past the store."""
         if self._first is None:
             self._first = Alarm.decoded(line, self.place.step)
             self._announced = True
@@ -403,8 +403,8 @@ class Pulse:
         quick = _QUICK_ROUNDS
         try:
             while not self._stop.is_set() and self._live():
-                # Doors are looked for at once: a link or the store may fail in the
-                #     first step.
+                # Probe ports are looked for at once: a link or the store may fail in
+                #     the first step.
                 is_calm = not self._watching and self.roll_call.is_complete
                 wait_s = PERIOD_S if is_calm else PERIOD_S / 4
                 if quick and not self.roll_call.is_complete:
@@ -468,7 +468,7 @@ class Pulse:
         if not self.roll_call.is_complete:
             self.roll_call.meet(self._store)
             if self.roll_call.is_complete and self.rank == 0:
-                self.sweep("way")  # all have read these, as all have opened their doors
+                self.sweep("way")  # all have read these, as all have opened their ports
         if self._outgoing is not None and not self._sent.is_set():
             found = self._store.compare_set("alarm", "", self._outgoing.encoded())
             self._first = self._first or Alarm.decoded(found, self.place.step)

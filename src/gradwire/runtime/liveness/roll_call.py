@@ -2,12 +2,12 @@
 
 A store that does not answer may be lost, or the network between it and this rank. Signs
 of life in it cannot tell a dead rank from one behind a broken link. So every rank
-listens at a door of its own while it is attached, whose address stands in the store,
-and asks at all others when a step fails. A system that refuses the connection has no
+listens at a probe port while it is attached. The port's address stands in the store. A
+rank probes all others when a step fails. A system that refuses the connection has no
 such process any more; one that takes it while nobody speaks has a stopped process; no
 connection at all means that the host is down, or the way to it.
 
-An alarm is told at these doors too where the store does not take it: so all on one side
+Probes carry an alarm too where the store does not take it: so all on one side
 of a parted network hear the first one.
 """
 
@@ -45,20 +45,20 @@ _MOST_BYTES = 1 << 14
 
 
 class Reach(Enum):
-    """The answer at another rank's door."""
+    """The answer of another rank to a probe."""
 
     ANSWERS = "answers"
     MUTE = "its process is stopped, or too busy to answer"
     ENDED = "its process has ended"
     DETACHED = "it has detached, and this rank trains on"
     CUT = "cannot be reached"
-    UNKNOWN = "has no door"
+    UNKNOWN = "has no probe port"
 
 
 class RollCall:
-    """This rank's door, and the doors of the others once ``meet`` has found them.
+    """This rank's probe port, and the ports of the others once ``meet`` has found them.
 
-    ``heard`` is called with an alarm that another rank tells at the door, as it was
+    ``heard`` is called with an alarm that another rank's probe carries, as it was
     encoded; ``alarm`` returns this rank's own, empty where there is none, which every
     answer holds.
     """
@@ -76,13 +76,13 @@ class RollCall:
         self._alarm = alarm
         self._token = token_hex(8)
         self._listening: socket.socket | None = None
-        self._doors: dict[int, tuple[str, int, str]] = {}
+        self._probes: dict[int, tuple[str, int, str]] = {}
         self._way: _Way | None = None
-        self._has_told = self.is_complete = False
+        self._has_announced = self.is_complete = False
         self._places = threading.BoundedSemaphore(_MOST_VISITORS)
 
     def meet(self, store: Any) -> None:
-        """Opens the door, tells its address in the store, and looks for others' doors.
+        """Opens the probe port, shows its address in the store, and finds others'.
 
         To be called until ``is_complete``; never waits for anybody.
         """
@@ -92,8 +92,8 @@ class RollCall:
         if self._way is None:
             self._way = _way_to(_host_of(store))
             store.set(ways[self.rank], self._way.shown)
-        if not self._has_told and store.check(ways):
-            self._has_told = True
+        if not self._has_announced and store.check(ways):
+            self._has_announced = True
             shown = {line.decode() for line in store.multi_get(ways)} - {""}
             store.set(keys[self.rank], json.dumps(self._open(self._way, shown)))
         if store.check(keys):
@@ -103,23 +103,23 @@ class RollCall:
                 if port and rank != self.rank:
                     # A rank whose way to the store stays on its host is where the store
                     # is.
-                    self._doors[rank] = (host or _host_of(store), port, token)
+                    self._probes[rank] = (host or _host_of(store), port, token)
 
     def ask(self) -> tuple[dict[int, Reach], bytes]:
         """The answer of each other rank, and the first alarm known to one, if any."""
         found = asyncio.run(self._knock_everywhere(""))
-        alarm = next((told for _, told in found.values() if told), b"")
+        alarm = next((announced for _, announced in found.values() if announced), b"")
         others = [rank for rank in range(self.world) if rank != self.rank]
         return {
             rank: found.get(rank, (Reach.UNKNOWN, b""))[0] for rank in others
         }, alarm
 
-    def tell(self, alarm: str) -> None:
-        """Tells an alarm at all doors that can be reached."""
+    def announce(self, alarm: str) -> None:
+        """Announces an alarm to all ranks that a probe can reach."""
         asyncio.run(self._knock_everywhere(alarm))
 
     def close(self) -> None:
-        """Closes the door."""
+        """Closes the probe port."""
         if self._listening is not None:
             with contextlib.suppress(OSError):
                 # wakes the thread that accepts up
@@ -127,13 +127,13 @@ class RollCall:
             self._listening.close()
 
     def _open(self, way: _Way, shown: set[str]) -> tuple[str, int, str]:
-        """The address of this rank's door and its token.
+        """The address of this rank's probe port and its token.
 
         Port 0 where there can be none.
 
-        The door is at the address that leads to the store, and at no other of this
+        The port is at the address that leads to the store, and at no other of this
         host. A rank on the store's host takes the address at which others see the store
-        (``shown``). Where they see it at several, the door is at all of the host's
+        (``shown``). Where they see it at several, the port is at all of the host's
         addresses.
         """
         own = way.own
@@ -164,7 +164,7 @@ class RollCall:
         while True:
             try:
                 visitor, _ = self._listening.accept()
-            except OSError:  # the door was closed
+            except OSError:  # the port was closed
                 return
             self._places.acquire()
             in_background(partial(self._answer, visitor))
@@ -191,9 +191,9 @@ class RollCall:
 
     async def _knock_everywhere(self, alarm: str) -> dict[int, tuple[Reach, bytes]]:
         answers = await asyncio.gather(
-            *(_knock(*door, alarm) for door in self._doors.values())
+            *(_knock(*probe, alarm) for probe in self._probes.values())
         )
-        return dict(zip(self._doors, answers, strict=True))
+        return dict(zip(self._probes, answers, strict=True))
 
 
 async def _knock(host: str, port: int, token: str, alarm: str) -> tuple[Reach, bytes]:
@@ -205,8 +205,8 @@ async def _knock(host: str, port: int, token: str, alarm: str) -> tuple[Reach, b
             writer.write(f"{token}\n{alarm}\n".encode())
             await writer.drain()
             line = await reader.readline()
-        word, _, told = line.strip().partition(b" ")
-        return (Reach.ANSWERS, told) if word == b"here" else (Reach.ENDED, b"")
+        word, _, announced = line.strip().partition(b" ")
+        return (Reach.ANSWERS, announced) if word == b"here" else (Reach.ENDED, b"")
     except (ConnectionRefusedError, ConnectionResetError, BrokenPipeError):
         return Reach.ENDED, b""
     except (OSError, ValueError):  # also a time-out

@@ -11,6 +11,6 @@ drops of it. Other ranks that load a checkpoint go on from the mean of the old o
 parameters: the mean pseudo-gradient is as it was.
 
 Anchors restart at weights that a loop loads (``loads.py``). Beside each exchange ranks
-tell each other where their loops are, and refuse alike what does not belong together
+announce where their loops are, and refuse alike what does not belong together
 (``moment.py``).
 """

@@ -139,8 +139,8 @@ class LocalSteps(Handle):
         0 where nothing is on its way.
         """
         self._arriving: dict[str, Tensor] = {}
-        self._telling: Task | None = None
-        """The end of ranks telling each other their moments.
+        self._announcing: Task | None = None
+        """The end of the steps that announce the moments.
 
         None where all are known.
         """
@@ -202,7 +202,7 @@ class LocalSteps(Handle):
             if self._left:  # a state that was saved with a longer delay
                 self._apply(rhythm.mixing)
             self._position %= rhythm.every
-            self._launch(self._fragments[number - 1], tells=True)
+            self._launch(self._fragments[number - 1], announces=True)
             self._left = rhythm.delay
             if not rhythm.delay:
                 self._apply(rhythm.mixing)
@@ -235,12 +235,12 @@ class LocalSteps(Handle):
 
     def _moments_at_end(self) -> list[LoopMoment]:
         """The moments of all ranks, which have all called ``end_period``."""
-        self._tell(ends_period=True)
-        telling = self._telling
+        self._announce(ends_period=True)
+        announcing = self._announcing
         self._hear()
-        if telling is None:
+        if announcing is None:
             return [self._moment(ends_period=True)]
-        moments: list[LoopMoment] = telling.result
+        moments: list[LoopMoment] = announcing.result
         return moments
 
     def _moment(self, *, ends_period: bool) -> LoopMoment:
@@ -249,20 +249,20 @@ class LocalSteps(Handle):
         has_learnt = has_learnt or self._outer.has_learnt()
         return LoopMoment(self._local_step, ends_period, has_learnt, *self._loads.tally)
 
-    def _tell(self, *, ends_period: bool) -> None:
-        """Has ranks tell each other their moments beside what follows."""
+    def _announce(self, *, ends_period: bool) -> None:
+        """Has ranks announce their moments beside what follows."""
         engine = self._engine
         if engine.world > 1:
             own = self._moment(ends_period=ends_period)
             steps = moments_of_all(engine.world, self._progress.step, own)
-            self._telling = engine.launch(0, "moments", steps, CONTROL)
+            self._announcing = engine.launch(0, "moments", steps, CONTROL)
 
     def _hear(self) -> None:
         """Waits for the moments of other ranks, if they are not known."""
-        telling = self._telling
-        self._telling = None
-        if telling is not None:
-            self._engine.wait([telling])
+        announcing = self._announcing
+        self._announcing = None
+        if announcing is not None:
+            self._engine.wait([announcing])
 
     def _take_loads(self) -> None:
         """Restarts anchors at the values loaded since the last step.
@@ -279,12 +279,12 @@ class LocalSteps(Handle):
             del self._arriving[name]
         self._outer.restart(loaded)
 
-    def _launch(self, names: Sequence[str], *, tells: bool = False) -> None:
-        """Sends this rank's pseudo-gradients, and its moment if it ``tells``."""
+    def _launch(self, names: Sequence[str], *, announces: bool = False) -> None:
+        """Sends this rank's pseudo-gradients, and its moment if it ``announces``."""
         self._strangers.before_backward()
         self._progress.begin_step(names)
-        if tells:
-            self._tell(ends_period=False)
+        if announces:
+            self._announce(ends_period=False)
         for name in reversed(names):  # in issue order
             delta = self._arriving[name] = self._outer.pseudo_gradient(name)
             self.synchroniser.ready(name, delta)

@@ -1,4 +1,4 @@
-"""LoopMoment: where a rank's loop is when it exchanges; ranks tell each other.
+"""LoopMoment: where a rank's loop is when it exchanges; ranks announce it.
 
 Ranks exchange in the same order, so messages meet which were not meant for each other
 if one rank ends a period by hand and another does not, or if only one has loaded
@@ -41,7 +41,7 @@ class LoopMoment(NamedTuple):
 
 
 def moments_of_all(world: int, step: int, own: LoopMoment) -> Steps[list[LoopMoment]]:
-    """The steps by which ranks tell each other their moments.
+    """The steps by which ranks announce their moments.
 
     Returns them in rank order.
 

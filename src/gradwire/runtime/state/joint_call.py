@@ -3,7 +3,7 @@
 Ranks that train on with states of different steps, or some with a state and some
 without, would drift apart; where a state decides what is sent (the stage of a warm-up,
 who leads a step), they would wait for each other until their timeout. So each rank
-tells the others in the job's store which state it is about to load or to give, or that
+announces in the job's store which state it is about to load or to give, or that
 it cannot, and goes on when all have done so. Nobody waits there for a rank that has
 refused, nor for one that has begun the next step instead.
 """
@@ -64,7 +64,7 @@ class JointCall:
     def refusing(self) -> AbstractContextManager[None]:
         """Tells the others what is raised within, unless this rank's run has ended.
 
-        Then all have been told, and the store may be gone with the process that held
+        Then all know it, and the store may be gone with the process that held
         it.
         """
         return refusing(self._group, self._shards, unless=(RankFailed,))
@@ -100,8 +100,8 @@ class JointCall:
         with refusing(self._shards):
             self._compare(self._group, own, "rank")
         # Ranks with other shards are other groups, whose runs have names of their own.
-        told = {"call": self._call, "step": saved["step"]}
-        self._compare(self._shards, told, "the rank of shard")
+        announced = {"call": self._call, "step": saved["step"]}
+        self._compare(self._shards, announced, "the rank of shard")
 
     def _compare(self, who: Membership, own: Mapping[str, Any], kind: str) -> None:
         engine = self._engine
@@ -137,7 +137,7 @@ class JointCall:
             )
         except RankFailed as error:
             if error.step >= 0:
-                raise  # all were told
+                raise  # all know it
             cause = error.__cause__ or error  # the store is lost, and perhaps no rank
             raise engine.unreachable(
                 f"finish {call}", cause, self._next_step
@@ -159,8 +159,8 @@ class JointCall:
         if not of_shares:
             return
         shared: dict[str, dict[int, Any]] = {}
-        for rank, told in found.items():
-            shared.setdefault(told["share"], {})[rank] = told["shared"]
+        for rank, announced in found.items():
+            shared.setdefault(announced["share"], {})[rank] = announced["shared"]
         for alike in shared.values():
             refuse_differences(
                 alike, kind, how, remedy, first_difference, names_all=True

@@ -138,8 +138,8 @@ def _of_one_moment(state_dicts: Any) -> list[Saved]:
         )
     how = "did not save the same thing"
     remedy = "load the state_dicts that all old ranks saved at one moment"
-    told = {old["rank"]: _described(old) for old in olds}
-    refuse_differences(told, "rank", how, remedy, first_difference)
+    described = {old["rank"]: _described(old) for old in olds}
+    refuse_differences(described, "rank", how, remedy, first_difference)
     if count % (per_host := olds[0]["ranks_per_host"]):
         accepted = f"a divisor of its world_size, {count}"
         remedy = "load an undamaged checkpoint"

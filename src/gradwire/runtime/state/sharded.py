@@ -30,7 +30,13 @@ _REST = "rest"
 
 It is as ``torch.save`` writes it.
 """
-_FORM = "gradwire's sharded state, 1"
+ROWS = "one row for each of sharded_state(saved_by=) replicas"
+"""The entry of parameters.
+
+``dcp.load`` names it where another number of replicas saved: it compares sizes before
+anything of gradwire is called.
+"""
+_FORM = "gradwire's sharded state, 2"
 _MOST_REPLICAS = 2**24
 """The most replicas, and parts of a parameter: shapes of their rows can be counted."""
 _DAMAGED = "load an undamaged checkpoint into what handle.sharded_state() returned"
@@ -144,7 +150,7 @@ def sharded_state(
         for name, fields in by_element.items()
         if fields
     }
-    return {_REST: packed(rest).numpy().tobytes(), "params": params}
+    return {_REST: packed(rest).numpy().tobytes(), ROWS: params}
 
 
 def _rows(
@@ -186,7 +192,7 @@ def own_part(owners: Owners, given: Any, origin: Origin) -> Any:
     What is no such state is returned as it is. Raises ``InvalidSetting`` where it
     cannot be cut for these ranks.
     """
-    if not isinstance(given, dict) or set(given) != {_REST, "params"}:
+    if not isinstance(given, dict) or set(given) != {_REST, ROWS}:
         return given
     rest = _rest_of(given)
     part, parts = owners.part
@@ -207,9 +213,9 @@ def own_part(owners: Owners, given: Any, origin: Origin) -> Any:
     ]
     names = beside["params"] if is_cut_alike else own_names
     params = {name: dict(beside["params"].get(name, {})) for name in names}
-    _check_trees("params of the state", given["params"])
+    _check_trees("params of the state", given[ROWS])
     for name, fields in params.items():
-        for path, held in given["params"].get(name, {}).items():
+        for path, held in given[ROWS].get(name, {}).items():
             what = f"{path} of {name}"
             if not isinstance(held, Tensor) or held.is_meta or not held.dim():
                 raise invalid(what, type(held).__name__, "a tensor of rows", _DAMAGED)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ...contract import Member, Selection, State
 from ...contract.bounds import check_whole
-from ...contract.member import passing_bytes
+from ...contract.member import thread_scratch_bytes
 from ...contract.state import leaves
 from ...contract.trace.span import Span, StepDensity, Trace
 from ...errors import InvalidSetting, invalid
@@ -102,12 +102,12 @@ class Recorder:
                 spans, (found for found in self._densities if found is not None)
             )
 
-    def mark(self) -> Totals:
+    def snapshot(self) -> Totals:
         """The totals so far, to count from."""
         with self._lock:
             return {**self._totals, "steps": self.num_steps}
 
-    def since(self, mark: Totals) -> dict[str, float | None]:
+    def since(self, snapshot: Totals) -> dict[str, float | None]:
         """Averages per step.
 
         ``step_s`` is the median time from one step's end to the next.
@@ -116,9 +116,9 @@ class Recorder:
         """
         with self._lock:
             done = defaultdict(
-                float, {k: v - mark.get(k, 0.0) for k, v in self._totals.items()}
+                float, {k: v - snapshot.get(k, 0.0) for k, v in self._totals.items()}
             )
-            num_steps = self.num_steps - int(mark.get("steps", 0))
+            num_steps = self.num_steps - int(snapshot.get("steps", 0))
             last = list(self._step_s)[-num_steps:] if num_steps else []
         steps = max(1, num_steps)
         numel = done["numel"]
@@ -305,11 +305,19 @@ def mean_residual_norm(stats: Sequence[Mapping[str, Any]]) -> float:
     return math.fsum(one["residual_norm"] for one in stats) / world
 
 
-KINDS = ("residuals", "momentum", "state", "messages", "payloads", "buffers", "passing")
+KINDS = (
+    "residuals",
+    "momentum",
+    "state",
+    "messages",
+    "payloads",
+    "buffers",
+    "thread_scratch",
+)
 """The kinds are what was not sent yet; velocities; the rest of states; copies of
 gradients; what is sent and received; what a message needs in a later computation; and
 buffers that serve within one computation, which all messages of this process share (see
-`passing`).
+`thread_scratch`).
 """
 _MOMENTUM = ("velocity", "momentum")
 
@@ -330,9 +338,10 @@ def kept_bytes(state: State, member: Member) -> Counter[str]:
 def memory_of(messages: Iterable[Any], numel: int) -> dict[str, float]:
     """Bytes of all messages by kind, and their sum for each of ``numel`` parameters.
 
-    ``passing`` is of all threads of this process. Copies of states are states, too.
+    ``thread_scratch`` is of all threads of this process. Copies of states are states,
+    too.
     """
-    found = Counter(passing=passing_bytes())
+    found = Counter(thread_scratch=thread_scratch_bytes())
     for message in messages:
         found += kept_bytes(message.state, message.member)
         found["messages"] += message.buffer_bytes
@@ -361,7 +370,7 @@ class Log:
         self._write = _writer(to)
         self._every = every
         self._recorder = recorder
-        self._mark = recorder.mark()
+        self._snapshot = recorder.snapshot()
 
     def is_due(self, step: int) -> bool:
         """Whether a row is written at the end of this step."""
@@ -372,7 +381,7 @@ class Log:
 
         Returns whether that went.
         """
-        row = self._recorder.since(self._mark)
+        row = self._recorder.since(self._snapshot)
         del row["steps"]
         keeping = [
             (message, list(residuals(message.state).values())) for message in messages
@@ -385,7 +394,7 @@ class Log:
             row["gradient_norm"] = math.hypot(
                 *(norm for one, _ in keeping for norm in one.norms)
             )
-        self._mark = self._recorder.mark()
+        self._snapshot = self._recorder.snapshot()
         named = {
             f"{_PREFIX}{key}": value for key, value in row.items() if value is not None
         }

@@ -126,9 +126,9 @@ def loses(exchange: Exchange) -> bool:
 
 
 def compared(
-    me: Member, grad_N: Tensor, text: Steps[State]
+    me: Member, grad_N: Tensor, steps: Steps[State]
 ) -> Steps[tuple[State, Missed]]:
-    """An exchange's text that leaves the mean in ``grad_N``, and the mean's error.
+    """An exchange's steps, which leave the mean in ``grad_N``, and the mean's error.
 
     It adds an all-reduce of about ``SAMPLE`` elements at the end.
     """
@@ -139,7 +139,7 @@ def compared(
     yield Compute(
         "sample", lambda: dense_S.copy_(sample_S).mul_(1 / me.world), sample_S.numel()
     )
-    state = yield from text
+    state = yield from steps
     yield AllReduce(dense_S)
     missed = yield Compute(
         "compare", lambda: _missed(sample_S, dense_S), sample_S.numel()

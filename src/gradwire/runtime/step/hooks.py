@@ -27,7 +27,7 @@ from .hooked import Hooked, untraced
 from .local_gradients import LocalGradients
 from .messages import refuse_grad_dtype
 from .progress import Progress
-from .refusals import exchanged_by, mark_attached, shown_as_around
+from .refusals import exchanged_by, record_attached, shown_as_around
 
 
 class DefersGradients(Protocol):
@@ -112,7 +112,7 @@ class UnattachedParameters:
         params: Sequence[NamedParam],
         give_up: Callable[[str], BaseException],
     ) -> None:
-        self._forget = mark_attached(model, params)
+        self._forget = record_attached(model, params)
         self._model = (
             model.module if isinstance(model, DistributedDataParallel) else model
         )
@@ -382,7 +382,7 @@ class ModuleHooks:
     def _refuse_wrong_step(self) -> None:
         """Refuses a backward pass that must not begin a step, before any launch.
 
-        The other ranks are told.
+        The other ranks get to know it.
         """
         self._strangers.before_backward()
         if is_inside_a_segment():
@@ -466,7 +466,7 @@ class ModuleHooks:
                 "there"
             )
         synchroniser.close()
-        self._progress.mark_backward(wall_clock())
+        self._progress.record_backward(wall_clock())
         if self.overlap is None:
             self._progress.finish()
         else:

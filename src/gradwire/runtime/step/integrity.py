@@ -42,14 +42,14 @@ def digests_of(tensors: Sequence[Tensor]) -> list[int]:
         None if tensor.is_cpu else digest_on_device(tensor) for tensor in tensors
     ]
     there = [digest for digest in launched if digest is not None]
-    told = iter(
+    announced = iter(
         torch.stack([one.to(there[0].device) for one in there]).tolist()
         if there
         else ()
     )
     # All devices have begun by now, and are waited for once.
     return [
-        crc32(tensor) if digest is None else next(told)
+        crc32(tensor) if digest is None else next(announced)
         for tensor, digest in zip(tensors, launched, strict=True)
     ]
 
@@ -84,10 +84,10 @@ def refuse_other_bits(
     A rank that does not train has reported None.
     """
     ranks = [rank for rank, digests in enumerate(reported) if digests is not None]
-    told = [digests for digests in reported if digests is not None]
-    if all(digests == told[0] for digests in told):
+    announced = [digests for digests in reported if digests is not None]
+    if all(digests == announced[0] for digests in announced):
         return
-    odd = tuple(ranks[place] for place in odd_ranks(told))
+    odd = tuple(ranks[place] for place in odd_ranks(announced))
     world = len(reported)
     who = (
         f"rank {', '.join(map(str, odd))} of {world} holds other parameters than the "
@@ -98,7 +98,9 @@ def refuse_other_bits(
             f"ranks of {world} hold different parameters, and no more than half of "
             "them the same"
         )
-    wrong = (name for name, *each in zip(names, *told, strict=True) if len({*each}) > 1)
+    wrong = (
+        name for name, *each in zip(names, *announced, strict=True) if len({*each}) > 1
+    )
     raise RankFailed(
         f"{who}, first in {next(wrong)}: memory or a link changes bits, or parameters "
         "are changed or stepped by something that differs among ranks (gradients of "
@@ -111,7 +113,7 @@ def refuse_other_bits(
     )
 
 
-def odd_ranks(told: Sequence[Sequence[int]]) -> tuple[int, ...]:
+def odd_ranks(announced: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """The ranks whose digests are not those of most.
 
     None where no more than half agree.
@@ -119,7 +121,7 @@ def odd_ranks(told: Sequence[Sequence[int]]) -> tuple[int, ...]:
     >>> odd_ranks([[1, 2], [1, 2], [1, 3], [1, 2]]), odd_ranks([[1], [2]])
     ((2,), ())
     """
-    most, count = Counter(map(tuple, told)).most_common(1)[0]
-    if 2 * count <= len(told):
+    most, count = Counter(map(tuple, announced)).most_common(1)[0]
+    if 2 * count <= len(announced):
         return ()
-    return tuple(rank for rank, own in enumerate(told) if tuple(own) != most)
+    return tuple(rank for rank, own in enumerate(announced) if tuple(own) != most)

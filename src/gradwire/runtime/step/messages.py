@@ -1,7 +1,7 @@
 """Message: gradients that travel together, in one flat buffer.
 
 A message keeps one flat buffer, on the device of its gradients or, where those are not
-encoded there, on the host. Its text gathers ranges of gradients into it and exchanges
+encoded there, on the host. Its steps gather ranges of gradients into it and exchange
 them; ``scatter`` puts the mean back. A whole gradient that travels alone may be lent
 instead: it is the buffer of its step itself, and nothing is copied. State is kept by
 the message but named by parameter, so it can be loaded into messages that are fused and
@@ -115,8 +115,8 @@ class Placement:
     0
     """
 
-    turn: int = 0
-    """The turn of the message's member."""
+    order: int = 0
+    """The order of the message's member."""
     after: Sequence[int] = ()
     """Indices of messages that must have ended before this one goes on the wire."""
     lanes: Mapping[str, str] = field(default_factory=dict)
@@ -177,7 +177,7 @@ class Message:
         )
         self._lent_N: Tensor | None = None
         self.names = list(dict.fromkeys(slot.name for slot in self.slots))
-        self.member = Member(rank, world, placement.turn)
+        self.member = Member(rank, world, placement.order)
         self._encoder = TensorEncoder.of(exchange)
         apart = () if self._encoder is None else self._encoder.exchange.apart(self.spec)
         self._places = {self.slots[place].name: place for place in apart}
@@ -347,10 +347,10 @@ class Message:
             and not grad.requires_grad
         )
 
-    def text(
+    def steps(
         self, grads: Grads, copying: Copying = nullcontext, *, borrows: bool = False
     ) -> Steps[None]:
-        """The text that gathers and exchanges; gradients that are None count as zero.
+        """The steps that gather and exchange; gradients that are None count as zero.
 
         If it ``borrows`` the gradient, the mean is there at its end, and ``scatter`` is
         not called.
@@ -362,11 +362,13 @@ class Message:
             yield Compute("keep", self._keep, self.spec.numel)
         yield Compute("gather", lambda: self._gather(grads, copying), self.spec.numel)
         grad_N = self.flat_N if self._lent_N is None else self._lent_N
-        text = self.exchange.synchronise(self.member, self.state, grad_N, grad_N)
+        steps = self.exchange.synchronise(self.member, self.state, grad_N, grad_N)
         if self.compare is not None:
-            self.state, self.missed = yield from self.compare(self.member, grad_N, text)
+            self.state, self.missed = yield from self.compare(
+                self.member, grad_N, steps
+            )
         else:
-            self.state = yield from text
+            self.state = yield from steps
         if self.looks:
             self._extremes = yield Compute(
                 "look", lambda: _extremes(grad_N), self.spec.numel
@@ -384,7 +386,7 @@ class Message:
     def encode_on_host(self, name: str, grads: Grads, copying: Copying) -> Copies:
         """``encode_ahead`` on a device.
 
-        A text whose copies the host encodes; see `Offload`.
+        Steps whose copies the host encodes; see `Offload`.
         """
         place = self._places[name]
         self._copy_in([place], grads, copying)

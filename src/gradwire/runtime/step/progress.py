@@ -33,8 +33,8 @@ class Progress:
     """The steps of one attached model on this rank.
 
     ``step`` is the number of exchanged backward passes so far. Hooks call
-    ``begin_step`` at the first gradient of a backward pass and ``mark_backward`` at its
-    end. Those of a plain module then call ``finish``, which puts the means into the
+    ``begin_step`` at the first gradient of a backward pass and ``record_backward`` at
+    its end. Those of a plain module then call ``finish``, which puts the means into the
     gradients of ``params``, and other hooks ``end_step`` once all means are there.
     """
 
@@ -163,8 +163,10 @@ class Progress:
             message.notes_norms = notes_norms
         if self.guard is not None and self._engine.world > 1:
             self.guard.begin(self.step, self._in_step)
-        turn = self.step // self.num_fragments
-        self.synchroniser.begin(self.step, scale_of(self._scaler), names, turn=turn)
+        own_step = self.step // self.num_fragments
+        self.synchroniser.begin(
+            self.step, scale_of(self._scaler), names, own_step=own_step
+        )
 
     def begin_without_messages(self) -> None:
         """Notes that no message of gradwire's is in the step that begins."""
@@ -185,18 +187,18 @@ class Progress:
         """The logs that get a row at the end of this step."""
         return [log for log in self.logs if log.is_due(self.step)]
 
-    def mark_forward(self, start_s: float, end_s: float) -> None:
+    def record_forward(self, start_s: float, end_s: float) -> None:
         """Notes a forward pass, which may end before the last backward's step does."""
         self._note("forward", start_s, end_s, self._num_backward)
         self._forward_end_s = end_s
 
-    def mark_backward(self, end_s: float) -> None:
+    def record_backward(self, end_s: float) -> None:
         """Notes the end of a backward pass, which began when the forward pass ended."""
         if self._forward_end_s:
             self._note("backward", self._forward_end_s, end_s, self.step)
         self._num_backward += 1
 
-    def mark_wait(self, start_s: float, end_s: float) -> None:
+    def record_wait(self, start_s: float, end_s: float) -> None:
         """Notes a wait of the training loop for the network."""
         self._note("wait", start_s, end_s, self.step)
 
@@ -292,7 +294,7 @@ class Progress:
         """Blocks until the means of ``names`` are there; raises ``RankFailed``."""
         start_s = wall_clock()
         self.synchroniser.wait(names)
-        self.mark_wait(start_s, wall_clock())
+        self.record_wait(start_s, wall_clock())
 
     def finish(self) -> None:
         """Waits for the whole step, and puts means where the loop looks for them."""
@@ -308,7 +310,7 @@ class Progress:
         synchroniser = self.synchroniser
         for name in arrived:
             put_grad(self._params[name], synchroniser.mean(name))
-        self.mark_wait(start_s, wall_clock())
+        self.record_wait(start_s, wall_clock())
         self.end_step()
 
     def give_up(self, text: str) -> BaseException:

@@ -168,7 +168,9 @@ def is_attached(param: Tensor) -> bool:
     return known is not None and known() is param
 
 
-def mark_attached(model: nn.Module, params: Sequence[NamedParam]) -> Callable[[], None]:
+def record_attached(
+    model: nn.Module, params: Sequence[NamedParam]
+) -> Callable[[], None]:
     """Notes that a model's ``params`` are exchanged from now on.
 
     Returns a function to undo it.

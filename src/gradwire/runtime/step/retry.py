@@ -2,8 +2,8 @@
 
 A batch that is too large for memory ends a backward pass on every rank, and the loop
 repeats it with smaller batches. By then some messages have been launched, on each rank
-another number of them. So ranks tell each other in the job's store that they repeat the
-pass. When all have told it they hand in zeros for what did not come, so that every
+another number of them. So ranks announce in the job's store that they repeat the
+pass. When all have announced it they hand in zeros for what did not come, so that every
 message ends, and drop the step. A rank that has all of its gradients waits for their
 means and repeats nothing: then all raise ``LoopMistake``.
 """
@@ -49,7 +49,7 @@ def repeat_together(engine: Engine, step: int, num_messages: int) -> None:
         who.agree("", lambda found: None, engine.timeout, what=what, look=look)
     except RankFailed as error:
         if error.step >= 0:
-            raise  # all were told
+            raise  # all know it
         absent = who.in_group(error.ranks)
         text = f"{mine}, and rank {', '.join(map(str, absent))} of {who.world} does not"
         how = f"it waited for {engine.timeout}"

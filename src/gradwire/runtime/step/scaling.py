@@ -128,7 +128,7 @@ class StepObserver:
         returned = self._step(optimizer, *args, **kwargs)
         self._has_stepped = True
         self._unscaled.pop(id(optimizer), None)
-        self._tell(optimizer)
+        self._notify(optimizer)
         return returned
 
     def unscale_(self, optimizer: Any) -> None:
@@ -143,12 +143,12 @@ class StepObserver:
         has_stepped = self._has_stepped
         self._has_stepped = False
         for optimizer in unscaled.values():
-            self._tell(optimizer)
+            self._notify(optimizer)
         for watcher in tuple(self.watchers):
             watcher.end_iteration(is_by_hand=not unscaled and not has_stepped)
         self._update(new_scale)
 
-    def _tell(self, optimizer: Any) -> None:
+    def _notify(self, optimizer: Any) -> None:
         found = self._scaler._found_inf_per_device(optimizer).values()
         is_skipped = any(bool(one) for one in found)
         params = [

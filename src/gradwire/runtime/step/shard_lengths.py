@@ -1,4 +1,4 @@
-"""Ranks with parts of the same layers tell each other their messages' lengths."""
+"""Ranks with parts of the same layers announce their messages' lengths."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def agree_among_shards(
             "give all ranks the same settings, and a bucket_cap_mb that cuts their "
             "parameters alike, such as one below the size of each"
         )
-        told = {rank: one["own"] for rank, one in found.items()}
+        announced = {rank: one["own"] for rank, one in found.items()}
         how = "of a layer would not travel together"
-        refuse_differences(told, "shard", how, remedy, first_difference)
+        refuse_differences(announced, "shard", how, remedy, first_difference)
         return [one["numels"] for one in found.values()]
 
     of_all = shards.agree({"own": own, "numels": sizes}, checked, timeout)

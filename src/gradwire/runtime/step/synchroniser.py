@@ -38,7 +38,7 @@ from ...contract.state import leaves
 from ...contract.verbs import Compute, Steps
 from ...exchange.error_feedback import residuals
 from ..device.devices import HOST
-from ..device.streams import Copying, Offload, SideStream, StepMarks, Streams
+from ..device.streams import Copying, Offload, SideStream, StepEvents, Streams
 from ..engine.engine import CONTROL, INLINE, OFFLOAD, Engine, Launch, rows_of_all
 from ..transport.task_graph import Task
 from ..transport.wire import as_on_a_lane
@@ -67,40 +67,40 @@ class Check:
         self.every = every
         self._equal = equal
         self._own: dict[str, int] = {}
-        self._turn = -1
+        self._own_step = -1
         self.trains = True
         """Whether this rank steps its parameters.
 
         One whose data have ended does not.
         """
 
-    def look(self, turn: int, names: Collection[str] | None = None) -> None:
-        """Takes the digests, once, for step ``turn`` of parameters to be compared.
+    def look(self, own_step: int, names: Collection[str] | None = None) -> None:
+        """Takes the digests, once, for step ``own_step`` of parameters to be compared.
 
         Ranks may change their parameters between backward passes that accumulate. So
         this is called when the first of them begins.
         """
         if (
             self.every is not None
-            and not (turn + 1) % self.every
-            and self._turn != turn
+            and not (own_step + 1) % self.every
+            and self._own_step != own_step
         ):
             named = self._equal(names)
             tensors = [tensor for _, tensor in named]
             digests = digests_of(tensors) if self.trains else [0] * len(tensors)
             self._own = dict(zip((name for name, _ in named), digests, strict=True))
-            self._turn = turn
+            self._own_step = own_step
 
     def forget(self) -> None:
         """Drops the digests of a step not made, as others may not have begun it."""
-        self._turn = -1
+        self._own_step = -1
 
-    def taken(self, turn: int) -> dict[str, int]:
-        """The digests that were taken for step ``turn``, once.
+    def taken(self, own_step: int) -> dict[str, int]:
+        """The digests that were taken for step ``own_step``, once.
 
         Empty where none were.
         """
-        taken = self._own if self._turn == turn else {}
+        taken = self._own if self._own_step == own_step else {}
         self.forget()
         return taken
 
@@ -172,8 +172,8 @@ class StepReport:
             for flags in zip(*(record.used for record in self.records), strict=True)
         ]
 
-    def text(self, step: int, used: bytes, digests: Mapping[str, int]) -> Steps[None]:
-        """The text by which ranks exchange their records of a step.
+    def steps(self, step: int, used: bytes, digests: Mapping[str, int]) -> Steps[None]:
+        """The steps by which ranks exchange their records of a step.
 
         Raises ``RankFailed``, on every rank alike, if digests differ.
         """
@@ -189,7 +189,7 @@ class StepReport:
     def confirmation(
         self, step: int, used: bytes, messages: Sequence[Message], streams: Streams
     ) -> Steps[None]:
-        """The text by which ranks confirm that they have all means of a step.
+        """The steps by which ranks confirm that they have all means of a step.
 
         The norm is taken anew after the first step among these ranks, and after 1, 2, 4
         and so on to 64, 128, 192 and so on.
@@ -210,7 +210,7 @@ class StepReport:
 
             yield Compute("norm", note)
         self._newcomer = self.look()
-        yield from self.text(step, used, {})
+        yield from self.steps(step, used, {})
 
 
 _LET_GO = torch.empty(0, device="cpu")
@@ -263,7 +263,7 @@ class Synchroniser:
         """Forgets the step before; ``step`` is the next one."""
         self._step = step
         self.grads: Grads = {}
-        self._marks: StepMarks | None = None
+        self._events: StepEvents | None = None
         self._shared: set[str] = set()
         self._backward_over = Task("backward over", lambda: None, step=step)
         self._missing = [len(message.names) for message in self.messages]
@@ -317,13 +317,13 @@ class Synchroniser:
         scale: float = 1.0,
         names: Collection[str] | None = None,
         *,
-        turn: int | None = None,
+        own_step: int | None = None,
     ) -> None:
         """Opens a step without gradients; all that are handed in will have this scale.
 
         ``names`` are the parameters that take part, and no message has others beside
-        them; None stands for all. ``turn`` counts the steps of these parameters, if not
-        all take part in each.
+        them; None stands for all. ``own_step`` counts the steps of these parameters, if
+        not all take part in each.
         """
         self.engine.check()
         self.engine.begin_step(step)
@@ -333,12 +333,12 @@ class Synchroniser:
                 message.take_scale(scale)
         self._clear(step)
         if self.streams.sides:
-            # a message without gradients of this rank is behind no mark
+            # a message without gradients of this rank is behind no event
             self.streams.lead()
         if names is not None:
             self._queue = self.of(names)
-        self._turn = step if turn is None else turn
-        self.look(self._turn, names)
+        self._own_step = step if own_step is None else own_step
+        self.look(self._own_step, names)
         looks = self._looks
         confirms = self.report.confirms
         if looks or confirms:
@@ -350,13 +350,13 @@ class Synchroniser:
     def _looks(self) -> bool:
         return self.undoes_skipped and self.keeps_state
 
-    def look(self, turn: int, names: Collection[str] | None = None) -> None:
+    def look(self, own_step: int, names: Collection[str] | None = None) -> None:
         """Notes what ranks must hold alike, as a step's backward begins; see `Check`.
 
-        Whether they compare it in this step follows from ``turn`` alone.
+        Whether they compare it in this step follows from ``own_step`` alone.
         """
         if self.engine.world > 1:
-            self.check.look(turn, names)
+            self.check.look(own_step, names)
 
     def ready(self, name: str, grad: Tensor | None, *, is_shared: bool = False) -> None:
         """Hands in one gradient (None counts as zero) and launches complete messages.
@@ -372,9 +372,9 @@ class Synchroniser:
             if is_shared:
                 self._shared.add(name)
             if grad is not None and not grad.is_cpu:
-                if self._marks is None:
-                    self._marks = StepMarks(self.streams)
-                self._marks.ready(name, grad)
+                if self._events is None:
+                    self._events = StepEvents(self.streams)
+                self._events.ready(name, grad)
             for message in self._messages_of[name]:
                 self._missing[message.index] -= 1
                 if grad is not None and name in message.lanes:
@@ -394,8 +394,8 @@ class Synchroniser:
     def _copying(
         self, names: Sequence[str], side: SideStream | None, **counted: Any
     ) -> Copying:
-        marks = self._marks
-        return nullcontext if marks is None else marks.copying(names, side, **counted)
+        events = self._events
+        return nullcontext if events is None else events.copying(names, side, **counted)
 
     def _encode_ahead(self, message: Message, name: str) -> None:
         """Has one tensor encoded where the plan says, before its message is launched.
@@ -438,15 +438,15 @@ class Synchroniser:
     def _launch(self, message: Message) -> Task:
         names = message.names
         side = self._side(message)
-        if side is not None and self._marks is None:
-            self._marks = StepMarks(self.streams)
+        if side is not None and self._events is None:
+            self._events = StepEvents(self.streams)
         if message.flags_F is not None:
             with nullcontext() if side is None else side.use():
                 message.flags_F.copy_(
                     torch.frombuffer(bytearray(self._used()), dtype=torch.uint8)
                 )
         is_shared = not self._shared.isdisjoint(names)
-        text, scatter = self._exchange(message, side, is_shared=is_shared)
+        steps, scatter = self._exchange(message, side, is_shared=is_shared)
         how = Launch(
             behind=self._ahead.pop(message.index, ()),
             after=[self._ends[i] for i in message.after],
@@ -454,42 +454,42 @@ class Synchroniser:
             last_name="scatter",
             last_behind=[self._backward_over] if is_shared else (),
             last_is_light=not message.is_of_rows
-            and (side is not None or self._marks is None),
+            and (side is not None or self._events is None),
             is_inline=message.is_inline,
             side=side,
         )
-        return self.engine.launch(message.index, f"message {message.index}", text, how)
+        return self.engine.launch(message.index, f"message {message.index}", steps, how)
 
     def _exchange(
         self, message: Message, side: SideStream | None, *, is_shared: bool
     ) -> tuple[Steps[None], Callable[[], None] | None]:
-        """A message's text, and what writes its mean back.
+        """A message's steps, and what writes its mean back.
 
-        None where its text does that.
+        None where its steps do that.
         """
         # All of this step, even if it is abandoned.
         grads = self.grads
         num_left = self._num_left
-        marks = self._marks
+        events = self._events
         names = message.names
         rows = message.is_of_rows
         size_bytes = 0 if rows else message.spec.size_bytes
         copying = self._copying(names, side, to_host_bytes=size_bytes)
 
         def end() -> None:
-            if side is not None and marks is not None:
-                marks.end(message.index, side)
+            if side is not None and events is not None:
+                events.end(message.index, side)
             for name in names:  # gradients that have their means
                 num_left[name] -= 1
                 if not num_left[name] and grads[name] is not None:
                     grads[name] = _LET_GO
 
-        def borrowed(text: Steps[None]) -> Steps[None]:
-            yield from text
+        def borrowed(steps: Steps[None]) -> Steps[None]:
+            yield from steps
             end()
 
         if not is_shared and message.can_borrow(grads):
-            return borrowed(message.text(grads, copying, borrows=True)), None
+            return borrowed(message.steps(grads, copying, borrows=True)), None
         scattering = self._copying(
             names, side, to_device_bytes=size_bytes, allocates=rows
         )
@@ -498,7 +498,7 @@ class Synchroniser:
             message.scatter(grads, scattering)
             end()
 
-        return message.text(grads, copying), scatter
+        return message.steps(grads, copying), scatter
 
     def abandon(self, name: str, *, is_retry: bool = False) -> None:
         """Gives up a step whose backward pass did not end.
@@ -525,8 +525,8 @@ class Synchroniser:
                 self.ready(absent, None)
         self.close()
         self.engine.wait(self.all_ends())
-        if self._marks is not None:
-            self._marks.follow()
+        if self._events is not None:
+            self._events.follow()
         self.undo()
         self.open = False
 
@@ -582,8 +582,8 @@ class Synchroniser:
 
     def follow(self, names: Sequence[str]) -> None:
         """Has the device's current stream wait for means that have ``arrived``."""
-        if self._marks is not None:
-            self._marks.follow(self.ends_of(names))
+        if self._events is not None:
+            self._events.follow(self.ends_of(names))
 
     def mean(self, name: str) -> Tensor:
         """A new tensor with the mean of a parameter for which this rank handed in None.
@@ -599,8 +599,8 @@ class Synchroniser:
 
     def close(self) -> None:
         """Notes the end of the backward pass; all gradients are handed in."""
-        if self._marks is not None:
-            self._marks.close()
+        if self._events is not None:
+            self._events.close()
         self.engine.begin(self._backward_over)
         # as where all parameters, or this rank's parts of them, are empty
         if not self._queue:
@@ -614,7 +614,7 @@ class Synchroniser:
         """
         engine = self.engine
         report = self.report
-        digests = self.check.taken(self._turn)
+        digests = self.check.taken(self._own_step)
         counts = self.counts_use and self._flags_F is None
         used = self._used() if counts else b""
         index = len(self.messages)
@@ -622,13 +622,13 @@ class Synchroniser:
             report.records = [Record(newcomer=report.look(), used=used)]
             return
         if counts or digests:
-            text = report.text(self._step, used, digests)
-            self._reporting = [engine.launch(index, "report", text, CONTROL)]
+            steps = report.steps(self._step, used, digests)
+            self._reporting = [engine.launch(index, "report", steps, CONTROL)]
         if report.confirms:
-            text = report.confirmation(self._step, used, self.messages, self.streams)
+            steps = report.confirmation(self._step, used, self.messages, self.streams)
             ends = self.all_ends()
             how = Launch(behind=ends, is_control=True)
-            end = engine.launch(index + 1, "confirmation", text, how)
+            end = engine.launch(index + 1, "confirmation", steps, how)
             self._confirming = [end]
 
     @property
@@ -716,8 +716,8 @@ class Synchroniser:
 
     def settled(self) -> set[str]:
         """Closes a step whose means are all here; returns as ``finish``."""
-        if self._marks is not None:
-            self._marks.follow()
+        if self._events is not None:
+            self._events.follow()
         self.open = False
         return self.take_back_unused()
 

@@ -229,7 +229,7 @@ def _judged(
                 old.refuse_silence(offer.step)
         except RankFailed as failure:
             reason = f"the run has lost ranks {list(failure.ranks)} meanwhile"
-        return bool(reason) or any(told != _GO for told in found.values())
+        return bool(reason) or any(announced != _GO for announced in found.values())
 
     def decide(found: Mapping[int, Any]) -> str:
         reasons = [

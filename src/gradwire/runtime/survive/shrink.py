@@ -6,8 +6,8 @@ pass raises ``RanksLost`` in the same step, the first that does not count, and t
 repeats that step. Residuals keep their weight: a mean over fewer ranks delivers more of
 each, so they are scaled by new over old number of ranks. The lost ranks' residuals are
 lost with them. Each entry of ``stats()["left"]`` has the ``ranks`` by their numbers in
-the job, the ``step`` that was repeated, ``residual_norms`` as the ranks last told them,
-``norms_after_steps``, and the ``seconds`` from the notice to going on. Those of
+the job, the ``step`` that was repeated, ``residual_norms`` as the ranks last announced
+them, ``norms_after_steps``, and the ``seconds`` from the notice to going on. Those of
 ``stats()["joined"]`` have a newcomer's ``rank``, the ``step`` that it began with, and
 the ``seconds`` that it took.
 
@@ -79,7 +79,7 @@ class Survivors(NamedTuple):
 def decided(
     counted: Mapping[int, Counted], *, repeats: bool = False
 ) -> Survivors | None:
-    """The decision by what all survivors told, the same whoever makes it.
+    """The decision by what all survivors announced, the same whoever makes it.
 
     None if there is none.
 
@@ -123,7 +123,7 @@ def meet(
         return bool(signs) and all(signs[rank].still_s > PATIENCE_S for rank in absent)
 
     def decide(found: Mapping[int, Any]) -> Survivors | None:
-        counts = {rank: Counted(*told) for rank, told in found.items()}
+        counts = {rank: Counted(*announced) for rank, announced in found.items()}
         return decided(counts, repeats=repeats)
 
     who = engine.who.beside("left")
@@ -302,13 +302,13 @@ class Shrinking:
         """
         this = weakref.ref(self)
 
-        def tell(error: BaseException) -> None:
+        def announce(error: BaseException) -> None:
             if isinstance(error, RankFailed) and error.ranks:
                 for one in [*_shrinking]:
                     if this() not in (one, None):
                         one._engine.interrupt(error)
 
-        engine.on_failure = tell
+        engine.on_failure = announce
 
     def _lose(self, failure: RankFailed) -> None:
         """Goes on without lost ranks; notes whether a step is undone here or elsewhere.
@@ -350,23 +350,24 @@ class Shrinking:
                 ranks=failure.ranks,
                 step=decision.num_steps,
             )
-        told = {self._ranks[r]: records[r] for r in sorted(gone)}
+        announced = {self._ranks[r]: records[r] for r in sorted(gone)}
         self.left.append(
             {
-                "ranks": tuple(told),
+                "ranks": tuple(announced),
                 "step": decision.num_steps,
-                "residual_norms": tuple(one.norm for one in told.values()),
-                "norms_after_steps": tuple(one.num_steps for one in told.values()),
+                "residual_norms": tuple(one.norm for one in announced.values()),
+                "norms_after_steps": tuple(one.num_steps for one in announced.values()),
             }
         )
         norms = ", ".join(
-            f"{one.norm:.3g} after {one.num_steps} steps" for one in told.values()
+            f"{one.norm:.3g} after {one.num_steps} steps" for one in announced.values()
         )
         return RanksLost(
-            f"rank {', '.join(map(str, told))} is lost in step {decision.num_steps}, "
+            f"rank {', '.join(map(str, announced))} is lost in step "
+            f"{decision.num_steps}, "
             f"with residuals whose norm was {norms}; {len(decision.ranks)} ranks go "
             "on: repeat the step, from zero_grad() on",
-            ranks=tuple(told),
+            ranks=tuple(announced),
             step=decision.num_steps,
         )
 

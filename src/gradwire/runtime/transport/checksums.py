@@ -88,13 +88,15 @@ class Seals:
         for verb, one, place in zip(verbs, self.beside, self._places, strict=True):
             if one is None:
                 continue
-            told = getattr(one, "out", one.buf).tolist()
+            announced = getattr(one, "out", one.buf).tolist()
             for at, (src, part) in enumerate(_arrived(verb)):
-                if frame(part, WIRE) != told[at]:
-                    raise self._refusal(type(verb).__name__, src, place, part, told[at])
+                if frame(part, WIRE) != announced[at]:
+                    raise self._refusal(
+                        type(verb).__name__, src, place, part, announced[at]
+                    )
 
     def _refusal(
-        self, kind: str, src: int, place: Position, part: Tensor, told: int
+        self, kind: str, src: int, place: Position, part: Tensor, announced: int
     ) -> RankFailed:
         who = (
             f"rank {place.ranks[src]}" if place.ranks else f"the rank with shard {src}"
@@ -108,8 +110,8 @@ class Seals:
             f"({kind}): "
         )
         text += f"memory or a link of {who} changes bits"
-        other = told >> _CRC_BITS
-        if other > 0 and told == frame(part, other):
+        other = announced >> _CRC_BITS
+        if other > 0 and announced == frame(part, other):
             code = ExitCode.MISTAKE
             text = (
                 f"{who} sends payloads of wire version {other}, and {here} takes "
@@ -167,9 +169,9 @@ def _arrived(verb: Communication) -> Sequence[tuple[int, Tensor]]:
 
 
 def pairwise(
-    text: Steps[T], place_of: Callable[[Communication], Position | None]
+    steps: Steps[T], place_of: Callable[[Communication], Position | None]
 ) -> Steps[T]:
-    """A text whose payloads go straight from sender to receiver.
+    """Steps whose payloads go straight from sender to receiver.
 
     Its sums are made in rank order, each element's on one rank, and have the same bits
     everywhere. Ranks send as many bytes as before, but for the source of a broadcast,
@@ -199,7 +201,7 @@ def pairwise(
                 results.update(zip(asks, (yield tuple(asks.values())), strict=True))
         return tuple(results.values()) if isinstance(asked, tuple) else results[0]
 
-    return rewritten(text, each)
+    return rewritten(steps, each)
 
 
 def _straight(verb: Any, place: Position | None) -> Steps[Any]:

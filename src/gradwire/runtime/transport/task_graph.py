@@ -4,7 +4,7 @@ Source: HiPress section 3.1, figure 2: Q_comp and Q_commu run asynchronously; wh
 task completes, the manager clears it from those that wait for it and promotes every
 task that waits for nothing more. Differences: the communication queue is several lanes,
 one for each process group, so that a message that waits for a peer does not hold up the
-others; the graph grows as the messages' texts go on; a task may be begun in the thread
+others; the graph grows as the messages' steps go on; a task may be begun in the thread
 that freed it and end in another, so that no thread is woken up only to wait for it.
 HiPress also joins encodes that wait in one queue. Here a plan, or `default_fusion`,
 puts such gradients into one message, with one call of the codec. Joining encodes of

@@ -1,4 +1,4 @@
-"""Verbs on torch.distributed: the only place where a text's bytes meet a process group.
+"""Verbs on torch.distributed: the only place where bytes of steps meet a process group.
 
 A rank notes what it did last on the network, and writes that to a file when its run
 fails. Where ranks of a job wait for each other, their records side by side say which
@@ -113,15 +113,15 @@ def give_back(channels: list[Channel]) -> None:
     channels.clear()
 
 
-def open_direct(circle: Circle, device: torch.device, timeout: timedelta) -> None:
-    """Connects the ranks of ``circle``, who all call this, by their back end."""
+def open_direct(group: RankGroup, device: torch.device, timeout: timedelta) -> None:
+    """Connects the ranks of ``group``, who all call this, by their back end."""
     kind = kind_of(device)
     assert kind is not None, "the host has no network back end of its own"
-    store = PrefixStore(f"gradwire/{circle.name}/direct", default_store())
-    channel = kind.connect(device, store, circle.rank, circle.world, timeout)
+    store = PrefixStore(f"gradwire/{group.name}/direct", default_store())
+    channel = kind.connect(device, store, group.rank, group.world, timeout)
     # All take part in connecting, so the first verb is one for all.
     carry_directly([AllReduce(torch.zeros(1, device=device))], [channel], device)
-    circle.direct = channel
+    group.direct = channel
 
 
 def default_store() -> Any:
@@ -191,7 +191,7 @@ def in_background(work: Callable[[], Any]) -> Future[Any]:
 
 
 @dataclass
-class Circle:
+class RankGroup:
     """The ranks of one kind of verbs, this one's place among them, and its channels.
 
     There is a channel for each communication lane. ``direct`` is the one that sends
@@ -264,12 +264,12 @@ class LastVerbs:
         verbs = [asdict(verb) for verb in tuple(self._verbs)]
         if not verbs:
             return None
-        told = {"rank": rank, "world": world, "failed_s": wall_clock(), "error": text}
+        record = {"rank": rank, "world": world, "failed_s": wall_clock(), "error": text}
         folder = Path(os.environ.get(FOLDER) or tempfile.gettempdir())
         path = folder / f"gradwire-record-{os.getpid()}-{id(self):x}-rank-{rank}.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            write_anew(path, json.dumps({**told, "verbs": verbs}, indent=1))
+            write_anew(path, json.dumps({**record, "verbs": verbs}, indent=1))
         except OSError as failed:
             _log.warning(
                 "the record of the last operations cannot be written: %s", failed
@@ -288,13 +288,13 @@ class Routes:
     def __init__(self, lanes: Sequence[str], *, checksums: bool = False) -> None:
         self.lanes = lanes
         self.checksums = checksums
-        self.circles: dict[Among, Circle] = {}
+        self.groups: dict[Among, RankGroup] = {}
         self.last_verbs = LastVerbs()
 
     @property
     def first_channel(self) -> Channel:
         """A channel to all ranks, for what no message carries."""
-        return self.circles[Among.RANKS].channels[0]
+        return self.groups[Among.RANKS].channels[0]
 
     def of(
         self, verbs: Sequence[Communication], message: int, lane: int
@@ -304,10 +304,10 @@ class Routes:
         Raises ``InvalidSetting`` where there is nobody to reach.
         """
         for verb in verbs:
-            if verb.among not in self.circles:
+            if verb.among not in self.groups:
                 why = (
                     "attach was given none"
-                    if Among.RANKS in self.circles
+                    if Among.RANKS in self.groups
                     else "this rank is alone"
                 )
                 among = (
@@ -317,7 +317,7 @@ class Routes:
                 raise InvalidSetting(
                     f"message {message} asks for {verb!r}{among}, and {why}: {remedy}"
                 )
-        return [self.circles[verb.among].channels[lane] for verb in verbs]
+        return [self.groups[verb.among].channels[lane] for verb in verbs]
 
     def lane(self, index: int, credit: int) -> int:
         """The lane of a message of gradients, of the first ``credit`` there are.
@@ -327,9 +327,7 @@ class Routes:
         other has not begun.
         """
         return (
-            0
-            if any(circle.direct for circle in self.circles.values())
-            else index % credit
+            0 if any(group.direct for group in self.groups.values()) else index % credit
         )
 
     def parted(
@@ -339,7 +337,7 @@ class Routes:
         found: tuple[list[Communication], list[Communication]] = [], []
         for verb in verbs:
             is_direct = (
-                lane == 0 and self.circles[verb.among].direct and not verb.buf.is_cpu
+                lane == 0 and self.groups[verb.among].direct and not verb.buf.is_cpu
             )
             found[not is_direct].append(verb)
         return found
@@ -353,66 +351,66 @@ class Routes:
             return None
         from .checksums import Seals
 
-        circles = [self.circles[verb.among] for verb in verbs]
+        groups = [self.groups[verb.among] for verb in verbs]
         with as_on_a_lane():
             return Seals(
-                verbs, [(one.rank, one.world, one.ranks) for one in circles], step
+                verbs, [(one.rank, one.world, one.ranks) for one in groups], step
             )
 
-    def sealed(self, text: Steps[Any], lane: int) -> Steps[Any]:
-        """The text as carried out on a lane; checksums need payloads of one sender."""
+    def sealed(self, steps: Steps[Any], lane: int) -> Steps[Any]:
+        """The steps as carried out on a lane; checksums need payloads of one sender."""
         if not self.checksums:
-            return text
+            return steps
         from .checksums import Position, pairwise
 
         def place_of(verb: Communication) -> Position | None:
-            circle = self.circles.get(verb.among)
-            is_direct = circle is None or self.parted([verb], lane)[0]
-            if circle is None or is_direct:
+            group = self.groups.get(verb.among)
+            is_direct = group is None or self.parted([verb], lane)[0]
+            if group is None or is_direct:
                 return None
-            return Position(circle.rank, circle.world, circle.ranks)
+            return Position(group.rank, group.world, group.ranks)
 
-        return pairwise(text, place_of)
+        return pairwise(steps, place_of)
 
-    def lending(self, text: Steps[Any]) -> Steps[Any]:
-        """The text for ranks that read the memory of others on their host."""
-        host = self.circles.get(Among.HOST)
+    def lending(self, steps: Steps[Any]) -> Steps[Any]:
+        """The steps for ranks that read the memory of others on their host."""
+        host = self.groups.get(Among.HOST)
         if host is None:
-            return text
+            return steps
 
         def each(asked: Any) -> Steps[Any]:
             if isinstance(asked, AllToAll) and asked.among is Among.HOST:
                 return (yield from lent(asked, host))
             return (yield asked)
 
-        return rewritten(text, each)
+        return rewritten(steps, each)
 
     def sent_bytes(self, verb: Communication) -> int:
         """Bytes that this rank sends for a verb."""
-        circle = self.circles[verb.among]
-        return sent_bytes(verb, circle.rank, circle.world)
+        group = self.groups[verb.among]
+        return sent_bytes(verb, group.rank, group.world)
 
     def all_channels(self) -> list[Channel]:
         """Every channel that is open."""
-        circles = tuple(self.circles.values())
-        direct = [circle.direct for circle in circles if circle.direct]
-        return [channel for circle in circles for channel in circle.channels] + direct
+        groups = tuple(self.groups.values())
+        direct = [group.direct for group in groups if group.direct]
+        return [channel for group in groups for channel in group.channels] + direct
 
     def clear(self) -> None:
         """Gives all channels back."""
         channels: list[Channel] = []
-        while self.circles:
-            circle = self.circles.popitem()[1]
-            circle.close_direct()
-            channels += circle.channels
-            circle.channels = []  # else the last would be closed with it, one by one
+        while self.groups:
+            group = self.groups.popitem()[1]
+            group.close_direct()
+            channels += group.channels
+            group.channels = []  # else the last would be closed with it, one by one
         give_back(channels)
 
 
-def lent(verb: AllToAll, host: Circle) -> Steps[list[Tensor] | None]:
+def lent(verb: AllToAll, host: RankGroup) -> Steps[list[Tensor] | None]:
     """An all-to-all of a host's ranks, which read each other's rooms once mapped.
 
-    Ranks tell each other each time whether they have a new room, and all wait for all
+    Ranks announce each time whether they have a new room, and all wait for all
     by it.
     """
     room = verb.room
@@ -421,13 +419,15 @@ def lent(verb: AllToAll, host: Circle) -> Steps[list[Tensor] | None]:
             room.settle(is_lent=False)
         yield verb
         return None
-    own = torch.tensor((0,) * 4 if room is None else room.tell(), device="cpu")
-    told = own.repeat(host.world, 1)
-    yield AllGather(told.view(-1), own, Among.HOST)
-    if bool(told.any()):
+    own = torch.tensor((0,) * 4 if room is None else room.announce(), device="cpu")
+    announced = own.repeat(host.world, 1)
+    yield AllGather(announced.view(-1), own, Among.HOST)
+    if bool(announced.any()):
         is_mapped = False
         if room is not None:
-            is_mapped = yield Compute("map", lambda: room.map(told.tolist(), host.rank))
+            is_mapped = yield Compute(
+                "map", lambda: room.map(announced.tolist(), host.rank)
+            )
         own_mapped = torch.tensor([int(is_mapped)], device="cpu")
         all_mapped = own_mapped.repeat(host.world)
         yield AllGather(all_mapped, own_mapped, Among.HOST)
@@ -439,7 +439,7 @@ def lent(verb: AllToAll, host: Circle) -> Steps[list[Tensor] | None]:
     return None
 
 
-def agree_to_lend(host: Circle) -> bool:
+def agree_to_lend(host: RankGroup) -> bool:
     """Whether a host's ranks, which all call this, can read each other's memory."""
     host.lends = True
     one = torch.zeros(1, device="cpu")

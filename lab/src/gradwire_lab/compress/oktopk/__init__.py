@@ -116,7 +116,7 @@ class oktopk(Exchange):
     traits: ClassVar[Traits] = Traits(
         layout=Layout.SPARSE,
         exact_size=False,
-        contraction=True,
+        nonexpansive=True,
         error_feedback=True,
         density_range=(FEWEST, MOST),
     )

@@ -43,11 +43,11 @@ from .threshold import (
     least,
 )
 
-_TOLD = 2
+_ANNOUNCED = 2
 """Numbers that a rank tells of its sums: how many there are, and how many reach the
 threshold.
 """
-TOLD_BYTES = _TOLD * torch.int64.itemsize
+ANNOUNCED_BYTES = _ANNOUNCED * torch.int64.itemsize
 """Bytes of these numbers on the wire."""
 
 
@@ -131,13 +131,13 @@ class Turn:
         me = self.me
         regions = self.regions
         share = regions.shares(self.asked)[me.rank]
-        chosen, told = yield me.sized(
+        chosen, announced = yield me.sized(
             "encode",
             lambda: self._choose(sums, threshold),
             self.asked,
-            lambda: (sums, [share] * _TOLD),
+            lambda: (sums, [share] * _ANNOUNCED),
         )
-        listed = yield from self._agree(told, threshold)
+        listed = yield from self._agree(announced, threshold)
         spread = Spread.of(listed.counts, self.most_uneven)
         held: Entries = yield me.sized(
             "encode",
@@ -253,29 +253,29 @@ class Turn:
         form = smallest(self.regions.among, count, numel, 1, self.dtype)
         return _List(form, form.layout(count, numel, 1, self.dtype), numel, 0)
 
-    def _agree(self, told: list[int], threshold: float) -> Steps[_Listed]:
+    def _agree(self, announced: list[int], threshold: float) -> Steps[_Listed]:
         """Tells all ranks how many sums this one has, and how many of them reach
         ``threshold``.
         """
         me = self.me
         regions = self.regions
-        own_T = me.told("own told", _TOLD).copy_(torch.tensor(told))
-        told_WT = me.told("told", _TOLD * me.world)
-        yield AllGather(told_WT, own_T)
+        own_T = me.announced("own announced", _ANNOUNCED).copy_(torch.tensor(announced))
+        announced_WT = me.announced("announced", _ANNOUNCED * me.world)
+        yield AllGather(announced_WT, own_T)
         shares = regions.shares(self.asked)
-        of_each = [rank for rank in range(me.world) for _ in range(_TOLD)]
+        of_each = [rank for rank in range(me.world) for _ in range(_ANNOUNCED)]
         flat = me.sizes(
-            told_WT,
+            announced_WT,
             [regions.length(rank) for rank in of_each],
             unit="elements",
             ranks=of_each,
             usual=[shares[rank] for rank in of_each],
         )
-        reach_W = flat[1::_TOLD]
+        reach_W = flat[1::_ANNOUNCED]
         most = round(MOST * self.asked)
         count = sum(reach_W)
         if not threshold or count < FEWEST * self.asked:
-            return _Listed(flat[::_TOLD], is_all=True, is_exact=True)
+            return _Listed(flat[::_ANNOUNCED], is_all=True, is_exact=True)
         if count <= most:
             return _Listed(reach_W, is_all=False, is_exact=False)
         # At least 1 of each region that has any: what is not finite goes before all

@@ -134,7 +134,7 @@ def put_back(me: Member, taken: Entries, out_N: Tensor, residual_N: Tensor) -> N
     """Returns to the residual what was selected and is not in the mean, which is 0
     there.
     """
-    arrived_K = me.passing("mean at own", taken.num, out_N, out_N.dtype)
+    arrived_K = me.thread_scratch("mean at own", taken.num, out_N, out_N.dtype)
     take(out_N, taken.indices_K, arrived_K)
     lost_K = ((arrived_K == 0) & taken.values.isfinite()).nonzero().flatten()
     select.scatter_add(taken.indices_K[lost_K], taken.values[lost_K], residual_N)

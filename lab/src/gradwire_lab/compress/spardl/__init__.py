@@ -133,7 +133,7 @@ class spardl(Exchange):
             yield from synchronise_alone(grad_N, out_N, residual_N)
             return state
         chunks = self.chunks(TensorSpec("", grad_N.numel(), grad_N.dtype), me.world)
-        yield from Turn(me, chunks, self.teams, grad_N, out_N, residual_N).text()
+        yield from Turn(me, chunks, self.teams, grad_N, out_N, residual_N).steps()
         count = sum(chunks.counts)
         me.selection = Selection(self.density * grad_N.numel(), count, count)
         return state

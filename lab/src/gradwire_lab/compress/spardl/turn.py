@@ -54,11 +54,11 @@ class Turn:
         self.sums = Shelf(me, chunks, self.order, "sums", chunks.sum_dtype, grad_N)
         self.means = Shelf(me, chunks, self.order, "means", chunks.dtype, grad_N)
 
-    def text(self) -> Steps[None]:
+    def steps(self) -> Steps[None]:
         """Spar-Reduce-Scatter, Spar-All-Gather, then the all-gather of the chunks of
         the mean.
         """
-        circle = [self.team * self.size + place for place in self.order]
+        ring = [self.team * self.size + place for place in self.order]
         if not self.is_kept:
             yield self._compute("encode", range(self.size), self._begin)
         for distance, count in rounds(self.size):
@@ -66,8 +66,8 @@ class Turn:
             here = range(count)
             yield self._compute("encode", away, self._cut)
             yield (
-                Send(circle[distance], self.sums.span(away)),
-                Recv(circle[-distance], self.sums.span(here)),
+                Send(ring[distance], self.sums.span(away)),
+                Recv(ring[-distance], self.sums.span(here)),
                 # Of these chunks the gradient has been read: the mean may take its
                 # place.
                 self._compute("decode", away, self._clear),
@@ -83,8 +83,8 @@ class Turn:
         for distance, count in reversed(rounds(self.size)):
             landing = range(distance, distance + count)
             yield (
-                Send(circle[-distance], self.means.span(range(count))),
-                Recv(circle[distance], self.means.span(landing)),
+                Send(ring[-distance], self.means.span(range(count))),
+                Recv(ring[distance], self.means.span(landing)),
                 self._compute("decode", held, self._put),
             )
             held = landing
@@ -111,13 +111,11 @@ class Turn:
         while alike < self.teams:
             at = self.team // alike % width
             ahead = [(at + i) % width - at for i in range(width)]
-            circle = [self.me.rank + steps * alike * self.size for steps in ahead]
+            ring = [self.me.rank + steps * alike * self.size for steps in ahead]
             for distance, count in reversed(rounds(width)):
                 yield (
-                    Send(circle[-distance], lists.span(range(count))),
-                    Recv(
-                        circle[distance], lists.span(range(distance, distance + count))
-                    ),
+                    Send(ring[-distance], lists.span(range(count))),
+                    Recv(ring[distance], lists.span(range(distance, distance + count))),
                 )
             alike *= width
             # By team and not by distance, so that sums have the same bits on all ranks.
@@ -138,12 +136,12 @@ class Turn:
         pending_L = self.pending_N[start:stop]
         most = len(places) * count
         room = (
-            self.me.passing("sum places", most, pending_L, torch.int32),
-            self.me.passing("sum values", most, pending_L, pending_L.dtype),
+            self.me.thread_scratch("sum places", most, pending_L, torch.int32),
+            self.me.thread_scratch("sum values", most, pending_L, pending_L.dtype),
         )
         indices_S, sums_S, _ = merge(lists.read(*places), stop - start, room=room)
-        chosen_K = self.me.passing("chosen", count, pending_L, torch.int32)
-        values_K = self.me.passing("values", count, pending_L, pending_L.dtype)
+        chosen_K = self.me.thread_scratch("chosen", count, pending_L, torch.int32)
+        values_K = self.me.thread_scratch("values", count, pending_L, pending_L.dtype)
         rest_S = torch.zeros_like(sums_S)
         select.topk(sums_S, chosen_K, values_K, rest_S)
         lists.write(0, Entries(indices_S[chosen_K], values_K))
@@ -184,8 +182,8 @@ class Turn:
         (start, stop) = self.chunks.bounds[chunk]
         count = self.chunks.counts[chunk]
         pending_L = self.pending_N[start:stop]
-        indices_K = self.me.passing("places", count, pending_L, torch.int32)
-        values_K = self.me.passing("values", count, pending_L, pending_L.dtype)
+        indices_K = self.me.thread_scratch("places", count, pending_L, torch.int32)
+        values_K = self.me.thread_scratch("values", count, pending_L, pending_L.dtype)
         select.topk(as_working(self.grad_N[start:stop]), indices_K, values_K, pending_L)
         return Entries(indices_K, values_K)
 

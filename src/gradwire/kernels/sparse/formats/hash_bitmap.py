@@ -38,8 +38,8 @@ class hash_bitmap(SparseFormat):
         dtype: torch.dtype = torch.float32,
     ) -> Format:
         # Values first, as they lie aligned so without a gap.
-        marks = Field("bits", torch.uint8, bits.num_bytes(num_units))
-        return Format((Field("values", dtype, count * width), marks))
+        bitmap = Field("bits", torch.uint8, bits.num_bytes(num_units))
+        return Format((Field("values", dtype, count * width), bitmap))
 
     def encode(
         self, entries: Entries, num_units: int, buffer: Tensor | None = None

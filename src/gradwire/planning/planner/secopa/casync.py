@@ -62,8 +62,8 @@ class CaSyncCost:
     """A transfer between two ranks, over bytes."""
     codec: CodecFit
     is_low_rank: bool = False
-    tells_sizes: bool = False
-    """Whether ranks tell each other the sizes of their payloads first."""
+    announces_sizes: bool = False
+    """Whether ranks announce the sizes of their payloads first."""
 
     @classmethod
     def of(
@@ -71,9 +71,11 @@ class CaSyncCost:
     ) -> CaSyncCost:
         """The cost of a codec measured on a cluster, for payloads of these traits."""
         is_low_rank = traits.layout is Layout.LOW_RANK
-        tells_sizes = not (is_low_rank or traits.exact_size)
+        announces_sizes = not (is_low_rank or traits.exact_size)
         send = cluster.line("send")
-        return cls(cluster.num_ranks, is_ring, send, codec, is_low_rank, tells_sizes)
+        return cls(
+            cluster.num_ranks, is_ring, send, codec, is_low_rank, announces_sizes
+        )
 
     @property
     def alpha(self) -> int:
@@ -99,9 +101,9 @@ class CaSyncCost:
         sends_K = (
             batches_K * self.alpha * self.send.measured_each(payload_bytes / num_K)
         )
-        if self.tells_sizes:
-            told = self.num_ranks if self.is_ring else self.alpha
-            sends_K = sends_K + batches_K * told * self.send.measured_s(SIZE_BYTES)
+        if self.announces_sizes:
+            announced = self.num_ranks if self.is_ring else self.alpha
+            sends_K = sends_K + batches_K * announced * self.send.measured_s(SIZE_BYTES)
         numel_K = numel / num_K
         ranks = self.num_ranks
         encode_K = _each_s(self.codec.encode, numel_K)

@@ -44,7 +44,7 @@ from ...price import TIE
 ENTRY_BYTES = 8
 """Bytes of one sparse element on the wire: an int32 index and a float32."""
 SIZE_BYTES = 8
-"""Bytes that a rank tells of the size of its payload."""
+"""Bytes of the announced size of a payload."""
 MOST_ELEMENTS = 2**31 - 1
 """The most elements that are sparsified together, as an int32 tells each place."""
 
@@ -93,8 +93,8 @@ class SparseCost:
     density: float
     encode: LineFit
     gather: LineFit
-    tells_sizes: bool
-    """Whether ranks tell each other the sizes of their payloads first."""
+    announces_sizes: bool
+    """Whether ranks announce the sizes of their payloads first."""
     num_shares: int = 1
     """The ranks of a host, each of which encodes and gathers an equal share."""
     on_hosts: LineFit = NOTHING
@@ -128,7 +128,7 @@ class SparseCost:
             density=density,
             encode=cluster.inline_line(compressor) or NOTHING,
             gather=cluster.shares.line("all_gather"),
-            tells_sizes=not made.traits.exact_size,
+            announces_sizes=not made.traits.exact_size,
             num_shares=count,
             on_hosts=on_hosts,
         )
@@ -155,8 +155,10 @@ class SparseCost:
 
     def gather_bytes_s(self, size_bytes: float) -> float:
         """Seconds of the all-gather of a rank's payload, and of the sizes before."""
-        told_s = self.gather.measured_s(SIZE_BYTES) if self.tells_sizes else 0.0
-        return told_s + self.gather.measured_s(size_bytes)
+        announced_s = (
+            self.gather.measured_s(SIZE_BYTES) if self.announces_sizes else 0.0
+        )
+        return announced_s + self.gather.measured_s(size_bytes)
 
     def apart_s(self, numels: Sequence[int], payload_bytes: float) -> float:
         """Seconds of a message of tensors, each sparsified by itself, as ``gather_s``.
@@ -178,12 +180,14 @@ class SparseCost:
 
         ``longest`` elements stay on one rank of a host.
         """
-        told_s = self.gather.measured_s(SIZE_BYTES) if self.tells_sizes else 0.0
+        announced_s = (
+            self.gather.measured_s(SIZE_BYTES) if self.announces_sizes else 0.0
+        )
         shares = np.ceil(numels / self.num_shares)
         size_bytes = ENTRY_BYTES * np.maximum(1.0, np.rint(self.density * shares))
         own = np.maximum(shares, longest)
         on_hosts = self.on_hosts.alpha_s + self.on_hosts.per_unit_s * own
-        return on_hosts + (told_s + self.gather.measured_each(size_bytes))
+        return on_hosts + (announced_s + self.gather.measured_each(size_bytes))
 
 
 def sparsifier(compressor: str, density: float) -> Compressor:
