@@ -105,7 +105,7 @@ class Layout(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traits:
+class Traits(KeywordSettings):
     """The promises of a compressor; ``pair`` decides by these and never by a name.
 
     Args:
