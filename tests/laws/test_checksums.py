@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from gradwire.collective.steps.travel import members
 from gradwire.compress.powersgd import powersgd
 from gradwire.compress.selective import selective
 from gradwire.contract import Exchange
-from gradwire.contract.travel import members
 from gradwire.contract.verbs import (
     AllToAll,
     Broadcast,
@@ -23,13 +23,14 @@ from gradwire.contract.verbs import (
     Send,
     Steps,
 )
-from gradwire.errors import GradwireError, LawBroken, RankFailed
+from gradwire.errors import GradwireError, RankFailed
 from gradwire.exchange.by_name import steps_of_all
 from gradwire.exchange.local import drive
 from gradwire.exchange.two_level import on_hosts
 from gradwire.runtime.transport import checksums
 from gradwire.runtime.transport.checksums import Position, Seals, pairwise
 from gradwire_bench.faults.striking import flip
+from gradwire_lab.errors import LawBroken
 from gradwire_lab.laws.cases import Case
 from gradwire_lab.laws.tolerance import must, same_bits
 from tests.each import each

@@ -23,6 +23,7 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.contract.trace.span import Trace
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import exchange_for
+from gradwire.exchange.without_data import wire_bytes
 from gradwire.runtime.transport.wire import give_back, in_background
 from tests.each import each
 from tests.runtime.given import SMALL, keywords
@@ -87,7 +88,7 @@ def check_stats(
     assert stats["wait_s_per_step"] >= 0
     assert (stats["residual_norm"] > 0) == (exchange != DENSE)
     expected = sum(
-        (exchange if is_own else DENSE).wire_bytes(spec, 2)[rank]
+        wire_bytes(exchange if is_own else DENSE, spec, 2)[rank]
         for spec, is_own in sent
     )
     # What is more are the flags that tell which parameters were used, an int32 each.

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from ..contract.travel import members, sent_bytes
+from ..collective.steps.travel import members, sent_bytes
 from ..contract.verbs import (
     AllGather,
     AllReduce,

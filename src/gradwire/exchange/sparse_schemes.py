@@ -28,12 +28,12 @@ import torch
 
 from ..collective.steps.push_pull import Cut, MergeCounts, PushPull
 from ..collective.steps.rounds import abreast
+from ..collective.steps.sizes import SIZE_BYTES
+from ..collective.steps.travel import travel
 from ..collective.zen import zen
 from ..compress.nonzero import nonzero
-from ..contract.member import SIZE_BYTES
 from ..contract.registry import load
 from ..contract.spec import TensorSpec
-from ..contract.travel import travel
 from ..kernels.sparse.entries import num_units
 from ..kernels.sparse.formats.coo import coo
 from ..planning.data.cluster import Cluster

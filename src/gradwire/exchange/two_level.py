@@ -42,7 +42,6 @@ from torch import Tensor
 from ..collective.steps.shares import Shapes, Shares, shares_of
 from ..contract import Compressor, Exchange, Member, Residual, State
 from ..contract.bounds import check_whole
-from ..contract.room import Room
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.state import leaves
 from ..contract.verbs import (
@@ -51,6 +50,7 @@ from ..contract.verbs import (
     Among,
     Compute,
     Recv,
+    Room,
     Send,
     Steps,
     Verb,
@@ -61,6 +61,7 @@ from .by_name import Accounting, exchange_for
 from .clipping import Clipping
 from .error_feedback import Wrapper, chooser_of, nested
 from .local import check_hosts
+from .mapped_room import MappedRoom
 
 _BLOCK = 2**17
 """Elements that are added up at once: as many a rank stay in a processor's cache."""
@@ -330,7 +331,7 @@ class _InMemory(_HostMean):
     def _add_up(self) -> None:
         pending = self.pending
         for held in pending.shares.ranges(pending.place):
-            slot = slice(held.place, held.place + held.stop - held.start)
+            slot = slice(held.place, held.place + held.numel)
             parts = [part_S[slot] for part_S in self._parts]
             # The own slot has no part yet, as others have read a mean there until now.
             parts[pending.place] = pending.whole_N[held.start : held.stop]
@@ -373,9 +374,7 @@ def _scattered(pending: _Pending) -> Steps[_HostMean]:
     """
     shares = pending.shares
     numels = shares.numels
-    # Behind the shares there is room for the mean, where that has another dtype.
-    behind = 0 if pending.is_working else max(numels)
-    room = pending.me.room(sum(numels) + behind, pending.grad_N, pending.working)
+    room = _room_of(pending)
     cut_M = yield from _cut(pending, room)
     sums_M = cut_M
     if not _is_lent(room):
@@ -385,6 +384,20 @@ def _scattered(pending: _Pending) -> Steps[_HostMean]:
     if rooms is None:
         return _ByExchange(pending, sums_M)
     return _InMemory(pending, rooms)
+
+
+def _room_of(pending: _Pending) -> Room | None:
+    """The message's room, or None if no other rank can map it."""
+    me = pending.me
+    numels = pending.shares.numels
+    # Behind the shares there is room for the mean, where that has another dtype.
+    behind = 0 if pending.is_working else max(numels)
+    numel = sum(numels) + behind
+    if me.room is None:
+        me.room = MappedRoom(numel, pending.grad_N, pending.working)
+    own_M = me.room.own_M
+    fits = own_M.numel() == numel and own_M.dtype == pending.working
+    return me.room if fits and me.room.is_open else None
 
 
 def _cut(pending: _Pending, room: Room | None) -> Steps[Tensor]:

@@ -31,10 +31,10 @@ from typing import NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
+from ..collective.steps.travel import bytes_sent, travel
 from ..compress.none import none
 from ..contract import Exchange, Member
 from ..contract.spec import TensorSpec
-from ..contract.travel import bytes_sent, travel
 from ..contract.verbs import (
     AllGather,
     AllReduce,

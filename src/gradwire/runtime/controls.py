@@ -38,6 +38,7 @@ from .ddp.comm_hook import DDPHooks, DDPInTurn
 from .engine.engine import Engine
 from .overlap.overlap import Overlap
 from .state import checkpoint
+from .state.table import copied, is_by_element
 from .step.hooks import ModuleHooks
 from .step.messages import Message, ParamRange, Placement
 from .step.progress import Progress
@@ -163,11 +164,11 @@ class Controls:
         """
         if self.engine.ranks_per_host == 1:
             return saved
-        params = checkpoint.copied(saved["params"])
+        params = copied(saved["params"])
 
         def steps() -> Steps[None]:
             for _, fields in sorted(params.items()):
-                for path in sorted(filter(checkpoint.is_by_element, fields)):
+                for path in sorted(filter(is_by_element, fields)):
                     if fields[path].numel():
                         yield AllReduce(fields[path].view(torch.uint8), Among.HOST)
 

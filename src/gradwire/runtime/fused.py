@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from ..collective.allreduce import allreduce
 from ..contract import Exchange
-from ..contract.member import orders_of
 from ..contract.spec import NamedParam
 from ..exchange.by_name import beside, is_pair, named_collective
+from ..exchange.orders import orders_of
 from ..exchange.pair import Pair
 from ..planning.default_fusion import default_cap_bytes, fuse
 from .engine.engine import INLINE

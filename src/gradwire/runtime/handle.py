@@ -35,8 +35,8 @@ from .transport.wire import Group
 if TYPE_CHECKING:
     from ..planning.data.plan import Plan
     from .controls import Controls, Pilot
-    from .state.checkpoint import Origin
     from .state.sharded import Owners
+    from .state.table import Origin
     from .step.hooks import DefersGradients
 
 _POLL_S = 0.005
@@ -412,8 +412,8 @@ class Handle:
 
         Args:
             saved_by: The number of replicas that saved the checkpoint, if it differs
-                from now. Left out, ``dcp.load`` raises a ``ValueError`` about sizes, of
-                which the first is this number.
+                from now. Left out, ``load_state_dict`` refuses what was loaded, and
+                names this number.
 
         Returns:
             DTensors of the shape (replicas, *shape of the parameter*).
@@ -507,11 +507,16 @@ class Handle:
     @property
     def _origin(self) -> Origin:
         from .state import checkpoint
+        from .state.table import Origin
 
         per_host = self._engine.ranks_per_host
-        own = self._algorithm, self.world_size, self.rank, self._shard, per_host
-        return checkpoint.Origin(
-            *own, checkpoint.share_of(self._progress.messages, per_host)
+        return Origin(
+            self._algorithm,
+            self.world_size,
+            self.rank,
+            self._shard,
+            per_host,
+            checkpoint.share_of(self._progress.messages, per_host),
         )
 
     @property

@@ -7,9 +7,9 @@ from typing import Any
 
 from ..contract import Exchange
 from ..contract.collective import Collective
-from ..contract.member import orders_of
 from ..contract.spec import NamedParam
 from ..errors import InvalidSetting
+from ..exchange.orders import orders_of
 from ..exchange.pair import Pair
 from ..exchange.planned import exchanges_of, sound_exchanges
 from ..exchange.two_level import on_hosts

@@ -33,8 +33,8 @@ from gradwire.planning.data.sparsity import (
     UnitSparsity,
 )
 from gradwire_lab.exchange.sparse_schemes import sparcml_cost, sparse_ps_cost
-from gradwire_lab.planning.explain import explain_scheme
 from gradwire_lab.planning.index_sets import unit_sparsity
+from gradwire_lab.planning.scheme_reasons import explain_scheme
 from tests.each import each
 from tests.strategies import bounded
 

@@ -506,7 +506,7 @@ def test_state_is_cut_again_for_other_hosts_and_other_messages(four: Ranks) -> N
         assert "saved on hosts of 2 ranks and hosts have 1 now" in reported[0]
         assert "saved on hosts of 1 ranks and hosts have 2 now" in reported[1]
     states[2][1]["share"] = ""
-    with pytest.raises(InvalidSetting, match="one is of a share"):
+    with pytest.raises(InvalidSetting, match="is of a share is"):
         gw.redistribute(states[2], 4, 2)
     with pytest.raises(
         InvalidSetting, match="ranks_per_host must be a divisor of world_size, 4"

@@ -367,13 +367,18 @@ def note_unscaled(
     account.note(param, grad / scaler.get_scale())
 
 
-@each(
-    "where, infinite",
+@pytest.mark.parametrize(
+    ("where", "infinite"),
     [
         ("plain", (1, 4, 6, 8, 11, 13, 14)),  # each step behind which the plan changes
-        ("ddp", (2, 5, 7, 12, 14, 15)),  # each first one by another plan
-        ("ddp on hosts", (1, 3, 4, 5, 13, 14)),
+        pytest.param(
+            "ddp",
+            (2, 5, 7, 12, 14, 15),  # each first one by another plan
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("ddp on hosts", (1, 3, 4, 5, 13, 14), marks=pytest.mark.slow),
     ],
+    ids=["plain", "ddp", "ddp on hosts"],
 )
 def test_switches_and_skipped_steps_lose_nothing(
     where: str, infinite: Collection[int], two: Ranks, four: Ranks

@@ -20,7 +20,7 @@ from gradwire.contract.verbs import AllReduce, Among, Compute, Steps
 from gradwire.exchange.by_name import exchange_for
 from gradwire.runtime.engine.engine import Engine
 from gradwire.runtime.liveness.membership import Membership, join
-from gradwire.runtime.state.checkpoint import is_residual
+from gradwire.runtime.state.table import is_residual
 from gradwire.runtime.survive import shrink
 from gradwire.runtime.survive.shrink import Counted, Survivors, decided
 from gradwire.runtime.transport.wire import REJOINED, default_store, own_store, start

@@ -24,8 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gradwire.errors import TestbedUnavailable, invalid
+from gradwire.errors import invalid
 
+from ..errors import TestbedUnavailable
 from ._orphans import end_orphans, mark
 
 # ---- The token bucket filter that slows a link down ----------------------------------

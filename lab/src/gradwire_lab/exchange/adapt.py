@@ -36,10 +36,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from gradwire.collective.steps.tensorwise import tensor_sizes
 from gradwire.contract import Compressor, Exchange, Member, State, Traits
 from gradwire.contract.bounds import check_number, check_whole
 from gradwire.contract.spec import TensorSpec, working_dtype
-from gradwire.contract.tensorwise import tensor_sizes
 from gradwire.contract.verbs import AllReduce, Compute, Steps
 from gradwire.errors import invalid
 from gradwire.exchange.by_name import exchange_for
@@ -47,7 +47,8 @@ from gradwire.exchange.error_feedback import Chooser, ErrorFeedback, chooser_of
 from gradwire.exchange.warmup import Steps_T, count_step, no_steps, steps_done
 
 from ._cheapest import chosen, total
-from .ladders import Ladder, ladder_of, tensor_places
+from .ladders import Ladder, ladder_of
+from .places import tensor_places
 
 EVERY = 500
 """Steps from one measurement to the next by default."""

@@ -30,8 +30,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
+from ...collective.steps.travel import bytes_sent
 from ...contract.spec import NamedParam
-from ...contract.travel import bytes_sent
 from ...errors import InvalidSetting, invalid
 from ..device.streams import SideStream
 from ..grid.reals import as_reals, grad_as_reals

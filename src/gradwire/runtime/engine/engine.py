@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...collective.steps.travel import members
 from ...contract.trace.span import Span
-from ...contract.travel import members
 from ...contract.verbs import AllToAll, Among, Communication, Compute, Steps, Verb
 from ...errors import ExitCode, InvalidSetting, RankFailed
 from ..device.streams import SideStream

@@ -49,8 +49,8 @@ from ..handle import Handle
 from ..liveness.membership import Membership
 from ..pairs import LOCAL
 from ..settings import FailurePolicy, Options, Settings, or_defaults, takes_options
-from ..state.checkpoint import MOST_STEPS
 from ..state.outer_state import NO_LOADS
+from ..state.table import MOST_STEPS
 from ..step.hooked import observing
 from ..step.hooks import UnattachedParameters
 from ..step.integrity import DEFAULT_CHECK_EVERY

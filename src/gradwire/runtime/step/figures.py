@@ -22,8 +22,8 @@ from torch import Tensor
 
 from ...contract import Member, Selection, State
 from ...contract.bounds import check_whole
-from ...contract.member import thread_scratch_bytes
 from ...contract.state import leaves
+from ...contract.thread_scratch import thread_scratch_bytes
 from ...contract.trace.span import Span, StepDensity, Trace
 from ...errors import InvalidSetting, invalid
 from ...exchange.error_feedback import residuals

@@ -50,6 +50,7 @@ from ..liveness.pulse import (
     said,
 )
 from ..state import checkpoint
+from ..state.table import fields_of
 from ..step.messages import Message
 from ..transport.task_graph import is_interrupt
 from ..transport.wire import REJOINED, Group, in_background, meet_in, own_store
@@ -71,13 +72,12 @@ class Healing(NamedTuple):
 
     def packed(self, messages: Sequence[Message]) -> Tensor:
         """All of it as bytes in host memory."""
-        optimizer, scaler = self[1:3]
         kept = checkpoint.collect(messages)
-        _, kept["params"] = checkpoint.parted(kept["params"])
+        kept["params"] = fields_of(kept["params"], by_element=False)
         parts = {
             "tensors": [tensor.detach().cpu() for tensor in self.tensors()],
-            "optimizer": optimizer and optimizer.state_dict(),
-            "scaler": scaler and scaler.state_dict(),
+            "optimizer": self.optimizer and self.optimizer.state_dict(),
+            "scaler": self.scaler and self.scaler.state_dict(),
             "exchange": kept,
         }
         return packed(parts)
@@ -88,12 +88,10 @@ class Healing(NamedTuple):
         with torch.no_grad():
             for tensor, found in zip(self.tensors(), parts["tensors"], strict=True):
                 tensor.copy_(found)
-        for owner, state in (
-            (self.optimizer, parts["optimizer"]),
-            (self.scaler, parts["scaler"]),
-        ):
-            if owner is not None:
-                owner.load_state_dict(state)
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(parts["optimizer"])
+        if self.scaler is not None:
+            self.scaler.load_state_dict(parts["scaler"])
         checkpoint.move(parts["exchange"], messages)
 
 
@@ -269,27 +267,15 @@ class Newcomer:
         places: tuple[object, ...],
     ) -> None:
         is_alone = not dist.is_initialized() and all(place is None for place in places)
-        kinds = on_failure, type(optimizer).__name__
-        has_all = on_failure == "shrink" and isinstance(optimizer, Optimizer)
-        for is_right, name, given, accepted, remedy in (
-            (isinstance(store, Store), "rejoin", store, "the job's store", _STORE),
-            (
-                is_alone,
-                "rejoin",
-                "one of a group",
-                "given in a process of no group",
-                _ALONE,
-            ),
-            (
-                has_all,
-                "rejoin",
-                kinds,
-                "beside on_failure='shrink' and an optimizer",
-                _BOTH,
-            ),
-        ):
-            if not is_right:
-                raise invalid(name, given, accepted, remedy)
+        if not isinstance(store, Store):
+            raise invalid("rejoin", store, "the job's store", _STORE)
+        if not is_alone:
+            accepted = "given in a process of no group"
+            raise invalid("rejoin", "one of a group", accepted, _ALONE)
+        if on_failure != "shrink" or not isinstance(optimizer, Optimizer):
+            kinds = on_failure, type(optimizer).__name__
+            accepted = "beside on_failure='shrink' and an optimizer"
+            raise invalid("rejoin", kinds, accepted, _BOTH)
         meet_in(store)
         self._start_s = time.monotonic()
         self.seconds = 0.0

@@ -38,6 +38,7 @@ from ..engine.plain import send
 from ..liveness.membership import ALONE, Membership
 from ..liveness.pulse import PATIENCE_S, STORE_PATIENCE_S, Alarm, listed, said
 from ..state import checkpoint
+from ..state.table import is_residual
 from ..step.messages import Message
 from ..step.progress import Progress
 from ..step.synchroniser import StepReport
@@ -384,9 +385,7 @@ class Shrinking:
         saved = checkpoint.collect(self._progress.messages)
         begun = checkpoint.begun_step(self._progress.messages)
         for state in (saved, begun.saved):
-            checkpoint.scale(
-                state, len(decision.ranks) / old.world, checkpoint.is_residual
-            )
+            checkpoint.scale(state, len(decision.ranks) / old.world, is_residual)
         try:
             engine, group = self._connected(old, decision)
             self._move(saved, engine, group, begun)

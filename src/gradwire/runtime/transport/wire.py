@@ -27,9 +27,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo
 
+from ...collective.steps.travel import sent_bytes
 from ...contract.files import write_anew
-from ...contract.room import Room
-from ...contract.travel import sent_bytes
 from ...contract.verbs import (
     AllGather,
     AllReduce,
@@ -46,6 +45,7 @@ from ...contract.verbs import (
     rewritten,
 )
 from ...errors import InvalidSetting
+from ...exchange.mapped_room import MappedRoom
 from ..device.devices import kind_of
 from ..device.streams import SideStream
 from .task_graph import Once, Over, wall_clock
@@ -443,7 +443,7 @@ def agree_to_lend(host: RankGroup) -> bool:
     """Whether a host's ranks, which all call this, can read each other's memory."""
     host.lends = True
     one = torch.zeros(1, device="cpu")
-    room = Room(1, one, one.dtype)
+    room = MappedRoom(1, one, one.dtype)
     sizes = (0,) * host.world
 
     def carry(verbs: Sequence[Any]) -> list[Any]:

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import RanksDiffer, invalid
-from . import Compressor, Memory, Residual, State, Traits
-from .payload import Field, Format, Payload, slot_bytes
-from .shapes_only import SizeOnlyCompressor
-from .spec import TensorSpec
+from ...contract import Compressor, Memory, Residual, State, Traits
+from ...contract.payload import Field, Format, Payload, slot_bytes
+from ...contract.spec import TensorSpec
+from ...errors import RanksDiffer, invalid
+from .size_only import SizeOnlyCompressor
 
 
 def tensorwise(codec: Compressor, sizes: tuple[int, ...]) -> Compressor:
