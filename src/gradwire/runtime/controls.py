@@ -63,7 +63,7 @@ class Flight(ABC):
         """Removes all hooks of its own."""
 
 
-class Pilot(metaclass=KeywordSettings):
+class Pilot(KeywordSettings, ABC):
     """Settings that ``attach`` takes in place of a plan, to choose one in mid-run.
 
     Its text (``repr``) must tell its settings, as ranks compare them by it.

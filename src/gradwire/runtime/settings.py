@@ -47,7 +47,7 @@ DEFAULT_TIMEOUT = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(metaclass=KeywordSettings):
+class Options(KeywordSettings):
     """Settings of communication and of traces. Every rank passes the same values.
 
     Args:
@@ -95,7 +95,7 @@ class Options(metaclass=KeywordSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FailurePolicy(metaclass=KeywordSettings):
+class FailurePolicy(KeywordSettings):
     """Settings for lost ranks and damaged bits. Every rank passes the same values.
 
     Args:

@@ -14,7 +14,6 @@ from torch.amp import GradScaler
 
 from ...contract.spec import NamedParam
 from ...contract.trace.span import Span
-from ...exchange.error_feedback import choose_together
 from ..engine.engine import Engine
 from ..grid.dtensors import put_grad
 from ..transport.task_graph import wall_clock
@@ -222,8 +221,11 @@ class Progress:
             sent_bytes=int(costs["wire_bytes"]),
         )
         self.recorder.end_step(costs, now_s, density)
-        choosing = [one for one in self._in_step if one.chooser is not None]
-        choose_together((one.exchange, one.state) for one in choosing)
+        choosers = {one.chooser for one in self._in_step if one.chooser is not None}
+        for chooser in choosers:
+            chooser.choose_together(
+                [one.state for one in self._in_step if one.chooser == chooser]
+            )
         self.synchroniser.end_step()
         if self.guard is not None:
             self.guard.end(self.step, self._in_step, self._engine.rank)
