@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.compress._support import SharedSupport
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.without_data import expected_bytes, wire_bytes
+from gradwire_lab.compress._support import SharedSupport
 from tests.each import each
 from tests.run import Run
 

@@ -18,10 +18,10 @@ from gradwire.contract import Exchange, Member
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.state import leaves
 from gradwire.errors import InvalidSetting
-from gradwire.exchange.error_feedback import choose_together
 from gradwire.exchange.local import drive
 from gradwire.planning.data.plan import ExchangeSetting, Plan
-from gradwire.runtime.step.messages import Slot
+from gradwire.runtime.step.layout import Slot
+from gradwire_lab.exchange.adapt import choose_together
 from tests.each import each
 from tests.laws.variable import above
 from tests.runtime.given import SMALL, keywords

@@ -23,7 +23,7 @@ Copies = Generator[tuple[Tensor, ...], tuple[Tensor, ...], None]
 _UNDECLARED = Traits(layout=Layout.DENSE, exact_size=False)
 
 
-class Exchange(metaclass=KeywordSettings):
+class Exchange(KeywordSettings, ABC):
     """Averages one flat gradient over ranks.
 
     Subclasses write ``init`` and ``synchronise``, a generator, and state what they are

@@ -299,6 +299,3 @@ def other_way_s(at: SchemeInputs, size_bytes: int) -> float:
     """Seconds of an exchange that is no scheme, by the bytes that a rank sends."""
     copies = travel("all_reduce", at.world).copies
     return sum(at.parts_s(("all_reduce", max(1, size_bytes) / copies)))
-
-
-# ---- the choice in words -------------------------------------------------------------

@@ -109,8 +109,8 @@ def fuse(
     are filled in that order; they come back in the order in which they fill, the issue
     order. Those that never fill come last, the smallest behind: it may carry the count
     of used parameters. A gradient of at least half the cap travels alone, as then
-    nothing has to be copied (`Message.can_borrow`), but not one below 1 MiB and the
-    cap: its copy costs less than one more message.
+    nothing has to be copied (`GradientBuffer.can_borrow`), but not one below 1 MiB and
+    the cap: its copy costs less than one more message.
     """
     open_messages: dict[Any, list[NamedParam]] = {}
     closed: list[list[NamedParam]] = []

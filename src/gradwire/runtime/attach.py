@@ -77,12 +77,13 @@ from .settings import (
 from .step.figures import Recorder
 from .step.hooks import ModuleHooks, UnattachedParameters
 from .step.local_gradients import LocalGradients
-from .step.messages import Message, refuse_float16, scale_of, travels_scaled
+from .step.messages import Message
 from .step.progress import Progress
 from .step.refusals import refuse_own_writes, refuse_wrong_model, sole_ddp
-from .step.scaling import observe
+from .step.report import Check
+from .step.scaling import observe, refuse_float16, scale_of, travels_scaled
 from .step.shard_lengths import agree_among_shards
-from .step.synchroniser import Check, Synchroniser
+from .step.synchroniser import Synchroniser
 from .transport.wire import Group
 
 if TYPE_CHECKING:

@@ -40,7 +40,8 @@ from .overlap.overlap import Overlap
 from .state import checkpoint
 from .state.table import copied, is_by_element
 from .step.hooks import ModuleHooks
-from .step.messages import Message, ParamRange, Placement
+from .step.layout import ParamRange
+from .step.messages import Message, Placement
 from .step.progress import Progress
 
 _DELIVERING = with_error_feedback(exchange_for(none()))
@@ -62,7 +63,7 @@ class Flight(ABC):
         """Removes all hooks of its own."""
 
 
-class Pilot(metaclass=KeywordSettings):
+class Pilot(KeywordSettings, ABC):
     """Settings that ``attach`` takes in place of a plan, to choose one in mid-run.
 
     Its text (``repr``) must tell its settings, as ranks compare them by it.

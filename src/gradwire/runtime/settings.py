@@ -33,7 +33,7 @@ from ..planning.default_fusion import DEFAULT_CHANNELS, matrices
 from .engine.backends import BACKENDS
 from .grid.shards import ranks_of_each_host
 from .step.integrity import DEFAULT_CHECK_EVERY
-from .step.messages import refuse_complex, refuse_grad_dtype
+from .step.refusals import refuse_complex, refuse_grad_dtype
 from .transport.wire import Group, meet_in
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ DEFAULT_TIMEOUT = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(metaclass=KeywordSettings):
+class Options(KeywordSettings):
     """Settings of communication and of traces. Every rank passes the same values.
 
     Args:
@@ -95,7 +95,7 @@ class Options(metaclass=KeywordSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FailurePolicy(metaclass=KeywordSettings):
+class FailurePolicy(KeywordSettings):
     """Settings for lost ranks and damaged bits. Every rank passes the same values.
 
     Args:

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import gradwire as gw
-from gradwire.compress.deft import deft
 from gradwire.compress.powersgd import powersgd
 from gradwire.compress.selective import selective
 from gradwire.contract import Exchange, Member
@@ -34,7 +33,9 @@ from gradwire.exchange.two_level import on_hosts, with_hosts
 from gradwire.planning.data.plan import ExchangeSetting, Plan
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.state.checkpoint import collect
-from gradwire.runtime.step.messages import Message, ParamRange
+from gradwire.runtime.step.layout import ParamRange
+from gradwire.runtime.step.messages import Message
+from gradwire_lab.compress.deft import deft
 from tests.each import each
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.meshes import attached_to, device_mesh, mesh

@@ -51,26 +51,20 @@ def during_backward(net: Net, work: Callable[[], object]) -> None:
     hook = net.middle.register_forward_hook(within)
 
 
-def late(completion: Any) -> Any:
+def late(complete: Any) -> Any:
     """Completes a bucket's future some time after its messages are done."""
 
-    def made(bucket: Any) -> Any:
-        complete = completion(bucket)
+    def completed(bucket: Any, failure: BaseException | None) -> None:
+        time.sleep(0.1)
+        complete(bucket, failure)
 
-        def completed(failure: BaseException | None) -> None:
-            time.sleep(0.1)
-            complete(failure)
-
-        return completed
-
-    return made
+    return completed
 
 
 def in_another_thread(rank: int, world: int, kind: str) -> tuple[str, bool, int]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            comm_hook._Bucket, "completion", late(comm_hook._Bucket.completion)
-        )
+        bucket = comm_hook._Bucket
+        patch.setattr(bucket, "complete", late(bucket.complete))
         return detached_meanwhile(rank, kind)
 
 

@@ -20,7 +20,8 @@ from gradwire.exchange.error_feedback import ErrorFeedback, residuals
 from gradwire.exchange.two_level import on_hosts
 from gradwire.runtime.state.checkpoint import collect, loaded, move
 from gradwire.runtime.state.table import ENTRIES, Origin
-from gradwire.runtime.step.messages import Message, ParamRange
+from gradwire.runtime.step.layout import ParamRange
+from gradwire.runtime.step.messages import Message
 from tests.each import each
 from tests.runtime.given import SMALL
 from tests.runtime.ranks import Ranks

@@ -29,8 +29,9 @@ from gradwire.runtime.engine.plain import packed, read_packed
 from gradwire.runtime.settings import tables
 from gradwire.runtime.state.checkpoint import collect, loaded
 from gradwire.runtime.state.table import Origin
-from gradwire.runtime.step.messages import Message, ParamRange
-from gradwire.runtime.step.synchroniser import Record
+from gradwire.runtime.step.layout import ParamRange
+from gradwire.runtime.step.messages import Message
+from gradwire.runtime.step.report import Record
 from gradwire_lab.laws.tolerance import same_bits
 from tests.each import each
 
@@ -76,7 +77,7 @@ def step(ranks: list[list[Message]], number: int) -> list[Tensor]:
     for of_ranks in zip(*ranks, strict=True):
         drive([m.steps(dict(g)) for m, g in zip(of_ranks, grads, strict=True)])
         for message, own in zip(of_ranks, grads, strict=True):
-            message.scatter(dict(own))
+            message.buffer.scatter(dict(own))
     return list(grads[0].values())
 
 

@@ -25,7 +25,7 @@ from gradwire.runtime.step.integrity import (
     odd_ranks,
     refuse_other_bits,
 )
-from gradwire.runtime.step.synchroniser import Check
+from gradwire.runtime.step.report import Check
 from gradwire_bench.faults.striking import flip, flip_on_the_way
 from tests.each import each
 from tests.runtime.given import SMALL, keywords

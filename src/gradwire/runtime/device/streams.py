@@ -378,6 +378,11 @@ class StepEvents:
         self._closing: list[StreamEvent] = []
         self._over: dict[int, StreamEvent] = {}
 
+    @property
+    def has_any(self) -> bool:
+        """Whether a gradient of the step lies on a device with streams."""
+        return bool(self._ready)
+
     def ready(self, name: str, grad: Tensor) -> None:
         """Records an event behind the kernels that make a gradient."""
         if (event := self._streams.record_event(grad.device)) is not None:

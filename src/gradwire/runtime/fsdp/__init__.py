@@ -26,7 +26,7 @@ from ..grid.dtensors import is_dtensor, sharded_modules
 from ..liveness.membership import join
 from ..pairs import Facts, Feature, refuse_pairs
 from ..settings import FailurePolicy, Options, Settings, or_defaults, takes_options
-from ..step.messages import scale_of
+from ..step.scaling import scale_of
 from ..transport.wire import Group
 from .reduction import (
     WAY,

@@ -35,8 +35,8 @@ from ..state.sharded import Owners, own_part, sharded_state
 from ..state.table import Origin, described
 from ..step.backup import Backup
 from ..step.figures import norm_over_all
-from ..step.messages import Slot, scale_of, unscaling_factor
-from ..step.scaling import observe
+from ..step.layout import Slot
+from ..step.scaling import observe, scale_of, unscaling_factor
 from ..transport.wire import Group, as_on_a_lane, carry_out, give_back, open_channels
 
 WAY = casync_ps()
@@ -247,7 +247,8 @@ class ShardReduction:
         with as_on_a_lane():
             for part in comm.parts:
                 if self._follows_scaler:
-                    part.backup.keep(by_step=True, by_pass=False)
+                    part.backup.begin(by_step=True, by_pass=False)
+                    part.backup.keep()
                 carried_out(part.steps(given_N, out_C, scale), self._carry)
             if op == dist.ReduceOp.SUM:
                 out_C.mul_(self._who.world)
@@ -437,7 +438,7 @@ def groups_of(module: Any) -> list[Any]:
 
 
 def keeps_scale(codec: Compressor) -> bool:
-    """Whether gradients keep a loss scaler's scale on the wire, as in `messages`."""
+    """Whether gradients keep a loss scaler's scale on the wire, as in `buffer`."""
     return codec.traits.layout is Layout.DENSE and not codec.traits.error_feedback
 
 

@@ -54,10 +54,10 @@ from ..state.table import MOST_STEPS
 from ..step.hooked import observing
 from ..step.hooks import UnattachedParameters
 from ..step.integrity import DEFAULT_CHECK_EVERY
-from ..step.messages import Message, refuse_complex
+from ..step.messages import Message
 from ..step.progress import Progress
-from ..step.refusals import quietened, sole_ddp
-from ..step.synchroniser import Check
+from ..step.refusals import quietened, refuse_complex, sole_ddp
+from ..step.report import Check
 from ..transport.task_graph import Task
 from ..transport.wire import Group
 from .counting import Counting

@@ -44,7 +44,7 @@ from ..state import checkpoint
 from ..state.table import is_residual
 from ..step.messages import Message
 from ..step.progress import Progress
-from ..step.synchroniser import StepReport
+from ..step.report import StepReport
 from ..transport.wire import Group, has_store, in_background
 from .groups import open_group, register_group
 from .rejoin import Healing, Lookout, Newcomer, Offer, come_together
