@@ -640,6 +640,8 @@ class Driver:
     end: Task = field(init=False)
     """Done when the steps have returned; its result is their value."""
     _noted: NotedVerb | None = field(default=None, init=False)
+    _num_rounds: int = field(default=0, init=False)
+    """How often verbs for the network were asked for."""
 
     def __post_init__(self) -> None:
         self.turn = self.short_task("turn", lambda: None)
@@ -735,10 +737,14 @@ class Driver:
         noted = routes.last_verbs.launch(self.step, index, name, size_bytes)
         self._noted = noted
 
+        place = f"{self.name} {index} {self._num_rounds}"
+        self._num_rounds += 1
+
         # A task that is never done must not keep a channel open: it is looked up late.
         def carry(held: Sequence[Communication]) -> None:
             if held:
-                carry_out(held, routes.of(others, index, lane), seals)
+                channels = routes.of(others, index, lane)
+                carry_out(held, channels, seals, routes.places(held, lane, place))
 
         through_device: Callable[[], None] | None = None
         if side is not None:

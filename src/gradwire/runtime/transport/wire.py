@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -49,6 +49,7 @@ from ...errors import InvalidSetting
 from ...exchange.mapped_room import MappedRoom
 from ..device.devices import kind_of
 from ..device.streams import SideStream
+from .posted import PostedReceives, goes_straight
 from .task_graph import Once, Over, wall_clock
 
 if TYPE_CHECKING:
@@ -226,6 +227,12 @@ class RankGroup:
     direct: Channel = None
     ranks: Sequence[int] = ()
     lends: bool = False
+    posted: list[PostedReceives] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.posted = [
+            PostedReceives(channel, self.rank, self.world) for channel in self.channels
+        ]
 
     def close_direct(self) -> None:
         """Gives the device's own channel back, if there is one."""
@@ -251,6 +258,14 @@ class NotedVerb:
     launched_s: float
     started_s: float | None = None
     done_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A verb's place in a step, and the receives of its channel."""
+
+    receives: PostedReceives
+    name: str
 
 
 class LastVerbs:
@@ -340,6 +355,18 @@ class Routes:
                 )
         return [self.groups[verb.among].channels[lane] for verb in verbs]
 
+    def places(
+        self, verbs: Sequence[Communication], lane: int, name: str
+    ) -> list[Place]:
+        """Where verbs that run at the same time post their receives.
+
+        ``name`` is that of their place in a step, the same on all ranks.
+        """
+        return [
+            Place(self.groups[verb.among].posted[lane], f"{name}.{at}")
+            for at, verb in enumerate(verbs)
+        ]
+
     def lane(self, index: int, credit: int) -> int:
         """The lane of a message of gradients, of the first ``credit`` there are.
 
@@ -409,6 +436,8 @@ class Routes:
         """Every channel that is open."""
         channels: list[Channel] = []
         for group in tuple(self.groups.values()):
+            for receives in group.posted:
+                receives.clear()
             channels += group.channels
             if group.direct:
                 channels.append(group.direct)
@@ -523,7 +552,9 @@ def is_begun(verbs: Sequence[Communication]) -> bool:
 
     gloo has futures for these verbs alone.
     """
-    return len(verbs) == 1 and not isinstance(verbs[0], Send | Recv | ReduceScatter)
+    verb, *others = verbs
+    waits = isinstance(verb, Send | Recv | ReduceScatter) or goes_straight(verb)
+    return not others and not waits
 
 
 def begin(
@@ -569,18 +600,23 @@ def carry_out(
     verbs: Sequence[Communication],
     channels: Sequence[Channel],
     seals: Seals | None = None,
+    places: Sequence[Place] = (),
 ) -> None:
     """Starts all verbs, each on its own channel, then waits for all of them.
 
     Receives start first. gloo's sender waits for a note that the receive has started.
     Behind a payload on its way out the note itself would wait for the link: 8 hosts at
     100 Mbit took 320 ms for rounds that take 280. ``seals`` are the verbs' checksums,
-    which are taken while payloads are on their way.
+    which are taken while payloads are on their way. Where verbs have ``places`` in a
+    step, their parts go straight to each rank.
     """
-    pairs = sorted(
-        zip(verbs, channels, strict=True), key=lambda one: isinstance(one[0], Send)
-    )
-    works = [start(verb, channel) for verb, channel in pairs]
+    works: list[Any] = []
+    for at in sorted(range(len(verbs)), key=lambda at: isinstance(verbs[at], Send)):
+        verb = verbs[at]
+        if places and goes_straight(verb):
+            works.append(places[at].receives.start(verb, places[at].name))
+        else:
+            works.append(start(verb, channels[at]))
     if seals is not None:
         works += [start(one, channels[at]) for at, one in seals.written(verbs)]
     for work in works:

@@ -1,0 +1,183 @@
+"""Posted receives: parts go straight to each rank, and receives wait for them.
+
+gloo's all-gather passes payloads round a ring of W - 1 hops. Here each rank sends its
+part to every other at once: the bytes on its link are the same, and it takes one hop.
+
+gloo sends a payload only once it has heard that the receive is posted. That note takes
+a latency of its own, unless the receive was posted a latency before. So the receives of
+the next step are posted at the end of this one, where a verb's sizes stayed the same.
+They fill memory of their own, as nobody knows yet where the next step wants its bytes.
+
+When to post is each rank's own choice: it changes when a payload sets out, and not
+which payload meets which receive. A transfer's tag says its place in the step, its
+number there and its size. A receive that was posted for another size meets nothing.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+from ...collective.steps.rounds import ROOM_BYTES
+from ...contract.verbs import AllGather, AllToAll, Communication
+
+EARLY_BYTES = 2**20
+"""What one verb receives, at most, in receives that are posted a step ahead.
+
+Larger ones would hold as much memory again, to save a latency that is little to them.
+"""
+_OWN_TAGS = 2**30
+"""Tags from here on are those of direct parts; smaller ones are sizes of sends."""
+
+
+def goes_straight(verb: Communication) -> TypeGuard[AllGather | AllToAll]:
+    """Whether a verb's parts go straight to each rank, on all ranks alike.
+
+    gloo's all-to-all sends all parts at once as well. A large all-gather keeps to the
+    ring, whose links have one sender each.
+    """
+    if isinstance(verb, AllGather):
+        return verb.out.nbytes <= ROOM_BYTES
+    return isinstance(verb, AllToAll)
+
+
+@dataclass(slots=True)
+class _Place:
+    """One verb of a message, step after step."""
+
+    num_uses: int = 0
+    varies: bool = False
+    """Whether its sizes have changed from one step to the next."""
+    early: dict[int, Receive] = field(default_factory=dict)
+    """The receives that were posted for the next use, by the rank that sends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """A receive under way: the bytes it fills, and its work."""
+
+    memory: Tensor
+    work: Any
+
+
+class PostedReceives:
+    """The direct transfers of one channel.
+
+    Args:
+        channel: the process group that carries them, of gloo.
+        rank: this rank's place in it.
+        world: its number of ranks.
+    """
+
+    def __init__(self, channel: Any, rank: int, world: int) -> None:
+        self._channel = channel
+        self._rank = rank
+        self._others = [(rank + away) % world for away in range(1, world)]
+        self._places: dict[str, _Place] = {}
+        # they stay here: gloo may look at what it was given until the channel closes
+        self._unmet: list[Receive] = []
+
+    def start(self, verb: AllGather | AllToAll, name: str) -> Transfer:
+        """Sends a verb's parts to all others; returns what waits for theirs.
+
+        Args:
+            verb: an all-gather or an all-to-all of host memory.
+            name: the verb's place in a step, the same on all ranks.
+        """
+        place = self._places.setdefault(name, _Place())
+        own, arriving = _parts(verb, len(self._others) + 1)
+        wanted = {
+            src: arriving[src].view(torch.uint8)
+            for src in self._others
+            if arriving[src].numel()
+        }
+        early = place.early
+        place.early = {}
+        received = {}
+        for src, part in wanted.items():
+            posted = early.get(src)
+            if posted is not None and posted.memory.nbytes == part.nbytes:
+                received[src] = early.pop(src)
+            else:
+                received[src] = self._post(name, place, src, part)
+        place.varies |= bool(early)
+        self._unmet += early.values()
+        sends = [
+            self._channel.send([own[dst]], dst, _tag(name, place.num_uses, own[dst]))
+            for dst in reversed(self._others)
+            if own[dst].numel()
+        ]
+        arriving[self._rank].copy_(own[self._rank])
+        return Transfer(self, name, place, wanted, received, sends)
+
+    def post_next(
+        self,
+        name: str,
+        place: _Place,
+        received: Mapping[int, Receive],
+        wanted: Mapping[int, Tensor],
+    ) -> None:
+        """Posts the receives of a verb's next use, if its sizes seem to stay."""
+        place.num_uses += 1
+        size_bytes = sum(part.nbytes for part in wanted.values())
+        if place.varies or size_bytes > EARLY_BYTES:
+            return
+        for src, part in wanted.items():
+            memory = received[src].memory
+            if memory is part:
+                memory = torch.empty_like(part)
+            place.early[src] = self._post(name, place, src, memory)
+
+    def _post(self, name: str, place: _Place, src: int, memory: Tensor) -> Receive:
+        tag = _tag(name, place.num_uses, memory)
+        return Receive(memory, self._channel.recv([memory], src, tag))
+
+    def clear(self) -> None:
+        """Lets go of what was posted, before the channel is closed."""
+        self._places.clear()
+        self._unmet.clear()
+
+
+@dataclass(slots=True)
+class Transfer:
+    """A verb that is under way."""
+
+    receives: PostedReceives
+    name: str
+    place: _Place
+    wanted: Mapping[int, Tensor]
+    received: Mapping[int, Receive]
+    sends: Sequence[Any]
+
+    def wait(self) -> None:
+        """Waits until all parts are here, and this rank's are sent."""
+        for receive in self.received.values():
+            receive.work.wait()
+        for src, part in self.wanted.items():
+            memory = self.received[src].memory
+            if memory is not part:
+                part.copy_(memory)
+        self.receives.post_next(self.name, self.place, self.received, self.wanted)
+        for work in self.sends:
+            work.wait()
+
+
+def _tag(name: str, use: int, part: Tensor) -> int:
+    """A number of 31 bits by which a part meets its receive and no other's."""
+    digest = zlib.crc32(f"{name} {use} {part.nbytes}".encode())
+    return _OWN_TAGS | digest % _OWN_TAGS
+
+
+def _parts(
+    verb: AllGather | AllToAll, world: int
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """What goes to each rank, and where what comes from each belongs."""
+    if isinstance(verb, AllGather):
+        return [verb.buf] * world, verb.out.view(world, -1).unbind()
+    sent = torch.split(verb.buf, [*verb.in_sizes])
+    return sent, torch.split(verb.out, [*verb.out_sizes])
