@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 
-from gradwire.contract.verbs import AllGather, AllToAll
+from gradwire.contract.verbs import AllGather, AllReduce, AllToAll
 from gradwire.runtime.transport import posted
-from gradwire.runtime.transport.posted import EARLY_BYTES, PostedReceives
+from gradwire.runtime.transport.posted import EARLY_BYTES, PostedReceives, Sum
 
 WORLDS = (2, 3, 5, 7)
 
@@ -104,6 +104,8 @@ def uses(world: int, seed: int) -> list[Use]:
             ("varies", "all-to-all", varies),
             ("late", "all-to-all", changed),
             ("gathered", "all-gather", [[1 + step % 2] * world] * world),
+            ("sum", "sum", [[11] * world] * world),
+            ("tiny sum", "sum", [[1 + step // 6] * world] * world),
         ]
     return found
 
@@ -119,12 +121,36 @@ def verb_of(rank: int, use: Use, number: int) -> tuple[Any, Tensor]:
         return torch.full((sizes[src][dst],), value)
 
     arrives = torch.cat([part(src, rank) for src in range(world)])
+    if kind == "sum":
+        total = torch.stack([part(src, 0) for src in range(world)]).sum(0)
+        return AllReduce(part(rank, 0)), total
     out = torch.full_like(arrives, -1.0)
     if kind == "all-gather":
         return AllGather(out, part(rank, rank)), arrives
     sent = torch.cat([part(rank, dst) for dst in range(world)])
     came = tuple(sizes[src][rank] for src in range(world))
     return AllToAll(out, sent, came, tuple(sizes[rank])), arrives
+
+
+def finished(transfers: dict[int, Any], rng: random.Random) -> list[int]:
+    """The ranks, in any order, after each has waited.
+
+    A sum sends its second round only once it has waited for the first. In this one
+    thread all ranks have to get there before any of them waits for the second.
+    """
+    ranks = rng.sample(range(len(transfers)), len(transfers))
+    sums = [transfers[rank] for rank in ranks if isinstance(transfers[rank], Sum)]
+    for one in sums:
+        one.add_up()
+    for rank in ranks:
+        transfers[rank].wait()
+    return ranks
+
+
+def result(verb: Any) -> Tensor:
+    """Where what a verb brings lies."""
+    found: Tensor = verb.buf if isinstance(verb, AllReduce) else verb.out
+    return found
 
 
 def run(world: int, seed: int, rng: random.Random) -> Network:
@@ -136,10 +162,9 @@ def run(world: int, seed: int, rng: random.Random) -> Network:
         transfers = {}
         for rank in rng.sample(range(world), world):
             transfers[rank] = ranks[rank].start(verbs[rank][0], use[0])
-        for rank in rng.sample(range(world), world):
-            transfers[rank].wait()
+        for rank in finished(transfers, rng):
             verb, arrives = verbs[rank]
-            assert verb.out.equal(arrives), (number, use, rank)
+            assert result(verb).equal(arrives), (number, use, rank)
     return network
 
 
@@ -216,7 +241,7 @@ def test_gloo_carries_them_and_closes_over_receives_that_nothing_met() -> None:
         for number, use in enumerate(uses(world, 0)):
             verb, arrives = verb_of(rank, use, number)
             receives.start(verb, use[0]).wait()
-            assert verb.out.equal(arrives), (number, use, rank)
+            assert result(verb).equal(arrives), (number, use, rank)
         receives.clear()
 
     with ThreadPoolExecutor(world) as threads:

@@ -1,7 +1,9 @@
 """Posted receives: parts go straight to each rank, and receives wait for them.
 
-gloo's all-gather passes payloads round a ring of W - 1 hops. Here each rank sends its
-part to every other at once: the bytes on its link are the same, and it takes one hop.
+gloo's all-gather passes payloads round a ring of W - 1 hops, and its all-reduce takes
+2 (W - 1). Here each rank sends its part to every other at once: the bytes on its link
+are the same, and it takes one hop. A sum takes two: each rank adds up a chunk for all,
+in rank order, and all gather the chunks.
 
 gloo sends a payload only once it has heard that the receive is posted. That note takes
 a latency of its own, unless the receive was posted a latency before. So the receives of
@@ -24,7 +26,10 @@ import torch
 from torch import Tensor
 
 from ...collective.steps.rounds import ROOM_BYTES
-from ...contract.verbs import AllGather, AllToAll, Communication
+from ...contract.verbs import AllGather, AllReduce, AllToAll, Communication
+
+Straight = AllGather | AllReduce | AllToAll
+"""The verbs whose parts may go straight to each rank."""
 
 EARLY_BYTES = 2**20
 """What one verb receives, at most, in receives that are posted a step ahead.
@@ -35,15 +40,19 @@ _OWN_TAGS = 2**30
 """Tags from here on are those of direct parts; smaller ones are sizes of sends."""
 
 
-def goes_straight(verb: Communication) -> TypeGuard[AllGather | AllToAll]:
+def goes_straight(verb: Communication) -> TypeGuard[Straight]:
     """Whether a verb's parts go straight to each rank, on all ranks alike.
 
-    gloo's all-to-all sends all parts at once as well. A large all-gather keeps to the
-    ring, whose links have one sender each.
+    gloo's all-to-all sends all parts at once as well. Large gathers and sums keep to
+    the ring, whose links have one sender each.
     """
-    if isinstance(verb, AllGather):
-        return verb.out.nbytes <= ROOM_BYTES
-    return isinstance(verb, AllToAll)
+    match verb:
+        case AllToAll():
+            return True
+        case AllGather(whole) | AllReduce(whole):
+            return whole.nbytes <= ROOM_BYTES
+        case _:
+            return False
 
 
 @dataclass(slots=True)
@@ -82,15 +91,28 @@ class PostedReceives:
         # they stay here: gloo may look at what it was given until the channel closes
         self._unmet: list[Receive] = []
 
-    def start(self, verb: AllGather | AllToAll, name: str) -> Transfer:
+    def start(self, verb: Straight, name: str) -> Transfer | Sum:
         """Sends a verb's parts to all others; returns what waits for theirs.
 
         Args:
-            verb: an all-gather or an all-to-all of host memory.
+            verb: a verb on host memory.
             name: the verb's place in a step, the same on all ranks.
         """
+        world = len(self._others) + 1
+        match verb:
+            case AllGather(out, buf):
+                return self.send([buf] * world, out.view(world, -1).unbind(), name)
+            case AllToAll(out, buf, out_sizes, in_sizes):
+                arriving = torch.split(out, [*out_sizes])
+                return self.send(torch.split(buf, [*in_sizes]), arriving, name)
+            case AllReduce(buf):
+                return Sum(self, buf.tensor_split(world), self._rank, name)
+
+    def send(
+        self, own: Sequence[Tensor], arriving: Sequence[Tensor], name: str
+    ) -> Transfer:
+        """Sends ``own[i]`` to rank i; what it sends here fills ``arriving[i]``."""
         place = self._places.setdefault(name, _Place())
-        own, arriving = _parts(verb, len(self._others) + 1)
         wanted = {
             src: arriving[src].view(torch.uint8)
             for src in self._others
@@ -167,17 +189,37 @@ class Transfer:
             work.wait()
 
 
+class Sum:
+    """A sum over ranks that is under way: chunks are pushed, added up and gathered."""
+
+    def __init__(
+        self, receives: PostedReceives, chunks: Sequence[Tensor], rank: int, name: str
+    ) -> None:
+        self._receives = receives
+        self._chunks = chunks
+        self._own_C = chunks[rank]
+        self._name = name
+        self._parts = [torch.empty_like(self._own_C) for _ in chunks]
+        self._push = receives.send(chunks, self._parts, f"{name} push")
+        self._pull: Transfer | None = None
+
+    def wait(self) -> None:
+        """Waits until all elements are sums."""
+        (self._pull or self.add_up()).wait()
+
+    def add_up(self) -> Transfer:
+        """Waits for the own chunk of all ranks, and sends its sum to all others."""
+        self._push.wait()
+        first_C, *others = self._parts
+        self._own_C.copy_(first_C)
+        for part_C in others:
+            self._own_C.add_(part_C)
+        own = [self._own_C] * len(self._chunks)
+        self._pull = self._receives.send(own, self._chunks, f"{self._name} pull")
+        return self._pull
+
+
 def _tag(name: str, use: int, part: Tensor) -> int:
     """A number of 31 bits by which a part meets its receive and no other's."""
     digest = zlib.crc32(f"{name} {use} {part.nbytes}".encode())
     return _OWN_TAGS | digest % _OWN_TAGS
-
-
-def _parts(
-    verb: AllGather | AllToAll, world: int
-) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """What goes to each rank, and where what comes from each belongs."""
-    if isinstance(verb, AllGather):
-        return [verb.buf] * world, verb.out.view(world, -1).unbind()
-    sent = torch.split(verb.buf, [*verb.in_sizes])
-    return sent, torch.split(verb.out, [*verb.out_sizes])
