@@ -79,7 +79,7 @@ def test_a_digest_tells_what_a_sum_and_a_xor_do_not(
 
 
 @each(
-    "told, odd",
+    "reported, odd",
     [
         ([[1], [1], [2]], (2,)),
         ([[1, 2], [1, 3], [1, 2], [1, 2]], (1,)),
