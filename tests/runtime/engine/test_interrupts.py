@@ -40,7 +40,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "a verb is started": (wire, "start"),
     "verbs are carried out on a lane": (engine, "carry_out"),
     "what arrived is checked": (checksums.Seals, "check"),
-    "gradients are gathered": (Message, "text"),
+    "gradients are gathered": (Message, "steps"),
     "means are scattered": (GradientBuffer, "scatter"),
     "a gradient is handed in": (synchroniser.Synchroniser, "ready"),
     "the step is waited for": (synchroniser.Synchroniser, "finish"),
@@ -205,7 +205,7 @@ def test_a_verb_that_has_ended_already_passes_an_interrupt_on() -> None:
         def value(self) -> None:
             raise KeyboardInterrupt
 
-    with patch.object(wire, "start", lambda verb, channel: Ended()):
+    with patch.object(wire, "start", lambda verb, channel, *place: Ended()):
         wire.begin(object(), None, failures.append)  # type: ignore[arg-type]
     assert [type(one) for one in failures] == [KeyboardInterrupt]
 

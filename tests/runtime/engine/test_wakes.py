@@ -15,7 +15,7 @@ import torch
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.contract.trace.span import Span
-from gradwire.contract.verbs import AllReduce, Among, Compute, Steps
+from gradwire.contract.verbs import Among, Broadcast, Compute, Steps
 from gradwire.exchange.by_name import exchange_for
 from gradwire.runtime.engine.engine import Driver, Engine, Launch
 from gradwire.runtime.liveness.membership import ALONE
@@ -55,13 +55,14 @@ def queued(rank: int, world: int, exchange: Exchange) -> tuple[Counter[str], int
 
 
 @each("exchange", [DENSE, ONEBIT], ids=named)
-def test_no_lane_is_woken_up_to_wait_for_the_network_or_to_scatter(
+def test_lanes_are_woken_up_to_send_and_to_compute_and_not_to_scatter(
     exchange: Exchange, two: Ranks
 ) -> None:
     for found, num_messages in two.run(queued, exchange):
         assert num_messages >= 3
         computes = () if exchange is DENSE else ("gather", "encode", "merge", "decode")
-        assert {name for name in found if found[name]} <= set(computes)
+        straight = ("AllReduce",) if exchange is DENSE else ("AllToAll", "AllGather")
+        assert {name for name in found if found[name]} <= {*computes, *straight}
         if computes:
             assert found["gather"] == NUM_STEPS * num_messages
 
@@ -87,7 +88,7 @@ def test_the_last_dense_message_tells_which_parameters_were_used(two: Ranks) -> 
 class Over:
     """A channel, and a verb on it, that has ended when it begins."""
 
-    def allreduce(self, tensors: list[torch.Tensor]) -> Over:
+    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Over:
         return self
 
     def get_future(self) -> torch.futures.Future[None]:
@@ -100,7 +101,7 @@ def test_what_goes_on_in_the_backward_pass_does_not_see_its_settings() -> None:
     seen: list[tuple[str, bool, bool, bool]] = []
 
     def steps() -> Steps[None]:
-        yield AllReduce(torch.empty(1, device="cpu"))
+        yield Broadcast(0, torch.empty(1, device="cpu"))
         device, mode = torch.empty(0).device.type, torch.is_inference_mode_enabled()
         seen.append(
             (device, torch.is_autocast_enabled("cpu"), mode, torch.is_grad_enabled())
@@ -145,18 +146,18 @@ def _text() -> Steps[Any]:
         Compute("encode", encode),
         Compute("count", lambda: gathered + 1),
     )
-    yield AllReduce(torch.zeros(counted))
+    yield Broadcast(0, torch.zeros(counted))
     last = yield Compute("decode", lambda: threading.current_thread().name)
     return encoded, counted, last
 
 
 class Held:
-    """A channel whose all-reduce ends when its future does."""
+    """A channel whose broadcast ends when its future does."""
 
     def __init__(self) -> None:
         self.future: torch.futures.Future[None] = torch.futures.Future()
 
-    def allreduce(self, tensors: list[torch.Tensor]) -> Held:
+    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Held:
         return self
 
     def get_future(self) -> torch.futures.Future[None]:

@@ -18,6 +18,7 @@ in that order; the one furthest back for nobody.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ from ..liveness.forks import watch
 from ..liveness.membership import ALONE, MEETING, STORE_PATIENCE, Membership
 from ..liveness.pulse import Place, Pulse, Sign
 from ..liveness.sweeping import give_memory_back, leave_later
+from ..transport.posted import goes_straight
 from ..transport.task_graph import (
     Once,
     Over,
@@ -640,8 +642,8 @@ class Driver:
     end: Task = field(init=False)
     """Done when the steps have returned; its result is their value."""
     _noted: NotedVerb | None = field(default=None, init=False)
-    _num_rounds: int = field(default=0, init=False)
-    """How often verbs for the network were asked for."""
+    _num_straight: Counter[Among] = field(default_factory=Counter, init=False)
+    """The verbs so far whose parts go straight to each rank, of each group."""
 
     def __post_init__(self) -> None:
         self.turn = self.short_task("turn", lambda: None)
@@ -737,14 +739,13 @@ class Driver:
         noted = routes.last_verbs.launch(self.step, index, name, size_bytes)
         self._noted = noted
 
-        place = f"{self.name} {index} {self._num_rounds}"
-        self._num_rounds += 1
+        names = [self._place_of(verb) for verb in others]
 
         # A task that is never done must not keep a channel open: it is looked up late.
         def carry(held: Sequence[Communication]) -> None:
             if held:
                 channels = routes.of(others, index, lane)
-                carry_out(held, channels, seals, routes.places(held, lane, place))
+                carry_out(held, channels, seals, routes.places(held, lane, names))
 
         through_device: Callable[[], None] | None = None
         if side is not None:
@@ -765,6 +766,12 @@ class Driver:
         if through_device is None and is_begun(verbs):
             task.begin = start
         return task
+
+    def _place_of(self, verb: Communication) -> str:
+        """A verb's place in a step: all ranks of its group count alike."""
+        number = self._num_straight[verb.among]
+        self._num_straight[verb.among] += goes_straight(verb)
+        return f"{self.name} {self.index} {verb.among.name} {number}"
 
     def _through_device(
         self,

@@ -356,15 +356,12 @@ class Routes:
         return [self.groups[verb.among].channels[lane] for verb in verbs]
 
     def places(
-        self, verbs: Sequence[Communication], lane: int, name: str
+        self, verbs: Sequence[Communication], lane: int, names: Sequence[str]
     ) -> list[Place]:
-        """Where verbs that run at the same time post their receives.
-
-        ``name`` is that of their place in a step, the same on all ranks.
-        """
+        """Where verbs post their receives; names are the same on all ranks."""
+        pairs = zip(verbs, names, strict=True)
         return [
-            Place(self.groups[verb.among].posted[lane], f"{name}.{at}")
-            for at, verb in enumerate(verbs)
+            Place(self.groups[verb.among].posted[lane], name) for verb, name in pairs
         ]
 
     def lane(self, index: int, credit: int) -> int:
@@ -610,13 +607,12 @@ def carry_out(
     which are taken while payloads are on their way. Where verbs have ``places`` in a
     step, their parts go straight to each rank.
     """
-    works: list[Any] = []
-    for at in sorted(range(len(verbs)), key=lambda at: isinstance(verbs[at], Send)):
-        verb = verbs[at]
-        if places and goes_straight(verb):
-            works.append(places[at].receives.start(verb, places[at].name))
-        else:
-            works.append(start(verb, channels[at]))
+    receives_first = sorted(
+        range(len(verbs)), key=lambda at: isinstance(verbs[at], Send)
+    )
+    works = [
+        start(verbs[at], channels[at], *places[at : at + 1]) for at in receives_first
+    ]
     if seals is not None:
         works += [start(one, channels[at]) for at, one in seals.written(verbs)]
     for work in works:
@@ -653,8 +649,10 @@ def _tag(buf: Tensor) -> int:
     return buf.nbytes % _NUM_TAGS
 
 
-def start(verb: Communication, channel: Channel) -> Any:
+def start(verb: Communication, channel: Channel, place: Place | None = None) -> Any:
     """Has a channel begin a verb; returns its work."""
+    if place is not None and goes_straight(verb):
+        return place.receives.start(verb, place.name)
     match verb:
         case Send(dst, buf):
             return channel.send([buf], dst, _tag(buf))
