@@ -32,7 +32,7 @@ Straight = AllGather | AllReduce | AllToAll
 """The verbs whose parts may go straight to each rank."""
 
 EARLY_BYTES = 2**20
-"""What one verb receives, at most, in receives that are posted a step ahead.
+"""Bytes of one verb, at most, whose receives are posted a step ahead.
 
 Larger ones would hold as much memory again, to save a latency that is little to them.
 """

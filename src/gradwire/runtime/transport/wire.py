@@ -261,7 +261,7 @@ class NotedVerb:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ReceivePlace:
     """A verb's place in a step, and the receives of its channel."""
 
     receives: PostedReceives
@@ -357,11 +357,12 @@ class Routes:
 
     def places(
         self, verbs: Sequence[Communication], lane: int, names: Sequence[str]
-    ) -> list[Place]:
+    ) -> list[ReceivePlace]:
         """Where verbs post their receives; names are the same on all ranks."""
         pairs = zip(verbs, names, strict=True)
         return [
-            Place(self.groups[verb.among].posted[lane], name) for verb, name in pairs
+            ReceivePlace(self.groups[verb.among].posted[lane], name)
+            for verb, name in pairs
         ]
 
     def lane(self, index: int, credit: int) -> int:
@@ -597,7 +598,7 @@ def carry_out(
     verbs: Sequence[Communication],
     channels: Sequence[Channel],
     seals: Seals | None = None,
-    places: Sequence[Place] = (),
+    places: Sequence[ReceivePlace] = (),
 ) -> None:
     """Starts all verbs, each on its own channel, then waits for all of them.
 
@@ -649,7 +650,9 @@ def _tag(buf: Tensor) -> int:
     return buf.nbytes % _NUM_TAGS
 
 
-def start(verb: Communication, channel: Channel, place: Place | None = None) -> Any:
+def start(
+    verb: Communication, channel: Channel, place: ReceivePlace | None = None
+) -> Any:
     """Has a channel begin a verb; returns its work."""
     if place is not None and goes_straight(verb):
         return place.receives.start(verb, place.name)
