@@ -1,0 +1,104 @@
+"""Two hosts' program for `checked`; run by path, never imported.
+
+    python -I -S _probe.py NUM_TURNS SECONDS
+
+Host 1 sends small datagrams that host 0 sends back, one at a time, and then as much as
+its link takes. Host 0 reads its interface over so many seconds, and host 1 prints
+``RATE ROUND_TRIP ...`` in bytes per second and seconds. Standard library only.
+"""
+
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+PORT = 5001
+ASK_S = 0.2
+PIECE = bytes(8000)
+READY = b"ready"
+FULL = b"full"
+
+
+def received_bytes() -> int:
+    """What the interface has received, as the kernel counts."""
+    lines = Path("/proc/net/dev").read_text(encoding="ascii").splitlines()
+    found = [line for line in lines if line.strip().startswith("eth0:")]
+    return int(found[0].partition(":")[2].split()[0])
+
+
+def measured_rate(seconds: float) -> float:
+    """Bytes per second of the interface, once the link has been full for a while."""
+    time.sleep(seconds / 2)
+    started_bytes = received_bytes()
+    started_s = time.monotonic()
+    time.sleep(seconds)
+    gained = received_bytes() - started_bytes
+    return gained / (time.monotonic() - started_s)
+
+
+def serve(link: socket.socket, seconds: float) -> None:
+    """Sends small datagrams back; measures when a large one comes."""
+    link.bind(("", PORT))
+    while True:
+        text, sender = link.recvfrom(1 << 16)
+        if len(text) == len(PIECE):
+            break
+        link.sendto(text, sender)
+    rate = measured_rate(seconds)
+    for _ in range(20):
+        link.sendto(f"{rate}".encode(), sender)
+        time.sleep(0.01)
+
+
+def round_trip(link: socket.socket, text: bytes) -> float:
+    """Seconds until a datagram has come back; asks again where none does."""
+    link.settimeout(30.0)
+    started_s = time.perf_counter()
+    link.send(text)
+    while link.recv(64) != text:
+        pass
+    return time.perf_counter() - started_s
+
+
+def connect(link: socket.socket) -> None:
+    """Returns once the other host answers."""
+    link.connect((os.environ["MASTER_ADDR"], PORT))
+    link.settimeout(ASK_S)
+    while True:
+        try:
+            link.send(READY)
+            if link.recv(64) == READY:
+                return
+        except (TimeoutError, ConnectionRefusedError):
+            time.sleep(ASK_S)
+
+
+def fill(link: socket.socket) -> str:
+    """Sends as much as the link takes until the other host says its rate."""
+    while True:
+        link.settimeout(None)
+        for _ in range(16):
+            link.send(PIECE)
+        link.setblocking(False)
+        try:
+            text = link.recv(64)
+        except BlockingIOError:
+            continue
+        if text != READY:
+            return text.decode()
+
+
+def main() -> None:
+    num_turns = int(sys.argv[1])
+    seconds = float(sys.argv[2])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
+        if os.environ["RANK"] == "0":
+            serve(link, seconds)
+            return
+        connect(link)
+        trips = [round_trip(link, f"{turn}".encode()) for turn in range(num_turns)]
+        print(fill(link), *trips)
+
+
+main()
