@@ -2,7 +2,6 @@
 //
 // Schedule says when a frame is due; it has no clock and no devices. run_forwarder has both:
 // it reads frames from the hosts' TAP devices and writes each one when it is due.
-#include <fcntl.h>
 #include <poll.h>
 #include <time.h>
 #include <unistd.h>
@@ -24,11 +23,23 @@ constexpr int64_t kNever = INT64_MAX;
 constexpr int64_t kSecond = 1000000000;
 
 // One direction of a host's link: a token bucket behind a queue that drops what does not fit.
-struct Downlink {
+struct Direction {
   int64_t rate = 0;  // bytes a second; 0 has no limit
   int64_t burst_ns = 0;
   int64_t limit_bytes = 0;
   int64_t free_ns = INT64_MIN / 2;  // when all that was let in has passed
+
+  int64_t span_ns(int64_t size_bytes) const {
+    // in floating point, as a large burst in bytes and ns has more than 63 bits
+    return rate > 0 ? static_cast<int64_t>(1e9 * static_cast<double>(size_bytes) /
+                                           static_cast<double>(rate))
+                    : 0;
+  }
+};
+
+struct Link {
+  Direction out;  // the kernel limits it; its figures date frames that were read late
+  Direction in;
   bool up = true;
 };
 
@@ -56,14 +67,14 @@ class Schedule {
         jitter_ns_(jitter_ns),
         last_ns_(num_hosts * num_hosts, INT64_MIN) {}
 
-  std::vector<Downlink> links;
+  std::vector<Link> links;
   int64_t num_dropped = 0;
 
-  // A frame that was read now.
-  void take(Frame frame, int64_t now_ns) {
+  // A frame that left its host at its time.
+  void take(Frame frame) {
     // The order of what one host sends another is kept, whatever the jitter.
     int64_t& last_ns = last_ns_[frame.source * num_hosts_ + frame.target];
-    last_ns = std::max(last_ns, now_ns + delay_ns_ + draw());
+    last_ns = std::max(last_ns, frame.at_ns + delay_ns_ + draw());
     frame.at_ns = last_ns;
     frame.read_number = num_read_++;
     push(std::move(frame));
@@ -95,24 +106,23 @@ class Schedule {
     std::push_heap(waiting_.begin(), waiting_.end(), later);
   }
 
-  // Lets a frame that arrives into its receiver's downlink.
+  // Lets a frame that arrives into its receiver's link.
   void enter(Frame frame) {
-    Downlink& link = links[frame.target];
-    if (!link.up || !links[frame.source].up) {
+    if (!links[frame.target].up || !links[frame.source].up) {
       ++num_dropped;
       return;
     }
+    Direction& in = links[frame.target].in;
     frame.arrived = true;
-    if (link.rate > 0) {
-      const double per_ns = link.rate / 1e9;
-      const int64_t waits_ns = std::max<int64_t>(0, link.free_ns - frame.at_ns);
-      if (waits_ns * per_ns + frame.wire_bytes > link.limit_bytes) {
+    if (in.rate > 0) {
+      const int64_t waits_ns = std::max<int64_t>(0, in.free_ns - frame.at_ns);
+      if (waits_ns + in.span_ns(frame.wire_bytes) > in.span_ns(in.limit_bytes)) {
         ++num_dropped;
         return;
       }
-      link.free_ns = std::max(link.free_ns, frame.at_ns - link.burst_ns) +
-                     static_cast<int64_t>(frame.wire_bytes / per_ns);
-      frame.at_ns = std::max(frame.at_ns, link.free_ns);
+      in.free_ns =
+          std::max(in.free_ns, frame.at_ns - in.burst_ns) + in.span_ns(frame.wire_bytes);
+      frame.at_ns = std::max(frame.at_ns, in.free_ns);
     }
     push(std::move(frame));
   }
@@ -135,6 +145,17 @@ class Schedule {
   int64_t num_pushed_ = 0;
   uint64_t state_ = 0;
 };
+
+// When frames left their host that are read together now, while none was there at empty_ns.
+// They cannot have left faster than the link's rate allows behind a burst. So a forwarder that
+// had no core for a while dates them as they left, and not all at once.
+void date(std::vector<Frame>& frames, const Direction& out, int64_t empty_ns, int64_t now_ns) {
+  int64_t later_ns = -out.burst_ns;
+  for (auto frame = frames.rbegin(); frame != frames.rend(); ++frame) {
+    frame->at_ns = std::max(std::min(empty_ns, now_ns), now_ns - std::max<int64_t>(0, later_ns));
+    later_ns += out.span_ns(frame->wire_bytes);
+  }
+}
 
 // ---- frames ------------------------------------------------------------------------------
 
@@ -188,7 +209,8 @@ class Forwarder {
   Forwarder(const int32_t* taps, int64_t num_hosts, int64_t delay_ns, int64_t jitter_ns)
       : schedule_(num_hosts, delay_ns, jitter_ns),
         tolerance_ns_(std::max<int64_t>(kSecond / 2000, delay_ns / 20)),
-        buffer_(kLargest) {
+        buffer_(kLargest),
+        empty_ns_(num_hosts, kNever) {
     for (int64_t host = 0; host < num_hosts; ++host) polled_.push_back({taps[host], POLLIN, 0});
     polled_.push_back({STDIN_FILENO, POLLIN, 0});
   }
@@ -198,6 +220,7 @@ class Forwarder {
     started_ns_ = clock_ns(CLOCK_MONOTONIC);
     window_ns_ = started_ns_;
     cpu_started_ns_ = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+    window_cpu_ns_ = cpu_started_ns_;
     while (true) {
       deliver();
       wait();
@@ -209,7 +232,7 @@ class Forwarder {
   }
 
  private:
-  static constexpr int kAtOnce = 64;  // frames of a host before the others have their turn
+  static constexpr size_t kAtOnce = 1 << 14;  // more than a device's queue holds, so that all of it is dated together
 
   void deliver() {
     Frame frame;
@@ -234,30 +257,36 @@ class Forwarder {
       for (pollfd& one : polled_) one.revents = 0;
     }
     const int64_t end_ns = clock_ns(CLOCK_MONOTONIC);
-    idle_ns_ += end_ns - begin_ns;
-    window_idle_ns_ += end_ns - begin_ns;
     if (end_ns - window_ns_ >= kSecond) {
-      const double idle = static_cast<double>(window_idle_ns_) / (end_ns - window_ns_);
-      busiest_ = std::max(busiest_, 1 - idle);
+      const int64_t cpu_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+      busiest_ = std::max(busiest_, static_cast<double>(cpu_ns - window_cpu_ns_) /
+                                        static_cast<double>(end_ns - window_ns_));
       window_ns_ = end_ns;
-      window_idle_ns_ = 0;
+      window_cpu_ns_ = cpu_ns;
     }
   }
 
   void collect(int32_t host) {
-    for (int turn = 0; turn < kAtOnce; ++turn) {
+    const Link& link = schedule_.links[host];
+    const int64_t num_hosts = static_cast<int64_t>(schedule_.links.size());
+    batch_.clear();
+    bool is_empty = false;
+    while (!is_empty && batch_.size() < kAtOnce) {
       const ssize_t got = read(polled_[host].fd, buffer_.data(), buffer_.size());
-      if (got < static_cast<ssize_t>(sizeof(Offload) + kEthernet)) return;
-      const size_t size_bytes = static_cast<size_t>(got);
+      is_empty = got < static_cast<ssize_t>(sizeof(Offload) + kEthernet);
+      if (is_empty) break;
       Frame frame;
       frame.source = host;
-      const int64_t num_hosts = static_cast<int64_t>(polled_.size()) - 1;
       frame.target = target_of(buffer_.data() + sizeof(Offload), num_hosts);
-      if (frame.target < 0 || !schedule_.links[host].up) continue;
-      frame.wire_bytes = wire_bytes_of(buffer_.data(), size_bytes);
-      frame.bytes.assign(buffer_.data(), buffer_.data() + size_bytes);
-      schedule_.take(std::move(frame), clock_ns(CLOCK_MONOTONIC));
+      if (frame.target < 0 || !link.up) continue;
+      frame.wire_bytes = wire_bytes_of(buffer_.data(), static_cast<size_t>(got));
+      frame.bytes.assign(buffer_.data(), buffer_.data() + got);
+      batch_.push_back(std::move(frame));
     }
+    const int64_t now_ns = clock_ns(CLOCK_MONOTONIC);
+    date(batch_, link.out, empty_ns_[host], now_ns);
+    if (is_empty) empty_ns_[host] = now_ns;
+    for (Frame& frame : batch_) schedule_.take(std::move(frame));
   }
 
   // Does what the lines of standard input say, and answers each one; false at its end.
@@ -278,34 +307,36 @@ class Forwarder {
         std::sscanf(line.c_str(), "%*s %lld %lld %lld %lld", &host, &first, &second, &third);
     const int64_t num_hosts = static_cast<int64_t>(schedule_.links.size());
     if (found > 0 && host >= 0 && host < num_hosts) {
-      Downlink& link = schedule_.links[host];
-      if (line[0] == 'd') {
-        link.rate = first;
-        link.burst_ns = second;
-        link.limit_bytes = third;
-      } else {
+      Link& link = schedule_.links[host];
+      if (line[0] == 'l') {
         link.up = first != 0;
+      } else {
+        Direction& direction = line[0] == 'o' ? link.out : link.in;
+        direction.rate = first;
+        direction.burst_ns = second;
+        direction.limit_bytes = third;
       }
     }
     const int64_t wall_ns = clock_ns(CLOCK_MONOTONIC) - started_ns_;
-    dprintf(STDOUT_FILENO, "%lld %lld %lld %lld %lld %lld %lld\n",
+    dprintf(STDOUT_FILENO, "%lld %lld %lld %lld %lld %lld\n",
             static_cast<long long>(num_frames_), static_cast<long long>(schedule_.num_dropped),
             static_cast<long long>(num_late_),
             static_cast<long long>(clock_ns(CLOCK_THREAD_CPUTIME_ID) - cpu_started_ns_),
-            static_cast<long long>(wall_ns - idle_ns_), static_cast<long long>(wall_ns),
+            static_cast<long long>(wall_ns),
             static_cast<long long>(busiest_ * 1000));
   }
 
   Schedule schedule_;
   int64_t tolerance_ns_;
   std::vector<uint8_t> buffer_;
+  std::vector<Frame> batch_;
+  std::vector<int64_t> empty_ns_;  // when a host's device was last seen without frames
   std::vector<pollfd> polled_;  // the hosts' devices, then standard input
   std::string lines_;
   int64_t started_ns_ = 0;
   int64_t cpu_started_ns_ = 0;
-  int64_t idle_ns_ = 0;
   int64_t window_ns_ = 0;
-  int64_t window_idle_ns_ = 0;
+  int64_t window_cpu_ns_ = 0;
   double busiest_ = 0;
   int64_t num_frames_ = 0;
   int64_t num_late_ = 0;
@@ -324,10 +355,10 @@ GW_EXPORT void run_forwarder(const int32_t* taps, int64_t num_hosts, int64_t del
 GW_EXPORT void schedule_frames(int64_t num_hosts, int64_t delay_ns, int64_t jitter_ns, const int64_t* links, const int64_t* frames, int64_t num_frames, int64_t asks_often, int64_t* due_ns) {
   Schedule schedule(num_hosts, delay_ns, jitter_ns);
   for (int64_t host = 0; host < num_hosts; ++host) {
-    Downlink& link = schedule.links[host];
-    link.rate = links[3 * host];
-    link.burst_ns = links[3 * host + 1];
-    link.limit_bytes = links[3 * host + 2];
+    Direction& in = schedule.links[host].in;
+    in.rate = links[3 * host];
+    in.burst_ns = links[3 * host + 1];
+    in.limit_bytes = links[3 * host + 2];
   }
   std::fill(due_ns, due_ns + num_frames, kDropped);
   const auto note = [&](int64_t now_ns) {
@@ -340,7 +371,8 @@ GW_EXPORT void schedule_frames(int64_t num_hosts, int64_t delay_ns, int64_t jitt
     frame.source = static_cast<int32_t>(given[1]);
     frame.target = static_cast<int32_t>(given[2]);
     frame.wire_bytes = given[3];
-    schedule.take(std::move(frame), given[0]);
+    frame.at_ns = given[0];
+    schedule.take(std::move(frame));
   }
   note(kNever - 1);
 }
@@ -348,4 +380,15 @@ GW_EXPORT void schedule_frames(int64_t num_hosts, int64_t delay_ns, int64_t jitt
 // The bytes on the wire of a piece of TCP that the kernel hands over, with its 10 bytes before it.
 GW_EXPORT int64_t piece_wire_bytes(const uint8_t* piece, int64_t size_bytes) {
   return wire_bytes_of(piece, static_cast<size_t>(size_bytes));
+}
+
+// The times at which frames of these bytes left a host, that were read at once.
+GW_EXPORT void date_frames(int64_t rate, int64_t burst_ns, int64_t empty_ns, int64_t now_ns, const int64_t* sizes, int64_t num_frames, int64_t* left_ns) {
+  Direction out;
+  out.rate = rate;
+  out.burst_ns = burst_ns;
+  std::vector<Frame> frames(num_frames);
+  for (int64_t at = 0; at < num_frames; ++at) frames[at].wire_bytes = sizes[at];
+  date(frames, out, empty_ns, now_ns);
+  for (int64_t at = 0; at < num_frames; ++at) left_ns[at] = frames[at].at_ns;
 }

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from gradwire.contract.units import format_seconds
 from gradwire.errors import TestbedUnavailable
@@ -32,15 +33,13 @@ class ForwarderCounters:
     """What the forwarder has done since it began.
 
     ``num_late`` frames left later than they were due by more than 0.5 ms and 5 % of the
-    delay. ``busy_s`` is the time in which it did not wait for frames, and ``busiest``
-    the largest share of it in any second.
+    delay. ``busiest`` is the largest share of a second that was its processor time.
     """
 
     num_frames: int
     num_dropped: int
     num_late: int
     processor_s: float
-    busy_s: float
     seconds: float
     busiest: float
 
@@ -55,13 +54,26 @@ class ForwarderCounters:
 
     def __str__(self) -> str:
         late = self.num_late / max(1, self.num_frames)
-        busy = self.busy_s / max(self.seconds, 1e-9)
+        busy = self.processor_s / max(self.seconds, 1e-9)
         return (
             f"forwarder: {format_seconds(self.processor_s)} of processor time, busy "
             f"{busy:.0%} of {format_seconds(self.seconds)} and {self.busiest:.0%} of "
             f"its busiest second; {self.num_frames} pieces, {self.num_dropped} "
             f"dropped, {late:.1%} late{self.fault}"
         )
+
+
+class Rate(Protocol):
+    """Figures of one direction of a link."""
+
+    @property
+    def rate_bytes_per_s(self) -> float: ...
+
+    @property
+    def burst_bytes(self) -> int: ...
+
+    @property
+    def limit_bytes(self) -> int: ...
 
 
 class Forwarder:
@@ -71,12 +83,12 @@ class Forwarder:
         self._process = process
         self._turn = threading.Lock()
 
-    def set_downlink(
-        self, host: int, rate_bytes_per_s: float, burst_bytes: int, limit_bytes: int
-    ) -> None:
-        """Limits what a host receives."""
-        burst_ns = round(1e9 * burst_bytes / rate_bytes_per_s)
-        self._ask(f"downlink {host} {round(rate_bytes_per_s)} {burst_ns} {limit_bytes}")
+    def shape(self, host: int, up: Rate, down: Rate) -> None:
+        """Limits what a host receives, and says at which rate the kernel sends."""
+        for verb, rate in (("out", up), ("in", down)):
+            burst_ns = round(1e9 * rate.burst_bytes / rate.rate_bytes_per_s)
+            rate_bytes_per_s = round(rate.rate_bytes_per_s)
+            self._ask(f"{verb} {host} {rate_bytes_per_s} {burst_ns} {rate.limit_bytes}")
 
     def set_link(self, host: int, *, up: bool) -> None:
         """Loses all that a host sends and receives, or no longer."""
@@ -85,13 +97,12 @@ class Forwarder:
     def counters(self) -> ForwarderCounters:
         """What it has done so far."""
         figures = [int(figure) for figure in self._ask("count").split()]
-        frames, dropped, late, processor_ns, busy_ns, wall_ns, busiest = figures
+        frames, dropped, late, processor_ns, wall_ns, busiest = figures
         return ForwarderCounters(
             num_frames=frames,
             num_dropped=dropped,
             num_late=late,
             processor_s=processor_ns / 1e9,
-            busy_s=busy_ns / 1e9,
             seconds=wall_ns / 1e9,
             busiest=busiest / 1e3,
         )

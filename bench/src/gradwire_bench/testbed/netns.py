@@ -268,12 +268,7 @@ def shape(spaces: Namespaces, links: Mapping[int, LinkShapers]) -> None:
         _batch(spaces.enter(spaces.holder_pid), "tc", ports)
     else:
         for host, link in links.items():
-            spaces.forwarder.set_downlink(
-                host,
-                link.down.rate_bytes_per_s,
-                link.down.burst_bytes,
-                link.down.limit_bytes,
-            )
+            spaces.forwarder.shape(host, link.up, link.down)
     for host, link in links.items():
         _batch(spaces.enter(spaces.pids[host]), "tc", [link.up.line(INTERFACE)])
 
