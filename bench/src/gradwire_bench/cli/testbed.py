@@ -15,7 +15,7 @@ from ..testbed.checked import check_links
 from ..testbed.counters import InterfaceCounters
 from ..testbed.hosts import Hosts, Testbed, available, open_hosts
 from ..testbed.launch import exit_code, failure_text, launch
-from ..testbed.wide_area import WideArea
+from ..testbed.wide_area import NEAR
 from ._wide_area import Delay, Down, Jitter, Slow, Up, wide_area
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
@@ -135,7 +135,7 @@ def check(
         {"name": "testbed", "kind": found.kind, "reason": found.reason}
     ]
     is_good = bool(found)
-    if found and (rate or settings.wide_area != WideArea()):
+    if found and (rate or settings.wide_area != NEAR):
         checked = check_links(settings)
         is_good = checked.has_round_trip and checked.has_rate
         rows = checked.rows()

@@ -19,7 +19,7 @@ PORT = 5001
 ASK_S = 0.2
 PIECE = bytes(32_000)
 READY = b"ready"
-# What waits on one socket lasts a link of 500 Mbit 3 ms, and a busy machine takes longer.
+# One socket keeps bytes for 3 ms of a link of 500 Mbit, less than a busy machine needs.
 NUM_SENDERS = 8
 
 

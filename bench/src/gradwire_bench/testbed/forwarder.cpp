@@ -278,7 +278,7 @@ class Forwarder {
       Frame frame;
       frame.source = host;
       frame.target = target_of(buffer_.data() + sizeof(Offload), num_hosts);
-      if (frame.target < 0 || !link.up) continue;
+      if (frame.target < 0 || !link.up || !schedule_.links[frame.target].up) continue;
       frame.wire_bytes = wire_bytes_of(buffer_.data(), static_cast<size_t>(got));
       frame.bytes.assign(buffer_.data(), buffer_.data() + got);
       batch_.push_back(std::move(frame));

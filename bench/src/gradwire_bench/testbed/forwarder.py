@@ -77,11 +77,15 @@ class Rate(Protocol):
 
 
 class Forwarder:
-    """A running forwarder. Its hosts' devices are in the holder's namespace at first."""
+    """A running forwarder. Devices of hosts are in the holder's namespace at first."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
         self._turn = threading.Lock()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def shape(self, host: int, up: Rate, down: Rate) -> None:
         """Limits what a host receives, and says at which rate the kernel sends."""

@@ -33,7 +33,7 @@ from .netns import (
     shape,
 )
 from .relay import open_relay
-from .wide_area import WideArea, check_rate
+from .wide_area import NEAR, WideArea, check_rate
 
 _logger = logging.getLogger("gradwire")
 
@@ -64,7 +64,7 @@ class Testbed:
     mtu: int = 1500
     burst_s: float = 0.0025
     congestion_control: str = ""
-    wide_area: WideArea = WideArea()
+    wide_area: WideArea = NEAR
 
     def __post_init__(self) -> None:
         if not 1 <= self.hosts <= MAX_HOSTS:

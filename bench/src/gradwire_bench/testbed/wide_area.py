@@ -98,11 +98,18 @@ class WideArea:
             words.append(
                 f"{1e3 * self.delay_s:g}{jitter * (self.jitter_s > 0)} ms one way"
             )
-        for name, rate in (("up", self.up_bytes_per_s), ("down", self.down_bytes_per_s)):
+        for name, rate in (
+            ("up", self.up_bytes_per_s),
+            ("down", self.down_bytes_per_s),
+        ):
             if rate is not None:
                 words.append(f"{format_rate(rate)} {name}")
         words += [f"host{host} at {format_rate(rate)}" for host, rate in self.slow]
         return "".join(f", {word}" for word in words)
+
+
+NEAR = WideArea()
+"""Equal links on one switch."""
 
 
 def parse_slow(given: Sequence[str]) -> tuple[tuple[int, float], ...]:
