@@ -43,7 +43,7 @@ def measured_rate(seconds: float) -> float:
 def serve(link: socket.socket, seconds: float) -> None:
     """Sends small datagrams back; measures when a large one comes."""
     link.bind(("", PORT))
-    asker = None
+    asker: tuple[str, int] = ("", 0)
     while True:
         text, sender = link.recvfrom(1 << 16)
         if len(text) == len(PIECE):

@@ -256,7 +256,7 @@ def relayed_hosts(settings: Testbed) -> Iterator[Hosts]:
     """Hosts of one rank each whose rates a relay limits in user space, for a ``with``
     block.
     """
-    given = settings.rate_bytes_per_s, settings.burst_s
+    given = settings.rate_bytes_per_s, settings.burst_s, settings.wide_area
     with loopback_hosts(settings) as hosts, open_relay(*given) as relay_port:
         yield replace(hosts, shaped=True, relay_port=relay_port)
 
