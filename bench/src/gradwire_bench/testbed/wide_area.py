@@ -86,6 +86,18 @@ class WideArea:
         down = self.down(-1, rate_bytes_per_s)
         return min(up, down, *(rate for _, rate in self.slow))
 
+    def scaled(self, *, rates: float, seconds: float) -> WideArea:
+        """Links whose rates and seconds are these multiples."""
+        up = self.up_bytes_per_s
+        down = self.down_bytes_per_s
+        return WideArea(
+            delay_s=seconds * self.delay_s,
+            jitter_s=seconds * self.jitter_s,
+            up_bytes_per_s=None if up is None else rates * up,
+            down_bytes_per_s=None if down is None else rates * down,
+            slow=tuple((host, rates * rate) for host, rate in self.slow),
+        )
+
     def __str__(self) -> str:
         """Words to put behind a rate; none where links are equal and near.
 
@@ -110,6 +122,17 @@ class WideArea:
 
 NEAR = WideArea()
 """Equal links on one switch."""
+
+
+def refuse_loopback(rates: Sequence[float | None], wide_area: WideArea) -> None:
+    """Refuses distance and rates of directions where one link is the loopback.
+
+    Raises:
+        InvalidSetting: One of the rates is None, and links are not equal and near.
+    """
+    if wide_area != NEAR and None in rates:
+        accepted = f"a rate, as loopback cannot have{str(wide_area)[1:]}"
+        raise invalid("rate", "loopback", accepted, "write --rate 100mbit")
 
 
 def parse_slow(given: Sequence[str]) -> tuple[tuple[int, float], ...]:
