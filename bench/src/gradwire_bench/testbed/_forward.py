@@ -3,7 +3,7 @@
     python -I -S _forward.py LIBRARY NUM_HOSTS DELAY_NS JITTER_NS
 
 It runs in the holder's network namespace and makes a TAP device there for each host,
-``port0``, ``port1`` and so on, which its owner then moves to the hosts. It prints
+port0, port1 and so on, which its owner then moves to the hosts. It prints
 ``ready`` or ``denied WHY``, forwards frames (`forwarder.cpp`), and ends when its
 standard input does. The devices go with it. Standard library only, so that it starts in
 20 ms.

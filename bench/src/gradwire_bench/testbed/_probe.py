@@ -24,7 +24,7 @@ NUM_SENDERS = 8
 
 
 def received_bytes() -> int:
-    """What the interface has received, as the kernel counts."""
+    """Bytes that the interface has received, as the kernel counts."""
     lines = Path("/proc/net/dev").read_text(encoding="ascii").splitlines()
     found = [line for line in lines if line.strip().startswith("eth0:")]
     return int(found[0].partition(":")[2].split()[0])

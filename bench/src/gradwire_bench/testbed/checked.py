@@ -19,7 +19,7 @@ _TOLERANCE_S = 0.0005
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What two hosts measured beside what they were to have.
+    """Figures that two hosts measured, beside those that were asked for.
 
     ``rate_bytes_per_s`` is of Ethernet frames.
     """
@@ -61,7 +61,7 @@ class Checked:
 
 
 def judge(settings: Testbed, figures: Sequence[float]) -> Checked:
-    """What was asked of host 1's link to host 0, and what it measured.
+    """Compares host 1's link to host 0 with what was asked for.
 
     Args:
         settings: Those of the two hosts.

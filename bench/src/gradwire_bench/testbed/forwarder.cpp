@@ -2,6 +2,7 @@
 //
 // Schedule says when a frame is due; it has no clock and no devices. run_forwarder has both:
 // it reads frames from the hosts' TAP devices and writes each one when it is due.
+#include <dlfcn.h>
 #include <poll.h>
 #include <time.h>
 #include <unistd.h>
@@ -347,6 +348,14 @@ class Forwarder {
 // Forwards frames between these devices until standard input ends.
 GW_EXPORT void run_forwarder(const int32_t* taps, int64_t num_hosts, int64_t delay_ns, int64_t jitter_ns) {
   Forwarder(taps, num_hosts, delay_ns, jitter_ns).run();
+}
+
+// The path of the file that this was loaded from, or an empty one.
+GW_EXPORT void name_library(uint8_t* path, int64_t size_bytes) {
+  Dl_info found = {};
+  dladdr(reinterpret_cast<const void*>(&name_library), &found);
+  std::snprintf(reinterpret_cast<char*>(path), static_cast<size_t>(size_bytes), "%s",
+                found.dli_fname == nullptr ? "" : found.dli_fname);
 }
 
 // The times at which frames are due, or kDropped, of four numbers a frame: when it was read,

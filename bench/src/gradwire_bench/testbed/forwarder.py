@@ -6,6 +6,7 @@ packet for the delay, and lets it in at the receiver's rate.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -30,7 +31,7 @@ _LATE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class ForwarderCounters:
-    """What the forwarder has done since it began.
+    """The forwarder's work since it began.
 
     ``num_late`` frames left later than they were due by more than 0.5 ms and 5 % of the
     delay. ``busiest`` is the largest share of a second that was its processor time.
@@ -99,7 +100,7 @@ class Forwarder:
         self._ask(f"link {host} {int(up)}")
 
     def counters(self) -> ForwarderCounters:
-        """What it has done so far."""
+        """Its work so far."""
         figures = [int(figure) for figure in self._ask("count").split()]
         frames, dropped, late, processor_ns, wall_ns, busiest = figures
         return ForwarderCounters(
@@ -137,7 +138,9 @@ def compiled_forwarder() -> Path:
     library = load_library("forwarder", _FOLDER)
     if library is None:
         raise TestbedUnavailable("links with delay need a C++ compiler; install g++")
-    path = Path(library._name)
+    name = ctypes.create_string_buffer(os.pathconf("/", "PC_PATH_MAX"))
+    library.name_library(name, len(name))
+    path = Path(os.fsdecode(name.value))
     if not path.exists():
         raise TestbedUnavailable(
             "the compiled forwarder cannot be kept; set XDG_CACHE_HOME to a folder"
@@ -153,7 +156,7 @@ def open_forwarder(
 
     Args:
         enter: Makes of a command one that runs in the holder's namespace.
-        num_hosts: How many devices it makes: ``port0``, ``port1`` and so on.
+        num_hosts: How many devices it makes: port0, port1 and so on.
         wide_area: Has the delay and the jitter.
 
     Raises:
