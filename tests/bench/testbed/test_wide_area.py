@@ -16,6 +16,9 @@ import pytest
 import gradwire_bench.testbed
 from gradwire.errors import InvalidSetting, TestbedUnavailable
 from gradwire.kernels.libraries import load_library
+from gradwire_bench.auto.auto import AutoBench
+from gradwire_bench.demo.demo import Demo
+from gradwire_bench.schedule.schedule import ScheduleBench
 from gradwire_bench.testbed import forwarder as forwarder_module
 from gradwire_bench.testbed import hosts as hosts_module
 from gradwire_bench.testbed.checked import judge
@@ -196,6 +199,27 @@ def test_links_have_the_rates_that_were_asked_for() -> None:
     assert str(far) == ", 8.00 Mbit/s up, host1 at 4.00 Mbit/s"
 
 
+FAR = WideArea(delay_s=0.01, up_bytes_per_s=1e6, slow=((1, 5e5),))
+
+
+def test_benches_make_the_hosts_that_were_asked_for() -> None:
+    assert AutoBench(rates=(2e6,), wide_area=FAR).testbed(3e6).wide_area == FAR
+    assert Demo(wide_area=FAR).testbed.wide_area == FAR
+    assert Demo(wide_area=FAR).link_bytes_per_s == 5e5
+    bench = ScheduleBench(wide_area=FAR, scale=4.0, slowdown=2.0)
+    links = bench.testbed.wide_area
+    assert links.delay_s == 0.02
+    assert links.up(0, bench.link_bytes_per_s) == 1e6 / 8
+    assert links.up(1, bench.link_bytes_per_s) == 5e5 / 8
+    assert links.down(0, bench.link_bytes_per_s) == 1.25e9 / 8
+
+
+def test_the_loopback_is_never_far() -> None:
+    with pytest.raises(InvalidSetting, match="cannot have 10 ms one way"):
+        AutoBench(rates=(2e6, None), wide_area=FAR)
+    AutoBench(rates=(2e6, None))
+
+
 def counters(**given: Any) -> ForwarderCounters:
     figures: dict[str, Any] = {
         "num_frames": 1000,
@@ -257,6 +281,32 @@ def test_without_a_compiler_the_error_names_it(
     with open_hosts(Testbed(hosts=2, wide_area=WideArea(delay_s=0.01))) as hosts:
         assert not hosts.shaped
     assert "at full speed and without delay: " in caplog.text
+
+
+@each(
+    "said, why",
+    [
+        ("echo denied no tun", "links with delay need TAP devices (no tun)"),
+        ("true", "links with delay need TAP devices (the forwarder ended)"),
+    ],
+)
+def test_without_tap_devices_the_error_says_why(
+    monkeypatch: pytest.MonkeyPatch, said: str, why: str
+) -> None:
+    monkeypatch.setattr(forwarder_module, "compiled_forwarder", lambda: Path("/none"))
+    opened = forwarder_module.open_forwarder(lambda _: said.split(), 2, FAR)
+    with pytest.raises(TestbedUnavailable) as caught, opened:
+        pass
+    assert str(caught.value).startswith(why)
+
+
+def test_an_ended_forwarder_is_an_error_and_no_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forwarder_module, "compiled_forwarder", lambda: Path("/none"))
+    opened = forwarder_module.open_forwarder(lambda _: ["echo", "ready"], 2, FAR)
+    with opened as forwarder, pytest.raises(TestbedUnavailable, match="has ended"):
+        forwarder.counters()
 
 
 # ---- hosts that are far --------------------------------------------------------------

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -187,7 +187,9 @@ def open_forwarder(
             )
         yield Forwarder(process)
     finally:
-        process.stdin.close()
+        # what it was not told any more, if it has ended
+        with suppress(OSError):
+            process.stdin.close()
         try:
             process.wait(timeout=_STOP_S)
         finally:

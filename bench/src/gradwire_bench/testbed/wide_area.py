@@ -155,6 +155,6 @@ def parse_slow(given: Sequence[str]) -> tuple[tuple[int, float], ...]:
         name, _, rate = text.partition("=")
         number = name.strip().removeprefix("host")
         if not (number.isascii() and number.isdigit() and len(number) < 4 and rate):
-            raise invalid("slow", text, "HOST=RATE", "write 2=10mbit for host2")
+            raise invalid("slow", text, "HOST=RATE", f"write {number or 1}=10mbit")
         pairs.append((int(number), parse_rate(rate)))
     return tuple(pairs)
