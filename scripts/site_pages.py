@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 from posixpath import relpath
 from typing import Any
@@ -19,7 +20,7 @@ from typer.cli import get_docs_for_click
 
 from gradwire.cli.main import app_of, verbs
 from gradwire.cli.report.table import markdown
-from gradwire.contract.registry import KINDS, names
+from gradwire.contract.registry import EXTENSIONS, KINDS, names
 from gradwire_lab import algorithm_page as algorithm
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,9 +47,7 @@ INLINE = re.compile(r"(?<=<code>)[^<\n]+(?=</code>)")
 """Code within a sentence or a table."""
 WORD = re.compile(r"(?<!\S)\S{1,40}(?!\S)")
 """A word that fits on a phone."""
-EXPORT = re.compile(
-    r"^from (?:gradwire)?([._][\w.]+) import (?:\(\s+)?(\w+) as \2,?$", re.M
-)
+EXPORT = re.compile(r"^from (\.[\w.]+) import (?:\(\s+)?(\w+) as \2,?$", re.M)
 
 
 def generated() -> dict[str, str]:
@@ -159,6 +158,8 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "Exchange",
             "Collective",
             "run_local",
+            ".exchange.without_data.wire_bytes",
+            ".exchange.without_data.expected_bytes",
             "residuals",
             "Trace",
             "Span",
@@ -286,9 +287,7 @@ def _commands() -> Iterator[str]:
 
 def _reference() -> dict[str, str]:
     """The pages of the reference: a directive of mkdocstrings for each name."""
-    root = {
-        name: f"gradwire{module}.{name}" for module, name in EXPORT.findall(exports())
-    }
+    root = exports()
     listed = {name for _, _, found in REFERENCE.values() for name in found}
     first = next(iter(REFERENCE))
     pages = {"index.md": CONTENTS}
@@ -312,6 +311,11 @@ def _reference() -> dict[str, str]:
     return pages
 
 
-def exports() -> str:
-    """The file that lists the names at the library's root."""
-    return _read("src/gradwire/__init__.pyi")
+def exports() -> dict[str, str]:
+    """The dotted path of each name at the library's root."""
+    stub = _read("src/gradwire/__init__.pyi")
+    paths = {name: f"gradwire{module}.{name}" for module, name in EXPORT.findall(stub)}
+    for point in entry_points(group=EXTENSIONS):
+        if f"def {point.name}(" in stub:
+            paths[point.name] = point.value.replace(":", ".")
+    return paths

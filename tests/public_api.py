@@ -48,6 +48,14 @@ def compose() -> gw.Exchange:
     return gw.with_error_feedback(exchange)
 
 
+def use_the_lab(model: nn.Module) -> gw.Exchange:
+    """Names of gradwire-lab have types where it is not installed, too."""
+    adapted = gw.adapt(gw.compress.topk(density=0.01), error=0.1)
+    assert_type(adapted, gw.Exchange)
+    assert_type(gw.measure_sparsity(model, train), gw.SparsityProfile)
+    return gw.with_measured_scheme(adapted)
+
+
 def refused() -> str:
     try:
         gw.compress.uniform(bitwidth=9)

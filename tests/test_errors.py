@@ -37,6 +37,19 @@ def test_the_tree_is_as_drawn() -> None:
     assert issubclass(errors.InvalidSetting, ValueError)
 
 
+def test_each_error_is_one_of_the_library() -> None:
+    """An error that only another package raises stands in that package."""
+    root = Path(gw.__file__).parent
+    files = [path for path in root.rglob("*.py") if path.name != "errors.py"]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    own = [
+        name
+        for name, kind in inspect.getmembers(errors, inspect.isclass)
+        if kind.__module__ == errors.__name__
+    ]
+    assert [name for name in own if not re.search(rf"\b{name}\b", text)] == []
+
+
 def test_an_unknown_name_lists_the_known_ones_and_the_closest() -> None:
     text = str(errors.UnknownName("compressor", "top-k", ["topk", "none", "onebit"]))
     assert "'top-k'" in text

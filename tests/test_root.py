@@ -16,6 +16,7 @@ from tests.each import each
 from tests.runtime.ranks import run_alone
 
 SOURCE = Path(gw.__file__).parent
+STUB = SOURCE / "__init__.pyi"
 MODULES = {p.stem for p in SOURCE.glob("*.py")} | {
     p.parent.name for p in SOURCE.glob("*/*.py")
 }
@@ -23,14 +24,34 @@ MODULES = {p.stem for p in SOURCE.glob("*.py")} | {
 
 def stub_names() -> list[str]:
     """What type checkers are told."""
-    tree = ast.parse((SOURCE / "__init__.pyi").read_text())
-    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
-    return [alias.asname or "" for node in imports for alias in node.names]
+    names = []
+    for node in ast.parse(STUB.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.level:
+            names += [alias.asname or "" for alias in node.names]
+        elif isinstance(node, ast.FunctionDef):
+            names.append(node.name)
+    return names
 
 
 def test_type_checkers_see_the_names_there_are() -> None:
     assert sorted(stub_names()) == sorted(gw.__all__)
     assert len(set(gw.__all__)) == len(gw.__all__)
+
+
+def test_type_checkers_need_no_further_package() -> None:
+    """A stub that imported the lab would be an error where it is not installed."""
+    statements = STUB.read_text(encoding="utf-8").splitlines()
+    imports = [line for line in statements if line.startswith(("from", "import"))]
+    assert [line for line in imports if "gradwire_" in line] == []
+
+
+def test_the_stub_of_a_function_of_the_lab_has_its_result() -> None:
+    nodes = ast.parse(STUB.read_text(encoding="utf-8")).body
+    stubs = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
+    assert set(stubs) == set(gw._OF_LAB)
+    for name, stub in stubs.items():
+        assert stub.returns is not None
+        assert ast.unparse(stub.returns) == getattr(gw, name).__annotations__["return"]
 
 
 @each("name", gw.__all__)

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gradwire.collective.steps.travel import NAMES, sent_bytes
 from gradwire.contract import Member
 from gradwire.contract.registry import load
 from gradwire.contract.spec import TensorSpec
-from gradwire.contract.travel import NAMES, sent_bytes
 from gradwire.contract.verbs import Compute, Verb
 from gradwire.exchange.by_name import exchange_for
 from gradwire.kernels.libraries import backend

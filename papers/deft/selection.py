@@ -16,11 +16,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.compress.deft import deft
 from gradwire.contract import Compressor, Exchange, Member
 from gradwire.exchange.local import drive
 from gradwire_bench.workloads.train import message_of
 from gradwire_lab.compress.cltk import cltk
+from gradwire_lab.compress.deft import deft
 
 from ..workloads.clocked import Spent, clocked
 

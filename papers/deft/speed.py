@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from gradwire.collective.steps.shares import pack
-from gradwire.compress.deft import layer_k, loads, two_stage, work
 from gradwire.compress.topk import topk
 from gradwire_bench.report import bars, curves
 from gradwire_bench.workloads.train import layer_sizes
+from gradwire_lab.compress.deft import layer_k, loads, two_stage, work
 
 from ..frame import Ask, Claim, Findings, Report, Row
 from ..rows import number

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gradwire.contract.travel import travel
+from gradwire.collective.steps.travel import travel
 from gradwire.planning import catalogue
 from gradwire.planning.data.cluster import Cluster, CodecFit, Host
 from gradwire.planning.data.fit import LineFit

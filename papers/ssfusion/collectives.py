@@ -11,7 +11,7 @@ from itertools import permutations
 from math import log
 from pathlib import Path
 
-from gradwire.contract.travel import travel
+from gradwire.collective.steps.travel import travel
 from gradwire.planning import catalogue
 from gradwire_bench.report import curves
 

@@ -15,12 +15,12 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from gradwire.compress.randomk import randomk
 from gradwire.contract import Compressor
 from gradwire.contract.registry import load
 from gradwire.contract.spec import TensorSpec
 from gradwire_bench.micro.kernel import TimedCall, seconds
 from gradwire_bench.report import curves
+from gradwire_lab.compress.randomk import randomk
 
 from ..deft.runs import one_thread
 from ..frame import Ask, Claim, Findings, Row

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gradwire.errors import TestbedUnavailable
+from gradwire_bench.errors import TestbedUnavailable
 from gradwire_bench.schedule.schedule import ScheduleBench, run
 
 from ..frame import Ask, Claim, Findings, Row

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
-from gradwire.errors import TestbedUnavailable
 from gradwire.planning import catalogue
+from gradwire_bench.errors import TestbedUnavailable
 from gradwire_bench.report import bars
 
 from ..frame import Ask, Claim, Findings, Row

@@ -15,8 +15,8 @@ from itertools import product
 from pathlib import Path
 
 from gradwire.collective.ring import ring
+from gradwire.collective.steps.travel import travel
 from gradwire.compress.none import none
-from gradwire.contract.travel import travel
 from gradwire.exchange.pair import pair
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.fit import LineFit, fit_line

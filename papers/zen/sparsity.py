@@ -19,7 +19,7 @@ from gradwire.planning.data.sparsity import (
     UnitSparsity,
 )
 from gradwire_bench.report import curves, heat
-from gradwire_lab.planning.index_sets import unit_sparsity
+from gradwire_lab.planning.index_sets import overlap_mean, overlap_spread, unit_sparsity
 
 from ..frame import Ask, Claim, Findings, Row
 from .captures import (
@@ -158,8 +158,8 @@ def row2a(name: str, found: SparsityProfile) -> Row:
         "name": name,
         "about": found.source,
         "fraction_density": units.density,
-        "overlap_mean": units.overlap_mean,
-        "overlap_deviation": units.overlap_spread,
+        "overlap_mean": overlap_mean(units),
+        "overlap_deviation": overlap_spread(units),
         "overlap_least": min(units.overlaps),
         "overlap_most": max(units.overlaps),
         "overlaps": list(units.overlaps),

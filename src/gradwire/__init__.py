@@ -76,7 +76,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _OF_LAB:
-        return import_module(f"{__name__}.contract.registry").extension(name)
+        registry = import_module(f"{__name__}.contract.registry")
+        return registry.extension(name, f"gw.{name}")
     home = f"{__name__}.{_HOME_OF.get(name) or _MODULES.get(name, name)}"
     try:
         module = import_module(home)

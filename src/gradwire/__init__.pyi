@@ -1,10 +1,6 @@
 """The names that ``__init__.py`` looks up at first use."""
 
-from gradwire_lab.exchange.adapt import adapt as adapt
-from gradwire_lab.exchange.measured_scheme import (
-    with_measured_scheme as with_measured_scheme,
-)
-from gradwire_lab.planning.zeros import measure_sparsity as measure_sparsity
+from typing import Any
 
 from . import collective as collective
 from . import compress as compress
@@ -59,3 +55,10 @@ from .runtime.settings import Options as Options
 from .runtime.state.redistribution import redistribute as redistribute
 from .runtime.step.figures import mean_residual_norm as mean_residual_norm
 from .version import __version__ as __version__
+
+# gradwire-lab has these, and need not be installed.
+def adapt(algorithm: Compressor | Exchange, **settings: Any) -> Exchange: ...
+def measure_sparsity(*args: Any, **settings: Any) -> SparsityProfile: ...
+def with_measured_scheme(
+    algorithm: Compressor | Exchange, **settings: Any
+) -> Exchange: ...

@@ -1,17 +1,15 @@
-"""Every error gradwire raises on purpose.
+"""Every error that gradwire raises on purpose.
 
-GradwireError ├── InvalidSetting (ValueError)        a user's mistake; the message ends
-in what to do │   ├── NotInstalled                   an optional package is needed, and
-is not there │   ├── UnknownName                    no file of that folder bears this
-name │   ├── IncompatiblePair               a compressor and a collective that exclude
-each other │   └── RanksDiffer                    ranks attached different models or
-settings ├── LawBroken (AssertionError)          an algorithm breaks a law that its kind
-is held to ├── Deadlock (RuntimeError)            the local driver found ranks waiting
-for each other ├── RankFailed (RuntimeError)          a peer died, hung or raised; names
-ranks and step │   ├── LoopMistake                    a training loop did what an
-attached model cannot take │   └── RanksLost                      the others go on
-without it: the step is to be repeated └── TestbedUnavailable (RuntimeError)  this
-machine cannot make shaped hosts; says why
+GradwireError
+├── InvalidSetting (ValueError)    a user's mistake; the message ends in what to do
+│   ├── NotInstalled               an optional package is needed, and is not there
+│   ├── UnknownName                no file of that folder bears this name
+│   ├── IncompatiblePair           a compressor and a collective that exclude each other
+│   └── RanksDiffer                ranks attached different models or settings
+├── Deadlock (RuntimeError)        ranks of one process wait for each other
+└── RankFailed (RuntimeError)      a peer died, hung or raised; names ranks and step
+    ├── LoopMistake                a loop did what an attached model cannot take
+    └── RanksLost                  the others go on: the step is to be repeated
 """
 
 from __future__ import annotations
@@ -144,12 +142,6 @@ class RanksDiffer(InvalidSetting):
     exit_code = ExitCode.CONFIG
 
 
-class LawBroken(GradwireError, AssertionError):
-    """An algorithm breaks a law; the message says what was found of it."""
-
-    exit_code = ExitCode.BROKEN
-
-
 class Deadlock(GradwireError, RuntimeError):
     """Ranks wait for each other and none can go on."""
 
@@ -201,13 +193,6 @@ class RanksLost(RankFailed):
     survivors in the same step, and once for all models of a process. Gradients of the
     model are None.
     """
-
-
-class TestbedUnavailable(GradwireError, RuntimeError):
-    """Shaped hosts cannot be made on this machine."""
-
-    exit_code = ExitCode.UNAVAILABLE
-    __test__ = False  # pytest must not collect it
 
 
 _P = ParamSpec("_P")

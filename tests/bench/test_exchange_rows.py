@@ -10,6 +10,7 @@ import pytest
 
 from gradwire.contract.registry import load, names
 from gradwire.exchange.by_name import exchange_for
+from gradwire.exchange.without_data import wire_bytes
 from gradwire_bench.micro import exchange
 from gradwire_bench.micro.exchange_rank import EXCHANGES, TORCH
 from tests.bench.testbed.forked import fork_ranks
@@ -48,7 +49,7 @@ def test_bytes_are_means_over_ranks_and_the_floor_is_the_busiest_rank() -> None:
     assert row["formula_bytes_per_step"] == 360
     assert row["wire_bytes_per_step"] == 200
     assert (row["num_hosts"], row["link_bytes_per_s"], row["numel"]) == (2, 1000.0, 90)
-    stated = EXCHANGES["onebit-casync_ring"].wire_bytes(exchange.message_spec(90), 2)
+    stated = wire_bytes(EXCHANGES["onebit-casync_ring"], exchange.message_spec(90), 2)
     row = found["onebit-casync_ring"]
     assert row["formula_bytes_per_step"] == pytest.approx(sum(stated) / 2)
     assert row["floor_s"] == pytest.approx(max(stated) / 1000)
@@ -72,7 +73,7 @@ def test_on_hosts_of_several_ranks_each_exchange_has_two_rows() -> None:
     # Two matrices, one for each rank, send the bytes that two hosts of one rank send of
     # both.
     low_rank = exchange._stated_bytes("powersgd-on_hosts", bench)
-    assert low_rank == EXCHANGES["powersgd"].wire_bytes(spec, 2)
+    assert low_rank == wire_bytes(EXCHANGES["powersgd"], spec, 2)
 
 
 @pytest.mark.multi

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.errors import TestbedUnavailable
+from gradwire_bench.errors import TestbedUnavailable
 from gradwire_bench.schedule.sharing import keep_queues_short
 
 CODE = """

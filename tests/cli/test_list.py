@@ -6,8 +6,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from gradwire.cli.commands.list import docstring
+import pytest
+
+from gradwire.cli.commands import list as command
+from gradwire.cli.commands.list import docstring, explained, settings
 from gradwire.contract.registry import KINDS, load, names
+from gradwire.errors import NotInstalled
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.exchange.pair import Pair
@@ -83,6 +87,37 @@ def test_a_name_prints_its_page_with_what_was_measured(gradwire: Run) -> None:
     figures = [row for row in measured.split("\n") if row.startswith("| topk |")]
     assert len(figures) > 3
     assert [row for row in figures if row not in out] == []
+
+
+def test_every_argument_of_an_algorithm_has_words() -> None:
+    every = [load(kind, name) for kind in KINDS for name in names(kind)]
+    for algorithm in every:
+        words = explained(algorithm)
+        assert list(words) == settings(algorithm)
+        assert [argument for argument, said in words.items() if len(said) < 20] == []
+    assert any(
+        "dtype in which values travel" in one for one in map(str, map(explained, every))
+    )
+
+
+def test_a_name_shows_its_arguments_in_words(gradwire: Run) -> None:
+    out = gradwire("list", "topk").out
+    assert "- `density=0.01`: The kept fraction k/n, in (0, 1\\]; default 0.01." in out
+    (row,) = json.loads(gradwire("list", "topk", "--json").out)["rows"]
+    assert row["arguments"]["density=0.01"].startswith("The kept fraction k/n")
+    assert "arguments" not in json.loads(gradwire("list", "--json").out)["rows"][0]
+
+
+def test_arguments_are_shown_without_the_lab_too(
+    gradwire: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str, what: str) -> None:
+        raise NotInstalled(what, "gradwire-lab")
+
+    monkeypatch.setattr(command, "extension", missing)
+    out = " ".join(gradwire("list", "topk").out.split())
+    assert "density=0.01: The kept fraction k/n, in (0, 1]; default 0.01." in out
+    assert "needs gradwire-lab" in out
 
 
 def test_what_is_not_there_is_refused(gradwire: Run) -> None:

@@ -24,6 +24,7 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.pair import pair
 from gradwire.exchange.two_level import with_hosts
+from gradwire.exchange.without_data import wire_bytes
 from gradwire.planning.data.plan import ExchangeSetting
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.simulation.timeline import simulate
@@ -109,7 +110,7 @@ def test_ranks_take_turns_in_serving(
     """
     world, numel = 4, 256
     exchange = with_error_feedback(pair(codec, collective))
-    stated = exchange.wire_bytes(TensorSpec("", numel), world)
+    stated = wire_bytes(exchange, TensorSpec("", numel), world)
     assert stated is not None
     total = [0] * world
     for order in range(world):

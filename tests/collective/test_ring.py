@@ -13,6 +13,7 @@ from gradwire.compress.none import none
 from gradwire.contract.verbs import Compute, Recv, Send, Steps, rewritten
 from gradwire.exchange.by_name import steps_of_all
 from gradwire.exchange.local import drive
+from gradwire.exchange.without_data import wire_bytes
 from tests.each import each
 
 RINGS = [gw.collective.ring(), gw.collective.casync_ring()]
@@ -71,7 +72,7 @@ def test_large_messages_go_in_halves() -> None:
     most = 2 * 32 * 1024
     assert len(exchange.init(gw.TensorSpec("", most), 2).inner) == 2
     assert len(exchange.init(gw.TensorSpec("", most + 8), 2).inner) == 4
-    assert exchange.wire_bytes(gw.TensorSpec("", 2 * most), 2) == [2 * most * 4] * 2
+    assert wire_bytes(exchange, gw.TensorSpec("", 2 * most), 2) == [2 * most * 4] * 2
 
 
 def test_texts_side_by_side_are_one_tuple_apart() -> None:

@@ -12,13 +12,13 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.contract.payload import Format
-from gradwire.contract.shapes_only import record
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import rewritten
 from gradwire.errors import IncompatiblePair, RanksDiffer
 from gradwire.exchange.by_name import steps_of_all
 from gradwire.exchange.local import drive
 from gradwire.exchange.pair import Pair, suited
+from gradwire.exchange.without_data import expected_bytes, record, wire_bytes
 from tests.each import each
 from tests.laws.variable import above, trimmed
 
@@ -91,17 +91,17 @@ def test_the_bound_is_reached_by_the_largest_payloads(
 ) -> None:
     exchange = gw.pair(ALL, collective)
     spec = TensorSpec("", 1001)
-    most = gw.pair(expected_whole(), collective).expected_bytes(spec, WORLD)
+    most = expected_bytes(gw.pair(expected_whole(), collective), spec, WORLD)
     assert most is not None
     assert sent(exchange, gradients(0.1, 1001)) == most
-    assert exchange.wire_bytes(spec, WORLD) is None
+    assert wire_bytes(exchange, spec, WORLD) is None
     # A tenth is typical, in whole elements of a chunk.
-    expected = exchange.expected_bytes(spec, WORLD)
+    expected = expected_bytes(exchange, spec, WORLD)
     assert expected is not None
     assert all(0.1 * a <= b <= 0.11 * a for a, b in zip(most, expected, strict=True))
     kept = gw.with_error_feedback(exchange)
-    assert kept.wire_bytes(spec, WORLD) is None
-    assert kept.expected_bytes(spec, WORLD) == expected
+    assert wire_bytes(kept, spec, WORLD) is None
+    assert expected_bytes(kept, spec, WORLD) == expected
 
 
 def test_a_simulation_goes_at_once_where_training_does() -> None:

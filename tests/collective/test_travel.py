@@ -9,7 +9,7 @@ import itertools
 import pytest
 import torch
 
-from gradwire.contract.travel import (
+from gradwire.collective.steps.travel import (
     NAMES,
     bytes_sent,
     copies_sent,

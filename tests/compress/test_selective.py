@@ -16,6 +16,7 @@ import gradwire as gw
 from gradwire.compress.selective import SMALL, Choice, choose, selective
 from gradwire.contract.registry import load
 from gradwire.exchange.by_name import exchange_for, run_local
+from gradwire.exchange.without_data import wire_bytes
 from gradwire_lab.laws import collectives, exchanges, many_steps
 from gradwire_lab.laws.cases import Case
 from gradwire_lab.laws.tolerance import same_bits
@@ -193,7 +194,7 @@ def test_bytes_are_the_formulas(dtype: torch.dtype) -> None:
     assert choice.dense, "nothing is dense here"
     size_bytes = max(4, dtype.itemsize) * dense + 8 * entries
     want = [2 * (-(-size_bytes // 8) * 8)] * 3
-    assert exchange.wire_bytes(case.spec, 3) == want
+    assert wire_bytes(exchange, case.spec, 3) == want
     run = Run(exchange, case.spec, 3)
     run.step(case.grads())
     assert run.sent_bytes == want

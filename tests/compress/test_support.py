@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.compress._support import SharedSupport
 from gradwire.exchange.by_name import exchange_for
+from gradwire.exchange.without_data import expected_bytes, wire_bytes
+from gradwire_lab.compress._support import SharedSupport
 from tests.each import each
 from tests.run import Run
 
@@ -87,9 +88,9 @@ def test_bytes_are_as_stated(kind: type[SharedSupport], world: int) -> None:
     run = Run(exchange, spec, world)
     for step in range(world):
         run.step(draw(spec, world, step))
-    expected = exchange.expected_bytes(spec, world)
+    expected = expected_bytes(exchange, spec, world)
     assert expected is not None
-    assert (exchange.wire_bytes(spec, world) is None) == (
+    assert (wire_bytes(exchange, spec, world) is None) == (
         kind is not gw.compress.randomk
     )
     within = 0.1 if kind is gw.compress.deft else 1e-3
@@ -99,7 +100,7 @@ def test_bytes_are_as_stated(kind: type[SharedSupport], world: int) -> None:
         each = zip([sum(run.sent_bytes)], [sum(expected)], strict=True)
     for sent, stated in each:
         assert sent == pytest.approx(world * stated, rel=within)
-    assert exchange.expected_bytes(spec, 1) == [0]
+    assert expected_bytes(exchange, spec, 1) == [0]
 
 
 @every_own

@@ -22,12 +22,13 @@ from gradwire.contract.registry import (
     SHARED,
     examples,
     extension,
-    found_of,
+    further_names,
     homes,
     load,
     names,
 )
 from gradwire.errors import InvalidSetting, NotInstalled, UnknownName
+from scripts.make_further import declared
 from tests.each import each
 from tests.runtime.ranks import run_alone
 
@@ -42,7 +43,7 @@ BASES: dict[str, tuple[type, ...]] = {
 @each("kind", KINDS)
 def test_names_are_the_files_without_underscore(kind: str) -> None:
     folders = [SOURCE.joinpath(*KINDS[kind].folder.split(".")[1:])]
-    if KINDS[kind].elsewhere:
+    if KINDS[kind].group in further_names():
         folders.append(LAB / folders[0].name)
     paths = (path for folder in folders for path in folder.iterdir())
     files = {p.stem for p in paths if p.suffix == ".py" or (p / "__init__.py").exists()}
@@ -133,17 +134,21 @@ def test_the_class_is_bound_whichever_import_comes_first() -> None:
 
 
 def test_names_of_further_packages_are_known_where_these_are_not_installed() -> None:
-    """The tables of names are those of the packages, so that a refusal names the right
-    one.
-    """
-    for kind in (*KINDS.values(), COMMANDS):
-        others = {
-            n: h.distribution
-            for n, h in found_of(kind).items()
-            if h.distribution != "gradwire"
-        }
-        assert others == dict(kind.elsewhere)
-    assert all(extension(name) is not None for name in EXTENSIONS)
+    """The file has what the packages declare: ``python -m scripts.make_further``."""
+    assert further_names() == declared()
+    groups = {kind.group for kind in (*KINDS.values(), COMMANDS)}
+    assert groups - {""} | {EXTENSIONS} == set(further_names())
+    for name in further_names()[EXTENSIONS]:
+        assert extension(name, "this") is not None
+
+
+def test_no_name_of_a_further_package_is_written_by_hand() -> None:
+    """Else a table in the library and the packages could come apart."""
+    text = Path(registry.__file__).read_text(encoding="utf-8")
+    for declared_names in further_names().values():
+        for name in declared_names:
+            assert f'"{name}"' not in text
+    assert "gradwire-lab" not in text
 
 
 @pytest.fixture
@@ -181,11 +186,12 @@ def test_a_function_that_is_not_installed_is_named_with_what_installs_it() -> No
         NotInstalled, match=r"gw\.adapt needs .*: pip install \./lab \(in a"
     ):
         gw.adapt  # noqa: B018
-    for name in EXTENSIONS:
-        with pytest.raises(NotInstalled, match=r"run: pip install \./lab") as raised:
-            extension(name)
-        assert not str(raised.value).startswith("this")
-        assert (name in _OF_LAB) <= str(raised.value).startswith(f"gw.{name} ")
+    for name, package in further_names()[EXTENSIONS].items():
+        with pytest.raises(NotInstalled, match=f"this one needs {package}, .*/lab"):
+            extension(name, "this one")
+    for name in _OF_LAB:
+        with pytest.raises(NotInstalled, match=rf"^gw\.{name} needs gradwire-lab"):
+            getattr(gw, name)
 
 
 def test_an_object_and_a_package_add_algorithms(installed: list[EntryPoint]) -> None:

@@ -22,13 +22,14 @@ import pytest
 import torch.distributed as dist
 import typer
 
+from gradwire.cli.commands.list import settings
 from gradwire.cli.main import app_of, verbs
 from gradwire.contract.registry import KINDS, load, names
 from gradwire_lab import algorithm_page as algorithm
 from gradwire_lab.laws.subjects import check, held_to
 from scripts.doctest_blocks import fenced
 from scripts.pictures import PICTURES
-from scripts.site_pages import COPIED, EXPORT, NAV, ROOT, exports, generated, linked
+from scripts.site_pages import COPIED, NAV, ROOT, exports, generated, linked
 from tests.each import each
 from tests.runtime.meshes import needs_reduce_scatter
 
@@ -169,7 +170,7 @@ def test_every_algorithm_has_a_page_with_its_settings_and_traits() -> None:
             text = pages()[f"algorithms/{algorithm.page_path(kind, name)}"]
             found = load(kind, name)
             assert f"({algorithm.page_path(kind, name)})" in index
-            assert all(f"`{one}`" in text for one in algorithm.settings(found))
+            assert all(f"- `{one}`: " in text for one in settings(found))
             assert text.count("\n## ") == {
                 "compress": 2,
                 "collective": 2,
@@ -184,9 +185,7 @@ def test_the_command_line_s_page_has_every_verb_and_the_reference_every_name() -
     assert [verb for verb in verbs() if f"`gradwire {verb}`" not in headings] == []
     assert "install-completion" not in commands
     assert "**Commands**" not in commands
-    root = {
-        f"::: gradwire{module}.{name}\n" for module, name in EXPORT.findall(exports())
-    }
+    root = {f"::: {path}\n" for path in exports().values()}
     shown = "".join(
         text for path, text in pages().items() if path.startswith("reference/")
     )

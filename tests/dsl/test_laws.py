@@ -10,8 +10,8 @@ from gradwire.compress.int8 import int8
 from gradwire.contract import Compressor
 from gradwire.dsl.language import concat, extract, map, uint1, where
 from gradwire.dsl.program import Program
-from gradwire.errors import LawBroken
 from gradwire.kernels.compiler import reference_only
+from gradwire_lab.errors import LawBroken
 from gradwire_lab.laws.compressors import (
     law_merge_adds_the_decoded,
     law_residual_holds_what_is_missing,

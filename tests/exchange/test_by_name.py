@@ -11,6 +11,7 @@ from gradwire.contract.registry import examples
 from gradwire.exchange.by_name import by_name, exchange_for
 from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.exchange.pair import suited
+from gradwire.exchange.without_data import wire_bytes
 from tests.each import each
 
 
@@ -27,7 +28,7 @@ def test_an_algorithm_alone_gets_what_its_traits_ask_for(
     else:
         assert inner is algorithm
     spec = gw.TensorSpec("", 100, shapes=((9, 11), (1,)))
-    assert exchange.wire_bytes(spec, 4) == inner.wire_bytes(spec, 4)
+    assert wire_bytes(exchange, spec, 4) == wire_bytes(inner, spec, 4)
 
 
 @each("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.collective.steps.sizes import SIZE_BYTES
 from gradwire.contract import Member
-from gradwire.contract.member import SIZE_BYTES
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import Exchange, run_local
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.natural import INNER, Natural, count_units, with_natural_sparsity
 from gradwire.exchange.sparse_schemes import counted, fastest_scheme, schemes
 from gradwire.exchange.two_level import on_hosts
+from gradwire.exchange.without_data import bytes_of_rank, expected_bytes, wire_bytes
 from tests.lab.test_measured_scheme import ways as ways_by_step
 from tests.strategies import bounded
 
@@ -124,12 +125,12 @@ def test_predictions_take_it_for_the_inner_exchange() -> None:
         gw.TensorSpec("table", ROWS * WIDTH),
         gw.exchange_for(gw.compress.topk()),
     )
-    sent = inner.bytes_of_rank(spec, 3)
+    sent = bytes_of_rank(inner, spec, 3)
     assert sent is not None
     natural = with_natural_sparsity(inner, WIDTH)
-    assert natural.expected_bytes(spec, 3) == [sent + 2 * SIZE_BYTES] * 3
-    assert natural.wire_bytes(spec, 3) is None, "it varies"
-    assert on_hosts(natural, 2).bytes_of_rank(spec, 2), "a host alone"
+    assert expected_bytes(natural, spec, 3) == [sent + 2 * SIZE_BYTES] * 3
+    assert wire_bytes(natural, spec, 3) is None, "it varies"
+    assert bytes_of_rank(on_hosts(natural, 2), spec, 2), "a host alone"
 
 
 def test_rows_leave_no_residual_and_dense_steps_do() -> None:

@@ -47,8 +47,8 @@ def of(*grads: torch.Tensor, states: list[None] | None = None) -> object:
             r"a compressor, got <class .*; write topk\(\), with",
         ),
         (
-            lambda: gw.run_local(gw.compress.deft, [torch.ones(3)]),
-            r"write deft\(\), with its",
+            lambda: gw.run_local(gw.compress.powersgd, [torch.ones(3)]),
+            r"write powersgd\(\), with its",
         ),
         (
             lambda: gw.pair(topk(), "ring"),

@@ -9,10 +9,10 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.collective.casync_ring import casync_ring
+from gradwire.collective.steps.travel import sent_bytes
 from gradwire.contract import Exchange
-from gradwire.contract.shapes_only import record
-from gradwire.contract.travel import sent_bytes
 from gradwire.exchange.by_name import run_local
+from gradwire.exchange.without_data import expected_bytes, record, wire_bytes
 from tests.each import each
 from tests.run import Run
 
@@ -61,8 +61,8 @@ def test_a_saved_count_goes_on_where_it_was() -> None:
 def test_bytes_are_expected_of_what_comes_after() -> None:
     spec, inner = gw.TensorSpec("weight", 64), gw.exchange_for(gw.compress.onebit())
     exchange = gw.with_warmup(gw.compress.onebit(), steps=5)
-    assert exchange.wire_bytes(spec, 4) is None
-    assert exchange.expected_bytes(spec, 4) == inner.expected_bytes(spec, 4)
+    assert wire_bytes(exchange, spec, 4) is None
+    assert expected_bytes(exchange, spec, 4) == expected_bytes(inner, spec, 4)
 
 
 # ---- densities -----------------------------------------------------------------------
@@ -137,9 +137,9 @@ def test_whatever_has_a_density_is_warmed_up(
 def test_sizes_are_expected_of_the_last_stage() -> None:
     spec = gw.TensorSpec("weight", NUMEL)
     exchange = gw.with_density_warmup(gw.compress.topk(density=0.01), steps_per_stage=9)
-    assert exchange.wire_bytes(spec, 4) is None
+    assert wire_bytes(exchange, spec, 4) is None
     last = gw.exchange_for(gw.compress.topk(density=0.01))
-    assert exchange.expected_bytes(spec, 4) == last.wire_bytes(spec, 4)
+    assert expected_bytes(exchange, spec, 4) == wire_bytes(last, spec, 4)
     for wrapped in (exchange, gw.with_clipping(exchange, 1.0)):
         assert sent_in_simulation(wrapped, spec) == sent_in_simulation(last, spec) > 0
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire.collective.steps.tensorwise import tensorwise
 from gradwire.contract import Compressor, Exchange, Layout, Member
 from gradwire.contract.payload import Format, Payload
 from gradwire.contract.registry import examples
 from gradwire.contract.spec import TensorSpec, working_dtype
-from gradwire.contract.tensorwise import tensorwise
 from gradwire.contract.verbs import (
     AllGather,
     AllReduce,

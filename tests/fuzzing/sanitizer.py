@@ -73,7 +73,7 @@ def sanitize() -> None:
     Every thread's scratch is as long as is asked for, so that what goes beyond it is
     seen.
     """
-    from gradwire.contract import member
+    from gradwire.contract import member, thread_scratch
     from gradwire.dsl import generated as steps
 
     def exact(name: str, numel: int, dtype: torch.dtype, device: torch.device) -> Any:
@@ -90,7 +90,7 @@ def sanitize() -> None:
         return library
 
     patched._built = build_patiently
-    for module in (member, steps):
+    for module in (member, thread_scratch, steps):
         vars(module)["thread_scratch"] = exact
 
 

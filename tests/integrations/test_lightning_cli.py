@@ -45,4 +45,4 @@ def test_what_a_file_gives_as_the_exchange_is_found(tmp_path: Path) -> None:
             }
             parsed = parser.parse_object({"strategy": strategy})
             made = parser.instantiate_classes(parsed).strategy
-            assert resolve(made.attachment._exchange) == found
+            assert resolve(made.attachment._attach.keywords["exchange"]) == found

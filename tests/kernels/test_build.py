@@ -110,7 +110,7 @@ def test_the_first_rank_says_that_kernels_are_compiled(
     monkeypatch, caplog, folder, local_rank
 ):
     monkeypatch.setenv("LOCAL_RANK", local_rank)
-    monkeypatch.setattr(build, "libraries", lambda: ("crc", "gather"))
+    monkeypatch.setattr(build, "libraries", lambda: ("crc", "cast"))
     assert build.backend() == "cpp"
     said = [record.getMessage() for record in caplog.records]
     assert build.backend() == "cpp"  # nothing is compiled, and nothing said
@@ -157,7 +157,7 @@ def test_unlike_kernels_are_compiled_side_by_side(monkeypatch, tmp_path):
     )
     monkeypatch.setenv("CXX", str(script))
     monkeypatch.setattr(compiler, "_COMPILE_TIMEOUT_S", 20.0)
-    monkeypatch.setattr(build, "libraries", lambda: ("crc", "gather"))
+    monkeypatch.setattr(build, "libraries", lambda: ("crc", "cast"))
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
     assert build.backend() == "cpp"
 

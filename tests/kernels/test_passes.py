@@ -16,8 +16,8 @@ from gradwire.errors import InvalidSetting
 from gradwire.kernels import cast, magnitudes, momentum
 from gradwire.kernels.crc import crc32
 from gradwire.kernels.distinct import count_distinct
-from gradwire.kernels.gather import lay_runs, take
 from gradwire.kernels.libraries import reference_only
+from gradwire_lab.compress._gather import lay_runs, take
 from tests.each import each
 from tests.kernels.vectors import (
     cases,

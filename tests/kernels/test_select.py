@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gradwire.errors import InvalidSetting
 from gradwire.kernels import select
 from gradwire.kernels.libraries import reference_only
+from gradwire_lab.compress._ranges import topk_ranges
 from tests.each import each
 from tests.kernels.vectors import (
     cases,
@@ -117,7 +118,7 @@ def selected_ranges(c_N, starts, stops, ks, firsts=None):
         torch.tensor(table, dtype=torch.int64)
         for table in (starts, stops, ks, firsts or starts)
     )
-    select.topk_ranges(c_N, starts_L, stops_L, ks_L, indices_K, values_K, firsts_L)
+    topk_ranges(c_N, starts_L, stops_L, ks_L, indices_K, values_K, firsts_L)
     return indices_K, values_K
 
 

@@ -14,6 +14,7 @@ from gradwire.planning.data.sparsity import (
     Indices,
     UnitSparsity,
 )
+from gradwire_lab.exchange.sparse_schemes import range_imbalance
 from gradwire_lab.planning.index_sets import (
     densification_ratio,
     unit_sparsity,
@@ -65,17 +66,15 @@ def test_all_figures_are_possible_ones(sets: list[Indices]) -> None:
 
 def test_imbalances_of_push_and_pull_are_those_of_ranges() -> None:
     found = unit_sparsity([np.array([0, 1]), np.array([0, 3])], 1, 4)
-    assert found.imbalance(1) == (1.0, 1.0)
-    assert found.imbalance(2) == (
+    assert range_imbalance(found, 1) == (1.0, 1.0)
+    assert range_imbalance(found, 2) == (
         1.5,
         pytest.approx(4 / 3),
     )  # 3 of 4 pushed, 2 of 3 held by the first
     # not measured: they grow as the skewness ratio does, up to 4
-    push, pull = found.imbalance(4)
+    push, pull = range_imbalance(found, 4)
     growth = found.skew(4) / found.skew(2)
     assert (push, pull) == pytest.approx((1.5 * growth, 4 / 3 * growth))
-    assert unit_sparsity([np.array([0, 1])], 1, 4).imbalance(2) == (2.0, 2.0)
-    assert unit_sparsity([np.array([], dtype=np.int64)] * 2, 1, 4).imbalance(2) == (
-        1.0,
-        1.0,
-    )
+    assert range_imbalance(unit_sparsity([np.array([0, 1])], 1, 4), 2) == (2.0, 2.0)
+    empty = unit_sparsity([np.array([], dtype=np.int64)] * 2, 1, 4)
+    assert range_imbalance(empty, 2) == (1.0, 1.0)

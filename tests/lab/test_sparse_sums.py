@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.errors import LawBroken
 from gradwire.exchange.by_name import exchange_for
+from gradwire.exchange.without_data import expected_bytes, wire_bytes
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.simulation.representative import alone
 from gradwire.planning.simulation.supersteps import Tariff
 from gradwire_lab.compress.oktopk import CUT_STEPS, EXACT_STEPS
 from gradwire_lab.compress.oktopk.threshold import FEWEST, MOST
+from gradwire_lab.errors import LawBroken
 from gradwire_lab.laws import collectives, exchanges, many_steps
 from gradwire_lab.laws.cases import Case
 from gradwire_lab.laws.subjects import Law
@@ -94,7 +95,7 @@ def test_bytes_are_as_stated(kind: type) -> None:
         run.step(draw(spec, world))
         before = run.sent_bytes
         run.step(draw(spec, world, 1))
-        stated = exchange.expected_bytes(spec, world)
+        stated = expected_bytes(exchange, spec, world)
         for sent, begun, expected in zip(run.sent_bytes, before, stated, strict=True):
             near = 0 if kind is gw.compress.spardl else 0.12
             assert sent - begun == pytest.approx(expected, rel=near)
@@ -215,7 +216,7 @@ def test_bytes_and_density_of_teams_are_as_stated(world: int, teams: int) -> Non
         stated = (size - 1 + among_teams) * 64 * (4 + 4) + (size - 1) * 64 * (
             4 + dtype.itemsize
         )
-        assert run.sent_bytes == exchange.wire_bytes(spec, world) == [stated] * world
+        assert run.sent_bytes == wire_bytes(exchange, spec, world) == [stated] * world
         assert {me.selection for me in run.members} == {
             (64 * size, 64 * size, 64 * size)
         }

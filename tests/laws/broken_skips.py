@@ -27,9 +27,9 @@ class PutsAllBack(Backup):
 class PutsTheLastPassBack(Backup):
     """Undoes one pass of a step that has several."""
 
-    def keep(self, *, by_step: bool, by_pass: bool) -> None:
+    def keep(self) -> None:
         self.forget()
-        super().keep(by_step=by_step, by_pass=by_pass)
+        super().keep()
 
 
 class PutsATakenStepBack(Backup):
@@ -37,9 +37,9 @@ class PutsATakenStepBack(Backup):
     undecided.
     """
 
-    def keep(self, *, by_step: bool, by_pass: bool) -> None:
+    def keep(self) -> None:
         if not self.undecided:
-            super().keep(by_step=by_step, by_pass=by_pass)
+            super().keep()
         self.undecided = {*self._names}
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradwire.compress._narrow import narrow, width_of
-from gradwire.compress._support import Pending, SelectedSupport
-from gradwire.compress.deft import DeftState, deft, layer_k, owners
-from gradwire.compress.randomk import randomk
 from gradwire.contract import Member
 from gradwire.contract.verbs import Broadcast, Steps
+from gradwire_lab.compress._narrow import narrow, width_of
+from gradwire_lab.compress._support import Pending, SelectedSupport
+from gradwire_lab.compress.deft import DeftState, deft, layer_k, owners
+from gradwire_lab.compress.randomk import randomk
 
 
 class draws_apart(randomk):

@@ -4,11 +4,15 @@ cases.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
 from types import FunctionType
+from typing import Any
+from zlib import crc32
+
+import pytest
 
 from gradwire import compress
 from gradwire.collective.casync_ps import casync_ps
@@ -45,12 +49,65 @@ def of_one(exchange: Exchange, world: int, rows: int, seed: int) -> Case:
     return Case(world=world, numel=numel, seed=seed)
 
 
+SEED = 1
+"""Of all draws below. Another one asks other exchanges in other cases."""
+
+
+def draw_of(*names: object) -> int:
+    """A number that follows from names alone, in every process and whatever is added to
+    the registries.
+    """
+    return crc32(" ".join(map(str, (SEED, *names))).encode())
+
+
+def in_drawn_order(
+    law: Callable[..., None], exchanges: Sequence[Exchange]
+) -> list[Exchange]:
+    """In an order that the names of the law and the exchanges draw."""
+    return sorted(exchanges, key=lambda made: draw_of(law.__name__, full_name_of(made)))
+
+
+def part_of(
+    law: Callable[..., None], exchanges: Sequence[Exchange], share: int
+) -> list[Exchange]:
+    """The first ``1 / share`` of exchanges in drawn order, and at least one: those of
+    one wrapper that `make test` asks a law of; others are slow.
+    """
+    return in_drawn_order(law, exchanges)[: -(-len(exchanges) // share)]
+
+
+SAMPLE_OR_OTHERS = pytest.mark.parametrize(
+    "is_sample",
+    [True, pytest.param(False, marks=pytest.mark.slow)],
+    ids=["sample", "others"],
+)
+"""Whether a test asks the part of `make test`, or all others."""
+
+
+def sample_of(law: Callable[..., None], exchanges: Sequence[Exchange]) -> set[Exchange]:
+    """The exchanges that `make test` asks a law of; others are slow.
+
+    In drawn order an exchange is taken if it has an algorithm that none before it has.
+    So the law is asked of every algorithm.
+    """
+    found: set[Exchange] = set()
+    asked: set[type] = set()
+    for made in in_drawn_order(law, exchanges):
+        if not asked.issuperset(kind_of(made)):
+            asked.update(kind_of(made))
+            found.add(made)
+    return found
+
+
+def drawn_case(law: Callable[..., None], exchange: Exchange) -> Case:
+    """One of ``FEW``, as the names of the law and the exchange draw it."""
+    return rotated(draw_of("case", law.__name__, full_name_of(exchange)))
+
+
 def rotated(turn: int) -> Case:
     """One of ``FEW``: over nine turns each comes up.
 
-    Turns go by the exchange's place and the law's, so every exchange and every law
-    meets each case. All cases for all exchanges under all laws would take minutes and
-    find the same.
+    All cases for all exchanges under all laws would take minutes and find the same.
     """
     return FEW[turn % len(FEW)]
 
@@ -144,6 +201,19 @@ def places_of_each_path(exchanges: Sequence[Exchange]) -> set[int]:
     return {*found.values()}
 
 
+def planners() -> list[Any]:
+    """The examples of planners as parameters: those of other settings than an
+    algorithm's first are slow.
+    """
+    first: dict[str, Any] = {}
+    for made in examples("planner"):
+        first.setdefault(getattr(made, "func", made).__name__, made)
+    return [
+        made if made in first.values() else pytest.param(made, marks=pytest.mark.slow)
+        for made in examples("planner")
+    ]
+
+
 def kind_of(exchange: Exchange) -> tuple[type, ...]:
     """The files that an exchange is of, whatever their settings."""
     if isinstance(exchange, Pair):
@@ -165,3 +235,9 @@ def name_of(exchange: object) -> str:
             "torch.", ""
         )
     return repr(exchange)
+
+
+def full_name_of(exchange: Exchange) -> str:
+    """The name with the collective's settings."""
+    own = f"-{exchange.collective!r}" if isinstance(exchange, Pair) else ""
+    return name_of(exchange) + own

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from gradwire.contract import Exchange
 from gradwire.contract.spec import TensorSpec, squarest
 from gradwire.contract.trace.span import Span, Trace
+from gradwire.exchange.without_data import expected_bytes
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
@@ -213,7 +214,7 @@ def law_bytes_are_the_exchanges(
         for rank in range(cluster.num_ranks)
     ]
     spec = TensorSpec("", numel, shapes=_shapes(exchange, numel))
-    stated = exchange.expected_bytes(spec, cluster.num_ranks)
+    stated = expected_bytes(exchange, spec, cluster.num_ranks)
     assert stated is not None
     if any("Broadcast" in span.name for span in spans[0]):
         assert 0 <= sum(sent) - sum(stated) < cluster.num_ranks, f"{sent}, not {stated}"

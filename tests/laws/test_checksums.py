@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from gradwire.collective.steps.travel import members
 from gradwire.compress.powersgd import powersgd
 from gradwire.compress.selective import selective
 from gradwire.contract import Exchange
-from gradwire.contract.travel import members
 from gradwire.contract.verbs import (
     AllToAll,
     Broadcast,
@@ -23,13 +23,15 @@ from gradwire.contract.verbs import (
     Send,
     Steps,
 )
-from gradwire.errors import GradwireError, LawBroken, RankFailed
+from gradwire.errors import GradwireError, RankFailed
 from gradwire.exchange.by_name import steps_of_all
 from gradwire.exchange.local import drive
 from gradwire.exchange.two_level import on_hosts
 from gradwire.runtime.transport import checksums
-from gradwire.runtime.transport.checksums import Position, Seals, pairwise
+from gradwire.runtime.transport.checksums import Seals, pairwise
+from gradwire.runtime.transport.wire import RankGroup
 from gradwire_bench.faults.striking import flip
+from gradwire_lab.errors import LawBroken
 from gradwire_lab.laws.cases import Case
 from gradwire_lab.laws.tolerance import must, same_bits
 from tests.each import each
@@ -60,7 +62,7 @@ class Flip:
     def __init__(self, at: int | None = None) -> None:
         self.num_bits, self._at = 0, at
 
-    def __call__(self, verb: Any, place: Position) -> Any:
+    def __call__(self, verb: Any, circle: RankGroup) -> Any:
         if not isinstance(verb, Send | AllToAll):
             return verb
         first, num_bits = self.num_bits, verb.buf.nbytes * 8
@@ -77,11 +79,11 @@ def sealed(
 ) -> Steps[Any]:
     """Steps whose verbs have checksums, as the engine's driver gives them."""
 
-    def place_of(verb: Communication) -> Position:
+    def circle_of(verb: Communication) -> RankGroup:
         found = members(rank, CASE.world, exchange.ranks_per_host, verb.among)
-        return Position(found.index(rank), len(found), found)
+        return RankGroup("", found.index(rank), len(found), [], ranks=found)
 
-    steps, value = pairwise(steps, place_of), None
+    steps, value = pairwise(steps, circle_of), None
     while True:
         try:
             asked = steps.send(value)
@@ -89,9 +91,9 @@ def sealed(
             return stop.value
         verbs = asked if isinstance(asked, tuple) else (asked,)
         network = [verb for verb in verbs if not isinstance(verb, Compute)]
-        seals = kind(network, [place_of(verb) for verb in network], 5)
+        seals = kind(network, [circle_of(verb) for verb in network], 5)
         beside = [one for _, one in seals.written(network)]
-        sent = [v if isinstance(v, Compute) else strike(v, place_of(v)) for v in verbs]
+        sent = [v if isinstance(v, Compute) else strike(v, circle_of(v)) for v in verbs]
         found = yield (*sent, *beside)
         seals.check(network)
         value = found[: len(verbs)] if isinstance(asked, tuple) else found[0]
@@ -153,7 +155,8 @@ def test_what_no_exchange_here_asks_for_is_sent_from_rank_to_rank() -> None:
         return part_N.tolist(), announced_N.tolist()
 
     def straight(rank: int) -> Steps[Any]:
-        return pairwise(steps(rank), lambda verb: Position(rank, 3, range(3)))
+        circle = RankGroup("", rank, 3, [], ranks=range(3))
+        return pairwise(steps(rank), lambda verb: circle)
 
     want = drive([steps(rank) for rank in range(3)])
     made = drive([straight(rank) for rank in range(3)])
@@ -164,11 +167,11 @@ def test_a_payload_of_another_version_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent, got = torch.arange(4.0), torch.zeros(4)
-    places = [(0, 2, (0, 1)), (1, 2, (0, 1))]
+    groups = [RankGroup("", rank, 2, [], ranks=(0, 1)) for rank in (0, 1)]
     monkeypatch.setattr(checksums, "WIRE", 2)
     sender, taker = (
-        Seals([Send(1, sent)], places[:1]),
-        Seals([Recv(0, got)], places[1:]),
+        Seals([Send(1, sent)], groups[:1]),
+        Seals([Recv(0, got)], groups[1:]),
     )
     [(_, beside)] = sender.written([Send(1, sent)])
     got.copy_(sent)

@@ -17,6 +17,9 @@ from gradwire_lab.laws.subjects import Law
 from tests.each import by_file, each
 from tests.laws.cases import (
     ALWAYS,
+    SAMPLE_OR_OTHERS,
+    drawn_case,
+    full_name_of,
     kind_of,
     name_of,
     of_one,
@@ -24,15 +27,11 @@ from tests.laws.cases import (
     own_exchanges,
     pairs,
     places_of_each_path,
-    rotated,
+    sample_of,
 )
 
 USUAL = (*pairs(), *own_exchanges())
 EXCHANGES: tuple[Exchange, ...] = (*USUAL, *other_ways())
-FULL = places_of_each_path(USUAL)
-"""Places of exchanges that take every path; the others differ in settings and
-combinations.
-"""
 
 LAWS = [
     law
@@ -44,43 +43,40 @@ compared.
 """
 
 
-def laws_of(place: int, part: int) -> list[Law]:
-    """The first part of the laws of an exchange, or the second.
-
-    An algorithm that is an exchange itself has all laws in the first, one of ``FULL``
-    two thirds. Each of the others has an eighth of the laws, and the next pair of a
-    collective has others. The first, whose codec loses nothing, is asked for the dense
-    mean.
+def asked_of(law: Law) -> list[Exchange]:
+    """The exchanges that a law is about; some laws are not about algorithms that are
+    exchanges themselves.
     """
-    if not isinstance(EXCHANGES[place], Pair):
-        return (
-            []
-            if part
-            else [law for law in LAWS if law in collectives.OF_ANY + exchanges.LAWS]
-        )
-    if place in FULL:
-        return [law for turn, law in enumerate(LAWS, place) if (turn % 3 == 0) == part]
-    return [] if part else LAWS[(turn_of(place) + 4) % 8 :: 8]
+    if law in collectives.OF_ANY + exchanges.LAWS:
+        return [*EXCHANGES]
+    return [made for made in EXCHANGES if isinstance(made, Pair)]
 
 
-def turn_of(place: int) -> int:
-    """How many pairs of the same collective, with the same settings, come before this
-    one.
-    """
-    way = getattr(EXCHANGES[place], "collective", None)
-    return [getattr(made, "collective", None) for made in EXCHANGES[:place]].count(way)
+SAMPLES = {law: sample_of(law, asked_of(law)) for law in LAWS}
+"""The exchanges that `make test` asks each law of."""
 
 
-@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow)])
+@SAMPLE_OR_OTHERS
 @by_file(EXCHANGES)
 def test_every_exchange_keeps_every_law(
-    subtests: pytest.Subtests, places: list[int], part: int
+    subtests: pytest.Subtests, places: list[int], is_sample: bool
 ) -> None:
-    """Each law on another case, and the next exchange on others."""
-    for place in places:
-        with subtests.test(name_of(EXCHANGES[place])):
-            for law in laws_of(place, part):
-                law(EXCHANGES[place], rotated(place + turn_of(place) + LAWS.index(law)))
+    """Each law in a case that is drawn."""
+    for exchange in (EXCHANGES[place] for place in places):
+        with subtests.test(full_name_of(exchange)):
+            for law in LAWS:
+                is_asked = exchange in asked_of(law)
+                if is_asked and (exchange in SAMPLES[law]) is is_sample:
+                    law(exchange, drawn_case(law, exchange))
+
+
+@each("law", LAWS, ids=lambda law: law.__name__)
+def test_the_sample_asks_a_law_of_every_algorithm(law: Law) -> None:
+    """Whatever the order of the registries, and by few exchanges."""
+    files = {file for made in asked_of(law) for file in kind_of(made)}
+    assert {file for made in SAMPLES[law] for file in kind_of(made)} == files
+    assert sample_of(law, asked_of(law)[::-1]) == SAMPLES[law]
+    assert len(SAMPLES[law]) < len(EXCHANGES) / 3
 
 
 OF_A_KIND = [

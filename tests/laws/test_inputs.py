@@ -23,6 +23,7 @@ from gradwire.contract.registry import examples, load, names
 from gradwire.contract.spec import TensorSpec
 from gradwire.errors import IncompatiblePair, InvalidSetting
 from gradwire.exchange.by_name import exchange_for, pair, run_local
+from gradwire.exchange.without_data import expected_bytes
 from gradwire.kernels.compiler import reference_only
 from gradwire.planning import catalogue
 from gradwire.planning.data.cluster import Cluster
@@ -133,7 +134,7 @@ def law_setting_works_or_is_refused(make: Made, name: str, value: object) -> Non
     try:
         exchange = exchange_of(make(**{name: value}))
         states = [exchange.init(SPEC, 2) for _ in range(2)]
-        sent = exchange.expected_bytes(SPEC, 2)
+        sent = expected_bytes(exchange, SPEC, 2)
     except InvalidSetting as refused:
         _check_named(name, refused)
         return

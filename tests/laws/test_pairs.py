@@ -31,8 +31,8 @@ from tests.laws import broken_collectives, broken_compressors
 from tests.laws.broken import _with
 from tests.laws.cases import (
     compressors,
+    full_name_of,
     kind_of,
-    name_of,
     own_exchanges,
     places_of_each_path,
 )
@@ -72,16 +72,12 @@ OTHERS = {
 """Of each kind one, with the last example's settings."""
 
 
-def _id(exchange: Exchange) -> str:
-    """The name with the collective's settings."""
-    own = f"-{exchange.collective!r}" if isinstance(exchange, Pair) else ""
-    return name_of(exchange) + own
-
-
 SLOW = [pytest.param(place, marks=pytest.mark.slow) for place in OTHERS.values()]
 
 
-@pytest.mark.parametrize("place", [*sorted(SOME), *SLOW], ids=lambda at: _id(EVERY[at]))
+@pytest.mark.parametrize(
+    "place", [*sorted(SOME), *SLOW], ids=lambda at: full_name_of(EVERY[at])
+)
 def test_means_of_twelve_steps_follow_the_dense_mean(place: int) -> None:
     law_means_follow_the_dense_mean(EVERY[place], LARGE[place % len(LARGE)])
 
@@ -115,7 +111,7 @@ def test_a_ring_selects_again_in_any_number_of_partitions(world: int) -> None:
         ),
         _with(broken_collectives.gathers(), broken_compressors.rounds_down()),
     ],
-    ids=_id,
+    ids=full_name_of,
 )
 def test_the_law_bites(wrong: Any) -> None:
     with rejected(by=law_means_follow_the_dense_mean):

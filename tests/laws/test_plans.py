@@ -46,6 +46,7 @@ from gradwire_lab.laws.planners import Planner, law_same_facts_same_plan
 from gradwire_lab.planner.bytescheduler import bytescheduler
 from gradwire_lab.planner.omgs import omgs
 from tests.each import each
+from tests.laws.cases import planners
 from tests.planning.profiles import clusters, exact_cluster, measured, profiles
 from tests.strategies import bounded
 
@@ -601,7 +602,7 @@ def _id(example: Any) -> str:
     return str(example.__name__)
 
 
-every_planner = pytest.mark.parametrize("planner", examples("planner"), ids=_id)
+every_planner = pytest.mark.parametrize("planner", planners(), ids=_id)
 
 
 @every_planner

@@ -12,9 +12,9 @@ from gradwire.collective.casync_ps import casync_ps
 from gradwire.compress.cast16 import cast16
 from gradwire.compress.none import none
 from gradwire.contract import Exchange
-from gradwire.errors import LawBroken
 from gradwire.exchange.pair import pair
 from gradwire.exchange.two_level import with_hosts
+from gradwire_lab.errors import LawBroken
 from gradwire_lab.laws.roundings import IN_ROUNDS, LAWS, UP_TO_128_RANKS
 from tests.each import each
 from tests.laws.broken_collectives import sums_in_16_bits

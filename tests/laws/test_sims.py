@@ -44,7 +44,14 @@ from gradwire_lab.laws.tolerance import must
 from gradwire_lab.planner.bytescheduler import bytescheduler
 from tests.each import each
 from tests.laws import sim_laws as laws
-from tests.laws.cases import kind_of, name_of, own_exchanges, pairs, places_of_each_path
+from tests.laws.cases import (
+    kind_of,
+    name_of,
+    own_exchanges,
+    pairs,
+    places_of_each_path,
+    planners,
+)
 from tests.laws.sim_laws import (
     DENSE_LAWS,
     EXCHANGE_LAWS,
@@ -318,7 +325,7 @@ def test_exchange_law_bites(
         law(wrong, several_steps, 64, CLUSTER)
 
 
-@pytest.mark.parametrize("planner", examples("planner"), ids=name_of)
+@pytest.mark.parametrize("planner", planners(), ids=name_of)
 def test_simulated_plans_keep_every_law(planner: Planner) -> None:
     @bounded(2)
     @given(profile=profiles(largest=300), cluster=several)
@@ -476,7 +483,7 @@ HOSTS = {
 """Clusters whose hosts have several ranks; these divide the messages of ``PROFILE``."""
 
 
-@pytest.mark.parametrize("planner", examples("planner"), ids=name_of)
+@pytest.mark.parametrize("planner", planners(), ids=name_of)
 def test_predicted_is_simulated_on_hosts(planner: Planner) -> None:
     cluster = measured(HOSTS[2 + 2 * (crc32(name_of(planner).encode()) % 2)])
     plan = planner(PROFILE, cluster)

@@ -4,7 +4,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
@@ -15,7 +15,7 @@ import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.clipping import norm
-from gradwire.exchange.momentum import DecoupledMomentum, MomentumCorrection
+from gradwire.exchange.momentum import MomentumCorrection
 from gradwire.exchange.natural import Natural
 from gradwire.exchange.warmup import Warmup
 from gradwire_lab.exchange.adapt import Adapted
@@ -26,10 +26,32 @@ from gradwire_lab.laws.subjects import FEW_LONG
 from gradwire_lab.laws.tolerance import same_bits
 from tests.each import each
 from tests.laws import broken_decoupled, broken_momentum
-from tests.laws.cases import ALWAYS, name_of, rotated
+from tests.laws.cases import (
+    ALWAYS,
+    SAMPLE_OR_OTHERS,
+    drawn_case,
+    name_of,
+    part_of,
+    rotated,
+)
 from tests.laws.test_laws_bite import rejected
 
 codecs, together, pair = gw.compress, gw.collective, gw.pair
+
+
+def hold(
+    law: Callable[..., None],
+    exchanges: Sequence[Exchange],
+    share: int,
+    is_sample: bool,
+) -> None:
+    """A law holds for the drawn part of the exchanges, or for all others, each in a
+    case that is drawn.
+    """
+    sample = part_of(law, exchanges, share)
+    for exchange in exchanges:
+        if (exchange in sample) is is_sample:
+            law(exchange, drawn_case(law, exchange))
 
 
 MOMENTUM: tuple[MomentumCorrection, ...] = tuple(
@@ -51,14 +73,12 @@ MOMENTUM: tuple[MomentumCorrection, ...] = tuple(
 MOMENTUM_LAWS = momentum.OWN + momentum.SHARED
 
 
-@each("law, exchange", product(MOMENTUM_LAWS, MOMENTUM), ids=name_of)
+@SAMPLE_OR_OTHERS
+@each("law", MOMENTUM_LAWS, ids=name_of)
 def test_exchanges_with_momentum_keep_every_law(
-    law: Callable[..., None], exchange: MomentumCorrection
+    law: Callable[..., None], is_sample: bool
 ) -> None:
-    """Its own laws of all, those that it shares of every second."""
-    place = MOMENTUM.index(exchange) + MOMENTUM_LAWS.index(law)
-    if law in momentum.OWN or place % 2:
-        law(exchange, rotated(place))
+    hold(law, MOMENTUM, 2, is_sample)
 
 
 DECOUPLED = tuple(
@@ -75,13 +95,12 @@ DECOUPLED = tuple(
 DECOUPLED_LAWS = decoupled.OWN + decoupled.SHARED
 
 
-@each("law, exchange", product(DECOUPLED_LAWS, DECOUPLED), ids=name_of)
+@SAMPLE_OR_OTHERS
+@each("law", DECOUPLED_LAWS, ids=name_of)
 def test_exchanges_with_decoupled_momentum_keep_every_law(
-    law: Callable[..., None], exchange: DecoupledMomentum
+    law: Callable[..., None], is_sample: bool
 ) -> None:
-    place = DECOUPLED.index(exchange) + DECOUPLED_LAWS.index(law)
-    if law in decoupled.OWN or place % 2:
-        law(exchange, rotated(place))
+    hold(law, DECOUPLED, 2, is_sample)
 
 
 CHANGING = (
@@ -151,14 +170,12 @@ ADAPTED = tuple(
 ADAPTED_LAWS = (*collectives.OF_ANY, *exchanges.LAWS)
 
 
+@SAMPLE_OR_OTHERS
 @by_law(ADAPTED_LAWS)
-@each("exchange", ADAPTED)
 def test_adapted_exchanges_keep_every_law(
-    law: Callable[..., None], exchange: Exchange
+    law: Callable[..., None], is_sample: bool
 ) -> None:
-    place = ADAPTED.index(exchange) + ADAPTED_LAWS.index(law)
-    if place % 3 == 0:
-        law(exchange, rotated(place))
+    hold(law, ADAPTED, 3, is_sample)
 
 
 @each("case", FEW, ids=str)

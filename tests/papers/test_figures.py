@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.errors import TestbedUnavailable
+from gradwire_bench.errors import TestbedUnavailable
 from gradwire_bench.schedule import schedule
 from papers import names, page
 from papers.frame import Reproduction

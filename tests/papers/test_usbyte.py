@@ -85,9 +85,7 @@ def test_the_bound_holds_for_any_model_and_cluster(
     dtypes_mixed = len(buckets(profile)) > sum(
         1 for la in profile.layers if la.size_bytes
     )
-    # The paper's model knows all-reduces only, which values of 16 bits do without.
-    is_narrow = any(t.dtype == "bfloat16" for la in profile.layers for t in la.tensors)
-    if ours_s and not dtypes_mixed and not is_narrow:
+    if ours_s and not dtypes_mixed:
         most = most_over_wfbp(profile, cluster)
         assert most <= 1 + ROUNDING
         assert wfbp_s / ours_s - 1 <= most + ROUNDING

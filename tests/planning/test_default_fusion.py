@@ -11,6 +11,7 @@ from torch import nn
 import gradwire as gw
 from gradwire.contract.registry import examples
 from gradwire.contract.verbs import AllReduce, Compute
+from gradwire.exchange.without_data import bytes_of_rank
 from gradwire.planning.default_fusion import default_cap_bytes, fuse
 from tests.each import each
 from tests.runtime.training import named
@@ -44,12 +45,8 @@ def test_messages_are_of_four_mebibytes_on_the_wire() -> None:
 
 
 def test_who_states_no_bytes_counts_as_uncompressed() -> None:
-    class silent(gw.compress.powersgd):
-        def bytes_of_rank(self, spec: gw.TensorSpec, world: int, rank: int = 0) -> None:
-            return None
-
     params = [("weight", nn.Linear(2048, 4096, bias=False).weight)]
-    assert default_cap_bytes(params, silent(), 2) == 4 * MIB
+    assert default_cap_bytes(params, Own(asks=True), 2) == 4 * MIB
 
 
 @dataclass
@@ -81,8 +78,8 @@ class Own(gw.Exchange):
 
 def test_an_exchange_that_cannot_run_without_data_is_not_refused() -> None:
     spec = gw.TensorSpec("weight", 64)
-    assert Own(asks=False).bytes_of_rank(spec, 2) == spec.size_bytes
-    assert Own(asks=True).bytes_of_rank(spec, 2) is None
+    assert bytes_of_rank(Own(asks=False), spec, 2) == spec.size_bytes
+    assert bytes_of_rank(Own(asks=True), spec, 2) is None
 
 
 def test_large_gradients_travel_alone_and_small_ones_together() -> None:

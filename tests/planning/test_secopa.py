@@ -112,7 +112,7 @@ def test_low_rank_is_never_cut() -> None:
     assert choice == (True, 1, pytest.approx(12 * send.seconds(5e4) + computes_s))
 
 
-@each("is_ring, told", [(True, 8), (False, 14)])
+@each("is_ring, announced", [(True, 8), (False, 14)])
 def test_payloads_that_vary_take_the_transfers_of_their_sizes(
     is_ring: bool, announced: int
 ) -> None:

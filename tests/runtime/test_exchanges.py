@@ -18,10 +18,10 @@ from gradwire.contract import Exchange, Member
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.state import leaves
 from gradwire.errors import InvalidSetting
-from gradwire.exchange.error_feedback import choose_together
 from gradwire.exchange.local import drive
 from gradwire.planning.data.plan import ExchangeSetting, Plan
-from gradwire.runtime.step.messages import Slot
+from gradwire.runtime.step.layout import Slot
+from gradwire_lab.exchange.adapt import choose_together
 from tests.each import each
 from tests.laws.variable import above
 from tests.runtime.given import SMALL, keywords
@@ -140,7 +140,7 @@ def trained(
     rank: int, world: int, exchange: Exchange, wrapped: bool, plan: Plan | None = None
 ) -> Found:
     net, model, handle, optimizer = started(exchange, wrapped, plan, 0)
-    parcels = [Parcel(m.spec, m.slots) for m in handle.synchroniser.messages]
+    parcels = [Parcel(m.spec, m.slots) for m in handle._synchroniser.messages]
     train(model, optimizer, rank, range(SAVED_AT))
     states = through_a_file(
         [net.state_dict(), optimizer.state_dict(), handle.state_dict()]

@@ -23,6 +23,7 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.contract.trace.span import Trace
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import exchange_for
+from gradwire.exchange.without_data import wire_bytes
 from gradwire.runtime.transport.wire import give_back, in_background
 from tests.each import each
 from tests.runtime.given import SMALL, keywords
@@ -48,6 +49,23 @@ pytestmark = pytest.mark.multi
 NUM_CHANNELS = 2
 
 
+OF_USERS = {
+    *("attached", "exchange", "group", "plan", "rank", "step", "world_size"),
+    *("stats", "log_to", "residuals", "trace", "no_sync", "synchronize", "detach"),
+    *("state_dict", "gather_state", "sharded_state", "load_state_dict"),
+    *("backward_without_batch", "join_hook"),
+}
+
+
+def test_a_handle_shows_what_users_need_and_no_machinery() -> None:
+    with gw.attach(nn.Linear(4, 2), "none") as handle:
+        assert {name for name in dir(handle) if name[0] != "_"} == OF_USERS
+    optimizer = torch.optim.SGD((net := nn.Linear(4, 2)).parameters(), lr=0.1)
+    with gw.local_steps(net, optimizer, "none", every=2) as handle:
+        shown = {name for name in dir(handle) if name[0] != "_"}
+        assert shown == OF_USERS | {"anchors", "end_period", "outer"}
+
+
 def observed(
     rank: int, world: int, exchange: Exchange, wrapped: bool
 ) -> tuple[dict[str, Any], Trace, Trace, list[tuple[TensorSpec, bool]]]:
@@ -60,7 +78,7 @@ def observed(
     )
     empty = handle.trace()
     train(model, adamw(model.parameters()), rank, range(5))
-    sent = [(m.spec, m.exchange == exchange) for m in handle.synchroniser.messages]
+    sent = [(m.spec, m.exchange == exchange) for m in handle._synchroniser.messages]
     return handle.stats(), handle.trace(), empty, sent
 
 
@@ -87,7 +105,7 @@ def check_stats(
     assert stats["wait_s_per_step"] >= 0
     assert (stats["residual_norm"] > 0) == (exchange != DENSE)
     expected = sum(
-        (exchange if is_own else DENSE).wire_bytes(spec, 2)[rank]
+        wire_bytes(exchange if is_own else DENSE, spec, 2)[rank]
         for spec, is_own in sent
     )
     # What is more are the flags that tell which parameters were used, an int32 each.

@@ -29,17 +29,7 @@ from gradwire.planning.data.plan import (
     PlannedMessage,
 )
 from gradwire.runtime.grid.dtensors import shard_of
-from gradwire.runtime.pairs import (
-    ADAPTS,
-    CUT_ROWS,
-    DTENSORS,
-    FEATURES,
-    HALF,
-    LOCAL,
-    REDUCE_SCATTER,
-    REFUSED,
-    RefusedPair,
-)
+from gradwire.runtime.pairs import FEATURES, REFUSED, Feature, RefusedPair
 from gradwire.runtime.settings import sparse_weights, trained
 from gradwire.runtime.step.refusals import sole_ddp
 from gradwire_bench.runs.pairs import (
@@ -69,7 +59,9 @@ class Small(nn.Module):
     def __init__(self, features: set[str]) -> None:
         super().__init__()
         self.words = nn.Embedding(
-            40, 8, sparse=bool({"sparse rows", CUT_ROWS} & features)
+            40,
+            8,
+            sparse=bool({Feature.SPARSE_ROWS, Feature.SPARSE_DTENSORS} & features),
         )
         self.deep, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
         self._recomputes = "reentrant checkpoint" in features
@@ -90,7 +82,7 @@ def exchange_of(features: set[str], model: nn.Module) -> Any:
         "momentum correction": lambda: gw.with_momentum_correction(
             codecs.topk(density=0.1)
         ),
-        ADAPTS: lambda: gw.adapt(codecs.topk(density=0.1)),
+        Feature.ADAPT: lambda: gw.adapt(codecs.topk(density=0.1)),
         "powersgd": lambda: codecs.powersgd(rank=2),
         "deft": lambda: codecs.deft(density=0.1),
         "selective": lambda: codecs.selective(density=0.1),
@@ -122,7 +114,7 @@ def plan_of(model: nn.Module, overlaps: bool) -> Plan:
     )
 
 
-OF_FOUR = {DTENSORS, "shards", "mesh"}
+OF_FOUR = {Feature.DTENSORS, "shards", "mesh"}
 """Features of four ranks: replicas of shards, or hosts of several ranks. Two do for all
 others.
 """
@@ -145,16 +137,16 @@ def attached(features: set[str], rank: int) -> tuple[nn.Module, Any, Any, Any, i
     """A model with these features: itself, optimizer, scaler, handle, and its group's
     number.
     """
-    is_cut = bool(features & {DTENSORS, "shards"})
+    is_cut = bool(features & {Feature.DTENSORS, "shards"})
     grid: Any = device_mesh((2, 2), ("replicate", "shard")) if is_cut else None
     torch.manual_seed(rank % 2 if "shards" in features else 0)
     net: Any = Small(features)
     given = {name: value for name, value in OPTIONS.items() if name in features}
-    if HALF in features:
+    if Feature.FLOAT16 in features:
         net.half()
-    if REDUCE_SCATTER in features:
+    if Feature.REDUCE_SCATTER in features:
         fully_shard(net, mesh=device_mesh((dist.get_world_size(),)))
-    elif DTENSORS in features:
+    elif Feature.DTENSORS in features:
         fully_shard(net, mesh=grid["shard"])
     if "DDP" in features:
         group = grid["replicate"].get_group() if is_cut else None
@@ -171,8 +163,12 @@ def attached(features: set[str], rank: int) -> tuple[nn.Module, Any, Any, Any, i
     if "rejoin" in features:
         given["rejoin"] = dist.HashStore()
     optimizer = SGD(net.parameters(), lr=0.01)
-    scaler = GradScaler("cpu", init_scale=4.0) if {"scaler", HALF} & features else None
-    if REDUCE_SCATTER in features:
+    scaler = (
+        GradScaler("cpu", init_scale=4.0)
+        if {"scaler", Feature.FLOAT16} & features
+        else None
+    )
+    if Feature.REDUCE_SCATTER in features:
         given.pop("group", None)
         return (
             model,
@@ -181,7 +177,7 @@ def attached(features: set[str], rank: int) -> tuple[nn.Module, Any, Any, Any, i
             gw.fsdp.reduce_scatter(net, "uniform", **keywords(**given)),
             0,
         )
-    if LOCAL in features:
+    if Feature.LOCAL_STEPS in features:
         handle = gw.local_steps(
             model, optimizer, exchange, every=2, **keywords(**given)
         )
@@ -207,7 +203,7 @@ def trained_with(features: set[str], rank: int) -> tuple[int, str]:
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
-    if LOCAL in features:
+    if Feature.LOCAL_STEPS in features:
         handle.end_period()
     else:
         handle.synchronize()
@@ -282,17 +278,17 @@ def refused(rank: int, world: int) -> list[str]:
 
 def sentence(one: RefusedPair) -> str:
     """A pattern of what a user reads."""
-    said = re.escape(f"{one.what or one.first} must be {one.accepted}, got ")
-    return re.sub(r"\\\{[01]\\\}", ".*", said) + ".*; " + re.escape(one.remedy)
+    said = re.escape(f"{one.what} must be {one.accepted}, got ")
+    return (
+        re.sub(r"\\\{(first|second)\\\}", ".*", said) + ".*; " + re.escape(one.remedy)
+    )
 
 
 @pytest.mark.multi
 def test_what_is_refused_says_the_tables_sentence_on_every_rank(four: Ranks) -> None:
     for rank in four.run(refused):
         for one, text in zip(REFUSED, rank, strict=True):
-            is_old = (
-                REDUCE_SCATTER in (one.first, one.second) and not HAS_REDUCE_SCATTER
-            )
+            is_old = one.second == Feature.REDUCE_SCATTER and not HAS_REDUCE_SCATTER
             wanted = r"torch must be 2\.13 or newer: .*" if is_old else sentence(one)
             assert re.fullmatch(wanted, text), f"{one.first}, {one.second}: {text}"
 
@@ -337,8 +333,7 @@ def test_what_hardly_anybody_means_is_warned_of(
 
 
 def test_every_pair_is_in_the_table() -> None:
-    known = {*ALL, *FEATURES}
-    assert all({one.first, one.second} <= known for one in REFUSED)
+    assert {*Feature} <= {*FEATURES}
     both = [pair for pair in pairs() if refusal_of(*pair)]
     working = [(first, second) for first in ALL for second in together(first)]
     assert sorted([*both, *working]) == sorted(pairs())

@@ -192,7 +192,7 @@ def test_a_plan_is_attached_from_its_file(tmp_path: Path) -> None:
     for given in (tmp_path / "plan.json", str(tmp_path / "plan.json")):
         handle = gw.attach(Net(), given)
         assert handle.exchange == plan
-        assert len(handle.synchroniser.messages) == len(plan.messages)
+        assert len(handle._synchroniser.messages) == len(plan.messages)
         handle.detach()
 
 
@@ -580,7 +580,7 @@ def raise_in_an_encode(rank: int, world: int, form: int) -> tuple[str, Any, str]
     optimizer = OPTIMIZERS["momentum"](net)
     train(net, optimizer, rank, range(2))
     if rank == 1:
-        message = handle.synchroniser.messages[-1]
+        message = handle._synchroniser.messages[-1]
         assert isinstance(message, Message)
         message._places = {}
     with pytest.raises(Exception) as raised:  # noqa: PT011

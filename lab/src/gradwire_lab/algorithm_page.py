@@ -21,21 +21,22 @@ from gradwire.cli.commands.list import (
     description,
     docstring,
     exchange,
-    settings,
+    explained,
     traits,
 )
 from gradwire.cli.report.output import emit
 from gradwire.cli.report.table import Row, markdown
 from gradwire.contract import Compressor, Exchange, Member
-from gradwire.contract.member import thread_scratch_bytes
 from gradwire.contract.registry import KINDS, homes, load, names
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.state import leaves
+from gradwire.contract.thread_scratch import thread_scratch_bytes
 from gradwire.errors import IncompatiblePair
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.local import drive
 from gradwire.exchange.pair import pair
+from gradwire.exchange.without_data import expected_bytes
 from gradwire.runtime.step.figures import KINDS as MEMORY
 from gradwire.runtime.step.figures import kept_bytes
 
@@ -74,13 +75,15 @@ def page(kind: str, name: str, measured: str | None) -> str:
     parts = [f"# {_escaped(name)}", f"{KINDS[kind].word.capitalize()}: {lead}"]
     declared = {
         "package": [homes(kind)[name].distribution],
-        "arguments": settings(algorithm),
         "declares": traits(algorithm),
         "exchange": [exchange(algorithm())] if kind == "compress" else [],
     }
     parts += [
         f"**{title.capitalize()}:** {_listed(x)}" for title, x in declared.items() if x
     ]
+    if arguments := explained(algorithm):
+        lines = [f"- `{one}`: {_escaped(words)}" for one, words in arguments.items()]
+        parts += ["**Arguments:**", "\n".join(lines)]
     parts += fields
     if kind == "compress":
         parts += [
@@ -297,7 +300,7 @@ def _sent(algorithm: Any) -> list[Row]:
     if isinstance(algorithm, Compressor):
         found["payload"] = algorithm.typical(SPEC).size_bytes
     for world in WORLDS:
-        sent = whole.expected_bytes(SPEC, world)
+        sent = expected_bytes(whole, SPEC, world)
         found[f"sent by a rank, of {world}"] = None if sent is None else max(sent)
     found["kept from step to step"] = sum(
         tensor.nbytes for _, tensor in leaves(whole.init(SPEC, WORLDS[-1]))
@@ -329,7 +332,7 @@ def _carried(collective: Any) -> list[Row]:
         except IncompatiblePair as error:
             rows.append({"name": name, "": f"refused: {str(error).partition(': ')[2]}"})
             continue
-        each = ((world, made.expected_bytes(SPEC, world)) for world in WORLDS)
+        each = ((world, expected_bytes(made, SPEC, world)) for world in WORLDS)
         sent = {f"among_{world}_bytes": max(sizes) for world, sizes in each if sizes}
         whole = with_error_feedback(made) if codec.traits.error_feedback else made
         rows.append({"name": name, **sent, KEPT: _kept(whole)["together"]})

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from ..contract import Compressor, Layout, Member, Residual, State
 from ..contract.collective import Collective, Dimensions, Needs
-from ..contract.member import announce_all
 from ..contract.payload import Payload, slot_bytes
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.verbs import AllGather, Compute, Steps
 from .steps.ordered_sums import note_union
+from .steps.sizes import announce_all
 
 
 @dataclass(frozen=True, kw_only=True)

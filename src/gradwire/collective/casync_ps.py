@@ -44,10 +44,8 @@ from torch import Tensor
 from ..contract import Compressor, Member, Residual, State
 from ..contract.bounds import check_whole
 from ..contract.collective import Collective, Needs
-from ..contract.member import announce_all, announce_each
 from ..contract.payload import slot_bytes
 from ..contract.spec import TensorSpec, working_dtype
-from ..contract.tensorwise import decode_each, encode_each
 from ..contract.verbs import AllGather, AllToAll, Compute, Steps
 from .steps.chunks import (
     Chunks,
@@ -58,6 +56,8 @@ from .steps.chunks import (
     rotated,
 )
 from .steps.rounds import ROOM_BYTES, distances, transfers
+from .steps.sizes import announce_all, announce_each
+from .steps.tensorwise import decode_each, encode_each
 from .steps.wide_sums import unscaled_if_narrow
 
 

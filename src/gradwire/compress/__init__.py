@@ -12,7 +12,6 @@ from ..contract.registry import make_registry
 
 if TYPE_CHECKING:
     from .cast16 import cast16 as cast16
-    from .deft import deft as deft
     from .dgc import dgc as dgc
     from .fp8 import fp8 as fp8
     from .int8 import int8 as int8
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from .onebit import onebit as onebit
     from .powersgd import powersgd as powersgd
     from .qsgd import qsgd as qsgd
-    from .randomk import randomk as randomk
     from .selective import selective as selective
     from .terngrad import terngrad as terngrad
     from .topk import topk as topk

@@ -27,7 +27,7 @@ def lift(scale: Scalar) -> Scalar:
     return where(scale < 2.0**-100, 2.0**64, 1.0)
 
 
-def reaching(whole: Scalar, steps: int) -> Scalar:
+def divisible(whole: Scalar, steps: int) -> Scalar:
     """``whole``, or the next number above it whose ``steps``-th is a float32.
 
     A step below the least normal number is rounded up. If it were rounded down, as many

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from ..contract import Compressor, Layout, Memory, Residual, State, Traits
 from ..contract.bounds import check_prescale
-from ..contract.member import thread_scratch
 from ..contract.payload import Field, Format, Payload
 from ..contract.spec import TensorSpec, spec_of
+from ..contract.thread_scratch import thread_scratch
 from ..kernels.exponents import (
     BLOCK,
     CodedExponents,

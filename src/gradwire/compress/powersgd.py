@@ -289,6 +289,7 @@ class powersgd(Exchange):
     >>> import torch
     >>> from gradwire.exchange.by_name import run_local
     >>> from gradwire.contract.spec import TensorSpec
+    >>> from gradwire.exchange.without_data import wire_bytes
     >>> rows = torch.outer(torch.arange(1.0, 9.0), torch.arange(1.0, 9.0))
     >>> grads = [rows.flatten(), 3 * rows.flatten()]  # of rank 1, as their mean is
     >>> spec = TensorSpec("fc.weight", 64, shapes=((8, 8),))
@@ -296,7 +297,7 @@ class powersgd(Exchange):
     >>> mean = run_local(exchange, grads, [exchange.init(spec, 2)] * 2)[0][0]
     >>> torch.allclose(mean, 2 * grads[0])
     True
-    >>> exchange.wire_bytes(spec, 2), spec.size_bytes
+    >>> wire_bytes(exchange, spec, 2), spec.size_bytes
     ([64, 64], 256)
     """
 

@@ -37,7 +37,7 @@ from ..dsl.language import (
     where,
 )
 from ..dsl.program import Program
-from ._quantise import check_choice, inverse, lift, reaching
+from ._quantise import check_choice, divisible, inverse, lift
 
 BITWIDTHS = (2, 4, 8)
 
@@ -91,7 +91,7 @@ class qsgd(Program, unbiased=True):
 
     def encode(self, gradient: Vector) -> Compressed:
         levels = self.levels
-        norm = reaching(self._norm(gradient), levels)
+        norm = divisible(self._norm(gradient), levels)
         lifted = lift(norm)
         per_level = inverse(norm * lifted, levels)
 

@@ -48,6 +48,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from ..collective.steps.sizes import announce_all
 from ..contract import (
     Compressor,
     Copies,
@@ -62,7 +63,6 @@ from ..contract import (
 )
 from ..contract.bounds import check_share, check_whole
 from ..contract.compressor import Residual
-from ..contract.member import announce_all
 from ..contract.payload import Field, Format, Payload, slot_bytes
 from ..contract.registry import KINDS, load, names
 from ..contract.spec import TensorSpec, working_dtype

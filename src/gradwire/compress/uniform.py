@@ -32,7 +32,7 @@ from ..dsl.language import (
     uint,
 )
 from ..dsl.program import Program
-from ._quantise import check_choice, inverse, lift, reaching
+from ._quantise import check_choice, divisible, inverse, lift
 
 BITWIDTHS = (1, 2, 4, 8)
 
@@ -81,7 +81,7 @@ class uniform(Program, unbiased=True):
     def encode(self, gradient: Vector) -> Compressed:
         low = reduce(gradient, smaller)
         high = reduce(gradient, greater)
-        gap = reaching(high - low, self.gaps) / self.gaps
+        gap = divisible(high - low, self.gaps) / self.gaps
         lifted = lift(gap)
         per_gap = inverse(gap * lifted)
         level = uint(self.bitwidth)

@@ -19,7 +19,7 @@ from .exchange import EncodesTensors as EncodesTensors
 from .exchange import Exchange as Exchange
 from .exchange import Result as Result
 from .exchange import synchronise_alone as synchronise_alone
-from .member import Imbalance as Imbalance
+from .figures import Imbalance as Imbalance
+from .figures import Selection as Selection
 from .member import Member as Member
-from .member import Selection as Selection
-from .member import Shards as Shards
+from .shards import Shards as Shards

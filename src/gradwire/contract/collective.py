@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -70,7 +70,7 @@ class Dimensions(NamedTuple):
     """Parts carry equally much, or may not; None where there are no parts."""
 
 
-class Collective(metaclass=KeywordSettings):
+class Collective(KeywordSettings, ABC):
     """Combines payloads among ranks. Concrete ones are frozen keyword-only dataclasses.
 
     >>> from gradwire.collective.ring import ring

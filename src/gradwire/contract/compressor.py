@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABCMeta, abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass
 from enum import Enum
-from inspect import CO_VARARGS, CO_VARKEYWORDS, Signature, signature
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import cache
+from inspect import Parameter, signature
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -21,59 +22,46 @@ from .spec import TensorSpec, working_dtype
 # ``topk(density=0.01)``; errors say so, with the names there are.
 
 
-class KeywordSettings(ABCMeta):
-    """The kind of classes of algorithms: keyword-only dataclasses of their settings.
+class KeywordSettings:
+    """Base of algorithms: keyword-only dataclasses of their settings.
 
     A setting without its name, or by a name that there is not, is refused as
     ``InvalidSetting``. Classes that are no such dataclasses take what they like.
     """
 
-    if not TYPE_CHECKING:  # which knows each dataclass's own arguments
-
-        def __call__(cls, *args: Any, **settings: Any) -> Any:
-            known = _names(cls)
-            if known is not None and args:
-                accepted = (
-                    f"given by name ({', '.join(known)})" if known else "left out"
-                )
-                first = f"{known[0]}={args[0]!r}" if known else ""
-                remedy = f"write {cls.__name__}({first})"
-                raise invalid(f"settings of {cls.__name__}", args, accepted, remedy)
-            if known is not None and (
-                unknown := [name for name in settings if name not in known]
-            ):
-                raise UnknownName(f"setting of {cls.__name__}", unknown[0], known)
-            return super().__call__(*args, **settings)
-
-    @property
-    def __signature__(cls) -> Signature:
-        """The settings themselves, for ``help`` and pages, beside a plain call."""
-        whole: Any = cls.__init__  # type: ignore[misc]
-        found = signature(whole)
-        return found.replace(parameters=[*found.parameters.values()][1:])
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        kind: type = cls
+        known = _names(kind)
+        if known is None:
+            return super().__new__(cls)
+        if args:
+            accepted = f"given by name ({', '.join(known)})" if known else "left out"
+            first = f"{known[0]}={args[0]!r}" if known else ""
+            remedy = f"write {cls.__name__}({first})"
+            raise invalid(f"settings of {cls.__name__}", args, accepted, remedy)
+        for name in settings:
+            if name not in known:
+                raise UnknownName(f"setting of {cls.__name__}", name, known)
+        return super().__new__(cls)
 
 
+@cache
 def _names(cls: type) -> list[str] | None:
     """A class's settings, its own before those that bases have.
 
     None if it is not of that form.
     """
+    init = cls.__init__  # type: ignore[misc]
+    if init is object.__init__:
+        return []
     if not is_dataclass(cls) or "__init__" not in vars(cls):
         return None
-    code = getattr(vars(cls)["__init__"], "__code__", None)
-    if (
-        code is None
-        or code.co_argcount != 1
-        or code.co_flags & (CO_VARARGS | CO_VARKEYWORDS)
-    ):
+    _, *settings = signature(init).parameters.values()
+    if any(setting.kind is not Parameter.KEYWORD_ONLY for setting in settings):
         return None
-    found = code.co_varnames[1 : 1 + code.co_kwonlyargcount]
-    inherited = {
-        name
-        for base in cls.__mro__[1:]
-        for name in vars(base).get("__annotations__", {})
-    }
-    return sorted(found, key=lambda name: name in inherited)
+    inherited = getattr(super(cls, cls), "__dataclass_fields__", {})
+    names = [setting.name for setting in settings]
+    return sorted(names, key=lambda name: name in inherited)
 
 
 # ---- compressors ---------------------------------------------------------------------
@@ -117,7 +105,7 @@ class Layout(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traits:
+class Traits(KeywordSettings):
     """The promises of a compressor; ``pair`` decides by these and never by a name.
 
     Args:
@@ -174,7 +162,7 @@ class Traits:
     host_only: bool = False
 
 
-class Compressor(metaclass=KeywordSettings):
+class Compressor(KeywordSettings, ABC):
     """Encodes a flat gradient into a payload and back.
 
     Concrete compressors are frozen keyword-only dataclasses: settings only. What

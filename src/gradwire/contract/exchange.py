@@ -11,7 +11,6 @@ from torch import Tensor
 
 from .compressor import KeywordSettings, Layout, Residual, State, Traits
 from .member import Member
-from .shapes_only import bytes_of_rank
 from .spec import TensorSpec
 from .verbs import Compute, Steps
 
@@ -24,7 +23,7 @@ Copies = Generator[tuple[Tensor, ...], tuple[Tensor, ...], None]
 _UNDECLARED = Traits(layout=Layout.DENSE, exact_size=False)
 
 
-class Exchange(metaclass=KeywordSettings):
+class Exchange(KeywordSettings, ABC):
     """Averages one flat gradient over ranks.
 
     Subclasses write ``init`` and ``synchronise``, a generator, and state what they are
@@ -128,32 +127,6 @@ class Exchange(metaclass=KeywordSettings):
 
         yield Compute("finish", finish, grad_N.numel())
         return state
-
-    def wire_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        """Bytes that each rank sends for one gradient, the network's own headers aside.
-
-        None where they vary with the gradient's values, or from step to step.
-        """
-        is_exact = self.declared.exact_size or world == 1
-        return self.expected_bytes(spec, world) if is_exact else None
-
-    def expected_bytes(self, spec: TensorSpec, world: int) -> list[int] | None:
-        """``wire_bytes`` of payloads of typical size where sizes vary, for predictions.
-
-        They are those of a first step: where ranks take turns at a broadcast, rank 0 is
-            its root.
-        """
-        each = [self.bytes_of_rank(spec, world, rank) for rank in range(world)]
-        found = [size_bytes for size_bytes in each if size_bytes is not None]
-        return found if len(found) == world else None
-
-    def bytes_of_rank(self, spec: TensorSpec, world: int, rank: int = 0) -> int | None:
-        """The bytes of ``expected_bytes`` that one rank sends.
-
-        They are counted in what ``synchronise`` asks of the network in a run without
-        data. None where it looks at values, of which there are none then.
-        """
-        return bytes_of_rank(self, spec, world, rank)
 
 
 class EncodesTensors(ABC):

@@ -1,94 +1,22 @@
-"""A rank's part in a message: its place, its buffers, and what a step was like.
-
-**Sizes** of payloads that vary are announced before the payloads themselves
-travel. Where a compressor's sizes follow from the spec, they are known and nothing is
-sent. So which verbs come in which order follows from the compressor alone. Rows of
-embeddings are counted in every step. Wire: 8 bytes for each other rank.
-"""
+"""A rank's part in a message: its place, its buffers, and what a step was like."""
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import RanksDiffer
-from .room import Room
-from .verbs import AllGather, AllToAll, Compute, Steps
-
-if TYPE_CHECKING:
-    from .compressor import Compressor, Residual
-
+from .compressor import Compressor, Residual
+from .figures import Imbalance, Selection
+from .shards import Shards
+from .thread_scratch import thread_scratch
+from .verbs import Compute, Room, Steps
 
 _ON_HOST = torch.empty(0, device="cpu")
-
-# ---- scratch of a thread -------------------------------------------------------------
-#
-# They serve within one computation and are free again at its end. A thread does one
-# computation at a time, so they are kept once a thread, and not once a message: all
-# messages of a compute lane use the same ones.
-
-
-class _Own:
-    """The scratch of one thread, by name, dtype and device.
-
-    They end with the thread.
-    """
-
-    def __init__(self) -> None:
-        self.found: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
-
-
-class _Threads(threading.local):
-    def __init__(self) -> None:
-        self.own = _Own()
-        with _lock:
-            _all.add(self.own)
-
-
-_lock = threading.Lock()
-_all: weakref.WeakSet[_Own] = weakref.WeakSet()
-_threads = _Threads()
-
-
-def thread_scratch(
-    name: str, numel: int, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """A vector of ``numel`` undefined elements for this thread's computation.
-
-    It is valid until the computation ends.
-
-    Within one computation every use has another name. A buffer only grows, by an eighth
-    more than is needed. What is never written of it takes no memory of a CPU.
-    """
-    own = _threads.own.found
-    found = own.get((name, dtype, device))
-    if found is None or found.numel() < numel:
-        room = numel if found is None else numel + numel // 8
-        with torch.inference_mode(False):  # it may be written outside of that next time
-            found = own[name, dtype, device] = torch.empty(
-                room, dtype=dtype, device=device
-            )
-    return found[:numel]
-
-
-def thread_scratch_bytes(*, own: bool = False) -> int:
-    """Bytes of all threads' scratch in this process, or of this thread's ``own``."""
-    kept = [_threads.own]
-    if not own:
-        with _lock:
-            kept = list(_all)
-    found = [tensor for one in kept for tensor in list(one.found.values())]
-    return sum(tensor.nbytes for tensor in found if not tensor.is_meta)
-
-
-# ---- members -------------------------------------------------------------------------
 
 
 def nothing() -> None:
@@ -99,63 +27,9 @@ def nothing() -> None:
 
 
 _SPARE = 8
+"""A buffer whose size varies may have this many times the elements that are needed."""
 _SMALL = 2**16
-"""A buffer whose size varies may have so many times the elements that are needed, and
-so many more.
-"""
-
-
-def orders_of(exchanges: Iterable[Hashable]) -> list[int]:
-    """The order of each message among those of its exchange: see ``Member.order``.
-
-    >>> orders_of(["dense", "onebit", "dense", "dense"])
-    [0, 0, 1, 2]
-    """
-    before = Counter[Hashable]()
-    orders = []
-    for exchange in exchanges:
-        orders.append(before[exchange])
-        before[exchange] += 1
-    return orders
-
-
-class Selection(NamedTuple):
-    """How many elements of one message a step asked for, took and averaged."""
-
-    asked: float
-    """The density asked for, times the number of elements.
-
-    NaN where a codec has no density.
-    """
-    selected: int
-    """The number of elements that this rank took."""
-    arrived: int
-    """The number of elements in the mean: in the union of what all ranks took."""
-
-
-class Imbalance(NamedTuple):
-    """How much more than its equal share the busiest part had: 1 is balanced, W is all
-    on one rank.
-
-    Source: ZEN (OSDI 2025), definition 8. The same on every rank.
-    """
-
-    push: float
-    """max over ranks i and parts j of W * |what i pushed to j| / |what i pushed|."""
-    pull: float
-    """max over parts j of W * |what j holds of all ranks| / |what all hold|."""
-
-
-class Shards(NamedTuple):
-    """How a tensor-parallel group cuts a message's layers.
-
-    This rank holds one part.
-    """
-
-    place: int
-    """This rank's part, counted in the group's order."""
-    numels: tuple[int, ...]
-    """How many elements of the message each part has."""
+"""The elements that it may have beside."""
 
 
 class Member:
@@ -169,13 +43,13 @@ class Member:
     __slots__ = (
         "_across",
         "_buffers",
-        "_room",
         "_variant",
         "ahead",
         "cluster",
         "imbalance",
         "order",
         "rank",
+        "room",
         "selection",
         "shards",
         "way",
@@ -216,8 +90,12 @@ class Member:
         """The tensors that were encoded before the message, by place: see
         `EncodesTensors`. Empty outside of a step.
         """
+        self.room: Room | None = None
+        """The message's memory that other ranks of the host can read.
+
+        None where the exchange has made none.
+        """
         self._buffers: dict[str, Tensor] = {}
-        self._room: Room | None = None
         self._across: Member | None = None
         self._variant: tuple[Compressor, Compressor] | None = None
 
@@ -251,7 +129,8 @@ class Member:
         their values need not be divided by W first. Steps ask for one of the two.
         """
         if self._variant is None or self._variant[0] is not codec:
-            self._variant = codec, codec.for_world(world or self.world, self.rank)
+            variant = codec.for_world(world or self.world, self.rank)
+            self._variant = (codec, variant)
         return self._variant[1]
 
     def scratch(
@@ -275,29 +154,19 @@ class Member:
         which less than an eighth is needed now, as after a warm-up of density, is let
         go.
         """
-        found = self._buffers.get(name)
+        buffer = self._buffers.get(name)
         most = _SPARE * numel + _SMALL if varies else numel
-        fits = found is not None and numel <= found.numel() <= most
         if (
-            found is None
-            or not fits
-            or found.dtype != dtype
-            or found.device != like.device
+            buffer is None
+            or not numel <= buffer.numel() <= most
+            or buffer.dtype != dtype
+            or buffer.device != like.device
         ):
-            kept = numel + numel // 8 if varies and found is not None else numel
-            found = torch.zeros(kept, dtype=dtype, device=like.device)
-            self._buffers[name] = found
-        return found[:numel] if varies else found
-
-    def room(self, numel: int, like: Tensor, dtype: torch.dtype) -> Room | None:
-        """The message's room of ``numel`` undefined elements.
-
-        None if no other rank can map it.
-        """
-        if self._room is None:
-            self._room = Room(numel, like, dtype)
-        fits = self._room.own_M.numel() == numel and self._room.own_M.dtype == dtype
-        return self._room if fits and self._room.is_open else None
+            is_growing = varies and buffer is not None
+            length = numel + numel // 8 if is_growing else numel
+            buffer = torch.zeros(length, dtype=dtype, device=like.device)
+            self._buffers[name] = buffer
+        return buffer[:numel] if varies else buffer
 
     def drop(self, name: str) -> None:
         """Gives a buffer of ``scratch`` back, which is not needed any more."""
@@ -323,13 +192,13 @@ class Member:
     @property
     def buffers(self) -> dict[str, Tensor]:
         """The buffers of ``scratch`` by name, with the room and those among hosts."""
-        across = {} if self._across is None else self._across.buffers
-        room = {"room": self._room.own_M} if self._room and self._room.is_open else {}
-        return {
-            **self._buffers,
-            **room,
-            **{f"{name} among hosts": one for name, one in across.items()},
-        }
+        found = dict(self._buffers)
+        if self.room is not None and self.room.is_open:
+            found["room"] = self.room.own_M
+        if self._across is not None:
+            for name, buffer in self._across.buffers.items():
+                found[f"{name} among hosts"] = buffer
+        return found
 
     def sizes(
         self,
@@ -346,17 +215,16 @@ class Member:
         where nobody announces anything, goes on with; by default the limits. Raises
         ``RanksDiffer`` if a size is beyond its limit.
         """
-        found: list[int] = announced_W.tolist()
-        for rank, size, limit in zip(
-            ranks or range(self.world), found, limits, strict=True
-        ):
+        announced: list[int] = announced_W.tolist()
+        announcers = ranks or range(self.world)
+        for rank, size, limit in zip(announcers, announced, limits, strict=True):
             if not 0 <= size <= limit:
                 raise RanksDiffer(
                     f"rank {rank} of {self.world} announces a payload of {size} "
                     f"{unit}, and rank {self.rank} can take {limit}; give every rank "
                     "the same model, compressor and settings"
                 )
-        return found
+        return announced
 
     def encoding(
         self,
@@ -385,64 +253,3 @@ class Member:
         depend.
         """
         return Compute(name, fn, numel)
-
-
-SIZE_BYTES = torch.int64.itemsize
-"""Bytes of one size on the wire."""
-
-
-def announce_all(
-    me: Member,
-    codec: Compressor,
-    size_bytes: int,
-    limits: Sequence[int],
-    *,
-    usual: Sequence[int] | None = None,
-) -> Steps[list[int]]:
-    """Announces this rank's size; returns all ranks' sizes, in rank order.
-
-    ``limits`` are the largest that each may have; ``usual`` is as for ``Member.sizes``.
-    """
-    if codec.traits.exact_size:
-        return list(limits)
-    announced_W = yield from _announced(me, size_bytes)
-    return me.sizes(announced_W, limits, usual=usual)
-
-
-def announce_count(
-    me: Member, count: int, most: int, *, unit: str = "units"
-) -> Steps[list[int]]:
-    """Tells every rank how many units this one has, at most ``most``.
-
-    Returns all ranks' counts.
-
-    In a simulation all ranks have as many.
-    """
-    announced_W = yield from _announced(me, count)
-    return me.sizes(announced_W, [most] * me.world, unit=unit, usual=[count] * me.world)
-
-
-def _announced(me: Member, own: int) -> Steps[Tensor]:
-    own_1 = me.announced("own size", 1).fill_(own)
-    announced_W = me.announced("announced sizes", me.world)
-    yield AllGather(announced_W, own_1)
-    return announced_W
-
-
-def announce_each(
-    me: Member, codec: Compressor, sizes: Sequence[int], limits: Sequence[int]
-) -> Steps[list[int]]:
-    """Announces ``sizes[i]`` to rank i; returns what others announced here."""
-    if codec.traits.exact_size:
-        return list(limits)
-    announced_W = yield from announced_each(me, sizes)
-    return me.sizes(announced_W, limits)
-
-
-def announced_each(me: Member, own: Sequence[int]) -> Steps[Tensor]:
-    """Announces ``own[i]`` to rank i; returns what others announced here."""
-    own_W = me.announced("own sizes", me.world).copy_(torch.tensor(own, device="cpu"))
-    announced_W = me.announced("announced sizes", me.world)
-    one_each = (1,) * me.world
-    yield AllToAll(announced_W, own_W, one_each, one_each)
-    return announced_W

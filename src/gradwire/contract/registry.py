@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from ..errors import InvalidSetting, NotInstalled, UnknownName, invalid
@@ -30,98 +31,47 @@ SHARED = frozenset({"steps"})
 
 
 class Kind(NamedTuple):
-    """A kind of algorithm: its word, its folder and other packages' entry points.
-
-    ``elsewhere`` are names of gradwire's further packages, which need not be installed,
-    and the package that has each.
-    """
+    """A kind of algorithm: its word, its folder and other packages' entry points."""
 
     word: str
     folder: str
-    group: str | None = None
-    elsewhere: Mapping[str, str] = MappingProxyType({})
+    group: str = ""
 
     def refuse_elsewhere(self, name: object) -> None:
         """Raises ``NotInstalled`` for a name of a further package of gradwire's."""
-        if isinstance(name, str) and name in self.elsewhere:
-            raise NotInstalled(f"{self.word} {name!r}", self.elsewhere[name])
+        further = further_names().get(self.group, {})
+        if isinstance(name, str) and name in further:
+            raise NotInstalled(f"{self.word} {name!r}", further[name])
 
-
-_LAB = "gradwire-lab"
-_BENCH = "gradwire-bench"
-_COMPRESSORS = (
-    "adacomp cltk gaussiank graddrop hardthreshold natural_compression oktopk redsync "
-    "sharded_dgc sidco spardl tbq threelc"
-)
 
 KINDS = {
-    "compress": Kind(
-        "compressor",
-        "gradwire.compress",
-        "gradwire.compressors",
-        dict.fromkeys(_COMPRESSORS.split(), _LAB),
-    ),
-    "collective": Kind(
-        "collective",
-        "gradwire.collective",
-        "gradwire.collectives",
-        dict.fromkeys(
-            ["omnireduce", "sparcml", "sparse_ps", "sparse_ps_broadcast"], _LAB
-        ),
-    ),
-    "planner": Kind(
-        "planner",
-        "gradwire.planning.planner",
-        "gradwire.planners",
-        dict.fromkeys(
-            [
-                "bytescheduler",
-                "cupcake",
-                "espresso",
-                "omgs",
-                "selective_fusion",
-                "usbyte_extended",
-            ],
-            _LAB,
-        ),
-    ),
+    "compress": Kind("compressor", "gradwire.compress", "gradwire.compressors"),
+    "collective": Kind("collective", "gradwire.collective", "gradwire.collectives"),
+    "planner": Kind("planner", "gradwire.planning.planner", "gradwire.planners"),
     "pilot": Kind("pilot", "gradwire.pilot"),
     "sparse.formats": Kind(
-        "sparse format",
-        "gradwire.kernels.sparse.formats",
-        "gradwire.sparse_formats",
-        {"blocks": _LAB},
+        "sparse format", "gradwire.kernels.sparse.formats", "gradwire.sparse_formats"
     ),
 }
 """Kinds of algorithms by the name that ``load`` takes."""
 
-COMMANDS = Kind(
-    "command",
-    "gradwire.cli.commands",
-    "gradwire.commands",
-    {
-        **dict.fromkeys(("check", "compll", "plan", "sparsity"), _LAB),
-        **dict.fromkeys(
-            ("bench", "demo", "reproduce", "simulate", "testbed", "try"), _BENCH
-        ),
-    },
-)
+COMMANDS = Kind("command", "gradwire.cli.commands", "gradwire.commands")
 """The commands of ``gradwire``, which are found as algorithms are."""
 
-EXTENSIONS = {
-    "adapt": ("gw.adapt", _LAB),
-    "compll_text": ("a program in the C-like text", _LAB),
-    "kernel_bench": ("a measurement of kernels", _BENCH),
-    "measure_sparsity": ("gw.measure_sparsity", _LAB),
-    "pages": ("an algorithm's page (gradwire list NAME)", _LAB),
-    "pictures": ("a picture (gradwire profile --picture)", _BENCH),
-    "testbed": ("a measurement of hosts (gradwire profile)", _BENCH),
-    "tune": ("gw.plan(tune=True)", _LAB),
-    "with_measured_scheme": ("gw.with_measured_scheme", _LAB),
-}
-"""Modules and functions that are used where they are installed: the words for each in
-an error, and the package that has it.
-"""
+EXTENSIONS = "gradwire.extensions"
+"""The group of modules and functions that are used where they are installed."""
+
+
+@cache
+def further_names() -> dict[str, dict[str, str]]:
+    """The package of each name that a further package of gradwire's declares, by group.
+
+    These packages need not be installed, so the names are kept in a file, which
+    ``python -m scripts.make_further`` writes.
+    """
+    path = Path(__file__).with_name("further.json")
+    found: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
+    return found
 
 
 class Home(NamedTuple):
@@ -199,14 +149,14 @@ def found_of(kind: Kind) -> dict[str, Home]:
     return dict(sorted(found.items()))
 
 
-def extension(name: str) -> Any:
-    """A part of ``EXTENSIONS``.
+def extension(name: str, what: str) -> Any:
+    """A module or a function that a further package of gradwire's declares.
 
-    Raises ``NotInstalled`` where its package is not installed.
+    Raises ``NotInstalled``, which names ``what`` is asked for, without the package.
     """
-    for point in entry_points(group="gradwire.extensions", name=name):
+    for point in entry_points(group=EXTENSIONS, name=name):
         return point.load()
-    raise NotInstalled(*EXTENSIONS[name])
+    raise NotInstalled(what, further_names()[EXTENSIONS][name])
 
 
 def distribution_of(point: EntryPoint) -> str:

@@ -13,14 +13,13 @@ which order must not depend on gradient values; their sizes may.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
 from torch import Tensor
-
-from .room import Room
 
 T = TypeVar("T")
 
@@ -87,6 +86,35 @@ class AllGather:
     out: Tensor
     buf: Tensor
     among: Among = Among.RANKS
+
+
+class Room(ABC):
+    """Memory that a rank writes, and that other ranks of its host may read.
+
+    A driver whose ranks read each other's memory calls the methods; another one calls
+    ``settle(is_lent=False)``.
+    """
+
+    own_M: Tensor
+    """This rank's memory."""
+    parts: list[Tensor] | None
+    """The rooms of all ranks of the host in rank order, once all are mapped."""
+    is_open: bool
+    """Whether the room can be used."""
+    why: str
+    """The reason why it cannot."""
+
+    @abstractmethod
+    def announce(self) -> Sequence[int]:
+        """The place where others find this room, once; then zeros."""
+
+    @abstractmethod
+    def map(self, announced: Sequence[Sequence[int]], rank: int) -> bool:
+        """Maps the rooms that all ranks have ``announced``; returns whether all are."""
+
+    @abstractmethod
+    def settle(self, *, is_lent: bool) -> None:
+        """Notes the agreement of the host's ranks: all map all rooms, or none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from ..contract import Compressor, State
-from ..contract.member import thread_scratch
 from ..contract.payload import Field, Format, Payload
 from ..contract.spec import TensorSpec, check_gradient
+from ..contract.thread_scratch import thread_scratch
 from ..errors import invalid
 from ..kernels import select
 from .build import Built

@@ -6,7 +6,7 @@ It is one of several exchanges around another; ``Wrapper`` is what all of them s
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -105,17 +105,6 @@ class Chooser(Wrapper):
 def chooser_of(exchange: Exchange) -> Chooser | None:
     """The chooser that an exchange is, or is around; None where there is none."""
     return next((one for one in nested(exchange) if isinstance(one, Chooser)), None)
-
-
-def choose_together(taken: Iterable[tuple[Exchange, State]]) -> None:
-    """Chooses settings anew, where an exchange does, after a step of these messages."""
-    every: dict[Chooser, list[State]] = {}
-    for exchange, state in taken:
-        own = chooser_of(exchange)
-        if own is not None:
-            every.setdefault(own, []).append(state)
-    for own, states in every.items():
-        own.choose_together(states)
 
 
 class FeedbackState(NamedTuple):
@@ -264,9 +253,8 @@ def residuals(state: State) -> dict[str, Tensor]:
     >>> sorted(residuals(FeedbackState(torch.zeros(2), None)))
     ['residual']
     """
-    each = ((path.rpartition(".")[2], path, tensor) for path, tensor in leaves(state))
     return {
-        path.removesuffix("_N"): own
-        for name, path, own in each
-        if name.startswith("residual")
+        path.removesuffix("_N"): tensor
+        for path, tensor in leaves(state)
+        if path.rpartition(".")[2].startswith("residual")
     }

@@ -14,13 +14,14 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from ..contract.travel import members, sent_bytes
+from ..collective.steps.travel import members, sent_bytes
 from ..contract.verbs import (
     AllGather,
     AllReduce,
     AllToAll,
     Among,
     Broadcast,
+    Communication,
     Compute,
     Recv,
     ReduceScatter,
@@ -288,24 +289,12 @@ def _lent(members: tuple[_Pending, ...]) -> list[torch.Tensor] | None:
 
 def _collect(members: tuple[_Pending, ...]) -> None:
     """Carries out one collective; ``members`` holds every rank's verb in rank order."""
-    verbs = [p.verb for p in members]
+    verbs = [p.verb for p in members if not isinstance(p.verb, Compute)]
     if len({type(verb) for verb in verbs}) > 1:
-        raise InvalidSetting(
-            "ranks call different collectives: "
-            + "; ".join(f"rank {p.rank} {_describe(p.verb)}" for p in members)
-        )
-    bufs = [verb.buf for verb in verbs if not isinstance(verb, Compute)]
-    shapes = {
-        (buf.dtype, 0 if isinstance(verbs[0], AllToAll) else buf.numel())
-        for buf in bufs
-    }
-    roots = {verb.src for verb in verbs if isinstance(verb, Broadcast)}
-    if len(shapes) > 1 or len(roots) > 1:
-        raise InvalidSetting(
-            "ranks call a collective with different sizes, dtypes or roots: "
-            + "; ".join(f"rank {p.rank} {_describe(p.verb)}" for p in members)
-        )
-    bufs = [buf.clone() for buf in bufs]
+        raise _unequal("different collectives", members)
+    if len({_agreed(verb) for verb in verbs}) > 1:
+        raise _unequal("a collective with different sizes, dtypes or roots", members)
+    bufs = [verb.buf.clone() for verb in verbs]
     for rank, verb in enumerate(verbs):
         match verb:
             case AllReduce(buf):
@@ -317,19 +306,41 @@ def _collect(members: tuple[_Pending, ...]) -> None:
             case Broadcast(src, buf):
                 buf.copy_(bufs[src])
             case AllToAll(out, _, out_sizes, _):
-                sent = [
-                    (i, v.in_sizes)
-                    for i, v in enumerate(verbs)
-                    if isinstance(v, AllToAll)
-                ]
-                parts = [torch.split(bufs[i], list(sizes))[rank] for i, sizes in sent]
-                if tuple(part.numel() for part in parts) != out_sizes:
-                    raise InvalidSetting(
-                        f"rank {rank} expects {out_sizes} elements in an all-to-all, "
-                        f"its peers send {tuple(part.numel() for part in parts)}; "
-                        "sizes must agree"
-                    )
-                out.copy_(torch.cat(parts))
+                out.copy_(torch.cat(_parts_for(rank, verbs, bufs, out_sizes)))
+
+
+def _agreed(verb: Communication) -> tuple[object, ...]:
+    """The facts of a collective that all ranks must share."""
+    # each part of an all-to-all has a size of its own
+    numel = 0 if isinstance(verb, AllToAll) else verb.buf.numel()
+    root = verb.src if isinstance(verb, Broadcast) else None
+    return verb.buf.dtype, numel, root
+
+
+def _unequal(what: str, members: tuple[_Pending, ...]) -> InvalidSetting:
+    calls = (f"rank {p.rank} {_describe(p.verb)}" for p in members)
+    return InvalidSetting(f"ranks call {what}: {'; '.join(calls)}")
+
+
+def _parts_for(
+    rank: int,
+    verbs: Sequence[Communication],
+    bufs: Sequence[torch.Tensor],
+    out_sizes: Sequence[int],
+) -> list[torch.Tensor]:
+    """The part of every rank's buffer that an all-to-all gives to one rank."""
+    parts = [
+        torch.split(buf, list(verb.in_sizes))[rank]
+        for verb, buf in zip(verbs, bufs, strict=True)
+        if isinstance(verb, AllToAll)
+    ]
+    sent_sizes = tuple(part.numel() for part in parts)
+    if sent_sizes != out_sizes:
+        raise InvalidSetting(
+            f"rank {rank} expects {out_sizes} elements in an all-to-all, its peers "
+            f"send {sent_sizes}; sizes must agree"
+        )
+    return parts
 
 
 def _sum(bufs: list[torch.Tensor]) -> torch.Tensor:

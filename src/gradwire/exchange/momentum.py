@@ -50,10 +50,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from ..collective.steps.tensorwise import tensor_sizes
 from ..contract import Compressor, Exchange, Member, Residual, State
 from ..contract.bounds import check_number
 from ..contract.spec import TensorSpec, working_dtype
-from ..contract.tensorwise import tensor_sizes
 from ..contract.verbs import Compute, Steps
 from ..errors import invalid, names_checked
 from ..kernels import momentum as kernel

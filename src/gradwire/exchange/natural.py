@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from ..collective.steps.rows import average_rows
+from ..collective.steps.sizes import announce_count
 from ..compress.nonzero import nonzero
 from ..contract import (
     Compressor,
@@ -42,7 +43,6 @@ from ..contract import (
     Traits,
 )
 from ..contract.collective import Collective
-from ..contract.member import announce_count
 from ..contract.payload import Payload
 from ..contract.registry import load
 from ..contract.spec import TensorSpec
@@ -53,6 +53,7 @@ from .by_name import exchange_for, is_pair
 from .error_feedback import ErrorFeedback, Wrapper
 from .pair import PairState, pair
 from .sparse_schemes import counted, fastest_scheme, other_way_s, schemes
+from .without_data import bytes_of_rank
 
 INNER = "inner"
 """The name of the way in a step in which the inner exchange carries the gradient."""
@@ -235,7 +236,7 @@ class Natural(Wrapper):
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
         if not spec.numel or max(counts) > MOST * num_units(spec.numel, self.width):
             return INNER
-        sent = self.inner.bytes_of_rank(spec, len(counts))
+        sent = bytes_of_rank(self.inner, spec, len(counts))
         if sent is None:
             return INNER
         at = counted(counts, spec.numel, self.width, spec.dtype, growth, me.cluster)

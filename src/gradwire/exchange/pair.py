@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..collective.allreduce import allreduce
 from ..collective.casync_ps import casync_ps
+from ..collective.steps.tensorwise import tensor_sizes, tensorwise
 from ..contract import (
     Compressor,
     Exchange,
@@ -22,7 +23,6 @@ from ..contract import (
 from ..contract.collective import Collective
 from ..contract.compressor import Residual
 from ..contract.spec import TensorSpec
-from ..contract.tensorwise import tensor_sizes, tensorwise
 from ..contract.verbs import Steps
 from ..errors import IncompatiblePair, invalid, with_brackets
 

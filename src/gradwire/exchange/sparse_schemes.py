@@ -17,7 +17,7 @@ schemes that are installed, which ``attach`` compares.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib.metadata import entry_points
@@ -28,13 +28,12 @@ import torch
 
 from ..collective.steps.push_pull import Cut, MergeCounts, PushPull
 from ..collective.steps.rounds import abreast
+from ..collective.steps.sizes import SIZE_BYTES
+from ..collective.steps.travel import travel
 from ..collective.zen import zen
 from ..compress.nonzero import nonzero
-from ..contract.member import SIZE_BYTES
 from ..contract.registry import load
 from ..contract.spec import TensorSpec
-from ..contract.travel import travel
-from ..contract.units import format_seconds
 from ..kernels.sparse.entries import num_units
 from ..kernels.sparse.formats.coo import coo
 from ..planning.data.cluster import Cluster
@@ -300,38 +299,3 @@ def other_way_s(at: SchemeInputs, size_bytes: int) -> float:
     """Seconds of an exchange that is no scheme, by the bytes that a rank sends."""
     copies = travel("all_reduce", at.world).copies
     return sum(at.parts_s(("all_reduce", max(1, size_bytes) / copies)))
-
-
-# ---- the choice in words -------------------------------------------------------------
-
-
-def explain_scheme(name: str, choice: SchemeChoice, at: SchemeInputs) -> Iterator[str]:
-    """Lines that say a tensor's scheme, its time, the runner-up, and why."""
-    best, runner_up, *_ = choice.predictions
-    units = at.units
-    what = "elements" if units.width == 1 else f"rows of {units.width}"
-    gamma = units.gamma(at.world)
-    measured = " (extrapolated)" if units.is_extrapolated(at.world) else ""
-    yield (
-        f"{name}: {100 * units.density:.3g} % of its {what} are non-zero on a rank, "
-        f"{100 * units.density * gamma:.3g} % in the sum of {at.world}{measured}. "
-        f"It takes {best.scheme}, {format_seconds(best.seconds)}; the runner-up is "
-        f"{runner_up.scheme} with {format_seconds(runner_up.seconds)}, "
-        f"{_why(best, runner_up)}."
-    )
-
-
-def _why(best: Prediction, other: Prediction) -> str:
-    """The runner-up's largest loss of time, or that both are one prediction."""
-    lost_s = other.seconds - best.seconds
-    if lost_s <= TIE * best.seconds:
-        return (
-            "which is the same within what is known; of equals the simpler one is taken"
-        )
-    causes = {
-        f"whose bytes {other.why}take": other.transfer_s - best.transfer_s,
-        "whose rounds take": other.latency_s - best.latency_s,
-        "whose work on the host takes": other.host_s - best.host_s,
-    }
-    cause, seconds = max(causes.items(), key=lambda one: one[1])
-    return f"{cause} {format_seconds(seconds)} longer"

@@ -32,7 +32,7 @@ Contributed: a rank's own gradient; what of the host's share does not arrive is 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -42,7 +42,6 @@ from torch import Tensor
 from ..collective.steps.shares import Shapes, Shares, shares_of
 from ..contract import Compressor, Exchange, Member, Residual, State
 from ..contract.bounds import check_whole
-from ..contract.room import Room
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.state import leaves
 from ..contract.verbs import (
@@ -51,6 +50,7 @@ from ..contract.verbs import (
     Among,
     Compute,
     Recv,
+    Room,
     Send,
     Steps,
     Verb,
@@ -61,12 +61,10 @@ from .by_name import Accounting, exchange_for
 from .clipping import Clipping
 from .error_feedback import Wrapper, chooser_of, nested
 from .local import check_hosts
+from .mapped_room import MappedRoom
 
 _BLOCK = 2**17
 """Elements that are added up at once: as many a rank stay in a processor's cache."""
-
-WriteMean = Callable[[Sequence[Tensor], Tensor], None]
-"""A function that writes the mean of parts into a tensor."""
 
 
 class HostState(NamedTuple):
@@ -162,31 +160,19 @@ class TwoLevel(Wrapper):
             raise invalid("state", f"that of rank {state.place}", accepted, remedy)
         across = me.across(self.ranks_per_host)
         pending = _Pending(me, shares, grad_N, residual_N)
-        host = yield from self._reduce(pending)
+        host = yield from _scattered(pending)
+        yield Compute("average", host.average, grad_N.numel())
         mean_S = host.mean_S
-        lost_S = host.lost_S
         given_S = host.total_S.clone() if isinstance(across, Accounting) else None
-        steps = across.through(self.inner, state.inner, mean_S, mean_S, lost_S)
-        inner = yield from among_hosts(steps)
+        inner = yield from among_hosts(
+            across.through(self.inner, state.inner, mean_S, mean_S, host.lost_S)
+        )
+        # No saved state has what holds no element.
         for path, kept_S in leaves(inner) if shares.is_filled else ():
-            if path.endswith("_N") and kept_S.numel() == shares.numels[place]:
-                shares.clear_filled(
-                    kept_S, place
-                )  # no saved state has what holds no element
-        if (
-            isinstance(me, Accounting)
-            and isinstance(across, Accounting)
-            and given_S is not None
-        ):
-            # What of the host's share does not arrive is taken off this rank's
-            # contribution.
-            whole_N = (grad_N if residual_N is None else residual_N).to(
-                given_S.dtype, copy=True
-            )
-            own = shares.own(whole_N, place)
-            own += shares.count * (across.contributed_N - given_S)
-            shares.put(own, place, whole_N)
-            me.contributed_N = whole_N
+            if path.endswith("_N") and kept_S.numel() == pending.numel:
+                shares.clear_filled(kept_S, place)
+        if given_S is not None:
+            _account(pending, across, given_S)
         me.selection = across.selection
         me.imbalance = across.imbalance
         me.way = across.way
@@ -195,38 +181,23 @@ class TwoLevel(Wrapper):
         def join() -> None:
             if means:
                 shares.join(means, out_N)
-            if residual_N is not None and lost_S is not None:
-                residual_N.zero_()
-                shares.put(lost_S.mul_(shares.count), place, residual_N)
-                torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
+            host.keep_lost()
 
         yield Compute("join", join, grad_N.numel())
         return HostState(state.shapes, state.place, inner)
 
-    def _reduce(self, pending: _Pending) -> Steps[_HostMean]:
-        """Scatters all shares, and averages this rank's over its host."""
-        host = yield from _scattered(pending)
 
-        def average() -> None:
-            host.average(self._average)
-            pending.shares.clear_filled(host.total_S, pending.place)
-            _round(host.total_S, host.mean_S, host.lost_S)
-
-        yield Compute("average", average, pending.grad_N.numel())
-        return host
-
-    def _average(self, parts: Sequence[Tensor], into: Tensor) -> None:
-        """Writes the mean of ranks' parts, added up in rank order.
-
-        ``into`` may be the first part.
-        """
-        size = _BLOCK if into.is_cpu else max(1, into.numel())
-        blocks = [torch.split(part, size) for part in parts]
-        for into_B, *parts_B in zip(torch.split(into, size), *blocks, strict=True):
-            first_B, *others = (part_B.to(into.dtype) for part_B in parts_B)
-            torch.mul(first_B, 1 / len(parts), out=into_B)
-            for other_B in others:
-                into_B.add_(other_B, alpha=1 / len(parts))
+def _account(pending: _Pending, across: Member, given_S: Tensor) -> None:
+    """Notes this rank's contribution: less what of its host's share did not arrive."""
+    me = pending.me
+    assert isinstance(me, Accounting)
+    assert isinstance(across, Accounting)
+    whole_N = pending.whole_N.to(given_S.dtype, copy=True)
+    shares = pending.shares
+    own_S = shares.own(whole_N, pending.place)
+    own_S += shares.count * (across.contributed_N - given_S)
+    shares.put(own_S, pending.place, whole_N)
+    me.contributed_N = whole_N
 
 
 @dataclass(frozen=True)
@@ -242,6 +213,11 @@ class _Pending:
     def place(self) -> int:
         """The number of this rank's own share."""
         return self.me.rank % self.shares.count
+
+    @property
+    def whole_N(self) -> Tensor:
+        """The sum of both once shares are cut: it lies in the residual, if any."""
+        return self.grad_N if self.residual_N is None else self.residual_N
 
     @property
     def numel(self) -> int:
@@ -280,8 +256,32 @@ class _HostMean(ABC):
             name = "residual of the share"
             self.lost_S = pending.scratch(name, pending.numel, pending.working)
 
+    def keep_lost(self) -> None:
+        """Writes what of the share did not arrive into the message's residual."""
+        residual_N = self.pending.residual_N
+        if residual_N is not None and self.lost_S is not None:
+            shares = self.pending.shares
+            residual_N.zero_()
+            lost_S = self.lost_S.mul_(shares.count)
+            shares.put(lost_S, self.pending.place, residual_N)
+            torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
+
+    def average(self) -> None:
+        """Writes the mean, and what its 16 bits cannot hold of it as the residual."""
+        self._add_up()
+        total_S = self.total_S
+        self.pending.shares.clear_filled(total_S, self.pending.place)
+        lost_S = self.lost_S
+        if not self.pending.is_working:
+            self.mean_S.copy_(total_S)
+        if lost_S is not None and self.pending.is_working:
+            lost_S.zero_()
+        elif lost_S is not None:
+            torch.sub(total_S, self.mean_S, out=lost_S)
+            torch.nan_to_num_(lost_S, nan=0.0, posinf=0.0, neginf=0.0)
+
     @abstractmethod
-    def average(self, write_mean: WriteMean) -> None:
+    def _add_up(self) -> None:
         """Writes ``total_S``, but for what fills the share up."""
 
     @abstractmethod
@@ -300,8 +300,8 @@ class _ByExchange(_HostMean):
         if not pending.is_working:
             self.mean_S = pending.scratch("share", pending.numel, pending.grad_N.dtype)
 
-    def average(self, write_mean: WriteMean) -> None:
-        write_mean(self._parts, self.total_S)
+    def _add_up(self) -> None:
+        _write_mean(self._parts, self.total_S)
 
     def gather(self, out_N: Tensor) -> Steps[dict[int, Tensor]]:
         pending = self.pending
@@ -328,17 +328,14 @@ class _InMemory(_HostMean):
         self.total_S = self._parts[place]
         self.mean_S = self._mean_of(place)
 
-    def average(self, write_mean: WriteMean) -> None:
+    def _add_up(self) -> None:
         pending = self.pending
-        pending_N = pending.residual_N
-        if pending_N is None:
-            pending_N = pending.grad_N
         for held in pending.shares.ranges(pending.place):
-            slot = slice(held.place, held.place + held.stop - held.start)
+            slot = slice(held.place, held.place + held.numel)
             parts = [part_S[slot] for part_S in self._parts]
             # The own slot has no part yet, as others have read a mean there until now.
-            parts[pending.place] = pending_N[held.start : held.stop]
-            write_mean(parts, self.total_S[slot])
+            parts[pending.place] = pending.whole_N[held.start : held.stop]
+            _write_mean(parts, self.total_S[slot])
 
     def gather(self, out_N: Tensor) -> Steps[dict[int, Tensor]]:
         me = self.pending.me
@@ -377,9 +374,7 @@ def _scattered(pending: _Pending) -> Steps[_HostMean]:
     """
     shares = pending.shares
     numels = shares.numels
-    # Behind the shares there is room for the mean, where that has another dtype.
-    behind = 0 if pending.is_working else max(numels)
-    room = pending.me.room(sum(numels) + behind, pending.grad_N, pending.working)
+    room = _room_of(pending)
     cut_M = yield from _cut(pending, room)
     sums_M = cut_M
     if not _is_lent(room):
@@ -389,6 +384,20 @@ def _scattered(pending: _Pending) -> Steps[_HostMean]:
     if rooms is None:
         return _ByExchange(pending, sums_M)
     return _InMemory(pending, rooms)
+
+
+def _room_of(pending: _Pending) -> Room | None:
+    """The message's room, or None if no other rank can map it."""
+    me = pending.me
+    numels = pending.shares.numels
+    # Behind the shares there is room for the mean, where that has another dtype.
+    behind = 0 if pending.is_working else max(numels)
+    numel = sum(numels) + behind
+    if me.room is None:
+        me.room = MappedRoom(numel, pending.grad_N, pending.working)
+    own_M = me.room.own_M
+    fits = own_M.numel() == numel and own_M.dtype == pending.working
+    return me.room if fits and me.room.is_open else None
 
 
 def _cut(pending: _Pending, room: Room | None) -> Steps[Tensor]:
@@ -428,17 +437,18 @@ def _slots(room_M: Tensor, shares: Shares) -> tuple[Tensor, ...]:
     return torch.split(room_M[: sum(shares.numels)], list(shares.numels))
 
 
-def _round(total_S: Tensor, mean_S: Tensor, lost_S: Tensor | None) -> None:
-    """Writes a mean as it is sent, and what its 16 bits cannot hold as the residual."""
-    is_working = mean_S.dtype == total_S.dtype
-    if not is_working:
-        mean_S.copy_(total_S)
-    if lost_S is None:
-        return
-    if is_working:
-        lost_S.zero_()
-    else:
-        torch.nan_to_num_(torch.sub(total_S, mean_S, out=lost_S), 0.0, 0.0, 0.0)
+def _write_mean(parts: Sequence[Tensor], into: Tensor) -> None:
+    """Writes the mean of ranks' parts, added up in rank order.
+
+    ``into`` may be the first part.
+    """
+    size = _BLOCK if into.is_cpu else max(1, into.numel())
+    blocks = [torch.split(part, size) for part in parts]
+    for into_B, *parts_B in zip(torch.split(into, size), *blocks, strict=True):
+        first_B, *others = (part_B.to(into.dtype) for part_B in parts_B)
+        torch.mul(first_B, 1 / len(parts), out=into_B)
+        for other_B in others:
+            into_B.add_(other_B, alpha=1 / len(parts))
 
 
 def _give(means_M: Tensor, mean_S: Tensor, shares: Shares, share: int) -> Steps[None]:

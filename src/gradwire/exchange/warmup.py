@@ -44,7 +44,6 @@ from torch import Tensor
 from ..compress.none import none
 from ..contract import Compressor, Exchange, Member, Residual, State
 from ..contract.bounds import check_share, check_whole
-from ..contract.shapes_only import algorithms_in
 from ..contract.spec import TensorSpec
 from ..contract.state import leaves
 from ..contract.verbs import Steps
@@ -52,6 +51,7 @@ from ..errors import invalid, names_checked
 from .by_name import beside, exchange_for
 from .error_feedback import Wrapper, chooser_of
 from .pair import PairState
+from .without_data import algorithms_in
 
 # ---- steps done, counted alike on all ranks ------------------------------------------
 #

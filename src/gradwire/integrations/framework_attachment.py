@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,7 +54,8 @@ class _Held:
 class FrameworkAttachment:
     """An exchange, and the handles of the DDP models it was attached to, in order.
 
-    Methods that save, load or attach are called by all ranks.
+    Methods that save, load or attach are called by all ranks. Users call ``log_to``,
+    ``end_period``, ``save`` and ``load``; the integrations call the other methods.
 
     Args:
         exchange: A compressor, an exchange, a plan, or its name or path; or a function
@@ -74,9 +75,7 @@ class FrameworkAttachment:
         failure: FailurePolicy | None = None,
     ) -> None:
         given: dict[str, Any] = {"mesh": mesh, "options": options, "failure": failure}
-        self._exchange = exchange
-        whole: dict[str, Any] = {**given, "exchange": exchange, "scaler": scaler}
-        self._attach: Callable[..., Any] = partial(attach, **whole)
+        self._attach: Callable[..., Any]
         self._is_local = False
         if callable(exchange) and not isinstance(
             exchange, Exchange | Compressor | type
@@ -84,19 +83,19 @@ class FrameworkAttachment:
             self._is_local = True
             asked = {name: value for name, value in given.items() if value is not None}
             self._attach = partial(exchange, **asked)
+        else:
+            given |= {"exchange": exchange, "scaler": scaler}
+            self._attach = partial(attach, **given)
         self._optimizers: list[Optimizer] = []
-        self._held: list[_Held] = []
+        self._held: dict[int, _Held] = {}
+        """The modules that were attached, by id."""
         self._logs: list[tuple[Any, int]] = []
         """The logs, for handles that are made later."""
 
     @property
     def handles(self) -> list[Handle]:
         """The handles of all models that are attached now."""
-        return [held.handle for held in self._attached]
-
-    @property
-    def _attached(self) -> list[_Held]:
-        return [held for held in self._held if held.handle is not None]
+        return [held.handle for held in self._held.values() if held.handle is not None]
 
     @property
     def handle(self) -> Handle:
@@ -147,7 +146,7 @@ class FrameworkAttachment:
         """
         kept = {id(one) for model in others for one in model.modules()}
         kept -= {id(one) for one in coming.modules()}
-        for held in self._held:
+        for held in self._held.values():
             if held.handle is not None and id(held.module) not in kept:
                 self.let_go(held.module)
 
@@ -171,7 +170,7 @@ class FrameworkAttachment:
         if self._is_local:
             self._optimizers = [one for one in self._optimizers if one is not optimizer]
             self._optimizers.append(optimizer)
-            for held in self._held:
+            for held in self._held.values():
                 self._start_local(held, optimizer)
 
     def _start_local(self, held: _Held, optimizer: Optimizer) -> None:
@@ -220,17 +219,13 @@ class FrameworkAttachment:
         for handle in self.handles if self._is_local else ():
             handle.end_period()  # type: ignore[attr-defined]
 
-    def put(self, states: Sequence[Mapping[str, Any]]) -> None:
+    def put(self, states: Sequence[dict[str, Any]]) -> None:
         """Loads a state into each handle, in the order of ``handles``."""
-        for held, state in zip(self._attached, states, strict=True):
-            held.handle.load_state_dict(state)
+        for handle, state in zip(self.handles, states, strict=True):
+            handle.load_state_dict(state)
 
     def _of(self, module: nn.Module) -> _Held:
-        found = next((held for held in self._held if held.module is module), None)
-        if found is None:
-            found = _Held(module)
-            self._held.append(found)
-        return found
+        return self._held.setdefault(id(module), _Held(module))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes this rank's state of each model into a folder, in a file of its own.

@@ -2,7 +2,7 @@
 
 Source: the selection step of Lin et al. 2018, "Deep Gradient Compression", done
 exactly.
-Legend: N elements, K selected elements, L ranges.
+Legend: N elements, K selected elements.
 
 With c = grad + residual, elements rank by the bit pattern of |c| (so NaN > inf >
 finite), ties by the lower index; the K first are selected and listed by ascending
@@ -80,74 +80,6 @@ def topk_many(
         raise MemoryError(
             f"top-k of {num_elements} elements: no memory for its candidates"
         )
-
-
-def topk_ranges(
-    c_N: torch.Tensor,
-    starts_L: torch.Tensor,
-    stops_L: torch.Tensor,
-    ks_L: torch.Tensor,
-    indices_K: torch.Tensor,
-    values_K: torch.Tensor,
-    firsts_L: torch.Tensor | None = None,
-) -> None:
-    """Top-k of each of L successive ranges of ``c_N``: DEFT's layer-wise selection.
-
-    ``starts_L``, ``stops_L`` and ``ks_L`` are int64 on the CPU, K the sum of ``ks_L``.
-    ``indices_K`` (int32) are places in ``c_N``; they ascend where the ranges do and do
-    not overlap. With ``firsts_L`` (int64) that is what a range's first element is
-    called instead of its start. Short ranges are shared out among threads, so a
-    thousand small layers cost one call.
-    """
-    num_elements = c_N.numel()
-    num_ranges = starts_L.numel()
-    num_selected = indices_K.numel()
-    check_floating("c_N", c_N)
-    check_addressable("c_N", num_elements)
-    firsts_L = starts_L if firsts_L is None else firsts_L
-    tables = {
-        "starts_L": starts_L,
-        "stops_L": stops_L,
-        "ks_L": ks_L,
-        "firsts_L": firsts_L,
-    }
-    for name, table_L in tables.items():
-        check_vector(name, table_L, num_ranges, torch.int64)
-    check_vector("indices_K", indices_K, num_selected, torch.int32)
-    check_vector("values_K", values_K, num_selected, c_N.dtype)
-    library = _load_select() if serves_cpp(c_N) else None
-    status = None
-    if library is not None:
-        status = library.gw_topk_ranges(
-            c_N,
-            num_elements,
-            *tables.values(),
-            num_ranges,
-            indices_K,
-            values_K,
-            num_selected,
-        )
-    if status == 1:
-        raise MemoryError(
-            f"top-k of {num_ranges} ranges: no memory for their candidates"
-        )
-    if status == 0:
-        return
-    ranges = [*zip(starts_L.tolist(), stops_L.tolist(), ks_L.tolist(), strict=True)]
-    if any(a < 0 or b > num_elements or k < 0 or k > b - a for a, b, k in ranges):
-        accepted = f"within [0, {num_elements}], each no shorter than its k"
-        raise invalid(
-            "ranges (start, stop, k)", ranges, accepted, "take the layers' own bounds"
-        )
-    if int(ks_L.sum()) != num_selected:
-        accepted = f"of {int(ks_L.sum())} elements, the sum of ks_L"
-        raise invalid("indices_K", num_selected, accepted, "slice it to that length")
-    done = 0
-    for (start, stop, k), first in zip(ranges, firsts_L.tolist(), strict=True):
-        into = slice(done, done + k)
-        _reference_topk(c_N[start:stop], indices_K[into], values_K[into], None)
-        indices_K[into] += first
-        done += k
 
 
 def scatter_add(

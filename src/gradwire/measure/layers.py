@@ -167,15 +167,22 @@ class LayerEvents:
             torch.autograd.backward = original
 
 
-def charged(
-    events: Sequence[LayerEvent], seen: ObservedModel
-) -> tuple[list[float], list[float]]:
-    """Seconds of a step's layers, forward and backward, from its first event on."""
+class LayerSeconds(NamedTuple):
+    """Seconds of each layer in one step."""
+
+    forward_s: list[float]
+    backward_s: list[float]
+
+
+def charged(events: Sequence[LayerEvent], seen: ObservedModel) -> LayerSeconds:
+    """Seconds of a step's layers, from its first event on."""
     place = {module: number for number, (_, module) in enumerate(seen.layers)}
-    forward_s, backward_s = ([0.0] * max(1, len(place)) for _ in range(2))
-    at = last = 0
-    (_, first, last_s), *others = events
-    at = place.get(first, 0)
+    forward_s = [0.0] * max(1, len(place))
+    backward_s = list(forward_s)
+    first, *others = events
+    at = place.get(first.what, 0)
+    last = 0
+    last_s = first.at_s
     for kind, what, now_s in others:
         if kind == ENTERED and what not in place:
             continue
@@ -188,7 +195,7 @@ def charged(
             # what a step does then, the next forward waits for
             at = 0 if kind == ENDED else at
         last_s = now_s
-    return forward_s, backward_s
+    return LayerSeconds(forward_s, backward_s)
 
 
 # ---- untouched -----------------------------------------------------------------------
@@ -201,7 +208,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     """Gives back gradients, buffers, training modes and random numbers at the end.
 
     Gradients are set aside at its beginning, as the same tensors. Parameters are not
-    copied: nothing in the block may change them (see ``versions``).
+    copied: nothing in the block may change them.
     """
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
     modes = [(module, module.training) for module in model.modules()]
@@ -228,11 +235,6 @@ def untouched(model: nn.Module) -> Iterator[None]:
             if buffer is not None and content is not None:
                 with torch.no_grad():
                     buffer.copy_(content)
-
-
-def versions(model: nn.Module) -> dict[str, int]:
-    """A number a parameter that grows whenever its values are written in place."""
-    return {name: parameter._version for name, parameter in model.named_parameters()}
 
 
 # ---- layers --------------------------------------------------------------------------
@@ -317,12 +319,12 @@ def profile(
             raise invalid(
                 "batch_size", None, "given", "no tensor is passed to the model itself"
             )
-        forward_s, backward_s = _measure(model, seen, step, iterations, advance)
+        layers = _measure(model, seen, step, iterations, advance)
     return Profile(
         model=name or type(model).__name__,
         source=_source(devices, iterations),
         batch_size=batch_size or seen.batch_size or 1,
-        layers=layers_of(seen, forward_s, backward_s),
+        layers=layers,
     )
 
 
@@ -363,14 +365,17 @@ def _observe(
     model: nn.Module, watched: dict[str, nn.Parameter], step: TrainingStep
 ) -> ObservedModel:
     """Runs a step and notes called modules and parameters with gradients."""
-    before = versions(model)
+    # a parameter's version grows whenever its values are written in place
+    before = {key: parameter._version for key, parameter in model.named_parameters()}
     events = LayerEvents(model, model.modules(), watched)
     try:
         found = events.run(step)
     finally:
         events.remove()
     changed = [
-        key for key, version in versions(model).items() if version != before[key]
+        key
+        for key, parameter in model.named_parameters()
+        if parameter._version != before[key]
     ]
     if changed:
         raise _wrong_step(
@@ -449,17 +454,17 @@ def _measure(
     step: TrainingStep,
     iterations: int,
     advance: Callable[..., None],
-) -> tuple[list[float], list[float]]:
-    """The layers' seconds, forward and backward, by steps without and with hooks.
+) -> tuple[Layer, ...]:
+    """The layers with their seconds, by steps without and with hooks in turn.
 
     So a busy machine slows both.
     """
     params = {name: parameter for name, (parameter, _) in seen.parameters.items()}
     modules = [module for _, module in seen.layers]
-    plain_s = list[Any]()
-    marked_s = list[Any]()
+    plain: list[LayerSeconds] = []
+    marked: list[LayerSeconds] = []
     for number in range(-NUM_WARM_UP, iterations):
-        for hooked, rows in ((), plain_s), (modules, marked_s):
+        for hooked, steps in ((), plain), (modules, marked):
             for parameter in params.values():
                 parameter.grad = None
             events = LayerEvents(model, hooked, params if hooked else {})
@@ -468,31 +473,30 @@ def _measure(
             finally:
                 events.remove()
             if number >= 0:
-                rows.append(charged(found, seen))
-        advance(
-            1, f"step {number + 1} of {iterations}" if number >= 0 else "warming up"
-        )
-    forward_s, backward_s = (
-        scaled_medians(
-            [one[part] for one in marked_s], [sum(one[part]) for one in plain_s]
-        )
-        for part in (0, 1)
-    )
-    return forward_s, backward_s
+                steps.append(charged(found, seen))
+        is_measured = number >= 0
+        note = f"step {number + 1} of {iterations}" if is_measured else "warming up"
+        advance(1, note)
+    return layers_of(seen, marked, plain)
 
 
 def layers_of(
-    seen: ObservedModel, forward_s: Sequence[float], backward_s: Sequence[float]
+    seen: ObservedModel, steps: Sequence[LayerSeconds], plain: Sequence[LayerSeconds]
 ) -> tuple[Layer, ...]:
-    """The layers of a profile, with the seconds of each."""
+    """The layers of a profile: medians over ``steps``, scaled to those of ``plain``."""
+    forward_s = _scaled_medians(
+        [one.forward_s for one in steps], [one.forward_s for one in plain]
+    )
+    backward_s = _scaled_medians(
+        [one.backward_s for one in steps], [one.backward_s for one in plain]
+    )
+    tensors: list[list[ProfiledTensor]] = [[] for _ in seen.layers]
+    for key, (parameter, number) in seen.parameters.items():
+        tensors[number].append(_tensor(key, parameter))
     return tuple(
         Layer(
             name=name,
-            tensors=tuple(
-                _tensor(key, parameter)
-                for key, (parameter, at) in seen.parameters.items()
-                if at == number
-            ),
+            tensors=tuple(tensors[number]),
             forward_s=forward_s[number],
             backward_s=backward_s[number],
         )
@@ -500,13 +504,13 @@ def layers_of(
     )
 
 
-def scaled_medians(
-    by_step: Sequence[Sequence[float]], plain_s: Sequence[float]
+def _scaled_medians(
+    by_step: Sequence[Sequence[float]], plain: Sequence[Sequence[float]]
 ) -> list[float]:
     """Each layer's median, scaled so that all add up to the plain steps' median."""
     medians_s = [statistics.median(layer) for layer in zip(*by_step, strict=True)]
     total_s = sum(medians_s)
-    factor = statistics.median(plain_s) / total_s if total_s else 0.0
+    factor = statistics.median(map(sum, plain)) / total_s if total_s else 0.0
     return [seconds * factor for seconds in medians_s]
 
 
@@ -623,21 +627,16 @@ class LayerWatch(LayerEvents):
         buckets = self._buckets()
         called = [event.what for event in first if event.kind == ENTERED]
         seen = in_order(self._model, self._params, called, self.batch_size)
-        pairs = [
+        steps = [
             charged(_in_buckets(step.events, buckets), seen) for step in self._steps
         ]
-        forward_s, backward_s = ([pair[part] for pair in pairs] for part in (0, 1))
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         return Profile(
             model=type(self._model).__name__,
-            source=f"measured in {len(pairs)} dense steps of the training itself, "
+            source=f"measured in {len(steps)} dense steps of the training itself, "
             f"{today}",
             batch_size=self.batch_size or 1,
-            layers=layers_of(
-                seen,
-                scaled_medians(forward_s, [sum(step) for step in forward_s]),
-                scaled_medians(backward_s, [sum(step) for step in backward_s]),
-            ),
+            layers=layers_of(seen, steps, steps),
         )
 
     def _buckets(self) -> list[list[str]]:

@@ -26,15 +26,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from ..collective.steps.travel import bytes_sent, travel
 from ..compress.none import none
 from ..contract import Exchange, Member
 from ..contract.spec import TensorSpec
-from ..contract.travel import bytes_sent, travel
 from ..contract.verbs import (
     AllGather,
     AllReduce,
@@ -144,11 +144,11 @@ def measure_cluster(
     stated whose long all-reduces take as long. Short ones, which a link may take at
     once, tell no rate. ``sizes_bytes`` are those of the largest buffer of a verb, so of
     an all-gather's result, rounded up to whole float32 a rank. A time is the median of
-    ``rounds``. ``codecs`` of rank 0 are passed on. Hosts of several ranks are measured
-    by ``measure_hosts``. ``advance(amount, note)`` is told of progress, 1 for a size of
-    a verb. How often a size is repeated follows from the slowest rank's first time,
-    which all ranks know; every rank returns rank 0's cluster. Raises ``InvalidSetting``
-    for one rank, fewer than three sizes or an unknown verb.
+    ``rounds``. ``codecs`` of rank 0 are passed on. ``advance(amount, note)`` is told of
+    progress, 1 for a size of a verb. How often a size is repeated follows from the
+    slowest rank's first time, which all ranks know; every rank returns rank 0's
+    cluster. Raises ``InvalidSetting`` for one rank, fewer than three sizes or an
+    unknown verb.
     """
     if engine.world < 2:
         raise InvalidSetting(
@@ -161,9 +161,7 @@ def measure_cluster(
             "sizes_bytes", sizes_bytes, "three sizes or more", "leave them out"
         )
     if engine.ranks_per_host > 1:
-        asked: dict[str, Any] = {"verbs": verbs, "budget_s": budget_s, "rounds": rounds}
-        hosts = measure_hosts(engine, sizes_bytes=sizes_bytes, **asked)
-        return hosts.model_copy(update={"codecs": dict(codecs or {})})
+        return _measure_hosts(engine, sizes_bytes, verbs, budget_s, rounds, codecs)
     cases = []
     for verb in verbs:
         for size_bytes in sizes_bytes:
@@ -207,13 +205,13 @@ def _processors(engine: Engine, cases: Sequence[_Case]) -> LineFit | None:
     return fit_line(zip(sizes, means, strict=True))
 
 
-def measure_hosts(
+def _measure_hosts(
     engine: Engine,
-    *,
     sizes_bytes: Sequence[int],
-    verbs: Sequence[VerbName] = ("all_reduce",),
-    budget_s: float = BUDGET_S,
-    rounds: int = ROUNDS,
+    verbs: Sequence[VerbName],
+    budget_s: float,
+    rounds: int,
+    codecs: Mapping[str, CodecFit] | None,
 ) -> Cluster:
     """Measures hosts of several ranks: links between them, and within a host.
 
@@ -224,7 +222,7 @@ def measure_hosts(
     Every rank returns rank 0's figures.
     """
     count = engine.ranks_per_host
-    num_hosts = engine.world // engine.ranks_per_host
+    num_hosts = engine.world // count
     sizes = len(sizes_bytes)
     numels = [
         -(-size // (ITEM_BYTES * engine.world)) * engine.world for size in sizes_bytes
@@ -270,6 +268,7 @@ def measure_hosts(
         rate_bytes_per_s=rate,
         hop_s=hop_s,
         host=host,
+        codecs=dict(codecs or {}),
         host_share=host_share(engine, budget_s=budget_s, rounds=rounds),
         cores=shared_cores(partial(figures_of_all, engine)),
         source=_source(f"{num_hosts} hosts of {count} ranks"),
@@ -510,7 +509,6 @@ class LinkReport(NamedTuple):
 
 def torch_all_reduces(
     group: Group,
-    sizes_bytes: Sequence[int] = TORCH_SIZES_BYTES,
     *,
     device: torch.device | None = None,
     advance: Callable[..., None] = no_progress,
@@ -529,8 +527,8 @@ def torch_all_reduces(
         raise InvalidSetting(
             f"a link joins at least two ranks, got {world}; start more ranks"
         )
-    for size_bytes in sizes_bytes:
-        buffer_N = torch.zeros(max(1, size_bytes // 4), device=device)
+    for size_bytes in TORCH_SIZES_BYTES:
+        buffer_N = torch.zeros(size_bytes // ITEM_BYTES, device=device)
         taken_s = []
         # Decided by the size alone: all ranks must call equally often. Short ones
         #     scatter more.

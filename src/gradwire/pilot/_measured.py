@@ -70,12 +70,9 @@ def links_of(engine: Engine) -> Links:
         largest *= 2
         taken_s = all_reduce_s(engine, largest)
     sizes = [largest >> shift for shift in (8, 5, 2, 1, 0) if largest >> shift >= 2**12]
-    asked: dict[str, Any] = {
-        "sizes_bytes": sizes,
-        "budget_s": BUDGET_S,
-        "rounds": ROUNDS,
-    }
-    found = measure_cluster(engine, verbs=VERBS, **asked)
+    found = measure_cluster(
+        engine, verbs=VERBS, sizes_bytes=sizes, budget_s=BUDGET_S, rounds=ROUNDS
+    )
     return Links(found, largest // 2, all_reduce_s(engine, largest // 2))
 
 
@@ -214,8 +211,12 @@ class MeasuredFlight(Flight):
         self._announced: Callable[[], list[list[float]]] | None = None
         self._layers: LayerWatch | None = None
         self._profile: Profile | None = None
-        self._other_s = self._dense_s = self._measured_s = self._measuring_s = 0.0
-        self._correction = self._link_factor = 1.0
+        self._other_s = 0.0
+        self._dense_s = 0.0
+        self._measured_s = 0.0
+        self._measuring_s = 0.0
+        self._correction = 1.0
+        self._link_factor = 1.0
         self._links: Links | None = None
         self._cluster: Cluster | None = None
         self._proposal: Proposal | None = None
@@ -239,16 +240,17 @@ class MeasuredFlight(Flight):
         links = self._links
         made = self._proposal
         is_planned = self._controls.plan is not None
+        predicted_s = None
+        if made is not None:
+            is_by_plan = is_planned or self._is_trial
+            predicted_s = made.predicted_s if is_by_plan else made.dense_s
+            predicted_s = self._predicted_s(predicted_s)
         return {
             "decisions": list(self.decisions),
             "is_planned": is_planned,
             "step_s": self._expected_s,
             "dense_s": self._dense_s or None,
-            "predicted_s": None
-            if made is None
-            else self._predicted_s(
-                made.predicted_s if is_planned or self._is_trial else made.dense_s
-            ),
+            "predicted_s": predicted_s,
             "rate_bytes_per_s": None
             if links is None
             else links.cluster.rate_bytes_per_s,
@@ -332,7 +334,9 @@ class MeasuredFlight(Flight):
         layers.remove()
         start_s = clock()
         shared = shared_layers(engine, layers, typical_s(self._steps_s))
-        self._profile, self._other_s, self._dense_s = shared
+        self._profile = shared.profile
+        self._other_s = shared.other_s
+        self._dense_s = shared.dense_s
         self._measure_links()
         self._plan()
         self._measuring_s += clock() - start_s
@@ -369,8 +373,9 @@ class MeasuredFlight(Flight):
         own = None
         if engine.rank == 0:
             taken_s = self._dense_s - self._other_s if self._dense_s else None
-            given = self._profile, self._cluster, self._choose
-            own = proposal(*given, taken_s=taken_s).announced()
+            own = proposal(
+                self._profile, self._cluster, self._choose, taken_s=taken_s
+            ).announced()
         made = self._proposal = Proposal.of(announced_by(engine, 0, own))
         self._cluster = self._cluster.slower(made.link_factor)
         self._link_factor *= made.link_factor

@@ -90,9 +90,8 @@ def proposal(
     except InvalidSetting as error:
         words = f"the planner refuses: {error}"
         return Proposal(None, dense_s, dense_s, words, link_factor=factor)
-    except (
-        Exception
-    ) as error:  # a stranger's planner: the other ranks wait for this rank's word
+    except Exception as error:
+        # a user's planner: the other ranks wait for this rank's word
         words = f"the planner fails: {type(error).__name__}: {error}"
         return Proposal(None, dense_s, dense_s, words, link_factor=factor)
     return Proposal(plan, seconds, dense_s, words_of(plan), rivals, factor)
@@ -135,7 +134,10 @@ def link_factor(profile: Profile, cluster: Cluster, taken_s: float) -> float:
         return 1.0
     while high > low * 1.001:
         middle = sqrt(low * high)
-        low, high = (middle, high) if predicted_s(middle) < taken_s else (low, middle)
+        if predicted_s(middle) < taken_s:
+            low = middle
+        else:
+            high = middle
     return sqrt(low * high)
 
 

@@ -140,7 +140,8 @@ class _Watched(MeasuredFlight):
 
     def _review(self, rows: list[list[float]]) -> None:
         """Compares what steps take with what they took, and acts on it."""
-        step_s, error = map(max, zip(*rows, strict=True))
+        step_s = max(row[0] for row in rows)
+        error = max(row[1] for row in rows)
         self._error = None if error < 0 else error
         decision = decide(self._reviewed(step_s, None))
         if decision.move is Move.PROBE:

@@ -72,11 +72,8 @@ class by_planner(Pilot):
 
     def __repr__(self) -> str:
         given = {"measured_steps": self.measured_steps, **self.settings}
-        texts = [
-            repr(self.planner),
-            *(f"{name}={value!r}" for name, value in given.items()),
-        ]
-        return f"by_planner({', '.join(texts)})"
+        texts = [f"{name}={value!r}" for name, value in given.items()]
+        return f"by_planner({', '.join([repr(self.planner), *texts])})"
 
     @property
     def compressors(self) -> list[str]:
@@ -154,9 +151,8 @@ class _Planned(MeasuredFlight):
         is_first = self._expected_s is None
         self._expected_s = max(row[0] for row in rows)
         if is_first and self._controls.plan is not None:
-            seconds = self._expected_s, self.stats()["predicted_s"], self._dense_s
-            words = (
-                "a step by the plan takes {}, {} was predicted, {} is that of a "
-                "dense one"
+            self._say(
+                f"a step by the plan takes {format_seconds(self._expected_s)}, "
+                f"{format_seconds(self.stats()['predicted_s'])} was predicted, "
+                f"{format_seconds(self._dense_s)} is that of a dense one"
             )
-            self._say(words.format(*map(format_seconds, seconds)))

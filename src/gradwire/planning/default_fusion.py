@@ -23,14 +23,18 @@ from torch import Tensor
 from ..contract import Exchange
 from ..contract.spec import NamedParam, TensorSpec
 from ..exchange.by_name import beside
+from ..exchange.without_data import bytes_of_rank
 
 DEFAULT_CHANNELS = 4
 """The messages that are sent at once."""
 
-_WIRE_BYTES = 2**22
+_SENT_BYTES = 2**22
+"""Bytes that a rank sends of a message, where their number is within the bounds."""
 _FEWEST = 4
 _MOST = 16
+"""The fewest and the most messages."""
 _SMALLEST_BYTES = 2**20
+"""The least bytes of gradients at which a message is closed."""
 
 
 def matrices(name: str, param: Tensor) -> bool:
@@ -64,25 +68,33 @@ def default_cap_bytes(
     them. It is at least 1 MiB.
     """
     total = _size_bytes(params)
-    alike = {(param.shape, param.dtype): (name, param) for name, param in params}
-    each = {key: _wire_bytes(*one, exchange, world) for key, one in alike.items()}
-    sent = [each[param.shape, param.dtype] for _, param in params]
-    stated = [size_bytes for size_bytes in sent if size_bytes is not None]
-    wire = sum(stated) if len(stated) == len(sent) else total
-    parts = min(max(wire // _WIRE_BYTES, _FEWEST), _MOST)
+    sent_bytes = _sent_bytes(params, exchange, world)
+    if sent_bytes is None:
+        sent_bytes = total
+    parts = min(max(sent_bytes // _SENT_BYTES, _FEWEST), _MOST)
     return max(-(-total // parts), _SMALLEST_BYTES)
 
 
-def _wire_bytes(name: str, param: Tensor, exchange: Exchange, world: int) -> int | None:
-    """Bytes that rank 0, as busy as any, sends of one parameter.
+def _sent_bytes(
+    params: Sequence[NamedParam], exchange: Exchange, world: int
+) -> int | None:
+    """Bytes that rank 0, as busy as any, sends of the parameters; None if unknown.
 
-    None where that is not known.
-
-    Parameters are asked for one by one, as an exchange may refuse a tensor as long as a
-    model.
+    Parameters are counted one by one, as an exchange may refuse a tensor as long as a
+    model. Those of one shape are counted once.
     """
-    spec = TensorSpec(name, param.numel(), param.dtype, (tuple(param.shape),))
-    return exchange.bytes_of_rank(spec, world)
+    known: dict[object, int | None] = {}
+    total = 0
+    for name, param in params:
+        key = (param.shape, param.dtype)
+        if key not in known:
+            spec = TensorSpec(name, param.numel(), param.dtype, (tuple(param.shape),))
+            known[key] = bytes_of_rank(exchange, spec, world)
+        size_bytes = known[key]
+        if size_bytes is None:
+            return None
+        total += size_bytes
+    return total
 
 
 def fuse(
@@ -97,17 +109,16 @@ def fuse(
     are filled in that order; they come back in the order in which they fill, the issue
     order. Those that never fill come last, the smallest behind: it may carry the count
     of used parameters. A gradient of at least half the cap travels alone, as then
-    nothing has to be copied (`Message.can_borrow`), but not one below 1 MiB and the
-    cap: its copy costs less than one more message.
+    nothing has to be copied (`GradientBuffer.can_borrow`), but not one below 1 MiB and
+    the cap: its copy costs less than one more message.
     """
     open_messages: dict[Any, list[NamedParam]] = {}
     closed: list[list[NamedParam]] = []
     for name, param in reversed(params):
-        key = (kind(name, param), param.dtype)
-        cap = cap_bytes(key[0])
-        if param.numel() * param.element_size() >= min(
-            cap, max(cap / 2, _SMALLEST_BYTES)
-        ):
+        param_kind = kind(name, param)
+        key = (param_kind, param.dtype)
+        cap = cap_bytes(param_kind)
+        if param.nbytes >= min(cap, max(cap / 2, _SMALLEST_BYTES)):
             closed.append([(name, param)])
             continue
         message = open_messages.setdefault(key, [])
@@ -119,4 +130,4 @@ def fuse(
 
 
 def _size_bytes(members: Sequence[NamedParam]) -> int:
-    return sum(param.numel() * param.element_size() for _, param in members)
+    return sum(param.nbytes for _, param in members)

@@ -55,7 +55,7 @@ def plan(
         )
     chosen = with_settings(planner, **settings)
     made = (
-        extension("tune").tune(chosen, profile, cluster)
+        extension("tune", "gw.plan(tune=True)").tune(chosen, profile, cluster)
         if tune
         else chosen(profile, cluster)
     )

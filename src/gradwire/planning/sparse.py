@@ -33,9 +33,7 @@ def schemes_of(
     count = cluster.ranks_per_host
     if sparsity is None:
         return {}
-    tensors = {
-        tensor.name: tensor for layer in profile.layers for tensor in layer.tensors
-    }
+    tensors = profile.tensors
     found = {}
     for one in sparsity.tensors:
         tensor = tensors[one.name]
@@ -80,7 +78,7 @@ class SparsePart:
     ) -> SparsePart:
         """The part for which a sparse scheme is fastest, or alone carries its rows."""
         sparsity = profile.sparsity
-        numels = {t.name: t.numel for layer in profile.layers for t in layer.tensors}
+        tensors = profile.tensors
         exchanges = {}
         messages = []
         for name, (at, found) in schemes_of(profile, cluster).items():
@@ -91,7 +89,7 @@ class SparsePart:
                 continue
             key = f"{found.scheme}: {name}"
             exchanges[key] = _exchange(sparsity, is_rows, at.units, found.scheme)
-            chunk = Chunk(tensor=name, start=0, stop=numels[name])
+            chunk = Chunk(tensor=name, start=0, stop=tensors[name].numel)
             messages.append(PlannedMessage(chunks=(chunk,), exchange=key))
         names = {message.chunks[0].tensor for message in messages}
         return cls(profile, tuple(messages), exchanges, _without(profile, names))
@@ -101,11 +99,7 @@ class SparsePart:
 
         Each stands before the first one that is ready no sooner than it is.
         """
-        layer_of = {
-            t.name: place
-            for place, la in enumerate(self.profile.layers)
-            for t in la.tensors
-        }
+        layer_of = self.profile.layer_of
 
         def first_layer(message: PlannedMessage) -> int:
             return min(layer_of[chunk.tensor] for chunk in message.chunks)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from .agreement.fingerprint import (
     Fingerprint,
     agree,
     fingerprint,
-    post_refusal,
+    refusing,
 )
 from .agreement.versions import warn_of_versions
 from .engine.backends import AFTER_A_CHANGE, OwnNetwork, choose, connect, network_of
@@ -52,11 +52,17 @@ from .grid.dtensors import (
     sharded_modules,
 )
 from .grid.reals import as_reals
-from .grid.shards import join_shards, one_dimension, outside_of, place_in
+from .grid.shards import (
+    join_mesh,
+    join_shards,
+    one_dimension,
+    outside_of,
+    place_in,
+)
 from .handle import Handle
 from .liveness.blame import leave_by_cause
-from .liveness.membership import ALONE, Membership, join
-from .pairs import DTENSORS, Facts, caution, refusal_of, refuse_pairs
+from .liveness.membership import ALONE, Membership, Run, join, run_of
+from .pairs import Facts, Feature, refusal_of, refuse_pairs, warn_of_pairs
 from .settings import (
     FailurePolicy,
     Options,
@@ -71,18 +77,20 @@ from .settings import (
 from .step.figures import Recorder
 from .step.hooks import ModuleHooks, UnattachedParameters
 from .step.local_gradients import LocalGradients
-from .step.messages import Message, refuse_float16, scale_of, travels_scaled
+from .step.messages import Message
 from .step.progress import Progress
 from .step.refusals import refuse_own_writes, refuse_wrong_model, sole_ddp
-from .step.scaling import observe
+from .step.report import Check
+from .step.scaling import observe, refuse_float16, scale_of, travels_scaled
 from .step.shard_lengths import agree_among_shards
-from .step.synchroniser import Check, Synchroniser
+from .step.synchroniser import Synchroniser
 from .transport.wire import Group
 
 if TYPE_CHECKING:
     from ..planning.data.plan import Plan
     from .controls import Pilot
     from .ddp.comm_hook import DDPHooks, DDPInTurn
+    from .overlap.overlap import Overlap
     from .survive.rejoin import Healing, Newcomer
 
 
@@ -147,15 +155,15 @@ def attach(
     >>> handle.step
     1
     """
-    given = or_defaults(options, failure)
-    settings = Settings(exchange, optimizer, scaler, *given)
+    settings = Settings(exchange, optimizer, scaler, *or_defaults(options, failure))
     newcomer = None
     if (store := getattr(settings.failure, "rejoin", None)) is not None:
         from .survive.rejoin import Newcomer
 
         places = group, mesh, getattr(settings.options, "shards", None)
         newcomer = Newcomer(store, settings.failure.on_failure, optimizer, places)
-    grid = grid_of(model := sole_ddp(model), group, mesh, settings)
+    model = sole_ddp(model)
+    grid = grid_of(model, group, mesh, settings)
     return Attachment().attach(model, settings, grid, newcomer)
 
 
@@ -166,15 +174,14 @@ _OWN = ("compress_if", "shards", "trace_steps", "timeout", "store", "rejoin")
 class Grid(NamedTuple):
     """This rank's two groups: one averages with it, one holds the other parts.
 
-    ``ranks`` are the numbers of the first among all ranks, ``group`` is its process
-    group (None: that of all), and ``mesh`` tells which are on one host.
+    ``group`` is the process group of the first (None: that of all), and ``mesh`` tells
+    which of its ranks are on one host.
     """
 
     who: Membership
     shards: Membership
     mesh: DeviceMesh | str | None
-    ranks: Sequence[int]
-    group: Group | None = None
+    group: Group | None
 
 
 def grid_of(model: nn.Module, group: Any, mesh: Any, settings: Settings) -> Grid:
@@ -189,24 +196,14 @@ def grid_of(model: nn.Module, group: Any, mesh: Any, settings: Settings) -> Grid
             "group", group, "None beside mesh=, which names the ranks", "leave it out"
         )
     found = _group_of(model, group)
-    ranks: list[int] = []
-    if dist.is_initialized():
-        ranks = dist.get_process_group_ranks(found or dist.group.WORLD)
     timeout = settings.patience
     shards = getattr(settings.options, "shards", None)
     if mesh is None:
-        return Grid(
-            join(found, timeout),
-            join_shards(shards, found, timeout),
-            None,
-            ranks,
-            found,
-        )
+        who = join(found, timeout)
+        return Grid(who, join_shards(shards, found, timeout), None, found)
     if shards is not None:
-        raise refusal_of("shards", "mesh").error(shards)
-    from .grid.shards import join_mesh
-
-    return Grid(join_mesh(mesh, found, timeout), ALONE, mesh, ranks, found)
+        raise refusal_of(Feature.SHARDS, Feature.MESH).error(shards)
+    return Grid(join_mesh(mesh, found, timeout), ALONE, mesh, found)
 
 
 def _group_of(model: nn.Module, group: Group | DeviceMesh | None) -> Group | None:
@@ -237,6 +234,12 @@ class Attachment:
     """The parameters that are exchanged."""
     held: list[NamedParam]
     """This rank's parts of them, as real numbers."""
+    newcomer: Newcomer | None
+    """This process on its way into a run; None where it starts with the others."""
+    run: Run
+    """The ranks that train together."""
+    backend: dict[str, Any]
+    """The back ends that carry messages, for ``stats()``."""
 
     def prepare(self) -> Mapping[str, object]:
         """Checks and makes what only a subclass needs.
@@ -252,74 +255,88 @@ class Attachment:
         grid: Grid,
         newcomer: Newcomer | None = None,
     ) -> Handle:
-        """Checks the arguments, agrees with the other ranks and connects.
+        """Checks the arguments, builds messages, agrees with other ranks and connects.
 
         A rank that refuses announces it, so none waits. A ``newcomer`` agrees with
         a run.
         """
-        who = grid.who
-        shards = grid.shards
         leave_by_cause()
-        try:
-            reshard(model)
-            refuse_wrong_model(model)
-            if grid.mesh is not None and has_dtensors([*model.named_parameters()]):
-                raise refusal_of("mesh", DTENSORS).error(grid.mesh)
-            self.model = model
-            self.settings = settings = settings.checked(grid.mesh, who)
-            self.params = trained(model)
-            refuse_pairs(Facts(model, self.params, settings, self.way))
-            refuse_other_shards(model, grid.ranks)
-            if (
-                who.world > 1
-                and self.way == "attach"
-                and settings.failure.check_every is not None
-            ):
-                refuse_own_writes(model)
-            self.held = [
-                (name, as_reals(shard_of(param))) for name, param in self.params
-            ]
-            own = self._fingerprint(shards, self.prepare())
+        self.newcomer = newcomer
+        with refusing(grid.who, grid.shards) as listeners:
+            self._check(model, settings, grid)
+            own = self._fingerprint(grid.shards, self.prepare())
             announced = json.dumps(own)
             if newcomer is not None:
                 with being_built():  # before others wait for this rank
                     pass
-                who = newcomer.ask(own, settings.failure.timeout)
-            # Kernels that no run has built yet: now, not in the first step.
-            with being_built():
-                messages = self.messages(who)
-            refuse_float16(messages, settings.scaler)
-            own[NETWORK] = network_of(messages)
-            if any(travels_scaled(one.exchange) for one in messages):
-                own[SETTINGS]["scale of the scaler"] = repr(scale_of(settings.scaler))
-        except Exception as error:
-            post_refusal(who, error)
-            post_refusal(shards, error)
-            raise
-        try:
-            networks = (
-                agree(who, own, settings.failure.timeout) if newcomer is None else None
-            )
-        except Exception as error:
-            post_refusal(shards, error)
-            raise
-        agree_among_shards(
-            who, shards, messages, settings.channels, settings.failure.timeout
-        )
-        healing = None
-        if settings.failure.on_failure == "shrink":
-            from .survive.rejoin import Healing
+                who = newcomer.ask(own, self.settings.failure.timeout)
+                grid = grid._replace(who=who)
+                listeners[0] = who
+            messages = self._build(grid.who, own)
+            networks = self._agree(grid, messages, own, listeners)
+        return self._connect(grid, messages, networks, self._healing(announced))
 
-            healing = Healing(
-                self._shared,
-                settings.optimizer,
-                settings.scaler,
-                settings.failure.timeout,
-                announced,
-            )
-        return self._connect(
-            grid._replace(who=who), messages, networks, healing, newcomer
-        )
+    def _check(self, model: nn.Module, settings: Settings, grid: Grid) -> None:
+        """Refuses a model and settings that cannot be used, and keeps both."""
+        reshard(model)
+        refuse_wrong_model(model)
+        if grid.mesh is not None and has_dtensors([*model.named_parameters()]):
+            raise refusal_of(Feature.MESH, Feature.DTENSORS).error(grid.mesh)
+        self.model = model
+        self.settings = settings.checked(grid.mesh, grid.who)
+        self.params = trained(model)
+        refuse_pairs(Facts(model, self.params, self.settings, self.way))
+        refuse_other_shards(model, grid.who.ranks)
+        is_compared = self.settings.failure.check_every is not None
+        if grid.who.world > 1 and self.way == "attach" and is_compared:
+            refuse_own_writes(model)
+        self.held = [(name, as_reals(shard_of(param))) for name, param in self.params]
+
+    def _build(self, who: Membership, own: Fingerprint) -> list[Message]:
+        """Makes the messages; ``own`` gets what ranks must know of them."""
+        # Kernels that no run has built yet: now, not in the first step.
+        with being_built():
+            messages = self.messages(who)
+        scaler = self.settings.scaler
+        refuse_float16(messages, scaler)
+        own[NETWORK] = network_of(messages)
+        if any(travels_scaled(one.exchange) for one in messages):
+            own[SETTINGS]["scale of the scaler"] = repr(scale_of(scaler))
+        return messages
+
+    def _agree(
+        self,
+        grid: Grid,
+        messages: list[Message],
+        own: Fingerprint,
+        listeners: list[Membership],
+    ) -> list[OwnNetwork] | None:
+        """Compares settings and messages with other ranks; all raise if they differ.
+
+        Returns the ranks' networks. They are None for a newcomer, which was compared
+        when it asked.
+        """
+        timeout = self.settings.failure.timeout
+        networks = None
+        # From here on this rank's group hears a refusal by the agreement itself.
+        listeners.remove(grid.who)
+        if self.newcomer is None:
+            networks = agree(grid.who, own, timeout)
+        listeners.clear()
+        channels = self.settings.channels
+        agree_among_shards(grid.who, grid.shards, messages, channels, timeout)
+        return networks
+
+    def _healing(self, announced: str) -> Healing | None:
+        """The parts of this training that a newcomer takes over, if any may come."""
+        failure = self.settings.failure
+        if failure.on_failure != "shrink":
+            return None
+        from .survive.rejoin import Healing
+
+        optimizer = self.settings.optimizer
+        scaler = self.settings.scaler
+        return Healing(self._shared, optimizer, scaler, failure.timeout, announced)
 
     @property
     def carried(self) -> list[NamedParam]:
@@ -332,19 +349,18 @@ class Attachment:
         messages: list[Message],
         networks: Sequence[OwnNetwork] | None,
         healing: Healing | None,
-        newcomer: Newcomer | None,
     ) -> Handle:
         """Connects the ranks and hooks the model.
 
         What is begun is undone if any of it fails.
         """
         settings = self.settings
-        is_ddp = isinstance(self.model, DistributedDataParallel)
+        newcomer = self.newcomer
+        backend = settings.options.backend
         if networks is not None:
             # All refuse alike, and before any connects: one that still did would see
             # others close.
-            choose(settings.options.backend, networks, settings.ranks_per_host)
-        undo = ExitStack()
+            choose(backend, networks, settings.ranks_per_host)
         recorder = Recorder(settings.options.trace_steps)
         engine_of = partial(
             Engine,
@@ -355,30 +371,32 @@ class Attachment:
             ranks_per_host=settings.ranks_per_host,
             checksums=settings.failure.checksums,
         )
-        engine = (
-            newcomer.enter(engine_of, healing, messages)
-            if newcomer
-            else engine_of(grid.who)
-        )
+        if newcomer is not None:
+            engine = newcomer.enter(engine_of, healing, messages)
+            group = newcomer.group
+        else:
+            engine = engine_of(grid.who)
+            group = grid.group or (dist.group.WORLD if dist.is_initialized() else None)
+        undo = ExitStack()
         undo.callback(engine.close)
         try:
-            serves = AFTER_A_CHANGE
+            self.backend = AFTER_A_CHANGE
             if networks is not None:
-                serves = connect(engine, settings.options.backend, networks, messages)
-            if not newcomer and engine.world > 1 and not is_ddp:
+                self.backend = connect(engine, backend, networks, messages)
+            is_ddp = isinstance(self.model, DistributedDataParallel)
+            if newcomer is None and engine.world > 1 and not is_ddp:
                 engine.broadcast(self._shared())
-            caution(Facts(self.model, self.params, settings, self.way, self.optimizer))
+            warn_of_pairs(
+                Facts(self.model, self.params, settings, self.way, self.optimizer)
+            )
             synchroniser = Synchroniser(engine, messages, dict(self.held), self.check())
             progress = Progress(synchroniser, recorder, self.params, settings.scaler)
             undo.callback(observe(settings.scaler, progress))
             if (every := settings.options.guard_every) is not None:
                 progress.compare(every)
             self.healing = healing
-            self.newcomer = newcomer
+            self.run = Run(run_of(engine.who), group)
             handle = self.hook(progress, undo)
-            handle.backend = serves
-            of_all = dist.group.WORLD if dist.is_initialized() else None
-            handle.group = newcomer.group if newcomer else grid.group or of_all
         except BaseException:
             undo.close()
             raise
@@ -414,26 +432,22 @@ class Attachment:
     def _tensors(self) -> list[tuple[str, Tensor, str]]:
         """Every tensor that ranks must share, with its name and how it is treated."""
         model = self.model
-        sparse = sparse_weights(self.model)
+        sparse = sparse_weights(model)
+        asks = self.settings.options.compress_if
 
         def how(name: str, param: Tensor) -> str:
             if id(param) in sparse:
                 return "sparse"
-            return (
-                "compressed"
-                if self.settings.options.compress_if(name, param)
-                else "uncompressed"
-            )
+            return "compressed" if asks(name, param) else "uncompressed"
 
         tensors = [(name, param, how(name, param)) for name, param in self.held]
-        if not isinstance(model, DistributedDataParallel):
-            frozen = [
-                one for one in model.named_parameters() if not one[1].requires_grad
-            ]
-            for kind, found in ("frozen", frozen), ("buffer", model.named_buffers()):
-                tensors += [
-                    (name, as_reals(shard_of(one)), kind) for name, one in found
-                ]
+        if isinstance(model, DistributedDataParallel):
+            return tensors
+        for name, param in model.named_parameters():
+            if not param.requires_grad:
+                tensors.append((name, as_reals(shard_of(param)), "frozen"))
+        for name, buffer in model.named_buffers():
+            tensors.append((name, as_reals(shard_of(buffer)), "buffer"))
         return tensors
 
     def _fingerprint(
@@ -445,11 +459,7 @@ class Attachment:
         shared: dict[str, object] = {
             "call": f"gw.{self.way}",
             "exchange": _digest(settings),
-            **{
-                name: value
-                for name, value in settings.fields.items()
-                if name not in _OWN
-            },
+            **{key: settings.fields[key] for key in settings.fields if key not in _OWN},
             "num_channels": settings.channels,
             "may be left to DDP": not settings.asks_for_messages,
             "model": "DistributedDataParallel" if is_ddp else "nn.Module",
@@ -470,9 +480,8 @@ class Attachment:
             ]
             chooses = chooses or bool(widths or sparse_weights(model))
         if chooses:
-            from ..exchange.sparse_schemes import (
-                schemes,
-            )  # a step may choose among them
+            # a step may choose among them
+            from ..exchange.sparse_schemes import schemes
 
             shared["sparse schemes installed"] = [*schemes()]
         # as what a pilot may choose asks for
@@ -498,8 +507,9 @@ class Attachment:
         # which.
         is_ddp = isinstance(self.model, DistributedDataParallel)
         num_flags = 0 if is_ddp else len(self.params)
-        given = self.model, self.carried, self.settings, exchange, who
-        return fused_messages(*given, num_flags=num_flags)
+        return fused_messages(
+            self.model, self.carried, self.settings, exchange, who, num_flags=num_flags
+        )
 
     def _planned(
         self, plan: Plan | None, who: Membership, sparse: set[int]
@@ -526,56 +536,58 @@ class Attachment:
         return self.settings.optimizer
 
     def hook(self, progress: Progress, undo: ExitStack) -> Handle:
-        """Hooks the model, whose parameters are the same on all ranks by now.
-
-        Whoever is made here knows those made before it, and none made after.
-        """
+        """Hooks the model, whose parameters are the same on all ranks by now."""
         model = self.model
         params = self.params
         settings = self.settings
-        strangers = UnattachedParameters(model, params, progress.give_up)
-        undo.callback(strangers.remove)
+        unattached = UnattachedParameters(model, params, progress.give_up)
+        undo.callback(unattached.remove)
         local = LocalGradients(progress, params)
         undo.callback(local.remove)
-        hooks = controls = cut = buckets = None
+        hooks = None
+        buckets = None
+        overlapping = None
         if isinstance(model, DistributedDataParallel):
             from .ddp.bypass import BypassWatch
 
             buckets = self._buckets(model, progress, undo)
             undo.callback(BypassWatch(progress, model, params, local).remove)
         else:
+            overlapping = self._overlapping(progress)
             overlap = None
-            optimizer = settings.optimizer
-            if optimizer is not None and not isinstance(settings.exchange, Exchange):
-                from .overlap.overlap import (
-                    Overlap,
-                )  # a plan may overlap the next forward pass
-
-                cut = partial(Overlap, model, params, optimizer, progress)
-                if settings.overlaps and not has_dtensors(params):
-                    overlap = cut()
-                    undo.callback(overlap.detach)
-            hooks = ModuleHooks(progress, params, overlap, strangers, local)
+            if overlapping and settings.overlaps and not has_dtensors(params):
+                overlap = overlapping()
+                undo.callback(overlap.detach)
+            hooks = ModuleHooks(progress, params, overlap, unattached, local)
             hooks.ends_behind_others = bool(sharded_modules(model))
             undo.callback(hooks.remove)
+        controls = None
         if (pilot := settings.pilot) is not None:
             from .controls import Controls
 
             served = hooks or buckets
             assert served is not None, "a DDP model that is left to DDP has no pilot"
-            made = partial(
-                self._planned, who=progress.synchroniser.engine.who, sparse=set()
-            )
-            controls = Controls(model, params, progress, served, made, cut)
+            who = progress.synchroniser.engine.who
+            made = partial(self._planned, who=who, sparse=set())
+            controls = Controls(model, params, progress, served, made, overlapping)
             undo.callback(controls.end)
             controls.begin(pilot)
-        handle = Handle(model, settings.exchange, progress, hooks, controls, undo)
-        handle.enter_model()
+        handle = Handle(
+            model,
+            settings.exchange,
+            progress,
+            hooks,
+            controls,
+            undo,
+            self.run,
+            self.backend,
+        )
         if hooks is not None and settings.failure.on_failure == "shrink":
             from .survive.shrink import Shrinking
 
             hooks.shrinking = Shrinking(
                 handle,
+                self.run,
                 progress,
                 params,
                 self.messages,
@@ -588,6 +600,15 @@ class Attachment:
 
             undo.callback(refuse_fewer(model))
         return handle
+
+    def _overlapping(self, progress: Progress) -> Callable[[], Overlap] | None:
+        """Makes the overlap of the next forward pass; None where no plan can ask it."""
+        optimizer = self.settings.optimizer
+        if optimizer is None or isinstance(self.settings.exchange, Exchange):
+            return None
+        from .overlap.overlap import Overlap
+
+        return partial(Overlap, self.model, self.params, optimizer, progress)
 
     def _buckets(
         self, model: DistributedDataParallel, progress: Progress, undo: ExitStack
@@ -604,11 +625,8 @@ class Attachment:
         # A static graph gives its gradients to DDP late, and in the first step once
         # more.
         takes_turns = settings.pilot is not None and is_flat and not model.static_graph
-        hooks: DDPHooks | DDPInTurn
-        if takes_turns:
-            hooks = DDPInTurn(progress, model, params)
-        else:
-            hooks = serve_hook(progress, model, params)
+        serve = DDPInTurn if takes_turns else serve_hook
+        hooks: DDPHooks | DDPInTurn = serve(progress, model, params)
         undo.callback(hooks.remove)
         return hooks
 

@@ -38,8 +38,10 @@ from .ddp.comm_hook import DDPHooks, DDPInTurn
 from .engine.engine import Engine
 from .overlap.overlap import Overlap
 from .state import checkpoint
+from .state.table import copied, is_by_element
 from .step.hooks import ModuleHooks
-from .step.messages import Message, ParamRange, Placement
+from .step.layout import ParamRange
+from .step.messages import Message, Placement
 from .step.progress import Progress
 
 _DELIVERING = with_error_feedback(exchange_for(none()))
@@ -61,7 +63,7 @@ class Flight(ABC):
         """Removes all hooks of its own."""
 
 
-class Pilot(metaclass=KeywordSettings):
+class Pilot(KeywordSettings, ABC):
     """Settings that ``attach`` takes in place of a plan, to choose one in mid-run.
 
     Its text (``repr``) must tell its settings, as ranks compare them by it.
@@ -163,11 +165,11 @@ class Controls:
         """
         if self.engine.ranks_per_host == 1:
             return saved
-        params = checkpoint.copied(saved["params"])
+        params = copied(saved["params"])
 
         def steps() -> Steps[None]:
             for _, fields in sorted(params.items()):
-                for path in sorted(filter(checkpoint.is_by_element, fields)):
+                for path in sorted(filter(is_by_element, fields)):
                     if fields[path].numel():
                         yield AllReduce(fields[path].view(torch.uint8), Among.HOST)
 
@@ -191,14 +193,13 @@ class Controls:
                 message.know(self._cluster)
         owed = self._delivery_exchange
         who = self.engine.who
-        for place in (
-            checkpoint.messages_without_residuals(saved, made)
-            if delivering is None
-            else delivering
-        ):
-            slots = made[place].slots
-            of = self.params
-            ranges = [ParamRange(s.name, of[s.name], s.first, s.last) for s in slots]
+        if delivering is None:
+            delivering = checkpoint.messages_without_residuals(saved, made)
+        for place in delivering:
+            ranges = [
+                ParamRange(slot.name, self.params[slot.name], slot.first, slot.last)
+                for slot in made[place].slots
+            ]
             placement = Placement(after=made[place].after)
             made[place] = Message(place, ranges, owed, who.rank, who.world, placement)
         checkpoint.move(saved, made, begun)
@@ -250,17 +251,17 @@ class Controls:
 
     def stats(self) -> dict[str, Any]:
         """The flight's figures, and the counts of all overlaps."""
-        overlap = self._hooks.overlap
+        num_overlapped = self._num_overlapped
+        fallbacks = self._fallbacks
+        if (overlap := self._hooks.overlap) is not None:
+            num_overlapped += overlap.num_overlapped
+            fallbacks = fallbacks + overlap.fallbacks
+        is_left_to_ddp = self.in_turn is not None and self.in_turn.is_left_to_ddp
         return {
-            "overlapped_steps": self._num_overlapped
-            + (overlap.num_overlapped if overlap else 0),
-            "fallbacks": dict(
-                self._fallbacks + (overlap.fallbacks if overlap else Counter())
-            ),
+            "overlapped_steps": num_overlapped,
+            "fallbacks": dict(fallbacks),
             "pilot": None if self._flight is None else self._flight.stats(),
-            "averaged_by": "DDP"
-            if self.in_turn is not None and self.in_turn.is_left_to_ddp
-            else "gradwire",
+            "averaged_by": "DDP" if is_left_to_ddp else "gradwire",
         }
 
     def end(self) -> None:
@@ -292,15 +293,13 @@ class Controls:
             return
         taken = self._progress.synchroniser.taken
         present = self._progress.messages
-        delivers = [
-            p
-            for p, one in enumerate(present)
+        delivers = {
+            place: one.names
+            for place, one in enumerate(present)
             if one.exchange is self._delivery_exchange
-        ]
-        owes = [
-            place for place in delivers if not taken.issuperset(present[place].names)
-        ]
-        if owes != delivers:
+        }
+        owes = [place for place in delivers if not taken.issuperset(delivers[place])]
+        if owes != [*delivers]:
             saved = checkpoint.collect(present)
             self.put(self.prepared(saved, owes, self._begun()))
 

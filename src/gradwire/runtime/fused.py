@@ -8,21 +8,23 @@ pass, as DDP does it, because waking a lane up takes longer. Their mean needs no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 from torch import Tensor, nn
 
 from ..collective.allreduce import allreduce
 from ..contract import Exchange
-from ..contract.member import orders_of
 from ..contract.spec import NamedParam
 from ..exchange.by_name import beside, is_pair, named_collective
+from ..exchange.orders import orders_of
 from ..exchange.pair import Pair
 from ..planning.default_fusion import default_cap_bytes, fuse
 from .engine.engine import INLINE
 from .liveness.membership import Membership
 from .settings import Settings, sparse_weights, tables
-from .step.messages import Message, ParamRange, Placement
+from .step.layout import ParamRange
+from .step.messages import Message, Placement
 
 
 def fused_messages(
@@ -42,78 +44,61 @@ def fused_messages(
     exchange. Embeddings' tables take it in every step where it names a collective, else
     in steps in which sending their rows would take longer.
     """
-    kinds = _Kinds(model, settings, exchange)
-    world = who.world
-    num_hosts = world // settings.ranks_per_host
+    ways = _Ways(model, settings, exchange, who)
+    num_hosts = who.world // settings.ranks_per_host
 
     @cache
-    def cap_bytes(this_kind: object) -> int:
+    def cap_bytes(kind: object) -> int:
         if settings.options.bucket_cap_mb is not None:
             return int(settings.options.bucket_cap_mb * 2**20)
-        members = [(name, p) for name, p in params if kinds.of(name, p) == this_kind]
+        members = [one for one in params if ways.kind_of(*one) == kind]
         # The link's bytes count: those of the exchange among hosts.
-        return default_cap_bytes(members, kinds.exchange_of(*members[0]), num_hosts)
+        return default_cap_bytes(members, ways.exchange_of(*members[0]), num_hosts)
 
-    made: list[Message] = []
-    fused = fuse(params, kind=kinds.of, cap_bytes=cap_bytes)
-    orders = orders_of(kinds.of(*members[0]) for members in fused)
-    for index, (members, order) in enumerate(zip(fused, orders, strict=True), first):
-        name, param = members[0]
-        if kinds.is_sparse(param):
-            named = named_collective(kinds.asked_for(name, param))
-            way = named if named is not None and named.carries_rows else None
-            from .step.row_message import RowMessage  # an embedding with sparse=True
-
-            made.append(RowMessage(index, name, param, who.rank, world, collective=way))
+    groups = fuse(params, kind=ways.kind_of, cap_bytes=cap_bytes)
+    orders = orders_of(ways.kind_of(*group[0]) for group in groups)
+    messages: list[Message] = []
+    for index, (group, order) in enumerate(zip(groups, orders, strict=True), first):
+        if ways.is_sparse(group[0][1]):
+            messages.append(ways.row_message(index, *group[0]))
         else:
-            carrier = kinds.exchange_of(name, param)
-            if settings.ranks_per_host > 1:
-                from ..exchange.two_level import on_hosts
-
-                carrier = on_hosts(carrier, settings.ranks_per_host)
-            is_light = _is_light(carrier, world)
-            # A gradient that travels alone would be copied for the flags.
-            has_flags = (
-                is_light and world > 1 and len(members) > 1 and members is fused[-1]
-            )
-            flags = num_flags if has_flags else 0
-            # Elsewhere the copy to the host would hold up whoever launches the kernels
-            # of backward.
-            is_here = all(param.device.type == "cpu" for _, param in members)
-            lanes = dict.fromkeys(dict(members), INLINE) if is_light and is_here else {}
-            ranges = [ParamRange.whole(*member) for member in members]
-            placement = Placement(lanes=lanes, order=order, num_flags=flags)
-            made.append(Message(index, ranges, carrier, who.rank, world, placement))
-    return made
+            flags = num_flags if group is groups[-1] else 0
+            messages.append(ways.dense_message(index, group, order, flags))
+    return messages
 
 
-class _Kinds:
-    """How a model's gradients travel: those of one kind may share a message."""
+class _Ways:
+    """The ways of a model's gradients: those of one kind may share a message."""
 
     def __init__(
-        self, model: nn.Module, settings: Settings, exchange: Exchange
+        self, model: nn.Module, settings: Settings, exchange: Exchange, who: Membership
     ) -> None:
         self._sparse = sparse_weights(model)
         self._width_of = tables(model)
         self._asked = exchange
         self._dense = beside(exchange)
         self._settings = settings
+        self._who = who
+
+    def kind_of(self, name: str, param: Tensor) -> object:
+        """A parameter's kind; a row-sparse one is of its own."""
+        if self.is_sparse(param):
+            return name
+        is_compressed = self._asked_for(name, param) != self._dense
+        return self._width_of.get(id(param)), is_compressed
 
     def is_sparse(self, param: Tensor) -> bool:
         """Whether a parameter's gradients are row-sparse."""
         return id(param) in self._sparse
 
-    def asked_for(self, name: str, param: Tensor) -> Exchange:
+    def _asked_for(self, name: str, param: Tensor) -> Exchange:
         """The exchange that the user's settings name for a parameter."""
-        return (
-            self._asked
-            if self._settings.options.compress_if(name, param)
-            else self._dense
-        )
+        is_compressed = self._settings.options.compress_if(name, param)
+        return self._asked if is_compressed else self._dense
 
     def exchange_of(self, name: str, param: Tensor) -> Exchange:
         """The exchange that carries a parameter whose gradients are not row-sparse."""
-        asked = self.asked_for(name, param)
+        asked = self._asked_for(name, param)
         width = self._width_of.get(id(param))
         is_free = is_pair(asked) and named_collective(asked) is None
         if not (is_free and width):
@@ -122,10 +107,42 @@ class _Kinds:
 
         return with_natural_sparsity(asked, width)
 
-    def of(self, name: str, param: Tensor) -> object:
-        """A parameter's kind."""
-        own = self._width_of.get(id(param)), self.asked_for(name, param) != self._dense
-        return name if self.is_sparse(param) else own
+    def row_message(self, index: int, name: str, param: Tensor) -> Message:
+        """The message of an embedding with sparse=True."""
+        from .step.row_message import RowMessage
+
+        way = named_collective(self._asked_for(name, param))
+        if way is not None and not way.carries_rows:
+            way = None
+        rank = self._who.rank
+        return RowMessage(index, name, param, rank, self._who.world, collective=way)
+
+    def dense_message(
+        self, index: int, group: Sequence[NamedParam], order: int, num_flags: int
+    ) -> Message:
+        """The message of gradients that do not come as rows.
+
+        Flags travel in it where they cost nothing.
+        """
+        world = self._who.world
+        carrier = self.exchange_of(*group[0])
+        if self._settings.ranks_per_host > 1:
+            from ..exchange.two_level import on_hosts
+
+            carrier = on_hosts(carrier, self._settings.ranks_per_host)
+        is_light = _is_light(carrier, world)
+        # Elsewhere the copy to the host would hold up whoever launches the kernels of
+        # backward.
+        is_inline = is_light and all(param.is_cpu for _, param in group)
+        # A gradient that travels alone would be copied for the flags.
+        has_flags = is_light and world > 1 and len(group) > 1
+        placement = Placement(
+            order=order,
+            lanes=dict.fromkeys(dict(group), INLINE) if is_inline else {},
+            num_flags=num_flags if has_flags else 0,
+        )
+        ranges = [ParamRange.whole(*member) for member in group]
+        return Message(index, ranges, carrier, self._who.rank, world, placement)
 
 
 def _is_light(exchange: Exchange, world: int) -> bool:

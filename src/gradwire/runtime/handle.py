@@ -21,22 +21,23 @@ from ..errors import InvalidSetting, invalid
 from ..exchange.error_feedback import residuals as residuals_of
 from .engine.backends import AFTER_A_CHANGE
 from .engine.engine import Engine
-from .grid.dtensors import is_dtensor
+from .grid.dtensors import has_dtensors
 from .grid.shards import place_in
-from .liveness.membership import run_of
+from .liveness.membership import Run
 from .settings import algorithm, plan_in, trained
 from .step.figures import Log, adapted, memory_of, norm_over_all, spread, whereabouts
 from .step.hooked import Hooked, TemporaryAttribute
 from .step.hooks import ModuleHooks
 from .step.progress import Progress
+from .step.synchroniser import Synchroniser
 from .transport.task_graph import wall_clock
 from .transport.wire import Group
 
 if TYPE_CHECKING:
     from ..planning.data.plan import Plan
     from .controls import Controls, Pilot
-    from .state.checkpoint import Origin
     from .state.sharded import Owners
+    from .state.table import Origin
     from .step.hooks import DefersGradients
 
 _POLL_S = 0.005
@@ -78,25 +79,23 @@ class Handle:
         hooks: ModuleHooks | None,
         controls: Controls | None,
         undo: ExitStack,
+        run: Run,
+        backend: dict[str, Any],
     ) -> None:
         self.exchange = exchange
         self._controls = controls
-        self.synchroniser = progress.synchroniser
+        self._synchroniser = progress.synchroniser
         self._model = model
         self._progress = progress
         self._hooks = hooks
         self._undo = undo
         self._given: Any = weakref.ref(model)
         self.attached = True
-        self.left: list[dict[str, Any]] = []
-        self.backend: dict[str, Any] = {}
-        self.joined: list[dict[str, Any]] = []
-        self.group: Any = None
-        """The process group whose ranks average; None without one."""
+        self._run = run
+        self._backend = backend
         self._algorithm = algorithm(exchange)
-        self._run = run_of(self._engine.who)
-        self._num_loads = 0
         self._shard = place_in(self._engine.shards, model)
+        self._enter_model()
 
     def __enter__(self) -> Self:
         return self
@@ -134,10 +133,10 @@ class Handle:
 
     @property
     def _engine(self) -> Engine:
-        return self.synchroniser.engine
+        return self._synchroniser.engine
 
     @property
-    def overlap(self) -> DefersGradients | None:
+    def _overlap(self) -> DefersGradients | None:
         """The overlap of the next forward pass; None where it waits for all means."""
         return None if self._hooks is None else self._hooks.overlap
 
@@ -147,6 +146,11 @@ class Handle:
         if self._controls is not None:
             return self._controls.plan
         return plan_in(self.exchange)
+
+    @property
+    def group(self) -> Group | None:
+        """The process group whose ranks average; None without one."""
+        return self._run.group
 
     @property
     def rank(self) -> int:
@@ -199,8 +203,8 @@ class Handle:
         read or write parameters by hand between ``step()`` and the next forward pass.
         ``state_dict()`` and evaluation do it themselves.
         """
-        if self.overlap is not None:
-            self.overlap.settle(None)
+        if self._overlap is not None:
+            self._overlap.settle(None)
 
     def stats(self) -> dict[str, Any]:
         """Figures of this rank since ``attach``.
@@ -252,9 +256,12 @@ class Handle:
         plan.
         """
         recorder = self._progress.recorder
-        synchroniser = self.synchroniser
+        synchroniser = self._synchroniser
         numel = sum(param.numel() for param in synchroniser.params.values())
         messages = synchroniser.messages if self._engine.num_channels else []
+        backend = AFTER_A_CHANGE if self._run.has_changed else self._backend
+        overlap = self._overlap
+        guard = self._progress.guard
         return {
             **recorder.stats(),
             "inline_s_per_step": self._engine.inline_s / max(1, recorder.num_steps),
@@ -264,20 +271,17 @@ class Handle:
             "messages": len(messages),
             "memory": memory_of(messages, numel),
             "residual_norm": norm_over_all(self.residuals().values()),
-            "overlapped_steps": 0
-            if self.overlap is None
-            else self.overlap.num_overlapped,
-            "fallbacks": {} if self.overlap is None else dict(self.overlap.fallbacks),
-            "guard": None
-            if self._progress.guard is None
-            else self._progress.guard.reading,
+            "overlapped_steps": 0 if overlap is None else overlap.num_overlapped,
+            "fallbacks": {} if overlap is None else dict(overlap.fallbacks),
+            "guard": None if guard is None else guard.reading,
             "adapted": adapted(synchroniser.messages),
-            **{name: [*map(dict, getattr(self, name))] for name in ("left", "joined")},
+            "left": [*map(dict, self._run.left)],
+            "joined": [*map(dict, self._run.joined)],
             "pilot": None,
             **({} if self._controls is None else self._controls.stats()),
             **spread(synchroniser.messages),
             **whereabouts(
-                messages, synchroniser.streams.staging, recorder.num_steps, self.backend
+                messages, synchroniser.streams.staging, recorder.num_steps, backend
             ),
         }
 
@@ -325,10 +329,10 @@ class Handle:
         from .state import checkpoint
 
         messages = self._progress.messages
-        if self.overlap is not None and any(
+        if self._overlap is not None and any(
             residuals_of(message.state) for message in messages
         ):
-            self.overlap.settle(
+            self._overlap.settle(
                 "stats() or residuals() read what is still being exchanged"
             )
         return checkpoint.residuals(messages)
@@ -362,10 +366,10 @@ class Handle:
 
         self._between_steps("state_dict()")
         self.synchronize()
-        run = f"{self._run}.{self._num_loads}"
+        run = f"{self._run.name}.{self._run.num_loads}"
         # The weights of a step that the scaler has not decided are those from before
         # it.
-        undone = frozenset[str]().union(*self.synchroniser.known)
+        undone = frozenset[str]().union(*self._synchroniser.known)
         return checkpoint.collect(
             self._progress.messages,
             self._origin,
@@ -412,8 +416,8 @@ class Handle:
 
         Args:
             saved_by: The number of replicas that saved the checkpoint, if it differs
-                from now. Left out, ``dcp.load`` raises a ``ValueError`` about sizes, of
-                which the first is this number.
+                from now. Left out, ``load_state_dict`` refuses what was loaded, and
+                names this number.
 
         Returns:
             DTensors of the shape (replicas, *shape of the parameter*).
@@ -468,7 +472,7 @@ class Handle:
             put_in_place = self._checked(own, strict)
         call.agree(own, self._shared(own), strict=strict, next_step=self._progress.step)
         put_in_place()
-        self._num_loads += 1
+        self._run.num_loads += 1
 
     def _shared(self, saved: Mapping[str, Any]) -> dict[str, str]:
         """The values in a state that are the same on all ranks, by name in errors."""
@@ -499,19 +503,24 @@ class Handle:
                 for message, state in zip(messages, states, strict=True):
                     message.state = state
             self._progress.go_on_from(saved["step"])
-            self.synchroniser.check.forget()
-            self.synchroniser.forget_steps()
+            self._synchroniser.check.forget()
+            self._synchroniser.forget_steps()
 
         return put_in_place
 
     @property
     def _origin(self) -> Origin:
         from .state import checkpoint
+        from .state.table import Origin
 
         per_host = self._engine.ranks_per_host
-        own = self._algorithm, self.world_size, self.rank, self._shard, per_host
-        return checkpoint.Origin(
-            *own, checkpoint.share_of(self._progress.messages, per_host)
+        return Origin(
+            self._algorithm,
+            self.world_size,
+            self.rank,
+            self._shard,
+            per_host,
+            checkpoint.share_of(self._progress.messages, per_host),
         )
 
     @property
@@ -558,14 +567,7 @@ class Handle:
             engine.detach()
             self._undo.close()  # all of it, even if a lost peer is noticed here
 
-    def go_on_in(self, group: Group | None) -> None:
-        """Belongs to a group of other ranks from now on, and to a run of its own."""
-        self.group = group
-        self._run = run_of(self._engine.who)
-        self._num_loads = 0
-        self.backend = AFTER_A_CHANGE
-
-    def enter_model(self) -> None:
+    def _enter_model(self) -> None:
         """Notes starts and ends of forward passes for the trace; lends ``no_sync``.
 
         By these the model keeps the handle alive.
@@ -600,8 +602,8 @@ class Handle:
                 f"{what} was called during a backward pass; call it after "
                 "loss.backward() returned"
             )
-        is_pending = self.overlap is not None and self.overlap.is_open
-        if self.synchroniser.open and not is_pending and not takes_a_torn_step:
+        is_pending = self._overlap is not None and self._overlap.is_open
+        if self._synchroniser.open and not is_pending and not takes_a_torn_step:
             raise InvalidSetting(
                 f"{what} was called after a backward pass that raised before its "
                 "end: part of the "
@@ -621,15 +623,16 @@ class Handle:
             RankFailed: As ``backward()``.
         """
         hooks = self._hooks
-        engine = self._progress.synchroniser.engine
         reason = ""
         if isinstance(self._model, DistributedDataParallel):
             reason = "a DDP model, which has join()"
         elif self._controls is not None:
             reason = "'auto'"
-        elif self.overlap is not None:
+        elif self._overlap is not None:
             reason = "a plan that overlaps the next forward pass"
-        elif engine.shards.world > 1 or any(map(is_dtensor, self._model.parameters())):
+        elif self._engine.shards.world > 1 or has_dtensors(
+            self._model.named_parameters()
+        ):
             reason = "sharded layers"
         if hooks is None or reason:
             accepted = "used with a fixed exchange of a plain module's whole gradients"
@@ -649,3 +652,8 @@ class Handle:
             "or call "
             "handle.backward_without_batch() in each step in which a rank has no batch"
         )
+
+
+def synchroniser_of(handle: Handle) -> Synchroniser:
+    """The machinery of a handle, which benchmarks measure and break."""
+    return handle._synchroniser

@@ -1,16 +1,17 @@
 """Pairs: the one table of features that do not go together.
 
-A feature is a function of an attach's facts. Its value is shown to the user, and is
-falsy where the feature is absent. All pairs that are in neither ``REFUSED`` nor
-``CAUTIONS`` go together.
+A feature is found in an attach's facts. Its value is shown to the user, and is falsy
+where the feature is absent. All pairs that are in neither ``REFUSED`` nor ``CAUTIONS``
+go together.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
-from typing import Any, NamedTuple
+from enum import StrEnum
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -25,8 +26,44 @@ from .grid.dtensors import has_dtensors, is_dtensor
 from .settings import BOTH, Settings, sparse_weights
 
 _log = logging.getLogger("gradwire")
-LOCAL = "local_steps"
-REDUCE_SCATTER = "fsdp.reduce_scatter"
+
+
+class Feature(StrEnum):
+    """A feature of an attach, by its name in errors and on the page of pairs."""
+
+    PLAN = "a plan"
+    PLAN_WITH_OVERLAP = "a plan with overlap"
+    AUTO = "auto"
+    MOMENTUM_CORRECTION = "momentum correction"
+    ADAPT = "adapt"
+    LOCAL_STEPS = "local_steps"
+    REDUCE_SCATTER = "fsdp.reduce_scatter"
+    DDP = "DDP"
+    DTENSORS = "DTensors (fully_shard)"
+    MESH = "mesh"
+    SPARSE_ROWS = "sparse rows"
+    SPARSE_DTENSORS = "sparse rows of DTensors"
+    FLOAT16 = "scaler, float16 parameters"
+    # Settings, by their fields of ``Options`` and ``FailurePolicy``.
+    SHARDS = "shards"
+    GUARD = "guard_every"
+    BACKEND = "backend"
+    ON_FAILURE = "on_failure"
+    REJOIN = "rejoin"
+    CHECK = "check_every"
+    CLUSTER = "cluster"
+    BUCKET_CAP = "bucket_cap_mb"
+    NUM_CHANNELS = "num_channels"
+    COMPRESS_IF = "compress_if"
+    TRACE_STEPS = "trace_steps"
+    CHECKSUMS = "checksums"
+    # Only cautions ask for these.
+    OVERLAPPING_PLAN = "an overlapping plan"
+    NO_OPTIMIZER = "no optimizer"
+    MOMENTUM_IN_EXCHANGE = "momentum in the exchange"
+    MOMENTUM_IN_OPTIMIZER = "momentum in the optimizer"
+    COLLECTIVE_WITHOUT_ROWS = "a collective without rows"
+    COMPRESSED_ROWS = "sparse rows that take it"
 
 
 class Facts(NamedTuple):
@@ -40,34 +77,40 @@ class Facts(NamedTuple):
     """The optimizer that takes the means."""
 
 
-def _rows(facts: Facts) -> list[str]:
-    """Names of the parameters with row-sparse gradients.
+def _rows(facts: Facts) -> dict[str, Any]:
+    """The parameters with row-sparse gradients, by name.
 
     Local steps send those whole.
     """
-    sparse = set() if facts.way == LOCAL else sparse_weights(facts.model)
-    return [name for name, param in facts.params if id(param) in sparse]
+    if facts.way == Feature.LOCAL_STEPS:
+        return {}
+    sparse = sparse_weights(facts.model)
+    return {name: param for name, param in facts.params if id(param) in sparse}
 
 
-def _rows_asked(facts: Facts) -> str:
-    params = dict(facts.params)
+def _sparse_dtensor(facts: Facts) -> str:
+    return next((name for name, p in _rows(facts).items() if is_dtensor(p)), "")
+
+
+def _compressed_rows(facts: Facts) -> str:
     asks = facts.settings.options.compress_if
-    return next((name for name in _rows(facts) if asks(name, params[name])), "")
+    return next((name for name, p in _rows(facts).items() if asks(name, p)), "")
 
 
-def _half(facts: Facts) -> bool:
+def _float16(facts: Facts) -> bool:
     is_half = any(param.dtype == torch.float16 for _, param in facts.params)
     return facts.settings.scaler is not None and is_half
 
 
-def _no_gradients(facts: Facts) -> Any:
+def _momentum_correction(facts: Facts) -> Any:
+    """The exchange, if it sends something else than gradients."""
     exchange = inner = facts.settings.exchange
     while isinstance(inner, Wrapper) and inner.of_gradients:
         inner = inner.inner
     return exchange if isinstance(inner, Wrapper) else None
 
 
-def _twice(facts: Facts) -> str:
+def _momentum_in_optimizer(facts: Facts) -> str:
     groups = facts.optimizer.param_groups if facts.optimizer is not None else []
     has_momentum = any(
         one.get("momentum") or one.get("betas", (0,))[0] for one in groups
@@ -80,10 +123,6 @@ def _without_rows(facts: Facts) -> Any:
     return None if named is None or named.carries_rows else repr(named)
 
 
-def _overlaps(facts: Facts) -> bool:
-    return facts.settings.overlaps and facts.settings.optimizer is not None
-
-
 def _no_optimizer(facts: Facts) -> bool:
     is_whole = not isinstance(facts.model, DistributedDataParallel)
     return (
@@ -91,11 +130,11 @@ def _no_optimizer(facts: Facts) -> bool:
     )
 
 
-def _set(field: str, default: Any) -> Callable[[Facts], Any]:
+def _setting(name: str, default: Any) -> Callable[[Facts], Any]:
     """A field of the options or of the failure policy, where it is not the default."""
 
     def find(facts: Facts) -> Any:
-        value = facts.settings.fields[field]
+        value = facts.settings.fields[name]
         return False if value == default else value or repr(value)
 
     return find
@@ -111,246 +150,311 @@ def _num_shards(facts: Facts) -> int | None:
     return given.size() if given is not None and given.size() > 1 else None
 
 
-DTENSORS = "DTensors (fully_shard)"
-HALF = "scaler, float16 parameters"
-ADAPTS = "adapt"
-CUT_ROWS = "sparse rows of DTensors"
-_FIELDS = [one for kind in BOTH.values() for one in fields(kind)]
 FEATURES: dict[str, Callable[[Facts], Any]] = {
-    "a plan": lambda facts: facts.settings.plan and "a plan",
-    "a plan with overlap": _overlaps,
-    "auto": lambda facts: facts.settings.pilot,
-    "momentum correction": _no_gradients,
-    ADAPTS: lambda facts: (
+    **{
+        field.name: _setting(field.name, field.default)
+        for kind in BOTH.values()
+        for field in fields(kind)
+    },
+    Feature.PLAN: lambda facts: facts.settings.plan and "a plan",
+    Feature.PLAN_WITH_OVERLAP: lambda facts: (
+        facts.settings.overlaps and facts.settings.optimizer is not None
+    ),
+    Feature.AUTO: lambda facts: facts.settings.pilot,
+    Feature.MOMENTUM_CORRECTION: _momentum_correction,
+    Feature.ADAPT: lambda facts: (
         chooser_of(facts.settings.exchange) and facts.settings.exchange
     ),
-    LOCAL: lambda facts: facts.way == LOCAL,
-    REDUCE_SCATTER: lambda facts: facts.way == REDUCE_SCATTER,
-    "DDP": lambda facts: isinstance(facts.model, DistributedDataParallel),
-    DTENSORS: lambda facts: has_dtensors(facts.params),
-    "mesh": _ranks_per_host,
-    "sparse rows": lambda facts: next(iter(_rows(facts)), ""),
-    CUT_ROWS: lambda facts: next(
-        (n for n in _rows(facts) if is_dtensor(dict(facts.params)[n])), ""
-    ),
-    HALF: _half,
-    **{one.name: _set(one.name, one.default) for one in _FIELDS},
-    "shards": _num_shards,
-    # What only cautions ask for.
-    "an overlapping plan": lambda facts: facts.settings.overlaps,
-    "no optimizer": _no_optimizer,
-    "momentum in the exchange": lambda facts: momentum_of(facts.settings.exchange),
-    "momentum in the optimizer": _twice,
-    "a collective without rows": _without_rows,
-    "sparse rows that take it": _rows_asked,
+    Feature.LOCAL_STEPS: lambda facts: facts.way == Feature.LOCAL_STEPS,
+    Feature.REDUCE_SCATTER: lambda facts: facts.way == Feature.REDUCE_SCATTER,
+    Feature.DDP: lambda facts: isinstance(facts.model, DistributedDataParallel),
+    Feature.DTENSORS: lambda facts: has_dtensors(facts.params),
+    Feature.MESH: _ranks_per_host,
+    Feature.SPARSE_ROWS: lambda facts: next(iter(_rows(facts)), ""),
+    Feature.SPARSE_DTENSORS: _sparse_dtensor,
+    Feature.FLOAT16: _float16,
+    Feature.SHARDS: _num_shards,
+    Feature.OVERLAPPING_PLAN: lambda facts: facts.settings.overlaps,
+    Feature.NO_OPTIMIZER: _no_optimizer,
+    Feature.MOMENTUM_IN_EXCHANGE: lambda facts: momentum_of(facts.settings.exchange),
+    Feature.MOMENTUM_IN_OPTIMIZER: _momentum_in_optimizer,
+    Feature.COLLECTIVE_WITHOUT_ROWS: _without_rows,
+    Feature.COMPRESSED_ROWS: _compressed_rows,
 }
 
 
 class RefusedPair(NamedTuple):
     """Two features that do not go together, and the parts of the user's sentence.
 
-    ``accepted`` and ``what``, by default the first feature, may have {0} and {1}, the
-    values of the two. The value that is shown is ``given``, by default the first one's.
+    ``what`` is what must be ``accepted``, by default the first feature. Both may
+    contain {first} and {second}, the values of the two features. The value that is
+    shown is ``given``, by default the first one's.
     """
 
-    first: str
-    second: str
+    first: Feature
+    second: Feature
     accepted: str
     remedy: str
-    what: str = ""
-    given: str = ""
+    what: str
+    given: str
 
     def error(self, first: Any, second: Any = None) -> InvalidSetting:
         """The error that is raised for these values."""
-        what = self.what or self.first
-        accepted = self.accepted
-        texts = (
-            what.format(first, second),
-            self.given or first,
-            accepted.format(first, second),
-        )
-        return invalid(*texts, self.remedy)
+        values = {"first": first, "second": second}
+        what = self.what.format_map(values)
+        accepted = self.accepted.format_map(values)
+        return invalid(what, self.given or first, accepted, self.remedy)
 
 
 class Caution(NamedTuple):
-    """Two features that go together, of which a warning says what becomes."""
+    """Two features that go together, of which a warning says what becomes.
 
-    first: str
-    second: str
+    ``text`` may contain {first} and {second}, the values of the two features.
+    """
+
+    first: Feature
+    second: Feature
     text: str
 
 
-_OUT = "leave it out"
-_INSTEAD = "attach an exchange, or a plan, instead"
-_IN_FULL = (
-    "keep parameters in float32 and compute in autocast, or attach 'none' or 'cast16'"
-)
-_GO_ON = "leave on_failure out, and restart from a checkpoint"
-_NO_PLAN = "a compressor or an exchange, as plans follow the backward pass"
-_ITSELF = "give the exchange itself, compress_if= and delay="
-_GATHERED = "call gw.attach, or train a model that is whole on each rank"
-_GRADIENTS = "an exchange of gradients, since means of momentum cannot be compared"
-_DENSE = "make the embedding with sparse=False"
-_FIXED = "one with fixed settings: a rank of a host knows only its own tensors' losses"
-_HOSTS_SHARDS = (
-    "None beside mesh=: a layer's shards and hosts of several ranks do not go together"
-)
-_OF_ATTACH = (
-    "shards",
-    "guard_every",
-    "backend",
-    "on_failure",
-    "rejoin",
-    "check_every",
-    "cluster",
-)
-_OF_MESSAGES = ("bucket_cap_mb", "num_channels", "trace_steps", "checksums")
-
-REFUSED: tuple[RefusedPair, ...] = (
-    *(
-        RefusedPair(name, way, f"left out under {way}, which has no use of it", _OUT)
-        for way, names in (
-            (LOCAL, _OF_ATTACH),
-            (REDUCE_SCATTER, _OF_ATTACH + _OF_MESSAGES),
-        )
-        for name in names
-    ),
-    RefusedPair("shards", "mesh", _HOSTS_SHARDS, "leave one of them out"),
-    RefusedPair(
-        *("mesh", DTENSORS, "None beside parameters that are DTensors"),
-        "write group=mesh['replicate'] instead",
-    ),
-    *(
-        RefusedPair(name, plan, "None beside a plan, which decides it", _OUT)
-        for name in ("bucket_cap_mb", "num_channels", "compress_if")
-        for plan in ("a plan", "auto")
-    ),
-    *(
-        RefusedPair(first, "auto", f"{accepted} beside {{1}}", remedy, what, given)
-        for first, what, given, accepted, remedy in (
-            ("shards", "", "", "None", _INSTEAD),
-            ("cluster", "", "", "None, as links are measured,", _OUT),
-            (DTENSORS, "model", "DTensors", "one with plain parameters", _INSTEAD),
-            (
-                "sparse rows",
-                "the embedding of {0}",
-                "sparse=True",
-                "sparse=False",
-                _INSTEAD,
-            ),
-            (HALF, "scaler", "one beside parameters in float16", "None", _IN_FULL),
-        )
-    ),
-    *(
-        RefusedPair("on_failure", other, f"'end' beside {why}", _GO_ON)
-        for other, why in (
-            ("DDP", "a DDP model, whose own connections break"),
-            ("mesh", "hosts of several ranks, which hold shares"),
-            (DTENSORS, "sharded layers (FSDP), since a lost rank holds a part"),
-            ("shards", "shards=, since a lost rank holds some"),
-            ("auto", "{1}, whose plan is for all ranks"),
-            (
-                "a plan with overlap",
-                "a plan that overlaps the next forward pass: its updates cannot "
-                "be undone",
-            ),
-        )
-    ),
-    RefusedPair(
-        *(
-            CUT_ROWS,
-            DTENSORS,
-            "sparse=False, as torch cuts no rows of gradients",
-            _DENSE,
-        ),
-        what="the embedding of {0}",
-        given="sparse=True",
-    ),
-    RefusedPair(
-        *(ADAPTS, "mesh", _FIXED, "attach it without mesh=, or leave adapt out"),
-        what="exchange among hosts of several ranks",
-    ),
-    RefusedPair(
-        *("momentum correction", "guard_every", _GRADIENTS, "leave guard_every out"),
-        what="exchange beside guard_every",
-    ),
-    *(
-        RefusedPair(plan, LOCAL, _NO_PLAN, _ITSELF, "exchange")
-        for plan in ("a plan", "auto")
-    ),
-    RefusedPair(
-        DTENSORS,
-        LOCAL,
-        "one with plain parameters",
-        _GATHERED,
-        "model",
-        "one with DTensors",
-    ),
-)
+REFUSED: list[RefusedPair] = []
 """Every pair that is refused; where several are, the first of them is raised."""
-
-_PLAIN = "attach the plain module to overlap it"
-_NOT_OVERLAPPED = (
-    "the plan asks to overlap the next forward pass, and this run does not: "
-)
-CAUTIONS: tuple[Caution, ...] = (
-    *(
-        Caution("an overlapping plan", other, f"{_NOT_OVERLAPPED}{why}")
-        for other, why in (
-            ("DDP", f"DDP's backward() waits for all gradients; {_PLAIN}"),
-            (
-                DTENSORS,
-                "parameters are DTensors, whose forward pass torch itself arranges",
-            ),
-            (
-                "no optimizer",
-                "attach got no optimizer=, whose step it would have to cut",
-            ),
-        )
-    ),
-    Caution(
-        "momentum in the exchange",
-        "momentum in the optimizer",
-        "momentum counts twice: the exchange corrects for a momentum of {0}, and {1} "
-        "has its own; use torch.optim.SGD(params, lr=...) without momentum",
-    ),
-    Caution(
-        "momentum in the exchange",
-        "sparse rows",
-        "row-sparse gradients get no momentum from the exchange ({1}, ...); make the "
-        "embedding with sparse=False, or give its weights an optimizer with momentum",
-    ),
-    Caution(
-        "a collective without rows",
-        "sparse rows that take it",
-        "row-sparse gradients ({1}, ...) cannot take {0}, and are gathered, or sent to "
-        "the ranks that serve them, whichever takes less time in a step; make the "
-        "embedding with sparse=False to have its gradient take it, or name a "
-        "collective of rows, as zen",
-    ),
-)
+CAUTIONS: list[Caution] = []
 """Every pair that works, and is warned of."""
 
 
-def found(pairs: Sequence[Any], facts: Facts) -> list[tuple[Any, Any, Any]]:
-    """The table's ``pairs`` whose features are both there, with features' values."""
+def refuse(
+    first: Feature,
+    second: Feature,
+    accepted: str,
+    *,
+    remedy: str,
+    what: str = "",
+    given: str = "",
+) -> None:
+    """Adds a pair to ``REFUSED``."""
+    pair = RefusedPair(first, second, accepted, remedy, what or first, given)
+    REFUSED.append(pair)
+
+
+def caution(first: Feature, second: Feature, text: str) -> None:
+    """Adds a pair to ``CAUTIONS``."""
+    CAUTIONS.append(Caution(first, second, text))
+
+
+_OUT = "leave it out"
+for _name in (
+    Feature.SHARDS,
+    Feature.GUARD,
+    Feature.BACKEND,
+    Feature.ON_FAILURE,
+    Feature.REJOIN,
+    Feature.CHECK,
+    Feature.CLUSTER,
+):
+    for _way in (Feature.LOCAL_STEPS, Feature.REDUCE_SCATTER):
+        refuse(
+            _name, _way, f"left out under {_way}, which has no use of it", remedy=_OUT
+        )
+for _name in (
+    Feature.BUCKET_CAP,
+    Feature.NUM_CHANNELS,
+    Feature.TRACE_STEPS,
+    Feature.CHECKSUMS,
+):
+    _why = f"left out under {Feature.REDUCE_SCATTER}, which has no use of it"
+    refuse(_name, Feature.REDUCE_SCATTER, _why, remedy=_OUT)
+refuse(
+    Feature.SHARDS,
+    Feature.MESH,
+    "None beside mesh=: a layer's shards and hosts of several ranks do not go together",
+    remedy="leave one of them out",
+)
+refuse(
+    Feature.MESH,
+    Feature.DTENSORS,
+    "None beside parameters that are DTensors",
+    remedy="write group=mesh['replicate'] instead",
+)
+for _name in (Feature.BUCKET_CAP, Feature.NUM_CHANNELS, Feature.COMPRESS_IF):
+    refuse(_name, Feature.PLAN, "None beside a plan, which decides it", remedy=_OUT)
+    refuse(_name, Feature.AUTO, "None beside a plan, which decides it", remedy=_OUT)
+
+_INSTEAD = "attach an exchange, or a plan, instead"
+refuse(Feature.SHARDS, Feature.AUTO, "None beside {second}", remedy=_INSTEAD)
+refuse(
+    Feature.CLUSTER,
+    Feature.AUTO,
+    "None, as links are measured, beside {second}",
+    remedy=_OUT,
+)
+refuse(
+    Feature.DTENSORS,
+    Feature.AUTO,
+    "one with plain parameters beside {second}",
+    remedy=_INSTEAD,
+    what="model",
+    given="DTensors",
+)
+refuse(
+    Feature.SPARSE_ROWS,
+    Feature.AUTO,
+    "sparse=False beside {second}",
+    remedy=_INSTEAD,
+    what="the embedding of {first}",
+    given="sparse=True",
+)
+refuse(
+    Feature.FLOAT16,
+    Feature.AUTO,
+    "None beside {second}",
+    remedy="keep parameters in float32 and compute in autocast, or attach 'none' or "
+    "'cast16'",
+    what="scaler",
+    given="one beside parameters in float16",
+)
+
+_RESTART = "leave on_failure out, and restart from a checkpoint"
+refuse(
+    Feature.ON_FAILURE,
+    Feature.DDP,
+    "'end' beside a DDP model, whose own connections break",
+    remedy=_RESTART,
+)
+refuse(
+    Feature.ON_FAILURE,
+    Feature.MESH,
+    "'end' beside hosts of several ranks, which hold shares",
+    remedy=_RESTART,
+)
+refuse(
+    Feature.ON_FAILURE,
+    Feature.DTENSORS,
+    "'end' beside sharded layers (FSDP), since a lost rank holds a part",
+    remedy=_RESTART,
+)
+refuse(
+    Feature.ON_FAILURE,
+    Feature.SHARDS,
+    "'end' beside shards=, since a lost rank holds some",
+    remedy=_RESTART,
+)
+refuse(
+    Feature.ON_FAILURE,
+    Feature.AUTO,
+    "'end' beside {second}, whose plan is for all ranks",
+    remedy=_RESTART,
+)
+refuse(
+    Feature.ON_FAILURE,
+    Feature.PLAN_WITH_OVERLAP,
+    "'end' beside a plan that overlaps the next forward pass: its updates cannot be "
+    "undone",
+    remedy=_RESTART,
+)
+refuse(
+    Feature.SPARSE_DTENSORS,
+    Feature.DTENSORS,
+    "sparse=False, as torch cuts no rows of gradients",
+    remedy="make the embedding with sparse=False",
+    what="the embedding of {first}",
+    given="sparse=True",
+)
+refuse(
+    Feature.ADAPT,
+    Feature.MESH,
+    "one with fixed settings: a rank of a host knows only its own tensors' losses",
+    remedy="attach it without mesh=, or leave adapt out",
+    what="exchange among hosts of several ranks",
+)
+refuse(
+    Feature.MOMENTUM_CORRECTION,
+    Feature.GUARD,
+    "an exchange of gradients, since means of momentum cannot be compared",
+    remedy="leave guard_every out",
+    what="exchange beside guard_every",
+)
+for _name in (Feature.PLAN, Feature.AUTO):
+    refuse(
+        _name,
+        Feature.LOCAL_STEPS,
+        "a compressor or an exchange, as plans follow the backward pass",
+        remedy="give the exchange itself, compress_if= and delay=",
+        what="exchange",
+    )
+refuse(
+    Feature.DTENSORS,
+    Feature.LOCAL_STEPS,
+    "one with plain parameters",
+    remedy="call gw.attach, or train a model that is whole on each rank",
+    what="model",
+    given="one with DTensors",
+)
+
+_NOT_OVERLAPPED = (
+    "the plan asks to overlap the next forward pass, and this run does not: "
+)
+caution(
+    Feature.OVERLAPPING_PLAN,
+    Feature.DDP,
+    f"{_NOT_OVERLAPPED}DDP's backward() waits for all gradients; attach the plain "
+    "module to overlap it",
+)
+caution(
+    Feature.OVERLAPPING_PLAN,
+    Feature.DTENSORS,
+    f"{_NOT_OVERLAPPED}parameters are DTensors, whose forward pass torch itself "
+    "arranges",
+)
+caution(
+    Feature.OVERLAPPING_PLAN,
+    Feature.NO_OPTIMIZER,
+    f"{_NOT_OVERLAPPED}attach got no optimizer=, whose step it would have to cut",
+)
+caution(
+    Feature.MOMENTUM_IN_EXCHANGE,
+    Feature.MOMENTUM_IN_OPTIMIZER,
+    "momentum counts twice: the exchange corrects for a momentum of {first}, and "
+    "{second} has its own; use torch.optim.SGD(params, lr=...) without momentum",
+)
+caution(
+    Feature.MOMENTUM_IN_EXCHANGE,
+    Feature.SPARSE_ROWS,
+    "row-sparse gradients get no momentum from the exchange ({second}, ...); make the "
+    "embedding with sparse=False, or give its weights an optimizer with momentum",
+)
+caution(
+    Feature.COLLECTIVE_WITHOUT_ROWS,
+    Feature.COMPRESSED_ROWS,
+    "row-sparse gradients ({second}, ...) cannot take {first}, and are gathered, or "
+    "sent to the ranks that serve them, whichever takes less time in a step; make the "
+    "embedding with sparse=False to have its gradient take it, or name a collective of "
+    "rows, as zen",
+)
+
+_Pair = TypeVar("_Pair", RefusedPair, Caution)
+
+
+def _present(pairs: Sequence[_Pair], facts: Facts) -> Iterator[tuple[_Pair, Any, Any]]:
+    """The pairs whose two features are there, with the features' values."""
     values = {name: find(facts) for name, find in FEATURES.items()}
-    both = [(one, values[one.first], values[one.second]) for one in pairs]
-    return [one for one in both if one[1] and one[2]]
+    for pair in pairs:
+        if values[pair.first] and values[pair.second]:
+            yield pair, values[pair.first], values[pair.second]
 
 
 def refuse_pairs(facts: Facts) -> None:
     """Raises ``InvalidSetting`` for two features that do not go together."""
-    for refusal, first, second in found(REFUSED, facts):
-        raise refusal.error(first, second)
+    for pair, first, second in _present(REFUSED, facts):
+        raise pair.error(first, second)
 
 
-def caution(facts: Facts) -> None:
+def warn_of_pairs(facts: Facts) -> None:
     """Warns of features that go together, and hardly mean what they say."""
-    for one, first, second in found(CAUTIONS, facts):
-        _log.warning("%s", one.text.format(first, second))
+    for pair, first, second in _present(CAUTIONS, facts):
+        _log.warning("%s", pair.text.format(first=first, second=second))
 
 
-def refusal_of(first: str, second: str) -> RefusedPair:
+def refusal_of(first: Feature, second: Feature) -> RefusedPair:
     """The refusal of a pair, for checks where an attach has no facts yet."""
     return next(one for one in REFUSED if (one.first, one.second) == (first, second))

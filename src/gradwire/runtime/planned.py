@@ -7,9 +7,9 @@ from typing import Any
 
 from ..contract import Exchange
 from ..contract.collective import Collective
-from ..contract.member import orders_of
 from ..contract.spec import NamedParam
 from ..errors import InvalidSetting
+from ..exchange.orders import orders_of
 from ..exchange.pair import Pair
 from ..exchange.planned import exchanges_of, sound_exchanges
 from ..exchange.two_level import on_hosts
@@ -19,7 +19,8 @@ from ..planning.data.profile import Layer, Profile, ProfiledTensor
 from .device.devices import HOST, home_of
 from .engine.engine import COMPUTE, INLINE, OFFLOAD
 from .liveness.membership import Membership
-from .step.messages import Message, ParamRange, Placement
+from .step.layout import ParamRange
+from .step.messages import Message, Placement
 from .step.row_message import RowMessage
 
 
@@ -33,37 +34,36 @@ def messages_of(
     """The messages of ``plan`` in issue order, for what ``check_for`` accepted."""
     of = dict(params)
     exchanges = exchanges_of(plan)
-    rank = who.rank
-    world = who.world
-    made: list[Message] = []
     orders = orders_of(message.exchange for message in plan.messages)
+    made: list[Message] = []
     for index, (message, order) in enumerate(zip(plan.messages, orders, strict=True)):
         exchange = exchanges[message.exchange]
-        after = message.after
         name = message.chunks[0].tensor
         if id(of[name]) in sparse:
-            way = _rows_way(exchange)
             rows = RowMessage(
-                index, name, of[name], rank, world, collective=way, after=after
+                index,
+                name,
+                of[name],
+                who.rank,
+                who.world,
+                collective=_rows_way(exchange),
+                after=message.after,
             )
             made.append(rows)
-        else:
-            ranges = [
-                ParamRange(c.tensor, of[c.tensor], c.start, c.stop)
-                for c in message.chunks
-            ]
-            carrier = on_hosts(exchange, ranks_per_host)
-            is_away = (
-                home_of((r.param for r in ranges), host_only=carrier.declared.host_only)
-                != HOST
-            )
-            # On hosts of several ranks a host's sum is encoded, and no gradient before
-            # it.
-            early = dict.fromkeys(message.early, OFFLOAD if is_away else COMPUTE)
-            at_once = dict.fromkeys(message.inline, INLINE) | early
-            lanes = at_once if ranks_per_host == 1 else {}
-            placement = Placement(order=order, after=after, lanes=lanes)
-            made.append(Message(index, ranges, carrier, rank, world, placement))
+            continue
+        ranges = [
+            ParamRange(c.tensor, of[c.tensor], c.start, c.stop) for c in message.chunks
+        ]
+        carrier = on_hosts(exchange, ranks_per_host)
+        host_only = carrier.declared.host_only
+        is_on_host = home_of((r.param for r in ranges), host_only=host_only) == HOST
+        lanes: dict[str, str] = {}
+        # On hosts of several ranks a host's sum is encoded, and no gradient before it.
+        if ranks_per_host == 1:
+            lanes = dict.fromkeys(message.inline, INLINE)
+            lanes |= dict.fromkeys(message.early, COMPUTE if is_on_host else OFFLOAD)
+        placement = Placement(order=order, after=message.after, lanes=lanes)
+        made.append(Message(index, ranges, carrier, who.rank, who.world, placement))
     return made
 
 
@@ -109,15 +109,17 @@ def check_for(plan: Plan, params: Sequence[NamedParam], sparse: set[int]) -> Non
         if not rows:
             continue
         (first, *others) = message.chunks
-        why = ""
-        if others or first.numel < of[first.tensor].numel():
-            why = "cut" if not others else "with others"
+        if others:
+            why = "with others"
+        elif first.numel < of[first.tensor].numel():
+            why = "cut"
         elif _rows_way(exchanges[message.exchange]) is None:
             why = f"through {message.exchange!r}, which carries no rows"
-        if why:
-            raise InvalidSetting(
-                f"message {number} of the plan of {plan.planner!r} sends {rows[0]} "
-                f"{why}, and its gradients are row-sparse; plan with zen and a profile "
-                "with sparsity, build its embedding with sparse=False, or attach an "
-                "exchange instead of a plan"
-            )
+        else:
+            continue
+        raise InvalidSetting(
+            f"message {number} of the plan of {plan.planner!r} sends {rows[0]} "
+            f"{why}, and its gradients are row-sparse; plan with zen and a profile "
+            "with sparsity, build its embedding with sparse=False, or attach an "
+            "exchange instead of a plan"
+        )

@@ -33,7 +33,7 @@ from ..planning.default_fusion import DEFAULT_CHANNELS, matrices
 from .engine.backends import BACKENDS
 from .grid.shards import ranks_of_each_host
 from .step.integrity import DEFAULT_CHECK_EVERY
-from .step.messages import refuse_complex, refuse_grad_dtype
+from .step.refusals import refuse_complex, refuse_grad_dtype
 from .transport.wire import Group, meet_in
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ DEFAULT_TIMEOUT = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(metaclass=KeywordSettings):
+class Options(KeywordSettings):
     """Settings of communication and of traces. Every rank passes the same values.
 
     Args:
@@ -95,7 +95,7 @@ class Options(metaclass=KeywordSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FailurePolicy(metaclass=KeywordSettings):
+class FailurePolicy(KeywordSettings):
     """Settings for lost ranks and damaged bits. Every rank passes the same values.
 
     Args:
@@ -259,11 +259,11 @@ class Settings:
         """Whether a setting is given that gradwire's messages obey and DDP's do not."""
         options = self.options
         failure = self.failure
-        given = (options.bucket_cap_mb, options.num_channels, options.backend)
-        checks = failure.check_every not in (None, DEFAULT_CHECK_EVERY)
         return (
-            given != (None, None, "auto")
-            or checks
+            options.bucket_cap_mb is not None
+            or options.num_channels is not None
+            or options.backend != "auto"
+            or failure.check_every not in (None, DEFAULT_CHECK_EVERY)
             or failure.timeout != DEFAULT_TIMEOUT
         )
 
@@ -286,8 +286,6 @@ _CAP = _is(int | float | None, lambda given: 0 < given < math.inf)
 _SOME = _is(int | None, lambda given: given >= 1)
 _COUNT = _is(int, lambda given: given >= 0)
 _LASTS = _is(timedelta, lambda given: given > timedelta(0))
-_LOAD = "read a file with gw.Cluster.load"
-_SHRINK = "write 'shrink' to continue without lost ranks"
 _ACCEPTED: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "bucket_cap_mb": (_CAP, "a positive number or None", "leave it out"),
     "num_channels": (_SOME, "an integer of at least 1", "write 4"),
@@ -303,11 +301,16 @@ _ACCEPTED: dict[str, tuple[Callable[[Any], bool], str, str]] = {
         "pass the loss's scaler",
     ),
     "checksums": (_is(bool), "True or False", "leave it out"),
-    "on_failure": (("end", "shrink").__contains__, "'end' or 'shrink'", _SHRINK),
+    "on_failure": (
+        ("end", "shrink").__contains__,
+        "'end' or 'shrink'",
+        "write 'shrink' to continue without lost ranks",
+    ),
     "backend": (BACKENDS.__contains__, "'auto', 'gloo' or 'nccl'", "leave it out"),
     "cluster": (
         lambda given: getattr(given, "has_rate", given is None),
-        *("a gw.Cluster whose all-reduce takes longer for more bytes, or None", _LOAD),
+        "a gw.Cluster whose all-reduce takes longer for more bytes, or None",
+        "read a file with gw.Cluster.load",
     ),
     "compress_if": (callable, "a function of name and parameter", "leave it out"),
     "timeout": (_LASTS, "a positive timedelta", "write timedelta(minutes=5)"),

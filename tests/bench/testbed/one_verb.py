@@ -14,7 +14,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from gradwire.contract.travel import sent_bytes
+from gradwire.collective.steps.travel import sent_bytes
 from gradwire.contract.verbs import (
     AllGather,
     AllReduce,

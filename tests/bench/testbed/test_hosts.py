@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from gradwire.errors import InvalidSetting, TestbedUnavailable
+from gradwire.errors import InvalidSetting
+from gradwire_bench.errors import TestbedUnavailable
 from gradwire_bench.testbed import hosts as hosts_module
 from gradwire_bench.testbed import netns
 from gradwire_bench.testbed.counters import InterfaceCounters

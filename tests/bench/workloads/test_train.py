@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from gradwire.compress.deft import deft
 from gradwire.compress.none import none
 from gradwire.compress.topk import topk
 from gradwire.contract import Exchange
@@ -28,6 +27,7 @@ from gradwire_bench.workloads.train import (
     Replicas,
     layer_sizes,
 )
+from gradwire_lab.compress.deft import deft
 from tests.each import each
 
 WIDTH, CLASSES = 12, 4

@@ -17,7 +17,6 @@ from gradwire.exchange.sparse_schemes import (
     SchemeInputs,
     counted,
     expected_imbalance,
-    explain_scheme,
     fastest_scheme,
     other_way_s,
     schemes,
@@ -35,6 +34,7 @@ from gradwire.planning.data.sparsity import (
 )
 from gradwire_lab.exchange.sparse_schemes import sparcml_cost, sparse_ps_cost
 from gradwire_lab.planning.index_sets import unit_sparsity
+from gradwire_lab.planning.scheme_reasons import explain_scheme
 from tests.each import each
 from tests.strategies import bounded
 

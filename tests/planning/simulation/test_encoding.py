@@ -19,9 +19,10 @@ from gradwire.planning.planner.ssfusion.fusion import (
 )
 from gradwire.planning.simulation.clock import (
     Iteration,
+    encode_s,
     encodes_of,
     run_on_clock,
-    split_encode,
+    without_encode,
 )
 from gradwire.planning.simulation.events import Traffic, play
 from gradwire.planning.simulation.supersteps import Joint, Price, Superstep, Work
@@ -169,9 +170,8 @@ def test_a_message_encodes_each_tensor_where_its_plan_says() -> None:
     check(plan, THREE)
     layer_of = {"t0": 0, "t1": 1, "t2": 2}
     both = list(encodes_of(plan, CLUSTER, layer_of, [{0, 1, 2}], ["m"]))
-    inline, early = (
-        [one for one, is_inline in both if is_inline is kind] for kind in (True, False)
-    )
+    inline = [one for one in both if one.is_inline]
+    early = [one for one in both if not one.is_inline]
     assert [(one.layer, one.seconds) for one in inline] == [(2, ENCODE.seconds(2**11))]
     all_of_it = [{0, 1, 2}], 1, False, [0], ["m"], ((),), inline, early
     timing = Iteration(THREE, CLUSTER, *all_of_it).timings([[(GATHER,)]])[0]
@@ -185,6 +185,6 @@ def test_a_message_encodes_each_tensor_where_its_plan_says() -> None:
         GATHER,
         Superstep((Work("encode", 1.0),), (), 0),
     )
-    assert split_encode(stages) == (1.0, stages[1:]), (
-        "only those before the first transfer"
-    )
+    # only those before the first transfer
+    assert encode_s(stages) == 1.0
+    assert without_encode(stages) == stages[1:]

@@ -15,6 +15,7 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.two_level import on_hosts
+from gradwire.exchange.without_data import expected_bytes
 from gradwire.planning.data.cluster import Cluster, Host
 from gradwire.planning.data.fit import fit_line
 from gradwire.planning.simulation.representative import alone, estimate
@@ -135,11 +136,11 @@ def test_ranks_of_a_host_exchange_tensors_of_their_own(exchange: gw.Exchange) ->
     sent = [
         sum(s.size_bytes for s in trace.spans if s.rank == rank) for rank in range(8)
     ]
-    stated = on_hosts(exchange, 2).expected_bytes(spec, 8)
+    stated = expected_bytes(on_hosts(exchange, 2), spec, 8)
     assert abs(sum(sent) - sum(stated)) <= 8
     # Within the host one matrix goes to the other rank, and the mean of the other one.
     across = [size - 2 * one.size_bytes for size in sent]
-    of_one = exchange.expected_bytes(one, 4)
+    of_one = expected_bytes(exchange, one, 4)
     assert abs(sum(across) - 2 * sum(of_one)) <= 16
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
 import gradwire as gw
-from gradwire.contract.travel import bytes_sent
+from gradwire.collective.steps.travel import bytes_sent
 from gradwire.runtime.controls import Controls, Flight, Pilot
 from gradwire.runtime.engine.engine import figures_of_all
 from tests.runtime.given import keywords

@@ -531,7 +531,7 @@ def install() -> LateDevice:
                 "PrivateUse1",
             )
         _libraries.extend([every, own])
-        devices.register("late", LATE)
+        devices._KINDS["late"] = LATE
         build.has_triton = lambda: False  # which has no driver for it
         # a late tensor is a class of its own
         refusals._refuse_odd_tensors = lambda model: None

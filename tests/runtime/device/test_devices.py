@@ -27,7 +27,7 @@ from gradwire.planning.data.plan import Plan
 from gradwire.runtime.ddp.comm_hook import DDPHooks
 from gradwire.runtime.device.streams import SideStream, Staged, StepEvents, Streams
 from gradwire.runtime.handle import Handle
-from gradwire.runtime.step.synchroniser import Record
+from gradwire.runtime.step.report import Record
 from tests.runtime.device import late
 from tests.runtime.given import keywords
 from tests.runtime.meshes import mesh

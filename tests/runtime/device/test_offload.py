@@ -214,19 +214,17 @@ def test_what_is_not_finite_leaves_no_residual(sparsifier: str) -> None:
 
 def _at_once(self: Offload) -> None:
     """The event is recorded before the copy."""
-    event = self._side.record_event()
+    event = self.side.record_event()
     LEAVE(self)
-    self._out = event
+    self.out = event
 
 
 def _elsewhere(self: Offload) -> None:
     """Entries come back on a stream of which the next step's copies know nothing."""
-    stream, self._side = self._side, mock.Mock(wraps=self._side)
-    self._side.use.side_effect = lambda: late.LATE.use(
-        late.LATE.new_stream(late.DEVICE)
-    )
-    self._side.kind, self._side.staging = stream.kind, stream.staging
-    self._side.device = stream.device
+    stream, self.side = self.side, mock.Mock(wraps=self.side)
+    self.side.use.side_effect = lambda: late.LATE.use(late.LATE.new_stream(late.DEVICE))
+    self.side.kind, self.side.staging = stream.kind, stream.staging
+    self.side.device = stream.device
     ENCODE(self)
 
 

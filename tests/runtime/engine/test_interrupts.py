@@ -24,6 +24,7 @@ from gradwire.runtime.engine.engine import Engine, Launch
 from gradwire.runtime.liveness import membership
 from gradwire.runtime.liveness.membership import ALONE
 from gradwire.runtime.step import synchroniser
+from gradwire.runtime.step.buffer import GradientBuffer
 from gradwire.runtime.step.messages import Message
 from gradwire.runtime.survive import shrink
 from gradwire.runtime.transport import checksums, wire
@@ -40,7 +41,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "verbs are carried out on a lane": (engine, "carry_out"),
     "what arrived is checked": (checksums.Seals, "check"),
     "gradients are gathered": (Message, "text"),
-    "means are scattered": (Message, "scatter"),
+    "means are scattered": (GradientBuffer, "scatter"),
     "a gradient is handed in": (synchroniser.Synchroniser, "ready"),
     "the step is waited for": (synchroniser.Synchroniser, "finish"),
     "a step is opened": (engine.Engine, "begin_step"),
@@ -216,7 +217,7 @@ def test_survivors_that_are_interrupted_while_they_meet_end_by_it(
     with patch.object(shrink, "meet", raising(kind())):
         one: Any = object.__new__(shrink.Shrinking)
         one._progress = _Nothing()
-        one._ranks = [0, 1]
+        one._progress.numbers = (0, 1)
         with pytest.raises(kind):
             one._lose(RankFailed("rank 1 is lost", ranks=(1,)))
 

@@ -81,7 +81,7 @@ def test_all_ranks_get_the_values_of_all(two: Ranks, tmp_path: Path) -> None:
 def reported(rank: int, world: int, path: Path) -> str:
     handle = gw.attach(Net(), DENSE)
     try:
-        announced_by(handle.synchroniser.engine, 1, Harmful(path))
+        announced_by(handle._synchroniser.engine, 1, Harmful(path))
     except gw.InvalidSetting as error:
         return str(error)
     finally:

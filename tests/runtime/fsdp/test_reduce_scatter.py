@@ -352,6 +352,6 @@ def test_wrong_models_and_settings_are_refused_with_the_remedy(four: Ranks) -> N
         assert "group=mesh['replicate']" in hybrid
         assert "last.bias is trained and outside of what fully_shard() holds" in partly
         assert "is taken already; detach() it first" in twice
-        assert "rank of the state must be" in other
+        assert "this state was saved by rank" in other
         assert "MixedPrecisionPolicy(reduce_dtype=torch.float32)" in halves
         assert "algorithm is" in differ

@@ -24,8 +24,8 @@ from gradwire.errors import RankFailed
 from gradwire.planning import catalogue
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.liveness import membership, pulse
+from gradwire.runtime.liveness.alarm import MOST_CHARACTERS, Alarm, said
 from gradwire.runtime.liveness.membership import Membership
-from gradwire.runtime.liveness.pulse import MOST_CHARACTERS, Alarm, said
 from gradwire.runtime.transport import wire
 from gradwire.runtime.transport.task_graph import Task
 from gradwire.runtime.transport.wire import (
@@ -129,7 +129,7 @@ def fail_in_lane(handle: Handle, error: Exception) -> None:
     def gather(grads: object, copying: object) -> None:
         raise error
 
-    handle.synchroniser.messages[1]._gather = gather  # type: ignore[union-attr,method-assign]
+    handle._synchroniser.messages[1]._gather = gather  # type: ignore[union-attr,method-assign]
 
 
 def raise_strangely(rank: int, world: int) -> Met:
@@ -393,7 +393,7 @@ def fail(rank: int, world: int) -> list[dict[str, Any]]:
     handle = gw.attach(model, "none", options=SMALL)
     optimizer = momentum(model.parameters())
     train(model, optimizer, rank, range(STEP))
-    engine = handle.synchroniser.engine
+    engine = handle._synchroniser.engine
     if rank == 1:
         error = engine.give_up("somebody left")
     else:

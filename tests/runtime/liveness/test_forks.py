@@ -51,26 +51,20 @@ def during_backward(net: Net, work: Callable[[], object]) -> None:
     hook = net.middle.register_forward_hook(within)
 
 
-def late(completion: Any) -> Any:
+def late(complete: Any) -> Any:
     """Completes a bucket's future some time after its messages are done."""
 
-    def made(bucket: Any) -> Any:
-        complete = completion(bucket)
+    def completed(bucket: Any, failure: BaseException | None) -> None:
+        time.sleep(0.1)
+        complete(bucket, failure)
 
-        def completed(failure: BaseException | None) -> None:
-            time.sleep(0.1)
-            complete(failure)
-
-        return completed
-
-    return made
+    return completed
 
 
 def in_another_thread(rank: int, world: int, kind: str) -> tuple[str, bool, int]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            comm_hook._Bucket, "completion", late(comm_hook._Bucket.completion)
-        )
+        bucket = comm_hook._Bucket
+        patch.setattr(bucket, "complete", late(bucket.complete))
         return detached_meanwhile(rank, kind)
 
 
@@ -109,7 +103,7 @@ def test_detach_in_another_thread_waits_for_the_step(kind: str, two: Ranks) -> N
 
 def in_endless_backward(rank: int, world: int) -> int:
     net, model, handle = put("module")
-    handle.synchroniser.engine.timeout = timedelta(seconds=0.2)
+    handle._synchroniser.engine.timeout = timedelta(seconds=0.2)
     said: list[BaseException] = []
 
     def work() -> None:
@@ -140,7 +134,7 @@ def closed_in_mid_step(rank: int, world: int) -> str:
     ever.
     """
     handle = put("module")[2]
-    engine = handle.synchroniser.engine
+    engine = handle._synchroniser.engine
     waits = threading.Thread(
         target=lambda: said.append(_error(lambda: engine.wait([never])))
     )

@@ -20,9 +20,10 @@ from gradwire.contract.verbs import Compute, Steps
 from gradwire.errors import ExitCode
 from gradwire.runtime.engine.engine import Engine, Launch
 from gradwire.runtime.liveness import blame, pulse
+from gradwire.runtime.liveness.alarm import Alarm
 from gradwire.runtime.liveness.blame import silence
 from gradwire.runtime.liveness.membership import ALONE
-from gradwire.runtime.liveness.pulse import Alarm, Place, Pulse, Sign, Stillness
+from gradwire.runtime.liveness.pulse import Place, Pulse, Sign, Stillness
 from gradwire.runtime.liveness.roll_call import Reach
 from gradwire.runtime.transport import wire
 from gradwire.runtime.transport.task_graph import Task

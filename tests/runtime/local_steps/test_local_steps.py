@@ -585,7 +585,7 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "shape": (
         lambda s: s["outer"]["anchors"].update({WEIGHT: torch.ones(3)}),
-        "must be .5, 29.",
+        "here it has .5, 29.",
     ),
     "nan": (
         lambda s: s["outer"]["parameters"][WEIGHT].fill_(torch.nan),

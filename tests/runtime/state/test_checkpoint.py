@@ -15,11 +15,13 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.contract.state import leaves
-from gradwire.errors import InvalidSetting
+from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.exchange.error_feedback import ErrorFeedback, residuals
 from gradwire.exchange.two_level import on_hosts
-from gradwire.runtime.state.checkpoint import Origin, collect, loaded, move
-from gradwire.runtime.step.messages import Message, ParamRange
+from gradwire.runtime.state.checkpoint import collect, loaded, move
+from gradwire.runtime.state.table import ENTRIES, Origin
+from gradwire.runtime.step.layout import ParamRange
+from gradwire.runtime.step.messages import Message
 from tests.each import each
 from tests.runtime.given import SMALL
 from tests.runtime.ranks import Ranks
@@ -178,7 +180,7 @@ def of_weight(residual_N: torch.Tensor) -> dict[str, Any]:
         (
             lambda: [state_of(0), state_of(1)],
             0,
-            "world_size must be a whole number, at least 1",
+            "world_size must be a whole number, 1 to 2",
         ),
         (
             lambda: [state_of(0), state_of(1, step=2)],
@@ -223,6 +225,23 @@ def test_redistribution_refuses_what_is_not_whole(
 ) -> None:
     with pytest.raises(InvalidSetting, match=said):
         gw.redistribute(states(), world_size)
+
+
+def test_the_table_has_every_entry_of_a_state() -> None:
+    """Whoever adds an entry says there whether ranks have it in common."""
+    assert state_of(0).keys() == {"version", *ENTRIES, "params", "messages"}
+    assert ENTRIES.keys() > {*Origin._fields}
+
+
+SHARED = [key for key, entry in ENTRIES.items() if entry.is_shared]
+
+
+@each("key", SHARED, ids=SHARED)
+def test_states_that_differ_in_what_ranks_share_are_no_checkpoint(key: str) -> None:
+    own = state_of(0)[key]
+    other = f"not {own}" if isinstance(own, str) else own + 1
+    with pytest.raises(RanksDiffer, match=f"rank 0 and rank 1 .* {key} is {own} again"):
+        gw.redistribute([state_of(0), state_of(1, **{key: other})], 4)
 
 
 def of_hosts(exchange: Exchange, *, num_hosts: int) -> list[dict[str, Any]]:

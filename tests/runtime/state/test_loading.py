@@ -208,7 +208,7 @@ def test_all_ranks_that_differ_are_named(four: Ranks) -> None:
             in older
         )
         assert (
-            "rank 0 and rank 1 do not have the same checkpoint: of the parameter last"
+            "rank 0 and rank 1 do not have the same checkpoint: only one of both has "
             in lacking
         )
 

@@ -27,10 +27,11 @@ from gradwire.exchange.by_name import clone_state
 from gradwire.exchange.local import drive
 from gradwire.runtime.engine.plain import packed, read_packed
 from gradwire.runtime.settings import tables
-from gradwire.runtime.state.checkpoint import Origin, collect, loaded
-from gradwire.runtime.state.sharded import ROWS
-from gradwire.runtime.step.messages import Message, ParamRange
-from gradwire.runtime.step.synchroniser import Record
+from gradwire.runtime.state.checkpoint import collect, loaded
+from gradwire.runtime.state.table import Origin
+from gradwire.runtime.step.layout import ParamRange
+from gradwire.runtime.step.messages import Message
+from gradwire.runtime.step.report import Record
 from gradwire_lab.laws.tolerance import same_bits
 from tests.each import each
 
@@ -76,7 +77,7 @@ def step(ranks: list[list[Message]], number: int) -> list[Tensor]:
     for of_ranks in zip(*ranks, strict=True):
         drive([m.steps(dict(g)) for m, g in zip(of_ranks, grads, strict=True)])
         for message, own in zip(of_ranks, grads, strict=True):
-            message.scatter(dict(own))
+            message.buffer.scatter(dict(own))
     return list(grads[0].values())
 
 
@@ -338,7 +339,7 @@ def test_what_is_no_list_of_states_is_refused(given: Any) -> None:
 @each("world_size", [0, 1.5, True, "2", None, torch.tensor(2)], ids=kind)
 def test_a_world_of_no_size_is_refused(world_size: Any) -> None:
     with pytest.raises(
-        InvalidSetting, match="world_size must be a whole number, at least 1"
+        InvalidSetting, match="world_size must be a whole number, 1 to 2"
     ):
         gw.redistribute(saved(trained(EXCHANGES["deft"])), world_size)
 
@@ -431,12 +432,12 @@ def wrong_shards(good: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         for key in ("replicas", "parts"):
             rest = packed({**sound, key: number}).numpy().tobytes()
             yield f"{key} {number}", {**good, "rest": rest}
-    for path in places(good[ROWS]):
+    for path in places(good["params"]):
         for name, make in ODDITIES.items():
-            params = changed(good[ROWS], path, lambda _, make=make: make())
-            yield f"params {'/'.join(path)} {name}", {**good, ROWS: params}
+            params = changed(good["params"], path, lambda _, make=make: make())
+            yield f"params {'/'.join(path)} {name}", {**good, "params": params}
     for name, make in ODDITIES.items():
-        yield f"params {name}", {**good, ROWS: make()}
+        yield f"params {name}", {**good, "params": make()}
 
 
 def test_a_damaged_sharded_state_is_refused_by_name() -> None:

@@ -20,7 +20,8 @@ from gradwire.contract.verbs import AllReduce, Steps
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.local import drive
 from gradwire.runtime.step.figures import Recorder, outgrown
-from gradwire.runtime.step.messages import Message, ParamRange
+from gradwire.runtime.step.layout import ParamRange
+from gradwire.runtime.step.messages import Message
 from gradwire_bench.report import density as report
 from tests.laws.variable import above
 from tests.runtime.given import keywords

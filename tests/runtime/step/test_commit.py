@@ -17,8 +17,10 @@ from gradwire.errors import RankFailed
 from gradwire.exchange.local import drive
 from gradwire.runtime.device.streams import Streams
 from gradwire.runtime.engine.engine import Launch
-from gradwire.runtime.step.messages import Message, ParamRange
-from gradwire.runtime.step.synchroniser import Check, Record, StepReport, Synchroniser
+from gradwire.runtime.step.layout import ParamRange
+from gradwire.runtime.step.messages import Message
+from gradwire.runtime.step.report import Check, Record, StepReport
+from gradwire.runtime.step.synchroniser import Synchroniser
 from gradwire.runtime.transport.task_graph import Task
 from tests.each import each
 from tests.runtime.training import DENSE, TOPK
@@ -137,7 +139,7 @@ def test_what_does_not_count_leaves_no_trace() -> None:
             message.state.residual_N.fill_(-2.0)
         own[3].state.residual_N.fill_(-1.0)
         for message in own:
-            message.end_step(undoes=True)
+            message.backup.end_pass(undoes=True)
         for message, were in zip(own, before, strict=True):
             for (_, tensor), was in zip(leaves(message.state), were, strict=True):
                 assert torch.equal(tensor, was), (num_begun, message.index)
@@ -227,7 +229,7 @@ def test_a_message_waits_for_what_the_plan_says_and_for_who_looks_at_its_gradien
         False,
         scale == 1,
     ]
-    assert [one.scale for one in own] == [scale] * 3
+    assert [one.buffer.scale for one in own] == [scale] * 3
 
 
 def test_a_gradient_that_is_none_counts_as_zero() -> None:
@@ -244,11 +246,11 @@ def test_a_gradient_that_is_none_counts_as_zero() -> None:
         ]
         drive([message.steps(own) for message, own in zip(both, grads, strict=True)])
         for message, own in zip(both, grads, strict=True):
-            message.scatter(own)
+            message.buffer.scatter(own)
             for name, mean in own.items():
                 assert mean is None or bool(
                     (mean == (0.5 if name == absent else 1.0)).all()
                 )
     [alone] = messages(1, 0, 2)
     for grad in (torch.ones(4, 10), torch.ones(10, 4).t()):
-        assert alone.can_borrow({alone.names[0]: grad}) == grad.is_contiguous()
+        assert alone.buffer.can_borrow({alone.names[0]: grad}) == grad.is_contiguous()

@@ -25,7 +25,7 @@ from gradwire.runtime.step.integrity import (
     odd_ranks,
     refuse_other_bits,
 )
-from gradwire.runtime.step.synchroniser import Check
+from gradwire.runtime.step.report import Check
 from gradwire_bench.faults.striking import flip, flip_on_the_way
 from tests.each import each
 from tests.runtime.given import SMALL, keywords
@@ -79,7 +79,7 @@ def test_a_digest_tells_what_a_sum_and_a_xor_do_not(
 
 
 @each(
-    "told, odd",
+    "reported, odd",
     [
         ([[1], [1], [2]], (2,)),
         ([[1, 2], [1, 3], [1, 2], [1, 2]], (1,)),
@@ -317,7 +317,7 @@ def struck_on_the_way(rank: int, world: int, name: str) -> Any:
     net = Net()
     limit = timedelta(seconds=10)
     handle = gw.attach(net, EXCHANGES[name], **keywords(checksums=True, timeout=limit))
-    first, step = handle.synchroniser.messages[0], -1
+    first, step = handle._synchroniser.messages[0], -1
     original: Any = first.steps
 
     def steps(*args: Any, **named: Any) -> Any:

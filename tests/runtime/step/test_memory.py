@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import gradwire as gw
-from gradwire.contract.member import thread_scratch, thread_scratch_bytes
 from gradwire.contract.registry import load
+from gradwire.contract.thread_scratch import thread_scratch, thread_scratch_bytes
 from gradwire.runtime.step.figures import KINDS
 from gradwire_lab.algorithm_page import bytes_an_element
 from tests.each import each

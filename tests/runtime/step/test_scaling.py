@@ -97,7 +97,7 @@ def bits_after_each(
     given = scaler if scale != 1.0 else None
     handle = gw.attach(model, exchange, scaler=given, **keywords(**settings))
     if not undoes:
-        handle.synchroniser.undoes_skipped = False
+        handle._synchroniser.undoes_skipped = False
     bits = []
     for step in steps:
         optimizer.zero_grad()

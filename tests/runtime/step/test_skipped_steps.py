@@ -102,7 +102,7 @@ class Account:
 def residuals_of(*handles: Any) -> dict[Tensor, Tensor]:
     found = {}
     for handle in handles:
-        for name, param in handle.synchroniser.params.items():
+        for name, param in handle._synchroniser.params.items():
             zero = torch.zeros_like(param)
             found[param] = handle.residuals().get(name, zero)
     return found
@@ -367,13 +367,18 @@ def note_unscaled(
     account.note(param, grad / scaler.get_scale())
 
 
-@each(
-    "where, infinite",
+@pytest.mark.parametrize(
+    ("where", "infinite"),
     [
         ("plain", (1, 4, 6, 8, 11, 13, 14)),  # each step behind which the plan changes
-        ("ddp", (2, 5, 7, 12, 14, 15)),  # each first one by another plan
-        ("ddp on hosts", (1, 3, 4, 5, 13, 14)),
+        pytest.param(
+            "ddp",
+            (2, 5, 7, 12, 14, 15),  # each first one by another plan
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("ddp on hosts", (1, 3, 4, 5, 13, 14), marks=pytest.mark.slow),
     ],
+    ids=["plain", "ddp", "ddp on hosts"],
 )
 def test_switches_and_skipped_steps_lose_nothing(
     where: str, infinite: Collection[int], two: Ranks, four: Ranks
@@ -442,7 +447,7 @@ def uneven(rank: int, world: int) -> list[Tensor]:
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
-    for message in handle.synchroniser.messages:
+    for message in handle._synchroniser.messages:
         counters += [t.clone() for t in message.rest_of_state().values()]
     handle.detach()
     return counters
@@ -473,7 +478,7 @@ def with_less(rank: int, world: int) -> tuple[list[Tensor], list[Tensor]]:
         scaler.update()
         net.zero_grad()
         other.zero_grad()
-        for message in handle.synchroniser.messages:
+        for message in handle._synchroniser.messages:
             counts += [t.clone() for t in message.rest_of_state().values()]
         residuals.append(onebit.residuals()["b"].clone())
     handle.detach()

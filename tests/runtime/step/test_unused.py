@@ -14,7 +14,8 @@ from torch import nn
 import gradwire as gw
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.local import drive
-from gradwire.runtime.step.messages import Message, ParamRange
+from gradwire.runtime.step.layout import ParamRange
+from gradwire.runtime.step.messages import Message
 from tests.runtime.given import SMALL, keywords
 from tests.runtime.models import Branches
 from tests.runtime.ranks import Ranks

@@ -19,9 +19,9 @@ from torch.utils.data import DistributedSampler
 
 import gradwire as gw
 from gradwire.errors import RankFailed
+from gradwire.runtime.liveness.alarm import Alarm
 from gradwire.runtime.liveness.blame import failure_of
 from gradwire.runtime.liveness.membership import Membership, _did_not_come
-from gradwire.runtime.liveness.pulse import Alarm
 from gradwire.runtime.survive import groups
 from tests.runtime.given import keywords
 from tests.runtime.ranks import Ranks

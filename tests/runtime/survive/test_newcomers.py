@@ -120,7 +120,7 @@ def test_a_newcomer_waits_until_a_run_has_noticed_that_a_rank_is_stopped(
 ) -> None:
     """A run of the same time-out needs some seconds more, and then a step."""
     late = Late(delay_s)
-    monkeypatch.setattr(rejoin, "time", late)
+    monkeypatch.setattr(wire, "time", late)
     monkeypatch.setattr(rejoin, "_live", lambda number: None)
     asked = partial(newcomer(store)._asked, late, described(), timedelta(seconds=60))
     if comes:

@@ -142,7 +142,7 @@ def train_on(
     state = handle.gather_state()
     assert len(state) == (0 if handle.rank else handle.world_size)
     handle.load_state_dict(handle.state_dict())
-    if handle.joined:
+    if handle._run.joined:
         assert dist.get_world_size(handle.group) == handle.world_size
         refuse_unknown_ranks(handle)
     if handle.group is not None:

@@ -20,7 +20,7 @@ from gradwire.contract.verbs import AllReduce, Among, Compute, Steps
 from gradwire.exchange.by_name import exchange_for
 from gradwire.runtime.engine.engine import Engine
 from gradwire.runtime.liveness.membership import Membership, join
-from gradwire.runtime.state.checkpoint import is_residual
+from gradwire.runtime.state.table import is_residual
 from gradwire.runtime.survive import shrink
 from gradwire.runtime.survive.shrink import Counted, Survivors, decided
 from gradwire.runtime.transport.wire import REJOINED, default_store, own_store, start
@@ -62,7 +62,7 @@ def die_confirming(handle: gw.Handle) -> None:
         die()
         yield
 
-    handle.synchroniser.report.confirmation = steps  # type: ignore[method-assign]
+    handle._synchroniser.report.confirmation = steps  # type: ignore[method-assign]
 
 
 def means_of(handle: gw.Handle) -> str:
@@ -79,7 +79,7 @@ def tell_of_means(handle: gw.Handle, *, waits: bool) -> None:
     Unless it ``waits`` for the others, it goes on at once, as a rank does that hears of
     all others before a victim dies.
     """
-    report, routes = handle.synchroniser.report, handle.synchroniser.engine.routes
+    report, routes = handle._synchroniser.report, handle._synchroniser.engine.routes
     confirmation, store, name = report.confirmation, default_store(), means_of(handle)
 
     def steps(*given: Any) -> Any:
@@ -431,7 +431,7 @@ def survival(params: list[torch.nn.Parameter]) -> Any:
     one: Any = object.__new__(shrink.Shrinking)
     one._progress = SimpleNamespace(synchroniser=Undone(3), messages=[], step=4)
     one._params = [(str(place), param) for place, param in enumerate(params)]
-    one._ranks, one._name, one._due = [0, 1, 2], "0-1-2/1", None
+    one._name, one._due = "0-1-2/1", None
     one._undoes = one._is_torn = False
     one._connected = lambda *_: (None, None)
     one._move = lambda *_: None
@@ -451,7 +451,6 @@ def test_gradients_of_a_step_that_does_not_count_are_dropped(undoes: bool) -> No
     one._go_on(failure, Survivors((0, 1), 4), undoes=undoes)
     assert one._progress.synchroniser.num_undone == undoes
     assert all((param.grad is None) == undoes for param in params)
-    assert one._ranks == [0, 1]
 
 
 def test_models_of_other_ranks_do_not_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -465,7 +464,8 @@ def test_models_of_other_ranks_do_not_shrink(monkeypatch: pytest.MonkeyPatch) ->
     models, lost = set[Any](), list[str]()
     for name, ranks in names.items():
         one = survival([])
-        one._name, one._ranks = name, ranks
+        one._name = name
+        one._engine.who = Membership(name, 0, len(ranks), tuple(ranks))
         one._lose = lambda failure, name=name: lost.append(name)
         one._raise_due = lambda failure: None
         one._due = gw.RanksLost("rank 2 is lost", ranks=(2,), step=4)

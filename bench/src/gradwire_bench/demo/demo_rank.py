@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.collective.steps.travel import sent_bytes
 from gradwire.contract.registry import load
 from gradwire.contract.trace.span import Span, Trace
-from gradwire.contract.travel import sent_bytes
 from gradwire.contract.verbs import AllReduce
 from gradwire.runtime.attach import attach
 from gradwire.runtime.handle import Handle

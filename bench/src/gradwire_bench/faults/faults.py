@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from gradwire.contract.bounds import check_whole
-from gradwire.errors import TestbedUnavailable, invalid
+from gradwire.errors import invalid
 
+from ..errors import TestbedUnavailable
 from ..testbed.hosts import available
 from .accidents import KINDS, LINKS, WAYS, Accident, drawn
 from .faults_judge import COLUMNS, Flaws, judge

@@ -39,7 +39,7 @@ from gradwire.runtime import attach as attachment
 from gradwire.runtime.attach import attach
 from gradwire.runtime.engine import engine
 from gradwire.runtime.grid.dtensors import shard_of
-from gradwire.runtime.handle import Handle
+from gradwire.runtime.handle import Handle, synchroniser_of
 from gradwire.runtime.settings import FailurePolicy, Options
 from gradwire.runtime.transport import wire
 
@@ -207,7 +207,7 @@ class _Training:
             first = self._resume(optimizer, handle)
         if striker is not None and accident.point == "verb":
             struck = StruckSteps(striker)
-            for message in handle.synchroniser.messages:
+            for message in synchroniser_of(handle).messages:
                 struck.around(message)
         for step in range(first, NUM_STEPS):
             self._step(step, trained, optimizer, handle)

@@ -43,7 +43,7 @@ from gradwire.cli.report.table import Row, cell, heading
 from gradwire.compress.onebit import onebit
 from gradwire.contract import Compressor
 from gradwire.contract.units import format_rate
-from gradwire.errors import RankFailed, TestbedUnavailable, UnknownName, invalid
+from gradwire.errors import RankFailed, UnknownName, invalid
 from gradwire.kernels.libraries import has_triton
 from gradwire.kernels.sparse.entries import Entries
 from gradwire.kernels.sparse.partition import partition
@@ -54,6 +54,7 @@ from gradwire_bench.testbed.ranks import Report, run_ranks
 from gradwire_bench.testbed.wide_area import NEAR, WideArea
 from gradwire_lab.hashing.algorithm_1 import algorithm_1
 
+from ..errors import TestbedUnavailable
 from . import ahead, device_bits, kernel_peers, offload
 from .device_rank import SIDES
 

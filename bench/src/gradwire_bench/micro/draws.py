@@ -14,6 +14,7 @@ from torch import Tensor
 from gradwire.errors import UnknownName, invalid
 from gradwire.kernels.distinct import count_distinct
 from gradwire.planning.data.sparsity import DOUBLINGS, Skewness, UnitSparsity
+from gradwire_lab.planning.index_sets import overlap_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +173,7 @@ def draws_like(
         numel=numel,
         world=world,
         density=found.density if density is None else density,
-        overlap=found.overlap_mean,
+        overlap=overlap_mean(found),
         skew=found.skew(world),
         run=found.width,
     )

@@ -13,6 +13,7 @@ from gradwire.cli.report.table import Row
 from gradwire.contract.bounds import check_whole
 from gradwire.errors import UnknownName
 from gradwire.exchange.two_level import TwoLevel
+from gradwire.exchange.without_data import wire_bytes
 
 from ..testbed.hosts import Testbed, open_hosts
 from ..testbed.ranks import Report, run_ranks
@@ -149,5 +150,5 @@ def _stated_bytes(name: str, bench: ExchangeBench) -> list[int]:
     if isinstance(exchange, TwoLevel):
         shares = [exchange.share(replace(spec, rank=rank)) for rank in range(per_host)]
         exchange = exchange.inner
-    each = [exchange.wire_bytes(share, bench.hosts) or [] for share in shares]
+    each = [wire_bytes(exchange, share, bench.hosts) or [] for share in shares]
     return [sum(of_host) for of_host in zip(*each, strict=True)]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gradwire.cli.report.table import Row
-from gradwire.contract.travel import bytes_sent
+from gradwire.collective.steps.travel import bytes_sent
 from gradwire.errors import NotInstalled, invalid
 from gradwire.kernels.libraries import has_triton
 from gradwire.kernels.sparse.entries import Entries, parts_of

@@ -20,7 +20,13 @@ import torch
 from torch import Tensor
 
 from gradwire.cli.report.table import Row
-from gradwire.compress.deft import (
+from gradwire.compress.dgc import dgc
+from gradwire.compress.topk import topk
+from gradwire.contract import Compressor, Member
+from gradwire.contract.spec import TensorSpec
+from gradwire.kernels.magnitudes import range_norms
+from gradwire.planning import catalogue
+from gradwire_lab.compress.deft import (
     layer_k,
     loads,
     owners,
@@ -28,12 +34,6 @@ from gradwire.compress.deft import (
     select_layers,
     work,
 )
-from gradwire.compress.dgc import dgc
-from gradwire.compress.topk import topk
-from gradwire.contract import Compressor, Member
-from gradwire.contract.spec import TensorSpec
-from gradwire.kernels.magnitudes import range_norms
-from gradwire.planning import catalogue
 from gradwire_lab.compress.gaussiank import gaussiank
 from gradwire_lab.compress.graddrop import graddrop
 from gradwire_lab.compress.hardthreshold import hardthreshold

@@ -20,6 +20,7 @@ from gradwire.compress.nonzero import nonzero
 from gradwire.contract.bounds import check_whole
 from gradwire.contract.spec import TensorSpec, chunk_bounds
 from gradwire.errors import UnknownName
+from gradwire.exchange.without_data import expected_bytes
 from gradwire_lab.exchange.bytes_of_sets import bytes_of, volumes
 
 from ..testbed.hosts import Testbed, open_hosts
@@ -173,7 +174,7 @@ def _stated(bench: SparseBench, name: str, sets: list[Tensor]) -> list[int]:
             each.append(bytes_of(SCHEMES[name], nonzero(), spec, inside) or [])
         else:
             exchange = exchange_of(name, bench.draws.density)
-            each.append(exchange.expected_bytes(spec, len(sets)) or [])
+            each.append(expected_bytes(exchange, spec, len(sets)) or [])
     return [sum(ranks) for ranks in zip(*each, strict=True)]
 
 

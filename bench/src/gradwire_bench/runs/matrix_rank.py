@@ -104,9 +104,7 @@ def live(task: ProgramRun, rank: int, end: Connection, log: Path) -> None:
             names,
         )
         bits = dict(digests(names["model"]))
-        overlaps = [
-            one.overlap.num_overlapped for one in handles if one.overlap is not None
-        ]
+        overlaps = [one.stats()["overlapped_steps"] for one in handles]
         ending = ProgramEnd(bits, num_attached=len(handles), overlapped=sum(overlaps))
     except BaseException as error:
         traceback.print_exc()

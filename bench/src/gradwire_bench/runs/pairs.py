@@ -8,14 +8,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from gradwire.runtime.pairs import (
-    CAUTIONS,
-    CUT_ROWS,
-    DTENSORS,
-    LOCAL,
-    REFUSED,
-    RefusedPair,
-)
+from gradwire.runtime.pairs import CAUTIONS, REFUSED, Feature, RefusedPair
 
 EXCHANGES = (
     "none",
@@ -28,10 +21,10 @@ EXCHANGES = (
     "a plan with overlap",
     "auto",
 )
-MODELS = ("plain module", "DDP", DTENSORS)
+MODELS = ("plain module", Feature.DDP, Feature.DTENSORS)
 ALL = (
     *EXCHANGES,
-    LOCAL,
+    Feature.LOCAL_STEPS,
     *MODELS,
     *("mesh", "shards", "sparse rows", "compiled", "reentrant checkpoint"),
     *(
@@ -49,7 +42,10 @@ model.
 """
 SHOWN = "tests/runtime/test_pairs.py::test_what_goes_together"
 """The test that trains with each pair that is not refused."""
-_IMPLIED = {"a plan with overlap": "a plan", "sparse rows": CUT_ROWS}
+_IMPLIED: dict[str, str] = {
+    Feature.PLAN_WITH_OVERLAP: Feature.PLAN,
+    Feature.SPARSE_ROWS: Feature.SPARSE_DTENSORS,
+}
 MARKS = "<!-- pairs -->", "<!-- end of the pairs -->"
 
 
@@ -86,7 +82,7 @@ def markdown() -> str:
     lines += [f"| {a} | {b} | {_sentence(found)} |" for a, b, found in refused]
     lines += ["", "| feature | beside | works, with a warning |", "| --- | --- | --- |"]
     lines += [
-        f"| {one.first} | {one.second} | {one.text.format('...', '...')} |"
+        f"| {one.first} | {one.second} | {one.text.format(first='...', second='...')} |"
         for one in CAUTIONS
     ]
     works = len(pairs()) - len(refused)
@@ -101,5 +97,5 @@ def markdown() -> str:
 
 
 def _sentence(one: RefusedPair) -> str:
-    text = f"{one.what or one.first} must be {one.accepted}; {one.remedy}"
-    return text.format("...", one.second)
+    text = f"{one.what} must be {one.accepted}; {one.remedy}"
+    return text.format(first="...", second=one.second)

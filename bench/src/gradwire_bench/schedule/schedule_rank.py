@@ -35,7 +35,7 @@ from gradwire.runtime.attach import attach
 from gradwire.runtime.engine.engine import Engine
 from gradwire.runtime.engine.plain import values_of_all
 from gradwire.runtime.grid.shards import TORCHRUN, ranks_of_each_host
-from gradwire.runtime.handle import Handle
+from gradwire.runtime.handle import Handle, synchroniser_of
 from gradwire.runtime.liveness.membership import join
 from gradwire.runtime.settings import FailurePolicy, Options
 from gradwire_lab.planning.tune import tune
@@ -203,27 +203,36 @@ def make_plan(
     return plan_for(planner, small, cluster, **bytes_scaled)
 
 
+def stretched(line: LineFit, factor: float) -> LineFit:
+    """The line of sizes ``factor`` times as large that take the same seconds.
+
+    >>> line = LineFit(alpha_s=1.0, per_unit_s=2.0, samples=((1, 3.0),))
+    >>> stretched(line, 2.0).samples
+    ((2, 3.0),)
+    """
+    samples = tuple((round(factor * size), seconds) for size, seconds in line.samples)
+    per_unit_s = line.per_unit_s / factor
+    return line.model_copy(update={"per_unit_s": per_unit_s, "samples": samples})
+
+
 def at_full_size(cluster: Cluster, *, scale: float, slowdown: float) -> Cluster:
     """The cluster on which the profile itself takes 1/``slowdown`` of what it takes
     here scaled.
     """
 
+    def full_line(line: LineFit) -> LineFit:
+        return stretched(line.times(1 / slowdown), scale)
+
     def full(level: Cluster | Host, **lines: dict[VerbName, LineFit]) -> dict[str, Any]:
         rate = level.rate_bytes_per_s * scale * slowdown
         every = {}
         for name, own in lines.items():
-            every[name] = {
-                v: line.times(1 / slowdown).stretched(scale) for v, line in own.items()
-            }
+            every[name] = {v: full_line(line) for v, line in own.items()}
         return {"rate_bytes_per_s": rate, "hop_s": level.hop_s / slowdown, **every}
 
     host = cluster.host
     if host is not None:
-        line = (
-            None
-            if host.line is None
-            else host.line.times(1 / slowdown).stretched(scale)
-        )
+        line = None if host.line is None else full_line(host.line)
         host = host.model_copy(update={**full(host, shares=host.shares), "line": line})
     figures = full(cluster, collectives=cluster.collectives)
     return cluster.model_copy(update={**figures, "host": host})
@@ -287,7 +296,7 @@ def _start(profile: Profile, plan: Plan, memory: Memory, seed: int | None) -> Re
         failure=FailurePolicy(timeout=_TIMEOUT),
         options=Options(trace_steps=2),
     )
-    engine = handle.synchroniser.engine
+    engine = synchroniser_of(handle).engine
     device.inline_s = lambda: engine.inline_s
     return ReplayRun(plan, model, device, optimizer, handle)
 

@@ -13,7 +13,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from gradwire.errors import TestbedUnavailable
+from ..errors import TestbedUnavailable
 
 WINDOW_S = 0.005
 _LEAST_WINDOW_BYTES = 65_536

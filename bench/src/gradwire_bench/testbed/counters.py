@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradwire.errors import TestbedUnavailable
+from ..errors import TestbedUnavailable
 
 LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
 

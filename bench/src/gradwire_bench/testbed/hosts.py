@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from gradwire.errors import TestbedUnavailable, invalid
+from gradwire.errors import invalid
 
+from ..errors import TestbedUnavailable
 from ._orphans import end_orphans
 from .counters import LOOPBACK, InterfaceCounters, read_counters
 from .netns import (

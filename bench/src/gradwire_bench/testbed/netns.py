@@ -27,8 +27,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from gradwire.errors import TestbedUnavailable, invalid
+from gradwire.errors import invalid
 
+from ..errors import TestbedUnavailable
 from ._orphans import end_orphans, mark
 from .forwarder import Forwarder, open_forwarder
 from .wide_area import WideArea

@@ -34,8 +34,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
-from gradwire.errors import TestbedUnavailable
-
+from ..errors import TestbedUnavailable
 from . import counters
 from .counters import InterfaceCounters
 from .wide_area import NEAR, WideArea

@@ -24,9 +24,10 @@ from torch import Tensor, nn
 from gradwire.contract import Exchange, Member, State
 from gradwire.contract.spec import NamedParam, TensorSpec
 from gradwire.errors import invalid
-from gradwire.exchange.error_feedback import choose_together, residuals
+from gradwire.exchange.error_feedback import residuals
 from gradwire.exchange.local import drive
 from gradwire.planning.default_fusion import default_messages
+from gradwire_lab.exchange.adapt import choose_together
 
 from ..testbed.ranks import Report
 from .task import TrainingTask

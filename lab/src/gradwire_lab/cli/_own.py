@@ -55,7 +55,8 @@ def program_of_text(path: Path, more: list[Path], traits: list[str]) -> Any:
     if promised.pop("sparse", False):
         promised |= {"layout": Layout.SPARSE, "exact_size": False}
     try:
-        return extension("compll_text").compile_text(path, *more, **promised)
+        text = extension("compll_text", "a program in the C-like text")
+        return text.compile_text(path, *more, **promised)
     except TypeError as error:
         raise invalid("--trait", traits, "traits of compressors", str(error)) from None
 

@@ -107,7 +107,8 @@ def bench(
             raise invalid(what, value, f"at least {least}", "leave it out")
     codecs = programs(name, settings, trait, more)
     with progress("compll bench"):
-        rows = extension("kernel_bench").measure(numel, threads, rounds, codecs)
+        kernel_bench = extension("kernel_bench", "a measurement of kernels")
+        rows = kernel_bench.measure(numel, threads, rounds, codecs)
     emit(
         "compll bench",
         rows,

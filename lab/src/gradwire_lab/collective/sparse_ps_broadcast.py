@@ -27,9 +27,9 @@ from torch import Tensor
 
 from gradwire.collective.steps.ordered_sums import split
 from gradwire.collective.steps.push_pull import Delivery, PushPull
+from gradwire.collective.steps.travel import bytes_sent
 from gradwire.contract import Member
 from gradwire.contract.collective import Dimensions
-from gradwire.contract.travel import bytes_sent
 from gradwire.contract.verbs import Broadcast
 
 

@@ -26,12 +26,13 @@ import torch
 from torch import Tensor
 
 from gradwire.compress._coo import check_addressable
-from gradwire.compress._narrow import narrow, widen, width_of
-from gradwire.compress._support import Pending, SelectedSupport, SharedSupport
 from gradwire.contract import Member, Traits
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import Broadcast, Steps
 from gradwire.kernels import select
+
+from ._narrow import narrow, widen, width_of
+from ._support import Pending, SelectedSupport, SharedSupport
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from gradwire.collective.allgather_sparse import allgather_sparse
+from gradwire.collective.steps.size_only import SizeOnlyCompressor
 from gradwire.compress._coo import coo_format, share_of
 from gradwire.compress._residual import as_working
 from gradwire.compress._sampled import LEAST_ABOVE
@@ -41,7 +42,6 @@ from gradwire.contract import Exchange, Member, Shards, State, Traits, synchroni
 from gradwire.contract.bounds import MOST_SEED, check_share, check_whole
 from gradwire.contract.collective import Collective
 from gradwire.contract.payload import Format, Payload
-from gradwire.contract.shapes_only import SizeOnlyCompressor
 from gradwire.contract.spec import TensorSpec, working_dtype
 from gradwire.contract.verbs import AllGather, Among, Steps
 from gradwire.dsl.philox import below

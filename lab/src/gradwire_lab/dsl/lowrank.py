@@ -322,7 +322,8 @@ class MatrixProgram(Exchange):
     ...
     ...     def decode(self, left, right):
     ...         return matmul(left, right.T)
-    >>> twice(rank=2).wire_bytes(TensorSpec("w", 300, shapes=((10, 30),)), 2)
+    >>> from gradwire.exchange.without_data import wire_bytes
+    >>> wire_bytes(twice(rank=2), TensorSpec("w", 300, shapes=((10, 30),)), 2)
     [640, 640]
     """
 

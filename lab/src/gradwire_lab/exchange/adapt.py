@@ -27,7 +27,7 @@ Contributed: the same as the inner exchange's.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -36,18 +36,19 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from gradwire.collective.steps.tensorwise import tensor_sizes
 from gradwire.contract import Compressor, Exchange, Member, State, Traits
 from gradwire.contract.bounds import check_number, check_whole
 from gradwire.contract.spec import TensorSpec, working_dtype
-from gradwire.contract.tensorwise import tensor_places, tensor_sizes
 from gradwire.contract.verbs import AllReduce, Compute, Steps
 from gradwire.errors import invalid
 from gradwire.exchange.by_name import exchange_for
-from gradwire.exchange.error_feedback import Chooser, ErrorFeedback
+from gradwire.exchange.error_feedback import Chooser, ErrorFeedback, chooser_of
 from gradwire.exchange.warmup import Steps_T, count_step, no_steps, steps_done
 
 from ._cheapest import chosen, total
 from .ladders import Ladder, ladder_of
+from .places import tensor_places
 
 EVERY = 500
 """Steps from one measurement to the next by default."""
@@ -223,6 +224,17 @@ class Adapted(Chooser):
             rungs = given
         for (state, _, place), rung in zip(each, rungs, strict=True):
             state.rung_T[place].fill_(rung)
+
+
+def choose_together(taken: Iterable[tuple[Exchange, State]]) -> None:
+    """Chooses settings anew, where an exchange does, after a step of these messages."""
+    every: dict[Chooser, list[State]] = {}
+    for exchange, state in taken:
+        own = chooser_of(exchange)
+        if own is not None:
+            every.setdefault(own, []).append(state)
+    for own, states in every.items():
+        own.choose_together(states)
 
 
 def adapted_states(state: State) -> Iterator[AdaptedState]:

@@ -15,9 +15,9 @@ from torch import Tensor
 from gradwire.collective.allgather_sparse import allgather_sparse
 from gradwire.collective.steps.ordered_sums import value_dtype
 from gradwire.collective.steps.push_pull import Cut, MergeCounts, PushPull
+from gradwire.collective.steps.sizes import SIZE_BYTES
 from gradwire.contract import Compressor
 from gradwire.contract.collective import Collective
-from gradwire.contract.member import SIZE_BYTES
 from gradwire.contract.payload import Format
 from gradwire.contract.spec import TensorSpec
 from gradwire.kernels.distinct import count_distinct

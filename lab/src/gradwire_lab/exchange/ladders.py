@@ -19,6 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gradwire.collective.steps.size_only import SizeOnlyCompressor
+from gradwire.collective.steps.tensorwise import Tensorwise, tensor_sizes
 from gradwire.compress.dgc import dgc
 from gradwire.compress.powersgd import (
     MatrixState,
@@ -33,11 +35,11 @@ from gradwire.compress.topk import topk
 from gradwire.compress.uniform import BITWIDTHS as UNIFORM_BITWIDTHS
 from gradwire.compress.uniform import uniform
 from gradwire.contract import Compressor, Exchange, Member, State
-from gradwire.contract.shapes_only import SizeOnlyCompressor
 from gradwire.contract.spec import TensorSpec, working_dtype
-from gradwire.contract.tensorwise import Tensorwise, tensor_places, tensor_sizes
 from gradwire.contract.verbs import AllReduce, Compute, Steps
 from gradwire.exchange.pair import Pair, PairState
+
+from .places import tensor_places
 
 
 class Ladder(ABC):

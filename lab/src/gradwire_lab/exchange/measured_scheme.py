@@ -32,9 +32,9 @@ import torch
 from torch import Tensor
 
 from gradwire.collective.steps.ordered_sums import num_entries, value_dtype
+from gradwire.collective.steps.sizes import announce_count
 from gradwire.contract import Compressor, Exchange, Layout, Member, State
 from gradwire.contract.bounds import check_whole
-from gradwire.contract.member import announce_count
 from gradwire.contract.registry import load
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import Steps

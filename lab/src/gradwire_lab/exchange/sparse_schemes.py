@@ -12,14 +12,34 @@ Differences from the paper: those of gradwire's own formulas. For schemes that c
 
 from __future__ import annotations
 
-from gradwire.contract.member import SIZE_BYTES
+from gradwire.collective.steps.sizes import SIZE_BYTES
 from gradwire.exchange.sparse_schemes import Prediction, SchemeInputs, push_pull_cost
+from gradwire.planning.data.sparsity import UnitSparsity, between
 
 from ..collective.omnireduce import omnireduce
 from ..collective.sparse_ps import sparse_ps
 from ..collective.sparse_ps_broadcast import broadcast_bytes, sparse_ps_broadcast
 
 _OF_RANGES = "(ranges have unlike many, and every entry an index) "
+
+
+def range_imbalance(units: UnitSparsity, num_ranks: int) -> tuple[float, float]:
+    """Imbalance of push and pull where ranks serve even partitions (definition 8).
+
+    Beyond the ranks measured it grows as the skewness ratio does; without any it is
+    that.
+    """
+    skew = units.skew(num_ranks)
+    if not units.imbalances:
+        return skew, skew
+    measured = min(num_ranks, units.imbalances[-1].ranks)
+    growth = skew / units.skew(measured)
+    pushes = [(1, 1.0), *((one.ranks, one.push) for one in units.imbalances)]
+    pulls = [(1, 1.0), *((one.ranks, one.pull) for one in units.imbalances)]
+    push = growth * between(pushes, measured)
+    pull = growth * between(pulls, measured)
+    most = float(num_ranks)
+    return max(1.0, min(push, most)), max(1.0, min(pull, most))
 
 
 def sparcml_cost(at: SchemeInputs) -> Prediction:
@@ -44,25 +64,23 @@ def omnireduce_cost(at: SchemeInputs) -> Prediction:
     back.
     """
     why = "(blocks carry zeros, and ranges have unlike many) "
-    return push_pull_cost(
-        omnireduce(), at, at.blocks, at.blocks.imbalance(at.world), why
-    )
+    imbalance = range_imbalance(at.blocks, at.world)
+    return push_pull_cost(omnireduce(), at, at.blocks, imbalance, why)
 
 
 def sparse_ps_cost(at: SchemeInputs) -> Prediction:
     """Coordinates to the servers of even ranges, and those of their sums back: appendix
     B.1.
     """
-    return push_pull_cost(
-        sparse_ps(), at, at.units, at.units.imbalance(at.world), _OF_RANGES
-    )
+    imbalance = range_imbalance(at.units, at.world)
+    return push_pull_cost(sparse_ps(), at, at.units, imbalance, _OF_RANGES)
 
 
 def sparse_ps_broadcast_cost(at: SchemeInputs) -> Prediction:
     """Coordinates to the servers of even ranges, and their sums broadcast at once:
     appendix B.1.
     """
-    imbalance = at.units.imbalance(at.world)
+    imbalance = range_imbalance(at.units, at.world)
     return push_pull_cost(
         sparse_ps_broadcast(), at, at.units, imbalance, _OF_RANGES, _broadcast_s
     )

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from gradwire.contract import Compressor
 from gradwire.contract.spec import TensorSpec, working_dtype
-from gradwire.errors import LawBroken
 
+from ..errors import LawBroken
 from . import payloads
 from .payloads import content, decoded_of, encoded, residual_for, spec_alone
 from .tolerance import assert_near, largest, must, same_bits, tame

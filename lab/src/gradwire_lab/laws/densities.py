@@ -16,9 +16,9 @@ from torch import Tensor
 
 from gradwire.contract import Compressor, Member, Traits
 from gradwire.contract.spec import TensorSpec
-from gradwire.errors import LawBroken
 from gradwire.exchange.local import drive
 
+from ..errors import LawBroken
 from .tolerance import must
 
 KINDS = ("normal", "laplace", "heavy-tailed", "sparse")

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gradwire.collective.steps.tensorwise import tensor_sizes
 from gradwire.contract import State
 from gradwire.contract.spec import working_dtype
-from gradwire.contract.tensorwise import tensor_sizes
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.error_feedback import with_error_feedback
 from gradwire.exchange.momentum import MomentumCorrection

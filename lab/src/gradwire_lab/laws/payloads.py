@@ -14,9 +14,10 @@ from torch import Tensor
 from gradwire.contract import Compressor
 from gradwire.contract.payload import Payload
 from gradwire.contract.spec import TensorSpec, working_dtype
-from gradwire.errors import InvalidSetting, LawBroken
+from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import clone_state
 
+from ..errors import LawBroken
 from .tolerance import largest, must, same_bits, tame
 
 

@@ -17,7 +17,8 @@ from gradwire.contract.state import leaves
 from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.exchange.local import drive
 from gradwire.runtime.step.backup import Backup
-from gradwire.runtime.step.messages import Message, ParamRange, Placement
+from gradwire.runtime.step.layout import ParamRange
+from gradwire.runtime.step.messages import Message, Placement
 
 from .cases import Case, accuracy, kept_of
 from .tolerance import assert_near, largest, must, same_bits
@@ -73,8 +74,8 @@ class Job:
             )
         drive(steps, seed=step, ranks_per_host=self.exchange.ranks_per_host)
         for message in self.messages:
-            message.end_step()
-        self.arrived_N += self.messages[0].flat_N.double()
+            message.backup.end_pass()
+        self.arrived_N += self.messages[0].buffer.flat_N.double()
 
     def decide(self, places: list[int], *, is_skipped: bool) -> None:
         """Ends a step of an optimizer that holds the parameters at these places."""

@@ -16,12 +16,13 @@ from gradwire.contract import Compressor, Exchange
 from gradwire.contract.collective import Collective
 from gradwire.contract.registry import load, names
 from gradwire.dsl.program import Program
-from gradwire.errors import IncompatiblePair, LawBroken, invalid
+from gradwire.errors import IncompatiblePair, invalid
 from gradwire.exchange.clipping import Clipping
 from gradwire.exchange.error_feedback import ErrorFeedback
 from gradwire.exchange.momentum import DecoupledMomentum, MomentumCorrection
 from gradwire.exchange.pair import Pair, pair, suited
 
+from ..errors import LawBroken
 from . import (
     bounded,
     collectives,

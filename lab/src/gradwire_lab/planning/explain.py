@@ -14,7 +14,6 @@ from itertools import compress
 from gradwire.contract.registry import load, names
 from gradwire.contract.units import format_bytes, format_rate, format_seconds, ratio
 from gradwire.errors import InvalidSetting
-from gradwire.exchange.sparse_schemes import explain_scheme
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import DENSE, Plan
 from gradwire.planning.data.profile import Profile
@@ -24,6 +23,7 @@ from gradwire.planning.sparse import schemes_of
 
 from . import auto_reasons
 from .account import Account
+from .scheme_reasons import explain_scheme
 
 WORTH = 0.02
 """A gain below this share is called none, as predictions are hardly more exact."""

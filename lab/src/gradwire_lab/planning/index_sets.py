@@ -118,6 +118,16 @@ def _parts(indices: Indices, num_units: int, num_parts: int) -> tuple[Indices, I
     return np.diff(np.searchsorted(indices, edges)), np.diff(edges)
 
 
+def overlap_mean(units: UnitSparsity) -> float:
+    """The mean of the overlap ratios; 0 without any."""
+    return float(np.mean(units.overlaps)) if units.overlaps else 0.0
+
+
+def overlap_spread(units: UnitSparsity) -> float:
+    """The standard deviation of the overlap ratios; 0 without any."""
+    return float(np.std(units.overlaps)) if units.overlaps else 0.0
+
+
 def unit_sparsity(
     sets: Sequence[Indices], width: int, num_units: int, *, most_pairs: int = 120
 ) -> UnitSparsity:

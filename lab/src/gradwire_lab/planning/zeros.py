@@ -46,7 +46,7 @@ from gradwire.planning.data.sparsity import (
 from gradwire.runtime.engine.engine import CONTROL, Engine
 from gradwire.runtime.liveness.membership import join
 
-from .index_sets import unit_sparsity
+from .index_sets import overlap_mean, overlap_spread, unit_sparsity
 
 _log = logging.getLogger("gradwire")
 
@@ -184,8 +184,8 @@ def sparsity_rows(sparsity: SparsityProfile) -> list[dict[str, object]]:
                 "name": tensor.name,
                 "unit": "elements" if units.width == 1 else f"rows of {units.width}",
                 "fraction_dense": units.density,
-                "fraction_overlap": units.overlap_mean,
-                "fraction_overlap_spread": units.overlap_spread,
+                "fraction_overlap": overlap_mean(units),
+                "fraction_overlap_spread": overlap_spread(units),
                 **{
                     f"denser_among_{ranks}": units.gamma(ranks) for ranks in SHOWN_RANKS
                 },

@@ -69,12 +69,12 @@ def backends() -> list[Row]:
     import torch
     import torch.distributed as dist
 
-    from ...contract.room import Room
+    from ...exchange.mapped_room import MappedRoom
 
     if not dist.is_available():
         return [{"name": "torch.distributed", "available": False}]
     found = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
-    room = Room(1, torch.empty(1), torch.uint8)
+    room = MappedRoom(1, torch.empty(1), torch.uint8)
     shared: Row = {
         "name": "shared memory",
         "available": room.is_open,

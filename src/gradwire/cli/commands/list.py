@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import re
 from enum import Enum
 from typing import Annotated, Any
 
@@ -18,6 +19,10 @@ from ..report.output import emit
 from ..report.table import Row
 
 app = typer.Typer()
+
+_ARGUMENTS = re.compile(r"^Args:\n((?: {4}.*\n|\n)+)", re.M)
+_ARGUMENT = re.compile(r"^ {4}(\w+): (\S.*\n(?: {5,}.*\n|\n)*)", re.M)
+"""An argument of a docstring, and the words on it."""
 
 
 @app.command()
@@ -40,12 +45,20 @@ def show(
     rows = [_row(*one) for one in chosen]
     notes = []
     if what is not None and what not in KINDS:
+        for row, one in zip(rows, chosen, strict=True):
+            row["arguments"] = explained(load(*one))
         try:
-            extension("pages").show(chosen, rows, as_json=json)
+            pages = extension("pages", "an algorithm's page (gradwire list NAME)")
+            pages.show(chosen, rows, as_json=json)
             return
         except NotInstalled as error:
+            for one in chosen:
+                notes += [
+                    f"{arg}: {words}" for arg, words in explained(load(*one)).items()
+                ]
             notes.append(f"Its page: {error}")
-    emit("list", rows, as_json=json, title="gradwire list", notes=notes)
+    hidden = ("arguments",)
+    emit("list", rows, as_json=json, title="gradwire list", hidden=hidden, notes=notes)
 
 
 def _row(kind: str, name: str) -> Row:
@@ -91,6 +104,22 @@ def settings(algorithm: Any) -> list[str]:
         for p in inspect.signature(algorithm).parameters.values()
         if p.kind is p.KEYWORD_ONLY
     ]
+
+
+def explained(algorithm: Any) -> dict[str, str]:
+    """The words of docstrings on each of an algorithm's ``settings``.
+
+    >>> from gradwire.compress.topk import topk
+    >>> print(explained(topk)["density=0.01"].partition(";")[0])
+    The kept fraction k/n, in (0, 1]
+    """
+    words: dict[str, str] = {}
+    for documented in reversed(getattr(algorithm, "__mro__", (algorithm,))):
+        docstring = inspect.cleandoc(documented.__doc__ or "")
+        for section in _ARGUMENTS.findall(f"{docstring}\n"):
+            for name, text in _ARGUMENT.findall(section):
+                words[name] = " ".join(text.split())
+    return {one: words.get(one.partition("=")[0], "") for one in settings(algorithm)}
 
 
 def traits(algorithm: Any) -> list[str]:

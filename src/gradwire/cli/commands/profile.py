@@ -82,7 +82,8 @@ def profile(
     _show(measured, cluster, as_json)
     if picture is not None:
         layers = () if measured is None else measured.layers
-        extension("pictures").draw(layers, cluster, picture, title=model)
+        pictures = extension("pictures", "a picture (gradwire profile --picture)")
+        pictures.draw(layers, cluster, picture, title=model)
     if not as_json:
         typer.echo(f"written to {out}")
 
@@ -121,7 +122,7 @@ def _cluster(
     if (hosts := hosts or HOSTS) < 2:
         raise invalid("--hosts", hosts, "2 or more", "a link joins at least two")
     given = hosts, parse_rate(rate or RATE), compressors
-    testbed = extension("testbed")
+    testbed = extension("testbed", "a measurement of hosts (gradwire profile)")
     with progress(f"measuring {hosts} hosts", total=1) as advance:
         made: Cluster = testbed.measured_cluster(
             *given, Fractions(advance), timeout_s=TIMEOUT_S

@@ -18,12 +18,12 @@ from torch import Tensor
 from ...contract import Compressor, Layout, Member, Selection
 from ...contract.payload import Format, Payload
 from ...contract.spec import TensorSpec, working_dtype
-from ...contract.tensorwise import Joined
 from ...kernels.distinct import count_distinct
 from ...kernels.sparse.entries import Entries, Part, num_units
 from ...kernels.sparse.format import SparseFormat
 from ...kernels.sparse.merge import merge
 from ...kernels.sparse.scatter import scatter_entries
+from .tensorwise import Joined
 
 
 def num_entries(form: Format) -> int:

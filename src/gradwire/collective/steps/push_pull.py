@@ -35,7 +35,6 @@ from ...contract import (
     State,
 )
 from ...contract.collective import Collective, Needs
-from ...contract.member import announced_each
 from ...contract.payload import Format, Payload
 from ...contract.spec import TensorSpec, working_dtype
 from ...contract.verbs import AllGather, Compute, Steps, Verb
@@ -57,6 +56,7 @@ from .ordered_sums import (
     value_dtype,
 )
 from .rounds import to_each
+from .sizes import announced_each
 
 # ---- Cuts of gradients into parts, and the payloads of parts -------------------------
 #

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from ...contract import Member
 from ...contract.collective import Collective
-from ...contract.member import announce_count
 from ...contract.payload import Payload
 from ...contract.spec import working_dtype
 from ...contract.verbs import Compute, Steps
@@ -34,6 +33,7 @@ from ...kernels.sparse.entries import Entries
 from ...kernels.sparse.formats.coo import coo
 from .ordered_sums import merged_entries
 from .push_pull import Cut, PushPull, cached_parts, gathered, push
+from .sizes import announce_count
 
 Rows = tuple[Tensor, Tensor]
 """Row numbers int64, ascending and without duplicates, and their values_RC."""

@@ -23,8 +23,9 @@ from torch import Tensor
 Shapes = tuple[tuple[int, ...], ...]
 
 _ROWS_EACH = 16
-"""The fewest rows that each share must get for a tensor to be cut between rows: filling
-up costs at most a row for each share.
+"""The fewest rows that each share must get for a tensor to be cut between rows.
+
+Filling up costs at most a row for each share.
 """
 
 
@@ -34,6 +35,11 @@ class Range(NamedTuple):
     start: int
     stop: int
     place: int
+
+    @property
+    def numel(self) -> int:
+        """The number of the message's elements."""
+        return self.stop - self.start
 
 
 class Shares:
@@ -47,60 +53,50 @@ class Shares:
     def __init__(self, shapes: Shapes, count: int, *, whole: bool = False) -> None:
         self.count = count
         sizes = [prod(shape) for shape in shapes]
-        parts = sizes if whole else [_part(shape, count) for shape in shapes]
-        owners = pack(sizes, count) if whole else []
-        tensors = range(len(shapes))
-        self.tensors: list[tuple[int, ...]] = []
+        every = range(len(shapes))
+        self.tensors: list[tuple[int, ...]] = [tuple(every)] * count
         """The tensors of the message of which each share holds a part, in order."""
-        self.shapes: list[Shapes] = []
+        parts = [_part(shape, count) for shape in shapes]
+        self.shapes: list[Shapes] = [tuple((part,) for part in parts)] * count
         """The shapes of these parts."""
-        self._rooms: list[list[int]] = []
-        self._ranges: list[tuple[Range, ...]] = []
-        lengths = []
-        for share in range(count):
-            holds = [not whole or owners[t] == share for t in tensors]
-            held = tuple(t for t in tensors if holds[t])
-            rooms = [parts[t] if holds[t] else 0 for t in tensors]
-            ranges = []
-            start = 0
-            place = 0
-            for size, room in zip(sizes, rooms, strict=True):
-                before = 0 if whole else share * room
-                first = min(before, size)
-                last = min(before + room, size)
-                ranges.append(Range(start + first, start + last, place))
-                start = start + size
-                place = place + room
-            self.tensors.append(held)
-            self.shapes.append(tuple(shapes[t] if whole else (parts[t],) for t in held))
-            self._rooms.append(rooms)
-            self._ranges.append(tuple(ranges))
-            lengths.append([one.stop - one.start for one in ranges])
+        self._ranges = [_equal_ranges(sizes, parts, share) for share in range(count)]
+        self._rooms = [parts] * count
+        """The elements that each share keeps for each tensor; some are filled up."""
+        if whole:
+            owners = pack(sizes, count)
+            self.tensors = [
+                tuple(tensor for tensor in every if owners[tensor] == share)
+                for share in range(count)
+            ]
+            self.shapes = [
+                tuple(shapes[tensor] for tensor in tensors) for tensors in self.tensors
+            ]
+            self._ranges = [_whole_ranges(sizes, own) for own in self.tensors]
+            self._rooms = [[one.numel for one in own] for own in self._ranges]
         self.numels = tuple(map(sum, self._rooms))
         """The elements of each share."""
-        # How a message, and all shares one behind the other, are split into the same
-        # pieces.
-        self._of_message = [
-            lengths[share][t] for t in tensors for share in range(count)
+        # A message is split into pieces: for each tensor one of each share.
+        self._pieces = [own[tensor].numel for tensor in every for own in self._ranges]
+        # The shares, one behind the other, are split into slots: for each share and
+        # tensor a slot of the piece, and a slot that is filled up.
+        self._slots = [
+            numel
+            for own, rooms in zip(self._ranges, self._rooms, strict=True)
+            for one, room in zip(own, rooms, strict=True)
+            for numel in (one.numel, room - one.numel)
         ]
-        self._of_shares = [
-            size
+        self._slots_of_share = 2 * len(shapes)
+        # The slot of each piece.
+        self._slot_of = [
+            share * self._slots_of_share + 2 * tensor
+            for tensor in every
             for share in range(count)
-            for t in tensors
-            for size in (lengths[share][t], self._rooms[share][t] - lengths[share][t])
         ]
-        self._num_pieces = 2 * len(shapes)
-        self._order = [
-            2 * (share * len(shapes) + t) for t in tensors for share in range(count)
-        ]
-        self._filled = [
-            i for i in range(1, len(self._of_shares), 2) if self._of_shares[i]
-        ]
+        self._filled = [at for at in range(1, len(self._slots), 2) if self._slots[at]]
         self.is_filled = bool(self._filled)
         """Whether some shares hold more than elements of the message."""
-        moved = [
-            i for i, size in zip(self._order, self._of_message, strict=True) if size
-        ]
+        pieces = zip(self._slot_of, self._pieces, strict=True)
+        moved = [slot for slot, numel in pieces if numel]
         self.in_place = not self._filled and moved == sorted(moved)
         """Whether the shares, one behind the other, are the message itself."""
 
@@ -113,45 +109,40 @@ class Shares:
 
     def cut(self, grad_N: Tensor, into_M: Tensor, *, but: int | None = None) -> None:
         """Writes all shares of a message in turn into ``into_M``, except ``but``."""
-        slots = torch.split(into_M, self._of_shares)
-        pieces = torch.split(grad_N, self._of_message)
-        kept = [at for at in range(len(self._order)) if at % self.count != but]
+        slots = torch.split(into_M, self._slots)
+        pieces = torch.split(grad_N, self._pieces)
+        kept = [at for at in range(len(pieces)) if at % self.count != but]
         torch._foreach_copy_(
-            [slots[self._order[at]] for at in kept], [pieces[at] for at in kept]
+            [slots[self._slot_of[at]] for at in kept], [pieces[at] for at in kept]
         )
-        for i in self._filled:
-            if i // self._num_pieces != but:
-                slots[i].zero_()
+        for at in self._filled:
+            if at // self._slots_of_share != but:
+                slots[at].zero_()
 
     def join(self, shares: Mapping[int, Tensor], out_N: Tensor) -> None:
         """Writes these shares, by their numbers, into their places in a message."""
-        slots = {
-            share: torch.split(
-                own_S, self._of_shares[share * self._num_pieces :][: self._num_pieces]
-            )
-            for share, own_S in shares.items()
-        }
-        pieces = enumerate(torch.split(out_N, self._of_message))
-        found = [
-            (one, divmod(at, self.count))
-            for at, one in pieces
-            if at % self.count in slots
-        ]
-        held = [slots[share][2 * tensor] for _, (tensor, share) in found]
-        torch._foreach_copy_([one for one, _ in found], held)
+        pieces = torch.split(out_N, self._pieces)
+        into: list[Tensor] = []
+        written: list[Tensor] = []
+        for share, own_S in shares.items():
+            first = share * self._slots_of_share
+            last = first + self._slots_of_share
+            slots = torch.split(own_S, self._slots[first:last])
+            into += pieces[share :: self.count]
+            written += slots[::2]
+        torch._foreach_copy_(into, written)
 
     def clear_filled(self, own_S: Tensor, share: int) -> None:
         """Sets to 0 what lies in a share beside elements of the message."""
         for one, room in zip(self.ranges(share), self._rooms[share], strict=True):
-            own_S[one.place + one.stop - one.start : one.place + room] = 0
+            own_S[one.place + one.numel : one.place + room] = 0
 
     def own(self, whole_N: Tensor, share: int) -> Tensor:
         """A new tensor: one share of a message; zeros where it is filled up."""
         own_S = whole_N.new_zeros(self.numels[share])
         for one in self.ranges(share):
-            own_S[one.place : one.place + one.stop - one.start] = whole_N[
-                one.start : one.stop
-            ]
+            part_N = whole_N[one.start : one.stop]
+            own_S[one.place : one.place + one.numel] = part_N
         return own_S
 
     def put(self, own_S: Tensor, share: int, into_N: Tensor) -> None:
@@ -160,9 +151,37 @@ class Shares:
         Other elements stay as they are.
         """
         for one in self.ranges(share):
-            into_N[one.start : one.stop] = own_S[
-                one.place : one.place + one.stop - one.start
-            ]
+            part_S = own_S[one.place : one.place + one.numel]
+            into_N[one.start : one.stop] = part_S
+
+
+def _equal_ranges(
+    sizes: Sequence[int], parts: Sequence[int], share: int
+) -> tuple[Range, ...]:
+    """The ranges of a share that holds one of the equal parts of each tensor."""
+    ranges = []
+    start = 0
+    place = 0
+    for size, part in zip(sizes, parts, strict=True):
+        first = min(share * part, size)
+        last = min(first + part, size)
+        ranges.append(Range(start + first, start + last, place))
+        start += size
+        place += part
+    return tuple(ranges)
+
+
+def _whole_ranges(sizes: Sequence[int], held: Sequence[int]) -> tuple[Range, ...]:
+    """The ranges of a share that holds some tensors whole."""
+    ranges = []
+    start = 0
+    place = 0
+    for tensor, size in enumerate(sizes):
+        numel = size if tensor in held else 0
+        ranges.append(Range(start, start + numel, place))
+        start += size
+        place += numel
+    return tuple(ranges)
 
 
 def _part(shape: tuple[int, ...], count: int) -> int:

@@ -41,9 +41,7 @@ def _faults(plan: Plan, profile: Profile) -> Iterator[str]:
         yield f"credit {plan.credit} lets no message start; 1 or more is accepted"
     if DENSE in plan.exchanges:
         yield f"exchange {DENSE!r} is built in and cannot be defined again"
-    tensors = {
-        tensor.name: tensor for layer in profile.layers for tensor in layer.tensors
-    }
+    tensors = profile.tensors
     ranges: dict[str, list[tuple[int, int, int]]] = {name: [] for name in tensors}
     for number, message in enumerate(plan.messages):
         where = f"message {number}"

@@ -4,10 +4,10 @@ Source: US-Byte, equations 1 and 14: seconds = a + b * bytes with a = 2(N-1) tim
     cost of a hop and b = 2(N-1)/N times that of a byte on a link: a ring. HiPress,
     section 3.2, for encode, decode and merge as lines over the number of elements.
 Differences from the papers: where a verb was measured its own line counts; where not,
-    hops and bytes are those of ``contract/verbs.py``, and b comes from the link's rate,
-    because the two values of b that US-Byte prints contradict its own links, and the
-    time to add two numbers (its gamma) counts as none. Its a = 910 us at 8 nodes is 65
-    us a hop, which is the default.
+    hops and bytes are those of ``collective/steps/travel.py``, and b comes from the
+    link's rate, because the two values of b that US-Byte prints contradict its own
+    links, and the time to add two numbers (its gamma) counts as none. Its a = 910 us at
+    8 nodes is 65 us a hop, which is the default.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
+from ...collective.steps.travel import bytes_sent, travel
 from ...contract.bounds import check_number, check_whole
-from ...contract.travel import bytes_sent, travel
 from ...contract.units import format_rate, format_seconds
 from ...errors import InvalidSetting, invalid
 from .fit import LineFit

@@ -99,6 +99,7 @@ class LineFit(Frozen):
         for it.
         """
         samples = sorted(self.samples)
+        # Samples of one size tell no slope.
         if not samples or samples[0][0] == samples[-1][0]:
             return self.per_unit_s
         large, large_s = samples[-1]
@@ -106,8 +107,6 @@ class LineFit(Frozen):
             :1
         ]
         small, small_s = shorter[-1]
-        if small == large:  # all are of one size, which tells no slope
-            return self.per_unit_s
         return max(0.0, large_s - small_s) / (large - small)
 
     def times(self, factor: float) -> LineFit:
@@ -122,19 +121,6 @@ class LineFit(Frozen):
             residual=self.residual,
             samples=tuple((size, factor * seconds) for size, seconds in self.samples),
         )
-
-    def stretched(self, factor: float) -> LineFit:
-        """The line of sizes ``factor`` times as large that take the same seconds.
-
-        >>> line = LineFit(alpha_s=1.0, per_unit_s=2.0, samples=((1, 3.0),))
-        >>> line.stretched(2.0).samples
-        ((2, 3.0),)
-        """
-        samples = tuple(
-            (round(factor * size), seconds) for size, seconds in self.samples
-        )
-        per_unit_s = self.per_unit_s / factor
-        return self.model_copy(update={"per_unit_s": per_unit_s, "samples": samples})
 
     def part_of(self, count: int) -> LineFit:
         """The line of one of ``count`` equal messages on a link, from the line of all.

@@ -7,6 +7,7 @@ tensors.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -60,6 +61,15 @@ class Layer(Frozen):
         return sum(tensor.size_bytes for tensor in self.tensors)
 
 
+def _check_once(what: str, every: Iterable[Layer | ProfiledTensor]) -> None:
+    """Refuses a name that two of them have."""
+    seen: set[str] = set()
+    for one in every:
+        if one.name in seen:
+            raise ValueError(f"{what} {one.name!r} is listed twice")
+        seen.add(one.name)
+
+
 class Profile(Stored):
     """A model's layers in forward order, and where the figures come from.
 
@@ -96,38 +106,25 @@ class Profile(Stored):
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
-        for what, names in (
-            ("layer", [layer.name for layer in self.layers]),
-            (
-                "tensor",
-                [tensor.name for layer in self.layers for tensor in layer.tensors],
-            ),
-        ):
-            seen: set[str] = set()
-            for name in names:
-                if name in seen:
-                    raise ValueError(f"{what} {name!r} is listed twice")
-                seen.add(name)
+        tensors = (tensor for layer in self.layers for tensor in layer.tensors)
+        _check_once("layer", self.layers)
+        _check_once("tensor", tensors)
         return self
 
     @model_validator(mode="after")
     def _sparsity_is_of_these_tensors(self) -> Self:
-        numels = {
-            tensor.name: tensor.numel
-            for layer in self.layers
-            for tensor in layer.tensors
-        }
+        tensors = self.tensors
         for one in () if self.sparsity is None else self.sparsity.tensors:
-            numel = numels.get(one.name)
-            if numel is None:
+            tensor = tensors.get(one.name)
+            if tensor is None:
                 raise ValueError(
                     f"sparsity of {one.name!r}, which is no tensor of the model"
                 )
             for units in (one.units, one.blocks):
-                if units.num_units != -(-numel // units.width):
+                if units.num_units != -(-tensor.numel // units.width):
                     raise ValueError(
                         f"sparsity of {one.name!r} is of {units.num_units} units of "
-                        f"{units.width} elements, and it has {numel} elements"
+                        f"{units.width} elements, and it has {tensor.numel} elements"
                     )
         return self
 
@@ -158,6 +155,21 @@ class Profile(Stored):
             for layer in self.layers
         )
         return self.model_copy(update={"layers": layers})
+
+    @property
+    def tensors(self) -> dict[str, ProfiledTensor]:
+        """All tensors by name, in forward order."""
+        every = (tensor for layer in self.layers for tensor in layer.tensors)
+        return {tensor.name: tensor for tensor in every}
+
+    @property
+    def layer_of(self) -> dict[str, int]:
+        """The place in forward order of each tensor's layer, by the tensor's name."""
+        return {
+            tensor.name: place
+            for place, layer in enumerate(self.layers)
+            for tensor in layer.tensors
+        }
 
     @property
     def size_bytes(self) -> int:

@@ -154,15 +154,6 @@ class UnitSparsity(Frozen):
                 )
         return self
 
-    @property
-    def overlap_mean(self) -> float:
-        return float(np.mean(self.overlaps)) if self.overlaps else 0.0
-
-    @property
-    def overlap_spread(self) -> float:
-        """The standard deviation of the overlap ratios."""
-        return float(np.std(self.overlaps)) if self.overlaps else 0.0
-
     def gamma(self, num_ranks: int) -> float:
         """The densification ratio among any number of ranks: 1 for one, a power of the
         ranks between two that are kept, and the last one's growth beyond them.
@@ -172,31 +163,14 @@ class UnitSparsity(Frozen):
         known = [(1, 1.0), *((one.ranks, one.ratio) for one in self.densification)]
         if len(known) == 1:
             return min(float(num_ranks), self._most)
-        return max(1.0, min(_between(known, num_ranks), float(num_ranks), self._most))
+        return max(1.0, min(between(known, num_ranks), float(num_ranks), self._most))
 
     def skew(self, num_parts: int) -> float:
         """The skewness ratio of any number of even partitions, as ``gamma`` has it."""
         known = [(1, 1.0), *((one.parts, one.ratio) for one in self.skewness)]
         if len(known) == 1:
             return 1.0
-        return max(1.0, min(_between(known, num_parts), float(num_parts)))
-
-    def imbalance(self, num_ranks: int) -> tuple[float, float]:
-        """Imbalance of push and pull where ranks serve even partitions (definition 8).
-
-        Beyond the ranks measured it grows as the skewness ratio does; without any it is
-        that.
-        """
-        if not self.imbalances:
-            return self.skew(num_ranks), self.skew(num_ranks)
-        measured = min(num_ranks, self.imbalances[-1].ranks)
-        growth = self.skew(num_ranks) / self.skew(measured)
-        pushes = [(1, 1.0), *((one.ranks, one.push) for one in self.imbalances)]
-        pulls = [(1, 1.0), *((one.ranks, one.pull) for one in self.imbalances)]
-        push, pull = (_between(known, measured) * growth for known in (pushes, pulls))
-        return max(1.0, min(push, float(num_ranks))), max(
-            1.0, min(pull, float(num_ranks))
-        )
+        return max(1.0, min(between(known, num_parts), float(num_parts)))
 
     def on_hosts(self, num_ranks: int, *, is_selected: bool) -> UnitSparsity:
         """The sparsity of a rank's share of its host's sum, of ``num_ranks`` a host.
@@ -237,7 +211,7 @@ class UnitSparsity(Frozen):
         return num_ranks > max(measured, default=1)
 
 
-def _between(known: Sequence[tuple[int, float]], at: int) -> float:
+def between(known: Sequence[tuple[int, float]], at: int) -> float:
     """The value on the straight line between two neighbours, both axes logarithmic."""
     after = next((i for i, (x, _) in enumerate(known) if x >= at), len(known) - 1)
     (low, low_y) = known[max(after, 1) - 1]

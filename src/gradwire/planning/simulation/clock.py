@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import takewhile
 from typing import NamedTuple
 
 from ...contract import Exchange
-from ...contract.member import orders_of
 from ...contract.spec import TensorSpec
 from ...contract.trace.span import Span
+from ...exchange.orders import orders_of
 from ...exchange.planned import planned_spec, sound_exchanges
 from ...exchange.two_level import on_hosts
 from ..data.check import check
 from ..data.cluster import Cluster
 from ..data.plan import DENSE, Plan, PlannedMessage
 from ..data.profile import Profile
-from .closed_form import forward_times
+from .closed_form import backward_ends, forward_times
 from .events import Traffic, play
 from .representative import alone
 from .supersteps import (
@@ -42,6 +42,8 @@ class Encode(NamedTuple):
     message: int
     name: str
     seconds: float
+    is_inline: bool = True
+    """Whether the backward pass waits for it."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class Iteration:
             ]
             inline = [sorted(own, key=lambda one: -one.layer) for own in held_up]
             early = ()
-            supersteps = [[split_encode(one)[1] for one in own] for own in supersteps]
+            supersteps = [[without_encode(one) for one in own] for own in supersteps]
         ends_s = [self._backward_ends(own) for own in inline]
         played = play(
             Traffic(
@@ -152,10 +154,7 @@ class Iteration:
         added_s = [0.0] * len(self.profile.layers)
         for one in inline:
             added_s[one.layer] += one.seconds
-        both = zip(reversed(self.profile.layers), reversed(added_s), strict=True)
-        return list(accumulate(layer.backward_s + more_s for layer, more_s in both))[
-            ::-1
-        ]
+        return backward_ends(self.profile, added_s)
 
     def _timing(
         self,
@@ -171,7 +170,7 @@ class Iteration:
             for layer in own if self.overlap_forward else (0,):
                 may_start_s[layer] = max(may_start_s[layer], ended_s)
         forward_s = [layer.forward_s for layer in self.profile.layers]
-        forward = forward_times(forward_s, may_start_s)
+        forward_start_s, forward_end_s = forward_times(forward_s, may_start_s)
         timing = Timing(
             backward_start_s=[*backward_end_s[1:], 0.0],
             backward_end_s=backward_end_s,
@@ -180,8 +179,8 @@ class Iteration:
             message_bytes=self.num_bytes,
             message_layers=self.layers,
             ready_s=self._ready_s(backward_end_s),
-            forward_start_s=forward[0],
-            forward_end_s=forward[1],
+            forward_start_s=forward_start_s,
+            forward_end_s=forward_end_s,
             inline=inline,
             early_s=0.0
             if self.cluster.cores
@@ -201,8 +200,9 @@ class Iteration:
         self, backward_end_s: list[float]
     ) -> list[list[tuple[float, Work]]]:
         found: list[list[tuple[float, Work]]] = [[] for _ in self.layers]
-        for layer, message, name, seconds in self.early:
-            found[message].append((backward_end_s[layer], Work(name, seconds)))
+        for one in self.early:
+            work = Work(one.name, one.seconds)
+            found[one.message].append((backward_end_s[one.layer], work))
         return found
 
     # Where ranks have too few cores, all that a rank does takes its turn. An encode
@@ -215,12 +215,10 @@ class Iteration:
     def _held_up(self, supersteps: list[tuple[Superstep, ...]]) -> Iterator[Encode]:
         """Encodes of messages that the backward pass waits for on a shared core."""
         last = len(self.profile.layers)
-        for number, (own, layers) in enumerate(
-            zip(supersteps, self.layers, strict=True)
-        ):
+        for number, own in enumerate(supersteps):
             # when the gradients of all messages before it are ready too
-            last = min(last, *layers)
-            if seconds := split_encode(own)[0]:
+            last = min(last, *self.layers[number])
+            if seconds := encode_s(own):
                 yield Encode(last, number, f"encode {self.labels[number]}", seconds)
 
     def _carrying_s(self, supersteps: list[tuple[Superstep, ...]]) -> float:
@@ -270,11 +268,9 @@ class Demand:
         Raises ``InvalidSetting`` if it is not sound for the profile.
         """
         check(plan, profile)
-        tensors = {t.name: t for layer in profile.layers for t in layer.tensors}
+        tensors = profile.tensors
         made = sound_exchanges(plan, tensors)
-        layer_of = {
-            t.name: i for i, layer in enumerate(profile.layers) for t in layer.tensors
-        }
+        layer_of = profile.layer_of
         layers = [
             {layer_of[c.tensor] for c in message.chunks} for message in plan.messages
         ]
@@ -288,7 +284,7 @@ class Demand:
         ]
         labels = [_label(message) for message in plan.messages]
         encodes = list(encodes_of(plan, cluster, layer_of, layers, labels))
-        inline = [one for one, is_inline in encodes if is_inline]
+        inline = [one for one in encodes if one.is_inline]
         iteration = Iteration(
             profile,
             cluster,
@@ -299,13 +295,10 @@ class Demand:
             labels,
             [message.after for message in plan.messages],
             sorted(inline, key=lambda one: -one.layer),
-            [one for one, is_inline in encodes if not is_inline],
+            [one for one in encodes if not one.is_inline],
         )
-        rows = (
-            {t.name for t in profile.sparsity.tensors if t.is_rows}
-            if profile.sparsity
-            else {}
-        )
+        measured = profile.sparsity.tensors if profile.sparsity else ()
+        rows = {tensor.name for tensor in measured if tensor.is_rows}
         of_rows = {
             one.exchange for one in plan.messages if one.chunks[0].tensor in rows
         } - {DENSE}
@@ -327,13 +320,12 @@ class Demand:
         tariffs = {name: self._tariff(name) for name in self.exchanges}
         every = list[tuple[Superstep, ...]]()
         for message, spec in zip(self.plan.messages, self.specs, strict=True):
-            exchange = self.exchanges[message.exchange]
-            if message.exchange == DENSE and is_all_reduce(spec.dtype, cluster):
+            name = message.exchange
+            if name == DENSE and is_all_reduce(spec.dtype, cluster):
                 every.append((all_reduce(spec.numel * spec.dtype.itemsize, cluster),))
             else:
-                supersteps = alone(exchange, spec, tariffs[message.exchange])
-                is_apart = message.inline or message.early
-                every.append(split_encode(supersteps)[1] if is_apart else supersteps)
+                supersteps = alone(self.exchanges[name], spec, tariffs[name])
+                every.append(_at_launch(message, supersteps))
         return self.iteration.timings([every])[0]
 
     def all_ranks(self) -> list[Timing]:
@@ -348,21 +340,20 @@ class Demand:
         for message, spec, order in zip(
             self.plan.messages, self.specs, orders, strict=True
         ):
-            exchange = self.exchanges[message.exchange]
-            tariff = tariffs[message.exchange]
+            name = message.exchange
+            exchange = self.exchanges[name]
+            tariff = tariffs[name]
             own_order = order if depends_on_order(exchange, spec, tariff) else 0
-            key = message.exchange, spec, own_order
-            if message.exchange in self.of_rows and cluster.ranks_per_host > 1:
+            # Messages of a size and exchange are alike but for their order.
+            key = (name, spec, own_order)
+            if name in self.of_rows and cluster.ranks_per_host > 1:
                 # Hosts' links are in the tariff, which is that of ranks that have one
                 # each.
                 known[key] = [alone(exchange, spec, tariff)] * cluster.num_ranks
-            elif (
-                key not in known
-            ):  # messages of a size and exchange are alike but for their order
+            elif key not in known:
                 known[key] = supersteps_of(exchange, spec, tariff, own_order)
             for own, supersteps in zip(every, known[key], strict=True):
-                is_apart = message.inline or message.early
-                own.append(split_encode(supersteps)[1] if is_apart else supersteps)
+                own.append(_at_launch(message, supersteps))
         return self.iteration.timings(every)
 
 
@@ -387,8 +378,8 @@ def encodes_of(
     layer_of: dict[str, int],
     layers: list[set[int]],
     labels: list[str],
-) -> Iterator[tuple[Encode, bool]]:
-    """The encodes that messages name, and whether the backward pass waits for each.
+) -> Iterator[Encode]:
+    """The encodes that messages name.
 
     Among one rank nothing is encoded, and hosts of several ranks encode their sums,
     which come after the launch. What is not measured takes no time.
@@ -412,22 +403,38 @@ def encodes_of(
         for what, layer, numel, is_inline in pieces:
             line = inline_line if is_inline else codec and codec.encode
             name = f"encode {what}" if line else f"encode {what} ({NOT_MEASURED})"
-            yield (
-                Encode(layer, number, name, line.seconds(numel) if line else 0.0),
-                is_inline,
-            )
+            seconds = line.seconds(numel) if line else 0.0
+            yield Encode(layer, number, name, seconds, is_inline)
 
 
-def split_encode(
-    supersteps: tuple[Superstep, ...],
-) -> tuple[float, tuple[Superstep, ...]]:
-    """The seconds of a message's encodes before its first transfer, and the rest."""
-    first = next((at for at, one in enumerate(supersteps) if one.wire), len(supersteps))
-    seconds = 0.0
+def _at_launch(
+    message: PlannedMessage, supersteps: tuple[Superstep, ...]
+) -> tuple[Superstep, ...]:
+    """The supersteps without the encodes that the message names by themselves."""
+    is_apart = message.inline or message.early
+    return without_encode(supersteps) if is_apart else supersteps
+
+
+def encode_s(supersteps: tuple[Superstep, ...]) -> float:
+    """The seconds of a message's encodes before its first transfer."""
+    ahead = takewhile(lambda one: not one.wire, supersteps)
+    works = (work for one in ahead for work in one.works)
+    return sum(work.seconds for work in works if _is_encode(work))
+
+
+def without_encode(supersteps: tuple[Superstep, ...]) -> tuple[Superstep, ...]:
+    """A message's supersteps without the encodes before its first transfer."""
     found = list[Superstep]()
-    for one in supersteps[:first]:
-        works = tuple(work for work in one.works if not work.name.startswith("encode"))
-        seconds += sum(work.seconds for work in one.works if work not in works)
-        if works:
+    is_ahead = True
+    for one in supersteps:
+        is_ahead = is_ahead and not one.wire
+        works = tuple(work for work in one.works if not _is_encode(work))
+        if not is_ahead:
+            found.append(one)
+        elif works:
             found.append(one._replace(works=works))
-    return seconds, (*found, *supersteps[first:])
+    return tuple(found)
+
+
+def _is_encode(work: Work) -> bool:
+    return work.name.startswith("encode")

@@ -17,6 +17,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from itertools import accumulate
+from operator import add
 from typing import NamedTuple
 
 from ..data.profile import Profile
@@ -24,11 +25,15 @@ from ..data.profile import Profile
 NEVER = float("inf")
 
 
-def backward_ends(profile: Profile) -> list[float]:
-    """Seconds when each layer's gradients are ready, in forward order (equation 2)."""
-    return list(accumulate(layer.backward_s for layer in reversed(profile.layers)))[
-        ::-1
-    ]
+def backward_ends(profile: Profile, added_s: Sequence[float] = ()) -> list[float]:
+    """Seconds when each layer's gradients are ready, in forward order (equation 2).
+
+    ``added_s`` are more seconds for each layer. Empty: none.
+    """
+    seconds = [layer.backward_s for layer in profile.layers]
+    if added_s:
+        seconds = list(map(add, seconds, added_s))
+    return list(accumulate(reversed(seconds)))[::-1]
 
 
 class Lane:

@@ -16,11 +16,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from typing import Any, NamedTuple
 
+from ...collective.steps.travel import members
 from ...contract.trace.span import Span
-from ...contract.travel import members
 from ...contract.units import format_bytes
 from ...contract.verbs import Among
 from ...errors import Deadlock, InvalidSetting
@@ -365,17 +365,20 @@ class _Engine:
 
     def _travel(self, met: tuple[Post, ...], work_s: float) -> None:
         verb = met[0].verb
-        (host, place) = divmod(met[0].rank, self.per_host)
+        sender = met[0].rank
+        host = sender // self.per_host
         is_within = verb.among is Among.HOST and bool(self.within)
         network = self.within[host] if is_within else self.links
         done = partial(_announce, met)
         if isinstance(verb, Joint):
             network.collective(work_s, done)
             return
-        to_host, to_place = divmod(met[1].rank, self.per_host)
-        network.transfer(
-            *((place, to_place) if is_within else (host, to_host)), work_s, done
-        )
+        receiver = met[1].rank
+        if is_within:
+            places = (sender % self.per_host, receiver % self.per_host)
+        else:
+            places = (host, receiver // self.per_host)
+        network.transfer(*places, work_s, done)
 
     def _sent(self, course: _Course) -> None:
         course.num_wire -= 1
@@ -401,17 +404,17 @@ class _Engine:
                     sum(bool(superstep.wire) for superstep in course.supersteps) > 1
                 )
                 name = f"{course.label}: {name}" if has_several else course.label
-        own = (
-            course.rank.number,
-            lane,
-            name,
-            start_s,
-            self.now_s,
-            size_bytes,
-            0,
-            course.message,
+        span = Span(
+            rank=course.rank.number,
+            lane=lane,
+            name=name,
+            start_s=start_s,
+            end_s=self.now_s,
+            size_bytes=size_bytes,
+            step=0,
+            message=course.message,
         )
-        self.spans.append(Span(*own))
+        self.spans.append(span)
 
     def _compute(self, course: _Course, work: Work) -> None:
         rank = course.rank
@@ -434,15 +437,9 @@ class _Engine:
         self._compute_next(course.rank)
 
     def _report(self) -> str:
-        posts = (
-            post
-            for own in self.waiting.values()
-            for posts in own.values()
-            for post in posts
-        )
-        lines = list(
-            map(str, sorted(posts, key=lambda post: (post.rank, post.message)))
-        )
+        queues = (queue for own in self.waiting.values() for queue in own.values())
+        posts = sorted(chain(*queues), key=lambda post: (post.rank, post.message))
+        lines = [str(post) for post in posts]
         ended = [str(i) for i, rank in enumerate(self.ranks) if NEVER not in rank.end_s]
         if ended:
             lines.append(f"already ended: rank {', '.join(ended)}")

@@ -22,9 +22,9 @@ from functools import lru_cache
 import torch
 
 from ...contract import Exchange
-from ...contract.shapes_only import record
 from ...contract.spec import TensorSpec, squarest
 from ...contract.verbs import Among
+from ...exchange.without_data import record
 from .events import Traffic, play
 from .supersteps import (
     MOST_PLAYED,
@@ -57,11 +57,12 @@ def alone_on(wire: tuple[Hop | Joint, ...], ranks_per_host: int = 1) -> Price:
             receives_s += verb.price.work_s
     latency_s = max(verb.price.latency_s for verb in wire)
     work_s = together_s + max(sends_s, receives_s)
-    if wire[0].among is Among.HOST:
+    among = wire[0].among
+    if among is Among.HOST:
         return Price(latency_s + work_s, 0.0)
-    return Price(
-        latency_s, work_s * (ranks_per_host if wire[0].among is Among.HOSTS else 1)
-    )
+    if among is Among.HOSTS:
+        work_s *= ranks_per_host
+    return Price(latency_s, work_s)
 
 
 # ---- Curves --------------------------------------------------------------------------
@@ -82,9 +83,8 @@ def estimate(
     low = 1
     while low * 4 <= numel:
         low *= 4
-    share = (numel - low) / (3 * low)
     figures = below = _figures_at(exchange, low, dtype, tariff)
-    if share:
+    if numel > low:
         high = 4 * low if low < 4**15 or numel >= 2**31 else 2**31 - 2**16
         share = (numel - low) / (high - low)
         above = _figures_at(exchange, high, dtype, tariff)
@@ -162,16 +162,22 @@ def alone(
         asked = {*range(per_host), *range(0, world, -(-world // MOST_ASKED)), world - 1}
     every = [supersteps_of_rank(exchange, spec, tariff, rank) for rank in sorted(asked)]
     took_s = [sum(_seconds(one, per_host) for one in own) for own in every]
-    if len({tuple(map(_kind, own)) for own in every}) == 1 and max(
-        took_s
-    ) <= ALIKE * min(took_s):
+    kinds = {tuple(map(_kind, own)) for own in every}
+    if len(kinds) == 1 and max(took_s) <= ALIKE * min(took_s):
         slowest = every[took_s.index(max(took_s))]
         wire_s = [sum(alone_on(one.wire, per_host)) for one in slowest if one.wire]
         return _folded(slowest, wire_s, per_host)
-    every = supersteps_of(exchange, spec, tariff)
+    return _slowest_played(supersteps_of(exchange, spec, tariff), per_host)
+
+
+def _slowest_played(
+    every: list[tuple[Superstep, ...]], per_host: int
+) -> tuple[Superstep, ...]:
+    """The supersteps of the rank that ends last when all are played."""
     ranks = [[own] for own in every]
-    played = play(Traffic(ranks, [[0.0]] * world, [""], ranks_per_host=per_host))
-    last = max(range(world), key=lambda rank: played.end_s[rank][0])
+    ready_s = [[0.0]] * len(every)
+    played = play(Traffic(ranks, ready_s, [""], ranks_per_host=per_host))
+    last = max(range(len(every)), key=lambda rank: played.end_s[rank][0])
     spans = (span for span in played.spans if span.rank == last)
     wire_s = [span.duration_s for span in spans if span.lane == "communication"]
     return _folded(every[last], wire_s, per_host)
@@ -206,9 +212,8 @@ def _folded(
     found: list[Superstep] = []
     for number, superstep in enumerate(supersteps):
         if superstep.wire:
-            superstep = superstep._replace(
-                wire=(_joint(superstep, next(took_s), ranks_per_host),)
-            )
+            joint = _joint(superstep, next(took_s), ranks_per_host)
+            superstep = superstep._replace(wire=(joint,))
         is_idle = not any(work.seconds for work in superstep.works)
         if is_idle and not superstep.wire and number in between:
             continue
@@ -233,7 +238,10 @@ def _merged(before: Superstep, after: Superstep) -> Superstep:
     (one,) = before.wire
     (other,) = after.wire
     names = dict.fromkeys(f"{before.name}+{after.name}".split("+"))
-    price = Price(*map(sum, zip(one.price, other.price, strict=True)))
+    price = Price(
+        latency_s=one.price.latency_s + other.price.latency_s,
+        work_s=one.price.work_s + other.price.work_s,
+    )
     size_bytes = one.size_bytes + other.size_bytes
     joint = Joint("+".join(names), (), size_bytes, price)
     num_verbs = before.num_verbs + after.num_verbs

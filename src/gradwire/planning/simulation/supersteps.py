@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...collective.steps.travel import NAMES, members, sent_bytes, travel
 from ...collective.steps.wide_sums import NARROW
 from ...contract import Compressor, Exchange, Layout
-from ...contract.shapes_only import algorithms_in, record
 from ...contract.spec import TensorSpec
-from ...contract.travel import NAMES, members, sent_bytes, travel
 from ...contract.verbs import (
     AllToAll,
     Among,
@@ -30,6 +29,7 @@ from ...contract.verbs import (
     Verb,
 )
 from ...errors import InvalidSetting, invalid
+from ...exchange.without_data import algorithms_in, record
 from ..data.cluster import PRIMITIVES, VERBS, Cluster, CodecFit
 from ..data.fit import LineFit
 
@@ -124,10 +124,8 @@ class Tariff:
     @classmethod
     def of(cls, exchange: Exchange, cluster: Cluster) -> Tariff:
         """The prices that a cluster asks of an exchange."""
-        lines, host_lines = (
-            tuple(level.line(verb) for verb in VERBS)
-            for level in (cluster.across, cluster.within)
-        )
+        across = cluster.across
+        within = cluster.within
         codecs = list(_algorithms(exchange))
         traits = [codec.traits for codec in codecs]
         plain = bool(codecs) and all(
@@ -140,14 +138,14 @@ class Tariff:
             getattr(codecs[0], "sparsifier", "") if only else ""
         )
         return cls(
-            cluster.num_ranks,
-            lines,
-            host_lines,
-            cluster.ranks_per_host,
-            cluster.host_share,
-            codec,
-            None if encoder is None else encoder.encode,
-            plain,
+            num_ranks=cluster.num_ranks,
+            lines=tuple(map(across.line, VERBS)),
+            host_lines=tuple(map(within.line, VERBS)),
+            ranks_per_host=cluster.ranks_per_host,
+            host_share=cluster.host_share,
+            codec=codec,
+            encode=None if encoder is None else encoder.encode,
+            plain=plain,
         )
 
     def verb(self, name: str, size_bytes: float, among: Among = Among.RANKS) -> Price:

@@ -74,17 +74,19 @@ def post_refusal(who: Membership, error: Exception) -> None:
 @contextmanager
 def refusing(
     *groups: Membership, unless: tuple[type[Exception], ...] = ()
-) -> Iterator[None]:
+) -> Iterator[list[Membership]]:
     """Tells the other ranks, who may wait for this one, what is raised within.
 
-    Errors of the types ``unless`` are not announced.
+    Errors of the types ``unless`` are not announced. The block gets the list of groups
+    that would be told, and may change it.
     """
+    listeners = [*groups]
     try:
-        yield
+        yield listeners
     except unless:
         raise
     except Exception as error:
-        for who in groups:
+        for who in listeners:
             post_refusal(who, error)
         raise
 
@@ -154,19 +156,17 @@ def difference(one: Fingerprint, other: Fingerprint) -> str | None:
     """
     settings = one[SETTINGS]
     others = other[SETTINGS]
-    both = [key for key in settings if key in others]
-    if text := first_difference(
-        *({key: part[key] for key in both} for part in (settings, others))
-    ):
-        return text
-    for a, b in zip(one[_TENSORS], other[_TENSORS], strict=False):
+    for key in settings:
+        if key in others and settings[key] != others[key]:
+            return f"{key} is {settings[key]} against {others[key]}"
+    tensors = one[_TENSORS]
+    other_tensors = other[_TENSORS]
+    for a, b in zip(tensors, other_tensors, strict=False):
         if a != b:
             return f"{_shown(a)} against {_shown(b)}"
-    a = len(one[_TENSORS])
-    b = len(other[_TENSORS])
-    if a != b:
-        return f"{a} parameters and buffers against {b}"
-    # last, as most of these follow from the tensors
+    if len(tensors) != len(other_tensors):
+        return f"{len(tensors)} parameters and buffers against {len(other_tensors)}"
+    # settings of one alone last, as most of these follow from the tensors
     return first_difference(settings, others)
 
 

@@ -23,11 +23,11 @@ def warn_of_versions(
     own = {"Python": python, "torch": tuple(map(int, torch_version.split(".")[:2]))}
     for name, (oldest, newest) in TRIED.items():
         if not oldest <= own[name] <= newest:
-            given, first, last = (
-                ".".join(map(str, one)) for one in (own[name], oldest, newest)
-            )
             _log.warning(
-                "%s %s: gradwire was tried with %s to %s; the page Versions "
+                "%s %d.%d: gradwire was tried with %d.%d to %d.%d; the page Versions "
                 "(docs/versions.md) has the table",
-                *(name, given, first, last),
+                name,
+                *own[name],
+                *oldest,
+                *newest,
             )

@@ -19,7 +19,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,14 +30,13 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
+from ...collective.steps.travel import bytes_sent
 from ...contract.spec import NamedParam
-from ...contract.travel import bytes_sent
 from ...errors import InvalidSetting, invalid
-from ..device.streams import SideStream
 from ..grid.reals import as_reals, grad_as_reals
-from ..liveness.pulse import said
+from ..liveness.alarm import said
 from ..overlap.overlap import Overlap
-from ..step.hooked import Hooked, TemporaryAttribute, untraced
+from ..step.hooked import Hooked, TemporaryAttribute, is_in_backward
 from ..step.hooks import is_inside_a_segment, on_gradient
 from ..step.progress import Progress
 from ..step.synchroniser import Synchroniser
@@ -178,7 +177,7 @@ class DDPHooks:
         self._used: set[str] = set()
         """The parameters used on this rank since the last step, as DDP knows."""
         watched = params if self._finds_unused else ()
-        self._hooks = [_noted(param, name, self._used) for name, param in watched]
+        self._hooks = [on_gradient(param, self._note, name) for name, param in watched]
         self._is_removed = False
         self.on_end: Callable[[], None] | None = None
         self._names = {id(param): name for name, param in params}
@@ -201,77 +200,94 @@ class DDPHooks:
         is_over = not self._synchroniser.open and progress.backward() is None
         return self._is_removed or (progress.is_leaving and is_over)
 
+    def _note(self, name: str, param: Tensor) -> None:
+        """Notes a parameter as used where a pass leaves it a gradient."""
+        if param.grad is not None:
+            self._used.add(name)
+
     def serve(self, bucket: Any) -> torch.futures.Future[Tensor] | None:
         """The future of a bucket's mean.
 
         None if ``detach`` has left the model to DDP meanwhile.
         """
+        if not self._open_if_needed():
+            return None
+        entry = self._hand_in(bucket)
+        self._complete_ready()
+        self._close_if_last(entry)
+        return entry.future
+
+    def _open_if_needed(self) -> bool:
+        """Opens a step with the first bucket; returns whether one is open."""
+        if self._synchroniser.open:
+            return True
+        with self._progress.opening:
+            if self.has_left:
+                return False
+            in_backward = is_in_backward()
+            self._synchroniser.counts_use = (
+                self._finds_unused and self._synchroniser.keeps_state
+            )
+            # not once its data have ended
+            self._synchroniser.check.trains = in_backward
+            self._progress.begin_step()
+            self._over = threading.Event()
+            self._has_ended = False
+            self._waiting = []
+            self._completions = []
+            if in_backward:
+                # Runs before DDP's own end of backward, which can say of a failed
+                # future only that it holds no tensor.
+                self._progress.queue_end(self._end_backward)
+        return True
+
+    def _hand_in(self, bucket: Any) -> _Bucket:
+        """Hands a bucket's gradients in; it waits unless it is the last."""
         synchroniser = self._synchroniser
-        if not synchroniser.open:
-            with self._progress.opening:
-                if self.has_left:
-                    return None
-                self._begin()
         params: list[Tensor] = bucket.parameters()
         names = [self._names[id(param)] for param in params]
-        buffer = bucket.buffer()
-        side = synchroniser.streams.side(buffer.device)
-        entry = _Bucket(names, buffer, synchroniser, side)
-        self._waiting.append(entry)
-        grads = [buffer] if buffer.is_sparse else _gradients(bucket)
+        entry = _Bucket(names, bucket.buffer(), synchroniser)
+        is_sparse = entry.buffer.is_sparse
+        grads = [entry.buffer] if is_sparse else _gradients(bucket)
         for param, name, grad in zip(params, names, grads, strict=True):
-            if not buffer.is_sparse and not self._is_used(param, name):
+            if is_sparse or self._is_used(param, name):
+                synchroniser.ready(name, grad)
+            else:
                 entry.absent[name] = grad
                 synchroniser.ready(name, None)
-            else:
-                synchroniser.ready(name, grad)
-        is_last = synchroniser.complete
-        if is_last:
-            self._waiting.remove(entry)
-        # Futures of buckets whose messages have all been launched by now can be
-        # completed.
-        tied = [
-            b for b in self._waiting if None not in map(synchroniser.end, b.messages)
-        ]
-        self._waiting = [b for b in self._waiting if b not in tied]
-        for own in tied:
-            ends = [
-                end for i in own.messages if (end := synchroniser.end(i)) is not None
-            ]
-            self._completions.append(
-                synchroniser.engine.when_done(ends, own.completion())
-            )
-        if is_last:
-            self._close(entry)
-        if is_last and _is_in_backward():
-            # The first bucket may have come in the backward pass of a reentrant
-            # checkpoint's own.
-            self._progress.queue_end(self._end_backward)
-        elif is_last and self.on_end is not None:
-            self._end_backward()  # of the other ranks, as this one has joined
-        return entry.future
+        if not synchroniser.complete:
+            self._waiting.append(entry)
+        return entry
 
     def _is_used(self, param: Tensor, name: str) -> bool:
         """Whether a parameter is in the step, also where ``.grad`` shows the bucket."""
         if not self._synchroniser.counts_use or name in self._used:
             return True
-        return self._shows_buckets and param.grad is not None and _is_in_backward()
+        return self._shows_buckets and param.grad is not None and is_in_backward()
 
-    def _begin(self) -> None:
-        self._synchroniser.counts_use = (
-            self._finds_unused and self._synchroniser.keeps_state
-        )
-        # not once its data have ended
-        self._synchroniser.check.trains = _is_in_backward()
-        self._progress.begin_step()
-        self._over = threading.Event()
-        self._has_ended = False
-        self._waiting = []
-        self._completions = []
-        if _is_in_backward():
-            # Runs before DDP's own end of backward, which can say of a failed future
-            # only that it holds no tensor.
+    def _complete_ready(self) -> None:
+        """Has futures complete of buckets whose messages have all been launched."""
+        engine = self._synchroniser.engine
+        waiting = []
+        for entry in self._waiting:
+            ends = self._synchroniser.ends(entry.messages)
+            if len(ends) < len(entry.messages):
+                waiting.append(entry)
+            else:
+                self._completions.append(engine.when_done(ends, entry.complete))
+        self._waiting = waiting
+
+    def _close_if_last(self, entry: _Bucket) -> None:
+        """Closes the step once all gradients are handed in."""
+        if not self._synchroniser.complete:
+            return
+        self._close(entry)
+        if is_in_backward():
+            # The first bucket may have come in the backward pass of a reentrant
+            # checkpoint's own.
             self._progress.queue_end(self._end_backward)
+        elif self.on_end is not None:
+            self._end_backward()  # of the other ranks, as this one has joined
 
     def _end_backward(self) -> None:
         is_over = not self._synchroniser.open
@@ -283,9 +299,7 @@ class DDPHooks:
             self.on_end()
 
     def _close(self, last: _Bucket) -> None:
-        """Closes the step, as all gradients are handed in.
-
-        It ends behind the last message.
+        """Ends the step behind its last message.
 
         The other futures are complete by then, as ``detach`` in another thread closes
         the exchange once the step has ended. The last bucket's future completes only
@@ -297,7 +311,6 @@ class DDPHooks:
         over = self._over
         backward_end_s = wall_clock()
         progress.record_backward(backward_end_s)
-        complete = last.completion()
         synchroniser.open = False
         self._used.clear()
 
@@ -309,12 +322,11 @@ class DDPHooks:
                         synchroniser.take_back_unused()
                         progress.end_step()
             finally:
-                complete(failure)
+                last.complete(failure)
                 over.set()
 
-        synchroniser.engine.when_done(
-            [*synchroniser.all_ends(), *self._completions], end
-        )
+        ends = [*synchroniser.all_ends(), *self._completions]
+        synchroniser.engine.when_done(ends, end)
 
 
 class DDPInTurn:
@@ -334,19 +346,14 @@ class DDPInTurn:
         ddp: DistributedDataParallel,
         params: list[tuple[str, Tensor]],
     ) -> None:
+        self._progress = progress
         self._ddp = ddp
-        self._given = (progress, ddp, params)
+        self._params = params
         self.on_end: Callable[[], None] | None = None
-        self._hooks: DDPHooks | None = None
-        self._stop_counting: Callable[[], None] | None = count_steps(
-            *self._given, self._ended
-        )
-        self._keep_reducer: Callable[[], None] = lambda: None
-
-    @property
-    def is_left_to_ddp(self) -> bool:
+        self.is_left_to_ddp = True
         """Whether DDP's own reducer averages at present."""
-        return self._hooks is None
+        self._undo = ExitStack()
+        self._undo.callback(count_steps(progress, ddp, params, self._ended))
 
     def use_messages(self, wanted: bool) -> None:
         """Has the next steps averaged by messages, or by DDP.
@@ -357,38 +364,26 @@ class DDPInTurn:
             return
         self.remove()
         if wanted:
-            self._hooks = serve_hook(*self._given)
-            self._hooks.on_end = self._ended
+            hooks = serve_hook(self._progress, self._ddp, self._params)
+            hooks.on_end = self._ended
+            self._undo.callback(hooks.remove)
+            self.is_left_to_ddp = False
         else:
-            self._keep_reducer = renew_reducer(self._ddp)
-            self._stop_counting = count_steps(*self._given, self._ended)
+            self._undo.callback(renew_reducer(self._ddp))
+            stop = count_steps(self._progress, self._ddp, self._params, self._ended)
+            self._undo.callback(stop)
 
     def remove(self) -> None:
         """Leaves the model to DDP, and counts no more.
 
         Its reducer stays for who attaches next.
         """
-        self._keep_reducer()
-        if self._hooks is not None:
-            self._hooks.remove()
-            self._hooks = None
-        if self._stop_counting is not None:
-            self._stop_counting()
-            self._stop_counting = None
+        self._undo.close()
+        self.is_left_to_ddp = True
 
     def _ended(self) -> None:
         if self.on_end is not None:
             self.on_end()
-
-
-def _noted(param: Any, name: str, used: set[str]) -> Any:
-    """A hook that notes a parameter as ``used`` where a pass leaves it a gradient."""
-
-    def note(param: Tensor) -> None:
-        if param.grad is not None:
-            used.add(name)
-
-    return param.register_post_accumulate_grad_hook(untraced(note))
 
 
 def _gradients(bucket: Any) -> list[Tensor]:
@@ -413,64 +408,44 @@ def _gradients(bucket: Any) -> list[Tensor]:
 
 def _laid_out(part: Tensor, param: Tensor) -> Tensor:
     """A parameter's part of a bucket, with the parameter's strides if it is dense."""
-    if param.is_contiguous():
+    strides = param.stride()
+    if (
+        param.is_contiguous()
+        or torch.empty_like(param, device="meta").stride() != strides
+    ):
         return part.view(param.shape)
-    is_dense = torch.empty_like(param, device="meta").stride() == param.stride()
-    return (
-        part.as_strided(param.shape, param.stride())
-        if is_dense
-        else part.view(param.shape)
-    )
-
-
-def _is_in_backward() -> bool:
-    """Whether this thread is in a backward pass.
-
-    A rank that has joined calls the hook outside.
-    """
-    return torch._C._current_graph_task_id() != -1
+    return part.as_strided(param.shape, strides)
 
 
 class _Bucket:
     """One of DDP's buckets on its way."""
 
     def __init__(
-        self,
-        names: list[str],
-        buffer: Tensor,
-        synchroniser: Synchroniser,
-        side: SideStream | None,
+        self, names: list[str], buffer: Tensor, synchroniser: Synchroniser
     ) -> None:
-        self.names = names
         self.buffer = buffer
-        self._side = side
         self.messages = synchroniser.ends_of(names)
+        self.absent: dict[str, Tensor] = {}
+        """Places in the bucket, by name, of gradients that this rank gave as None."""
         self._synchroniser = synchroniser
-        devices: Any = [] if side is None else [side.device]
+        self._side = synchroniser.streams.side(buffer.device)
+        devices: Any = [] if self._side is None else [self._side.device]
         self.future: torch.futures.Future[Tensor] = torch.futures.Future(
             devices=devices
         )
-        self.absent: dict[str, Tensor] = {}
-        """Places in the bucket, by name, of gradients that this rank gave as None."""
 
-    def completion(self) -> Callable[[BaseException | None], None]:
-        """The function to call when this bucket's messages are done or a step fails."""
-
-        def complete(failure: BaseException | None) -> None:
-            if failure is not None:
-                # A future takes no interrupt, which the end of the backward pass
-                # raises.
-                held = RuntimeError(said(failure)) if is_interrupt(failure) else failure
-                self.future.set_exception(held)  # type: ignore[arg-type]
-            else:
-                # The future is complete when what was launched on the current stream is
-                # done.
-                with nullcontext() if self._side is None else self._side.use():
-                    for name, grad in self.absent.items():
-                        grad.copy_(self._synchroniser.mean(name))
-                    self.future.set_result(self.buffer)
-
-        return complete
+    def complete(self, failure: BaseException | None) -> None:
+        """Completes the future, as the bucket's messages are done or a step fails."""
+        if failure is not None:
+            # A future takes no interrupt, which the end of the backward pass raises.
+            held = RuntimeError(said(failure)) if is_interrupt(failure) else failure
+            self.future.set_exception(held)  # type: ignore[arg-type]
+            return
+        # The future is complete when what was launched on the current stream is done.
+        with nullcontext() if self._side is None else self._side.use():
+            for name, grad in self.absent.items():
+                grad.copy_(self._synchroniser.mean(name))
+            self.future.set_result(self.buffer)
 
 
 _log = logging.getLogger("gradwire")
@@ -529,19 +504,18 @@ class _Counter:
         if ddp.find_unused_parameters:
             counted += 4 * len(tensors)  # DDP tells ranks which parameters were used
         self._step_bytes = bytes_sent("all_reduce", counted, self._engine.world)
-        # Else each parameter has a gradient in each step, as DDP raises where one has
-        # none.
-        some_unused = ddp.find_unused_parameters or ddp.static_graph
         self._forward = Hooked(ddp.register_forward_hook, self._arm)
         # What a rank whose data have ended does last in a step, so that others are as
         # far.
-        unused = ddp.find_unused_parameters
         last = "_match_all_reduce_for_bwd_pass"
-        if unused:
+        if ddp.find_unused_parameters:
             last = "_match_unused_params_allreduce"
         self._joined = TemporaryAttribute(
             ddp, last, partial(self._after_join, getattr(ddp, last))
         )
+        # Else each parameter has a gradient in each step, as DDP raises where one has
+        # none.
+        some_unused = ddp.find_unused_parameters or ddp.static_graph
         watched = tensors if some_unused else tensors[-1:]
         self._hooks = [on_gradient(param, self._began) for param in watched]
 
@@ -572,12 +546,9 @@ class _Counter:
                     "tensor was found in the model's output; use_reentrant=False is "
                     "accepted, as are tuples and dicts"
                 )
-            self._begin()
-
-    def _begin(self) -> None:
-        self._engine.check()
-        self._open()
-        self._progress.queue_end(self._end, self._note_backward)
+            self._engine.check()
+            self._open()
+            self._progress.queue_end(self._end, self._note_backward)
 
     def _note_backward(self) -> None:
         self._computed_s = wall_clock()

@@ -25,8 +25,7 @@ Event = Any
 class Accelerator:
     """A kind of device by its module in torch: CUDA, ROCm under the same name, XPU.
 
-    Another kind, which ``register`` takes, has the same functions. CUDA's own network
-    back end is NCCL.
+    CUDA's own network back end is NCCL.
     """
 
     def __init__(self, module: Any) -> None:
@@ -148,8 +147,3 @@ def home_of(tensors: Iterable[Tensor], *, host_only: bool) -> torch.device:
     """
     first, *others = {tensor.device for tensor in tensors}
     return HOST if host_only or others or kind_of(first) is None else first
-
-
-def register(name: str, kind: Accelerator) -> None:
-    """Has ``kind`` serve devices of this type, where torch's module does not."""
-    _KINDS[name] = kind

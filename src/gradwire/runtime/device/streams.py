@@ -66,9 +66,8 @@ class Staging:
 
     to_host_bytes: int = 0
     to_device_bytes: int = 0
-    offloaded_bytes: int = (
-        0  # those of ``to_host_bytes`` that the host has encoded; see `Offload`
-    )
+    offloaded_bytes: int = 0
+    """The bytes of tensors that the host has encoded; see `Offload`."""
     _kept: dict[Hashable, Tensor] = field(default_factory=dict)
 
     @property
@@ -95,32 +94,27 @@ class Staging:
         ``ranks`` are this one's places among those that each verb is for. Copies are
         launched on ``stream``, where what is sent was computed.
         """
-        places = [
-            (at, name, *_ways(verb, name, rank))
-            for at, (verb, rank) in enumerate(zip(verbs, ranks, strict=True))
+        held = [
+            (at, name, tensor)
+            for at, verb in enumerate(verbs)
             for name in ("buf", "out")
             if (tensor := getattr(verb, name, None)) is not None and not tensor.is_cpu
         ]
-        if not places:
+        if not held:
             return None
-        held = [getattr(verbs[at], name) for at, name, _, _ in places]
-        rooms = self.rooms(message, held, kind)
-        taken: list[dict[str, Any]] = [{} for _ in verbs]
-        staged = Staged(self, kind, stream)
+        rooms = self.rooms(message, [tensor for _, _, tensor in held], kind)
+        staged = Staged(self, kind, stream, [*verbs])
         with kind.use(stream):
-            for (at, name, is_read, is_written), tensor, room in zip(
-                places, held, rooms, strict=True
-            ):
-                taken[at][name] = room
+            for (at, name, tensor), room in zip(held, rooms, strict=True):
+                verb = verbs[at]
+                is_read, is_written = _ways(verb, name, ranks[at])
+                staged.verbs[at] = replace(staged.verbs[at], **{name: room})
                 if is_read:
                     room.copy_(tensor, non_blocking=True)
                     self.to_host_bytes += room.nbytes
                 if is_written:
-                    staged.landing += _others(verbs[at], ranks[at], tensor, room)
+                    staged.landing += _others(verb, ranks[at], tensor, room)
             staged.ready = kind.record(stream)
-        staged.verbs = [
-            replace(verb, **own) for verb, own in zip(verbs, taken, strict=True)
-        ]
         return staged
 
     def rooms(
@@ -134,11 +128,9 @@ class Staging:
             ends.append(end)
         kept = self._kept.get(key)
         if kept is None or kept.numel() < end:
-            # Sizes that vary soon fit: each time there is a quarter more than was
-            #     needed.
-            kept = self._kept[key] = kind.pinned(
-                end if kept is None else end + end // 4
-            )
+            # Sizes that vary soon fit: a buffer that grows gets a quarter more.
+            spare = 0 if kept is None else end // 4
+            kept = self._kept[key] = kind.pinned(end + spare)
         starts = [0, *ends]
         return [
             kept[start : start + tensor.nbytes].view(tensor.dtype)
@@ -156,7 +148,7 @@ class Staged:
     staging: Staging
     kind: Accelerator
     stream: Stream
-    verbs: list[Any] = field(default_factory=list)
+    verbs: list[Any]
     landing: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     ready: Event = None
 
@@ -248,10 +240,7 @@ class SideStream:
 
     @contextmanager
     def behind(self, events: Iterable[StreamEvent]) -> Iterator[None]:
-        """A block of copies on this stream, behind ``events``.
-
-        The host does not wait.
-        """
+        """A block of copies on this stream, behind ``events``, without a wait."""
         for event in events:
             event.recorded.wait(self.stream)
         yield
@@ -389,6 +378,11 @@ class StepEvents:
         self._closing: list[StreamEvent] = []
         self._over: dict[int, StreamEvent] = {}
 
+    @property
+    def has_any(self) -> bool:
+        """Whether a gradient of the step lies on a device with streams."""
+        return bool(self._ready)
+
     def ready(self, name: str, grad: Tensor) -> None:
         """Records an event behind the kernels that make a gradient."""
         if (event := self._streams.record_event(grad.device)) is not None:
@@ -400,11 +394,9 @@ class StepEvents:
 
     def _now(self) -> list[StreamEvent]:
         """An event on each device that has handed a gradient in."""
-        found = {
-            event.device: self._streams.record_event(event.device)
-            for event in self._ready.values()
-        }
-        return [event for event in found.values() if event is not None]
+        devices = dict.fromkeys(event.device for event in self._ready.values())
+        found = map(self._streams.record_event, devices)
+        return [event for event in found if event is not None]
 
     def end(self, index: int, side: SideStream | None) -> None:
         """Records an event behind a message, on the side stream that computed it."""
@@ -428,13 +420,14 @@ class StepEvents:
         """
         if not self._ready:
             return nullcontext
-        events = [self._ready[n] for n in names if n in self._ready]
+        own = [self._ready[name] for name in names if name in self._ready]
         closing = self._closing
         if side is not None:
-            return lambda: side.behind([*events, *closing])
-        return lambda: self._streams.behind([*events, *closing], **counted)
+            return lambda: side.behind([*own, *closing])
+        return lambda: self._streams.behind([*own, *closing], **counted)
 
 
+@dataclass
 class Offload:
     """The way of the tensor ``name`` of a message, in one step, to the host and back.
 
@@ -442,28 +435,27 @@ class Offload:
     a place in the side stream that is behind all that was copied from there.
     """
 
-    def __init__(
-        self, copies: Copies, message: int, name: str, side: SideStream
-    ) -> None:
-        self._copies = copies
-        self._key = (message, name)
-        self._side = side
-        self._there: list[Tensor] = []
-        self._out: StreamEvent | None = None
+    copies: Copies
+    message: int
+    name: str
+    side: SideStream
+    there: list[Tensor] = field(default_factory=list)
+    out: StreamEvent | None = None
 
     @torch.no_grad()
     def leave(self) -> None:
         """Launches the copy to the host, and what the device computes before it."""
-        side = self._side
-        staging = self._side.staging
+        side = self.side
+        staging = side.staging
+        key = self.message, self.name, "out"
         with side.use():
-            held = next(self._copies)
-            self._there = staging.rooms((*self._key, "out"), held, side.kind)
-            for room, tensor in zip(self._there, held, strict=True):
+            held = next(self.copies)
+            self.there = staging.rooms(key, held, side.kind)
+            for room, tensor in zip(self.there, held, strict=True):
                 room.copy_(tensor, non_blocking=True)
                 staging.to_host_bytes += room.nbytes
                 staging.offloaded_bytes += room.nbytes
-        self._out = side.record_event()
+        self.out = side.record_event()
 
     @torch.no_grad()
     def encode(self) -> None:
@@ -471,12 +463,12 @@ class Offload:
 
         Launches the copy of that to the device.
         """
-        side = self._side
-        staging = self._side.staging
-        assert self._out is not None, "what is encoded has left before"
-        self._out.recorded.synchronize()
-        made = self._copies.send(tuple(self._there))
-        rooms = staging.rooms((*self._key, "back"), made, side.kind)
+        side = self.side
+        staging = side.staging
+        assert self.out is not None, "what is encoded has left before"
+        self.out.recorded.synchronize()
+        made = self.copies.send(tuple(self.there))
+        rooms = staging.rooms((self.message, self.name, "back"), made, side.kind)
         with side.use():
             back = tuple(torch.empty_like(one, device=side.device) for one in made)
             for room, one, tensor in zip(rooms, made, back, strict=True):
@@ -484,5 +476,5 @@ class Offload:
                 tensor.copy_(room, non_blocking=True)
                 staging.to_device_bytes += room.nbytes
             with suppress(StopIteration):
-                self._copies.send(back)
+                self.copies.send(back)
                 raise AssertionError("steps of two copies ask for a third")

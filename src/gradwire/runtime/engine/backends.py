@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ...contract.travel import bytes_sent
+from ...collective.steps.travel import bytes_sent
 from ...contract.verbs import AllReduce, Among
 from ...errors import invalid
 from ..device.devices import HOST, kind_of

@@ -28,11 +28,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...collective.steps.travel import members
 from ...contract.trace.span import Span
-from ...contract.travel import members
 from ...contract.verbs import AllToAll, Among, Communication, Compute, Steps, Verb
 from ...errors import ExitCode, InvalidSetting, RankFailed
 from ..device.streams import SideStream
+from ..liveness.alarm import Alarm, said
 from ..liveness.blame import (
     IN_ATTACH,
     blamed,
@@ -43,15 +44,8 @@ from ..liveness.blame import (
 )
 from ..liveness.forks import watch
 from ..liveness.membership import ALONE, MEETING, STORE_PATIENCE, Membership
-from ..liveness.pulse import (
-    Alarm,
-    Place,
-    Pulse,
-    Sign,
-    give_memory_back,
-    leave_later,
-    said,
-)
+from ..liveness.pulse import Place, Pulse, Sign
+from ..liveness.sweeping import give_memory_back, leave_later
 from ..transport.task_graph import (
     Once,
     Over,
@@ -87,9 +81,11 @@ OFFLOAD = "offload"
 It has a thread where a plan has such tensors.
 """
 COMPUTING = (COMPUTE, INLINE, OFFLOAD)
-_JOIN_S = (
-    10.0  # for what has begun: an encode ends within them, what waits for peers may not
-)
+_JOIN_S = 10.0
+"""Seconds for what has begun: an encode ends within them, a wait for peers may not."""
+
+
+_NOTHING = Task("nothing", lambda: None, done=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +103,9 @@ class Launch:
     after: Sequence[Task] = ()
     """The tasks that must be done before its first verb for the network."""
     last: Callable[[], Any] | None = None
-    """Work for the compute lane once the steps have ended and the channel is free."""
-    last_name: str = "last"
-    """The name of this work in traces."""
+    """Work for the compute lane once the steps have ended and the channel is free: it
+    scatters the mean.
+    """
     last_behind: Sequence[Task] = ()
     """The tasks that must be done before this work."""
     last_is_light: bool = False
@@ -159,20 +155,22 @@ class Engine:
         ranks_per_host: int = 1,
         checksums: bool = False,
     ) -> None:
-        name, self.rank, self.world, _ = who
         self.who = who
+        self.rank = who.rank
+        self.world = who.world
         self.shards = shards
         self.ranks_per_host = ranks_per_host
         self.timeout = timeout
         self.num_channels = num_channels
         self.credit = num_channels
         # One channel more than asked for: a control message must not wait behind a
-        #     large one.
+        # large one.
         count = num_channels + 1 if num_channels else 0
         lanes = [f"communication {i}" for i in range(count)]
         self.routes = Routes(lanes, checksums=checksums)
-        self._tails: list[Task | None] = [None] * len(lanes)
-        self._last_turn: Task | None = None
+        self._tails = [_NOTHING] * len(lanes)
+        """The end of the last message on each lane."""
+        self._last_turn = _NOTHING
         self._on_span = on_span
         self._lock = threading.Lock()
         self._waiters: list[Once] = []
@@ -183,12 +181,23 @@ class Engine:
         self.num_calls = 0
         self.inline_s = 0.0
         """Seconds so far of tasks that ran while the backward pass waited."""
-        own, spare = ([COMPUTE, *lanes], [OFFLOAD]) if lanes else ([], [])
         self._manager = TaskManager(
-            own, spare=spare, observe=self._observe, on_error=self._task_failed
+            [COMPUTE, *lanes] if lanes else [],
+            spare=[OFFLOAD] if lanes else [],
+            observe=self._observe,
+            on_error=self._task_failed,
         )
-        calls = self._alarmed, self._lose_store, self._fail, self._waits
-        self._pulse = Pulse(name, self.rank, self.world, *calls) if name else None
+        self._pulse: Pulse | None = None
+        if who.name:
+            self._pulse = Pulse(
+                who.name,
+                self.rank,
+                self.world,
+                self._alarmed,
+                self._lose_store,
+                self._fail,
+                self._waits,
+            )
         try:
             self._open(Among.RANKS, who, count)
             if count and self.rank == 0:
@@ -265,42 +274,36 @@ class Engine:
         Without ``how.last`` the returned task's result is the value that the steps
         returned.
         """
-        step = self._step
         manager = self._manager
         lane = self.num_channels
+        before = [*how.after]
         if not how.is_control:
             lane = self.routes.lane(index, self.credit)
-        # Messages of gradients get their turns to use their channel in issue order.
-        last_turn = None if how.is_control else self._last_turn
-        before = [*how.after, self._tails[lane], last_turn]
-        turn = Task("turn", lambda: None, step=step, message=index)
-        manager.add(turn, [task for task in before if task is not None])
-        end = Task(name, lambda: None, step=step, message=index)
-        end.num_blockers = 1  # cleared by hand when the steps return
-        inline = self.do_inline if how.is_inline else None
-        steps = self.routes.sealed(self.routes.lending(steps), lane)
+            # Messages of gradients get their turns to use their channel in issue order.
+            before.append(self._last_turn)
         driver = Driver(
             manager,
             self.routes,
-            steps,
+            self.routes.sealed(self.routes.lending(steps), lane),
+            name,
             index,
             lane,
-            step,
-            end,
-            [turn],
+            self._step,
             how.side,
-            inline,
+            self.do_inline if how.is_inline else None,
         )
+        end = driver.end
+        turn = driver.turn
+        manager.add(turn, [*before, self._tails[lane]])
         if self._pulse is not None:
             self._show(self._pulse.place.launched + 1)
         whole = end
         if how.last is not None:
-            whole = driver.task(how.last_name, how.last)
+            whole = driver.task("scatter", how.last)
             whole.is_light = how.last_is_light
             manager.add(whole, [end, *how.last_behind])
-        first = Task(name, lambda: driver.resume(None), step=step, message=index)
-        manager.add(first, how.behind)
-        # Now, as who encodes inline does not wait for its message yet.
+        manager.add(driver.short_task(name, driver.resume), how.behind)
+        # Only now, as a message that is encoded inline does not wait for itself.
         self._tails[lane] = end
         if not how.is_control:
             self._last_turn = turn
@@ -429,7 +432,7 @@ class Engine:
     def _waits(self) -> bool:
         """Whether messages are under way, and this rank computes nothing for them."""
         is_computing = any(map(self._manager.is_busy, COMPUTING))
-        return not is_computing and any(end and not end.done for end in [*self._tails])
+        return not is_computing and not all(end.done for end in self._tails)
 
     def signs(self) -> list[Sign]:
         """The progress of every rank, read anew; empty if the store does not answer."""
@@ -472,7 +475,7 @@ class Engine:
             return
         if self._failure is None:
             over = threading.Event()
-            self.when_done([*filter(None, self._tails)], lambda failure: over.set())
+            self.when_done(self._tails, lambda failure: over.set())
             over.wait(self.timeout.total_seconds())
         self.close()
 
@@ -492,17 +495,15 @@ class Engine:
             waiters = [waiter for waiter in self._waiters if not waiter.called]
             is_first = self._closed is None  # a handle that is dropped closes it again
             self._closed = InvalidSetting(
-                "the exchange was closed in the middle of a step, by detach() "
-                "in another "
-                "thread; call it between two steps, on all ranks alike"
+                "the exchange was closed in the middle of a step, by detach() in "
+                "another thread; call it between two steps, on all ranks alike"
             )
             if waiters and self._failure is None:
                 self._failure = self._closed
         for waiter in waiters:
             waiter(self._failure)
-        if (
-            self._pulse is not None
-        ):  # first: who sees the channels close must see no life here
+        # first: who sees the channels close must see no life here
+        if self._pulse is not None:
             self._pulse.stop()
         self._manager.stop()
         if self._manager.join(_JOIN_S):
@@ -513,11 +514,10 @@ class Engine:
             self._manager.abandon()
             in_background(self.routes.clear)  # it waits for as long as the time-out
         # they hold gradients
-        self._tails = [None] * len(self._tails)
-        self._last_turn = None
-        if (
-            self.shards.name and is_first
-        ):  # once a rank: the last to leave deletes all notes
+        self._tails = [_NOTHING] * len(self._tails)
+        self._last_turn = _NOTHING
+        # once a rank: the last to leave deletes all notes
+        if self.shards.name and is_first:
             leave_later(self.shards.name, self.shards.world)
         give_memory_back()
 
@@ -554,9 +554,8 @@ class Engine:
         else:
             alarm = blamed(self._pulse, task.name, self._step, self.world)
             how = f"{task.name}: {first_line(error)}"
-        self.break_off(
-            alarm, how
-        )  # unless another rank's was heard while this one was listening
+        # unless another rank's was heard while this one was listening
+        self.break_off(alarm, how)
 
     def unreachable(
         self, name: str, error: BaseException, step: int = IN_ATTACH
@@ -582,9 +581,8 @@ class Engine:
 
         It takes seconds to find out.
         """
-        if self._pulse is not None and (
-            alarm := silence(self._pulse, step, self.world)
-        ):
+        alarm = self._pulse and silence(self._pulse, step, self.world)
+        if alarm:
             raise self.break_off(alarm, "it waited for them")
 
     def _alarmed(self, alarm: Alarm) -> None:
@@ -610,10 +608,9 @@ class Engine:
                 stack.callback(self.on_failure, error)
             for waiter in waiters:
                 stack.callback(waiter, error)
+            # NCCL comes back by it; gloo when a peer closes.
             for channel in self.routes.all_channels():
-                stack.callback(
-                    channel.abort
-                )  # NCCL comes back by it; gloo when a peer closes.
+                stack.callback(channel.abort)
             # The last is done first: before anybody sees the error.
             stack.callback(
                 self.routes.last_verbs.write, self.rank, self.world, error, said(error)
@@ -624,24 +621,32 @@ class Engine:
 class Driver:
     """Puts the verbs of one message's steps into the graph as tasks, and resumes them.
 
-    ``lane`` is the number of its communication lane. ``turn`` holds the tasks that must
-    be done before the message may use its channel. ``side`` is the stream on which it
-    is computed, where a device does so.
+    ``lane`` is the number of its communication lane. ``side`` is the stream on which
+    the message is computed, where a device does so. What is computed before the first
+    verb for the network is done ``inline``, where that is given.
     """
 
     manager: TaskManager
     routes: Routes
     steps: Steps[Any]
+    name: str
     index: int
     lane: int
     step: int
-    end: Task
-    turn: Sequence[Task]
     side: SideStream | None = None
     inline: Callable[[Task], Task] | None = None
+    turn: Task = field(init=False)
+    """Done when the message may use its channel."""
+    end: Task = field(init=False)
+    """Done when the steps have returned; its result is their value."""
     _noted: NotedVerb | None = field(default=None, init=False)
 
-    def resume(self, value: Any) -> None:
+    def __post_init__(self) -> None:
+        self.turn = self.short_task("turn", lambda: None)
+        self.end = self.short_task(self.name, lambda: None)
+        self.end.num_blockers = 1  # cleared by hand when the steps return
+
+    def resume(self, value: Any = None) -> None:
         """Sends the steps their last results and puts the next verbs into the graph."""
         if self._noted is not None:
             self._noted.done_s = wall_clock()
@@ -678,7 +683,7 @@ class Driver:
         """Ends the message with the value that its steps returned."""
         self.end.fn = lambda: value
         self.end.num_blockers = 0
-        self.manager.add(self.end, self._take_turn())
+        self.manager.add(self.end, [self.turn])
 
     def _schedule(self, asked: Verb | tuple[Verb, ...]) -> None:
         """Makes tasks of verbs, and puts them into the graph."""
@@ -695,11 +700,8 @@ class Driver:
         self, asked: Verb | tuple[Verb, ...], computes: list[Task], wire: list[Task]
     ) -> None:
         """Starts the tasks of verbs; once all are done, the steps are resumed."""
-        resume = Task(
-            "resume",
-            lambda: self.resume(_results(asked, computes)),
-            step=self.step,
-            message=self.index,
+        resume = self.short_task(
+            "resume", lambda: self.resume(_results(asked, computes))
         )
         # The resuming task must wait before any of the others can be done.
         resume.num_blockers = len(computes) + len(wire)
@@ -710,22 +712,15 @@ class Driver:
         for task in computes:
             self.manager.add(task)
         for task in wire:
-            self.manager.add(task, self._take_turn())
-
-    def _take_turn(self) -> Sequence[Task]:
-        """The tasks that the first use of the channel waits for.
-
-        Empty from the second use on.
-        """
-        turn = self.turn
-        self.turn = ()
-        return turn
+            self.manager.add(task, [self.turn])
 
     def _communication(self, verbs: Sequence[Communication]) -> Task:
-        """The task of verbs for the network, which may lie on a device.
+        """The task of verbs for the network: all that a message sends begins here.
 
-        The device's own channel carries ``direct`` ones out, and others pass through
-        host memory.
+        The lane's thread does the ``work`` and waits for it. A verb of which the
+        channel itself tells the end is only started, and wakes no thread up. Of what
+        lies on a device the device's own channel carries ``direct`` verbs out, and
+        others pass through host memory.
         """
         routes = self.routes
         index = self.index
@@ -805,6 +800,10 @@ class Driver:
             fn = self.side.on(fn)
         order = self.step, self.index
         return Task(name, fn, lane, order, self.step, self.index, size_bytes)
+
+    def short_task(self, name: str, fn: Callable[[], Any]) -> Task:
+        """A task of this message without a lane, done by whoever frees it."""
+        return Task(name, fn, step=self.step, message=self.index)
 
 
 def _results(asked: Verb | tuple[Verb, ...], tasks: Sequence[Task]) -> Any:

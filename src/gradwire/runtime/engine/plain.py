@@ -102,10 +102,8 @@ def announced_by(engine: Engine, src: int, own: Any) -> Any:
     """
     data = torch.empty(0, dtype=torch.uint8, device="cpu")
     failure = None
-    try:
-        data = packed(own) if engine.rank == src else data
-    except InvalidSetting as error:
-        failure = error  # raised once the others, who wait for the size, know
+    if engine.rank == src:
+        data, failure = _packed_if_possible(own)
 
     def steps() -> Steps[Tensor]:
         size = torch.tensor([data.numel()], device="cpu")
@@ -120,7 +118,23 @@ def announced_by(engine: Engine, src: int, own: Any) -> Any:
     if not end.result.numel():
         why = f"rank {src} cannot send its state; see the error of that rank"
         raise failure or InvalidSetting(why)
-    return read_packed(io.BytesIO(end.result.numpy().tobytes()))
+    return _unpacked(end.result)
+
+
+def _packed_if_possible(own: Any) -> tuple[Tensor, InvalidSetting | None]:
+    """A value's bytes; where it cannot be packed, none, and the error.
+
+    The error is raised once the others, who wait for the size, know.
+    """
+    try:
+        return packed(own), None
+    except InvalidSetting as error:
+        return torch.empty(0, dtype=torch.uint8, device="cpu"), error
+
+
+def _unpacked(data: Tensor) -> Any:
+    """The value of which these are the bytes."""
+    return read_packed(io.BytesIO(data.cpu().numpy().tobytes()))
 
 
 def values_of_all(own: Any, group: Group | None = None) -> list[Any]:
@@ -132,12 +146,8 @@ def values_of_all(own: Any, group: Group | None = None) -> list[Any]:
     """
     device = dist.distributed_c10d._get_object_coll_device(group)
     world = dist.get_world_size(group)
-    try:
-        data = packed(own).to(device)
-        failure = None
-    except InvalidSetting as error:
-        data = torch.empty(0, dtype=torch.uint8, device=device)
-        failure = error
+    data, failure = _packed_if_possible(own)
+    data = data.to(device)
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world)]
     dist.all_gather(sizes, torch.tensor([data.numel()], device=device), group)
     counts = [int(size) for size in sizes]
@@ -153,7 +163,4 @@ def values_of_all(own: Any, group: Group | None = None) -> list[Any]:
     found = [torch.empty_like(padded) for _ in range(world)]
     dist.all_gather(found, padded, group)
     announced = zip(found, counts, strict=True)
-    return [
-        read_packed(io.BytesIO(one[:count].cpu().numpy().tobytes()))
-        for one, count in announced
-    ]
+    return [_unpacked(one[:count]) for one, count in announced]

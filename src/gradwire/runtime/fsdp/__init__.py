@@ -24,9 +24,9 @@ from ...exchange.pair import pair
 from ..agreement.fingerprint import agree, fingerprint, refusing
 from ..grid.dtensors import is_dtensor, sharded_modules
 from ..liveness.membership import join
-from ..pairs import REDUCE_SCATTER, Facts, refuse_pairs
+from ..pairs import Facts, Feature, refuse_pairs
 from ..settings import FailurePolicy, Options, Settings, or_defaults, takes_options
-from ..step.messages import scale_of
+from ..step.scaling import scale_of
 from ..transport.wire import Group
 from .reduction import (
     WAY,
@@ -100,7 +100,7 @@ def reduce_scatter(
     timeout = given.patience
     with refusing(who):
         settings = given.checked(None, who)
-        refuse_pairs(Facts(model, [*params.items()], settings, REDUCE_SCATTER))
+        refuse_pairs(Facts(model, [*params.items()], settings, Feature.REDUCE_SCATTER))
         if scaler is not None and not keeps_scale(codec):
             refuse_half(params)
         compress_if = settings.options.compress_if

@@ -19,12 +19,12 @@ from torch.amp import GradScaler
 
 from ...collective.casync_ps import casync_ps
 from ...collective.steps.chunks import Chunks
+from ...collective.steps.tensorwise import tensorwise
+from ...collective.steps.travel import sent_bytes
 from ...compress.none import none
 from ...contract import Compressor, Layout, Member
 from ...contract.spec import TensorSpec, working_dtype
 from ...contract.state import leaves
-from ...contract.tensorwise import tensorwise
-from ...contract.travel import sent_bytes
 from ...contract.verbs import Compute, Steps, Verb, carried_out
 from ...errors import InvalidSetting, invalid
 from ..agreement.fingerprint import agree, fingerprint, refusing
@@ -32,10 +32,11 @@ from ..liveness.forks import watch
 from ..liveness.membership import Membership, run_of
 from ..state import checkpoint
 from ..state.sharded import Owners, own_part, sharded_state
+from ..state.table import Origin, described
 from ..step.backup import Backup
 from ..step.figures import norm_over_all
-from ..step.messages import Slot, scale_of, unscaling_factor
-from ..step.scaling import observe
+from ..step.layout import Slot
+from ..step.scaling import observe, scale_of, unscaling_factor
 from ..transport.wire import Group, as_on_a_lane, carry_out, give_back, open_channels
 
 WAY = casync_ps()
@@ -246,7 +247,8 @@ class ShardReduction:
         with as_on_a_lane():
             for part in comm.parts:
                 if self._follows_scaler:
-                    part.backup.keep(by_step=True, by_pass=False)
+                    part.backup.begin(by_step=True, by_pass=False)
+                    part.backup.keep()
                 carried_out(part.steps(given_N, out_C, scale), self._carry)
             if op == dist.ReduceOp.SUM:
                 out_C.mul_(self._who.world)
@@ -313,8 +315,8 @@ class ShardReduction:
 
         Args:
             saved_by: The number of ranks that saved the checkpoint, if it differs from
-                now. Each rank counts as a replica here. Left out, ``dcp.load`` raises a
-                ``ValueError`` about sizes, of which the first is this number.
+                now. Each rank counts as a replica here. Left out, ``load_state_dict``
+                refuses what was loaded, and names this number.
 
         Returns:
             DTensors with a row of residuals for each rank.
@@ -336,22 +338,8 @@ class ShardReduction:
         who = self._who.beside(f"load {self._num_loads}")
         with refusing(who):
             saved = own_part(self._owners, state_dict, self._origin)
-            checkpoint.check_form(saved)
-            for key in ("algorithm", "world_size", "rank"):
-                if saved[key] != (own := getattr(self._origin, key)):
-                    remedy = (
-                        "load each rank's own state, or that of other ranks by "
-                        "sharded_state()"
-                    )
-                    raise invalid(
-                        f"{key} of the state", saved[key], f"{own}, as here", remedy
-                    )
             states = checkpoint.loaded(saved, self._parts, self._origin)
-        announced = {
-            "step of the state": saved["step"],
-            "run of the state": saved["run"],
-        }
-        agree(who, fingerprint([], announced), self._timeout)
+        agree(who, fingerprint([], described(saved)), self._timeout)
         for part, state in zip(self._parts, states, strict=True):
             part.state = state
             part.backup.forget()
@@ -374,10 +362,9 @@ class ShardReduction:
         return [part for comm in self._comms for part in comm.parts]
 
     @property
-    def _origin(self) -> checkpoint.Origin:
-        return checkpoint.Origin(
-            f"reduce_scatter({self.codec!r})", self._who.world, self._who.rank, ""
-        )
+    def _origin(self) -> Origin:
+        algorithm = f"reduce_scatter({self.codec!r})"
+        return Origin(algorithm, self._who.world, self._who.rank)
 
     @property
     def _owners(self) -> Owners:
@@ -451,7 +438,7 @@ def groups_of(module: Any) -> list[Any]:
 
 
 def keeps_scale(codec: Compressor) -> bool:
-    """Whether gradients keep a loss scaler's scale on the wire, as in `messages`."""
+    """Whether gradients keep a loss scaler's scale on the wire, as in `buffer`."""
     return codec.traits.layout is Layout.DENSE and not codec.traits.error_feedback
 
 

@@ -121,11 +121,9 @@ def join_mesh(mesh: Any, group: Group | None, timeout: timedelta) -> Membership:
     if mesh == TORCHRUN:
         return join(group, timeout)
     if not isinstance(mesh, DeviceMesh) or mesh.mesh_dim_names != DIMENSIONS:
-        given = (
-            mesh
-            if not isinstance(mesh, DeviceMesh)
-            else f"dimensions {mesh.mesh_dim_names}"
-        )
+        given = mesh
+        if isinstance(mesh, DeviceMesh):
+            given = f"dimensions {mesh.mesh_dim_names}"
         accepted = f"a DeviceMesh of the dimensions {DIMENSIONS}, or {TORCHRUN!r}"
         raise invalid("mesh", given, accepted, _REMEDY)
     ranks = mesh.mesh.flatten().tolist()
@@ -157,7 +155,8 @@ def ranks_of_each_host(mesh: Any, who: Membership) -> int:
     names = "LOCAL_WORLD_SIZE", "LOCAL_RANK"
     if names[0] not in os.environ and _SLURM[0] in os.environ:
         names = _SLURM
-    size, place = (_variable(name) for name in names)
+    size = _variable(names[0])
+    place = _variable(names[1])
     remedy = "start as many ranks on every host, or give attach a DeviceMesh"
     if who.world != dist.get_world_size() or size < 1 or who.world % size:
         accepted = f"a divisor of {who.world}, the number of ranks, all of which attach"
@@ -177,8 +176,8 @@ def _variable(name: str) -> int:
         text = re.sub(r"^(\d+)\(x\d+\)$", r"\1", text)
     if not text.isdecimal():
         raise InvalidSetting(
-            f"mesh is {TORCHRUN!r}, and {name} is {text or 'not set'}; start "
-            "with torchrun, or "
-            "with srun and as many tasks on every node, or give attach a DeviceMesh"
+            f"mesh is {TORCHRUN!r}, and {name} is {text or 'not set'}; start with "
+            "torchrun, or with srun and as many tasks on every node, or give attach a "
+            "DeviceMesh"
         )
     return int(text)

@@ -17,12 +17,12 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any
 
 from ...errors import ExitCode, GradwireError, LoopMistake, RankFailed
 from ..transport.wire import AMONG_SHARDS, in_background
+from .alarm import Alarm, listed, said
 from .membership import Membership
-from .pulse import PATIENCE_S, STORE_PATIENCE_S, Alarm, Pulse, listed, said
+from .pulse import PATIENCE_S, STORE_PATIENCE_S, Pulse
 from .roll_call import ASK_S, Reach
 
 _ENDINGS = (Reach.ENDED, Reach.DETACHED, Reach.MUTE)
@@ -79,23 +79,21 @@ def silence(pulse: Pulse, step: int, world: int) -> Alarm | None:
             )
             return Alarm((pulse.rank,), step, text, ExitCode.NETWORK)
         is_slow = store_lost and not pulse.store_is_lost
-        if is_slow and (pulse.rank == 0 or reach.get(0) is Reach.ANSWERS):
-            # The store is slow, and no rank need be lost. A rank whose process has
-            # ended is.
-            ended = tuple(rank for rank, how in reach.items() if how is Reach.ENDED)
-            if (
-                not ended
-                and Reach.CUT not in reach.values()
-                and time.monotonic() < end_s
-            ):
-                continue
-            if ended:
-                silent = ended
-                store_lost = False
-        left = dict.fromkeys(pulse.detached() & reach.keys(), Reach.DETACHED)
-        reach = {**reach, **left}
-        alarm = alarm_of(pulse.rank, world, step, silent, reach, store_lost=store_lost)
-        return alarm and alarm._replace(text=f"{alarm.text}{pulse.local_steps()}")
+        if not is_slow or (pulse.rank and reach.get(0) is not Reach.ANSWERS):
+            break
+        # The store is slow, and no rank need be lost. A rank whose process has ended
+        # is.
+        if ended := tuple(rank for rank, how in reach.items() if how is Reach.ENDED):
+            silent = ended
+            store_lost = False
+            break
+        if Reach.CUT in reach.values() or time.monotonic() >= end_s:
+            break
+    left = dict.fromkeys(pulse.detached() & reach.keys(), Reach.DETACHED)
+    alarm = alarm_of(
+        pulse.rank, world, step, silent, {**reach, **left}, store_lost=store_lost
+    )
+    return alarm and alarm._replace(text=f"{alarm.text}{pulse.local_steps()}")
 
 
 def _of_the_network(step: int) -> Alarm:
@@ -103,12 +101,13 @@ def _of_the_network(step: int) -> Alarm:
     return Alarm((), step, text, ExitCode.NETWORK)
 
 
-def _answer(asking: Future[Any]) -> tuple[Mapping[int, Reach], bytes]:
+def _answer(
+    asking: Future[tuple[dict[int, Reach], bytes]],
+) -> tuple[dict[int, Reach], bytes]:
     try:
-        found: tuple[Mapping[int, Reach], bytes] = asking.result(2 * ASK_S)
+        return asking.result(2 * ASK_S)
     except Exception:  # a rank that cannot be probed tells nothing
         return {}, b""
-    return found
 
 
 def alarm_of(
@@ -139,16 +138,14 @@ def alarm_of(
                 "rank"
             )
             return Alarm((rank,), step, text, ExitCode.NETWORK)
-        lost = tuple(sorted({*cut, *(() if store_lost else silent)} - {*near}))
+        lost = tuple(sorted({*cut, *(() if store_lost else silent)}.difference(near)))
         text = (
-            f"no connection reaches rank {listed(cut)} of {world}: its host or its "
-            "link is down"
+            f"the network is parted: ranks {listed(near)} of {world} reach each "
+            f"other, and no connection reaches ranks {listed(cut)}"
+            if len(cut) > 1
+            else f"no connection reaches rank {listed(cut)} of {world}: its host or "
+            "its link is down"
         )
-        if len(cut) > 1:
-            text = (
-                f"the network is parted: ranks {listed(near)} of {world} reach each "
-                f"other, and no connection reaches ranks {listed(cut)}"
-            )
         return Alarm(lost, step, text, ExitCode.NETWORK)
     if store_lost and (rank == 0 or reach.get(0) is Reach.ANSWERS):
         text = f"the job's store stopped answering, though rank 0 of {world} does"
@@ -190,13 +187,11 @@ def loopback_name() -> str:
 
     gloo listens at the address of that name unless an interface is named.
     """
-    if _INTERFACE in os.environ:
-        return ""
     try:
         address = socket.gethostbyname(socket.gethostname())
     except OSError:
         return ""
-    if not address.startswith("127."):
+    if _INTERFACE in os.environ or not address.startswith("127."):
         return ""
     return (
         f"; this host's name resolves to {address}, which no other host can reach: if "

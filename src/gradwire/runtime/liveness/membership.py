@@ -17,23 +17,20 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from secrets import token_hex
 from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
 from ...errors import ExitCode, GradwireError, RankFailed, RanksDiffer
-from ..transport.wire import Group, in_background, own_store
+from ..transport.wire import POLL_S, Group, in_background, missing_keys, own_store
+from .alarm import listed
 from .store_check import StoreCheck, refuse_own_store
 
 DEFAULT_PATIENCE = timedelta(minutes=5)
 """The time in which all ranks must come to their first attach, by default."""
-_POLL_S = 0.02
-"""Seconds between two looks for the values of others. Ranks look, as every
-``store.wait()`` that times out writes a warning to the log.
-"""
 _LOOK_S = 0.5
 """Seconds between two calls of a ``Look``."""
 _LINGER_S = 2 * _LOOK_S
@@ -80,9 +77,14 @@ class Membership(NamedTuple):
         known = dict(enumerate(self.ranks))
         return tuple(known.get(rank, rank) for rank in ranks)
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers in the job of all ranks of the group."""
+        return self.in_job(range(self.world))
+
     def in_group(self, ranks: Collection[int]) -> tuple[int, ...]:
         """The numbers in the group of these ranks of the job; others are left out."""
-        numbers = self.in_job(range(self.world))
+        numbers = self.numbers
         return tuple(numbers.index(rank) for rank in ranks if rank in numbers)
 
     def explained(self, ranks: Collection[int]) -> str:
@@ -94,8 +96,8 @@ class Membership(NamedTuple):
         numbers = self.in_job(ranks)
         if numbers == tuple(ranks):
             return ""
-        own, others = (", ".join(map(str, one)) for one in (ranks, numbers))
-        return f"; rank {own} of this group is rank {others} of the job"
+        own = listed(ranks)
+        return f"; rank {own} of this group is rank {listed(numbers)} of the job"
 
     def beside(self, name: str) -> Membership:
         """The same ranks by another name, to meet under for another purpose."""
@@ -104,7 +106,7 @@ class Membership(NamedTuple):
     def on_host(self, ranks_per_host: int) -> Membership:
         """The ranks of this rank's host; ranks are numbered host after host."""
         host, place = divmod(self.rank, ranks_per_host)
-        first = host * ranks_per_host
+        first = self.rank - place
         ranks = range(first, first + ranks_per_host)
         return self._some(f"host {host}", place, ranks)
 
@@ -117,8 +119,7 @@ class Membership(NamedTuple):
     def _some(self, name: str, rank: int, ranks: Sequence[int]) -> Membership:
         if len(ranks) == 1:
             return ALONE
-        own = f"{self.name}/{name}"
-        return Membership(own, rank, len(ranks), self.in_job(ranks))
+        return Membership(f"{self.name}/{name}", rank, len(ranks), self.in_job(ranks))
 
     def agree(
         self,
@@ -143,12 +144,10 @@ class Membership(NamedTuple):
         if self.world == 1:
             return decide({self.rank: own})
         due = range(self.world) if due is None else sorted(due)
-        meeting = _Meeting(
-            self.rank, due, own if callable(own) else lambda: own, timeout
-        )
-        values: Mapping[int, Any] = self.ask(
-            meeting.hold, timeout, what, partial(meeting.watch, look)
-        )
+        value = own if callable(own) else lambda: own
+        end_s = time.monotonic() + timeout.total_seconds()
+        meeting = _Meeting(self.rank, due, value, look, end_s)
+        values = self.ask(meeting.hold, timeout, what, meeting.watch)
         absent = tuple(rank for rank in due if rank not in values)
         if absent and not is_partial:
             time.sleep(_LINGER_S)
@@ -176,17 +175,15 @@ class Membership(NamedTuple):
         store = own_store(self.name)
         keys = [f"heard/{rank}" for rank in range(self.world)]
         store.set(keys[self.rank], "")
-        until_s = time.monotonic() + _LINGER_S
-        while time.monotonic() < until_s and not store.check(keys):
-            time.sleep(_POLL_S)
+        missing_keys(store, keys, _LINGER_S)
 
     def ask(
         self,
-        question: Callable[[Any], Any],
+        question: Callable[[Any], Verdict],
         timeout: timedelta,
         what: str = "attach",
         watch: Callable[[], object] | None = None,
-    ) -> Any:
+    ) -> Verdict:
         """The store's answer to a question, over a connection nobody else waits for.
 
         Meanwhile ``watch`` is called from time to time, whether the store answers or
@@ -208,17 +205,14 @@ class Membership(NamedTuple):
             raise
         except (dist.DistError, TimeoutError) as error:
             first, _, _ = str(error).partition("\n")
+            how = f"gave no answer within {timeout} and more"
+            if first:
+                how = f"is lost ({first})"
             ranks = (0,) if self.name.split("-")[0] == "0" else ()
             raise RankFailed(
-                f"{what} cannot be finished: the job's store, where ranks meet, "
-                + (
-                    f"is lost ({first})"
-                    if first
-                    else f"gave no answer within {timeout} and more"
-                )
-                + "; it is lost or stopped with the process that holds it: rank 0 "
-                "of the job, or "
-                "the agent of torchrun that started it; start the job again",
+                f"{what} cannot be finished: the job's store, where ranks meet, {how}; "
+                "it is lost or stopped with the process that holds it: rank 0 of the "
+                "job, or the agent of torchrun that started it; start the job again",
                 ranks=ranks,
                 exit_code=ExitCode.RANK_LOST if ranks else ExitCode.UNAVAILABLE,
             ) from error
@@ -228,57 +222,57 @@ def _note(rank: int) -> str:
     return f"{MEETING}/note/{rank}"
 
 
+@dataclass
 class _Meeting:
     """One rank's part in a meeting of the ranks ``due``.
 
-    It has a thread with the store, and one besides.
-
-    The first waits for values, the second calls a ``Look`` meanwhile, even if the store
-    is silent.
+    One thread waits for values in the store. Another one calls ``look`` meanwhile, even
+    if the store is silent.
     """
 
-    def __init__(
-        self, rank: int, due: Sequence[int], own: Callable[[], Any], timeout: timedelta
-    ) -> None:
-        self._rank = rank
-        self._due = due
-        self._own = own
-        self._end_s = time.monotonic() + timeout.total_seconds()
-        self._found: dict[int, Any] = {}
-        self._is_over = False
+    rank: int
+    due: Sequence[int]
+    own: Callable[[], Any]
+    look: Look
+    end_s: float
+    found: dict[int, Any] = field(default_factory=dict)
+    is_over: bool = False
 
-    def watch(self, look: Look) -> None:
+    def watch(self) -> None:
         """Calls ``look``, and ends the meeting if nobody is left to wait for."""
-        found = self._found
-        self._is_over |= bool(
-            look([rank for rank in self._due if rank not in found], found)
-        )
+        found = self.found
+        absent = [rank for rank in self.due if rank not in found]
+        self.is_over |= bool(self.look(absent, found))
 
     def hold(self, store: Any) -> dict[int, Any]:
         """The values that count, by rank; ``store`` is this meeting's own."""
         came = f"{MEETING}/came"
-        notes = {rank: _note(rank) for rank in self._due}
+        notes = {rank: _note(rank) for rank in self.due}
         looked_s = time.monotonic()
         has_announced = False
         while True:
-            is_over = self._is_over or time.monotonic() > self._end_s
-            own = self._own()  # after that, so that the last value counts
+            is_over = self.is_over or time.monotonic() > self.end_s
+            own = self.own()  # after that, so that the last value counts
             if own is not None and not has_announced:
-                store.set(notes[self._rank], json.dumps(own))
+                store.set(notes[self.rank], json.dumps(own))
                 has_announced = True
             if is_whole := store.check([*notes.values()]):
                 break
             if is_over or time.monotonic() > looked_s + _LOOK_S:
                 looked_s = time.monotonic()
-                absent = [rank for rank in notes if rank not in self._found]
-                there = [rank for rank in absent if store.check([notes[rank]])]
-                new = {rank: json.loads(store.get(notes[rank])) for rank in there}
-                self._found = {**self._found, **new}
+                self.found = {
+                    **self.found,
+                    **{
+                        rank: json.loads(store.get(note))
+                        for rank, note in notes.items()
+                        if rank not in self.found and store.check([note])
+                    },
+                }
                 if is_over or store.check([came]):
                     break
-            time.sleep(_POLL_S)
+            time.sleep(POLL_S)
         # Whoever writes first decides for all, also for those that come later.
-        ranks = list(notes) if is_whole else sorted(self._found)
+        ranks = list(notes) if is_whole else sorted(self.found)
         ranks = json.loads(store.compare_set(came, "", json.dumps(ranks)))
         texts = store.multi_get([*map(_note, ranks)]) if ranks else []
         return {rank: json.loads(text) for rank, text in zip(ranks, texts, strict=True)}
@@ -287,26 +281,50 @@ class _Meeting:
 def _did_not_come(
     absent: tuple[int, ...], who: Membership, what: str, timeout: timedelta
 ) -> RankFailed:
-    named = f"rank {', '.join(map(str, absent))} of {who.world}"
     return RankFailed(
-        f"{what} cannot be finished: {named} did not call it within {timeout}"
-        f"{who.explained(absent)}; all ranks of the group must call {what}",
+        f"{what} cannot be finished: rank {listed(absent)} of {who.world} did not call "
+        f"it within {timeout}{who.explained(absent)}; all ranks of the group must call "
+        f"{what}",
         ranks=who.in_job(absent),
     )
 
 
-def run_of(who: Membership) -> str:
-    """A name, the same on all ranks, for the run that begins now.
+@dataclass
+class Run:
+    """The ranks that train together now, as a handle knows them.
 
-    No other run has it.
+    Attributes:
+        name: A name that all of these ranks know, and no other run has.
+        group: Their process group; None without one.
+        num_loads: The checkpoints that they have loaded.
+        has_changed: Whether these are other ranks than at attach.
+        left: The ranks that were lost, for ``stats()``.
+        joined: The ranks that came in, for ``stats()``.
     """
+
+    name: str
+    group: Group | None
+    num_loads: int = 0
+    has_changed: bool = False
+    left: list[dict[str, Any]] = field(default_factory=list)
+    joined: list[dict[str, Any]] = field(default_factory=list)
+
+    def go_on(self, who: Membership, group: Group | None) -> None:
+        """Has the ranks of ``who`` train on from here."""
+        self.name = run_of(who)
+        self.group = group
+        self.num_loads = 0
+        self.has_changed = True
+
+
+def run_of(who: Membership) -> str:
+    """A new name for the run of these ranks, the same on all of them."""
     drawn = token_hex(8)
     if not who.name:
         return drawn
-    found: str = who.ask(
-        lambda store: store.compare_set("drawn", "", drawn).decode(), _AT_ONCE
+    return who.ask(
+        lambda store: str(store.compare_set("drawn", "", drawn), "ascii"), _AT_ONCE
     )
-    return found
 
 
 def join(group: Group | None, timeout: timedelta = DEFAULT_PATIENCE) -> Membership:
@@ -356,31 +374,26 @@ def _rolled(who: Membership, timeout: timedelta) -> str:
     own = token_hex(8)
 
     def roll(store: Any) -> str:
-        store.set(f"word/{who.rank}", own)
-        words, seen = (
-            [f"{key}/{r}" for r in range(who.world)] for key in ("word", "seen")
-        )
+        words = [f"word/{rank}" for rank in range(who.world)]
+        seen = [f"seen/{rank}" for rank in range(who.world)]
+        store.set(words[who.rank], own)
         noted = ""
-        start_s = time.monotonic()
+        end_s = time.monotonic() + timeout.total_seconds()
         while True:
             if store.check(words):
-                found = hashlib.sha256(b" ".join(store.multi_get(words))).hexdigest()[
-                    :16
-                ]
-                if found != noted:
-                    store.set(f"seen/{who.rank}", noted := found)
+                digest = hashlib.sha256(b" ".join(store.multi_get(words)))
+                if (found := digest.hexdigest()[:16]) != noted:
+                    noted = found
+                    store.set(seen[who.rank], noted)
                 if not _other_than(noted, seen, store):
                     return f"{noted}/"
-            if time.monotonic() - start_s > timeout.total_seconds():
-                silent = tuple(
-                    r for r, key in enumerate(words) if not store.check([key])
-                )
+            if time.monotonic() > end_s:
+                silent = missing_keys(store, words, 0.0)
                 absent = silent or _other_than(noted, seen, store)
                 raise _did_not_come(absent, who, "attach", timeout)
-            time.sleep(_POLL_S)
+            time.sleep(POLL_S)
 
-    found: str = who.ask(roll, timeout)
-    return found
+    return who.ask(roll, timeout)
 
 
 def _other_than(noted: str, seen: list[str], store: Any) -> tuple[int, ...]:

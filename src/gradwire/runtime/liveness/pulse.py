@@ -10,22 +10,15 @@ Only the pulse's own thread talks to the store. A store whose host hangs never a
 so no other thread may wait for it: other threads use the values that were read last. A
 silent store means that its host, rank 0, is lost, or the way to it, which a roll call
 tells apart (`roll_call`).
-
-What an attach leaves in the job's store, and in memory, is given back. The store keeps
-whatever is written to it until the job ends. What one attach writes begins with the
-attach's name: signs of life, notes by which ranks agree, the addresses of its channels
-and probe ports.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import json
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -35,45 +28,9 @@ from torch._C._distributed_c10d import PrefixStore
 
 from ...errors import ExitCode
 from ..transport.wire import in_background, own_store
+from .alarm import Alarm, said
 from .roll_call import RollCall
-
-_LEFT = "left"
-
-
-def sweep(store: Any) -> None:
-    """Deletes all keys of a ``PrefixStore``.
-
-    Neither an older torch nor a store that is written in Python can list keys: none is
-    deleted.
-    """
-    with contextlib.suppress(NotImplementedError):
-        for key in store.list_keys() if hasattr(store, "list_keys") else ():
-            store.delete_key(key)
-
-
-def leave(store: Any, world: int) -> None:
-    """Notes that one of ``world`` ranks is done with a store.
-
-    The last one sweeps it.
-    """
-    if store.add(_LEFT, 1) == world:
-        sweep(store)
-
-
-def leave_later(name: str, world: int) -> None:
-    """Leaves the store under a name, on a thread that nobody waits for."""
-    in_background(lambda: leave(own_store(name), world))
-
-
-def give_memory_back() -> None:
-    """Returns to the system what has been freed.
-
-    Lanes and channels are threads, and glibc has each take memory from a place of its
-    own, which it keeps. Without this call 100 attaches of a model of 2.5 MB kept 40 MB.
-    """
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
-
+from .sweeping import leave, sweep
 
 PERIOD_S = 0.5
 PATIENCE_S = 3.0
@@ -89,90 +46,12 @@ LINGER_S = 2 * PERIOD_S
 
 The process that it ends may host the store.
 """
-MOST_CHARACTERS = 2000
-"""The most characters of an alarm's text that travel.
-
-An error may quote a tensor, or a log.
-"""
 _QUICK_S = 0.02
 _QUICK_ROUNDS = 100
 """The number of first rounds, in which ranks find each other's probe ports.
 
 They are ``_QUICK_S`` seconds apart.
 """
-
-
-class Alarm(NamedTuple):
-    """A failure: the ranks (of the group) that it began at, the step, a sentence about
-    it, and the exit code of its cause.
-
-    ``beyond`` are ranks outside of the group, by their numbers in the job. Their loss
-    ends a step here too, as it ended one of another model.
-    """
-
-    ranks: tuple[int, ...]
-    step: int
-    text: str
-    code: int = ExitCode.RANK_LOST
-    beyond: tuple[int, ...] = ()
-
-    def encoded(self) -> str:
-        """The alarm as ASCII, which the store takes, whatever characters its text has.
-
-        >>> Alarm((2,), 7, "rank 2 of 4 raised ValueError: no ♥").encoded()
-        '[[2], 7, "rank 2 of 4 raised ValueError: no \\\\u2665", 75, []]'
-        """
-        return json.dumps(
-            [self.ranks, self.step, _plain(self.text), self.code, self.beyond]
-        )
-
-    @classmethod
-    def decoded(cls, line: bytes, step: int) -> Alarm:
-        """The alarm in these bytes.
-
-        If they hold none, an alarm in ``step`` that names no rank.
-        """
-        try:
-            match json.loads(line):
-                case [list(ranks), at, str(text), code, list(beyond)] if all(
-                    type(n) is int for n in (at, *ranks, *beyond)
-                ) and code in {*ExitCode}:
-                    return cls(tuple(ranks), at, _plain(text), code, tuple(beyond))
-        except (ValueError, RecursionError):
-            pass
-        return cls(
-            (), step, f"a rank left an alarm that cannot be read, {_plain(ascii(line))}"
-        )
-
-
-def listed(ranks: Sequence[int]) -> str:
-    """Ranks as errors name them.
-
-    >>> listed((1, 3))
-    '1, 3'
-    """
-    return ", ".join(map(str, ranks))
-
-
-def said(error: BaseException) -> str:
-    """The error's type and text, even if it has none.
-
-    >>> said(ValueError("no such layer"))
-    'ValueError: no such layer'
-    """
-    try:
-        text = str(error).strip()
-    except Exception:  # the user's own class may do anything there
-        text = "its text cannot be had"
-    return f"{type(error).__name__}: {text}"
-
-
-def _plain(text: str) -> str:
-    """The text in characters that every file and terminal takes, cut if too long."""
-    text = text[: MOST_CHARACTERS + 1].encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 3]}..."
-
-
 _DETACHED = -1
 """The count in the last sign of a rank that detaches."""
 
@@ -224,23 +103,26 @@ class Stillness:
     def read(self, number: int) -> float:
         """Notes a reading; returns the seconds for which the number has stood still."""
         now_s = time.monotonic()
-        is_still = number == self._number
-        self._still_s = (
-            self._still_s + min(now_s - self._read_s, PERIOD_S) if is_still else 0.0
-        )
+        if number == self._number:
+            self._still_s += min(now_s - self._read_s, PERIOD_S)
+        else:
+            self._still_s = 0.0
         self._number = number
         self._read_s = now_s
         return self._still_s
 
 
 class Pulse:
-    """Counts for this rank, watches the alarm, and can tell who is silent.
+    """Counts for this rank, watches for an alarm, and can tell who is silent.
 
-    Once ``on_alarm`` is called when another rank raised an alarm, or ``on_lost`` when
-    the store is lost, from a thread of the pulse's own. ``on_error`` is called when
-    that thread itself ends by an error, which it announces. ``place`` is the
-    progress that this rank shows them, and ``waits`` tells whether a message that it
-    has launched waits for the network.
+    Args:
+        name: The name of the ranks' membership.
+        rank: This rank.
+        world: The number of ranks.
+        on_alarm: Called once if another rank raised an alarm, in another thread.
+        on_lost: Called once if the store is lost, in the pulse's thread.
+        on_error: Called if the pulse's thread ends by an error, which other ranks hear.
+        waits: Whether a message that this rank has launched waits for the network.
     """
 
     def __init__(
@@ -253,30 +135,40 @@ class Pulse:
         on_error: Callable[[BaseException], None],
         waits: Callable[[], bool] = lambda: False,
     ) -> None:
+        self.rank = rank
+        self.place = Place(0, 0, 0)
+        """The progress that this rank shows the others."""
+        self.waits = waits
+        self.detaches = False
+        """Whether the rank is about to leave by itself, which its last sign says."""
+        self.store_is_lost = False
         self._name = name
         self._store: Any = None
-        self.rank = rank
         self._world = world
         self._on_alarm = on_alarm
         self._on_lost = on_lost
         self._on_error = on_error
-        self.place = Place(0, 0, 0)
-        self.waits = waits
-        self.detaches = False
-        """Whether the rank is about to leave by itself, which its last sign says."""
         self._beat = 0
-        self._stop, self._wake, self._sent = (threading.Event() for _ in range(3))
-        self._news = threading.Condition()
-        self.store_is_lost = self._announced = False
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._outgoing: Alarm | None = None
+        """This rank's own alarm."""
+        self._sent = threading.Event()
+        """Set once the store has the alarm of this rank, or an earlier one."""
+        self._first: Alarm | None = None
+        """The alarm that counts, once this rank knows it."""
+        self._announced = False
         self._answered_s = time.monotonic()
         self._broke_s = math.inf
-        self._watching = 0  # callers that wait for others' signs
-        self._outgoing: Alarm | None = None
-        self._first: Alarm | None = None
         self._old: list[str] = []
+        """Parts of the store that are to be swept."""
+        self._news = threading.Condition()
+        """Held while signs are read or written; notified when they were read."""
+        self._num_watching = 0
+        """The number of callers that wait for others' signs."""
+        self._num_reads = 0
         self._signs: list[Sign] = []
         self._beats = [Stillness() for _ in range(world)]
-        self._num_reads = 0
         self.roll_call = RollCall(rank, world, self._heard, self._own)
         self._thread = threading.Thread(
             target=self._run, name="gradwire pulse", daemon=True
@@ -293,6 +185,8 @@ class Pulse:
         if not self._thread.is_alive():
             self._store = None  # Gives the connection back.
 
+    # Alarms.
+
     def raise_alarm(self, alarm: Alarm) -> Alarm:
         """Tells all other ranks, if the store lives, and gives them time to hear it.
 
@@ -302,16 +196,11 @@ class Pulse:
         self._outgoing = alarm
         self._wake.set()
         if not self._sent.wait(PERIOD_S):
-            # Nobody waits for ranks that answer no probe.
+            # The store is slow: ranks whose doors can be reached hear it there.
             in_background(partial(self.roll_call.announce, alarm.encoded()))
         if self._sent.wait(LINGER_S - PERIOD_S):
             time.sleep(LINGER_S)
         return self._first or alarm
-
-    @property
-    def mute_s(self) -> float:
-        """Seconds without the store's answer, at most until its connection broke."""
-        return min(time.monotonic(), self._broke_s) - self._answered_s
 
     def _own(self) -> str:
         """The alarm that this rank knows of, encoded; empty if there is none."""
@@ -325,28 +214,21 @@ class Pulse:
             self._announced = True
             self._on_alarm(self._first)
 
-    def sweep(self, part: str) -> None:
-        """Takes the keys under ``part``, which all have read, out of the store soon."""
-        self._old.append(part)
-        self._wake.set()
+    # Signs of other ranks.
 
-    def silent_ranks(self) -> tuple[tuple[int, ...], bool]:
-        """Ranks unmoved for ``PATIENCE_S``, and whether the store is silent.
+    @property
+    def mute_s(self) -> float:
+        """Seconds without the store's answer, at most until its connection broke."""
+        return min(time.monotonic(), self._broke_s) - self._answered_s
 
-        Then it is rank 0 that is.
-        """
-        silent = set(range(self._world)) - {self.rank}
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[bool]:
+        """A block in which signs are read; gets whether they have just been read."""
         with self._news:
-            self._watching += 1
+            self._num_watching += 1
             self._wake.set()
-            is_read = self._is_read_anew()
-            while is_read and any(
-                self._signs[rank].still_s < PATIENCE_S for rank in silent
-            ):
-                is_read = self._is_read_anew()
-                silent = {rank for rank in silent if self._signs[rank].still_s}
-            self._watching -= 1
-        return (tuple(sorted(silent)), False) if is_read else ((0,), True)
+            yield self._is_read_anew()
+            self._num_watching -= 1
 
     def _is_read_anew(self) -> bool:
         """Whether signs are read within ``PATIENCE_S``; call it with ``_news``."""
@@ -356,19 +238,27 @@ class Pulse:
         )
         return not self.store_is_lost and self._num_reads > reads
 
+    def silent_ranks(self) -> tuple[tuple[int, ...], bool]:
+        """Ranks unmoved for ``PATIENCE_S``, and whether the store is silent.
+
+        Then it is rank 0 that is.
+        """
+        still = set(range(self._world)) - {self.rank}
+        with self._watching() as is_read:
+            while is_read and any(self._signs[r].still_s < PATIENCE_S for r in still):
+                is_read = self._is_read_anew()
+                still = {rank for rank in still if self._signs[rank].still_s}
+        return (tuple(sorted(still)), False) if is_read else ((0,), True)
+
+    def signs(self) -> list[Sign]:
+        """Every rank's sign, read anew; empty if the store does not answer."""
+        with self._watching() as is_read:
+            return self._signs if is_read else []
+
     def detached(self) -> set[int]:
         """The ranks that had left by themselves when signs were last read."""
         with self._news:
             return {rank for rank, sign in enumerate(self._signs) if sign.has_detached}
-
-    def signs(self) -> list[Sign]:
-        """Every rank's sign, read anew; empty if the store does not answer."""
-        with self._news:
-            self._watching += 1
-            self._wake.set()
-            is_read = self._is_read_anew()
-            self._watching -= 1
-            return self._signs if is_read else []
 
     def last_ranks(self) -> tuple[int, ...]:
         """Ranks that were further back than others when signs were last read, but for
@@ -380,10 +270,11 @@ class Pulse:
         with self._news:
             signs = self._signs
         places = [sign.place._replace(local_step=0) for sign in signs]
-        late = [
-            r for r, place in enumerate(places) if min(places) == place < max(places)
-        ]
-        return tuple(rank for rank in late if not signs[rank].waits)
+        return tuple(
+            rank
+            for rank, place in enumerate(places)
+            if min(places) == place < max(places) and not signs[rank].waits
+        )
 
     def local_steps(self) -> str:
         """The local steps of every rank in words, when signs were last read.
@@ -399,23 +290,31 @@ class Pulse:
         words = [f"rank {rank} after {count}" for rank, count in enumerate(counts)]
         return f" (local steps when last seen: {', '.join(words)})"
 
+    # The thread.
+
+    def sweep(self, part: str) -> None:
+        """Takes the keys under ``part``, which all have read, out of the store soon."""
+        self._old.append(part)
+        self._wake.set()
+
     def _run(self) -> None:
         quick = _QUICK_ROUNDS
         try:
             while not self._stop.is_set() and self._live():
+                is_complete = self.roll_call.is_complete
                 # Probe ports are looked for at once: a link or the store may fail in
-                #     the first step.
-                is_calm = not self._watching and self.roll_call.is_complete
-                wait_s = PERIOD_S if is_calm else PERIOD_S / 4
-                if quick and not self.roll_call.is_complete:
-                    quick = quick - 1
+                # the first step.
+                wait_s = PERIOD_S / 4
+                if quick and not is_complete:
+                    quick -= 1
                     wait_s = _QUICK_S
+                elif is_complete and not self._num_watching:
+                    wait_s = PERIOD_S
                 self._wake.wait(wait_s)
                 self._wake.clear()
             if self._store is not None and not self.store_is_lost:
-                with contextlib.suppress(
-                    dist.DistError
-                ):  # its host may have ended already
+                # the store's host may have ended already
+                with contextlib.suppress(dist.DistError):
                     # Others may wait for this rank, and say how far it has got.
                     self._beat = _DETACHED if self.detaches else self._beat + 1
                     self._show()
@@ -436,7 +335,7 @@ class Pulse:
             if self._store is None:
                 self._store = own_store(self._name)
                 self._store.set_timeout(timedelta(seconds=STORE_PATIENCE_S))
-            self._turn()
+            self._exchange()
             self._answered_s = time.monotonic()
         except dist.DistError:
             self._broke_s = time.monotonic()
@@ -456,12 +355,7 @@ class Pulse:
                 self._on_lost()
         return not self.store_is_lost
 
-    def _show(self) -> None:
-        """Writes this rank's sign to the store."""
-        sign = ";".join(map(str, (self._beat, int(self.waits()), *self.place)))
-        self._store.set(f"pulse/{self.rank}", sign)
-
-    def _turn(self) -> None:
+    def _exchange(self) -> None:
         """Writes this rank's sign and alarm to the store, and reads the others'."""
         self._beat += 1
         self._show()
@@ -477,17 +371,13 @@ class Pulse:
             self._first = Alarm.decoded(self._store.get("alarm"), self.place.step)
         while self._old:
             sweep(PrefixStore(self._old.pop(), self._store))
-        if self._watching:
+        if self._num_watching:
             self._note([self._read(rank) for rank in range(self._world)])
 
-    def _note(self, signs: Sequence[Sign]) -> None:
-        """Gives signs that were just read to those that wait for them."""
-        pairs = zip(self._beats, signs, strict=True)
-        signs = [sign._replace(still_s=beat.read(sign.beat)) for beat, sign in pairs]
-        with self._news:
-            self._signs = signs
-            self._num_reads = self._num_reads + 1
-            self._news.notify_all()
+    def _show(self) -> None:
+        """Writes this rank's sign to the store."""
+        sign = ";".join(map(str, (self._beat, int(self.waits()), *self.place)))
+        self._store.set(f"pulse/{self.rank}", sign)
 
     def _read(self, rank: int) -> Sign:
         key = f"pulse/{rank}"
@@ -495,3 +385,12 @@ class Pulse:
             return Sign(0, Place(0, 0, 0))
         beat, waits, *place = map(int, self._store.get(key).decode().split(";"))
         return Sign(beat, Place(*place), bool(waits))
+
+    def _note(self, signs: Sequence[Sign]) -> None:
+        """Gives signs that were just read to those that wait for them."""
+        pairs = zip(self._beats, signs, strict=True)
+        read = [sign._replace(still_s=beat.read(sign.beat)) for beat, sign in pairs]
+        with self._news:
+            self._signs = read
+            self._num_reads += 1
+            self._news.notify_all()

@@ -33,15 +33,18 @@ ASK_S = 2.0
 
 A link that loses packets needs a second try.
 """
-_SERVE_S = ASK_S  # a rank whose processor is busy reads late
-"""Seconds that a visitor has in all to say who it is, and to take the answer."""
+_SERVE_S = ASK_S
+"""Seconds that a visitor has in all to say who it is, and to take the answer.
+
+A rank whose processor is busy reads late.
+"""
 _MOST_VISITORS = 64
 """Visitors that are served at once.
 
 Whoever comes beyond that waits, as none stays long.
 """
 _MOST_BYTES = 1 << 14
-"""More than any alarm has; see `pulse.MOST_CHARACTERS`."""
+"""More than any alarm has; see `alarm.MOST_CHARACTERS`."""
 
 
 class Reach(Enum):
@@ -78,7 +81,9 @@ class RollCall:
         self._listening: socket.socket | None = None
         self._probes: dict[int, tuple[str, int, str]] = {}
         self._way: _Way | None = None
-        self._has_announced = self.is_complete = False
+        self._has_announced = False
+        """Whether the store has this rank's door."""
+        self.is_complete = False
         self._places = threading.BoundedSemaphore(_MOST_VISITORS)
 
     def meet(self, store: Any) -> None:
@@ -86,19 +91,18 @@ class RollCall:
 
         To be called until ``is_complete``; never waits for anybody.
         """
-        keys, ways = (
-            [f"{key}/{rank}" for rank in range(self.world)] for key in ("door", "way")
-        )
+        probes = [f"door/{rank}" for rank in range(self.world)]
+        ways = [f"way/{rank}" for rank in range(self.world)]
         if self._way is None:
             self._way = _way_to(_host_of(store))
             store.set(ways[self.rank], self._way.shown)
         if not self._has_announced and store.check(ways):
             self._has_announced = True
             shown = {line.decode() for line in store.multi_get(ways)} - {""}
-            store.set(keys[self.rank], json.dumps(self._open(self._way, shown)))
-        if store.check(keys):
+            store.set(probes[self.rank], json.dumps(self._open(self._way, shown)))
+        if store.check(probes):
             self.is_complete = True
-            for rank, line in enumerate(store.multi_get(keys)):
+            for rank, line in enumerate(store.multi_get(probes)):
                 host, port, token = json.loads(line)
                 if port and rank != self.rank:
                     # A rank whose way to the store stays on its host is where the store
@@ -107,12 +111,12 @@ class RollCall:
 
     def ask(self) -> tuple[dict[int, Reach], bytes]:
         """The answer of each other rank, and the first alarm known to one, if any."""
-        found = asyncio.run(self._knock_everywhere(""))
-        alarm = next((announced for _, announced in found.values() if announced), b"")
-        others = [rank for rank in range(self.world) if rank != self.rank]
-        return {
-            rank: found.get(rank, (Reach.UNKNOWN, b""))[0] for rank in others
-        }, alarm
+        reach = {rank: Reach.UNKNOWN for rank in range(self.world) if rank != self.rank}
+        first = b""
+        for rank, (how, alarm) in asyncio.run(self._knock_everywhere("")).items():
+            reach[rank] = how
+            first = first or alarm
+        return reach, first
 
     def announce(self, alarm: str) -> None:
         """Announces an alarm to all ranks that a probe can reach."""

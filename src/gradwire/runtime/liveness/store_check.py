@@ -10,7 +10,6 @@ come is named as before.
 
 from __future__ import annotations
 
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -19,12 +18,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from ...errors import InvalidSetting, invalid
-from ..transport.wire import Group, in_background, own_store, root_store
-from .pulse import leave, listed
+from ..transport.wire import Group, in_background, missing_keys, own_store, root_store
+from .alarm import listed
+from .sweeping import leave
 
 CHECK_S = 5.0
 """Seconds in which the notes of ranks that have met must be in the store."""
-_POLL_S = 0.02
 _REMEDY = (
     "make the group by dist.init_process_group(), or give all ranks one store: "
     "failure=gw.FailurePolicy(store=dist.TCPStore(host, port, is_master=rank == 0))"
@@ -72,15 +71,9 @@ class StoreCheck:
         keys = [f"note/{rank}" for rank in range(self._world)]
         store.set(keys[self._rank], "")
         work.wait()
-        end_s = time.monotonic() + CHECK_S
-        while not store.check(keys):
-            if time.monotonic() > end_s:
-                self.absent = tuple(
-                    rank for rank, key in enumerate(keys) if not store.check([key])
-                )
-                return
-            time.sleep(_POLL_S)
-        leave(store, self._world)
+        self.absent = missing_keys(store, keys, CHECK_S)
+        if not self.absent:
+            leave(store, self._world)
 
 
 def _meeting(group: Group, timeout: timedelta) -> Any:

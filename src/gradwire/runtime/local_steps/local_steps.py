@@ -47,17 +47,17 @@ from ..engine.engine import CONTROL
 from ..fused import fused_messages
 from ..handle import Handle
 from ..liveness.membership import Membership
-from ..pairs import LOCAL
+from ..pairs import Feature
 from ..settings import FailurePolicy, Options, Settings, or_defaults, takes_options
-from ..state.checkpoint import MOST_STEPS
 from ..state.outer_state import NO_LOADS
+from ..state.table import MOST_STEPS
 from ..step.hooked import observing
 from ..step.hooks import UnattachedParameters
 from ..step.integrity import DEFAULT_CHECK_EVERY
-from ..step.messages import Message, refuse_complex
+from ..step.messages import Message
 from ..step.progress import Progress
-from ..step.refusals import quietened, sole_ddp
-from ..step.synchroniser import Check
+from ..step.refusals import quietened, refuse_complex, sole_ddp
+from ..step.report import Check
 from ..transport.task_graph import Task
 from ..transport.wire import Group
 from .counting import Counting
@@ -119,31 +119,28 @@ class LocalSteps(Handle):
 
     def __init__(self, way: _Locally, progress: Progress, undo: ExitStack) -> None:
         exchange = way.settings.exchange
-        self._outer = way.outer
         rhythm = way.rhythm
-        super().__init__(way.model, exchange, progress, None, None, undo)
+        self._outer = way.outer
+        super().__init__(
+            way.model, exchange, progress, None, None, undo, way.run, way.backend
+        )
         progress.num_fragments = len(way.fragments)
         self._rhythm = rhythm
         self._fragments = way.fragments
-        self._strangers = UnattachedParameters(way.model, way.params, progress.give_up)
-        undo.callback(self._strangers.remove)
+        self._unattached = UnattachedParameters(way.model, way.params, progress.give_up)
+        undo.callback(self._unattached.remove)
         self._algorithm = (
             f"local steps with outer {way.outer.settings[0]} through {exchange!r}"
         )
         self._local_step = self._counted_from = 0
         self._position = 0
         """Local steps since the period began, below ``every``."""
-        self._left = 0
-        """Local steps until ``_arriving`` takes effect.
-
-        0 where nothing is on its way.
-        """
         self._arriving: dict[str, Tensor] = {}
+        """Pseudo-gradients on their way, by name; their means arrive in place."""
+        self._left = 0
+        """Local steps until these take effect; 0 where none are on their way."""
         self._announcing: Task | None = None
-        """The end of the steps that announce the moments.
-
-        None where all are known.
-        """
+        """The task in which ranks tell each other their moments; None without one."""
         self._has_stepped = False
         """Whether an optimizer has stepped since parameters were their anchors."""
         self._loads = Loads(way.model, way.params, self._take_loads, undo)
@@ -224,7 +221,9 @@ class LocalSteps(Handle):
         """
         self._between_steps("end_period()")
         self._take_loads()
-        if not any(moment.has_learnt for moment in self._moments_at_end()):
+        self._announce(ends_period=True)
+        moments = self._hear() or [self._moment(ends_period=True)]
+        if not any(moment.has_learnt for moment in moments):
             return
         self._apply(self._rhythm.mixing)
         for names in self._fragments:
@@ -232,16 +231,6 @@ class LocalSteps(Handle):
             self._apply(0.0)
         self._position = 0
         self._has_stepped = False
-
-    def _moments_at_end(self) -> list[LoopMoment]:
-        """The moments of all ranks, which have all called ``end_period``."""
-        self._announce(ends_period=True)
-        announcing = self._announcing
-        self._hear()
-        if announcing is None:
-            return [self._moment(ends_period=True)]
-        moments: list[LoopMoment] = announcing.result
-        return moments
 
     def _moment(self, *, ends_period: bool) -> LoopMoment:
         # Anchors are looked at only where it matters.
@@ -257,12 +246,15 @@ class LocalSteps(Handle):
             steps = moments_of_all(engine.world, self._progress.step, own)
             self._announcing = engine.launch(0, "moments", steps, CONTROL)
 
-    def _hear(self) -> None:
-        """Waits for the moments of other ranks, if they are not known."""
+    def _hear(self) -> list[LoopMoment]:
+        """Waits for the moments that ranks are telling each other; [] if none are."""
+        if self._announcing is None:
+            return []
         announcing = self._announcing
         self._announcing = None
-        if announcing is not None:
-            self._engine.wait([announcing])
+        self._engine.wait([announcing])
+        moments: list[LoopMoment] = announcing.result
+        return moments
 
     def _take_loads(self) -> None:
         """Restarts anchors at the values loaded since the last step.
@@ -281,13 +273,13 @@ class LocalSteps(Handle):
 
     def _launch(self, names: Sequence[str], *, announces: bool = False) -> None:
         """Sends this rank's pseudo-gradients, and its moment if it ``announces``."""
-        self._strangers.before_backward()
+        self._unattached.before_backward()
         self._progress.begin_step(names)
         if announces:
             self._announce(ends_period=False)
         for name in reversed(names):  # in issue order
             delta = self._arriving[name] = self._outer.pseudo_gradient(name)
-            self.synchroniser.ready(name, delta)
+            self._synchroniser.ready(name, delta)
 
     def _apply(self, mixing: float) -> None:
         """Lets what was launched take effect, if anything was."""
@@ -475,7 +467,8 @@ def local_steps(  # noqa: PLR0913
     >>> handle.detach()
     """
     settings = Settings(exchange, None, None, *or_defaults(options, failure))
-    grid = grid_of(model := sole_ddp(model), group, mesh, settings)
+    model = sole_ddp(model)
+    grid = grid_of(model, group, mesh, settings)
     asked = {"every": every, "fragments": fragments, "delay": delay, "mixing": mixing}
     with ExitStack() as quiet:
         way = _Locally(optimizer, outer, asked, quiet)
@@ -487,7 +480,7 @@ def local_steps(  # noqa: PLR0913
 class _Locally(Attachment):
     """Pseudo-gradients are exchanged, once in so many steps of an optimizer."""
 
-    way = LOCAL
+    way = Feature.LOCAL_STEPS
 
     def __init__(
         self,
@@ -526,29 +519,29 @@ class _Locally(Attachment):
             raise invalid(
                 "optimizer", given, accepted, "pass a model that holds all of them"
             )
-        every, fragments, delay, mixing = self._asked.values()
-        if mixing is None:
-            mixing = 0.5 if delay else 0.0
-        self.rhythm = Rhythm(every, fragments, delay, mixing)
+        asked = self._asked
+        if asked["mixing"] is None:
+            asked["mixing"] = 0.5 if asked["delay"] else 0.0
+        self.rhythm = Rhythm(**asked)
         self.outer = Outer(params, self._make)
-        self.fragments = cut_into(params, fragments)
+        self.fragments = cut_into(params, self.rhythm.fragments)
         return {
-            **self._asked,
-            "mixing": mixing,
+            **asked,
             "outer": self.outer.settings,
             "optimizer": type(self._optimizer).__name__,
         }
 
     def messages(self, who: Membership) -> list[Message]:
-        exchange = self.settings.exchange
+        settings = self.settings
         made: list[Message] = []
         for names in self.fragments:
-            anchors: list[NamedParam] = [
-                (name, self.outer.anchors[name]) for name in names
-            ]
-            first = len(made)
             made += fused_messages(
-                self.model, anchors, self.settings, exchange, who, first=first
+                self.model,
+                [(name, self.outer.anchors[name]) for name in names],
+                settings,
+                settings.exchange,
+                who,
+                first=len(made),
             )
         return made
 
@@ -566,7 +559,6 @@ class _Locally(Attachment):
         undo.enter_context(self._quiet.pop_all())
         self.outer.restart(self.outer.anchors)
         handle = LocalSteps(self, progress, undo)
-        handle.enter_model()
         this = weakref.ref(handle)  # hooks of the process must not keep it
         params = [param for _, param in self.params]
         counting = Counting(self._optimizer, params, self.rhythm.every)
@@ -581,13 +573,12 @@ class _Locally(Attachment):
                 if num_steps is not None:
                     living._count(num_steps)
 
-        hooks = (
-            # They change the parameters of this model alone, whose optimizer steps as a
-            # whole.
+        # They change the parameters of this model alone, whose optimizer steps as a
+        # whole.
+        for hook in (
             register_optimizer_step_pre_hook(observing(before)),
             register_optimizer_step_post_hook(observing(after)),
-        )
-        for hook in hooks:
+        ):
             undo.callback(hook.remove)
             weakref.finalize(handle, hook.remove)
         return handle

@@ -15,7 +15,7 @@ import torch
 from ...contract.verbs import Steps
 from ...errors import ExitCode, RankFailed
 from ..engine.engine import rows_of_all
-from ..liveness.pulse import listed
+from ..liveness.alarm import listed
 
 _REMEDY = (
     "call end_period() on all ranks between the same two steps, and give all ranks as "

@@ -20,8 +20,8 @@ from torch.optim import SGD, Optimizer
 
 from ...contract.spec import NamedParam, working_dtype
 from ...errors import InvalidSetting, invalid
-from ..state.checkpoint import refuse_values
 from ..state.outer_state import DAMAGED, check_outer
+from ..state.table import check_layout, refuse_values
 
 MakeOuter = Callable[[list[nn.Parameter]], Optimizer]
 """A function that makes the outer optimizer of anchors, as ``partial`` of a class."""
@@ -191,9 +191,7 @@ def _check_tensors(
             raise invalid(
                 what, type(given).__name__, "a tensor of the model's", DAMAGED
             )
-        if given.shape != fits.shape or given.dtype != fits.dtype:
-            shown = f"{list(given.shape)} {given.dtype}"
-            raise invalid(what, shown, f"{list(fits.shape)} {fits.dtype}", DAMAGED)
+        check_layout(what, given, fits.shape, fits.dtype)
         refuse_values(what, given.detach())
 
 

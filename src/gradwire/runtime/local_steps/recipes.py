@@ -273,9 +273,9 @@ class MuonWithAdamW(Optimizer):
         # Torch's Muon takes matrices alone, so it is given views of the same memory.
         self._views = [nn.Parameter(_as_matrix(param)) for param in matrices]
         adamw = partial(AdamW, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-        made = ((torch.optim.Muon, self._views), (adamw, others))
         self._parts: list[Optimizer | None] = [
-            make(own) if own else None for make, own in made
+            torch.optim.Muon(self._views) if matrices else None,
+            adamw(others) if others else None,
         ]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...errors import InvalidSetting
-from ..step.hooked import Hooked, untraced
+from ..step.hooked import Hooked, is_in_backward, untraced
 from ..step.progress import Progress
 from .pending import (
     PendingGrad,
@@ -89,15 +89,13 @@ class Gates:
         modules = dict(self._model.named_modules(remove_duplicate=False))
         for path, module in modules.items():
             user = self._user(modules, path)
+            names = ungated if user is None else names_of.setdefault(user, [])
             for param in module._parameters.values():
-                name = None if param is None else self._names.get(param)
-                if name is not None:
-                    (ungated if user is None else names_of.setdefault(user, [])).append(
-                        name
-                    )
+                if param is not None and param in self._names:
+                    names.append(self._names[param])
         self.ungated = tuple(dict.fromkeys(ungated))
         self._names_of = {
-            module: tuple(dict.fromkeys(own)) for module, own in names_of.items()
+            module: tuple(dict.fromkeys(own)) for module, own in names_of.items() if own
         }
         self.remove(*self._hooks.keys() - self._names_of.keys())
         self._called.clear()
@@ -112,13 +110,13 @@ class Gates:
 
     def _gate(self, gated: nn.Module) -> Callable[[nn.Module, Any], None]:
         def gate(module: nn.Module, args: Any) -> None:
-            if module is not gated:  # but a copy of it that has its hooks all the same
+            # a copy of the module has its hooks all the same
+            if module is not gated:
                 return
             if not self.is_learning:
                 self._enter(self._names_of[module])
-            elif (
-                torch.is_grad_enabled()
-            ):  # without gradients a module may pass by those it holds
+            # without gradients a module may pass by those it holds
+            elif torch.is_grad_enabled():
                 self._called.add(module)
 
         return gate
@@ -158,9 +156,8 @@ class Overlap:
         """Whether means or updates of the last backward pass may be pending."""
         self._grads: dict[str, Tensor] = {}
         self._asked: StepRequest | None = None
-        self._due: dict[
-            str, int
-        ] = {}  # what step() asked for and is not made: name, version
+        self._due: dict[str, int] = {}
+        """The version of each parameter whose update was asked for and is not made."""
         self._late: set[str] = set()
         self._pending_class = pending_parameters(self._look())
         odd = [
@@ -285,7 +282,7 @@ class Overlap:
 
     def _looked_at(self, looker: str) -> None:
         """Settles the step, as somebody needs the value of a pending gradient."""
-        if torch._C._current_graph_task_id() != -1:
+        if is_in_backward():
             self._begin_backward()  # autograd adds the next gradient to it
         else:
             self.settle(f"{looker} used gradients before the next forward pass")
@@ -304,7 +301,7 @@ class Overlap:
                     "handle.synchronize() before the model is dropped"
                 )
             with overlap._lock:
-                if overlap._in_forward or torch._C._current_graph_task_id() != -1:
+                if overlap._in_forward or is_in_backward():
                     overlap._bring([overlap._names[param]])
                 else:
                     overlap.settle(
@@ -352,15 +349,7 @@ class Overlap:
             if name and stands_for(grad, self._grads[name]):
                 due[name] = param._version
             elif isinstance(grad, PendingGrad):
-                # The optimizer steps with it, and this overlap does not wait for it.
-                reason = (
-                    "the optimizer has pending gradients of another model or parameter"
-                )
-                self.settle(reason)
-                if not grad.of_pass.is_over:
-                    grad.of_pass.settle(reason)
-                param.grad = grad.plain
-                self._whole_step()
+                self._step_with_foreign(param, grad)
                 return
             else:
                 plain.append(param)
@@ -372,6 +361,15 @@ class Overlap:
         if plain:
             self._stepper.apply(asked, plain)
         self._bring(self._gates.ungated)
+
+    def _step_with_foreign(self, param: Tensor, grad: PendingGrad) -> None:
+        """Makes the whole step, in which is a gradient that no wait of ours is for."""
+        reason = "the optimizer has pending gradients of another model or parameter"
+        self.settle(reason)
+        if not grad.of_pass.is_over:
+            grad.of_pass.settle(reason)
+        param.grad = grad.plain
+        self._whole_step()
 
     def _make(self, names: Sequence[str]) -> None:
         """Makes the step for parameters whose means have arrived."""
@@ -396,11 +394,9 @@ class Overlap:
                 if not isinstance(grad, PendingGrad):
                     param.grad = grad  # None, or what the user put there since
         for name in names:
+            del self._due[name]
             # the gradient is free, if the user let go of it
-            del (
-                self._due[name],
-                self._grads[name],
-            )
+            del self._grads[name]
 
     # Forward.
 
@@ -463,10 +459,8 @@ class Overlap:
             self._progress.finish()
             if self._due:
                 self._make(list(self._due))
-            for (
-                name,
-                grad,
-            ) in self._grads.items():  # plain ones for pending ones still there
+            # plain ones for pending ones still there
+            for name, grad in self._grads.items():
                 if stands_for(self._params[name].grad, grad):
                     self._params[name].grad = grad
             self._pass.is_over = True

@@ -1,11 +1,12 @@
 """Saving and loading the state of exchanges, by parameter name and rank.
 
-All that messages keep is one table: a row has a field of state, and the range of a
+All that messages keep is rows: a row has a field of state, and the range of a
 parameter that it is about. Checkpoints, residuals, moves to other messages and
-newcomers are questions to it. Whatever has ``slots`` and their parts of a ``state`` has
-such rows, as a `Message` does. Residuals differ from rank to rank, so every rank saves
-and loads a state_dict of its own, or one rank saves those of all. For another number of
-ranks, ``redistribute`` makes new ones of all old ones.
+newcomers are questions to these rows. Whatever has ``slots`` and their parts of a
+``state`` has such rows, as a `Message` does. Residuals differ from rank to rank, so
+every rank saves and loads a state_dict of its own, or one rank saves those of all.
+``table`` says whose each entry of a state_dict is. For another number of ranks,
+``redistribute`` makes new ones of all old ones.
 """
 
 from __future__ import annotations
@@ -13,49 +14,31 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from itertools import product
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ...contract import MOST_COUNTED, Exchange, State
-from ...contract.bounds import check_whole
-from ...errors import InvalidSetting, invalid
+from ...contract import Exchange, State
+from ...errors import InvalidSetting
 from ...exchange.error_feedback import nested
 from ...exchange.error_feedback import residuals as residuals_of
 from ..step.messages import Message
+from .table import (
+    SCHEMA,
+    Fields,
+    Origin,
+    check_form,
+    check_layout,
+    is_by_element,
+    is_residual,
+    refuse_values,
+)
 
 _log = logging.getLogger("gradwire")
-SCHEMA = 3
-Fields = Mapping[str, Tensor]
-"""The tensors of one parameter's or message's state, by their path in it."""
-
-_REMEDY = "pass what handle.state_dict() returned"
-_COUNTS = ("world_size", "ranks_per_host", "saved_by", "saved_per_host")
-_LEAST = dict.fromkeys(_COUNTS, 1) | {"rank": 0, "step": 0}
-"""The numbers of a state_dict by name, each with the least value that is accepted."""
-MOST_STEPS = 2**62
-"""The most that a state_dict's number may be: steps travel as 64 bits, and count on."""
-_TEXTS = ("algorithm", "shard", "share", "run")
-_FIELDS = ("params", "messages")
-
-
-class Origin(NamedTuple):
-    """The owner of a state: its exchange, the number of ranks, and the keeping rank.
-
-    ``shard`` says which part of every layer the rank holds, where layers are cut.
-    ``share`` says for which elements it keeps state, where hosts have several ranks,
-    and is empty for all.
-    """
-
-    algorithm: str = ""
-    world_size: int = 1
-    rank: int = 0
-    shard: str = ""
-    ranks_per_host: int = 1
-    share: str = ""
+NOBODY = Origin()
+"""The origin of a state that no rank loads, as it moves to other messages at once."""
 
 
 def share_of(messages: Sequence[Message], ranks_per_host: int) -> str:
@@ -97,42 +80,6 @@ def rows(message: Message, state: State = None) -> Iterator[KeptRow]:
             yield KeptRow(slot.name, path, *message.range_of(slot, held), held)
 
 
-def is_by_element(path: str) -> bool:
-    """Whether a field of saved state has a value for each element of its parameter."""
-    return path.endswith("_N")
-
-
-def parted(params: Mapping[str, Fields]) -> list[dict[str, dict[str, Tensor]]]:
-    """The fields of parameters that have a value for each element, and all others."""
-    return [
-        {
-            name: {
-                path: held
-                for path, held in own.items()
-                if is_by_element(path) is wanted
-            }
-            for name, own in params.items()
-        }
-        for wanted in (True, False)
-    ]
-
-
-def common_fields(saved: Mapping[str, Any]) -> Iterator[tuple[str, str, Fields]]:
-    """The kind, name and fields of each parameter and message, as all ranks have them.
-
-    Of a state of a share these are the fields with a value for each element: only one
-    rank of a host has the others of a tensor that stays whole.
-    """
-    for kind, key in (("parameter", "params"), ("message", "messages")):
-        has_all = key == "messages" or not saved["share"]
-        for name, fields in saved[key].items():
-            yield (
-                kind,
-                name,
-                {p: held for p, held in fields.items() if has_all or is_by_element(p)},
-            )
-
-
 def shared_values(
     saved: Mapping[str, Any], exchanges: Iterable[Exchange]
 ) -> dict[str, str]:
@@ -160,14 +107,9 @@ def _as_text(held: Tensor) -> str:
     return text if len(text) <= 80 else hashlib.sha256(text.encode()).hexdigest()
 
 
-def is_residual(path: str) -> bool:
-    """Whether a field of saved state is gradient that the mean does not hold yet."""
-    return path.rpartition(".")[2].startswith("residual")
-
-
 def collect(
     messages: Sequence[Message],
-    origin: Origin | None = None,
+    origin: Origin = NOBODY,
     *,
     step: int = 0,
     run: str = "",
@@ -175,28 +117,26 @@ def collect(
 ) -> dict[str, Any]:
     """The state_dict of one rank: plain tensors of host memory, numbers and strings.
 
-    ``run`` is the same on all ranks that train together, and on no others. Without an
-    ``origin`` it is nobody's. Parameters ``undone`` are as they were at their
-    optimizer's last step.
+    ``run`` is the same on all ranks that train together, and on no others. Parameters
+    ``undone`` are as they were at their optimizer's last step.
     """
     numels = _numels(messages)
-    origin = origin or Origin()
     params: dict[str, dict[str, Tensor]] = {name: {} for name in numels}
-    states = [message.backup.without(undone) for message in messages]
-    kept = zip(messages, states, strict=True)
-    for name, path, first, last, held in (row for one in kept for row in rows(*one)):
-        fields = params[name]
-        if not is_by_element(path):
-            fields[path] = held.to("cpu", copy=True)
-            continue
-        if path not in fields:
-            fields[path] = torch.zeros(numels[name], dtype=held.dtype, device="cpu")
-        fields[path][first:last] = held
-    whole = {
-        message.key: {path: held.to("cpu", copy=True) for path, held in rest.items()}
-        for message, state in zip(messages, states, strict=True)
-        if (rest := message.rest_of_state(state))
-    }
+    whole = {}
+    for message in messages:
+        state = message.backup.without(undone)
+        for name, path, first, last, held in rows(message, state):
+            fields = params[name]
+            if not is_by_element(path):
+                fields[path] = held.to("cpu", copy=True)
+                continue
+            if path not in fields:
+                fields[path] = torch.zeros(numels[name], dtype=held.dtype, device="cpu")
+            fields[path][first:last] = held
+        if rest := message.rest_of_state(state):
+            whole[message.key] = {
+                path: held.to("cpu", copy=True) for path, held in rest.items()
+            }
     return {
         "version": SCHEMA,
         **origin._asdict(),
@@ -249,40 +189,31 @@ def _numels(messages: Sequence[Message]) -> dict[str, int]:
 
 
 def refuse_other(
-    saved: Any,
-    messages: Sequence[Message],
-    origin: Origin,
-    *,
-    strict: bool,
-    moves: bool = True,
+    saved: Any, messages: Sequence[Message], origin: Origin, *, strict: bool
 ) -> None:
     """Raises ``InvalidSetting`` unless this rank made ``saved`` of these parameters.
 
-    A caller that ``moves`` them may give other fields, and fields of other shares.
+    It may have other fields, and be of another share, as after a change of plans.
     """
     check_form(saved)
-    check_origin(saved, origin, moves=moves)
+    check_origin(saved, origin)
     check_parameters(saved, messages, strict=strict)
-    if not moves:
-        check_fields(saved, messages, strict=strict)
 
 
-def check_origin(saved: Mapping[str, Any], origin: Origin, *, moves: bool) -> None:
+def check_origin(saved: Mapping[str, Any], origin: Origin) -> None:
     """Raises ``InvalidSetting`` unless ``saved`` was made where ``origin`` says."""
-    keys = ("world_size", "ranks_per_host", "share", "rank", "shard", "algorithm")
-    for key in keys:
+    for key in ("world_size", "ranks_per_host", "rank", "shard", "algorithm"):
         there = saved[key]
         here = getattr(origin, key)
-        is_fitting_share = key == "share" and (moves or not there)
-        if there != here and not is_fitting_share:
+        if there != here:
             raise InvalidSetting(_refusal(key, there, here))
 
 
 def _refusal(key: str, there: Any, here: Any) -> str:
     """The sentence for an entry of a state_dict that is another one than here."""
     redistribute = (
-        "load what handle.gather_state() returned, or the state_dicts of all old ranks "
-        "and pass gw.redistribute(state_dicts, world_size"
+        "load a sharded_state() or what gather_state() returned, or the state_dicts of "
+        "all old ranks: pass gw.redistribute(state_dicts, world_size"
     )
     on_hosts = f"{redistribute}, ranks_per_host)[rank] instead"
     match key:
@@ -389,20 +320,22 @@ def loaded(
     the model and each field of its state, and no others. Without ``strict``, fields
     that it lacks are as before the first step.
     """
-    refuse_other(saved, messages, origin, strict=strict, moves=False)
+    refuse_other(saved, messages, origin, strict=strict)
+    if saved["share"] not in ("", origin.share):
+        raise InvalidSetting(_refusal("share", saved["share"], origin.share))
+    check_fields(saved, messages, strict=strict)
     params = saved["params"]
     whole = saved["messages"]
     numels = _numels(messages)
     # Another number of ranks cuts other chunks: what is kept of a chunk starts afresh.
     saved_by = saved["saved_by"], saved["saved_per_host"]
     is_whole = saved_by == (origin.world_size, origin.ranks_per_host)
-    states = [
-        _filled(message, params, whole, numels, is_whole=is_whole)
-        for message in messages
-    ]
-    for message, state in zip(messages, states, strict=True):
+    states = []
+    for message in messages:
+        state = _filled(message, params, whole, numels, is_whole=is_whole)
         if message.chooser is not None:
             message.chooser.check(state, [slot.name for slot in message.slots])
+        states.append(state)
     if lost := sorted({*whole} - {message.key for message in messages}):
         _log.warning(
             "gradients travel in other messages than where this state was saved "
@@ -505,12 +438,13 @@ def _filled(
     state = message.first_state()
     for name, path, first, last, own in rows(message, state):
         given = params.get(name, {}).get(path)
+        if given is None:
+            continue
         what = f"{path} of {name}"
-        if given is not None and is_by_element(path):
-            _check_shape(what, given, (numels[name],))
+        if is_by_element(path):
+            check_layout(what, given, (numels[name],), own.dtype)
             given = given[first:last]
-        if given is not None:
-            _fill(what, own, given)
+        _fill(what, own, given)
     if (rest := whole.get(message.key)) is None:
         return state
     own_rest = message.rest_of_state(state)
@@ -533,148 +467,7 @@ def _fill(what: str, own: Tensor, given: Tensor) -> None:
 
     Raises for another shape, dtype or impossible values.
     """
-    _check_shape(what, given, tuple(own.shape))
-    if given.dtype != own.dtype:
-        remedy = "load the state of a model of the same dtypes"
-        raise invalid(f"dtype of {what}", given.dtype, str(own.dtype), remedy)
+    check_layout(what, given, own.shape, own.dtype)
     values = given.detach().cpu()
     refuse_values(what, values, own)
     own.copy_(values)
-
-
-def _check_shape(what: str, given: Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(given.shape) != shape:
-        raise InvalidSetting(
-            f"{what} has the shape {list(given.shape)} and here it has "
-            f"{list(shape)}; load the "
-            "state of the same model and exchange"
-        )
-
-
-# ---- the form of a state_dict, which is checked before any value in it is used -------
-
-
-def check_form(saved: Any, whose: str = "state_dict") -> None:
-    """Raises ``InvalidSetting`` unless ``saved`` has a state_dict's keys and types.
-
-    ``whose`` is its name in errors. Shapes and values are not checked here.
-    """
-    if not isinstance(saved, dict):
-        raise invalid(whose, type(saved).__name__, "a dict", _REMEDY)
-    version = saved.get("version", SCHEMA)
-    if type(version) is not int or version != SCHEMA:
-        raise invalid(
-            f"{whose} version",
-            _shown(version),
-            str(SCHEMA),
-            "save it with this version",
-        )
-    if missing := {"version", *_LEAST, *_TEXTS, *_FIELDS} - set(saved):
-        raise InvalidSetting(
-            f"{whose} is not a gradwire state_dict: it lacks "
-            f"{', '.join(sorted(missing))}; pass "
-            "what handle.state_dict() returned on this rank"
-        )
-    for key, least in _LEAST.items():
-        check_whole(
-            f"{key} of {whose}", saved[key], _REMEDY, least=least, most=MOST_STEPS
-        )
-    for key in _TEXTS:
-        if type(saved[key]) is not str:
-            raise invalid(f"{key} of {whose}", _shown(saved[key]), "a text", _REMEDY)
-    for key in _FIELDS:
-        _check_fields_form(saved[key], f"{key} of {whose}")
-
-
-def _check_fields_form(given: Any, whose: str) -> None:
-    """Raises ``InvalidSetting`` unless ``given`` has dicts of tensors, by texts."""
-    if not _is_by_text(given) or not all(map(_is_by_text, given.values())):
-        accepted = "a dict of dicts of tensors, by texts"
-        raise invalid(whose, _shown(given), accepted, _REMEDY)
-    for name, fields in given.items():
-        for path, value in fields.items():
-            if (kind := _unfit(value)) is not None:
-                what = f"{path} of {name} in {whose}"
-                accepted = "a plain, dense tensor with values"
-                raise invalid(what, kind, accepted, _REMEDY)
-
-
-def _is_by_text(given: Any) -> bool:
-    """Whether a value is a dict whose keys are texts."""
-    return isinstance(given, dict) and all(type(key) is str for key in given)
-
-
-def _unfit(value: Any) -> str | None:
-    """The reason, in words, why a value cannot be a state's tensor; None if it can."""
-    if type(value) not in (Tensor, nn.Parameter):
-        return f"{_shown(value)}"
-    if value.layout is not torch.strided or value.is_nested:
-        return f"one of layout {value.layout}"
-    if value.is_meta or value.is_quantized:
-        return f"one of {value.dtype} on {value.device}"
-    return None
-
-
-def _shown(given: Any) -> Any:
-    """A value as errors show it: a plain and short one itself, else its type's name."""
-    is_plain = given is None or isinstance(given, bool | int | float | str)
-    return given if is_plain and len(repr(given)) <= 80 else type(given).__name__
-
-
-def refuse_values(what: str, given: Tensor, fresh: Tensor | None = None) -> None:
-    """Raises where a tensor holds values that ``contract.State`` does not allow.
-
-    They are allowed where ``fresh``, the tensor that training begins with, holds such
-    values too.
-    """
-    wrong = _strange(given)
-    if not bool(wrong.any()) or (fresh is not None and bool(_strange(fresh).any())):
-        return
-    accepted = "finite" if given.is_floating_point() else f"0 to {MOST_COUNTED}"
-    remedy = "load an older checkpoint, as this one is damaged"
-    raise invalid(what, given[wrong][0].item(), accepted, remedy)
-
-
-def copied(old: Any) -> Any:
-    """A copy of a state_dict, or of a part of one, in host memory."""
-    if isinstance(old, dict):
-        return {key: copied(value) for key, value in old.items()}
-    return old.detach().cpu().clone() if isinstance(old, Tensor) else deepcopy(old)
-
-
-_SUMMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-"""Dtypes of fields that can be shared out.
-
-A new rank's field is a scaled sum of old ones.
-"""
-
-
-def summed(
-    what: str, like: Tensor, held: Mapping[int, Tensor], factor: float
-) -> Tensor:
-    """``factor`` times the sum of each rank's tensor, in the form of ``like``.
-
-    Raises where a rank's is damaged, or is not to be added up. One alone, times 1, is
-    itself.
-    """
-    is_alone = len(held) == factor == 1
-    if like.dtype not in _SUMMED and (like.is_floating_point() or not is_alone):
-        remedy = "go on with as many ranks as saved it"
-        raise invalid(f"dtype of {what}", like.dtype, "a floating-point one", remedy)
-    parts = {rank: part.detach().cpu() for rank, part in held.items()}
-    for rank, part in parts.items():
-        refuse_values(f"{what} of rank {rank}", part)
-    if is_alone:
-        return next(iter(parts.values())).clone()
-    total = torch.zeros_like(like, device="cpu")
-    for part in parts.values():
-        total.add_(part, alpha=factor)
-    refuse_values(f"{what}, shared out among other ranks,", total)
-    return total
-
-
-def _strange(given: Tensor) -> Tensor:
-    if given.is_floating_point() or given.is_complex():
-        return ~given.isfinite()
-    counts = given.long()
-    return (counts < 0) | (counts > MOST_COUNTED)

@@ -29,10 +29,11 @@ from ..agreement.fingerprint import (
 )
 from ..engine.engine import Engine
 from ..engine.plain import packed, read_packed, receive, send
+from ..liveness.alarm import listed
 from ..liveness.membership import Membership
-from ..liveness.pulse import PATIENCE_S, STORE_PATIENCE_S, listed
+from ..liveness.pulse import PATIENCE_S, STORE_PATIENCE_S
 from ..transport.wire import Channel, carry_out, in_background, open_channels
-from .checkpoint import common_fields
+from .table import described
 
 SILENCE_S = STORE_PATIENCE_S
 """Seconds for which a rank that others wait for may show no sign of life, as reading a
@@ -61,7 +62,7 @@ class JointCall:
             for who in (engine.who, engine.shards)
         )
 
-    def refusing(self) -> AbstractContextManager[None]:
+    def refusing(self) -> AbstractContextManager[Any]:
         """Tells the others what is raised within, unless this rank's run has ended.
 
         Then all know it, and the store may be gone with the process that held
@@ -86,22 +87,14 @@ class JointCall:
         """
         self._engine.check()
         self._next_step = next_step
-        own: dict[str, Any] = {"call": self._call}
-        own |= {key: saved[key] for key in ("step", "run", "saved_by")}
-        own["local_step"] = saved.get("local_step")
-        own["strict"] = strict
-        own["is of a share"] = bool(saved["share"])
-        own["fields"] = {
-            f"{kind} {name}": sorted(fields)
-            for kind, name, fields in common_fields(saved)
-        }
-        # Ranks at other places of their hosts exchange with other ranks.
-        own |= {"shared": shared, "share": saved["share"]}
+        alike = {"call": self._call, "strict": strict, **described(saved)}
+        own = {"alike": alike, "share": saved["share"], "of its share": shared}
         with refusing(self._shards):
             self._compare(self._group, own, "rank")
         # Ranks with other shards are other groups, whose runs have names of their own.
-        announced = {"call": self._call, "step": saved["step"]}
-        self._compare(self._shards, announced, "the rank of shard")
+        alike = {"call": self._call, "step": saved["step"]}
+        own = {"alike": alike, "share": "", "of its share": {}}
+        self._compare(self._shards, own, "the rank of shard")
 
     def _compare(self, who: Membership, own: Mapping[str, Any], kind: str) -> None:
         engine = self._engine
@@ -129,7 +122,7 @@ class JointCall:
             refuse_if_one_did(found, refused)
             if absent:
                 raise self._late(absent, kind, who.world)
-            self._refuse_differences(found, kind, of_shares=is_group)
+            self._refuse_differences(found, kind)
 
         try:
             who.agree(
@@ -143,27 +136,22 @@ class JointCall:
                 f"finish {call}", cause, self._next_step
             ) from cause
 
-    def _refuse_differences(
-        self, found: Mapping[int, Any], kind: str, *, of_shares: bool
-    ) -> None:
-        """Raises ``RanksDiffer`` if ranks have different checkpoints.
-
-        ``of_shares`` also compares the state that ranks of one share have in common.
-        """
+    def _refuse_differences(self, found: Mapping[int, Any], kind: str) -> None:
+        """Raises ``RanksDiffer`` if ranks have different checkpoints."""
         how = "do not have the same checkpoint"
         remedy = (
             f"nothing was {self._done}: have every rank make the same call, with "
             "the state that it saved at the same step of the same run"
         )
-        refuse_differences(found, kind, how, remedy, _difference, names_all=True)
-        if not of_shares:
-            return
-        shared: dict[str, dict[int, Any]] = {}
+        groups: dict[str, dict[int, Any]] = {}
         for rank, announced in found.items():
-            shared.setdefault(announced["share"], {})[rank] = announced["shared"]
-        for alike in shared.values():
+            groups.setdefault("alike", {})[rank] = announced["alike"]
+            # Ranks at other places of their hosts exchange with other ranks.
+            same_share = groups.setdefault(f"share {announced['share']}", {})
+            same_share[rank] = announced["of its share"]
+        for notes in groups.values():
             refuse_differences(
-                alike, kind, how, remedy, first_difference, names_all=True
+                notes, kind, how, remedy, first_difference, names_all=True
             )
 
     def _late(self, absent: tuple[int, ...], kind: str, world: int) -> BaseException:
@@ -256,21 +244,3 @@ class JointCall:
         finally:
             for channel in () if travelling.done() else opened:
                 channel.abort()
-
-
-_BY_NAME = ("fields", "shared", "share")
-"""Entries that are not compared as a whole."""
-
-
-def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
-    for key, value in one.items():
-        if key not in _BY_NAME and value != other[key]:
-            return f"{key} is {value} against {other[key]}"
-    ours = one.get("fields", {})
-    theirs = other.get("fields", {})
-    for name in sorted({*ours, *theirs}):
-        if ours.get(name) != theirs.get(name):
-            return (
-                f"of the {name} one has {ours.get(name)}, the other {theirs.get(name)}"
-            )
-    return None

@@ -10,7 +10,7 @@ import torch
 
 from ...contract.bounds import check_whole
 from ...errors import InvalidSetting, invalid
-from .checkpoint import MOST_STEPS
+from .table import MOST_STEPS
 
 NO_LOADS = (0, 0)
 _DICTS = ("anchors", "parameters", "arriving", "optimizer")

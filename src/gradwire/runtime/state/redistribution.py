@@ -6,24 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...contract.bounds import check_whole
 from ...errors import InvalidSetting, invalid
 from ..agreement.fingerprint import first_difference, refuse_differences
-from .checkpoint import Origin, check_form, common_fields, copied, is_by_element, summed
 from .outer_state import merged_outer
+from .table import Origin, check_form, copied, described, is_by_element, summed
 
 Saved = Mapping[str, Any]
 """A state_dict whose form was checked."""
-
-_SHARED = (
-    "algorithm",
-    "world_size",
-    "ranks_per_host",
-    "saved_by",
-    "step",
-    "run",
-    "local_step",
-)
-"""Entries that are the same in the state_dicts of all ranks."""
 
 
 def redistribute(
@@ -61,9 +51,7 @@ def redistribute(
     [0, 1]
     >>> handle.detach()
     """
-    if type(world_size) is not int or world_size < 1:
-        remedy = "pass the new number of ranks"
-        raise invalid("world_size", world_size, "a whole number, at least 1", remedy)
+    check_whole("world_size", world_size, "pass the new number of ranks")
     if (
         type(ranks_per_host) is not int
         or ranks_per_host < 1
@@ -138,8 +126,8 @@ def _of_one_moment(state_dicts: Any) -> list[Saved]:
         )
     how = "did not save the same thing"
     remedy = "load the state_dicts that all old ranks saved at one moment"
-    described = {old["rank"]: _described(old) for old in olds}
-    refuse_differences(described, "rank", how, remedy, first_difference)
+    announced = {old["rank"]: described(old) for old in olds}
+    refuse_differences(announced, "rank", how, remedy, first_difference)
     if count % (per_host := olds[0]["ranks_per_host"]):
         accepted = f"a divisor of its world_size, {count}"
         remedy = "load an undamaged checkpoint"
@@ -167,9 +155,8 @@ def _part(
     for name, fields in new["params"].items():
         for old in hosts[rank // ranks_per_host % len(hosts)]:
             # What is kept of a whole tensor is with one rank of the host.
-            fields |= {
-                path: copied(held) for path, held in old["params"][name].items()
-            } | fields
+            for path, kept in old["params"][name].items():
+                fields.setdefault(path, copied(kept))
         for path, like in fields.items():
             if is_by_element(path):
                 held = {old["rank"]: old["params"][name][path] for old in mine}
@@ -189,15 +176,3 @@ def _part(
         "saved_by": len(olds),
         "saved_per_host": per_host,
     }
-
-
-def _described(old: Saved) -> dict[str, str]:
-    """All that the state_dicts of ranks have in common, by its name in errors."""
-    found = {"one": "of a share" if old["share"] else "of all elements"}
-    found |= {key: str(old.get(key)) for key in _SHARED}
-    for kind, name, fields in common_fields(old):
-        found[f"the {kind} {name}"] = "there"
-        for path, held in fields.items():
-            dtype = str(held.dtype).removeprefix("torch.")
-            found[f"{path} of {name}"] = f"{list(held.shape)} {dtype}"
-    return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from itertools import product
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,20 +23,16 @@ from ..engine.plain import packed, read_packed, values_of_all
 from ..grid.dtensors import is_dtensor, shard_of
 from ..grid.reals import as_reals
 from ..transport.wire import Group
-from .checkpoint import Origin, parted, summed
+from .table import Origin, check_form, fields_of, is_tree, summed
 
 _REST = "rest"
 """The entry beside parameters: state of no element, of all ranks.
 
 It is as ``torch.save`` writes it.
 """
-ROWS = "one row for each of sharded_state(saved_by=) replicas"
-"""The entry of parameters.
-
-``dcp.load`` names it where another number of replicas saved: it compares sizes before
-anything of gradwire is called.
-"""
-_FORM = "gradwire's sharded state, 2"
+_ONCE = ("version", "algorithm", "step", "run")
+"""Entries of state_dicts that lie there once, as they are the same on all ranks."""
+_FORM = "gradwire's sharded state, 1"
 _MOST_REPLICAS = 2**24
 """The most replicas, and parts of a parameter: shapes of their rows can be counted."""
 _DAMAGED = "load an undamaged checkpoint into what handle.sharded_state() returned"
@@ -74,12 +70,16 @@ class Owners(NamedTuple):
         within = self.within
         return (0, 1) if within is None else (within.get_local_rank(), within.size())
 
+    @property
+    def groups(self) -> list[Group]:
+        """The group of replicas and, where parameters are cut, that of parts."""
+        of_parts = [] if self.within is None else [self.within.get_group()]
+        return [*([] if self.group is None else [self.group]), *of_parts]
+
     def gathered(self, own: Any) -> dict[str, Any]:
         """All ranks' objects, each by the text "replica, part" of its rank."""
         found = {f"{self.replica}, {self.part[0]}": own}
-        within = self.within
-        groups = [self.group] if self.replicas > 1 else []
-        for group in [*groups, *([] if within is None else [within.get_group()])]:
+        for group in self.groups:
             found = {
                 place: rest
                 for one in values_of_all(found, group)
@@ -97,12 +97,9 @@ class Owners(NamedTuple):
             return None
         if within is None:
             return DeviceMesh.from_group(self.group, "cpu")
-        ranks = values_of_all(within.mesh.tolist(), self.group)
-        groups = [self.group, within.get_group()]
+        ranks = torch.tensor(values_of_all(within.mesh.tolist(), self.group))
         names = "replica", "part"
-        return DeviceMesh.from_group(
-            groups, "cpu", torch.tensor(ranks), mesh_dim_names=names
-        )
+        return DeviceMesh.from_group(self.groups, "cpu", ranks, mesh_dim_names=names)
 
 
 def sharded_state(
@@ -132,12 +129,12 @@ def sharded_state(
             "ranks)"
         )
         check_whole("saved_by", saved_by, remedy, most=_MOST_REPLICAS)
-    by_element, whole = parted(saved["params"])
+    whole = fields_of(saved["params"], by_element=False)
     rest = {
         "form": _FORM,
         "replicas": owners.replicas,
         "parts": owners.part[1],
-        **{key: saved[key] for key in ("version", "algorithm", "step", "run")},
+        **{key: saved[key] for key in _ONCE},
         "places": owners.gathered({"params": whole, "messages": saved["messages"]}),
     }
     mesh = owners.mesh()
@@ -147,43 +144,67 @@ def sharded_state(
             path: _rows(owners, name, held_N, mesh, count)
             for path, held_N in fields.items()
         }
-        for name, fields in by_element.items()
+        for name, fields in fields_of(saved["params"], by_element=True).items()
         if fields
     }
-    return {_REST: packed(rest).numpy().tobytes(), ROWS: params}
+    return {_REST: packed(rest).numpy().tobytes(), "params": params}
 
 
 def _rows(
     owners: Owners, name: str, held_N: Tensor, mesh: DeviceMesh | None, count: int
-) -> Tensor:
+) -> Any:
     """One field of a parameter behind a dimension of ``count`` rows.
 
-    Replicas hold some of these.
-
-    Where there are as many as replicas, each holds what it keeps, else zeros to be
-    loaded into.
+    Replicas hold some of these. Where there are as many as replicas, each holds what it
+    keeps, else NaNs to be loaded over: a checkpoint of these is refused as damaged.
     """
     from torch.distributed.tensor import DTensor, Shard
 
     param: Any = owners.params[name]
-    is_cut = is_dtensor(param)
     local = as_reals(shard_of(param))
     most = -(-count // owners.replicas)  # as a DTensor is cut
     num_own = max(0, min(most, count - owners.replica * most))
     if count == owners.replicas:
         held = held_N.view(1, *local.shape)
     else:
-        held = held_N.new_zeros((num_own, *local.shape))
-    if mesh is None:
-        return held
-    cut = (
-        [Shard(p.dim + 1) if p.is_shard() else p for p in param.placements]
-        if is_cut
-        else []
-    )
+        unread = torch.nan if held_N.is_floating_point() else 0
+        held = held_N.new_full((num_own, *local.shape), unread)
+    found: Any = held
     shape = torch.Size((count, *as_reals(param).shape))
-    layout: Any = {"shape": shape, "stride": torch.empty(shape, device="meta").stride()}
-    return DTensor.from_local(held, mesh, [Shard(0), *cut], run_check=False, **layout)
+    if mesh is not None:
+        stride = torch.empty(shape, device="meta").stride()
+        cut = [
+            Shard(one.dim + 1) if one.is_shard() else one
+            for one in getattr(param, "placements", ())
+        ]
+        found = DTensor.from_local(
+            held, mesh, [Shard(0), *cut], run_check=False, shape=shape, stride=stride
+        )
+    found.size = partial(_size, shape)
+    return found
+
+
+class _AnyNumber(int):
+    """A number of rows that ``dcp.load`` takes for that of any checkpoint.
+
+    torch compares the shape of a tensor with the saved one before it reads anything,
+    and its error does not say what to do. With this number `own_part` compares rows.
+    In a checkpoint it is a plain number.
+    """
+
+    __hash__ = int.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, int)
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        return int, (int(self),)
+
+
+def _size(shape: torch.Size, dim: int | None = None) -> torch.Size | int:
+    """The ``size`` of a tensor of rows, whose shapes fit any number of them."""
+    found = torch.Size((_AnyNumber(shape[0]), *shape[1:]))
+    return found if dim is None else found[dim]
 
 
 def own_part(owners: Owners, given: Any, origin: Origin) -> Any:
@@ -192,55 +213,71 @@ def own_part(owners: Owners, given: Any, origin: Origin) -> Any:
     What is no such state is returned as it is. Raises ``InvalidSetting`` where it
     cannot be cut for these ranks.
     """
-    if not isinstance(given, dict) or set(given) != {_REST, ROWS}:
+    if not isinstance(given, dict) or set(given) != {_REST, "params"}:
         return given
     rest = _rest_of(given)
     part, parts = owners.part
     replicas = rest["replicas"]
     is_cut_alike = rest["parts"] == parts
-    beside = rest["places"][
-        f"{owners.replica % replicas}, {part}" if is_cut_alike else "0, 0"
-    ]
-    if not is_cut_alike and any(beside["params"].values()):
-        raise InvalidSetting(
-            f"this state was saved by {rest['parts']} shards of each parameter and "
-            f"there are {parts} now, and {rest['algorithm']} keeps state of whole "
-            "shards, which cannot be cut; go on with as many shards"
-        )
-    # Other cuts leave other ranks without an element of a small parameter.
-    own_names = [
-        name for name, param in owners.params.items() if shard_of(param).numel()
-    ]
-    names = beside["params"] if is_cut_alike else own_names
-    params = {name: dict(beside["params"].get(name, {})) for name in names}
-    _check_trees("params of the state", given[ROWS])
-    for name, fields in params.items():
-        for path, held in given[ROWS].get(name, {}).items():
-            what = f"{path} of {name}"
-            if not isinstance(held, Tensor) or held.is_meta or not held.dim():
-                raise invalid(what, type(held).__name__, "a tensor of rows", _DAMAGED)
-            local = shard_of(held)
-            if held.shape[0] != replicas:
-                remedy = f"load into handle.sharded_state(saved_by={replicas})"
-                accepted = f"{replicas}, as many as were saved"
-                raise invalid(f"rows of {what}", held.shape[0], accepted, remedy)
-            rows = {rank: row.reshape(-1) for rank, row in enumerate(local)}
-            like = local.new_zeros(local.shape[1:].numel())
-            fields[path] = summed(what, like, rows, owners.replicas / replicas)
-    return {
+    place = f"{owners.replica % replicas}, {part}" if is_cut_alike else "0, 0"
+    places: Any = rest.get("places")
+    if not isinstance(places, dict) or not isinstance(places.get(place), dict):
+        accepted = f"those of all {replicas * rest['parts']} ranks that saved"
+        raise invalid("places of the state", f"none of {place}", accepted, _DAMAGED)
+    found = {
         **origin._asdict(),
-        **{key: rest[key] for key in ("version", "algorithm", "step", "run")},
+        **{key: rest[key] for key in _ONCE if key in rest},
         "saved_by": replicas,
         "saved_per_host": 1,
-        "params": params,
-        "messages": beside["messages"] if is_cut_alike else {},
+        **places[place],
     }
+    check_form(found, "the sharded state")
+    if not is_tree(given["params"]):
+        kind = type(given["params"]).__name__
+        raise invalid("params of the state", kind, "a dict of dicts", _DAMAGED)
+    whole = found["params"]
+    names = whole
+    if not is_cut_alike:
+        if any(whole.values()):
+            raise InvalidSetting(
+                f"this state was saved by {rest['parts']} shards of each parameter and "
+                f"there are {parts} now, and {rest['algorithm']} keeps state of whole "
+                "shards, which cannot be cut; go on with as many shards"
+            )
+        found["messages"] = {}
+        # Other cuts leave other ranks without an element of a small parameter.
+        names = [n for n, param in owners.params.items() if shard_of(param).numel()]
+    found["params"] = {
+        name: {
+            **whole.get(name, {}),
+            **{
+                path: _sum_of_rows(f"{path} of {name}", rows, replicas, owners)
+                for path, rows in given["params"].get(name, {}).items()
+            },
+        }
+        for name in names
+    }
+    return found
+
+
+def _sum_of_rows(what: str, rows: Any, replicas: int, owners: Owners) -> Tensor:
+    """One field of this rank, of the rows that it has loaded."""
+    if not isinstance(rows, Tensor) or rows.is_meta or not rows.dim():
+        raise invalid(what, type(rows).__name__, "a tensor of rows", _DAMAGED)
+    if rows.shape[0] != replicas:
+        remedy = f"load into handle.sharded_state(saved_by={replicas})"
+        accepted = f"{replicas}, as many as were saved"
+        raise invalid(f"rows of {what}", rows.shape[0], accepted, remedy)
+    own = shard_of(rows)
+    like = own.new_zeros(own.shape[1:].numel())
+    held = {place: row.reshape(-1) for place, row in enumerate(own)}
+    return summed(what, like, held, owners.replicas / replicas)
 
 
 def _rest_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """All of a sharded state but parameters' tensors, once its form was checked."""
     try:
-        rest: dict[str, Any] = read_packed(io.BytesIO(given[_REST]))
+        rest: Any = read_packed(io.BytesIO(given[_REST]))
     except Exception as error:  # whatever torch.load raises for damaged bytes
         text = (
             f"the rest of the state cannot be read ({type(error).__name__}); {_DAMAGED}"
@@ -249,29 +286,6 @@ def _rest_of(given: Mapping[str, Any]) -> dict[str, Any]:
     form = rest.get("form") if isinstance(rest, dict) else type(rest).__name__
     if form != _FORM:
         raise invalid("form of the state", form, _FORM, "save it with this version")
-    if missing := {"version", "algorithm", "step", "run"} - set(rest):
-        what = f"the rest of the state lacks {', '.join(sorted(missing))}"
-        raise InvalidSetting(f"{what}; {_DAMAGED}")
     for key in ("replicas", "parts"):
         check_whole(f"{key} of the state", rest.get(key), _DAMAGED, most=_MOST_REPLICAS)
-    places: Any = rest.get("places")
-    count = rest["replicas"] * rest["parts"]
-    accepted = f"those of all {count} ranks that saved"
-    if not isinstance(places, dict) or len(places) != count:
-        raise invalid("places of the state", type(places).__name__, accepted, _DAMAGED)
-    for replica, part in product(range(rest["replicas"]), range(rest["parts"])):
-        if (place := f"{replica}, {part}") not in places:
-            raise invalid("places of the state", f"none of {place}", accepted, _DAMAGED)
-    for place, own in places.items():
-        _check_trees(f"what rank {place} keeps", own)
-        for key in ("params", "messages"):
-            _check_trees(f"{key} of rank {place}", own.get(key))
-    return rest
-
-
-def _check_trees(what: str, given: Any) -> None:
-    """Raises ``InvalidSetting`` unless this is a dict of dicts."""
-    if not isinstance(given, dict) or not all(
-        isinstance(one, dict) for one in given.values()
-    ):
-        raise invalid(what, type(given).__name__, "a dict of dicts", _DAMAGED)
+    return rest  # type: ignore[no-any-return]

@@ -56,6 +56,8 @@ class Backup:
         self._goes_on = False
         """Whether a step of some parameters was taken since the last whole copy."""
         self._spare: list[State] = []
+        self._by_step = False
+        self._by_pass = False
 
     @property
     def _owner(self) -> Stateful:
@@ -63,18 +65,33 @@ class Backup:
         assert owner is not None, "a backup is used by its owner"
         return owner
 
-    def keep(self, *, by_step: bool, by_pass: bool) -> None:
-        """Copies the state before a pass begins to change it.
+    def begin(self, *, by_step: bool, by_pass: bool) -> None:
+        """Opens a pass that may be undone, if there is a state.
 
         A copy ``by_step`` is put back where a scaler skips the step, and one
-        ``by_pass`` where the pass is repeated. One copy serves as both in the first
-        pass of a step.
+        ``by_pass`` where the pass is repeated.
         """
-        is_first = by_step and not self.undecided
-        if by_step:
+        has_state = any(leaves(self._owner.state))
+        self._by_step = by_step and has_state
+        self._by_pass = by_pass and has_state
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the open pass may be undone, and no copy was made for that yet."""
+        return self._by_step or self._by_pass
+
+    def keep(self) -> None:
+        """Copies the state before the open pass begins to change it.
+
+        One copy serves both ends in the first pass of a step.
+        """
+        is_first = self._by_step and not self.undecided
+        if self._by_step:
             self._keep_step()
-        if by_pass:
+        if self._by_pass:
             self.before = self._taken if is_first else self._copied()
+        self._by_step = False
+        self._by_pass = False
 
     def _keep_step(self) -> None:
         owner = self._owner

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from ...contract import Member, Selection, State
 from ...contract.bounds import check_whole
-from ...contract.member import thread_scratch_bytes
+from ...contract.figures import Imbalance
 from ...contract.state import leaves
+from ...contract.thread_scratch import thread_scratch_bytes
 from ...contract.trace.span import Span, StepDensity, Trace
 from ...errors import InvalidSetting, invalid
 from ...exchange.error_feedback import residuals
@@ -98,9 +99,7 @@ class Recorder:
     def trace(self) -> Trace:
         with self._lock:
             spans = (span for spans in self._steps for span in spans)
-            return Trace.of(
-                spans, (found for found in self._densities if found is not None)
-            )
+            return Trace.of(spans, filter(None, self._densities))
 
     def snapshot(self) -> Totals:
         """The totals so far, to count from."""
@@ -178,10 +177,9 @@ def adapted(messages: Iterable[Message]) -> dict[str, str]:
     found: dict[str, str] = {}
     for message in messages:
         if message.chooser is not None:
-            names = (slot.name for slot in message.slots)
-            found.update(
-                zip(names, message.chooser.settings(message.state), strict=True)
-            )
+            settings = message.chooser.settings(message.state)
+            for slot, setting in zip(message.slots, settings, strict=True):
+                found[slot.name] = setting
     return found
 
 
@@ -190,15 +188,16 @@ def spread(messages: Iterable[Any]) -> dict[str, Any]:
     took, and the largest imbalance of a push and of a pull (None where no message was
     cut into parts).
     """
-    members = [(message.names, message.member) for message in messages]
-    parts = [member.imbalance for _, member in members if member.imbalance is not None]
+    ways: dict[str, str] = {}
+    parts: list[Imbalance] = []
+    for message in messages:
+        member = message.member
+        if member.way:
+            ways |= dict.fromkeys(message.names, member.way)
+        if member.imbalance is not None:
+            parts.append(member.imbalance)
     return {
-        "ways": {
-            name: member.way
-            for names, member in members
-            if member.way
-            for name in names
-        },
+        "ways": ways,
         "push_imbalance": max((one.push for one in parts), default=None),
         "pull_imbalance": max((one.pull for one in parts), default=None),
     }
@@ -344,7 +343,7 @@ def memory_of(messages: Iterable[Any], numel: int) -> dict[str, float]:
     found = Counter(thread_scratch=thread_scratch_bytes())
     for message in messages:
         found += kept_bytes(message.state, message.member)
-        found["messages"] += message.buffer_bytes
+        found["messages"] += message.buffer.size_bytes
         found["state"] += message.backup.size_bytes
     total = sum(found.values())
     return {
@@ -383,26 +382,24 @@ class Log:
         """
         row = self._recorder.since(self._snapshot)
         del row["steps"]
-        keeping = [
-            (message, list(residuals(message.state).values())) for message in messages
-        ]
-        keeping = [(message, kept) for message, kept in keeping if kept]
+        owed: list[float] = []
+        norms: list[float] = []
+        for message in messages:
+            kept = residuals(message.state)
+            owed += [float(part.norm()) for part in kept.values()]
+            norms += message.norms if kept else []
         # where the first runs away from the second, what is kept does not get through
-        if keeping:
-            own = (float(part.norm()) for _, kept in keeping for part in kept)
-            row["residual_norm"] = math.hypot(*own)
-            row["gradient_norm"] = math.hypot(
-                *(norm for one, _ in keeping for norm in one.norms)
-            )
+        if owed:
+            row["residual_norm"] = math.hypot(*owed)
+            row["gradient_norm"] = math.hypot(*norms)
         self._snapshot = self._recorder.snapshot()
         named = {
             f"{_PREFIX}{key}": value for key, value in row.items() if value is not None
         }
         try:
             self._write(step, named)
-        except (
-            Exception
-        ) as error:  # a full disk, or a lost connection, ends no training
+        # a full disk, or a lost connection, ends no training
+        except Exception as error:
             _log.warning(
                 "logging ends, because step %d could not be logged: %r", step, error
             )

@@ -10,9 +10,10 @@ the model.
 from __future__ import annotations
 
 import functools
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -59,6 +60,19 @@ def _is_skipped(code: CodeType) -> bool:
     except (AttributeError, TypeError):  # another torch
         return False
     return True
+
+
+def frame_of(code: CodeType) -> FrameType | None:
+    """The innermost frame of this thread that runs ``code``; None without one."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame
+
+
+def is_in_backward() -> bool:
+    """Whether this thread is in a backward pass."""
+    return torch._C._current_graph_task_id() != -1
 
 
 class Hooked:

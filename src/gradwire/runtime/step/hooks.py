@@ -6,11 +6,10 @@ import logging
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from operator import is_
-from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -23,11 +22,15 @@ from ...errors import RankFailed
 from ..grid.dtensors import is_dtensor, put_grad, shard_of_grad, sharded_modules
 from ..grid.reals import grad_as_reals
 from ..transport.task_graph import wall_clock
-from .hooked import Hooked, untraced
+from .hooked import Hooked, frame_of, untraced
 from .local_gradients import LocalGradients
-from .messages import refuse_grad_dtype
 from .progress import Progress
-from .refusals import exchanged_by, record_attached, shown_as_around
+from .refusals import (
+    exchanged_by,
+    record_attached,
+    refuse_grad_dtype,
+    shown_as_around,
+)
 
 
 class DefersGradients(Protocol):
@@ -113,16 +116,13 @@ class UnattachedParameters:
         give_up: Callable[[str], BaseException],
     ) -> None:
         self._forget = record_attached(model, params)
-        self._model = (
-            model.module if isinstance(model, DistributedDataParallel) else model
-        )
         self._ddp = model
+        self._model = model
         self._give_up = give_up
-        ignored = (
-            model.parameters_to_ignore
-            if isinstance(model, DistributedDataParallel)
-            else ()
-        )
+        ignored: Collection[str] = ()
+        if isinstance(model, DistributedDataParallel):
+            self._model = model.module
+            ignored = model.parameters_to_ignore
         self._sharded: dict[str, Any] = {}
         if sharded_modules(self._model):
             self._sharded = {
@@ -185,7 +185,7 @@ class UnattachedParameters:
         ):
             return []
         params = list(self._model.named_parameters())
-        found = [
+        found: list[tuple[str, Tensor]] = [
             (name, p)
             for name, p in params
             if p.requires_grad and p.is_leaf and id(p) not in self._known
@@ -405,25 +405,28 @@ class ModuleHooks:
 
         A sparse gradient is made dense if its module did not announce one.
         """
-        synchroniser = self._synchroniser
         grad = param.grad
         if grad is not None and grad.__class__ is not Tensor:
             grad = shard_of_grad(param)
-        if grad is not None and grad.dtype != param.dtype:
+        if grad is None:
+            return None
+        if grad.dtype != param.dtype:
             refuse_grad_dtype(name, param, grad.dtype)
-        if grad is not None and grad.is_sparse and name not in synchroniser.row_sparse:
+        if grad.is_sparse and name not in self._synchroniser.row_sparse:
             # strided as the parameter
             grad = param.grad = torch.zeros_like(param).add_(grad)
-        if grad is not None and grad.is_complex():
-            shape = synchroniser.params[name].shape
-            reals = grad_as_reals(grad, shape)
-            if reals.data_ptr() != grad.data_ptr():
-                put_grad(param, reals)
-                put = shard_of_grad(param)
-                assert put is not None, "it was put there"
-                reals = grad_as_reals(put, shape)
-            grad = reals
-        return grad
+        return self._as_reals(name, param, grad) if grad.is_complex() else grad
+
+    def _as_reals(self, name: str, param: Tensor, grad: Tensor) -> Tensor:
+        """The real view of a complex gradient, which ``.grad`` shows too."""
+        shape = self._synchroniser.params[name].shape
+        reals = grad_as_reals(grad, shape)
+        if reals.data_ptr() == grad.data_ptr():
+            return reals
+        put_grad(param, reals)
+        put = shard_of_grad(param)
+        assert put is not None, "it was put there"
+        return grad_as_reals(put, shape)
 
     def _is_shared(self, name: str, grad: Tensor | None) -> bool:
         """Whether others may look at a gradient's memory during the backward pass.
@@ -441,12 +444,15 @@ class ModuleHooks:
         )
 
     def _complete(self) -> None:
-        for name in [
-            name for name in self.params if name not in self._synchroniser.grads
-        ]:
-            # A gradient that accumulated under no_sync counts, though no hook brought
-            # it today.
-            self._hand_in(name, self.params[name])
+        """Hands in what no hook has brought.
+
+        A gradient that accumulated under no_sync counts, though no hook brought it
+        today.
+        """
+        handed_in = set(self._synchroniser.grads)
+        for name, param in self.params.items():
+            if name not in handed_in:
+                self._hand_in(name, param)
 
     def _finish(self) -> None:
         synchroniser = self._synchroniser
@@ -454,17 +460,7 @@ class ModuleHooks:
         if not synchroniser.open:
             return
         self._complete()
-        # which steps them itself
-        versions = self._versions.items() if self.overlap is None else ()
-        if stepped := [
-            name for name, version in versions if self.params[name]._version != version
-        ]:
-            raise self._progress.give_up(
-                f"parameter {stepped[0]} changed during the backward pass "
-                f"({len(stepped)} such), so a hook has stepped it with this rank's own "
-                "gradient; step the optimizer after backward(), when the means are "
-                "there"
-            )
+        self._refuse_stepped()
         synchroniser.close()
         self._progress.record_backward(wall_clock())
         if self.overlap is None:
@@ -475,6 +471,20 @@ class ModuleHooks:
             )
         if self.on_end is not None:
             self.on_end()
+
+    def _refuse_stepped(self) -> None:
+        """Refuses parameters that the backward pass has changed."""
+        if self.overlap is not None:  # which steps them itself
+            return
+        versions = self._versions.items()
+        stepped = [name for name, v in versions if self.params[name]._version != v]
+        if stepped:
+            raise self._progress.give_up(
+                f"parameter {stepped[0]} changed during the backward pass "
+                f"({len(stepped)} such), so a hook has stepped it with this rank's own "
+                "gradient; step the optimizer after backward(), when the means are "
+                "there"
+            )
 
 
 def _holders(grad: Tensor) -> int:
@@ -488,9 +498,4 @@ _ALONE = _holders(torch.empty(1, device="cpu"))
 
 def is_inside_a_segment() -> bool:
     """Whether this thread is in the nested backward pass of a reentrant checkpoint."""
-    frame: FrameType | None = sys._getframe(1)
-    while (
-        frame is not None and frame.f_code is not CheckpointFunction.backward.__code__
-    ):
-        frame = frame.f_back
-    return frame is not None
+    return frame_of(CheckpointFunction.backward.__code__) is not None

@@ -14,13 +14,12 @@ from torch.amp import GradScaler
 
 from ...contract.spec import NamedParam
 from ...contract.trace.span import Span
-from ...exchange.error_feedback import choose_together
 from ..engine.engine import Engine
 from ..grid.dtensors import put_grad
 from ..transport.task_graph import wall_clock
 from .figures import Log, Recorder, density_of_step, outgrown
-from .messages import Message, scale_of
-from .scaling import held_by_optimizers
+from .messages import Message
+from .scaling import held_by_optimizers, scale_of
 from .synchroniser import Synchroniser
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class Progress:
         self._names = {id(param): name for name, param in params}
         self._held: set[str] | None = None
         """The parameters that optimizers of this rank hold; None until it matters."""
-        self.on_decided: Callable[[], None] | None = None
+        self.on_decided: Callable[[], None] = lambda: None
         """Called between two passes, once the scaler has said what an optimizer did."""
         self._in_step: list[Message] = []
         self.num_fragments = 1
@@ -95,19 +94,16 @@ class Progress:
         the same.
         """
 
-        mine: list[
-            Callable[[], object]
-        ] = []  # a reference to itself would keep it alive
-
         def ended() -> None:
             try:
                 end()
             finally:
-                if self.backward is mine[0]:
+                if self.backward is weak[0]:
                     self.backward = lambda: None
 
         self.backward = weakref.ref(ended)
-        mine.append(self.backward)
+        # a reference to itself would keep the callback alive
+        weak = [self.backward]
         return ended
 
     def queue_end(
@@ -225,13 +221,11 @@ class Progress:
             sent_bytes=int(costs["wire_bytes"]),
         )
         self.recorder.end_step(costs, now_s, density)
-        choosing = [
-            (one.exchange, one.state)
-            for one in self._in_step
-            if one.chooser is not None
-        ]
-        if choosing:
-            choose_together(choosing)
+        choosers = {one.chooser for one in self._in_step if one.chooser is not None}
+        for chooser in choosers:
+            chooser.choose_together(
+                [one.state for one in self._in_step if one.chooser == chooser]
+            )
         self.synchroniser.end_step()
         if self.guard is not None:
             self.guard.end(self.step, self._in_step, self._engine.rank)
@@ -239,18 +233,28 @@ class Progress:
         logs = self._due()
         self.step += 1
         self._num_backward = max(self._num_backward, self.step)
-        if (looks or (logs and self.step >= _FIRST_LOOK)) and not self._warned:
-            for name, factor in (found := outgrown(self._in_step))[:1]:
-                self._warned = True
-                _log.warning(
-                    "after %d steps the residual of %s has %.0f times the norm of its "
-                    "gradient (%d tensors are like it): what is kept does not get "
-                    "through, and training may stand still; take a smaller block, more "
-                    "bits or a higher density, or exclude the tensor by compress_if",
-                    *(self.step, name, factor, len(found)),
-                )
+        if looks or (logs and self.step >= _FIRST_LOOK):
+            self._warn_of_residuals()
         ended = [log for log in logs if not log.write(self.step, self._in_step)]
         self.logs = [log for log in self.logs if log not in ended]
+
+    def _warn_of_residuals(self) -> None:
+        """Warns once of residuals that grow without an end."""
+        found = [] if self._warned else outgrown(self._in_step)
+        if not found:
+            return
+        self._warned = True
+        name, factor = found[0]
+        _log.warning(
+            "after %d steps the residual of %s has %.0f times the norm of its "
+            "gradient (%d tensors are like it): what is kept does not get "
+            "through, and training may stand still; take a smaller block, more "
+            "bits or a higher density, or exclude the tensor by compress_if",
+            self.step,
+            name,
+            factor,
+            len(found),
+        )
 
     @property
     def knows_scaler(self) -> bool:
@@ -262,16 +266,14 @@ class Progress:
         names = {self._names[id(param)] for param in params if id(param) in self._names}
         if names and self._is_between_passes():
             self.synchroniser.decide(names, is_skipped=is_skipped)
-            if self.on_decided is not None:
-                self.on_decided()
+            self.on_decided()
 
     def end_iteration(self, *, is_by_hand: bool) -> None:
         """Ends a step made by hand, or one that no optimizer holds; see `scaling`."""
         names = set(self._params) if is_by_hand else self._unheld()
         if names and self._is_between_passes():
             self.synchroniser.decide_by_means(names)
-            if self.on_decided is not None:
-                self.on_decided()
+            self.on_decided()
 
     def _unheld(self) -> set[str]:
         """The parameters that no optimizer of this rank holds, as far as can be seen.

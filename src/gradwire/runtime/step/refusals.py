@@ -28,7 +28,7 @@ from ...contract.spec import NamedParam
 from ...errors import InvalidSetting, invalid
 from ..grid.dtensors import is_dtensor
 from ..transport.wire import has_store
-from .hooked import Hooked, untraced
+from .hooked import Hooked, is_in_backward, untraced
 
 _attached: dict[int, weakref.ref[Tensor]] = {}
 """Parameters that are exchanged, by id.
@@ -126,7 +126,7 @@ def _refuse_ddp_around(model: nn.Module) -> None:
 
 def _refuse_in_backward(model: nn.Module) -> None:
     """Refuses a call during a backward pass, or after one whose gradients are left."""
-    if torch._C._current_graph_task_id() != -1:
+    if is_in_backward():
         raise InvalidSetting(
             "attach was called during a backward pass; call it before the training loop"
         )
@@ -424,3 +424,29 @@ def _taken_in(parent: nn.Module, name: str, child: nn.Module | None) -> None:
                     "FullyShardedDataParallel would exchange its gradients too; call "
                     "handle.detach() before it is sharded"
                 )
+
+
+def refuse_grad_dtype(name: str, param: Tensor, given: torch.dtype | None) -> None:
+    """Raises ``InvalidSetting`` unless a gradient has its parameter's dtype.
+
+    Messages have that dtype, so the mean would be rounded to it. None allows any dtype,
+    and a gradient shows which it has.
+    """
+    if given not in (None, param.dtype):
+        remedy = (
+            "leave grad_dtype as it is, or keep the parameter in that dtype and "
+            "compute in autocast"
+        )
+        raise invalid(
+            f"grad_dtype of parameter {name}", given, f"{param.dtype}, its own", remedy
+        )
+
+
+def refuse_complex(params: Iterable[NamedParam], what: str, remedy: str) -> None:
+    """Raises ``InvalidSetting`` for complex parameters, as ``what`` knows none."""
+    for name, param in params:
+        if param.is_complex():
+            given = str(param.dtype).removeprefix("torch.")
+            raise invalid(
+                f"dtype of parameter {name}", given, f"a real one {what}", remedy
+            )

@@ -18,15 +18,21 @@ What was exchanged without such a word since is a step that accumulates gradient
 from __future__ import annotations
 
 import gc
-import sys
-from collections.abc import Callable
-from types import FrameType
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 from weakref import WeakSet
 
+import torch
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
+
+from ...contract import Exchange, Layout
+from ...errors import InvalidSetting
+from ...exchange.error_feedback import Wrapper
+from ...exchange.pair import Pair
+from .hooked import frame_of
 
 _METHODS = ("step", "unscale_", "update")
 _OWN = "_gradwire_observer"
@@ -81,9 +87,7 @@ def observe(scaler: GradScaler | None, watcher: Watcher) -> Callable[[], None]:
 
 def is_in_scaler_step() -> bool:
     """Whether an enabled loss scaler makes the optimizer's step that is under way."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not GradScaler.step.__code__:
-        frame = frame.f_back
+    frame = frame_of(GradScaler.step.__code__)
     return frame is not None and bool(frame.f_locals["self"].is_enabled())
 
 
@@ -162,3 +166,52 @@ class StepObserver:
         state = kind.__getstate__(self._scaler)
         kept = {name: value for name, value in state.items() if name not in _HIDDEN}
         return {**kept, **self._before}
+
+
+def scale_of(scaler: GradScaler | None) -> float:
+    """The factor on the gradients of the backward pass that runs now."""
+    return 1.0 if scaler is None else float(scaler.get_scale())
+
+
+def unscaling_factor(scale: float) -> float:
+    """The factor that takes a scale off again.
+
+    For a scale that has shrunk to 0 there is none: the factor is inf, and gradients
+    become NaN.
+    """
+    return 1.0 / scale if scale else math.inf
+
+
+def travels_scaled(exchange: Exchange) -> bool:
+    """Whether an exchange sends the values themselves, or rows of them, and keeps
+    nothing of them.
+
+    >>> from gradwire.compress.cast16 import cast16
+    >>> from gradwire.exchange.error_feedback import with_error_feedback
+    >>> from gradwire.exchange.pair import pair
+    >>> from gradwire.collective.allreduce import allreduce
+    >>> plain = pair(cast16(dtype=torch.float16), allreduce())
+    >>> travels_scaled(plain), travels_scaled(with_error_feedback(plain))
+    (True, False)
+    """
+    if isinstance(exchange, Wrapper) and exchange.ranks_per_host > 1:  # TwoLevel
+        exchange = exchange.inner
+    if isinstance(exchange, Pair):
+        return exchange.codec.traits.layout is Layout.DENSE
+    return exchange.traits is not None and exchange.traits.lossless
+
+
+def refuse_float16(messages: Sequence[Any], scaler: GradScaler | None) -> None:
+    """Raises ``InvalidSetting`` where unscaled float16 would lose small elements."""
+    for message in messages if scaler is not None else ():
+        exchange = message.exchange
+        if travels_scaled(exchange) or message.spec.dtype != torch.float16:
+            continue
+        raise InvalidSetting(
+            f"scaler was given, and {message.names[0]} has gradients of float16, which "
+            f"{exchange!r} takes without their scale: small ones would become 0; "
+            "keep parameters "
+            "in float32 and compute in autocast, as a GradScaler asks for, or "
+            "exchange them by "
+            "none or cast16"
+        )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from ...contract.member import Shards
+from ...contract.shards import Shards
 from ..agreement.fingerprint import (
     first_difference,
     refuse_differences,

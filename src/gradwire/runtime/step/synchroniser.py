@@ -8,210 +8,29 @@ Once a step ranks also report which parameters they used: behind a plain module'
 message if that is dense, and else in a report, on a channel of its own: it must not
 wait behind a large message. A parameter that no rank used keeps the gradient None
 everywhere, as in plain training, and its residual waits for its next use.
-
-**Report.** Each rank sends one record to all others once a step, beside the gradients.
-It tells which parameters the rank used and, in some steps, the digests of its
-parameters. A step of dense messages needs no record for the first: flags travel in the
-last message.
-
-Where a step must count on all ranks or on none (``on_failure="shrink"``) the record is
-sent again once the rank has all means. That confirms the step, and no rank goes on
-before it has all of these records. Otherwise a rank that dies might leave some ranks
-with all means and others without. A rank that fails meanwhile knows that no other has
-gone on, or that all could have.
+See `report`.
 """
 
 from __future__ import annotations
 
-import struct
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...contract.spec import NamedParam
 from ...contract.state import leaves
-from ...contract.verbs import Compute, Steps
-from ...exchange.error_feedback import residuals
+from ...contract.verbs import Steps
 from ..device.devices import HOST
-from ..device.streams import Copying, Offload, SideStream, StepEvents, Streams
-from ..engine.engine import CONTROL, INLINE, OFFLOAD, Engine, Launch, rows_of_all
+from ..device.streams import Offload, SideStream, StepEvents, Streams
+from ..engine.engine import CONTROL, INLINE, OFFLOAD, Engine, Launch
 from ..transport.task_graph import Task
 from ..transport.wire import as_on_a_lane
-from .figures import norm_over_all
-from .integrity import digests_of, refuse_other_bits
-from .messages import Grads, Message
-
-NORM_EVERY = 64
-"""Steps between two norms that ranks report, but for the first ones."""
-_FIGURES = "<dqqq"
-
-
-Equal = Callable[[Collection[str] | None], list[NamedParam]]
-"""Tensors, with names, that have the same bits on all ranks when a step of the
-parameters of these names begins; None stands for all parameters.
-"""
-
-
-class Check:
-    """Compares what is ``equal`` on all ranks, in every ``every``-th step.
-
-    None: in no step.
-    """
-
-    def __init__(self, every: int | None, equal: Equal) -> None:
-        self.every = every
-        self._equal = equal
-        self._own: dict[str, int] = {}
-        self._own_step = -1
-        self.trains = True
-        """Whether this rank steps its parameters.
-
-        One whose data have ended does not.
-        """
-
-    def look(self, own_step: int, names: Collection[str] | None = None) -> None:
-        """Takes the digests, once, for step ``own_step`` of parameters to be compared.
-
-        Ranks may change their parameters between backward passes that accumulate. So
-        this is called when the first of them begins.
-        """
-        if (
-            self.every is not None
-            and not (own_step + 1) % self.every
-            and self._own_step != own_step
-        ):
-            named = self._equal(names)
-            tensors = [tensor for _, tensor in named]
-            digests = digests_of(tensors) if self.trains else [0] * len(tensors)
-            self._own = dict(zip((name for name, _ in named), digests, strict=True))
-            self._own_step = own_step
-
-    def forget(self) -> None:
-        """Drops the digests of a step not made, as others may not have begun it."""
-        self._own_step = -1
-
-    def taken(self, own_step: int) -> dict[str, int]:
-        """The digests that were taken for step ``own_step``, once.
-
-        Empty where none were.
-        """
-        taken = self._own if self._own_step == own_step else {}
-        self.forget()
-        return taken
-
-
-class Record(NamedTuple):
-    """The record of one rank in one step."""
-
-    norm: float = 0.0
-    """The norm of the rank's residuals after ``num_steps`` steps."""
-    num_steps: int = 0
-    newcomer: int = 0
-    """The number of the newcomer that waits, as the rank sees it; 0 without one."""
-    trains: bool = True
-    digests: tuple[int, ...] = ()
-    used: bytes = b""
-    """For each parameter in order 1 where the rank has a gradient of it, else 0."""
-
-    def packed(self) -> bytes:
-        """The record as bytes, as many on every rank."""
-        # No flip of one bit makes a rank that trains one that does not.
-        figures = struct.pack(_FIGURES, *self[:3], -self.trains)
-        return (
-            figures + struct.pack(f"<{len(self.digests)}q", *self.digests) + self.used
-        )
-
-    @classmethod
-    def of(cls, data: bytes, num_digests: int) -> Record:
-        """The record that was ``packed``."""
-        first = struct.calcsize(_FIGURES)
-        norm, num_steps, newcomer, trains = struct.unpack_from(_FIGURES, data)
-        digests = struct.unpack_from(f"<{num_digests}q", data, first)
-        used = data[first + 8 * num_digests :]
-        return cls(norm, num_steps, newcomer, bool(trains), digests, used)
-
-
-class StepReport:
-    """The records of all ranks in the last step that had some.
-
-    ``check`` takes the digests. Where the report ``confirms``, each step has one.
-    """
-
-    def __init__(self, check: Check, world: int) -> None:
-        self.check = check
-        self.confirms = False
-        self.restart(world)
-
-    def restart(self, world: int) -> None:
-        """Begins anew among ``world`` ranks."""
-        self.records = [Record()] * world
-        self.look: Callable[[], int] = lambda: 0
-        """The number of the newcomer that waits, as this rank sees it.
-
-        0 without one.
-        """
-        self._norm = 0.0
-        self._num_steps = 0
-        self._newcomer = 0
-
-    @property
-    def newcomer(self) -> int:
-        """The newcomer that rank 0 saw as the last step was confirmed, on all alike."""
-        return self.records[0].newcomer
-
-    @property
-    def used(self) -> list[bool]:
-        """For each parameter whether any rank used it in the last step."""
-        return [
-            any(flags)
-            for flags in zip(*(record.used for record in self.records), strict=True)
-        ]
-
-    def steps(self, step: int, used: bytes, digests: Mapping[str, int]) -> Steps[None]:
-        """The steps by which ranks exchange their records of a step.
-
-        Raises ``RankFailed``, on every rank alike, if digests differ.
-        """
-        figures = self._norm, self._num_steps, self._newcomer, self.check.trains
-        own = Record(*figures, tuple(digests.values()), used).packed()
-        own_B = torch.frombuffer(bytearray(own), dtype=torch.uint8)
-        rows = yield from rows_of_all(len(self.records), own_B)
-        self.records = [Record.of(bytes(row.numpy()), len(digests)) for row in rows]
-        if digests:
-            reported = [one.digests if one.trains else None for one in self.records]
-            refuse_other_bits(step, [*digests], reported)
-
-    def confirmation(
-        self, step: int, used: bytes, messages: Sequence[Message], streams: Streams
-    ) -> Steps[None]:
-        """The steps by which ranks confirm that they have all means of a step.
-
-        The norm is taken anew after the first step among these ranks, and after 1, 2, 4
-        and so on to 64, 128, 192 and so on.
-        """
-        num_steps = step + 1
-        early = num_steps < NORM_EVERY and num_steps.bit_count() == 1
-        if not self._num_steps or num_steps % NORM_EVERY == 0 or early:
-
-            def note() -> None:
-                owed = [
-                    tensor
-                    for one in messages
-                    for tensor in residuals(one.state).values()
-                ]
-                with streams.beside():
-                    self._norm = norm_over_all(owed)
-                    self._num_steps = num_steps
-
-            yield Compute("norm", note)
-        self._newcomer = self.look()
-        yield from self.steps(step, used, {})
-
+from .buffer import Grads
+from .messages import Message
+from .report import Check, Record, StepReport
 
 _LET_GO = torch.empty(0, device="cpu")
 """A stand-in for a gradient that has its mean. The gradient itself would hold memory
@@ -263,7 +82,7 @@ class Synchroniser:
         """Forgets the step before; ``step`` is the next one."""
         self._step = step
         self.grads: Grads = {}
-        self._events: StepEvents | None = None
+        self._events = StepEvents(self.streams)
         self._shared: set[str] = set()
         self._backward_over = Task("backward over", lambda: None, step=step)
         self._missing = [len(message.names) for message in self.messages]
@@ -285,8 +104,7 @@ class Synchroniser:
         for message in self.messages:
             for name in message.names:
                 self._messages_of[name].append(message)
-        flags = [m.flags_F for m in self.messages if m.flags_F is not None]
-        self._flags_F = flags[-1] if flags else None
+        self._flags_F = self.messages[-1].buffer.flags_F if messages else None
         """The sum of all ranks' flags: above 0 where one of them used the parameter."""
         self.keeps_state = any(any(leaves(m.state)) for m in self.messages)
         """Whether messages keep anything for later steps."""
@@ -294,7 +112,7 @@ class Synchroniser:
         """The parameters whose means here an optimizer took, if that is noted."""
         self._used_since: set[str] = set()
         """The parameters that any rank used since their optimizer's last step."""
-        rows = [message for message in self.messages if message.is_of_rows]
+        rows = [message for message in self.messages if message.buffer.is_of_rows]
         self.row_sparse = {name for message in rows for name in message.names}
         """The parameters whose modules announce row-sparse gradients."""
         for message in self.messages:
@@ -372,8 +190,6 @@ class Synchroniser:
             if is_shared:
                 self._shared.add(name)
             if grad is not None and not grad.is_cpu:
-                if self._events is None:
-                    self._events = StepEvents(self.streams)
                 self._events.ready(name, grad)
             for message in self._messages_of[name]:
                 self._missing[message.index] -= 1
@@ -391,12 +207,6 @@ class Synchroniser:
         """The stream that a message is computed on; None where the host does."""
         return None if message.device == HOST else self.streams.side(message.device)
 
-    def _copying(
-        self, names: Sequence[str], side: SideStream | None, **counted: Any
-    ) -> Copying:
-        events = self._events
-        return nullcontext if events is None else events.copying(names, side, **counted)
-
     def _encode_ahead(self, message: Message, name: str) -> None:
         """Has one tensor encoded where the plan says, before its message is launched.
 
@@ -412,93 +222,78 @@ class Synchroniser:
         side = self._side(message)
         grads = self.grads
         numel_bytes = self.params[name].numel() * message.spec.dtype.itemsize
-        copying = self._copying([name], side, to_host_bytes=numel_bytes)
+        copying = self._events.copying([name], side, to_host_bytes=numel_bytes)
 
         def task(what: str, work: Callable[[], None], lane: str) -> Task:
             return Task(f"{what} {name}", work, lane, (step, index), step, index)
 
+        encode: Callable[[], None]
         if lane == OFFLOAD:
             assert side is not None, "only what lies on a device is offloaded"
-            way = Offload(
-                message.encode_on_host(name, grads, copying), index, name, side
-            )
+            copies = message.encode_on_host(name, grads, copying)
+            way = Offload(copies, index, name, side)
             with as_on_a_lane():
                 engine.do_inline(task("copy", way.leave, INLINE))
-            made = task("encode", way.encode, lane)
+            encode = way.encode
         else:
             encode = partial(message.encode_ahead, name, grads, copying)
-            made = task("encode", encode if side is None else side.on(encode), lane)
-        if lane != INLINE:
-            engine.begin(made)
-        else:
+            if side is not None:
+                encode = side.on(encode)
+        made = task("encode", encode, lane)
+        if lane == INLINE:
             with as_on_a_lane():
                 engine.do_inline(made)
+        else:
+            engine.begin(made)
         self._ahead.setdefault(index, []).append(made)
 
     def _launch(self, message: Message) -> Task:
-        names = message.names
-        side = self._side(message)
-        if side is not None and self._events is None:
-            self._events = StepEvents(self.streams)
-        if message.flags_F is not None:
-            with nullcontext() if side is None else side.use():
-                message.flags_F.copy_(
-                    torch.frombuffer(bytearray(self._used()), dtype=torch.uint8)
-                )
-        is_shared = not self._shared.isdisjoint(names)
-        steps, scatter = self._exchange(message, side, is_shared=is_shared)
-        how = Launch(
-            behind=self._ahead.pop(message.index, ()),
-            after=[self._ends[i] for i in message.after],
-            last=scatter,
-            last_name="scatter",
-            last_behind=[self._backward_over] if is_shared else (),
-            last_is_light=not message.is_of_rows
-            and (side is not None or self._events is None),
-            is_inline=message.is_inline,
-            side=side,
-        )
-        return self.engine.launch(message.index, f"message {message.index}", steps, how)
-
-    def _exchange(
-        self, message: Message, side: SideStream | None, *, is_shared: bool
-    ) -> tuple[Steps[None], Callable[[], None] | None]:
-        """A message's steps, and what writes its mean back.
-
-        None where its steps do that.
-        """
+        """Has the engine carry a message out: the one place where it is sent."""
         # All of this step, even if it is abandoned.
         grads = self.grads
         num_left = self._num_left
         events = self._events
         names = message.names
-        rows = message.is_of_rows
+        buffer = message.buffer
+        side = self._side(message)
+        if buffer.flags_F is not None:
+            with nullcontext() if side is None else side.use():
+                buffer.flags_F.copy_(
+                    torch.frombuffer(bytearray(self._used()), dtype=torch.uint8)
+                )
+        is_shared = not self._shared.isdisjoint(names)
+        borrows = not is_shared and buffer.can_borrow(grads)
+        rows = buffer.is_of_rows
         size_bytes = 0 if rows else message.spec.size_bytes
-        copying = self._copying(names, side, to_host_bytes=size_bytes)
+        gathering = events.copying(names, side, to_host_bytes=size_bytes)
+        scattering = events.copying(
+            names, side, to_device_bytes=size_bytes, allocates=rows
+        )
+        steps = message.steps(grads, gathering, borrows=borrows)
 
         def end() -> None:
-            if side is not None and events is not None:
-                events.end(message.index, side)
+            events.end(message.index, side)
             for name in names:  # gradients that have their means
                 num_left[name] -= 1
                 if not num_left[name] and grads[name] is not None:
                     grads[name] = _LET_GO
 
-        def borrowed(steps: Steps[None]) -> Steps[None]:
-            yield from steps
-            end()
-
-        if not is_shared and message.can_borrow(grads):
-            return borrowed(message.steps(grads, copying, borrows=True)), None
-        scattering = self._copying(
-            names, side, to_device_bytes=size_bytes, allocates=rows
-        )
-
         def scatter() -> None:
-            message.scatter(grads, scattering)
+            buffer.scatter(grads, scattering)
             end()
 
-        return message.steps(grads, copying), scatter
+        how = Launch(
+            behind=self._ahead.pop(message.index, ()),
+            after=[self._ends[i] for i in message.after],
+            last=None if borrows else scatter,
+            last_behind=[self._backward_over] if is_shared else (),
+            last_is_light=not rows and (side is not None or not events.has_any),
+            is_inline=message.is_inline,
+            side=side,
+        )
+        if borrows:
+            steps = _ended(steps, end)
+        return self.engine.launch(message.index, f"message {message.index}", steps, how)
 
     def abandon(self, name: str, *, is_retry: bool = False) -> None:
         """Gives up a step whose backward pass did not end.
@@ -525,8 +320,7 @@ class Synchroniser:
                 self.ready(absent, None)
         self.close()
         self.engine.wait(self.all_ends())
-        if self._events is not None:
-            self._events.follow()
+        self._events.follow()
         self.undo()
         self.open = False
 
@@ -544,24 +338,21 @@ class Synchroniser:
         """Indices of the messages that carry any of ``names``."""
         return sorted({m.index for name in names for m in self._messages_of[name]})
 
-    def end(self, index: int) -> Task | None:
-        """The end of a launched message, or None if it has not been launched."""
-        return self._ends.get(index)
+    def ends(self, indices: Sequence[int]) -> list[Task]:
+        """The ends of messages, of which some may not have been launched yet."""
+        return [self._ends[index] for index in indices if index in self._ends]
 
     def all_ends(self) -> list[Task]:
         """Ends of the messages launched so far, and of the report beside them."""
         return [*self._ends.values(), *self._reporting, *self._confirming]
 
-    @property
-    def unused(self) -> set[str]:
-        """The parameters that no rank used in the last step; the same on all ranks."""
+    def used(self) -> set[str]:
+        """The parameters that any rank used in the last pass; the same on all ranks."""
         if not self.counts_use:
-            return set()
+            return {*self.names}
         flags_F = self._flags_F
         used = self.report.used if flags_F is None else flags_F.tolist()
-        return {
-            name for name, is_used in zip(self.names, used, strict=True) if not is_used
-        }
+        return {name for name, is_used in zip(self.names, used, strict=True) if is_used}
 
     def arrived(self, name: str) -> bool:
         """Whether a parameter's last mean is complete, or launched by a device."""
@@ -582,8 +373,7 @@ class Synchroniser:
 
     def follow(self, names: Sequence[str]) -> None:
         """Has the device's current stream wait for means that have ``arrived``."""
-        if self._events is not None:
-            self._events.follow(self.ends_of(names))
+        self._events.follow(self.ends_of(names))
 
     def mean(self, name: str) -> Tensor:
         """A new tensor with the mean of a parameter for which this rank handed in None.
@@ -592,15 +382,12 @@ class Synchroniser:
         """
         mean = torch.empty_like(self.params[name])
         for message in self._messages_of[name]:
-            if message.is_of_rows:
-                return message.flat_N.to(mean.device)
-            message.copy_mean(name, mean)
+            mean = message.buffer.put_mean(name, mean)
         return mean
 
     def close(self) -> None:
         """Notes the end of the backward pass; all gradients are handed in."""
-        if self._events is not None:
-            self._events.close()
+        self._events.close()
         self.engine.begin(self._backward_over)
         # as where all parameters, or this rank's parts of them, are empty
         if not self._queue:
@@ -657,7 +444,7 @@ class Synchroniser:
     def undo(self) -> None:
         """Puts back the state of messages that the open step began to change."""
         for message in self.messages:
-            message.end_step(undoes=True)
+            message.backup.end_pass(undoes=True)
 
     def end_step(self) -> None:
         """Ends a pass.
@@ -666,18 +453,14 @@ class Synchroniser:
         """
         if self._looks:
             for message in self.messages:
-                self._infinite |= message.infinite()
+                self._infinite |= message.buffer.infinite()
             self._used_since |= self.used()
         if self._looks or self.report.confirms:
             for message in self.messages:
-                message.end_step()
+                message.backup.end_pass()
         if self._looks and not self.check.trains:
             # No scaler of this rank steps, as its data have ended.
             self.decide_by_means({*self.names})
-
-    def used(self) -> set[str]:
-        """The parameters that any rank used in the last pass; the same on all ranks."""
-        return {*self.names} - self.unused
 
     def decide(self, names: Collection[str], *, is_skipped: bool) -> None:
         """Ends the step of an optimizer's parameters, which the scaler skipped or not.
@@ -716,8 +499,7 @@ class Synchroniser:
 
     def settled(self) -> set[str]:
         """Closes a step whose means are all here; returns as ``finish``."""
-        if self._events is not None:
-            self._events.follow()
+        self._events.follow()
         self.open = False
         return self.take_back_unused()
 
@@ -727,8 +509,14 @@ class Synchroniser:
         Returns as ``finish``.
         """
         absent = {name for name, grad in self.grads.items() if grad is None}
-        unused = self.unused if absent else set()
-        for name in unused:
+        arrived = absent & self.used() if absent else absent
+        for name in absent - arrived:
             for message in self._messages_of[name]:
                 message.take_back(name)
-        return absent - unused
+        return arrived
+
+
+def _ended(steps: Steps[None], end: Callable[[], None]) -> Steps[None]:
+    """The same steps, at whose end ``end`` is called."""
+    yield from steps
+    end()

@@ -83,16 +83,11 @@ def register_group(
     group: Group, name: str, ranks: Sequence[int], backends: str = ON_HOST
 ) -> None:
     """Tells torch of a group opened as ``name``, and of its ranks' job numbers."""
-    kinds = {one.type: kind for one, kind in _kinds(backends).items()}
+    kinds = _kinds(backends)
+    config = ",".join(f"{device.type}:{kind}" for device, kind in kinds.items())
     names = {*kinds.values()}
-    config = ",".join(f"{device}:{kind}" for device, kind in kinds.items())
-    _enter(
-        group,
-        f"gradwire/{name}",
-        ranks,
-        names.pop() if len(names) == 1 else config,
-        config,
-    )
+    backend = names.pop() if len(names) == 1 else config
+    _enter(group, f"gradwire/{name}", ranks, backend, config)
 
 
 def stand_outside(rank: int) -> None:

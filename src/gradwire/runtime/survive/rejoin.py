@@ -1,12 +1,18 @@
 """Rejoin: a newcomer comes into a run between two steps, or stays out.
 
-Ranks meet it in the job's store, below ``gradwire/rejoin``. It compares its fingerprint
-with ``run``, and is newcomer n by ``asked``. ``n/beat`` counts up while it lives. Rank
-0 sees that and says so in the confirmation of a step (`synchroniser`), by which all
-ranks know it before the same next step. There rank 0 writes ``n/offer``, the place, and
-all connect anew beside the connections that they have. All agree on the newcomer
-(`membership`): each says that it is ready, or has a reason against it. Until then
-nothing of the present world has changed. ``n/over`` ends its asking.
+Ranks meet it in the job's store, by these keys below ``gradwire/rejoin``:
+
+* ``run``: the fingerprint of the run, with which a newcomer compares its own.
+* ``asked``: the number of newcomers that have asked; the n-th is newcomer n.
+* ``n/beat``: a number that newcomer n counts up while it lives.
+* ``n/offer``: its place, which rank 0 writes.
+* ``n/over``: there once its asking has ended.
+
+Rank 0 sees a newcomer that lives, and says so in the confirmation of a step
+(`synchroniser`). So all ranks know it before the same next step. There rank 0 writes
+the offer, and all connect anew beside the connections that they have. All agree on the
+newcomer (`membership`): each says that it is ready, or has a reason against it. Until
+then nothing of the present world has changed.
 
 A newcomer takes over from rank 0 all that ranks share, bit for bit. These are
 parameters, buffers, the state of the optimizer and of the loss's scaler, and what the
@@ -24,8 +30,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cache, partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -39,20 +46,22 @@ from ...errors import RankFailed, RanksDiffer, invalid
 from ..agreement.fingerprint import REFUSAL, Fingerprint, difference
 from ..engine.engine import Engine
 from ..engine.plain import packed, read_packed, receive
+from ..liveness.alarm import Alarm, said
 from ..liveness.blame import IN_ATTACH
 from ..liveness.membership import Membership
-from ..liveness.pulse import (
-    PATIENCE_S,
-    PERIOD_S,
-    STORE_PATIENCE_S,
-    Alarm,
-    Stillness,
-    said,
-)
+from ..liveness.pulse import PATIENCE_S, PERIOD_S, STORE_PATIENCE_S, Stillness
 from ..state import checkpoint
+from ..state.table import fields_of
 from ..step.messages import Message
 from ..transport.task_graph import is_interrupt
-from ..transport.wire import REJOINED, Group, in_background, meet_in, own_store
+from ..transport.wire import (
+    REJOINED,
+    Group,
+    in_background,
+    meet_in,
+    missing_keys,
+    own_store,
+)
 from .groups import open_group, register_group, stand_outside
 
 
@@ -71,13 +80,12 @@ class Healing(NamedTuple):
 
     def packed(self, messages: Sequence[Message]) -> Tensor:
         """All of it as bytes in host memory."""
-        optimizer, scaler = self[1:3]
         kept = checkpoint.collect(messages)
-        _, kept["params"] = checkpoint.parted(kept["params"])
+        kept["params"] = fields_of(kept["params"], by_element=False)
         parts = {
             "tensors": [tensor.detach().cpu() for tensor in self.tensors()],
-            "optimizer": optimizer and optimizer.state_dict(),
-            "scaler": scaler and scaler.state_dict(),
+            "optimizer": self.optimizer and self.optimizer.state_dict(),
+            "scaler": self.scaler and self.scaler.state_dict(),
             "exchange": kept,
         }
         return packed(parts)
@@ -88,17 +96,14 @@ class Healing(NamedTuple):
         with torch.no_grad():
             for tensor, found in zip(self.tensors(), parts["tensors"], strict=True):
                 tensor.copy_(found)
-        for owner, state in (
-            (self.optimizer, parts["optimizer"]),
-            (self.scaler, parts["scaler"]),
-        ):
-            if owner is not None:
-                owner.load_state_dict(state)
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(parts["optimizer"])
+        if self.scaler is not None:
+            self.scaler.load_state_dict(parts["scaler"])
         checkpoint.move(parts["exchange"], messages)
 
 
 _GO = "go"
-_POLL_S = 0.02
 _PLACE = Membership(REJOINED, 0, 1)
 """The membership under whose name a run and those that come in meet."""
 
@@ -130,12 +135,13 @@ class Lookout:
             beats = dict[int, int]()
             store.set("run", self._fingerprint)
             while not self._stop.wait(PERIOD_S):
-                asked = range(1, store.add("asked", 0) + 1)
-                waiting = [n for n in asked if not store.check([f"{n}/over"])]
-                now = {n: store.add(f"{n}/beat", 0) for n in waiting}
-                self.number = min(
-                    (n for n in now if now[n] > beats.get(n, now[n])), default=0
-                )
+                now = {
+                    n: store.add(f"{n}/beat", 0)
+                    for n in range(1, store.add("asked", 0) + 1)
+                    if not store.check([f"{n}/over"])
+                }
+                alive = [n for n in now if now[n] > beats.get(n, now[n])]
+                self.number = min(alive, default=0)
                 beats = now
             store.delete_key("run")
 
@@ -151,8 +157,8 @@ class Offer(NamedTuple):
 
     def who(self, rank: int) -> Membership:
         """A rank among those that the newcomer is one of."""
-        labels = tuple(self.labels)
-        return Membership(f"{REJOINED} {self.number}", rank, len(labels), labels)
+        name = f"{REJOINED} {self.number}"
+        return Membership(name, rank, len(self.labels), tuple(self.labels))
 
 
 def come_together(
@@ -180,9 +186,9 @@ def come_together(
 
     opened = ExitStack()
     verdict = ""
-    working: Future[tuple[Engine, Group]] = in_background(work)
+    working = in_background(work)
     try:
-        verdict = _judged(offer, who, working, timeout, old)
+        verdict = _Judgement(offer, who, working, old).verdict(timeout)
     finally:
         # whoever saw the connections close before would give that as the reason
         if verdict != _GO:
@@ -197,59 +203,72 @@ def come_together(
     return engine, group
 
 
-def _judged(
-    offer: Offer,
-    who: Membership,
-    working: Future[Any],
-    timeout: timedelta,
-    old: Engine | None,
-) -> str:
-    """The verdict of all ranks on a newcomer.
+@dataclass
+class _Judgement:
+    """This rank's part in the verdict of all ranks on a newcomer.
 
-    This one is ready once ``working`` has ended well.
+    It is ready once ``working`` has ended well. A reason against the newcomer, of this
+    rank or another, ends the wait.
     """
-    place = cache(partial(own_store, REJOINED))
-    beat = Stillness()
-    reason = ""
 
-    def own() -> str | None:  # called in a thread that may wait for the store
-        nonlocal reason
-        if beat.read(place().add(f"{offer.number}/beat", 0)) > PATIENCE_S:
-            reason = reason or "it shows no sign of life"
-        if working.done():
-            return _GO if (error := working.exception()) is None else said(error)
-        return reason or None
+    offer: Offer
+    who: Membership
+    working: Future[Any]
+    old: Engine | None
+    beat: Stillness = field(default_factory=Stillness)
+    reason: str = ""
 
-    def look(absent: object, found: Mapping[int, Any]) -> bool:
-        nonlocal reason
+    @cached_property
+    def _store(self) -> Any:
+        return own_store(REJOINED)
+
+    def verdict(self, timeout: timedelta) -> str:
+        """The verdict of all ranks, which is told to the newcomer."""
+
+        def decide(found: Mapping[int, Any]) -> str:
+            for announced in found.values():
+                if announced != _GO:
+                    return str(
+                        announced if isinstance(announced, str) else announced[REFUSAL]
+                    )
+            is_whole = len(found) == self.who.world
+            return _GO if is_whole else f"not all ranks were ready within {timeout}"
+
+        what = "a newcomer's attach"
+        verdict = self.who.agree(
+            self._own, decide, timeout, what=what, look=self._look, is_partial=True
+        )
+        in_background(partial(self._close, verdict))
+        return verdict
+
+    def _own(self) -> str | None:
+        """This rank's word, if it has one; called in a thread that may wait."""
+        beat = self._store.add(f"{self.offer.number}/beat", 0)
+        if self.beat.read(beat) > PATIENCE_S:
+            self.reason = self.reason or "it shows no sign of life"
+        if self.working.done():
+            error = self.working.exception()
+            return _GO if error is None else said(error)
+        return self.reason or None
+
+    def _look(self, absent: object, found: Mapping[int, Any]) -> bool:
         try:
-            if old is not None:
-                old.check()
+            if self.old is not None:
+                self.old.check()
                 # nothing is sent there now that could fail
-                old.refuse_silence(offer.step)
+                self.old.refuse_silence(self.offer.step)
         except RankFailed as failure:
-            reason = f"the run has lost ranks {list(failure.ranks)} meanwhile"
-        return bool(reason) or any(announced != _GO for announced in found.values())
+            self.reason = f"the run has lost ranks {list(failure.ranks)} meanwhile"
+        return bool(self.reason) or any(
+            announced != _GO for announced in found.values()
+        )
 
-    def decide(found: Mapping[int, Any]) -> str:
-        reasons = [
-            t if isinstance(t, str) else t[REFUSAL] for t in found.values() if t != _GO
-        ]
-        late = f"not all ranks were ready within {timeout}"
-        return reasons[0] if reasons else _GO if len(found) == who.world else late
-
-    def close() -> None:
-        place().set(f"{offer.number}/over", "")
+    def _close(self, verdict: str) -> None:
+        self._store.set(f"{self.offer.number}/over", "")
         if verdict != _GO:  # whoever still connects hears it by the pulse
-            alarm = Alarm(
-                (who.world - 1,), IN_ATTACH, "the newcomer stays out"
-            ).encoded()
-            own_store(who.name).compare_set("alarm", "", alarm)
-
-    what = "a newcomer's attach"
-    verdict = who.agree(own, decide, timeout, what=what, look=look, is_partial=True)
-    in_background(close)
-    return verdict
+            newcomer = self.who.world - 1
+            alarm = Alarm((newcomer,), IN_ATTACH, "the newcomer stays out")
+            own_store(self.who.name).compare_set("alarm", "", alarm.encoded())
 
 
 class Newcomer:
@@ -269,27 +288,15 @@ class Newcomer:
         places: tuple[object, ...],
     ) -> None:
         is_alone = not dist.is_initialized() and all(place is None for place in places)
-        kinds = on_failure, type(optimizer).__name__
-        has_all = on_failure == "shrink" and isinstance(optimizer, Optimizer)
-        for is_right, name, given, accepted, remedy in (
-            (isinstance(store, Store), "rejoin", store, "the job's store", _STORE),
-            (
-                is_alone,
-                "rejoin",
-                "one of a group",
-                "given in a process of no group",
-                _ALONE,
-            ),
-            (
-                has_all,
-                "rejoin",
-                kinds,
-                "beside on_failure='shrink' and an optimizer",
-                _BOTH,
-            ),
-        ):
-            if not is_right:
-                raise invalid(name, given, accepted, remedy)
+        if not isinstance(store, Store):
+            raise invalid("rejoin", store, "the job's store", _STORE)
+        if not is_alone:
+            accepted = "given in a process of no group"
+            raise invalid("rejoin", "one of a group", accepted, _ALONE)
+        if on_failure != "shrink" or not isinstance(optimizer, Optimizer):
+            given = on_failure, type(optimizer).__name__
+            accepted = "beside on_failure='shrink' and an optimizer"
+            raise invalid("rejoin", given, accepted, _BOTH)
         meet_in(store)
         self._start_s = time.monotonic()
         self.seconds = 0.0
@@ -325,14 +332,11 @@ class Newcomer:
         return engine
 
     def _asked(self, store: Any, own: Fingerprint, timeout: timedelta) -> Offer:
-        end_s = time.monotonic() + timeout.total_seconds()
-        while not store.check(["run"]):
-            if time.monotonic() > end_s:
-                raise RankFailed(
-                    f"no running job was found in this store within {timeout}; "
-                    "pass the store of a job whose ranks train with on_failure='shrink'"
-                )
-            time.sleep(_POLL_S)
+        if missing_keys(store, ["run"], timeout.total_seconds()):
+            raise RankFailed(
+                f"no running job was found in this store within {timeout}; "
+                "pass the store of a job whose ranks train with on_failure='shrink'"
+            )
         if differs := difference(
             json.loads(store.get("run")), json.loads(json.dumps(own))
         ):
@@ -340,15 +344,13 @@ class Newcomer:
                 f"the run and this newcomer do not train the same thing: {differs}; "
                 "start it with the run's model, settings and versions"
             )
-        end_s = time.monotonic() + patience_of(timeout).total_seconds()
+        patience = patience_of(timeout)
         number = store.add("asked", 1)
         in_background(lambda: _live(number))
         offer = f"{number}/offer"
-        while not store.check([offer]):
-            if time.monotonic() > end_s:
-                store.set(f"{number}/over", "")
-                raise _stays_out(f"no place was offered within {patience_of(timeout)}")
-            time.sleep(_POLL_S)
+        if missing_keys(store, [offer], patience.total_seconds()):
+            store.set(f"{number}/over", "")
+            raise _stays_out(f"no place was offered within {patience}")
         return Offer(number, *json.loads(store.get(offer)))
 
 

@@ -5,10 +5,12 @@ not (`messages`), connect anew and go on in a smaller world. Every survivor's ba
 pass raises ``RanksLost`` in the same step, the first that does not count, and the loop
 repeats that step. Residuals keep their weight: a mean over fewer ranks delivers more of
 each, so they are scaled by new over old number of ranks. The lost ranks' residuals are
-lost with them. Each entry of ``stats()["left"]`` has the ``ranks`` by their numbers in
-the job, the ``step`` that was repeated, ``residual_norms`` as the ranks last announced
-them, ``norms_after_steps``, and the ``seconds`` from the notice to going on. Those of
-``stats()["joined"]`` have a newcomer's ``rank``, the ``step`` that it began with, and
+lost with them.
+
+An entry of ``stats()["left"]`` has the ``ranks`` by their numbers in the job, and the
+``step`` that was repeated. It also has ``residual_norms`` as the ranks last announced
+them, ``norms_after_steps``, and the ``seconds`` from the notice to going on. An entry
+of ``stats()["joined"]`` has a newcomer's ``rank``, the ``step`` that it began with, and
 the ``seconds`` that it took.
 
 Survivors meet in the job's store, as the connections among them are broken. The first
@@ -25,7 +27,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch.distributed as dist
@@ -35,26 +37,17 @@ from ...contract.spec import NamedParam
 from ...errors import GradwireError, InvalidSetting, LoopMistake, RankFailed, RanksLost
 from ..engine.engine import Engine
 from ..engine.plain import send
-from ..liveness.membership import ALONE, Membership
-from ..liveness.pulse import PATIENCE_S, STORE_PATIENCE_S, Alarm, listed, said
+from ..liveness.alarm import Alarm, listed, said
+from ..liveness.membership import ALONE, Membership, Run
+from ..liveness.pulse import PATIENCE_S, STORE_PATIENCE_S
 from ..state import checkpoint
+from ..state.table import is_residual
 from ..step.messages import Message
 from ..step.progress import Progress
-from ..step.synchroniser import StepReport
+from ..step.report import StepReport
 from ..transport.wire import Group, has_store, in_background
 from .groups import open_group, register_group
 from .rejoin import Healing, Lookout, Newcomer, Offer, come_together
-
-
-class Attached(Protocol):
-    """The handle of a model, as far as it hears of ranks that leave and come."""
-
-    group: Any
-    left: list[dict[str, Any]]
-    joined: list[dict[str, Any]]
-
-    def go_on_in(self, group: Group | None) -> None:
-        """Belongs to a group of other ranks from now on."""
 
 
 class Counted(NamedTuple):
@@ -147,14 +140,14 @@ _GROUP_S = 30.0
 class Shrinking:
     """The survival of one attached model.
 
-    ``make_messages`` makes the model's messages for other ranks. ``left`` tells, for
-    the handle's ``stats()``, who left and when; ranks are numbered there as they were
-    at attach.
+    ``make_messages`` makes the model's messages for other ranks. ``run`` notes who left
+    and who joined, by the ranks' numbers in the job. The engine ends with ``handle``.
     """
 
     def __init__(
         self,
-        handle: Attached,
+        handle: object,
+        run: Run,
         progress: Progress,
         params: list[NamedParam],
         make_messages: Callable[[Membership], Sequence[Message]],
@@ -163,25 +156,24 @@ class Shrinking:
         newcomer: Newcomer | None,
     ) -> None:
         self._handle = weakref.ref(handle)
+        self._run = run
         self._progress = progress
         self._params = params
         self._make_messages = make_messages
         self._undo = undo
         engine = self._engine
         self._name = engine.who.name
-        self._ranks = [*engine.who.in_job(range(engine.world))]
-        """The numbers in the job of the ranks that go on."""
         self._last_newcomer = 0
         self._num_labels = (
             dist.get_world_size() if dist.is_initialized() else engine.world
         )
         self._due: RanksLost | None = None
-        self._undoes = self._is_torn = False
+        """The loss that the loop has still to hear of."""
+        self._undoes = False
+        """Whether a step of this model was undone when a rank was lost."""
+        self._is_torn = False
+        """Whether a rank was in a step that did not count."""
         self._look_after(engine)
-        self.left: list[dict[str, Any]] = []
-        self.joined: list[dict[str, Any]] = []
-        handle.left = self.left
-        handle.joined = self.joined
         self._report.confirms = True
         self._healing = healing
         if newcomer is not None:
@@ -196,6 +188,11 @@ class Shrinking:
     @property
     def _engine(self) -> Engine:
         return self._progress.synchroniser.engine
+
+    @property
+    def _numbers(self) -> tuple[int, ...]:
+        """The numbers in the job of the ranks that go on."""
+        return self._engine.who.numbers
 
     @property
     def _report(self) -> StepReport:
@@ -213,7 +210,7 @@ class Shrinking:
         if newcomer not in (0, self._last_newcomer):
             self._last_newcomer = newcomer
             self._admit(
-                Offer(newcomer, [*self._ranks, self._num_labels], self._progress.step)
+                Offer(newcomer, [*self._numbers, self._num_labels], self._progress.step)
             )
 
     def _raise_due(self, cause: RankFailed | None) -> None:
@@ -255,11 +252,9 @@ class Shrinking:
     def _go_on_together(self, failure: RankFailed) -> None:
         """Goes on in all models that ``failure`` concerns.
 
-        Raises where a step is to be repeated.
-
-        Models that have lost a rank come first. If a step of theirs does not count, it
-        is repeated, and with it the steps of all other models: the loop makes them
-        together.
+        Raises where a step is to be repeated. Models that have lost a rank come first.
+        If a step of theirs does not count, it is repeated, and with it the steps of all
+        other models: the loop makes them together.
         """
         num_steps = self._progress.step
         lost = {*failure.ranks}
@@ -269,15 +264,16 @@ class Shrinking:
         every = sorted(_shrinking, key=lambda one: one._name)
         for one in every:
             one._engine.interrupt(None)
-        models = [one for one in every if lost.intersection(one._ranks)]
-        torn = [one for one in _all_lose(models, failure) if one._undoes]
+        models = [one for one in every if lost.intersection(one._numbers)]
+        _all_lose(models, failure)
         is_torn = any(one._is_torn for one in models)
         others = [one for one in every if one not in models and one._engine.world > 1]
         beside = [one for one in others if is_torn or one._engine.has_failed]
-        torn += [one for one in _all_lose(beside, failure) if one._undoes]
+        _all_lose(beside, failure)
+        undone = [one for one in (*models, *beside) if one._undoes]
         stands = self._progress.step == num_steps and self in (*models, *beside)
-        if torn or stands:
-            due = next(one for one in (self, *torn, *models) if one._due is not None)
+        if undone or stands:
+            due = next(one for one in (self, *undone, *models) if one._due is not None)
             due._raise_due(failure)
         for one in beside:
             one._due = None
@@ -322,9 +318,9 @@ class Shrinking:
         num_steps = self._progress.step
         is_open = synchroniser.open
         own = Counted(num_steps, num_steps + synchroniser.is_whole, is_open)
-        has_lost = not {*failure.ranks}.isdisjoint(self._ranks)
+        has_lost = not {*failure.ranks}.isdisjoint(self._numbers)
         decision = meet(engine, failure, own, repeats=not has_lost)
-        if decision is None or not decision.ranks:
+        if decision is None:
             raise failure
         counts = decision.num_steps > num_steps
         if counts:
@@ -335,7 +331,7 @@ class Shrinking:
         self._go_on(failure, decision, undoes=self._undoes)
         _log.warning("%s", self._due)
         if len(decision.ranks) < engine.world:
-            self.left[-1]["seconds"] = time.monotonic() - start_s
+            self._run.left[-1]["seconds"] = time.monotonic() - start_s
 
     def _note(
         self, engine: Engine, decision: Survivors, failure: RankFailed
@@ -350,8 +346,8 @@ class Shrinking:
                 ranks=failure.ranks,
                 step=decision.num_steps,
             )
-        announced = {self._ranks[r]: records[r] for r in sorted(gone)}
-        self.left.append(
+        announced = {self._numbers[r]: records[r] for r in sorted(gone)}
+        self._run.left.append(
             {
                 "ranks": tuple(announced),
                 "step": decision.num_steps,
@@ -363,8 +359,7 @@ class Shrinking:
             f"{one.norm:.3g} after {one.num_steps} steps" for one in announced.values()
         )
         return RanksLost(
-            f"rank {', '.join(map(str, announced))} is lost in step "
-            f"{decision.num_steps}, "
+            f"rank {listed(announced)} is lost in step {decision.num_steps}, "
             f"with residuals whose norm was {norms}; {len(decision.ranks)} ranks go "
             "on: repeat the step, from zero_grad() on",
             ranks=tuple(announced),
@@ -384,16 +379,13 @@ class Shrinking:
         saved = checkpoint.collect(self._progress.messages)
         begun = checkpoint.begun_step(self._progress.messages)
         for state in (saved, begun.saved):
-            checkpoint.scale(
-                state, len(decision.ranks) / old.world, checkpoint.is_residual
-            )
+            checkpoint.scale(state, len(decision.ranks) / old.world, is_residual)
         try:
             engine, group = self._connected(old, decision)
             self._move(saved, engine, group, begun)
         except (GradwireError, RuntimeError, TimeoutError) as error:
             text = f"{failure}; the others cannot go on: {said(error)}"
             raise RankFailed(text, ranks=failure.ranks, step=failure.step) from error
-        self._ranks = [self._ranks[rank] for rank in decision.ranks]
 
     def _move(
         self,
@@ -407,9 +399,9 @@ class Shrinking:
         checkpoint.move(saved, messages, begun)
         self._progress.synchroniser.go_on(engine, messages)
         self._look_after(engine)
+        self._run.go_on(engine.who, group)
         if (handle := self._handle()) is not None:
             weakref.finalize(handle, engine.finish_and_close)
-            handle.go_on_in(group)
 
     def _look_out(self) -> None:
         """Has rank 0 look for newcomers, once for all models, in a store if any."""
@@ -454,9 +446,8 @@ class Shrinking:
         self._note_newcomer(offer, time.monotonic() - start_s)
 
     def _note_newcomer(self, offer: Offer, seconds: float) -> None:
-        self._ranks = offer.labels
         self._num_labels = offer.labels[-1] + 1
-        self.joined.append(
+        self._run.joined.append(
             {"rank": offer.labels[-1], "step": offer.step, "seconds": seconds}
         )
         _log.warning("rank %d has joined at step %d", offer.labels[-1], offer.step)
@@ -471,8 +462,8 @@ class Shrinking:
         assert healing is not None
         pairs = zip(self._params, self._means, strict=False)
         if any(
-            p.grad is mean is not None and mean.count_nonzero()
-            for (_, p), mean in pairs
+            param.grad is mean is not None and mean.count_nonzero()
+            for (_, param), mean in pairs
         ):
             why = (
                 "exchanged gradients add up, of which it lacks the first; write "
@@ -481,9 +472,8 @@ class Shrinking:
         if len(_shrinking) > 1:
             why = "several models are attached, and a newcomer can join only one"
 
-        def heal(
-            engine: Engine,
-        ) -> None:  # where it fails, all ranks hear it by the verdict
+        def heal(engine: Engine) -> None:
+            # where it fails, all ranks hear it by the verdict
             if why:
                 raise InvalidSetting(why)
             data = healing.packed(self._progress.messages)
@@ -511,8 +501,7 @@ class Shrinking:
         who = Membership(name, decision.ranks.index(old.rank), world, ranks)
         engine = self._connect(who if world > 1 else ALONE._replace(ranks=ranks))
         self._undo.callback(engine.close)
-        handle = self._handle()
-        known = dist.group.WORLD if handle is None else handle.group
+        known = self._run.group
         if world == old.world:
             return engine, known
         backends = dist.get_backend_config(known)
@@ -521,15 +510,14 @@ class Shrinking:
         making = in_background(
             lambda: open_group(name, who.rank, world, limit, backends)
         )
-        group = making.result(_GROUP_S)
+        group: Group = making.result(_GROUP_S)
         register_group(group, name, ranks, backends)
         return engine, group
 
 
-def _all_lose(models: Sequence[Shrinking], failure: RankFailed) -> Sequence[Shrinking]:
+def _all_lose(models: Sequence[Shrinking], failure: RankFailed) -> None:
     """Goes on in models; tells all their other ranks before it waits for any."""
     for one in models:
         one._break_off(failure)
     for one in models:
         one._lose(failure)
-    return models

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ _SHARED = AllReduce | AllGather | ReduceScatter | Broadcast
 _CRC_BITS = 32
 
 
-class Position(NamedTuple):
+class Position(Protocol):
     """This rank's place among a verb's ``world`` ranks, and their numbers.
 
     Ranks that hold other shards have none here, and ``ranks`` is empty.
@@ -55,17 +55,20 @@ class Position(NamedTuple):
 
 
 class Seals:
-    """The verbs ``beside`` a task's in ``step``, None beside any not ``pairwise``."""
+    """The verbs ``beside`` a task's in ``step``, None beside any not ``pairwise``.
+
+    ``places`` are this rank's, one for each verb.
+    """
 
     def __init__(
         self,
         verbs: Sequence[Communication],
-        places: Sequence[tuple[int, int, Sequence[int]]],
+        places: Sequence[Position],
         step: int = -1,
     ) -> None:
-        self._places = [Position(*place) for place in places]
+        self._places = places
         self._step = step
-        pairs = zip(verbs, self._places, strict=True)
+        pairs = zip(verbs, places, strict=True)
         self.beside = [_beside(verb, place.world) for verb, place in pairs]
 
     def written(
@@ -91,33 +94,29 @@ class Seals:
             announced = getattr(one, "out", one.buf).tolist()
             for at, (src, part) in enumerate(_arrived(verb)):
                 if frame(part, WIRE) != announced[at]:
-                    raise self._refusal(
-                        type(verb).__name__, src, place, part, announced[at]
-                    )
+                    kind = type(verb).__name__
+                    raise self._refusal(kind, src, place, part, announced[at])
 
     def _refusal(
         self, kind: str, src: int, place: Position, part: Tensor, announced: int
     ) -> RankFailed:
-        who = (
-            f"rank {place.ranks[src]}" if place.ranks else f"the rank with shard {src}"
-        )
-        here = (
-            f"rank {place.ranks[place.rank]}" if place.ranks else f"shard {place.rank}"
-        )
+        who = f"the rank with shard {src}"
+        here = f"shard {place.rank}"
+        if place.ranks:
+            who = f"rank {place.ranks[src]}"
+            here = f"rank {place.ranks[place.rank]}"
         code = ExitCode.BITS
         text = (
             f"the {part.nbytes} bytes that {who} sent arrived damaged at {here} "
-            f"({kind}): "
+            f"({kind}): memory or a link of {who} changes bits"
         )
-        text += f"memory or a link of {who} changes bits"
         other = announced >> _CRC_BITS
         if other > 0 and announced == frame(part, other):
             code = ExitCode.MISTAKE
             text = (
                 f"{who} sends payloads of wire version {other}, and {here} takes "
-                f"{WIRE}; "
+                f"{WIRE}; start all ranks with one version of gradwire"
             )
-            text += "start all ranks with one version of gradwire"
         ranks = tuple(place.ranks[src : src + 1])
         return RankFailed(text, ranks=ranks, step=self._step, exit_code=code)
 
@@ -207,10 +206,11 @@ def pairwise(
 def _straight(verb: Any, place: Position | None) -> Steps[Any]:
     if place is None or not verb.buf.numel():
         return (yield verb)
-    rank, world, _ = place
     buf = verb.buf
+    rank = place.rank
+    world = place.world
     among = verb.among
-    size = verb.buf.numel()
+    size = buf.numel()
     nothing = (0,) * world
     match verb:
         case AllGather(out):

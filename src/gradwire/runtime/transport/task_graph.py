@@ -38,12 +38,12 @@ _ORIGIN = time.time() - time.perf_counter()
 class Task:
     """One piece of work: ``fn`` runs on ``lane`` once all tasks it waits for are done.
 
-    A task without a lane runs at once, in the thread that promoted it: it must be
-    short. So does one with ``begin``, in place of whose ``fn`` work is begun that
-    others do: it is done when the function that ``begin`` is given is called, with the
-    error if there was one. ``order`` ranks ready tasks of one lane, smallest first. One
-    that ``is_light`` is done in the place of its lane's thread, by whoever promoted it,
-    if the lane has nothing else to do: to wake the thread up takes longer.
+    ``order`` ranks the ready tasks of one lane, smallest first. A task without a lane
+    runs at once, in the thread that promoted it, so it must be short. A task with
+    ``begin`` starts work that another thread does. It is done once the function that
+    ``begin`` gets is called, with the error if there was one. A task that ``is_light``
+    runs in the thread that promoted it, if its lane has nothing else to do: waking the
+    lane's thread would take longer.
     """
 
     name: str
@@ -96,7 +96,8 @@ class TaskManager:
         self._count = 0
         self._num_begun = 0
         self._none_begun = threading.Condition(self._lock)
-        self._stopped = self._is_abandoned = False
+        self._stopped = False
+        self._is_abandoned = False
         self._threads: list[threading.Thread] = []
         for lane in lanes:
             self._start(lane)
@@ -203,9 +204,10 @@ class TaskManager:
                     return
                 self._observe(task, start_s, self._clock())
                 for one in self._complete(task):
-                    freed.append(
-                        one
-                    ) if threading.get_ident() == beginning else self._promote(one)
+                    if threading.get_ident() == beginning:
+                        freed.append(one)
+                    else:
+                        self._promote(one)
             finally:
                 with self._lock:
                     self._num_begun -= 1

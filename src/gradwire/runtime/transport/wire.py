@@ -12,6 +12,7 @@ import logging
 import os
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -20,16 +21,15 @@ from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo
 
+from ...collective.steps.travel import sent_bytes
 from ...contract.files import write_anew
-from ...contract.room import Room
-from ...contract.travel import sent_bytes
 from ...contract.verbs import (
     AllGather,
     AllReduce,
@@ -46,6 +46,7 @@ from ...contract.verbs import (
     rewritten,
 )
 from ...errors import InvalidSetting
+from ...exchange.mapped_room import MappedRoom
 from ..device.devices import kind_of
 from ..device.streams import SideStream
 from .task_graph import Once, Over, wall_clock
@@ -57,6 +58,7 @@ Group = Any
 """A torch.distributed process group."""
 Channel = Any
 """A process group of gradwire's own: of gloo, or of a device's own back end."""
+_T = TypeVar("_T")
 _NUM_TAGS = 2**31
 AMONG_SHARDS = f" among {Among.SHARDS.value}"
 """The end of the name of a communication among shards."""
@@ -67,6 +69,8 @@ FOLDER = "GRADWIRE_RECORDS"
 
 The system's temporary one without it.
 """
+POLL_S = 0.02
+"""Seconds between two looks into a store for what other ranks write."""
 _log = logging.getLogger("gradwire")
 
 
@@ -167,7 +171,21 @@ def own_store(name: str) -> Any:
     return PrefixStore(f"gradwire/{name}", store_for(name).clone())
 
 
-def in_background(work: Callable[[], Any]) -> Future[Any]:
+def missing_keys(store: Any, keys: list[str], within_s: float) -> tuple[int, ...]:
+    """The places of keys that a store still lacks after ``within_s`` seconds.
+
+    It is asked again and again, as every ``store.wait()`` that times out writes a
+    warning to the log.
+    """
+    end_s = time.monotonic() + within_s
+    while not store.check(keys):
+        if time.monotonic() > end_s:
+            return tuple(at for at, key in enumerate(keys) if not store.check([key]))
+        time.sleep(POLL_S)
+    return ()
+
+
+def in_background(work: Callable[[], _T]) -> Future[_T]:
     """Runs work that may wait for ever on a thread that nothing waits for.
 
     So does work with the store: torch bounds how long a store waits for a key, but not
@@ -175,7 +193,7 @@ def in_background(work: Callable[[], Any]) -> Future[Any]:
     back. An interpreter that ends starts no thread, since Python 3.12: the future holds
     that error then.
     """
-    done: Future[Any] = Future()
+    done: Future[_T] = Future()
 
     def run() -> None:
         try:
@@ -196,8 +214,8 @@ class RankGroup:
 
     There is a channel for each communication lane. ``direct`` is the one that sends
     from a device's memory, if there is one. ``name`` is used once, as for
-    ``open_channels``. ``ranks`` are their numbers among those that average, which ranks
-    with other shards have not. ``lends`` tells whether they read each other's host
+    ``open_channels``. ``ranks`` are their numbers among the ranks that average; ranks
+    with other shards have none. ``lends`` is true if they read each other's host
     memory.
     """
 
@@ -264,12 +282,18 @@ class LastVerbs:
         verbs = [asdict(verb) for verb in tuple(self._verbs)]
         if not verbs:
             return None
-        record = {"rank": rank, "world": world, "failed_s": wall_clock(), "error": text}
+        record = {
+            "rank": rank,
+            "world": world,
+            "failed_s": wall_clock(),
+            "error": text,
+            "verbs": verbs,
+        }
         folder = Path(os.environ.get(FOLDER) or tempfile.gettempdir())
         path = folder / f"gradwire-record-{os.getpid()}-{id(self):x}-rank-{rank}.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            write_anew(path, json.dumps({**record, "verbs": verbs}, indent=1))
+            write_anew(path, json.dumps(record, indent=1))
         except OSError as failed:
             _log.warning(
                 "the record of the last operations cannot be written: %s", failed
@@ -282,7 +306,7 @@ class LastVerbs:
 class Routes:
     """The channels of one rank, by the ranks that they lead to.
 
-    None where it is alone there.
+    A rank that is alone in a group has no channel there.
     """
 
     def __init__(self, lanes: Sequence[str], *, checksums: bool = False) -> None:
@@ -305,17 +329,14 @@ class Routes:
         """
         for verb in verbs:
             if verb.among not in self.groups:
-                why = (
-                    "attach was given none"
-                    if Among.RANKS in self.groups
-                    else "this rank is alone"
-                )
-                among = (
-                    "" if verb.among is Among.RANKS else f" among {verb.among.value}"
-                )
-                remedy = _REMEDIES[verb.among]
+                is_alone = Among.RANKS not in self.groups
+                why = "this rank is alone" if is_alone else "attach was given none"
+                among = ""
+                if verb.among is not Among.RANKS:
+                    among = f" among {verb.among.value}"
                 raise InvalidSetting(
-                    f"message {message} asks for {verb!r}{among}, and {why}: {remedy}"
+                    f"message {message} asks for {verb!r}{among}, and {why}: "
+                    f"{_REMEDIES[verb.among]}"
                 )
         return [self.groups[verb.among].channels[lane] for verb in verbs]
 
@@ -326,21 +347,21 @@ class Routes:
         communication in one order, or each of two could wait on its device for what the
         other has not begun.
         """
-        return (
-            0 if any(group.direct for group in self.groups.values()) else index % credit
-        )
+        if any(group.direct for group in self.groups.values()):
+            return 0
+        return index % credit
 
     def parted(
         self, verbs: Sequence[Communication], lane: int
     ) -> Sequence[list[Communication]]:
         """The verbs that a device's own channel carries on a lane, and the others."""
-        found: tuple[list[Communication], list[Communication]] = [], []
-        for verb in verbs:
-            is_direct = (
-                lane == 0 and self.groups[verb.among].direct and not verb.buf.is_cpu
-            )
-            found[not is_direct].append(verb)
-        return found
+        direct = [verb for verb in verbs if self._is_direct(verb, lane)]
+        others = [verb for verb in verbs if not self._is_direct(verb, lane)]
+        return direct, others
+
+    def _is_direct(self, verb: Communication, lane: int) -> bool:
+        group = self.groups[verb.among]
+        return lane == 0 and bool(group.direct) and not verb.buf.is_cpu
 
     def seals(self, verbs: Sequence[Communication], step: int) -> Seals | None:
         """The checksums that travel beside verbs from host memory.
@@ -351,26 +372,20 @@ class Routes:
             return None
         from .checksums import Seals
 
-        groups = [self.groups[verb.among] for verb in verbs]
         with as_on_a_lane():
-            return Seals(
-                verbs, [(one.rank, one.world, one.ranks) for one in groups], step
-            )
+            return Seals(verbs, [self.groups[verb.among] for verb in verbs], step)
 
     def sealed(self, steps: Steps[Any], lane: int) -> Steps[Any]:
         """The steps as carried out on a lane; checksums need payloads of one sender."""
         if not self.checksums:
             return steps
-        from .checksums import Position, pairwise
+        from .checksums import pairwise
 
-        def place_of(verb: Communication) -> Position | None:
+        def circle_of(verb: Communication) -> RankGroup | None:
             group = self.groups.get(verb.among)
-            is_direct = group is None or self.parted([verb], lane)[0]
-            if group is None or is_direct:
-                return None
-            return Position(group.rank, group.world, group.ranks)
+            return None if group and self._is_direct(verb, lane) else group
 
-        return pairwise(steps, place_of)
+        return pairwise(steps, circle_of)
 
     def lending(self, steps: Steps[Any]) -> Steps[Any]:
         """The steps for ranks that read the memory of others on their host."""
@@ -392,9 +407,12 @@ class Routes:
 
     def all_channels(self) -> list[Channel]:
         """Every channel that is open."""
-        groups = tuple(self.groups.values())
-        direct = [group.direct for group in groups if group.direct]
-        return [channel for group in groups for channel in group.channels] + direct
+        channels: list[Channel] = []
+        for group in tuple(self.groups.values()):
+            channels += group.channels
+            if group.direct:
+                channels.append(group.direct)
+        return channels
 
     def clear(self) -> None:
         """Gives all channels back."""
@@ -443,7 +461,7 @@ def agree_to_lend(host: RankGroup) -> bool:
     """Whether a host's ranks, which all call this, can read each other's memory."""
     host.lends = True
     one = torch.zeros(1, device="cpu")
-    room = Room(1, one, one.dtype)
+    room = MappedRoom(1, one, one.dtype)
     sizes = (0,) * host.world
 
     def carry(verbs: Sequence[Any]) -> list[Any]:
@@ -501,9 +519,9 @@ def as_on_a_lane(side: SideStream | None = None) -> Iterator[None]:
 
 
 def is_begun(verbs: Sequence[Communication]) -> bool:
-    """Whether verbs run without a waiting thread.
+    """Whether verbs run without a thread that waits for them.
 
-    Gloo tells of no other's end.
+    gloo has futures for these verbs alone.
     """
     return len(verbs) == 1 and not isinstance(verbs[0], Send | Recv | ReduceScatter)
 
@@ -511,11 +529,10 @@ def is_begun(verbs: Sequence[Communication]) -> bool:
 def begin(
     verb: Communication, channel: Channel, over: Over, seals: Seals | None = None
 ) -> None:
-    """Starts a verb.
+    """Starts a verb, and has ``over`` called when it has ended.
 
-    ``over`` is called when it has ended, in a thread of the channel's own.
-
-    A verb that has ended already calls it in this thread. ``seals`` are its checksums.
+    The call comes in a thread of the channel's own, or at once in this thread if the
+    verb has ended already. ``seals`` are its checksums.
     """
     last = Once(over)
 
@@ -621,7 +638,7 @@ def start(verb: Communication, channel: Channel) -> Any:
             return channel.broadcast([buf], options)
 
 
-def broadcast_all(tensors: Sequence[Tensor], channel: Channel, *, src: int = 0) -> None:
+def broadcast_all(tensors: Sequence[Tensor], channel: Channel, *, src: int) -> None:
     """Replaces tensors, wherever they lie, by those of group rank ``src``."""
     for tensor in tensors:
         host = tensor.detach().cpu().contiguous()

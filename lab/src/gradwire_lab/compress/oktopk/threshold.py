@@ -13,9 +13,9 @@ from torch import Tensor
 
 from gradwire.contract import Member
 from gradwire.kernels import select
-from gradwire.kernels.gather import take
 from gradwire.kernels.sparse.entries import Entries
 
+from .._gather import take
 from .._reaching import reaching
 
 FEWEST = 0.5

@@ -44,13 +44,14 @@ from typing import Any
 
 import torch
 
+from ....collective.steps.travel import travel
 from ....contract import Compressor, Layout
 from ....contract.bounds import check_share
 from ....contract.spec import TensorSpec
-from ....contract.travel import travel
 from ....errors import invalid
 from ....exchange.by_name import algorithm_by_name
 from ....exchange.planned import exchange_of_setting
+from ....exchange.without_data import expected_bytes
 from ...buckets import check_bytes, check_credit
 from ...data.cluster import Cluster
 from ...data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
@@ -240,8 +241,9 @@ class _Maker:
         )
         ranks = self.hosts.num_ranks
         count = self.cluster.ranks_per_host
-        sent_bytes: float = self.made.expected_bytes(spec, ranks)[0]
-        return sent_bytes / travel("all_reduce", ranks).copies / count
+        sent_bytes = expected_bytes(self.made, spec, ranks)
+        assert sent_bytes is not None
+        return sent_bytes[0] / travel("all_reduce", ranks).copies / count
 
     def _cut(
         self, tensor: ProfiledTensor, num_partitions: int

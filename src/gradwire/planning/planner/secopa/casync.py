@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ....collective.steps.sizes import SIZE_BYTES
 from ....contract import Layout, Traits
-from ....contract.member import SIZE_BYTES
 from ...data.cluster import Cluster, CodecFit
 from ...data.fit import Floats, LineFit
 

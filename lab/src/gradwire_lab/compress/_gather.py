@@ -8,10 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..errors import InvalidSetting, invalid
-from .libraries import check_floating, check_vector, loader, serves_cpp
+from gradwire.errors import InvalidSetting, invalid
+from gradwire.kernels.libraries import check_floating, check_vector, loader, serves_cpp
 
-_load_gather = loader("gather")
+from ._reaching import SOURCES
+
+_load_gather = loader("gather", SOURCES)
 
 
 def take(

@@ -1,5 +1,5 @@
 // Values at listed elements, which leave the residual, and runs of numbers laid out elsewhere.
-// Definition: the torch references in gather.py.
+// Definition: the torch references in _gather.py.
 #include "blocks.h"
 
 namespace {

@@ -28,7 +28,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..contract import (
+from gradwire.compress._residual import as_working
+from gradwire.contract import (
     Exchange,
     Layout,
     Member,
@@ -37,14 +38,14 @@ from ..contract import (
     Traits,
     synchronise_alone,
 )
-from ..contract.bounds import check_share
-from ..contract.compressor import Residual
-from ..contract.spec import working_dtype
-from ..contract.verbs import AllReduce, Steps
-from ..kernels import select
-from ..kernels.gather import take
-from ..kernels.magnitudes import range_norms
-from ._residual import as_working
+from gradwire.contract.bounds import check_share
+from gradwire.contract.compressor import Residual
+from gradwire.contract.spec import working_dtype
+from gradwire.contract.verbs import AllReduce, Steps
+from gradwire.kernels import select
+from gradwire.kernels.magnitudes import range_norms
+
+from ._gather import take
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,14 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from ..contract import Member
-from ..contract.bounds import MOST_SEED, check_whole
-from ..contract.spec import TensorSpec
-from ..contract.verbs import Steps
-from ..dsl.philox import words
-from ..kernels.sparse.permutation import Permutation
-from ._coo import check_addressable
+from gradwire.compress._coo import check_addressable
+from gradwire.contract import Member
+from gradwire.contract.bounds import MOST_SEED, check_whole
+from gradwire.contract.spec import TensorSpec
+from gradwire.contract.verbs import Steps
+from gradwire.dsl.philox import words
+from gradwire.kernels.sparse.permutation import Permutation
+
 from ._support import Pending, SelectedSupport, SharedSupport
 
 

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import RanksDiffer, invalid
-from . import Compressor, Memory, Residual, State, Traits
-from .payload import Field, Format, Payload, slot_bytes
-from .shapes_only import SizeOnlyCompressor
-from .spec import TensorSpec
+from ...contract import Compressor, Memory, Residual, State, Traits
+from ...contract.payload import Field, Format, Payload, slot_bytes
+from ...contract.spec import TensorSpec
+from ...errors import RanksDiffer, invalid
+from .size_only import SizeOnlyCompressor
 
 
 def tensorwise(codec: Compressor, sizes: tuple[int, ...]) -> Compressor:
@@ -42,13 +42,6 @@ def tensorwise(codec: Compressor, sizes: tuple[int, ...]) -> Compressor:
 def tensor_sizes(spec: TensorSpec) -> tuple[int, ...]:
     """Elements of each tensor that lies in a message; empty ones are left out."""
     return tuple(size for size in map(prod, spec.shapes) if size) or (spec.numel,)
-
-
-def tensor_places(spec: TensorSpec) -> tuple[int, ...]:
-    """The places of these tensors among the shapes of a message."""
-    return tuple(place for place, shape in enumerate(spec.shapes) if prod(shape)) or (
-        0,
-    )
 
 
 @dataclass(frozen=True)

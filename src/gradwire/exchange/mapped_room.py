@@ -17,6 +17,8 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
+from ..contract.verbs import Room
+
 Whereabouts = tuple[int, int, int, int]
 """A process, its file descriptor, bytes and a number that no other room has.
 
@@ -25,17 +27,15 @@ Zeros for no news.
 _NO_NEWS: Whereabouts = (0, 0, 0, 0)
 
 
-class Room:
+class MappedRoom(Room):
     """``numel`` undefined elements of host memory that other processes can map.
 
-    ``parts`` holds the rooms of all ranks of the host in rank order, once all have
-    agreed that each of them has mapped all. ``is_open`` is False where this system
-    makes no such memory, or one of the ranks could not map it: ``why`` tells the
-    reason, and nobody uses the room.
+    ``is_open`` is False where this system makes no such memory, or one of the ranks
+    could not map it.
     """
 
     def __init__(self, numel: int, like: Tensor, dtype: torch.dtype) -> None:
-        self.parts: list[Tensor] | None = None
+        self.parts = None
         self.is_open = True
         self.own_M = torch.empty(0, dtype=dtype)
         self._announced = _NO_NEWS
@@ -45,34 +45,24 @@ class Room:
         try:
             if not like.is_cpu:
                 raise OSError(f"other processes cannot map memory of {like.device}")
-            self._fd = os.memfd_create(_name_of(number))
-            self._close = finalize(self, os.close, self._fd)
-            os.posix_fallocate(self._fd, 0, size_bytes)
-            self.own_M = _mapped(_path_of(os.getpid(), self._fd), size_bytes).view(
-                dtype
-            )[:numel]
-            self._announced = os.getpid(), self._fd, size_bytes, number
-        except (
-            OSError,
-            AttributeError,
-            RuntimeError,
-        ) as error:  # only Linux has memfd_create
+            fd = os.memfd_create(_name_of(number))
+            self._close = finalize(self, os.close, fd)
+            os.posix_fallocate(fd, 0, size_bytes)
+            whole = _mapped(_path_of(os.getpid(), fd), size_bytes)
+            self.own_M = whole.view(dtype)[:numel]
+            self._announced = (os.getpid(), fd, size_bytes, number)
+        # Only Linux has memfd_create.
+        except (OSError, AttributeError, RuntimeError) as error:
             self.why = str(error)
             self.settle(is_lent=False)
 
     def announce(self) -> Whereabouts:
-        """The place where others find this room, the first time.
-
-        Then there are no news.
-        """
         announced = self._announced
         self._announced = _NO_NEWS
         return announced
 
     def map(self, announced: Sequence[Sequence[int]], rank: int) -> bool:
         """Maps the rooms that all ranks of the host have ``announced``.
-
-        Returns whether all are mapped.
 
         Only the file that was announced is opened. In another container its numbers may
         stand for another file.
@@ -96,11 +86,9 @@ class Room:
         return True
 
     def settle(self, *, is_lent: bool) -> None:
-        """Notes the agreement of the host's ranks.
+        """Notes the agreement of the host's ranks: all map all rooms, or none.
 
-        All have mapped all rooms, or nobody uses them.
-
-        What is mapped stays, and the file is not opened again.
+        Mapped memory stays, and the file is not opened again.
         """
         if not is_lent:
             self.parts = None

@@ -50,15 +50,16 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..collective.steps.shares import pack
-from ..contract import Member, Traits
-from ..contract.spec import TensorSpec
-from ..contract.verbs import AllGather, Broadcast, Steps
-from ..errors import RanksDiffer, invalid
-from ..kernels import select
-from ..kernels.gather import lay_runs
-from ._coo import check_addressable
+from gradwire.collective.steps.shares import pack
+from gradwire.compress._coo import check_addressable
+from gradwire.contract import Member, Traits
+from gradwire.contract.spec import TensorSpec
+from gradwire.contract.verbs import AllGather, Broadcast, Steps
+from gradwire.errors import RanksDiffer, invalid
+
+from ._gather import lay_runs
 from ._narrow import narrow, widen, width_of
+from ._ranges import topk_ranges
 from ._support import Partition, Pending, SelectedSupport, SharedSupport
 
 # ---- bin packing: algorithm 4 --------------------------------------------------------
@@ -87,7 +88,7 @@ from ._support import Partition, Pending, SelectedSupport, SharedSupport
 PER_LAYER = 2_000
 """A layer's cost in ``work`` whatever its size: 0.8 us; an element costs 0.41 ns.
 
-Measured with ``kernels.select.topk_ranges`` on one thread of a core with AVX-512,
+Measured with ``topk_ranges`` on one thread of a core with AVX-512,
 layers of 1 to 4 M elements of which 0.001 to 0.3 are chosen, not in the cache: the sum
 of ``work``'s three terms is within a factor of two of what any of them took, and within
 a tenth from 100,000 elements on.
@@ -365,7 +366,7 @@ def select_layers(
     values_K = me.scratch("own values", count, whole_N, whole_N.dtype, varies=True)
     starts_P = partition.starts_L[layers_P]
     stops_P = partition.stops_L[layers_P]
-    select.topk_ranges(whole_N, starts_P, stops_P, ks_P, indices_K, values_K, firsts_P)
+    topk_ranges(whole_N, starts_P, stops_P, ks_P, indices_K, values_K, firsts_P)
     return indices_K
 
 

@@ -24,8 +24,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..errors import UnknownName
-from .verbs import (
+from ...contract.verbs import (
     AllGather,
     AllReduce,
     AllToAll,
@@ -37,6 +36,7 @@ from .verbs import (
     Send,
     Verb,
 )
+from ...errors import UnknownName
 
 NAMES: dict[type, str] = {
     AllReduce: "all_reduce",

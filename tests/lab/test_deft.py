@@ -15,8 +15,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.compress._narrow import narrow, widen, width_of
-from gradwire.compress.deft import (
+from gradwire.contract import Member
+from gradwire.errors import RanksDiffer
+from gradwire.exchange.by_name import exchange_for
+from gradwire_lab.compress._narrow import narrow, widen, width_of
+from gradwire_lab.compress.deft import (
     Allocation,
     Partition,
     layer_k,
@@ -26,10 +29,7 @@ from gradwire.compress.deft import (
     select_layers,
     two_stage,
 )
-from gradwire.compress.deft import loads as loads_of
-from gradwire.contract import Member
-from gradwire.errors import RanksDiffer
-from gradwire.exchange.by_name import exchange_for
+from gradwire_lab.compress.deft import loads as loads_of
 from tests.compress.test_support import MODEL, draw, spec_of
 from tests.each import each
 from tests.run import Run

@@ -8,16 +8,17 @@ from torch import Tensor
 
 from gradwire.collective.casync_ps import casync_ps
 from gradwire.collective.steps.ordered_sums import num_entries
+from gradwire.collective.steps.size_only import SizeOnlyCompressor
+from gradwire.collective.steps.tensorwise import Tensorwise, tensor_sizes, tensorwise
 from gradwire.compress.onebit import onebit
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor
 from gradwire.contract.payload import Payload
-from gradwire.contract.shapes_only import SizeOnlyCompressor
 from gradwire.contract.spec import TensorSpec
-from gradwire.contract.tensorwise import Tensorwise, tensor_sizes, tensorwise
 from gradwire.errors import InvalidSetting, RanksDiffer
 from gradwire.exchange.by_name import exchange_for
 from gradwire.exchange.pair import Pair
+from gradwire.exchange.without_data import wire_bytes
 from gradwire_lab.compress.adacomp import adacomp
 from gradwire_lab.compress.threelc import threelc
 from gradwire_lab.laws.compressors import LAWS
@@ -119,9 +120,9 @@ def test_bytes_are_stated_for_the_tensors_of_a_message() -> None:
     32.
     """
     exchange = Pair(onebit(block=64), casync_ps())
-    assert exchange.wire_bytes(TensorSpec("m", 256), 2) == [32 + 32, 32 + 32]
+    assert wire_bytes(exchange, TensorSpec("m", 256), 2) == [32 + 32, 32 + 32]
     spec = TensorSpec("m", 256, shapes=((32,), (224,)))
-    assert exchange.wire_bytes(spec, 2) == [32 + 48, 48 + 48]
+    assert wire_bytes(exchange, spec, 2) == [32 + 48, 48 + 48]
 
 
 @each("sizes", [(-8, 40, 0), (2**40, 0, 0), (8, 8, 8)])

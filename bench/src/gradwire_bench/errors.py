@@ -1,0 +1,12 @@
+"""The errors of gradwire-bench."""
+
+from __future__ import annotations
+
+from gradwire.errors import ExitCode, GradwireError
+
+
+class TestbedUnavailable(GradwireError, RuntimeError):
+    """Shaped hosts cannot be made on this machine."""
+
+    exit_code = ExitCode.UNAVAILABLE
+    __test__ = False  # pytest must not collect it

@@ -1,0 +1,51 @@
+"""Sweeping: what an attach leaves in the job's store, and in memory, is given back.
+
+The store keeps whatever is written to it until the job ends. What one attach writes
+begins with the attach's name: signs of life, notes by which ranks agree, the addresses
+of its channels and probe ports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from typing import Any
+
+from ..transport.wire import in_background, own_store
+
+_LEFT = "left"
+
+
+def sweep(store: Any) -> None:
+    """Deletes all keys of a ``PrefixStore``.
+
+    Neither an older torch nor a store that is written in Python can list keys: none is
+    deleted.
+    """
+    with contextlib.suppress(NotImplementedError):
+        for key in store.list_keys() if hasattr(store, "list_keys") else ():
+            store.delete_key(key)
+
+
+def leave(store: Any, world: int) -> None:
+    """Notes that one of ``world`` ranks is done with a store.
+
+    The last one sweeps it.
+    """
+    if store.add(_LEFT, 1) == world:
+        sweep(store)
+
+
+def leave_later(name: str, world: int) -> None:
+    """Leaves the store under a name, on a thread that nobody waits for."""
+    in_background(lambda: leave(own_store(name), world))
+
+
+def give_memory_back() -> None:
+    """Returns to the system what has been freed.
+
+    Lanes and channels are threads, and glibc has each take memory from a place of its
+    own, which it keeps. Without this call 100 attaches of a model of 2.5 MB kept 40 MB.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,260 @@
+"""The table of a state_dict: whose each entry is, and what other ranks get of it.
+
+All ways to save read it: a file a rank, one file of all ranks, and shards for
+``torch.distributed.checkpoint``. So does whatever compares ranks' states before they
+are loaded together.
+
+Entries that an `Origin` has say where a state was saved, and become those of the rank
+that loads. ``ENTRIES`` says which of all entries ranks have in common. How a tensor
+moves to other ranks follows from its path:
+
+* ``_N`` at the end: a value for each element of a parameter, and the rank's own. A new
+  rank has the sum of some old ranks', times new over old number of ranks. A residual is
+  one.
+* any other field of a parameter is the same on all ranks of a share, and goes along.
+* a field of a whole message goes along where the new one is as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...contract import MOST_COUNTED
+from ...contract.bounds import check_whole
+from ...errors import InvalidSetting, invalid
+
+SCHEMA = 3
+Fields = Mapping[str, Tensor]
+"""The tensors of one parameter's or message's state, by their path in it."""
+MOST_STEPS = 2**62
+"""The most that a state_dict's number may be: steps travel as 64 bits, and count on."""
+_REMEDY = "pass what handle.state_dict() returned"
+_FIELDS = ("params", "messages")
+
+
+class Entry(NamedTuple):
+    """An entry of a state_dict that is a number or a text.
+
+    ``least`` is the least number that is accepted; None stands for a text.
+    ``is_shared`` says whether all ranks that save together have the same.
+    """
+
+    least: int | None
+    is_shared: bool = True
+
+
+ENTRIES = {
+    "algorithm": Entry(None),
+    "world_size": Entry(1),
+    "rank": Entry(0, is_shared=False),
+    "shard": Entry(None, is_shared=False),
+    "ranks_per_host": Entry(1),
+    "share": Entry(None, is_shared=False),
+    "saved_by": Entry(1),
+    "saved_per_host": Entry(1),
+    "step": Entry(0),
+    "run": Entry(None),
+}
+"""The entries of every state_dict but its version, and what messages keep."""
+
+
+class Origin(NamedTuple):
+    """The owner of a state: its exchange, the number of ranks, and the keeping rank.
+
+    ``shard`` says which part of every layer the rank holds, where layers are cut.
+    ``share`` says for which elements it keeps state, where hosts have several ranks,
+    and is empty for all.
+    """
+
+    algorithm: str = ""
+    world_size: int = 1
+    rank: int = 0
+    shard: str = ""
+    ranks_per_host: int = 1
+    share: str = ""
+
+
+def is_by_element(path: str) -> bool:
+    """Whether a field of saved state has a value for each element of its parameter."""
+    return path.endswith("_N")
+
+
+def fields_of(
+    params: Mapping[str, Fields], *, by_element: bool
+) -> dict[str, dict[str, Tensor]]:
+    """Each parameter's fields with a value for each element, or all its others."""
+    return {
+        name: {
+            path: held
+            for path, held in fields.items()
+            if is_by_element(path) is by_element
+        }
+        for name, fields in params.items()
+    }
+
+
+def described(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """All that the states of ranks have in common, by its name in errors.
+
+    A field of a parameter comes with its shape and dtype. Of a state of a share these
+    are the fields with a value for each element: only one rank of a host has the others
+    of a tensor that stays whole.
+    """
+    found: dict[str, Any] = {"is of a share": saved["share"] != ""}
+    found |= {key: saved[key] for key, entry in ENTRIES.items() if entry.is_shared}
+    found["local_step"] = saved.get("local_step")
+    for name, fields in saved["params"].items():
+        found[f"the parameter {name}"] = "there"
+        for path, held in fields.items():
+            if is_by_element(path) or not saved["share"]:
+                found[f"{path} of {name}"] = f"{list(held.shape)} {held.dtype}"
+    for name, fields in saved["messages"].items():
+        found[f"the message of {name}"] = sorted(fields)
+    return found
+
+
+def is_residual(path: str) -> bool:
+    """Whether a field of saved state is gradient that the mean does not hold yet."""
+    return path.rpartition(".")[2].startswith("residual")
+
+
+def check_form(saved: Any, whose: str = "state_dict") -> None:
+    """Raises ``InvalidSetting`` unless ``saved`` has a state_dict's keys and types.
+
+    ``whose`` is its name in errors. Shapes and values are not checked here.
+    """
+    if not isinstance(saved, dict):
+        raise invalid(whose, type(saved).__name__, "a dict", _REMEDY)
+    version = saved.get("version", SCHEMA)
+    if type(version) is not int or version != SCHEMA:
+        raise invalid(
+            f"{whose} version",
+            version,
+            str(SCHEMA),
+            "save it with this version",
+        )
+    if missing := {"version", *ENTRIES, *_FIELDS} - set(saved):
+        raise InvalidSetting(
+            f"{whose} is not a gradwire state_dict: it lacks "
+            f"{', '.join(sorted(missing))}; {_REMEDY} on this rank"
+        )
+    for key, entry in ENTRIES.items():
+        what = f"{key} of {whose}"
+        if entry.least is not None:
+            check_whole(what, saved[key], _REMEDY, least=entry.least, most=MOST_STEPS)
+        elif type(saved[key]) is not str:
+            raise invalid(what, saved[key], "a text", _REMEDY)
+    for key in _FIELDS:
+        _check_fields_form(saved[key], f"{key} of {whose}")
+
+
+def _check_fields_form(given: Any, whose: str) -> None:
+    """Raises ``InvalidSetting`` unless ``given`` has dicts of tensors, by texts."""
+    if not is_tree(given):
+        accepted = "a dict of dicts of tensors, by texts"
+        raise invalid(whose, type(given).__name__, accepted, _REMEDY)
+    for name, fields in given.items():
+        for path, value in fields.items():
+            if (kind := _unfit(value)) is not None:
+                what = f"{path} of {name} in {whose}"
+                accepted = "a plain, dense tensor with values"
+                raise invalid(what, kind, accepted, _REMEDY)
+
+
+def is_tree(given: Any) -> bool:
+    """Whether a value is a dict of dicts, all by texts."""
+    return _is_by_text(given) and all(map(_is_by_text, given.values()))
+
+
+def _is_by_text(given: Any) -> bool:
+    """Whether a value is a dict whose keys are texts."""
+    return isinstance(given, dict) and all(type(key) is str for key in given)
+
+
+def _unfit(value: Any) -> str | None:
+    """The reason, in words, why a value cannot be a state's tensor; None if it can."""
+    if type(value) not in (Tensor, nn.Parameter):
+        return type(value).__name__
+    if value.layout is not torch.strided or value.is_nested:
+        return f"one of layout {value.layout}"
+    if value.is_meta or value.is_quantized:
+        return f"one of {value.dtype} on {value.device}"
+    return None
+
+
+def check_layout(
+    what: str, given: Tensor, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Raises ``InvalidSetting`` where a tensor has another shape or dtype than here."""
+    if tuple(given.shape) != tuple(shape):
+        raise InvalidSetting(
+            f"{what} has the shape {list(given.shape)} and here it has "
+            f"{list(shape)}; load the state of the same model and exchange"
+        )
+    if given.dtype != dtype:
+        remedy = "load the state of a model of the same dtypes"
+        raise invalid(f"dtype of {what}", given.dtype, str(dtype), remedy)
+
+
+def refuse_values(what: str, given: Tensor, fresh: Tensor | None = None) -> None:
+    """Raises where a tensor holds values that ``contract.State`` does not allow.
+
+    They are allowed where ``fresh``, the tensor that training begins with, holds such
+    values too.
+    """
+    wrong = _strange(given)
+    if not bool(wrong.any()) or (fresh is not None and bool(_strange(fresh).any())):
+        return
+    accepted = "finite" if given.is_floating_point() else f"0 to {MOST_COUNTED}"
+    remedy = "load an older checkpoint, as this one is damaged"
+    raise invalid(what, given[wrong][0].item(), accepted, remedy)
+
+
+def copied(old: Any) -> Any:
+    """A copy of a state_dict, or of a part of one, in host memory."""
+    if isinstance(old, dict):
+        return {key: copied(value) for key, value in old.items()}
+    return old.detach().cpu().clone() if isinstance(old, Tensor) else deepcopy(old)
+
+
+_SUMMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes of fields that can be shared out.
+
+A new rank's field is a scaled sum of old ones.
+"""
+
+
+def summed(
+    what: str, like: Tensor, held: Mapping[int, Tensor], factor: float
+) -> Tensor:
+    """``factor`` times the sum of each rank's tensor, in the form of ``like``.
+
+    Raises where a rank's is damaged, or is not to be added up. One alone, times 1, is
+    itself.
+    """
+    is_alone = len(held) == factor == 1
+    if like.dtype not in _SUMMED and (like.is_floating_point() or not is_alone):
+        remedy = "go on with as many ranks as saved it"
+        raise invalid(f"dtype of {what}", like.dtype, "a floating-point one", remedy)
+    parts = {rank: part.detach().cpu() for rank, part in held.items()}
+    for rank, part in parts.items():
+        refuse_values(f"{what} of rank {rank}", part)
+    if is_alone:
+        return next(iter(parts.values())).clone()
+    total = torch.zeros_like(like, device="cpu")
+    for part in parts.values():
+        total.add_(part, alpha=factor)
+    refuse_values(f"{what}, shared out among other ranks,", total)
+    return total
+
+
+def _strange(given: Tensor) -> Tensor:
+    if given.is_floating_point() or given.is_complex():
+        return ~given.isfinite()
+    counts = given.long()
+    return (counts < 0) | (counts > MOST_COUNTED)
