@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 import gradwire_bench.testbed
-from gradwire.errors import InvalidSetting, TestbedUnavailable
+from gradwire.errors import InvalidSetting
 from gradwire.kernels.libraries import load_library
 from gradwire_bench.auto.auto import AutoBench
 from gradwire_bench.demo.demo import Demo
+from gradwire_bench.errors import TestbedUnavailable
 from gradwire_bench.schedule.schedule import ScheduleBench
 from gradwire_bench.testbed import forwarder as forwarder_module
 from gradwire_bench.testbed import hosts as hosts_module

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Protocol
 
 from gradwire.contract.units import format_seconds
-from gradwire.errors import TestbedUnavailable
 
+from ..errors import TestbedUnavailable
 from ._orphans import mark
 from .wide_area import WideArea
 
