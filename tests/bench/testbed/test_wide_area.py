@@ -343,7 +343,8 @@ def test_far_hosts_have_their_round_trip_and_count_bytes(
 
 @pytest.mark.netns
 def test_a_cut_far_link_loses_all_and_is_mended() -> None:
-    settings = Testbed(hosts=2, wide_area=WideArea(delay_s=0.001))
+    # so long that a frame sent into a cut link would come after it is mended
+    settings = Testbed(hosts=2, wide_area=WideArea(delay_s=0.3))
     send = (
         "import socket, sys\n"
         "link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
