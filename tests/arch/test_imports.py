@@ -69,6 +69,7 @@ PROCESSES = {
     "gradwire_bench/micro/device_alone.py": "ends those that wait for a kernel",
     "gradwire_bench/micro/device_bits.py": "a kernel may break its process",
     "gradwire_bench/testbed/launch.py": "starts ranks on hosts",
+    "gradwire_bench/testbed/forwarder.py": "starts what stands between far hosts",
     "gradwire_bench/testbed/relay.py": "starts the relay in user space",
     "gradwire_bench/testbed/netns.py": "starts the process that holds the namespaces",
     "kernels/compiler.py": "runs the C++ compiler",

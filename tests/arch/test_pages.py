@@ -53,6 +53,8 @@ ELSEWHERE = {
     "sockios.h": "of Linux",
     "<immintrin.h": "the compiler's",
     "sched.h": "of Linux",
+    "if_tun.h": "of Linux",
+    "virtio_net.h": "of Linux",
     "prctl.h": "of Linux",
     "script.py": "a reader's own file",
     "topics.py": "of Python",

@@ -36,7 +36,7 @@ def start(
 def announced(owner: subprocess.Popen[str]) -> tuple[str, set[int]]:
     """Privilege, and the pids of the processes that keep the namespaces."""
     privilege, *pids = owner.stdout.readline().split()
-    assert len(pids) == 3
+    assert len(pids) == (4 if "far" in owner.args else 3)
     return privilege, {int(pid) for pid in pids}
 
 
@@ -77,6 +77,15 @@ def test_an_ended_owner_leaves_nothing(number: signal.Signals) -> None:
         owner.send_signal(number)
         owner.communicate(timeout=60)
     assert owner.returncode == -number
+    assert still_running(keepers | ranks) == set()
+
+
+def test_a_killed_owner_of_far_hosts_leaves_no_forwarder() -> None:
+    with start("far") as owner:
+        _, keepers = announced(owner)
+        ranks = ranks_of(owner)
+        owner.kill()
+        owner.communicate(timeout=60)
     assert still_running(keepers | ranks) == set()
 
 

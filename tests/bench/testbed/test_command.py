@@ -39,6 +39,33 @@ def test_the_code_of_the_rank_that_failed_is_returned(gradwire: Run) -> None:
     assert "host1" in done.out
 
 
+@pytest.mark.netns
+def test_far_links_are_named_and_the_forwarder_speaks_on_stderr(gradwire: Run) -> None:
+    far = ("--delay", "2", "--jitter", "1", "--slow", "1=10mbit")
+    words = ("run", "--hosts", "2", *far, sys.executable, TRANSFER, "100000")
+    done = gradwire("testbed", *words)
+    assert done.code == 0, done.err
+    assert "500mbit links, 2 to 3 ms one way, host1 at 10.0 Mbit/s" in done.out
+    assert "forwarder: " in done.err
+    assert "of processor time" in done.err
+
+
+def test_links_that_cannot_be_are_refused(gradwire: Run) -> None:
+    for words, said in (
+        (
+            ("testbed", "run", "--delay", "-1", "true"),
+            "delay_s must be 0 to 10 seconds",
+        ),
+        (("testbed", "run", "--slow", "1", "true"), "write 1=10mbit"),
+        (("testbed", "run", "--slow", "9=1mbit", "true"), "one of the 4 hosts"),
+        (("bench", "auto", "--rate", "loopback", "--delay", "3"), "loopback cannot"),
+        (("bench", "train", "--delay", "3"), "write --rate 100mbit"),
+    ):
+        done = gradwire(*words)
+        assert done.code == 2, words
+        assert said in done.err.replace("\n", " ")
+
+
 def test_a_users_mistake_is_code_2(gradwire: Run) -> None:
     done = gradwire("testbed", "run", "--rate", "fast", "true")
     assert done.code == 2

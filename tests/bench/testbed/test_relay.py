@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import islice
 from statistics import median
 from typing import Literal
@@ -10,7 +11,8 @@ import pytest
 
 from gradwire_bench.testbed.hosts import Testbed, relayed_hosts
 from gradwire_bench.testbed.ranks import run_ranks
-from gradwire_bench.testbed.relay import Links, ports_beyond
+from gradwire_bench.testbed.relay import Links, Relay, ports_beyond
+from gradwire_bench.testbed.wide_area import WideArea
 from tests.each import each
 
 
@@ -24,6 +26,61 @@ def test_links_pass_bytes_at_their_rate_behind_a_burst() -> None:
     assert links.due_s(0, 1, 500, 99.0) == 99.0
     assert links.sent == {0: 3000, 1: 1500, 2: 1000}
     assert links.received == {0: 1500, 1: 3000, 3: 1000}
+
+
+def test_links_of_a_relay_have_rates_of_their_own() -> None:
+    unlike = WideArea(up_bytes_per_s=2e4, slow=((2, 1.25e4),), delay_s=3, jitter_s=2)
+    links = Links(1e5, 0.0, unlike)
+    assert links.due_s(0, 1, 20_000, 0.0) == 1.0
+    assert (
+        links.due_s(3, 2, 12_500, 0.0) == 1.0
+    )  # its receiver's link is the slower one
+    assert links.due_s(2, 1, 12_500, 5.0) == 6.0
+    assert links.due_s(0, 4, 20_000, 1.0) == 2.0
+    delays = [links.delay_s() for _ in range(100)]
+    assert 3.0 <= min(delays) < 3.5 < 4.5 < max(delays) <= 5.0
+
+
+async def carried(pieces: list[bytes], delay_s: float) -> tuple[list[bytes], float]:
+    """What comes out of a relay's way, and the seconds until the first byte."""
+    relay = Relay(Links(1e9, 0.0, WideArea(delay_s=delay_s, jitter_s=delay_s)))
+    arrived: asyncio.Queue[bytes] = asyncio.Queue()
+    clock = asyncio.get_running_loop().time
+
+    async def receive(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        while text := await reader.read(1 << 16):
+            arrived.put_nowait(text)
+        writer.close()
+        await writer.wait_closed()
+        arrived.put_nowait(b"")
+
+    server = await asyncio.start_server(receive, "127.0.0.1", 0)
+    _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    reader = asyncio.StreamReader()
+    started_s = clock()
+    carrying = asyncio.create_task(relay._carry(reader, writer, 0, 1))
+    for piece in pieces:
+        reader.feed_data(piece)
+        await asyncio.sleep(0)
+    reader.feed_eof()
+    texts = [await arrived.get()]
+    seconds = clock() - started_s
+    while texts[-1]:
+        texts.append(await arrived.get())
+    await carrying
+    await writer.wait_closed()
+    server.close()
+    await server.wait_closed()
+    return texts, seconds
+
+
+def test_a_relay_keeps_bytes_back_and_in_order() -> None:
+    pieces = [bytes([number]) * 10 for number in range(200)]
+    texts, seconds = asyncio.run(carried(pieces, 0.02))
+    assert b"".join(texts) == b"".join(pieces)
+    assert seconds >= 0.02
 
 
 ByteOrder = Literal["big", "little"]

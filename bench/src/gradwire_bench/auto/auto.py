@@ -19,6 +19,7 @@ from gradwire.planning.planner.auto.judgement import admitted
 
 from ..testbed.hosts import Hosts, Testbed, loopback_hosts, shaped_hosts
 from ..testbed.ranks import Report, run_ranks
+from ..testbed.wide_area import NEAR, WideArea, refuse_loopback
 from .auto_rank import ANEW, CHANGE
 
 MODELS = {
@@ -47,6 +48,7 @@ class AutoBench:
 
     models: tuple[str, ...] = tuple(MODELS)
     rates: tuple[float | None, ...] = RATES
+    wide_area: WideArea = NEAR
     hosts: int = 4
     steps: int = 3
     turn_s: float = 2.0
@@ -56,6 +58,7 @@ class AutoBench:
     singles: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        refuse_loopback(self.rates, self.wide_area)
         admitted(self.fidelity, Cluster(num_ranks=1, rate_bytes_per_s=1.0))
         for model in self.models:
             if model not in MODELS:
@@ -67,6 +70,14 @@ class AutoBench:
         )
         for name, least in (("hosts", 2), ("steps", 2), ("rounds", 1)):
             check_whole(name, getattr(self, name), "leave it out", least=least)
+
+    def testbed(self, rate_bytes_per_s: float) -> Testbed:
+        """Hosts whose links have this rate."""
+        return Testbed(
+            hosts=self.hosts,
+            rate_bytes_per_s=rate_bytes_per_s,
+            wide_area=self.wide_area,
+        )
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -133,7 +144,7 @@ def _link(rate: object) -> str:
 def _hosts(bench: AutoBench, rate: float | None) -> Any:
     if rate is None:
         return loopback_hosts(Testbed(hosts=bench.hosts))
-    return shaped_hosts(Testbed(hosts=bench.hosts, rate_bytes_per_s=rate))
+    return shaped_hosts(bench.testbed(rate))
 
 
 def rows_of(
@@ -251,9 +262,7 @@ def run_changed(
     rows: list[Row] = []
     notes: list[str] = []
     for place, model in enumerate(bench.models):
-        with shaped_hosts(
-            Testbed(hosts=bench.hosts, rate_bytes_per_s=first_rate)
-        ) as hosts:
+        with shaped_hosts(bench.testbed(first_rate)) as hosts:
             announce = _changing(hosts, bench, then_rate, report, place)
             program = f"{__name__}_rank"
             settings = bench.settings(model, changes=True)
@@ -288,7 +297,7 @@ def _changing(
 
     def announce(fraction: float, what: str) -> None:
         if what == CHANGE:
-            hosts.change_rate(Testbed(hosts=bench.hosts, rate_bytes_per_s=rate))
+            hosts.change_rate(bench.testbed(rate))
         report((place + fraction) / len(bench.models), what)
 
     return announce

@@ -12,6 +12,8 @@ from gradwire.cli.report.table import Row
 from gradwire.contract.units import parse_rate
 from gradwire.errors import invalid
 
+from ._wide_area import Delay, Down, Jitter, Slow, Up, wide_area
+
 
 def device(
     part: Annotated[
@@ -31,6 +33,11 @@ def device(
         list[str] | None,
         typer.Option(help="Rate of their links [default: 1gbit, 10gbit]."),
     ] = None,
+    delay: Delay = 0.0,
+    jitter: Jitter = 0.0,
+    up: Up = None,
+    down: Down = None,
+    slow: Slow = None,
     minutes: Annotated[
         float, typer.Option(help="Nothing is begun after so many.")
     ] = 8.0,
@@ -70,6 +77,7 @@ def device(
         "device": where,
         "parts": tuple(part or bench.PARTS),
         "ranks": ranks,
+        "wide_area": wide_area(delay, jitter, up, down, slow),
     }
     if rate:
         given["rates_bytes_per_s"] = tuple(map(parse_rate, rate))

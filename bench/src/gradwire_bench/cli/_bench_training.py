@@ -17,8 +17,10 @@ from ..auto import auto as auto_bench
 from ..faults import accidents
 from ..faults import faults as faults_bench
 from ..faults.faults_judge import COLUMNS
+from ..testbed.wide_area import NEAR, WideArea
 from ..training import training as training_bench
 from ..training import training_links
+from ._wide_area import Delay, Down, Jitter, Slow, Up, wide_area
 
 
 def auto(
@@ -32,6 +34,11 @@ def auto(
             help="Rate of each host's link, or loopback. [25, 100, 500mbit, 2gbit, it]"
         ),
     ] = None,
+    delay: Delay = 0.0,
+    jitter: Jitter = 0.0,
+    up: Up = None,
+    down: Down = None,
+    slow: Slow = None,
     then: Annotated[
         str | None, typer.Option(help="Instead: links change to this rate in mid-run.")
     ] = None,
@@ -60,9 +67,11 @@ def auto(
     the cores. With --then: steps from a change of the links to the plan for it.
     """
     rates = _links(rate)
+    links = wide_area(delay, jitter, up, down, slow)
     settings = auto_bench.AutoBench(
         models=tuple(model or auto_bench.MODELS),
-        rates=tuple(rates) or auto_bench.RATES,
+        rates=tuple(rates) or _default_rates(links),
+        wide_area=links,
         hosts=hosts,
         steps=steps,
         turn_s=turn_s,
@@ -83,9 +92,15 @@ def auto(
             rows, notes = auto_bench.run_changed(
                 settings, first, parse_rate(then), fractions
             )
-    title = f"{hosts} hosts, {under}, fidelity {fidelity}"
+    title = f"{hosts} hosts{links}, {under}, fidelity {fidelity}"
     hidden = auto_bench.CONSTANT
     emit("bench auto", rows, as_json=as_json, title=title, hidden=hidden, notes=notes)
+
+
+def _default_rates(links: WideArea) -> tuple[float | None, ...]:
+    """Rates of `bench auto`; the loopback is no far link."""
+    is_equal = links == NEAR
+    return tuple(one for one in auto_bench.RATES if is_equal or one is not None)
 
 
 def _links(rates: list[str] | None) -> list[float | None]:
@@ -105,6 +120,11 @@ def train(
         list[str] | None,
         typer.Option(help="A link's rate; seconds are measured on such links."),
     ] = None,
+    delay: Delay = 0.0,
+    jitter: Jitter = 0.0,
+    up: Up = None,
+    down: Down = None,
+    slow: Slow = None,
     ranks: Annotated[int, typer.Option(help="Replicas in this process, or hosts.")] = 4,
     steps: Annotated[int, typer.Option(help="Steps of each training.")] = 400,
     seeds: Annotated[int, typer.Option(help="Draws of first values and batches.")] = 1,
@@ -148,8 +168,12 @@ def train(
         learning_rates=learning_rates,
         trained=tuple(only or ()),
     )
-    if rate or goal_step is not None or out is not None or peers:
-        _train_on_links(settings, _links(rate), goal_step, peers or [], out, as_json)
+    links = wide_area(delay, jitter, up, down, slow)
+    on_links = rate or goal_step is not None or out is not None or peers
+    if on_links or links != NEAR:
+        _train_on_links(
+            settings, _links(rate), links, goal_step, peers or [], out, as_json
+        )
         return
     with progress("bench train", total=1) as advance:
         rows = training_bench.run(settings, Fractions(advance))
@@ -160,6 +184,7 @@ def train(
 def _train_on_links(
     settings: training_bench.TrainBench,
     rates: list[float | None],
+    wide: WideArea,
     goal_step: int | None,
     peers: list[Path],
     out: Path | None,
@@ -169,6 +194,7 @@ def _train_on_links(
     links = training_links.TrainingOnLinks(
         bench=settings,
         rates_bytes_per_s=tuple(rates),
+        wide_area=wide,
         goal_step=settings.steps * 3 // 4 // every * every
         if goal_step is None
         else goal_step,

@@ -25,6 +25,7 @@ from ..micro.sparse_rank import OWN, SCHEMES
 from ..schedule import schedule as schedule_bench
 from . import _bench_training as of_training
 from ._bench_device import device
+from ._wide_area import Delay, Down, Jitter, Slow, Up, wide_area
 
 app = typer.Typer(no_args_is_help=True)
 _log = logging.getLogger("gradwire")
@@ -55,6 +56,11 @@ def exchange(
         int, typer.Option(help="Ranks that share a host's link.")
     ] = 1,
     rate: Annotated[str, typer.Option(help="Rate of each host's link.")] = "500mbit",
+    delay: Delay = 0.0,
+    jitter: Jitter = 0.0,
+    up: Up = None,
+    down: Down = None,
+    slow: Slow = None,
     numel: Annotated[
         int, typer.Option(help="Elements of the float32 gradient.")
     ] = 10_000_000,
@@ -79,6 +85,7 @@ def exchange(
         hosts=hosts,
         ranks_per_host=ranks_per_host,
         rate_bytes_per_s=parse_rate(rate),
+        wide_area=wide_area(delay, jitter, up, down, slow),
         numel=numel,
         repeats=repeats,
         only=tuple(only or ()),
@@ -86,7 +93,7 @@ def exchange(
     with progress("bench exchange", total=1) as advance:
         rows = exchange_bench.run(settings, Fractions(advance))
     ranks = f" of {ranks_per_host} ranks" if ranks_per_host > 1 else ""
-    title = f"{hosts} hosts{ranks} at {rate}, {numel} float32"
+    title = f"{hosts} hosts{ranks} at {rate}{settings.wide_area}, {numel} float32"
     hidden = exchange_bench.CONSTANT
     emit("bench exchange", rows, as_json=as_json, title=title, hidden=hidden)
 
@@ -95,6 +102,11 @@ def exchange(
 def sparse(
     hosts: Annotated[int, typer.Option(help="How many hosts, one rank each.")] = 8,
     rate: Annotated[str, typer.Option(help="Rate of each host's link.")] = "200mbit",
+    delay: Delay = 0.0,
+    jitter: Jitter = 0.0,
+    up: Up = None,
+    down: Down = None,
+    slow: Slow = None,
     numel: Annotated[
         int, typer.Option(help="Elements of the float32 gradient.")
     ] = 10_000_000,
@@ -149,6 +161,7 @@ def sparse(
     settings = sparse_bench.SparseBench(
         draws=draws,
         rate_bytes_per_s=parse_rate(rate),
+        wide_area=wide_area(delay, jitter, up, down, slow),
         repeats=repeats,
         pieces=pieces,
         schemes=tuple(only or (*SCHEMES, *OWN)),
@@ -156,7 +169,8 @@ def sparse(
     with progress("bench sparse", total=1) as advance:
         rows = sparse_bench.run(settings, Fractions(advance))
     title = (
-        f"{hosts} hosts at {rate}, {density:.2%} of {numel} float32, overlap "
+        f"{hosts} hosts at {rate}{settings.wide_area}, {density:.2%} of {numel} "
+        f"float32, overlap "
         f"{draws.overlap:g}"
     )
     hidden = sparse_bench.CONSTANT
@@ -339,6 +353,11 @@ def schedule(
     rate: Annotated[
         str, typer.Option(help="Rate of the links that are stood for.")
     ] = "10gbit",
+    delay: Delay = 0.0,
+    jitter: Jitter = 0.0,
+    up: Up = None,
+    down: Down = None,
+    slow: Slow = None,
     scale: Annotated[
         float, typer.Option(help="Bytes and rates are divided by this.")
     ] = 16.0,
@@ -376,6 +395,7 @@ def schedule(
         hosts=hosts,
         ranks_per_host=ranks_per_host,
         rate_bytes_per_s=parse_rate(rate),
+        wide_area=wide_area(delay, jitter, up, down, slow),
         scale=scale,
         slowdown=slowdown,
         turns=turns,

@@ -15,6 +15,7 @@ from gradwire.errors import NotInstalled
 
 from ..demo.demo import Demo, DemoResult, run, write_report
 from ..demo.demo_rank import COMPRESSORS
+from ._wide_area import Delay, Down, Jitter, Slow, Up, wide_area
 
 app = typer.Typer()
 
@@ -23,6 +24,11 @@ app = typer.Typer()
 def demo(
     hosts: Annotated[int, typer.Option(help="How many hosts, one rank each.")] = 4,
     rate: Annotated[str, typer.Option(help="Rate of each host's link.")] = "200mbit",
+    delay: Delay = 0.0,
+    jitter: Jitter = 0.0,
+    up: Up = None,
+    down: Down = None,
+    slow: Slow = None,
     steps: Annotated[int, typer.Option(help="Training steps for each method.")] = 40,
     task: Annotated[
         str, typer.Option(help="text, perceptron, gpt, lstm, convnet or fashion.")
@@ -47,6 +53,7 @@ def demo(
     settings = Demo(
         hosts=hosts,
         rate_bytes_per_s=parse_rate(rate),
+        wide_area=wide_area(delay, jitter, up, down, slow),
         steps=steps,
         task=task,
         compressors=tuple(compressor or COMPRESSORS),
@@ -54,7 +61,7 @@ def demo(
     announce(settings)
     with progress("demo", total=1) as advance:
         outcome = run(settings, Fractions(advance))
-    title = f"{hosts} hosts at {rate}"
+    title = f"{hosts} hosts at {rate}{settings.wide_area}"
     emit("demo", outcome.rows, as_json=as_json, title=title, hidden=outcome.hidden)
     page = write(outcome, out, title="gradwire demo")
     if not as_json:

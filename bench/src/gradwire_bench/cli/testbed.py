@@ -11,9 +11,12 @@ import typer
 from gradwire.cli.report.output import emit
 from gradwire.contract.units import parse_rate
 
+from ..testbed.checked import check_links
 from ..testbed.counters import InterfaceCounters
 from ..testbed.hosts import Hosts, Testbed, available, open_hosts
 from ..testbed.launch import exit_code, failure_text, launch
+from ..testbed.wide_area import NEAR
+from ._wide_area import Delay, Down, Jitter, Slow, Up, wide_area
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
@@ -29,6 +32,11 @@ def run(
         int, typer.Option(help="Ranks that share a host's link.")
     ] = 1,
     rate: Annotated[str, typer.Option(help="Link rate in each direction.")] = "500mbit",
+    delay: Delay = 0.0,
+    jitter: Jitter = 0.0,
+    up: Up = None,
+    down: Down = None,
+    slow: Slow = None,
     mtu: Annotated[int, typer.Option(help="Largest packet in bytes.")] = 1500,
     timeout: Annotated[
         float | None, typer.Option(help="Seconds until all are ended.")
@@ -51,6 +59,7 @@ def run(
         ranks_per_host=ranks_per_host,
         rate_bytes_per_s=parse_rate(rate),
         mtu=mtu,
+        wide_area=wide_area(delay, jitter, up, down, slow),
     )
     with open_hosts(settings) as opened:
         before = opened.read_counters()
@@ -65,7 +74,7 @@ def run(
         )
         seconds = time.monotonic() - started_s
         rows = _rows(opened, before, opened.read_counters(), seconds)
-    links = f"{rate} links" if opened.shaped else "plain loopback"
+    links = f"{rate} links{settings.wide_area}" if opened.shaped else "plain loopback"
     ranks = f" of {ranks_per_host} ranks" if ranks_per_host > 1 else ""
     emit("testbed run", rows, as_json=json, title=f"{hosts} hosts{ranks}, {links}")
     code = exit_code(exits)
@@ -98,13 +107,37 @@ def _rows(
 
 
 @app.command()
-def check(json: Annotated[bool, _JSON] = False) -> None:
-    """Try whether this machine can make shaped hosts; exit code 1 where it cannot."""
-    found = available()
-    row: dict[str, object] = {
-        "name": "testbed",
-        "kind": found.kind,
-        "reason": found.reason,
-    }
-    emit("testbed check", [row], as_json=json, title="testbed")
-    raise typer.Exit(0 if found else 1)
+def check(
+    rate: Annotated[
+        str | None, typer.Option(help="Measure links of this rate.")
+    ] = None,
+    delay: Delay = 0.0,
+    jitter: Jitter = 0.0,
+    up: Up = None,
+    down: Down = None,
+    mtu: Annotated[int, typer.Option(help="Largest packet in bytes.")] = 1500,
+    json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Try whether this machine can make shaped hosts; exit code 1 where it cannot.
+
+    With a rate or a delay: also measure round trip and rate of two hosts, in about ten
+    seconds. The exit code is 1 where the round trip is off by more than 5 % and 0.5 ms,
+    or the rate by more than 5 %.
+    """
+    settings = Testbed(
+        hosts=2,
+        rate_bytes_per_s=parse_rate(rate or "500mbit"),
+        mtu=mtu,
+        wide_area=wide_area(delay, jitter, up, down, None),
+    )
+    found = available(settings)
+    rows: list[dict[str, object]] = [
+        {"name": "testbed", "kind": found.kind, "reason": found.reason}
+    ]
+    is_good = bool(found)
+    if found and (rate or settings.wide_area != NEAR):
+        checked = check_links(settings)
+        is_good = checked.has_round_trip and checked.has_rate
+        rows = checked.rows()
+    emit("testbed check", rows, as_json=json, title=f"testbed{settings.wide_area}")
+    raise typer.Exit(0 if is_good else 1)

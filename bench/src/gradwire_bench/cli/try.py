@@ -12,6 +12,7 @@ from gradwire.cli.report.output import Fractions, emit, progress
 from gradwire.contract.units import parse_rate
 
 from ..demo.demo import Demo, run
+from ._wide_area import Delay, Down, Jitter, Slow, Up, wide_area
 from .demo import announce, write
 
 app = typer.Typer()
@@ -20,6 +21,11 @@ app = typer.Typer()
 @app.command("try")
 def try_here(
     rate: Annotated[str, typer.Option(help="Rate of each rank's link.")] = "100mbit",
+    delay: Delay = 0.0,
+    jitter: Jitter = 0.0,
+    up: Up = None,
+    down: Down = None,
+    slow: Slow = None,
     steps: Annotated[int, typer.Option(help="Training steps for each method.")] = 24,
     out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path(
         "gradwire-try"
@@ -35,6 +41,7 @@ def try_here(
     settings = Demo(
         hosts=2,
         rate_bytes_per_s=parse_rate(rate),
+        wide_area=wide_area(delay, jitter, up, down, slow),
         steps=steps,
         compressors=("cast16", "uniform", "onebit"),
         relayed=True,
@@ -42,7 +49,7 @@ def try_here(
     announce(settings)
     with progress("try", total=1) as advance:
         outcome = run(settings, Fractions(advance))
-    title = f"2 ranks at {rate}"
+    title = f"2 ranks at {rate}{settings.wide_area}"
     emit("try", outcome.rows, as_json=False, title=title, hidden=outcome.hidden)
     page = write(outcome, out, title="gradwire try")
     if page is None:

@@ -21,6 +21,7 @@ from gradwire.errors import invalid
 from ..report import bars, html, race, timeline
 from ..testbed.hosts import Testbed, available, relayed_hosts, shaped_hosts
 from ..testbed.ranks import Report, run_ranks
+from ..testbed.wide_area import NEAR, WideArea
 from ..training.tasks import make_task
 from .demo_rank import COMPRESSORS, methods
 
@@ -42,6 +43,7 @@ class Demo:
 
     hosts: int = 4
     rate_bytes_per_s: float = 25_000_000.0
+    wide_area: WideArea = NEAR
     steps: int = 40
     rounds: int = 4
     task: str = "text"
@@ -72,13 +74,27 @@ class Demo:
         return _START_S * max(1.0, self.hosts / _num_cores())
 
     @property
+    def link_bytes_per_s(self) -> float:
+        """The rate of the slowest link."""
+        return self.wide_area.least(self.rate_bytes_per_s)
+
+    @property
+    def testbed(self) -> Testbed:
+        """The hosts that it trains on."""
+        return Testbed(
+            hosts=self.hosts,
+            rate_bytes_per_s=self.rate_bytes_per_s,
+            wide_area=self.wide_area,
+        )
+
+    @property
     def timeout_s(self) -> float:
         """How long ranks wait for each other: as a link of 100 Mbit/s takes for 250 MB,
         or longer.
 
         A rank that comes first must not give up before the others have started.
         """
-        return 2 * self.start_s * max(1.0, 12.5e6 / self.rate_bytes_per_s)
+        return 2 * self.start_s * max(1.0, 12.5e6 / self.link_bytes_per_s)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -123,9 +139,9 @@ def run(demo: Demo, report: Report, *, timeout_s: float = 900.0) -> DemoResult:
         "compressors": demo.compressors,
         "timeout_s": demo.timeout_s,
     }
-    testbed = Testbed(hosts=demo.hosts, rate_bytes_per_s=demo.rate_bytes_per_s)
-    opened = relayed_hosts if demo.relayed or not available() else shaped_hosts
-    with opened(testbed) as hosts:
+    is_relayed = demo.relayed or not available(demo.testbed)
+    opened = relayed_hosts if is_relayed else shaped_hosts
+    with opened(demo.testbed) as hosts:
         results = run_ranks(
             hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s
         )
@@ -135,7 +151,7 @@ def run(demo: Demo, report: Report, *, timeout_s: float = 900.0) -> DemoResult:
         f"{task.description}; {parameters:,} parameters, "
         f"{format_bytes(4 * parameters)} of gradients; AdamW.",
         f"{demo.hosts} hosts, each one rank, "
-        f"{format_rate(demo.rate_bytes_per_s)}; {demo.steps} "
+        f"{format_rate(demo.rate_bytes_per_s)}{demo.wide_area}; {demo.steps} "
         f"steps a method in {demo.rounds} turns; all methods see the same batches.",
         "step_s is the median of rank 0's steps without the first three; the spread is "
         "from the 20th to the 80th percentile. Bytes are the "
@@ -172,7 +188,7 @@ def _row(demo: Demo, method: str, results: list[dict[str, Any]]) -> dict[str, ob
     return {
         "name": method,
         "num_hosts": demo.hosts,
-        "link_bytes_per_s": demo.rate_bytes_per_s,
+        "link_bytes_per_s": demo.link_bytes_per_s,
         "step_s": own["step_s"],
         "step_p20_s": own["step_p20_s"],
         "step_p80_s": own["step_p80_s"],

@@ -51,6 +51,7 @@ from gradwire.kernels.sparse.permutation import Permutation
 from gradwire_bench.micro.kernel import COPY_BYTES, KernelCase, codec_cases, shipped
 from gradwire_bench.testbed.hosts import Testbed, open_hosts
 from gradwire_bench.testbed.ranks import Report, run_ranks
+from gradwire_bench.testbed.wide_area import NEAR, WideArea
 from gradwire_lab.hashing.algorithm_1 import algorithm_1
 
 from ..errors import TestbedUnavailable
@@ -84,6 +85,7 @@ class DeviceBench:
     rounds: int = 5
     ranks: int = 2
     rates_bytes_per_s: tuple[float, ...] = (125e6, 1.25e9)
+    wide_area: WideArea = NEAR
     width: int = 768
     num_layers: int = 12
     steps: int = 5
@@ -415,8 +417,15 @@ def _training(
         "num_layers": bench.num_layers,
         "steps": bench.steps,
     }
-    with open_hosts(Testbed(hosts=bench.ranks, rate_bytes_per_s=rate)) as hosts:
-        link = format_rate(rate) if hosts.shaped else "unshaped loopback"
+    testbed = Testbed(
+        hosts=bench.ranks, rate_bytes_per_s=rate, wide_area=bench.wide_area
+    )
+    with open_hosts(testbed) as hosts:
+        link = (
+            f"{format_rate(rate)}{bench.wide_area}"
+            if hosts.shaped
+            else "unshaped loopback"
+        )
         results: list[dict[str, Any]] = run_ranks(
             hosts,
             f"{__package__}.device_rank",

@@ -17,6 +17,7 @@ from gradwire.exchange.without_data import wire_bytes
 
 from ..testbed.hosts import Testbed, open_hosts
 from ..testbed.ranks import Report, run_ranks
+from ..testbed.wide_area import NEAR, WideArea
 from .exchange_rank import EXCHANGES, ON_HOSTS, TORCH, exchange_for_row, message_spec
 
 CONSTANT = frozenset({"num_hosts", "ranks_per_host", "link_bytes_per_s", "numel"})
@@ -34,6 +35,7 @@ class ExchangeBench:
     hosts: int = 4
     ranks_per_host: int = 1
     rate_bytes_per_s: float = 62_500_000.0
+    wide_area: WideArea = NEAR
     numel: int = 10_000_000
     repeats: int = 7
     only: tuple[str, ...] = ()
@@ -78,6 +80,7 @@ def run(
         hosts=bench.hosts,
         ranks_per_host=bench.ranks_per_host,
         rate_bytes_per_s=bench.rate_bytes_per_s,
+        wide_area=bench.wide_area,
     )
     with open_hosts(testbed) as hosts:
         results = run_ranks(
@@ -109,7 +112,8 @@ def _row(
         else seconds * 9
     )
     stated = _stated_bytes("dense" if name == TORCH else name, bench)
-    floor_s = max(stated) / bench.rate_bytes_per_s if shaped and stated else None
+    link_bytes_per_s = bench.wide_area.least(bench.rate_bytes_per_s)
+    floor_s = max(stated) / link_bytes_per_s if shaped and stated else None
     # Where links are not shaped, every rank counts the bytes of all of them on the
     # loopback.
     sharers = 1 if shaped else bench.hosts  # hosts, as figures are of a host's link
@@ -118,7 +122,7 @@ def _row(
         "name": name,
         "num_hosts": bench.hosts,
         "ranks_per_host": bench.ranks_per_host,
-        "link_bytes_per_s": bench.rate_bytes_per_s if shaped else None,
+        "link_bytes_per_s": link_bytes_per_s if shaped else None,
         "numel": bench.numel,
         "step_s": median(seconds),
         "step_p20_s": spread[1],

@@ -25,6 +25,7 @@ from gradwire_lab.exchange.bytes_of_sets import bytes_of, volumes
 
 from ..testbed.hosts import Testbed, open_hosts
 from ..testbed.ranks import Report, run_ranks
+from ..testbed.wide_area import NEAR, WideArea
 from .draws import IndexDraws, SetMeasures
 from .sparse_rank import DENSE, OWN, SCHEMES, TEAMS, exchange_of
 
@@ -48,6 +49,7 @@ class SparseBench:
 
     draws: IndexDraws
     rate_bytes_per_s: float = 25_000_000.0
+    wide_area: WideArea = NEAR
     repeats: int = 7
     pieces: int = 1
     """Messages that the gradient is cut into; the engine has several under way."""
@@ -83,9 +85,12 @@ def run(bench: SparseBench, report: Report, *, timeout_s: float = 900.0) -> list
         "schemes": [*bench.schemes],
         "threads": max(1, len(os.sched_getaffinity(0)) // world),
     }
-    with open_hosts(
-        Testbed(hosts=world, rate_bytes_per_s=bench.rate_bytes_per_s)
-    ) as hosts:
+    testbed = Testbed(
+        hosts=world,
+        rate_bytes_per_s=bench.rate_bytes_per_s,
+        wide_area=bench.wide_area,
+    )
+    with open_hosts(testbed) as hosts:
         results = run_ranks(
             hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s
         )
@@ -111,9 +116,8 @@ def _row(
         else seconds * 9
     )
     stated = _stated(bench, name, sets)
-    bound_s = (
-        _bound_bytes(bench, name, sets) / bench.rate_bytes_per_s if shaped else None
-    )
+    link_bytes_per_s = bench.wide_area.least(bench.rate_bytes_per_s)
+    bound_s = _bound_bytes(bench, name, sets) / link_bytes_per_s if shaped else None
     imbalance = results[0][name]["imbalance"]
     found = SetMeasures.of(sets, bench.draws.numel)
     # Where links are not shaped, every rank counts the bytes of all of them on the
@@ -125,7 +129,7 @@ def _row(
     return {
         "name": name,
         "num_hosts": bench.draws.world,
-        "link_bytes_per_s": bench.rate_bytes_per_s if shaped else None,
+        "link_bytes_per_s": link_bytes_per_s if shaped else None,
         "numel": bench.draws.numel,
         "density": len(sets[0]) / bench.draws.numel,
         "overlap": found.overlap,

@@ -38,6 +38,7 @@ from gradwire_lab.planning.inputs import load_or_read
 from ..report import timeline
 from ..testbed.hosts import Testbed, shaped_hosts
 from ..testbed.ranks import Report, run_ranks
+from ..testbed.wide_area import NEAR, WideArea
 from .replay import scaled_profile
 
 PLANNERS = ("wfbp", "ddp", "mgwfbp", "bytescheduler", "usbyte", "usbyte_extended")
@@ -67,7 +68,8 @@ class ScheduleBench:
 
     ``profiles`` are names of the catalogue or files. ``rate_bytes_per_s`` is the rate
     of the links that are stood for, and the links here get 1/(``scale`` * ``slowdown``)
-    of it. Each of ``turns`` measures ``iterations`` iterations of each planner.
+    of it, as do other rates of ``wide_area``, whose seconds are ``slowdown`` times as
+    long. Each of ``turns`` measures ``iterations`` iterations of each planner.
     ``trials`` is how many settings are tried where they are tuned.
     """
 
@@ -75,6 +77,7 @@ class ScheduleBench:
     hosts: int = 8
     ranks_per_host: int = 1
     rate_bytes_per_s: float = 1.25e9
+    wide_area: WideArea = NEAR
     scale: float = 16.0
     slowdown: float = 4.0
     turns: int = 2
@@ -109,9 +112,25 @@ class ScheduleBench:
         return (
             f"{self.hosts} "
             f"hosts{f' of {self.ranks_per_host} ranks' * (self.ranks_per_host > 1)} "
-            f"at {format_rate(self.rate_bytes_per_s)}: 1/{self.scale:g} of the bytes, "
+            f"at {format_rate(self.rate_bytes_per_s)}{self.wide_area}: "
+            f"1/{self.scale:g} of the bytes, "
             f"{self.slowdown:g} times the seconds, on "
             f"{format_rate(self.link_bytes_per_s)}"
+        )
+
+    @property
+    def testbed(self) -> Testbed:
+        """The hosts that are really made."""
+        scaled = self.wide_area.scaled(
+            rates=1 / (self.scale * self.slowdown), seconds=self.slowdown
+        )
+        return Testbed(
+            hosts=self.hosts,
+            ranks_per_host=self.ranks_per_host,
+            rate_bytes_per_s=self.link_bytes_per_s,
+            burst_s=BURST_S,
+            congestion_control=CONGESTION_CONTROL,
+            wide_area=scaled,
         )
 
     def rows(self) -> list[dict[str, Any]]:
@@ -156,14 +175,7 @@ def run(
         **{name: getattr(bench, name) for name in ("scale", "slowdown")},
         **{name: getattr(bench, name) for name in ("turns", "iterations", "trials")},
     }
-    testbed = Testbed(
-        hosts=bench.hosts,
-        ranks_per_host=bench.ranks_per_host,
-        rate_bytes_per_s=bench.link_bytes_per_s,
-        burst_s=BURST_S,
-        congestion_control=CONGESTION_CONTROL,
-    )
-    with shaped_hosts(testbed) as hosts:
+    with shaped_hosts(bench.testbed) as hosts:
         results = run_ranks(
             hosts, f"{__name__}_rank", settings, report=report, timeout_s=timeout_s
         )

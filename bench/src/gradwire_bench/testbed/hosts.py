@@ -8,6 +8,7 @@ import functools
 import logging
 import os
 import socket
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from .counters import LOOPBACK, InterfaceCounters, read_counters
 from .netns import (
     INTERFACE,
     MAX_HOSTS,
+    LinkShapers,
     Namespaces,
     Privilege,
     choose_shaper,
@@ -30,9 +32,9 @@ from .netns import (
     set_link,
     set_reach,
     shape,
-    shape_one,
 )
 from .relay import open_relay
+from .wide_area import NEAR, WideArea, check_rate
 
 _logger = logging.getLogger("gradwire")
 
@@ -43,7 +45,7 @@ MAX_RANKS_PER_HOST = 64
 @dataclass(frozen=True, kw_only=True)
 class Testbed:
     """The settings of a testbed: hosts on one switch, with full duplex links of equal
-    rate.
+    rate, or what ``wide_area`` makes of these.
 
     ``ranks_per_host`` ranks share a host's link. What they send each other does not
     cross it.
@@ -63,6 +65,7 @@ class Testbed:
     mtu: int = 1500
     burst_s: float = 0.0025
     congestion_control: str = ""
+    wide_area: WideArea = NEAR
 
     def __post_init__(self) -> None:
         if not 1 <= self.hosts <= MAX_HOSTS:
@@ -77,13 +80,11 @@ class Testbed:
             raise invalid(
                 "ranks_per_host", self.ranks_per_host, accepted, "leave it out for 1"
             )
-        if not 12_500 <= self.rate_bytes_per_s <= 12.5e9:
-            raise invalid(
-                "rate_bytes_per_s",
-                self.rate_bytes_per_s,
-                "between 12500 (100kbit) and 12.5e9 (100gbit)",
-                'units.parse_rate("500mbit") gives bytes per second',
-            )
+        check_rate("rate_bytes_per_s", self.rate_bytes_per_s)
+        for host, _ in self.wide_area.slow:
+            if host >= self.hosts:
+                accepted = f"one of the {self.hosts} hosts, 0 to {self.hosts - 1}"
+                raise invalid("slow host", host, accepted, "or add hosts")
         if not 576 <= self.mtu <= 65_000:
             raise invalid(
                 "mtu", self.mtu, "between 576 and 65000 bytes", "Ethernet has 1500"
@@ -95,6 +96,16 @@ class Testbed:
                 "between 0 and 1 second",
                 "0.0025 is the default",
             )
+
+    def link_shapers(self, host: int) -> LinkShapers:
+        """Figures of both directions of a host's link."""
+        rate = self.rate_bytes_per_s
+        up = self.wide_area.up(host, rate)
+        down = self.wide_area.down(host, rate)
+        return LinkShapers(
+            up=choose_shaper(up, self.mtu, self.burst_s),
+            down=choose_shaper(down, self.mtu, self.burst_s),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +150,7 @@ class Hosts:
         """
         if self.namespaces is None:
             raise TestbedUnavailable("plain loopback has no rate that can be changed")
-        given = settings.rate_bytes_per_s, settings.mtu, settings.burst_s
-        shape(self.namespaces, choose_shaper(*given))
+        shape(self.namespaces, _links(settings))
 
     def read_counters(self) -> tuple[InterfaceCounters, ...]:
         """Counters of every host's interface, read inside the host."""
@@ -165,6 +175,10 @@ class Availability:
         return self.kind != "none"
 
 
+def _links(settings: Testbed) -> dict[int, LinkShapers]:
+    return {host: settings.link_shapers(host) for host in range(settings.hosts)}
+
+
 def _privileges() -> tuple[Privilege, ...]:
     # A container's root may lack the right to make namespaces and still have user
     # namespaces.
@@ -172,14 +186,13 @@ def _privileges() -> tuple[Privilege, ...]:
 
 
 def _open_first(stack: ExitStack, settings: Testbed) -> Namespaces:
-    shaper = choose_shaper(settings.rate_bytes_per_s, settings.mtu, settings.burst_s)
     reason = TestbedUnavailable("no way tried")
     for privilege in _privileges():
         try:
             return stack.enter_context(
                 open_namespaces(
-                    num_hosts=settings.hosts,
-                    shaper=shaper,
+                    links=list(_links(settings).values()),
+                    wide_area=settings.wide_area,
                     mtu=settings.mtu,
                     congestion_control=settings.congestion_control,
                     privilege=privilege,
@@ -209,6 +222,9 @@ def shaped_hosts(settings: Testbed) -> Iterator[Hosts]:
             master_port=29500,  # every host has all ports to itself
             namespaces=spaces,
         )
+        if spaces.forwarder is not None:
+            # stdout is a verb's own, of which it may make one JSON object
+            print(spaces.forwarder.counters(), file=sys.stderr)
 
 
 def _free_port() -> int:
@@ -241,7 +257,7 @@ def relayed_hosts(settings: Testbed) -> Iterator[Hosts]:
     """Hosts of one rank each whose rates a relay limits in user space, for a ``with``
     block.
     """
-    given = settings.rate_bytes_per_s, settings.burst_s
+    given = settings.rate_bytes_per_s, settings.burst_s, settings.wide_area
     with loopback_hosts(settings) as hosts, open_relay(*given) as relay_port:
         yield replace(hosts, shaped=True, relay_port=relay_port)
 
@@ -260,21 +276,25 @@ def open_hosts(settings: Testbed) -> Iterator[Hosts]:
         try:
             hosts = stack.enter_context(shaped_hosts(settings))
         except TestbedUnavailable as problem:
+            near = " and without delay" * settings.wide_area.is_far
             _say_once(
-                f"no shaped links, running on plain loopback at full speed: {problem}"
+                f"no shaped links, running on plain loopback at full speed{near}: "
+                f"{problem}"
             )
             hosts = stack.enter_context(loopback_hosts(settings))
         yield hosts
 
 
-def available() -> Availability:
-    """Whether shaped hosts can be made: it really makes and removes one, in about 50
-    ms.
+def available(settings: Testbed | None = None) -> Availability:
+    """Whether shaped hosts can be made: it really makes and removes some.
+
+    Args:
+        settings: The hosts to make. Default: one that is near, which takes about 50 ms.
     """
+    wanted = settings or Testbed(hosts=1)
     try:
-        with shaped_hosts(Testbed(hosts=1)) as hosts:
-            assert hosts.namespaces is not None
-            kind = hosts.namespaces.privilege
+        with ExitStack() as stack:
+            kind = _open_first(stack, wanted).privilege
     except TestbedUnavailable as problem:
         return Availability(kind="none", reason=str(problem))
     how = "as root" if kind == "root" else "in a user namespace, without root"
@@ -316,17 +336,14 @@ class HostLinks:
             )
 
     def slow(self, host: int, rate_bytes_per_s: float) -> None:
-        """Gives a host's link another rate."""
-        given = replace(self._settings, rate_bytes_per_s=rate_bytes_per_s)
-        shape_one(
-            self._spaces,
-            host,
-            choose_shaper(given.rate_bytes_per_s, given.mtu, given.burst_s),
-        )
+        """Gives a host's link another rate, in both directions."""
+        slowed = WideArea(slow=((host, rate_bytes_per_s),))
+        given = replace(self._settings, wide_area=slowed)
+        shape(self._spaces, {host: given.link_shapers(host)})
 
     def mend(self) -> None:
         """Makes all links as they were."""
         for host in self._all:
             set_link(self._spaces, host, up=True)
             set_reach(self._spaces, host, self._all)
-            self.slow(host, self._settings.rate_bytes_per_s)
+        shape(self._spaces, _links(self._settings))

@@ -9,6 +9,9 @@ root inside a user namespace of its own.
     holder's namespace:  gwbridge = port0 port1 ...       port i  tbf: host i's downlink
     host i's namespace:  eth0, 10.77.0.(i+1), lo          eth0    tbf: host i's
     uplink
+
+Far hosts have no bridge. Their eth0 are TAP devices, whose frames a forwarder keeps for
+the delay; it also is host i's downlink.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +31,8 @@ from gradwire.errors import invalid
 
 from ..errors import TestbedUnavailable
 from ._orphans import end_orphans, mark
+from .forwarder import Forwarder, open_forwarder
+from .wide_area import WideArea
 
 # ---- The token bucket filter that slows a link down ----------------------------------
 #
@@ -85,6 +90,14 @@ class Shaper:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class LinkShapers:
+    """Figures of both directions of a host's link."""
+
+    up: Shaper
+    down: Shaper
+
+
 def choose_shaper(rate_bytes_per_s: float, mtu: int, burst_s: float) -> Shaper:
     """Burst, queue and segment size for a link."""
     burst_bytes = max(_MIN_BURST_BYTES, 4 * mtu, round(rate_bytes_per_s * burst_s))
@@ -117,6 +130,9 @@ _PACKAGES = {
 }
 _START_S = 30.0
 
+# Pieces that wait until the forwarder has a core: at 42,000 a second, those of 0.2 s.
+_TAP_QUEUE = 10_000
+
 Privilege = Literal["root", "user namespace"]
 
 
@@ -129,6 +145,8 @@ class Namespaces:
     holder_pid: int
     pids: tuple[int, ...]
     privilege: Privilege
+    forwarder: Forwarder | None = None
+    """In the bridge's place where hosts are far."""
 
     def enter(self, pid: int) -> list[str]:
         """Words to put before a command so that it runs in that process' network."""
@@ -180,6 +198,14 @@ def _bridge_lines(pids: Sequence[int], mtu: int) -> list[str]:
     return lines
 
 
+def _far_lines(pids: Sequence[int], mtu: int) -> list[str]:
+    return [
+        f"link set port{host} netns {pid} name {INTERFACE} mtu {mtu} "
+        f"address {_hardware_address(host)} txqueuelen {_TAP_QUEUE}"
+        for host, pid in enumerate(pids)
+    ]
+
+
 def _host_lines(host: int, num_hosts: int, segment_bytes: int) -> list[str]:
     # Permanent neighbours: no ARP, so a quiet network's counters stand still.
     others = [other for other in range(num_hosts) if other != host]
@@ -222,27 +248,37 @@ def _explain_batch(tool: str, said: str) -> str:
     return f"{tool} failed: {said}"
 
 
-def _wire_up(spaces: Namespaces, shaper: Shaper, mtu: int) -> None:
-    in_bridge = spaces.enter(spaces.holder_pid)
+def _wire_up(spaces: Namespaces, links: Sequence[LinkShapers], mtu: int) -> None:
+    in_holder = spaces.enter(spaces.holder_pid)
     num_hosts = len(spaces.pids)
-    _batch(in_bridge, "ip", _bridge_lines(spaces.pids, mtu))
+    lines = _bridge_lines if spaces.forwarder is None else _far_lines
+    _batch(in_holder, "ip", lines(spaces.pids, mtu))
+    # Any host may send to any other one: no piece is above the least burst.
+    segment_bytes = min(
+        min(link.up.segment_bytes, link.down.segment_bytes) for link in links
+    )
     for host, pid in enumerate(spaces.pids):
-        _batch(
-            spaces.enter(pid), "ip", _host_lines(host, num_hosts, shaper.segment_bytes)
-        )
-    shape(spaces, shaper)
+        _batch(spaces.enter(pid), "ip", _host_lines(host, num_hosts, segment_bytes))
+    shape(spaces, dict(enumerate(links)))
 
 
-def shape(spaces: Namespaces, shaper: Shaper) -> None:
-    """Gives all links another rate, also while bytes are on their way."""
-    ports = [shaper.line(f"port{host}") for host in range(len(spaces.pids))]
-    _batch(spaces.enter(spaces.holder_pid), "tc", ports)
-    for pid in spaces.pids:
-        _batch(spaces.enter(pid), "tc", [shaper.line(INTERFACE)])
+def shape(spaces: Namespaces, links: Mapping[int, LinkShapers]) -> None:
+    """Gives these hosts' links other rates, also while bytes are on their way."""
+    if spaces.forwarder is None:
+        ports = [link.down.line(f"port{host}") for host, link in links.items()]
+        _batch(spaces.enter(spaces.holder_pid), "tc", ports)
+    else:
+        for host, link in links.items():
+            spaces.forwarder.shape(host, link.up, link.down)
+    for host, link in links.items():
+        _batch(spaces.enter(spaces.pids[host]), "tc", [link.up.line(INTERFACE)])
 
 
 def set_link(spaces: Namespaces, host: int, *, up: bool) -> None:
     """Pulls the plug of a host's link, or puts it back."""
+    if spaces.forwarder is not None:
+        spaces.forwarder.set_link(host, up=up)
+        return
     lines = [f"link set port{host} {'up' if up else 'down'}"]
     _batch(spaces.enter(spaces.holder_pid), "ip", lines)
 
@@ -260,12 +296,6 @@ def set_reach(spaces: Namespaces, host: int, others: Collection[int]) -> None:
                 f"dev {INTERFACE}"
             )
     _batch(spaces.enter(spaces.pids[host]), "ip", lines)
-
-
-def shape_one(spaces: Namespaces, host: int, shaper: Shaper) -> None:
-    """Gives one host's link another rate, in both directions."""
-    _batch(spaces.enter(spaces.holder_pid), "tc", [shaper.line(f"port{host}")])
-    _batch(spaces.enter(spaces.pids[host]), "tc", [shaper.line(INTERFACE)])
 
 
 def join_network(spaces: Namespaces, host: int) -> None:
@@ -338,8 +368,8 @@ def _read_pids(
 @contextmanager
 def open_namespaces(
     *,
-    num_hosts: int,
-    shaper: Shaper,
+    links: Sequence[LinkShapers],
+    wide_area: WideArea,
     mtu: int,
     congestion_control: str,
     privilege: Privilege,
@@ -354,11 +384,17 @@ def open_namespaces(
     for tool in _PACKAGES:
         find_tool(tool)
     end_orphans()
-    holder = _start_holder(privilege, num_hosts, congestion_control)
-    try:
+    with ExitStack() as stack:
+        holder = _start_holder(privilege, len(links), congestion_control)
+        stack.callback(_stop_holder, holder)
         pids = _read_pids(holder, congestion_control)
         spaces = Namespaces(holder_pid=holder.pid, pids=pids, privilege=privilege)
-        _wire_up(spaces, shaper, mtu)
+        if wide_area.is_far:
+
+            def enter(command: list[str]) -> list[str]:
+                return [*spaces.enter(holder.pid), *command]
+
+            opened = open_forwarder(enter, len(links), wide_area)
+            spaces = replace(spaces, forwarder=stack.enter_context(opened))
+        _wire_up(spaces, links, mtu)
         yield spaces
-    finally:
-        _stop_holder(holder)

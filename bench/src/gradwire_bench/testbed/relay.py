@@ -10,6 +10,7 @@ takes a port above the reader's own where the other rank's port is above, and on
 otherwise (`ports_beyond`).
 
 Rates are of TCP's payload, without headers. The relay counts the bytes of each rank.
+Where ranks are far it keeps bytes back for the delay; connections are made without it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -24,6 +26,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -34,12 +37,15 @@ from torch._C._distributed_c10d import Store, TCPStore
 from ..errors import TestbedUnavailable
 from . import counters
 from .counters import InterfaceCounters
+from .wide_area import NEAR, WideArea
 
 RELAY = "GRADWIRE_BENCH_RELAY"
 """The environment variable of ranks behind a relay: its port for questions."""
 _HOME = "127.0.0.1"
 _PIECE = 1 << 16
 _WAITING = 1 << 20
+_MOST_PIECES = 4096
+"""Pieces of one connection that are on their way at a time."""
 _AT_ONCE_S = 1e-4
 _ADDRESS_BYTES = 136
 """Bytes of an address in gloo's record of a rank: a ``sockaddr_storage`` and a
@@ -55,25 +61,39 @@ class Links:
     once.
     """
 
-    def __init__(self, rate_bytes_per_s: float, burst_s: float) -> None:
+    def __init__(
+        self, rate_bytes_per_s: float, burst_s: float, wide_area: WideArea = NEAR
+    ) -> None:
         self._rate = rate_bytes_per_s
         self._burst_s = burst_s
+        self._wide_area = wide_area
+        self._draws = random.Random(0)
         self._up_s: dict[int, float] = {}
         self._down_s: dict[int, float] = {}
         self.sent: Counter[int] = Counter()
         self.received: Counter[int] = Counter()
 
     def due_s(self, source: int, target: int, size_bytes: int, ready_s: float) -> float:
-        """When the last of some bytes arrives that are ready at a time."""
-        span_s = size_bytes / self._rate
+        """When the last of some bytes has passed both links that are ready at a time,
+        without the delay.
+        """
+        up_span_s = size_bytes / self._wide_area.up(source, self._rate)
+        down_span_s = size_bytes / self._wide_area.down(target, self._rate)
         idle_s = ready_s - self._burst_s
         up_s = max(self._up_s.get(source, idle_s), idle_s)
         down_s = max(self._down_s.get(target, idle_s), up_s)
-        self._up_s[source] = up_s + span_s
-        self._down_s[target] = down_s + span_s
+        self._up_s[source] = up_s + up_span_s
+        # the last bytes cannot come in before they went out
+        self._down_s[target] = max(down_s + down_span_s, up_s + up_span_s)
         self.sent[source] += size_bytes
         self.received[target] += size_bytes
-        return down_s + span_s
+        return self._down_s[target]
+
+    def delay_s(self) -> float:
+        """How long the next bytes are kept back."""
+        return self._wide_area.delay_s + self._draws.uniform(
+            0, self._wide_area.jitter_s
+        )
 
 
 def ports_beyond(own_port: int, *, above: bool) -> Iterator[int]:
@@ -150,42 +170,64 @@ class Relay:
         target: int,
     ) -> None:
         clock = asyncio.get_running_loop().time
+        way = asyncio.Queue[tuple[float, bytes]](_MOST_PIECES)
+        delivering = asyncio.create_task(self._deliver(way, writer))
         with suppress(ConnectionError):
             asked_s = clock()
-            due_s = 0.0
+            due_s = asked_s
             while piece := await reader.read(_PIECE):
                 # Bytes that need no wait were here when the last ones were due, however
                 # late the relay has been since.
-                ready_s = (
-                    clock() if clock() - asked_s > _AT_ONCE_S else min(due_s, asked_s)
-                )
+                has_waited = clock() - asked_s > _AT_ONCE_S
+                came_s = clock() if has_waited else asked_s
+                ready_s = came_s if has_waited else min(due_s, asked_s)
                 due_s = self._links.due_s(source, target, len(piece), ready_s)
                 if (wait_s := due_s - clock()) > 0:
                     await asyncio.sleep(wait_s)
-                writer.write(piece)
-                await writer.drain()
+                arrives_s = max(due_s, came_s) + self._links.delay_s()
+                await way.put((arrives_s, piece))
                 asked_s = clock()
+        await way.put((0.0, b""))
+        await delivering
+
+    async def _deliver(
+        self, way: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter
+    ) -> None:
+        """Hands over pieces in their order, each no sooner than it is due."""
+        clock = asyncio.get_running_loop().time
+        is_open = True
+        while (due := await way.get())[1]:
+            due_s, piece = due
+            if (wait_s := due_s - clock()) > 0:
+                await asyncio.sleep(wait_s)
+            try:
+                if is_open:
+                    writer.write(piece)
+                    await writer.drain()
+            except ConnectionError:
+                # what is still on its way is lost
+                is_open = False
         writer.close()
 
 
-async def _serve(rate_bytes_per_s: float, burst_s: float) -> None:
-    relay = Relay(Links(rate_bytes_per_s, burst_s))
+async def _serve(settings: dict[str, Any]) -> None:
+    relay = Relay(Links(**settings))
     server = await asyncio.start_server(relay.answer, _HOME, 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.to_thread(sys.stdin.read)  # the end of whoever started it
 
 
 @contextmanager
-def open_relay(rate_bytes_per_s: float, burst_s: float) -> Iterator[int]:
+def open_relay(
+    rate_bytes_per_s: float, burst_s: float, wide_area: WideArea = NEAR
+) -> Iterator[int]:
     """A relay for the length of a ``with`` block: its port for questions."""
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        __name__,
-        str(rate_bytes_per_s),
-        str(burst_s),
-    ]
+    settings = {
+        "rate_bytes_per_s": rate_bytes_per_s,
+        "burst_s": burst_s,
+        "wide_area": asdict(wide_area),
+    }
+    command = [sys.executable, "-P", "-m", __name__, json.dumps(settings)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -329,4 +371,5 @@ def relayed_group(timeout: timedelta | None = None) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(float(sys.argv[1]), float(sys.argv[2])))
+    given = json.loads(sys.argv[1])
+    asyncio.run(_serve({**given, "wide_area": WideArea(**given["wide_area"])}))

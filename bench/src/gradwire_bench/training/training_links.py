@@ -22,6 +22,7 @@ from gradwire.errors import invalid
 from ..report import curves
 from ..testbed.hosts import Testbed, loopback_hosts, open_hosts
 from ..testbed.ranks import Report, run_ranks
+from ..testbed.wide_area import NEAR, WideArea, refuse_loopback
 from .peers import PEERS, is_there
 from .tasks import make_task
 from .trainers import DDP, OTHERS, PERIOD, check_trainer, split_period
@@ -58,8 +59,10 @@ class TrainingOnLinks:
     goal_step: int
     score_every: int = PERIOD
     peers: tuple[str, ...] = ()
+    wide_area: WideArea = NEAR
 
     def __post_init__(self) -> None:
+        refuse_loopback(self.rates_bytes_per_s, self.wide_area)
         if not self.rates_bytes_per_s:
             why = "one or more, as a goal and pictures are of links"
             raise invalid("rates of links", "none", why, "write --rate 100mbit")
@@ -164,7 +167,7 @@ def _trained(
         "entrants": entrants,
         "peers": links.peers,
     }
-    with _hosts(links.bench.ranks, rate) as hosts:
+    with _hosts(links, rate) as hosts:
         results = run_ranks(
             hosts,
             f"{__package__}.training_links_rank",
@@ -173,16 +176,23 @@ def _trained(
             timeout_s=timeout_s,
         )
         shaped = hosts.shaped
-    link = format_rate(rate) if rate and shaped else "unshaped loopback"
+    link = (
+        f"{format_rate(rate)}{links.wide_area}"
+        if rate and shaped
+        else "unshaped loopback"
+    )
     # loopback counts the bytes of all ranks together
     shared = 1 if shaped else len(results)
     return [_merged(of_ranks, shared) for of_ranks in zip(*results, strict=True)], link
 
 
-def _hosts(num_hosts: int, rate: float | None) -> Any:
+def _hosts(links: TrainingOnLinks, rate: float | None) -> Any:
     if rate is None:
-        return loopback_hosts(Testbed(hosts=num_hosts))
-    return open_hosts(Testbed(hosts=num_hosts, rate_bytes_per_s=rate))
+        return loopback_hosts(Testbed(hosts=links.bench.ranks))
+    testbed = Testbed(
+        hosts=links.bench.ranks, rate_bytes_per_s=rate, wide_area=links.wide_area
+    )
+    return open_hosts(testbed)
 
 
 def _merged(of_ranks: Sequence[Sequence[dict[str, float]]], shared: int) -> list[Point]:
