@@ -5,13 +5,13 @@ Source: HiPress (Wu et al.) section 3.1 and figure 2; bulk communication of sect
 Differences: small payloads, of which all can be on their way at once, are pushed by one
     all-to-all and pulled by one all-gather. Of table 3, with K = N chunks, the N
     encodes are ours (N - 1 pushed chunks, then the mean of the own one) and so are the
-    N - 1 merges; what is pulled comes all at once, and N - 1 decodes overlap with no
-    transfer, where the paper counts the last of them alone: to have the others overlap
-    would take a latency more, and they take no longer than that. Larger ones go in
+    N - 1 merges. All pulled payloads come at once, so N - 1 decodes overlap with no
+    transfer, where the paper counts the last of them alone. To overlap the others would
+    take a latency more, and they take no longer than that. Larger payloads go in
     rounds, as section 3.2's coordinator would send them; rounds follow from sizes that
-    all ranks know, so nobody coordinates. What the next round sends is encoded beside a
-    round, and what the last one brought is merged. Every aggregator sends its mean to
-    the others in rounds too, and what a round has brought is decoded beside the next.
+    all ranks know, so nobody coordinates. Beside a round, the next round's payloads are
+    encoded, and the payloads of the round before are merged. Every aggregator sends its
+    mean to the others in rounds too, and each round is decoded beside the next.
     Nothing travels beside the encodes of the first round and of the mean, nor beside
     the merges and decodes of the one chunk that the last rounds bring: two encodes and
     two decodes, where table 3 has N. Table 3 also has servers apart from workers (alpha
@@ -21,15 +21,15 @@ Partitions: 1 to W, of which the first has another server in each message of a s
 Wire: W chunks, some of them empty where there are fewer partitions. Push: the payload
     of chunk c goes to rank c. Pull: the payload of the merged chunk goes to all. A slot
     is a payload rounded up to 8 bytes, and a rank pushes the slots of all chunks but
-    its own. It sends W - 1 times the slot of its own chunk; where an all-gather does,
-    the largest slot. Where sizes vary, they go first: 2 * 8 * (W-1) bytes, and nothing
-    is encoded beside a push.
-State: one codec state a chunk: of what this rank pushes, and in its own chunk of the
-mean.
-Contributed: what the codec encoded; of the chunk that a rank aggregates, all of its
-    gradient, less W times what encoding the mean lost. That loss enters the next mean
-    as it is: were it encoded for a push, W times, more could be lost of it than it was,
-    and it would grow for ever.
+    its own. Then it sends the slot of its own chunk W - 1 times; an all-gather sends
+    the largest slot instead. If sizes vary, they go first: 2 * 8 * (W-1) bytes, and
+    nothing is encoded beside a push.
+State: one codec state for each chunk: of the pushed payload, and for its own chunk of
+the mean.
+Contributed: the encoded elements; of the chunk that a rank aggregates, all of its
+    gradient, less W times the part that encoding the mean lost. This part enters the
+    next mean as it is. If a push encoded it, W times, the push could lose more than the
+    part itself, which would grow without bound.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ from .steps.wide_sums import unscaled_if_narrow
 
 @dataclass(frozen=True, kw_only=True)
 class casync_ps(Collective):
-    """Chunk, encode, scatter, decode and merge, encode, gather, decode.
+    """Averages each chunk of the gradient on one rank, which sends the mean to all.
 
     Args:
         partitions: The number of chunks, from 1 to the number of ranks; each has a rank
             that aggregates it. None (the default): one for each rank, which balances
-            bytes best. Fewer make fewer, larger payloads.
+            bytes best. Fewer chunks make fewer, larger payloads.
         room_bytes: The most bytes that may be on their way to one rank at once, from 0;
             default 512 KiB. Larger messages go in rounds, which overlap with encode and
             decode. 0 sends all in rounds.

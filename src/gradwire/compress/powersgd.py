@@ -8,14 +8,15 @@ HiPress 4.4. Differences from the paper:
       epsilon: zeros stay zeros, a rank below ``rank`` is no division by zero, and a
       direction that died comes back.
     - Q's columns are scaled to a largest element of 1 between steps, so that factors
-      neither grow nor fade; it is the space they span that is warm about a warm start.
-      P is a sum of m * W elements, and overflows if that does, where the mean need not.
+      neither grow nor fade. A warm start needs only the space that they span. P is a
+      sum of m * W elements, so it may overflow where the mean does not.
     - A tensor is factorised where (n + m) * rank < n * m; others (vectors, small or
       thin matrices) would be no shorter. It must not be cut among messages: a range of
       it is no matrix.
-    - Every rank orthogonalises for itself, as in the paper, so the mean has the same
-      bits on all ranks where they run on processors of one kind, with as many threads
-      each: LAPACK cuts a tall P by their number. ``attach`` holds ranks to the second.
+    - Every rank orthogonalises for itself, as in the paper. So the mean has the same
+      bits on all ranks only if their processors are of one kind and they have the same
+      number of threads, by which LAPACK cuts a tall P. ``attach`` compares the numbers
+      of threads.
 Default: rank 4, the largest of the paper. 200 steps of
     ``gradwire bench train --optimizer sgd`` end at 1.08 (task convnet) and 1.02 (lstm,
     gpt) of the dense loss, with rank 8 at 0.98 and 1.00.
@@ -75,8 +76,8 @@ class MatrixBatch(NamedTuple):
 class FactorLayout:
     """The places of everything in a message's gradient and in its all-reduces' buffers.
 
-    The first all-reduce holds, in the order of the tensors, what stays dense and every
-    P, the second every Q. ``dense`` are ranges of the gradient and of the first.
+    In the order of the tensors, the first all-reduce holds dense tensors and every P,
+    and the second holds every Q. ``dense`` are ranges of the gradient and of the first.
     """
 
     basis_shapes: tuple[tuple[int, ...], ...]
@@ -104,7 +105,7 @@ def as_matrix(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def sent_numel(shape: Sequence[int], rank: int) -> int:
-    """Elements that travel of a tensor: of its factors, or its own if fewer."""
+    """Elements that a tensor sends: its factors', or its own if they are fewer."""
     return min(sum(as_matrix(shape)) * rank, prod(shape))
 
 
@@ -154,9 +155,9 @@ def orthonormal(matrix_BNR: Tensor, out: Tensor) -> None:
 
     ``out`` may be the matrix itself.
 
-    By Householder's QR (N >= R), which needs no epsilon: where columns depend on each
-    other, or are zero, others that are orthogonal to the rest stand in for them. What
-    is not finite makes its matrix not finite and no other.
+    Householder's QR (N >= R) needs no epsilon: columns that depend on others, or are
+    zero, are replaced by columns that are orthogonal to the rest. A matrix with an
+    element that is not finite becomes not finite, and no other matrix does.
 
     >>> columns = torch.zeros(1, 3, 2)
     >>> orthonormal(columns, columns)
@@ -169,8 +170,8 @@ def orthonormal(matrix_BNR: Tensor, out: Tensor) -> None:
 class MatrixStep:
     """One rank's tensors during a step, in buffers that it keeps between steps.
 
-    ``whole_N`` is what is sent, and ``mean_N`` is where its mean is to lie. Both are of
-    the working dtype, and wherever possible they are the caller's own tensors.
+    ``whole_N`` is the gradient that is sent, and ``mean_N`` receives its mean. Both are
+    of the working dtype, and wherever possible they are the caller's own tensors.
     """
 
     def __init__(
@@ -205,8 +206,9 @@ class MatrixStep:
         self.mean_N = own_or_scratch(out_N, "whole" if residual_N is None else "mean")
 
     def encode(self, number: int) -> None:
-        """Makes what travels in a round: P of every matrix, then Q, with which the own
-        part of the mean is known and leaves the residual.
+        """Makes the content of a round: P of every matrix, then Q.
+
+        With Q this rank's part of the mean is known, and is taken off the residual.
         """
         if number == 0:
             self.gather()
@@ -249,8 +251,8 @@ class MatrixStep:
         """Writes the mean, maybe where the gradient was, and keeps the next start: Q,
         each column scaled to a largest element of 1.
 
-        One that is zero stays zero, and one that is not finite becomes so: the next
-        step's orthogonalisation puts another direction in its place.
+        A column of zeros stays zero, and a column that is not finite becomes zero: the
+        next step's orthogonalisation puts another direction in its place.
         """
         if self.residual_N is not None:
             torch.nan_to_num_(self.residual_N, nan=0.0, posinf=0.0, neginf=0.0)

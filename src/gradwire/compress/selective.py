@@ -2,22 +2,22 @@
 
 Source: Ming et al., ICDE 2026, "SSFusion: Tensor Fusion with Selective Sparsification
     for Efficient Distributed DNN Training", section IV-B (per-tensor selection,
-    density-aware sparsification). What is offloaded or interleaved (-O, -I) is a plan's
-    matter; ``encode_on_host`` serves -O.
+    density-aware sparsification). A plan decides which tensors are offloaded or
+    interleaved (-O, -I); ``encode_on_host`` serves -O.
 Differences from the paper:
     - Which tensors are dense follows from sizes alone: the smallest, up to the paper's
       102,400 elements, as long as the others can make up for them. The paper goes on
       until the time of sparsification hides behind the message before (equation 2),
-      which a plan may do by ``num_dense``. Its rule has no end where that never comes
-      about, and then leaves large tensors dense too.
+      which a plan may do by ``num_dense``. If that time never hides, the paper's rule
+      leaves large tensors dense too.
     - The density that makes up for them is a closed form and no search. It is counted
-      in bytes, of which a dense float32 takes 4 and a sparse one 8; with
-      ``count="elements"`` in elements, as in the paper, which leaves the others less
-      (docs/measured.md).
+      in bytes: a dense float32 takes 4 bytes, a sparse one 8. With
+      ``count="elements"`` it is counted in elements, as in the paper, which leaves the
+      other tensors a lower density (docs/measured.md).
     - All sparse tensors are encoded by one call of the sparsifier, so a small one costs
       little. The paper's insight 1, that small tensors take as long as large ones, is
       about a call for each.
-    - A tensor of which a threshold let nothing pass sends its largest element.
+    - If a threshold lets no element of a tensor pass, the largest element is sent.
     - Sparsifiers are those that send indices and values of a density: ``topk``,
       ``dgc``, ``graddrop``, ``gaussiank``, ``redsync``, ``sidco``. Random-k and CLT-k
       agree on elements first and all-reduce values, so nothing is gathered that dense
@@ -25,15 +25,15 @@ Differences from the paper:
       than indices and values, and it, the hard threshold and ``nonzero`` have no
       density that could be lowered.
 Default: density 0.01 is the literature's, for long trainings (see ``topk``).
-Density: the bytes of ``density`` * N sparse elements, and at most one element for each
-    tensor more, as every tensor sends one at least; of the sparse ones within the
+Density: the bytes of ``density`` * N sparse elements, and at most one more element for
+    each tensor, as every tensor sends at least one. Sparse tensors keep within the
     sparsifier's own range.
 Wire: of D dense elements and K sparse ones: dense_D in the working dtype, indices_K
     int32 (ascending, of the message), values_K float32 -> 4 D + 8 K bytes (8 D for
     float64), to each other rank, padded to the largest of the step. Where K varies it
     is announced first, 8 bytes.
 State: the tensors' sizes, and codec_T, the sparsifier's state of each tensor.
-Contributed: the dense tensors, and of each other one what the sparsifier took.
+Contributed: the dense tensors, and the selected elements of each other tensor.
 """
 
 from __future__ import annotations
@@ -110,12 +110,12 @@ def choose(
 ) -> Choice:
     """The choice for tensors of ``sizes`` elements.
 
-    ``num_dense`` of them, the smallest, are dense, and ``density`` is that of the
-    others; so it is where a plan has chosen. With None the smallest are dense as long
-    as they have no more than ``SMALL`` elements and the others can make up for them:
-    about ``density`` of all elements travel, a dense one counted as ``dense_cost`` of
-    one, and the density of the others stays at ``floor`` or above. One tensor stays
-    sparse then. Of equally large tensors the first counts as the smaller.
+    If a plan has chosen ``num_dense``, so many of the smallest tensors are dense, and
+    ``density`` is the density of the others. With None the smallest tensors are dense,
+    under two conditions. They have at most ``SMALL`` elements, and the others can make
+    up for them. Then about ``density`` of all elements travel, where a dense element
+    counts as ``dense_cost``. The density of the others is at least ``floor``, and at
+    least one tensor is sparse. Of equally large tensors the first counts as smaller.
 
     >>> choose((20, 1000, 10), density=0.05, floor=0.001)
     Choice(dense=(0, 2), sparse=(1,), density=0.0215)
@@ -165,9 +165,7 @@ Tensors = Mapping[int, Tensor]
 
 
 class SelectedElements(NamedTuple):
-    """The elements picked of a sparse tensor, and the new state that the sparsifier
-    keeps of it.
-    """
+    """The selected elements of a sparse tensor, and the sparsifier's state after it."""
 
     indices_K: Tensor
     """Places of the elements, from the tensor's own start."""
@@ -179,7 +177,7 @@ class SelectedElements(NamedTuple):
 class Mixed:
     """How tensors of ``sizes`` elements and one ``dtype`` travel.
 
-    ``codec`` encodes the sparse.
+    ``codec`` encodes the sparse tensors.
     """
 
     codec: Compressor
@@ -222,9 +220,8 @@ class Mixed:
         )
 
     def received(self, size_bytes: int) -> Format:
-        """The layout of a payload of so many bytes.
-
-        ``RanksDiffer`` where none has so many.
+        """The layout of a payload of ``size_bytes``; raises ``RanksDiffer`` if no
+        payload has this size.
         """
         num_entries, rest = divmod(size_bytes - self.layout(0).size_bytes, _ENTRY_BYTES)
         if rest or num_entries < 0:
@@ -248,8 +245,8 @@ class Mixed:
 
         Returns the payload's bytes, and the sparsifier's new states.
 
-        ``residual_N`` then holds what of gradient and residual the payload lacks.
-        Tensors that were encoded ahead are taken as they are.
+        ``residual_N`` then holds the part of gradient and residual that the payload
+        lacks. Tensors that were encoded ahead are taken as they are.
         """
         grads = self._by_place(as_working(grad_N))
         residuals = None if residual_N is None else self._by_place(residual_N)
@@ -349,10 +346,7 @@ class Mixed:
     def _put_dense(
         self, dense_D: Tensor, grads: Tensors, residuals: Tensors | None
     ) -> None:
-        """Fills ``dense_D``.
-
-        Of the dense tensors everything is sent, and nothing stays.
-        """
+        """Fills ``dense_D``; dense tensors are sent whole and leave no residual."""
         sent = [grads[place] for place in self.choice.dense]
         if residuals is None:
             torch.cat(sent, out=dense_D)
@@ -386,9 +380,9 @@ def _num_entries(form: Format) -> int:
 
 
 def _at_least_one(grad_N: Tensor, residual_N: Residual) -> tuple[Tensor, Tensor]:
-    """The largest element of a tensor of which a sparsifier took nothing.
+    """The largest element of a tensor of which a sparsifier took no element.
 
-    None for a tensor of zeros.
+    A tensor of zeros has no such element.
     """
     whole_N = grad_N if residual_N is None else residual_N
     count = int(bool(whole_N.any()))
@@ -430,12 +424,12 @@ class selective(Exchange, EncodesTensors):
             (the default). The package gradwire-lab adds "graddrop", "gaussiank",
             "redsync" and "sidco".
         density: The kept fraction k/n of the whole message, in (0, 1]; default 0.01. A
-            larger one sends more bytes and loses less. With ``num_dense`` it is the
-            fraction of the sparse tensors alone.
+            larger fraction sends more bytes and loses less. With ``num_dense`` it is
+            the fraction of the sparse tensors alone.
         num_dense: The number of the smallest tensors that are sent dense, a whole
             number from 0. It may exceed the tensors of a message: then all are dense.
-            With 0 every tensor is sparse. None (the default): as many as fit, and the
-            density of the others is lowered in return. So the message gets no larger.
+            With 0 every tensor is sparse. None (the default): as many as fit. The
+            density of the others is lowered in return, so the message gets no larger.
         floor: The least density to which the others are lowered, in (0, 1]; default
             0.001. A larger floor leaves fewer tensors dense. It has no effect beside
             ``num_dense``.
@@ -444,9 +438,9 @@ class selective(Exchange, EncodesTensors):
             sparse one. "elements" is the paper's measure. It leaves the others a lower
             density, and so sends fewer bytes.
 
-    The example of the paper's figure 3: two tensors in one message, a quarter of which
-    is sent. Selected as one vector, the second is missing; tensor by tensor, neither
-    is.
+    The example of the paper's figure 3: two tensors in one message, and a quarter of
+    the message is sent. If elements are selected from both tensors as one vector, none
+    is from the second tensor. Tensor by tensor, each has an element.
 
     >>> from gradwire.compress.topk import topk
     >>> from gradwire.exchange.by_name import exchange_for, run_local
@@ -544,9 +538,9 @@ class selective(Exchange, EncodesTensors):
     ) -> Copies:
         """The sum goes out and entries come back.
 
-        The residual holds the sum until the entries are there. Then it is what they
-        lack of it, and 0 where the sum is not finite; there ``encode_ahead`` leaves
-        what its codec does.
+        The residual holds the sum until the entries are there. Then it holds the part
+        of the sum that the entries lack, and 0 if the sum is not finite. In that case
+        ``encode_ahead`` leaves the residual of its codec.
         """
         mixed = self._mixed(state.sizes, grad_N.dtype)
         here = mixed.slice_of(place)

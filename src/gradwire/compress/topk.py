@@ -3,11 +3,11 @@
 Source: Aji and Heafield, EMNLP 2017 (gradient dropping by magnitude); ZEN and DEFT call
 it Top-k.
 Differences: ties go to the lowest index, and NaN ranks above infinity above all
-    numbers, so that what is kept follows from the bits alone.
-Default: density 0.01 is the literature's, for long trainings. The first 400 steps of a
-    small GPT end 37 to 40 % behind dense with it, as an element waits for 100 steps
-    (docs/measured.md). Under SGD 200 steps of three tasks end 5 to 25 % behind, with
-    ``with_density_warmup`` 9 and 13 % where that was 25 and 18
+    numbers. So the bits alone decide which elements are kept.
+Default: density 0.01 is the literature's, for long trainings. With it the first 400
+    steps of a small GPT end 37 to 40 % behind dense, as an element waits for 100 steps
+    (docs/measured.md). Under SGD 200 steps of three tasks end 5 to 25 % behind.
+    ``with_density_warmup`` lowers 25 to 9 %, and 18 to 13 %
     (``gradwire bench train --optimizer sgd --only topk --only topk-warmup``).
 Density: as asked, to the element.
 Wire: indices_K int32 ascending, values_K -> (4 + itemsize) * K bytes, K = max(1,
@@ -17,8 +17,8 @@ sent in 16 bits).
 Not in CompLL's language: where the k-th magnitude lies depends on all elements, so an
 exact cut is no pass over blocks. ``kernels/select`` guesses it from a sample and proves
 the guess with the same read that collects the candidates. The language's ``top`` cuts
-what a threshold has let pass; of 8 M float32 without one it takes 34 ms in one thread,
-``kernels/select`` 5.9 ms.
+elements that a threshold has let pass. Without a threshold it takes 34 ms for 8 M
+float32 in one thread, ``kernels/select`` 5.9 ms.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class topk(Coo):
     """Keeps the ``density`` share of elements with the largest magnitude.
 
     Args:
-        density: The kept fraction k/n, in (0, 1]; default 0.01. A larger one sends more
-            bytes, and elements wait for fewer steps.
+        density: The kept fraction k/n, in (0, 1]; default 0.01. A larger fraction sends
+            more bytes, and elements wait for fewer steps.
         values: The dtype in which values travel: ``torch.float32`` (the default),
             ``torch.bfloat16`` or ``torch.float16``. A 16-bit dtype makes an element 6
             bytes in place of 8. Its rounding error stays in the residual.
@@ -79,7 +79,7 @@ class topk(Coo):
             )
 
     def kept(self, numel: int) -> int:
-        """How many of ``numel`` elements are kept, at least one unless it is 0."""
+        """The number of kept elements of ``numel``, at least one unless it is 0."""
         return share_of(self.density, numel)
 
     def format(self, spec: TensorSpec) -> Format:

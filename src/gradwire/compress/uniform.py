@@ -3,7 +3,7 @@
 Source: HiPress figure 5, where this stochastic min/max quantiser is called TernGrad;
     Wen et al.'s own is ``terngrad`` here.
 Differences: smallest and largest are taken over blocks of 512 elements instead of the
-    gradient, and the default is 4 bits where figure 5 has 2: with 2, a transformer does
+    gradient. The default is 4 bits where figure 5 has 2: with 2, a transformer does
     not train. The bit width and the padding are not sent, as the receiver knows both;
     figure 5's count of padding elements is right for two bits only. The smallest
     element is sent with the width of a level, as the largest is not needed again.
@@ -40,15 +40,15 @@ BITWIDTHS = (1, 2, 4, 8)
 class uniform(Program, unbiased=True):
     """Rounds each element at random to one of 2**bitwidth even levels.
 
-    An element between two levels goes to either, the nearer one more often: its
-    expectation is the element.
+    An element between two levels goes to one of them, more often to the nearer one. So
+    its expectation is the element itself.
 
     Args:
         bitwidth: Bits for each element: 1, 2, 4 (the default) or 8. More bits send more
             and lose less.
         block: The number of elements that share smallest and largest level, a multiple
-            of 64; default 512. A block has 8 bytes for them. Shorter blocks lose less
-            and send more.
+            of 64; default 512. A block has 8 bytes for both levels. Shorter blocks lose
+            less and send more.
         seed: The seed of the random numbers, a whole number from 0 to 2**32 - 1;
             default 0. They draw the rounding.
 
@@ -67,9 +67,9 @@ class uniform(Program, unbiased=True):
         check_choice("uniform bitwidth", self.bitwidth, BITWIDTHS)
 
     def stated(self) -> Traits:
-        """An element is off by a gap at most.
+        """An element's error is at most a gap, which is (largest - smallest) / gaps.
 
-        All gaps are at most sqrt(2) times the norm.
+        A block's largest and smallest differ by at most sqrt(2) times its norm.
         """
         return replace(type(self).traits, nonexpansive=2 * self.block <= self.gaps**2)
 

@@ -2,10 +2,10 @@
 
 Source: Lin et al., ICLR 2018, "Deep Gradient Compression: reducing the communication
     bandwidth for distributed training", section 3.
-Differences: those that ``compress/dgc`` (sampled threshold, hierarchical selection),
-    ``momentum`` (momentum correction and factor masking), ``clipping`` (local clipping)
-    and ``warmup`` state. Five incompatible things are called DGC in public code; most
-    are the selection alone, which here is ``compress.dgc``.
+Differences: the docstrings of its parts state them: ``compress/dgc`` (sampled
+    threshold, hierarchical selection), ``momentum`` (momentum correction and factor
+    masking), ``clipping`` (local clipping) and ``warmup``. Public code calls five
+    incompatible algorithms DGC. Most are the selection alone, here ``compress.dgc``.
 """
 
 from __future__ import annotations
@@ -33,26 +33,25 @@ def deep_gradient_compression(
 ) -> Exchange:
     """Deep Gradient Compression as in its paper.
 
-    Train with ``torch.optim.SGD`` without momentum.
-
-    Weight decay must be 1 / (1 - momentum) times that of momentum SGD.
+    Train with ``torch.optim.SGD`` without momentum. Its weight decay must be
+    1 / (1 - momentum) times the weight decay of momentum SGD.
 
     Args:
         warmup_steps: Steps in which the density falls from 25 % to ``density``, in
-            equal stages, each rounded up. The paper takes four epochs. 0 is no warm-up.
+            equal stages, each rounded up. The paper takes four epochs. 0: no warm-up.
         density: The fraction of elements that are sent after the warm-up, in (0, 1];
             default 0.001.
         momentum: The factor of each rank's velocity in each step, in [0, 1); default
             0.9.
         nesterov: Whether the momentum is Nesterov's. Default: False.
-        masking: Whether the velocity of sent elements is cleared. It acts like a lower
-            learning rate for them, so try False where training falls behind. Default:
-            True.
+        masking: Whether the velocity of sent elements is cleared. This acts like a
+            lower learning rate for them, so try False if training falls behind.
+            Default: True.
         clip_norm: The norm to which gradients are clipped, as in the paper for
             recurrent networks. None (the default): no clipping.
         sample_share: The share of a gradient from which the threshold is estimated.
             Default: 0.001.
-        seed: The seed of that sample. Default: 0.
+        seed: The seed of the sample. Default: 0.
 
     Returns:
         The exchange.

@@ -1,8 +1,8 @@
 """attach: gradwire exchanges a model's gradients under an unchanged training loop.
 
 An attach checks its settings, agrees with the other ranks, connects, and hooks the
-model. What only some arguments ask for (a plan, newcomers, hosts, DDP) is imported
-where they are given.
+model. Modules for a plan, newcomers, hosts or DDP are imported only if the arguments
+need them.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def attach(
     """Exchanges a model's gradients in every backward pass from now on.
 
     After ``loss.backward()`` every ``.grad`` is the mean over ranks. The training loop
-    stays as it is. All ranks attach alike, and each backward pass reaches an attached
-    parameter.
+    stays as it is. All ranks must attach alike, and each backward pass must reach at
+    least one attached parameter.
 
     Args:
         model: An ``nn.Module``, whose parameters and buffers come from rank 0, or a
@@ -137,7 +137,7 @@ def attach(
         mesh: Hosts of several ranks, which add up gradients and exchange shares: a
             ``DeviceMesh`` of ("hosts", "local"), or ``"torchrun"``. Default: flat.
         options: How gradients travel, as ``gw.Options``. Default: ``gw.Options()``.
-        failure: What becomes of lost ranks, as ``gw.FailurePolicy``. Default: the run
+        failure: The treatment of lost ranks, as ``gw.FailurePolicy``. Default: the run
             ends.
 
     Returns:
@@ -168,14 +168,14 @@ def attach(
 
 
 _OWN = ("compress_if", "shards", "trace_steps", "timeout", "store", "rejoin")
-"""Fields of options and failure policy that ranks compare otherwise, or not."""
+"""Fields of options and failure policy that ranks compare elsewhere, or not at all."""
 
 
 class Grid(NamedTuple):
-    """This rank's two groups: one averages with it, one holds the other parts.
+    """This rank's two groups: the ranks that average with it, and its layers' shards.
 
-    ``group`` is the process group of the first (None: that of all), and ``mesh`` tells
-    which of its ranks are on one host.
+    ``group`` is the process group of ``who`` (None: the group of all ranks). ``mesh``
+    says which of its ranks are on one host.
     """
 
     who: Membership
@@ -207,7 +207,7 @@ def grid_of(model: nn.Module, group: Any, mesh: Any, settings: Settings) -> Grid
 
 
 def _group_of(model: nn.Module, group: Group | DeviceMesh | None) -> Group | None:
-    """The process group that the exchanges are to run in."""
+    """The process group in which the exchanges run."""
     found: Group | None = one_dimension("group", group, "data-parallel", 0)
     if isinstance(model, DistributedDataParallel):
         if found is not None:
@@ -242,10 +242,7 @@ class Attachment:
     """The back ends that carry messages, for ``stats()``."""
 
     def prepare(self) -> Mapping[str, object]:
-        """Checks and makes what only a subclass needs.
-
-        Returns settings that ranks must share.
-        """
+        """A subclass's own checks and parts; returns settings that ranks must share."""
         return {}
 
     def attach(
@@ -257,8 +254,8 @@ class Attachment:
     ) -> Handle:
         """Checks the arguments, builds messages, agrees with other ranks and connects.
 
-        A rank that refuses announces it, so none waits. A ``newcomer`` agrees with
-        a run.
+        A rank that refuses announces it, so no rank waits for it. A ``newcomer`` agrees
+        with a run that goes on.
         """
         leave_by_cause()
         self.newcomer = newcomer
@@ -293,8 +290,8 @@ class Attachment:
         self.held = [(name, as_reals(shard_of(param))) for name, param in self.params]
 
     def _build(self, who: Membership, own: Fingerprint) -> list[Message]:
-        """Makes the messages; ``own`` gets what ranks must know of them."""
-        # Kernels that no run has built yet: now, not in the first step.
+        """Makes the messages; adds to ``own`` the facts that ranks compare of them."""
+        # Kernels that no run has built yet are built now, not in the first step.
         with being_built():
             messages = self.messages(who)
         scaler = self.settings.scaler
@@ -313,8 +310,8 @@ class Attachment:
     ) -> list[OwnNetwork] | None:
         """Compares settings and messages with other ranks; all raise if they differ.
 
-        Returns the ranks' networks. They are None for a newcomer, which was compared
-        when it asked.
+        Returns the ranks' networks. They are None for a newcomer, as the run compared
+        its own when the newcomer asked.
         """
         timeout = self.settings.failure.timeout
         networks = None
@@ -350,16 +347,13 @@ class Attachment:
         networks: Sequence[OwnNetwork] | None,
         healing: Healing | None,
     ) -> Handle:
-        """Connects the ranks and hooks the model.
-
-        What is begun is undone if any of it fails.
-        """
+        """Connects the ranks and hooks the model; if a part fails, all is undone."""
         settings = self.settings
         newcomer = self.newcomer
         backend = settings.options.backend
         if networks is not None:
-            # All refuse alike, and before any connects: one that still did would see
-            # others close.
+            # All ranks refuse alike, before any connects. A rank that connected would
+            # see the others close.
             choose(backend, networks, settings.ranks_per_host)
         recorder = Recorder(settings.options.trace_steps)
         engine_of = partial(
@@ -406,13 +400,11 @@ class Attachment:
         return handle
 
     def is_left_to_ddp(self, messages: Sequence[Message]) -> bool:
-        """Whether DDP's own reducer averages the model's gradients.
+        """Whether DDP's own reducer averages the model's gradients, on all ranks alike.
 
-        The same on all ranks.
-
-        It does so for a DDP model of which every gradient is dense, unless the user
-        asks for what only gradwire's messages have: a size, a number of channels,
-        another time-out. A plan has messages of its own, and a pilot may plan some.
+        It does if all gradients of a DDP model are dense. It does not if an option asks
+        for gradwire's messages: their size, number of channels or time-out. Nor does it
+        with a plan, which has messages of its own, or a pilot, which may plan some.
         """
         exchange = self.settings.exchange
         is_ddp = isinstance(self.model, DistributedDataParallel)
@@ -473,7 +465,7 @@ class Attachment:
         }
         used = exchanges_in(settings.exchange)
         chooses = any(map(chooses_scheme, used))
-        if settings.plan is None:  # which names the way of rows
+        if settings.plan is None:  # a plan names the scheme of rows
             widths = tables(model)
             shared["embeddings' tables"] = [
                 name for name, p in self.held if id(p) in widths
@@ -484,7 +476,7 @@ class Attachment:
             from ..exchange.sparse_schemes import schemes
 
             shared["sparse schemes installed"] = [*schemes()]
-        # as what a pilot may choose asks for
+        # a pilot may choose an exchange that needs this
         if any(one.declared.same_threads for one in used) or not used:
             shared["torch.get_num_threads()"] = torch.get_num_threads()
         return fingerprint(self._tensors(), shared)
@@ -503,8 +495,8 @@ class Attachment:
         return made
 
     def _fused(self, exchange: Exchange, who: Membership) -> list[Message]:
-        # DDP hands in zeros for parameters that this rank has not used; else ranks tell
-        # which.
+        # DDP hands in zeros for parameters that this rank has not used. Without DDP,
+        # ranks report which parameters they used.
         is_ddp = isinstance(self.model, DistributedDataParallel)
         num_flags = 0 if is_ddp else len(self.params)
         return fused_messages(
@@ -514,7 +506,7 @@ class Attachment:
     def _planned(
         self, plan: Plan | None, who: Membership, sparse: set[int]
     ) -> list[Message]:
-        """The messages of a plan; those of None, by which a pilot begins, are dense."""
+        """The messages of a plan; without one, as a pilot begins, all are dense."""
         if plan is None:
             return self._fused(exchange_for(none()), who)
         from .planned import check_for, messages_of
@@ -525,7 +517,7 @@ class Attachment:
         )
 
     def check(self) -> Check:
-        """The comparison of what has the same bits on all ranks between steps."""
+        """The comparison of tensors that must have the same bits on all ranks."""
         params = self.params
         every = self.settings.failure.check_every
         return Check(every, lambda names: [(n, shard_of(param)) for n, param in params])
@@ -602,7 +594,7 @@ class Attachment:
         return handle
 
     def _overlapping(self, progress: Progress) -> Callable[[], Overlap] | None:
-        """Makes the overlap of the next forward pass; None where no plan can ask it."""
+        """Makes the overlap of the next forward pass; None if no plan can ask it."""
         optimizer = self.settings.optimizer
         if optimizer is None or isinstance(self.settings.exchange, Exchange):
             return None
@@ -622,8 +614,7 @@ class Attachment:
             undo.callback(count_steps(progress, model, params))
             return None
         is_flat = settings.ranks_per_host == 1 and not settings.asks_for_messages
-        # A static graph gives its gradients to DDP late, and in the first step once
-        # more.
+        # A static graph gives its gradients to DDP late, and twice in the first step.
         takes_turns = settings.pilot is not None and is_flat and not model.static_graph
         serve = DDPInTurn if takes_turns else serve_hook
         hooks: DDPHooks | DDPInTurn = serve(progress, model, params)
@@ -632,9 +623,8 @@ class Attachment:
 
 
 def _digest(settings: Settings) -> object:
-    """The value that ranks compare for an exchange: a digest for a plan.
-
-    A plan may be long.
+    """The value that ranks compare for an exchange; a plan, which may be long, becomes
+    a digest.
     """
     if (plan := settings.plan) is None:
         return settings.exchange

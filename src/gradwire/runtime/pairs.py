@@ -80,7 +80,7 @@ class Facts(NamedTuple):
 def _rows(facts: Facts) -> dict[str, Any]:
     """The parameters with row-sparse gradients, by name.
 
-    Local steps send those whole.
+    Local steps have none: they send such parameters whole.
     """
     if facts.way == Feature.LOCAL_STEPS:
         return {}
@@ -103,7 +103,7 @@ def _float16(facts: Facts) -> bool:
 
 
 def _momentum_correction(facts: Facts) -> Any:
-    """The exchange, if it sends something else than gradients."""
+    """The exchange, if it sends anything other than gradients."""
     exchange = inner = facts.settings.exchange
     while isinstance(inner, Wrapper) and inner.of_gradients:
         inner = inner.inner
@@ -184,11 +184,11 @@ FEATURES: dict[str, Callable[[Facts], Any]] = {
 
 
 class RefusedPair(NamedTuple):
-    """Two features that do not go together, and the parts of the user's sentence.
+    """Two features that do not go together, and the parts of the error's sentence.
 
-    ``what`` is what must be ``accepted``, by default the first feature. Both may
-    contain {first} and {second}, the values of the two features. The value that is
-    shown is ``given``, by default the first one's.
+    ``what`` names the refused argument, by default the first feature. ``accepted`` says
+    which values it may have. Both may contain {first} and {second}, the values of the
+    two features. ``given`` is the value that is shown, by default the first feature's.
     """
 
     first: Feature
@@ -207,9 +207,9 @@ class RefusedPair(NamedTuple):
 
 
 class Caution(NamedTuple):
-    """Two features that go together, of which a warning says what becomes.
+    """Two features that go together, and a warning about their joint effect.
 
-    ``text`` may contain {first} and {second}, the values of the two features.
+    ``text`` is the warning. It may contain {first} and {second}, the features' values.
     """
 
     first: Feature
@@ -218,9 +218,9 @@ class Caution(NamedTuple):
 
 
 REFUSED: list[RefusedPair] = []
-"""Every pair that is refused; where several are, the first of them is raised."""
+"""Every pair that is refused; if an attach has several, the first one is raised."""
 CAUTIONS: list[Caution] = []
-"""Every pair that works, and is warned of."""
+"""Every pair that works with a warning."""
 
 
 def refuse(
@@ -436,7 +436,7 @@ _Pair = TypeVar("_Pair", RefusedPair, Caution)
 
 
 def _present(pairs: Sequence[_Pair], facts: Facts) -> Iterator[tuple[_Pair, Any, Any]]:
-    """The pairs whose two features are there, with the features' values."""
+    """The pairs whose two features are both present, with the features' values."""
     values = {name: find(facts) for name, find in FEATURES.items()}
     for pair in pairs:
         if values[pair.first] and values[pair.second]:
@@ -450,7 +450,7 @@ def refuse_pairs(facts: Facts) -> None:
 
 
 def warn_of_pairs(facts: Facts) -> None:
-    """Warns of features that go together, and hardly mean what they say."""
+    """Warns of pairs of features that work, but hardly as the user expects."""
     for pair, first, second in _present(CAUTIONS, facts):
         _log.warning("%s", pair.text.format(first=first, second=second))
 

@@ -1,6 +1,6 @@
 """The checked arguments of ``attach``, and the parameters that they concern.
 
-What is rarely set stands in two objects with defaults, ``Options`` and
+Rarely used settings are in two objects with defaults, ``Options`` and
 ``FailurePolicy``.
 """
 
@@ -69,15 +69,15 @@ class Options(KeywordSettings):
         backend: The back end between hosts: "gloo", "nccl", or "auto" (the default).
             "auto" measures both, and takes NCCL if it is 1.5 times as fast. It changes
             time alone.
-        cluster: The ranks and links, as ``gw.Cluster``. An embedding's rows take the
-            collective that is fastest on it, in each step anew. A cluster of another
-            number of ranks is scaled. None (the default): links of 1 Gbit/s; ``"auto"``
-            measures.
+        cluster: The ranks and links, as ``gw.Cluster``. In each step the rows of an
+            embedding take the collective that is fastest on this cluster. A cluster of
+            another number of ranks is scaled. None (the default): links of 1 Gbit/s;
+            ``"auto"`` measures.
         guard_every: The number of steps between two comparisons of some compressed
-            means with uncompressed means, from 1. A comparison sends their gradients
-            uncompressed. ``stats()["guard"]`` has the result. None (the default): no
-            comparison.
-        trace_steps: The number of last steps that ``handle.trace()`` has, from 0;
+            means with uncompressed means, from 1. A comparison also sends these
+            gradients uncompressed. ``stats()["guard"]`` has the result. None (the
+            default): no comparison.
+        trace_steps: The number of last steps that ``handle.trace()`` returns, from 0;
             default 4.
 
     >>> Options(num_channels=2).bucket_cap_mb is None
@@ -100,14 +100,14 @@ class FailurePolicy(KeywordSettings):
 
     Args:
         timeout: The longest wait for another rank, a ``timedelta`` above 0; default 5
-            minutes. A longer wait counts as a lost rank. A short one finds a hung rank
-            early, and may take a slow rank for a lost one.
+            minutes. A rank that takes longer counts as lost. A short time-out finds a
+            hung rank early, and may take a slow rank for a lost one.
         on_failure: "end" (the default): all other ranks raise ``RankFailed``, and
             training ends. "shrink": they raise ``RanksLost``, repeat the step and
             continue.
-        store: The store in which ranks meet, for a default group without a store that
-            all ranks share. All ranks pass it at their first attach. None (the
-            default): the store of the default group.
+        store: The store in which ranks meet. It is needed if the default group has no
+            store that all ranks share. All ranks pass it at their first attach. None
+            (the default): the store of the default group.
         rejoin: The job's store. A new process passes it to join a job with
             ``on_failure="shrink"``. None (the default): the process starts with the
             job.
@@ -115,8 +115,8 @@ class FailurePolicy(KeywordSettings):
             parameters, from 1; default 64. Ranks that differ raise an error. A smaller
             number finds damage earlier and takes longer. None: no comparison.
         checksums: True: each message has a CRC-32, and a damaged message raises
-            ``RankFailed``. It takes processor time for each byte. False (the default):
-            no checksums.
+            ``RankFailed``. A checksum takes processor time for each byte. False (the
+            default): no checksums.
 
     >>> FailurePolicy(on_failure="shrink").timeout
     datetime.timedelta(seconds=300)
@@ -137,10 +137,7 @@ BOTH: dict[str, Any] = {"options": Options, "failure": FailurePolicy}
 def or_defaults(
     options: Options | None, failure: FailurePolicy | None
 ) -> tuple[Options, FailurePolicy]:
-    """The two objects, made where they are None.
-
-    Other values are refused where all are checked.
-    """
+    """The two objects; None becomes one with defaults, and nothing is checked yet."""
     failure = FailurePolicy() if failure is None else failure
     return Options() if options is None else options, failure
 
@@ -150,9 +147,10 @@ _T = TypeVar("_T")
 
 
 def takes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Has a function refuse the two objects' fields as keywords, naming the object.
+    """Makes a function refuse a field of the two objects as a keyword.
 
-    A keyword that nobody knows is refused with the one that is meant, also a field's.
+    The error names the object to pass. For an unknown keyword, the error names the most
+    similar argument or field.
     """
     fields = [name for kind in BOTH.values() for name in kind.__dataclass_fields__]
     known = [*signature(function).parameters, *fields]
@@ -187,10 +185,7 @@ class Settings:
     ranks_per_host: int = 1
 
     def checked(self, mesh: Any, who: Membership) -> Settings:
-        """The same with the exchange resolved.
-
-        Raises ``InvalidSetting`` for wrong values.
-        """
+        """The same with the exchange resolved; raises ``InvalidSetting``."""
         exchange = resolve(self.exchange)
         ranks_per_host = ranks_of_each_host(mesh, who)
         for name, kind in BOTH.items():
@@ -223,15 +218,12 @@ class Settings:
 
     @property
     def patience(self) -> timedelta:
-        """The time-out, or the default where none was given that could be used."""
+        """The time-out, or the default if no usable time-out was given."""
         timeout = getattr(self.failure, "timeout", None)
         return timeout if isinstance(timeout, timedelta) else DEFAULT_TIMEOUT
 
     def choose_store(self) -> None:
-        """Has ranks meet in the given store.
-
-        Raises ``InvalidSetting`` if it is no store.
-        """
+        """Makes ranks meet in the given store; raises ``InvalidSetting`` otherwise."""
         if (store := getattr(self.failure, "store", None)) is None:
             return
         if not isinstance(store, Store):
@@ -459,8 +451,8 @@ def trained(model: nn.Module) -> list[NamedParam]:
     inner: nn.Module = model
     ignored: Collection[str] = ()
     if isinstance(model, DistributedDataParallel):
-        # What DDP was told to ignore never comes to its hook: a step would wait for it
-        # for ever.
+        # Parameters that DDP ignores never come to its hook: a step would wait for
+        # them for ever.
         inner = model.module
         ignored = model.parameters_to_ignore
     params: list[NamedParam] = [

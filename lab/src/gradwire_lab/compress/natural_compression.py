@@ -5,8 +5,8 @@ Source: Horvath, Ho, Horvath, Sahu, Canini, Richtarik, arXiv 1905.10988 (Natural
     power is the likelier one, so that the mean is the element; the variance is at most
     an eighth of the square.
 Differences: what is below 2**-126 is sent as 0, so it is not unbiased there. Rounding
-    it up at times would be no contraction. From 2**127 on elements are rounded down, as
-    the next power is infinity; infinity and NaN are sent as infinity.
+    it up at times would not be nonexpansive. From 2**127 on elements are rounded down,
+    as the next power is infinity. Infinity and NaN are sent as infinity.
 Wire: signs_N in 1 bit, exponents_N uint8 (n + 127 for 2**n; 0 for 0) -> ceil(N / 8) + N
 bytes.
 State: (stream, step) of the random numbers. Contributed: the decoded gradient.

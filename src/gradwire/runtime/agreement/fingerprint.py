@@ -75,10 +75,10 @@ def post_refusal(who: Membership, error: Exception) -> None:
 def refusing(
     *groups: Membership, unless: tuple[type[Exception], ...] = ()
 ) -> Iterator[list[Membership]]:
-    """Tells the other ranks, who may wait for this one, what is raised within.
+    """Announces errors that the block raises to other ranks, which may wait for it.
 
     Errors of the types ``unless`` are not announced. The block gets the list of groups
-    that would be told, and may change it.
+    that an error is announced to, and may change it.
     """
     listeners = [*groups]
     try:

@@ -1,18 +1,19 @@
 """Engine: drives messages' steps on two lanes, and turns a peer's death into an error.
 
-The steps of a message are one generator of verbs. Verbs become tasks, and a task
-without a lane, which waits for them, resumes the steps: that is the dependency graph.
-Message i travels on channel i mod C; its first verb for the network waits for the end
-of the message before it there. So each process group sees one message at a time, whole
-and in issue order, which is the same on every rank; no rank can meet another in a
-different collective. Gather and encode do not wait for the channel, and scatter does
-not hold it: while one message has the network, others have the compute lane.
+The steps of a message are one generator of verbs. Verbs become tasks of a dependency
+graph. A further task, without a lane, waits for them and resumes the steps. Of C
+channels message i travels on channel i mod C. Its first verb for the network waits
+until the message before it on this channel has ended. So each process group sees one
+message at a time, whole and in issue order, which is the same on every rank. No two
+ranks meet in different collectives. Gather and encode do not wait for the channel, and
+scatter does not hold it: while one message uses the network, others use the compute
+lane.
 
-Where ranks hold shards of layers, each channel has a second group for the verbs among
-shards, and where hosts have several ranks a group for those of one host and one for
-those across hosts. That adds no deadlock: shards issue the same messages, and all ranks
-have one order of (message, verb). A rank that waits, waits for ranks that are behind it
-in that order; the one furthest back for nobody.
+If ranks hold shards of layers, each channel has a second process group, for verbs among
+shards. If hosts have several ranks, each channel has a group for the ranks of one host,
+and a group for ranks across hosts. These groups add no deadlock: shards issue the same
+messages, and all ranks have one order of (message, verb). A rank only waits for ranks
+that are further back in this order, so the rank furthest back never waits.
 """
 
 from __future__ import annotations
@@ -80,11 +81,11 @@ INLINE = "backward"
 OFFLOAD = "offload"
 """The lane where the host encodes for a device.
 
-It has a thread where a plan has such tensors.
+It has a thread only if a plan has such tensors.
 """
 COMPUTING = (COMPUTE, INLINE, OFFLOAD)
 _JOIN_S = 10.0
-"""Seconds for what has begun: an encode ends within them, a wait for peers may not."""
+"""Seconds that ``close`` waits for tasks. An encode ends by then; waits may not."""
 
 
 _NOTHING = Task("nothing", lambda: None, done=True)
@@ -99,8 +100,8 @@ class Launch:
     """
 
     behind: Sequence[Task] = ()
-    """The tasks that must be done before the steps begin. Its place among messages is
-    taken before that.
+    """The tasks that must be done before the steps begin. The message takes its place
+    in the issue order before that.
     """
     after: Sequence[Task] = ()
     """The tasks that must be done before its first verb for the network."""
@@ -109,34 +110,34 @@ class Launch:
     scatters the mean.
     """
     last_behind: Sequence[Task] = ()
-    """The tasks that must be done before this work."""
+    """The tasks that must be done before ``last``."""
     last_is_light: bool = False
-    """Whether no lane is woken up for this work."""
+    """Whether ``last`` is too short to wake a lane up for it."""
     is_control: bool = False
-    """Whether it takes the channel that gradients do not take."""
+    """Whether the message takes the control channel, which carries no gradients."""
     is_inline: bool = False
     """Whether the launching thread does all computations up to the first verb for the
     network. Their error is raised.
     """
     side: SideStream | None = None
-    """The stream of the device that computes the message; None where the host does."""
+    """The device's stream that computes the message; None if the host computes it."""
 
 
 PLAIN = Launch()
 """A message of gradients that waits for no task, in a host's memory."""
 CONTROL = Launch(is_control=True)
-"""A message on the channel that gradients do not take."""
+"""A message on the control channel, which carries no gradients."""
 
 
 class Engine:
     """Runs steps for this rank of the group ``who``.
 
     ``shards`` is the group of ranks that hold the other parts of its layers, if layers
-    are cut. On hosts of ``ranks_per_host`` ranks the group's are numbered host after
-    host. ``timeout`` bounds a wait for a peer. ``on_span`` receives a span for every
-    task. With ``num_channels`` 0 it carries nothing: it has a pulse, and neither
-    channels nor threads. ``checksums`` says whether ranks compare what arrives with
-    what was sent.
+    are cut. Ranks are numbered host after host, with ``ranks_per_host`` on each host.
+    ``timeout`` bounds a wait for a peer. ``on_span`` receives a span for every task.
+    With ``num_channels`` 0 the engine carries nothing: it has a pulse, and neither
+    channels nor threads. With ``checksums`` ranks compare the bytes that arrive with
+    the bytes that were sent.
     """
 
     is_copy = False
@@ -209,7 +210,8 @@ class Engine:
                 self._open(Among.HOST, who.on_host(ranks_per_host), num_channels)
                 self._open(Among.HOSTS, who.across_hosts(ranks_per_host), num_channels)
             host = self.routes.groups.get(Among.HOST)
-            if host is not None and not checksums:  # which are of what is sent
+            # checksums cover bytes that are sent, and lent memory is not sent
+            if host is not None and not checksums:
                 host.lends = self.meanwhile("connect", partial(agree_to_lend, host))
         except BaseException:
             self.close()
@@ -228,9 +230,9 @@ class Engine:
             self.routes.groups[among] = RankGroup(*who[:3], channels, ranks=ranks)
 
     def meanwhile(self, what: str, work: Callable[[], Any]) -> Any:
-        """The result of ``work``, which waits for other ranks, outside of messages.
+        """The result of ``work``, which waits for other ranks outside of messages.
 
-        Raises as soon as another rank says that it cannot.
+        Raises as soon as another rank announces that it cannot take part.
         """
         working = in_background(work)
         over = threading.Event()
@@ -262,7 +264,7 @@ class Engine:
         self.credit = credit
 
     def begin_step(self, step: int, *, launched: int = 0) -> None:
-        """Names the step of the next messages, some of which may be ``launched``."""
+        """Sets the step of the next messages; ``launched`` counts those launched."""
         self._step = step
         self._show(launched)
 
@@ -271,17 +273,17 @@ class Engine:
     ) -> Task:
         """Starts the message of issue number ``index``; returns the task that ends it.
 
-        Its first verb for the network waits for the end of the message before it on its
-        channel, and until the message launched before it may use its own channel.
-        Without ``how.last`` the returned task's result is the value that the steps
-        returned.
+        Its first verb for the network waits until the message before it on its channel
+        has ended. It also waits until the message launched before it may use its own
+        channel. Without ``how.last`` the returned task's result is the value that the
+        steps returned.
         """
         manager = self._manager
         lane = self.num_channels
         before = [*how.after]
         if not how.is_control:
             lane = self.routes.lane(index, self.credit)
-            # Messages of gradients get their turns to use their channel in issue order.
+            # Messages of gradients may use their channels in issue order only.
             before.append(self._last_turn)
         driver = Driver(
             manager,
@@ -305,7 +307,7 @@ class Engine:
             whole.is_light = how.last_is_light
             manager.add(whole, [end, *how.last_behind])
         manager.add(driver.short_task(name, driver.resume), how.behind)
-        # Only now, as a message that is encoded inline does not wait for itself.
+        # Set only now: a message that is encoded inline must not wait for itself.
         self._tails[lane] = end
         if not how.is_control:
             self._last_turn = turn
@@ -314,7 +316,7 @@ class Engine:
         return whole
 
     def begin(self, task: Task) -> Task:
-        """Puts a task on its lane that waits for nothing."""
+        """Puts a task that waits for nothing on its lane."""
         return self._manager.add(task)
 
     def do_inline(self, task: Task) -> Task:
@@ -336,7 +338,7 @@ class Engine:
 
     def wait(self, ends: list[Task]) -> None:
         """Blocks until all ``ends`` are done; a lost peer raises ``RankFailed``."""
-        self.refuse_copy()  # whose locks may be held for ever
+        self.refuse_copy()  # in a forked process, locks may be held for ever
         over = threading.Event()
         ended = list[BaseException | None]()
 
@@ -367,9 +369,9 @@ class Engine:
         return task
 
     def interrupt(self, error: BaseException | None) -> None:
-        """Has waits raise another model's failure, until it is called with None.
+        """Makes waits raise ``error``, another model's failure, until None is passed.
 
-        Their messages go on, and can be waited for again.
+        Messages go on, and can be waited for again.
         """
         with self._lock:
             self._elsewhere = error
@@ -416,7 +418,7 @@ class Engine:
         self._show(0)
 
     def sweep(self, part: str) -> None:
-        """Takes keys out of the store, soon, that all ranks have read."""
+        """Deletes keys of the store, soon, once all ranks have read them."""
         if self._pulse is not None:
             self._pulse.sweep(part)
 
@@ -453,11 +455,11 @@ class Engine:
         how: str,
         code: int = ExitCode.RANK_LOST,
     ) -> BaseException:
-        """Fails because of other ranks, tells all, and returns the error to raise."""
+        """Fails because of other ranks, announces it, and returns the error."""
         return self.break_off(Alarm(ranks, step, text, code), how)
 
     def break_off(self, alarm: Alarm, how: str) -> BaseException:
-        """The failure by an alarm that all others receive, or an earlier one."""
+        """Fails by an alarm on all ranks; returns the error of the first failure."""
         if self._failure is None:
             if self._pulse is not None:
                 alarm = self._pulse.raise_alarm(alarm)
@@ -489,7 +491,7 @@ class Engine:
     def close(self) -> None:
         """Ends the threads and gives the channels back.
 
-        Whoever still waits for a message, in another thread, gets an error.
+        Another thread that still waits for a message gets an error.
         """
         if self.is_copy:
             return
@@ -504,21 +506,21 @@ class Engine:
                 self._failure = self._closed
         for waiter in waiters:
             waiter(self._failure)
-        # first: who sees the channels close must see no life here
+        # First: a rank that sees the channels close must see no pulse here any more.
         if self._pulse is not None:
             self._pulse.stop()
         self._manager.stop()
         if self._manager.join(_JOIN_S):
             self.routes.clear()
         else:
-            # gloo cannot be stopped, nor tells half-read receives that their peer has
-            # closed.
+            # gloo cannot be stopped, and a half-read receive never notices that its
+            # peer has closed.
             self._manager.abandon()
             in_background(self.routes.clear)  # it waits for as long as the time-out
-        # they hold gradients
+        # the old tails hold gradients
         self._tails = [_NOTHING] * len(self._tails)
         self._last_turn = _NOTHING
-        # once a rank: the last to leave deletes all notes
+        # once for each rank: the last one to leave deletes all notes
         if self.shards.name and is_first:
             leave_later(self.shards.name, self.shards.world)
         give_memory_back()
@@ -531,8 +533,8 @@ class Engine:
     def _task_failed(self, task: Task, error: BaseException) -> None:
         """Fails for an error in a task; called in the thread of the first that raised.
 
-        A thread of a channel leaves it to another, as to fail takes seconds and ends
-        the channels.
+        A channel's own thread hands this over to another thread, as failing takes
+        seconds and closes the channels.
         """
         if is_foreign():
             failing = in_background(lambda: self._task_failed(task, error))
@@ -543,7 +545,8 @@ class Engine:
         if self._pulse is None:
             self._fail(error)
             return
-        if isinstance(error, RankFailed):  # found by steps, in what all ranks announced
+        # The steps found it, in values that all ranks had announced.
+        if isinstance(error, RankFailed):
             alarm = Alarm(error.ranks, self._step, str(error), error.exit_code)
             how = "by what ranks announced"
         elif task.lane in (*COMPUTING, None) or is_interrupt(error):
@@ -556,15 +559,15 @@ class Engine:
         else:
             alarm = blamed(self._pulse, task.name, self._step, self.world)
             how = f"{task.name}: {first_line(error)}"
-        # unless another rank's was heard while this one was listening
+        # An alarm of another rank that came in the meantime stands.
         self.break_off(alarm, how)
 
     def unreachable(
         self, name: str, error: BaseException, step: int = IN_ATTACH
     ) -> BaseException:
-        """The error to raise where ``name`` cannot reach other ranks.
+        """The error to raise if an operation outside of messages reaches no ranks.
 
-        ``name`` is used outside of messages.
+        ``name`` is the operation.
         """
         alarm = blamed(self._pulse, name, step, self.world)
         if not alarm.ranks and alarm.code != ExitCode.UNAVAILABLE:
@@ -579,10 +582,7 @@ class Engine:
         return self.break_off(alarm, f"{name}: {first_line(error)}")
 
     def refuse_silence(self, step: int) -> None:
-        """Raises, and tells all, if ranks or the store are silent.
-
-        It takes seconds to find out.
-        """
+        """Raises on all ranks if a rank or the store is silent; this takes seconds."""
         alarm = self._pulse and silence(self._pulse, step, self.world)
         if alarm:
             raise self.break_off(alarm, "it waited for them")
@@ -591,7 +591,7 @@ class Engine:
         self._fail(failure_of(alarm, self.who, "announced by another rank"))
 
     def _lose_store(self) -> None:
-        # Others that ask later must not take this rank, which ends, for the cause.
+        # This rank ends. Ranks that ask later must not take it for the cause.
         self.break_off(
             blamed(self._pulse, "", self._step, self.world), "its store is lost"
         )
@@ -610,10 +610,10 @@ class Engine:
                 stack.callback(self.on_failure, error)
             for waiter in waiters:
                 stack.callback(waiter, error)
-            # NCCL comes back by it; gloo when a peer closes.
+            # This ends waits of NCCL. Waits of gloo end when a peer closes.
             for channel in self.routes.all_channels():
                 stack.callback(channel.abort)
-            # The last is done first: before anybody sees the error.
+            # The stack calls the last one first: before anybody sees the error.
             stack.callback(
                 self.routes.last_verbs.write, self.rank, self.world, error, said(error)
             )
@@ -623,9 +623,9 @@ class Engine:
 class Driver:
     """Puts the verbs of one message's steps into the graph as tasks, and resumes them.
 
-    ``lane`` is the number of its communication lane. ``side`` is the stream on which
-    the message is computed, where a device does so. What is computed before the first
-    verb for the network is done ``inline``, where that is given.
+    ``lane`` is the number of its communication lane. ``side`` is the stream that
+    computes the message, if a device does. ``inline``, if given, does the computations
+    before the first verb for the network.
     """
 
     manager: TaskManager
@@ -669,9 +669,8 @@ class Driver:
     def _run_inline(
         self, asked: Verb | tuple[Verb, ...], inline: Callable[[Task], Task]
     ) -> Verb | tuple[Verb, ...]:
-        """Computes in this thread up to the first verbs for the network.
-
-        Returns these.
+        """Computes in this thread up to the first verbs for the network, and returns
+        them.
         """
         while True:
             verbs = asked if isinstance(asked, tuple) else (asked,)
@@ -721,10 +720,10 @@ class Driver:
     def _communication(self, verbs: Sequence[Communication]) -> Task:
         """The task of verbs for the network: all that a message sends begins here.
 
-        The lane's thread does the ``work`` and waits for it. A verb of which the
-        channel itself tells the end is only started, and wakes no thread up. Of what
-        lies on a device the device's own channel carries ``direct`` verbs out, and
-        others pass through host memory.
+        The lane's thread does the ``work`` and waits for it. If the channel itself
+        reports a verb's end, the verb is only started, and no thread is woken up. On a
+        device, the device's own channel carries ``direct`` verbs out. All other verbs
+        pass through host memory.
         """
         routes = self.routes
         index = self.index
@@ -741,7 +740,7 @@ class Driver:
 
         names = [self._place_of(verb) for verb in others]
 
-        # A task that is never done must not keep a channel open: it is looked up late.
+        # The channel is looked up late: a task that never runs must not keep it open.
         def carry(held: Sequence[Communication]) -> None:
             if held:
                 channels = routes.of(others, index, lane)
@@ -768,7 +767,7 @@ class Driver:
         return task
 
     def _place_of(self, verb: Communication) -> str:
-        """A verb's place in a step: all ranks of its group count alike."""
+        """A verb's place in a step, the same on all ranks of its group."""
         number = self._num_straight[verb.among]
         self._num_straight[verb.among] += goes_straight(verb)
         return f"{self.name} {self.index} {verb.among.name} {number}"
@@ -780,7 +779,7 @@ class Driver:
         others: Sequence[Communication],
         carry: Callable[[Sequence[Communication]], None],
     ) -> Callable[[], None] | None:
-        """A function that carries out a device's verbs; None where all is on the host.
+        """A function that carries out a device's verbs; None if all are on the host.
 
         ``carry`` carries ``others`` out in host memory.
         """
@@ -815,12 +814,12 @@ class Driver:
         return Task(name, fn, lane, order, self.step, self.index, size_bytes)
 
     def short_task(self, name: str, fn: Callable[[], Any]) -> Task:
-        """A task of this message without a lane, done by whoever frees it."""
+        """A task of this message without a lane; the thread that frees it does it."""
         return Task(name, fn, step=self.step, message=self.index)
 
 
 def _results(asked: Verb | tuple[Verb, ...], tasks: Sequence[Task]) -> Any:
-    """The results of verbs: those of these tasks, and None for the network's."""
+    """The results of verbs: of tasks for computations, and None for the network."""
     if not isinstance(asked, tuple):
         return tasks[0].result if tasks else None
     left = iter(tasks)
@@ -838,9 +837,8 @@ def _name(verb: Communication) -> str:
 
 
 def rows_of_all(world: int, own_N: Tensor) -> Steps[Tensor]:
-    """The steps by which ranks exchange rows of one length.
-
-    Returns all of them, in rank order.
+    """The steps by which ranks exchange rows of one length; returns all rows, in rank
+    order.
     """
     rows_WN = own_N.repeat(world, 1)
     sizes = (own_N.numel(),) * world

@@ -7,9 +7,9 @@ still is gone. The first rank to find out leaves an alarm in the store, and the 
 who may be waiting on a healthy connection, hear it within a period.
 
 Only the pulse's own thread talks to the store. A store whose host hangs never answers,
-so no other thread may wait for it: other threads use the values that were read last. A
-silent store means that its host, rank 0, is lost, or the way to it, which a roll call
-tells apart (`roll_call`).
+so no other thread may wait for it: other threads use the values that were read last. If
+the store is silent, its host (rank 0) is lost, or the link to the host. A roll call
+finds out which (`roll_call`).
 """
 
 from __future__ import annotations
@@ -42,15 +42,11 @@ STORE_PATIENCE_S = 30.0
 migrate and links stall.
 """
 LINGER_S = 2 * PERIOD_S
-"""Seconds that an error waits after its alarm.
-
-The process that it ends may host the store.
-"""
+"""Seconds that an error waits after its alarm, as its process may host the store."""
 _QUICK_S = 0.02
 _QUICK_ROUNDS = 100
-"""The number of first rounds, in which ranks find each other's probe ports.
-
-They are ``_QUICK_S`` seconds apart.
+"""The number of first rounds, ``_QUICK_S`` seconds apart, in which ranks find each
+other's probe ports.
 """
 _DETACHED = -1
 """The count in the last sign of a rank that detaches."""
@@ -59,8 +55,8 @@ _DETACHED = -1
 class Place(NamedTuple):
     """A rank's progress: its joint calls, its step, and the messages launched since.
 
-    ``local_step`` counts steps that a rank makes by itself, and takes no part in an
-    order of ranks.
+    ``local_step`` counts steps that a rank makes by itself. Comparisons of ranks'
+    progress leave it out.
     """
 
     num_calls: int
@@ -188,15 +184,14 @@ class Pulse:
     # Alarms.
 
     def raise_alarm(self, alarm: Alarm) -> Alarm:
-        """Tells all other ranks, if the store lives, and gives them time to hear it.
+        """Announces it to all ranks, if the store lives, and leaves time to hear it.
 
-        Returns the alarm that counts: the first one, of which later ones are
-            consequences.
+        Returns the alarm that counts: the first one, as it caused the later ones.
         """
         self._outgoing = alarm
         self._wake.set()
         if not self._sent.wait(PERIOD_S):
-            # The store is slow: ranks whose doors can be reached hear it there.
+            # The store is slow: ranks whose probe ports can be reached hear it there.
             in_background(partial(self.roll_call.announce, alarm.encoded()))
         if self._sent.wait(LINGER_S - PERIOD_S):
             time.sleep(LINGER_S)
@@ -241,7 +236,7 @@ class Pulse:
     def silent_ranks(self) -> tuple[tuple[int, ...], bool]:
         """Ranks unmoved for ``PATIENCE_S``, and whether the store is silent.
 
-        Then it is rank 0 that is.
+        If the store is silent, rank 0 is named, which hosts it.
         """
         still = set(range(self._world)) - {self.rank}
         with self._watching() as is_read:
@@ -261,11 +256,11 @@ class Pulse:
             return {rank for rank, sign in enumerate(self._signs) if sign.has_detached}
 
     def last_ranks(self) -> tuple[int, ...]:
-        """Ranks that were further back than others when signs were last read, but for
-        those that waited for the network; none if all are level.
+        """The ranks furthest back when signs were last read, except ranks that waited
+        for the network; none if all are level.
 
-        All others have launched what the furthest back wait for, so it is not them that
-        were late.
+        All other ranks have launched the messages that the ranks furthest back need, so
+        the other ranks were not late.
         """
         with self._news:
             signs = self._signs
@@ -277,11 +272,9 @@ class Pulse:
         )
 
     def local_steps(self) -> str:
-        """The local steps of every rank in words, when signs were last read.
+        """Every rank's local steps when signs were last read; empty if all agree.
 
-        Empty if all agree.
-
-        A rank whose data have ended makes fewer than others, which then wait for it.
+        A rank whose data have ended makes fewer steps, and the other ranks wait for it.
         """
         with self._news:
             counts = [sign.place.local_step for sign in self._signs]
@@ -315,7 +308,7 @@ class Pulse:
             if self._store is not None and not self.store_is_lost:
                 # the store's host may have ended already
                 with contextlib.suppress(dist.DistError):
-                    # Others may wait for this rank, and say how far it has got.
+                    # Ranks may wait for this one, and their errors show its progress.
                     self._beat = _DETACHED if self.detaches else self._beat + 1
                     self._show()
                     leave(self._store, self._world)
@@ -344,13 +337,13 @@ class Pulse:
                 self._news.notify_all()
         if self._outgoing is None and not self._announced:
             if self._first is not None:
-                # Only now, as the process that hears it may be the store's host and
-                # end: by then all have read the alarm.
+                # Called only now: its process may host the store, and may end. By then
+                # all ranks have read the alarm.
                 self._stop.wait(LINGER_S)
                 self._announced = True
                 self._on_alarm(self._first)
-            # A job that is over ends rank by rank; only who still waits afterwards has
-            # lost it.
+            # A finished job ends rank by rank. Only a rank that still waits afterwards
+            # has lost the store.
             elif self.store_is_lost and not self._stop.wait(PATIENCE_S):
                 self._on_lost()
         return not self.store_is_lost

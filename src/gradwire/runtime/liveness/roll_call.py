@@ -82,7 +82,7 @@ class RollCall:
         self._probes: dict[int, tuple[str, int, str]] = {}
         self._way: _Way | None = None
         self._has_announced = False
-        """Whether the store has this rank's door."""
+        """Whether the store has the address of this rank's probe port."""
         self.is_complete = False
         self._places = threading.BoundedSemaphore(_MOST_VISITORS)
 

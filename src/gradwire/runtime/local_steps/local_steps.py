@@ -1,4 +1,4 @@
-"""local_steps: ranks train alone, and exchange what they learnt every so often.
+"""local_steps: ranks train alone, and exchange pseudo-gradients once in some steps.
 
 Source: Stich, ICLR 2019 (LocalSGD); Douillard et al. 2023, arXiv 2311.08105 (DiLoCo);
 Douillard et al. 2025, arXiv 2501.18512, algorithm 2 (Streaming DiLoCo: fragments,
@@ -7,14 +7,14 @@ quantised pseudo-gradients, error feedback). Differences: fragments are runs of
 parameters of about equal size in order of registration, and not sets of transformer
 blocks; error feedback keeps all that was not sent (SparseLoCo lets it decay).
 
-Each parameter costs an anchor, the outer optimizer's state (with momentum as much
-again), its place in a message, and while it travels its pseudo-gradient. All of these
-are float32 for parameters of 16 bits. Buffers, such as the statistics of a batch norm,
-stay each rank's own, but for the first ones, which all have from rank 0. Embeddings
-travel whole, also those with ``sparse=True``. The optimizer may hold some of the
-model's parameters only; those of others are exchanged too. A step that a ``GradScaler``
-skips is no local step, and ranks that skip different numbers of steps do not end
-together; train in bfloat16, which needs no scaler.
+Each parameter costs memory for an anchor, for the outer optimizer's state (with
+momentum as much again), and for its place in a message. While it travels, it also costs
+its pseudo-gradient. All of these are float32 for parameters of 16 bits. All ranks begin
+with rank 0's buffers, such as the statistics of a batch norm. Later each rank keeps its
+own buffers. Embeddings travel whole, also with ``sparse=True``. The optimizer may hold
+only some of the model's parameters; other optimizers' are exchanged too. A step that a
+``GradScaler`` skips is no local step, and ranks that skip different numbers of steps do
+not end together. Train in bfloat16, which needs no scaler.
 
 A ``DistributedDataParallel`` model, such as a framework makes, exchanges nothing itself
 until ``detach()``. Call ``end_period()`` before that, as DDP expects the same
@@ -68,11 +68,10 @@ from .outer import DILOCO, MakeOuter, Outer
 
 @dataclass(frozen=True)
 class Rhythm:
-    """When fragments are exchanged and take effect; raises ``InvalidSetting`` where
-    that cannot be.
+    """The steps at which fragments are exchanged and take effect.
 
-    Source: Streaming DiLoCo, algorithm 2 (H = ``every``, tau = ``delay``, alpha =
-        ``mixing``).
+    Raises ``InvalidSetting`` for values that do not fit together. Source: Streaming
+    DiLoCo, algorithm 2 (H = ``every``, tau = ``delay``, alpha = ``mixing``).
     """
 
     every: int
@@ -140,7 +139,7 @@ class LocalSteps(Handle):
         self._left = 0
         """Local steps until these take effect; 0 where none are on their way."""
         self._announcing: Task | None = None
-        """The task in which ranks tell each other their moments; None without one."""
+        """The task in which ranks announce their moments; None without one."""
         self._has_stepped = False
         """Whether an optimizer has stepped since parameters were their anchors."""
         self._loads = Loads(way.model, way.params, self._take_loads, undo)
@@ -164,10 +163,10 @@ class LocalSteps(Handle):
         return self._outer.optimizer
 
     def anchors(self) -> dict[str, Tensor]:
-        """The anchors by parameter name, the same on all ranks bit for bit. Do not
-        write to them.
+        """The anchors by parameter name, the same on all ranks bit for bit.
 
-        They are the parameters that ranks have agreed on, which DiLoCo evaluates.
+        They are the parameters that ranks have agreed on, and that DiLoCo evaluates. Do
+        not write to them.
         """
         return {name: anchor.detach() for name, anchor in self._outer.anchors.items()}
 
@@ -179,8 +178,8 @@ class LocalSteps(Handle):
     def _count(self, num_steps: int) -> None:
         """Counts the step of an optimizer, and does what is due after it.
 
-        ``num_steps`` has steps before it that were not counted; 0 if this one does not
-        count.
+        ``num_steps`` includes uncounted steps before this one. It is 0 if this step
+        does not count.
         """
         self._has_stepped = True
         if not num_steps:
@@ -206,14 +205,13 @@ class LocalSteps(Handle):
             self._has_stepped = not rhythm.settles
 
     def end_period(self) -> None:
-        """Exchanges everything now.
+        """Exchanges all parameters now.
 
-        All ranks then have the same parameters, and a new period begins.
-
-        Nothing happens if no rank has made a step since the last exchange of
-        everything. All ranks must call this between the same two steps, for example at
-        the end of training. It is an exchange, so training goes on otherwise than
-        without the call.
+        All ranks then have the same parameters, and a new period begins. If no rank has
+        made a step since the last exchange of all parameters, nothing happens. All
+        ranks must call this between the same two steps, for example at the end of
+        training. The call is an exchange, so the training after it differs from a
+        training without it.
 
         Raises:
             LoopMistake: Other ranks have not called it, or ranks have loaded different
@@ -247,7 +245,7 @@ class LocalSteps(Handle):
             self._announcing = engine.launch(0, "moments", steps, CONTROL)
 
     def _hear(self) -> list[LoopMoment]:
-        """Waits for the moments that ranks are telling each other; [] if none are."""
+        """Waits for the moments that ranks announce; [] if none are on their way."""
         if self._announcing is None:
             return []
         announcing = self._announcing
@@ -259,8 +257,8 @@ class LocalSteps(Handle):
     def _take_loads(self) -> None:
         """Restarts anchors at the values loaded since the last step.
 
-        Means on their way to these are not applied, as they are of what was there
-        before.
+        Means on their way to loaded parameters are dropped, as they belong to the
+        values before.
         """
         if not self._loads.may_be_pending:
             return
@@ -282,7 +280,7 @@ class LocalSteps(Handle):
             self._synchroniser.ready(name, delta)
 
     def _apply(self, mixing: float) -> None:
-        """Lets what was launched take effect, if anything was."""
+        """Lets the fragment on its way take effect, if there is one."""
         self._hear()
         self.synchronize()
         means = self._arriving
@@ -402,14 +400,14 @@ def local_steps(  # noqa: PLR0913
     options: Options | None = None,
     failure: FailurePolicy | None = None,
 ) -> LocalSteps:
-    """Lets ranks train alone, and exchanges what they learnt once in ``every`` steps.
+    """Lets ranks train alone, and exchanges pseudo-gradients once in ``every`` steps.
 
     The loop stays as it is on one rank. After each ``every``-th ``optimizer.step()``
     ranks exchange pseudo-gradients. A pseudo-gradient is the anchor (the parameter
     after the last exchange) minus the parameter. The outer optimizer steps anchors by
-    the mean, and training goes on from there. All ranks pass the same arguments and
-    make as many steps. Weights that all ranks load later, by ``load_state_dict`` of the
-    model, are no pseudo-gradient: anchors restart there.
+    the mean, and training goes on from the new anchors. All ranks pass the same
+    arguments and make the same number of steps. If all ranks later load weights by
+    ``load_state_dict`` of the model, anchors restart at these weights.
 
     Args:
         model: A module, or a DDP model, which then exchanges nothing itself.
@@ -478,7 +476,7 @@ def local_steps(  # noqa: PLR0913
 
 
 class _Locally(Attachment):
-    """Pseudo-gradients are exchanged, once in so many steps of an optimizer."""
+    """An attachment that exchanges pseudo-gradients, once in ``every`` steps."""
 
     way = Feature.LOCAL_STEPS
 
@@ -546,7 +544,7 @@ class _Locally(Attachment):
         return made
 
     def check(self) -> Check:
-        """Every so many exchanges, about as many steps apart as under ``attach``."""
+        """The comparison of shared tensors, about as often as under ``attach``."""
         return Check(
             max(1, DEFAULT_CHECK_EVERY // self.rhythm.every), self.outer.shared
         )
@@ -573,8 +571,8 @@ class _Locally(Attachment):
                 if num_steps is not None:
                     living._count(num_steps)
 
-        # They change the parameters of this model alone, whose optimizer steps as a
-        # whole.
+        # The hooks change only the parameters of this model, and its optimizer steps as
+        # a whole.
         for hook in (
             register_optimizer_step_pre_hook(observing(before)),
             register_optimizer_step_post_hook(observing(after)),

@@ -1,18 +1,18 @@
-"""The table of a state_dict: whose each entry is, and what other ranks get of it.
+"""The table of a state_dict: the owner of each entry, and how it moves to other ranks.
 
-All ways to save read it: a file a rank, one file of all ranks, and shards for
-``torch.distributed.checkpoint``. So does whatever compares ranks' states before they
-are loaded together.
+All ways to save read it: a file for each rank, one file for all ranks, and shards for
+``torch.distributed.checkpoint``. The comparison of ranks' states before a joint load
+reads it, too.
 
-Entries that an `Origin` has say where a state was saved, and become those of the rank
-that loads. ``ENTRIES`` says which of all entries ranks have in common. How a tensor
-moves to other ranks follows from its path:
+The entries of an `Origin` say where a state was saved; a rank that loads sets its own.
+``ENTRIES`` says which of all entries ranks have in common. A tensor's path decides how
+it moves to other ranks:
 
-* ``_N`` at the end: a value for each element of a parameter, and the rank's own. A new
-  rank has the sum of some old ranks', times new over old number of ranks. A residual is
-  one.
-* any other field of a parameter is the same on all ranks of a share, and goes along.
-* a field of a whole message goes along where the new one is as long.
+* A path that ends with ``_N``, for example a residual: it has a value for each element
+  of a parameter, and each rank has its own. A new rank gets the sum of some old ranks'
+  tensors, times the new over the old number of ranks.
+* Any other field of a parameter: it is the same on all ranks of a share, and is copied.
+* A field of a whole message: it is copied if the new message is as long.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _FIELDS = ("params", "messages")
 
 
 class Entry(NamedTuple):
-    """An entry of a state_dict that is a number or a text.
+    """An entry of a state_dict that is a number or a string.
 
-    ``least`` is the least number that is accepted; None stands for a text.
-    ``is_shared`` says whether all ranks that save together have the same.
+    ``least`` is the least number that is accepted; None stands for a string.
+    ``is_shared`` says whether all ranks that save together have the same value.
     """
 
     least: int | None
@@ -60,15 +60,15 @@ ENTRIES = {
     "step": Entry(0),
     "run": Entry(None),
 }
-"""The entries of every state_dict but its version, and what messages keep."""
+"""The entries of every state_dict, except its version and its messages' state."""
 
 
 class Origin(NamedTuple):
     """The owner of a state: its exchange, the number of ranks, and the keeping rank.
 
-    ``shard`` says which part of every layer the rank holds, where layers are cut.
-    ``share`` says for which elements it keeps state, where hosts have several ranks,
-    and is empty for all.
+    ``shard`` says which part of every layer the rank holds, if layers are cut.
+    ``share`` says for which elements the rank keeps state, if hosts have several ranks.
+    It is empty for all elements.
     """
 
     algorithm: str = ""
@@ -87,7 +87,7 @@ def is_by_element(path: str) -> bool:
 def fields_of(
     params: Mapping[str, Fields], *, by_element: bool
 ) -> dict[str, dict[str, Tensor]]:
-    """Each parameter's fields with a value for each element, or all its others."""
+    """Each parameter's fields with a value for each element, or all other fields."""
     return {
         name: {
             path: held
@@ -99,11 +99,11 @@ def fields_of(
 
 
 def described(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """All that the states of ranks have in common, by its name in errors.
+    """The facts that ranks' states must have in common, by their names in errors.
 
-    A field of a parameter comes with its shape and dtype. Of a state of a share these
-    are the fields with a value for each element: only one rank of a host has the others
-    of a tensor that stays whole.
+    A field of a parameter comes with its shape and dtype. A state of a share lists only
+    fields with a value for each element: one rank of a host alone has the other fields
+    of a tensor that is not cut.
     """
     found: dict[str, Any] = {"is of a share": saved["share"] != ""}
     found |= {key: saved[key] for key, entry in ENTRIES.items() if entry.is_shared}
@@ -119,7 +119,7 @@ def described(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_residual(path: str) -> bool:
-    """Whether a field of saved state is gradient that the mean does not hold yet."""
+    """Whether a field of saved state holds parts of gradients that were not sent."""
     return path.rpartition(".")[2].startswith("residual")
 
 
@@ -154,7 +154,7 @@ def check_form(saved: Any, whose: str = "state_dict") -> None:
 
 
 def _check_fields_form(given: Any, whose: str) -> None:
-    """Raises ``InvalidSetting`` unless ``given`` has dicts of tensors, by texts."""
+    """Raises ``InvalidSetting`` unless ``given`` has dicts of tensors, by strings."""
     if not is_tree(given):
         accepted = "a dict of dicts of tensors, by texts"
         raise invalid(whose, type(given).__name__, accepted, _REMEDY)
@@ -167,12 +167,12 @@ def _check_fields_form(given: Any, whose: str) -> None:
 
 
 def is_tree(given: Any) -> bool:
-    """Whether a value is a dict of dicts, all by texts."""
+    """Whether a value is a dict of dicts, all by strings."""
     return _is_by_text(given) and all(map(_is_by_text, given.values()))
 
 
 def _is_by_text(given: Any) -> bool:
-    """Whether a value is a dict whose keys are texts."""
+    """Whether a value is a dict whose keys are strings."""
     return isinstance(given, dict) and all(type(key) is str for key in given)
 
 
@@ -223,10 +223,7 @@ def copied(old: Any) -> Any:
 
 
 _SUMMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-"""Dtypes of fields that can be shared out.
-
-A new rank's field is a scaled sum of old ones.
-"""
+"""Dtypes of fields that can be shared out: a new rank gets a scaled sum of old ones."""
 
 
 def summed(
@@ -234,8 +231,8 @@ def summed(
 ) -> Tensor:
     """``factor`` times the sum of each rank's tensor, in the form of ``like``.
 
-    Raises where a rank's is damaged, or is not to be added up. One alone, times 1, is
-    itself.
+    Raises if a rank's tensor is damaged or cannot be added up. A single tensor, times
+    1, is only copied.
     """
     is_alone = len(held) == factor == 1
     if like.dtype not in _SUMMED and (like.is_floating_point() or not is_alone):

@@ -1,15 +1,15 @@
 """Message: gradients that travel together, in one flat buffer.
 
 A message gathers ranges of gradients into its buffer and exchanges them; the buffer
-puts the mean back. A part has a file of its own:
+puts the mean back. Three parts have files of their own:
 
 * `layout`: where each gradient lies in the message.
 * `buffer`: the copies in and out, and the loss scale, which is taken off there.
 * `kept_state`: what the exchange keeps from step to step, by parameter.
 
-**Complex parameters** travel as real views, real and imaginary parts in turn: a complex
-matrix of n x m is a real one of n x 2m. So messages, plans, residuals and saved states
-know real numbers only.
+**Complex parameters** travel as real views with real and imaginary parts alternating: a
+complex matrix of n x m is a real one of n x 2m. So messages, plans, residuals and saved
+states know real numbers only.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class Placement:
     """
 
     order: int = 0
-    """The order of the message's member."""
+    """The message's number among the messages of its exchange: see ``Member.order``."""
     after: Sequence[int] = ()
     """Indices of messages that must have ended before this one goes on the wire."""
     lanes: Mapping[str, str] = field(default_factory=dict)
-    """By tensor, the lanes of what is not to be encoded on the compute lane when the
-    message is launched. They are all or none where the exchange encodes the message as
-    one.
+    """The lane that encodes each tensor, by the tensor's name. A tensor without a lane
+    is encoded on the compute lane, once the message is launched. If the exchange
+    encodes the message as one, either all tensors have a lane or none has.
     """
     num_flags: int = 0
-    """The number of elements behind the gradients that are averaged with them."""
+    """The number of elements behind the gradients, which are averaged too."""
 
 
 FIRST = Placement()
@@ -70,7 +70,7 @@ class Message(KeptState):
     missed: Missed | None = None
     """The mean's distance from the dense one in the last step with a ``compare``."""
     looks = False
-    """Whether it notes if the mean is finite."""
+    """Whether the message checks that its mean is finite."""
     notes_norms = False
 
     def __init__(
@@ -113,7 +113,7 @@ class Message(KeptState):
         super().__init__(exchange, layout, device, world)
 
     def know(self, cluster: Cluster) -> None:
-        """Has an exchange that chooses in each step choose for these ranks and links.
+        """Gives the ranks and links to an exchange that chooses a scheme in each step.
 
         A cluster of another number of ranks is scaled.
         """
@@ -128,11 +128,11 @@ class Message(KeptState):
         self.buffer.scale = 1.0 if travels_scaled(self.exchange) else scale
 
     def begin_step(self, *, looks: bool, confirms: bool = True) -> None:
-        """Opens a pass that may be undone, so the state is kept.
+        """Opens a pass that may be undone, and keeps a copy of the state for that.
 
-        If it ``looks`` at its mean, a scaler may skip the step of this pass, and the
-        buffer tells whether the mean is finite. If the ranks ``confirm`` it,
-        ``Backup.end_pass`` may undo the pass.
+        With ``looks`` a scaler may skip the step of this pass, so the buffer checks
+        whether the mean is finite. With ``confirms`` the ranks confirm the pass, and
+        ``Backup.end_pass`` may undo it.
         """
         self.looks = looks
         self.buffer.forget()
@@ -145,8 +145,8 @@ class Message(KeptState):
     ) -> Steps[None]:
         """The steps that gather and exchange; gradients that are None count as zero.
 
-        If it ``borrows`` the gradient, the mean is there at its end, and is not
-        scattered.
+        If the message ``borrows`` the gradient, the exchange writes the mean into the
+        gradient itself, and nothing is scattered.
         """
         numel = self.spec.numel
         self.member.selection = None  # each step's own
@@ -186,9 +186,9 @@ class Message(KeptState):
         encoder.encode_ahead(self.member, self.state, place, self.buffer.flat_N)
 
     def encode_on_host(self, name: str, grads: Grads, copying: Copying) -> Copies:
-        """``encode_ahead`` on a device.
+        """``encode_ahead`` of a gradient on a device, by the host; see `Offload`.
 
-        Steps whose copies the host encodes; see `Offload`.
+        It yields tensors to copy from the device to the host, and back.
         """
         encoder, place = self._gathered_ahead(name, grads, copying)
         yield from encoder.encode_on_host(
@@ -198,7 +198,7 @@ class Message(KeptState):
     def _gathered_ahead(
         self, name: str, grads: Grads, copying: Copying
     ) -> tuple[TensorEncoder, int]:
-        """Gathers one tensor; returns what encodes it, and its place."""
+        """Gathers one tensor; returns its encoder and its place."""
         place = self._places[name]
         self.buffer.copy_in([place], grads, copying)
         assert self._encoder is not None, "tensors are encoded apart"

@@ -1,14 +1,14 @@
 """Synchroniser: from "this gradient is ready" to "all gradients are means".
 
 Messages are launched in issue order, each as soon as it and all before it are complete.
-So gradients may become ready in any order, even in another one on each rank, and still
-every rank launches messages in the same order.
+Gradients may become ready in any order, which may differ between ranks. All ranks still
+launch messages in the same order.
 
-Once a step ranks also report which parameters they used: behind a plain module's last
-message if that is dense, and else in a report, on a channel of its own: it must not
-wait behind a large message. A parameter that no rank used keeps the gradient None
-everywhere, as in plain training, and its residual waits for its next use.
-See `report`.
+In each step ranks also report which parameters they used. A plain module's last message
+carries these flags if it is dense. Otherwise a report carries them, on a channel of its
+own, as it must not wait behind a large message (`report`). A parameter that no rank
+used keeps the gradient None on every rank, as in plain training. Its residual waits for
+the parameter's next use.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from .messages import Message
 from .report import Check, Record, StepReport
 
 _LET_GO = torch.empty(0, device="cpu")
-"""A stand-in for a gradient that has its mean. The gradient itself would hold memory
-that the user freed.
+"""Replaces a gradient that has its mean. A reference to the gradient would hold memory
+that the user has freed.
 """
 
 
 class Synchroniser:
     """One rank's view of the messages of a model.
 
-    ``begin`` opens a step, of all parameters or of those of some messages, ``ready``
-    hands in gradients, ``close`` ends the backward pass, ``finish`` waits. Means are
-    written into the gradients that were handed in. ``params`` are all parameters that
-    are exchanged, by name; one without elements is in no message. In some steps ranks
-    ``check`` that they hold the same parameters; see `integrity`.
+    ``begin`` opens a step of all parameters, or of the parameters of some messages.
+    ``ready`` hands in gradients, ``close`` ends the backward pass, and ``finish``
+    waits. Means are written into the gradients that were handed in. ``params`` are all
+    parameters that are exchanged, by name; one without elements is in no message. In
+    some steps ranks ``check`` that they hold the same parameters; see `integrity`.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Synchroniser:
         self.check = check or Check(None, lambda names: [])
         self.report = StepReport(self.check, engine.world)
         self.counts_use = False
-        """Whether ranks report who used which parameter.
+        """Whether ranks report which parameters each of them used.
 
-        DDP hands in zeros where one was not.
+        Without a report, DDP hands in zeros for unused parameters.
         """
         self.undoes_skipped = False
         """Whether a loss scaler may skip steps, which are undone then."""
         self.known: dict[frozenset[str], None] = {}
-        """The parameters of each optimizer that the scaler stepped or was told of."""
+        """The parameters of each optimizer whose steps the scaler has decided."""
         self._infinite: set[str] = set()
         """The parameters with a non-finite mean since their optimizer's last step."""
         self.streams = Streams()
@@ -96,7 +96,7 @@ class Synchroniser:
         self._confirming: list[Task] = []
 
     def replace(self, messages: Sequence[Message]) -> None:
-        """Has other messages carry the same parameters, from the next step on."""
+        """Replaces the messages from the next step on; parameters stay the same."""
         assert not self.open, "messages are replaced between two steps"
         self.messages = list(messages)
         self.streams.staging.clear()
@@ -109,19 +109,19 @@ class Synchroniser:
         self.keeps_state = any(any(leaves(m.state)) for m in self.messages)
         """Whether messages keep anything for later steps."""
         self.taken: set[str] = set()
-        """The parameters whose means here an optimizer took, if that is noted."""
+        """The parameters whose means an optimizer took, if a scaler decides steps."""
         self._used_since: set[str] = set()
         """The parameters that any rank used since their optimizer's last step."""
         rows = [message for message in self.messages if message.buffer.is_of_rows]
         self.row_sparse = {name for message in rows for name in message.names}
-        """The parameters whose modules announce row-sparse gradients."""
+        """The parameters whose modules declare row-sparse gradients."""
         for message in self.messages:
             message.take_scale(self._scale)
 
     def go_on(self, engine: Engine, messages: Sequence[Message]) -> None:
-        """Goes on among other ranks, with messages for these.
+        """Goes on among the ranks of ``engine``, with messages for them.
 
-        What is open is dropped.
+        An open step is dropped.
         """
         self.engine = engine
         self.open = False
@@ -137,11 +137,11 @@ class Synchroniser:
         *,
         own_step: int | None = None,
     ) -> None:
-        """Opens a step without gradients; all that are handed in will have this scale.
+        """Opens a step, whose gradients will all have this ``scale``.
 
-        ``names`` are the parameters that take part, and no message has others beside
-        them; None stands for all. ``own_step`` counts the steps of these parameters, if
-        not all take part in each.
+        ``names`` are the parameters that take part; None stands for all. A message
+        carries only such parameters, or none of them. ``own_step`` counts the steps of
+        these parameters, if not all take part in each.
         """
         self.engine.check()
         self.engine.begin_step(step)
@@ -151,7 +151,7 @@ class Synchroniser:
                 message.take_scale(scale)
         self._clear(step)
         if self.streams.sides:
-            # a message without gradients of this rank is behind no event
+            # No event precedes a message to which this rank hands in no gradient.
             self.streams.lead()
         if names is not None:
             self._queue = self.of(names)
@@ -169,9 +169,9 @@ class Synchroniser:
         return self.undoes_skipped and self.keeps_state
 
     def look(self, own_step: int, names: Collection[str] | None = None) -> None:
-        """Notes what ranks must hold alike, as a step's backward begins; see `Check`.
+        """Notes tensors that must be equal on all ranks, as a step's backward begins.
 
-        Whether they compare it in this step follows from ``own_step`` alone.
+        ``own_step`` alone decides whether ranks compare them in this step; see `Check`.
         """
         if self.engine.world > 1:
             self.check.look(own_step, names)
@@ -179,8 +179,8 @@ class Synchroniser:
     def ready(self, name: str, grad: Tensor | None, *, is_shared: bool = False) -> None:
         """Hands in one gradient (None counts as zero) and launches complete messages.
 
-        Nothing is written to a gradient that ``is_shared`` before ``close``: somebody
-        else may look at its memory while the backward pass goes on.
+        A gradient that ``is_shared`` gets its mean only after ``close``: other code may
+        read its memory during the backward pass.
         """
         self.engine.check()
         with self._lock:
@@ -204,16 +204,15 @@ class Synchroniser:
                     self._report()
 
     def _side(self, message: Message) -> SideStream | None:
-        """The stream that a message is computed on; None where the host does."""
+        """The stream that computes a message; None if the host computes it."""
         return None if message.device == HOST else self.streams.side(message.device)
 
     def _encode_ahead(self, message: Message, name: str) -> None:
-        """Has one tensor encoded where the plan says, before its message is launched.
+        """Encodes one tensor on the lane of the plan, before its message is launched.
 
-        ``PlannedMessage.inline`` are encoded here and now, by the thread of the
-        backward pass, as papers do that compare with it. ``PlannedMessage.early`` are
-        encoded on the compute lane or, where gradients lie on a device, by the host: on
-        a lane of its own, from pinned memory.
+        The thread of the backward pass encodes tensors of ``PlannedMessage.inline`` at
+        once. The compute lane encodes tensors of ``PlannedMessage.early``. If they lie
+        on a device, the host encodes copies in pinned memory, on a lane of its own.
         """
         engine = self.engine
         step = self._step
@@ -249,7 +248,7 @@ class Synchroniser:
 
     def _launch(self, message: Message) -> Task:
         """Has the engine carry a message out: the one place where it is sent."""
-        # All of this step, even if it is abandoned.
+        # The functions below keep these of their own step, even if it is abandoned.
         grads = self.grads
         num_left = self._num_left
         events = self._events
@@ -299,8 +298,9 @@ class Synchroniser:
         """Gives up a step whose backward pass did not end.
 
         ``name`` is the parameter whose gradient showed that. A rank that is alone
-        forgets the step. So do all ranks where this ``is_retry`` on each, if what
-        messages keep can be put back: see `retry`. Else this raises ``LoopMistake``.
+        forgets the step. All ranks forget it if each of them calls this with
+        ``is_retry`` and the messages' state can be put back: see `retry`. Otherwise
+        this raises ``LoopMistake``.
         """
         if self.engine.world > 1:
             if not is_retry or (self.keeps_state and not self.report.confirms):
@@ -339,7 +339,7 @@ class Synchroniser:
         return sorted({m.index for name in names for m in self._messages_of[name]})
 
     def ends(self, indices: Sequence[int]) -> list[Task]:
-        """The ends of messages, of which some may not have been launched yet."""
+        """The ends of messages; a message that is not launched yet is left out."""
         return [self._ends[index] for index in indices if index in self._ends]
 
     def all_ends(self) -> list[Task]:
@@ -363,10 +363,8 @@ class Synchroniser:
     def wait(self, names: Sequence[str]) -> None:
         """Blocks until the means of ``names`` are there.
 
-        The step's gradients are handed in.
-
-        Where a device computes them it is the current stream that waits: see
-        ``follow``.
+        Call it once all gradients of the step are handed in. If a device computes the
+        means, its current stream waits for them: see ``follow``.
         """
         self.engine.wait([self._ends[index] for index in self.ends_of(names)])
         self.follow(names)
@@ -378,7 +376,7 @@ class Synchroniser:
     def mean(self, name: str) -> Tensor:
         """A new tensor with the mean of a parameter for which this rank handed in None.
 
-        It has the parameter's strides, as fused optimizers of torch's take for granted.
+        It has the parameter's strides, which torch's fused optimizers expect.
         """
         mean = torch.empty_like(self.params[name])
         for message in self._messages_of[name]:
@@ -389,15 +387,15 @@ class Synchroniser:
         """Notes the end of the backward pass; all gradients are handed in."""
         self._events.close()
         self.engine.begin(self._backward_over)
-        # as where all parameters, or this rank's parts of them, are empty
+        # No message exists if all parameters, or this rank's parts of them, are empty.
         if not self._queue:
             self._report()
 
     def _report(self) -> None:
-        """Sends this rank's record, if the step has one; all messages are launched.
+        """Sends this rank's record, if the step has one.
 
-        It travels while the last messages are on their way, and once more to confirm
-        the step.
+        All messages are launched by then, and the record travels beside the last ones.
+        A second record confirms the step.
         """
         engine = self.engine
         report = self.report
@@ -427,14 +425,13 @@ class Synchroniser:
 
     def _used(self) -> bytes:
         """For each parameter 1 if this rank used it in the step, else 0."""
-        # One without elements, which no message waits for, may not be handed in yet.
+        # A parameter without elements may not be handed in yet: no message needs it.
         return bytes([self.grads.get(name) is not None for name in self.names])
 
     def finish(self) -> set[str]:
         """Waits for all means.
 
-        Returns the names that handed in None but have a gradient now.
-
+        Returns the parameters for which this rank handed in None and which have a mean.
         A parameter that no rank used is not among them: its gradient stays None on
         every rank, as in plain training, and its residual waits for its next use.
         """
@@ -449,7 +446,7 @@ class Synchroniser:
     def end_step(self) -> None:
         """Ends a pass.
 
-        The scaler tells later whether optimizers take its means: see ``decide``.
+        The scaler decides later whether optimizers take its means: see ``decide``.
         """
         if self._looks:
             for message in self.messages:
@@ -463,19 +460,20 @@ class Synchroniser:
             self.decide_by_means({*self.names})
 
     def decide(self, names: Collection[str], *, is_skipped: bool) -> None:
-        """Ends the step of an optimizer's parameters, which the scaler skipped or not.
+        """Ends a step for one optimizer's parameters, as the scaler took or skipped it.
 
-        Means have the same bits on all ranks, so scalers find the same infs on all.
+        Means have the same bits on all ranks, so all scalers find the same infs.
         """
         names = frozenset(names)
         self.known[names] = None
         self._decide(names, is_skipped=is_skipped)
 
     def decide_by_means(self, names: Collection[str]) -> None:
-        """Ends a step of parameters that nobody can be asked about.
+        """Ends a step for parameters about which no scaler decides.
 
-        An optimizer's parameters are skipped together if a mean of them is not finite.
-        So are those of ``names`` that no optimizer is known for.
+        An optimizer's parameters are skipped together if one of their means is not
+        finite. The parameters of ``names`` without a known optimizer are one such
+        group.
         """
         rest = {*names}.difference(*self.known)
         for group in [*self.known, frozenset(rest)]:
@@ -491,22 +489,22 @@ class Synchroniser:
         self._used_since -= names
 
     def forget_steps(self) -> None:
-        """Settles what is undecided, as where another state was loaded."""
+        """Drops undecided steps, for example once another state is loaded."""
         for message in self.messages:
             message.backup.forget()
         self._infinite.clear()
         self._used_since.clear()
 
     def settled(self) -> set[str]:
-        """Closes a step whose means are all here; returns as ``finish``."""
+        """Closes a step whose means are all here; returns the same as ``finish``."""
         self._events.follow()
         self.open = False
         return self.take_back_unused()
 
     def take_back_unused(self) -> set[str]:
-        """Undoes a step whose means are all here for parameters that no rank used.
+        """Undoes the exchange of parameters that no rank used; all means are here.
 
-        Returns as ``finish``.
+        Returns the same as ``finish``.
         """
         absent = {name for name, grad in self.grads.items() if grad is None}
         arrived = absent & self.used() if absent else absent
@@ -517,6 +515,6 @@ class Synchroniser:
 
 
 def _ended(steps: Steps[None], end: Callable[[], None]) -> Steps[None]:
-    """The same steps, at whose end ``end`` is called."""
+    """The same steps, which call ``end`` at their end."""
     yield from steps
     end()

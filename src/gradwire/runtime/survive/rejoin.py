@@ -223,7 +223,7 @@ class _Judgement:
         return own_store(REJOINED)
 
     def verdict(self, timeout: timedelta) -> str:
-        """The verdict of all ranks, which is told to the newcomer."""
+        """The verdict of all ranks, which is announced to the newcomer."""
 
         def decide(found: Mapping[int, Any]) -> str:
             for announced in found.values():

@@ -1,11 +1,11 @@
 """Shrink: ranks go on without those that are lost, under an unchanged training loop.
 
-When a rank is lost the others agree on the steps that count (`meet`), undo what does
-not (`messages`), connect anew and go on in a smaller world. Every survivor's backward
-pass raises ``RanksLost`` in the same step, the first that does not count, and the loop
-repeats that step. Residuals keep their weight: a mean over fewer ranks delivers more of
-each, so they are scaled by new over old number of ranks. The lost ranks' residuals are
-lost with them.
+When a rank is lost, the others agree on the steps that count (`meet`), and undo a step
+that does not (`backup`). They connect anew and go on in a smaller world. Every
+survivor's backward pass raises ``RanksLost`` in the same step, the first that does not
+count, and the loop repeats that step. A mean over fewer ranks delivers more of each
+residual. So residuals are scaled by the new number of ranks over the old one. The lost
+ranks' residuals are lost with them.
 
 An entry of ``stats()["left"]`` has the ``ranks`` by their numbers in the job, and the
 ``step`` that was repeated. It also has ``residual_norms`` as the ranks last announced
@@ -14,8 +14,9 @@ of ``stats()["joined"]`` has a newcomer's ``rank``, the ``step`` that it began w
 the ``seconds`` that it took.
 
 Survivors meet in the job's store, as the connections among them are broken. The first
-one that has heard of all others, or knows that the rest is gone, writes whose word
-counts, and all decide by that. A rank that comes too late finds itself left out.
+one that has heard of all others, or knows that the rest is gone, writes down the ranks
+that take part. All decide by the counts of these ranks. A rank that comes too late
+finds itself left out.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ from .rejoin import Healing, Lookout, Newcomer, Offer, come_together
 
 
 class Counted(NamedTuple):
-    """The steps that a rank has ended for certain, those that it could count at most,
-    and whether it is in a step.
+    """The number of steps that a rank has ended for certain, the most that it can
+    count, and whether it is in a step.
     """
 
     least: int
@@ -72,14 +73,12 @@ class Survivors(NamedTuple):
 def decided(
     counted: Mapping[int, Counted], *, repeats: bool = False
 ) -> Survivors | None:
-    """The decision by what all survivors announced, the same whoever makes it.
+    """The decision by all survivors' counts, the same on each of them.
 
-    None if there is none.
-
-    A step counts if every survivor has it. Where the loop ``repeats`` it anyway, for
-    another model, it counts only if a rank has ended it. No rank has ended one that
-    another lacks, as ranks wait for each other's word (`synchroniser`), unless memory
-    or the program of one is damaged.
+    A step counts if every survivor has it. If the loop ``repeats`` the step anyway, for
+    another model, it counts only if a rank has ended it. Ranks confirm each step
+    (`synchroniser`), so no rank has ended a step that another lacks. If one has, memory
+    or a program is damaged: there is no decision, and this returns None.
 
     >>> decided({0: Counted(7, 7), 2: Counted(6, 7)})
     Survivors(ranks=(0, 2), num_steps=7, is_torn=False)
@@ -102,9 +101,9 @@ def meet(
 ) -> Survivors | None:
     """The survivors' decision; None where there is none or it leaves this rank out.
 
-    It waits for ranks that live, for the engine's time-out at most, and for none that
-    ``failure`` names. The store must answer within ``STORE_PATIENCE_S``: with its host,
-    nobody can decide.
+    It waits for ranks that live, at most for the engine's time-out, and for no rank
+    that ``failure`` names. The store must answer within ``STORE_PATIENCE_S``: without
+    its host, nobody can decide.
     """
     end_s = time.monotonic() + STORE_PATIENCE_S
     while not engine.signs():
@@ -168,7 +167,7 @@ class Shrinking:
             dist.get_world_size() if dist.is_initialized() else engine.world
         )
         self._due: RanksLost | None = None
-        """The loss that the loop has still to hear of."""
+        """The loss that the loop has yet to be raised."""
         self._undoes = False
         """Whether a step of this model was undone when a rank was lost."""
         self._is_torn = False
@@ -199,9 +198,9 @@ class Shrinking:
         return self._progress.synchroniser.report
 
     def before_step(self) -> None:
-        """Raises a loss that could not be raised before.
+        """Raises a loss that the last step did not raise.
 
-        A step counted, or another model had the loss.
+        That step counted, or another model had the loss.
         """
         if self._due is not None:
             self._raise_due(None)
@@ -214,10 +213,7 @@ class Shrinking:
             )
 
     def _raise_due(self, cause: RankFailed | None) -> None:
-        """Raises the loss once for all models of this process.
-
-        One step of the loop has them.
-        """
+        """Raises the loss once for all models, which share the steps of the loop."""
         due = self._due
         for one in _shrinking:
             one._due = None
@@ -232,8 +228,8 @@ class Shrinking:
     def failed(self, failure: RankFailed) -> None:
         """Goes on without the lost ranks, or raises ``failure`` where it cannot.
 
-        Raises ``RanksLost`` where the step does not count. Where it does, it is ended,
-        and the next one raises. All models that have lost a rank go on now, as one rank
+        Raises ``RanksLost`` if the step does not count. If it counts, it is ended, and
+        the next step raises. All models that have lost a rank go on now, as one rank
         may be in a step of this model, and another rank in a step of the next model.
         """
         lost = {*failure.ranks}
@@ -242,7 +238,7 @@ class Shrinking:
         if is_final or not lost or lost.issuperset(who.in_job([who.rank])):
             raise failure
         self._go_on_together(failure)
-        # only its wait was ended, by another model's loss
+        # another model's loss has only interrupted the wait
         if self._progress.synchroniser.open:
             try:
                 self._progress.finish()
@@ -258,7 +254,7 @@ class Shrinking:
         """
         num_steps = self._progress.step
         lost = {*failure.ranks}
-        # else a model that was dropped counts on ranks that have not collected it yet
+        # else a dropped model still counts on ranks that have not collected it yet
         gc.collect()
         # in one order on all ranks
         every = sorted(_shrinking, key=lambda one: one._name)
@@ -279,7 +275,7 @@ class Shrinking:
             one._due = None
 
     def _break_off(self, failure: RankFailed) -> None:
-        """Tells this model's other ranks, who may wait here for a rank that left."""
+        """Alarms this model's other ranks, as they may wait for a rank that left."""
         engine = self._engine
         lost = engine.who.in_group(failure.ranks)
         numbers = {*engine.who.in_job(lost)}
@@ -292,7 +288,7 @@ class Shrinking:
         engine.break_off(alarm, "by that model")
 
     def _look_after(self, engine: Engine) -> None:
-        """Has a failure of this model end waits in other models, where ranks wait too.
+        """Makes a failure of this model end this rank's waits in other models, too.
 
         The engine's threads must not keep the model alive, to which this object leads.
         """
@@ -404,7 +400,7 @@ class Shrinking:
             weakref.finalize(handle, engine.finish_and_close)
 
     def _look_out(self) -> None:
-        """Has rank 0 look for newcomers, once for all models, in a store if any."""
+        """Makes rank 0 look for newcomers in the store, if any, once for all models."""
         healing = self._healing
         if self._engine.rank or healing is None:
             return
@@ -415,10 +411,7 @@ class Shrinking:
         self._report.look = self._seen
 
     def _seen(self) -> int:
-        """The number of the newcomer that waits.
-
-        Notes the means that this step leaves.
-        """
+        """The number of the newcomer that waits; notes the means of this step."""
         number = 0 if self._lookout is None else self._lookout.number
         self._means = [param.grad for _, param in self._params] if number else []
         return number
@@ -453,9 +446,9 @@ class Shrinking:
         _log.warning("rank %d has joined at step %d", offer.labels[-1], offer.step)
 
     def _healer(self, offer: Offer) -> Callable[[Engine], None]:
-        """The way to send the newcomer what it lacks.
+        """A function that sends the newcomer the state that it lacks.
 
-        Raises where none can come in now.
+        It raises if no newcomer can come in now.
         """
         healing = self._healing
         why = ""
@@ -473,7 +466,7 @@ class Shrinking:
             why = "several models are attached, and a newcomer can join only one"
 
         def heal(engine: Engine) -> None:
-            # where it fails, all ranks hear it by the verdict
+            # if it fails, all ranks hear of it by the verdict
             if why:
                 raise InvalidSetting(why)
             data = healing.packed(self._progress.messages)
@@ -495,8 +488,8 @@ class Shrinking:
         """A new engine, and a process group of torch.distributed, of the survivors."""
         world = len(decision.ranks)
         ranks = old.who.in_job(decision.ranks)
-        # Not within the old name: whatever lies there is deleted once all old ranks
-        #     have left.
+        # Not within the old name: all keys there are deleted once all old ranks have
+        # left.
         name = f"{old.who.name}, {world} after {decision.num_steps}"
         who = Membership(name, decision.ranks.index(old.rank), world, ranks)
         engine = self._connect(who if world > 1 else ALONE._replace(ranks=ranks))
@@ -516,7 +509,7 @@ class Shrinking:
 
 
 def _all_lose(models: Sequence[Shrinking], failure: RankFailed) -> None:
-    """Goes on in models; tells all their other ranks before it waits for any."""
+    """Goes on in models; raises an alarm on all of them before it waits for any."""
     for one in models:
         one._break_off(failure)
     for one in models:

@@ -1,18 +1,18 @@
 """Posted receives: parts go straight to each rank, and receives wait for them.
 
 gloo's all-gather passes payloads round a ring of W - 1 hops, and its all-reduce takes
-2 (W - 1). Here each rank sends its part to every other at once: the bytes on its link
-are the same, and it takes one hop. A sum takes two: each rank adds up a chunk for all,
-in rank order, and all gather the chunks.
+2 (W - 1). Here each rank sends its part to every other rank at once. This takes one hop
+for the same bytes on each link. A sum takes two hops: each rank adds up one chunk, in
+rank order, and all gather the chunks.
 
-gloo sends a payload only once it has heard that the receive is posted. That note takes
-a latency of its own, unless the receive was posted a latency before. So the receives of
-the next step are posted at the end of this one, where a verb's sizes stayed the same.
-They fill memory of their own, as nobody knows yet where the next step wants its bytes.
+gloo sends a payload only once it has heard that the receive is posted. This note costs
+one latency, unless the receive was posted early enough. If a verb's sizes stayed the
+same, this step therefore posts the receives of the next step at its end. They fill
+memory of their own, as nobody knows yet where the next step wants its bytes.
 
-When to post is each rank's own choice: it changes when a payload sets out, and not
-which payload meets which receive. A transfer's tag says its place in the step, its
-number there and its size. A receive that was posted for another size meets nothing.
+Each rank chooses by itself when to post. The choice changes when a payload sets out,
+and not which payload meets which receive. A transfer's tag holds its place in the step,
+the number of uses of this place, and its size. A receive of another size meets nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Straight = AllGather | AllReduce | AllToAll
 EARLY_BYTES = 2**20
 """Bytes of one verb, at most, whose receives are posted a step ahead.
 
-Larger ones would hold as much memory again, to save a latency that is little to them.
+Larger receives would hold much memory, to save a latency that hardly matters to them.
 """
 _OWN_TAGS = 2**30
 """Tags from here on are those of direct parts; smaller ones are sizes of sends."""
@@ -88,11 +88,11 @@ class PostedReceives:
         self._rank = rank
         self._others = [(rank + away) % world for away in range(1, world)]
         self._places: dict[str, _Place] = {}
-        # they stay here: gloo may look at what it was given until the channel closes
+        # they stay here: gloo may access their memory until the channel closes
         self._unmet: list[Receive] = []
 
     def start(self, verb: Straight, name: str) -> Transfer | Sum:
-        """Sends a verb's parts to all others; returns what waits for theirs.
+        """Sends a verb's parts to all others; returns the transfer, to wait for.
 
         Args:
             verb: a verb on host memory.
@@ -111,7 +111,7 @@ class PostedReceives:
     def send(
         self, own: Sequence[Tensor], arriving: Sequence[Tensor], name: str
     ) -> Transfer:
-        """Sends ``own[i]`` to rank i; what it sends here fills ``arriving[i]``."""
+        """Sends ``own[i]`` to rank i; the part from rank i fills ``arriving[i]``."""
         place = self._places.setdefault(name, _Place())
         wanted = {
             src: arriving[src].view(torch.uint8)
@@ -160,7 +160,7 @@ class PostedReceives:
         return Receive(memory, self._channel.recv([memory], src, tag))
 
     def clear(self) -> None:
-        """Lets go of what was posted, before the channel is closed."""
+        """Drops all posted receives, before the channel is closed."""
         self._places.clear()
         self._unmet.clear()
 

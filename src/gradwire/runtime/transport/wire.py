@@ -1,8 +1,8 @@
-"""Verbs on torch.distributed: the only place where bytes of steps meet a process group.
+"""Verbs on torch.distributed: the only place where payloads meet a process group.
 
-A rank notes what it did last on the network, and writes that to a file when its run
-fails. Where ranks of a job wait for each other, their records side by side say which
-verb one of them has launched, started or done, and another has not.
+A rank records its last verbs on the network, and writes the record to a file when its
+run fails. If ranks wait for each other, their records side by side show the cause: a
+verb that one rank has launched, started or ended, and another rank has not.
 """
 
 from __future__ import annotations
@@ -64,14 +64,13 @@ _NUM_TAGS = 2**31
 AMONG_SHARDS = f" among {Among.SHARDS.value}"
 """The end of the name of a communication among shards."""
 NUM_VERBS = 64
-"""The verbs that a record holds."""
+"""The number of last verbs that a record holds."""
 FOLDER = "GRADWIRE_RECORDS"
-"""The environment variable with the folder for records.
-
-The system's temporary one without it.
+"""The environment variable with the folder for records; default: the system's folder
+for temporary files.
 """
 POLL_S = 0.02
-"""Seconds between two looks into a store for what other ranks write."""
+"""Seconds between two reads of a store by a rank that waits for other ranks' keys."""
 _log = logging.getLogger("gradwire")
 
 
@@ -80,15 +79,15 @@ def open_channels(
 ) -> list[Channel]:
     """``count`` process groups of the same ranks, each for one message at a time.
 
-    They are gloo groups whatever the backend of the user's group is: what travels in
-    them lies in host memory (see `streams`; `backends` tells what takes another way).
+    They are gloo groups whatever the backend of the user's group is: their payloads lie
+    in host memory (`streams`). Payloads of a device may take another way (`backends`).
     ``name`` is known to these ranks and used once. ``dist.new_group`` does not serve:
-    it names groups by how many a process has, so ranks that are in different numbers of
-    groups would wait for each other for ever. It also keeps groups, with their
-    connections, until the job ends.
+    it names a group by the number of groups that the process has. Ranks with different
+    numbers of groups would wait for each other for ever. It also keeps groups, with
+    their connections, until the job ends.
     """
     store = store_for(name)
-    # who never comes would keep the job's own connection busy
+    # else a rank that never comes would keep the job's own connection busy
     if name.startswith(REJOINED):
         store = store.clone()
     return [
@@ -102,8 +101,7 @@ def open_channels(
 def give_back(channels: list[Channel]) -> None:
     """Closes the channels and empties the list.
 
-    They are closed side by side: gloo takes about 20 ms for each, in which it only
-        waits.
+    They are closed side by side: gloo only waits, for about 20 ms each.
     """
     closing = [
         threading.Thread(target=channels.pop, name="gradwire close") for _ in channels
@@ -119,23 +117,23 @@ def give_back(channels: list[Channel]) -> None:
 
 
 def open_direct(group: RankGroup, device: torch.device, timeout: timedelta) -> None:
-    """Connects the ranks of ``group``, who all call this, by their back end."""
+    """Connects the ranks of ``group`` by the device's back end; all ranks call it."""
     kind = kind_of(device)
     assert kind is not None, "the host has no network back end of its own"
     store = PrefixStore(f"gradwire/{group.name}/direct", default_store())
     channel = kind.connect(device, store, group.rank, group.world, timeout)
-    # All take part in connecting, so the first verb is one for all.
+    # All ranks take part in connecting, so the first verb is an all-reduce.
     carry_directly([AllReduce(torch.zeros(1, device=device))], [channel], device)
     group.direct = channel
 
 
 def default_store() -> Any:
-    """The job's rendezvous store: the given one, or torch's without a public name."""
+    """The job's rendezvous store: the given one, or torch's, which is not public."""
     return _given[0] if _given else dist.distributed_c10d._get_default_store()
 
 
 REJOINED = "rejoin"
-"""The beginning of names of ranks with one that came later, as process of no group."""
+"""The beginning of a membership's name if it has a newcomer, a process of no group."""
 _given: list[Any] = []
 
 
@@ -150,9 +148,7 @@ def has_store() -> bool:
 
 
 def root_store() -> Any:
-    """The job's store without torch's prefixes of keys, which a process that comes in
-    later cannot know.
-    """
+    """The job's store without torch's key prefixes, which a newcomer cannot know."""
     store = default_store()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
@@ -165,9 +161,9 @@ def store_for(name: str) -> Any:
 
 
 def own_store(name: str) -> Any:
-    """A ``Membership``'s part of the job's store, by its own connection.
+    """A ``Membership``'s part of the job's store, by a connection of its own.
 
-    A call that is blocked elsewhere does not hold it up.
+    So a call that is blocked elsewhere does not hold it up.
     """
     return PrefixStore(f"gradwire/{name}", store_for(name).clone())
 
@@ -189,10 +185,10 @@ def missing_keys(store: Any, keys: list[str], within_s: float) -> tuple[int, ...
 def in_background(work: Callable[[], _T]) -> Future[_T]:
     """Runs work that may wait for ever on a thread that nothing waits for.
 
-    So does work with the store: torch bounds how long a store waits for a key, but not
-    how long it waits for the store's host. Where the host is stopped, no call comes
-    back. An interpreter that ends starts no thread, since Python 3.12: the future holds
-    that error then.
+    Work with the store may: torch bounds how long a store waits for a key, but not how
+    long it waits for the store's host. If the host is stopped, no call comes back. An
+    interpreter that ends starts no thread, since Python 3.12: the future then holds
+    that error.
     """
     done: Future[_T] = Future()
 
@@ -247,7 +243,7 @@ class NotedVerb:
     """One verb for the network, or several that were started together.
 
     ``sequence`` numbers a rank's verbs from 0. Times are seconds since the epoch on a
-    clock that all processes of a machine share; None is what has not happened yet.
+    clock that all processes of a machine share; None if it has not happened yet.
     """
 
     sequence: int
@@ -276,10 +272,7 @@ class LastVerbs:
         self._numbers = count()
 
     def launch(self, step: int, message: int, name: str, size_bytes: int) -> NotedVerb:
-        """Notes a verb that waits for its channel from now on.
-
-        Returns it, to be filled in.
-        """
+        """Notes a verb that waits for its channel; returns the note, to fill it in."""
         verb = NotedVerb(
             next(self._numbers), step, message, name, size_bytes, wall_clock()
         )
@@ -358,7 +351,7 @@ class Routes:
     def places(
         self, verbs: Sequence[Communication], lane: int, names: Sequence[str]
     ) -> list[ReceivePlace]:
-        """Where verbs post their receives; names are the same on all ranks."""
+        """The places where verbs post receives; names are the same on all ranks."""
         pairs = zip(verbs, names, strict=True)
         return [
             ReceivePlace(self.groups[verb.among].posted[lane], name)
@@ -366,11 +359,11 @@ class Routes:
         ]
 
     def lane(self, index: int, credit: int) -> int:
-        """The lane of a message of gradients, of the first ``credit`` there are.
+        """The lane of a message of gradients: one of the first ``credit`` lanes.
 
-        It is the first for all where a device sends itself: ranks must launch its
-        communication in one order, or each of two could wait on its device for what the
-        other has not begun.
+        If a device sends from its own memory, all messages take the first lane: ranks
+        must launch a device's communication in one order. Otherwise each of two ranks
+        could wait for a transfer that the other has not begun.
         """
         if any(group.direct for group in self.groups.values()):
             return 0
@@ -389,10 +382,7 @@ class Routes:
         return lane == 0 and bool(group.direct) and not verb.buf.is_cpu
 
     def seals(self, verbs: Sequence[Communication], step: int) -> Seals | None:
-        """The checksums that travel beside verbs from host memory.
-
-        None where none do.
-        """
+        """The checksums that travel beside verbs from host memory; None if none do."""
         if not self.checksums:
             return None
         from .checksums import Seals
@@ -401,7 +391,7 @@ class Routes:
             return Seals(verbs, [self.groups[verb.among] for verb in verbs], step)
 
     def sealed(self, steps: Steps[Any], lane: int) -> Steps[Any]:
-        """The steps as carried out on a lane; checksums need payloads of one sender."""
+        """The steps for a lane; with checksums, each payload comes from one sender."""
         if not self.checksums:
             return steps
         from .checksums import pairwise
@@ -413,7 +403,7 @@ class Routes:
         return pairwise(steps, circle_of)
 
     def lending(self, steps: Steps[Any]) -> Steps[Any]:
-        """The steps for ranks that read the memory of others on their host."""
+        """The steps, in which the ranks of a host read each other's memory."""
         host = self.groups.get(Among.HOST)
         if host is None:
             return steps
@@ -455,8 +445,8 @@ class Routes:
 def lent(verb: AllToAll, host: RankGroup) -> Steps[list[Tensor] | None]:
     """An all-to-all of a host's ranks, which read each other's rooms once mapped.
 
-    Ranks announce each time whether they have a new room, and all wait for all
-    by it.
+    Each time ranks announce whether they have a new room. By this all-gather all ranks
+    also wait for each other.
     """
     room = verb.room
     if not host.lends:
@@ -517,10 +507,10 @@ _REMEDIES = {
 
 @contextmanager
 def as_on_a_lane(side: SideStream | None = None) -> Iterator[None]:
-    """A block that sees no setting of the caller's thread for its own tensors.
+    """A block without the settings that the caller's thread has for its own tensors.
 
-    Where a device computes, it is launched on the ``side`` stream. What is not set is
-    not undone: all of it took 0.28 ms a message, more than the encode itself.
+    If a device computes, the block launches on the ``side`` stream. Only settings that
+    are set are undone: to undo all took 0.28 ms per message, more than the encode.
     """
     is_plain = not (
         torch.is_grad_enabled()
@@ -546,10 +536,7 @@ def as_on_a_lane(side: SideStream | None = None) -> Iterator[None]:
 
 
 def is_begun(verbs: Sequence[Communication]) -> bool:
-    """Whether verbs run without a thread that waits for them.
-
-    gloo has futures for these verbs alone.
-    """
+    """Whether verbs run without a thread that waits: gloo has futures for them."""
     verb, *others = verbs
     waits = isinstance(verb, Send | Recv | ReduceScatter) or goes_straight(verb)
     return not others and not waits
@@ -644,8 +631,8 @@ def carry_directly(
 
 
 def _tag(buf: Tensor) -> int:
-    """The tag of a transfer: gloo would end a process that receives more bytes than it
-    has room for, so those of another size do not meet.
+    """The tag of a transfer: a send and a receive meet only if their sizes agree. gloo
+    ends a process that receives more bytes than it has room for.
     """
     return buf.nbytes % _NUM_TAGS
 
