@@ -39,10 +39,10 @@ def fused_messages(
 ) -> list[Message]:
     """The messages of a model without a plan, in issue order, numbered from ``first``.
 
-    The last carries ``num_flags`` flags, of which parameters ranks use, if it can.
-    Gradients that ``compress_if`` leaves out and row-sparse ones do not take the
-    exchange. Embeddings' tables take it in every step where it names a collective, else
-    in steps in which sending their rows would take longer.
+    If it can, the last message carries ``num_flags`` flags, which say the parameters
+    that ranks use. Gradients that ``compress_if`` leaves out, and row-sparse gradients,
+    do not take the exchange. Embeddings' tables take it in every step if it names a
+    collective. Otherwise they take it in steps in which their rows would take longer.
     """
     ways = _Ways(model, settings, exchange, who)
     num_hosts = who.world // settings.ranks_per_host

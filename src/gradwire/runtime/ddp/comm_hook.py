@@ -56,7 +56,7 @@ def serve_hook(
 ) -> DDPHooks:
     """Serves ``ddp``'s communication hook until the result's ``remove`` is called.
 
-    DDP's hook refers to what serves it weakly, so whoever keeps that keeps it served.
+    DDP's hook has only a weak reference to the result, so the caller must keep it.
     """
     if ddp not in _serving:
         try:

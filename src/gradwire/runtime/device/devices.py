@@ -1,8 +1,8 @@
 """Devices: what gradwire asks of a kind of device on which gradients may lie.
 
-A device runs what it is told in the order of a stream, and later than it was told. An
-event is a place in a stream: another stream, or the host, waits for it. The host is no
-such device: what it is told is done at once, and there is nothing to ask.
+A device runs its work in the order of a stream, and later than the work was launched.
+An event is a place in a stream: another stream, or the host, waits for it. The host is
+no such device: it does its work at once, and needs no streams or events.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Autograd launches a gradient's kernels on the stream that is current in its thre
 goes on before they have run. So an event is recorded on that stream where a gradient is
 handed in. A message is gathered, encoded, decoded and scattered on the one
 ``SideStream`` of its device, behind the events of its gradients: behind these kernels,
-and behind none that were launched since. What it does ends with an event too, and
-whoever uses a mean has his own stream wait for that. The host waits for neither.
+and not behind kernels that were launched since. Its own work ends with an event too,
+and the stream that uses a mean waits for this event. The host waits for neither event.
 
 A message that is encoded on the host, of gradients that a device computes, copies them
 ``behind`` their events and waits for the copies.

@@ -24,8 +24,8 @@ def grad_as_reals(grad: Tensor, shape: torch.Size) -> Tensor:
 
     Any other itself.
 
-    A copy stands for a gradient of which there is no such view: lazily conjugated, or
-    laid out in another order than its parameter.
+    A copy replaces a gradient without such a view: a lazily conjugated one, or one that
+    is laid out in another order than its parameter.
     """
     if not grad.is_complex():
         return grad

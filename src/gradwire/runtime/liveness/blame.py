@@ -1,11 +1,11 @@
 """Blame: which ranks caused a failed step, from signs of life and the roll call.
 
-A network that is parted shows as one failure, and not as one dead rank after another:
-on each side ranks reach each other and none beyond, and the error says which these are.
+A parted network shows as one failure, and not as one dead rank after another. On each
+side ranks reach each other and no rank beyond, and the error names the ranks of a side.
 
-A script that one of gradwire's errors ends leaves with the exit code of its cause.
-Python ends with 1 whatever the error is. A launcher that has the cause in the code can
-start the job again, on other machines, or not at all (`errors.ExitCode`).
+If one of gradwire's errors ends a script, the exit code says the cause. Python itself
+ends with 1 for any error. By the code a launcher can start the job again, start it on
+other machines, or give up (`errors.ExitCode`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ IN_ATTACH = -1
 def blamed(pulse: Pulse | None, name: str, step: int, world: int) -> Alarm:
     """An alarm that names the ranks to blame for the failure of communication ``name``.
 
-    It names none where all are there. Takes seconds, as signs of life come slowly.
+    It names no rank if all are there. It takes seconds, as signs of life come slowly.
     """
     if pulse is None:
         return _of_the_network(step)

@@ -45,14 +45,13 @@ Verdict = TypeVar("Verdict")
 Look = Callable[[Sequence[int], Mapping[int, Any]], object]
 """A liveness check, of the ranks that are absent and the values of the others by rank.
 
-It returns whether there is nobody left to wait for. What it raises ends the wait,
-too.
+It returns whether there is no rank left to wait for. An error in it ends the wait, too.
 """
 
 STORE_PATIENCE = timedelta(seconds=4)
 """The extra time for a store to answer before its host counts as lost."""
 _AT_ONCE = timedelta(seconds=6)
-"""The time asked for where the store need not wait for any rank."""
+"""The time-out of a question for which the store need not wait for any rank."""
 
 
 class Membership(NamedTuple):
@@ -135,11 +134,11 @@ class Membership(NamedTuple):
         """``decide`` of the values of all ranks, which is the same on all of them.
 
         ``own`` is this rank's value, which has a JSON form, or a function that returns
-        it as soon as there is one, and None before. Ranks wait for those that are
-        ``due`` (None: all), for ``timeout`` at most, or until ``look``, which is called
-        now and then, says that nobody who is absent comes. Raises ``RankFailed`` with
-        the ranks that have not come; where the meeting ``is_partial``, ``decide`` is
-        asked without them. What ``decide`` raises, all raise.
+        it as soon as there is one, and None before. Ranks wait for the ranks in ``due``
+        (None: all), for ``timeout`` at most. ``look`` is called now and then, and ends
+        the wait if no absent rank will come. Raises ``RankFailed`` with the ranks that
+        have not come. If the meeting ``is_partial``, ``decide`` is called without them
+        instead. An error that ``decide`` raises, all ranks raise.
         """
         if self.world == 1:
             return decide({self.rank: own})

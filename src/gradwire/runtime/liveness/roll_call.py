@@ -1,14 +1,14 @@
 """Roll call: ranks ask each other, without the store, who can be reached.
 
-A store that does not answer may be lost, or the network between it and this rank. Signs
-of life in it cannot tell a dead rank from one behind a broken link. So every rank
-listens at a probe port while it is attached. The port's address stands in the store. A
-rank probes all others when a step fails. A system that refuses the connection has no
-such process any more; one that takes it while nobody speaks has a stopped process; no
-connection at all means that the host is down, or the way to it.
+If a store does not answer, it may be lost, or the network between it and this rank.
+Signs of life in the store cannot tell a dead rank from a rank behind a broken link. So
+every rank listens at a probe port while it is attached. The port's address stands in
+the store. A rank probes all others when a step fails. A refused connection means that
+the process has ended. A connection without an answer means that the process is stopped.
+No connection at all means that the host, or the link to it, is down.
 
-Probes carry an alarm too where the store does not take it: so all on one side
-of a parted network hear the first one.
+If the store does not take an alarm, probes carry it. So all ranks on one side of a
+parted network hear the first alarm.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ A rank whose processor is busy reads late.
 _MOST_VISITORS = 64
 """Visitors that are served at once.
 
-Whoever comes beyond that waits, as none stays long.
+Further visitors wait, as no visitor stays long.
 """
 _MOST_BYTES = 1 << 14
 """More than any alarm has; see `alarm.MOST_CHARACTERS`."""
@@ -61,9 +61,8 @@ class Reach(Enum):
 class RollCall:
     """This rank's probe port, and the ports of the others once ``meet`` has found them.
 
-    ``heard`` is called with an alarm that another rank's probe carries, as it was
-    encoded; ``alarm`` returns this rank's own, empty where there is none, which every
-    answer holds.
+    ``heard`` is called with the encoded alarm that another rank's probe carries.
+    ``alarm`` returns this rank's own alarm, or "" without one; every answer holds it.
     """
 
     def __init__(

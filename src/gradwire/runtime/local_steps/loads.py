@@ -1,17 +1,17 @@
 """Loads: weights that are loaded into a model between two of its local steps.
 
-Loaded weights are nothing that a rank has learnt. So anchors restart at them, on each
-rank by itself, and ranks compare in the next exchange what they have loaded.
+Loaded weights are no progress of a rank. So anchors restart at them, on each rank by
+itself, and in the next exchange ranks compare the weights that they have loaded.
 
 A load is ``load_state_dict`` of the model or of a part of it. Before the first forward
 pass after ``local_steps``, and after the handle has loaded a state, any change is a
-load: nothing trains yet. All else that a loop writes into parameters is learnt: steps
-by hand, clamped weights, noise.
+load: nothing trains yet. All other values that a loop writes into parameters belong to
+the pseudo-gradient: steps by hand, clamped weights, noise.
 
-What a load has changed is told by digests, taken before it and before the next step. So
-what is put back in time, such as an average of parameters for an evaluation, changes
-nothing. Nor does a load of the bits that are there, such as those which the handle's
-state has restored.
+Digests, taken before a load and before the next step, show what the load has changed.
+So weights that the loop puts back in time, such as an average of parameters for an
+evaluation, change nothing. Nor does a load of bits that are there already, for example
+bits that the handle's state has restored.
 
 A step takes no digests unless a load came before it.
 """

@@ -63,10 +63,9 @@ class JointCall:
         )
 
     def refusing(self) -> AbstractContextManager[Any]:
-        """Tells the others what is raised within, unless this rank's run has ended.
+        """Announces errors of the block, unless this rank's run has ended.
 
-        Then all know it, and the store may be gone with the process that held
-        it.
+        In that case all ranks know it, and the store may be gone with its process.
         """
         return refusing(self._group, self._shards, unless=(RankFailed,))
 

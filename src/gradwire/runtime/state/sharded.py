@@ -105,11 +105,9 @@ class Owners(NamedTuple):
 def sharded_state(
     owners: Owners, saved: Mapping[str, Any], saved_by: int | None, *, has_pilot: bool
 ) -> dict[str, Any]:
-    """The state of all ranks, of which each gives its part.
+    """The state of all ranks; each rank gives its part, ``saved``, its state_dict.
 
-    ``saved`` is this rank's state_dict.
-
-    As ``Handle.sharded_state``, which says what is given and raised.
+    ``Handle.sharded_state`` explains arguments and errors.
     """
     if saved["ranks_per_host"] > 1 or "outer" in saved or has_pilot:
         raise InvalidSetting(

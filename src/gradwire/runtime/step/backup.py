@@ -1,10 +1,11 @@
 """Backup: copies of a message's state, by which steps that did not count are undone.
 
-There are two. One is of the open backward pass: survivors of a lost rank repeat the
-pass. The other is of the last step that an optimizer took: a loss scaler may skip the
-next one, after one pass or several. A scaler skips by optimizer, and a message may have
-parameters of several. So this copy is kept by parameter. A parameter is **undecided**
-from its first exchange until the scaler says what its optimizer did.
+There are two copies. One is from before the open backward pass, which survivors of a
+lost rank repeat. The other is from the last step that an optimizer took: a loss scaler
+may skip the next step, after one or several passes. A scaler skips by optimizer, and a
+message may have parameters of several optimizers. So this copy is kept by parameter. A
+parameter is **undecided** from its first exchange until the scaler has decided about
+its optimizer's step.
 
 * Skipped: the parameter's fields are put back as they were at its optimizer's last
   step.
@@ -28,7 +29,7 @@ from ...contract.state import leaves, with_tensors
 
 
 class Stateful(Protocol):
-    """A message, or whatever else keeps state by parameter."""
+    """A message, or another object that keeps state by parameter."""
 
     state: Any
     slots: Any
@@ -46,10 +47,7 @@ class Backup:
         self._weak_owner = weakref.ref(owner)
         self._names = frozenset(names)
         self.before: State = None
-        """The state before the open pass.
-
-        None where the pass cannot be undone by itself.
-        """
+        """The state before the open pass; None if the pass alone cannot be undone."""
         self._taken: State = None
         self.undecided: set[str] = set()
         """The parameters that were exchanged since their optimizer's last step."""
@@ -68,8 +66,8 @@ class Backup:
     def begin(self, *, by_step: bool, by_pass: bool) -> None:
         """Opens a pass that may be undone, if there is a state.
 
-        A copy ``by_step`` is put back where a scaler skips the step, and one
-        ``by_pass`` where the pass is repeated.
+        A copy ``by_step`` is put back if a scaler skips the step, and a copy
+        ``by_pass`` if the pass is repeated.
         """
         has_state = any(leaves(self._owner.state))
         self._by_step = by_step and has_state
@@ -83,7 +81,7 @@ class Backup:
     def keep(self) -> None:
         """Copies the state before the open pass begins to change it.
 
-        One copy serves both ends in the first pass of a step.
+        In the first pass of a step one copy serves both purposes.
         """
         is_first = self._by_step and not self.undecided
         if self._by_step:
@@ -107,7 +105,7 @@ class Backup:
     def end_pass(self, *, undoes: bool = False) -> None:
         """Ends a pass.
 
-        If it ``undoes`` it, the state is as before, if that had begun to change.
+        With ``undoes``, a state that had begun to change is put back.
         """
         before = self.before
         self.before = None

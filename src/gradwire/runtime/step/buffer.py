@@ -1,18 +1,18 @@
 """GradientBuffer: the flat buffer of a message, and the copies into it and out of it.
 
-It lies on the device of the gradients or, where those are not encoded there, on the
-host. A whole gradient that travels alone may be lent instead: it is the buffer of its
-step itself, and nothing is copied.
+It lies on the device that encodes the message: the device of the gradients, or the
+host. A whole gradient that travels alone may be lent: in that step the gradient itself
+is the buffer, and nothing is copied.
 
 **Loss scaling.** A GradScaler multiplies the loss, and with it every gradient, by a
 scale that changes during training. State that an exchange keeps for later steps would
-have the scale of the step it comes from: a residual that was held back at 1024 and
-arrives at 2048 counts half. So gradients are divided by the scale of their step as
-they are gathered, and means are multiplied as they are scattered. All between is in
-units of the gradient: residuals, velocities, and settings such as a threshold or the
-norm to clip to. A saved state has no scale, so it can be loaded under any. Ranks may
-even have different scales, unless a message travels with its scale: ``attach`` refuses
-that.
+have the scale of its own step: a residual that was held back at a scale of 1024, and is
+sent at 2048, would count half. So gradients are divided by the scale of their step as
+they are gathered, and means are multiplied as they are scattered. All values in between
+are in units of the gradient: residuals, velocities, and settings such as a threshold or
+the norm to clip to. A saved state has no scale, so it can be loaded under any scale.
+Ranks may even have different scales, unless a message travels with its scale: then
+``attach`` refuses that.
 
 Scales are powers of two unless the user says otherwise. Then division and
 multiplication change no bit that ``GradScaler.unscale_`` would have kept. Gradients are
@@ -44,8 +44,8 @@ Grads = dict[str, Tensor | None]
 class GradientBuffer:
     """The buffer of the gradients in ``layout``, on ``device``.
 
-    Gradients that are encoded ``ahead`` of others are in it before the others, so none
-    can be lent.
+    If some gradients are encoded ``ahead`` of the others, none can be lent: the buffer
+    holds them before the others come.
     """
 
     is_of_rows = False
@@ -95,7 +95,7 @@ class GradientBuffer:
 
     @property
     def grad_N(self) -> Tensor:
-        """The gradients of this step, in place of which the mean will be."""
+        """The gradients of this step, which the mean will replace."""
         return self.flat_N if self._lent_N is None else self._lent_N
 
     @property
@@ -106,7 +106,7 @@ class GradientBuffer:
     def can_borrow(self, grads: Grads) -> bool:
         """Whether this step's gradient can be the buffer itself.
 
-        Whoever asks knows that nobody else looks at the gradient, or at memory that it
+        The caller guarantees that no other code reads the gradient, or memory that it
         shares, until the message has ended.
         """
         if not self._may_borrow or self.scale != 1.0:
@@ -136,7 +136,7 @@ class GradientBuffer:
     ) -> list[int]:
         """Copies gradients of slots into the buffer.
 
-        Returns the places of those that are None, which count as zero.
+        Returns the places of gradients that are None, which count as zero.
         """
         if self._lent_N is not None:
             with copying():  # it is waited for, and stays where it is
@@ -148,7 +148,7 @@ class GradientBuffer:
         return absent
 
     def copy_in(self, places: Iterable[int], grads: Grads, copying: Copying) -> None:
-        """Copies gradients of slots into the buffer, but for those of None."""
+        """Copies gradients of slots into the buffer, except gradients that are None."""
         views, ranges = self._present(places, grads)
         if ranges:
             with copying():

@@ -313,10 +313,10 @@ KINDS = (
     "buffers",
     "thread_scratch",
 )
-"""The kinds are what was not sent yet; velocities; the rest of states; copies of
-gradients; what is sent and received; what a message needs in a later computation; and
-buffers that serve within one computation, which all messages of this process share (see
-`thread_scratch`).
+"""The kinds are gradients that were not sent yet; velocities; the rest of states;
+copies of gradients; sent and received payloads; buffers that a message needs in a later
+computation; and buffers for one computation, which all messages of this process share
+(see `thread_scratch`).
 """
 _MOMENTUM = ("velocity", "momentum")
 

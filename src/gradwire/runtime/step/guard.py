@@ -1,10 +1,10 @@
 """Guard: how far the means of a sample of messages are from those of dense training.
 
-Every so many steps some messages, others each time, also sum up a few thousand elements
-of the gradients themselves. Which steps and which messages follows from counts, so all
-ranks compare alike, and sums over ranks have the same bits on all of them. What an
-exchange holds back for later steps counts as missed in this one, so error feedback does
-not lower the figure.
+Once in ``guard_every`` steps some messages, other messages each time, also sum up a few
+thousand elements of the gradients themselves. Counts alone choose the steps and the
+messages, so all ranks compare alike. Sums over ranks have the same bits on all ranks.
+The part that an exchange holds back for later steps counts as missed in this step, so
+error feedback does not lower the figure.
 """
 
 from __future__ import annotations

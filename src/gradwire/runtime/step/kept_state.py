@@ -2,8 +2,8 @@
 
 The state belongs to a message, but its parts are named by parameter. So they can be
 saved, and loaded into messages that are fused and cut in another way. Fields of state
-that end in ``_N`` hold one element for each gradient element, or for each of this
-rank's share, and are cut by parameter. Fields that end in ``_T`` hold one tensor for
+that end in ``_N`` hold one element for each gradient element, of the message or of this
+rank's share. They are cut by parameter. Fields that end in ``_T`` hold one tensor for
 each of the spec's shapes, and so for each parameter.
 
 On hosts of several ranks each rank exchanges a share of the message with other hosts,
@@ -129,7 +129,7 @@ class KeptState:
 
     @property
     def own_numel(self) -> int:
-        """Elements that this rank exchanges: the message's, or those of its share."""
+        """Elements that this rank exchanges: all of the message, or of its share."""
         if self._shares is None:
             return self.spec.numel
         return self._shares.numels[self._place]

@@ -59,15 +59,9 @@ class Progress:
         """Called between two passes, once the scaler has said what an optimizer did."""
         self._in_step: list[Message] = []
         self.num_fragments = 1
-        """The number of steps that exchange every parameter once.
-
-        More than one where fragments take turns.
-        """
+        """The number of steps in which every parameter is exchanged once."""
         self.backward: Callable[[], object] = lambda: None
-        """A reference to the end of the last backward pass.
-
-        Dead once that pass is over.
-        """
+        """A reference to the end of the last backward pass; dead once it is over."""
         self.opening = threading.RLock()  # autograd has one thread a device
         """Held while a step is opened, and while ``detach`` says that none may be."""
         self.is_leaving = False
@@ -78,9 +72,9 @@ class Progress:
         self._warned = False
 
     def compare(self, every: int) -> None:
-        """Has means compared with dense ones every ``every`` steps.
+        """Compares means with dense means every ``every`` steps, from now on.
 
-        Does nothing where they are compared already.
+        Does nothing if they are compared already.
         """
         from .guard import Guard
 
@@ -115,11 +109,11 @@ class Progress:
     ) -> None:
         """Has autograd call ``end`` as this backward pass ends, still in backward().
 
-        Autograd drops the callback if the pass raises, which the next one notices. It
-        comes ``behind_others`` that are queued at the end, as FSDP's are. What every
-        attached model does ``before`` it waits is done before any of them waits: ranks
-        may reach models in any order. DDP hands in all by itself, and reads the means
-        as soon as its own callback is over.
+        Autograd drops the callback if the pass raises; the next pass notices that. With
+        ``behind_others`` it comes behind callbacks that are queued at the end, as
+        FSDP's are. ``before`` is called for every attached model before any of them
+        waits, as ranks may reach models in any order. DDP hands in all gradients by
+        itself, and reads the means as soon as its own callback is over.
         """
         queue = torch.autograd.Variable._execution_engine.queue_callback
         ended = self.ending(end)
@@ -207,7 +201,7 @@ class Progress:
     def end_step(self, sent_bytes: int | None = None) -> None:
         """Closes a step whose means have all arrived.
 
-        ``sent_bytes`` are those of a step that was left to others.
+        ``sent_bytes`` are the bytes of a step that DDP's own reducer has made.
         """
         costs = dict(self.recorder.costs(self.step))
         now_s = wall_clock()

@@ -1,14 +1,14 @@
-"""StepReport: what each rank tells all others once in a step, beside the gradients.
+"""StepReport: each rank's record of a step, which travels beside the gradients.
 
-It tells which parameters the rank used and, in some steps, the digests of its
-parameters. A step of dense messages needs no record for the first: flags travel in the
-last message.
+It says which parameters the rank used and, in some steps, the digests of its
+parameters. A step of dense messages needs no record of used parameters: flags travel in
+the last message.
 
-Where a step must count on all ranks or on none (``on_failure="shrink"``) the record is
-sent again once the rank has all means. That confirms the step, and no rank goes on
-before it has all of these records. Otherwise a rank that dies might leave some ranks
-with all means and others without. A rank that fails meanwhile knows that no other has
-gone on, or that all could have.
+If a step must count on all ranks or on none (``on_failure="shrink"``), the record is
+sent again once the rank has all means. The second record confirms the step, and no rank
+goes on before it has all of them. Otherwise a rank that dies might leave some ranks
+with all means and others without. A rank that fails meanwhile knows that no other rank
+has gone on, or that all could have.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from .integrity import digests_of, refuse_other_bits
 from .messages import Message
 
 NORM_EVERY = 64
-"""Steps between two norms that ranks report, but for the first ones."""
+"""Steps between two norms that ranks report, after the first norms."""
 _FIGURES = "<dqqq"
 
 
 Equal = Callable[[Collection[str] | None], list[NamedParam]]
-"""Tensors, with names, that have the same bits on all ranks when a step of the
-parameters of these names begins; None stands for all parameters.
+"""A function of the names of a step's parameters (None: all). It returns tensors, with
+names, that have the same bits on all ranks when the step begins.
 """
 
 
 class Check:
-    """Compares what is ``equal`` on all ranks, in every ``every``-th step.
+    """Compares tensors that are ``equal`` on all ranks, in each ``every``-th step.
 
-    None: in no step.
+    With None it compares them in no step.
     """
 
     def __init__(self, every: int | None, equal: Equal) -> None:
@@ -51,16 +51,13 @@ class Check:
         self._own: dict[str, int] = {}
         self._own_step = -1
         self.trains = True
-        """Whether this rank steps its parameters.
-
-        One whose data have ended does not.
-        """
+        """Whether this rank steps its parameters; not once its data have ended."""
 
     def look(self, own_step: int, names: Collection[str] | None = None) -> None:
-        """Takes the digests, once, for step ``own_step`` of parameters to be compared.
+        """Takes the digests, once, for step ``own_step`` of the parameters.
 
         Ranks may change their parameters between backward passes that accumulate. So
-        this is called when the first of them begins.
+        this is called when the first of these passes begins.
         """
         if self.every is None or (own_step + 1) % self.every:
             return
@@ -76,10 +73,7 @@ class Check:
         self._own_step = -1
 
     def taken(self, own_step: int) -> dict[str, int]:
-        """The digests that were taken for step ``own_step``, once.
-
-        Empty where none were.
-        """
+        """The digests for step ``own_step``, at the first call; else empty."""
         taken = self._own if self._own_step == own_step else {}
         self.forget()
         return taken
@@ -96,11 +90,11 @@ class Record(NamedTuple):
     trains: bool = True
     digests: tuple[int, ...] = ()
     used: bytes = b""
-    """For each parameter in order 1 where the rank has a gradient of it, else 0."""
+    """For each parameter, in order: 1 if the rank has a gradient of it, else 0."""
 
     def packed(self) -> bytes:
-        """The record as bytes, as many on every rank."""
-        # No flip of one bit makes a rank that trains one that does not.
+        """The record as bytes, whose number is the same on every rank."""
+        # No flip of a single bit turns "trains" into "does not train".
         figures = struct.pack(_FIGURES, *self[:3], -self.trains)
         digests = struct.pack(f"<{len(self.digests)}q", *self.digests)
         return figures + digests + self.used
@@ -130,10 +124,7 @@ class StepReport:
         """Begins anew among ``world`` ranks."""
         self.records = [Record()] * world
         self.look: Callable[[], int] = lambda: 0
-        """The number of the newcomer that waits, as this rank sees it.
-
-        0 without one.
-        """
+        """The number of the newcomer that waits, as this rank sees it, or 0."""
         self._own = Record()
 
     @property

@@ -9,10 +9,10 @@ models, around three methods:
 * ``unscale_(optimizer)``: an optimizer that is unscaled and not stepped is stepped by
   hand.
 * ``update()``: it ends an iteration. If the scaler has seen no optimizer in it, the
-  loop steps by hand. Nobody can be asked then, nor about a parameter that no optimizer
-  of this rank holds. So the means must tell: see ``Watcher.end_iteration``.
+  loop steps by hand, and no scaler decides. Nor does it decide about a parameter that
+  no optimizer of this rank holds. So the means decide: see ``Watcher.end_iteration``.
 
-What was exchanged without such a word since is a step that accumulates gradients.
+Passes about which the scaler has not decided yet accumulate gradients for one step.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Watcher(Protocol):
     def decide(self, params: list[Tensor], *, is_skipped: bool) -> None:
         """Ends the step of the optimizer that holds ``params``.
 
-        Some are the model's, or none.
+        Some of them, or none, are parameters of the model.
         """
 
     def end_iteration(self, *, is_by_hand: bool) -> None:
-        """Ends, by the means, steps that no scaler can be asked about."""
+        """Ends steps about which no scaler decides, as the means decide."""
 
 
 def held_by_optimizers() -> set[int]:
@@ -67,7 +67,7 @@ def held_by_optimizers() -> set[int]:
 
 
 def observe(scaler: GradScaler | None, watcher: Watcher) -> Callable[[], None]:
-    """Has ``watcher`` told of steps' outcomes, until the returned function is called.
+    """Reports steps' outcomes to ``watcher``, until the returned function is called.
 
     The scaler refers to the watcher weakly. A scaler that is not enabled skips nothing.
     """
@@ -128,7 +128,7 @@ class StepObserver:
         own.pop(_OWN, None)
 
     def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """The scaler's ``step``, whose outcome all watchers are told."""
+        """The scaler's ``step``, whose outcome is reported to all watchers."""
         returned = self._step(optimizer, *args, **kwargs)
         self._has_stepped = True
         self._unscaled.pop(id(optimizer), None)
@@ -141,7 +141,7 @@ class StepObserver:
         self._unscaled[id(optimizer)] = optimizer
 
     def update(self, new_scale: Any = None) -> None:
-        """The scaler's ``update``, before which steps by hand are ended."""
+        """The scaler's ``update``; it first ends steps by hand."""
         unscaled = self._unscaled
         self._unscaled = {}
         has_stepped = self._has_stepped

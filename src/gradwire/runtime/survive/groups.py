@@ -1,4 +1,4 @@
-"""Groups: a process group of torch's for ranks that go on, whoever has left or come in.
+"""Groups: a process group of torch's for ranks that go on after others left or came.
 
 ``dist.new_group`` does not serve. It names a group by the number of groups that this
 process knows, so ranks in different numbers of groups would wait for each other for

@@ -125,7 +125,7 @@ class Lookout:
         self._thread.start()
 
     def close(self) -> None:
-        """Shows the run no more, to which nobody can come any more."""
+        """Shows the run no more, as no newcomer can come any more."""
         self._stop.set()
         self._thread.join(PERIOD_S)
 
@@ -190,7 +190,7 @@ def come_together(
     try:
         verdict = _Judgement(offer, who, working, old).verdict(timeout)
     finally:
-        # whoever saw the connections close before would give that as the reason
+        # a rank that saw the connections close before would give that as the reason
         if verdict != _GO:
             working.add_done_callback(lambda _: opened.close())
     ended = working.exception() if working.done() else None
@@ -265,7 +265,7 @@ class _Judgement:
 
     def _close(self, verdict: str) -> None:
         self._store.set(f"{self.offer.number}/over", "")
-        if verdict != _GO:  # whoever still connects hears it by the pulse
+        if verdict != _GO:  # a rank that still connects hears it by the pulse
             newcomer = self.who.world - 1
             alarm = Alarm((newcomer,), IN_ATTACH, "the newcomer stays out")
             own_store(self.who.name).compare_set("alarm", "", alarm.encoded())

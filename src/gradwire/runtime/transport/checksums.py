@@ -1,4 +1,4 @@
-"""Checksums: what arrives is compared with what was sent before anything reads it.
+"""Checksums: payloads that arrive are checked before any code reads them.
 
 Beside each verb travels one more of the same kind, with a frame for each payload, 8
 bytes each: the version of what ranks send, and a CRC-32. Without checksums payloads

@@ -139,7 +139,7 @@ class TaskManager:
 
         Returns whether all of it is over.
 
-        It does not wait for what was abandoned.
+        It does not wait for abandoned tasks.
         """
         end_s = time.monotonic() + (0.0 if self._is_abandoned else timeout_s)
         others = [one for one in self._threads if one is not threading.current_thread()]
@@ -152,7 +152,7 @@ class TaskManager:
         return is_over and not any(thread.is_alive() for thread in others)
 
     def abandon(self) -> None:
-        """Lets nothing follow from what is still under way, should it end one day."""
+        """From now on, a task under way that ends starts no other task."""
         with self._lock:
             self._is_abandoned = True
 
