@@ -14,9 +14,9 @@ HiPress 4.4. Differences from the paper:
       thin matrices) would be no shorter. It must not be cut among messages: a range of
       it is no matrix.
     - Every rank orthogonalises for itself, as in the paper. So the mean has the same
-      bits on all ranks only if their processors are of one kind and they have the same
-      number of threads, by which LAPACK cuts a tall P. ``attach`` compares the numbers
-      of threads.
+      bits on all ranks only if their processors are of one kind, and their numbers of
+      threads are equal: LAPACK cuts a tall P by this number. ``attach`` compares the
+      numbers of threads.
 Default: rank 4, the largest of the paper. 200 steps of
     ``gradwire bench train --optimizer sgd`` end at 1.08 (task convnet) and 1.02 (lstm,
     gpt) of the dense loss, with rank 8 at 0.98 and 1.00.

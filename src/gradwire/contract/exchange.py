@@ -17,7 +17,7 @@ from .verbs import Compute, Steps
 Result = tuple[Tensor, Tensor, State]
 """(mean_N in the gradient's dtype, contributed_N in the working dtype, new state)."""
 Copies = Generator[tuple[Tensor, ...], tuple[Tensor, ...], None]
-"""Steps of two copies, from a device to the host and back: see ``EncodesTensors``."""
+"""A generator of two copies, from a device to the host and back: ``EncodesTensors``."""
 
 
 _UNDECLARED = Traits(layout=Layout.DENSE, exact_size=False)
@@ -26,8 +26,9 @@ _UNDECLARED = Traits(layout=Layout.DENSE, exact_size=False)
 class Exchange(KeywordSettings, ABC):
     """Averages one flat gradient over ranks.
 
-    Subclasses write ``init`` and ``synchronise``, a generator, and state what they are
-    like. Who needs no kept buffers may write ``run`` in place of ``synchronise``.
+    Subclasses write ``init`` and ``synchronise``, a generator, and declare their
+    traits. A subclass without kept buffers may write ``run`` in place of
+    ``synchronise``.
     """
 
     traits: ClassVar[Traits | None] = None

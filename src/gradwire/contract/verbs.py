@@ -61,7 +61,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Recv:
-    """Fills ``buf`` with what rank ``src`` sends next to this rank."""
+    """Fills ``buf`` with the bytes that rank ``src`` sends next to this rank."""
 
     src: int
     buf: Tensor
@@ -176,13 +176,15 @@ Communication = (
 """A verb for the network."""
 Verb = Communication | Compute
 Steps = Generator[Verb | tuple[Verb, ...], Any, T]
-"""The steps of a task: they yield verbs, are sent the results, and return a ``T``."""
+"""The steps of an exchange, or of a part of one: a generator that yields verbs, is
+resumed with their results, and returns a ``T``.
+"""
 
 
 def rewritten(steps: Steps[T], each: Callable[[Any], Steps[Any]]) -> Steps[T]:
-    """The same steps, with ``each`` of a verb or tuple of verbs in its place.
+    """The same steps, in which ``each`` replaces each verb or tuple of verbs.
 
-    What ``each`` returns is the result that the steps are sent.
+    The steps are resumed with the value that ``each`` returns.
     """
     value: Any = None
     while True:

@@ -1,6 +1,6 @@
-"""Error feedback: what of a gradient did not arrive is added to the next one.
+"""Error feedback: the part of a gradient that did not arrive is added to the next one.
 
-It is one of several exchanges around another; ``Wrapper`` is what all of them share.
+It is one of several exchanges around another one; all of them are a ``Wrapper``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .pair import Pair
 
 
 def check_exchange(given: Any) -> None:
-    """Raises ``InvalidSetting`` for what is not an exchange, or is the class of one."""
+    """Raises ``InvalidSetting`` for a value or class that is not an exchange."""
     if not isinstance(given, Exchange):
         remedy = (
             "make one by gw.exchange_for(compressor) or gw.pair(compressor, collective)"
@@ -36,12 +36,12 @@ class Wrapper(Exchange):
     """An exchange around another one, whose traits it has unless it changes them."""
 
     goes_beside: ClassVar[bool] = False
-    """Whether gradients that travel uncompressed take it, as the optimizer lacks it."""
+    """Whether uncompressed gradients take it too, as the optimizer lacks its effect."""
     of_gradients: ClassVar[bool] = True
     """Whether its means are means of gradients, and not of momentum."""
 
     changes: ClassVar[bool] = False
-    """Whether what it sends may change from step to step by itself."""
+    """Whether its payloads may change from step to step by themselves."""
     is_of_schemes: ClassVar[bool] = False
     """Whether a step takes one of the installed ``sparse_schemes``."""
 

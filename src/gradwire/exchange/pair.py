@@ -1,4 +1,4 @@
-"""Pairing: an exchange of a compressor and a collective whose traits allow it."""
+"""Pairing: an exchange of a compressor and a collective, if their traits allow it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..errors import IncompatiblePair, invalid, with_brackets
 
 
 class PairState(NamedTuple):
-    """Elements of each tensor in the message, and what the collective keeps."""
+    """Elements of each tensor in the message, and the collective's state."""
 
     sizes: tuple[int, ...]
     inner: State

@@ -66,7 +66,7 @@ class Flight(ABC):
 class Pilot(KeywordSettings, ABC):
     """Settings that ``attach`` takes in place of a plan, to choose one in mid-run.
 
-    Its text (``repr``) must tell its settings, as ranks compare them by it.
+    The ``repr`` must show the settings, as ranks compare them by it.
     """
 
     @abstractmethod
@@ -77,9 +77,9 @@ class Pilot(KeywordSettings, ABC):
 class Controls:
     """One attached model, as its pilot reaches it.
 
-    ``make_messages`` makes the messages of a plan, for None dense ones. ``overlapping``
-    makes the overlap of the next forward pass; it is None where the user gave no
-    optimizer, and under DDP.
+    ``make_messages`` makes the messages of a plan; for None, dense messages.
+    ``overlapping`` makes the overlap of the next forward pass. It is None if the user
+    gave no optimizer, and under DDP.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Controls:
         self._cluster: Cluster | None = None
         self._flight: Flight | None = None
         self.in_turn = hooks if isinstance(hooks, DDPInTurn) else None
-        """The hooks themselves, where DDP's own reducer averages what is dense."""
+        """The hooks themselves, if DDP's own reducer averages dense gradients."""
         hooks.on_end = self._step_ended
         progress.on_decided = self._deliver
 
@@ -133,7 +133,7 @@ class Controls:
             self._hooks.overlap.settle(None)
 
     def switch(self, plan: Plan | None) -> None:
-        """Has gradients travel by another plan from the next step on.
+        """Makes gradients travel by another plan from the next step on.
 
         No state is lost.
         """
@@ -149,9 +149,9 @@ class Controls:
         self.put(self.prepared(saved, begun=begun))
 
     def _begun(self) -> checkpoint.BegunStep | None:
-        """The step that a scaler has not decided.
+        """The step about which a scaler has not decided yet.
 
-        None without a scaler, on all ranks alike.
+        Without a scaler it is None, on all ranks alike.
         """
         if not self._progress.synchroniser.undoes_skipped:
             return None
@@ -184,8 +184,8 @@ class Controls:
     ) -> list[Message]:
         """Messages of the plan in force with a state, collected under any plan.
 
-        Those at the places ``delivering`` deliver residuals first; by default all that
-        have to. The scaler may still skip the step that was ``begun``.
+        Messages at the places ``delivering`` deliver residuals first; by default all
+        messages that have to. The scaler may still skip the step that was ``begun``.
         """
         made = self._make_messages(self.plan)
         if self._cluster is not None:
@@ -219,13 +219,13 @@ class Controls:
             self.in_turn.use_messages(plan is not None or self._is_delivering)
 
     def know(self, cluster: Cluster) -> None:
-        """Has exchanges that choose in each step choose for these ranks and links."""
+        """Gives ranks and links to exchanges that choose a scheme in each step."""
         self._cluster = cluster
         for message in self._progress.messages:
             message.know(cluster)
 
     def guard(self, every: int) -> None:
-        """Has means compared with dense ones at times, unless the user has asked so."""
+        """Compares means with dense means at times, unless the user already does."""
         self._progress.compare(every)
 
     def missed(self) -> float | None:
@@ -239,7 +239,7 @@ class Controls:
     def on_all_channels(self) -> Iterator[Engine]:
         """The engine, for messages of the pilot's own.
 
-        Nothing of the model's is under way.
+        No message of the model is under way.
         """
         self.settle()
         before = self.engine.credit
@@ -283,11 +283,11 @@ class Controls:
                 self._flight.step_ended()
 
     def _deliver(self) -> None:
-        """Gives messages that have delivered what was owed their own exchange.
+        """Gives messages their own exchange, once they have delivered old residuals.
 
-        What is owed to a parameter is delivered once an optimizer takes its mean. If no
-        rank used the parameter, or the scaler skipped the step, its message delivers
-        on.
+        A parameter's residual is delivered once an optimizer takes its mean. If no rank
+        used the parameter, or the scaler skipped the step, its message goes on to
+        deliver.
         """
         if not self._is_delivering:
             return

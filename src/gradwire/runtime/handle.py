@@ -367,8 +367,7 @@ class Handle:
         self._between_steps("state_dict()")
         self.synchronize()
         run = f"{self._run.name}.{self._run.num_loads}"
-        # The weights of a step that the scaler has not decided are those from before
-        # it.
+        # Until the scaler has decided about a step, the weights are from before it.
         undone = frozenset[str]().union(*self._synchroniser.known)
         return checkpoint.collect(
             self._progress.messages,
@@ -562,7 +561,7 @@ class Handle:
                 time.sleep(_POLL_S)
             self.attached = False
             if isinstance(self._model, DistributedDataParallel):
-                # of which the loop may make another DDP
+                # the loop may make another DDP model of it
                 self._model = self._model.module
             engine.detach()
             self._undo.close()  # all of it, even if a lost peer is noticed here
@@ -570,7 +569,7 @@ class Handle:
     def _enter_model(self) -> None:
         """Notes starts and ends of forward passes for the trace; lends ``no_sync``.
 
-        By these the model keeps the handle alive.
+        By these hooks the model keeps the handle alive.
         """
         started: list[float] = []
 

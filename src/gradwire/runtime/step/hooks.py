@@ -55,9 +55,7 @@ class DefersGradients(Protocol):
         """Makes gradients, by name, pending at the end of a backward pass."""
 
     def settle(self, reason: str | None, *, level: int = logging.WARNING) -> None:
-        """Waits for all means and makes the step asked for; ``reason`` says why now,
-        for the log.
-        """
+        """Waits for all means and makes the pending step; ``reason`` is for the log."""
 
     def detach(self) -> None:
         """Ends the overlap."""
@@ -66,11 +64,10 @@ class DefersGradients(Protocol):
 def on_gradient(param: Any, method: Any, *before: Any) -> Any:
     """Calls a bound ``method`` once autograd has accumulated a gradient.
 
-    Returns the hook.
-
-    It is called with ``before`` and the parameter. The garbage collector does not see
-    what a parameter's hooks refer to. So the hook refers to the method's object weakly:
-    a dropped model, to which the object leads, would else never be freed.
+    Returns the hook. The method is called with ``before`` and the parameter. The
+    garbage collector does not see the references of a parameter's hooks. So the hook
+    refers weakly to the method's object, which leads to the model. Otherwise a dropped
+    model would never be freed.
     """
     this = weakref.WeakMethod(method)
 
@@ -86,23 +83,23 @@ _END = object()
 
 
 class UnattachedParameters:
-    """Watches one model for parameters added after attach, which nobody exchanges.
+    """Watches one model for strangers: parameters that came after attach, and that no
+    message exchanges.
 
-    ``params`` are those that are exchanged. ``give_up(text)`` fails on behalf of this
-    rank, tells the others, and returns the error.
+    ``params`` are the parameters that are exchanged. ``give_up(text)`` fails on behalf
+    of this rank, announces it to the others, and returns the error.
 
     ``load_state_dict(assign=True)``, a new head, ``parametrize`` and ``fully_shard``
-    put other parameters in the place of those that are exchanged, and every rank would
-    train its own. A look at a model without strangers compares the objects in its
-    modules, one by one, with those at attach: about 25 us for 400 parameters, once a
-    step.
+    replace parameters by strangers, which every rank would train by itself. Once in
+    each step a look compares the objects in the model's modules with the objects at
+    attach. It takes about 25 us for 400 parameters.
 
-    A stranger is not an error before a gradient comes to it:
-    ``torch.func.functional_call`` puts others in parameters' place for one forward
-    pass. So strangers that are found in the forward pass or after ``load_state_dict``
-    get a hook of their own, for a backward pass in which no parameter that is exchanged
-    gets a gradient. One case is not seen: all parameters of a model whose root is never
-    called are replaced at once, and not by ``load_state_dict``.
+    A stranger is not an error before it gets a gradient: ``torch.func.functional_call``
+    replaces parameters for one forward pass. So strangers that are found in the forward
+    pass or after ``load_state_dict`` get a hook of their own. It serves a backward pass
+    in which no exchanged parameter gets a gradient. One case is not seen: all
+    parameters of a model whose root is never called are replaced at once, and not by
+    ``load_state_dict``.
 
     ``fully_shard`` itself puts whole parameters in the place of sharded ones while they
     are needed. These are no strangers: a stranger among sharded parameters is sharded

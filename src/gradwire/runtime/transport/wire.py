@@ -396,11 +396,11 @@ class Routes:
             return steps
         from .checksums import pairwise
 
-        def circle_of(verb: Communication) -> RankGroup | None:
+        def group_of(verb: Communication) -> RankGroup | None:
             group = self.groups.get(verb.among)
             return None if group and self._is_direct(verb, lane) else group
 
-        return pairwise(steps, circle_of)
+        return pairwise(steps, group_of)
 
     def lending(self, steps: Steps[Any]) -> Steps[Any]:
         """The steps, in which the ranks of a host read each other's memory."""
