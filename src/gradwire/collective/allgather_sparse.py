@@ -7,7 +7,7 @@ Differences: where payload sizes vary, they are gathered first, and payloads are
 Wire: (W-1) * payload bytes a rank (rounded up to 8); where sizes vary, (W-1) * (8 + the
 largest).
 State: the codec's.
-Contributed: what the codec encoded.
+Contributed: the encoded gradient.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ Wire: 2(W-1)/W of the payload's ``values`` a rank. Of 32 bits: one AllReduce, wh
     of which is filled up. In place of the all-to-all, chunks of more than 64 KiB go to
     one rank after another, by sends and receives.
 State: the codec's.
-Contributed: what the codec encoded. Of 16-bit values, what rounding the mean of a
-    rank's own chunk loses is that rank's residual. Float32 rounding of sums is seen by
-    no rank and is nobody's.
+Contributed: the encoded gradient. With 16-bit values, rounding the mean of a chunk
+    loses a part, which is the residual of the chunk's rank. Float32 rounding of sums is
+    in no rank's residual.
 """
 
 from __future__ import annotations

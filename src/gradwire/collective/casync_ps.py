@@ -26,7 +26,7 @@ Wire: W chunks, some of them empty where there are fewer partitions. Push: the p
     nothing is encoded beside a push.
 State: one codec state for each chunk: of the pushed payload, and for its own chunk of
 the mean.
-Contributed: the encoded elements; of the chunk that a rank aggregates, all of its
+Contributed: the encoded gradient; of the chunk that a rank aggregates, all of its
     gradient, less W times the part that encoding the mean lost. This part enters the
     next mean as it is. If a push encoded it, W times, the push could lose more than the
     part itself, which would grow without bound.
@@ -275,8 +275,8 @@ class Aggregator:
     def merging(
         self, ranks: Sequence[int], announced: Sequence[int], into: Sequence[Tensor]
     ) -> Compute:
-        """Adds to the own chunk's mean what these ranks pushed; this rank's part is
-        here as it is.
+        """Adds the payloads that these ranks pushed to the own chunk's mean, and this
+        rank's part as it is.
 
         ``announced`` and ``into`` are sizes and slots of all ranks' payloads.
         """

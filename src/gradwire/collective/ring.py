@@ -6,8 +6,8 @@ Differences: none; payloads are summed in their own dtype at every hop. So value
 Wire: W chunks; each rank sends all chunks but one in each of the two phases,
     2(W-1)/W of the payload when W divides it.
 State: the codec's.
-Contributed: what the codec encoded; for 16-bit payloads the rounding of partial sums is
-nobody's.
+Contributed: the encoded gradient; for 16-bit payloads the rounding of partial sums is
+in no rank's residual.
 """
 
 from __future__ import annotations

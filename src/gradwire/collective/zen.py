@@ -11,9 +11,9 @@ Wire: see ``push_pull``; PUSH(k) and PULL(k) of a part of L places, with v = wid
     itemsize, are the least of v k + ceil(L / 8) (hash bitmap), (4 + v) k (COO), v L
     (dense, pull alone), and v k + ceil(k b / 8) + ceil((k + floor((L - 1) / 2^b)) / 8)
     with b = floor(log2((L - 1) / k)) (``elias_fano``) bytes. A part holds about 1 / W
-    of what is taken: theorem 2, and ``Imbalance``.
+    of the sent elements: theorem 2, and ``Imbalance``.
 State: the codec's.
-Contributed: what the codec encoded.
+Contributed: the encoded gradient.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .steps.push_pull import Cut, PushPull
 class _Sent(NamedTuple):
     """The formats to choose from.
 
-    A push lists its units: those that are zero count as well.
+    A push lists its units: units that are zero count as well.
     """
 
     push: Formats

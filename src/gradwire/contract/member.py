@@ -60,9 +60,8 @@ class Member:
         self.rank = rank
         self.world = world
         self.order = order
-        """How many messages of a step before this one take the same exchange; the same
-        on every rank. The order chooses the ranks that do what not all ranks have to
-        do.
+        """The number of earlier messages of a step that take the same exchange; the
+        same on every rank. It chooses ranks for work that not all ranks have to do.
         """
         self.selection: Selection | None = None
         """The last step's selection.

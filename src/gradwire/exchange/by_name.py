@@ -235,7 +235,7 @@ def steps_of_all(
 
 
 class Accounting(Member):
-    """A member with buffers of its own, which notes what of its gradient arrives."""
+    """A member with its own buffers, which notes how much of its gradient arrives."""
 
     __slots__ = ("contributed_N",)
     contributed_N: Tensor
@@ -267,7 +267,7 @@ def definition(
 ) -> Steps[Result]:
     """One step of an exchange with new buffers: returns (mean_N, contributed_N, state).
 
-    ``contributed_N`` (working dtype) is what of this rank's gradient is in the mean:
+    ``contributed_N`` (working dtype) is the part of this rank's gradient in the mean:
     its sum over ranks is W times the mean. ``grad_N`` is not written.
     """
     me = Accounting(rank, world)

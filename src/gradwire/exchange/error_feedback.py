@@ -77,7 +77,7 @@ def nested(exchange: Any) -> Iterator[Any]:
 
 
 def chooses_scheme(exchange: Exchange) -> bool:
-    """Whether what is sent hangs on the sparse schemes that are installed."""
+    """Whether the exchange depends on the sparse schemes that are installed."""
     return any(
         isinstance(one, Wrapper) and one.is_of_schemes for one in nested(exchange)
     )
@@ -86,7 +86,7 @@ def chooses_scheme(exchange: Exchange) -> bool:
 class Chooser(Wrapper):
     """A wrapper that chooses settings for each tensor, over all messages of a step.
 
-    States are those of its messages' exchanges, whatever is around it.
+    Its states are the states of its messages' exchanges, whatever wraps it.
     """
 
     @abstractmethod
@@ -116,7 +116,7 @@ class FeedbackState(NamedTuple):
 
 @dataclass(frozen=True)
 class ErrorFeedback(Wrapper):
-    """Adds to each gradient what earlier steps did not deliver.
+    """Adds to each gradient the part that earlier steps did not deliver.
 
     Made by ``with_error_feedback``.
 
@@ -181,7 +181,7 @@ class TensorEncoder(NamedTuple):
 
 @names_checked
 def with_error_feedback(exchange: Exchange) -> ErrorFeedback:
-    """Adds error feedback: what was not sent is added to the next gradient.
+    """Adds error feedback: the part that was not sent is added to the next gradient.
 
     ``gw.attach`` does this by itself for a compressor that needs it. The law: the sum
     over ranks of (gradient + old residual) = W * mean + the sum over ranks of new
@@ -214,13 +214,12 @@ def with_error_feedback(exchange: Exchange) -> ErrorFeedback:
 
 
 def feedback_refusal(exchange: Exchange) -> InvalidSetting | None:
-    """Why what an exchange loses may not be added to its next gradient.
+    """The refusal of error feedback around an exchange; None if it is accepted.
 
-    None where it may.
-
-    Residuals are bounded where no more is lost than was given (Karimireddy et al.,
-    lemma 3). What declares neither that nor a need of error feedback is refused; what
-    declares nothing is not.
+    If an exchange can lose more than its gradient, residuals can grow without bound
+    (compare Karimireddy et al., lemma 3). So an exchange is refused if its traits
+    declare neither that it is nonexpansive nor a need of error feedback. An exchange
+    that is lossless, or has no declared traits, is accepted.
     """
     *_, exchange = nested(exchange)
     algorithm = exchange.codec if isinstance(exchange, Pair) else exchange

@@ -1,8 +1,9 @@
 """The local driver: all ranks in one process, in a seeded random interleaving.
 
 It is the strictest of the drivers. A send completes only when its receiver is there, so
-steps that rely on buffering deadlock here; collectives must be called in the same
-order with matching sizes; whoever waits when nothing can move is named.
+steps that rely on buffering deadlock here. All ranks must call collectives in the same
+order and with matching sizes. When no rank can move, an error names the ranks that
+wait.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class Outcome(Generic[T]):
 class _Pending:
     """One verb of one rank that is not done yet.
 
-    ``ends`` are those of a message: the steps that send, the steps that receive, and
-        among whom.
+    ``ends`` are a message's: the steps that send, the steps that receive, and the
+    group.
     """
 
     rank: int

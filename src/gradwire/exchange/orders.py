@@ -1,4 +1,4 @@
-"""Orders of messages, which choose the ranks that do what not all have to do."""
+"""Orders of messages, which choose ranks for work that not all ranks have to do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable
 
 
 def orders_of(exchanges: Iterable[Hashable]) -> list[int]:
-    """The order of each message among those of its exchange: see ``Member.order``.
+    """The number of each message among its exchange's messages: see ``Member.order``.
 
     >>> orders_of(["dense", "onebit", "dense", "dense"])
     [0, 0, 1, 2]

@@ -63,9 +63,9 @@ def sound_exchanges(
 ) -> dict[str, Exchange]:
     """``exchanges_of`` a plan that ``check`` accepts, for a model's tensors by name.
 
-    Raises ``InvalidSetting`` as that, where a tensor is cut that must be whole, and for
-    an ``inline`` or ``early`` that is not what is encoded: what an exchange encodes
-    tensor by tensor it states itself (``EncodesTensors``).
+    Raises ``InvalidSetting`` as ``exchanges_of`` does, and if a tensor is cut that must
+    be whole. It also raises if ``inline`` or ``early`` names other tensors than the
+    exchange encodes one by one (``EncodesTensors``).
     """
     made = exchanges_of(plan)
     for number, message in enumerate(plan.messages):

@@ -218,8 +218,8 @@ Scheme = Callable[[SchemeInputs], Prediction]
 def schemes(*, of_rows: bool = False, by_counts: bool = False) -> dict[str, Scheme]:
     """The formula of each scheme that is installed, by its collective's name.
 
-    With ``of_rows`` only of those whose collectives carry gradients that come as rows;
-    with ``by_counts`` only of those whose bytes follow from counts, wherever units lie.
+    With ``of_rows`` only schemes whose collectives carry gradients that come as rows;
+    with ``by_counts`` only schemes whose bytes follow from counts, wherever units lie.
     The dense one is of neither. Other packages add theirs by entry points. Where two
     tie, the earlier is taken.
     """

@@ -339,7 +339,7 @@ def pilot_in(given: object) -> Pilot | None:
 
 
 def algorithm(exchange: Exchange | Plan | Pilot) -> str:
-    """A text for the meaning of saved state: an exchange, or those that a plan uses.
+    """A name for the meaning of saved state: the exchange, or a plan's exchanges.
 
     State that was saved under a pilot means the same whatever plan was in force: it is
     moved to another by name.
@@ -351,7 +351,7 @@ def algorithm(exchange: Exchange | Plan | Pilot) -> str:
 
 
 def exchanges_in(given: object) -> list[Exchange]:
-    """An exchange itself, those that a plan uses, none for a pilot."""
+    """An exchange itself, the exchanges that a plan uses, or none for a pilot."""
     if isinstance(given, Exchange):
         return [given]
     if (plan := plan_in(given)) is None:

@@ -106,7 +106,7 @@ def renew_reducer(ddp: DistributedDataParallel) -> Callable[[], None]:
 
 
 def refuse_fewer(ddp: DistributedDataParallel) -> Callable[[], None]:
-    """Has a DDP's ``join()`` refuse what it could not do.
+    """Makes a DDP model's ``join()`` refuse to average over fewer ranks.
 
     Returns a function to undo it.
 
@@ -376,7 +376,7 @@ class DDPInTurn:
     def remove(self) -> None:
         """Leaves the model to DDP, and counts no more.
 
-        Its reducer stays for who attaches next.
+        Its reducer stays for the next attach.
         """
         self._undo.close()
         self.is_left_to_ddp = True

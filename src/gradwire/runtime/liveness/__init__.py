@@ -12,7 +12,7 @@
 5. Each rank writes its last 64 verbs to a file, and the error names the file.
 
 ``membership`` names the ranks and their store, ``store_check`` finds a store that ranks
-do not share, ``forks`` notices a forked process, and ``sweeping`` gives back what an
-attach leaves. The engine calls this room. It
-knows ranks and steps, and nothing of what a gradient means.
+do not share, ``forks`` notices a forked process, and ``sweeping`` gives back store keys
+and memory of an attach. The engine calls this room. It knows ranks and steps, and
+nothing about gradients.
 """

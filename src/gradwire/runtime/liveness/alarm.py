@@ -1,4 +1,4 @@
-"""Alarms: what ranks tell each other when a step fails."""
+"""Alarms: the notes by which ranks announce that a step has failed."""
 
 from __future__ import annotations
 

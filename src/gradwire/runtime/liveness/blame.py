@@ -26,7 +26,7 @@ from .pulse import PATIENCE_S, STORE_PATIENCE_S, Pulse
 from .roll_call import ASK_S, Reach
 
 _ENDINGS = (Reach.ENDED, Reach.DETACHED, Reach.MUTE)
-"""The answers to probes that say what became of a silent rank."""
+"""The answers to probes that explain the silence of a rank."""
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 """The variable that says at which network interface gloo listens."""
 IN_ATTACH = -1
@@ -123,8 +123,8 @@ def alarm_of(
 
     None if there are none.
 
-    ``reach`` is what the others answer to probes. ``store_lost`` says that the
-    store does not answer, and then ``silent`` is rank 0, which holds it in most jobs.
+    ``reach`` has the others' answers to probes. ``store_lost`` says that the store does
+    not answer. Then ``silent`` is rank 0, which holds the store in most jobs.
     """
     cut = tuple(other for other, how in reach.items() if how is Reach.CUT)
     near = tuple(

@@ -164,8 +164,8 @@ class Membership(NamedTuple):
     def linger(self) -> None:
         """Waits until all ranks are about to raise, for a second at most.
 
-        Each calls it before it raises what ends the matter for all, as its process may
-        hold the store, in which others have still to read why.
+        Each rank calls it before it raises an error that all ranks raise: its process
+        may hold the store, in which others have yet to read the error.
         """
         if self.world > 1:
             wait([in_background(self._until_all_heard)], _LINGER_S)
@@ -270,7 +270,7 @@ class _Meeting:
                 if is_over or store.check([came]):
                     break
             time.sleep(POLL_S)
-        # Whoever writes first decides for all, also for those that come later.
+        # The rank that writes first decides for all, also for ranks that come later.
         ranks = list(notes) if is_whole else sorted(self.found)
         ranks = json.loads(store.compare_set(came, "", json.dumps(ranks)))
         texts = store.multi_get([*map(_note, ranks)]) if ranks else []
@@ -396,7 +396,7 @@ def _rolled(who: Membership, timeout: timedelta) -> str:
 
 
 def _other_than(noted: str, seen: list[str], store: Any) -> tuple[int, ...]:
-    """The ranks that have not seen what this one has noted."""
+    """The ranks that have not seen the note of this one."""
     return tuple(
         rank
         for rank, key in enumerate(seen)

@@ -109,7 +109,7 @@ class Stillness:
 
 
 class Pulse:
-    """Counts for this rank, watches for an alarm, and can tell who is silent.
+    """Counts for this rank, watches for an alarm, and finds silent ranks.
 
     Args:
         name: The name of the ranks' membership.

@@ -1,4 +1,4 @@
-"""Roll call: ranks ask each other, without the store, who can be reached.
+"""Roll call: ranks find out, without the store, which ranks can be reached.
 
 If a store does not answer, it may be lost, or the network between it and this rank.
 Signs of life in the store cannot tell a dead rank from a rank behind a broken link. So

@@ -1,4 +1,4 @@
-"""Sweeping: what an attach leaves in the job's store, and in memory, is given back.
+"""Sweeping: gives back the keys of an attach in the job's store, and its memory.
 
 The store keeps whatever is written to it until the job ends. What one attach writes
 begins with the attach's name: signs of life, notes by which ranks agree, the addresses
@@ -42,7 +42,7 @@ def leave_later(name: str, world: int) -> None:
 
 
 def give_memory_back() -> None:
-    """Returns to the system what has been freed.
+    """Returns freed memory to the system.
 
     Lanes and channels are threads, and glibc has each take memory from a place of its
     own, which it keeps. Without this call 100 attaches of a model of 2.5 MB kept 40 MB.

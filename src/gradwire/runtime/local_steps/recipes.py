@@ -107,7 +107,7 @@ def diloco(
     exchange: Way = "none",
     **settings: Any,
 ) -> Started:
-    """DiLoCo: AdamW on each rank, Nesterov momentum over what ranks learnt.
+    """DiLoCo: AdamW on each rank, Nesterov momentum over pseudo-gradients.
 
     Source: Douillard et al. 2023, arXiv 2311.08105, whose settings are the defaults.
     The outer learning rate is 0.7 and the momentum 0.9. Small models need shorter

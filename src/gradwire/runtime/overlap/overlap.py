@@ -132,8 +132,8 @@ class Overlap:
 
     The hooks of the backward pass call ``take`` at each of its gradients, and ``defer``
     at its end. ``num_overlapped`` counts backward passes whose means could be on their
-    way until the next one began. ``fallbacks`` counts, by reason, those that had to be
-    settled earlier.
+    way until the next one began. ``fallbacks`` counts, by reason, backward passes that
+    had to be settled earlier.
 
     Some parameters may be in no group of ``optimizer``, and it may have others, which
     are updated within ``step()``. A second optimizer looks at pending gradients, and so

@@ -90,7 +90,7 @@ class PendingParameter(nn.Parameter):
     """
 
     look: Callable[[Tensor, str], None]
-    """A function of the parameter and the name of who looks at it.
+    """A function of the parameter and the name of the operation that reads it.
 
     It makes the parameter plain.
     """

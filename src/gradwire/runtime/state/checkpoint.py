@@ -327,7 +327,7 @@ def loaded(
     params = saved["params"]
     whole = saved["messages"]
     numels = _numels(messages)
-    # Another number of ranks cuts other chunks: what is kept of a chunk starts afresh.
+    # Another number of ranks cuts other chunks: the state of a chunk starts afresh.
     saved_by = saved["saved_by"], saved["saved_per_host"]
     is_whole = saved_by == (origin.world_size, origin.ranks_per_host)
     states = []
@@ -367,13 +367,13 @@ def move(
     messages: Sequence[Message],
     begun: BegunStep | None = None,
 ) -> None:
-    """Gives messages, which go on where others have ended, what of those ``saved`` has.
+    """Moves the state ``saved`` of old messages into the messages that replace them.
 
-    Each field goes to the field of its path. A parameter's residuals are added up where
-    its new exchange keeps them under another path; one that keeps none must not have
-    been given any (see `messages_without_residuals`). What else the new messages do not
-    keep ends here.
-    The scaler may still skip the step that others have ``begun``.
+    Each field goes to the field of its path. A parameter's residuals are added up if
+    its new exchange keeps them under another path. An exchange without residuals must
+    not get any (see `messages_without_residuals`). All other fields that the new
+    messages do not keep are dropped. The scaler may still skip the step that the old
+    messages have ``begun``.
     """
     numels = _numels(messages)
     for message in messages:
@@ -385,7 +385,7 @@ def move(
 def _moved(
     saved: Mapping[str, Any], message: Message, numels: Mapping[str, int]
 ) -> State:
-    """A new state of a message, with what ``saved`` has of its fields."""
+    """A new state of a message, with the values that ``saved`` has of its fields."""
     params = {
         slot.name: _with_residuals_moved(
             saved["params"].get(slot.name, {}), message.state_of(slot)
