@@ -9,7 +9,7 @@ Differences: in bulk: a worker sends an aggregator all its blocks at once, each 
 Wire: see ``push_pull``, whose unit is a block here; PULL(k) = COO(k) = (4 + block *
     itemsize) k bytes of k blocks. The last block is filled up with zeros.
 State: the codec's.
-Contributed: what the codec encoded.
+Contributed: the encoded gradient.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Wire: a message of k units is 8 bytes that tell k, and then min((4 + v) k, v U) 
     one in each of log2 P stages, of what 2^stage ranks took together, and one more if
     it serves a rank above; that sends one.
 State: the codec's.
-Contributed: what the codec encoded.
+Contributed: the encoded gradient.
 """
 
 from __future__ import annotations

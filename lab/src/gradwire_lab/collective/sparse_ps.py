@@ -7,7 +7,7 @@ Wire: see ``push_pull``; PULL(k) = COO(k). Where most entries lie in one range, 
     server sends and receives most bytes: the skewness ratio times as many as an equal
     share.
 State: the codec's.
-Contributed: what the codec encoded.
+Contributed: the encoded gradient.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ Wire: see ``push_pull`` for the push and what is announced; then rank r sends, w
     where ``sparse_ps`` took 364 and ``zen`` 99 (like an LSTM's, imbalance 6.8), but 191
     ms to 136 where parts were even.
 State: the codec's.
-Contributed: what the codec encoded.
+Contributed: the encoded gradient.
 """
 
 from __future__ import annotations
