@@ -1,0 +1,109 @@
+r"""Steps between far hosts, in seconds: DDP and gradwire in one run, in turn.
+
+gradwire testbed run --hosts 4 --rate 1gbit --delay 40 -- \
+    python -m gradwire_bench.runs.far
+
+The model is one layer of ``--width`` squared elements, or two with ``--layers 2``. A
+turn is the median of its steps without the first ones; figures are of the slowest rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.cli.report.table import Row
+from gradwire.contract.registry import load
+from gradwire.runtime.attach import attach
+
+DDP = "ddp"
+METHODS = (DDP, "none", "uniform", "topk")
+WARM_UP = 3
+"""The steps at the start of each turn that are not measured."""
+
+
+class Side:
+    """One model that takes turns."""
+
+    def __init__(self, method: str, width: int, layers: int, num_steps: int) -> None:
+        torch.manual_seed(0)
+        stack = [nn.Linear(width, width) for _ in range(layers)]
+        self.model: nn.Module = nn.Sequential(*stack)
+        if method == DDP:
+            self.model = DistributedDataParallel(self.model)
+        self.handle = None
+        if method != DDP:
+            self.handle = attach(self.model, load("compress", method)())
+        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self._batch = torch.randn(8, width)
+        self._num_steps = num_steps
+
+    def turn(self) -> float:
+        """The seconds of a step, the median of one turn."""
+        return median([self.step() for _ in range(self._num_steps)][WARM_UP:])
+
+    def step(self) -> float:
+        """The seconds of one step."""
+        begin_s = time.perf_counter()
+        self._optimizer.zero_grad()
+        loss: Any = self.model(self._batch).square().mean()
+        loss.backward()
+        self._optimizer.step()
+        return time.perf_counter() - begin_s
+
+
+def measure(width: int, layers: int, turns: int, num_steps: int) -> list[Row]:
+    """A row for each method, with the median and the range of its turns."""
+    sides = {name: Side(name, width, layers, num_steps) for name in METHODS}
+    seconds = torch.zeros(len(sides), turns, dtype=torch.float64)
+    for turn in range(turns):
+        for place, side in enumerate(sides.values()):
+            dist.barrier()
+            seconds[place, turn] = side.turn()
+    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+    for side in sides.values():
+        if side.handle is not None:
+            side.handle.detach()
+    return [
+        {
+            "method": name,
+            "step_s": float(row.median()),
+            "lowest_s": float(row.min()),
+            "highest_s": float(row.max()),
+        }
+        for name, row in zip(sides, seconds, strict=True)
+    ]
+
+
+def main() -> None:
+    """Measures, and prints a table on rank 0."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=1)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=12)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rows = measure(chosen.width, chosen.layers, chosen.turns, chosen.steps)
+    if dist.get_rank() == 0:
+        for row in rows:
+            print(
+                f"{row['method']:8} {row['step_s']:.3f} s "
+                f"({row['lowest_s']:.3f} to {row['highest_s']:.3f})",
+                flush=True,
+            )
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+    os._exit(0)
