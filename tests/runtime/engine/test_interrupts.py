@@ -205,7 +205,7 @@ def test_a_verb_that_has_ended_already_passes_an_interrupt_on() -> None:
         def value(self) -> None:
             raise KeyboardInterrupt
 
-    with patch.object(wire, "start", lambda verb, channel, *place: Ended()):
+    with patch.object(wire, "start", lambda verb, channel, **how: Ended()):
         wire.begin(object(), None, failures.append)  # type: ignore[arg-type]
     assert [type(one) for one in failures] == [KeyboardInterrupt]
 

@@ -280,11 +280,11 @@ def flip_on_the_way(target: Any, bit: float) -> None:
     """
     start = wire.start
 
-    def spoilt(verb: Any, channel: Any, place: Any = None) -> Any:
+    def spoilt(verb: Any, channel: Any, *, straight: bool = False) -> Any:
         if verb is target or getattr(verb, "out", None) is getattr(target, "out", verb):
             verb = replace(verb, buf=verb.buf.clone())
             flip(verb.buf, bit)
-        return start(verb, channel, place)
+        return start(verb, channel, straight=straight)
 
     wire.start = spoilt
 

@@ -19,7 +19,6 @@ that are further back in this order, so the rank furthest back never waits.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -48,7 +47,6 @@ from ..liveness.forks import watch
 from ..liveness.membership import ALONE, MEETING, STORE_PATIENCE, Membership
 from ..liveness.pulse import Place, Pulse, Sign
 from ..liveness.sweeping import give_memory_back, leave_later
-from ..transport.posted import goes_straight
 from ..transport.task_graph import (
     Once,
     Over,
@@ -642,8 +640,6 @@ class Driver:
     end: Task = field(init=False)
     """Done when the steps have returned; its result is their value."""
     _noted: NotedVerb | None = field(default=None, init=False)
-    _num_straight: Counter[Among] = field(default_factory=Counter, init=False)
-    """The verbs so far whose parts go straight to each rank, of each group."""
 
     def __post_init__(self) -> None:
         self.turn = self.short_task("turn", lambda: None)
@@ -738,13 +734,10 @@ class Driver:
         noted = routes.last_verbs.launch(self.step, index, name, size_bytes)
         self._noted = noted
 
-        names = [self._place_of(verb) for verb in others]
-
         # The channel is looked up late: a task that never runs must not keep it open.
         def carry(held: Sequence[Communication]) -> None:
             if held:
-                channels = routes.of(others, index, lane)
-                carry_out(held, channels, seals, routes.places(held, lane, names))
+                carry_out(held, routes.of(others, index, lane), seals, straight=True)
 
         through_device: Callable[[], None] | None = None
         if side is not None:
@@ -765,12 +758,6 @@ class Driver:
         if through_device is None and is_begun(verbs):
             task.begin = start
         return task
-
-    def _place_of(self, verb: Communication) -> str:
-        """A verb's place in a step, the same on all ranks of its group."""
-        number = self._num_straight[verb.among]
-        self._num_straight[verb.among] += goes_straight(verb)
-        return f"{self.name} {self.index} {verb.among.name} {number}"
 
     def _through_device(
         self,

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -49,7 +49,7 @@ from ...errors import InvalidSetting
 from ...exchange.mapped_room import MappedRoom
 from ..device.devices import kind_of
 from ..device.streams import SideStream
-from .posted import PostedReceives, goes_straight
+from .direct import begin_straight, goes_straight
 from .task_graph import Once, Over, wall_clock
 
 if TYPE_CHECKING:
@@ -223,12 +223,6 @@ class RankGroup:
     direct: Channel = None
     ranks: Sequence[int] = ()
     lends: bool = False
-    posted: list[PostedReceives] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.posted = [
-            PostedReceives(channel, self.rank, self.world) for channel in self.channels
-        ]
 
     def close_direct(self) -> None:
         """Gives the device's own channel back, if there is one."""
@@ -254,14 +248,6 @@ class NotedVerb:
     launched_s: float
     started_s: float | None = None
     done_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ReceivePlace:
-    """A verb's place in a step, and the receives of its channel."""
-
-    receives: PostedReceives
-    name: str
 
 
 class LastVerbs:
@@ -348,16 +334,6 @@ class Routes:
                 )
         return [self.groups[verb.among].channels[lane] for verb in verbs]
 
-    def places(
-        self, verbs: Sequence[Communication], lane: int, names: Sequence[str]
-    ) -> list[ReceivePlace]:
-        """The places where verbs post receives; names are the same on all ranks."""
-        pairs = zip(verbs, names, strict=True)
-        return [
-            ReceivePlace(self.groups[verb.among].posted[lane], name)
-            for verb, name in pairs
-        ]
-
     def lane(self, index: int, credit: int) -> int:
         """The lane of a message of gradients: one of the first ``credit`` lanes.
 
@@ -424,8 +400,6 @@ class Routes:
         """Every channel that is open."""
         channels: list[Channel] = []
         for group in tuple(self.groups.values()):
-            for receives in group.posted:
-                receives.clear()
             channels += group.channels
             if group.direct:
                 channels.append(group.direct)
@@ -585,22 +559,21 @@ def carry_out(
     verbs: Sequence[Communication],
     channels: Sequence[Channel],
     seals: Seals | None = None,
-    places: Sequence[ReceivePlace] = (),
+    *,
+    straight: bool = False,
 ) -> None:
     """Starts all verbs, each on its own channel, then waits for all of them.
 
     Receives start first. gloo's sender waits for a note that the receive has started.
     Behind a payload on its way out the note itself would wait for the link: 8 hosts at
     100 Mbit took 320 ms for rounds that take 280. ``seals`` are the verbs' checksums,
-    which are taken while payloads are on their way. Where verbs have ``places`` in a
-    step, their parts go straight to each rank.
+    which are taken while payloads are on their way. With ``straight`` the parts of
+    some verbs go straight to each rank: see `direct`.
     """
-    receives_first = sorted(
-        range(len(verbs)), key=lambda at: isinstance(verbs[at], Send)
+    pairs = sorted(
+        zip(verbs, channels, strict=True), key=lambda one: isinstance(one[0], Send)
     )
-    works = [
-        start(verbs[at], channels[at], *places[at : at + 1]) for at in receives_first
-    ]
+    works = [start(verb, channel, straight=straight) for verb, channel in pairs]
     if seals is not None:
         works += [start(one, channels[at]) for at, one in seals.written(verbs)]
     for work in works:
@@ -637,12 +610,10 @@ def _tag(buf: Tensor) -> int:
     return buf.nbytes % _NUM_TAGS
 
 
-def start(
-    verb: Communication, channel: Channel, place: ReceivePlace | None = None
-) -> Any:
+def start(verb: Communication, channel: Channel, *, straight: bool = False) -> Any:
     """Has a channel begin a verb; returns its work."""
-    if place is not None and goes_straight(verb):
-        return place.receives.start(verb, place.name)
+    if straight and goes_straight(verb):
+        return begin_straight(verb, channel)
     match verb:
         case Send(dst, buf):
             return channel.send([buf], dst, _tag(buf))
