@@ -24,7 +24,7 @@ _TAGS = 2**30
 
 
 class Waits(Protocol):
-    """What is under way."""
+    """Work under way."""
 
     def wait(self) -> Any:
         """Waits until it has ended."""
