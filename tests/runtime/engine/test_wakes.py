@@ -1,4 +1,4 @@
-"""A message wakes a lane up for what takes long to compute, and for nothing else."""
+"""A message wakes lanes up to compute and to send straight, and for nothing else."""
 
 from __future__ import annotations
 

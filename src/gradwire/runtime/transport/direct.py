@@ -19,7 +19,7 @@ from ...contract.verbs import AllGather, AllReduce, AllToAll, Communication
 
 Straight = AllGather | AllReduce | AllToAll
 """The verbs whose parts may go straight to each rank."""
-_TAGS = 2**30
+DIRECT_TAGS = 2**30
 """Tags from here on are those of direct parts; smaller ones are those of sends."""
 
 
@@ -50,7 +50,7 @@ def _tag(part: Tensor) -> int:
 
     gloo would end a process that receives more bytes than it has room for.
     """
-    return _TAGS | part.nbytes % _TAGS
+    return DIRECT_TAGS | part.nbytes % DIRECT_TAGS
 
 
 def begin_straight(verb: Straight, channel: Any) -> Waits:

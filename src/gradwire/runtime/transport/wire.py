@@ -49,7 +49,7 @@ from ...errors import InvalidSetting
 from ...exchange.mapped_room import MappedRoom
 from ..device.devices import kind_of
 from ..device.streams import SideStream
-from .direct import begin_straight, goes_straight
+from .direct import DIRECT_TAGS, begin_straight, goes_straight
 from .task_graph import Once, Over, wall_clock
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ Group = Any
 Channel = Any
 """A process group of gradwire's own: of gloo, or of a device's own back end."""
 _T = TypeVar("_T")
-_NUM_TAGS = 2**31
 AMONG_SHARDS = f" among {Among.SHARDS.value}"
 """The end of the name of a communication among shards."""
 NUM_VERBS = 64
@@ -607,7 +606,7 @@ def _tag(buf: Tensor) -> int:
     """The tag of a transfer: a send and a receive meet only if their sizes agree. gloo
     ends a process that receives more bytes than it has room for.
     """
-    return buf.nbytes % _NUM_TAGS
+    return buf.nbytes % DIRECT_TAGS
 
 
 def start(verb: Communication, channel: Channel, *, straight: bool = False) -> Any:
