@@ -489,12 +489,20 @@ TORCH_SIZES_BYTES = (4 * 2**10, 32 * 2**10, 256 * 2**10, 2**20, 4 * 2**20, 16 * 
 """Sizes from where alpha decides to where beta does, on links of 0.1 to 100 Gbit/s."""
 
 
+NUM_TRIPS = 5
+
+
 class LinkReport(NamedTuple):
-    """A measured group: its ranks, back end, and the line through size medians."""
+    """A measured group: its ranks, back end, and the line through size medians.
+
+    ``round_trip_s`` are the seconds to the farthest rank and back, on rank 0; None
+    where only a GPU's library carries messages.
+    """
 
     world: int
     backend: str
     fit: LineFit
+    round_trip_s: float | None = None
 
     @property
     def rate_bytes_per_s(self) -> float:
@@ -542,7 +550,33 @@ def torch_all_reduces(
         # The first one opens connections and touches fresh pages.
         samples.append((size_bytes, statistics.median(taken_s[1:])))
         advance(note=f"{size_bytes} bytes")
-    return LinkReport(world, group.name(), fit_line(samples))
+    trip_s = _round_trip_s(group) if device is None else None
+    return LinkReport(world, group.name(), fit_line(samples), trip_s)
+
+
+def _round_trip_s(group: Group) -> float:
+    """Seconds from rank 0 to its farthest rank and back; 0 on other ranks."""
+    rank = group.rank()
+    word = torch.zeros(1)
+    answer = torch.zeros(1)
+    farthest_s = 0.0
+    for other in range(1, group.size()):
+        trips_s = []
+        for _ in range(NUM_TRIPS):
+            peer = {0: other, other: 0}.get(rank)
+            arriving = None if peer is None else group.recv([answer], peer, 0)
+            # gloo sends only what it knows to be awaited
+            group.barrier().wait()
+            start_s = time.perf_counter()
+            if rank == 0:
+                group.send([word], other, 0).wait()
+            if arriving is not None:
+                arriving.wait()
+            if rank == other:
+                group.send([word], 0, 0).wait()
+            trips_s.append(time.perf_counter() - start_s)
+        farthest_s = max(farthest_s, statistics.median(trips_s))
+    return farthest_s if rank == 0 else 0.0
 
 
 def launched_link(advance: Callable[..., None]) -> LinkReport:

@@ -9,13 +9,14 @@ from typing import Annotated
 
 import typer
 
+from gradwire.cli.report.links import Delay, Down, Jitter, Slow, Up
 from gradwire.cli.report.output import Fractions, emit, machine, progress
 from gradwire.contract.units import parse_rate
 from gradwire.errors import NotInstalled
 
 from ..demo.demo import Demo, DemoResult, run, write_report
 from ..demo.demo_rank import COMPRESSORS
-from ._wide_area import Delay, Down, Jitter, Slow, Up, wide_area
+from ..testbed.wide_area import read_wide_area
 
 app = typer.Typer()
 
@@ -53,7 +54,7 @@ def demo(
     settings = Demo(
         hosts=hosts,
         rate_bytes_per_s=parse_rate(rate),
-        wide_area=wide_area(delay, jitter, up, down, slow),
+        wide_area=read_wide_area(delay, jitter, up, down, slow),
         steps=steps,
         task=task,
         compressors=tuple(compressor or COMPRESSORS),

@@ -1,4 +1,4 @@
-r"""Steps between far hosts, in seconds: DDP and gradwire in one run, in turn.
+r"""Steps between far hosts, in seconds: DDP, its hook and gradwire in one run, in turn.
 
 gradwire testbed run --hosts 4 --rate 1gbit --delay 40 -- \
     python -m gradwire_bench.runs.far
@@ -17,6 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    fp16_compress_hook,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.cli.report.table import Row
@@ -24,7 +27,8 @@ from gradwire.contract.registry import load
 from gradwire.runtime.attach import attach
 
 DDP = "ddp"
-METHODS = (DDP, "none", "uniform", "topk")
+HOOK = "ddp, fp16 hook"
+METHODS = (DDP, HOOK, "none", "uniform", "topk")
 WARM_UP = 3
 """The steps at the start of each turn that are not measured."""
 
@@ -36,10 +40,13 @@ class Side:
         torch.manual_seed(0)
         stack = [nn.Linear(width, width) for _ in range(layers)]
         self.model: nn.Module = nn.Sequential(*stack)
-        if method == DDP:
-            self.model = DistributedDataParallel(self.model)
         self.handle = None
-        if method != DDP:
+        if method in (DDP, HOOK):
+            wrapped = DistributedDataParallel(self.model)
+            if method == HOOK:
+                wrapped.register_comm_hook(None, fp16_compress_hook)
+            self.model = wrapped
+        else:
             self.handle = attach(self.model, load("compress", method)())
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         self._batch = torch.randn(8, width)
@@ -96,7 +103,7 @@ def main() -> None:
     if dist.get_rank() == 0:
         for row in rows:
             print(
-                f"{row['method']:8} {row['step_s']:.3f} s "
+                f"{row['method']:14} {row['step_s']:.3f} s "
                 f"({row['lowest_s']:.3f} to {row['highest_s']:.3f})",
                 flush=True,
             )
