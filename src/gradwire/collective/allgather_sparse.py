@@ -49,8 +49,8 @@ class allgather_sparse(Collective):
         varies = not codec.traits.exact_size
         codec = me.variant_of(codec)
         form = codec.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
-        own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)
-        room = own[: form.size_bytes]
+        buffer = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)
+        room = buffer[: form.size_bytes]
         payload, state = yield me.encoding(codec, state, grad_N, residual_N, room)
         limits = [form.size_bytes] * me.world
         sizes = yield from announce_all(me, codec, payload.size_bytes, limits)
@@ -58,7 +58,7 @@ class allgather_sparse(Collective):
         gathered = me.scratch(
             "gathered", me.world * slot, grad_N, torch.uint8, varies=varies
         )
-        yield AllGather(gathered, own[:slot])
+        yield AllGather(gathered, buffer[:slot])
         yield Compute(
             "merge",
             lambda: _merge_all(codec, me, sizes, gathered, out_N),

@@ -149,13 +149,15 @@ class casync_ring(Collective):
         walks = []
         for number, (start, stop) in enumerate(parts):
             residual_P = None if residual_N is None else residual_N[start:stop]
-            own = state[number * me.world :][: me.world]
+            part_states = state[number * me.world :][: me.world]
             walk = _Walk(
                 codec.chunk(start, stop), me, grad_N[start:stop], residual_P, number
             )
-            walks.append(walk.steps(out_N[start:stop], own, self.partitions, first))
+            walks.append(
+                walk.steps(out_N[start:stop], part_states, self.partitions, first)
+            )
         states = yield from staggered(walks)
-        return tuple(state for own in states for state in own)
+        return tuple(state for part_states in states for state in part_states)
 
     def _num_parts(self, codec: Compressor, spec: TensorSpec, world: int) -> int:
         """How many parts of a message go round the ring, each by itself.
@@ -165,8 +167,8 @@ class casync_ring(Collective):
         """
         if codec.traits.layout is Layout.SPARSE:
             return 1
-        own = codec.for_world(world)
-        chunks = chunks_of(own, spec.numel, spec.dtype, world, self.partitions)
+        variant = codec.for_world(world)
+        chunks = chunks_of(variant, spec.numel, spec.dtype, world, self.partitions)
         return 2 if chunks.usual_bytes > self.half_bytes else 1
 
 

@@ -64,7 +64,7 @@ class Coo(Compressor):
         values_K = values_K.to(working_dtype(sum_N.dtype))
         if values_K.dtype != sum_N.dtype:
             # Scaled before it is rounded: a sum may lie beyond float16 where the mean
-            #     does not.
+            # does not.
             values_K = (values_K * scale).to(sum_N.dtype)
             scale = 1.0
         select.scatter_add(indices_K, values_K, sum_N, scale)

@@ -146,7 +146,7 @@ def first_bases(
     """First starts: each follows from its shape alone, so fusing changes nothing."""
     made = [torch.empty(shape, dtype=working_dtype(dtype)) for shape in shapes]
     return tuple(
-        one.normal_(generator=torch.Generator().manual_seed(seed)) for one in made
+        basis.normal_(generator=torch.Generator().manual_seed(seed)) for basis in made
     )
 
 
@@ -340,13 +340,13 @@ class powersgd(Exchange):
         if me.world == 1:
             yield from synchronise_alone(grad_N, out_N, residual_N)
             return state
-        held = MatrixStep(me, state, grad_N, out_N, residual_N)
-        for number, buffer in enumerate(held.rounds):
-            if number and not held.layout.batches:
+        step = MatrixStep(me, state, grad_N, out_N, residual_N)
+        for number, buffer in enumerate(step.rounds):
+            if number and not step.layout.batches:
                 break
-            yield me.sized("encode", partial(held.encode, number), grad_N.numel())
+            yield me.sized("encode", partial(step.encode, number), grad_N.numel())
             yield AllReduce(buffer)
-        yield me.sized("decode", held.decode, grad_N.numel())
+        yield me.sized("decode", step.decode, grad_N.numel())
         return state
 
 

@@ -191,13 +191,13 @@ class Member:
     @property
     def buffers(self) -> dict[str, Tensor]:
         """The buffers of ``scratch`` by name, with the room and those among hosts."""
-        found = dict(self._buffers)
+        tensors = dict(self._buffers)
         if self.room is not None and self.room.is_open:
-            found["room"] = self.room.own_M
+            tensors["room"] = self.room.own_M
         if self._across is not None:
             for name, buffer in self._across.buffers.items():
-                found[f"{name} among hosts"] = buffer
-        return found
+                tensors[f"{name} among hosts"] = buffer
+        return tensors
 
     def sizes(
         self,

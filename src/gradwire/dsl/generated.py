@@ -160,10 +160,12 @@ def with_scalars(made: Kernels, calls: Sequence[Call]) -> list[Call]:
     """
     known = [call for call in calls if call.numel]
     for stage in made.stages if known else ():
-        found = (_picked if stage.fold is None else _combined)(made.built, stage, known)
+        results = (_picked if stage.fold is None else _combined)(
+            made.built, stage, known
+        )
         known = [
             call._replace(operands={**call.operands, **scalars})
-            for call, scalars in zip(known, found, strict=True)
+            for call, scalars in zip(known, results, strict=True)
         ]
     each = iter(known)
     return [next(each) if call.numel else call for call in calls]
@@ -230,9 +232,9 @@ def _combined(
     ]
     filling = [
         call._replace(
-            operands={**call.operands, **dict(zip(of_blocks, own, strict=True))}
+            operands={**call.operands, **dict(zip(of_blocks, vectors, strict=True))}
         )
-        for call, own in zip(calls, values, strict=True)
+        for call, vectors in zip(calls, values, strict=True)
     ]
     run_forms(built, made.plain, made.with_residual, filling)
     names = (*of_blocks, *results)
@@ -248,7 +250,7 @@ def _combined(
                 Call(dict(zip(names, (*old, *values[i]), strict=True)), length)
             )
         built.run_many(fold, folding)
-    return [dict(zip(results, own, strict=True)) for own in values]
+    return [dict(zip(results, vectors, strict=True)) for vectors in values]
 
 
 def _vectors(made: StageKernels, count: int, call: Call) -> list[Tensor]:
@@ -314,19 +316,19 @@ def encode_kept(
         for call, buffer in zip(calls, buffers, strict=True)
     ]
     keeping = [
-        call._replace(operands={**call.operands, **own}, payload=head)
-        for call, own, head in zip(calls, memory, heads, strict=True)
+        call._replace(operands={**call.operands, **room}, payload=head)
+        for call, room, head in zip(calls, memory, heads, strict=True)
     ]
     counts = run_forms(made.built, made.encode, made.encode_with_residual, keeping)
     kept = [
-        {name: full[:count] for name, full in own.items()}
-        for own, count in zip(memory, counts, strict=True)
+        {name: full[:count] for name, full in room.items()}
+        for room, count in zip(memory, counts, strict=True)
     ]
     sent = _cut(
         made.traced, kept, [most_kept(made.traced, call.numel) for call in calls]
     )
     rows = zip(keeping, sent, buffers, strict=True)
-    return [_payload(made, call, own, buffer) for call, own, buffer in rows]
+    return [_payload(made, call, elements, buffer) for call, elements, buffer in rows]
 
 
 def _memory(program: Traced, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
@@ -340,7 +342,7 @@ def _memory(program: Traced, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
         scratch(b.name, MEMORY.get(b.dtype, torch.uint8), lengths, device) for b in kept
     ]
     return [
-        {b.name: own for b, own in zip(kept, row, strict=True)}
+        {b.name: column for b, column in zip(kept, row, strict=True)}
         for row in zip(*columns, strict=True)
     ]
 
@@ -484,10 +486,10 @@ class Generated(Compressor):
         )
 
     def received(self, spec: TensorSpec, size_bytes: int) -> Format:
-        found = _received(self.kernels(), spec.numel, size_bytes)
-        if found is None:
+        form = _received(self.kernels(), spec.numel, size_bytes)
+        if form is None:
             raise self.no_such_size(spec, size_bytes)
-        return found
+        return form
 
     def encode(
         self,
@@ -610,10 +612,10 @@ class Generated(Compressor):
 @lru_cache(maxsize=4096)
 def _of_rank(codec: Any, rank: int) -> Compressor:
     """The program with its own seed: an odd multiplier makes all ranks' differ."""
-    found: Compressor = replace(
+    program: Compressor = replace(
         codec, seed=(codec.seed + rank * 0x9E3779B9) & 0xFFFFFFFF
     )
-    return found
+    return program
 
 
 def _fits(vector_N: Tensor) -> bool:
@@ -643,10 +645,10 @@ def _received(made: Kernels, numel: int, size_bytes: int) -> Format | None:
     """
     code = made.traced.coding
     if code is not None:
-        found: Format | None = code.received(
+        form: Format | None = code.received(
             program_format(made.traced, numel, 0), size_bytes
         )
-        return found
+        return form
     num_kept = num_received(made.traced, numel, size_bytes)
     return None if num_kept is None else program_format(made.traced, numel, num_kept)
 

@@ -216,33 +216,33 @@ def random(low: Number = 0.0, high: Number = 1.0) -> Scalar:
 
 def map(vectors: Vector | tuple[Vector, ...], udf: Callable[..., Number]) -> Vector:
     """``udf`` of each element, or of each tuple of several vectors' elements."""
-    given = vectors if isinstance(vectors, tuple) else (vectors,)
-    for vector in given:
+    inputs = vectors if isinstance(vectors, tuple) else (vectors,)
+    for vector in inputs:
         _check_vector("map", vector)
-    if len({(vector.keep, vector.top) for vector in given}) > 1:
+    if len({(vector.keep, vector.top) for vector in inputs}) > 1:
         refuse(
             "map over vectors that were filtered differently", "map first, then filter"
         )
-    if len({vector.node.extent is Extent.KEPT for vector in given}) > 1:
+    if len({vector.node.extent is Extent.KEPT for vector in inputs}) > 1:
         refuse(
             "map over kept elements and all elements",
             "scatter is what decode ends with",
         )
-    result = udf(*(Scalar(vector.node) for vector in given))
-    return Vector(lifted(result), given[0].keep, given[0].top)
+    result = udf(*(Scalar(vector.node) for vector in inputs))
+    return Vector(lifted(result), inputs[0].keep, inputs[0].top)
 
 
 def filter(vector: Vector, udf: Callable[[Scalar], Scalar]) -> Vector:
     """The elements that ``udf`` is true of."""
     _check_uncut("filter", vector)
-    found = udf(Scalar(vector.node))
-    if not isinstance(found, Scalar) or found.node.dtype is not BOOL:
+    condition = udf(Scalar(vector.node))
+    if not isinstance(condition, Scalar) or condition.node.dtype is not BOOL:
         refuse(
             "filter by something that is not a condition", "compare: lambda x: x > 0"
         )
     if vector.keep is None:
-        return Vector(vector.node, found.node)
-    return Vector(vector.node, made(Op.AND, vector.keep, found.node))
+        return Vector(vector.node, condition.node)
+    return Vector(vector.node, made(Op.AND, vector.keep, condition.node))
 
 
 def reduce(

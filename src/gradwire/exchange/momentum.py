@@ -198,8 +198,8 @@ class MomentumCorrection(Wrapper):
         def mask() -> None:
             assert whole_N is not None
             parts = (
-                torch.split(one, list(sizes))
-                for one in (velocity_N, whole_N, pending_N)
+                torch.split(vector, list(sizes))
+                for vector in (velocity_N, whole_N, pending_N)
             )
             for velocity_T, whole_T, pending_T in zip(*parts, strict=True):
                 kernel.mask(velocity_T, whole_T, pending_T, least=least)

@@ -108,8 +108,8 @@ class RowExchange(Exchange):
         rows_R = grad_N.indices()[0]
         values_RC = grad_N.values().reshape(-1, width)
         if me.world > 1:
-            own = rows_R, values_RC
-            rows_R, values_RC = yield from average_rows(me, own, shape[0], choose)
+            rows = rows_R, values_RC
+            rows_R, values_RC = yield from average_rows(me, rows, shape[0], choose)
         out_N.data = as_rows(rows_R, values_RC, shape)
         return rows_R.numel() / most if most else state
 
@@ -193,10 +193,10 @@ class Natural(Wrapper):
         if me.world > 1:
             most = num_units(grad_N.numel(), self.width)
             count = partial(self._count, me, grad_N, residual_N)
-            own, payload = yield me.sized(
+            own_count, payload = yield me.sized(
                 "count", count, grad_N.numel(), lambda: (most, None)
             )
-            counts = yield from announce_count(me, own, most)
+            counts = yield from announce_count(me, own_count, most)
             growth = 0.0 if state.growth_1.is_meta else float(state.growth_1)
             me.way = self._choose(me, counts, growth, grad_N)
         if me.way in (None, INNER):

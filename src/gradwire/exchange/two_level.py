@@ -330,11 +330,11 @@ class _InMemory(_HostMean):
 
     def _add_up(self) -> None:
         pending = self.pending
-        for held in pending.shares.ranges(pending.place):
-            slot = slice(held.place, held.place + held.numel)
+        for piece in pending.shares.ranges(pending.place):
+            slot = slice(piece.place, piece.place + piece.numel)
             parts = [part_S[slot] for part_S in self._parts]
             # The own slot has no part yet, as others have read a mean there until now.
-            parts[pending.place] = pending.whole_N[held.start : held.stop]
+            parts[pending.place] = pending.whole_N[piece.start : piece.stop]
             _write_mean(parts, self.total_S[slot])
 
     def gather(self, out_N: Tensor) -> Steps[dict[int, Tensor]]:
@@ -343,13 +343,13 @@ class _InMemory(_HostMean):
         place = self.pending.place
         # Nobody reads a mean before all have written theirs.
         announced = me.announced("all are there", shares.count)
-        own = me.announced("this one is there", 1)
+        own_1 = me.announced("this one is there", 1)
         put = Compute(
             "join",
             lambda: shares.join({place: self.mean_S}, out_N),
             shares.numels[place],
         )
-        yield AllGather(announced, own, Among.HOST), put
+        yield AllGather(announced, own_1, Among.HOST), put
         others = [rank for rank in range(shares.count) if rank != place]
         return {rank: self._mean_of(rank) for rank in others}
 

@@ -264,15 +264,15 @@ def with_density_warmup(
     (0.25, 0.0625, 0.015625, 0.01)
     """
     exchange = exchange_for(algorithm)
-    own = sorted(set(_densities(exchange)))
-    if not own:
+    present = sorted(set(_densities(exchange)))
+    if not present:
         accepted = "an algorithm with a setting density"
         raise invalid(
             "exchange to warm up", exchange, accepted, "leave the warm-up out"
         )
     if densities is not None and not isinstance(densities, Sequence):
         raise invalid("densities", densities, "a sequence of densities", "leave it out")
-    chosen = warming_to(own[-1]) if densities is None else tuple(densities)
+    chosen = warming_to(present[-1]) if densities is None else tuple(densities)
     return DensityWarmup(exchange, steps_per_stage, chosen)
 
 

@@ -51,7 +51,7 @@ def fused_messages(
     def cap_bytes(kind: object) -> int:
         if settings.options.bucket_cap_mb is not None:
             return int(settings.options.bucket_cap_mb * 2**20)
-        members = [one for one in params if ways.kind_of(*one) == kind]
+        members = [param for param in params if ways.kind_of(*param) == kind]
         # The link's bytes count: those of the exchange among hosts.
         return default_cap_bytes(members, ways.exchange_of(*members[0]), num_hosts)
 

@@ -465,11 +465,13 @@ class Handle:
         with call.refusing():
             self._between_steps("load_state_dict()")
             self.synchronize()
-            own = part_of(
+            part = part_of(
                 own_part(self._owners, state_dict, self._origin), self._origin
             )
-            put_in_place = self._checked(own, strict)
-        call.agree(own, self._shared(own), strict=strict, next_step=self._progress.step)
+            put_in_place = self._checked(part, strict)
+        call.agree(
+            part, self._shared(part), strict=strict, next_step=self._progress.step
+        )
         put_in_place()
         self._run.num_loads += 1
 

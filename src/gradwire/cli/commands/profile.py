@@ -70,11 +70,11 @@ def profile(
     """
     if iterations is not None and iterations < 1:
         raise invalid("iterations", iterations, "1 or more", "write --iterations 20")
-    own = from_file(model) if ":" in model else None
-    if own is None:
+    model_and_step = from_file(model) if ":" in model else None
+    if model_and_step is None:
         catalogue.load(model)  # or an error that lists the names
-    asked = own is None or hosts is not None or rate is not None
-    measured = None if own is None else _profiled(own, iterations)
+    asked = model_and_step is None or hosts is not None or rate is not None
+    measured = None if model_and_step is None else _profiled(model_and_step, iterations)
     cluster = _cluster(hosts, rate, codecs, asked)
     if int(os.environ.get("RANK", "0")) != 0:
         return
@@ -121,11 +121,11 @@ def _cluster(
         return None
     if (hosts := hosts or HOSTS) < 2:
         raise invalid("--hosts", hosts, "2 or more", "a link joins at least two")
-    given = hosts, parse_rate(rate or RATE), compressors
+    arguments = hosts, parse_rate(rate or RATE), compressors
     testbed = extension("testbed", "a measurement of hosts (gradwire profile)")
     with progress(f"measuring {hosts} hosts", total=1) as advance:
         made: Cluster = testbed.measured_cluster(
-            *given, Fractions(advance), timeout_s=TIMEOUT_S
+            *arguments, Fractions(advance), timeout_s=TIMEOUT_S
         )
     return made
 
@@ -151,7 +151,7 @@ def from_file(where: str) -> Made:
         raise invalid("model", where, "FILE.py:function with a Python file", remedy)
     module = importlib.util.module_from_spec(spec)
     # As Python does for a script: its neighbours can be imported, and classes find
-    #     their module.
+    # their module.
     sys.path.insert(0, str(path.resolve().parent))
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
@@ -208,8 +208,8 @@ def _layer_rows(measured: Profile) -> list[Row]:
     forward_s = measured.forward_s
     backward_s = measured.backward_s
     every = [
-        (one.name, one.size_bytes, one.forward_s, one.backward_s)
-        for one in measured.layers
+        (layer.name, layer.size_bytes, layer.forward_s, layer.backward_s)
+        for layer in measured.layers
     ]
     every.append(("step", measured.size_bytes, forward_s, backward_s))
     step_s = forward_s + backward_s

@@ -128,9 +128,11 @@ def gathered(me: Member, sizes: Sequence[int], like: Tensor) -> Delivery:
     """An all-gather of sums of so many bytes a rank, each padded to the largest."""
     # What was pushed has been merged by now, so sums travel in its room.
     size = max(sizes)
-    own = me.scratch("pushed", size, like, torch.uint8, varies=True)
+    own_sums = me.scratch("pushed", size, like, torch.uint8, varies=True)
     whole = me.scratch("arrived", me.world * size, like, torch.uint8, varies=True)
-    return Delivery(own, split(whole, [size] * me.world), (AllGather(whole, own),))
+    return Delivery(
+        own_sums, split(whole, [size] * me.world), (AllGather(whole, own_sums),)
+    )
 
 
 # ---- The push ------------------------------------------------------------------------
@@ -258,8 +260,10 @@ class PushPull(Collective):
         spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
         cut = self.cut(codec, spec, me.world)
         form = codec.format(spec)
-        own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)[: form.size_bytes]
-        payload, state = yield me.encoding(codec, state, grad_N, residual_N, own)
+        buffer = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)[
+            : form.size_bytes
+        ]
+        payload, state = yield me.encoding(codec, state, grad_N, residual_N, buffer)
         usual = self.usual(cut, codec, spec)
         sent, counts = yield me.sized(
             "partition",
@@ -360,11 +364,11 @@ class PushPull(Collective):
         usually = [
             MergeCounts(n, n * cut.width, sum(pushed), max(pushed)) for n in union
         ]
-        sums, own = yield me.sized(
+        sums, own_counts = yield me.sized(
             "merge", merge, cut.numel, lambda: (None, usually[0])
         )
         own_T = me.announced("own announced", _NUM_COUNTS).copy_(
-            torch.tensor(own, device="cpu")
+            torch.tensor(own_counts, device="cpu")
         )
         announced_WT = me.announced("announced", _NUM_COUNTS * me.world)
         yield AllGather(announced_WT, own_T)
@@ -378,7 +382,7 @@ class PushPull(Collective):
             limits,
             unit="units",
             ranks=[rank for rank in range(me.world) for _ in range(_NUM_COUNTS)],
-            usual=[number for one in usually for number in one],
+            usual=[number for merge_counts in usually for number in merge_counts],
         )
         announced = [
             MergeCounts(*flat[i : i + _NUM_COUNTS])
@@ -398,21 +402,21 @@ class PushPull(Collective):
     ) -> Steps[None]:
         """Writes the own sums for all others, and calls ``put`` for each rank's."""
         forms = [
-            self.pull_format(cut, rank, one.merged)
-            for rank, one in enumerate(announced)
+            self.pull_format(cut, rank, counts.merged)
+            for rank, counts in enumerate(announced)
         ]
         layouts = [
-            cut.pulled(form, rank, one.merged)
-            for rank, (form, one) in enumerate(zip(forms, announced, strict=True))
+            cut.pulled(form, rank, counts.merged)
+            for rank, (form, counts) in enumerate(zip(forms, announced, strict=True))
         ]
-        own, received, verbs = self.delivery(
+        own_room, received, verbs = self.delivery(
             me, [layout.slot_bytes for layout in layouts], like
         )
 
         def pack() -> Entries:
             assert sums is not None
             rounded = sums._replace(values=sums.values.to(cut.pulled_dtype))
-            room = own[: layouts[me.rank].size_bytes]
+            room = own_room[: layouts[me.rank].size_bytes]
             forms[me.rank].encode(rounded, cut.parts[me.rank].length, room)
             return rounded
 
@@ -457,8 +461,8 @@ class PushPull(Collective):
         )
         union = expected_union(min(taken, total), total, world)
         share = [part.length / total if total else 0.0 for part in cut.parts]
-        return [round(taken * one) for one in share], [
-            round(union * one) for one in share
+        return [round(taken * fraction) for fraction in share], [
+            round(union * fraction) for fraction in share
         ]
 
     def pushed(self, cut: Cut, server: int, count: int) -> tuple[SparseFormat, Format]:
@@ -473,10 +477,10 @@ _UNLIMITED = (2**62, 2**62)
 
 def _note(me: Member, cut: Cut, announced: Sequence[MergeCounts]) -> None:
     """Keeps this step's spread of entries (definition 8) and arrived elements."""
-    union = sum(one.merged for one in announced)
-    push = max(one.most / max(1, one.pushed) for one in announced)
-    pull = max(one.merged for one in announced) / max(1, union)
+    union = sum(counts.merged for counts in announced)
+    push = max(counts.most / max(1, counts.pushed) for counts in announced)
+    pull = max(counts.merged for counts in announced) / max(1, union)
     me.imbalance = Imbalance(me.world * push, me.world * pull)
     if me.selection is not None:
-        arrived = min(sum(one.arrived for one in announced), cut.numel)
+        arrived = min(sum(counts.arrived for counts in announced), cut.numel)
         me.selection = me.selection._replace(arrived=arrived)

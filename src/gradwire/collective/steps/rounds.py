@@ -84,7 +84,9 @@ def to_each(
     Nothing goes to this rank itself. ``beside`` is done during the first round.
     """
     works: tuple[Verb, ...] = (beside,)
-    together = abreast(max(one.numel() * one.element_size() for one in sent), me.world)
+    together = abreast(
+        max(tensor.numel() * tensor.element_size() for tensor in sent), me.world
+    )
     for away in distances(together, me.world):
         yield (*transfers(me, away, sent, into), *works)
         works = ()

@@ -101,14 +101,14 @@ def _merge(
     chunk = mean_C.numel()
     sum_C = me.thread_scratch("sum", chunk, mean_C, torch.float32)
     size = _BLOCK if mean_C.is_cpu else chunk
-    pieces = (torch.split(one, size) for one in (*parts, sum_C, mean_C))
+    pieces = (torch.split(vector, size) for vector in (*parts, sum_C, mean_C))
     for *each, sum_B, mean_B in zip(*pieces, strict=True):
         for rank, part_B in enumerate(each):
             cast16_decode(part_B, sum_B, 1 / len(parts), add=rank > 0)
         cast16_encode(sum_B, mean_B)
     if residual_N is None:
         return
-    own = residual_N[me.rank * chunk : (me.rank + 1) * chunk]
+    residual_C = residual_N[me.rank * chunk : (me.rank + 1) * chunk]
     lost_C = torch.nan_to_num_(sum_C.sub_(mean_C), nan=0.0, posinf=0.0, neginf=0.0)
-    own.add_(lost_C[: own.numel()], alpha=me.world)
-    torch.nan_to_num_(own, nan=0.0, posinf=0.0, neginf=0.0)
+    residual_C.add_(lost_C[: residual_C.numel()], alpha=me.world)
+    torch.nan_to_num_(residual_C, nan=0.0, posinf=0.0, neginf=0.0)

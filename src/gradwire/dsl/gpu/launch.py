@@ -128,14 +128,14 @@ class Launcher:
         programs_T = [-(-part.numel // size) for part in live]
         with _on(live[0].device):
             name = plan.name
-            given = plan.given(live[0])
+            arguments = plan.given(live[0])
             if len(live) > 1:
                 name = f"{plan.name}_many"
-                given = _table(plan, live, programs_T)
+                arguments = _table(plan, live, programs_T)
             # A product and a sum rounded as one would be other bits than everywhere
             # else.
             getattr(self.module, name)[(sum(programs_T),)](
-                *given, **plan.shape, enable_fp_fusion=False
+                *arguments, **plan.shape, enable_fp_fusion=False
             )
 
 
@@ -143,8 +143,11 @@ def _table(
     plan: _Plan, live: Sequence[Call], programs_T: Sequence[int]
 ) -> list[Tensor | int]:
     """The table of ``device.tensor_of``, its count of tensors, a divisor of lengths."""
-    given = (one for part in live for one in plan.given(part))
-    words = [one if isinstance(one, int) else one.data_ptr() for one in given]
+    arguments = (argument for part in live for argument in plan.given(part))
+    words = [
+        argument if isinstance(argument, int) else argument.data_ptr()
+        for argument in arguments
+    ]
     wide = [part.operands[name].data_ptr() for part in live for name in plan.wide]
     even = all(part.numel % _VECTOR == 0 for part in live)
     align = (
@@ -156,11 +159,11 @@ def _table(
 
 def to_device(numbers: Sequence[int], device: torch.device) -> Tensor:
     """Whole numbers (int64) on a device, by pinned memory so that nothing waits."""
-    found = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+    on_host = torch.tensor(numbers, dtype=torch.int64, device="cpu")
     return (
-        found.pin_memory().to(device, non_blocking=True)
+        on_host.pin_memory().to(device, non_blocking=True)
         if device.type == "cuda"
-        else found
+        else on_host
     )
 
 

@@ -40,8 +40,8 @@ def blamed(pulse: Pulse | None, name: str, step: int, world: int) -> Alarm:
     """
     if pulse is None:
         return _of_the_network(step)
-    if found := silence(pulse, step, world):
-        return found
+    if silent := silence(pulse, step, world):
+        return silent
     if name.endswith(AMONG_SHARDS):
         text = (
             "a rank with another shard of these layers is lost, and none with this one"

@@ -240,8 +240,8 @@ class LocalSteps(Handle):
         """Has ranks announce their moments beside what follows."""
         engine = self._engine
         if engine.world > 1:
-            own = self._moment(ends_period=ends_period)
-            steps = moments_of_all(engine.world, self._progress.step, own)
+            moment = self._moment(ends_period=ends_period)
+            steps = moments_of_all(engine.world, self._progress.step, moment)
             self._announcing = engine.launch(0, "moments", steps, CONTROL)
 
     def _hear(self) -> list[LoopMoment]:
@@ -303,15 +303,15 @@ class LocalSteps(Handle):
           exchanges over the steps between them.
         """
         self.synchronize()
-        found = super().stats()
+        figures = super().stats()
         steps = self._local_step - self._counted_from
-        exchanges = found["steps"]
-        for key in found:
+        exchanges = figures["steps"]
+        for key in figures:
             if key.endswith("_per_step"):
-                found[key] *= exchanges / max(1, steps)
-        found["step_s"] /= self._rhythm.gap
+                figures[key] *= exchanges / max(1, steps)
+        figures["step_s"] /= self._rhythm.gap
         return {
-            **found,
+            **figures,
             "steps": steps,
             "exchanges": exchanges,
             "every": self._rhythm.every,
@@ -367,9 +367,9 @@ class LocalSteps(Handle):
             self._local_step = self._counted_from = local_step
             self._position = outer["position"] % self._rhythm.every
             self._left = outer["left"]
-            own = self._outer.anchors
+            anchors = self._outer.anchors
             self._arriving = {
-                name: torch.empty_like(own[name]).copy_(mean)
+                name: torch.empty_like(anchors[name]).copy_(mean)
                 for name, mean in outer["arriving"].items()
             }
             self._has_stepped = False

@@ -302,9 +302,9 @@ class MuonWithAdamW(Optimizer):
         super().load_state_dict(
             {key: state_dict[key] for key in ("state", "param_groups")}
         )
-        for part, own in zip(self._parts, state_dict["parts"], strict=True):
+        for part, part_state in zip(self._parts, state_dict["parts"], strict=True):
             if part is not None:
-                part.load_state_dict(own)
+                part.load_state_dict(part_state)
 
 
 def _as_matrix(param: nn.Parameter) -> torch.Tensor:
@@ -338,5 +338,5 @@ def hidden(model: nn.Module) -> list[nn.Parameter]:
     [(2, 3)]
     """
     tables = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
-    own = [param for param in model.parameters() if param.requires_grad]
-    return [param for param in own if param.dim() >= 2 and param not in tables]
+    params = [param for param in model.parameters() if param.requires_grad]
+    return [param for param in params if param.dim() >= 2 and param not in tables]

@@ -95,7 +95,9 @@ class Gates:
                     names.append(self._names[param])
         self.ungated = tuple(dict.fromkeys(ungated))
         self._names_of = {
-            module: tuple(dict.fromkeys(own)) for module, own in names_of.items() if own
+            module: tuple(dict.fromkeys(names))
+            for module, names in names_of.items()
+            if names
         }
         self.remove(*self._hooks.keys() - self._names_of.keys())
         self._called.clear()
@@ -328,7 +330,7 @@ class Overlap:
     def _why_whole(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> str | None:
-        if any(given is not None for given in (*args, *kwargs.values())):
+        if any(argument is not None for argument in (*args, *kwargs.values())):
             return "step(closure) must run forward and backward itself"
         if self._asked is not None:
             return "step() was called twice after one backward pass"
@@ -420,13 +422,13 @@ class Overlap:
 
     def _arrived(self, known: set[str]) -> list[str]:
         """Due parameters beside ``known``, in order, until one lacks its mean."""
-        found = []
+        arrived = []
         for name in self._due:
             if name not in known:
                 if not self._progress.synchroniser.arrived(name):
                     break
-                found.append(name)
-        return found
+                arrived.append(name)
+        return arrived
 
     def _settle_for_evaluation(self) -> None:
         """Makes all updates: a forward pass without gradients may skip modules."""

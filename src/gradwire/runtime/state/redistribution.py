@@ -86,14 +86,16 @@ def part_of(saved: Any, origin: Origin) -> Any:
         type(key) is str and re.fullmatch(r"rank \d+ of \d+", key) for key in saved
     ):
         return saved
-    own = saved.get(place_name(origin.rank, origin.world_size))
-    if own is not None:
-        check_form(own)
-        if own["ranks_per_host"] == origin.ranks_per_host and own["share"] in (
+    own_state = saved.get(place_name(origin.rank, origin.world_size))
+    if own_state is not None:
+        check_form(own_state)
+        if own_state["ranks_per_host"] == origin.ranks_per_host and own_state[
+            "share"
+        ] in (
             "",
             origin.share,
         ):
-            return own
+            return own_state
     olds = _of_one_moment(list(saved.values()))
     return _part(olds, origin.rank, origin.world_size, origin.ranks_per_host)
 
@@ -159,9 +161,9 @@ def _part(
                 fields.setdefault(path, copied(kept))
         for path, like in fields.items():
             if is_by_element(path):
-                held = {old["rank"]: old["params"][name][path] for old in mine}
+                values = {old["rank"]: old["params"][name][path] for old in mine}
                 fields[path] = summed(
-                    f"{path} of {name}", like, held, num_hosts / len(hosts)
+                    f"{path} of {name}", like, values, num_hosts / len(hosts)
                 )
     if world_size == len(olds) and per_host == ranks_per_host == 1:
         return new

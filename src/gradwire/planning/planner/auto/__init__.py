@@ -117,10 +117,10 @@ def survey(
             lossy.append(_priced(name, part.beside(made), profile, cluster))
     order = list(admits.exchanges)
 
-    def farthest(one: PricedPlan) -> int:
+    def farthest(plan: PricedPlan) -> int:
         # A model without gradients has plans without exchanges.
         return max(
-            (order.index(name) for name in one.plan.exchanges if name in order),
+            (order.index(name) for name in plan.plan.exchanges if name in order),
             default=-1,
         )
 
@@ -154,17 +154,24 @@ def _compressed(
     """Compressors' best plans by name, each beside the part that stays dense."""
     overlaps = _overlaps(overlap_forward)
     possible = [
-        (first_seconds(one), one) for one in _possible(profile, cluster, fidelity)
+        (first_seconds(candidate), candidate)
+        for candidate in _possible(profile, cluster, fidelity)
     ]
     best = [
-        one for seconds, one in sorted(possible, key=itemgetter(0)) if seconds < inf
+        candidate
+        for seconds, candidate in sorted(possible, key=itemgetter(0))
+        if seconds < inf
     ]
     made = [
-        (one.name, one.plan(best_candidate(one, overlaps)[1])) for one in best[:JUDGED]
+        (candidate.name, candidate.plan(best_candidate(candidate, overlaps)[1]))
+        for candidate in best[:JUDGED]
     ]
     plain = best[:PLAIN] if cluster.num_ranks < MANY else []
-    whole = [one for one in plain if one.seconds(DEFAULT) < inf]
-    made += [(f"{one.name} by default fusion", one.plan(DEFAULT)) for one in whole]
+    whole = [candidate for candidate in plain if candidate.seconds(DEFAULT) < inf]
+    made += [
+        (f"{candidate.name} by default fusion", candidate.plan(DEFAULT))
+        for candidate in whole
+    ]
     for name, plan in made:
         if any(message.exchange != DENSE for message in plan.messages):
             yield name, plan
@@ -175,7 +182,7 @@ def _possible(profile: Profile, cluster: Cluster, fidelity: str) -> list[Blend]:
     if cluster.num_ranks == 1:
         return []
     every = admitted(fidelity, cluster).exchanges.items()
-    blends = [Blend(profile, cluster, *one) for one in every]
+    blends = [Blend(profile, cluster, *settings) for settings in every]
     return [blend for blend in blends if blend.is_possible]
 
 

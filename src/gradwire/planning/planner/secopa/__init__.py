@@ -175,7 +175,7 @@ class _Maker:
         # share any.
         may_share = traits.layout is not Layout.SPARSE or traits.shared_scale
         most_shared = num_ranks if may_share else 0
-        held: dict[tuple[str, bool], list[ProfiledTensor]] = {}
+        waiting: dict[tuple[str, bool], list[ProfiledTensor]] = {}
         """Gradients that wait for others of their dtype; all or none are compressed."""
         every = (
             t for layer in reversed(profile.layers) for t in reversed(layer.tensors)
@@ -189,10 +189,10 @@ class _Maker:
                 yield from self._cut(tensor, num_partitions)
                 continue
             key = tensor.dtype, num_partitions > 0
-            held.setdefault(key, []).append(tensor)
-            if sum(one.size_bytes for one in held[key]) >= bulk_bytes:
-                yield self._together(held.pop(key), key[1])
-        for (_, is_compressed), tensors in held.items():
+            waiting.setdefault(key, []).append(tensor)
+            if sum(tensor.size_bytes for tensor in waiting[key]) >= bulk_bytes:
+                yield self._together(waiting.pop(key), key[1])
+        for (_, is_compressed), tensors in waiting.items():
             yield self._together(tensors, is_compressed)
 
     def _choose(self, tensors: Sequence[ProfiledTensor]) -> LeastCost:
@@ -270,7 +270,7 @@ class _Maker:
         If it is compressed, it has at most as many partitions as there are hosts.
         """
         chunks = tuple(
-            Chunk(tensor=one.name, start=0, stop=one.numel) for one in tensors
+            Chunk(tensor=tensor.name, start=0, stop=tensor.numel) for tensor in tensors
         )
         if not is_compressed:
             return PlannedMessage(chunks=chunks)
