@@ -78,9 +78,9 @@ def plan(
         )
     else:
         profile = load_or_read(model)
-        given = read_settings(settings or ())
+        values = read_settings(settings or ())
         with progress("planning"):
-            made = make_plan(planner or "usbyte", profile, where, tune=tune, **given)
+            made = make_plan(planner or "usbyte", profile, where, tune=tune, **values)
     if out is not None:
         made.save(out)
     title = (
@@ -107,9 +107,9 @@ def message_rows(
         row: dict[str, object] = {"name": str(number), "sends": _contents(message)}
         if plan.credit > 1:
             row["lane"] = number % plan.credit
-        if any(one.after for one in plan.messages):
+        if any(message.after for message in plan.messages):
             row["after"] = list(message.after)
-        if any(one.inline or one.early for one in plan.messages):
+        if any(message.inline or message.early for message in plan.messages):
             row["encoded_inline"] = len(message.inline)
             row["encoded_early"] = len(message.early)
         rows.append(
@@ -149,8 +149,8 @@ def _emit_reasons(
         if not explains_itself:
             rows = alternatives(plan, profile, cluster)
     if as_json:
-        own = next(row for row in rows if row["name"] == plan.planner)
-        own["reasons"] = sentences
+        own_row = next(row for row in rows if row["name"] == plan.planner)
+        own_row["reasons"] = sentences
     else:
         print(f"{title}\n")
         for sentence in sentences:

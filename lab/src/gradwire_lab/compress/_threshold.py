@@ -33,10 +33,10 @@ from ._magnitudes import Magnitudes
 from ._reaching import reaching
 
 
-def check_cap(setting: str, given: object) -> None:
+def check_cap(setting: str, value: object) -> None:
     """Refuses what is no multiple of a density."""
     accepted = "a multiple of the density, from 1 to 1e9"
-    check_number(setting, given, accepted, "leave it at 2", 1, 1e9)
+    check_number(setting, value, accepted, "leave it at 2", 1, 1e9)
 
 
 _CAP = 2.0

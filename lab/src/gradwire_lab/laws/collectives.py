@@ -251,8 +251,10 @@ def _verbs(exchange: Exchange, case: Case, grads: list[Tensor]) -> list[list[Any
     """
     exact = _is_exact(exchange, case)
     logs: list[list[Any]] = [[] for _ in grads]
-    own = steps_of_all(exchange, grads, case.states(exchange))
-    steps = [_recorded(steps, log, exact) for steps, log in zip(own, logs, strict=True)]
+    own_steps = steps_of_all(exchange, grads, case.states(exchange))
+    steps = [
+        _recorded(steps, log, exact) for steps, log in zip(own_steps, logs, strict=True)
+    ]
     try:
         drive(steps, seed=case.seed, ranks_per_host=exchange.ranks_per_host)
     except (Deadlock, InvalidSetting, LawBroken) as error:
@@ -298,6 +300,4 @@ OF_ANY: tuple[Callable[[Exchange, Case], None], ...] = (
     law_gradient_untouched,
 )
 
-LAWS = tuple(
-    found for name, found in sorted(globals().items()) if name.startswith("law_")
-)
+LAWS = tuple(law for name, law in sorted(globals().items()) if name.startswith("law_"))

@@ -380,5 +380,5 @@ def law_settings_are_frozen_values(codec: Compressor, grad_N: Tensor) -> None:
 
 LAWS = (
     *payloads.LAWS,
-    *(found for name, found in sorted(globals().items()) if name.startswith("law_")),
+    *(law for name, law in sorted(globals().items()) if name.startswith("law_")),
 )

@@ -70,7 +70,5 @@ def law_without_decay_it_is_error_feedback(
             )
 
 
-OWN = tuple(
-    found for name, found in sorted(globals().items()) if name.startswith("law_")
-)
+OWN = tuple(law for name, law in sorted(globals().items()) if name.startswith("law_"))
 SHARED = momentum.SHARED

@@ -327,6 +327,4 @@ def _must_agree(
     must(agree, f"{name} writes other values than a call for each")
 
 
-LAWS = tuple(
-    found for name, found in sorted(globals().items()) if name.startswith("law_")
-)
+LAWS = tuple(law for name, law in sorted(globals().items()) if name.startswith("law_"))

@@ -86,6 +86,4 @@ def law_plans_for_the_model(
     )
 
 
-LAWS = tuple(
-    found for name, found in sorted(globals().items()) if name.startswith("law_")
-)
+LAWS = tuple(law for name, law in sorted(globals().items()) if name.startswith("law_"))

@@ -128,12 +128,12 @@ def why(account: Account, best: Account) -> str:
     """
     if account.iteration_s <= account.bound_s * (1 + WORTH):
         return "nothing: within 2 % of the bound"
-    own = _costs(account)
+    costs = _costs(account)
     others = _costs(best)
     fastest = account.iteration_s <= best.iteration_s
     if not fastest:
-        own = {cause: seconds - others[cause] for cause, seconds in own.items()}
-    cause, seconds = max(own.items(), key=lambda cost: cost[1])
+        costs = {cause: seconds - others[cause] for cause, seconds in costs.items()}
+    cause, seconds = max(costs.items(), key=lambda cost: cost[1])
     if seconds < WORTH / 2 * account.iteration_s:
         cause = "what comes last has little left to hide it"
     else:
@@ -303,7 +303,7 @@ def _gain(
         for step in range(_STEPS + 1)
     ]
     at = [cluster.scaled(rate_bytes_per_s=rate) for rate in rates]
-    gains = [ratio(wfbp_s(one), planned_s(one)) - 1 for one in at]
+    gains = [ratio(wfbp_s(account), planned_s(account)) - 1 for account in at]
     worth = [place for place, gain in enumerate(gains) if gain >= WORTH]
     if not worth:
         yield (
@@ -373,8 +373,8 @@ def _schemes(profile: Profile, cluster: Cluster) -> Iterator[str]:
         )
     largest = sorted(chosen, key=lambda name: -chosen[name][0].dense_bytes)
     for name in largest[:MOST_EXPLAINED]:
-        at, found = chosen[name]
-        yield from explain_scheme(name, found, at)
+        at, choice = chosen[name]
+        yield from explain_scheme(name, choice, at)
     if len(largest) > MOST_EXPLAINED:
         yield (
             f"{len(largest) - MOST_EXPLAINED} smaller tensors are chosen for in the "

@@ -124,9 +124,9 @@ class oktopk(Exchange):
     def __post_init__(self) -> None:
         check_share("oktopk density", self.density)
         check_formats("oktopk formats", self.formats)
-        given = self.most_uneven
+        most_uneven = self.most_uneven
         check_number(
-            "oktopk most_uneven", given, "1 or more", "write 4.0", 1, float("inf")
+            "oktopk most_uneven", most_uneven, "1 or more", "write 4.0", 1, float("inf")
         )
 
     def init(self, spec: TensorSpec, world: int) -> OktopkState:
@@ -152,7 +152,7 @@ class oktopk(Exchange):
         numel = grad_N.numel()
         step = int(state.step)
         asked = share_of(self.density, numel)
-        own, shared = state.thresholds_2.tolist()
+        own_threshold, shared = state.thresholds_2.tolist()
         is_exact = step % EXACT_STEPS == 0
         cuts_C = state.cuts_C
         if is_cut := step % CUT_STEPS == 1:
@@ -160,7 +160,11 @@ class oktopk(Exchange):
 
         def select() -> Taken:
             taken = select_own(
-                me, as_working(grad_N), residual_N, 0.0 if is_exact else own, asked
+                me,
+                as_working(grad_N),
+                residual_N,
+                0.0 if is_exact else own_threshold,
+                asked,
             )
             if is_cut:
                 write_cuts(taken.entries.indices_K, numel, cuts_C)
