@@ -73,16 +73,16 @@ def device(
     from ..micro import device as bench
     from ..micro import kernel
 
-    given: dict[str, Any] = {
+    keywords: dict[str, Any] = {
         "device": where,
         "parts": tuple(part or bench.PARTS),
         "ranks": ranks,
         "wide_area": wide_area(delay, jitter, up, down, slow),
     }
     if rate:
-        given["rates_bytes_per_s"] = tuple(map(parse_rate, rate))
+        keywords["rates_bytes_per_s"] = tuple(map(parse_rate, rate))
     made = bench.DeviceBench.small if where == "cpu" else bench.DeviceBench
-    settings = made(**given, minutes=minutes)
+    settings = made(**keywords, minutes=minutes)
 
     def announce(row: Row) -> None:  # a run that is cut short has told what it knew
         print(bench.line(row), file=sys.stderr if as_json else sys.stdout, flush=True)

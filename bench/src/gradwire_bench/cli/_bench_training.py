@@ -100,12 +100,12 @@ def auto(
 def _default_rates(links: WideArea) -> tuple[float | None, ...]:
     """Rates of `bench auto`; the loopback is no far link."""
     is_equal = links == NEAR
-    return tuple(one for one in auto_bench.RATES if is_equal or one is not None)
+    return tuple(rate for rate in auto_bench.RATES if is_equal or rate is not None)
 
 
 def _links(rates: list[str] | None) -> list[float | None]:
     """Bytes per second of each link; None is the loopback, which nothing slows."""
-    return [None if one == "loopback" else parse_rate(one) for one in rates or ()]
+    return [None if rate == "loopback" else parse_rate(rate) for rate in rates or ()]
 
 
 def train(
@@ -339,8 +339,8 @@ def matrix(
         programs or PROGRAMS, tuple(only or ()), tuple(exchange or ()), seed
     )
     with progress("bench matrix", total=1) as advance:
-        found = bench.run(asked, Fractions(advance))
-    rows, notes = table.rows(found)
+        results = bench.run(asked, Fractions(advance))
+    rows, notes = table.rows(results)
     emit(
         "bench matrix",
         rows,
@@ -349,6 +349,6 @@ def matrix(
         notes=notes,
     )
     if out is not None:
-        table.write(found, out)
-    if table.is_wrong(found):
+        table.write(results, out)
+    if table.is_wrong(results):
         raise typer.Exit(1)

@@ -230,8 +230,8 @@ def _check_counts(**counts: tuple[int, int]) -> None:
     """Refuses options below the smallest number that is allowed, which stands behind
     each.
     """
-    for name, (given, least) in counts.items():
-        check_whole(name, given, "leave it out", least=least)
+    for name, (count, least) in counts.items():
+        check_whole(name, count, "leave it out", least=least)
 
 
 def _peers(compiled: bool, device: str) -> kernel_bench.Peers:

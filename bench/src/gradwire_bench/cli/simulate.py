@@ -67,7 +67,7 @@ def simulate(
     of all ranks. Without --planner, those that cannot plan for a cluster are left out,
     and said to be below the table.
     """
-    profiles = [load_or_read(one) for one in model]
+    profiles = [load_or_read(name) for name in model]
     clusters = [
         read_cluster(cluster, num_ranks, link)
         for num_ranks, link in itertools.product(read_ranks(ranks), read_rates(rate))

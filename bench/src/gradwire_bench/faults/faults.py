@@ -70,13 +70,13 @@ def accidents_of(settings: FaultsBench) -> list[Accident]:
     trial 1: kill of rank 0, after a verb of step 3, casync_ring
     """
     numbers = range(settings.trials) if settings.number is None else (settings.number,)
-    given = (
+    names = (
         settings.only or KINDS,
         settings.ways or WAYS,
         settings.timeout_s,
         settings.check_every,
     )
-    return [drawn(settings.seed, number, *given) for number in numbers]
+    return [drawn(settings.seed, number, *names) for number in numbers]
 
 
 def run(
@@ -90,10 +90,12 @@ def run(
     """
     accidents = accidents_of(settings)
     notes = []
-    if any(one.kind in LINKS for one in accidents) and not (can := available()):
+    if any(accident.kind in LINKS for accident in accidents) and not (
+        can := available()
+    ):
         if settings.only and set(settings.only) <= set(LINKS):
             raise TestbedUnavailable(f"links cannot fail here: {can.reason}")
-        accidents = [one for one in accidents if one.kind not in LINKS]
+        accidents = [accident for accident in accidents if accident.kind not in LINKS]
         notes = [f"no trials of links: {can.reason}"]
     judged = _judged(accidents, settings.at_once, report)
     for accident in accidents:
@@ -102,7 +104,7 @@ def run(
         ]
     kinds = dict.fromkeys(accident.kind for accident in accidents)
     of_kind = {k: [judged[a.number] for a in accidents if a.kind == k] for k in kinds}
-    rows = [_row(kind, found) for kind, found in of_kind.items()]
+    rows = [_row(kind, flaws) for kind, flaws in of_kind.items()]
     return [*rows, _row("all", [*judged.values()])], notes
 
 
@@ -128,17 +130,17 @@ def _judged(
     return judged
 
 
-def _row(name: str, found: Sequence[Flaws]) -> dict[str, object]:
-    seconds = [one.detect_s for one in found if one.detect_s is not None]
+def _row(name: str, flaws: Sequence[Flaws]) -> dict[str, object]:
+    seconds = [flaw.detect_s for flaw in flaws if flaw.detect_s is not None]
     counts: dict[str, object] = {
-        column: sum(column in one.wrong for one in found) for column in COLUMNS
+        column: sum(column in flaw.wrong for flaw in flaws) for column in COLUMNS
     }
-    misnamed = sum("misnamed" in one.wrong for one in found)
+    misnamed = sum("misnamed" in flaw.wrong for flaw in flaws)
     return {
         "name": name,
-        "trials": len(found),
+        "trials": len(flaws),
         **counts,
-        "misnamed_at_most": round(most_likely(misnamed, len(found)), 4),
+        "misnamed_at_most": round(most_likely(misnamed, len(flaws)), 4),
         "median_s": round(median(seconds), 1) if seconds else None,
         "worst_s": round(max(seconds), 1) if seconds else None,
     }

@@ -91,13 +91,13 @@ def measure(task: TrainingTask, turns: int, num_steps: int) -> list[Row]:
             dist.barrier()
             seconds[place, turn] = side.turn()
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
-    found = [float(row.median()) for row in seconds]
+    medians = [float(row.median()) for row in seconds]
     for side in sides.values():
         if side.handle is not None:
             side.handle.detach()
     return [
-        {"name": name, "step_s": step_s, "speedup_vs_native": found[0] / step_s}
-        for name, step_s in zip(sides, found, strict=True)
+        {"name": name, "step_s": step_s, "speedup_vs_native": medians[0] / step_s}
+        for name, step_s in zip(sides, medians, strict=True)
     ]
 
 

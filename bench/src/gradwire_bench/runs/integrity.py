@@ -108,12 +108,12 @@ def measure(turns: int, num_steps: int, exchange: str = "ring") -> list[Row]:
     return [
         {
             "name": name,
-            "step_s": median(own),
+            "step_s": median(seconds),
             "fraction_overhead": median(
-                a / b - 1 for a, b in zip(own, plain, strict=True)
+                a / b - 1 for a, b in zip(seconds, plain, strict=True)
             ),
         }
-        for name, own in zip(SIDES, seconds_ST.tolist(), strict=True)
+        for name, seconds in zip(SIDES, seconds_ST.tolist(), strict=True)
     ]
 
 
