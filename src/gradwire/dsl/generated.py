@@ -30,7 +30,7 @@ from .interp import Call, Draws, to_bytes
 from .ir import FLOAT32, INT32, UNSIGNED, Buffer, DType, Extent, Kernel, Op
 from .rewrite import OUT, Pick, StageKernels, Traced, partials
 
-# ---- The layout of a program's fields: the format of a payload, and what its size tell
+# ---- The layout of a program's fields: a payload's format, and what its size tells ---
 #
 # Legend: N elements of the gradient, K kept ones. Fields of kept elements lie behind
 # all others, in order of the program; how many entries they have follows from the

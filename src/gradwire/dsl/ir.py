@@ -145,9 +145,8 @@ class Op(Enum):
     SIZE = "size"  # elements in this block
     PLACE = "place"  # the element's own, in the whole gradient
     RANDOM = "random"  # uniform in [0, 1); arg: number of the stream
-    BELOW = (
-        "below"  # (bound): uniform in 0, 1, ..., bound - 1; arg: number of the stream
-    )
+    # (bound): uniform in 0, 1, ..., bound - 1; arg: number of the stream
+    BELOW = "below"
     ARG = "arg"  # an operand of a Fold; arg: 0 or 1
     ADD = "add"
     SUB = "sub"

@@ -4,22 +4,27 @@ A program's functions are ordinary Python, run once on symbolic values; captured
 and settings are plain numbers. A map leaves no node behind: a vector *is* the
 expression of its element.
 
-    map(G, f)        f of every element           reduce(G, f, start)   one value a
-    block filter(G, f)     the elements f is true of    size(G)               how many
-    there are random(a, b)     a number an element          where(c, a, b)        a
-    where c holds, else b concat(n=v, ...) the payload, by field        extract(payload)
-    its fields, in order
+    map(G, f)            f of every element
+    filter(G, f)         the elements f is true of
+    reduce(G, f, start)  one value for each block
+    size(G)              the number of elements
+    random(a, b)         a random number for each element
+    where(c, a, b)       a where c holds, else b
+    concat(n=v, ...)     the payload, by field
+    extract(payload)     its fields, in order
 
 Of the whole gradient, known before its blocks are visited:
 
-    sample(G, share) elements drawn at random     sort(S, order)        it, or all, in
-    order pick(S, part)    the one at a part of it      whole(b, f, start)    a block's
-    value over all
+    sample(G, share)     elements drawn at random
+    sort(S, order)       a sample, or the gradient, in order
+    pick(S, part)        the element at a part of it
+    whole(b, f, start)   a block's value over all blocks
 
-Of what a filter kept, to be sent as a list:
+Of the elements that a filter kept, to be sent as a list:
 
-    top(K, share)    the largest of it            indices(K)            its places
-    scatter(I, K)    the decoded gradient, 0 elsewhere
+    top(K, share)        the largest of them
+    indices(K)           their places
+    scatter(I, K)        the decoded gradient, 0 elsewhere
 """
 
 from __future__ import annotations
@@ -47,10 +52,6 @@ from .symbols import (
 )
 
 # ---- Kept elements: a filtered gradient that travels as a list of places and values --
-#
-#     top(K, share)     of what a filter kept, the largest     scatter(I, K)   the
-#     gradient again, indices(K)        the places of what was kept
-#     0 elsewhere
 #
 # A payload's kept fields have one entry for each kept element, by rising place. They
 # lie behind its other fields, so that the payload's size alone tells how many there

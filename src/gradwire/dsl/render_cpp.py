@@ -44,9 +44,8 @@ from .schedule import (
     sums_floats,
 )
 
-_NEAR = (
-    16384  # elements of a block beside which the next one fits into a core's own cache
-)
+_NEAR = 16384
+"""Elements of a block beside which the next one fits into a core's own cache."""
 
 _TEXT = {
     **{op: spelling.cpp for op, spelling in SPELLINGS.items()},

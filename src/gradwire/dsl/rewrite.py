@@ -77,14 +77,17 @@ def _folded(node: Node) -> Node:
     return node
 
 
-# ---- Scalars of the whole gradient, made in stages that run before its blocks are visi
+# ---- Scalars of the whole gradient ---------------------------------------------------
 #
-#     sample(G, share)   some elements, drawn at random      whole(b, f)       a value a
-#     block, sort(S, order)     them, or all elements, in order
-#     combined over all pick(S, fraction)  the element at that part of it
+# Stages make them before the blocks are visited:
 #
-# A trace records its stages in order; the scalar that each gives is a value a call, of
-# which later stages and the program itself make what they like.
+#     sample(G, share)   some elements, drawn at random
+#     sort(S, order)     these, or all elements, in order
+#     pick(S, fraction)  the element at that part of them
+#     whole(b, f)        a block's value, combined over all blocks
+#
+# A trace records its stages in order. Each gives a scalar, one value for the call.
+# Later stages and the program itself may use it.
 
 RESULT_NAME = r"stage\d+\w*"
 """The pattern of the names of stages' buffers, which are numbered."""

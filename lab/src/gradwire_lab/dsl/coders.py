@@ -1,7 +1,7 @@
 """Coders: packed bytes of a field made fewer, each block by itself, and back.
 
-    runs(v, of, most)   v in runs: (bytes, lengths)     repeat(v, n)   each of v, n
-    times
+    runs(v, of, most)   v in runs: (bytes, lengths)
+    repeat(v, n)        each of v, n times
 
 A program names one in ``concat`` (``codes=zero_run(map(gradient, code))``); ``extract``
 gives the vector that went in. The kernels know nothing of it: they fill, and read, the

@@ -1,9 +1,10 @@
 """Programs of matrices: a mean of gradients by way of two thin factors that all ranks
 hold.
 
-    matmul(G0, G1)   their product           orthogonal(P)   an orthonormal basis of P's
-    columns decomp(G, start) P and Q with P Q^T near G: orthogonal(matmul(G, start)),
-    matmul(G.T, P)
+    matmul(G0, G1)    their product
+    orthogonal(P)     an orthonormal basis of P's columns
+    decomp(G, start)  P and Q with P Q^T near G: orthogonal(matmul(G, start)),
+                      matmul(G.T, P)
 
 ``encode(self, gradient, start)`` returns factors, and ``decode`` makes the mean of
 them. Matrices are symbols with N rows, M columns and R, the rank. ``gradient`` is the

@@ -1,18 +1,21 @@
 """Push and pull: each rank sends every server its part, the server merges, everyone
 gets the sums.
 
-What the schemes of ZEN's *parallelism* share (section 2.2). W ranks are workers and
-servers alike. Differences: servers sit with the workers, so a rank's own part does not
-travel. Pushes go straight
-    to their servers (``rounds``); pulls are an all-gather, padded to the largest, which
-    is what the busiest server would send the others one by one. (8 hosts at 200 Mbit
-    gathered 360 kB each in 115 ms that way and in 155 ms by threes; 101 ms are the
-    bytes.)
-Wire: a rank sends, each payload rounded up to 8 bytes, 8 (W-1)
-    how many units it pushes to each sum over the others j of PUSH(units pushed to j) 32
-    (W-1)                        what it merged and pushed (W-1) * max over ranks of
-    PULL(units merged there), or what the scheme's own ``delivery`` sends, with PUSH and
-    PULL as the scheme says; where it says nothing, COO(k) = (4 + width * itemsize) k.
+The schemes of ZEN's *parallelism* share it (section 2.2). W ranks are workers and
+servers alike.
+
+Differences: servers sit with the workers, so a rank's own part does not travel. Pushes
+    go straight to their servers (``rounds``). Pulls are an all-gather, padded to the
+    largest, as the busiest server would send the others as many bytes one by one. (8
+    hosts at 200 Mbit gathered 360 kB each in 115 ms that way and in 155 ms by threes;
+    101 ms are the bytes.)
+Wire: a rank sends, each payload rounded up to 8 bytes,
+    - 8 (W-1), the units that it pushes to each server;
+    - the sum over the others j of PUSH(units pushed to j);
+    - 32 (W-1), the counts that it merged and pushed;
+    - (W-1) * max over ranks of PULL(units merged there), or the bytes of the scheme's
+      own ``delivery``.
+    PUSH and PULL are the scheme's; by default COO(k) = (4 + width * itemsize) k.
 """
 
 from __future__ import annotations

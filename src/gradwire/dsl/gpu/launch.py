@@ -25,13 +25,14 @@ from ..interp import Call, Draws
 from ..ir import Kernel
 from .render import COUNT, FIRST, WHOLE, counting, is_wide, render_triton, row
 
-_TILE = 4096  # elements of a long block that a program visits at a time
-_SHORT = (
-    2048  # elements that a program has at least, of several blocks if they are short
-)
+_TILE = 4096
+"""Elements of a long block that a program visits at a time."""
+_SHORT = 2048
+"""The fewest elements of a program; short blocks are put together."""
 _PER_THREAD = 16
 _MOST_WARPS = 16
-_VECTOR = 4  # float32 of the widest load; torch's own vectors begin at multiples of it
+_VECTOR = 4
+"""float32 of the widest load; torch's own vectors begin at multiples of it."""
 
 
 class _Plan:
