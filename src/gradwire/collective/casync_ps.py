@@ -2,7 +2,7 @@
 
 Source: HiPress (Wu et al.) section 3.1 and figure 2; bulk communication of sections 3.2
     and 5.1; aggregators co-located with workers as in section 6.
-Differences: small payloads, of which all can be on their way at once, are pushed by one
+Differences: payloads so small that all can travel at once are pushed by one
     all-to-all and pulled by one all-gather. Of table 3, with K = N chunks, the N
     encodes are ours (N - 1 pushed chunks, then the mean of the own one) and so are the
     N - 1 merges. All pulled payloads come at once, so N - 1 decodes overlap with no
@@ -17,7 +17,7 @@ Differences: small payloads, of which all can be on their way at once, are pushe
     two decodes, where table 3 has N. Table 3 also has servers apart from workers (alpha
     = 2 N, beta = K + 1, gamma = N + 1). There are none here: every rank trains, and has
     a gradient of its own to push, so no rank is a server alone.
-Partitions: 1 to W, of which the first has another server in each message of a step.
+Partitions: 1 to W. The first has another server in each message of a step.
 Wire: W chunks, some of them empty where there are fewer partitions. Push: the payload
     of chunk c goes to rank c. Pull: the payload of the merged chunk goes to all. A slot
     is a payload rounded up to 8 bytes, and a rank pushes the slots of all chunks but
@@ -353,7 +353,7 @@ class Aggregator:
         return whole, list(torch.split(whole, slots))
 
     def pulled(self, announced: Sequence[int], out_N: Tensor) -> list[Tensor]:
-        """The slots of all chunks' means: room for those of others, and the own one."""
+        """The slots of all chunks' means: room for others' means, and the own mean."""
         me = self.me
         sizes = [
             0 if rank == me.rank else slot_bytes(size)

@@ -1,4 +1,4 @@
-"""Algorithms by name: a folder's files, and those that other packages add.
+"""Algorithms by name: a folder's files, and files that other packages add.
 
 ``compress/topk.py`` defines ``topk``, and that is all. An algorithm with helpers of its
 own may be a folder. Files that start with an underscore are support and bear no public

@@ -1,7 +1,6 @@
 """Generated C++ compiled and called; the interpreter where there is no compiler.
 
-The compiler and its cache are those of the hand-written kernels
-(``kernels/compiler.py``).
+Hand-written kernels have the same compiler and cache (``kernels/compiler.py``).
 """
 
 from __future__ import annotations

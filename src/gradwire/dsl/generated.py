@@ -49,7 +49,7 @@ def most_kept(program: Traced, numel: int) -> int:
 
 @lru_cache(maxsize=4096)
 def program_format(program: Traced, numel: int, num_kept: int) -> Format:
-    """The format of a payload of so many elements, of which so many were kept.
+    """The format of a payload of ``numel`` elements with ``num_kept`` kept ones.
 
     Raises ``InvalidSetting`` where an int32 cannot tell the elements' places.
     """

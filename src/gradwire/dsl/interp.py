@@ -31,7 +31,7 @@ LANES = 64
 
 @dataclass(frozen=True)
 class Draws:
-    """The random numbers that a call sees: those of ``key`` at ``step``."""
+    """The random numbers that a call sees, by ``key`` and ``step``."""
 
     key: int = 0
     step: int = 0
@@ -117,7 +117,7 @@ class _Call:
         return self.place_BL < self.numel
 
     def elements(self, value: Tensor) -> Tensor:
-        """One value an element, those of the gradient only."""
+        """One value for each element of the gradient."""
         return value.expand(self.num_blocks, self.length).reshape(-1)[: self.numel]
 
 

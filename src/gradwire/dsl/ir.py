@@ -97,8 +97,8 @@ class Extent(IntEnum):
 class Buffer:
     """Memory that a kernel reads or writes: a gradient, a residual, a payload's field.
 
-    Unsigned values are packed, those of an element, or lie one in a byte: those of a
-    call, a block or a kept element. A buffer of kept elements has room for every
+    Unsigned values of elements are packed. One value of a call, a block or a kept
+    element takes a byte. A buffer of kept elements has room for every
     element of the gradient.
     """
 

@@ -285,7 +285,7 @@ class Compressed:
 
 def concat(**fields: Scalar | Vector | Coded) -> Compressed:
     """The payload of these fields: scalars are one a block (or one a call), vectors one
-    an element, packed, or one a kept element. Each kind lies behind those before it.
+    an element, packed, or one a kept element. The kinds lie in this order.
     """
     for name, value in fields.items():
         if not isinstance(value, Scalar | Vector | Coded):
@@ -302,7 +302,7 @@ def concat(**fields: Scalar | Vector | Coded) -> Compressed:
 
 
 def _check_kept(vectors: list[Vector]) -> None:
-    """Refuses kept fields of which decode could make nothing."""
+    """Refuses kept fields that decode could not use."""
     kept = [vector for vector in vectors if vector.keep is not None]
     if not kept:
         return

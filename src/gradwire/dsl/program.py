@@ -167,7 +167,7 @@ class Program(_Generated):  # type: ignore[misc]  # a base of type Any: see abov
 
 
 def _check_traits(name: str, stated: Traits, traced: rewrite.Traced) -> None:
-    """Refuses traits other than those that follow from a program's fields."""
+    """Refuses traits that do not follow from a program's fields."""
     kept = traced.keep is not None
     coded = traced.coding is not None
     accepted = {

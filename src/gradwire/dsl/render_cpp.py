@@ -324,7 +324,7 @@ def _fetches(kernel: Kernel, order: tuple[Pass, ...]) -> dict[Buffer, tuple[Pass
 
 
 def _appended(buffers: list[Buffer]) -> list[str]:
-    """Puts a group's kept elements behind those that the thread has."""
+    """Puts a group's kept elements behind the elements that the thread has."""
     return [
         "const uint64_t mask = gw::mask_of(keep);",
         *(

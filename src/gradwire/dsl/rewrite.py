@@ -296,7 +296,7 @@ def whole(
 ) -> Scalar:
     """A block's value over all blocks: ``whole(reduce(v, f), f)`` reduces everything.
 
-    ``udf`` and ``start`` are those of ``reduce``; sums of floats are rounded once a
+    ``udf`` and ``start`` are as in ``reduce``; sums of floats are rounded once a
     block and then once more.
     """
     recording = recorded("whole()")
@@ -521,7 +521,7 @@ def stage_kernels(program: Traced) -> tuple[StageKernels, ...]:
 
 
 def _joins(group: list[Stage], stage: Stage) -> bool:
-    """Whether a stage may run with those before it, of which it must need no result."""
+    """Whether a stage may run with earlier ones: it must need none of their results."""
     first = group[0]
     if isinstance(first.how, Pick) and isinstance(stage.how, Pick):
         return first.how.draw == stage.how.draw and first.value is stage.value
@@ -602,7 +602,7 @@ def _gathered(stream: int) -> tuple[dict[Node, Node], dict[Node, Node]]:
 def _kernel(
     program: Traced, form: str, stores: Sequence[Node], block: int | None = None
 ) -> Kernel:
-    """The kernel with these effects; its buffers are those that it reads and writes."""
+    """The kernel with these effects, and the buffers that it reads and writes."""
     simple = tuple(simplified(tuple(stores)))
     loads = (node for node in walk(simple) if node.op in (Op.LOAD, Op.LOAD_AT))
     buffers = dict.fromkeys(access.arg for access in (*loads, *simple))

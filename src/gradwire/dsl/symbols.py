@@ -270,7 +270,7 @@ class Coded(Symbol):
 
     ``coder.coding(field, block)`` is what generated.py asks: ``format`` and
     ``received`` are of payloads that travel, ``encode`` and ``decode`` lead from the
-    kernels' payload to those and back. ``coder.library()`` compiles what it needs. A
+    kernels' payload to them and back. ``coder.library()`` compiles what it needs. A
     field NAME has NAME_lengths beside it.
     """
 

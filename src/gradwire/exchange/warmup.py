@@ -282,7 +282,7 @@ def warming_to(density: float) -> tuple[float, ...]:
 
 
 def _densities(part: Any) -> Iterator[float]:
-    """The densities of a compressor or an exchange, and of those that it is made of."""
+    """The densities of a compressor or an exchange, and of its parts."""
     for name, value in algorithms_in(part).items():
         if name == "density":
             yield value

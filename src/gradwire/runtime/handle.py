@@ -288,7 +288,7 @@ class Handle:
     def log_to(self, to: Any, *, every: int = 100) -> None:
         """Writes figures of this rank every ``every`` steps.
 
-        The figures are those of ``stats()`` over the steps since the last row. Their
+        The figures are as in ``stats()``, over the steps since the last row. Their
         names begin with "gradwire/". With residuals, ``residual_norm`` and
         ``gradient_norm`` are norms of the row's step. One warning is given if the
         residual grows much faster than the gradient. Under ``local_steps`` a step is an

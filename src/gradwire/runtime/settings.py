@@ -52,7 +52,7 @@ class Options(KeywordSettings):
 
     Args:
         bucket_cap_mb: The bytes of gradients at which a message is closed, in MiB: a
-            number above 0. None (the default): 4 to 16 messages, each of which sends
+            number above 0. None (the default): 4 to 16 messages, each sending
             about 4 MiB and holds at least 1 MiB of gradients. A larger message pays
             fewer latencies. A smaller one starts earlier in the backward pass.
             Sparsifiers select within a message.

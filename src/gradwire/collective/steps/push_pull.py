@@ -159,7 +159,7 @@ def push(
     """Sends rank i the slot ``sent[i]`` of ``counts[i]`` units; returns all sent.
 
     The messages are in rank order, this rank's own among them. ``form_of`` says how so
-    many units of this rank's part are written, of which there are at most ``limit``.
+    many units of this rank's part are written. There are at most ``limit`` of them.
     ``beside`` is done while the network is busy. ``like`` is on the device of the
     payloads.
     """
@@ -222,7 +222,7 @@ class PushPull(Collective):
         return entries
 
     def arrived(self, merged: Entries) -> int:
-        """How many elements some rank took of those that were merged."""
+        """How many of the merged elements some rank took."""
         return merged.num * merged.width
 
     def push_format(self, cut: Cut, server: int, count: int) -> SparseFormat:

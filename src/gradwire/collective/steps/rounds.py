@@ -58,8 +58,8 @@ def transfers(
     takers: Container[int] | None = None,
     givers: Container[int] | None = None,
 ) -> list[Verb]:
-    """One round: ``sent[i]`` to the ranks i so far away, and ``into[i]`` from those on
-    the other side.
+    """One round: ``sent[i]`` to the ranks i so far away, and ``into[i]`` from the ranks
+    on the other side.
 
     Only ``takers`` are sent something, and only ``givers`` send it; None: all.
     """

@@ -97,7 +97,7 @@ def _served(
     dtype = units.values.dtype
     parts = cached_parts(num_rows, me.world, servers.permutation(num_rows))
     cut = Cut(num_rows * width, width, parts, dtype, dtype, is_listed=True)
-    like = units.values.new_empty(0)  # stands for a dense mean, of which there is none
+    like = units.values.new_empty(0)  # in place of a dense mean
     sent, counts = yield Compute(
         "partition", lambda: servers.spread(me, cut, units), units.num
     )

@@ -55,7 +55,7 @@ class Shares:
         sizes = [prod(shape) for shape in shapes]
         every = range(len(shapes))
         self.tensors: list[tuple[int, ...]] = [tuple(every)] * count
-        """The tensors of the message of which each share holds a part, in order."""
+        """The tensors that each share holds a part of, in order."""
         parts = [_part(shape, count) for shape in shapes]
         self.shapes: list[Shapes] = [tuple((part,) for part in parts)] * count
         """The shapes of these parts."""

@@ -194,7 +194,7 @@ class Tensorwise(Compressor):
     def announced(
         self, payloads: Sequence[Payload], dtype: torch.dtype, buffer: Tensor | None
     ) -> Payload:
-        """The payload of all tensors from those of each, where sizes vary."""
+        """The payload of all tensors from each tensor's payload, where sizes vary."""
         forms = [payload.format for payload in payloads]
         form = self.joined(dtype, forms)
         contents = [payload.buffer for payload in payloads]
@@ -300,7 +300,7 @@ def encode_each(
 ) -> list[tuple[Payload, State]]:
     """``encode`` of several gradients, each by its own chunk of one codec.
 
-    Tensors that one codec encodes are one call of it. Other operands are those of
+    Tensors that one codec encodes are one call of it. Other operands are as in
     ``encode_many``.
     """
     operands = zip(codecs, states, grads, residuals, buffers, strict=True)
@@ -384,7 +384,7 @@ class _Job:
         return zip(codecs, self.parts, strict=True)
 
     def joined(self, encoded: list[tuple[Payload, State]]) -> tuple[Payload, State]:
-        """The payload and the state of the gradient, from those of its tensors."""
+        """The payload and the state of the gradient, from its tensors' own."""
         if not isinstance(self.codec, Tensorwise):
             return encoded[0]
         payloads, states = zip(*encoded, strict=True)

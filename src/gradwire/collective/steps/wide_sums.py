@@ -2,7 +2,7 @@
 
 A library adds numbers of 16 bits in 16 bits, and rounds at every addition. So the error
 of a mean grows with the number of ranks. Here a mean has two roundings, whatever that
-number is: of each gradient, and of the mean. The bytes are those of an all-reduce. Each
+number is: of each gradient, and of the mean. The bytes are an all-reduce's. Each
 rank pushes the chunks of the others, adds up its own chunk in rank order, and all
 gather the sums.
 """
@@ -60,7 +60,7 @@ def averaged(
 ) -> Steps[State]:
     """Leaves the mean in ``out_N``, of payloads that are one vector of 16-bit values.
 
-    Operands and result are those of ``Collective.run``. A rank's residual takes what
+    Operands and result are as in ``Collective.run``. A rank's residual takes what
     rounding the mean of its own chunk loses.
     """
     numel = grad_N.numel()

@@ -5,9 +5,9 @@ Blocks of up to ``WHOLE`` elements are one tile, which stays in registers: each 
 is read once, whatever the number of passes. Longer ones are visited by a loop over
 tiles a pass, or piece by piece where no value of a block is made of its elements.
 Parameters are the kernel's buffers in order, the gradient's length, key and step of
-what is drawn, and where a row's kept elements go. NAME takes those of one tensor;
-NAME_many those of several, in the words of a table (``device.tensor_of``). Rendering
-does not need triton.
+what is drawn, and where a row's kept elements go. NAME takes the parameters of one
+tensor. NAME_many takes several tensors', in the words of a table
+(``device.tensor_of``). Rendering does not need triton.
 
 Order of a reduction: lane j takes the elements j, j + TILE, ... of its block in turn,
 and lanes are combined in the order that Triton likes. Least and most are the same in

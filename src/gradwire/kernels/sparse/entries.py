@@ -201,7 +201,7 @@ def parts_of(
 
 
 class Parts(NamedTuple):
-    """Entries of part 0, then those of part 1, and so on."""
+    """Entries of part 0, then entries of part 1, and so on."""
 
     counts_W: tuple[int, ...]
     """The number of entries of each part."""

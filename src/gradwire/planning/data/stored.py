@@ -37,7 +37,7 @@ NonNegative = Annotated[float, Field(ge=0, le=MOST_S, allow_inf_nan=False)]
 
 
 class Frozen(BaseModel):
-    """Data that nobody assigns to, with no entry but those that are declared."""
+    """Data that nobody assigns to, with declared entries only."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

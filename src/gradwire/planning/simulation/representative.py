@@ -67,7 +67,7 @@ def alone_on(wire: tuple[Hop | Joint, ...], ranks_per_host: int = 1) -> Price:
 
 # ---- Curves --------------------------------------------------------------------------
 #
-# Costs of an exchange's messages, between sizes of which one rank was looked at.
+# Costs of an exchange's messages, between sizes that one rank was recorded at.
 #
 # They serve planners that compare hundreds of plans of a kind. The simulator asks
 # several ranks for each size, or plays all, which among many takes seconds. Here rank 0

@@ -55,7 +55,7 @@ class Hop(NamedTuple):
 
 
 class Joint(NamedTuple):
-    """A collective that all ranks, or those ``among`` names, enter.
+    """A collective that all ranks, or the ranks ``among`` names, enter.
 
     ``like`` must agree there.
     """

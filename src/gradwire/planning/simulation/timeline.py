@@ -75,7 +75,7 @@ def simulate_exchange(
 ) -> Trace:
     """The trace of one exchange of ``numel`` elements on all ranks, by itself.
 
-    ``shapes`` are those of the tensors in the gradient, for exchanges that act on
+    ``shapes`` are the shapes of the gradient's tensors, for exchanges that act on
     matrices; without them the gradient is a vector. The trace is the first step's, in
     which rank 0 leads where ranks take turns. The exchange's own steps are run, without
     data. A rank that is alone sends nothing, and its trace is empty. On a cluster whose

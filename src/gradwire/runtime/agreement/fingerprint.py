@@ -63,7 +63,7 @@ def agree(who: Membership, fingerprint: Fingerprint, timeout: timedelta) -> list
 def post_refusal(who: Membership, error: Exception) -> None:
     """Tells the other ranks, who may wait for this one, why it refuses to go on.
 
-    It gives those that do wait the time to hear it.
+    It gives waiting ranks the time to hear it.
     """
     if who.world > 1:
         with suppress(RankFailed):  # of the store, beside the error that matters

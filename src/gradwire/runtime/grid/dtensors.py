@@ -1,4 +1,4 @@
-"""DTensors: parameters of which a rank holds a shard.
+"""DTensors: parameters that are cut into shards, one on each rank.
 
 This rank's shard of a gradient travels, among the ranks that hold the same shard of
 every layer: the replicas of HSDP, or the data-parallel dimension of a mesh. FSDP adds
@@ -26,7 +26,7 @@ from .reals import as_complex
 
 
 def is_dtensor(tensor: object) -> bool:
-    """Whether a tensor is a DTensor, of which this rank holds a shard, or a copy."""
+    """Whether a tensor is a DTensor, with a shard or a copy on this rank."""
     module: Any = sys.modules.get("torch.distributed.tensor")  # torch's, if it is used
     return module is not None and isinstance(tensor, module.DTensor)
 

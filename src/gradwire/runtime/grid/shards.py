@@ -146,7 +146,7 @@ def join_mesh(mesh: Any, group: Group | None, timeout: timedelta) -> Membership:
 def ranks_of_each_host(mesh: Any, who: Membership) -> int:
     """The number of ranks on each host; 1 without a mesh.
 
-    Raises ``InvalidSetting`` where torchrun's variables are not those of equal hosts.
+    Raises ``InvalidSetting`` where torchrun's variables tell of unequal hosts.
     """
     if mesh is None or who.world == 1:
         return 1

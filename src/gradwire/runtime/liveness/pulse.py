@@ -380,7 +380,7 @@ class Pulse:
         return Sign(beat, Place(*place), bool(waits))
 
     def _note(self, signs: Sequence[Sign]) -> None:
-        """Gives signs that were just read to those that wait for them."""
+        """Gives signs that were just read to the threads that wait for them."""
         pairs = zip(self._beats, signs, strict=True)
         read = [sign._replace(still_s=beat.read(sign.beat)) for beat, sign in pairs]
         with self._news:

@@ -114,7 +114,7 @@ class Rhythm:
 
 
 class LocalSteps(Handle):
-    """The handle of ``gw.local_steps``; other methods are those of ``Handle``."""
+    """The handle of ``gw.local_steps``, with the other methods of ``Handle``."""
 
     def __init__(self, way: _Locally, progress: Progress, undo: ExitStack) -> None:
         exchange = way.settings.exchange
@@ -294,9 +294,9 @@ class LocalSteps(Handle):
         self._progress.finish()
 
     def stats(self) -> dict[str, Any]:
-        """Figures of this rank, as those of ``Handle.stats``, for local steps.
+        """Figures of this rank, as in ``Handle.stats``, for local steps.
 
-        - ``steps`` counts local steps, and ``exchanges`` those that exchanged a
+        - ``steps`` counts local steps, and ``exchanges`` the steps that exchanged a
           fragment.
         - ``every`` is the period.
         - ``*_per_step`` are per local step. ``step_s`` is the median time between two

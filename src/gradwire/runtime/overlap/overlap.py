@@ -117,7 +117,7 @@ class Gates:
                 return
             if not self.is_learning:
                 self._enter(self._names_of[module])
-            # without gradients a module may pass by those it holds
+            # without gradients a module may bypass the modules inside it
             elif torch.is_grad_enabled():
                 self._called.add(module)
 

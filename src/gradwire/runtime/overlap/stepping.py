@@ -39,7 +39,7 @@ OptimizerStep = Callable[..., Any]
 class StepRequest(NamedTuple):
     """A step asked of ``optimizer.step()``: the hyper-parameters at that moment.
 
-    ``values`` holds those of each group; ``group_of`` gives the number of each
+    ``values`` holds the values of each group; ``group_of`` gives the number of each
     parameter's group.
     """
 

@@ -4,7 +4,7 @@ All that messages keep is rows: a row has a field of state, and the range of a
 parameter that it is about. Checkpoints, residuals, moves to other messages and
 newcomers are questions to these rows. Whatever has ``slots`` and their parts of a
 ``state`` has such rows, as a `Message` does. Residuals differ from rank to rank, so
-every rank saves and loads a state_dict of its own, or one rank saves those of all.
+every rank saves and loads its own state_dict, or one rank saves all ranks'.
 ``table`` says whose each entry of a state_dict is. For another number of ranks,
 ``redistribute`` makes new ones of all old ones.
 """
@@ -53,7 +53,7 @@ def share_of(messages: Sequence[Message], ranks_per_host: int) -> str:
 
 
 def _kept_ranges(messages: Sequence[Message]) -> list[tuple[str, int, int]]:
-    """The ranges of parameters, by name, of which this rank keeps state."""
+    """The ranges of parameters, by name, that this rank keeps state of."""
     return sorted(
         (slot.name, *m.kept_range(slot)) for m in messages for slot in m.slots
     )
@@ -173,7 +173,7 @@ def scale(
     factor: float,
     which: Callable[[str], bool] = is_by_element,
 ) -> None:
-    """Scales fields of a collected state, by default those with a value an element."""
+    """Scales fields of a collected state, by default fields with a value an element."""
     for fields in saved["params"].values():
         for path in filter(which, fields):
             fields[path].copy_(fields[path] * factor)
@@ -255,7 +255,7 @@ def _refusal(key: str, there: Any, here: Any) -> str:
 def check_parameters(
     saved: Mapping[str, Any], messages: Sequence[Message], *, strict: bool
 ) -> None:
-    """Compares the parameters of ``saved`` with those of the messages.
+    """Compares the parameters of ``saved`` with the messages' parameters.
 
     Raises ``InvalidSetting`` where they differ; not ``strict``, it warns.
     """
@@ -277,7 +277,7 @@ def check_parameters(
 def check_fields(
     saved: Mapping[str, Any], messages: Sequence[Message], *, strict: bool
 ) -> None:
-    """Compares each parameter's fields in ``saved`` with those that a message keeps.
+    """Compares each parameter's fields in ``saved`` with a message's fields.
 
     Raises ``InvalidSetting`` where they differ; not ``strict``, it warns.
     """

@@ -116,7 +116,7 @@ class JointCall:
         def decide(announced: Mapping[int, Any]) -> None:
             absent = tuple(rank for rank in range(who.world) if rank not in announced)
             if is_group and not (who.rank or absent) and engine.num_calls > 1:
-                # Whoever has come to this call has read all of the one before it.
+                # A rank that has come to this call has read all of the last one.
                 engine.sweep(f"call {engine.num_calls - 1}")
             refuse_if_one_did(announced, refused)
             if absent:

@@ -66,7 +66,7 @@ def redistribute(
 
 
 def place_name(rank: int, world_size: int) -> str:
-    """The name of a rank's state among those of all ranks.
+    """The name of a rank's state among all ranks' states.
 
     >>> place_name(0, 4)
     'rank 0 of 4'

@@ -105,7 +105,7 @@ class Healing(NamedTuple):
 
 _GO = "go"
 _PLACE = Membership(REJOINED, 0, 1)
-"""The membership under whose name a run and those that come in meet."""
+"""The membership under whose name a run and its newcomers meet."""
 
 
 class Lookout:
@@ -156,7 +156,7 @@ class Offer(NamedTuple):
     step: int
 
     def who(self, rank: int) -> Membership:
-        """A rank among those that the newcomer is one of."""
+        """A rank among the newcomers."""
         name = f"{REJOINED} {self.number}"
         return Membership(name, rank, len(self.labels), tuple(self.labels))
 

@@ -1,4 +1,4 @@
-"""Shrink: ranks go on without those that are lost, under an unchanged training loop.
+"""Shrink: ranks go on without the lost ranks, under an unchanged training loop.
 
 When a rank is lost, the others agree on the steps that count (`meet`), and undo a step
 that does not (`backup`). They connect anew and go on in a smaller world. Every

@@ -13,7 +13,7 @@ Differences from the paper: it is of no paper.
       %.
     - A compressor must gain ``MARGIN`` over the best dense plan. Of plans whose seconds
       lie within ``MARGIN`` of the least, the one of fewest messages is taken, then of
-      least computation, then that which trained nearer to dense.
+      least computation, then the one that trained nearer to dense.
     - Only compressors whose costs the cluster's file holds are considered;
       ``gradwire plan --planner auto --explain`` names the others.
     - Vectors are never compressed, as in the trainings that admit a compressor
@@ -92,7 +92,7 @@ def auto(
 def survey(
     profile: Profile, cluster: Cluster, fidelity: str, overlap_forward: bool
 ) -> Survey:
-    """All plans that are compared, those that lose nothing first.
+    """All plans that are compared; lossless plans come first.
 
     Gradients that come as rows take a sparse scheme in all of them. Where other
     gradients hold so many zeros that a scheme without loss is faster than dense, plans

@@ -202,7 +202,7 @@ class Blend:
         return messages
 
     def _messages(self, candidate: Candidate) -> Iterator[CandidateMessage]:
-        """The messages of a candidate, those of each stream in backward order."""
+        """The messages of a candidate, each stream's in backward order."""
         every = [
             DraftedRange(place, 0, tensor.numel)
             for place, (tensor, _) in enumerate(self.tensors)
@@ -344,7 +344,7 @@ def best_candidate(blend: Blend, overlaps: Sequence[bool]) -> tuple[float, Candi
 
     ``overlaps`` says whether it may overlap the next forward.
 
-    Of those that differ by rounding alone it is the one whose plan takes the least
+    Of candidates that differ by rounding alone it is the one whose plan takes the least
     time.
     """
 

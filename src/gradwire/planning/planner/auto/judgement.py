@@ -73,7 +73,7 @@ class AdmittedExchanges(NamedTuple):
     Those of ``LOSS_OVER_DENSE`` first, and in its order.
     """
     not_measured: tuple[str, ...]
-    """Compressors that the fidelity admits, and of which the cluster knows no costs."""
+    """Compressors that the fidelity admits, and whose costs the cluster lacks."""
 
 
 def admitted(fidelity: str, cluster: Cluster) -> AdmittedExchanges:
@@ -189,7 +189,7 @@ class Survey:
 
     @property
     def compressed(self) -> PricedPlan | None:
-        """The fastest with a compressor; of those that tie, the one of least effort.
+        """The fastest with a compressor; of ties, the one of least effort.
 
         Where that is equal too, the one nearest to dense.
         """

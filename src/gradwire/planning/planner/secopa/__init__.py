@@ -16,7 +16,7 @@ Differences from the paper:
       of their own, of as many partitions as the cost model advises for their sum: a
       partition is what goes to one destination. They are encoded each by itself, in one
       call, which is section 3.2's batch compression. Those of more than N partitions go
-      by themselves, as do those of a sparsifier, which would see one vector.
+      by themselves, as do tensors of a sparsifier, which would see one vector.
     - Curves are the cluster's measured lines; the paper fits them in the first
       iteration.
     - Encodes and decodes of PowerSGD are two and one, and its two all-reduces follow

@@ -23,7 +23,7 @@ Differences from the paper:
       place.
     - Profiles and measured lines stand for the paper's five iterations of online
       profiling.
-    - Groups are those of ``planning/planner/ssfusion/fusion.py``, for Cupcake's cost.
+    - Groups are made by ``planning/planner/ssfusion/fusion.py``, by Cupcake's cost.
     - Hosts of several ranks add up first, and each rank sparsifies its own tensors of
       the sum. So no computation before a message is its sparsification: equation 2 and
       offloading have no meaning, and all variants are one. As many of a group's

@@ -96,7 +96,7 @@ class SparseCost:
     announces_sizes: bool
     """Whether ranks announce the sizes of their payloads first."""
     num_shares: int = 1
-    """The ranks of a host, each of which encodes and gathers an equal share."""
+    """The ranks of a host; each encodes and gathers an equal share."""
     on_hosts: LineFit = NOTHING
     """Seconds of a message beside its all-gather, by elements of a share of float32.
 
@@ -163,7 +163,7 @@ class SparseCost:
     def apart_s(self, numels: Sequence[int], payload_bytes: float) -> float:
         """Seconds of a message of tensors, each sparsified by itself, as ``gather_s``.
 
-        ``payload_bytes`` are those of all tensors, which the ranks of a host share.
+        ``payload_bytes`` are of all tensors; the ranks of a host share them.
         """
         on_hosts_s = self.on_hosts.seconds(self.longest(numels))
         return on_hosts_s + self.gather_bytes_s(payload_bytes / self.num_shares)
