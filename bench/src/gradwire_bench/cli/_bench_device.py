@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from gradwire.cli.report.output import Fractions, emit, progress
+from gradwire.cli.report.output import AsJson, Fractions, emit, progress
 from gradwire.cli.report.table import Row
 from gradwire.contract.units import parse_rate
 from gradwire.errors import invalid
 
+from ._options import Compressors
 from ._wide_area import Delay, Down, Jitter, Slow, Up, wide_area
 
 
@@ -23,9 +24,7 @@ def device(
             "[default: all]."
         ),
     ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Only these compressors; default: all.")
-    ] = None,
+    only: Compressors = None,
     ranks: Annotated[
         int, typer.Option(help="Processes that train on the one GPU.")
     ] = 2,
@@ -55,9 +54,7 @@ def device(
         list[str] | None,
         typer.Option(help="With it: GPUs [default: sm_80, sm_90]."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure a GPU in minutes: bits, compressors beside torch, training, ZEN's
     partition, offload.

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from gradwire.cli.report.output import emit, progress
+from gradwire.cli.report.output import AsJson, emit, progress
 from gradwire.contract.registry import load, names
 from gradwire.contract.trace.span import Trace
 from gradwire.contract.units import format_rate, parse_rate, ratio
@@ -25,6 +25,7 @@ from gradwire_lab.planning.inputs import RANKS, RATE, load_or_read, read_cluster
 from gradwire_lab.planning.tune import search_space
 
 from ..report import curves, timeline
+from ._options import Planners
 
 app = typer.Typer()
 
@@ -42,9 +43,7 @@ def simulate(
         str | None, typer.Option(help=f"As 1gbit,10gbit; else {RATE}.")
     ] = None,
     cluster: Annotated[Path | None, typer.Option(help="A cluster's file.")] = None,
-    planner: Annotated[
-        list[str] | None, typer.Option(help="Only these planners.")
-    ] = None,
+    planner: Planners = None,
     tune: Annotated[
         bool, typer.Option(help="Show planners with tuned settings too.")
     ] = False,
@@ -55,9 +54,7 @@ def simulate(
         Path | None,
         typer.Option("--curves", help="Write speedups over one rank (PNG) here."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Predict one iteration of a model under each planner, for any number of ranks and
     any link.

@@ -12,6 +12,7 @@ from gradwire.cli.report.output import Fractions, emit, progress
 from gradwire.contract.units import parse_rate
 
 from ..demo.demo import Demo, run
+from ._options import NumSteps
 from ._wide_area import Delay, Down, Jitter, Slow, Up, wide_area
 from .demo import announce, write
 
@@ -26,7 +27,7 @@ def try_here(
     up: Up = None,
     down: Down = None,
     slow: Slow = None,
-    steps: Annotated[int, typer.Option(help="Training steps for each method.")] = 24,
+    steps: NumSteps = 24,
     out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path(
         "gradwire-try"
     ),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradwire.cli.report.output import emit, progress
+from gradwire.cli.report.output import AsJson, emit, progress
 
 from ..planning.inputs import read_settings
 from ._own import subjects_of
@@ -50,9 +50,7 @@ def check(
         list[Path] | None,
         typer.Option("--with", help="A further text of the same .compll."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Hold an algorithm of your own to the laws: which law broke, on which input, what
     to do.

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gradwire.cli.report.output import emit, progress
+from gradwire.cli.report.output import AsJson, emit, progress
 from gradwire.errors import invalid
 
 from ..planning.inputs import read_settings
@@ -35,7 +35,7 @@ More = Annotated[
     list[Path] | None,
     typer.Option("--with", help="A further text of the same program."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+AsJson = AsJson
 
 
 class Target(StrEnum):

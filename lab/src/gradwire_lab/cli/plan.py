@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gradwire.cli.report.output import emit, progress
+from gradwire.cli.report.output import AsJson, emit, progress
 from gradwire.contract.units import format_rate
 from gradwire.errors import InvalidSetting, invalid
 from gradwire.planning import catalogue
@@ -55,9 +55,7 @@ def plan(
     why: Annotated[
         bool, typer.Option("--explain", help="Say why, and what else there is.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Decide what is sent together, in which pieces and in which order; show and
     explain a plan.

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gradwire.cli.commands.profile import from_file
-from gradwire.cli.report.output import emit, progress
+from gradwire.cli.report.output import AsJson, emit, progress
 from gradwire.errors import InvalidSetting, invalid
 from gradwire.measure.group import launched_group
 from gradwire.planning.data.profile import Profile
@@ -43,9 +43,7 @@ def sparsity(
         list[str] | None,
         typer.Option("--set", help="A setting of it, as density=0.05."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure where a model's gradients are zero, and add that to its profile.
 

@@ -15,7 +15,7 @@ from ...contract import Compressor
 from ...contract.registry import KINDS, extension, homes, load, names
 from ...errors import NotInstalled, UnknownName
 from ...exchange.pair import suited
-from ..report.output import emit
+from ..report.output import AsJson, emit
 from ..report.table import Row
 
 app = typer.Typer()
@@ -31,9 +31,7 @@ def show(
         str | None,
         typer.Argument(help="A kind, or an algorithm's name; all when left out."),
     ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    json: AsJson = False,
 ) -> None:
     """Show what there is of each kind, or the page of one algorithm."""
     every = [(kind, name) for kind in KINDS for name in names(kind)]

@@ -17,7 +17,7 @@ from ...errors import InvalidSetting, invalid
 from ...planning import catalogue
 from ...planning.data.cluster import PRIMITIVES, Cluster
 from ...planning.data.profile import Profile
-from ..report.output import Fractions, emit, progress
+from ..report.output import AsJson, Fractions, emit, progress
 from ..report.table import Row
 
 if TYPE_CHECKING:
@@ -58,9 +58,7 @@ def profile(
     picture: Annotated[
         Path | None, typer.Option(help="Write a picture (PNG) here.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure a model's layers, and what messages and compressors cost on a cluster.
 

@@ -11,7 +11,9 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -23,6 +25,9 @@ from rich.progress import (
 
 from ...version import __version__
 from . import table
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+"""The option of a command whose result is wanted as JSON."""
 
 
 def emit(
