@@ -47,7 +47,7 @@ class Summing(Collective):
         residual_N: Residual,
     ) -> Steps[State]:
         codec = me.variant_of(codec)
-        spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
+        spec = TensorSpec.of(grad_N)
         buffer = payload_buffer(codec, me, spec, out_N)
         payload, state = yield me.encoding(codec, state, grad_N, residual_N, buffer)
         yield from self.sum_up(me, payload["values"])
@@ -82,7 +82,7 @@ class allreduce(Summing):
         out_N: Tensor,
         residual_N: Residual,
     ) -> Steps[State]:
-        spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
+        spec = TensorSpec.of(grad_N)
         run = averaged if spec.numel and is_narrow(codec, spec) else super().run
         return (yield from run(codec, me, state, grad_N, out_N, residual_N))
 

@@ -45,7 +45,7 @@ from ..contract import Compressor, Member, Residual, State
 from ..contract.bounds import check_whole
 from ..contract.collective import Collective, Needs
 from ..contract.payload import slot_bytes
-from ..contract.spec import TensorSpec, working_dtype
+from ..contract.spec import TensorSpec, clear_not_finite, working_dtype
 from ..contract.verbs import AllGather, AllToAll, Compute, Steps
 from .steps.chunks import (
     Chunks,
@@ -432,7 +432,7 @@ class Aggregator:
         if residual_C is not None:
             # W times a loss of gradients near the end of the range may leave it.
             residual_C.mul_(me.world)
-            torch.nan_to_num_(residual_C, nan=0.0, posinf=0.0, neginf=0.0)
+            clear_not_finite(residual_C)
         return payload.size_bytes
 
 

@@ -51,7 +51,7 @@ from ..contract import (
     synchronise_alone,
 )
 from ..contract.bounds import MOST_SEED, check_whole
-from ..contract.spec import TensorSpec, working_dtype
+from ..contract.spec import TensorSpec, clear_not_finite, working_dtype
 from ..contract.verbs import AllReduce, Steps
 
 # Letters: T tensors of a message, B adjacent ones of one shape and rank; a matrix has N
@@ -255,7 +255,7 @@ class MatrixStep:
         next step's orthogonalisation puts another direction in its place.
         """
         if self.residual_N is not None:
-            torch.nan_to_num_(self.residual_N, nan=0.0, posinf=0.0, neginf=0.0)
+            clear_not_finite(self.residual_N)
         self.rounds[1].mul_(1 / self.world)
         for m in self.layout.batches:
             _, left_BNR, right_BMR = self.factors(m)
@@ -265,7 +265,7 @@ class MatrixStep:
                 right_BMR, torch.inf, dim=1, keepdim=True
             )
             right_BMR.div_(peak_B1R.clamp_min_(torch.finfo(right_BMR.dtype).tiny))
-            torch.nan_to_num_(right_BMR, nan=0.0, posinf=0.0, neginf=0.0)
+            clear_not_finite(right_BMR)
             torch._foreach_copy_(list(self.state.basis_T[m.tensors]), list(right_BMR))
         for whole, place in self.layout.dense:
             self.mean_N[whole].copy_(self.rounds[0][place])

@@ -65,7 +65,7 @@ from ..contract.bounds import check_share, check_whole
 from ..contract.compressor import Residual
 from ..contract.payload import Field, Format, Payload, slot_bytes
 from ..contract.registry import KINDS, load, names
-from ..contract.spec import TensorSpec, working_dtype
+from ..contract.spec import TensorSpec, clear_not_finite, working_dtype
 from ..contract.verbs import AllGather, Steps
 from ..errors import InvalidSetting, RanksDiffer, invalid
 from ..kernels import select
@@ -343,7 +343,7 @@ class Mixed:
                 residual_N = None if residuals is None else residuals[place]
                 grad_N = grads[place]
                 if is_sum:  # no residual is left with what is not finite
-                    torch.nan_to_num_(grad_N, nan=0.0, posinf=0.0, neginf=0.0)
+                    clear_not_finite(grad_N)
                 elements = _at_least_one(grad_N, residual_N)
             yield SelectedElements(*elements, state)
 
@@ -560,7 +560,7 @@ class selective(Exchange, EncodesTensors):
         indices_K, values_K = yield selected.indices_K, selected.values_K
         if kept_N is not None:
             kept_N.index_add_(0, indices_K, values_K.to(kept_N.dtype), alpha=-1)
-            torch.nan_to_num_(kept_N, nan=0.0, posinf=0.0, neginf=0.0)
+            clear_not_finite(kept_N)
         me.ahead[place] = SelectedElements(indices_K, values_K, selected.state)
 
     def synchronise(

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, State
+from ..contract import Compressor, Memory, Residual, State
 from ..contract.payload import Field, Format, Payload
 from ..contract.spec import TensorSpec, check_gradient
 from ..contract.thread_scratch import thread_scratch
@@ -287,7 +287,7 @@ def encode_dense(
     ]
 
 
-def _in_front(format: Format, buffer: Tensor | None, device: torch.device) -> Payload:
+def _in_front(format: Format, buffer: Memory, device: torch.device) -> Payload:
     """A payload to be filled, in the front of ``buffer`` or in a new one."""
     return Payload.empty(
         format, None if buffer is None else buffer[: format.size_bytes], device
@@ -348,7 +348,7 @@ def _memory(program: Traced, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
 
 
 def _payload(
-    made: Kernels, call: Call, kept: dict[str, Tensor], buffer: Tensor | None
+    made: Kernels, call: Call, kept: dict[str, Tensor], buffer: Memory
 ) -> Payload:
     """The payload of these elements, which are no more than may be sent."""
     program = made.traced
@@ -496,8 +496,8 @@ class Generated(Compressor):
         state: State,
         grad_N: Tensor,
         *,
-        residual_N: Tensor | None = None,
-        buffer: Tensor | None = None,
+        residual_N: Residual = None,
+        buffer: Memory = None,
     ) -> tuple[Payload, State]:
         if residual_N is None or _fits(residual_N):
             (sent,) = self._encode((state,), (grad_N,), (residual_N,), (buffer,))
@@ -594,7 +594,7 @@ class Generated(Compressor):
         later = (state if state is None else state + _NEXT_STEP for state in states)
         return list(zip(payloads, later, strict=True))
 
-    def _call(self, state: State, grad_N: Tensor, residual_N: Tensor | None) -> Call:
+    def _call(self, state: State, grad_N: Tensor, residual_N: Residual) -> Call:
         """The call that encodes a gradient: operands, length and random numbers."""
         numel = _checked(grad_N, residual_N).numel()
         fits = grad_N if _fits(grad_N) else grad_N.to(torch.float32).contiguous()
@@ -626,7 +626,7 @@ def _float32_like(out_N: Tensor) -> Tensor:
     return torch.empty(out_N.numel(), dtype=torch.float32, device=out_N.device)
 
 
-def _checked(grad_N: Tensor, residual_N: Tensor | None) -> Tensor:
+def _checked(grad_N: Tensor, residual_N: Residual) -> Tensor:
     """The gradient; refuses what a kernel would read beyond: it trusts lengths."""
     check_gradient(grad_N)
     if residual_N is not None and (

@@ -224,7 +224,7 @@ class Natural(Wrapper):
         if residual_N is not None:
             return count_units(grad_N, residual_N, self.width), None
         codec = nonzero(width=self.width)
-        form = codec.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
+        form = codec.format(TensorSpec.of(grad_N))
         room = me.scratch("counted", form.slot_bytes, grad_N, torch.uint8)
         payload, _ = codec.encode(None, grad_N, buffer=room[: form.size_bytes])
         return payload["indices"].numel(), payload
@@ -233,7 +233,7 @@ class Natural(Wrapper):
         self, me: Member, counts: list[int], growth: float, grad_N: Tensor
     ) -> str:
         """The way of a step, from counts that all ranks know: a scheme or ``INNER``."""
-        spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
+        spec = TensorSpec.of(grad_N)
         if not spec.numel or max(counts) > MOST * num_units(spec.numel, self.width):
             return INNER
         sent = bytes_of_rank(self.inner, spec, len(counts))

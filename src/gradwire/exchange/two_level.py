@@ -42,7 +42,7 @@ from torch import Tensor
 from ..collective.steps.shares import Shapes, Shares, shares_of
 from ..contract import Compressor, Exchange, Member, Residual, State
 from ..contract.bounds import check_whole
-from ..contract.spec import TensorSpec, working_dtype
+from ..contract.spec import TensorSpec, clear_not_finite, working_dtype
 from ..contract.state import leaves
 from ..contract.verbs import (
     AllGather,
@@ -264,7 +264,7 @@ class _HostMean(ABC):
             residual_N.zero_()
             lost_S = self.lost_S.mul_(shares.count)
             shares.put(lost_S, self.pending.place, residual_N)
-            torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
+            clear_not_finite(residual_N)
 
     def average(self) -> None:
         """Writes the mean, and what its 16 bits cannot hold of it as the residual."""
@@ -278,7 +278,7 @@ class _HostMean(ABC):
             lost_S.zero_()
         elif lost_S is not None:
             torch.sub(total_S, self.mean_S, out=lost_S)
-            torch.nan_to_num_(lost_S, nan=0.0, posinf=0.0, neginf=0.0)
+            clear_not_finite(lost_S)
 
     @abstractmethod
     def _add_up(self) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from gradwire.cli.report.output import AsJson, emit, progress
+from gradwire.cli.report.table import Row
 from gradwire.contract.registry import load, names
 from gradwire.contract.trace.span import Trace
 from gradwire.contract.units import format_rate, parse_rate, ratio
@@ -172,15 +173,15 @@ class ModelOnCluster:
             self.timelines[shown] = run_plan(plan, self.profile, self.cluster)
             self._num_messages[shown] = len(plan.messages)
 
-    def rows(self) -> list[dict[str, object]]:
+    def rows(self) -> list[Row]:
         profile = self.profile
         num_ranks = self.cluster.num_ranks
         compute_s = profile.forward_s + profile.backward_s
         wfbp = self.timelines.get("wfbp")
-        rows: list[dict[str, object]] = []
+        rows: list[Row] = []
         for name, trace in self.timelines.items():
             iteration_s = trace.iteration_s
-            row: dict[str, object] = {
+            row: Row = {
                 "name": name,
                 "model": profile.model,
                 "num_ranks": num_ranks,
@@ -201,7 +202,7 @@ class ModelOnCluster:
         return rows
 
 
-def draw_speedups(rows: Sequence[dict[str, object]], path: Path) -> None:
+def draw_speedups(rows: Sequence[Row], path: Path) -> None:
     """Draws speedup over ranks where they vary, otherwise over rates; a panel a
     model.
     """

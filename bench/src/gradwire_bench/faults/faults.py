@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from statistics import median
 
+from gradwire.cli.report.table import Row
 from gradwire.contract.bounds import check_whole
 from gradwire.errors import invalid
 
@@ -81,7 +82,7 @@ def accidents_of(settings: FaultsBench) -> list[Accident]:
 
 def run(
     settings: FaultsBench, report: Callable[[float, str], None]
-) -> tuple[list[dict[str, object]], list[str]]:
+) -> tuple[list[Row], list[str]]:
     """A row for each kind of fault and one for all, and a note for each trial that went
     wrong.
 
@@ -130,9 +131,9 @@ def _judged(
     return judged
 
 
-def _row(name: str, flaws: Sequence[Flaws]) -> dict[str, object]:
+def _row(name: str, flaws: Sequence[Flaws]) -> Row:
     seconds = [flaw.detect_s for flaw in flaws if flaw.detect_s is not None]
-    counts: dict[str, object] = {
+    counts: Row = {
         column: sum(column in flaw.wrong for flaw in flaws) for column in COLUMNS
     }
     misnamed = sum("misnamed" in flaw.wrong for flaw in flaws)

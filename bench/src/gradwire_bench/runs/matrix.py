@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from torch._C._distributed_c10d import TCPStore
 
+from gradwire.cli.report.table import Row
 from gradwire.contract.files import write_text
 from gradwire.errors import RankFailed, RanksDiffer, UnknownName, invalid
 
@@ -327,12 +328,12 @@ def is_wrong(results: Found) -> bool:
     )
 
 
-def rows(results: Found) -> tuple[list[dict[str, object]], list[str]]:
+def rows(results: Found) -> tuple[list[Row], list[str]]:
     """A row a program with its cells, and the notes to which these refer by number."""
     notes: dict[str, int] = {}
-    made: list[dict[str, object]] = []
+    made: list[Row] = []
     for name, (program, cells) in results.items():
-        row: dict[str, object] = {
+        row: Row = {
             "name": name,
             "ranks": program.world,
             "lines": program.num_lines,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradwire.cli.report.output import AsJson, emit, progress
+from gradwire.cli.report.table import Row
 
 from ..planning.inputs import read_settings
 from ._own import subjects_of
@@ -62,7 +63,7 @@ def check(
 
     from ..laws.subjects import NOT_TRIED
 
-    rows: list[dict[str, object]] = []
+    rows: list[Row] = []
     notes: list[str] = []
     with progress("check") as advance:
         for algorithm in subjects_of(file, read_settings(settings or []), trait, more):
@@ -100,14 +101,14 @@ def _try_out(codec: Program) -> None:
     codec.decode(payload, torch.empty(1))
 
 
-def _checked(algorithm: Any) -> tuple[list[dict[str, object]], list[str]]:
+def _checked(algorithm: Any) -> tuple[list[Row], list[str]]:
     """A row for each law that an algorithm is held to, and what was tried."""
     from ..laws import subjects
 
     name = _name(algorithm)
     subjects_held = subjects.held_to(algorithm)
     kind = subjects.kind_of(algorithm)
-    rows: list[dict[str, object]] = [
+    rows: list[Row] = [
         {
             "name": name,
             "kind": kind,
@@ -149,7 +150,7 @@ def _each_law_once(subjects_held: Iterable[Subject]) -> Iterator[Verdict]:
     yield from verdicts.values()
 
 
-def _findings(rows: list[dict[str, object]]) -> Iterator[str]:
+def _findings(rows: list[Row]) -> Iterator[str]:
     """A text for each finding: the law, the input, what to do; laws with one finding
     share it.
     """

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from gradwire.cli.report.output import AsJson, emit, progress
+from gradwire.cli.report.table import Row
 from gradwire.errors import invalid
 
 from ..planning.inputs import read_settings
@@ -66,7 +67,7 @@ def show(
 
     NAME is a shipped compressor, a Python file with a Program, or a .compll text.
     """
-    rows: list[dict[str, object]] = []
+    rows: list[Row] = []
     for codec in programs(name, settings, trait, more):
         text = rendered(codec, target)
         rows.append(

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from gradwire.cli.report.output import AsJson, emit, progress
+from gradwire.cli.report.table import Row
 from gradwire.contract.units import format_rate
 from gradwire.errors import InvalidSetting, invalid
 from gradwire.planning import catalogue
@@ -91,18 +92,16 @@ def plan(
         emit("plan", message_rows(made, profile, where), as_json=as_json, title=title)
 
 
-def message_rows(
-    plan: Plan, profile: Profile, cluster: Cluster
-) -> list[dict[str, object]]:
+def message_rows(plan: Plan, profile: Profile, cluster: Cluster) -> list[Row]:
     """A row a message, in issue order, with its times under the model."""
     account = Account.of(plan, profile, cluster)
     timing = account.timing
-    rows: list[dict[str, object]] = []
+    rows: list[Row] = []
     for number, message in enumerate(plan.messages):
         behind, hidden_s = account.hidden_behind(number)
         start_s = timing.message_start_s[number]
         end_s = timing.message_end_s[number]
-        row: dict[str, object] = {"name": str(number), "sends": _contents(message)}
+        row: Row = {"name": str(number), "sends": _contents(message)}
         if plan.credit > 1:
             row["lane"] = number % plan.credit
         if any(message.after for message in plan.messages):
@@ -143,7 +142,7 @@ def _emit_reasons(
     explains_itself = plan.planner in REASONS
     with progress("explaining"):
         sentences = explain(plan, profile, cluster)
-        rows: list[dict[str, object]] = [{"name": plan.planner}]
+        rows: list[Row] = [{"name": plan.planner}]
         if not explains_itself:
             rows = alternatives(plan, profile, cluster)
     if as_json:

@@ -31,7 +31,7 @@ from gradwire.collective.steps.ordered_sums import (
     merged_entries,
     num_entries,
 )
-from gradwire.contract import Compressor, Layout, Member, Selection, State
+from gradwire.contract import Compressor, Layout, Member, Residual, Selection, State
 from gradwire.contract.collective import Collective, Dimensions, Needs
 from gradwire.contract.payload import Payload
 from gradwire.contract.spec import TensorSpec, working_dtype
@@ -91,10 +91,10 @@ class sparcml(Collective):
         state: State,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None,
+        residual_N: Residual,
     ) -> Steps[State]:
         codec = me.variant_of(codec)
-        spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
+        spec = TensorSpec.of(grad_N)
         form = codec.format(spec)
         whole = self.whole(codec, spec)
         room = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)[

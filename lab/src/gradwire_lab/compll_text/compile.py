@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from torch import Tensor
 
-from gradwire.contract import State
+from gradwire.contract import Memory, Residual, State
 from gradwire.contract.payload import Payload
 from gradwire.dsl import ir
 from gradwire.dsl.language import Compressed, Type
@@ -275,8 +275,8 @@ class _EncodeOnly:
         state: State,
         grad_N: Tensor,
         *,
-        residual_N: Tensor | None = None,
-        buffer: Tensor | None = None,
+        residual_N: Residual = None,
+        buffer: Memory = None,
     ) -> tuple[Payload, State]:
         if residual_N is not None:
             self.decode()

@@ -24,7 +24,7 @@ from gradwire.compress._coo import (
     share_of,
 )
 from gradwire.compress._residual import as_working
-from gradwire.contract import Layout, State, Traits
+from gradwire.contract import Layout, Memory, Residual, State, Traits
 from gradwire.contract.bounds import check_number, check_share
 from gradwire.contract.payload import Format, Payload
 from gradwire.contract.spec import TensorSpec, spec_of
@@ -69,8 +69,8 @@ class Reaching(Coo):
         self,
         grad_N: Tensor | None,
         threshold: float,
-        residual_N: Tensor | None,
-        buffer: Tensor | None,
+        residual_N: Residual,
+        buffer: Memory,
     ) -> Payload:
         """The payload of what reaches ``threshold``; operands as ``reaching`` has
         them.
@@ -154,8 +154,8 @@ class Estimated(Reaching):
         state: State,
         grad_N: Tensor,
         *,
-        residual_N: Tensor | None = None,
-        buffer: Tensor | None = None,
+        residual_N: Residual = None,
+        buffer: Memory = None,
     ) -> tuple[Payload, State]:
         check_addressable(type(self).__name__, spec_of(grad_N))
         whole_N = as_working(grad_N)

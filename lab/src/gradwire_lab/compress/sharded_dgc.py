@@ -38,7 +38,16 @@ from gradwire.collective.steps.size_only import SizeOnlyCompressor
 from gradwire.compress._coo import coo_format, share_of
 from gradwire.compress._residual import as_working
 from gradwire.compress._sampled import LEAST_ABOVE
-from gradwire.contract import Exchange, Member, Shards, State, Traits, synchronise_alone
+from gradwire.contract import (
+    Exchange,
+    Member,
+    Memory,
+    Residual,
+    Shards,
+    State,
+    Traits,
+    synchronise_alone,
+)
 from gradwire.contract.bounds import MOST_SEED, check_share, check_whole
 from gradwire.contract.collective import Collective
 from gradwire.contract.payload import Format, Payload
@@ -129,7 +138,7 @@ class sharded_dgc(Exchange):
         state: SampleState,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None = None,
+        residual_N: Residual = None,
     ) -> Steps[SampleState]:
         if me.world == 1:
             me.selection = None
@@ -180,7 +189,7 @@ class sharded_dgc(Exchange):
         shards: Shards,
         state: SampleState,
         grad_N: Tensor,
-        residual_N: Tensor | None,
+        residual_N: Residual,
         into_M: Tensor,
     ) -> None:
         """Fills ``into_M`` with the magnitudes of elements drawn; with all, where it
@@ -292,8 +301,8 @@ class _Above(Reaching):
         state: State,
         grad_N: Tensor,
         *,
-        residual_N: Tensor | None = None,
-        buffer: Tensor | None = None,
+        residual_N: Residual = None,
+        buffer: Memory = None,
     ) -> tuple[Payload, State]:
         of_this_step = replace(self, limit=self.quota)
         whole_N = as_working(grad_N)

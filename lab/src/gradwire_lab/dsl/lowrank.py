@@ -16,9 +16,16 @@ import torch
 from torch import Tensor
 
 from gradwire.compress.powersgd import as_matrix, first_bases, orthonormal, powersgd
-from gradwire.contract import Exchange, Member, State, Traits, synchronise_alone
+from gradwire.contract import (
+    Exchange,
+    Member,
+    Residual,
+    State,
+    Traits,
+    synchronise_alone,
+)
 from gradwire.contract.bounds import MOST_SEED, check_whole
-from gradwire.contract.spec import TensorSpec, working_dtype
+from gradwire.contract.spec import TensorSpec, clear_not_finite, working_dtype
 from gradwire.contract.verbs import AllReduce, Steps
 
 from .matrices import Factor, LowRank, Matrix, Operand, decomp, matmul, trace_matrices
@@ -177,7 +184,7 @@ class StepTensors:
         state: ProgramState,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None,
+        residual_N: Residual,
     ) -> None:
         self.program = program
         self.state = state
@@ -276,7 +283,7 @@ class StepTensors:
                     sent[f].mT if turned else sent[f] for f, turned in (left, right)
                 )
                 m.whole_BNM.baddbmm_(*sides, alpha=-1)
-            torch.nan_to_num_(self.residual_N, nan=0.0, posinf=0.0, neginf=0.0)
+            clear_not_finite(self.residual_N)
         for m in self.batches:
             torch.bmm(m.operand(left), m.operand(right), out=m.mean_BNM)
         for whole, place in self.state.layout.dense:
@@ -298,7 +305,7 @@ class StepTensors:
                 kept_BMR, torch.inf, dim=1, keepdim=True
             )
             kept_BMR.div_(peak_B1R.clamp_min_(torch.finfo(kept_BMR.dtype).tiny))
-            torch.nan_to_num_(kept_BMR, nan=0.0, posinf=0.0, neginf=0.0)
+            clear_not_finite(kept_BMR)
             torch._foreach_copy_(list(self.state.basis_T[m.tensors]), list(kept_BMR))
 
 
@@ -368,7 +375,7 @@ class MatrixProgram(Exchange):
         state: ProgramState,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None = None,
+        residual_N: Residual = None,
     ) -> Steps[State]:
         if me.world == 1:
             yield from synchronise_alone(grad_N, out_N, residual_N)

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from gradwire.collective.steps.tensorwise import tensor_sizes
-from gradwire.contract import Compressor, Exchange, Member, State, Traits
+from gradwire.contract import Compressor, Exchange, Member, Residual, State, Traits
 from gradwire.contract.bounds import check_number, check_whole
 from gradwire.contract.spec import TensorSpec, working_dtype
 from gradwire.contract.verbs import AllReduce, Compute, Steps
@@ -140,7 +140,7 @@ class Adapted(Chooser):
         state: AdaptedState,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None = None,
+        residual_N: Residual = None,
     ) -> Steps[State]:
         rungs = state.rungs
         done = steps_done(state.step_T)
@@ -162,7 +162,7 @@ class Adapted(Chooser):
         )
 
     def _measure(
-        self, me: Member, state: AdaptedState, grad_N: Tensor, residual_N: Tensor | None
+        self, me: Member, state: AdaptedState, grad_N: Tensor, residual_N: Residual
     ) -> Steps[None]:
         """Notes the losses of all rungs, and the squared norms, summed over ranks."""
         whole_N = grad_N.to(working_dtype(grad_N.dtype), copy=True)

@@ -34,7 +34,7 @@ from gradwire.compress.qsgd import qsgd
 from gradwire.compress.topk import topk
 from gradwire.compress.uniform import BITWIDTHS as UNIFORM_BITWIDTHS
 from gradwire.compress.uniform import uniform
-from gradwire.contract import Compressor, Exchange, Member, State
+from gradwire.contract import Compressor, Exchange, Member, Residual, State
 from gradwire.contract.spec import TensorSpec, working_dtype
 from gradwire.contract.verbs import AllReduce, Compute, Steps
 from gradwire.exchange.pair import Pair, PairState
@@ -84,7 +84,7 @@ class Ladder(ABC):
         rungs: Sequence[int],
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None,
+        residual_N: Residual,
     ) -> Steps[State]:
         """The exchange with these rungs; see ``Exchange.synchronise``."""
 
@@ -230,7 +230,7 @@ class PairLadder(Ladder):
         rungs: Sequence[int],
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None,
+        residual_N: Residual,
     ) -> Steps[State]:
         codecs = [self.rungs[rung] for rung in rungs]
         pair = Pair(apiece(tuple(codecs), state.sizes), self.pair.collective)
@@ -249,9 +249,7 @@ def _asked(codec: Compressor, numel: int) -> float:
 
 def _lost(codec: Compressor, tensors: Sequence[Tensor]) -> Tensor:
     """The squared norm of what one codec loses of each tensor."""
-    states = [
-        codec.init(TensorSpec("", tensor.numel(), tensor.dtype)) for tensor in tensors
-    ]
+    states = [codec.init(TensorSpec.of(tensor)) for tensor in tensors]
     payloads = [payload for payload, _ in codec.encode_many(states, tensors)]
     decoded = [torch.empty_like(tensor) for tensor in tensors]
     codec.decode_many(payloads, decoded)
@@ -367,7 +365,7 @@ class MatrixLadder(Ladder):
         rungs: Sequence[int],
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None,
+        residual_N: Residual,
     ) -> Steps[State]:
         ranks = [1] * len(state.most.basis_T)
         for place, rung in zip(tensor_places(state.spec), rungs, strict=True):

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from gradwire.collective.steps.ordered_sums import num_entries, value_dtype
 from gradwire.collective.steps.sizes import announce_count
-from gradwire.contract import Compressor, Exchange, Layout, Member, State
+from gradwire.contract import Compressor, Exchange, Layout, Member, Residual, State
 from gradwire.contract.bounds import check_whole
 from gradwire.contract.registry import load
 from gradwire.contract.spec import TensorSpec
@@ -89,13 +89,13 @@ class MeasuredScheme(Wrapper):
         state: State,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None = None,
+        residual_N: Residual = None,
     ) -> Steps[State]:
         # A parameter that no rank used in some step is one step behind; the message is
         # not.
         noted = max(state.noted_T, key=lambda noted: float(noted[0]))
         measures = not grad_N.is_meta and float(noted[0]) < self.num_steps
-        spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
+        spec = TensorSpec.of(grad_N)
         made = self.inner if measures else self._chosen(noted, spec, me)
         me.way = None if me.world == 1 else type(made.collective).__name__
         inner = yield from me.through(made, state.inner, grad_N, out_N, residual_N)

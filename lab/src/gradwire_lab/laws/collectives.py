@@ -23,7 +23,7 @@ from gradwire.exchange.without_data import wire_bytes
 
 from ..errors import LawBroken
 from .cases import Case, thinned
-from .tolerance import assert_near, largest, must, same_bits
+from .tolerance import assert_near, largest, laws_in, must, same_bits
 
 
 def _driven(
@@ -300,4 +300,4 @@ OF_ANY: tuple[Callable[[Exchange, Case], None], ...] = (
     law_gradient_untouched,
 )
 
-LAWS = tuple(law for name, law in sorted(globals().items()) if name.startswith("law_"))
+LAWS = laws_in(globals())

@@ -25,7 +25,7 @@ from gradwire.exchange.pair import Pair
 from . import ahead, many_steps, skipped
 from .cases import Case, accuracy, kept_of, states_of, tensors_of
 from .collectives import Undefined
-from .tolerance import assert_near, largest, must, same_bits
+from .tolerance import assert_near, largest, laws_in, must, same_bits
 
 NUM_STEPS = 4
 
@@ -457,7 +457,7 @@ def law_whole_numbers_of_the_state_are_shared(exchange: Exchange, case: Case) ->
 
 
 LAWS = (
-    *(found for name, found in sorted(globals().items()) if name.startswith("law_")),
+    *laws_in(globals()),
     *ahead.LAWS,
     *many_steps.LAWS,
     *skipped.LAWS,

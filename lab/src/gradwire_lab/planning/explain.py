@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from itertools import compress
 
+from gradwire.cli.report.table import Row
 from gradwire.contract.registry import load, names
 from gradwire.contract.units import format_bytes, format_rate, format_seconds, ratio
 from gradwire.errors import InvalidSetting
@@ -64,9 +65,7 @@ def explain(plan: Plan, profile: Profile, cluster: Cluster) -> list[str]:
     ]
 
 
-def alternatives(
-    plan: Plan, profile: Profile, cluster: Cluster
-) -> list[dict[str, object]]:
+def alternatives(plan: Plan, profile: Profile, cluster: Cluster) -> list[Row]:
     """A row for ``plan`` and one for every other planner with its default settings,
     fastest first.
 
@@ -77,7 +76,7 @@ def alternatives(
     that.
     """
     accounts: dict[str, Account] = {}
-    left_out: list[dict[str, object]] = []
+    left_out: list[Row] = []
     for name in dict.fromkeys((*names("planner"), plan.planner)):
         try:
             made = (
@@ -99,7 +98,7 @@ def alternatives(
     best: dict[str, Account] = {}
     for one in sorted(accounts.values(), key=lambda account: account.iteration_s):
         best.setdefault(_sends(one.plan), one)
-    rows: list[dict[str, object]] = [
+    rows: list[Row] = [
         {
             "name": name,
             "simulated_s": account.iteration_s,

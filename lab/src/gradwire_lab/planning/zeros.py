@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gradwire.cli.report.table import Row
 from gradwire.compress.nonzero import nonzero
 from gradwire.contract import Compressor, Layout
 from gradwire.contract.spec import TensorSpec
@@ -176,11 +177,11 @@ def measure_group_sparsity(
         engine.close()
 
 
-def sparsity_rows(sparsity: SparsityProfile) -> list[dict[str, object]]:
+def sparsity_rows(sparsity: SparsityProfile) -> list[Row]:
     """A row a sparse tensor; beyond ``measured_ranks`` densification is
     extrapolated.
     """
-    rows: list[dict[str, object]] = []
+    rows: list[Row] = []
     for tensor in sparsity.tensors:
         units = tensor.units
         rows.append(

@@ -25,6 +25,7 @@ from rich.progress import (
 
 from ...version import __version__
 from . import table
+from .table import Row
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 """The option of a command whose result is wanted as JSON."""
@@ -32,7 +33,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 def emit(
     command: str,
-    rows: list[dict[str, object]],
+    rows: list[Row],
     *,
     as_json: bool,
     title: str,
@@ -75,7 +76,7 @@ def _plain_value(value: object) -> object:
     return value
 
 
-def machine() -> dict[str, object]:
+def machine() -> Row:
     """The things that figures depend on: processor, memory, system and versions."""
     return {
         "cpu": cpu_model(),

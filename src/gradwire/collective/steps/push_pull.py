@@ -260,7 +260,7 @@ class PushPull(Collective):
         residual_N: Residual,
     ) -> Steps[State]:
         codec = me.variant_of(codec)
-        spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
+        spec = TensorSpec.of(grad_N)
         cut = self.cut(codec, spec, me.world)
         form = codec.format(spec)
         buffer = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)[

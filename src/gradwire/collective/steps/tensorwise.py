@@ -192,7 +192,7 @@ class Tensorwise(Compressor):
         return self._rooms(forms, buffer)
 
     def announced(
-        self, payloads: Sequence[Payload], dtype: torch.dtype, buffer: Tensor | None
+        self, payloads: Sequence[Payload], dtype: torch.dtype, buffer: Memory
     ) -> Payload:
         """The payload of all tensors from each tensor's payload, where sizes vary."""
         forms = [payload.format for payload in payloads]
@@ -370,7 +370,7 @@ class _Job:
         if residual_N is not None:
             residuals = codec.cut(residual_N)
         if codec.traits.exact_size:
-            form = codec.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
+            form = codec.format(TensorSpec.of(grad_N))
             self.buffer = Payload.empty(form, buffer, grad_N.device).buffer
             assert self.buffer is not None
             rooms = codec.rooms(grad_N.dtype, self.buffer)

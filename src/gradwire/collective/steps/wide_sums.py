@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...contract import Compressor, Member, Residual, State
-from ...contract.spec import TensorSpec
+from ...contract.spec import TensorSpec, clear_not_finite
 from ...contract.verbs import AllGather, AllToAll, Compute, Steps
 from ...kernels.cast import cast16_decode, cast16_encode
 from .rounds import ROOM_BYTES, distances, transfers
@@ -109,6 +109,6 @@ def _merge(
     if residual_N is None:
         return
     residual_C = residual_N[me.rank * chunk : (me.rank + 1) * chunk]
-    lost_C = torch.nan_to_num_(sum_C.sub_(mean_C), nan=0.0, posinf=0.0, neginf=0.0)
+    lost_C = clear_not_finite(sum_C.sub_(mean_C))
     residual_C.add_(lost_C[: residual_C.numel()], alpha=me.world)
-    torch.nan_to_num_(residual_C, nan=0.0, posinf=0.0, neginf=0.0)
+    clear_not_finite(residual_C)

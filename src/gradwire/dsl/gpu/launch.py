@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import linecache
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -21,7 +21,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from ..interp import Call, Draws
+from ..interp import Call
 from ..ir import Kernel
 from .render import COUNT, FIRST, WHOLE, counting, is_wide, render_triton, row
 
@@ -78,12 +78,6 @@ class Launcher:
     def module(self) -> ModuleType:
         """The text as a module: under each kernel's name what launches it."""
         return _module(self.text)
-
-    def run(
-        self, kernel: Kernel, operands: Mapping[str, Tensor], numel: int, draws: Draws
-    ) -> int:
-        """Carries a kernel out as ``interp.run`` does, on operands of one device."""
-        return self.run_many(kernel, [Call(operands, numel, draws)])[0]
 
     def run_many(self, kernel: Kernel, calls: Sequence[Call]) -> list[int]:
         """Carries a kernel out on several tensors of one device, in one launch.

@@ -22,7 +22,7 @@ from ...collective.steps.chunks import Chunks
 from ...collective.steps.tensorwise import tensorwise
 from ...collective.steps.travel import sent_bytes
 from ...compress.none import none
-from ...contract import Compressor, Layout, Member
+from ...contract import Compressor, Layout, Member, Residual
 from ...contract.spec import TensorSpec, working_dtype
 from ...contract.state import leaves
 from ...contract.verbs import Compute, Steps, Verb, carried_out
@@ -60,7 +60,7 @@ class KeptOfColumns(NamedTuple):
     """The state of columns: that of each rank's codec, and what was not sent yet."""
 
     codecs: tuple[Any, ...]
-    residual_N: Tensor | None
+    residual_N: Residual
 
 
 class ColumnsOfCodec:

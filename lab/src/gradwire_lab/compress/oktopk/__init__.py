@@ -56,6 +56,7 @@ from gradwire.contract import (
     Exchange,
     Layout,
     Member,
+    Residual,
     Selection,
     Traits,
     synchronise_alone,
@@ -143,7 +144,7 @@ class oktopk(Exchange):
         state: OktopkState,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None = None,
+        residual_N: Residual = None,
     ) -> Steps[OktopkState]:
         if me.world == 1:
             me.selection = None

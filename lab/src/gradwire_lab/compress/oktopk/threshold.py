@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.contract import Member
+from gradwire.contract import Member, Residual
+from gradwire.contract.spec import clear_not_finite
 from gradwire.kernels import select
 from gradwire.kernels.sparse.entries import Entries
 
@@ -82,7 +83,7 @@ class Taken(NamedTuple):
 def select_own(
     me: Member,
     grad_N: Tensor,
-    residual_N: Tensor | None,
+    residual_N: Residual,
     threshold: float,
     asked: int,
 ) -> Taken:
@@ -113,14 +114,14 @@ def select_own(
     return _taken(_without_zeros(indices_K, values_K), None)
 
 
-def _taken(entries: Entries, residual_N: Tensor | None) -> Taken:
+def _taken(entries: Entries, residual_N: Residual) -> Taken:
     """The elements found exactly; they leave ``residual_N``, as all does that is not
     finite.
     """
     if residual_N is not None:
         take(residual_N, entries.indices_K, entries.values, residual_N=residual_N)
         if not bool(entries.values.isfinite().all()):
-            torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
+            clear_not_finite(residual_N)
     return Taken(entries, least(entries.values))
 
 
@@ -146,7 +147,7 @@ def _listed(
     values_N: Tensor,
     threshold: float,
     most: int,
-    residual_N: Tensor | None,
+    residual_N: Residual,
 ) -> Entries:
     made: list[tuple[Tensor, Tensor]] = []
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compress._residual import as_working
-from gradwire.contract import Member
+from gradwire.contract import Member, Residual
 from gradwire.contract.verbs import Compute, Recv, Send, Steps
 from gradwire.kernels import select
 from gradwire.kernels.sparse.entries import Entries, Part
@@ -37,7 +37,7 @@ class Turn:
         teams: int,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None,
+        residual_N: Residual,
     ) -> None:
         self.me = me
         self.chunks = chunks
