@@ -64,7 +64,7 @@ def is_pair(exchange: Exchange) -> bool:
 
 
 def beside(exchange: object) -> Exchange:
-    """The exchange of uncompressed gradients beside those of ``exchange``.
+    """The exchange of uncompressed gradients beside ``exchange``.
 
     It has the momentum and the clipping of ``exchange``, as the optimizer has neither
     for them.

@@ -12,7 +12,7 @@ Differences: an exchange sees one message, so the norm is that message's and not
     size they are one message of each dtype, and of each kind of exchange, and the norm
     is the paper's. The whole model's norm would be known only when the last gradient
     is: no message could leave before backward ends. A gradient with an inf or a NaN has
-    no direction: its finite elements become 0, and what is not finite becomes NaN,
+    no direction. Its finite elements become 0, and its other elements become NaN,
     which reaches all ranks.
 Wire and State: the inner exchange's.
 Contributed: that of the clipped gradient. The part that was clipped off is gone on

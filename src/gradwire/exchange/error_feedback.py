@@ -70,7 +70,7 @@ class Wrapper(Exchange):
 
 
 def nested(exchange: Any) -> Iterator[Any]:
-    """An exchange, and those inside it, one in the other."""
+    """An exchange, and the exchanges inside it, one in the other."""
     yield exchange
     if isinstance(exchange, Wrapper):
         yield from nested(exchange.inner)

@@ -12,8 +12,8 @@ Source: ZEN (OSDI 2025), sections 2.1 and 4: "we only apply sparse tensor
 Differences: chosen anew in each step, from counts of that step and the growth of the
     last one, so that a gradient may turn dense (tied weights, a large batch) and back.
 Wire: 8 (W-1) bytes for counts, then the bytes of the inner exchange or the scheme.
-State: the inner exchange's, and the growth: rows of the last sparse mean over those of
-    the rank that had most.
+State: the inner exchange's, and the growth: rows of the last sparse mean over rows
+    of the rank that had most.
 Contributed: all of the gradient where rows are sent, else the same as the inner
     exchange's. Where there is a residual, rows of the sum of both are sent, and then no
     residual is left.
@@ -135,8 +135,7 @@ class NaturalState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _counted(nonzero):
-    """A ``nonzero`` whose state may be a finished payload, of which ``encode`` then
-    gives a copy.
+    """A ``nonzero`` whose state may be a finished payload, which ``encode`` copies.
 
     Counting has encoded it already, so that a table is looked through only once in a
     step.

@@ -6,10 +6,10 @@ and a step about counts that ranks have just announced (``counted``).
 Source: ZEN (OSDI 2025), section 2.3: equation 1 (Balanced Parallelism), and AGsparse by
     its row of table 3. The paper's other schemes are in the package gradwire-lab, with
     their formulas.
-Differences from the paper: its times are bytes over a rate. Here every verb costs what
-    the cluster says, latency of each round and of announcing sizes included; host work
-    (looking for non-zero elements, moving entries) is added; formats are those that are
-    sent. Hashing leaves a small imbalance (theorem 2), which counts.
+Differences from the paper: its times are bytes over a rate. Here the cluster
+    prices every verb, with the latency of each round and of announcing sizes. Host work
+    (looking for non-zero elements, moving entries) is added. Formats are the formats on
+    the wire. Hashing leaves a small imbalance (theorem 2), which counts.
 
 All is a pure function of a profile and a cluster, which all ranks share, and of the
 schemes that are installed, which ``attach`` compares.

@@ -2,8 +2,8 @@
 
 ``fully_shard`` reduces gradients and scatters their sums, and every rank keeps its
 shard of them. Here each rank encodes the shards of all others, sends each its payload,
-and adds up what it is sent in rank order. So a shard's mean is made by one rank, and
-travels no further. What was not sent of another rank's shard stays here as a residual:
+and adds up the parts it gets in rank order. So a shard's mean is made by one rank, and
+travels no further. The unsent part of another rank's shard stays here as a residual:
 a rank keeps as much as the whole gradient.
 """
 
@@ -118,7 +118,7 @@ def reduce_scatter(
         for n, p in params.items()
     ]
     how = None if scaler is None else "given" if scaler.is_enabled() else "disabled"
-    # What travels with its scale must have the same on all ranks, as what was agreed on
+    # Gradients that travel with their scale need one scale on all ranks, as agreed on
     # there.
     shared: dict[str, object] = {"algorithm": codec, "scaler": how}
     shared["scale of the scaler"] = repr(scale_of(scaler))

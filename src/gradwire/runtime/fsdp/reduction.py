@@ -1,4 +1,4 @@
-"""ShardReduction: the handle of ``reduce_scatter``, and what FSDP calls in its place.
+"""ShardReduction: the handle of ``reduce_scatter``, and the call that FSDP makes.
 
 Columns are the parameters of one ``fully_shard``, as FSDP lays their shards out.
 """
@@ -43,7 +43,7 @@ WAY = casync_ps()
 
 
 class Column(NamedTuple):
-    """One parameter, and its shard's place in what every rank holds of its module."""
+    """One parameter, and its shard's place among the shards of its module."""
 
     name: str
     shape: tuple[int, ...]
@@ -52,12 +52,12 @@ class Column(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The elements of a shard, with what it is padded by."""
+        """The elements of a shard, padding included."""
         return self.stop - self.start
 
 
 class KeptOfColumns(NamedTuple):
-    """The state of columns: that of each rank's codec, and what was not sent yet."""
+    """The state of columns: each rank's codec's, and the residual."""
 
     codecs: tuple[Any, ...]
     residual_N: Residual
@@ -119,7 +119,7 @@ class ColumnsOfCodec:
     def steps(self, given_N: Tensor, out_C: Tensor, scale: float) -> Steps[None]:
         """One reduce-scatter of these columns.
 
-        What a module hands in is a row for each rank.
+        A module hands in a row for each rank.
 
         It has this ``scale``, which is taken off before the exchange if it must be.
         """
@@ -328,7 +328,7 @@ class ShardReduction:
         Args:
             saved_by: The number of ranks that saved the checkpoint, if it differs from
                 now. Each rank counts as a replica here. Left out, ``load_state_dict``
-                refuses what was loaded, and names this number.
+                refuses the loaded state, and names this number.
 
         Returns:
             DTensors with a row of residuals for each rank.
@@ -410,7 +410,7 @@ class PayloadReduceScatter:
         module.set_reduce_scatter_unused_params(True, recurse=False)
 
     def remove(self) -> None:
-        """Puts back what was there before."""
+        """Puts back the function that was there before."""
         comm, includes_unused = self._before
         self._module.set_custom_reduce_scatter(comm)
         self._module.set_reduce_scatter_unused_params(includes_unused, recurse=False)

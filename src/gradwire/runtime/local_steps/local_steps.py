@@ -176,7 +176,7 @@ class LocalSteps(Handle):
         yield
 
     def _count(self, num_steps: int) -> None:
-        """Counts the step of an optimizer, and does what is due after it.
+        """Counts the step of an optimizer, and does the work that is due after it.
 
         ``num_steps`` includes uncounted steps before this one. It is 0 if this step
         does not count.
@@ -237,7 +237,7 @@ class LocalSteps(Handle):
         return LoopMoment(self._local_step, ends_period, has_learnt, *self._loads.tally)
 
     def _announce(self, *, ends_period: bool) -> None:
-        """Has ranks announce their moments beside what follows."""
+        """Has ranks announce their moments beside the next work."""
         engine = self._engine
         if engine.world > 1:
             moment = self._moment(ends_period=ends_period)
@@ -488,7 +488,7 @@ class _Locally(Attachment):
         quiet: ExitStack,
     ) -> None:
         if not hasattr(optimizer, "_optimizer_step_post_hooks"):
-            # what Accelerate wraps has them
+            # Accelerate's wrappers have them
             optimizer = getattr(optimizer, "optimizer", optimizer)
         self._optimizer = optimizer
         self._make = make

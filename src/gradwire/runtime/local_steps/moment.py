@@ -37,7 +37,7 @@ class LoopMoment(NamedTuple):
     """Whether there is anything that was not exchanged."""
     num_loads: int
     loads: int
-    """A checksum of what was loaded."""
+    """A checksum of the loaded weights."""
 
 
 def moments_of_all(

@@ -3,7 +3,7 @@
 Each function returns the optimizer that the training loop steps, and the handle of
 ``gw.local_steps``. The loop stays as it is on one rank, and the handle's
 ``end_period()`` ends it on all. Make the model on its device first. Further settings
-are those of ``gw.local_steps``.
+are as in ``gw.local_steps``.
 
 Source: Stich, ICLR 2019 (LocalSGD); Douillard et al. 2023, arXiv 2311.08105 (DiLoCo);
 Douillard et al. 2025, arXiv 2501.18512 (Streaming DiLoCo); Thérien et al. 2025, arXiv
@@ -298,7 +298,7 @@ class MuonWithAdamW(Optimizer):
         return {**super().state_dict(), "parts": parts}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from what ``state_dict`` returned."""
+        """Goes on from a state that ``state_dict`` returned."""
         super().load_state_dict(
             {key: state_dict[key] for key in ("state", "param_groups")}
         )

@@ -268,7 +268,7 @@ class Overlap:
             self._params[name].grad = pending(grad, self._pass)
 
     def _new_pass(self) -> PendingPass:
-        # Python's garbage collector does not see what a gradient refers to.
+        # Python's garbage collector does not see a gradient's references.
         this = weakref.ref(self)
 
         def settle(looker: str) -> None:
@@ -394,7 +394,8 @@ class Overlap:
         finally:
             for param, grad in zip(params, shown, strict=True):
                 if not isinstance(grad, PendingGrad):
-                    param.grad = grad  # None, or what the user put there since
+                    # None, or a gradient that the user put there since
+                    param.grad = grad
         for name in names:
             del self._due[name]
             # the gradient is free, if the user let go of it

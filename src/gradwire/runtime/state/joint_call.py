@@ -100,7 +100,7 @@ class JointCall:
         call = self._call
         is_group = kind == "rank"
         refused = f"{kind} {{}} refused {call}, so nothing was {self._done} on any rank"
-        # Who is silent takes so long to find out, and is to be known at the time-out.
+        # It takes so long to find silent ranks, and they must be known at the time-out.
         early_s = time.monotonic() + max(
             0.0, engine.timeout.total_seconds() - PATIENCE_S
         )

@@ -77,7 +77,7 @@ def place_name(rank: int, world_size: int) -> str:
 def part_of(saved: Any, origin: Origin) -> Any:
     """The state_dict of ``origin``'s rank in ``saved``, which may hold all ranks'.
 
-    What is no such dict is returned as it is. Another number of ranks, or of ranks on a
+    Any other value is returned as it is. Another number of ranks, or of ranks on a
     host, is cut anew. Raises as ``redistribute`` does.
     """
     if not isinstance(saved, dict) or not saved:
@@ -156,7 +156,7 @@ def _part(
     new: dict[str, Any] = copied(donor)
     for name, fields in new["params"].items():
         for old in hosts[rank // ranks_per_host % len(hosts)]:
-            # What is kept of a whole tensor is with one rank of the host.
+            # State of a whole tensor is with one rank of the host.
             for path, kept in old["params"][name].items():
                 fields.setdefault(path, copied(kept))
         for path, like in fields.items():

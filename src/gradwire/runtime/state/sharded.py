@@ -1,6 +1,6 @@
 """State as ``torch.distributed.checkpoint`` saves it: DTensors, cut anew.
 
-What an exchange keeps for each element of a parameter has the parameter's shape behind
+Values that an exchange keeps for each element have the parameter's shape behind
 one more dimension, of replicas: each holds its own row, and of it the shard that it
 holds of the parameter. All else is small, and lies in one object that holds every
 rank's.
@@ -186,7 +186,7 @@ class _AnyNumber(int):
     """A number of rows that ``dcp.load`` takes for that of any checkpoint.
 
     torch compares the shape of a tensor with the saved one before it reads anything,
-    and its error does not say what to do. With this number `own_part` compares rows.
+    and its error names no remedy. With this number `own_part` compares rows.
     In a checkpoint it is a plain number.
     """
 
@@ -206,9 +206,9 @@ def _size(shape: torch.Size, dim: int | None = None) -> torch.Size | int:
 
 
 def own_part(owners: Owners, gathered: Any, origin: Origin) -> Any:
-    """This rank's state_dict, of what was loaded into a ``sharded_state``.
+    """This rank's state_dict, from a loaded ``sharded_state``.
 
-    What is no such state is returned as it is. Raises ``InvalidSetting`` where it
+    Any other value is returned as it is. Raises ``InvalidSetting`` where it
     cannot be cut for these ranks.
     """
     if not isinstance(gathered, dict) or set(gathered) != {_REST, "params"}:
