@@ -109,10 +109,10 @@ def work(sizes_L: Tensor, k_L: Tensor) -> list[int]:
     0 for layers that are sent whole.
     """
     read_L = sizes_L + sizes_L.clamp(max=_READ_TWICE)
-    found: list[int] = (
+    costs: list[int] = (
         (PER_LAYER + read_L + _PER_CHOSEN * k_L).where(k_L < sizes_L, 0).tolist()
     )
-    return found
+    return costs
 
 
 def printed_work(sizes_L: Tensor, k_L: Tensor) -> list[float]:
@@ -123,10 +123,10 @@ def printed_work(sizes_L: Tensor, k_L: Tensor) -> list[float]:
 
 def loads(costs: Sequence[float], bins: Sequence[int], num_bins: int) -> list[float]:
     """Equation 4: the sum of costs in each bin; the largest is C(n)."""
-    found = [0.0] * num_bins
+    loads_of_bins = [0.0] * num_bins
     for cost, number in zip(costs, bins, strict=True):
-        found[number] += cost
-    return found
+        loads_of_bins[number] += cost
+    return loads_of_bins
 
 
 # ---- layers: algorithm 2 -------------------------------------------------------------
@@ -266,7 +266,7 @@ def rounded(shares_L: Tensor) -> Tensor:
     """Whole numbers (int64) next to ``shares_L``, with equal running sums, rounded."""
     whole_L = shares_L.floor()
     # Only fractions are summed: a share that is whole keeps its value whatever the
-    #     rounding.
+    # rounding.
     sums_L = (shares_L - whole_L).cumsum(0).round()
     return (whole_L + sums_L.diff(prepend=sums_L.new_zeros(1))).long()
 
@@ -291,7 +291,7 @@ def _tamed(norms_L: Tensor) -> Tensor:
 # to all ranks are in no part.
 #
 # Legend: L layers in the order of the gradient, P those of parts in the order of
-#     places, K indices.
+# places, K indices.
 
 
 def owners(partition: Partition, k_L: Tensor, world: int, delegate: int) -> Tensor:
@@ -404,7 +404,7 @@ class Allocation:
 #
 # Source: Yoon and Oh, ICPP 2023, section 4.4.
 # Differences from the paper: exact, with ties to the lowest index, and listed by
-#     ascending index.
+# ascending index.
 
 
 def select_layers(
@@ -480,11 +480,11 @@ class deft(SharedSupport):
         check_choice("deft allocation", self.allocation, (*ALLOCATIONS,))
         if self.layers is None:
             return
-        given = self.layers if isinstance(self.layers, Sequence) else (None,)
-        if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in given):
+        layers = self.layers if isinstance(self.layers, Sequence) else (None,)
+        if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in layers):
             accepted = "numbers of elements, one a layer"
             raise invalid("deft layers", self.layers, accepted, "leave them out")
-        object.__setattr__(self, "layers", tuple(given))
+        object.__setattr__(self, "layers", tuple(layers))
 
     def init(self, spec: TensorSpec, world: int) -> DeftState:
         check_addressable("deft", spec)
@@ -560,7 +560,7 @@ def _united(
         announced_W, allocation.part_sizes, unit="indices", usual=counts
     )
     sizes = [width * count for count in announced]
-    own = me.scratch("own", max(sizes), whole_N, torch.uint8, varies=True)
+    room = me.scratch("own", max(sizes), whole_N, torch.uint8, varies=True)
     gathered = me.scratch(
         "gathered", me.world * max(sizes), whole_N, torch.uint8, varies=True
     )
@@ -574,7 +574,7 @@ def _united(
         partition = allocation.partition
         ks_P = k_L[layers_P]
         indices_K = select_layers(me, whole_N, partition, layers_P, ks_P, firsts_P)
-        narrow(indices_K, width, own[: sizes[me.rank]])
+        narrow(indices_K, width, room[: sizes[me.rank]])
 
     def unite() -> Tensor:
         ranges = torch.split(places_K, [size // width for size in sizes])
@@ -585,7 +585,7 @@ def _united(
         return allocation.union(me, places_K)
 
     yield me.sized("encode", choose, whole_N.numel() // me.world)
-    yield AllGather(gathered, own)
+    yield AllGather(gathered, room)
     total = places_K.numel() + allocation.num_common
     support_K = yield me.sized("merge", unite, total, lambda: whole_N.new_empty(total))
     return support_K, counts[me.rank] + allocation.num_common

@@ -6,7 +6,7 @@ The bytes that are counted (``sent_bytes``), what a verb costs by formula
 
 Source: what gloo does in torch 2.13, by its own source and by the counters of 2 to 8
     shaped hosts (200 Mbit, 1 and 4 MB). An all-reduce and an all-gather go round a
-    ring. A reduce-scatter is an all-reduce of which a part is kept, and sends as much.
+    ring. A reduce-scatter is an all-reduce that keeps a part, and sends as much.
     In an all-to-all each pair of ranks exchanges its parts. A broadcast is a binomial
     tree: the p-th rank from the root on passes the buffer on to all that are p + 2^i
     from it with 2^i > p.
@@ -79,7 +79,7 @@ class Travel(NamedTuple):
     """The cost of a verb, in latencies and in times of its whole size on a link."""
 
     rounds: int
-    """The number of messages one behind the other, each of which costs a latency."""
+    """The number of messages one behind the other; each costs a latency."""
     copies: float
     """How many times the whole size passes over links, one time after another."""
 
@@ -164,6 +164,6 @@ def _children(from_root: int, world: int) -> list[int]:
 
 
 def _tree_copies(from_root: int, world: int) -> int:
-    """Copies one behind the other from a rank to the last of those below it."""
+    """Copies one behind the other from a rank to the last rank below it."""
     below = _children(from_root, world)
     return len(below) + max((_tree_copies(child, world) for child in below), default=0)
