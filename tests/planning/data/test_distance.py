@@ -88,6 +88,9 @@ def test_segments_of_a_ring_are_no_longer_than_gloos() -> None:
     once_s = fast.all_reduce_s(once_bytes)
     assert once_s > 6 * HOP_S
     assert fast.all_reduce_s(4 * once_bytes) == pytest.approx(4 * once_s, rel=0.01)
+    # Meanwhile the link is free for other messages.
+    work_s = fast.parts_s("all_reduce", once_bytes)[1]
+    assert work_s == pytest.approx(1.5 * once_bytes / 1.25e9)
 
 
 @given(

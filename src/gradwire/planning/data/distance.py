@@ -20,10 +20,25 @@ from ...collective.steps.travel import (
     travel,
 )
 from .fit import LineFit
+from .stored import NonNegative
 
 RINGS = ("all_gather", "all_reduce", "reduce_scatter")
 """Verbs that go round a ring if they are large."""
 MOST_BYTES = 2**60
+
+
+class FarLine(LineFit):
+    """The line of a verb between far hosts.
+
+    A long ring waits for notes again and again, however long it is. The link is idle
+    then, so a byte may add more seconds than it takes of the link: ``link_s``.
+    """
+
+    link_s: NonNegative
+
+    @property
+    def busy_s(self) -> float:
+        return self.link_s
 
 
 def far_line(verb: str, world: int, near: LineFit, hop_s: float) -> LineFit:
@@ -66,7 +81,8 @@ def far_line(verb: str, world: int, near: LineFit, hop_s: float) -> LineFit:
         samples = [
             (size, alpha_s + near.per_unit_s * size) for size in (1, border)
         ] + samples
-    return LineFit.model_construct(
+    return FarLine.model_construct(
+        link_s=near.per_unit_s,
         alpha_s=alpha_s,
         per_unit_s=(samples[-1][1] - samples[-2][1]) / (bends[-1] - bends[-2]),
         samples=tuple(samples),
