@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeGuard
 import torch
 from torch import Tensor
 
-from ...collective.steps.rounds import ROOM_BYTES
+from ...collective.steps.travel import NAMES, is_straight
 from ...contract.verbs import AllGather, AllReduce, AllToAll, Communication
 
 Straight = AllGather | AllReduce | AllToAll
@@ -33,14 +33,11 @@ class Waits(Protocol):
 def goes_straight(verb: Communication) -> TypeGuard[Straight]:
     """Whether a verb's parts go straight to each rank, on all ranks alike.
 
-    gloo's all-to-all sends all parts at once as well. Large gathers and sums keep to
-    the ring, whose links have one sender each.
+    The rule is ``is_straight``, which planners read too.
     """
     match verb:
-        case AllToAll():
-            return True
-        case AllGather(whole) | AllReduce(whole):
-            return whole.nbytes <= ROOM_BYTES
+        case AllGather(whole) | AllReduce(whole) | AllToAll(whole):
+            return is_straight(NAMES[type(verb)], whole.nbytes)
         case _:
             return False
 
