@@ -30,7 +30,7 @@ from torch import Tensor
 from ..contract import Layout, Memory, Residual, State, Traits
 from ..contract.bounds import check_share
 from ..contract.payload import Field, Format, Payload
-from ..contract.spec import TensorSpec, spec_of
+from ..contract.spec import TensorSpec, clear_not_finite, spec_of
 from ..errors import invalid
 from ..kernels.codes import packed_codes, unpacked_codes
 from ._coo import Coo, check_addressable, share_of
@@ -115,7 +115,7 @@ class sparseloco(Coo):
             payload["codes"].copy_(packed_codes(codes_K, 2))
         if residual_N is not None:
             self.merge(payload, residual_N, scale=-1.0)
-            torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
+            clear_not_finite(residual_N)
         return payload, state
 
     def entries(self, payload: Payload) -> tuple[Tensor, Tensor]:

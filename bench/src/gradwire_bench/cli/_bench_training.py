@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from gradwire.cli.report.links import Delay, Down, Jitter, Slow, Up
-from gradwire.cli.report.output import Fractions, emit, progress
+from gradwire.cli.report.output import AsJson, Fractions, emit, progress
 from gradwire.contract.units import parse_rate
 
 from ..auto import auto as auto_bench
@@ -21,6 +21,7 @@ from ..faults.faults_judge import COLUMNS
 from ..testbed.wide_area import NEAR, WideArea, read_wide_area
 from ..training import training as training_bench
 from ..training import training_links
+from ._options import SingleRankHosts, TaskName, Turns
 
 
 def auto(
@@ -42,12 +43,10 @@ def auto(
     then: Annotated[
         str | None, typer.Option(help="Instead: links change to this rate in mid-run.")
     ] = None,
-    hosts: Annotated[int, typer.Option(help="How many hosts, one rank each.")] = 4,
+    hosts: SingleRankHosts = 4,
     steps: Annotated[int, typer.Option(help="Steps of each turn, at least.")] = 3,
     turn_s: Annotated[float, typer.Option(help="Seconds of each turn, about.")] = 2.0,
-    rounds: Annotated[
-        int, typer.Option(help="Turns that are measured, after one more.")
-    ] = 3,
+    rounds: Turns = 3,
     under: Annotated[
         str, typer.Option(help="plain or ddp: what is attached.")
     ] = "plain",
@@ -56,9 +55,7 @@ def auto(
         list[str] | None,
         typer.Option(help="Only this single exchange; may be repeated."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train models by auto, by DDP and by single exchanges of its fidelity, in turn.
 
@@ -100,12 +97,12 @@ def auto(
 def _default_rates(links: WideArea) -> tuple[float | None, ...]:
     """Rates of `bench auto`; the loopback is no far link."""
     is_equal = links == NEAR
-    return tuple(one for one in auto_bench.RATES if is_equal or one is not None)
+    return tuple(rate for rate in auto_bench.RATES if is_equal or rate is not None)
 
 
 def _links(rates: list[str] | None) -> list[float | None]:
     """Bytes per second of each link; None is the loopback, which nothing slows."""
-    return [None if one == "loopback" else parse_rate(one) for one in rates or ()]
+    return [None if rate == "loopback" else parse_rate(rate) for rate in rates or ()]
 
 
 def train(
@@ -147,9 +144,7 @@ def train(
     peers: Annotated[
         list[Path] | None, typer.Option(help="A folder of peers' packages.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train small models by several methods: the loss after as many steps, or over
     seconds.
@@ -213,18 +208,14 @@ def loopback(
     ranks: Annotated[
         int, typer.Option(help="Processes that train, on this machine.")
     ] = 2,
-    task: Annotated[
-        str, typer.Option(help="text, perceptron, gpt, lstm, convnet or fashion.")
-    ] = "perceptron",
+    task: TaskName = "perceptron",
     turns: Annotated[int, typer.Option(help="How often each side has its turn.")] = 8,
     iterations: Annotated[int, typer.Option(help="Steps that a turn measures.")] = 10,
     only: Annotated[
         list[str] | None,
         typer.Option(help="Compressors [default: none, which is dense]."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Time training steps where the network costs nothing, in turn with DDP's.
 
@@ -274,9 +265,7 @@ def faults(
     up: Up = None,
     down: Down = None,
     slow: Slow = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Kill, cut off and spoil ranks that train, and see what the others make of it.
 
@@ -325,9 +314,7 @@ def matrix(
         bool,
         typer.Option("--pairs", help="Run no program: write the table of pairs alone."),
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run programs as people write them by every kind of exchange, and compare the
     bits.
@@ -347,8 +334,8 @@ def matrix(
         programs or PROGRAMS, tuple(only or ()), tuple(exchange or ()), seed
     )
     with progress("bench matrix", total=1) as advance:
-        found = bench.run(asked, Fractions(advance))
-    rows, notes = table.rows(found)
+        results = bench.run(asked, Fractions(advance))
+    rows, notes = table.rows(results)
     emit(
         "bench matrix",
         rows,
@@ -357,6 +344,6 @@ def matrix(
         notes=notes,
     )
     if out is not None:
-        table.write(found, out)
-    if table.is_wrong(found):
+        table.write(results, out)
+    if table.is_wrong(results):
         raise typer.Exit(1)

@@ -14,6 +14,7 @@ from gradwire.contract.units import parse_rate
 
 from ..demo.demo import Demo, run
 from ..testbed.wide_area import read_wide_area
+from ._options import NumSteps
 from .demo import announce, write
 
 app = typer.Typer()
@@ -27,7 +28,7 @@ def try_here(
     up: Up = None,
     down: Down = None,
     slow: Slow = None,
-    steps: Annotated[int, typer.Option(help="Training steps for each method.")] = 24,
+    steps: NumSteps = 24,
     out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path(
         "gradwire-try"
     ),

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from statistics import median
 
+from gradwire.cli.report.table import Row
 from gradwire.contract.bounds import check_whole
 from gradwire.errors import invalid
 
@@ -80,18 +81,18 @@ def accidents_of(settings: FaultsBench) -> list[Accident]:
     trial 1: kill of rank 0, after a verb of step 3, casync_ring
     """
     numbers = range(settings.trials) if settings.number is None else (settings.number,)
-    given = (
+    names = (
         settings.only or KINDS,
         settings.ways or WAYS,
         settings.timeout_s,
         settings.check_every,
     )
-    return [drawn(settings.seed, number, *given) for number in numbers]
+    return [drawn(settings.seed, number, *names) for number in numbers]
 
 
 def run(
     settings: FaultsBench, report: Callable[[float, str], None]
-) -> tuple[list[dict[str, object]], list[str]]:
+) -> tuple[list[Row], list[str]]:
     """A row for each kind of fault and one for all, and a note for each trial that went
     wrong.
 
@@ -101,11 +102,13 @@ def run(
     accidents = accidents_of(settings)
     notes = []
     is_near = settings.wide_area == NEAR
-    on_hosts = [one for one in accidents if one.kind in LINKS or not is_near]
+    on_hosts = [
+        accident for accident in accidents if accident.kind in LINKS or not is_near
+    ]
     if on_hosts and not (can := available(None if is_near else settings.testbed)):
         if not is_near or (settings.only and set(settings.only) <= set(LINKS)):
             raise TestbedUnavailable(f"there are no such links here: {can.reason}")
-        accidents = [one for one in accidents if one.kind not in LINKS]
+        accidents = [accident for accident in accidents if accident.kind not in LINKS]
         notes = [f"no trials of links: {can.reason}"]
     judged = _judged(settings, accidents, report)
     for accident in accidents:
@@ -114,7 +117,7 @@ def run(
         ]
     kinds = dict.fromkeys(accident.kind for accident in accidents)
     of_kind = {k: [judged[a.number] for a in accidents if a.kind == k] for k in kinds}
-    rows = [_row(kind, found) for kind, found in of_kind.items()]
+    rows = [_row(kind, flaws) for kind, flaws in of_kind.items()]
     return [*rows, _row("all", [*judged.values()])], notes
 
 
@@ -143,17 +146,17 @@ def _judged(
     return judged
 
 
-def _row(name: str, found: Sequence[Flaws]) -> dict[str, object]:
-    seconds = [one.detect_s for one in found if one.detect_s is not None]
-    counts: dict[str, object] = {
-        column: sum(column in one.wrong for one in found) for column in COLUMNS
+def _row(name: str, flaws: Sequence[Flaws]) -> Row:
+    seconds = [flaw.detect_s for flaw in flaws if flaw.detect_s is not None]
+    counts: Row = {
+        column: sum(column in flaw.wrong for flaw in flaws) for column in COLUMNS
     }
-    misnamed = sum("misnamed" in one.wrong for one in found)
+    misnamed = sum("misnamed" in flaw.wrong for flaw in flaws)
     return {
         "name": name,
-        "trials": len(found),
+        "trials": len(flaws),
         **counts,
-        "misnamed_at_most": round(most_likely(misnamed, len(found)), 4),
+        "misnamed_at_most": round(most_likely(misnamed, len(flaws)), 4),
         "median_s": round(median(seconds), 1) if seconds else None,
         "worst_s": round(max(seconds), 1) if seconds else None,
     }

@@ -139,8 +139,8 @@ def _report(accident: Accident, end: Connection, now_s: float) -> None:
 
 
 def _digest(model: nn.Module) -> int:
-    held = [shard_of(param).detach() for param in model.parameters()]
-    return zlib.crc32(b"".join(tensor.numpy().tobytes() for tensor in held))
+    shards = [shard_of(param).detach() for param in model.parameters()]
+    return zlib.crc32(b"".join(tensor.numpy().tobytes() for tensor in shards))
 
 
 def _ending(error: BaseException | None, digest: int) -> Ending:

@@ -74,9 +74,9 @@ class Trials:
             digest = self._digests.get((accident.way, accident.timeout_s))
             if (
                 digest is None
-                and (one := self._lived(calm, other).endings[0]) is not None
+                and (ending := self._lived(calm, other).endings[0]) is not None
             ):
-                digest = None if one.error else one.digest
+                digest = None if ending.error else ending.digest
         if digest is None:  # a busy machine let the run without an accident fail
             return again._replace(struck_s={})
         self._digests[accident.way, accident.timeout_s] = digest
@@ -160,9 +160,9 @@ class _Watched:
         deadline_s = time.monotonic() + _START_S
         while not set(left.values()) <= set(stays) or len(self._struck_s) < len(stays):
             now_s = time.monotonic()
-            for one in [one for one in self._wakes if one[0] <= now_s]:
-                self._wakes.remove(one)
-                self._go_on(one[1])
+            for wake in [wake for wake in self._wakes if wake[0] <= now_s]:
+                self._wakes.remove(wake)
+                self._go_on(wake[1])
             if now_s > deadline_s:
                 return
             until_s = min([deadline_s, *(at_s for at_s, _ in self._wakes)])

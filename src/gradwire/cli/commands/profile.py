@@ -18,7 +18,7 @@ from ...planning import catalogue
 from ...planning.data.cluster import PRIMITIVES, Cluster
 from ...planning.data.profile import Profile
 from ..report.links import Delay, Down, Jitter, Slow, Up
-from ..report.output import Fractions, emit, progress
+from ..report.output import AsJson, Fractions, emit, progress
 from ..report.table import Row
 
 if TYPE_CHECKING:
@@ -64,9 +64,7 @@ def profile(
     picture: Annotated[
         Path | None, typer.Option(help="Write a picture (PNG) here.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure a model's layers, and what messages and compressors cost on a cluster.
 
@@ -76,14 +74,15 @@ def profile(
     """
     if iterations is not None and iterations < 1:
         raise invalid("iterations", iterations, "1 or more", "write --iterations 20")
-    own = from_file(model) if ":" in model else None
-    if own is None:
+    model_and_step = from_file(model) if ":" in model else None
+    if model_and_step is None:
         catalogue.load(model)  # or an error that lists the names
     links = None
     if delay or jitter or up or down or slow:
         links = _testbed().read_wide_area(delay, jitter, up, down, slow)
-    asked = own is None or hosts is not None or rate is not None or links is not None
-    measured = None if own is None else _profiled(own, iterations)
+    is_catalogued = model_and_step is None
+    asked = is_catalogued or hosts is not None or rate is not None or links is not None
+    measured = None if model_and_step is None else _profiled(model_and_step, iterations)
     cluster = _cluster(hosts, rate, codecs, asked, links)
     if int(os.environ.get("RANK", "0")) != 0:
         return
@@ -169,7 +168,7 @@ def from_file(where: str) -> Made:
         raise invalid("model", where, "FILE.py:function with a Python file", remedy)
     module = importlib.util.module_from_spec(spec)
     # As Python does for a script: its neighbours can be imported, and classes find
-    #     their module.
+    # their module.
     sys.path.insert(0, str(path.resolve().parent))
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
@@ -226,8 +225,8 @@ def _layer_rows(measured: Profile) -> list[Row]:
     forward_s = measured.forward_s
     backward_s = measured.backward_s
     every = [
-        (one.name, one.size_bytes, one.forward_s, one.backward_s)
-        for one in measured.layers
+        (layer.name, layer.size_bytes, layer.forward_s, layer.backward_s)
+        for layer in measured.layers
     ]
     every.append(("step", measured.size_bytes, forward_s, backward_s))
     step_s = forward_s + backward_s

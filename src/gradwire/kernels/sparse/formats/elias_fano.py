@@ -103,7 +103,7 @@ class elias_fano(SparseFormat):
             bad = first_wrong(places_K, num_units)
         else:
             wrong = ctypes.c_int64()
-            found = library.gw_elias_decode(
+            num_set = library.gw_elias_decode(
                 low,
                 high,
                 num_high,
@@ -113,7 +113,7 @@ class elias_fano(SparseFormat):
                 places_K,
                 ctypes.byref(wrong),
             )
-            bits.check_found(found, count, num_high)
+            bits.check_found(num_set, count, num_high)
             bad = wrong.value
         if bad >= 0:
             raise invalid(
