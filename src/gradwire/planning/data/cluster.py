@@ -13,6 +13,7 @@ Differences from the papers: where a verb was measured its own line counts; wher
 from __future__ import annotations
 
 from itertools import chain, permutations
+from math import inf
 from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
@@ -21,7 +22,7 @@ from ...collective.steps.travel import NOTES, bytes_sent, hops, travel
 from ...contract.bounds import check_number, check_whole
 from ...contract.units import format_rate, format_seconds
 from ...errors import InvalidSetting, invalid
-from .distance import far_line
+from .distance import far_line, is_hidden
 from .fit import LineFit
 from .stored import MOST_RANKS, Frozen, NonNegative, Stored
 
@@ -617,9 +618,12 @@ class Cluster(Stored):
                 "in a new Cluster"
             )
         rounds, copies = travel("all_reduce", ranks)
-        far_s = self.evened.hop_between_s(0, 1) * hops(
-            "all_reduce", ranks, straight=True
-        )
+        distance_s = self.evened.hop_between_s(0, 1)
+        longest_s = max(fit.samples, default=(0, inf))[1]
+        if not is_hidden(distance_s, ranks, longest_s):
+            # A byte's seconds in the line are not those on the link.
+            return self.hop_s, self.rate_bytes_per_s
+        far_s = hops("all_reduce", ranks, straight=True) * distance_s
         return max(0.0, fit.alpha_s - far_s) / rounds, copies / fit.per_unit_s
 
     def parts_s(self, verb: str, size_bytes: float) -> tuple[float, float]:
