@@ -191,7 +191,7 @@ def measure_cluster(
 
 
 class _Link(NamedTuple):
-    """What a link costs: bytes a second, and the seconds of a hop.
+    """A link's bytes a second, and the seconds of a hop.
 
     A hop has a message's own work, and what passes at once for many messages.
     """
