@@ -16,11 +16,11 @@ from gradwire.collective.steps.shares import pack
 from gradwire.compress.topk import topk
 from gradwire_bench.report import bars, curves
 from gradwire_bench.workloads.train import layer_sizes
-from gradwire_lab.compress._support import Partition
 from gradwire_lab.compress.deft import (
     ALLOCATIONS,
     layer_k,
     loads,
+    partition_of,
     printed_work,
     two_stage,
     work,
@@ -214,11 +214,11 @@ def _selection_row(
 def _as_printed(
     given: Selected, world: int, whole_s: float, parts_s: Parts
 ) -> dict[str, float | None]:
-    """What algorithms 3 and 4 as printed give beside ours: seconds, k, and the busiest
-    rank's elements.
+    """The figures of algorithms 3 and 4 as printed beside ours: seconds, k, and the
+    busiest rank's elements.
     """
     k = max(1, round(given.density * given.grad_N.numel()))
-    partition = Partition(two_stage(given.layers, world))
+    partition = partition_of(tuple(given.layers), world)
     sizes_L = partition.sizes_L
     found: dict[str, float | None] = {}
     for name, rules in ALLOCATIONS.items():

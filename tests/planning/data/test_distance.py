@@ -189,3 +189,18 @@ def test_wrong_figures_of_hosts_are_named(
     text = json.dumps({**json.loads(HOME.to_json()), entry: value})
     with pytest.raises(InvalidSetting, match=f"cluster cannot be read: .*{words}"):
         Cluster.parse(text)
+
+
+def test_a_near_cluster_is_scaled_to_a_distance() -> None:
+    """Its measured lines are those of near hosts, so they go."""
+    measured = NEAR.model_copy(
+        update={"collectives": {verb: NEAR.line(verb) for verb in VERBS}}
+    )
+    far = measured.scaled(latency_s=ONE_WAY_S)
+    for size_bytes in (4096, 2**22):
+        seconds = far.all_reduce_s(size_bytes)
+        assert seconds == pytest.approx(FAR.all_reduce_s(size_bytes))
+    assert HOME.scaled(latency_s=0.0).latencies_s == ()
+    assert "40 ms one way" in far.source
+    with pytest.raises(InvalidSetting, match=r"latency_s must be 0 to .* got -1"):
+        NEAR.scaled(latency_s=-1.0)

@@ -27,6 +27,17 @@ RINGS = ("all_gather", "all_reduce", "reduce_scatter")
 MOST_BYTES = 2**60
 
 
+def is_hidden(hop_s: float, world: int, longest_s: float) -> bool:
+    """Whether the bytes of long ring all-reduces hide their hops.
+
+    The longest takes ``longest_s``, and a slope is that from a quarter of it on.
+
+    >>> is_hidden(0.005, 4, 0.5), is_hidden(0.08, 4, 0.5)
+    (True, False)
+    """
+    return 4 * hop_s * (2 * travel("all_reduce", world).rounds + 1) <= longest_s
+
+
 class FarLine(LineFit):
     """The line of a verb between far hosts.
 
