@@ -123,7 +123,7 @@ def far(path: Path) -> None:
     for model in ("4,160 parameters, 1 Gbit/s", "926,160 parameters, 50 Mbit/s"):
         rows = measured(section, model)
         panels[model] = {
-            row[model]: [
+            row[model].replace("`", "gradwire ", 1).rstrip("`"): [
                 (number(trip), number(cell)) for trip, cell in list(row.items())[1:]
             ]
             for row in rows
