@@ -159,7 +159,8 @@ def alone(
         check_played(exchange, world)
         # Ranks of a host have other tensors; of a gradient cut into chunks the last
         # have less.
-        asked = {*range(per_host), *range(0, world, -(-world // MOST_ASKED)), world - 1}
+        spread = range(0, world, -(-world // MOST_ASKED))
+        asked = {*range(per_host), *spread, world - 1}
     every = [supersteps_of_rank(exchange, spec, tariff, rank) for rank in sorted(asked)]
     took_s = [
         sum(_seconds(superstep, per_host) for superstep in supersteps)
