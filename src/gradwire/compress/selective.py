@@ -48,6 +48,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from ..collective.steps.ordered_sums import num_entries
 from ..collective.steps.sizes import announce_all
 from ..contract import (
     Compressor,
@@ -198,15 +199,13 @@ class Mixed:
     @cached_property
     def largest(self) -> Format:
         """The layout of the largest payload."""
-        return self.layout(
-            sum(map(_num_entries, map(self.codec.format, self._specs())))
-        )
+        return self.layout(sum(map(num_entries, map(self.codec.format, self._specs()))))
 
     @cached_property
     def typical(self) -> Format:
         """The layout of a payload as large as is usual."""
         return self.layout(
-            sum(map(_num_entries, map(self.codec.typical, self._specs())))
+            sum(map(num_entries, map(self.codec.typical, self._specs())))
         )
 
     def layout(self, num_entries: int) -> Format:
@@ -377,10 +376,6 @@ class Mixed:
     def starts(self) -> list[int]:
         """The place in the message at which each tensor begins."""
         return list(accumulate(self.sizes, initial=0))
-
-
-def _num_entries(form: Format) -> int:
-    return next(part.numel for part in form if part.name == "indices")
 
 
 def _at_least_one(grad_N: Tensor, residual_N: Residual) -> tuple[Tensor, Tensor]:

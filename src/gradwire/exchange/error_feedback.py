@@ -14,7 +14,16 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..contract import Copies, EncodesTensors, Exchange, Member, Residual, State, Traits
+from ..contract import (
+    Compressor,
+    Copies,
+    EncodesTensors,
+    Exchange,
+    Member,
+    Residual,
+    State,
+    Traits,
+)
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.state import leaves
 from ..contract.verbs import Steps
@@ -213,7 +222,7 @@ def with_error_feedback(exchange: Exchange) -> ErrorFeedback:
     return ErrorFeedback(exchange)
 
 
-def feedback_refusal(exchange: Exchange) -> InvalidSetting | None:
+def feedback_refusal(exchange: Exchange | Compressor) -> InvalidSetting | None:
     """The refusal of error feedback around an exchange; None if it is accepted.
 
     If an exchange can lose more than its gradient, residuals can grow without bound

@@ -31,7 +31,7 @@ from typing import NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
-from ..collective.steps.travel import bytes_sent, travel
+from ..collective.steps.travel import NOTES, bytes_sent, hops, travel
 from ..compress.none import none
 from ..contract import Exchange, Member
 from ..contract.spec import TensorSpec
@@ -50,6 +50,7 @@ from ..errors import InvalidSetting, UnknownName, invalid
 from ..exchange.by_name import exchange_for
 from ..exchange.two_level import among_hosts, on_hosts
 from ..planning.data.cluster import VERBS, Cluster, CodecFit, Host, VerbName
+from ..planning.data.distance import is_hidden
 from ..planning.data.fit import LineFit, fit_line
 from ..planning.data.stored import Stored
 from ..runtime.engine.engine import CONTROL, Engine, figures_of_all
@@ -143,9 +144,10 @@ def measure_cluster(
     An all-reduce is among them.
 
     ``rate_bytes_per_s`` is the links' known rate. Without it the rate of a ring is
-    stated whose long all-reduces take as long. Short ones, which a link may take at
-    once, tell no rate. ``sizes_bytes`` are those of the largest buffer of a verb, so of
-    an all-gather's result, rounded up to whole float32 a rank. A time is the median of
+    stated whose long all-reduces take as long, or of all-to-alls between far hosts.
+    Short ones, which a link may take at once, tell no rate. ``sizes_bytes`` are those
+    of the largest buffer of a verb, so of an all-gather's result, rounded up to whole
+    float32 a rank. A time is the median of
     ``rounds``. ``codecs`` of rank 0 are passed on. ``advance(amount, note)`` is told of
     progress, 1 for a size of a verb. How often a size is repeated follows from the
     slowest rank's first time, which all ranks know; every rank returns rank 0's
@@ -174,12 +176,12 @@ def measure_cluster(
             )
     seconds = _message_s(engine, cases, budget_s, rounds, advance)
     fits = dict(zip(verbs, _lines(cases, seconds, len(sizes_bytes)), strict=True))
-    ring = travel("all_reduce", engine.world)
-    line = fits["all_reduce"]
+    link = _link(engine, fits, engine.world, budget_s, rounds)
     cluster = Cluster(
         num_ranks=engine.world,
-        rate_bytes_per_s=rate_bytes_per_s or ring.copies / _slope(line),
-        hop_s=line.alpha_s / ring.rounds,
+        rate_bytes_per_s=rate_bytes_per_s or link.rate_bytes_per_s,
+        hop_s=link.work_s,
+        latency_s=link.distance_s / (1 + NOTES),
         collectives=fits,
         codecs=dict(codecs or {}),
         host_share=host_share(engine, budget_s=budget_s, rounds=rounds),
@@ -188,6 +190,75 @@ def measure_cluster(
         source=_source(f"{engine.world} ranks"),
     )
     return broadcast_figures(engine, cluster)
+
+
+class _Link(NamedTuple):
+    """A link's bytes a second, and the seconds of a hop.
+
+    A hop has a message's own work, and what passes at once for many messages.
+    """
+
+    rate_bytes_per_s: float
+    work_s: float
+    distance_s: float
+
+
+FAR_S = 1e-3
+"""The least seconds of a hop that count as distance: near hosts hand over for less."""
+AT_ONCE = 8
+"""The transfers that are under way at once, to tell distance from work."""
+
+
+def _link(
+    engine: Engine,
+    fits: Mapping[VerbName, LineFit],
+    world: int,
+    budget_s: float,
+    rounds: int,
+) -> _Link:
+    """The link of ``world`` hosts, whose verbs cost ``fits``.
+
+    Bytes of a near ring hide the distance, but those of a far one do not. So far links
+    have the rate of all-to-alls, which take one hop.
+    """
+    line = fits["all_reduce"]
+    ring = travel("all_reduce", world)
+    num_hops = hops("all_reduce", world, straight=True)
+    distance_s = _distance_s(engine, world, budget_s, rounds)
+    rate = ring.copies / _slope(line)
+    latency_s = line.alpha_s
+    if not is_hidden(distance_s, world, max(line.samples)[1]):
+        if "all_to_all" in fits:
+            rate = travel("all_to_all", world).copies / _slope(fits["all_to_all"])
+        size_bytes, shortest_s = min(line.samples)
+        latency_s = max(0.0, shortest_s - ring.copies * size_bytes / rate)
+    distance_s = min(distance_s, latency_s / num_hops)
+    work_s = (latency_s - num_hops * distance_s) / ring.rounds
+    return _Link(rate, work_s, distance_s)
+
+
+def _distance_s(engine: Engine, world: int, budget_s: float, rounds: int) -> float:
+    """Seconds that pass at once for many messages to the next host; 0 if it is near.
+
+    Hosts send to the next one at the same time, so the farthest neighbours count. Both
+    directions are alike here: a payload waits for a note that comes the other way.
+    """
+    count = engine.ranks_per_host
+    host = engine.rank // count
+    right = (host + 1) % world
+    left = (host - 1) % world
+    own = torch.zeros(1)
+    verbs: list[Verb] = []
+    for _ in range(AT_ONCE):
+        verbs += [Send(right, own), Recv(left, torch.zeros(1))]
+    cases = []
+    for some in (verbs[:2], verbs):
+        make = partial(_verbs, *some)
+        moved: Make = lambda make=make: among_hosts(make())  # type: ignore[misc]  # noqa: E731
+        cases.append(_Case("send", 1, [moved if count > 1 else make]))
+    one_s, all_s = _message_s(engine, cases, budget_s, rounds)
+    distance_s = one_s - (all_s - one_s) / (AT_ONCE - 1)
+    return distance_s if distance_s >= FAR_S else 0.0
 
 
 def _processors(engine: Engine, cases: Sequence[_Case]) -> LineFit | None:
@@ -258,17 +329,14 @@ def _measure_hosts(
         line=within,
         shares=shares,
     )
-    rate = host.rate_bytes_per_s
-    hop_s = host.hop_s
+    link = _Link(host.rate_bytes_per_s / count, host.hop_s, 0.0)
     if "all_reduce" in shares:
-        across = shares["all_reduce"]
-        ring = travel("all_reduce", num_hosts)
-        rate = count * ring.copies / _slope(across)
-        hop_s = across.alpha_s / ring.rounds
+        link = _link(engine, shares, num_hosts, budget_s, rounds)
     cluster = Cluster(
         num_ranks=engine.world,
-        rate_bytes_per_s=rate,
-        hop_s=hop_s,
+        rate_bytes_per_s=count * link.rate_bytes_per_s,
+        hop_s=link.work_s,
+        latency_s=link.distance_s / (1 + NOTES),
         host=host,
         codecs=dict(codecs or {}),
         host_share=host_share(engine, budget_s=budget_s, rounds=rounds),
@@ -492,12 +560,20 @@ TORCH_SIZES_BYTES = tuple(2**power for power in (12, 15, 18, 20, 22, 24))
 """Sizes from where alpha decides to where beta does, on links of 0.1 to 100 Gbit/s."""
 
 
+NUM_TRIPS = 5
+
+
 class LinkReport(NamedTuple):
-    """A measured group: its ranks, back end, and the line through size medians."""
+    """A measured group: its ranks, back end, and the line through size medians.
+
+    ``round_trip_s`` are the seconds to the farthest rank and back, on rank 0; None
+    where only a GPU's library carries messages.
+    """
 
     world: int
     backend: str
     fit: LineFit
+    round_trip_s: float | None = None
 
     @property
     def rate_bytes_per_s(self) -> float:
@@ -545,7 +621,33 @@ def torch_all_reduces(
         # The first one opens connections and touches fresh pages.
         samples.append((size_bytes, statistics.median(taken_s[1:])))
         advance(note=f"{size_bytes} bytes")
-    return LinkReport(world, group.name(), fit_line(samples))
+    trip_s = _round_trip_s(group) if device is None else None
+    return LinkReport(world, group.name(), fit_line(samples), trip_s)
+
+
+def _round_trip_s(group: Group) -> float:
+    """Seconds from rank 0 to its farthest rank and back; 0 on other ranks."""
+    rank = group.rank()
+    word = torch.zeros(1)
+    answer = torch.zeros(1)
+    farthest_s = 0.0
+    for other in range(1, group.size()):
+        trips_s = []
+        for _ in range(NUM_TRIPS):
+            peer = {0: other, other: 0}.get(rank)
+            arriving = None if peer is None else group.recv([answer], peer, 0)
+            # gloo sends only what it knows to be awaited
+            group.barrier().wait()
+            start_s = time.perf_counter()
+            if rank == 0:
+                group.send([word], other, 0).wait()
+            if arriving is not None:
+                arriving.wait()
+            if rank == other:
+                group.send([word], 0, 0).wait()
+            trips_s.append(time.perf_counter() - start_s)
+        farthest_s = max(farthest_s, statistics.median(trips_s))
+    return farthest_s if rank == 0 else 0.0
 
 
 def launched_link(advance: Callable[..., None]) -> LinkReport:

@@ -269,7 +269,7 @@ class Handle:
             "world_size": self.world_size,
             "averaged_by": "gradwire" if self._engine.num_channels else "DDP",
             "messages": len(messages),
-            "memory": memory_of(messages, numel),
+            "memory": memory_of(messages, self._engine.routes.ahead_bytes, numel),
             "residual_norm": norm_over_all(self.residuals().values()),
             "overlapped_steps": 0 if overlap is None else overlap.num_overlapped,
             "fallbacks": {} if overlap is None else dict(overlap.fallbacks),

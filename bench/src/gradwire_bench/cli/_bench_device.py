@@ -7,13 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
+from gradwire.cli.report.links import Delay, Down, Jitter, Slow, Up
 from gradwire.cli.report.output import AsJson, Fractions, emit, progress
 from gradwire.cli.report.table import Row
 from gradwire.contract.units import parse_rate
 from gradwire.errors import invalid
 
+from ..testbed.wide_area import read_wide_area
 from ._options import Compressors
-from ._wide_area import Delay, Down, Jitter, Slow, Up, wide_area
 
 
 def device(
@@ -74,7 +75,7 @@ def device(
         "device": where,
         "parts": tuple(part or bench.PARTS),
         "ranks": ranks,
-        "wide_area": wide_area(delay, jitter, up, down, slow),
+        "wide_area": read_wide_area(delay, jitter, up, down, slow),
     }
     if rate:
         keywords["rates_bytes_per_s"] = tuple(map(parse_rate, rate))

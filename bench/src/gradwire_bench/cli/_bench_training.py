@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from gradwire.cli.report.links import Delay, Down, Jitter, Slow, Up
 from gradwire.cli.report.output import AsJson, Fractions, emit, progress
 from gradwire.contract.units import parse_rate
 
@@ -17,11 +18,10 @@ from ..auto import auto as auto_bench
 from ..faults import accidents
 from ..faults import faults as faults_bench
 from ..faults.faults_judge import COLUMNS
-from ..testbed.wide_area import NEAR, WideArea
+from ..testbed.wide_area import NEAR, WideArea, read_wide_area
 from ..training import training as training_bench
 from ..training import training_links
 from ._options import SingleRankHosts, TaskName, Turns
-from ._wide_area import Delay, Down, Jitter, Slow, Up, wide_area
 
 
 def auto(
@@ -64,7 +64,7 @@ def auto(
     the cores. With --then: steps from a change of the links to the plan for it.
     """
     rates = _links(rate)
-    links = wide_area(delay, jitter, up, down, slow)
+    links = read_wide_area(delay, jitter, up, down, slow)
     settings = auto_bench.AutoBench(
         models=tuple(model or auto_bench.MODELS),
         rates=tuple(rates) or _default_rates(links),
@@ -163,7 +163,7 @@ def train(
         learning_rates=learning_rates,
         trained=tuple(only or ()),
     )
-    links = wide_area(delay, jitter, up, down, slow)
+    links = read_wide_area(delay, jitter, up, down, slow)
     on_links = rate or goal_step is not None or out is not None or peers
     if on_links or links != NEAR:
         _train_on_links(
@@ -260,6 +260,11 @@ def faults(
     check_every: Annotated[
         int, typer.Option(help="Steps to a check of parameters; 0: never.")
     ] = 1,
+    delay: Delay = 0.0,
+    jitter: Jitter = 0.0,
+    up: Up = None,
+    down: Down = None,
+    slow: Slow = None,
     as_json: AsJson = False,
 ) -> None:
     """Kill, cut off and spoil ranks that train, and see what the others make of it.
@@ -267,7 +272,8 @@ def faults(
     Exits with 1 if anything is wrong: hangs (no end), late (more than 5 s after the
     time-out), raw (an error of others), diverged (without an error), misnamed (at most
     that share, by Wilson's 95 %), apart (steps differ), left (a process stays),
-    not_struck. Seconds are those to detect.
+    not_struck. Seconds are those to detect. With options of links all trials run on
+    such hosts, whose other links have 500 Mbit/s.
     """
     settings = faults_bench.FaultsBench(
         trials=trials,
@@ -278,10 +284,12 @@ def faults(
         number=number,
         timeout_s=timeout,
         check_every=check_every or None,
+        wide_area=read_wide_area(delay, jitter, up, down, slow),
     )
     with progress("bench faults", total=1) as advance:
         rows, notes = faults_bench.run(settings, Fractions(advance))
     title = f"{trials} trials of seed {seed}, time-out {timeout:g} s"
+    title += str(settings.wide_area)
     emit("bench faults", rows, as_json=as_json, title=title, notes=notes)
     if any(rows[-1][column] for column in COLUMNS):
         raise typer.Exit(1)

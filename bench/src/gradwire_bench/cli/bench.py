@@ -11,6 +11,7 @@ from typing import Annotated
 import torch
 import typer
 
+from gradwire.cli.report.links import Delay, Down, Jitter, Slow, Up
 from gradwire.cli.report.output import AsJson, Fractions, emit, progress
 from gradwire.contract.bounds import check_whole
 from gradwire.contract.units import parse_rate
@@ -23,6 +24,7 @@ from ..micro import sparse as sparse_bench
 from ..micro.draws import IndexDraws, draws_like
 from ..micro.sparse_rank import OWN, SCHEMES
 from ..schedule import schedule as schedule_bench
+from ..testbed.wide_area import read_wide_area
 from . import _bench_training as of_training
 from ._bench_device import device
 from ._options import (
@@ -37,7 +39,6 @@ from ._options import (
     SingleRankHosts,
     Turns,
 )
-from ._wide_area import Delay, Down, Jitter, Slow, Up, wide_area
 
 app = typer.Typer(no_args_is_help=True)
 _log = logging.getLogger("gradwire")
@@ -89,7 +90,7 @@ def exchange(
         hosts=hosts,
         ranks_per_host=ranks_per_host,
         rate_bytes_per_s=parse_rate(rate),
-        wide_area=wide_area(delay, jitter, up, down, slow),
+        wide_area=read_wide_area(delay, jitter, up, down, slow),
         numel=numel,
         repeats=repeats,
         only=tuple(only or ()),
@@ -159,7 +160,7 @@ def sparse(
     settings = sparse_bench.SparseBench(
         draws=draws,
         rate_bytes_per_s=parse_rate(rate),
-        wide_area=wide_area(delay, jitter, up, down, slow),
+        wide_area=read_wide_area(delay, jitter, up, down, slow),
         repeats=repeats,
         pieces=pieces,
         schemes=tuple(only or (*SCHEMES, *OWN)),
@@ -363,7 +364,7 @@ def schedule(
         hosts=hosts,
         ranks_per_host=ranks_per_host,
         rate_bytes_per_s=parse_rate(rate),
-        wide_area=wide_area(delay, jitter, up, down, slow),
+        wide_area=read_wide_area(delay, jitter, up, down, slow),
         scale=scale,
         slowdown=slowdown,
         turns=turns,

@@ -9,14 +9,15 @@ from typing import Annotated
 
 import typer
 
+from gradwire.cli.report.links import Delay, Down, Jitter, Slow, Up
 from gradwire.cli.report.output import AsJson, Fractions, emit, machine, progress
 from gradwire.contract.units import parse_rate
 from gradwire.errors import NotInstalled
 
 from ..demo.demo import Demo, DemoResult, run, write_report
 from ..demo.demo_rank import COMPRESSORS
+from ..testbed.wide_area import read_wide_area
 from ._options import LinkRate, NumSteps, SingleRankHosts, TaskName
-from ._wide_area import Delay, Down, Jitter, Slow, Up, wide_area
 
 app = typer.Typer()
 
@@ -50,7 +51,7 @@ def demo(
     settings = Demo(
         hosts=hosts,
         rate_bytes_per_s=parse_rate(rate),
-        wide_area=wide_area(delay, jitter, up, down, slow),
+        wide_area=read_wide_area(delay, jitter, up, down, slow),
         steps=steps,
         task=task,
         compressors=tuple(compressor or COMPRESSORS),

@@ -19,8 +19,9 @@ from gradwire.contract.bounds import check_whole
 from gradwire.errors import invalid
 
 from ..errors import TestbedUnavailable
-from ..testbed.hosts import available
-from .accidents import KINDS, LINKS, WAYS, Accident, drawn
+from ..testbed.hosts import Testbed, available
+from ..testbed.wide_area import NEAR, WideArea
+from .accidents import KINDS, LINKS, PARTITIONS, WAYS, Accident, drawn
 from .faults_judge import COLUMNS, Flaws, judge
 from .faults_trial import Trials
 
@@ -33,7 +34,8 @@ class FaultsBench:
 
     ``only`` are the kinds of faults that are drawn (all that this machine can do, where
     it is empty), ``number`` a single trial that is to be repeated. The ranks attach
-    with ``timeout_s`` and ``check_every``.
+    with ``timeout_s`` and ``check_every``. With a ``wide_area`` all trials run on hosts
+    with such links, without it only those whose links fail.
     """
 
     trials: int
@@ -44,6 +46,7 @@ class FaultsBench:
     number: int | None = None
     timeout_s: float = 5.0
     check_every: int | None = 1
+    wide_area: WideArea = NEAR
 
     def __post_init__(self) -> None:
         check_whole("trials", self.trials, "write --trials 24")
@@ -61,6 +64,13 @@ class FaultsBench:
             raise invalid(
                 "timeout", self.timeout_s, "at least 2 seconds", "write --timeout 5"
             )
+        # refuses a slow host that there is not
+        self.testbed  # noqa: B018
+
+    @property
+    def testbed(self) -> Testbed:
+        """The hosts of a trial, as many as the largest one needs."""
+        return Testbed(hosts=max(PARTITIONS.values()), wide_area=self.wide_area)
 
 
 def accidents_of(settings: FaultsBench) -> list[Accident]:
@@ -91,14 +101,16 @@ def run(
     """
     accidents = accidents_of(settings)
     notes = []
-    if any(accident.kind in LINKS for accident in accidents) and not (
-        can := available()
-    ):
-        if settings.only and set(settings.only) <= set(LINKS):
-            raise TestbedUnavailable(f"links cannot fail here: {can.reason}")
+    is_near = settings.wide_area == NEAR
+    on_hosts = [
+        accident for accident in accidents if accident.kind in LINKS or not is_near
+    ]
+    if on_hosts and not (can := available(None if is_near else settings.testbed)):
+        if not is_near or (settings.only and set(settings.only) <= set(LINKS)):
+            raise TestbedUnavailable(f"there are no such links here: {can.reason}")
         accidents = [accident for accident in accidents if accident.kind not in LINKS]
         notes = [f"no trials of links: {can.reason}"]
-    judged = _judged(accidents, settings.at_once, report)
+    judged = _judged(settings, accidents, report)
     for accident in accidents:
         notes += [
             f"{accident}: {text}" for text in judged[accident.number].wrong.values()
@@ -110,11 +122,14 @@ def run(
 
 
 def _judged(
-    accidents: Sequence[Accident], at_once: int, report: Callable[[float, str], None]
+    settings: FaultsBench,
+    accidents: Sequence[Accident],
+    report: Callable[[float, str], None],
 ) -> dict[int, Flaws]:
     """The flaws of every trial by its number."""
     judged: dict[int, Flaws] = {}
-    with Trials() as trials, ThreadPoolExecutor(at_once) as pool:
+    made = Trials(settings.testbed)
+    with made as trials, ThreadPoolExecutor(settings.at_once) as pool:
         running = {
             pool.submit(trials.observe, accident): accident for accident in accidents
         }

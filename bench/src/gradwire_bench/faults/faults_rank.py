@@ -75,11 +75,13 @@ class Surroundings(NamedTuple):
     resume: bool
 
 
-def keep_store(end: Connection) -> None:
+def keep_store(end: Connection, spaces: Namespaces | None) -> None:
     """The life of a process that only holds the store, as the agent of torchrun
-    does.
+    does, on the first host.
     """
     _die_with_the_parent()
+    if spaces is not None:
+        join_network(spaces, 0)
     store = TCPStore("127.0.0.1", 0, None, True, _JOIN, wait_for_workers=False)
     end.send(store.port)
     end.poll(None)

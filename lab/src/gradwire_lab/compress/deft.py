@@ -2,7 +2,8 @@
 
 Source: Yoon and Oh, ICPP 2023, "DEFT: exploiting gradient norm difference between model
     layers for scalable gradient sparsification", algorithms 1 (``_support``) to 5.
-Differences from the paper (what one algorithm does otherwise stands above it):
+Differences from the paper (what one algorithm does otherwise stands above it; with
+    ``allocation="paper"`` algorithms 3 and 4 are as printed):
     - The layers are those of one message: n_g is its number of elements, and norms are
       compared within it. Fused into one message, a model is treated as in the paper.
     - Layers are weighed by what our selection costs. See ``work``.
@@ -40,7 +41,7 @@ needed anyway.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -52,6 +53,7 @@ from torch import Tensor
 
 from gradwire.collective.steps.shares import pack
 from gradwire.compress._coo import check_addressable
+from gradwire.compress._quantise import check_choice
 from gradwire.contract import Member, Traits
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import AllGather, Broadcast, Steps
@@ -111,6 +113,12 @@ def work(sizes_L: Tensor, k_L: Tensor) -> list[int]:
         (PER_LAYER + read_L + _PER_CHOSEN * k_L).where(k_L < sizes_L, 0).tolist()
     )
     return costs
+
+
+def printed_work(sizes_L: Tensor, k_L: Tensor) -> list[float]:
+    """Equation 3 as printed: size * log k, so 0 for a layer that sends one element."""
+    found: list[float] = (sizes_L * k_L.double().log()).tolist()
+    return found
 
 
 def loads(costs: Sequence[float], bins: Sequence[int], num_bins: int) -> list[float]:
@@ -200,6 +208,28 @@ def layer_k(norms_L: Tensor, sizes_L: Tensor, budget: int) -> Tensor:
     return rounded(shares(_tamed(norms_L), sizes_L, max(budget, sizes_L.numel())))
 
 
+def printed_layer_k(norms_L: Tensor, sizes_L: Tensor, budget: int) -> Tensor:
+    """Algorithm 3 as printed, each k rounded down; takes and returns ``layer_k``'s.
+
+    >>> sizes_L = torch.tensor([100, 100, 2, 50])
+    >>> norms_L = torch.tensor([6.0, 2.0, 8.0, 0.0]).double()
+    >>> printed_layer_k(norms_L, sizes_L, budget=23).tolist()
+    [15, 6, 2, 1]
+    """
+    k_L = torch.ones_like(sizes_L)
+    norms = (_tamed(norms_L) if sizes_L.numel() else norms_L).tolist()
+    order = sorted(range(len(norms)), key=lambda layer: -norms[layer])
+    # the smallest first: subtracting large norms would cancel what small ones leave
+    sums = [*accumulate(norms[layer] for layer in reversed(order))]
+    k_remain = budget
+    for layer, norm_remain in zip(order, reversed(sums), strict=True):
+        share = k_remain * norms[layer] / norm_remain if norm_remain > 0 else 0
+        size = int(sizes_L[layer])
+        k_L[layer] = size if size < share else max(1, int(share))
+        k_remain -= int(k_L[layer])
+    return k_L
+
+
 def shares(norms_L: Tensor, sizes_L: Tensor, budget: int) -> Tensor:
     """min(size, max(1, level * norm)), float64, for the level of this ``budget``.
 
@@ -268,12 +298,43 @@ def owners(partition: Partition, k_L: Tensor, world: int, delegate: int) -> Tens
     """Algorithm 4: the rank that selects in each layer, int32; ``world`` where all
     ranks send all.
 
-    Those are layers whose k is their size, as of one element. Rank r gets bin (delegate
-    + r) mod W: the first bin has the largest layer, and is another rank's in each step.
+    All ranks send all of a layer whose k is its size, as of one element.
     """
-    bins = pack(work(partition.sizes_L, k_L), world)
-    owners_L = (torch.tensor(bins, dtype=torch.int32, device="cpu") - delegate) % world
+    owners_L = _packed(work(partition.sizes_L, k_L), world, delegate)
     return owners_L.where(k_L < partition.sizes_L, world).int()
+
+
+def printed_owners(
+    partition: Partition, k_L: Tensor, world: int, delegate: int
+) -> Tensor:
+    """Algorithm 4 as printed: the rank that selects in each layer, int32.
+
+    Layers that are sent whole have an owner too, whose indices travel.
+    """
+    return _packed(printed_work(partition.sizes_L, k_L), world, delegate)
+
+
+def _packed(costs: Sequence[float], world: int, delegate: int) -> Tensor:
+    """Rank r gets bin (delegate + r) mod W: the first bin has the costliest layer, and
+    is another rank's in each step.
+    """
+    bins = torch.tensor(pack(costs, world), dtype=torch.int32, device="cpu")
+    return (bins - delegate) % world
+
+
+class Rules(NamedTuple):
+    """How ranks agree on the elements of each layer, and on the rank that selects."""
+
+    layer_k: Callable[[Tensor, Tensor, int], Tensor]
+    """Algorithm 3: k of each layer, from norms, sizes and the budget."""
+    owners: Callable[[Partition, Tensor, int, int], Tensor]
+    """Algorithm 4, from layers, k, the number of ranks and the delegate."""
+
+
+ALLOCATIONS = {
+    "level": Rules(layer_k, owners),
+    "paper": Rules(printed_layer_k, printed_owners),
+}
 
 
 class Allocation:
@@ -395,6 +456,10 @@ class deft(SharedSupport):
         layers: The number of elements of each layer, in the order of the message: a
             sequence of whole numbers from 0. None (the default): one layer for each
             tensor of the message. Larger layers leave less to balance among ranks.
+        allocation: "level" (the default): all layers' shares are found at once, and
+            layers are packed by the elements that selection reads. "paper": the loop of
+            algorithm 3, which may send up to one element a layer more than asked for,
+            and layers packed by size * log k (equation 3).
 
     >>> from gradwire.exchange.by_name import run_local
     >>> spec = TensorSpec("two layers", 6, shapes=((4,), (2,)))
@@ -405,12 +470,14 @@ class deft(SharedSupport):
     """
 
     layers: Sequence[int] | None = None
+    allocation: str = "level"
     traits: ClassVar[Traits] = replace(
         SharedSupport.traits, whole_tensors=True, exact_size=False
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice("deft allocation", self.allocation, (*ALLOCATIONS,))
         if self.layers is None:
             return
         layers = self.layers if isinstance(self.layers, Sequence) else (None,)
@@ -445,14 +512,16 @@ class deft(SharedSupport):
         delegate = int(state.step) % me.world
         width = width_of(me.world + 1)
         num_layers = len(partition.sizes)
+        rules = ALLOCATIONS[self.allocation]
         announced = me.scratch("owners", num_layers * width, whole_N, torch.uint8)
 
         def begin() -> Tensor:
-            k_L = layer_k(
+            k_L = rules.layer_k(
                 pending.norms_L, partition.sizes_L, self.kept(whole_N.numel())
             )
             if me.rank == delegate:
-                narrow(owners(partition, k_L, me.world, delegate), width, announced)
+                owners_L = rules.owners(partition, k_L, me.world, delegate)
+                narrow(owners_L, width, announced)
             return k_L
 
         def accept() -> Allocation:
@@ -462,12 +531,11 @@ class deft(SharedSupport):
         def even() -> Tensor:
             """Each layer's k where all have one density, for predictions."""
             sizes_L = partition.sizes_L
-            return layer_k(sizes_L.double(), sizes_L, self.kept(whole_N.numel()))
+            return rules.layer_k(sizes_L.double(), sizes_L, self.kept(whole_N.numel()))
 
         def usual() -> Allocation:
-            return Allocation(
-                partition, owners(partition, k_L, me.world, delegate), me.world
-            )
+            owners_L = rules.owners(partition, k_L, me.world, delegate)
+            return Allocation(partition, owners_L, me.world)
 
         k_L = yield me.sized("encode", begin, num_layers, even)
         yield Broadcast(delegate, announced)
@@ -523,4 +591,4 @@ def _united(
     return support_K, counts[me.rank] + allocation.num_common
 
 
-EXAMPLES = (deft(), deft(density=0.3))
+EXAMPLES = (deft(), deft(density=0.3), deft(density=0.3, allocation="paper"))

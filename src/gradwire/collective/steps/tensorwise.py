@@ -216,9 +216,7 @@ class Tensorwise(Compressor):
     def joined(self, dtype: torch.dtype, forms: Sequence[Format]) -> Joined:
         """The layout of all tensors' payloads from that of each."""
         slots = [form.slot_bytes for form in forms]
-        entries = sum(
-            part.numel for form in forms for part in form if part.name == "indices"
-        )
+        entries = sum(form.num_entries or 0 for form in forms)
         if not self.traits.exact_size:
             return self._announcing(dtype, sum(slots), entries)
         fields = (

@@ -137,6 +137,7 @@ class Iteration:
                 self.after,
                 [self._early_from(ends) for ends in ends_s] if early else (),
                 self.cluster.ranks_per_host if len(supersteps) > 1 else 1,
+                self.cluster.speeds if len(supersteps) > 1 else (),
             )
         )
         of_rank: list[list[Span]] = [[] for _ in supersteps]

@@ -58,6 +58,8 @@ class Traffic:
 
     What they send each other is not on it.
     """
+    speeds: Sequence[tuple[float, float]] = ()
+    """Each host's rates up and down, the slowest of which is 1; empty: all are 1."""
 
 
 @dataclass
@@ -213,7 +215,7 @@ class _Engine:
                 )
         self.per_host = traffic.ranks_per_host
         num_hosts = -(-len(self.ranks) // self.per_host)
-        self.links = Network()
+        self.links = Network(traffic.speeds)
         self.within = [Network() for _ in range(num_hosts)] if self.per_host > 1 else []
         self.now_s = 0.0
         self.spans: list[Span] = []

@@ -4,7 +4,8 @@ Ranks that do alike do not keep each other waiting: where each sends to some, it
 as much from others at the same time. So a few ranks are asked for their verbs, and the
 one that takes longest stands for all. Where one has more to do than another, as
 aggregators have where they are few, the exchange is played on all ranks, with nothing
-else on the network.
+else on the network. So it is where hosts have other distances or rates, and ranks send
+to single ranks.
 
 A stretch of verbs for the network becomes one collective that takes as long as the
 stretch took alone. The seconds in which its links were in use are shared with other
@@ -162,6 +163,10 @@ def alone(
         spread = range(0, world, -(-world // MOST_ASKED))
         asked = {*range(per_host), *spread, world - 1}
     every = [supersteps_of_rank(exchange, spec, tariff, rank) for rank in sorted(asked)]
+    if tariff.speeds and any(
+        isinstance(verb, Hop) for superstep in every[0] for verb in superstep.wire
+    ):
+        return _slowest_played(supersteps_of(exchange, spec, tariff), tariff)
     took_s = [
         sum(_seconds(superstep, per_host) for superstep in supersteps)
         for supersteps in every
@@ -175,16 +180,25 @@ def alone(
             if superstep.wire
         ]
         return _folded(slowest, wire_s, per_host)
-    return _slowest_played(supersteps_of(exchange, spec, tariff), per_host)
+    return _slowest_played(supersteps_of(exchange, spec, tariff), tariff)
 
 
 def _slowest_played(
-    every: list[tuple[Superstep, ...]], per_host: int
+    every: list[tuple[Superstep, ...]], tariff: Tariff
 ) -> tuple[Superstep, ...]:
     """The supersteps of the rank that ends last when all are played."""
+    per_host = tariff.ranks_per_host
     ranks = [[supersteps] for supersteps in every]
     ready_s = [[0.0]] * len(every)
-    played = play(Traffic(ranks, ready_s, [""], ranks_per_host=per_host))
+    played = play(
+        Traffic(
+            ranks,
+            ready_s,
+            [""],
+            ranks_per_host=per_host,
+            speeds=tariff.speeds,
+        )
+    )
     last = max(range(len(every)), key=lambda rank: played.end_s[rank][0])
     spans = (span for span in played.spans if span.rank == last)
     wire_s = [span.duration_s for span in spans if span.lane == "communication"]

@@ -124,6 +124,12 @@ class Tariff:
     encode: LineFit | None
     """An encode's line: that of ``codec``, or of the compressor the algorithm calls."""
     plain: bool
+    nearer_s: tuple[tuple[float, ...], ...] = ()
+    """Seconds by which a hop between two hosts is shorter than between the farthest, by
+    sender and receiver. Empty where all hosts are alike.
+    """
+    speeds: tuple[tuple[float, float], ...] = ()
+    """See ``Cluster.speeds``; empty where all hosts are alike."""
 
     @classmethod
     def of(cls, exchange: Exchange, cluster: Cluster) -> Tariff:
@@ -150,6 +156,8 @@ class Tariff:
             codec=codec,
             encode=None if encoder is None else encoder.encode,
             plain=plain,
+            nearer_s=() if cluster.is_even else _nearer_s(cluster),
+            speeds=cluster.speeds,
         )
 
     def verb(self, name: str, size_bytes: float, among: Among = Among.RANKS) -> Price:
@@ -163,6 +171,17 @@ class Tariff:
         # All ranks of a host put their part on its link.
         per_host = self.ranks_per_host if among is Among.HOSTS else 1
         return Price((1 - share) * latency_s, work_s + share * latency_s / per_host)
+
+    def send(
+        self, size_bytes: float, src: int, dst: int, among: Among = Among.RANKS
+    ) -> Price:
+        """The price of a transfer from rank ``src`` to rank ``dst``."""
+        price = self.verb("send", size_bytes, among)
+        if not self.nearer_s or among is Among.HOST:
+            return price
+        count = self.ranks_per_host
+        latency_s = price.latency_s - self.nearer_s[src // count][dst // count]
+        return Price(max(0.0, latency_s), price.work_s)
 
     def members(self, rank: int, among: Among) -> range:
         """The ranks, ``rank`` with them, that its verbs are for."""
@@ -297,12 +316,24 @@ def _on_the_wire(verb: Communication, rank: int, tariff: Tariff) -> Hop | Joint:
         like = like[:1]
     elif isinstance(verb, Broadcast):
         like = (*like, verb.src)
-    price = tariff.verb(NAMES[type(verb)], priced_bytes, verb.among)
     match verb:
-        case Send(peer, _) | Recv(peer, _):
-            is_send = isinstance(verb, Send)
-            return Hop(among[peer], is_send, size_bytes, price, verb.among)
+        case Send(dst, _):
+            price = tariff.send(size_bytes, rank, among[dst], verb.among)
+            return Hop(among[dst], True, size_bytes, price, verb.among)
+        case Recv(src, _):
+            price = tariff.send(size_bytes, among[src], rank, verb.among)
+            return Hop(among[src], False, size_bytes, price, verb.among)
+    price = tariff.verb(NAMES[type(verb)], priced_bytes, verb.among)
     return Joint(type(verb).__name__, like, size_bytes, price, verb.among)
+
+
+def _nearer_s(cluster: Cluster) -> tuple[tuple[float, ...], ...]:
+    farthest_s = cluster.evened.hop_between_s(0, 1)
+    hosts = range(cluster.num_hosts)
+    return tuple(
+        tuple(farthest_s - cluster.hop_between_s(src, dst) for dst in hosts)
+        for src in hosts
+    )
 
 
 def _algorithms(part: Any) -> Iterator[Compressor | Exchange]:

@@ -87,10 +87,14 @@ def simulate_exchange(
         return Trace()
     spec = TensorSpec("", numel, dtype, shapes)
     exchange = on_hosts(exchange, cluster.ranks_per_host)
-    every = supersteps_of(exchange, spec, Tariff.of(exchange, cluster))
-    per_host = cluster.ranks_per_host
+    tariff = Tariff.of(exchange, cluster)
+    every = supersteps_of(exchange, spec, tariff)
     traffic = Traffic(
-        [[own] for own in every], [[0.0]] * len(every), [""], ranks_per_host=per_host
+        [[own] for own in every],
+        [[0.0]] * len(every),
+        [""],
+        ranks_per_host=cluster.ranks_per_host,
+        speeds=tariff.speeds,
     )
     return Trace.of(play(traffic).spans)
 

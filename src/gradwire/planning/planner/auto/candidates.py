@@ -125,7 +125,7 @@ class Blend:
     @cached_property
     def tariff(self) -> Tariff:
         """The prices that the cluster asks of the other exchange."""
-        return Tariff.of(self.exchange, self.cluster)
+        return Tariff.of(self.exchange, self.cluster.evened)
 
     @cached_property
     def dense(self) -> Exchange:
@@ -135,7 +135,7 @@ class Blend:
     @cached_property
     def dense_tariff(self) -> Tariff:
         """The prices that the cluster asks of the dense exchange."""
-        return Tariff.of(self.dense, self.cluster)
+        return Tariff.of(self.dense, self.cluster.evened)
 
     @property
     def is_possible(self) -> bool:
