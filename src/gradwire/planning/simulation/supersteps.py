@@ -55,7 +55,7 @@ class Hop(NamedTuple):
 
 
 class Joint(NamedTuple):
-    """A collective that all ranks, or those ``among`` names, enter.
+    """A collective that all ranks, or the ranks ``among`` names, enter.
 
     ``like`` must agree there.
     """
@@ -91,8 +91,12 @@ class Superstep(NamedTuple):
     def name(self) -> str:
         """The verbs for the network, as the runtime's spans name them."""
         return "+".join(
-            one.name if isinstance(one, Joint) else "Send" if one.sends else "Recv"
-            for one in self.wire
+            transfer.name
+            if isinstance(transfer, Joint)
+            else "Send"
+            if transfer.sends
+            else "Recv"
+            for transfer in self.wire
         )
 
 
@@ -135,8 +139,8 @@ class Tariff:
         codecs = list(_algorithms(exchange))
         traits = [codec.traits for codec in codecs]
         plain = bool(codecs) and all(
-            one is not None and one.lossless and one.layout is Layout.DENSE
-            for one in traits
+            traits is not None and traits.lossless and traits.layout is Layout.DENSE
+            for traits in traits
         )
         only = type(codecs[0]).__name__ if len(codecs) == 1 else ""
         codec = cluster.codecs.get(only)
@@ -163,10 +167,12 @@ class Tariff:
         # A hop is no collective: how much of it is the host's is not measured.
         share = 0.0 if name == "send" or among is Among.HOST else self.host_share
         lines = self.host_lines if among is Among.HOST else self.lines
-        latency_s, work_s = lines[VERBS.index(name)].parts(size_bytes)
+        line = lines[VERBS.index(name)]
+        latency_s, work_s = line.parts(size_bytes)
+        host_s = share * line.near_part_s(latency_s)
         # All ranks of a host put their part on its link.
         per_host = self.ranks_per_host if among is Among.HOSTS else 1
-        return Price((1 - share) * latency_s, work_s + share * latency_s / per_host)
+        return Price(latency_s - host_s, work_s + host_s / per_host)
 
     def send(
         self, size_bytes: float, src: int, dst: int, among: Among = Among.RANKS
@@ -240,15 +246,15 @@ def supersteps_of(
     world = tariff.num_ranks
     check_played(exchange, world)
     first = record(exchange, spec, 0, world, order)
-    found = [_priced(first.rows, 0, tariff)]
+    priced = [_priced(first.rows, 0, tariff)]
     for rank in range(1, world):
-        own = (
+        rows = (
             record(exchange, spec, rank, world, order)
             if first.is_of_its_rank
             else first
         )
-        found.append(_priced(own.rows, rank, tariff))
-    return found
+        priced.append(_priced(rows.rows, rank, tariff))
+    return priced
 
 
 def supersteps_of_rank(
@@ -272,7 +278,7 @@ def depends_on_order(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> bo
 def _priced(
     rows: tuple[tuple[Verb, ...], ...], rank: int, tariff: Tariff
 ) -> tuple[Superstep, ...]:
-    found = []
+    supersteps = []
     for row in rows:
         works = tuple(
             w for v in row if isinstance(v, Compute) and (w := tariff.work(v))
@@ -286,8 +292,8 @@ def _priced(
                 if not isinstance(verb, Compute):
                     among = tariff.members(rank, verb.among)
                     size_bytes += sent_bytes(verb, among.index(rank), len(among))
-            found.append(Superstep(works, wire, size_bytes))
-    return tuple(found)
+            supersteps.append(Superstep(works, wire, size_bytes))
+    return tuple(supersteps)
 
 
 def _on_the_wire(verb: Communication, rank: int, tariff: Tariff) -> Hop | Joint:
@@ -303,10 +309,10 @@ def _on_the_wire(verb: Communication, rank: int, tariff: Tariff) -> Hop | Joint:
     priced_bytes: float = size_bytes
     if isinstance(verb, AllToAll):
         # Bytes of one of equal parts that keeps the link's busier direction as busy.
-        own = among.index(rank)
+        place = among.index(rank)
         copies = travel("all_to_all", len(verb.in_sizes)).copies
         busier = max(
-            sum(sizes) - sizes[own] for sizes in (verb.in_sizes, verb.out_sizes)
+            sum(sizes) - sizes[place] for sizes in (verb.in_sizes, verb.out_sizes)
         )
         priced_bytes = busier * verb.buf.element_size() / copies if copies else 0.0
         like = like[:1]
