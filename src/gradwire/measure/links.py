@@ -31,7 +31,13 @@ from typing import NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
-from ..collective.steps.travel import NOTES, bytes_sent, hops, travel
+from ..collective.steps.travel import (
+    NOTES,
+    ahead_bytes,
+    bytes_sent,
+    hops,
+    travel,
+)
 from ..compress.none import none
 from ..contract import Exchange, Member
 from ..contract.spec import TensorSpec
@@ -181,7 +187,7 @@ def measure_cluster(
         num_ranks=engine.world,
         rate_bytes_per_s=rate_bytes_per_s or link.rate_bytes_per_s,
         hop_s=link.work_s,
-        latency_s=link.distance_s / (1 + NOTES),
+        latency_s=link.latency_s,
         collectives=fits,
         codecs=dict(codecs or {}),
         host_share=host_share(engine, budget_s=budget_s, rounds=rounds),
@@ -195,12 +201,12 @@ def measure_cluster(
 class _Link(NamedTuple):
     """A link's bytes a second, and the seconds of a hop.
 
-    A hop has a message's own work, and what passes at once for many messages.
+    A hop has a message's own work, and latencies, which pass at once for many messages.
     """
 
     rate_bytes_per_s: float
     work_s: float
-    distance_s: float
+    latency_s: float
 
 
 FAR_S = 1e-3
@@ -223,18 +229,26 @@ def _link(
     """
     line = fits["all_reduce"]
     ring = travel("all_reduce", world)
-    num_hops = hops("all_reduce", world, straight=True)
-    distance_s = _distance_s(engine, world, budget_s, rounds)
+    latency_s = _distance_s(engine, world, budget_s, rounds) / (1 + NOTES)
     rate = ring.copies / _slope(line)
-    latency_s = line.alpha_s
-    if not is_hidden(distance_s, world, max(line.samples)[1]):
+    short_s = line.alpha_s
+    if not is_hidden(latency_s, world, max(line.samples)[1]):
         if "all_to_all" in fits:
-            rate = travel("all_to_all", world).copies / _slope(fits["all_to_all"])
+            rate = _far_rate(fits["all_to_all"], world, latency_s)
         size_bytes, shortest_s = min(line.samples)
-        latency_s = max(0.0, shortest_s - ring.copies * size_bytes / rate)
-    distance_s = min(distance_s, latency_s / num_hops)
-    work_s = (latency_s - num_hops * distance_s) / ring.rounds
-    return _Link(rate, work_s, distance_s)
+        short_s = max(0.0, shortest_s - ring.copies * size_bytes / rate)
+    num_hops = hops("all_reduce", world, straight=True)
+    latency_s = min(latency_s, short_s / num_hops)
+    return _Link(rate, (short_s - num_hops * latency_s) / ring.rounds, latency_s)
+
+
+def _far_rate(line: LineFit, world: int, latency_s: float) -> float:
+    """Bytes a second by the longest all-to-all, without its distance."""
+    size_bytes, longest_s = max(line.samples)
+    is_ahead = size_bytes <= ahead_bytes("all_to_all", world)
+    far_s = latency_s if is_ahead else (1 + NOTES) * latency_s
+    bytes_s = max(longest_s - far_s, longest_s / 10)
+    return travel("all_to_all", world).copies * size_bytes / bytes_s
 
 
 def _distance_s(engine: Engine, world: int, budget_s: float, rounds: int) -> float:
@@ -336,7 +350,7 @@ def _measure_hosts(
         num_ranks=engine.world,
         rate_bytes_per_s=count * link.rate_bytes_per_s,
         hop_s=link.work_s,
-        latency_s=link.distance_s / (1 + NOTES),
+        latency_s=link.latency_s,
         host=host,
         codecs=dict(codecs or {}),
         host_share=host_share(engine, budget_s=budget_s, rounds=rounds),

@@ -7,10 +7,6 @@ The model is one layer of ``--width`` squared elements, or two with ``--layers 2
 turn is the median of its steps without the first ones; figures are of the slowest rank.
 ``shrink`` is ``uniform`` whose steps are confirmed, and ``local_steps`` is ``uniform``
 with an exchange in each step.
-
-With ``--near FOLDER`` on hosts without delay, it measures layers, links and codecs into
-the folder, and no steps. With ``--predict FOLDER --ms 40`` it prints beside each
-measured step what these figures predict for links of this delay.
 """
 
 from __future__ import annotations
@@ -18,7 +14,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -33,21 +28,6 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.cli.report.table import Row
 from gradwire.compress.uniform import uniform
 from gradwire.contract.registry import load
-from gradwire.exchange.by_name import exchange_for
-from gradwire.measure.layers import profile as profile_model
-from gradwire.measure.links import measure_group_links
-from gradwire.planning.data.cluster import Cluster
-from gradwire.planning.data.plan import (
-    DENSE,
-    Chunk,
-    ExchangeSetting,
-    Plan,
-    PlannedMessage,
-)
-from gradwire.planning.data.profile import Profile
-from gradwire.planning.default_fusion import DEFAULT_CHANNELS, default_messages
-from gradwire.planning.planner.auto.judgement import setting_of
-from gradwire.planning.price import iteration_s
 from gradwire.runtime.attach import attach
 from gradwire.runtime.handle import Handle
 from gradwire.runtime.local_steps.local_steps import local_steps
@@ -57,10 +37,7 @@ DDP = "ddp"
 HOOK = "ddp, fp16 hook"
 SHRINK = "shrink"
 LOCAL_STEPS = "local_steps"
-COMPRESSORS = ("none", "uniform", "topk")
-METHODS = (DDP, HOOK, *COMPRESSORS, SHRINK, LOCAL_STEPS)
-PLAIN = "plain"
-"""A model that exchanges nothing."""
+METHODS = (DDP, HOOK, "none", "uniform", "topk", SHRINK, LOCAL_STEPS)
 WARM_UP = 3
 """The steps at the start of each turn that are not measured."""
 
@@ -84,7 +61,7 @@ class Side:
 
     def _attached(self, method: str) -> Handle | None:
         """The handle of a method of gradwire's."""
-        if method in (DDP, HOOK, PLAIN):
+        if method in (DDP, HOOK):
             return None
         if method == LOCAL_STEPS:
             return local_steps(self.model, self._optimizer, uniform(), every=1)
@@ -95,12 +72,6 @@ class Side:
             )
         return attach(self.model, load("compress", method)())
 
-    def backward(self) -> None:
-        """One forward and backward pass of one batch."""
-        self._optimizer.zero_grad()
-        loss: Any = self.model(self._batch).square().mean()
-        loss.backward()
-
     def turn(self) -> float:
         """The seconds of a step, the median of one turn."""
         return median([self.step() for _ in range(self._num_steps)][WARM_UP:])
@@ -108,7 +79,9 @@ class Side:
     def step(self) -> float:
         """The seconds of one step."""
         begin_s = time.perf_counter()
-        self.backward()
+        self._optimizer.zero_grad()
+        loss: Any = self.model(self._batch).square().mean()
+        loss.backward()
         self._optimizer.step()
         return time.perf_counter() - begin_s
 
@@ -138,60 +111,6 @@ def measure(
     ]
 
 
-SIZES_BYTES = tuple(2**power for power in (14, 17, 19, 20))
-
-
-def write_near(folder: Path, width: int, layers: int) -> None:
-    """Measures layers, links and codecs of near hosts; rank 0 writes them."""
-    side = Side(PLAIN, width, layers, 0)
-    profile = profile_model(side.model, side.backward, iterations=20)
-    cluster = measure_group_links(
-        lambda share, note: None,
-        compressors=COMPRESSORS[1:],
-        sizes_bytes=SIZES_BYTES,
-        budget_s=0.05,
-    )
-    if dist.get_rank() == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        profile.save(folder / "profile.json")
-        cluster.save(folder / "cluster.json")
-
-
-def predicted(folder: Path, latency_s: float) -> dict[str, float]:
-    """Seconds of a step by each method of gradwire, between hosts of this latency."""
-    profile = Profile.load(folder / "profile.json")
-    near = Cluster.load(folder / "cluster.json")
-    far = near.scaled(latency_s=near.latency_s + latency_s)
-    return {
-        method: iteration_s(_plan(method, profile, far.num_ranks), profile, far)
-        for method in COMPRESSORS
-    }
-
-
-def _plan(method: str, profile: Profile, world: int) -> Plan:
-    """The messages that ``attach`` sends by default."""
-    params = [
-        (tensor.name, torch.empty(tensor.shape, device="meta"))
-        for tensor in profile.tensors.values()
-    ]
-    exchange = exchange_for(load("compress", method)())
-    exchanges: dict[str, ExchangeSetting] = {}
-    if method != "none":
-        exchanges = {method: setting_of(method)}
-    messages = []
-    for members, own in default_messages(params, exchange, world):
-        chunks = [Chunk(tensor=one, start=0, stop=p.numel()) for one, p in members]
-        name = method if exchanges and own is exchange else DENSE
-        messages.append(PlannedMessage(chunks=tuple(chunks), exchange=name))
-    return Plan(
-        planner="far",
-        model=profile.model,
-        messages=tuple(messages),
-        credit=DEFAULT_CHANNELS,
-        exchanges=exchanges,
-    )
-
-
 def main() -> None:
     """Measures, and prints a table on rank 0."""
     parser = argparse.ArgumentParser()
@@ -200,31 +119,17 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--near", type=Path)
-    parser.add_argument("--predict", type=Path)
-    parser.add_argument("--ms", type=float, default=0.0)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    if chosen.near is not None:
-        write_near(chosen.near, chosen.width, chosen.layers)
-        dist.destroy_process_group()
-        return
-    expected_s: dict[str, float] = {}
-    if chosen.predict is not None:
-        expected_s = predicted(chosen.predict, chosen.ms / 1e3)
     rows = measure(
         chosen.methods, chosen.width, chosen.layers, chosen.turns, chosen.steps
     )
     if dist.get_rank() == 0:
         for row in rows:
-            method = str(row["method"])
-            words = ""
-            if method in expected_s:
-                words = f", predicted {expected_s[method]:.4f} s"
             print(
-                f"{method:14} {row['step_s']:.4f} s "
-                f"({row['lowest_s']:.4f} to {row['highest_s']:.4f}){words}",
+                f"{row['method']:14} {row['step_s']:.4f} s "
+                f"({row['lowest_s']:.4f} to {row['highest_s']:.4f})",
                 flush=True,
             )
     dist.destroy_process_group()

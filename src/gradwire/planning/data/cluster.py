@@ -131,9 +131,9 @@ class Cluster(Stored):
             differ for gradients on a device. A device encodes faster than the host, and
             computes nothing else in this time. Default: none.
         host_share: The share of a collective's latency in which the host works for this
-            collective alone, 0 (the default) to 1. The other parts of several
-            collectives' latencies pass at the same time. Where hosts have several ranks
-            it is the share of both levels' latencies.
+            collective alone, 0 (the default) to 1. Distance is no such work. The other
+            parts of several collectives' latencies pass at the same time. Where hosts
+            have several ranks it is the share of both levels' latencies.
         cores: Each rank's share of its machine's cores. The backward pass then waits
             for encodes. None (the default): more cores than computing threads, or
             unknown.
@@ -224,7 +224,7 @@ class Cluster(Stored):
         return not (self.latencies_s or self.up_bytes_per_s or self.down_bytes_per_s)
 
     def hop_between_s(self, src: int, dst: int) -> float:
-        """Seconds of distance of a hop from a host to another one.
+        """Seconds of distance of a send from a host to another one.
 
         Args:
             src: The number of the sending host.
@@ -632,12 +632,12 @@ class Cluster(Stored):
                 "in a new Cluster"
             )
         rounds, copies = travel("all_reduce", ranks)
-        distance_s = self.evened.hop_between_s(0, 1)
+        latency_s = self.evened.latency_s
         longest_s = max(fit.samples, default=(0, inf))[1]
-        if not is_hidden(distance_s, ranks, longest_s):
+        if not is_hidden(latency_s, ranks, longest_s):
             # A byte's seconds in the line are not those on the link.
             return self.hop_s, self.rate_bytes_per_s
-        far_s = hops("all_reduce", ranks, straight=True) * distance_s
+        far_s = hops("all_reduce", ranks, straight=True) * latency_s
         return max(0.0, fit.alpha_s - far_s) / rounds, copies / fit.per_unit_s
 
     def parts_s(self, verb: str, size_bytes: float) -> tuple[float, float]:
@@ -720,4 +720,4 @@ class Cluster(Stored):
         )
         if not even.latency_s:
             return line
-        return far_line(verb, self.num_ranks, line, even.hop_between_s(0, 1))
+        return far_line(verb, self.num_ranks, line, even.latency_s)
