@@ -139,3 +139,5 @@ def test_torchs_all_reduces_are_really_measured() -> None:
     assert tuple(size for size, _ in report.fit.samples) == links.TORCH_SIZES_BYTES
     assert all(seconds > 0 for _, seconds in report.fit.samples)
     assert report.fit == fit_line(report.fit.samples)
+    assert report.round_trip_s is not None
+    assert 0 < report.round_trip_s < 10

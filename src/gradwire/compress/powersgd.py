@@ -51,7 +51,7 @@ from ..contract import (
     synchronise_alone,
 )
 from ..contract.bounds import MOST_SEED, check_whole
-from ..contract.spec import TensorSpec, working_dtype
+from ..contract.spec import TensorSpec, clear_not_finite, working_dtype
 from ..contract.verbs import AllReduce, Steps
 
 # Letters: T tensors of a message, B adjacent ones of one shape and rank; a matrix has N
@@ -146,7 +146,7 @@ def first_bases(
     """First starts: each follows from its shape alone, so fusing changes nothing."""
     made = [torch.empty(shape, dtype=working_dtype(dtype)) for shape in shapes]
     return tuple(
-        one.normal_(generator=torch.Generator().manual_seed(seed)) for one in made
+        basis.normal_(generator=torch.Generator().manual_seed(seed)) for basis in made
     )
 
 
@@ -255,7 +255,7 @@ class MatrixStep:
         next step's orthogonalisation puts another direction in its place.
         """
         if self.residual_N is not None:
-            torch.nan_to_num_(self.residual_N, nan=0.0, posinf=0.0, neginf=0.0)
+            clear_not_finite(self.residual_N)
         self.rounds[1].mul_(1 / self.world)
         for m in self.layout.batches:
             _, left_BNR, right_BMR = self.factors(m)
@@ -265,7 +265,7 @@ class MatrixStep:
                 right_BMR, torch.inf, dim=1, keepdim=True
             )
             right_BMR.div_(peak_B1R.clamp_min_(torch.finfo(right_BMR.dtype).tiny))
-            torch.nan_to_num_(right_BMR, nan=0.0, posinf=0.0, neginf=0.0)
+            clear_not_finite(right_BMR)
             torch._foreach_copy_(list(self.state.basis_T[m.tensors]), list(right_BMR))
         for whole, place in self.layout.dense:
             self.mean_N[whole].copy_(self.rounds[0][place])
@@ -340,13 +340,13 @@ class powersgd(Exchange):
         if me.world == 1:
             yield from synchronise_alone(grad_N, out_N, residual_N)
             return state
-        held = MatrixStep(me, state, grad_N, out_N, residual_N)
-        for number, buffer in enumerate(held.rounds):
-            if number and not held.layout.batches:
+        step = MatrixStep(me, state, grad_N, out_N, residual_N)
+        for number, buffer in enumerate(step.rounds):
+            if number and not step.layout.batches:
                 break
-            yield me.sized("encode", partial(held.encode, number), grad_N.numel())
+            yield me.sized("encode", partial(step.encode, number), grad_N.numel())
             yield AllReduce(buffer)
-        yield me.sized("decode", held.decode, grad_N.numel())
+        yield me.sized("decode", step.decode, grad_N.numel())
         return state
 
 

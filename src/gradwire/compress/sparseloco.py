@@ -32,7 +32,7 @@ from torch import Tensor
 from ..contract import Layout, Memory, Residual, State, Traits
 from ..contract.bounds import check_share
 from ..contract.payload import Field, Format, Payload
-from ..contract.spec import TensorSpec, spec_of
+from ..contract.spec import TensorSpec, clear_not_finite, spec_of
 from ..errors import invalid
 from ..kernels.codes import packed_codes, unpacked_codes
 from ..kernels.sparse.formats.elias_fano import place_fields, read_places, write_places
@@ -124,14 +124,14 @@ class sparseloco(Coo):
             start_B = torch.arange(0, grad_N.numel(), CHUNK, device=grad_N.device)
             rows = torch.split(start_B[:, None], [len(at) for at in picked])
             places = [
-                (at + own).flatten() for at, own in zip(picked, rows, strict=True)
+                (at + start).flatten() for at, start in zip(picked, rows, strict=True)
             ]
             write_places(payload, torch.cat(places).int(), grad_N.numel())
             codes_K = torch.cat([codes.flatten() for _, codes in made])
             payload["codes"].copy_(packed_codes(codes_K, 2))
         if residual_N is not None:
             self.merge(payload, residual_N, scale=-1.0)
-            torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
+            clear_not_finite(residual_N)
         return payload, state
 
     def entries(self, payload: Payload) -> tuple[Tensor, Tensor]:

@@ -99,7 +99,7 @@ class Member:
         self._variant: tuple[Compressor, Compressor] | None = None
 
     def across(self, ranks_per_host: int) -> Member:
-        """This rank's place among those of the same place on all hosts.
+        """This rank's number among the ranks with its place on all hosts.
 
         It has buffers of its own.
         """
@@ -190,14 +190,14 @@ class Member:
 
     @property
     def buffers(self) -> dict[str, Tensor]:
-        """The buffers of ``scratch`` by name, with the room and those among hosts."""
-        found = dict(self._buffers)
+        """The buffers of ``scratch`` by name, with the room, among hosts too."""
+        tensors = dict(self._buffers)
         if self.room is not None and self.room.is_open:
-            found["room"] = self.room.own_M
+            tensors["room"] = self.room.own_M
         if self._across is not None:
             for name, buffer in self._across.buffers.items():
-                found[f"{name} among hosts"] = buffer
-        return found
+                tensors[f"{name} among hosts"] = buffer
+        return tensors
 
     def sizes(
         self,

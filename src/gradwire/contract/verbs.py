@@ -209,5 +209,5 @@ def carried_out(
             asked = steps.send(value)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
-        found = carry(asked if isinstance(asked, tuple) else (asked,))
-        value = tuple(found) if isinstance(asked, tuple) else found[0]
+        results = carry(asked if isinstance(asked, tuple) else (asked,))
+        value = tuple(results) if isinstance(asked, tuple) else results[0]

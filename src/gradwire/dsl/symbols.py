@@ -96,14 +96,14 @@ def _raised_at(error: Exception) -> str:
 
     Empty where no line of it is known.
     """
-    found = ""
+    place = ""
     trace = error.__traceback__
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
         if not name.startswith(tuple(LANGUAGE)):
-            found = f"{name}:{trace.tb_lineno}"
+            place = f"{name}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return found
+    return place
 
 
 def count_operation() -> None:
@@ -270,7 +270,7 @@ class Coded(Symbol):
 
     ``coder.coding(field, block)`` is what generated.py asks: ``format`` and
     ``received`` are of payloads that travel, ``encode`` and ``decode`` lead from the
-    kernels' payload to those and back. ``coder.library()`` compiles what it needs. A
+    kernels' payload to them and back. ``coder.library()`` compiles what it needs. A
     field NAME has NAME_lengths beside it.
     """
 
@@ -303,13 +303,13 @@ def lifted(value: Number, like: DType | None = None) -> Node:
 
 def working(value: Number, like: DType | None = None) -> Node:
     """``lifted``, with unsigned types widened to int32, in which they compute."""
-    found = lifted(value, like)
-    return cast(found, INT32) if found.dtype in UNSIGNED else found
+    node = lifted(value, like)
+    return cast(node, INT32) if node.dtype in UNSIGNED else node
 
 
-def cast(found: Node, dtype: DType) -> Node:
+def cast(node: Node, dtype: DType) -> Node:
     """The value as another type; itself if it is of that type."""
-    return found if found.dtype is dtype else made(Op.CAST, found, dtype=dtype)
+    return node if node.dtype is dtype else made(Op.CAST, node, dtype=dtype)
 
 
 def fold_by(
@@ -357,8 +357,8 @@ def fold_by(
 def _written_out(body: Node) -> int:
     """Operations of an expression without names for what is used twice."""
     sizes: dict[Node, int] = {}
-    for found in ir.walk([body]):
-        sizes[found] = 1 + sum(sizes[source] for source in found.sources)
+    for node in ir.walk([body]):
+        sizes[node] = 1 + sum(sizes[source] for source in node.sources)
     return sizes[body]
 
 

@@ -59,10 +59,10 @@ class Pair(Exchange):
 
     def codec_of(self, sizes: tuple[int, ...]) -> Compressor:
         """The codec as it encodes a message of tensors of ``sizes`` elements."""
-        found = self._codecs.get(sizes)
-        if found is None:
-            found = self._codecs[sizes] = tensorwise(self.codec, sizes)
-        return found
+        codec = self._codecs.get(sizes)
+        if codec is None:
+            codec = self._codecs[sizes] = tensorwise(self.codec, sizes)
+        return codec
 
     def synchronise(
         self,

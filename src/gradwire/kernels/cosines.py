@@ -169,10 +169,10 @@ def basis(num: int) -> Tensor:
 @lru_cache(maxsize=MOST_SIDE + 1)
 def _padded(num: int) -> Tensor:
     """The basis and its transpose, filled up to 64 x 64, as the C++ reads them."""
-    found = torch.zeros(2, MOST_SIDE, MOST_SIDE, device="cpu")
-    found[0, :num, :num] = basis(num)
-    found[1, :num, :num] = basis(num).T
-    return found
+    bases = torch.zeros(2, MOST_SIDE, MOST_SIDE, device="cpu")
+    bases[0, :num, :num] = basis(num)
+    bases[1, :num, :num] = basis(num).T
+    return bases
 
 
 def spectrum_of(chunks_CRS: Tensor, *, back: bool = False) -> Tensor:
@@ -238,8 +238,8 @@ def _reference_encode(
     for part in _parts(cutting):
         num, rows, columns = part.shape
         padded = whole_N.new_zeros(num * rows * columns)
-        own = whole_N[part.elements]
-        padded[: own.numel()] = own
+        part_N = whole_N[part.elements]
+        padded[: part_N.numel()] = part_N
         flat = spectrum_of(padded.view(part.shape)).reshape(num, -1)
         keys = flat.abs().view(BITS[flat.element_size()])
         count = (part.entries.stop - part.entries.start) // num

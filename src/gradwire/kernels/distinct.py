@@ -33,13 +33,13 @@ def count_distinct(lists: Sequence[torch.Tensor], num_places: int) -> int:
     library = _load_distinct() if on_host and num_places <= INT32_MAX else None
     if library is None:
         return _reference(lists, num_places)
-    found = library.gw_count_distinct(
+    count = library.gw_count_distinct(
         (ctypes.c_void_p * len(lists))(*(indices_K.data_ptr() for indices_K in lists)),
         (ctypes.c_int64 * len(lists))(*(indices_K.numel() for indices_K in lists)),
         len(lists),
         num_places,
     )
-    return int(found) if found >= 0 else _reference(lists, num_places)
+    return int(count) if count >= 0 else _reference(lists, num_places)
 
 
 def _reference(lists: Sequence[torch.Tensor], num_places: int) -> int:

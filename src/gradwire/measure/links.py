@@ -64,9 +64,11 @@ from .layers import device_waiter, no_progress
 Figures = TypeVar("Figures", bound=Stored)
 
 
-def broadcast_figures(engine: Engine, own: Figures) -> Figures:
+def broadcast_figures(engine: Engine, figures: Figures) -> Figures:
     """Rank 0's figures on all ranks: floats' last bit differs between machines."""
-    return type(own).parse(announced_by(engine, 0, own.to_json()), "rank 0's figures")
+    return type(figures).parse(
+        announced_by(engine, 0, figures.to_json()), "rank 0's figures"
+    )
 
 
 # ---- shared_cores --------------------------------------------------------------------
@@ -88,8 +90,8 @@ def shared_cores(
     kernel tells the same boot, whatever host name they see. Sets of cores that overlap
     in part count as apart.
     """
-    own = os.sched_getaffinity(0)
-    rows = of_all([_place(sorted(own)), len(own), torch.get_num_threads()])
+    own_cores = os.sched_getaffinity(0)
+    rows = of_all([_place(sorted(own_cores)), len(own_cores), torch.get_num_threads()])
     num_ranks = Counter(place for place, _, _ in rows)
     each = [(cores / num_ranks[place], threads) for place, cores, threads in rows]
     short = [cores for cores, threads in each if cores <= threads]
@@ -174,7 +176,7 @@ def measure_cluster(
     fits = dict(zip(verbs, _lines(cases, seconds, len(sizes_bytes)), strict=True))
     ring = travel("all_reduce", engine.world)
     line = fits["all_reduce"]
-    found = Cluster(
+    cluster = Cluster(
         num_ranks=engine.world,
         rate_bytes_per_s=rate_bytes_per_s or ring.copies / _slope(line),
         hop_s=line.alpha_s / ring.rounds,
@@ -185,7 +187,7 @@ def measure_cluster(
         processors=_processors(engine, cases),
         source=_source(f"{engine.world} ranks"),
     )
-    return broadcast_figures(engine, found)
+    return broadcast_figures(engine, cluster)
 
 
 def _processors(engine: Engine, cases: Sequence[_Case]) -> LineFit | None:
@@ -263,7 +265,7 @@ def _measure_hosts(
         ring = travel("all_reduce", num_hosts)
         rate = count * ring.copies / _slope(across)
         hop_s = across.alpha_s / ring.rounds
-    found = Cluster(
+    cluster = Cluster(
         num_ranks=engine.world,
         rate_bytes_per_s=rate,
         hop_s=hop_s,
@@ -273,7 +275,7 @@ def _measure_hosts(
         cores=shared_cores(partial(figures_of_all, engine)),
         source=_source(f"{num_hosts} hosts of {count} ranks"),
     )
-    return broadcast_figures(engine, found)
+    return broadcast_figures(engine, cluster)
 
 
 def _lines(
@@ -366,7 +368,7 @@ def _message_s(
     for case in cases:
         warming_s = [_run_s(engine, case.makers, len(case.makers)) for _ in range(2)]
         # Known to all ranks: how many messages are sent may not be decided by one of
-        #     them.
+        # them.
         first_s = _slowest(engine, warming_s)[-1]
         per_run.append(
             len(case.makers) * max(2, min(20, round(budget_s / rounds / first_s)))
@@ -489,12 +491,20 @@ TORCH_SIZES_BYTES = (4 * 2**10, 32 * 2**10, 256 * 2**10, 2**20, 4 * 2**20, 16 * 
 """Sizes from where alpha decides to where beta does, on links of 0.1 to 100 Gbit/s."""
 
 
+NUM_TRIPS = 5
+
+
 class LinkReport(NamedTuple):
-    """A measured group: its ranks, back end, and the line through size medians."""
+    """A measured group: its ranks, back end, and the line through size medians.
+
+    ``round_trip_s`` are the seconds to the farthest rank and back, on rank 0; None
+    where only a GPU's library carries messages.
+    """
 
     world: int
     backend: str
     fit: LineFit
+    round_trip_s: float | None = None
 
     @property
     def rate_bytes_per_s(self) -> float:
@@ -531,7 +541,7 @@ def torch_all_reduces(
         buffer_N = torch.zeros(size_bytes // ITEM_BYTES, device=device)
         taken_s = []
         # Decided by the size alone: all ranks must call equally often. Short ones
-        #     scatter more.
+        # scatter more.
         for _ in range(26 if size_bytes <= 2**18 else 8):
             group.barrier().wait()
             wait()
@@ -542,7 +552,33 @@ def torch_all_reduces(
         # The first one opens connections and touches fresh pages.
         samples.append((size_bytes, statistics.median(taken_s[1:])))
         advance(note=f"{size_bytes} bytes")
-    return LinkReport(world, group.name(), fit_line(samples))
+    trip_s = _round_trip_s(group) if device is None else None
+    return LinkReport(world, group.name(), fit_line(samples), trip_s)
+
+
+def _round_trip_s(group: Group) -> float:
+    """Seconds from rank 0 to its farthest rank and back; 0 on other ranks."""
+    rank = group.rank()
+    word = torch.zeros(1)
+    answer = torch.zeros(1)
+    farthest_s = 0.0
+    for other in range(1, group.size()):
+        trips_s = []
+        for _ in range(NUM_TRIPS):
+            peer = {0: other, other: 0}.get(rank)
+            arriving = None if peer is None else group.recv([answer], peer, 0)
+            # gloo sends only what it knows to be awaited
+            group.barrier().wait()
+            start_s = time.perf_counter()
+            if rank == 0:
+                group.send([word], other, 0).wait()
+            if arriving is not None:
+                arriving.wait()
+            if rank == other:
+                group.send([word], 0, 0).wait()
+            trips_s.append(time.perf_counter() - start_s)
+        farthest_s = max(farthest_s, statistics.median(trips_s))
+    return farthest_s if rank == 0 else 0.0
 
 
 def launched_link(advance: Callable[..., None]) -> LinkReport:

@@ -26,7 +26,7 @@ def fewest_messages(priced: Iterable[tuple[float, Plan]], within: float = TIE) -
     costs its host is known least of all that goes into a prediction. So among plans
     that promise the same time, the one with the fewest messages is the safest.
     """
-    found = list(priced)
-    best_s = min(seconds for seconds, _ in found)
-    tied = [one for one in found if one[0] <= best_s + within * abs(best_s)]
-    return min(tied, key=lambda one: (len(one[1].messages), one[0]))[1]
+    plans = list(priced)
+    best_s = min(seconds for seconds, _ in plans)
+    tied = [pair for pair in plans if pair[0] <= best_s + within * abs(best_s)]
+    return min(tied, key=lambda pair: (len(pair[1].messages), pair[0]))[1]

@@ -16,9 +16,16 @@ import torch
 from torch import Tensor
 
 from gradwire.compress.powersgd import as_matrix, first_bases, orthonormal, powersgd
-from gradwire.contract import Exchange, Member, State, Traits, synchronise_alone
+from gradwire.contract import (
+    Exchange,
+    Member,
+    Residual,
+    State,
+    Traits,
+    synchronise_alone,
+)
 from gradwire.contract.bounds import MOST_SEED, check_whole
-from gradwire.contract.spec import TensorSpec, working_dtype
+from gradwire.contract.spec import TensorSpec, clear_not_finite, working_dtype
 from gradwire.contract.verbs import AllReduce, Steps
 
 from .matrices import Factor, LowRank, Matrix, Operand, decomp, matmul, trace_matrices
@@ -137,30 +144,30 @@ def _placed(first: int, count: int, form: dict[str, int], dims: str) -> FactorPl
 class BatchTensors:
     """Views of one batch: every factor, the own part of the last, and the mean."""
 
-    def __init__(self, held: StepTensors, batch: ProgramBatch) -> None:
-        program = held.program
+    def __init__(self, tensors: StepTensors, batch: ProgramBatch) -> None:
+        program = tensors.program
         self.tensors = batch.tensors
 
         def view(buffer: Tensor, place: FactorPlace) -> Tensor:
             return buffer[place.range].view(place.shape_BNM)
 
-        self.whole_BNM = view(held.whole_N, batch.whole)
-        self.mean_BNM = view(held.mean_N, batch.whole)
+        self.whole_BNM = view(tensors.whole_N, batch.whole)
+        self.mean_BNM = view(tensors.mean_N, batch.whole)
         self.factors: dict[Factor, Tensor] = {
             program.gradient: self.whole_BNM,
-            program.start: view(held.start, batch.start),
+            program.start: view(tensors.start, batch.start),
         }
         for product, place in zip(program.products, batch.products, strict=True):
-            self.factors[product] = view(held.rounds[product.round - 1], place)
+            self.factors[product] = view(tensors.rounds[product.round - 1], place)
             if product is program.last:
-                self.own = view(held.own, place)
-        for basis in (basis for one in program.rounds for basis in one.bases):
+                self.own = view(tensors.own, place)
+        for basis in (basis for round_ in program.rounds for basis in round_.bases):
             self.factors[basis] = self.factors[basis.sources[0].factor]
 
-    def operand(self, given: Operand) -> Tensor:
+    def operand(self, operand: Operand) -> Tensor:
         """The factor, or a view of its transpose."""
-        found = self.factors[given.factor]
-        return found.mT if given.turned else found
+        factor = self.factors[operand.factor]
+        return factor.mT if operand.turned else factor
 
 
 class StepTensors:
@@ -177,7 +184,7 @@ class StepTensors:
         state: ProgramState,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None,
+        residual_N: Residual,
     ) -> None:
         self.program = program
         self.state = state
@@ -272,9 +279,11 @@ class StepTensors:
         if self.residual_N is not None:
             for m in self.batches:
                 sent = {**m.factors, self.program.last: m.own}
-                own = (sent[f].mT if turned else sent[f] for f, turned in (left, right))
-                m.whole_BNM.baddbmm_(*own, alpha=-1)
-            torch.nan_to_num_(self.residual_N, nan=0.0, posinf=0.0, neginf=0.0)
+                sides = (
+                    sent[f].mT if turned else sent[f] for f, turned in (left, right)
+                )
+                m.whole_BNM.baddbmm_(*sides, alpha=-1)
+            clear_not_finite(self.residual_N)
         for m in self.batches:
             torch.bmm(m.operand(left), m.operand(right), out=m.mean_BNM)
         for whole, place in self.state.layout.dense:
@@ -296,7 +305,7 @@ class StepTensors:
                 kept_BMR, torch.inf, dim=1, keepdim=True
             )
             kept_BMR.div_(peak_B1R.clamp_min_(torch.finfo(kept_BMR.dtype).tiny))
-            torch.nan_to_num_(kept_BMR, nan=0.0, posinf=0.0, neginf=0.0)
+            clear_not_finite(kept_BMR)
             torch._foreach_copy_(list(self.state.basis_T[m.tensors]), list(kept_BMR))
 
 
@@ -366,18 +375,18 @@ class MatrixProgram(Exchange):
         state: ProgramState,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None = None,
+        residual_N: Residual = None,
     ) -> Steps[State]:
         if me.world == 1:
             yield from synchronise_alone(grad_N, out_N, residual_N)
             return state
-        held = StepTensors(me, self.traced(), state, grad_N, out_N, residual_N)
-        for number, buffer in enumerate(held.rounds):
-            if number and not held.batches:
+        tensors = StepTensors(me, self.traced(), state, grad_N, out_N, residual_N)
+        for number, buffer in enumerate(tensors.rounds):
+            if number and not tensors.batches:
                 break
-            yield me.sized("encode", partial(held.encode, number), grad_N.numel())
+            yield me.sized("encode", partial(tensors.encode, number), grad_N.numel())
             yield AllReduce(buffer)
-        yield me.sized("decode", held.decode, grad_N.numel())
+        yield me.sized("decode", tensors.decode, grad_N.numel())
         return state
 
 

@@ -64,19 +64,19 @@ def read_cluster(path: Path | None, num_ranks: int | None, rate: str | None) -> 
     return cluster.scaled(num_ranks=num_ranks, rate_bytes_per_s=rate_bytes_per_s)
 
 
-def read_settings(given: Sequence[str]) -> dict[str, object]:
+def read_settings(texts: Sequence[str]) -> dict[str, object]:
     """Settings from words such as ``credit=4``; sizes may carry their unit.
 
     >>> read_settings(["credit=4", "partition_bytes=4MiB"])
     {'credit': 4, 'partition_bytes': 4194304}
     """
-    found: dict[str, object] = {}
-    for word in given:
+    values: dict[str, object] = {}
+    for word in texts:
         name, equals, text = word.partition("=")
         if not equals or not name.isidentifier():
             raise invalid("--set", word, "name=value", "write --set credit=4")
-        found[name] = _value(name, text)
-    return found
+        values[name] = _value(name, text)
+    return values
 
 
 def _value(name: str, text: str) -> object:

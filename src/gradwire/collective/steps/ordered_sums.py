@@ -133,7 +133,7 @@ def asked_of(codec: object, numel: int) -> float:
 def note_union(
     me: Member, codec: Compressor, payloads: Sequence[Payload], out_N: Tensor
 ) -> None:
-    """Sets ``me.selection`` from all ranks' payloads, each of which is added up here.
+    """Sets ``me.selection`` from all ranks' payloads, which are added up here.
 
     A codec whose payloads list no places selects nothing, and nothing is noted; nor is
     it where there is no content to count, as in predictions.

@@ -73,9 +73,9 @@ def check_entries(entries: Entries) -> None:
         )
 
 
-def check_width(what: str, given: object) -> None:
-    """Refuses ``given`` unless it is a unit's size: 1 to ``MOST_WIDTH``."""
-    check_whole(what, given, "give the length of a row", most=MOST_WIDTH)
+def check_width(what: str, value: object) -> None:
+    """Refuses ``value`` unless it is a unit's size: 1 to ``MOST_WIDTH``."""
+    check_whole(what, value, "give the length of a row", most=MOST_WIDTH)
 
 
 def num_units(numel: int, width: int) -> int:
@@ -201,7 +201,7 @@ def parts_of(
 
 
 class Parts(NamedTuple):
-    """Entries of part 0, then those of part 1, and so on."""
+    """Entries of part 0, then entries of part 1, and so on."""
 
     counts_W: tuple[int, ...]
     """The number of entries of each part."""
@@ -218,9 +218,9 @@ class Parts(NamedTuple):
         )
 
 
-def out_of_range(position: int, given: int, num_units: int) -> InvalidSetting:
+def out_of_range(position: int, index: int, num_units: int) -> InvalidSetting:
     """The error for an index outside its vector."""
     return InvalidSetting(
-        f"index {position} must lie in [0, {num_units}), got {given}; "
+        f"index {position} must lie in [0, {num_units}), got {index}; "
         "the entries were made for a vector of another length"
     )

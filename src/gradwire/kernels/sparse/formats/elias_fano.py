@@ -116,7 +116,7 @@ def read_places(
         bad = first_wrong(places_K, num_units)
     else:
         wrong = ctypes.c_int64()
-        found = library.gw_elias_decode(
+        num_set = library.gw_elias_decode(
             low,
             high,
             num_high,
@@ -126,7 +126,7 @@ def read_places(
             places_K,
             ctypes.byref(wrong),
         )
-        bits.check_found(found, count, num_high)
+        bits.check_found(num_set, count, num_high)
         bad = wrong.value
     if bad >= 0:
         raise invalid(
