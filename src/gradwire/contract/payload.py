@@ -75,6 +75,11 @@ class Format:
         """The room that a payload of this layout takes among others."""
         return slot_bytes(self.size_bytes)
 
+    @property
+    def num_entries(self) -> int | None:
+        """The number of entries of a sparse payload; None where it does not follow."""
+        return next((part.numel for part in self if part.name == "indices"), None)
+
     @cached_property
     def _places(self) -> dict[str, tuple[int, int, torch.dtype]]:
         return {

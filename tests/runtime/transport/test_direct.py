@@ -16,13 +16,12 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from gradwire.collective.steps.rounds import ROOM_BYTES
+from gradwire.collective.steps.travel import AHEAD_BYTES, SIZE_BYTES
 from gradwire.contract.verbs import AllGather, AllReduce, AllToAll, Send
 from gradwire.errors import RankFailed
 from gradwire.runtime.transport import direct
 from gradwire.runtime.transport.checksums import Seals
 from gradwire.runtime.transport.direct import (
-    AHEAD_BYTES,
-    SIZE_BYTES,
     HostChannel,
     Sum,
     begin_straight,

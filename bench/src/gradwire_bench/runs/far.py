@@ -1,4 +1,4 @@
-r"""Steps between far hosts, in seconds: DDP and gradwire in one run, in turn.
+r"""Steps between far hosts, in seconds: DDP, its hook and gradwire in one run, in turn.
 
 gradwire testbed run --hosts 4 --rate 1gbit --delay 40 -- \
     python -m gradwire_bench.runs.far
@@ -20,6 +20,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    fp16_compress_hook,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.cli.report.table import Row
@@ -31,9 +34,10 @@ from gradwire.runtime.local_steps.local_steps import local_steps
 from gradwire.runtime.settings import FailurePolicy
 
 DDP = "ddp"
+HOOK = "ddp, fp16 hook"
 SHRINK = "shrink"
 LOCAL_STEPS = "local_steps"
-METHODS = (DDP, "none", "uniform", "topk", SHRINK, LOCAL_STEPS)
+METHODS = (DDP, HOOK, "none", "uniform", "topk", SHRINK, LOCAL_STEPS)
 WARM_UP = 3
 """The steps at the start of each turn that are not measured."""
 
@@ -45,8 +49,11 @@ class Side:
         torch.manual_seed(0)
         stack = [nn.Linear(width, width) for _ in range(layers)]
         self.model: nn.Module = nn.Sequential(*stack)
-        if method == DDP:
-            self.model = DistributedDataParallel(self.model)
+        if method in (DDP, HOOK):
+            wrapped = DistributedDataParallel(self.model)
+            if method == HOOK:
+                wrapped.register_comm_hook(None, fp16_compress_hook)
+            self.model = wrapped
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         self.handle = self._attached(method)
         self._batch = torch.randn(8, width)
@@ -54,7 +61,7 @@ class Side:
 
     def _attached(self, method: str) -> Handle | None:
         """The handle of a method of gradwire's."""
-        if method == DDP:
+        if method in (DDP, HOOK):
             return None
         if method == LOCAL_STEPS:
             return local_steps(self.model, self._optimizer, uniform(), every=1)
@@ -121,7 +128,7 @@ def main() -> None:
     if dist.get_rank() == 0:
         for row in rows:
             print(
-                f"{row['method']:11} {row['step_s']:.4f} s "
+                f"{row['method']:14} {row['step_s']:.4f} s "
                 f"({row['lowest_s']:.4f} to {row['highest_s']:.4f})",
                 flush=True,
             )

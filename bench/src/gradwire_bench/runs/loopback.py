@@ -93,7 +93,7 @@ def _row(
     low, *_, high = quantiles(
         [step for turn in turns for step in turn], n=5, method="inclusive"
     )
-    speedups = [one / median(turn) for one, turn in zip(base, turns, strict=True)]
+    speedups = [step_s / median(turn) for step_s, turn in zip(base, turns, strict=True)]
     return {
         "name": name,
         "num_hosts": bench.ranks,

@@ -75,15 +75,17 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     sides = {
         name: _Side(name, task, settings["iterations"]) for name in settings["rows"]
     }
-    found: dict[str, Any] = {name: {"seconds": [], "processor_s": []} for name in sides}
+    figures: dict[str, Any] = {
+        name: {"seconds": [], "processor_s": []} for name in sides
+    }
     for turn in range(turns):
         for place, (name, side) in enumerate(sides.items()):
             report((turn + place / len(sides)) / turns, name)
             dist.barrier()
             seconds, processor_s = side.turn()
-            found[name]["seconds"].append(seconds)
-            found[name]["processor_s"].append(processor_s)
+            figures[name]["seconds"].append(seconds)
+            figures[name]["processor_s"].append(processor_s)
     for side in sides.values():
         if side.handle is not None:
             side.handle.detach()
-    return found
+    return figures

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
-from ...collective.steps.rounds import ROOM_BYTES
+from ...collective.steps.travel import AHEAD_BYTES, NAMES, SIZE_BYTES, is_straight
 from ...contract.verbs import AllGather, AllReduce, AllToAll, Communication
 from ...errors import ExitCode, RankFailed
 
@@ -40,15 +40,8 @@ DIRECT_TAGS = 2**30
 """Tags from here on are those of direct parts; smaller ones are those of sends."""
 _ROOM_TAGS = DIRECT_TAGS | 2**29
 """Tags from here on are those of parts with a room, and hold the size of the room."""
-AHEAD_BYTES = 2**21
-"""Bytes of one verb's parts, at most, whose receives are posted ahead.
-
-Far away a larger verb gains little by it, and its rooms would hold much memory.
-"""
 _LEAST_BYTES = 256
 """The size of the smallest rooms."""
-SIZE_BYTES = 8
-"""Bytes in which a part says its size."""
 
 
 class Waits(Protocol):
@@ -61,14 +54,11 @@ class Waits(Protocol):
 def goes_straight(verb: Communication) -> TypeGuard[Straight]:
     """Whether a verb's parts go straight to each rank, on all ranks alike.
 
-    gloo's all-to-all sends all parts at once as well. Large gathers and sums keep to
-    the ring, whose links have one sender each.
+    The rule is ``is_straight``, which planners read too.
     """
     match verb:
-        case AllToAll():
-            return True
-        case AllGather(whole) | AllReduce(whole):
-            return whole.nbytes <= ROOM_BYTES
+        case AllGather(whole) | AllReduce(whole) | AllToAll(whole):
+            return is_straight(NAMES[type(verb)], whole.nbytes)
         case _:
             return False
 
