@@ -160,7 +160,7 @@ class Broadcast:
 class Compute:
     """Runs ``fn``; its return value is the verb's result.
 
-    A small one runs in the thread that resumes the steps, any other on the compute lane.
+    The thread that resumes the steps runs a small one, and the compute lane any other.
 
     ``name`` is the one CaSync primitive that is done (encode, decode, merge), or
     another word where it is none of a compressor's: the cost model knows these three.

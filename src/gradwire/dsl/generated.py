@@ -636,6 +636,7 @@ def _checked(grad_N: Tensor, residual_N: Tensor | None) -> Tensor:
     return grad_N
 
 
+@lru_cache(maxsize=4096)
 def _received(made: Kernels, numel: int, size_bytes: int) -> Format | None:
     """The layout of a payload of so many bytes.
 
@@ -686,8 +687,7 @@ def _decoding(
         Call(
             {name: to_N, "scale": _single(scale, torch.float32, to_N.device)},
             to_N.numel(),
-            Draws(),
-            payload,
+            payload=payload,
         )
         for payload, to_N in zip(payloads, vectors, strict=True)
     ]
