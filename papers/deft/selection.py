@@ -71,13 +71,15 @@ class Parts(NamedTuple):
         return self.norms_s + self.take_s + self.layers_s
 
 
-def deft_parts(given: Selected, world: int, repeats: int) -> Parts:
-    """The seconds of each of DEFT's passes.
+def deft_parts(
+    given: Selected, world: int, repeats: int, allocation: str = "level"
+) -> Parts:
+    """The seconds of each of DEFT's passes, by one of ``deft``'s allocations.
 
     Gradients are the same on all ranks, so the bins of layers are the same in every
     step, and each goes to the next rank.
     """
-    exchange = deft(density=given.density, layers=given.layers)
+    exchange = deft(density=given.density, layers=given.layers, allocation=allocation)
     numel = given.grad_N.numel()
     norms_s = inf
     take_s = inf

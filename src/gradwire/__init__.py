@@ -86,5 +86,5 @@ def __getattr__(name: str) -> Any:
             raise
         errors = import_module(f"{__name__}.errors")
         raise errors.UnknownName("part of gradwire", name, __all__) from None
-    found = globals()[name] = getattr(module, name) if name in _HOME_OF else module
-    return found
+    attribute = globals()[name] = getattr(module, name) if name in _HOME_OF else module
+    return attribute

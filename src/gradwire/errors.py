@@ -96,7 +96,7 @@ class NotInstalled(InvalidSetting, AttributeError):
         )
 
 
-def closest(given: str, names: Iterable[str]) -> str | None:
+def closest(text: str, names: Iterable[str]) -> str | None:
     """The name that a mistyped one stands for: a similar one, or one that begins alike.
 
     >>> closest("TopK", ["onebit", "topk"]), closest("bits", ["bitwidth", "block"])
@@ -104,11 +104,11 @@ def closest(given: str, names: Iterable[str]) -> str | None:
     >>> closest("rate", ["bitwidth", "block"])
     """
     known = {name.lower(): name for name in names}
-    start = given[:_BEGINNING].lower()
+    start = text[:_BEGINNING].lower()
     begun = [
         name for name in known if len(start) == _BEGINNING and name.startswith(start)
     ]
-    close = [*get_close_matches(given.lower(), known, n=1), *begun]
+    close = [*get_close_matches(text.lower(), known, n=1), *begun]
     return known[close[0]] if close else None
 
 
@@ -228,7 +228,7 @@ def names_checked(function: Callable[_P, _T]) -> Callable[_P, _T]:
 _LONGEST = 400
 
 
-def shown(given: object) -> str:
+def shown(value: object) -> str:
     """A value as messages show it: what has no text, or a longer one than anybody
     reads, is cut.
 
@@ -236,11 +236,11 @@ def shown(given: object) -> str:
     ('4', '[0.5]', 403)
     """
     try:
-        text = repr(given)
+        text = repr(value)
     except (
         Exception
     ):  # whatever a user's object may raise; Python writes no whole number this long
-        text = f"{type(given).__name__} (too long to show)"
+        text = f"{type(value).__name__} (too long to show)"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
@@ -253,11 +253,11 @@ def invalid(what: str, given: object, accepted: str, remedy: str) -> InvalidSett
     return InvalidSetting(f"{what} must be {accepted}, got {shown(given)}; {remedy}")
 
 
-def with_brackets(given: object, remedy: str) -> str:
+def with_brackets(value: object, remedy: str) -> str:
     """The remedy where a class or a function is given, and not what it makes.
 
     >>> with_brackets(dict, "write {}"), with_brackets({}, "write {}")
     ('write dict(), with its brackets', 'write {}')
     """
-    name = getattr(given, "__name__", "")
-    return f"write {name}(), with its brackets" if name and callable(given) else remedy
+    name = getattr(value, "__name__", "")
+    return f"write {name}(), with its brackets" if name and callable(value) else remedy

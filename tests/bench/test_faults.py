@@ -11,6 +11,7 @@ from gradwire_bench.faults.accidents import DDP, FSDP, KINDS, LINKS, WAYS, Accid
 from gradwire_bench.faults.faults import FaultsBench, accidents_of, run
 from gradwire_bench.faults.faults_judge import Aftermath, Ending, judge
 from gradwire_bench.testbed.hosts import available
+from gradwire_bench.testbed.wide_area import WideArea
 from tests.each import each
 
 WORLD = 4
@@ -145,3 +146,22 @@ def test_survivors_of_fixed_trials_say_what_happened(
     rows, notes = run(settings, lambda fraction, what: None)
     assert notes == []
     assert rows[-1]["trials"] == len(kinds)
+
+
+@pytest.mark.slow
+@pytest.mark.multi
+@pytest.mark.netns
+@pytest.mark.timeout(400)
+def test_faults_are_named_between_far_hosts_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Processes that end or stop, the store and links, each on hosts 5 ms apart."""
+    monkeypatch.setattr(faults_judge, "GRACE_S", 20.0)
+    kinds = ("kill", "kill store", "pause", "resume", "link down")
+    far = WideArea(delay_s=0.005, slow=((1, 2.5e6),))
+    settings = FaultsBench(
+        trials=len(kinds), seed=5, only=kinds, timeout_s=6.0, wide_area=far
+    )
+    rows, notes = run(settings, lambda fraction, what: None)
+    assert notes == []
+    assert [row["name"] for row in rows] == [*kinds, "all"]

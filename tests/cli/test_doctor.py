@@ -15,6 +15,7 @@ import torch
 from gradwire.cli.commands import doctor as diagnosis
 from gradwire.cli.commands.doctor import fit_rows, link_warnings
 from gradwire.cli.report.table import Row
+from gradwire.measure import far_link
 from gradwire.measure.links import LinkReport
 from gradwire.planning.data.fit import LineFit
 from tests.cli.conftest import Ended
@@ -35,6 +36,7 @@ def test_markdown_has_every_section(gradwire: Run) -> None:
         "Kernels",
         "GPU",
         "Environment",
+        "TCP",
         "Warnings",
     ]
     assert f"| torch | {torch.__version__} |" in ended.out
@@ -178,3 +180,76 @@ def test_a_bad_fit_is_called_bad(fit: LineFit, reliable: bool) -> None:
     report = LinkReport(world=4, backend="gloo", fit=fit)
     assert (link_warnings(report) == []) == reliable
     assert fit_rows(report)[0]["alpha_s"] == fit.alpha_s
+
+
+FIT = LineFit(alpha_s=1e-4, per_unit_s=2.4e-7, residual=0.05)
+FLAT = LineFit(alpha_s=1e-4, per_unit_s=0.0, residual=0.05)
+
+
+def far_report(fit: LineFit = FIT, round_trip_s: float | None = 0.08) -> LinkReport:
+    """Four ranks on links of 50 Mbit/s."""
+    return LinkReport(4, "gloo", fit, round_trip_s)
+
+
+@each(
+    "rate, rtt_ms, report, found",
+    [
+        (None, None, None, None),
+        ("500mbit", 80.0, None, (62.5e6, 0.08)),
+        (None, None, far_report(), (6.25e6, 0.08)),
+        ("500mbit", 20.0, far_report(), (62.5e6, 0.02)),
+        (None, None, far_report(round_trip_s=None), None),
+        (None, None, far_report(FLAT), None),
+    ],
+)
+def test_a_link_is_as_given_else_as_measured(
+    rate: str | None,
+    rtt_ms: float | None,
+    report: LinkReport | None,
+    found: tuple[float, float] | None,
+) -> None:
+    link = diagnosis.far_link(rate, rtt_ms, report)
+    figures = None if link is None else (link.rate_bytes_per_s, link.round_trip_s)
+    assert figures == (None if found is None else pytest.approx(found))
+
+
+@each(
+    "words, said",
+    [
+        (("--rate", "50mbit"), "--rate and --rtt together"),
+        (("--rtt", "80"), "--rate and --rtt together"),
+        (("--rtt", "-1", "--rate", "50mbit"), "0 to 10000 milliseconds"),
+        (("--rate", "fast", "--rtt", "80"), "write 500mbit"),
+    ],
+)
+def test_half_a_link_is_refused(
+    gradwire: Run, words: tuple[str, ...], said: str
+) -> None:
+    ended = gradwire("doctor", *words)
+    assert ended.code == 2
+    assert said in ended.err.replace("\n", " ")
+
+
+def test_a_far_link_has_rows_and_warnings(
+    gradwire: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be read has a reason, and what is slow the line that mends it."""
+    (tmp_path / "tcp_congestion_control").write_text("cubic\n")
+    (tmp_path / "tcp_slow_start_after_idle").write_text("1\n")
+    monkeypatch.setattr(
+        diagnosis, "tcp_settings", lambda: far_link.tcp_settings(tmp_path)
+    )
+    words = ("--rate", "50mbit", "--rtt", "80", "--json")
+    rows = {
+        row["name"]: row for row in json.loads(gradwire("doctor", *words).out)["rows"]
+    }
+    assert rows["tcp_congestion_control"]["value"] == "cubic"
+    assert rows["tcp_rmem"]["value"] is None
+    assert rows["tcp_rmem"]["reason"] == "cannot be read: No such file or directory"
+    assert rows["one connection"]["bandwidth_delay_bytes"] == 500e3
+    warned = rows["tcp_slow_start_after_idle"]
+    assert warned["section"] == "Warnings"
+    assert warned["remedy"] == "sysctl -w net.ipv4.tcp_slow_start_after_idle=0"
+    out = gradwire("doctor", *words[:-1]).out
+    assert "cannot be read: No such file or directory" in out
+    assert "## Far link" in out

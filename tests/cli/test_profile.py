@@ -18,6 +18,7 @@ from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import fit_line
 from gradwire.planning.data.profile import Profile
 from gradwire_bench.testbed import measured
+from gradwire_bench.testbed.wide_area import WideArea
 from tests.cli.conftest import Ended
 
 Run = Callable[..., Ended]
@@ -131,6 +132,35 @@ def test_a_catalogue_model_asks_for_the_cluster_only(
         *("all_reduce", "send"),
         *("none encode", "none decode", "none merge"),
     }
+
+
+def test_far_hosts_are_measured_as_the_options_ask(
+    gradwire: Run, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[WideArea] = []
+
+    def on_hosts(*others: Any, wide_area: WideArea, **more: Any) -> Cluster:
+        asked.append(wide_area)
+        return CLUSTER
+
+    monkeypatch.setattr(measured, "measured_cluster", on_hosts)
+    far = ("--delay", "40", "--jitter", "2", "--up", "1mbit", "--slow", "1=2mbit")
+    words = ("--iterations", "1", "--out", str(tmp_path), *far)
+    assert gradwire("profile", f"{script}:build", *words).code == 0
+    links = WideArea(
+        delay_s=0.04, jitter_s=0.002, up_bytes_per_s=125e3, slow=((1, 250e3),)
+    )
+    assert asked == [links]
+
+
+@pytest.mark.parametrize("words", [("--hosts", "2"), ("--delay", "3")])
+def test_ranks_of_torchrun_have_links_of_their_own(
+    gradwire: Run, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    ended = gradwire("profile", "vgg16", *words)
+    assert ended.code == 2
+    assert "left out under torchrun" in ended.err
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from gradwire.kernels import compiler
 from gradwire_lab.compress.threelc import threelc
 from gradwire_lab.laws.inputs import WIDE_KINDS, make_gradient
 from gradwire_lab.laws.tolerance import same_bits
+from tests.dsl.single_runs import run_of
 from tests.dsl.test_language import program
 from tests.each import each
 
@@ -70,9 +71,9 @@ def outcome(codec: Program, built: Built, grad_N: torch.Tensor) -> list[torch.Te
     residual_N = make_gradient("normal", numel, torch.float32, seed=5)
     fields = {f.name: torch.full((f.numel,), 77, dtype=f.dtype) for f in spec}
     operands = {"gradient": grad_N, "residual": residual_N, **fields}
-    built.run(made.encode_with_residual, operands, numel, Draws(3 + (9 << 32), 2))
+    run_of(built)(made.encode_with_residual, operands, numel, Draws(3 + (9 << 32), 2))
     sum_N = torch.ones(numel)
-    built.run(
+    run_of(built)(
         made.merge,
         {"sum": sum_N, "scale": torch.tensor([0.3]), **fields},
         numel,
@@ -196,7 +197,7 @@ def test_places_are_drawn_and_read_as_the_interpreter_does() -> None:
                 "whole": whole_N,
             }
             with compiler.reference_only() if drawn else torch.no_grad():
-                built.run(
+                run_of(built)(
                     kernel,
                     {**operands, "sample": drawn_K},
                     301,

@@ -133,8 +133,8 @@ class Triton(Built):
     def run_many(self, kernel: Kernel, calls: Sequence[Call]) -> list[int]:
         if compiler._state["forced"]:
             return super().run_many(kernel, calls)
-        run = Launcher(*self.kernels).run
-        return [run(kernel, call.tensors, call.numel, call.draws) for call in calls]
+        launcher = Launcher(*self.kernels)
+        return [launcher.run_many(kernel, [call])[0] for call in calls]
 
 
 @pytest.mark.timeout(400)

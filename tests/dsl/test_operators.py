@@ -47,6 +47,7 @@ from gradwire.kernels.compiler import find_compiler
 from gradwire.kernels.libraries import reference_only
 from gradwire_lab.laws.tolerance import same_bits
 from gradwire_lab.library.exponent import exp2, exponent
+from tests.dsl.single_runs import run_of
 from tests.each import each
 from tests.strategies import bounded
 
@@ -208,7 +209,7 @@ def by(operator: Operator, values_N: torch.Tensor, *, cpp: bool) -> torch.Tensor
     built, out_N = Built(form), torch.empty_like(values_N)
     with contextlib.nullcontext() if cpp else reference_only():
         assert (built.library() is not None) == cpp
-        built.run(form, {"in": values_N, "out": out_N}, values_N.numel(), Draws())
+        run_of(built)(form, {"in": values_N, "out": out_N}, values_N.numel(), Draws())
     return out_N
 
 

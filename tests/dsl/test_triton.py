@@ -42,6 +42,7 @@ from gradwire_lab.dsl.coders import Coder
 from gradwire_lab.laws.inputs import WIDE_KINDS, make_gradient
 from gradwire_lab.laws.tolerance import same_bits
 from gradwire_lab.library.zero_run import zero_run
+from tests.dsl.single_runs import run_of
 from tests.dsl.test_cpp import one_nan
 from tests.each import each
 
@@ -77,7 +78,7 @@ def outcome(codec: Program, run: Any, grad_N: Tensor) -> dict[str, Tensor]:
 
 def assert_agreement(codec: Program, launcher: Launcher, kind: str, numel: int) -> None:
     grad_N = make_gradient(kind, numel, torch.float32, seed=numel)
-    ours = outcome(codec, launcher.run, grad_N.to(DEVICE))
+    ours = outcome(codec, run_of(launcher), grad_N.to(DEVICE))
     for name, want in outcome(codec, interp.run, grad_N).items():
         assert same_bits(ours[name].cpu(), want), (
             f"{codec!r}, {numel} of {kind}: {name}"
@@ -121,7 +122,7 @@ def test_sums_that_cancel_are_off_by_no_more_than_stated() -> None:
     grad_N = torch.cat([half_N, -half_N])[mixed_N] + tiny_N
     kernel, totals = sums().kernels().encode, {}
     for run, device in (
-        (Launcher(kernel).run, DEVICE),
+        (run_of(Launcher(kernel)), DEVICE),
         (interp.run, torch.device("cpu")),
     ):
         total = torch.zeros(1, device=device)
@@ -277,7 +278,7 @@ def test_what_is_sorted_has_the_same_bits() -> None:
     )
     for run, device in (
         (interp.run, torch.device("cpu")),
-        (Launcher(form).run, DEVICE),
+        (run_of(Launcher(form)), DEVICE),
     ):
         operands = {
             "gradient": grad_N.to(device),
@@ -388,7 +389,7 @@ def test_what_does_not_lie_on_the_cpu_is_launched(
         return real(launcher, kernel, parts)
 
     monkeypatch.setattr(Launcher, "run_many", run_many)
-    made.built.run(made.encode, operands, 100, Draws())
+    run_of(made.built)(made.encode, operands, 100, Draws())
     assert kernels == ["uniform_encode"]
     assert operands["codes"].any()
 

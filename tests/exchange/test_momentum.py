@@ -148,3 +148,23 @@ def test_decoupled_momentum_brings_error_feedback() -> None:
     assert gw.with_decoupled_momentum(bare) == gw.with_decoupled_momentum(
         gw.compress.topk()
     )
+
+
+def test_decoupled_momentum_of_sparseloco_is_the_feedback_of_its_paper() -> None:
+    """The residual decays by 5 % in each step, before the pseudo-gradient is added.
+
+    By default it does not, and no part of a pseudo-gradient is lost.
+    """
+    codec = gw.compress.sparseloco(density=0.1)
+    exchange = gw.with_decoupled_momentum(codec, decay=0.95)
+    kept = [torch.zeros(NUMEL) for _ in range(WORLD)]
+    states = None
+    for step in range(5):
+        grads = gradients(step)
+        results = run_local(exchange, grads, states)
+        states = [state for _, _, state in results]
+        for rank, grad_N in enumerate(grads):
+            payload, _ = codec.encode(None, 0.95 * kept[rank] + grad_N)
+            sent_N = codec.decode(payload, torch.empty(NUMEL))
+            kept[rank] = 0.95 * kept[rank] + grad_N - sent_N
+            torch.testing.assert_close(states[rank].residual_N, kept[rank])

@@ -6,6 +6,7 @@ What it has in common with others is in ``test_support.py``.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import pairwise
 
 import pytest
@@ -20,12 +21,16 @@ from gradwire.errors import RanksDiffer
 from gradwire.exchange.by_name import exchange_for
 from gradwire_lab.compress._narrow import narrow, widen, width_of
 from gradwire_lab.compress.deft import (
+    ALLOCATIONS,
     Allocation,
     Partition,
     layer_k,
     owners,
     pack,
     partition_of,
+    printed_layer_k,
+    printed_owners,
+    printed_work,
     select_layers,
     two_stage,
 )
@@ -103,6 +108,42 @@ def test_norms_of_zero_or_none_still_give_each_layer_a_k(norms: list[float]) -> 
     assert k == (
         [1, 1, 1] if not any(norms) else [15, 1, 15] if 0.0 in norms else [10, 11, 10]
     )
+
+
+@bounded(100)
+@given(data=st.data(), sizes=layer_sizes, density=st.floats(0.001, 1.0))
+def test_printed_k_is_algorithm_3_line_by_line(
+    data: st.DataObject, sizes: list[int], density: float
+) -> None:
+    norms = data.draw(
+        st.lists(st.floats(0, 1e6), min_size=len(sizes), max_size=len(sizes))
+    )
+    budget = max(1, round(density * sum(sizes)))
+    got = printed_layer_k(float64(norms), torch.tensor(sizes), budget).tolist()
+    exact = [Fraction(norm) for norm in norms]
+    k_remain, norm_remain = Fraction(budget), sum(exact)
+    for layer in sorted(range(len(sizes)), key=lambda one: -norms[one]):
+        k_temp = k_remain * exact[layer] / norm_remain if norm_remain > 0 else 0
+        k = sizes[layer] if sizes[layer] < k_temp else max(1, int(k_temp))
+        # a share may be a whole number but for rounding
+        assert abs(got[layer] - k) <= (abs(k_temp - round(k_temp)) < 1e-6)
+        k_remain -= got[layer]
+        norm_remain -= exact[layer]
+    assert all(1 <= k <= size for k, size in zip(got, sizes, strict=True))
+    # layers below one element may overspend, by one each
+    assert sum(got) <= budget + len(sizes)
+
+
+def test_printed_costs_give_layers_of_one_element_to_the_lightest_bin() -> None:
+    """Equation 3 says 0 for them, so they are all one rank's; sent whole, layers have
+    owners too.
+    """
+    layers = Partition((50, 40, 7, 60))
+    k_L = torch.tensor([10, 1, 7, 1])
+    costs = printed_work(layers.sizes_L, k_L)
+    assert costs == pytest.approx([115.129, 0.0, 13.621, 0.0], abs=1e-3)
+    assert printed_owners(layers, k_L, 3, 0).tolist() == [0, 2, 1, 2]
+    assert printed_owners(layers, k_L, 3, 2).tolist() == [1, 0, 2, 0]
 
 
 costs_of = st.lists(st.integers(0, 9).map(float), min_size=0, max_size=20)
@@ -230,13 +271,16 @@ def by_the_paper(
 ) -> list[int]:
     """The support by algorithms 2 to 5, one layer and rank after the other."""
     world = len(pending)
+    rules = ALLOCATIONS[exchange.allocation]
     layers, budget = exchange.partition(spec, world), exchange.kept(spec.numel)
     parts = [torch.split(c_N, list(layers.sizes)) for c_N in pending]
     k = [
-        layer_k(torch.stack([p.double().norm() for p in own]), layers.sizes_L, budget)
+        rules.layer_k(
+            torch.stack([p.double().norm() for p in own]), layers.sizes_L, budget
+        )
         for own in parts
     ]
-    owner = owners(layers, k[step % world], world, step % world).tolist()
+    owner = rules.owners(layers, k[step % world], world, step % world).tolist()
     support: list[int] = []
     for layer, (start, size) in enumerate(
         zip(layers.starts_L.tolist(), layers.sizes, strict=True)
@@ -251,9 +295,11 @@ def by_the_paper(
 
 
 @each("world", [2, 3, 5])
-def test_it_is_the_papers_algorithm(world: int) -> None:
+@each("allocation", ALLOCATIONS)
+def test_it_is_the_papers_algorithm(world: int, allocation: str) -> None:
     """Over steps, so with every rank as the delegate, and with a residual."""
-    spec, exchange = spec_of(MODEL, torch.float64), deft(density=0.1)
+    spec = spec_of(MODEL, torch.float64)
+    exchange = deft(density=0.1, allocation=allocation)
     run = Run(exchange_for(exchange), spec, world)
     left = [torch.zeros(spec.numel, dtype=torch.float64) for _ in range(world)]
     for step in range(world + 1):

@@ -38,10 +38,6 @@ def test_a_mean_is_rounded_twice_among_any_number_of_ranks(
             assert law(pair(codec, allreduce()), replace(case, dtype=dtype))
 
 
-def test_so_it_is_among_128_ranks() -> None:
-    assert law(pair(cast16(), allreduce()), OF_128)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @each("codec", CODECS, ids=name_of)

@@ -82,7 +82,7 @@ def page(kind: str, name: str, measured: str | None) -> str:
         f"**{title.capitalize()}:** {_listed(x)}" for title, x in declared.items() if x
     ]
     if arguments := explained(algorithm):
-        lines = [f"- `{one}`: {_escaped(words)}" for one, words in arguments.items()]
+        lines = [f"- `{name}`: {_escaped(words)}" for name, words in arguments.items()]
         parts += ["**Arguments:**", "\n".join(lines)]
     parts += fields
     if kind == "compress":
@@ -129,7 +129,7 @@ def show(chosen: list[tuple[str, str]], rows: list[Row], *, as_json: bool) -> No
     """Prints the pages of some algorithms, which ``gradwire list`` describes in
     ``rows``.
     """
-    pages = [page(*one, _measured()) for one in chosen]
+    pages = [page(*pair, _measured()) for pair in chosen]
     if as_json:
         rows = [row | {"page": text} for row, text in zip(rows, pages, strict=True)]
         emit("list", rows, as_json=True, title="")
@@ -165,18 +165,20 @@ def _paragraphs(header: str) -> Iterator[str]:
         if all(line.startswith("    ") for line in lines):
             yield block
             continue
-        found: list[str] = []
+        paragraphs: list[str] = []
         for line in lines:
             is_item = line.startswith("    - ")
-            is_in_item = bool(found) and found[-1][:2] == "- "
+            is_in_item = bool(paragraphs) and paragraphs[-1][:2] == "- "
             begins = (
-                not found or is_item or (is_in_item and not line.startswith("      "))
+                not paragraphs
+                or is_item
+                or (is_in_item and not line.startswith("      "))
             )
             if begins or _FIELD.match(line):
-                found.append(line.strip())
+                paragraphs.append(line.strip())
             else:
-                found[-1] += f" {line.strip()}"
-        yield from found
+                paragraphs[-1] += f" {line.strip()}"
+        yield from paragraphs
 
 
 def _paragraph(text: str) -> str:
@@ -213,13 +215,15 @@ def trained(measured: str) -> list[Row]:
     """The rows of the first table of compressors on the page of measurements, as they
     are there.
     """
-    found = next(one for one in tables(measured) if one.head[0] == HEADS["compress"][0])
+    table = next(
+        table for table in tables(measured) if table.head[0] == HEADS["compress"][0]
+    )
     return [
         {
             "name": _link("compress", name),
-            **dict(zip(found.head[1:], figures, strict=True)),
+            **dict(zip(table.head[1:], figures, strict=True)),
         }
-        for name, *figures in found.rows
+        for name, *figures in table.rows
     ]
 
 
@@ -263,7 +267,7 @@ def tables(text: str) -> Iterator[Measurements]:
             said = ""
         elif block.lstrip().startswith("| "):
             head, _, *rows = (
-                [one.strip() for one in line.strip().strip("|").split("|")]
+                [cell.strip() for cell in line.strip().strip("|").split("|")]
                 for line in block.strip().split("\n")
             )
             yield Measurements(section, said, head, rows)
@@ -275,12 +279,12 @@ def _escaped(text: str) -> str:
     """Text of a docstring as Markdown, in which only what stands in backticks is
     code.
     """
-    found = []
+    parts = []
     end = 0
     for code in _CODE.finditer(text):
-        found += [_plain(text[end : code.start()]), f"`{code[2]}`"]
+        parts += [_plain(text[end : code.start()]), f"`{code[2]}`"]
         end = code.end()
-    return "".join([*found, _plain(text[end:])])
+    return "".join([*parts, _plain(text[end:])])
 
 
 def _plain(text: str) -> str:
@@ -296,16 +300,16 @@ def _sent(algorithm: Any) -> list[Row]:
     keeps.
     """
     whole = exchange_for(algorithm)
-    found: dict[str, int | None] = {}
+    sizes: dict[str, int | None] = {}
     if isinstance(algorithm, Compressor):
-        found["payload"] = algorithm.typical(SPEC).size_bytes
+        sizes["payload"] = algorithm.typical(SPEC).size_bytes
     for world in WORLDS:
         sent = expected_bytes(whole, SPEC, world)
-        found[f"sent by a rank, of {world}"] = None if sent is None else max(sent)
-    found["kept from step to step"] = sum(
+        sizes[f"sent by a rank, of {world}"] = None if sent is None else max(sent)
+    sizes["kept from step to step"] = sum(
         tensor.nbytes for _, tensor in leaves(whole.init(SPEC, WORLDS[-1]))
     )
-    return [_row(name, size_bytes) for name, size_bytes in found.items()]
+    return [_row(name, size_bytes) for name, size_bytes in sizes.items()]
 
 
 def _row(name: str, size_bytes: int | None) -> Row:
@@ -315,9 +319,9 @@ def _row(name: str, size_bytes: int | None) -> Row:
 
 def _kept(whole: Exchange) -> Row:
     """Bytes an element that a rank keeps, by kind and together."""
-    found = bytes_an_element(whole)
-    each = {kind: round(size, 2) for kind, size in found.items() if size >= 0.005}
-    return {**each, "together": round(sum(found.values()), 2)}
+    size_bytes = bytes_an_element(whole)
+    each = {kind: round(size, 2) for kind, size in size_bytes.items() if size >= 0.005}
+    return {**each, "together": round(sum(size_bytes.values()), 2)}
 
 
 def _carried(collective: Any) -> list[Row]:
@@ -347,16 +351,16 @@ def _figures(kind: str, name: str, measured: str | None) -> list[str]:
         return [
             "The page of measurements is in the source repository: `docs/measured.md`."
         ]
-    found = []
-    for one in tables(measured):
+    figures = []
+    for table in tables(measured):
         rows = [
-            row for row in one.rows if _names(row[0], name, alone=kind == "compress")
+            row for row in table.rows if _names(row[0], name, alone=kind == "compress")
         ]
-        if one.head[0] in HEADS[kind] and rows:
-            lines = [one.head, ["---"] * len(one.head), *rows]
+        if table.head[0] in HEADS[kind] and rows:
+            lines = [table.head, ["---"] * len(table.head), *rows]
             shown = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-            found += [f"**{one.section}:** {one.said}", shown]
-    return found or [
+            figures += [f"**{table.section}:** {table.said}", shown]
+    return figures or [
         "`docs/measured.md` has no figure that is of this algorithm alone."
     ]
 
@@ -376,12 +380,12 @@ def bytes_an_element(exchange: Exchange) -> dict[str, float]:
     The message is a square matrix of 65,536 float32, normally distributed. What all
     messages share is counted with it, so of many messages it is less.
     """
-    found: list[dict[str, float]] = []
+    densities: list[dict[str, float]] = []
     # Scratch is a thread's own.
-    counting = threading.Thread(target=lambda: found.append(_counted(exchange)))
+    counting = threading.Thread(target=lambda: densities.append(_counted(exchange)))
     counting.start()
     counting.join()
-    return found[0]
+    return densities[0]
 
 
 def _counted(exchange: Exchange) -> dict[str, float]:

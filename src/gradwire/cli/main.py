@@ -65,8 +65,8 @@ def app_of(home: Home) -> typer.Typer:
     """The Typer app of a command: what an entry point names, or its file's ``app``."""
     home.refuse_clash()
     module = importlib.import_module(home.module)
-    found = getattr(module, home.attribute, None)
-    made: typer.Typer = found if isinstance(found, typer.Typer) else module.app
+    attribute = getattr(module, home.attribute, None)
+    made: typer.Typer = attribute if isinstance(attribute, typer.Typer) else module.app
     return made
 
 

@@ -48,9 +48,9 @@ class allgather_sparse(Collective):
     ) -> Steps[State]:
         varies = not codec.traits.exact_size
         codec = me.variant_of(codec)
-        form = codec.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
-        own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)
-        room = own[: form.size_bytes]
+        form = codec.format(TensorSpec.of(grad_N))
+        buffer = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)
+        room = buffer[: form.size_bytes]
         payload, state = yield me.encoding(codec, state, grad_N, residual_N, room)
         limits = [form.size_bytes] * me.world
         sizes = yield from announce_all(me, codec, payload.size_bytes, limits)
@@ -58,7 +58,7 @@ class allgather_sparse(Collective):
         gathered = me.scratch(
             "gathered", me.world * slot, grad_N, torch.uint8, varies=varies
         )
-        yield AllGather(gathered, own[:slot])
+        yield AllGather(gathered, buffer[:slot])
         yield Compute(
             "merge",
             lambda: _merge_all(codec, me, sizes, gathered, out_N),
@@ -70,7 +70,7 @@ class allgather_sparse(Collective):
 def _merge_all(
     codec: Compressor, me: Member, sizes: list[int], gathered: Tensor, out_N: Tensor
 ) -> None:
-    spec = TensorSpec("", out_N.numel(), out_N.dtype)
+    spec = TensorSpec.of(out_N)
     forms = {size_bytes: codec.received(spec, size_bytes) for size_bytes in set(sizes)}
     slots = gathered.chunk(me.world)
     payloads = [

@@ -7,8 +7,8 @@ Differences: values of 32 bits and more are divided by the world size before the
     and divides the sum. So a mean has two roundings to 16 bits: of each gradient, and
     of the mean.
 Wire: 2(W-1)/W of the payload's ``values`` a rank. Of 32 bits: one AllReduce, where it
-    is a ring. Of 16 bits: an all-to-all and an all-gather of W equal chunks, the last
-    of which is filled up. In place of the all-to-all, chunks of more than 64 KiB go to
+    is a ring. Of 16 bits: an all-to-all and an all-gather of W equal chunks; the last
+    chunk is filled up. In place of the all-to-all, chunks of more than 64 KiB go to
     one rank after another, by sends and receives.
 State: the codec's.
 Contributed: the encoded gradient. With 16-bit values, rounding the mean of a chunk
@@ -47,7 +47,7 @@ class Summing(Collective):
         residual_N: Residual,
     ) -> Steps[State]:
         codec = me.variant_of(codec)
-        spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
+        spec = TensorSpec.of(grad_N)
         buffer = payload_buffer(codec, me, spec, out_N)
         payload, state = yield me.encoding(codec, state, grad_N, residual_N, buffer)
         yield from self.sum_up(me, payload["values"])
@@ -82,7 +82,7 @@ class allreduce(Summing):
         out_N: Tensor,
         residual_N: Residual,
     ) -> Steps[State]:
-        spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
+        spec = TensorSpec.of(grad_N)
         run = averaged if spec.numel and is_narrow(codec, spec) else super().run
         return (yield from run(codec, me, state, grad_N, out_N, residual_N))
 

@@ -2,7 +2,7 @@
 
 Source: HiPress (Wu et al.) section 3.1 and figure 2; bulk communication of sections 3.2
     and 5.1; aggregators co-located with workers as in section 6.
-Differences: small payloads, of which all can be on their way at once, are pushed by one
+Differences: payloads so small that all can travel at once are pushed by one
     all-to-all and pulled by one all-gather. Of table 3, with K = N chunks, the N
     encodes are ours (N - 1 pushed chunks, then the mean of the own one) and so are the
     N - 1 merges. All pulled payloads come at once, so N - 1 decodes overlap with no
@@ -17,7 +17,7 @@ Differences: small payloads, of which all can be on their way at once, are pushe
     two decodes, where table 3 has N. Table 3 also has servers apart from workers (alpha
     = 2 N, beta = K + 1, gamma = N + 1). There are none here: every rank trains, and has
     a gradient of its own to push, so no rank is a server alone.
-Partitions: 1 to W, of which the first has another server in each message of a step.
+Partitions: 1 to W. The first has another server in each message of a step.
 Wire: W chunks, some of them empty where there are fewer partitions. Push: the payload
     of chunk c goes to rank c. Pull: the payload of the merged chunk goes to all. A slot
     is a payload rounded up to 8 bytes, and a rank pushes the slots of all chunks but
@@ -45,7 +45,7 @@ from ..contract import Compressor, Member, Residual, State
 from ..contract.bounds import check_whole
 from ..contract.collective import Collective, Needs
 from ..contract.payload import slot_bytes
-from ..contract.spec import TensorSpec, working_dtype
+from ..contract.spec import TensorSpec, clear_not_finite, working_dtype
 from ..contract.verbs import AllGather, AllToAll, Compute, Steps
 from .steps.chunks import (
     Chunks,
@@ -101,17 +101,17 @@ class casync_ps(Collective):
         codec = unscaled_if_narrow(codec, me, TensorSpec("", numel, dtype))
         first = first_server(me, self.partitions)
         chunks = chunks_of(codec, numel, dtype, me.world, self.partitions, first)
-        own = Aggregator(me, chunks, rotated(state, first), grad_N, residual_N)
+        aggregator = Aggregator(me, chunks, rotated(state, first), grad_N, residual_N)
         at_once = self._is_small(chunks)
-        yield from (_push_at_once if at_once else _push_in_rounds)(own)
-        size_bytes = (yield own.encoding_mean()) if own.serves else 0
-        announced = yield from announce_all(me, codec, size_bytes, own.limits)
+        yield from (_push_at_once if at_once else _push_in_rounds)(aggregator)
+        size_bytes = (yield aggregator.encoding_mean()) if aggregator.serves else 0
+        announced = yield from announce_all(me, codec, size_bytes, aggregator.limits)
         if at_once and self._is_full(me.world):
-            yield from _pull_at_once(own, announced, out_N)
+            yield from _pull_at_once(aggregator, announced, out_N)
         else:
             together = me.world - 1 if at_once else 1
-            yield from _pull_in_rounds(own, together, announced, out_N)
-        return rotated(tuple(own.states), -first)
+            yield from _pull_in_rounds(aggregator, together, announced, out_N)
+        return rotated(tuple(aggregator.states), -first)
 
     def reduce_scatter(
         self,
@@ -126,11 +126,11 @@ class casync_ps(Collective):
 
         The own part of it is there unrounded, and keeps no residual.
         """
-        own = Aggregator(me, chunks, states, grad_N, residual_N)
+        aggregator = Aggregator(me, chunks, states, grad_N, residual_N)
         at_once = self._is_small(chunks)
-        yield from (_push_at_once if at_once else _push_in_rounds)(own)
-        yield own.giving_mean(out_C)
-        return own.states
+        yield from (_push_at_once if at_once else _push_in_rounds)(aggregator)
+        yield aggregator.giving_mean(out_C)
+        return aggregator.states
 
     def _is_full(self, world: int) -> bool:
         """Whether every rank has a partition, so no all-gather pulls in vain."""
@@ -142,80 +142,93 @@ class casync_ps(Collective):
         return world < 3 or (world - 1) * chunks.usual_bytes <= self.room_bytes
 
 
-def _push_at_once(own: Aggregator) -> Steps[None]:
-    me = own.me
-    if own.others:
-        yield own.encoding(own.others)
-    announced = yield from announce_each(me, own.codec, own.sizes, own.own_limits)
-    arrived, into = own.landing(announced)
+def _push_at_once(aggregator: Aggregator) -> Steps[None]:
+    me = aggregator.me
+    if aggregator.others:
+        yield aggregator.encoding(aggregator.others)
+    announced = yield from announce_each(
+        me, aggregator.codec, aggregator.sizes, aggregator.own_limits
+    )
+    arrived, into = aggregator.landing(announced)
     slots = tuple(map(slot_bytes, announced))
-    sizes = tuple(map(slot_bytes, own.sizes))
-    yield AllToAll(arrived, own.packed(), slots, sizes)
-    if own.serves:
-        yield own.merging(range(me.world), announced, into)
+    sizes = tuple(map(slot_bytes, aggregator.sizes))
+    yield AllToAll(arrived, aggregator.packed(), slots, sizes)
+    if aggregator.serves:
+        yield aggregator.merging(range(me.world), announced, into)
 
 
-def _push_in_rounds(own: Aggregator) -> Steps[None]:
+def _push_in_rounds(aggregator: Aggregator) -> Steps[None]:
     """Encodes for the next round and merges the last one's, beside each round."""
-    me = own.me
+    me = aggregator.me
     rounds = distances(1, me.world)
     around = [[(me.rank + d) % me.world for d in away] for away in rounds]
-    targets = [[rank for rank in ranks if rank in own.others] for ranks in around]
+    targets = [
+        [rank for rank in ranks if rank in aggregator.others] for ranks in around
+    ]
     sources = [[(me.rank - d) % me.world for d in away] for away in rounds]
-    ahead = targets if own.codec.traits.exact_size else [own.others]
+    ahead = targets if aggregator.codec.traits.exact_size else [aggregator.others]
     if ahead[0]:
-        yield own.encoding(ahead[0])
-    announced = yield from announce_each(me, own.codec, own.sizes, own.own_limits)
-    sent = own.slots()
-    (_, into) = own.landing(announced)
+        yield aggregator.encoding(ahead[0])
+    announced = yield from announce_each(
+        me, aggregator.codec, aggregator.sizes, aggregator.own_limits
+    )
+    sent = aggregator.slots()
+    (_, into) = aggregator.landing(announced)
     come = [me.rank]
     for number, away in enumerate(rounds):
-        beside = [own.merging(come, announced, into)] if own.serves else []
+        beside = (
+            [aggregator.merging(come, announced, into)] if aggregator.serves else []
+        )
         if number + 1 < len(ahead) and ahead[number + 1]:
-            beside.append(own.encoding(ahead[number + 1]))
-        yield (*transfers(me, away, sent, into, takers=own.chunks.servers), *beside)
+            beside.append(aggregator.encoding(ahead[number + 1]))
+        yield (
+            *transfers(me, away, sent, into, takers=aggregator.chunks.servers),
+            *beside,
+        )
         come = sources[number]
-    if own.serves:
-        yield own.merging(come, announced, into)
+    if aggregator.serves:
+        yield aggregator.merging(come, announced, into)
 
 
 def _pull_at_once(
-    own: Aggregator, announced: Sequence[int], out_N: Tensor
+    aggregator: Aggregator, announced: Sequence[int], out_N: Tensor
 ) -> Steps[None]:
-    me = own.me
+    me = aggregator.me
     slot = slot_bytes(max(announced))
-    whole = me.scratch("pulled", me.world * slot, out_N, torch.uint8, varies=own.varies)
+    whole = me.scratch(
+        "pulled", me.world * slot, out_N, torch.uint8, varies=aggregator.varies
+    )
     slots = whole.chunk(me.world)
     mean = list(whole.chunk(me.world))
-    mean[me.rank] = own.merged[:slot]
+    mean[me.rank] = aggregator.merged[:slot]
     gather = AllGather(whole, mean[me.rank])
-    if own.serves:
-        yield gather, own.decoding([me.rank], mean, announced, out_N)
+    if aggregator.serves:
+        yield gather, aggregator.decoding([me.rank], mean, announced, out_N)
     else:
         yield gather
-    if own.others:
-        yield own.decoding(own.others, slots, announced, out_N)
+    if aggregator.others:
+        yield aggregator.decoding(aggregator.others, slots, announced, out_N)
 
 
 def _pull_in_rounds(
-    own: Aggregator, together: int, announced: Sequence[int], out_N: Tensor
+    aggregator: Aggregator, together: int, announced: Sequence[int], out_N: Tensor
 ) -> Steps[None]:
     """Every aggregator sends its mean to all others, ``together`` of them at a time.
 
     What a round has brought is decoded beside the next, the own mean beside the first.
     """
-    me = own.me
-    servers = own.chunks.servers
-    slots = own.pulled(announced, out_N)
+    me = aggregator.me
+    servers = aggregator.chunks.servers
+    slots = aggregator.pulled(announced, out_N)
     sent = [slots[me.rank]] * me.world
-    ready = [me.rank] if own.serves else []
+    ready = [me.rank] if aggregator.serves else []
     for away in distances(together, me.world):
-        beside = [own.decoding(ready, slots, announced, out_N)] if ready else []
+        beside = [aggregator.decoding(ready, slots, announced, out_N)] if ready else []
         yield (*transfers(me, away, sent, slots, givers=servers), *beside)
         sources = ((me.rank - distance) % me.world for distance in away)
         ready = [rank for rank in sources if rank in servers]
     if ready:
-        yield own.decoding(ready, slots, announced, out_N)
+        yield aggregator.decoding(ready, slots, announced, out_N)
 
 
 class Aggregator:
@@ -340,7 +353,7 @@ class Aggregator:
         return whole, list(whole.split_with_sizes(slots))
 
     def pulled(self, announced: Sequence[int], out_N: Tensor) -> list[Tensor]:
-        """The slots of all chunks' means: room for those of others, and the own one."""
+        """The slots of all chunks' means: room for others' means, and the own mean."""
         me = self.me
         sizes = [
             0 if rank == me.rank else slot_bytes(size)
@@ -419,7 +432,7 @@ class Aggregator:
         if residual_C is not None:
             # W times a loss of gradients near the end of the range may leave it.
             residual_C.mul_(me.world)
-            torch.nan_to_num_(residual_C, nan=0.0, posinf=0.0, neginf=0.0)
+            clear_not_finite(residual_C)
         return payload.size_bytes
 
 

@@ -12,7 +12,7 @@ Differences: the mean, not the sum, is decoded at the end; each hop's loss is it
     nothing travels, and not N, N - 1 and one. A sparsifier selects again at every hop
     (DGC by CaSync-Ring: section 5.3, figures 9 and 16), so a payload never holds more
     than the k elements of its chunk.
-Partitions: 1 to W, of which the first begins at another rank in each message of a step.
+Partitions: 1 to W. The first begins at another rank in each message of a step.
 Wire: W chunks; each rank sends the payload of every chunk but one while reducing and of
     every chunk but one while gathering: (sum of slots - slot r+1) + (sum of slots -
     slot r+2) bytes. So with W partitions. Of fewer, the other chunks are empty, and
@@ -50,7 +50,7 @@ from .steps.chunks import (
     rotated,
 )
 
-# ---- Texts side by side --------------------------------------------------------------
+# ---- Steps side by side --------------------------------------------------------------
 #
 # While one waits for the network, another computes.
 
@@ -60,9 +60,9 @@ T = TypeVar("T")
 def staggered(all_steps: Sequence[Steps[T]]) -> Steps[list[T]]:
     """Runs steps of tuples side by side, each a tuple behind the one before it.
 
-    Returns all results. All yield as many tuples on every rank, of which some
-    may be empty. So what one rank sends another comes in the order in which it is taken
-    there. An empty tuple of all is no step.
+    Returns all results. All yield equally many tuples on every rank; some may be
+    empty. So messages come to a rank in the order in which it takes them. If all
+    tuples are empty, nothing is yielded.
     """
     results: list[Any] = [None] * len(all_steps)
     values: list[Any] = [None] * len(all_steps)
@@ -149,13 +149,15 @@ class casync_ring(Collective):
         walks = []
         for number, (start, stop) in enumerate(parts):
             residual_P = None if residual_N is None else residual_N[start:stop]
-            own = state[number * me.world :][: me.world]
+            part_states = state[number * me.world :][: me.world]
             walk = _Walk(
                 codec.chunk(start, stop), me, grad_N[start:stop], residual_P, number
             )
-            walks.append(walk.steps(out_N[start:stop], own, self.partitions, first))
+            walks.append(
+                walk.steps(out_N[start:stop], part_states, self.partitions, first)
+            )
         states = yield from staggered(walks)
-        return tuple(state for own in states for state in own)
+        return tuple(state for part_states in states for state in part_states)
 
     def _num_parts(self, codec: Compressor, spec: TensorSpec, world: int) -> int:
         """How many parts of a message go round the ring, each by itself.
@@ -165,8 +167,8 @@ class casync_ring(Collective):
         """
         if codec.traits.layout is Layout.SPARSE:
             return 1
-        own = codec.for_world(world)
-        chunks = chunks_of(own, spec.numel, spec.dtype, world, self.partitions)
+        variant = codec.for_world(world)
+        chunks = chunks_of(variant, spec.numel, spec.dtype, world, self.partitions)
         return 2 if chunks.usual_bytes > self.half_bytes else 1
 
 
@@ -195,8 +197,9 @@ class _Walk:
     def steps(
         self, out_N: Tensor, states: tuple[Any, ...], partitions: int | None, first: int
     ) -> Steps[tuple[Any, ...]]:
-        """Leaves the mean in ``out_N`` and returns new states; yields tuples, of which
-        some are empty.
+        """Leaves the mean in ``out_N`` and returns new states.
+
+        It yields tuples of verbs; some are empty.
         """
         grad_N = self.grad_N
         me = self.me
@@ -266,9 +269,8 @@ class _Walk:
         """Notes the size announced by the rank before, if its chunk was not empty."""
         if self.numel(chunk):
             limit = self.chunks.formats[chunk].size_bytes
-            source = (self.me.rank - 1) % self.me.world
             (self.sizes[chunk],) = self.me.sizes(
-                self.announced_1, [limit], ranks=[source]
+                self.announced_1, [limit], ranks=[self.me.left]
             )
 
     def _transfers(
@@ -278,13 +280,12 @@ class _Walk:
 
         Nothing moves of an empty chunk; an empty payload does.
         """
-        me = self.me
-        sends = (Send((me.rank + 1) % me.world, sent),) if self.numel(out) else ()
-        return (
-            (*sends, Recv((me.rank - 1) % me.world, come))
-            if self.numel(into)
-            else sends
-        )
+        verbs: list[Verb] = []
+        if self.numel(out):
+            verbs.append(Send(self.me.right, sent))
+        if self.numel(into):
+            verbs.append(Recv(self.me.left, come))
+        return tuple(verbs)
 
     def merging(self, chunk: int) -> tuple[Compute, ...]:
         """Adds the own gradient to the partial sum that arrived, into ``sum_C``."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..contract import Compressor, Residual
 from ..contract.payload import Field, Format, Payload
-from ..contract.spec import TensorSpec, working_dtype
+from ..contract.spec import TensorSpec, clear_not_finite, working_dtype
 from ..errors import invalid
 from ..kernels import select
 
@@ -46,7 +46,7 @@ def round_to_wire(
     values_K.copy_(exact_K)
     if residual_N is not None:
         lost_K = exact_K - values_K.to(exact_K.dtype)
-        torch.nan_to_num_(lost_K, nan=0.0, posinf=0.0, neginf=0.0)
+        clear_not_finite(lost_K)
         residual_N[indices_K.long()] += lost_K
 
 
@@ -64,7 +64,7 @@ class Coo(Compressor):
         values_K = values_K.to(working_dtype(sum_N.dtype))
         if values_K.dtype != sum_N.dtype:
             # Scaled before it is rounded: a sum may lie beyond float16 where the mean
-            #     does not.
+            # does not.
             values_K = (values_K * scale).to(sum_N.dtype)
             scale = 1.0
         select.scatter_add(indices_K, values_K, sum_N, scale)

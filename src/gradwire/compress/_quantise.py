@@ -38,16 +38,16 @@ def divisible(whole: Scalar, steps: int) -> Scalar:
     return where(whole < steps * _FLOAT32.tiny, step * steps, whole)
 
 
-def check_positive(what: str, given: object, remedy: str) -> None:
+def check_positive(what: str, value: object, remedy: str) -> None:
     """Refuses all but numbers above 0 in float32: others would be 0 or infinite."""
     accepted = (
         f"a finite number above 0, in float32 {_FLOAT32.tiny:.3g} to {_FLOAT32.max:.3g}"
     )
-    check_number(what, given, accepted, remedy, _FLOAT32.tiny, _FLOAT32.max)
+    check_number(what, value, accepted, remedy, _FLOAT32.tiny, _FLOAT32.max)
 
 
-def check_choice(what: str, given: object, accepted: tuple[object, ...]) -> None:
+def check_choice(what: str, value: object, accepted: tuple[object, ...]) -> None:
     """Refuses all but the values in ``accepted``."""
-    if given not in accepted:
+    if value not in accepted:
         choices = f"{', '.join(map(repr, accepted[:-1]))} or {accepted[-1]!r}"
-        raise invalid(what, given, choices, "choose one of them")
+        raise invalid(what, value, choices, "choose one of them")

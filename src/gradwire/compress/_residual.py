@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from ..contract.spec import working_dtype
+from ..contract.spec import clear_not_finite, working_dtype
 
 
 def as_working(grad_N: Tensor) -> Tensor:
@@ -19,4 +18,4 @@ def as_working(grad_N: Tensor) -> Tensor:
 def subtract_sent(residual_N: Tensor, decoded_N: Tensor) -> None:
     """Takes what was sent off the residual; what is not finite never stays in it."""
     residual_N.sub_(decoded_N)
-    torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
+    clear_not_finite(residual_N)

@@ -106,8 +106,8 @@ class demo(Compressor):
         residual_N: Residual = None,
         buffer: Memory = None,
     ) -> tuple[Payload, State]:
-        (found,) = self.encode_many((state,), (grad_N,), (residual_N,), (buffer,))
-        return found
+        (encoded,) = self.encode_many((state,), (grad_N,), (residual_N,), (buffer,))
+        return encoded
 
     def encode_many(
         self,
@@ -126,7 +126,7 @@ class demo(Compressor):
             )
             for cutting, grad_N in zip(cuttings, whole, strict=True)
         ]
-        places, values = ([own[i] for own in lists] for i in (0, 1))
+        places, values = ([pair[i] for pair in lists] for i in (0, 1))
         cosines.encode_many(
             cuttings, whole, places, values, residuals or nothing, wire=self.values
         )
@@ -164,8 +164,8 @@ class demo(Compressor):
         for payload, places_K, values_K in zip(
             payloads, places_LK, values_LK, strict=True
         ):
-            found = elias_fano().decode(payload, cutting.num_places, room=places_K)
-            values_K.copy_(found.values)
+            entries = elias_fano().decode(payload, cutting.num_places, room=places_K)
+            values_K.copy_(entries.values)
         whole_N = out_N.to(dtype).contiguous()
         cosines.decode(cutting, places_LK, values_LK, whole_N, scale=scale, add=add)
         if whole_N is not out_N:

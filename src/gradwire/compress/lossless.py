@@ -116,8 +116,8 @@ class lossless(Compressor):
         num_codes = encode_exponents(value_N, _coded(room), factor)
         form = _holding(spec, num_codes)
         assert room.buffer is not None
-        held = room.buffer[: form.size_bytes]
-        return Payload(form, held if buffer is not None else held.clone()), state
+        content = room.buffer[: form.size_bytes]
+        return Payload(form, content if buffer is not None else content.clone()), state
 
     def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
         factor = scale / self.prescale
@@ -182,9 +182,9 @@ def _plain(payload: Payload, out_N: Tensor) -> Payload:
         return payload
     form = none().format(TensorSpec("", out_N.numel(), dtype))
     memory = thread_scratch("lossless", form.size_bytes, torch.uint8, out_N.device)
-    found = Payload.empty(form, memory)
-    decode_exponents(_coded(payload), found["values"])
-    return found
+    plain = Payload.empty(form, memory)
+    decode_exponents(_coded(payload), plain["values"])
+    return plain
 
 
 EXAMPLES = (lossless(),)

@@ -81,9 +81,9 @@ class nonzero(Compressor):
     def received(self, spec: TensorSpec, size_bytes: int) -> Format:
         num_kept = size_bytes // (4 + self.width * spec.dtype.itemsize)
         if 0 <= num_kept <= self._num_units(spec):
-            found = self.holding(spec, num_kept)
-            if found.size_bytes == size_bytes:
-                return found
+            form = self.holding(spec, num_kept)
+            if form.size_bytes == size_bytes:
+                return form
         raise self.no_such_size(spec, size_bytes)
 
     def _num_units(self, spec: TensorSpec) -> int:
@@ -104,8 +104,8 @@ class nonzero(Compressor):
             room = torch.empty(size_bytes, dtype=torch.uint8, device=grad_N.device)
         num_kept = self._fill(room, grad_N.contiguous(), residual_N)
         form = self.holding(spec, num_kept)
-        held = room[: form.size_bytes]
-        return Payload(form, held if buffer is not None else held.clone()), state
+        content = room[: form.size_bytes]
+        return Payload(form, content if buffer is not None else content.clone()), state
 
     def _fill(self, room: Tensor, grad_N: Tensor, residual_N: Residual) -> int:
         if residual_N is None or residual_N.dtype == grad_N.dtype:
@@ -127,7 +127,7 @@ class nonzero(Compressor):
         indices_K, values, width = self._entries(payload)
         if values.dtype != sum_N.dtype:
             # Scaled before it is rounded: a sum may lie beyond float16 where the mean
-            #     does not.
+            # does not.
             values = (values * scale).to(sum_N.dtype)
             scale = 1.0
         select.scatter_add(indices_K, values, sum_N, scale, width)

@@ -48,6 +48,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from ..collective.steps.ordered_sums import num_entries
 from ..collective.steps.sizes import announce_all
 from ..contract import (
     Compressor,
@@ -65,7 +66,7 @@ from ..contract.bounds import check_share, check_whole
 from ..contract.compressor import Residual
 from ..contract.payload import Field, Format, Payload, slot_bytes
 from ..contract.registry import KINDS, load, names
-from ..contract.spec import TensorSpec, working_dtype
+from ..contract.spec import TensorSpec, clear_not_finite, working_dtype
 from ..contract.verbs import AllGather, Steps
 from ..errors import InvalidSetting, RanksDiffer, invalid
 from ..kernels import select
@@ -144,14 +145,14 @@ def _compensated(
     least = min(floor, density)
     total = sum(rising)
     excluded = 0
-    found = (0, density)
+    choice = (0, density)
     for count, size in enumerate(rising[:-1], start=1):
         excluded += size
         left = (density * total - dense_cost * excluded) / (total - excluded)
         if size > SMALL or left < least:
             break
-        found = (count, min(left, density))
-    return found
+        choice = (count, min(left, density))
+    return choice
 
 
 # ---- one payload of tensors, some of them whole and the others as entries ------------
@@ -198,15 +199,13 @@ class Mixed:
     @cached_property
     def largest(self) -> Format:
         """The layout of the largest payload."""
-        return self.layout(
-            sum(map(_num_entries, map(self.codec.format, self._specs())))
-        )
+        return self.layout(sum(map(num_entries, map(self.codec.format, self._specs()))))
 
     @cached_property
     def typical(self) -> Format:
         """The layout of a payload as large as is usual."""
         return self.layout(
-            sum(map(_num_entries, map(self.codec.typical, self._specs())))
+            sum(map(num_entries, map(self.codec.typical, self._specs())))
         )
 
     def layout(self, num_entries: int) -> Format:
@@ -239,9 +238,9 @@ class Mixed:
         codec_T: tuple[Tensor, ...],
         grad_N: Tensor,
         residual_N: Residual,
-        own: Tensor,
+        room: Tensor,
     ) -> tuple[int, tuple[Tensor, ...]]:
-        """Puts the payload in the front of ``own``; ``codec`` is this rank's variant.
+        """Puts the payload in the front of ``room``; ``codec`` is this rank's variant.
 
         Returns the payload's bytes, and the sparsifier's new states.
 
@@ -253,23 +252,27 @@ class Mixed:
         ahead = me.ahead
         me.ahead = {}
         left = [place for place in self.choice.sparse if place not in ahead]
-        found = self.entries(codec, codec_T, left, grads, residuals)
-        made = ahead | dict(zip(left, found, strict=True))
+        encoded = self.entries(codec, codec_T, left, grads, residuals)
+        made = ahead | dict(zip(left, encoded, strict=True))
         entries = [made[place] for place in self.choice.sparse]
-        counts = [one.indices_K.numel() for one in entries]
+        counts = [selected.indices_K.numel() for selected in entries]
         form = self.layout(sum(counts))
-        payload = Payload.empty(form, own[: form.size_bytes])
+        payload = Payload.empty(form, room[: form.size_bytes])
         if entries:
-            torch.cat([one.indices_K for one in entries], out=payload["indices"])
-            torch.cat([one.values_K for one in entries], out=payload["values"])
+            torch.cat(
+                [selected.indices_K for selected in entries], out=payload["indices"]
+            )
+            torch.cat(
+                [selected.values_K for selected in entries], out=payload["values"]
+            )
             starts = [self.starts[place] for place in self.choice.sparse]
             torch._foreach_add_(torch.split(payload["indices"], counts), starts)
         if self.choice.dense:
             self._put_dense(payload["dense"], grads, residuals)
         states = list(codec_T)
-        for place, one in zip(self.choice.sparse, entries, strict=True):
+        for place, selected in zip(self.choice.sparse, entries, strict=True):
             if states:
-                states[place] = one.state
+                states[place] = selected.state
         return form.size_bytes, tuple(states)
 
     def merge(
@@ -334,14 +337,14 @@ class Mixed:
             None if residuals is None else [residuals[place] for place in places],
         )
         for place, (payload, state) in zip(places, made, strict=True):
-            found = payload["indices"], payload["values"]
-            if not found[0].numel():
+            elements = payload["indices"], payload["values"]
+            if not elements[0].numel():
                 residual_N = None if residuals is None else residuals[place]
                 grad_N = grads[place]
                 if is_sum:  # no residual is left with what is not finite
-                    torch.nan_to_num_(grad_N, nan=0.0, posinf=0.0, neginf=0.0)
-                found = _at_least_one(grad_N, residual_N)
-            yield SelectedElements(*found, state)
+                    clear_not_finite(grad_N)
+                elements = _at_least_one(grad_N, residual_N)
+            yield SelectedElements(*elements, state)
 
     def _put_dense(
         self, dense_D: Tensor, grads: Tensors, residuals: Tensors | None
@@ -373,10 +376,6 @@ class Mixed:
     def starts(self) -> list[int]:
         """The place in the message at which each tensor begins."""
         return list(accumulate(self.sizes, initial=0))
-
-
-def _num_entries(form: Format) -> int:
-    return next(part.numel for part in form if part.name == "indices")
 
 
 def _at_least_one(grad_N: Tensor, residual_N: Residual) -> tuple[Tensor, Tensor]:
@@ -478,9 +477,11 @@ class selective(Exchange, EncodesTensors):
             raise _refused(self.sparsifier)
         if self.num_dense is not None:
             check_whole("selective num_dense", self.num_dense, "leave it out", least=0)
-        own = _codec(self.sparsifier, self.density).traits
+        codec_traits = _codec(self.sparsifier, self.density).traits
         stated = replace(
-            self.traits, exact_size=own.exact_size, density_range=own.density_range
+            self.traits,
+            exact_size=codec_traits.exact_size,
+            density_range=codec_traits.density_range,
         )
         object.__setattr__(self, "traits", stated)
 
@@ -550,12 +551,12 @@ class selective(Exchange, EncodesTensors):
         (whole_N,) = yield (sent_N if kept_N is None else kept_N.add_(sent_N),)
         grads = {place: as_working(whole_N)}
         is_sum = kept_N is not None
-        (found,) = mixed.entries(codec, state.codec_T, [place], grads, None, is_sum)
-        indices_K, values_K = yield found.indices_K, found.values_K
+        (selected,) = mixed.entries(codec, state.codec_T, [place], grads, None, is_sum)
+        indices_K, values_K = yield selected.indices_K, selected.values_K
         if kept_N is not None:
             kept_N.index_add_(0, indices_K, values_K.to(kept_N.dtype), alpha=-1)
-            torch.nan_to_num_(kept_N, nan=0.0, posinf=0.0, neginf=0.0)
-        me.ahead[place] = SelectedElements(indices_K, values_K, found.state)
+            clear_not_finite(kept_N)
+        me.ahead[place] = SelectedElements(indices_K, values_K, selected.state)
 
     def synchronise(
         self,
@@ -572,12 +573,12 @@ class selective(Exchange, EncodesTensors):
         mixed = self._mixed(state.sizes, grad_N.dtype)
         numel = grad_N.numel()
         codec = me.variant_of(mixed.codec)
-        own = me.scratch(
+        room = me.scratch(
             "own", slot_bytes(mixed.largest.size_bytes), grad_N, torch.uint8
         )
         size_bytes, codec_T = yield me.sized(
             "encode",
-            lambda: mixed.encode(me, codec, state.codec_T, grad_N, residual_N, own),
+            lambda: mixed.encode(me, codec, state.codec_T, grad_N, residual_N, room),
             numel,
             lambda: (mixed.typical.size_bytes, state.codec_T),
         )
@@ -589,7 +590,7 @@ class selective(Exchange, EncodesTensors):
         gathered = me.scratch(
             "gathered", me.world * slot, grad_N, torch.uint8, varies=mixed.varies
         )
-        yield AllGather(gathered, own[:slot])
+        yield AllGather(gathered, room[:slot])
         me.selection = yield me.sized(
             "merge", lambda: mixed.merge(me, sizes, gathered, out_N), me.world * numel
         )
@@ -622,12 +623,12 @@ def _codec(name: str, density: float) -> Compressor:
     raise _refused(name)
 
 
-def _refused(given: object) -> InvalidSetting:
+def _refused(name: object) -> InvalidSetting:
     accepted = (
         "the name of a compressor that sends indices and values, and has a density"
     )
     return invalid(
-        "selective sparsifier", given, accepted, "write 'dgc', or use it by itself"
+        "selective sparsifier", name, accepted, "write 'dgc', or use it by itself"
     )
 
 

@@ -6,16 +6,18 @@ Source: Sarfi, Thérien, Lidin, Belilovsky 2025, arXiv 2508.15706, "Communicatio
     (``gw.local_steps``).
 Differences: the two levels are the mean magnitudes of what lies above and not above the
     mean of a chunk's kept magnitudes, so that nothing grows by being sent. A place
-    takes 16 bits where the paper packs 12. A tensor's last chunk is shorter, and sends
-    at least one element. Error feedback keeps all that was not sent, where the paper
-    lets it decay by 5 % in each step.
+    takes 8 bits at the default density, where the paper packs 12. A tensor's last chunk
+    is shorter, and sends at least one element. Error feedback keeps all that was not
+    sent. ``gw.with_decoupled_momentum(sparseloco(), decay=0.95)`` lets it decay by 5 %
+    in each step, as the paper does.
 Default: density 1/64 is the paper's, for pseudo-gradients of many local steps.
     Gradients of single steps wait for dozens of steps with it, as with every sparsifier
     of that density.
 Density: asked, rounded to whole elements of a chunk; so half to twice as much.
-Wire: levels_2B float32, indices_K int16 (within the chunk), codes_K in 2 bits -> 8 * B
-    + 2 * K + ceil(K / 4) bytes, B = ceil(N / 4096) chunks, K = max(1, round(density *
-    4096)) of each.
+Wire: levels_2B bfloat16 (rounded towards zero), elias_fano of the places, codes_K in 2
+    bits -> 4 * B + ceil(K b / 8) + ceil((K + floor((N - 1) / 2^b)) / 8) + ceil(K / 4)
+    bytes, b = floor(log2((N - 1) / K)), B = ceil(N / 4096) chunks, K = max(1,
+    round(density * 4096)) of each.
 State: none. Contributed: the decoded gradient.
 """
 
@@ -30,9 +32,10 @@ from torch import Tensor
 from ..contract import Layout, Memory, Residual, State, Traits
 from ..contract.bounds import check_share
 from ..contract.payload import Field, Format, Payload
-from ..contract.spec import TensorSpec, spec_of
+from ..contract.spec import TensorSpec, clear_not_finite, spec_of
 from ..errors import invalid
 from ..kernels.codes import packed_codes, unpacked_codes
+from ..kernels.sparse.formats.elias_fano import place_fields, read_places, write_places
 from ._coo import Coo, check_addressable, share_of
 from ._residual import as_working
 
@@ -42,19 +45,27 @@ _SIGN = 1
 _HIGH = 2
 
 
+@dataclass(frozen=True)
+class ChunkedFormat(Format):
+    """The layout of the kept elements of ``numel``."""
+
+    numel: int = 0
+    num_entries: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class sparseloco(Coo):
     """Sends the ``density`` share of each 4096 elements, as signs and two magnitudes.
 
     Args:
-        density: The kept fraction k/n of each chunk, from 1/4096 to 1; default 1/64. An
-            element takes 18 bits, and a chunk 8 bytes. A larger density sends more
-            bytes and loses less.
+        density: The kept fraction k/n of each chunk, from 1/4096 to 1; default 1/64. A
+            kept element then takes 10 bits, and a chunk 4 bytes. A larger density sends
+            more bytes and loses less.
 
     >>> codec = sparseloco(density=0.5)
     >>> payload, _ = codec.encode(None, torch.tensor([1.0, -4.0, 2.0, 3.0, 0.5, 6.0]))
     >>> codec.decode(payload, torch.empty(6)), payload.size_bytes
-    (tensor([ 0.0000, -3.5000,  0.0000,  3.5000,  0.0000,  6.0000]), 15)
+    (tensor([ 0.0000, -3.5000,  0.0000,  3.5000,  0.0000,  6.0000]), 6)
     """
 
     density: float = 1 / 64
@@ -78,13 +89,12 @@ class sparseloco(Coo):
         check_addressable("sparseloco", spec)
         whole, rest = divmod(spec.numel, CHUNK)
         kept = whole * share_of(self.density, CHUNK) + share_of(self.density, rest)
-        return Format(
-            (
-                Field("levels", torch.float32, 2 * -(-spec.numel // CHUNK)),
-                Field("indices", torch.int16, kept),
-                Field("codes", torch.uint8, -(-kept // 4)),
-            )
+        fields = (
+            Field("levels", torch.bfloat16, 2 * -(-spec.numel // CHUNK)),
+            *place_fields(kept, spec.numel),
+            Field("codes", torch.uint8, -(-kept // 4)),
         )
+        return ChunkedFormat(fields, spec.numel, kept)
 
     def encode(
         self,
@@ -109,24 +119,33 @@ class sparseloco(Coo):
             _coded(rows.gather(1, at)) for rows, at in zip(chunks, picked, strict=True)
         ]
         if made:
-            payload["levels"].copy_(torch.cat([levels.flatten() for levels, _ in made]))
-            payload["indices"].copy_(torch.cat([at.flatten() for at in picked]))
+            levels_2B = torch.cat([levels.flatten() for levels, _ in made])
+            payload["levels"].copy_(_towards_zero(levels_2B))
+            start_B = torch.arange(0, grad_N.numel(), CHUNK, device=grad_N.device)
+            rows = torch.split(start_B[:, None], [len(at) for at in picked])
+            places = [
+                (at + start).flatten() for at, start in zip(picked, rows, strict=True)
+            ]
+            write_places(payload, torch.cat(places).int(), grad_N.numel())
             codes_K = torch.cat([codes.flatten() for _, codes in made])
             payload["codes"].copy_(packed_codes(codes_K, 2))
         if residual_N is not None:
             self.merge(payload, residual_N, scale=-1.0)
-            torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
+            clear_not_finite(residual_N)
         return payload, state
 
     def entries(self, payload: Payload) -> tuple[Tensor, Tensor]:
-        indices_K = payload["indices"].int()
+        form = payload.format
+        assert isinstance(form, ChunkedFormat)
+        indices_K = read_places(payload, form.num_entries, form.numel)
         codes_K = unpacked_codes(payload["codes"], 2, indices_K.numel())
         place_K = torch.arange(
             indices_K.numel(), dtype=torch.int32, device=indices_K.device
         )
         chunk_K = place_K // share_of(self.density, CHUNK)
-        values_K = payload["levels"][2 * chunk_K + (codes_K & _HIGH) // _HIGH]
-        return indices_K + chunk_K * CHUNK, values_K * (1 - 2 * (codes_K & _SIGN))
+        levels_2B = payload["levels"].float()
+        values_K = levels_2B[2 * chunk_K + (codes_K & _HIGH) // _HIGH]
+        return indices_K, values_K * (1 - 2 * (codes_K & _SIGN))
 
 
 def _largest(rows: Tensor, count: int) -> Tensor:
@@ -134,7 +153,8 @@ def _largest(rows: Tensor, count: int) -> Tensor:
 
     NaN is largest.
     """
-    return rows.abs().topk(count, dim=1, sorted=False).indices.sort(dim=1).values
+    largest = rows.abs().topk(count, dim=1, sorted=False)
+    return largest.indices.sort(dim=1).values
 
 
 def _coded(kept: Tensor) -> tuple[Tensor, Tensor]:
@@ -144,6 +164,12 @@ def _coded(kept: Tensor) -> tuple[Tensor, Tensor]:
     levels = [_mean(size, chosen) for chosen in (~is_high, is_high)]
     codes = torch.signbit(kept) * _SIGN + is_high * _HIGH
     return torch.stack(levels, dim=1), codes
+
+
+def _towards_zero(levels_2B: Tensor) -> Tensor:
+    """Levels in bfloat16, to which no finite level is too large."""
+    bits_2B = levels_2B.float().view(torch.int32) & -(2**16)
+    return bits_2B.view(torch.float32).bfloat16()
 
 
 def _mean(size: Tensor, chosen: Tensor) -> Tensor:

@@ -94,8 +94,8 @@ class topk(Coo):
         residual_N: Residual = None,
         buffer: Memory = None,
     ) -> tuple[Payload, State]:
-        (found,) = self.encode_many((state,), (grad_N,), (residual_N,), (buffer,))
-        return found
+        (encoded,) = self.encode_many((state,), (grad_N,), (residual_N,), (buffer,))
+        return encoded
 
     def encode_many(
         self,

@@ -19,7 +19,7 @@ _LEAST_SHARE = 5e-324
 
 def check_whole(
     what: str,
-    given: object,
+    value: object,
     remedy: str,
     *,
     least: int = 1,
@@ -35,10 +35,10 @@ def check_whole(
     ...     print(error)
     rank must be a whole number, 1 to 2**63 - 1, got 0; leave it at 4
     """
-    is_whole = isinstance(given, int) and not isinstance(given, bool)
-    if not is_whole or not least <= given <= most or given % multiple:  # type: ignore[operator]
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole or not least <= value <= most or value % multiple:  # type: ignore[operator]
         kind = "a whole number" if multiple == 1 else f"a multiple of {multiple}"
-        raise invalid(what, given, f"{kind}, {least} to {_written(most)}", remedy)
+        raise invalid(what, value, f"{kind}, {least} to {_written(most)}", remedy)
 
 
 def _written(number: int) -> str:
@@ -55,26 +55,26 @@ def _written(number: int) -> str:
 
 
 def check_number(
-    what: str, given: object, accepted: str, remedy: str, *bounds: float
+    what: str, value: object, accepted: str, remedy: str, *bounds: float
 ) -> None:
     """Refuses all but numbers within ``bounds``, least and most; NaN is none of them.
 
     ``accepted`` says the bounds in words.
     """
     least, most = bounds
-    is_number = isinstance(given, int | float) and not isinstance(given, bool)
-    if not is_number or not least <= given <= most:  # type: ignore[operator]  # checked just before
-        raise invalid(what, given, accepted, remedy)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not least <= value <= most:  # type: ignore[operator]  # checked just before
+        raise invalid(what, value, accepted, remedy)
 
 
-def check_share(setting: str, given: object) -> None:
+def check_share(setting: str, value: object) -> None:
     """Refuses what is no share of a gradient, such as a density."""
     check_number(
-        setting, given, "a fraction in (0, 1]", "write 0.01 for 1 %", _LEAST_SHARE, 1
+        setting, value, "a fraction in (0, 1]", "write 0.01 for 1 %", _LEAST_SHARE, 1
     )
 
 
-def check_prescale(setting: str, given: object) -> None:
+def check_prescale(setting: str, value: object) -> None:
     """Refuses what is no 1 / W."""
     accepted = "1 over a number of ranks, from 2**-24 to 1"
-    check_number(setting, given, accepted, "leave it at 1", 2.0**-24, 1)
+    check_number(setting, value, accepted, "leave it at 1", 2.0**-24, 1)

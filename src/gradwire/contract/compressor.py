@@ -47,7 +47,7 @@ class KeywordSettings:
 
 @cache
 def _names(cls: type) -> list[str] | None:
-    """A class's settings, its own before those that bases have.
+    """A class's settings; its own come before its bases'.
 
     None if it is not of that form.
     """
@@ -117,7 +117,7 @@ class Traits(KeywordSettings):
         exact_size: The payload's size follows from the spec alone; else ``format`` is
             the largest there is. Default: True.
         unbiased: The expectation of ``decode(encode(x))`` is x. Default: False.
-        unbiased_from: The least magnitude of an element of which that is said. Smaller
+        unbiased_from: The least magnitude of an element that this is said of. Smaller
             elements may be lost. Default: 0.
         nonexpansive: ``||x - decode(encode(x))|| <= ||x||`` for every x within the wire
             dtype's range. Default: False.

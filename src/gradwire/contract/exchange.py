@@ -6,12 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from .compressor import KeywordSettings, Layout, Residual, State, Traits
 from .member import Member
-from .spec import TensorSpec
+from .spec import TensorSpec, clear_not_finite
 from .verbs import Compute, Steps
 
 Result = tuple[Tensor, Tensor, State]
@@ -124,7 +123,7 @@ class Exchange(KeywordSettings, ABC):
             out_N.copy_(mean_N)
             if residual_N is not None:
                 residual_N.sub_(contributed_N)
-                torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
+                clear_not_finite(residual_N)
 
         yield Compute("finish", finish, grad_N.numel())
         return state
@@ -189,6 +188,6 @@ def synchronise_alone(
         else:
             out_N.copy_(residual_N.add_(grad_N))
             residual_N.sub_(out_N)
-            torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
+            clear_not_finite(residual_N)
 
     yield Compute("decode", decode, grad_N.numel())

@@ -98,8 +98,18 @@ class Member:
         self._across: Member | None = None
         self._variant: tuple[Compressor, Compressor] | None = None
 
+    @property
+    def right(self) -> int:
+        """The next rank of the ring that all ranks form."""
+        return (self.rank + 1) % self.world
+
+    @property
+    def left(self) -> int:
+        """The rank before this one in the ring."""
+        return (self.rank - 1) % self.world
+
     def across(self, ranks_per_host: int) -> Member:
-        """This rank's place among those of the same place on all hosts.
+        """This rank's number among the ranks with its place on all hosts.
 
         It has buffers of its own.
         """
@@ -190,14 +200,14 @@ class Member:
 
     @property
     def buffers(self) -> dict[str, Tensor]:
-        """The buffers of ``scratch`` by name, with the room and those among hosts."""
-        found = dict(self._buffers)
+        """The buffers of ``scratch`` by name, with the room, among hosts too."""
+        tensors = dict(self._buffers)
         if self.room is not None and self.room.is_open:
-            found["room"] = self.room.own_M
+            tensors["room"] = self.room.own_M
         if self._across is not None:
             for name, buffer in self._across.buffers.items():
-                found[f"{name} among hosts"] = buffer
-        return found
+                tensors[f"{name} among hosts"] = buffer
+        return tensors
 
     def sizes(
         self,

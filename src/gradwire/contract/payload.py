@@ -73,6 +73,11 @@ class Format:
         object.__setattr__(self, "size_bytes", end)
         object.__setattr__(self, "slot_bytes", slot_bytes(end))
 
+    @property
+    def num_entries(self) -> int | None:
+        """The number of entries of a sparse payload; None where it does not follow."""
+        return next((part.numel for part in self if part.name == "indices"), None)
+
     @cached_property
     def places(self) -> dict[str, tuple[int, int, torch.dtype]]:
         """The ``place`` of each field, by name."""

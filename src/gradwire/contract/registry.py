@@ -1,4 +1,4 @@
-"""Algorithms by name: a folder's files, and those that other packages add.
+"""Algorithms by name: a folder's files, and files that other packages add.
 
 ``compress/topk.py`` defines ``topk``, and that is all. An algorithm with helpers of its
 own may be a folder. Files that start with an underscore are support and bear no public
@@ -70,8 +70,8 @@ def further_names() -> dict[str, dict[str, str]]:
     ``python -m scripts.make_further`` writes.
     """
     path = Path(__file__).with_name("further.json")
-    found: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    further: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
+    return further
 
 
 class Home(NamedTuple):
@@ -110,11 +110,11 @@ def load(kind: str, name: object) -> Any:
     Raises ``UnknownName`` for a name that no installed package has, and
     ``InvalidSetting`` for one that two installed packages have.
     """
-    found = homes(kind)
-    if isinstance(name, str) and name in found:
-        return found[name].algorithm
+    known = homes(kind)
+    if isinstance(name, str) and name in known:
+        return known[name].algorithm
     KINDS[kind].refuse_elsewhere(name)
-    raise UnknownName(KINDS[kind].word, name, tuple(found))
+    raise UnknownName(KINDS[kind].word, name, tuple(known))
 
 
 def examples(kind: str) -> tuple[Any, ...]:
@@ -137,16 +137,16 @@ def homes(kind: str) -> dict[str, Home]:
 
 def found_of(kind: Kind) -> dict[str, Home]:
     """Where each name of a kind is defined, ascending; ``homes`` keeps the answer."""
-    found: dict[str, Home] = {}
+    homes: dict[str, Home] = {}
     for name, home in _every(kind):
-        if name in found:
-            both = f"{found[name].distribution} and {home.distribution}"
-            home = found[name]._replace(
+        if name in homes:
+            both = f"{homes[name].distribution} and {home.distribution}"
+            home = homes[name]._replace(
                 clash=f"{kind.word} {name!r} is defined by two installed packages, "
                 f"{both}; uninstall one of them, or rename it"
             )
-        found[name] = home
-    return dict(sorted(found.items()))
+        homes[name] = home
+    return dict(sorted(homes.items()))
 
 
 def extension(name: str, what: str) -> Any:
@@ -210,9 +210,9 @@ class Registry(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        found = load(_kind_of(self.__name__), name)
-        setattr(self, name, found)
-        return found
+        algorithm = load(_kind_of(self.__name__), name)
+        setattr(self, name, algorithm)
+        return algorithm
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, ModuleType) and hasattr(value, name):

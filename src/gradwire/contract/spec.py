@@ -68,6 +68,21 @@ class TensorSpec:
                 "dtype", self.dtype, DTYPE_NAMES, "gradients are real floating point"
             )
 
+    @classmethod
+    def of(cls, vector_N: torch.Tensor) -> TensorSpec:
+        """The nameless spec of a vector, with or without values, on any device.
+
+        Args:
+            vector_N: The vector.
+
+        Returns:
+            The spec.
+
+        >>> TensorSpec.of(torch.zeros(3)).size_bytes
+        12
+        """
+        return cls("", vector_N.numel(), vector_N.dtype)
+
     @property
     def size_bytes(self) -> int:
         return self.numel * self.dtype.itemsize
@@ -125,6 +140,11 @@ def check_gradient(grad_N: object) -> None:
         given = "a tensor that requires a gradient"
         accepted = "detached from the graph"
         raise invalid("gradient", given, accepted, "pass param.grad, or grad.detach()")
+
+
+def clear_not_finite(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, with zeros in place of infinities and NaN."""
+    return torch.nan_to_num_(tensor, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def squarest(numel: int, count: int = 1) -> tuple[tuple[int, ...], ...]:

@@ -60,5 +60,5 @@ def thread_scratch_bytes(*, own: bool = False) -> int:
     if not own:
         with _lock:
             threads = list(_every)
-    tensors = [tensor for one in threads for tensor in list(one.by_key.values())]
+    tensors = [tensor for thread in threads for tensor in list(thread.by_key.values())]
     return sum(tensor.nbytes for tensor in tensors if not tensor.is_meta)

@@ -15,8 +15,8 @@ def split(text: str) -> tuple[float, str] | None:
 
     None where it has another form.
     """
-    found = re.fullmatch(r"\s*([0-9]{0,30}\.?[0-9]{1,30})\s*([a-zA-Z]*)\s*", text)
-    return (float(found[1]), found[2].lower()) if found else None
+    matched = re.fullmatch(r"\s*([0-9]{0,30}\.?[0-9]{1,30})\s*([a-zA-Z]*)\s*", text)
+    return (float(matched[1]), matched[2].lower()) if matched else None
 
 
 def parse_rate(text: str) -> float:
@@ -45,16 +45,15 @@ def _scaled(value: float, step: float, names: tuple[str, ...]) -> str:
     return f"{value:.{digits}f} {names[index]}"
 
 
-def ratio(own: float, other: float) -> float:
-    """``own`` / ``other``; 1 where both are 0, as what takes no time is as fast as any
-    other that takes none, and infinity where only ``other`` is.
+def ratio(value: float, other: float) -> float:
+    """``value`` / ``other``; 1 where both are 0, and infinity where only ``other`` is.
 
     >>> ratio(3.0, 2.0), ratio(0.0, 0.0), ratio(1.0, 0.0)
     (1.5, 1.0, inf)
     """
     if other:
-        return own / other
-    return math.inf if own else 1.0
+        return value / other
+    return math.inf if value else 1.0
 
 
 def format_bytes(size_bytes: float) -> str:

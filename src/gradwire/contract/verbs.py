@@ -160,7 +160,8 @@ class Broadcast:
 class Compute:
     """Runs ``fn``; its return value is the verb's result.
 
-    The thread that resumes the steps runs a small one, and the compute lane any other.
+    A small one runs in the thread that resumes the steps. Any other runs on the compute
+    lane.
 
     ``name`` is the one CaSync primitive that is done (encode, decode, merge), or
     another word where it is none of a compressor's: the cost model knows these three.
@@ -218,5 +219,5 @@ def carried_out(
             asked = steps.send(value)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
-        found = carry(asked if isinstance(asked, tuple) else (asked,))
-        value = tuple(found) if isinstance(asked, tuple) else found[0]
+        results = carry(asked if isinstance(asked, tuple) else (asked,))
+        value = tuple(results) if isinstance(asked, tuple) else results[0]

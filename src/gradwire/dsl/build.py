@@ -1,24 +1,21 @@
 """Generated C++ compiled and called; the interpreter where there is no compiler.
 
-The compiler and its cache are those of the hand-written kernels
-(``kernels/compiler.py``).
+Hand-written kernels have the same compiler and cache (``kernels/compiler.py``).
 """
 
 from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from ..kernels.compiler import CppSource, load_compiled
 from ..kernels.libraries import has_triton
 from . import interp
-from .interp import Call, Draws
+from .interp import Call
 from .ir import Kernel
 from .render_cpp import render_cpp
 
@@ -70,12 +67,6 @@ class Built:
     def library(self) -> ctypes.CDLL | None:
         """The compiled kernels; None where the interpreter has to serve."""
         return load_compiled(self.source)
-
-    def run(
-        self, kernel: Kernel, operands: Mapping[str, Tensor], numel: int, draws: Draws
-    ) -> int:
-        """Carries ``kernel`` out on one tensor; returns how many elements were kept."""
-        return self.run_many(kernel, (Call(operands, numel, draws),))[0]
 
     def run_many(self, kernel: Kernel, calls: Sequence[Call]) -> list[int]:
         """Carries ``kernel`` out on several tensors of one device, over all their

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..contract import Compressor, State
+from ..contract import Compressor, Memory, Residual, State
 from ..contract.payload import Field, Format, Payload
 from ..contract.spec import TensorSpec, check_gradient
 from ..contract.thread_scratch import thread_scratch
@@ -30,7 +30,7 @@ from .interp import Call, Draws, to_bytes
 from .ir import FLOAT32, INT32, UNSIGNED, Buffer, DType, Extent, Kernel, Op
 from .rewrite import OUT, Pick, StageKernels, Traced, partials
 
-# ---- The layout of a program's fields: the format of a payload, and what its size tell
+# ---- The layout of a program's fields: a payload's format, and what its size tells ---
 #
 # Legend: N elements of the gradient, K kept ones. Fields of kept elements lie behind
 # all others, in order of the program; how many entries they have follows from the
@@ -49,7 +49,7 @@ def most_kept(program: Traced, numel: int) -> int:
 
 @lru_cache(maxsize=4096)
 def program_format(program: Traced, numel: int, num_kept: int) -> Format:
-    """The format of a payload of so many elements, of which so many were kept.
+    """The format of a payload of ``numel`` elements with ``num_kept`` kept ones.
 
     Raises ``InvalidSetting`` where an int32 cannot tell the elements' places.
     """
@@ -160,10 +160,12 @@ def with_scalars(made: Kernels, calls: Sequence[Call]) -> list[Call]:
     """
     known = [call for call in calls if call.numel]
     for stage in made.stages if known else ():
-        found = (_picked if stage.fold is None else _combined)(made.built, stage, known)
+        results = (_picked if stage.fold is None else _combined)(
+            made.built, stage, known
+        )
         known = [
             call._replace(operands={**call.operands, **scalars})
-            for call, scalars in zip(known, found, strict=True)
+            for call, scalars in zip(known, results, strict=True)
         ]
     each = iter(known)
     return [next(each) if call.numel else call for call in calls]
@@ -230,9 +232,9 @@ def _combined(
     ]
     filling = [
         call._replace(
-            operands={**call.operands, **dict(zip(of_blocks, own, strict=True))}
+            operands={**call.operands, **dict(zip(of_blocks, vectors, strict=True))}
         )
-        for call, own in zip(calls, values, strict=True)
+        for call, vectors in zip(calls, values, strict=True)
     ]
     run_forms(built, made.plain, made.with_residual, filling)
     names = (*of_blocks, *results)
@@ -248,7 +250,7 @@ def _combined(
                 Call(dict(zip(names, (*old, *values[i]), strict=True)), length)
             )
         built.run_many(fold, folding)
-    return [dict(zip(results, own, strict=True)) for own in values]
+    return [dict(zip(results, vectors, strict=True)) for vectors in values]
 
 
 def _vectors(made: StageKernels, count: int, call: Call) -> list[Tensor]:
@@ -285,7 +287,7 @@ def encode_dense(
     ]
 
 
-def _in_front(format: Format, buffer: Tensor | None, device: torch.device) -> Payload:
+def _in_front(format: Format, buffer: Memory, device: torch.device) -> Payload:
     """A payload to be filled, in the front of ``buffer`` or in a new one."""
     return Payload.empty(
         format, None if buffer is None else buffer[: format.size_bytes], device
@@ -314,19 +316,19 @@ def encode_kept(
         for call, buffer in zip(calls, buffers, strict=True)
     ]
     keeping = [
-        call._replace(operands={**call.operands, **own}, payload=head)
-        for call, own, head in zip(calls, memory, heads, strict=True)
+        call._replace(operands={**call.operands, **room}, payload=head)
+        for call, room, head in zip(calls, memory, heads, strict=True)
     ]
     counts = run_forms(made.built, made.encode, made.encode_with_residual, keeping)
     kept = [
-        {name: full[:count] for name, full in own.items()}
-        for own, count in zip(memory, counts, strict=True)
+        {name: full[:count] for name, full in room.items()}
+        for room, count in zip(memory, counts, strict=True)
     ]
     sent = _cut(
         made.traced, kept, [most_kept(made.traced, call.numel) for call in calls]
     )
     rows = zip(keeping, sent, buffers, strict=True)
-    return [_payload(made, call, own, buffer) for call, own, buffer in rows]
+    return [_payload(made, call, elements, buffer) for call, elements, buffer in rows]
 
 
 def _memory(program: Traced, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
@@ -340,13 +342,13 @@ def _memory(program: Traced, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
         scratch(b.name, MEMORY.get(b.dtype, torch.uint8), lengths, device) for b in kept
     ]
     return [
-        {b.name: own for b, own in zip(kept, row, strict=True)}
+        {b.name: column for b, column in zip(kept, row, strict=True)}
         for row in zip(*columns, strict=True)
     ]
 
 
 def _payload(
-    made: Kernels, call: Call, kept: dict[str, Tensor], buffer: Tensor | None
+    made: Kernels, call: Call, kept: dict[str, Tensor], buffer: Memory
 ) -> Payload:
     """The payload of these elements, which are no more than may be sent."""
     program = made.traced
@@ -484,18 +486,18 @@ class Generated(Compressor):
         )
 
     def received(self, spec: TensorSpec, size_bytes: int) -> Format:
-        found = _received(self.kernels(), spec.numel, size_bytes)
-        if found is None:
+        form = _received(self.kernels(), spec.numel, size_bytes)
+        if form is None:
             raise self.no_such_size(spec, size_bytes)
-        return found
+        return form
 
     def encode(
         self,
         state: State,
         grad_N: Tensor,
         *,
-        residual_N: Tensor | None = None,
-        buffer: Tensor | None = None,
+        residual_N: Residual = None,
+        buffer: Memory = None,
     ) -> tuple[Payload, State]:
         if residual_N is None or _fits(residual_N):
             (sent,) = self._encode((state,), (grad_N,), (residual_N,), (buffer,))
@@ -592,7 +594,7 @@ class Generated(Compressor):
         later = (state if state is None else state + _NEXT_STEP for state in states)
         return list(zip(payloads, later, strict=True))
 
-    def _call(self, state: State, grad_N: Tensor, residual_N: Tensor | None) -> Call:
+    def _call(self, state: State, grad_N: Tensor, residual_N: Residual) -> Call:
         """The call that encodes a gradient: operands, length and random numbers."""
         numel = _checked(grad_N, residual_N).numel()
         fits = grad_N if _fits(grad_N) else grad_N.to(torch.float32).contiguous()
@@ -610,10 +612,10 @@ class Generated(Compressor):
 @lru_cache(maxsize=4096)
 def _of_rank(codec: Any, rank: int) -> Compressor:
     """The program with its own seed: an odd multiplier makes all ranks' differ."""
-    found: Compressor = replace(
+    program: Compressor = replace(
         codec, seed=(codec.seed + rank * 0x9E3779B9) & 0xFFFFFFFF
     )
-    return found
+    return program
 
 
 def _fits(vector_N: Tensor) -> bool:
@@ -624,7 +626,7 @@ def _float32_like(out_N: Tensor) -> Tensor:
     return torch.empty(out_N.numel(), dtype=torch.float32, device=out_N.device)
 
 
-def _checked(grad_N: Tensor, residual_N: Tensor | None) -> Tensor:
+def _checked(grad_N: Tensor, residual_N: Residual) -> Tensor:
     """The gradient; refuses what a kernel would read beyond: it trusts lengths."""
     check_gradient(grad_N)
     if residual_N is not None and (
@@ -644,10 +646,10 @@ def _received(made: Kernels, numel: int, size_bytes: int) -> Format | None:
     """
     code = made.traced.coding
     if code is not None:
-        found: Format | None = code.received(
+        form: Format | None = code.received(
             program_format(made.traced, numel, 0), size_bytes
         )
-        return found
+        return form
     num_kept = num_received(made.traced, numel, size_bytes)
     return None if num_kept is None else program_format(made.traced, numel, num_kept)
 

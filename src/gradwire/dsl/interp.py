@@ -31,7 +31,7 @@ LANES = 64
 
 @dataclass(frozen=True)
 class Draws:
-    """The random numbers that a call sees: those of ``key`` at ``step``."""
+    """The random numbers that a call sees, by ``key`` and ``step``."""
 
     key: int = 0
     step: int = 0
@@ -117,7 +117,7 @@ class _Call:
         return self.place_BL < self.numel
 
     def elements(self, value: Tensor) -> Tensor:
-        """One value an element, those of the gradient only."""
+        """One value for each element of the gradient."""
         return value.expand(self.num_blocks, self.length).reshape(-1)[: self.numel]
 
 
@@ -135,9 +135,9 @@ def run(
     call = _Call(operands, numel, kernel.block, draws, device)
     values: dict[Node, Tensor] = {}
     # All values first: a kernel may write the buffer that it reads.
-    for found in walk(kernel.stores):
-        if found.op is not Op.STORE:
-            values[found] = _value(found, [values[s] for s in found.sources], call)
+    for node in walk(kernel.stores):
+        if node.op is not Op.STORE:
+            values[node] = _value(node, [values[s] for s in node.sources], call)
     keep = None if kernel.keep is None else call.elements(values[kernel.keep])
     for target in kernel.stores:
         value = values[target.sources[0]]
@@ -149,12 +149,12 @@ def run(
     return 0 if keep is None else int(keep.sum())
 
 
-def fold_constant(found: Node) -> bool | int | float:
+def fold_constant(node: Node) -> bool | int | float:
     """The value of an operation on constants."""
     sources = [
-        torch.tensor([[s.arg]], dtype=torch_dtype(s.dtype)) for s in found.sources
+        torch.tensor([[s.arg]], dtype=torch_dtype(s.dtype)) for s in node.sources
     ]
-    value = applied(found, *sources).item()
+    value = applied(node, *sources).item()
     assert isinstance(value, bool | int | float)
     return value
 
@@ -166,38 +166,40 @@ def torch_dtype(dtype: DType) -> torch.dtype:
     return torch.bool if dtype is DType.BOOL else torch.int32
 
 
-def _value(found: Node, sources: list[Tensor], call: _Call) -> Tensor:
-    match found.op:
+def _value(node: Node, sources: list[Tensor], call: _Call) -> Tensor:
+    match node.op:
         case Op.CONST:
-            dtype = torch_dtype(found.dtype)
-            return torch.full((1, 1), found.arg, dtype=dtype, device=call.device)
+            dtype = torch_dtype(node.dtype)
+            return torch.full((1, 1), node.arg, dtype=dtype, device=call.device)
         case Op.LOAD:
-            return _read(found, call)
+            return _read(node, call)
         case Op.SIZE:
             return call.valid_BL.sum(1, keepdim=True).int()
         case Op.LOAD_AT:
-            return call.operands[found.arg.name][sources[0].long()]
+            return call.operands[node.arg.name][sources[0].long()]
         case Op.PLACE:
             return call.place_BL.int()
         case Op.RANDOM:
-            return uniform(call.place_BL, call.draws.key, call.draws.step, found.arg)
+            return uniform(call.place_BL, call.draws.key, call.draws.step, node.arg)
         case Op.BELOW:
             return below(
-                sources[0], call.place_BL, call.draws.key, call.draws.step, found.arg
+                sources[0], call.place_BL, call.draws.key, call.draws.step, node.arg
             )
         case Op.REDUCE:
             value, keep = (s.expand(call.num_blocks, call.length) for s in sources)
-            return _reduced(found.arg, value, keep & call.valid_BL)
+            return _reduced(node.arg, value, keep & call.valid_BL)
         case _:
-            return applied(found, *sources)
+            return applied(node, *sources)
 
 
-def _cast(found: Node, value: Tensor) -> Tensor:
-    if found.dtype is FLOAT32:
+def _cast(node: Node, value: Tensor) -> Tensor:
+    if node.dtype is FLOAT32:
         return value.float()
-    low, high = (
-        (0, found.dtype.top) if found.dtype in UNSIGNED else (-(2**31), 2**31 - 1)
-    )
+    low = 0
+    high = node.dtype.top
+    if node.dtype not in UNSIGNED:
+        low = -(2**31)
+        high = 2**31 - 1
     if value.dtype is torch.float32:
         value = value.double().nan_to_num(nan=0.0).clamp(low, high)
     return value.to(torch.int64).clamp(low, high).int()
@@ -256,14 +258,14 @@ SPELLINGS: dict[Op, Spelling] = {
 }
 
 
-def applied(found: Node, *operands: Tensor) -> Tensor:
+def applied(node: Node, *operands: Tensor) -> Tensor:
     """An operation of elements by its definition."""
-    if found.op is Op.CAST:
-        return _cast(found, *operands)
-    own = (
-        found.arg.interpreted if found.op is Op.OPERATOR else SPELLINGS[found.op].interp
+    if node.op is Op.CAST:
+        return _cast(node, *operands)
+    definition = (
+        node.arg.interpreted if node.op is Op.OPERATOR else SPELLINGS[node.op].interp
     )
-    result: Tensor = own(*operands)
+    result: Tensor = definition(*operands)
     return result
 
 
@@ -295,8 +297,10 @@ def _halved(lanes: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tenso
 
 def _combined(body: Node, a: Tensor, b: Tensor) -> Tensor:
     """``body`` with its two operands filled in."""
-    operands = (found for found in walk([body]) if found.op is Op.ARG)
-    return evaluated(body, {found: (a, b)[found.arg] for found in operands}, like=a)
+    operands = (node for node in walk([body]) if node.op is Op.ARG)
+    return evaluated(
+        body, {operand: (a, b)[operand.arg] for operand in operands}, like=a
+    )
 
 
 def evaluated(
@@ -308,22 +312,22 @@ def evaluated(
     """
     values = dict(operands)
     like = next(iter(operands.values())) if like is None else like
-    for found in walk([body]):
-        if found.op is Op.CONST:
-            values[found] = torch.full_like(
-                like, found.arg, dtype=torch_dtype(found.dtype)
+    for node in walk([body]):
+        if node.op is Op.CONST:
+            values[node] = torch.full_like(
+                like, node.arg, dtype=torch_dtype(node.dtype)
             )
-        elif found not in values:
-            values[found] = applied(found, *(values[s] for s in found.sources))
+        elif node not in values:
+            values[node] = applied(node, *(values[s] for s in node.sources))
     return values[body]
 
 
-def _read(found: Node, call: _Call) -> Tensor:
-    memory = call.operands[found.arg.name]
-    if found.arg.extent < Extent.ELEMENT:
-        return memory.to(torch_dtype(found.dtype)).view(-1, 1)
-    if found.dtype in UNSIGNED:
-        memory = from_bytes(memory, found.dtype, call.numel)
+def _read(node: Node, call: _Call) -> Tensor:
+    memory = call.operands[node.arg.name]
+    if node.arg.extent < Extent.ELEMENT:
+        return memory.to(torch_dtype(node.dtype)).view(-1, 1)
+    if node.dtype in UNSIGNED:
+        memory = from_bytes(memory, node.dtype, call.numel)
     whole = torch.zeros(
         call.num_blocks * call.length, dtype=memory.dtype, device=call.device
     )
@@ -368,8 +372,9 @@ def packed_by_five(codes_N: Tensor) -> Tensor:
     whole[: codes_N.numel()] = codes_N
     padded = torch.nn.functional.pad(whole.view(num_groups, LANES), (0, 1))
     weights = 3 ** torch.arange(5, dtype=torch.int32, device=codes_N.device)
-    bytes_U = (padded.view(num_groups, 5, 13) * weights[:, None]).sum(1).to(torch.uint8)
-    return bytes_U.reshape(-1)[: DType.UINT_3.packed_bytes(codes_N.numel())]
+    digits = padded.view(num_groups, 5, 13) * weights[:, None]
+    bytes_U = digits.sum(1).to(torch.uint8).reshape(-1)
+    return bytes_U[: DType.UINT_3.packed_bytes(codes_N.numel())]
 
 
 def unpacked_by_five(bytes_U: Tensor, numel: int) -> Tensor:

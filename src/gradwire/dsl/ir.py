@@ -97,8 +97,8 @@ class Extent(IntEnum):
 class Buffer:
     """Memory that a kernel reads or writes: a gradient, a residual, a payload's field.
 
-    Unsigned values are packed, those of an element, or lie one in a byte: those of a
-    call, a block or a kept element. A buffer of kept elements has room for every
+    Unsigned values of elements are packed. One value of a call, a block or a kept
+    element takes a byte. A buffer of kept elements has room for every
     element of the gradient.
     """
 
@@ -130,9 +130,11 @@ def neutral(body: Node) -> float | None:
         (Op.ARG, 1),
     }:
         return None
-    low, high = (
-        (-math.inf, math.inf) if body.dtype is FLOAT32 else (-(2**31), 2**31 - 1)
-    )
+    low: float = -math.inf
+    high: float = math.inf
+    if body.dtype is not FLOAT32:
+        low = -(2**31)
+        high = 2**31 - 1
     return {Op.ADD: 0, Op.SMALLER: high, Op.GREATER: low}.get(body.op)
 
 
@@ -145,9 +147,8 @@ class Op(Enum):
     SIZE = "size"  # elements in this block
     PLACE = "place"  # the element's own, in the whole gradient
     RANDOM = "random"  # uniform in [0, 1); arg: number of the stream
-    BELOW = (
-        "below"  # (bound): uniform in 0, 1, ..., bound - 1; arg: number of the stream
-    )
+    # (bound): uniform in 0, 1, ..., bound - 1; arg: number of the stream
+    BELOW = "below"
     ARG = "arg"  # an operand of a Fold; arg: 0 or 1
     ADD = "add"
     SUB = "sub"
@@ -273,10 +274,18 @@ def node(op: Op, *sources: Node, dtype: DType | None = None, arg: Any = None) ->
     # repr tells -0.0 from 0.0 and one NaN equals another.
     key = (op, found_dtype, extent, sources, repr(arg) if op is Op.CONST else arg)
     with _interning:
-        found = _interned.get(key)
-        if found is None:
-            found = _interned[key] = Node(op, found_dtype, extent, sources, arg)
-    return found
+        known = _interned.get(key)
+        if known is None:
+            known = _interned[key] = Node(op, found_dtype, extent, sources, arg)
+    return known
+
+
+def fold_operands(dtype: DType) -> tuple[Node, Node]:
+    """The two values of this type that a fold combines."""
+    return (
+        node(Op.ARG, dtype=dtype, arg=0),
+        node(Op.ARG, dtype=dtype, arg=1),
+    )
 
 
 def const(value: bool | int | float, dtype: DType) -> Node:
@@ -321,8 +330,8 @@ def rule(op: Op, arg: Any = None) -> Rule:
     A registered operator brings its own rule.
     """
     if op is Op.OPERATOR:
-        own: Rule = arg.rule
-        return own
+        operator_rule: Rule = arg.rule
+        return operator_rule
     return RULES[op]
 
 
@@ -375,7 +384,7 @@ class Kernel:
     @property
     def draws(self) -> bool:
         """Whether random numbers are drawn."""
-        return any(found.op in (Op.RANDOM, Op.BELOW) for found in walk(self.stores))
+        return any(node.op in (Op.RANDOM, Op.BELOW) for node in walk(self.stores))
 
     @property
     def keep(self) -> Node | None:
@@ -383,8 +392,8 @@ class Kernel:
 
         None if it keeps none.
         """
-        kept = (found for found in self.stores if found.extent is Extent.KEPT)
-        return next((found.sources[1] for found in kept), None)
+        kept = (target for target in self.stores if target.extent is Extent.KEPT)
+        return next((target.sources[1] for target in kept), None)
 
 
 def walk(roots: Iterable[Node], least: Extent = Extent.CALL) -> Iterator[Node]:
@@ -395,50 +404,50 @@ def walk(roots: Iterable[Node], least: Extent = Extent.CALL) -> Iterator[Node]:
     done: set[Node] = set()
     stack = [(root, False) for root in reversed(tuple(roots)) if root.extent >= least]
     while stack:
-        found, ready = stack.pop()
-        if found in done:
+        node, ready = stack.pop()
+        if node in done:
             continue
         if ready:
-            done.add(found)
-            yield found
+            done.add(node)
+            yield node
         else:
-            stack.append((found, True))
+            stack.append((node, True))
             sources = (
-                source for source in reversed(found.sources) if source.extent >= least
+                source for source in reversed(node.sources) if source.extent >= least
             )
             stack.extend((source, False) for source in sources)
 
 
 def verify(kernel: Kernel) -> None:
     """Raises IllTyped for the first bad node: forbidden by the table, or misplaced."""
-    for number, found in enumerate(walk(kernel.stores)):
-        refusal = _refusal(found.op, found.sources, found.dtype, found.arg)
-        refusal = refusal or _misplaced(kernel, found)
+    for number, node in enumerate(walk(kernel.stores)):
+        refusal = _refusal(node.op, node.sources, node.dtype, node.arg)
+        refusal = refusal or _misplaced(kernel, node)
         if refusal:
-            raise IllTyped(f"{kernel.name}: node {number}, {found!r}: {refusal}")
+            raise IllTyped(f"{kernel.name}: node {number}, {node!r}: {refusal}")
 
 
-def _misplaced(kernel: Kernel, found: Node) -> str | None:
-    if found.op in (Op.LOAD, Op.LOAD_AT, Op.STORE) and found.arg not in kernel.buffers:
+def _misplaced(kernel: Kernel, node: Node) -> str | None:
+    if node.op in (Op.LOAD, Op.LOAD_AT, Op.STORE) and node.arg not in kernel.buffers:
         return "its buffer is none of the kernel's"
-    if found.op is Op.LOAD_AT and found.arg.extent is not Extent.CALL:
-        return f"a buffer {found.arg.extent} is read in order, not at a place"
-    if found.extent is Extent.KEPT and found.op is not Op.STORE:
+    if node.op is Op.LOAD_AT and node.arg.extent is not Extent.CALL:
+        return f"a buffer {node.arg.extent} is read in order, not at a place"
+    if node.extent is Extent.KEPT and node.op is not Op.STORE:
         return "kept elements are the elements of the kernel that reads them"
-    if found.op is Op.STORE and found.sources[0].extent > found.arg.extent:
-        return f"a value {found.sources[0].extent} does not fit one {found.arg.extent}"
-    if found.op is Op.STORE and (found.arg.extent is Extent.KEPT) != (
-        len(found.sources) == 2
+    if node.op is Op.STORE and node.sources[0].extent > node.arg.extent:
+        return f"a value {node.sources[0].extent} does not fit one {node.arg.extent}"
+    if node.op is Op.STORE and (node.arg.extent is Extent.KEPT) != (
+        len(node.sources) == 2
     ):
         return "a condition stands with kept elements, and with nothing else"
     if (
-        found.op is Op.STORE
-        and len(found.sources) == 2
-        and found.sources[1] is not kernel.keep
+        node.op is Op.STORE
+        and len(node.sources) == 2
+        and node.sources[1] is not kernel.keep
     ):
         return "a kernel keeps elements by one condition"
-    if found.op is Op.ARG:
+    if node.op is Op.ARG:
         return "an operand of a fold stands outside it"
-    if (found.op is Op.STORE) != (found in kernel.stores):
+    if (node.op is Op.STORE) != (node in kernel.stores):
         return "stores are the roots of a kernel, and nothing else is"
     return None

@@ -4,22 +4,27 @@ A program's functions are ordinary Python, run once on symbolic values; captured
 and settings are plain numbers. A map leaves no node behind: a vector *is* the
 expression of its element.
 
-    map(G, f)        f of every element           reduce(G, f, start)   one value a
-    block filter(G, f)     the elements f is true of    size(G)               how many
-    there are random(a, b)     a number an element          where(c, a, b)        a
-    where c holds, else b concat(n=v, ...) the payload, by field        extract(payload)
-    its fields, in order
+    map(G, f)            f of every element
+    filter(G, f)         the elements f is true of
+    reduce(G, f, start)  one value for each block
+    size(G)              the number of elements
+    random(a, b)         a random number for each element
+    where(c, a, b)       a where c holds, else b
+    concat(n=v, ...)     the payload, by field
+    extract(payload)     its fields, in order
 
 Of the whole gradient, known before its blocks are visited:
 
-    sample(G, share) elements drawn at random     sort(S, order)        it, or all, in
-    order pick(S, part)    the one at a part of it      whole(b, f, start)    a block's
-    value over all
+    sample(G, share)     elements drawn at random
+    sort(S, order)       a sample, or the gradient, in order
+    pick(S, part)        the element at a part of it
+    whole(b, f, start)   a block's value over all blocks
 
-Of what a filter kept, to be sent as a list:
+Of the elements that a filter kept, to be sent as a list:
 
-    top(K, share)    the largest of it            indices(K)            its places
-    scatter(I, K)    the decoded gradient, 0 elsewhere
+    top(K, share)        the largest of them
+    indices(K)           their places
+    scatter(I, K)        the decoded gradient, 0 elsewhere
 """
 
 from __future__ import annotations
@@ -47,10 +52,6 @@ from .symbols import (
 )
 
 # ---- Kept elements: a filtered gradient that travels as a list of places and values --
-#
-#     top(K, share)     of what a filter kept, the largest     scatter(I, K)   the
-#     gradient again, indices(K)        the places of what was kept
-#     0 elsewhere
 #
 # A payload's kept fields have one entry for each kept element, by rising place. They
 # lie behind its other fields, so that the payload's size alone tells how many there
@@ -116,7 +117,8 @@ def scatter(places: Vector, values: Vector) -> Scattered:
     if not isinstance(values, Vector):
         refuse("scatter of something that is not a vector", "scatter(indices, values)")
     number = cast(working(Scalar(values.node)), FLOAT32)
-    if any(n.extent in (Extent.BLOCK, Extent.ELEMENT) for n in ir.walk([number])):
+    extents = {found.extent for found in ir.walk([number])}
+    if extents & {Extent.BLOCK, Extent.ELEMENT}:
         remedy = "send one value a kept element, or whole(...) of the blocks' values"
         refuse("scatter of values that depend on a block or on every element", remedy)
     return Scattered(places.node, number)
@@ -216,33 +218,33 @@ def random(low: Number = 0.0, high: Number = 1.0) -> Scalar:
 
 def map(vectors: Vector | tuple[Vector, ...], udf: Callable[..., Number]) -> Vector:
     """``udf`` of each element, or of each tuple of several vectors' elements."""
-    given = vectors if isinstance(vectors, tuple) else (vectors,)
-    for vector in given:
+    inputs = vectors if isinstance(vectors, tuple) else (vectors,)
+    for vector in inputs:
         _check_vector("map", vector)
-    if len({(vector.keep, vector.top) for vector in given}) > 1:
+    if len({(vector.keep, vector.top) for vector in inputs}) > 1:
         refuse(
             "map over vectors that were filtered differently", "map first, then filter"
         )
-    if len({vector.node.extent is Extent.KEPT for vector in given}) > 1:
+    if len({vector.node.extent is Extent.KEPT for vector in inputs}) > 1:
         refuse(
             "map over kept elements and all elements",
             "scatter is what decode ends with",
         )
-    result = udf(*(Scalar(vector.node) for vector in given))
-    return Vector(lifted(result), given[0].keep, given[0].top)
+    result = udf(*(Scalar(vector.node) for vector in inputs))
+    return Vector(lifted(result), inputs[0].keep, inputs[0].top)
 
 
 def filter(vector: Vector, udf: Callable[[Scalar], Scalar]) -> Vector:
     """The elements that ``udf`` is true of."""
     _check_uncut("filter", vector)
-    found = udf(Scalar(vector.node))
-    if not isinstance(found, Scalar) or found.node.dtype is not BOOL:
+    condition = udf(Scalar(vector.node))
+    if not isinstance(condition, Scalar) or condition.node.dtype is not BOOL:
         refuse(
             "filter by something that is not a condition", "compare: lambda x: x > 0"
         )
     if vector.keep is None:
-        return Vector(vector.node, found.node)
-    return Vector(vector.node, made(Op.AND, vector.keep, found.node))
+        return Vector(vector.node, condition.node)
+    return Vector(vector.node, made(Op.AND, vector.keep, condition.node))
 
 
 def reduce(
@@ -284,7 +286,7 @@ class Compressed:
 
 def concat(**fields: Scalar | Vector | Coded) -> Compressed:
     """The payload of these fields: scalars are one a block (or one a call), vectors one
-    an element, packed, or one a kept element. Each kind lies behind those before it.
+    an element, packed, or one a kept element. The kinds lie in this order.
     """
     for name, value in fields.items():
         if not isinstance(value, Scalar | Vector | Coded):
@@ -301,7 +303,7 @@ def concat(**fields: Scalar | Vector | Coded) -> Compressed:
 
 
 def _check_kept(vectors: list[Vector]) -> None:
-    """Refuses kept fields of which decode could make nothing."""
+    """Refuses kept fields that decode could not use."""
     kept = [vector for vector in vectors if vector.keep is not None]
     if not kept:
         return

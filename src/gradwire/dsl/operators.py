@@ -149,13 +149,13 @@ class Operator:
 
         Refuses where it lacks.
         """
-        found: str = getattr(self, form)
-        if not found:
+        expression: str = getattr(self, form)
+        if not expression:
             remedy = f"register it with {form}='...', or run the program on the CPU"
             raise invalid(
                 f"operator {self.name} {form}", "nothing", "an expression", remedy
             )
-        return found
+        return expression
 
 
 def check_name(kind: str, name: str) -> None:
@@ -210,17 +210,19 @@ def registered() -> Mapping[str, Registrable]:
 def support(kernels: Iterable[Kernel], form: Form) -> tuple[str, ...]:
     """The texts before these kernels: each used operator's support, once."""
     texts = (
-        getattr(found, f"{form}_support") for k in kernels for found in _used(k.stores)
+        getattr(operator, f"{form}_support")
+        for k in kernels
+        for operator in _used(k.stores)
     )
     return tuple(dict.fromkeys(text for text in texts if text))
 
 
 def _used(roots: Iterable[Node]) -> Iterator[Operator]:
-    for found in walk(roots):
-        if found.op is Op.OPERATOR:
-            yield found.arg
-        elif found.op is Op.REDUCE:
-            yield from _used([found.arg.body])
+    for node in walk(roots):
+        if node.op is Op.OPERATOR:
+            yield node.arg
+        elif node.op is Op.REDUCE:
+            yield from _used([node.arg.body])
 
 
 def _dtype(kind: Type | type[bool]) -> DType:

@@ -167,7 +167,7 @@ class Program(_Generated):  # type: ignore[misc]  # a base of type Any: see abov
 
 
 def _check_traits(name: str, stated: Traits, traced: rewrite.Traced) -> None:
-    """Refuses traits other than those that follow from a program's fields."""
+    """Refuses traits that do not follow from a program's fields."""
     kept = traced.keep is not None
     coded = traced.coding is not None
     accepted = {
@@ -183,23 +183,23 @@ def _check_traits(name: str, stated: Traits, traced: rewrite.Traced) -> None:
             raise invalid(f"{name} traits", stated, what, f"class {name}(Program, ...)")
 
 
-def _check_hashable(what: str, given: object) -> None:
+def _check_hashable(what: str, value: object) -> None:
     """Programs are known by their settings."""
     try:
-        hash(given)
+        hash(value)
     except TypeError:
         accepted = "a value that does not change"
         remedy = "give a tuple instead of a list"
-        raise invalid(what, given, accepted, remedy) from None
+        raise invalid(what, value, accepted, remedy) from None
 
 
-def _as_float(what: str, given: float) -> float:
+def _as_float(what: str, value: float) -> float:
     try:
         # -0.0 equals 0.0, and equal settings share their kernels
-        return float(given) + 0.0
+        return float(value) + 0.0
     except OverflowError:
         raise invalid(
-            what, given, "a number that a float holds", "see its settings"
+            what, value, "a number that a float holds", "see its settings"
         ) from None
 
 
@@ -225,11 +225,14 @@ def trace(codec: Program) -> rewrite.Traced:
 
     Refuses what is no compressor, with the line.
     """
-    given = [Vector(load_buffer(rewrite.GRADIENT)), Vector(load_buffer(rewrite.LATEST))]
+    inputs = [
+        Vector(load_buffer(rewrite.GRADIENT)),
+        Vector(load_buffer(rewrite.LATEST)),
+    ]
     takes = len(signature(codec.source.encode).parameters) - 1
     name = type(codec).__name__
     with recording() as record, tracing(f"encode of {name}"):
-        sent = codec.source.encode(codec, *given[:takes])
+        sent = codec.source.encode(codec, *inputs[:takes])
     if not isinstance(sent, Compressed) or not sent.fields:
         raise invalid(
             "what encode returns", sent, "a payload", "return concat(name=value, ...)"
@@ -307,5 +310,5 @@ def _check_beside(buffers: Collection[Buffer]) -> None:
 
 
 def _received(buffer: Buffer) -> Scalar | Vector:
-    found = load_buffer(buffer)
-    return Vector(found) if buffer.extent >= Extent.ELEMENT else Scalar(found)
+    field = load_buffer(buffer)
+    return Vector(field) if buffer.extent >= Extent.ELEMENT else Scalar(field)

@@ -44,12 +44,11 @@ from .schedule import (
     sums_floats,
 )
 
-_NEAR = (
-    16384  # elements of a block beside which the next one fits into a core's own cache
-)
+_NEAR = 16384
+"""Elements of a block beside which the next one fits into a core's own cache."""
 
 _TEXT = {
-    **{found: one.cpp for found, one in SPELLINGS.items()},
+    **{op: spelling.cpp for op, spelling in SPELLINGS.items()},
     Op.SIZE: "static_cast<int32_t>(n)",
     Op.PLACE: "static_cast<int32_t>(start + at) + j",
 }
@@ -66,7 +65,7 @@ def _function(kernel: Kernel) -> str:
     body = _Body(kernel)
     lines = [body.address(i, b) for i, b in enumerate(kernel.buffers)]
     lines += ["const gw::Draws draws(tensor.key, tensor.step);"] if kernel.draws else []
-    lines += [line for one in body.passes for line in body.one_pass(one)]
+    lines += [line for pass_ in body.passes for line in body.one_pass(pass_)]
     record = f"gw::Tensor<{len(kernel.buffers)}>"
     arrays = ""
     loop = "for_each_block"
@@ -120,30 +119,34 @@ class _Body(Text):
         )
         if buffer.extent is Extent.ELEMENT and buffer.dtype in UNSIGNED:
             where = f" + start / gw::kLanes * {buffer.dtype.group_bytes}"
-        given = f"static_cast<{kind}*>(tensor.operand[{place}])"
-        return f"{kind}* const {pointer(buffer)} = {given}{where};"
+        memory = f"static_cast<{kind}*>(tensor.operand[{place}])"
+        return f"{kind}* const {pointer(buffer)} = {memory}{where};"
 
-    def one_pass(self, one: Pass) -> list[str]:
-        lines = self.statements(one.before, set(), "s")
-        if not one.loops:
+    def one_pass(self, pass_: Pass) -> list[str]:
+        lines = self.statements(pass_.before, set(), "s")
+        if not pass_.loops:
             return lines
-        self.name_reductions(one)
-        lines += [line for found in one.reductions for line in self._lanes(found)]
-        lines += self._loop(one)
+        self.name_reductions(pass_)
+        lines += [
+            line for reduction in pass_.reductions for line in self._lanes(reduction)
+        ]
+        lines += self._loop(pass_)
         return lines + [
-            line for found in one.reductions for line in self._folded(found)
+            line for reduction in pass_.reductions for line in self._folded(reduction)
         ]
 
-    def _loop(self, one: Pass) -> list[str]:
+    def _loop(self, pass_: Pass) -> list[str]:
         outside = dict(self.names)  # names of elements end with their loop
-        before = [line for found in one.elements for line in self._prepared(found, one)]
-        roots = {s for found in (*one.reductions, *one.stores) for s in found.sources}
-        body = self.statements(one.elements, roots, "x")
-        body += [self._accumulated(found) for found in one.reductions]
-        body += [self.stored(target) for target in one.stores]
+        before = [
+            line for node in pass_.elements for line in self._prepared(node, pass_)
+        ]
+        roots = {s for root in (*pass_.reductions, *pass_.stores) for s in root.sources}
+        body = self.statements(pass_.elements, roots, "x")
+        body += [self._accumulated(reduction) for reduction in pass_.reductions]
+        body += [self.stored(target) for target in pass_.stores]
         codes = [
             s.arg
-            for s in one.stores
+            for s in pass_.stores
             if s.dtype in UNSIGNED and s.arg.extent is Extent.ELEMENT
         ]
         before += [f"uint8_t {pointer(b)}out[gw::kLanes] = {{}};" for b in codes]
@@ -151,7 +154,7 @@ class _Body(Text):
             f"gw::pack{_code(b)}({pointer(b)}out, {_packed_at(b)}, count);"
             for b in codes
         ]
-        kept = [target for target in one.stores if target.extent is Extent.KEPT]
+        kept = [target for target in pass_.stores if target.extent is Extent.KEPT]
         if kept:
             buffers = [target.arg for target in kept]
             before += [
@@ -177,15 +180,15 @@ class _Body(Text):
             else loop
         )
 
-    def _prepared(self, found: Node, one: Pass) -> list[str]:
+    def _prepared(self, node: Node, pass_: Pass) -> list[str]:
         """Statements before a group's loop: unpack codes, draw, fetch cache lines."""
-        if found.op in (Op.RANDOM, Op.BELOW):
-            name = f"draw{found.arg}"
-            call = f"gw::philox(draws, {found.arg}, (start + at) / gw::kLanes, {name});"
+        if node.op in (Op.RANDOM, Op.BELOW):
+            name = f"draw{node.arg}"
+            call = f"gw::philox(draws, {node.arg}, (start + at) / gw::kLanes, {name});"
             return [f"uint32_t {name}[gw::kLanes];", call]
-        if found.op is not Op.LOAD:
+        if node.op is not Op.LOAD:
             return []
-        buffer = found.arg
+        buffer = node.arg
         if buffer.dtype in UNSIGNED:
             name = f"{pointer(buffer)}in"
             call = f"gw::unpack{_code(buffer)}({_packed_at(buffer)}, {name}, count);"
@@ -195,59 +198,59 @@ class _Body(Text):
         where, ahead = self.fetches[buffer]
         return (
             [f"gw::prefetch_group({pointer(buffer)} + at{ahead});"]
-            if where is one
+            if where is pass_
             else []
         )
 
-    def named(self, found: Node, name: str, text: str) -> str:
-        return f"const {_value_type(found.dtype)} {name} = {text};"
+    def named(self, node: Node, name: str, text: str) -> str:
+        return f"const {_value_type(node.dtype)} {name} = {text};"
 
-    def expression(self, found: Node) -> str:
-        plain = [self.names[source] for source in found.sources]
-        match found.op:
+    def expression(self, node: Node) -> str:
+        plain = [self.names[source] for source in node.sources]
+        match node.op:
             case Op.CONST:
-                return self.literal(found.arg, found.dtype)
+                return self.literal(node.arg, node.dtype)
             case Op.LOAD:
-                return _loaded(found.arg)
+                return _loaded(node.arg)
             case Op.RANDOM:
-                return f"gw::uniform(draw{found.arg}[j])"
+                return f"gw::uniform(draw{node.arg}[j])"
             case Op.BELOW:
-                return f"gw::below(draw{found.arg}[j], {plain[0]})"
+                return f"gw::below(draw{node.arg}[j], {plain[0]})"
             case Op.LOAD_AT:
-                return f"{pointer(found.arg)}[{plain[0]}]"
+                return f"{pointer(node.arg)}[{plain[0]}]"
             case _:
-                return self.applied(found, plain)
+                return self.applied(node, plain)
 
-    def applied(self, found: Node, operands: Sequence[str]) -> str:
-        if found.op is Op.OPERATOR:
-            template: str = found.arg.template("cpp")
+    def applied(self, node: Node, operands: Sequence[str]) -> str:
+        if node.op is Op.OPERATOR:
+            template: str = node.arg.template("cpp")
             return template.format(*map(grouped, operands))
-        if found.op is not Op.CAST:
-            return super().applied(found, operands)
-        if found.dtype is FLOAT32:
+        if node.op is not Op.CAST:
+            return super().applied(node, operands)
+        if node.dtype is FLOAT32:
             return f"static_cast<float>({operands[0]})"
-        to = f"to_uint<{found.dtype.top}>" if found.dtype in UNSIGNED else "to_int"
+        to = f"to_uint<{node.dtype.top}>" if node.dtype in UNSIGNED else "to_int"
         return f"gw::{to}({operands[0]})"
 
-    def _lanes(self, found: Node) -> list[str]:
-        fold: Fold = found.arg
-        kind = _lane_type(found)
-        name = self.lane(found)
+    def _lanes(self, node: Node) -> list[str]:
+        fold: Fold = node.arg
+        kind = _lane_type(node)
+        name = self.lane(node)
         if fold.start == 0:
             return [f"{kind} {name}[gw::kLanes] = {{}};"]
-        start = self.literal(fold.start, found.dtype)
+        start = self.literal(fold.start, node.dtype)
         return [
             f"{kind} {name}[gw::kLanes];",
             f"for ({kind}& lane : {name}) lane = {start};",
         ]
 
-    def _accumulated(self, found: Node) -> str:
-        fold: Fold = found.arg
-        value, keep = found.sources
-        lane = f"{self.lane(found)}[j]"
+    def _accumulated(self, node: Node) -> str:
+        fold: Fold = node.arg
+        value, keep = node.sources
+        lane = f"{self.lane(node)}[j]"
         text = grouped(self.names[value])
         if fold.body.op is Op.ADD and any_order(fold):
-            kind = _lane_type(found)
+            kind = _lane_type(node)
             chosen = (
                 text
                 if is_always(keep)
@@ -262,16 +265,16 @@ class _Body(Text):
         )
         return f"{lane} = {chosen};"
 
-    def _folded(self, found: Node) -> list[str]:
-        fold: Fold = found.arg
-        kind = _lane_type(found)
-        result = _value_type(found.dtype)
+    def _folded(self, node: Node) -> list[str]:
+        fold: Fold = node.arg
+        kind = _lane_type(node)
+        result = _value_type(node.dtype)
         combine = (
             f"[]({kind} a, {kind} b) {{ return {self.fold(fold.body, 'a', 'b')}; }}"
         )
         return [
-            f"const {result} {self.names[found]} =",
-            f"    gw::folded<{result}>({self.lane(found)}, {combine});",
+            f"const {result} {self.names[node]} =",
+            f"    gw::folded<{result}>({self.lane(node)}, {combine});",
         ]
 
     def stored(self, target: Node) -> str:
@@ -309,19 +312,20 @@ def _fetches(kernel: Kernel, order: tuple[Pass, ...]) -> dict[Buffer, tuple[Pass
     two.
     """
     readers: dict[Buffer, list[Pass]] = {}
-    for one in order:
-        for found in one.elements:
-            if found.op is Op.LOAD and found.dtype is FLOAT32:
-                readers.setdefault(found.arg, []).append(one)
+    for pass_ in order:
+        for node in pass_.elements:
+            if node.op is Op.LOAD and node.dtype is FLOAT32:
+                readers.setdefault(node.arg, []).append(pass_)
     near = kernel.block <= _NEAR
-    return {
-        buffer: (found[-1], " + n") if near and len(found) > 1 else (found[0], "")
-        for buffer, found in readers.items()
-    }
+    fetches = {}
+    for buffer, reading in readers.items():
+        is_ahead = near and len(reading) > 1
+        fetches[buffer] = (reading[-1], " + n") if is_ahead else (reading[0], "")
+    return fetches
 
 
 def _appended(buffers: list[Buffer]) -> list[str]:
-    """Puts a group's kept elements behind those that the thread has."""
+    """Puts a group's kept elements behind the elements that the thread has."""
     return [
         "const uint64_t mask = gw::mask_of(keep);",
         *(
@@ -359,5 +363,5 @@ def _memory_type(buffer: Buffer) -> str:
     return {FLOAT32: "float", INT32: "int32_t"}.get(buffer.dtype, "uint8_t")
 
 
-def _lane_type(found: Node) -> str:
-    return "double" if sums_floats(found.arg) else _value_type(found.arg.body.dtype)
+def _lane_type(node: Node) -> str:
+    return "double" if sums_floats(node.arg) else _value_type(node.arg.body.dtype)

@@ -42,7 +42,7 @@ from .symbols import Number, Scalar, Symbol, Vector, fold_by, refuse, working
 
 def substitute(roots: tuple[Node, ...], instead: Mapping[Node, Node]) -> list[Node]:
     """``roots`` with some nodes replaced."""
-    return _rebuilt(roots, lambda found: instead.get(found, found))
+    return _rebuilt(roots, lambda node: instead.get(node, node))
 
 
 def simplified(roots: tuple[Node, ...]) -> list[Node]:
@@ -55,14 +55,14 @@ def simplified(roots: tuple[Node, ...]) -> list[Node]:
 
 def _rebuilt(roots: tuple[Node, ...], change: Callable[[Node], Node]) -> list[Node]:
     done: dict[Node, Node] = {}
-    for found in walk(roots):
-        sources = tuple(done[source] for source in found.sources)
-        if sources != found.sources:
-            stated = found.dtype if rule(found.op, found.arg).stated else None
-            made = node(found.op, *sources, dtype=stated, arg=found.arg)
+    for old in walk(roots):
+        sources = tuple(done[source] for source in old.sources)
+        if sources != old.sources:
+            stated = old.dtype if rule(old.op, old.arg).stated else None
+            made = node(old.op, *sources, dtype=stated, arg=old.arg)
         else:
-            made = found
-        done[found] = change(made)
+            made = old
+        done[old] = change(made)
     return [done[root] for root in roots]
 
 
@@ -70,21 +70,24 @@ _NO_FUNCTIONS = (Op.REDUCE, Op.STORE, Op.BELOW, Op.LOAD_AT)
 """Operations that are no function of their operands alone, so never constants."""
 
 
-def _folded(found: Node) -> Node:
-    known = found.sources and all(source.op is Op.CONST for source in found.sources)
-    if known and found.op not in _NO_FUNCTIONS:
-        return const(interp.fold_constant(found), found.dtype)
-    return found
+def _folded(node: Node) -> Node:
+    known = node.sources and all(source.op is Op.CONST for source in node.sources)
+    if known and node.op not in _NO_FUNCTIONS:
+        return const(interp.fold_constant(node), node.dtype)
+    return node
 
 
-# ---- Scalars of the whole gradient, made in stages that run before its blocks are visi
+# ---- Scalars of the whole gradient ---------------------------------------------------
 #
-#     sample(G, share)   some elements, drawn at random      whole(b, f)       a value a
-#     block, sort(S, order)     them, or all elements, in order
-#     combined over all pick(S, fraction)  the element at that part of it
+# Stages make them before the blocks are visited:
 #
-# A trace records its stages in order; the scalar that each gives is a value a call, of
-# which later stages and the program itself make what they like.
+#     sample(G, share)   some elements, drawn at random
+#     sort(S, order)     these, or all elements, in order
+#     pick(S, fraction)  the element at that part of them
+#     whole(b, f)        a block's value, combined over all blocks
+#
+# A trace records its stages in order. Each gives a scalar, one value for the call.
+# Later stages and the program itself may use it.
 
 RESULT_NAME = r"stage\d+\w*"
 """The pattern of the names of stages' buffers, which are numbered."""
@@ -173,10 +176,10 @@ def recording() -> Iterator[Recording]:
 
 def recorded(operator: str) -> Recording:
     """The recording under way; refuses ``operator`` in a decode, which has none."""
-    found = _recording.get()
-    if found is None:
+    recording = _recording.get()
+    if recording is None:
         refuse(f"{operator} in decode", "do it in encode and send what decode needs")
-    return found
+    return recording
 
 
 class Sample(Symbol):
@@ -222,18 +225,18 @@ def sort(elements: Sample | Vector, udf: Callable[[Any, Any], Number]) -> Sample
             "sort of what is no vector",
             "sort(v, smaller) or sort(sample(v, share), smaller)",
         )
-    first, second = (ir.node(Op.ARG, dtype=FLOAT32, arg=i) for i in (0, 1))
+    first, second = ir.fold_operands(FLOAT32)
     said = udf(Scalar(first), Scalar(second))
-    found = said.node if isinstance(said, Scalar) else elements.node
-    if {*found.sources} != {first, second} or found.op not in _ORDERS:
+    comparison = said.node if isinstance(said, Scalar) else elements.node
+    if {*comparison.sources} != {first, second} or comparison.op not in _ORDERS:
         remedy = (
             "sort by smaller or greater, and map to what is sorted by: sort(map(v, "
             "abs), ...)"
         )
         refuse("sort by a function that is no order", remedy)
-    is_less = found.op is Op.LESS and found.sources[0] is first
+    is_less = comparison.op is Op.LESS and comparison.sources[0] is first
     return Sample(
-        elements.node, elements.draw, found.op is not Op.SMALLER and not is_less
+        elements.node, elements.draw, comparison.op is not Op.SMALLER and not is_less
     )
 
 
@@ -293,7 +296,7 @@ def whole(
 ) -> Scalar:
     """A block's value over all blocks: ``whole(reduce(v, f), f)`` reduces everything.
 
-    ``udf`` and ``start`` are those of ``reduce``; sums of floats are rounded once a
+    ``udf`` and ``start`` are as in ``reduce``; sums of floats are rounded once a
     block and then once more.
     """
     recording = recorded("whole()")
@@ -518,7 +521,7 @@ def stage_kernels(program: Traced) -> tuple[StageKernels, ...]:
 
 
 def _joins(group: list[Stage], stage: Stage) -> bool:
-    """Whether a stage may run with those before it, of which it must need no result."""
+    """Whether a stage may run with earlier ones: it must need none of their results."""
     first = group[0]
     if isinstance(first.how, Pick) and isinstance(stage.how, Pick):
         return first.how.draw == stage.how.draw and first.value is stage.value
@@ -578,8 +581,10 @@ def _gathered(stream: int) -> tuple[dict[Node, Node], dict[Node, Node]]:
     population = load_buffer(POPULATION)
     drawn = node(Op.BELOW, population, arg=stream)
     is_part = node(Op.LESS, load_buffer(NUM_DRAWN), population)
-    own = node(Op.SMALLER, node(Op.PLACE), node(Op.SUB, population, const(1, INT32)))
-    place = node(Op.WHERE, is_part, drawn, own)
+    own_place = node(
+        Op.SMALLER, node(Op.PLACE), node(Op.SUB, population, const(1, INT32))
+    )
+    place = node(Op.WHERE, is_part, drawn, own_place)
     gradient, residual = (
         node(Op.LOAD_AT, place, dtype=FLOAT32, arg=Buffer(b.name, FLOAT32, Extent.CALL))
         for b in (GRADIENT, RESIDUAL)
@@ -597,10 +602,10 @@ def _gathered(stream: int) -> tuple[dict[Node, Node], dict[Node, Node]]:
 def _kernel(
     program: Traced, form: str, stores: Sequence[Node], block: int | None = None
 ) -> Kernel:
-    """The kernel with these effects; its buffers are those that it reads and writes."""
+    """The kernel with these effects, and the buffers that it reads and writes."""
     simple = tuple(simplified(tuple(stores)))
-    loads = (found for found in walk(simple) if found.op in (Op.LOAD, Op.LOAD_AT))
-    buffers = dict.fromkeys(found.arg for found in (*loads, *simple))
+    loads = (node for node in walk(simple) if node.op in (Op.LOAD, Op.LOAD_AT))
+    buffers = dict.fromkeys(access.arg for access in (*loads, *simple))
     return Kernel(
         f"{program.name}_{form}", block or program.block, tuple(buffers), simple
     )

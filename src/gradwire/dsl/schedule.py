@@ -43,9 +43,12 @@ def passes(kernel: Kernel) -> tuple[Pass, ...]:
     """The passes in order; the last may have no loop, only values a block."""
     levels = _levels(kernel)
     order = list(walk(kernel.stores))
-    written = {found: _pass_of_store(found, order, levels) for found in kernel.stores}
+    written = {
+        target: _pass_of_store(target, order, levels) for target in kernel.stores
+    }
     made: list[Pass] = []
-    for number in range(max([*levels.values(), *written.values()], default=0) + 1):
+    last = max([*levels.values(), *written.values()], default=0)
+    for number in range(last + 1):
         known = [
             n for n in order if n.extent < Extent.ELEMENT and n.op is not Op.REDUCE
         ]
@@ -68,13 +71,13 @@ def passes(kernel: Kernel) -> tuple[Pass, ...]:
 def _levels(kernel: Kernel) -> dict[Node, int]:
     """The first pass in which each node can be computed."""
     levels: dict[Node, int] = {}
-    for found in walk(kernel.stores):
-        ready = max((levels[source] for source in found.sources), default=0)
-        levels[found] = ready + (found.op is Op.REDUCE)
+    for node in walk(kernel.stores):
+        ready = max((levels[source] for source in node.sources), default=0)
+        levels[node] = ready + (node.op is Op.REDUCE)
     # Kept elements have one place in all their buffers, so one pass stores them.
-    kept = [found for found in kernel.stores if found.extent is Extent.KEPT]
+    kept = [target for target in kernel.stores if target.extent is Extent.KEPT]
     levels.update(
-        dict.fromkeys(kept, max((levels[found] for found in kept), default=0))
+        dict.fromkeys(kept, max((levels[target] for target in kept), default=0))
     )
     return levels
 
@@ -88,8 +91,8 @@ def _pass_of_store(target: Node, order: list[Node], levels: dict[Node, int]) -> 
     return max([levels[target], *reading])
 
 
-def _reads(found: Node, buffer: Buffer) -> bool:
-    inner = walk(found.sources, Extent.ELEMENT)
+def _reads(node: Node, buffer: Buffer) -> bool:
+    inner = walk(node.sources, Extent.ELEMENT)
     return any(n.op is Op.LOAD and n.arg == buffer for n in inner)
 
 
@@ -117,18 +120,18 @@ class Text(ABC):
     def literal(self, value: float, dtype: DType) -> str:
         """A constant of this type."""
 
-    def applied(self, found: Node, operands: Sequence[str]) -> str:
+    def applied(self, node: Node, operands: Sequence[str]) -> str:
         """An operation of operand texts, in parentheses unless it is a call."""
-        template = self.texts[found.op]
+        template = self.texts[node.op]
         is_call = template.endswith(")") and not template.startswith("{")
         return template.format(*(operands if is_call else map(grouped, operands)))
 
     @abstractmethod
-    def expression(self, found: Node) -> str:
+    def expression(self, node: Node) -> str:
         """A value, by the names of its operands."""
 
     @abstractmethod
-    def named(self, found: Node, name: str, text: str) -> str:
+    def named(self, node: Node, name: str, text: str) -> str:
         """The line that gives a value its name."""
 
     @abstractmethod
@@ -139,35 +142,32 @@ class Text(ABC):
         self, order: tuple[Node, ...], roots: set[Node], prefix: str
     ) -> list[str]:
         """A line for each value, except constants and elements used once."""
-        uses = self.uses or Counter(
-            source for found in order for source in found.sources
-        )
+        uses = self.uses or Counter(source for node in order for source in node.sources)
         lines = []
-        for found in order:
-            if found.op is Op.STORE:
-                lines.append(self.stored(found))
+        for node in order:
+            if node.op is Op.STORE:
+                lines.append(self.stored(node))
                 continue
-            text = self.expression(found)
-            once = (
-                uses[found] == 1 and found not in roots and len(text) <= _LONGEST_INLINE
-            )
-            if found.op is Op.CONST or (once and found.extent is Extent.ELEMENT):
-                self.names[found] = (
-                    text  # values a block are named: later passes use them too
-                )
+            text = self.expression(node)
+            is_short = len(text) <= _LONGEST_INLINE
+            is_used_once = uses[node] == 1 and node not in roots
+            # Values of a block are named, as later passes use them too.
+            is_of_element = node.extent is Extent.ELEMENT
+            if node.op is Op.CONST or (is_of_element and is_used_once and is_short):
+                self.names[node] = text
                 continue
-            name = self.names[found] = f"{prefix}{next(self.numbers)}"
-            lines.append(self.named(found, name, text))
+            name = self.names[node] = f"{prefix}{next(self.numbers)}"
+            lines.append(self.named(node, name, text))
         return lines
 
-    def name_reductions(self, one: Pass) -> None:
+    def name_reductions(self, pass_: Pass) -> None:
         """Gives the results of a pass their names."""
-        for found in one.reductions:
-            self.names[found] = f"{fold_name(found.arg)}{next(self.numbers)}"
+        for reduction in pass_.reductions:
+            self.names[reduction] = f"{fold_name(reduction.arg)}{next(self.numbers)}"
 
-    def lane(self, found: Node) -> str:
+    def lane(self, node: Node) -> str:
         """The name of a reduction's lanes."""
-        return f"{self.names[found]}_lane"
+        return f"{self.names[node]}_lane"
 
     def fold(self, body: Node, a: str, b: str) -> str:
         """The body of a fold as one expression of two names."""

@@ -96,14 +96,14 @@ def _raised_at(error: Exception) -> str:
 
     Empty where no line of it is known.
     """
-    found = ""
+    place = ""
     trace = error.__traceback__
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
         if not name.startswith(tuple(LANGUAGE)):
-            found = f"{name}:{trace.tb_lineno}"
+            place = f"{name}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return found
+    return place
 
 
 def count_operation() -> None:
@@ -270,7 +270,7 @@ class Coded(Symbol):
 
     ``coder.coding(field, block)`` is what generated.py asks: ``format`` and
     ``received`` are of payloads that travel, ``encode`` and ``decode`` lead from the
-    kernels' payload to those and back. ``coder.library()`` compiles what it needs. A
+    kernels' payload to them and back. ``coder.library()`` compiles what it needs. A
     field NAME has NAME_lengths beside it.
     """
 
@@ -303,13 +303,13 @@ def lifted(value: Number, like: DType | None = None) -> Node:
 
 def working(value: Number, like: DType | None = None) -> Node:
     """``lifted``, with unsigned types widened to int32, in which they compute."""
-    found = lifted(value, like)
-    return cast(found, INT32) if found.dtype in UNSIGNED else found
+    node = lifted(value, like)
+    return cast(node, INT32) if node.dtype in UNSIGNED else node
 
 
-def cast(found: Node, dtype: DType) -> Node:
+def cast(node: Node, dtype: DType) -> Node:
     """The value as another type; itself if it is of that type."""
-    return found if found.dtype is dtype else made(Op.CAST, found, dtype=dtype)
+    return node if node.dtype is dtype else made(Op.CAST, node, dtype=dtype)
 
 
 def fold_by(
@@ -319,8 +319,7 @@ def fold_by(
 
     Refuses what is no fold.
     """
-    args = (Scalar(ir.node(Op.ARG, dtype=value.dtype, arg=i)) for i in (0, 1))
-    body = lifted(udf(*args), value.dtype)
+    body = lifted(udf(*map(Scalar, ir.fold_operands(value.dtype))), value.dtype)
     if _written_out(body) > _MOST_FOLDED:
         refuse(
             f"reduce by a function of over {_MOST_FOLDED} operations",
@@ -331,7 +330,8 @@ def fold_by(
             f"reduce of {value.dtype!r} by a function that gives {body.dtype!r}",
             "map first",
         )
-    if any(not n.sources and n.op not in (Op.ARG, Op.CONST) for n in ir.walk([body])):
+    leaves = (found.op for found in ir.walk([body]) if not found.sources)
+    if not {*leaves} <= {Op.ARG, Op.CONST}:
         refuse("reduce by a function that uses other values", "map first, then combine")
     neutral = ir.neutral(body)
     first = neutral if start is None else start
@@ -357,8 +357,8 @@ def fold_by(
 def _written_out(body: Node) -> int:
     """Operations of an expression without names for what is used twice."""
     sizes: dict[Node, int] = {}
-    for found in ir.walk([body]):
-        sizes[found] = 1 + sum(sizes[source] for source in found.sources)
+    for node in ir.walk([body]):
+        sizes[node] = 1 + sum(sizes[source] for source in node.sources)
     return sizes[body]
 
 

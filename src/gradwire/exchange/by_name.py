@@ -43,9 +43,13 @@ def named_collective(exchange: object) -> Collective | None:
     >>> named_collective(exchange_for(topk()))
     """
     *_, inner = nested(exchange)
-    found = getattr(inner, "collective", None)
+    collective = getattr(inner, "collective", None)
     codec: Any = inner.codec if isinstance(inner, Pair) else inner
-    return found if isinstance(found, Collective) and found != suited(codec) else None
+    return (
+        collective
+        if isinstance(collective, Collective) and collective != suited(codec)
+        else None
+    )
 
 
 def is_pair(exchange: Exchange) -> bool:
@@ -60,7 +64,7 @@ def is_pair(exchange: Exchange) -> bool:
 
 
 def beside(exchange: object) -> Exchange:
-    """The exchange of uncompressed gradients beside those of ``exchange``.
+    """The exchange of uncompressed gradients beside ``exchange``.
 
     It has the momentum and the clipping of ``exchange``, as the optimizer has neither
     for them.
@@ -78,8 +82,12 @@ def beside(exchange: object) -> Exchange:
 
 def momentum_of(exchange: object) -> float:
     """The momentum that an exchange applies to gradients, 0 if it applies none."""
-    own = (one.own_momentum for one in nested(exchange) if isinstance(one, Wrapper))
-    return next(filter(None, own), 0.0)
+    momenta = (
+        wrapper.own_momentum
+        for wrapper in nested(exchange)
+        if isinstance(wrapper, Wrapper)
+    )
+    return next(filter(None, momenta), 0.0)
 
 
 def exchange_for(algorithm: Compressor | Exchange) -> Exchange:
@@ -231,7 +239,7 @@ def steps_of_all(
         else [clone_state(s) for s in states]
     )
     each = enumerate(zip(before, grads, strict=True))
-    return [definition(exchange, rank, world, *own) for rank, own in each]
+    return [definition(exchange, rank, world, *operands) for rank, operands in each]
 
 
 class Accounting(Member):

@@ -12,7 +12,7 @@ Differences: an exchange sees one message, so the norm is that message's and not
     size they are one message of each dtype, and of each kind of exchange, and the norm
     is the paper's. The whole model's norm would be known only when the last gradient
     is: no message could leave before backward ends. A gradient with an inf or a NaN has
-    no direction: its finite elements become 0, and what is not finite becomes NaN,
+    no direction. Its finite elements become 0, and its other elements become NaN,
     which reaches all ranks.
 Wire and State: the inner exchange's.
 Contributed: that of the clipped gradient. The part that was clipped off is gone on
@@ -61,22 +61,22 @@ class Clipping(Wrapper):
         residual_N: Residual = None,
     ) -> Steps[State]:
         def clip() -> None:
-            own = norm(grad_N)
+            own_norm = norm(grad_N)
             most = self.max_norm / math.sqrt(me.world)
-            factor = min(1.0, most / own) if own else 1.0
+            factor = min(1.0, most / own_norm) if own_norm else 1.0
             # The mean's buffer serves for the clipped gradient: an exchange may work in
             # place.
-            torch.mul(grad_N, factor if math.isfinite(own) else 0.0, out=out_N)
+            torch.mul(grad_N, factor if math.isfinite(own_norm) else 0.0, out=out_N)
 
         yield me.sized("clip", clip, grad_N.numel())
         state = yield from me.through(self.inner, state, out_N, out_N, residual_N)
         return state
 
 
-def check_norm(what: str, given: object) -> None:
-    """Refuses ``given`` unless a gradient's norm can be bounded by it."""
+def check_norm(what: str, value: object) -> None:
+    """Refuses ``value`` unless a gradient's norm can be bounded by it."""
     accepted = "a positive finite number, 1e-300 to 1e300"
-    check_number(what, given, accepted, "write 1.0", 1e-300, 1e300)
+    check_number(what, value, accepted, "write 1.0", 1e-300, 1e300)
 
 
 def norm(grad_N: Tensor) -> float:

@@ -14,7 +14,16 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..contract import Copies, EncodesTensors, Exchange, Member, Residual, State, Traits
+from ..contract import (
+    Compressor,
+    Copies,
+    EncodesTensors,
+    Exchange,
+    Member,
+    Residual,
+    State,
+    Traits,
+)
 from ..contract.spec import TensorSpec, working_dtype
 from ..contract.state import leaves
 from ..contract.verbs import Steps
@@ -22,13 +31,13 @@ from ..errors import InvalidSetting, invalid, names_checked, with_brackets
 from .pair import Pair
 
 
-def check_exchange(given: Any) -> None:
+def check_exchange(value: Any) -> None:
     """Raises ``InvalidSetting`` for a value or class that is not an exchange."""
-    if not isinstance(given, Exchange):
+    if not isinstance(value, Exchange):
         remedy = (
             "make one by gw.exchange_for(compressor) or gw.pair(compressor, collective)"
         )
-        raise invalid("exchange", given, "an exchange", with_brackets(given, remedy))
+        raise invalid("exchange", value, "an exchange", with_brackets(value, remedy))
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,7 @@ class Wrapper(Exchange):
 
 
 def nested(exchange: Any) -> Iterator[Any]:
-    """An exchange, and those inside it, one in the other."""
+    """An exchange, and the exchanges inside it, one in the other."""
     yield exchange
     if isinstance(exchange, Wrapper):
         yield from nested(exchange.inner)
@@ -79,7 +88,7 @@ def nested(exchange: Any) -> Iterator[Any]:
 def chooses_scheme(exchange: Exchange) -> bool:
     """Whether the exchange depends on the sparse schemes that are installed."""
     return any(
-        isinstance(one, Wrapper) and one.is_of_schemes for one in nested(exchange)
+        isinstance(part, Wrapper) and part.is_of_schemes for part in nested(exchange)
     )
 
 
@@ -104,7 +113,7 @@ class Chooser(Wrapper):
 
 def chooser_of(exchange: Exchange) -> Chooser | None:
     """The chooser that an exchange is, or is around; None where there is none."""
-    return next((one for one in nested(exchange) if isinstance(one, Chooser)), None)
+    return next((part for part in nested(exchange) if isinstance(part, Chooser)), None)
 
 
 class FeedbackState(NamedTuple):
@@ -165,15 +174,15 @@ class TensorEncoder(NamedTuple):
         self, me: Member, state: State, place: int, grad_N: Tensor
     ) -> None:
         """Encodes a tensor of a message whose exchange has this state."""
-        own, residual_N = self._parts(state)
-        self.exchange.encode_ahead(me, own, place, grad_N, residual_N)
+        inner, residual_N = self._parts(state)
+        self.exchange.encode_ahead(me, inner, place, grad_N, residual_N)
 
     def encode_on_host(
         self, me: Member, state: State, place: int, grad_N: Tensor
     ) -> Copies:
         """``encode_ahead`` by the host."""
-        own, residual_N = self._parts(state)
-        return self.exchange.encode_on_host(me, own, place, grad_N, residual_N)
+        inner, residual_N = self._parts(state)
+        return self.exchange.encode_on_host(me, inner, place, grad_N, residual_N)
 
     def _parts(self, state: State) -> tuple[State, Tensor | None]:
         return (state.inner, state.residual_N) if self.is_kept else (state, None)
@@ -213,7 +222,7 @@ def with_error_feedback(exchange: Exchange) -> ErrorFeedback:
     return ErrorFeedback(exchange)
 
 
-def feedback_refusal(exchange: Exchange) -> InvalidSetting | None:
+def feedback_refusal(exchange: Exchange | Compressor) -> InvalidSetting | None:
     """The refusal of error feedback around an exchange; None if it is accepted.
 
     If an exchange can lose more than its gradient, residuals can grow without bound

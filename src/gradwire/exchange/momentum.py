@@ -24,7 +24,7 @@ Contributed: the values that left v. The sum over ranks of (v + u) is W * mean p
 **Decoupled momentum.** Every rank keeps a momentum of its own, and sends parts of it
 away.
 
-The momentum decays as an optimizer's does, and what was sent of it is taken out of it.
+The momentum decays as an optimizer's does, and parts that were sent leave it.
 So it is a residual that decays: parts that move fast, which a compressor takes, arrive;
 slow ones add up until they are large enough, or fade.
 
@@ -34,12 +34,12 @@ Differences: around any exchange that never loses more than it was given, not on
     around ``compress.demo``. The paper's SGD steps by the mean's sign, which is the
     optimizer's here. The paper's program adds gradients times the learning rate; here
     they are added as they are, which is the same while the rate stays, and a rate that
-    falls does not weigh old gradients more. What a collective loses of the mean stays
+    falls does not weigh old gradients more. Losses of a collective stay
     in the momentum of the rank that lost it.
 Wire: the inner exchange's.
 State: residual_N, the paper's m, in the working dtype, and the inner state.
-Contributed: what left m. The sum over ranks of (gradient + decay * old m) is W * mean
-    plus the sum over ranks of the new m.
+Contributed: the parts that left m. The sum over ranks of (gradient + decay * old m) is
+    W * mean plus the sum over ranks of the new m.
 """
 
 from __future__ import annotations
@@ -198,8 +198,8 @@ class MomentumCorrection(Wrapper):
         def mask() -> None:
             assert whole_N is not None
             parts = (
-                torch.split(one, list(sizes))
-                for one in (velocity_N, whole_N, pending_N)
+                torch.split(vector, list(sizes))
+                for vector in (velocity_N, whole_N, pending_N)
             )
             for velocity_T, whole_T, pending_T in zip(*parts, strict=True):
                 kernel.mask(velocity_T, whole_T, pending_T, least=least)

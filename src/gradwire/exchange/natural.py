@@ -12,8 +12,8 @@ Source: ZEN (OSDI 2025), sections 2.1 and 4: "we only apply sparse tensor
 Differences: chosen anew in each step, from counts of that step and the growth of the
     last one, so that a gradient may turn dense (tied weights, a large batch) and back.
 Wire: 8 (W-1) bytes for counts, then the bytes of the inner exchange or the scheme.
-State: the inner exchange's, and the growth: rows of the last sparse mean over those of
-    the rank that had most.
+State: the inner exchange's, and the growth: rows of the last sparse mean over rows
+    of the rank that had most.
 Contributed: all of the gradient where rows are sent, else the same as the inner
     exchange's. Where there is a residual, rows of the sum of both are sent, and then no
     residual is left.
@@ -108,8 +108,8 @@ class RowExchange(Exchange):
         rows_R = grad_N.indices()[0]
         values_RC = grad_N.values().reshape(-1, width)
         if me.world > 1:
-            own = rows_R, values_RC
-            rows_R, values_RC = yield from average_rows(me, own, shape[0], choose)
+            rows = rows_R, values_RC
+            rows_R, values_RC = yield from average_rows(me, rows, shape[0], choose)
         out_N.data = as_rows(rows_R, values_RC, shape)
         return rows_R.numel() / most if most else state
 
@@ -135,8 +135,7 @@ class NaturalState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _counted(nonzero):
-    """A ``nonzero`` whose state may be a finished payload, of which ``encode`` then
-    gives a copy.
+    """A ``nonzero`` whose state may be a finished payload, which ``encode`` copies.
 
     Counting has encoded it already, so that a table is looked through only once in a
     step.
@@ -193,10 +192,10 @@ class Natural(Wrapper):
         if me.world > 1:
             most = num_units(grad_N.numel(), self.width)
             count = partial(self._count, me, grad_N, residual_N)
-            own, payload = yield me.sized(
+            own_count, payload = yield me.sized(
                 "count", count, grad_N.numel(), lambda: (most, None)
             )
-            counts = yield from announce_count(me, own, most)
+            counts = yield from announce_count(me, own_count, most)
             growth = 0.0 if state.growth_1.is_meta else float(state.growth_1)
             me.way = self._choose(me, counts, growth, grad_N)
         if me.way in (None, INNER):
@@ -224,7 +223,7 @@ class Natural(Wrapper):
         if residual_N is not None:
             return count_units(grad_N, residual_N, self.width), None
         codec = nonzero(width=self.width)
-        form = codec.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
+        form = codec.format(TensorSpec.of(grad_N))
         room = me.scratch("counted", form.slot_bytes, grad_N, torch.uint8)
         payload, _ = codec.encode(None, grad_N, buffer=room[: form.size_bytes])
         return payload["indices"].numel(), payload
@@ -233,7 +232,7 @@ class Natural(Wrapper):
         self, me: Member, counts: list[int], growth: float, grad_N: Tensor
     ) -> str:
         """The way of a step, from counts that all ranks know: a scheme or ``INNER``."""
-        spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
+        spec = TensorSpec.of(grad_N)
         if not spec.numel or max(counts) > MOST * num_units(spec.numel, self.width):
             return INNER
         sent = bytes_of_rank(self.inner, spec, len(counts))
@@ -253,7 +252,8 @@ def count_units(grad_N: Tensor, residual_N: Residual, width: int) -> int:
         if part_N is None:
             continue
         whole = part_N.numel() // width
-        units[:whole] |= part_N[: whole * width].view(whole, width).ne(0).any(1)
+        rows = part_N[: whole * width].view(whole, width)
+        units[:whole] |= rows.ne(0).any(1)
         units[whole:] |= part_N[whole * width :].ne(0).any()
     return int(units.sum())
 

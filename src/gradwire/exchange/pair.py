@@ -59,10 +59,10 @@ class Pair(Exchange):
 
     def codec_of(self, sizes: tuple[int, ...]) -> Compressor:
         """The codec as it encodes a message of tensors of ``sizes`` elements."""
-        found = self._codecs.get(sizes)
-        if found is None:
-            found = self._codecs[sizes] = tensorwise(self.codec, sizes)
-        return found
+        codec = self._codecs.get(sizes)
+        if codec is None:
+            codec = self._codecs[sizes] = tensorwise(self.codec, sizes)
+        return codec
 
     def synchronise(
         self,
@@ -159,9 +159,8 @@ _ONLY_FOR_EXCHANGES = {
 def suited(codec: Compressor) -> Collective:
     """The collective that a compressor's traits suit when the user names none."""
     if codec.traits.layout in (Layout.SPARSE, Layout.TRANSFORMED):
-        from ..collective.allgather_sparse import (
-            allgather_sparse,
-        )  # dense payloads need none
+        # dense payloads need none
+        from ..collective.allgather_sparse import allgather_sparse
 
         return allgather_sparse()
     return allreduce() if codec.traits.additive else casync_ps()

@@ -24,7 +24,10 @@ def exchanges_of(plan: Plan) -> dict[str, Exchange]:
     """
     return {
         DENSE: exchange_for(none()),
-        **{name: exchange_of_setting(one) for name, one in plan.exchanges.items()},
+        **{
+            name: exchange_of_setting(setting)
+            for name, setting in plan.exchanges.items()
+        },
     }
 
 
@@ -49,12 +52,12 @@ def planned_spec(
 
     ``is_shaped`` is for uncut tensors.
     """
-    found = [tensors[chunk.tensor] for chunk in message.chunks]
+    profiled = [tensors[chunk.tensor] for chunk in message.chunks]
     return TensorSpec(
         "",
         sum(chunk.numel for chunk in message.chunks),
-        getattr(torch, found[0].dtype),
-        tuple(tensor.shape for tensor in found) if is_shaped else (),
+        getattr(torch, profiled[0].dtype),
+        tuple(tensor.shape for tensor in profiled) if is_shaped else (),
     )
 
 

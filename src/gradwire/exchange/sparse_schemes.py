@@ -6,10 +6,10 @@ and a step about counts that ranks have just announced (``counted``).
 Source: ZEN (OSDI 2025), section 2.3: equation 1 (Balanced Parallelism), and AGsparse by
     its row of table 3. The paper's other schemes are in the package gradwire-lab, with
     their formulas.
-Differences from the paper: its times are bytes over a rate. Here every verb costs what
-    the cluster says, latency of each round and of announcing sizes included; host work
-    (looking for non-zero elements, moving entries) is added; formats are those that are
-    sent. Hashing leaves a small imbalance (theorem 2), which counts.
+Differences from the paper: its times are bytes over a rate. Here the cluster
+    prices every verb, with the latency of each round and of announcing sizes. Host work
+    (looking for non-zero elements, moving entries) is added. Formats are the formats on
+    the wire. Hashing leaves a small imbalance (theorem 2), which counts.
 
 All is a pure function of a profile and a cluster, which all ranks share, and of the
 schemes that are installed, which ``attach`` compares.
@@ -126,9 +126,9 @@ def dense_cost(at: SchemeInputs) -> Prediction:
 def allgather_sparse_cost(at: SchemeInputs) -> Prediction:
     """AGsparse: everybody gets everybody's coordinates and adds them up."""
     units = at.units
-    own = at.own(at.units)
-    verbs = (("all_gather", SIZE_BYTES), ("all_gather", at.coo_bytes(own, units)))
-    host_s = at.host_s((1 + at.world) * own, units)
+    count = at.own(at.units)
+    verbs = (("all_gather", SIZE_BYTES), ("all_gather", at.coo_bytes(count, units)))
+    host_s = at.host_s((1 + at.world) * count, units)
     why = "(what ranks share comes once from each) "
     return Prediction("allgather_sparse", *at.parts_s(*verbs), host_s, why)
 
@@ -165,10 +165,10 @@ def push_pull_cost(
     if at.world == 1:
         return Prediction(scheme, 0.0, 0.0, 0.0)
     cut = collective.cut(nonzero(width=at.units.width), at.spec, at.world)
-    own = at.own(units)
+    count = at.own(units)
     merged = at.merged(units, at.world)
     uneven_push, uneven_pull = imbalance
-    push = _part(cut, uneven_push * own / at.world)
+    push = _part(cut, uneven_push * count / at.world)
     pull = _part(cut, uneven_pull * merged / at.world)
     others = at.world - 1
     announced_s = at.parts_s(
@@ -186,7 +186,7 @@ def push_pull_cost(
     rounds = ceil(others / abreast(pushed.slot_bytes, at.world))
     latency_s = announced_s[0] + rounds * send_s[0] + pulled_s[0]
     transfer_s = announced_s[1] + others * send_s[1] + pulled_s[1]
-    host_s = at.host_s((2 + uneven_push) * own + merged, units)
+    host_s = at.host_s((2 + uneven_push) * count + merged, units)
     return Prediction(scheme, latency_s, transfer_s, host_s, why)
 
 
@@ -224,15 +224,15 @@ def schemes(*, of_rows: bool = False, by_counts: bool = False) -> dict[str, Sche
     tie, the earlier is taken.
     """
     points = sorted(
-        entry_points(group="gradwire.sparse_schemes"), key=lambda one: one.name
+        entry_points(group="gradwire.sparse_schemes"), key=lambda point: point.name
     )
-    found = {"allgather_sparse": allgather_sparse_cost, "zen": zen_cost}
-    found |= {one.name: one.load() for one in points}
+    formulas = {"allgather_sparse": allgather_sparse_cost, "zen": zen_cost}
+    formulas |= {point.name: point.load() for point in points}
     if not (of_rows or by_counts):
-        return {DENSE: dense_cost, **found}
-    kinds = {name: load("collective", name) for name in found}
+        return {DENSE: dense_cost, **formulas}
+    kinds = {name: load("collective", name) for name in formulas}
     return {
-        name: found[name]
+        name: formulas[name]
         for name, kind in kinds.items()
         if (kind.carries_rows or not of_rows)
         and (kind.dimensions.balance != "imbalanced" or not by_counts)
@@ -251,11 +251,19 @@ def fastest_scheme(
 ) -> SchemeChoice:
     """The fastest of these schemes, by default of all; the first of equal ones."""
     every = [scheme(at) for scheme in (schemes() if among is None else among).values()]
-    found = [one._replace(latency_s=at.within_s + one.latency_s) for one in every]
-    least_s = min(one.seconds for one in found)
-    best = next(one for one in found if one.seconds <= least_s * (1 + TIE))
+    predictions = [
+        prediction._replace(latency_s=at.within_s + prediction.latency_s)
+        for prediction in every
+    ]
+    least_s = min(prediction.seconds for prediction in predictions)
+    best = next(
+        prediction
+        for prediction in predictions
+        if prediction.seconds <= least_s * (1 + TIE)
+    )
     others = sorted(
-        (one for one in found if one is not best), key=lambda one: one.seconds
+        (prediction for prediction in predictions if prediction is not best),
+        key=lambda prediction: prediction.seconds,
     )
     return SchemeChoice(best.scheme, (best, *others))
 
@@ -276,10 +284,14 @@ def counted(
     """
     total = num_units(numel, width)
     world = len(counts)
-    own = max(counts) / total
-    ratio = min(max(growth, 1.0), float(world), 1 / own) if growth and own else 0.0
+    density = max(counts) / total
+    ratio = (
+        min(max(growth, 1.0), float(world), 1 / density) if growth and density else 0.0
+    )
     grown = (Densification(ranks=world, ratio=ratio),) if ratio and world > 1 else ()
-    units = UnitSparsity(width=width, num_units=total, density=own, densification=grown)
+    units = UnitSparsity(
+        width=width, num_units=total, density=density, densification=grown
+    )
     cluster = _links(world) if cluster is None else cluster
     return SchemeInputs(
         numel=numel, units=units, blocks=units, cluster=cluster, dtype=dtype

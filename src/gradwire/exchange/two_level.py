@@ -1,6 +1,6 @@
 """Hosts with several ranks: they add up first, and exchange their shares with others.
 
-A host's link is slow beside what its ranks have among themselves. So a message is
+A host's link is slower than transfers among its ranks. So a message is
 averaged in three parts: every rank of a host gets the sum of one share of it, exchanges
 that share with the ranks of the same place on the other hosts, and gives the mean to
 the ranks of its host. All ranks of a host use the link at once, each for its own share,
@@ -21,12 +21,12 @@ Differences: the paper does not say who compresses for a host. Here each rank do
     ranks have come.
 Wire: within the host (L-1) times a share in the working dtype, by an all-to-all whose
     parts are added up in rank order, and (L-1) times a share in the gradient's dtype,
-    given to each other rank; among hosts what the inner exchange makes of a share. With
+    given to each other rank; among hosts the inner exchange's bytes for a share. With
     whole tensors a rank receives (L-1) times its own share and sends all others'.
 State: the inner exchange's, of a share. A residual inside is one of the host's mean
     gradient: for the sum over ranks it counts L times.
-Contributed: a rank's own gradient; what of the host's share does not arrive is taken
-    off that of the rank that exchanges it.
+Contributed: a rank's own gradient. Parts of the host's share that do not arrive are
+    taken off the contribution of the rank that exchanges the share.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from torch import Tensor
 from ..collective.steps.shares import Shapes, Shares, shares_of
 from ..contract import Compressor, Exchange, Member, Residual, State
 from ..contract.bounds import check_whole
-from ..contract.spec import TensorSpec, working_dtype
+from ..contract.spec import TensorSpec, clear_not_finite, working_dtype
 from ..contract.state import leaves
 from ..contract.verbs import (
     AllGather,
@@ -167,7 +167,7 @@ class TwoLevel(Wrapper):
         inner = yield from among_hosts(
             across.through(self.inner, state.inner, mean_S, mean_S, host.lost_S)
         )
-        # No saved state has what holds no element.
+        # Saved states have no values of elements that fill a share up.
         for path, kept_S in leaves(inner) if shares.is_filled else ():
             if path.endswith("_N") and kept_S.numel() == pending.numel:
                 shares.clear_filled(kept_S, place)
@@ -188,7 +188,7 @@ class TwoLevel(Wrapper):
 
 
 def _account(pending: _Pending, across: Member, given_S: Tensor) -> None:
-    """Notes this rank's contribution: less what of its host's share did not arrive."""
+    """Notes this rank's contribution, less the lost part of its host's share."""
     me = pending.me
     assert isinstance(me, Accounting)
     assert isinstance(across, Accounting)
@@ -257,17 +257,17 @@ class _HostMean(ABC):
             self.lost_S = pending.scratch(name, pending.numel, pending.working)
 
     def keep_lost(self) -> None:
-        """Writes what of the share did not arrive into the message's residual."""
+        """Writes the lost part of the share into the message's residual."""
         residual_N = self.pending.residual_N
         if residual_N is not None and self.lost_S is not None:
             shares = self.pending.shares
             residual_N.zero_()
             lost_S = self.lost_S.mul_(shares.count)
             shares.put(lost_S, self.pending.place, residual_N)
-            torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
+            clear_not_finite(residual_N)
 
     def average(self) -> None:
-        """Writes the mean, and what its 16 bits cannot hold of it as the residual."""
+        """Writes the mean, and as the residual the part beyond its 16 bits."""
         self._add_up()
         total_S = self.total_S
         self.pending.shares.clear_filled(total_S, self.pending.place)
@@ -278,15 +278,18 @@ class _HostMean(ABC):
             lost_S.zero_()
         elif lost_S is not None:
             torch.sub(total_S, self.mean_S, out=lost_S)
-            torch.nan_to_num_(lost_S, nan=0.0, posinf=0.0, neginf=0.0)
+            clear_not_finite(lost_S)
 
     @abstractmethod
     def _add_up(self) -> None:
-        """Writes ``total_S``, but for what fills the share up."""
+        """Writes ``total_S``, but for elements that fill the share up."""
 
     @abstractmethod
     def gather(self, out_N: Tensor) -> Steps[dict[int, Tensor]]:
-        """Gets the means of all shares; returns by number what ``out_N`` lacks yet."""
+        """Gets the means of all shares.
+
+        Returns by number the means that ``out_N`` lacks.
+        """
 
 
 class _ByExchange(_HostMean):
@@ -330,11 +333,11 @@ class _InMemory(_HostMean):
 
     def _add_up(self) -> None:
         pending = self.pending
-        for held in pending.shares.ranges(pending.place):
-            slot = slice(held.place, held.place + held.numel)
+        for piece in pending.shares.ranges(pending.place):
+            slot = slice(piece.place, piece.place + piece.numel)
             parts = [part_S[slot] for part_S in self._parts]
             # The own slot has no part yet, as others have read a mean there until now.
-            parts[pending.place] = pending.whole_N[held.start : held.stop]
+            parts[pending.place] = pending.whole_N[piece.start : piece.stop]
             _write_mean(parts, self.total_S[slot])
 
     def gather(self, out_N: Tensor) -> Steps[dict[int, Tensor]]:
@@ -343,13 +346,13 @@ class _InMemory(_HostMean):
         place = self.pending.place
         # Nobody reads a mean before all have written theirs.
         announced = me.announced("all are there", shares.count)
-        own = me.announced("this one is there", 1)
+        own_1 = me.announced("this one is there", 1)
         put = Compute(
             "join",
             lambda: shares.join({place: self.mean_S}, out_N),
             shares.numels[place],
         )
-        yield AllGather(announced, own, Among.HOST), put
+        yield AllGather(announced, own_1, Among.HOST), put
         others = [rank for rank in range(shares.count) if rank != place]
         return {rank: self._mean_of(rank) for rank in others}
 

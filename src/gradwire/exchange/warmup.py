@@ -1,8 +1,8 @@
 """Warm-up of compression: the first steps average whole gradients.
 
-In its first steps a network changes fast. What a compressor holds back then arrives
-when it no longer fits, and what Adam keeps of squared gradients is of the compressor's
-errors.
+In its first steps a network changes fast. Values that a compressor holds back then
+arrive when they no longer fit. Adam's squared gradients are then squares of the
+compressor's errors.
 
 Source: Tang et al., ICML 2021, "1-bit Adam", algorithm 1: uncompressed Adam for the
     first 15 to 25 % of the steps. Torch's hook of PowerSGD begins after 1000 steps by
@@ -208,7 +208,7 @@ class DensityWarmup(Wrapper):
     def init(self, spec: TensorSpec, world: int) -> WarmupState:
         first, *others = self.stages
         state = first.init(spec, world)
-        # All stages now: each compiles what it needs, and shows that it can take on the
+        # All stages now: each compiles its kernels, and shows that it can take on the
         # state. One after the other, as a state may be several times the gradient.
         if any(_form(stage.init(spec, world)) != _form(state) for stage in others):
             accepted = "an exchange whose state has the same shape at all densities"
@@ -264,15 +264,15 @@ def with_density_warmup(
     (0.25, 0.0625, 0.015625, 0.01)
     """
     exchange = exchange_for(algorithm)
-    own = sorted(set(_densities(exchange)))
-    if not own:
+    present = sorted(set(_densities(exchange)))
+    if not present:
         accepted = "an algorithm with a setting density"
         raise invalid(
             "exchange to warm up", exchange, accepted, "leave the warm-up out"
         )
     if densities is not None and not isinstance(densities, Sequence):
         raise invalid("densities", densities, "a sequence of densities", "leave it out")
-    chosen = warming_to(own[-1]) if densities is None else tuple(densities)
+    chosen = warming_to(present[-1]) if densities is None else tuple(densities)
     return DensityWarmup(exchange, steps_per_stage, chosen)
 
 
@@ -282,7 +282,7 @@ def warming_to(density: float) -> tuple[float, ...]:
 
 
 def _densities(part: Any) -> Iterator[float]:
-    """The densities of a compressor or an exchange, and of those that it is made of."""
+    """The densities of a compressor or an exchange, and of its parts."""
     for name, value in algorithms_in(part).items():
         if name == "density":
             yield value

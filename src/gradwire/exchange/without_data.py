@@ -218,7 +218,7 @@ class _WritesNothing(TorchFunctionMode):
 
 
 class RecordingMember(Member):
-    """A member without data, which notes what the steps ask it for.
+    """A member without data, which notes the facts that steps ask it for.
 
     If steps do not ask for the rank, all ranks do the same. If they do not ask for
     the order, all messages are alike. ``sizes`` are the usual ones where steps state

@@ -94,8 +94,8 @@ def hook_accelerator(accelerator: Accelerator, attachment: FrameworkAttachment) 
 
     It is done by the models' communication hook.
     """
-    found = accelerator.ddp_handler or DistributedDataParallelKwargs()
-    hooks = (found.comm_hook, found.comm_wrapper)
+    handler = accelerator.ddp_handler or DistributedDataParallelKwargs()
+    hooks = (handler.comm_hook, handler.comm_wrapper)
     if any(hook != DDPCommunicationHookType.NO for hook in hooks):
         raise invalid(
             "comm_hook", hooks, "none beside gradwire", "leave it out of the settings"
@@ -106,13 +106,13 @@ def hook_accelerator(accelerator: Accelerator, attachment: FrameworkAttachment) 
             """The settings of a DDP to be made, maybe of a module that had one."""
             *others, coming = accelerator._models
             attachment.let_go_but_of(others, coming)
-            found: dict[str, Any] = super().to_kwargs()
-            return found
+            keywords: dict[str, Any] = super().to_kwargs()
+            return keywords
 
         def register_comm_hook(self, model: DistributedDataParallel) -> None:
             attachment.attach_to(model)
 
-    accelerator.ddp_handler = AttachingKwargs(**vars(found))
+    accelerator.ddp_handler = AttachingKwargs(**vars(handler))
     prepare_optimizer = accelerator.prepare_optimizer
 
     def taken(optimizer: Optimizer, *args: Any, **others: Any) -> Any:

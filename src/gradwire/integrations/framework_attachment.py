@@ -74,18 +74,24 @@ class FrameworkAttachment:
         options: Options | None = None,
         failure: FailurePolicy | None = None,
     ) -> None:
-        given: dict[str, Any] = {"mesh": mesh, "options": options, "failure": failure}
+        settings: dict[str, Any] = {
+            "mesh": mesh,
+            "options": options,
+            "failure": failure,
+        }
         self._attach: Callable[..., Any]
         self._is_local = False
         if callable(exchange) and not isinstance(
             exchange, Exchange | Compressor | type
         ):
             self._is_local = True
-            asked = {name: value for name, value in given.items() if value is not None}
+            asked = {
+                name: value for name, value in settings.items() if value is not None
+            }
             self._attach = partial(exchange, **asked)
         else:
-            given |= {"exchange": exchange, "scaler": scaler}
-            self._attach = partial(attach, **given)
+            settings |= {"exchange": exchange, "scaler": scaler}
+            self._attach = partial(attach, **settings)
         self._optimizers: list[Optimizer] = []
         self._held: dict[int, _Held] = {}
         """The modules that were attached, by id."""
@@ -95,7 +101,9 @@ class FrameworkAttachment:
     @property
     def handles(self) -> list[Handle]:
         """The handles of all models that are attached now."""
-        return [held.handle for held in self._held.values() if held.handle is not None]
+        return [
+            record.handle for record in self._held.values() if record.handle is not None
+        ]
 
     @property
     def handle(self) -> Handle:
@@ -121,7 +129,7 @@ class FrameworkAttachment:
                 callbacks get rows.
             every: Steps between two rows.
         """
-        self._logs = [one for one in self._logs if to is not None and one[0] is not to]
+        self._logs = [log for log in self._logs if to is not None and log[0] is not to]
         if to is not None:
             self._logs.append((to, every))
         for handle in self.handles:
@@ -132,11 +140,11 @@ class FrameworkAttachment:
 
         Its state waits for that.
         """
-        held = self._of(module)
-        if held.handle is not None:
-            held.state = held.handle.state_dict()
-            held.handle.detach()
-            held.handle = held.ddp = None  # both hold the old DDP
+        record = self._of(module)
+        if record.handle is not None:
+            record.state = record.handle.state_dict()
+            record.handle.detach()
+            record.handle = record.ddp = None  # both hold the old DDP
 
     def let_go_but_of(self, others: Iterable[nn.Module], coming: nn.Module) -> None:
         """Lets go of modules whose DDP a framework has dropped, or will make anew.
@@ -144,23 +152,23 @@ class FrameworkAttachment:
         The framework still has ``others``, whether as DDPs or as what is in them, and
         wraps what is in ``coming`` next.
         """
-        kept = {id(one) for model in others for one in model.modules()}
-        kept -= {id(one) for one in coming.modules()}
-        for held in self._held.values():
-            if held.handle is not None and id(held.module) not in kept:
-                self.let_go(held.module)
+        kept = {id(module) for model in others for module in model.modules()}
+        kept -= {id(module) for module in coming.modules()}
+        for record in self._held.values():
+            if record.handle is not None and id(record.module) not in kept:
+                self.let_go(record.module)
 
     def attach_to(self, model: DistributedDataParallel) -> None:
         """Attaches to a DDP model, with the state of its module's released handle.
 
         Local steps begin as soon as ``take`` has got the model's optimizer, too.
         """
-        held = self._of(model.module)
-        held.ddp = model
+        record = self._of(model.module)
+        record.ddp = model
         if not self._is_local:
-            self._start(held, model)
+            self._start(record, model)
         for optimizer in self._optimizers:
-            self._start_local(held, optimizer)
+            self._start_local(record, optimizer)
 
     def take(self, optimizer: Optimizer) -> None:
         """Notes an optimizer of the framework's.
@@ -168,44 +176,48 @@ class FrameworkAttachment:
         Under local steps its model's steps begin.
         """
         if self._is_local:
-            self._optimizers = [one for one in self._optimizers if one is not optimizer]
+            self._optimizers = [
+                known for known in self._optimizers if known is not optimizer
+            ]
             self._optimizers.append(optimizer)
-            for held in self._held.values():
-                self._start_local(held, optimizer)
+            for record in self._held.values():
+                self._start_local(record, optimizer)
 
-    def _start_local(self, held: _Held, optimizer: Optimizer) -> None:
+    def _start_local(self, record: _Held, optimizer: Optimizer) -> None:
         """Begins a model's local steps by its own optimizer, also in place of one."""
-        if (ddp := held.ddp) is None or (held.handle and held.optimizer is optimizer):
+        if (ddp := record.ddp) is None or (
+            record.handle and record.optimizer is optimizer
+        ):
             return
-        own = {id(param) for param in ddp.parameters()}
+        ids = {id(param) for param in ddp.parameters()}
         if any(
-            id(param) in own
+            id(param) in ids
             for group in optimizer.param_groups
             for param in group["params"]
         ):
-            self.let_go(held.module)
-            held.ddp = ddp
-            held.optimizer = optimizer
-            self._start(held, ddp, optimizer)
+            self.let_go(record.module)
+            record.ddp = ddp
+            record.optimizer = optimizer
+            self._start(record, ddp, optimizer)
 
     def _start(
-        self, held: _Held, model: DistributedDataParallel, *optimizer: Optimizer
+        self, record: _Held, model: DistributedDataParallel, *optimizer: Optimizer
     ) -> None:
         # What gradients hold was exchanged by the handle before; attach would refuse
         # them.
-        left = [] if held.state is None else model.parameters()
+        left = [] if record.state is None else model.parameters()
         grads = [(param, param.grad) for param in left]
         for param, _ in grads:
             param.grad = None
         try:
             made = self._attach(model, *optimizer)
             # a recipe's optimizer aside
-            held.handle = made[1] if isinstance(made, tuple) else made
-            if held.state is not None:
-                held.handle.load_state_dict(held.state)
-                held.state = None
+            record.handle = made[1] if isinstance(made, tuple) else made
+            if record.state is not None:
+                record.handle.load_state_dict(record.state)
+                record.state = None
             for to, every in self._logs:
-                held.handle.log_to(to, every=every)
+                record.handle.log_to(to, every=every)
         finally:
             for param, grad in grads:
                 param.grad = grad
@@ -263,13 +275,13 @@ class FrameworkAttachment:
         """
         states = []
         for place, handle in enumerate(self.handles):
-            own = None
+            loaded = None
             damage = ""
             try:
-                own = _read(Path(folder), place, handle)
+                loaded = _read(Path(folder), place, handle)
             except Exception as error:  # the others would wait for this rank
                 damage = f"{type(error).__name__}: {error}"
-            announced = values_of_all((own is not None, damage), handle.group)
+            announced = values_of_all((loaded is not None, damage), handle.group)
             if bad := [
                 f"rank {rank}: {text}"
                 for rank, (_, text) in enumerate(announced)
@@ -280,7 +292,9 @@ class FrameworkAttachment:
                     f"({'; '.join(bad)}); load an "
                     "undamaged checkpoint, with every rank's file in reach"
                 )
-            lacking = [rank for rank, (found, _) in enumerate(announced) if not found]
+            lacking = [
+                rank for rank, (is_found, _) in enumerate(announced) if not is_found
+            ]
             if len(lacking) == handle.world_size:
                 warn_of_no_state(folder)
                 return
@@ -289,8 +303,8 @@ class FrameworkAttachment:
                     f"ranks {lacking} find no state of gradwire in {folder}, and "
                     "others do; let every rank reach the files that it has saved"
                 )
-            assert own is not None
-            states.append(own)
+            assert loaded is not None
+            states.append(loaded)
         self.put(states)
 
 
@@ -309,8 +323,8 @@ def _read(folder: Path, place: int, handle: Handle) -> dict[str, Any] | None:
 
 
 def _loaded(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = torch.load(path, weights_only=True)
-    return found
+    state: dict[str, Any] = torch.load(path, weights_only=True)
+    return state
 
 
 def warn_of_no_state(where: object) -> None:

@@ -88,8 +88,8 @@ class GradwireStrategy(_Attaching, DDPStrategy):  # type: ignore[misc]
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The model's state in a checkpoint; all ranks come here."""
         self.attachment.end_period()
-        found: dict[str, Any] = super().lightning_module_state_dict()
-        return found
+        state: dict[str, Any] = super().lightning_module_state_dict()
+        return state
 
     def on_train_end(self) -> None:
         """Ends a period of local steps."""
@@ -108,12 +108,12 @@ class GradwireStrategy(_Attaching, DDPStrategy):  # type: ignore[misc]
 
     def load_checkpoint(self, *args: Any, **others: Any) -> dict[str, Any]:
         """Keeps the exchange's part of a checkpoint until a model can load it."""
-        found: dict[str, Any] = super().load_checkpoint(*args, **others)
-        self._resumed = found.get(_KEY)
+        checkpoint: dict[str, Any] = super().load_checkpoint(*args, **others)
+        self._resumed = checkpoint.get(_KEY)
         if self._resumed is None:
             warn_of_no_state("the checkpoint")
         self._load()
-        return found
+        return checkpoint
 
     def _load(self) -> None:
         if self._resumed is None or not self.attachment.handles:

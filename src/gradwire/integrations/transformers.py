@@ -75,9 +75,9 @@ def hook_trainer(
         resume_from_checkpoint: str | Path | bool | None = None, **others: Any
     ) -> Any:
         """``trainer.train``, which notes the checkpoint that is resumed."""
-        found = resume_from_checkpoint
+        resumed = resume_from_checkpoint
         keeper.resumed = (
-            get_last_checkpoint(trainer.args.output_dir) if found is True else found
+            get_last_checkpoint(trainer.args.output_dir) if resumed is True else resumed
         )
         return train(resume_from_checkpoint=resume_from_checkpoint, **others)
 

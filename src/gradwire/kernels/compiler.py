@@ -56,14 +56,14 @@ def cache_folder() -> Path | None:
     None where it cannot be made, or with a warning where others can write there.
     """
     try:
-        given = os.environ.get("XDG_CACHE_HOME", "")
-        folder = (Path(given) if given else Path.home() / ".cache") / "gradwire"
+        base = os.environ.get("XDG_CACHE_HOME", "")
+        folder = (Path(base) if base else Path.home() / ".cache") / "gradwire"
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        status = folder.lstat()
     except (OSError, RuntimeError):  # a user may have no home
         return None
-    fault = _fault_of_folder(found)
+    fault = _fault_of_folder(status)
     if fault is None:
         return folder
     remedy = "make it a folder of yours alone (chown, chmod 700), or set XDG_CACHE_HOME"
@@ -71,16 +71,16 @@ def cache_folder() -> Path | None:
     return None
 
 
-def _fault_of_folder(found: os.stat_result) -> str | None:
+def _fault_of_folder(status: os.stat_result) -> str | None:
     """Why someone else could change what is in the folder; None if nobody could."""
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         return "is a symbolic link"
-    if found.st_uid not in (os.geteuid(), 0):
+    if status.st_uid not in (os.geteuid(), 0):
         return (
-            f"belongs to user {found.st_uid}, and this process runs as {os.geteuid()}"
+            f"belongs to user {status.st_uid}, and this process runs as {os.geteuid()}"
         )
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"can be written by others (mode {stat.S_IMODE(found.st_mode):o})"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"can be written by others (mode {stat.S_IMODE(status.st_mode):o})"
     return None
 
 
@@ -137,7 +137,7 @@ def one_builder(place: Path) -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):
             # By hand: a process forked meanwhile has the lock too, for as long as it
-            #     lives.
+            # lives.
             fcntl.flock(handle, fcntl.LOCK_UN)
         os.close(handle)
 
@@ -228,8 +228,8 @@ def load_compiled(source: CppSource) -> ctypes.CDLL | None:
         return None
     if source not in _loaded:
         with _lock:
-            own = _loading.setdefault(source, threading.Lock())
-        with own:
+            lock = _loading.setdefault(source, threading.Lock())
+        with lock:
             if source not in _loaded:
                 ready = load_prebuilt(source.prebuilt_name)
                 library = _found_or_built(source) if ready is None else ready[0]
@@ -256,9 +256,9 @@ class Pointer(ctypes.c_void_p):
     """
 
     @classmethod
-    def from_param(cls, given: Any) -> Any:
+    def from_param(cls, operand: Any) -> Any:
         return _as_pointer(
-            given.data_ptr() if isinstance(given, torch.Tensor) else given
+            operand.data_ptr() if isinstance(operand, torch.Tensor) else operand
         )
 
 
@@ -273,8 +273,8 @@ def declare(library: ctypes.CDLL, text: str) -> None:
         function = getattr(library, name)
         function.restype = None if returned == "void" else _C_TYPES[returned]
         function.argtypes = [
-            Pointer if "*" in one else _C_TYPES[one.split()[0]]
-            for one in parameters.split(",")
+            Pointer if "*" in parameter else _C_TYPES[parameter.split()[0]]
+            for parameter in parameters.split(",")
         ]
         if parameters.endswith("int threads"):
             setattr(library, name, _on_threads(function))
@@ -303,10 +303,10 @@ def reference_only() -> Iterator[None]:
 def find_compiler() -> str | None:
     """The absolute path of $CXX, c++, g++ or clang++: the first that there is."""
     names = [os.environ.get("CXX", ""), "c++", "g++", "clang++"]
-    found = next(
+    compiler = next(
         (path for name in names if name and (path := shutil.which(name))), None
     )
-    return None if found is None else str(Path(found).absolute())
+    return None if compiler is None else str(Path(compiler).absolute())
 
 
 def library_name(source: CppSource, compiler: str, flags: tuple[str, ...]) -> str:

@@ -169,10 +169,10 @@ def basis(num: int) -> Tensor:
 @lru_cache(maxsize=MOST_SIDE + 1)
 def _padded(num: int) -> Tensor:
     """The basis and its transpose, filled up to 64 x 64, as the C++ reads them."""
-    found = torch.zeros(2, MOST_SIDE, MOST_SIDE, device="cpu")
-    found[0, :num, :num] = basis(num)
-    found[1, :num, :num] = basis(num).T
-    return found
+    bases = torch.zeros(2, MOST_SIDE, MOST_SIDE, device="cpu")
+    bases[0, :num, :num] = basis(num)
+    bases[1, :num, :num] = basis(num).T
+    return bases
 
 
 def spectrum_of(chunks_CRS: Tensor, *, back: bool = False) -> Tensor:
@@ -238,19 +238,16 @@ def _reference_encode(
     for part in _parts(cutting):
         num, rows, columns = part.shape
         padded = whole_N.new_zeros(num * rows * columns)
-        own = whole_N[part.elements]
-        padded[: own.numel()] = own
+        part_N = whole_N[part.elements]
+        padded[: part_N.numel()] = part_N
         flat = spectrum_of(padded.view(part.shape)).reshape(num, -1)
         keys = flat.abs().view(BITS[flat.element_size()])
         count = (part.entries.stop - part.entries.start) // num
-        order = (
-            keys.sort(dim=1, descending=True, stable=True)
-            .indices[:, :count]
-            .sort(1)
-            .values
-        )
+        falling = keys.sort(dim=1, descending=True, stable=True).indices
+        order = falling[:, :count].sort(1).values
         starts = torch.arange(num, device=flat.device)[:, None] * rows * columns
-        places_K[part.entries] = (order + starts + part.places.start).view(-1).int()
+        places = order + starts + part.places.start
+        places_K[part.entries] = places.view(-1).int()
         values_K[part.entries] = flat.gather(1, order).to(wire).view(-1)
     if residual_N is not None:
         sent_N = torch.empty_like(residual_N)
@@ -270,7 +267,8 @@ def _reference_decode(
         num, rows, columns = part.shape
         size = rows * columns
         first = part.places.start
-        at_LCE = places_LK[:, part.entries].long().view(len(places_LK), num, -1) - first
+        listed = places_LK[:, part.entries].long()
+        at_LCE = listed.view(len(places_LK), num, -1) - first
         own_C1 = torch.arange(num, device=out_N.device)[:, None]
         wrong = (at_LCE // size != own_C1).any(0).view(-1).nonzero()
         if wrong.numel():

@@ -33,22 +33,26 @@ def count_distinct(lists: Sequence[torch.Tensor], num_places: int) -> int:
     library = _load_distinct() if on_host and num_places <= INT32_MAX else None
     if library is None:
         return _reference(lists, num_places)
-    found = library.gw_count_distinct(
+    count = library.gw_count_distinct(
         (ctypes.c_void_p * len(lists))(*(indices_K.data_ptr() for indices_K in lists)),
         (ctypes.c_int64 * len(lists))(*(indices_K.numel() for indices_K in lists)),
         len(lists),
         num_places,
     )
-    return int(found) if found >= 0 else _reference(lists, num_places)
+    return int(count) if count >= 0 else _reference(lists, num_places)
 
 
 def _reference(lists: Sequence[torch.Tensor], num_places: int) -> int:
     if not lists:
         return 0
     places = torch.cat([*lists]).unique()  # type: ignore[no-untyped-call]
-    if places.numel() and not 0 <= int(places[0]) <= int(places[-1]) < num_places:
+    if not places.numel():
+        return 0
+    first = int(places[0])
+    last = int(places[-1])
+    if first < 0 or last >= num_places:
         raise InvalidSetting(
-            f"indices must lie in [0, {num_places}), got {int(places[0])} to "
-            f"{int(places[-1])}; they were made for a vector of another length"
+            f"indices must lie in [0, {num_places}), got {first} to {last}; "
+            "they were made for a vector of another length"
         )
     return int(places.numel())

@@ -113,11 +113,13 @@ def _reference_encode(in_N: Tensor, into: CodedExponents, factor: float) -> int:
         upper_N = bits_N >> 16
     into.rest_N.copy_(upper_N >> 8 & _UPPER | upper_N & 0x7F)
     exponent_N = upper_N >> 7 & 255
-    blocks = [_encoded(own) for own in torch.split(exponent_N, BLOCK) if own.numel()]
-    sizes = [own.numel() for own in blocks]
+    blocks = [
+        _encoded(block) for block in torch.split(exponent_N, BLOCK) if block.numel()
+    ]
+    sizes = [block.numel() for block in blocks]
     into.sizes_B.copy_(torch.tensor(sizes, dtype=torch.int32))
-    for end, size, own in zip(accumulate(sizes), sizes, blocks, strict=True):
-        into.codes_C[end - size : end] = own
+    for end, size, block in zip(accumulate(sizes), sizes, blocks, strict=True):
+        into.codes_C[end - size : end] = block
     return sum(sizes)
 
 
@@ -135,11 +137,11 @@ def _encoded(exponents: Tensor) -> Tensor:
     if size(bits) >= total:
         return exponents
     escape = 2**bits - 1
-    own = common[: min(escape, int(counts.count_nonzero()))]
+    coded = common[: min(escape, int(counts.count_nonzero()))]
     places = torch.full((256,), escape, device=exponents.device)
-    places[own] = torch.arange(len(own), device=exponents.device)
+    places[coded] = torch.arange(len(coded), device=exponents.device)
     codes = places[exponents]
-    table = torch.nn.functional.pad(own, (0, escape - len(own)))
+    table = torch.nn.functional.pad(coded, (0, escape - len(coded)))
     shifts = torch.arange(bits, device=exponents.device)
     packed = packed_codes((codes[:, None] >> shifts & 1).view(-1), 1)
     return torch.cat(
@@ -166,15 +168,13 @@ def _reference_decode(
         return len(sizes) - 1
     exponent_N = torch.empty(numel, dtype=torch.int32, device=out_N.device)
     blocks = torch.split(coded.codes_C, sizes)
-    for place, (block, own) in enumerate(
-        zip(
-            blocks, torch.split(exponent_N, BLOCK), strict=False
-        )  # of no element there is a block
-    ):
-        found = _decoded(block, own.numel())
-        if found is None:
+    # Without elements there is one empty piece, and no block.
+    pieces = zip(blocks, torch.split(exponent_N, BLOCK), strict=False)
+    for place, (block, exponents) in enumerate(pieces):
+        decoded = _decoded(block, exponents.numel())
+        if decoded is None:
             return place
-        own.copy_(found)
+        exponents.copy_(decoded)
     rest_N = coded.rest_N.int()
     upper_N = (rest_N & _UPPER) << 8 | exponent_N << 7 | rest_N & 0x7F
     if coded.low_N is None:
@@ -205,6 +205,6 @@ def _decoded(block_K: Tensor, total: int) -> Tensor | None:
     is_other = places == escape
     if int(is_other.sum()) != block_K.numel() - others:
         return None
-    found = block_K[(places + 1) % first]
-    found[is_other] = block_K[others:]
-    return found
+    exponents = block_K[(places + 1) % first]
+    exponents[is_other] = block_K[others:]
+    return exponents

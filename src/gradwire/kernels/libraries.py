@@ -70,7 +70,7 @@ def being_built(
     wheel nor the cache has is compiled, as many at a time as there are cores. The list
     that is given is filled at the end.
     """
-    found = list[ctypes.CDLL | None]()
+    built = list[ctypes.CDLL | None]()
     jobs: dict[tuple[str, Path], Future[ctypes.CDLL | None]] = {}
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "gradwire-kernels") as pool:
 
@@ -80,9 +80,9 @@ def being_built(
                     jobs[name, folder] = pool.submit(load_library, name, folder)
 
         submit()
-        yield found
+        yield built
         submit()
-    found += [job.result() for job in jobs.values()]
+    built += [job.result() for job in jobs.values()]
 
 
 @functools.cache
@@ -104,13 +104,13 @@ def has_triton() -> bool:
 
     Says once that it is not, so ask only where a GPU waits.
     """
-    found = find_spec("triton") is not None
-    if not found:
+    is_there = find_spec("triton") is not None
+    if not is_there:
         _log.warning(
             "GPU kernels run as slow torch code: triton is not installed; "
             'run: pip install "gradwire[triton]" to have them fast'
         )
-    return found
+    return is_there
 
 
 # ---- Checks of operands and their hand-over to C -------------------------------------
@@ -152,7 +152,8 @@ def check_floating(name: str, tensor: torch.Tensor) -> None:
 
 def serves_cpp(*tensors: torch.Tensor | None) -> bool:
     """Whether these floating operands are what the C++ takes: float32 on the CPU."""
-    found = [
-        one is None or (one.dtype == torch.float32 and one.is_cpu) for one in tensors
+    suits = [
+        tensor is None or (tensor.dtype == torch.float32 and tensor.is_cpu)
+        for tensor in tensors
     ]
-    return all(found)  # a generator costs as much as the kernel of a short vector
+    return all(suits)  # a generator costs as much as the kernel of a short vector

@@ -66,7 +66,7 @@ def mask(
     element has left, in full or in part, where the two differ; it has stayed where they
     are equal and at least ``least`` (above 0) in magnitude. If none has stayed, no
     velocity is older than what is sent, and u is not written. 8 bytes an element, and 8
-    for each strip of 16 of which one has left.
+    for each strip of 16 elements if one has left.
     """
     check_floating("velocity_N", velocity_N)
     check_vector("whole_N", whole_N, velocity_N.numel(), velocity_N.dtype)

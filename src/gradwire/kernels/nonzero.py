@@ -61,13 +61,13 @@ def _reference(
     c_N = grad_N if residual_N is None else grad_N + residual_N
     units_Kw = as_units(c_N, width)
     every = torch.arange(len(units_Kw), dtype=torch.int32, device=c_N.device)
-    kept_K, found, _ = drop_unset(Entries(every, units_Kw.view(-1), width))
+    kept_K, values, _ = drop_unset(Entries(every, units_Kw.view(-1), width))
     start = values_offset(len(kept_K), grad_N.dtype)
     buffer[: 4 * len(kept_K)].view(torch.int32).copy_(kept_K)
     buffer[4 * len(kept_K) : start] = 0
-    buffer[start : start + found.numel() * found.element_size()].view(
-        found.dtype
-    ).copy_(found)
+    buffer[start : start + values.numel() * values.element_size()].view(
+        values.dtype
+    ).copy_(values)
     if residual_N is not None:
         residual_N.zero_()
     return len(kept_K)

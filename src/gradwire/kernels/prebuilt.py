@@ -40,12 +40,12 @@ def levels(
     with suppress(OSError):
         lines = listing.read_text(encoding="utf-8", errors="replace").splitlines()
         flags = next((line.split() for line in lines if line.startswith("flags")), [])
-    found: list[str] = []
+    runnable: list[str] = []
     for level, added in X86_LEVELS.items():
         if not set(added) <= set(flags):
             break
-        found.insert(0, level)
-    return tuple(found)
+        runnable.insert(0, level)
+    return tuple(runnable)
 
 
 def load_prebuilt(name: str) -> tuple[ctypes.CDLL, str] | None:

@@ -83,11 +83,11 @@ def _fit(
 ) -> LineFit:
     """The line of one computation of this name, of their mean number of elements."""
     samples = []
-    for case, own in zip(cases, rounds, strict=True):
+    for case, turns in zip(cases, rounds, strict=True):
         numels = case.numels[primitive]
         if not numels:  # an exchange that never does it
             return LineFit(alpha_s=0.0, per_unit_s=0.0)
-        together_s = statistics.median(one[primitive] for one in own)
+        together_s = statistics.median(turn[primitive] for turn in turns)
         samples.append((round(statistics.fmean(numels)), together_s / len(numels)))
     return fit_line(samples)
 
@@ -245,9 +245,9 @@ def _rounds(
         )
     rounds: list[list[dict[Primitive, float]]] = [[] for _ in codecs]
     for _ in range(ROUNDS):
-        for codec, count, own in zip(codecs, per_round, rounds, strict=True):
+        for codec, count, of_codec in zip(codecs, per_round, rounds, strict=True):
             turns = [codec.turn_s() for _ in range(count)]
-            own.append(
+            of_codec.append(
                 {
                     key: statistics.fmean(turn[key] for turn in turns)
                     for key in PRIMITIVES

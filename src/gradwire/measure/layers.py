@@ -118,10 +118,10 @@ class LayerEvents:
         if is_in_backward():
             return
         if module is self._model and self.batch_size is None:
-            given = (*args, *kwargs.values())
+            arguments = (*args, *kwargs.values())
             sizes = (
                 len(value)
-                for value in given
+                for value in arguments
                 if isinstance(value, Tensor) and value.dim()
             )
             self.batch_size = next(sizes, None)
@@ -369,7 +369,7 @@ def _observe(
     before = {key: parameter._version for key, parameter in model.named_parameters()}
     events = LayerEvents(model, model.modules(), watched)
     try:
-        found = events.run(step)
+        noted = events.run(step)
     finally:
         events.remove()
     changed = [
@@ -381,15 +381,15 @@ def _observe(
         raise _wrong_step(
             f"changed {_listed(changed)}", "leave the optimizer out of it"
         )
-    called = [event.what for event in found if event.kind == ENTERED]
+    called = [event.what for event in noted if event.kind == ENTERED]
     if not called:
         raise _wrong_step(
             "called no module of this model", "let it run the model given here"
         )
-    if not any(event.kind == ENDED for event in found):
+    if not any(event.kind == ENDED for event in noted):
         raise _wrong_step("ran no backward", "let it call loss.backward()")
     without = sorted(
-        watched.keys() - {event.what for event in found if event.kind == READY}
+        watched.keys() - {event.what for event in noted if event.kind == READY}
     )
     if without:
         raise _wrong_step(
@@ -469,11 +469,11 @@ def _measure(
                 parameter.grad = None
             events = LayerEvents(model, hooked, params if hooked else {})
             try:
-                found = events.run(step)
+                noted = events.run(step)
             finally:
                 events.remove()
             if number >= 0:
-                steps.append(charged(found, seen))
+                steps.append(charged(noted, seen))
         is_measured = number >= 0
         note = f"step {number + 1} of {iterations}" if is_measured else "warming up"
         advance(1, note)
@@ -485,10 +485,10 @@ def layers_of(
 ) -> tuple[Layer, ...]:
     """The layers of a profile: medians over ``steps``, scaled to those of ``plain``."""
     forward_s = _scaled_medians(
-        [one.forward_s for one in steps], [one.forward_s for one in plain]
+        [step.forward_s for step in steps], [step.forward_s for step in plain]
     )
     backward_s = _scaled_medians(
-        [one.backward_s for one in steps], [one.backward_s for one in plain]
+        [step.backward_s for step in steps], [step.backward_s for step in plain]
     )
     tensors: list[list[ProfiledTensor]] = [[] for _ in seen.layers]
     for key, (parameter, number) in seen.parameters.items():
@@ -515,8 +515,8 @@ def _scaled_medians(
 
 
 def _tensor(name: str, parameter: Tensor) -> ProfiledTensor:
-    held = as_reals(parameter)  # which is what travels
-    dtype = str(held.dtype).removeprefix("torch.")
+    reals = as_reals(parameter)  # which is what travels
+    dtype = str(reals.dtype).removeprefix("torch.")
     if dtype not in get_args(GradientDType):
         raise invalid(
             f"dtype of parameter {name!r}",
@@ -525,7 +525,7 @@ def _tensor(name: str, parameter: Tensor) -> ProfiledTensor:
             "cast it",
         )
     return ProfiledTensor(
-        name=name, shape=tuple(held.shape), dtype=cast(GradientDType, dtype)
+        name=name, shape=tuple(reals.shape), dtype=cast(GradientDType, dtype)
     )
 
 
@@ -693,10 +693,10 @@ def _in_buckets(
     """
     if not buckets:
         return list(events)
-    found = [event for event in events if event.kind != READY]
+    bucketed = [event for event in events if event.kind != READY]
     at_s = {event.what: event.at_s for event in events if event.kind == READY}
     now_s = min(at_s.values(), default=0.0)
     for names in buckets:
         now_s = max([now_s, *(at_s[name] for name in names if name in at_s)])
-        found += [LayerEvent(READY, name, now_s) for name in names]
-    return found
+        bucketed += [LayerEvent(READY, name, now_s) for name in names]
+    return bucketed

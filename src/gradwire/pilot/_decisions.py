@@ -179,9 +179,9 @@ def decide(review: Review) -> Decision:
             return Decision(Move.PROBE)
         return _compared(step_s, review.planned_s or step_s)
     if review.is_planned and review.expected_s is None:
-        found = _first(review)
-        if found is not None:
-            return found
+        decision = _first(review)
+        if decision is not None:
+            return decision
     if review.is_planned and review.error is not None and review.error > review.allowed:
         return Decision(
             Move.STRICTER,

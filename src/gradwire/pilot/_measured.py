@@ -69,11 +69,12 @@ def links_of(engine: Engine) -> Links:
     while taken_s < MESSAGE_S and largest < MOST_BYTES:
         largest *= 2
         taken_s = all_reduce_s(engine, largest)
-    sizes = [largest >> shift for shift in (8, 5, 2, 1, 0) if largest >> shift >= 2**12]
-    found = measure_cluster(
+    shifted = (largest >> shift for shift in (8, 5, 2, 1, 0))
+    sizes = [size for size in shifted if size >= 2**12]
+    cluster = measure_cluster(
         engine, verbs=VERBS, sizes_bytes=sizes, budget_s=BUDGET_S, rounds=ROUNDS
     )
-    return Links(found, largest // 2, all_reduce_s(engine, largest // 2))
+    return Links(cluster, largest // 2, all_reduce_s(engine, largest // 2))
 
 
 def slowness(engine: Engine, known: Links) -> float:
@@ -101,8 +102,10 @@ def shared_layers(engine: Engine, layers: LayerWatch, step_s: float) -> SharedLa
     what all ranks waited for in each step. ``step_s`` are the typical seconds of this
     rank's steps.
     """
-    own = layers.profile() if layers.num_steps else None
-    own_s = -1.0 if own is None else own.forward_s + own.backward_s
+    own_profile = layers.profile() if layers.num_steps else None
+    own_s = (
+        -1.0 if own_profile is None else own_profile.forward_s + own_profile.backward_s
+    )
     figures = [own_s, step_s, *computing_s(engine, layers.seconds)]
     rows = figures_of_all(engine, figures)
     dense_s = max(row[1] for row in rows)
@@ -110,13 +113,16 @@ def shared_layers(engine: Engine, layers: LayerWatch, step_s: float) -> SharedLa
     if rows[slowest][0] < 0:
         return SharedLayers(None, 0.0, dense_s)
     mine = (
-        None if own is None else {"profile": own.to_json(), "other_s": layers.other_s}
+        None
+        if own_profile is None
+        else {"profile": own_profile.to_json(), "other_s": layers.other_s}
     )
     announced = announced_by(engine, slowest, mine)
     profile = Profile.parse(announced["profile"], "layers")
     other_s = announced["other_s"]
     whole_s = other_s + profile.forward_s + profile.backward_s
-    longest_s = [max(step) for step in zip(*(row[2:] for row in rows), strict=True)]
+    computing = (row[2:] for row in rows)
+    longest_s = [max(step) for step in zip(*computing, strict=True)]
     factor = median(filter(None, longest_s)) / whole_s if whole_s else 1.0
     return SharedLayers(profile.slower(factor), factor * other_s, dense_s)
 
@@ -141,8 +147,8 @@ def codecs_of(
     """The costs of compressors, each figure the median of all ranks."""
     if not compressors:
         return {}
-    own = _own_codecs(compressors, world, torch.get_num_threads())
-    lines = [getattr(own[name], key) for name in compressors for key in PRIMITIVES]
+    costs = _own_codecs(compressors, world, torch.get_num_threads())
+    lines = [getattr(costs[name], key) for name in compressors for key in PRIMITIVES]
     figures = [figure for line in lines for figure in (line.alpha_s, line.per_unit_s)]
     return median_codecs(compressors, figures_of_all(engine, figures))
 
@@ -370,13 +376,13 @@ class MeasuredFlight(Flight):
                 level=logging.WARNING,
             )
             return
-        own = None
+        announced = None
         if engine.rank == 0:
             taken_s = self._dense_s - self._other_s if self._dense_s else None
-            own = proposal(
+            announced = proposal(
                 self._profile, self._cluster, self._choose, taken_s=taken_s
             ).announced()
-        made = self._proposal = Proposal.of(announced_by(engine, 0, own))
+        made = self._proposal = Proposal.of(announced_by(engine, 0, announced))
         self._cluster = self._cluster.slower(made.link_factor)
         self._link_factor *= made.link_factor
         if self._dense_s:

@@ -101,9 +101,9 @@ def surveyed(
     fidelity: str, overlap_forward: bool, profile: Profile, cluster: Cluster
 ) -> Chosen:
     """The choice of the planner ``auto``."""
-    found = survey(profile, cluster, fidelity, overlap_forward)
-    _, seconds, plan, _ = found.chosen
-    return plan, seconds, tuple((one.plan, one.seconds) for one in found.rivals)
+    choice = survey(profile, cluster, fidelity, overlap_forward)
+    _, seconds, plan, _ = choice.chosen
+    return plan, seconds, tuple((rival.plan, rival.seconds) for rival in choice.rivals)
 
 
 def link_factor(profile: Profile, cluster: Cluster, taken_s: float) -> float:
@@ -151,8 +151,8 @@ def words_of(plan: Plan) -> str:
     """
     kinds: dict[str, int] = {}
     for message in plan.messages:
-        own = message.exchange
-        kind = DENSE if own == DENSE else plan.exchanges[own].compressor
+        exchange = message.exchange
+        kind = DENSE if exchange == DENSE else plan.exchanges[exchange].compressor
         kinds[kind] = kinds.get(kind, 0) + 1
     shares = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     ahead = ", under the next forward pass" if plan.overlap_forward else ""

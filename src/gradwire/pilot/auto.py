@@ -148,10 +148,10 @@ class _Watched(MeasuredFlight):
             assert self._links is not None
             start_s = clock()
             with self._controls.on_all_channels() as engine:
-                found = slowness(engine, self._links)
+                factor = slowness(engine, self._links)
             self._measuring_s += clock() - start_s
             self._skipped = 1
-            decision = decide(self._reviewed(step_s, found))
+            decision = decide(self._reviewed(step_s, factor))
             self._off = OFF if decision.move is Move.PLAN else wider(self._off)
         elif decision.move is Move.STAY:
             self._off = narrower(self._off)

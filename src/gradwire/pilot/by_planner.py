@@ -61,9 +61,9 @@ class by_planner(Pilot):
         self, planner: str = "", *, measured_steps: int = 6, **settings: Any
     ) -> None:
         check_whole("measured_steps", measured_steps, "leave it out")
-        found = load("planner", planner)
-        with_settings(found, **settings)
-        if remedy := getattr(inspect.getmodule(found), "NOT_WHILE_TRAINING", ""):
+        function = load("planner", planner)
+        with_settings(function, **settings)
+        if remedy := getattr(inspect.getmodule(function), "NOT_WHILE_TRAINING", ""):
             accepted = "one that plans once, by layers, links and compressors"
             raise invalid("planner", planner, accepted, remedy)
         self.planner = planner
@@ -71,15 +71,15 @@ class by_planner(Pilot):
         self.settings = settings
 
     def __repr__(self) -> str:
-        given = {"measured_steps": self.measured_steps, **self.settings}
-        texts = [f"{name}={value!r}" for name, value in given.items()]
+        settings = {"measured_steps": self.measured_steps, **self.settings}
+        texts = [f"{name}={value!r}" for name, value in settings.items()]
         return f"by_planner({', '.join([repr(self.planner), *texts])})"
 
     @property
     def compressors(self) -> list[str]:
         """The names of compressors in the planner's settings, defaults included."""
         of = inspect.signature(load("planner", self.planner)).parameters.values()
-        values = {one.name: one.default for one in of} | self.settings
+        values = {parameter.name: parameter.default for parameter in of} | self.settings
         known = {*names("compress")} - {"none"}
         return [
             value
@@ -132,8 +132,8 @@ class _Planned(MeasuredFlight):
 
     def stats(self) -> dict[str, Any]:
         planned_at = self._planned_at if self._controls.plan else None
-        own = {"planner": self._pilot.planner, "planned_at": planned_at}
-        return {**super().stats(), **own, "settings": dict(self._pilot.settings)}
+        figures = {"planner": self._pilot.planner, "planned_at": planned_at}
+        return {**super().stats(), **figures, "settings": dict(self._pilot.settings)}
 
     def _take(self, made: Proposal, prediction: str) -> None:
         self._go(made.plan)

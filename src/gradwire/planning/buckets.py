@@ -41,15 +41,15 @@ class Bucket:
     def chunks(self, start: int = 0, stop: int | None = None) -> tuple[Chunk, ...]:
         """Elements ``start:stop`` of the whole bucket, as chunks of its tensors."""
         stop = self.numel if stop is None else stop
-        found = []
+        cut = []
         offset = 0
         for tensor in self.tensors:
             first = max(start - offset, 0)
             last = min(stop - offset, tensor.numel)
             if first < last:
-                found.append(Chunk(tensor=tensor.name, start=first, stop=last))
+                cut.append(Chunk(tensor=tensor.name, start=first, stop=last))
             offset += tensor.numel
-        return tuple(found)
+        return tuple(cut)
 
     def block_numel(self, block_bytes: int) -> int:
         """Elements in a block of at most ``block_bytes``, and at least one."""
@@ -58,14 +58,14 @@ class Bucket:
 
 def buckets(profile: Profile) -> list[Bucket]:
     """All buckets in forward order: one or, with mixed dtypes, more a layer."""
-    found = []
+    filled = []
     for place, layer in enumerate(profile.layers):
         by_dtype: dict[str, list[ProfiledTensor]] = {}
         for tensor in layer.tensors:
             if tensor.numel:
                 by_dtype.setdefault(tensor.dtype, []).append(tensor)
-        found += [Bucket(place, tuple(tensors)) for tensors in by_dtype.values()]
-    return found
+        filled += [Bucket(place, tuple(tensors)) for tensors in by_dtype.values()]
+    return filled
 
 
 def whole_buckets(*fused: Bucket) -> PlannedMessage:
@@ -75,11 +75,11 @@ def whole_buckets(*fused: Bucket) -> PlannedMessage:
     )
 
 
-def check_bytes(what: str, given: int) -> None:
-    """Refuses ``given`` unless it is a size in bytes: a whole number of at least 1."""
-    check_whole(what, given, "sizes are in bytes")
+def check_bytes(what: str, value: int) -> None:
+    """Refuses ``value`` unless it is a size in bytes: a whole number of at least 1."""
+    check_whole(what, value, "sizes are in bytes")
 
 
-def check_credit(given: int) -> None:
-    """Refuses ``given`` unless it is a whole number from 1 to ``MOST_CREDIT``."""
-    check_whole("credit", given, "4 is usual", most=MOST_CREDIT)
+def check_credit(value: int) -> None:
+    """Refuses ``value`` unless it is a whole number from 1 to ``MOST_CREDIT``."""
+    check_whole("credit", value, "4 is usual", most=MOST_CREDIT)

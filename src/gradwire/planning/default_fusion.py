@@ -52,7 +52,7 @@ def default_messages(
         return exchange if takes else dense
 
     def cap_bytes(takes: bool) -> int:
-        members = [one for one in params if matrices(*one) == takes]
+        members = [param for param in params if matrices(*param) == takes]
         return default_cap_bytes(members, exchange_of(takes), world)
 
     fused = fuse(params, kind=matrices, cap_bytes=cap_bytes)

@@ -23,20 +23,22 @@ def with_settings(planner: str | Planner, **settings: Any) -> Planner:
 
     Refuses unknown ones.
     """
-    found: Planner = load("planner", planner) if isinstance(planner, str) else planner
-    if not callable(found):
+    function: Planner = (
+        load("planner", planner) if isinstance(planner, str) else planner
+    )
+    if not callable(function):
         raise invalid(
             "planner", planner, "a planner's name or a function", "write 'usbyte'"
         )
-    known = settings_of(found)
+    known = settings_of(function)
     for name in settings:
         if known == []:
             raise invalid(
-                name_of(found), name, "called without settings", "leave it out"
+                name_of(function), name, "called without settings", "leave it out"
             )
         if known is not None and name not in known:
-            raise UnknownName(f"setting of {name_of(found)}", name, known)
-    return partial(found, **settings) if settings else found
+            raise UnknownName(f"setting of {name_of(function)}", name, known)
+    return partial(function, **settings) if settings else function
 
 
 def settings_of(planner: Planner) -> list[str] | None:

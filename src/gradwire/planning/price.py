@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import itemgetter
 
 from .data.cluster import Cluster
 from .data.plan import Plan
@@ -26,7 +27,9 @@ def fewest_messages(priced: Iterable[tuple[float, Plan]], within: float = TIE) -
     costs its host is known least of all that goes into a prediction. So among plans
     that promise the same time, the one with the fewest messages is the safest.
     """
-    found = list(priced)
-    best_s = min(seconds for seconds, _ in found)
-    tied = [one for one in found if one[0] <= best_s + within * abs(best_s)]
-    return min(tied, key=lambda one: (len(one[1].messages), one[0]))[1]
+    plans = list(priced)
+    best_s = min(seconds for seconds, _ in plans)
+    most_s = best_s + within * abs(best_s)
+    tied = [(len(plan.messages), s, plan) for s, plan in plans if s <= most_s]
+    _, _, fewest = min(tied, key=itemgetter(0, 1))
+    return fewest

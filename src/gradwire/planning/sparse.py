@@ -34,7 +34,7 @@ def schemes_of(
     if sparsity is None:
         return {}
     tensors = profile.tensors
-    found = {}
+    choices = {}
     for one in sparsity.tensors:
         tensor = tensors[one.name]
         at = SchemeInputs(
@@ -55,11 +55,11 @@ def schemes_of(
                 cluster=cluster.shares,
                 within_s=cluster.within_line.seconds(tensor.size_bytes),
             )
-        found[one.name] = (
+        choices[one.name] = (
             at,
             fastest_scheme(at, schemes(of_rows=True) if one.is_rows else None),
         )
-    return found
+    return choices
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,14 @@ class SparsePart:
         tensors = profile.tensors
         exchanges = {}
         messages = []
-        for name, (at, found) in schemes_of(profile, cluster).items():
+        for name, (at, choice) in schemes_of(profile, cluster).items():
             assert sparsity is not None
             one = sparsity.of(name)
             is_rows = one is not None and one.is_rows
-            if found.scheme == DENSE or (only_rows and not is_rows):
+            if choice.scheme == DENSE or (only_rows and not is_rows):
                 continue
-            key = f"{found.scheme}: {name}"
-            exchanges[key] = _exchange(sparsity, is_rows, at.units, found.scheme)
+            key = f"{choice.scheme}: {name}"
+            exchanges[key] = _exchange(sparsity, is_rows, at.units, choice.scheme)
             chunk = Chunk(tensor=name, start=0, stop=tensors[name].numel)
             messages.append(PlannedMessage(chunks=(chunk,), exchange=key))
         names = {message.chunks[0].tensor for message in messages}
@@ -108,7 +108,9 @@ class SparsePart:
         every = list(plan.messages)
         for own in sorted(self.messages, key=first_layer):
             later = (
-                n for n, one in enumerate(every) if first_layer(one) <= first_layer(own)
+                n
+                for n, other in enumerate(every)
+                if first_layer(other) <= first_layer(own)
             )
             every.insert(next(later, len(every)), own)
         exchanges = {**plan.exchanges, **self.exchanges}

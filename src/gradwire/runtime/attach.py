@@ -195,29 +195,29 @@ def grid_of(model: nn.Module, group: Any, mesh: Any, settings: Settings) -> Grid
         raise invalid(
             "group", group, "None beside mesh=, which names the ranks", "leave it out"
         )
-    found = _group_of(model, group)
+    chosen = _group_of(model, group)
     timeout = settings.patience
     shards = getattr(settings.options, "shards", None)
     if mesh is None:
-        who = join(found, timeout)
-        return Grid(who, join_shards(shards, found, timeout), None, found)
+        who = join(chosen, timeout)
+        return Grid(who, join_shards(shards, chosen, timeout), None, chosen)
     if shards is not None:
         raise refusal_of(Feature.SHARDS, Feature.MESH).error(shards)
-    return Grid(join_mesh(mesh, found, timeout), ALONE, mesh, found)
+    return Grid(join_mesh(mesh, chosen, timeout), ALONE, mesh, chosen)
 
 
 def _group_of(model: nn.Module, group: Group | DeviceMesh | None) -> Group | None:
     """The process group in which the exchanges run."""
-    found: Group | None = one_dimension("group", group, "data-parallel", 0)
+    chosen: Group | None = one_dimension("group", group, "data-parallel", 0)
     if isinstance(model, DistributedDataParallel):
-        if found is not None:
+        if chosen is not None:
             raise invalid(
-                "group", found, "None for a DDP model", "DDP's own group is used"
+                "group", chosen, "None for a DDP model", "DDP's own group is used"
             )
-        found = model.process_group
-    if dist.is_initialized() and dist.get_rank(found) < 0:
+        chosen = model.process_group
+    if dist.is_initialized() and dist.get_rank(chosen) < 0:
         raise outside_of("group")
-    return found
+    return chosen
 
 
 class Attachment:
@@ -261,16 +261,16 @@ class Attachment:
         self.newcomer = newcomer
         with refusing(grid.who, grid.shards) as listeners:
             self._check(model, settings, grid)
-            own = self._fingerprint(grid.shards, self.prepare())
-            announced = json.dumps(own)
+            fingerprint = self._fingerprint(grid.shards, self.prepare())
+            announced = json.dumps(fingerprint)
             if newcomer is not None:
                 with being_built():  # before others wait for this rank
                     pass
-                who = newcomer.ask(own, self.settings.failure.timeout)
+                who = newcomer.ask(fingerprint, self.settings.failure.timeout)
                 grid = grid._replace(who=who)
                 listeners[0] = who
-            messages = self._build(grid.who, own)
-            networks = self._agree(grid, messages, own, listeners)
+            messages = self._build(grid.who, fingerprint)
+            networks = self._agree(grid, messages, fingerprint, listeners)
         return self._connect(grid, messages, networks, self._healing(announced))
 
     def _check(self, model: nn.Module, settings: Settings, grid: Grid) -> None:
@@ -289,23 +289,23 @@ class Attachment:
             refuse_own_writes(model)
         self.held = [(name, as_reals(shard_of(param))) for name, param in self.params]
 
-    def _build(self, who: Membership, own: Fingerprint) -> list[Message]:
-        """Makes the messages; adds to ``own`` the facts that ranks compare of them."""
+    def _build(self, who: Membership, fingerprint: Fingerprint) -> list[Message]:
+        """Makes the messages; adds facts of them to the fingerprint."""
         # Kernels that no run has built yet are built now, not in the first step.
         with being_built():
             messages = self.messages(who)
         scaler = self.settings.scaler
         refuse_float16(messages, scaler)
-        own[NETWORK] = network_of(messages)
-        if any(travels_scaled(one.exchange) for one in messages):
-            own[SETTINGS]["scale of the scaler"] = repr(scale_of(scaler))
+        fingerprint[NETWORK] = network_of(messages)
+        if any(travels_scaled(message.exchange) for message in messages):
+            fingerprint[SETTINGS]["scale of the scaler"] = repr(scale_of(scaler))
         return messages
 
     def _agree(
         self,
         grid: Grid,
         messages: list[Message],
-        own: Fingerprint,
+        fingerprint: Fingerprint,
         listeners: list[Membership],
     ) -> list[OwnNetwork] | None:
         """Compares settings and messages with other ranks; all raise if they differ.
@@ -318,7 +318,7 @@ class Attachment:
         # From here on this rank's group hears a refusal by the agreement itself.
         listeners.remove(grid.who)
         if self.newcomer is None:
-            networks = agree(grid.who, own, timeout)
+            networks = agree(grid.who, fingerprint, timeout)
         listeners.clear()
         channels = self.settings.channels
         agree_among_shards(grid.who, grid.shards, messages, channels, timeout)
@@ -338,7 +338,7 @@ class Attachment:
     @property
     def carried(self) -> list[NamedParam]:
         """The parts in ``held`` that have elements."""
-        return [one for one in self.held if one[1].numel()]
+        return [param for param in self.held if param[1].numel()]
 
     def _connect(
         self,
@@ -415,7 +415,7 @@ class Attachment:
         ):
             return False
         dense = exchange_for(none())
-        return all(one.exchange == dense for one in messages)
+        return all(message.exchange == dense for message in messages)
 
     def _shared(self) -> list[Tensor]:
         """Every tensor that ranks must share, as they hold it."""
@@ -477,7 +477,7 @@ class Attachment:
 
             shared["sparse schemes installed"] = [*schemes()]
         # a pilot may choose an exchange that needs this
-        if any(one.declared.same_threads for one in used) or not used:
+        if any(exchange.declared.same_threads for exchange in used) or not used:
             shared["torch.get_num_threads()"] = torch.get_num_threads()
         return fingerprint(self._tensors(), shared)
 

@@ -294,9 +294,9 @@ class Controls:
         taken = self._progress.synchroniser.taken
         present = self._progress.messages
         delivers = {
-            place: one.names
-            for place, one in enumerate(present)
-            if one.exchange is self._delivery_exchange
+            place: message.names
+            for place, message in enumerate(present)
+            if message.exchange is self._delivery_exchange
         }
         owes = [place for place in delivers if not taken.issuperset(delivers[place])]
         if owes != [*delivers]:

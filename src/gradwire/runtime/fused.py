@@ -51,8 +51,8 @@ def fused_messages(
     def cap_bytes(kind: object) -> int:
         if settings.options.bucket_cap_mb is not None:
             return int(settings.options.bucket_cap_mb * 2**20)
-        members = [one for one in params if ways.kind_of(*one) == kind]
-        # The link's bytes count: those of the exchange among hosts.
+        members = [param for param in params if ways.kind_of(*param) == kind]
+        # The link's bytes count: the bytes of the exchange among hosts.
         return default_cap_bytes(members, ways.exchange_of(*members[0]), num_hosts)
 
     groups = fuse(params, kind=ways.kind_of, cap_bytes=cap_bytes)
@@ -68,7 +68,7 @@ def fused_messages(
 
 
 class _Ways:
-    """The ways of a model's gradients: those of one kind may share a message."""
+    """The ways of a model's gradients. Gradients of one kind may share a message."""
 
     def __init__(
         self, model: nn.Module, settings: Settings, exchange: Exchange, who: Membership
@@ -131,8 +131,8 @@ class _Ways:
 
             carrier = on_hosts(carrier, self._settings.ranks_per_host)
         is_light = _is_light(carrier, world)
-        # Elsewhere the copy to the host would hold up whoever launches the kernels of
-        # backward.
+        # Elsewhere the copy to the host would hold up the thread that launches
+        # backward's kernels.
         is_inline = is_light and all(param.is_cpu for _, param in group)
         # A gradient that travels alone would be copied for the flags.
         has_flags = is_light and world > 1 and len(group) > 1

@@ -269,7 +269,7 @@ class Handle:
             "world_size": self.world_size,
             "averaged_by": "gradwire" if self._engine.num_channels else "DDP",
             "messages": len(messages),
-            "memory": memory_of(messages, numel),
+            "memory": memory_of(messages, self._engine.routes.ahead_bytes, numel),
             "residual_norm": norm_over_all(self.residuals().values()),
             "overlapped_steps": 0 if overlap is None else overlap.num_overlapped,
             "fallbacks": {} if overlap is None else dict(overlap.fallbacks),
@@ -288,7 +288,7 @@ class Handle:
     def log_to(self, to: Any, *, every: int = 100) -> None:
         """Writes figures of this rank every ``every`` steps.
 
-        The figures are those of ``stats()`` over the steps since the last row. Their
+        The figures are as in ``stats()``, over the steps since the last row. Their
         names begin with "gradwire/". With residuals, ``residual_norm`` and
         ``gradient_norm`` are norms of the row's step. One warning is given if the
         residual grows much faster than the gradient. Under ``local_steps`` a step is an
@@ -465,11 +465,13 @@ class Handle:
         with call.refusing():
             self._between_steps("load_state_dict()")
             self.synchronize()
-            own = part_of(
+            part = part_of(
                 own_part(self._owners, state_dict, self._origin), self._origin
             )
-            put_in_place = self._checked(own, strict)
-        call.agree(own, self._shared(own), strict=strict, next_step=self._progress.step)
+            put_in_place = self._checked(part, strict)
+        call.agree(
+            part, self._shared(part), strict=strict, next_step=self._progress.step
+        )
         put_in_place()
         self._run.num_loads += 1
 

@@ -113,7 +113,7 @@ def _momentum_correction(facts: Facts) -> Any:
 def _momentum_in_optimizer(facts: Facts) -> str:
     groups = facts.optimizer.param_groups if facts.optimizer is not None else []
     has_momentum = any(
-        one.get("momentum") or one.get("betas", (0,))[0] for one in groups
+        group.get("momentum") or group.get("betas", (0,))[0] for group in groups
     )
     return type(facts.optimizer).__name__ if has_momentum else ""
 
@@ -457,4 +457,8 @@ def warn_of_pairs(facts: Facts) -> None:
 
 def refusal_of(first: Feature, second: Feature) -> RefusedPair:
     """The refusal of a pair, for checks where an attach has no facts yet."""
-    return next(one for one in REFUSED if (one.first, one.second) == (first, second))
+    return next(
+        refusal
+        for refusal in REFUSED
+        if (refusal.first, refusal.second) == (first, second)
+    )

@@ -52,7 +52,7 @@ class Options(KeywordSettings):
 
     Args:
         bucket_cap_mb: The bytes of gradients at which a message is closed, in MiB: a
-            number above 0. None (the default): 4 to 16 messages, each of which sends
+            number above 0. None (the default): 4 to 16 messages, each sending
             about 4 MiB and holds at least 1 MiB of gradients. A larger message pays
             fewer latencies. A smaller one starts earlier in the backward pass.
             Sparsifiers select within a message.
@@ -194,16 +194,16 @@ class Settings:
                 raise invalid(
                     name, type(value).__name__, accepted, f"write gw.{kind.__name__}()"
                 )
-        given = {**vars(self), **self.fields}
+        settings = {**vars(self), **self.fields}
         for name, (is_right, accepted, remedy) in _ACCEPTED.items():
-            if not is_right(value := given[name]):
+            if not is_right(value := settings[name]):
                 value = (
                     type(value).__name__ if name in ("optimizer", "scaler") else value
                 )
                 raise invalid(name, value, accepted, remedy)
         for name, remedy in _WHOLE_OR_NONE.items():
-            if given[name] is not None:
-                check_whole(name, given[name], remedy)
+            if settings[name] is not None:
+                check_whole(name, settings[name], remedy)
         if (known := self.options.cluster) and known.ranks_per_host != ranks_per_host:
             accepted = f"{ranks_per_host}, as many as share a host by mesh="
             raise invalid(
@@ -264,20 +264,20 @@ class Settings:
         """The number of messages that may be on their way at once."""
         if (plan := self.plan) is not None:
             return min(plan.credit, max(1, len(plan.messages)))
-        given = self.options.num_channels
-        return DEFAULT_CHANNELS if given is None else given
+        num_channels = self.options.num_channels
+        return DEFAULT_CHANNELS if num_channels is None else num_channels
 
 
 def _is(
-    kind: Any, fits: Callable[[Any], bool] = lambda given: True
+    kind: Any, fits: Callable[[Any], bool] = lambda value: True
 ) -> Callable[[Any], bool]:
-    return lambda given: isinstance(given, kind) and (given is None or fits(given))
+    return lambda value: isinstance(value, kind) and (value is None or fits(value))
 
 
-_CAP = _is(int | float | None, lambda given: 0 < given < math.inf)
-_SOME = _is(int | None, lambda given: given >= 1)
-_COUNT = _is(int, lambda given: given >= 0)
-_LASTS = _is(timedelta, lambda given: given > timedelta(0))
+_CAP = _is(int | float | None, lambda value: 0 < value < math.inf)
+_SOME = _is(int | None, lambda value: value >= 1)
+_COUNT = _is(int, lambda value: value >= 0)
+_LASTS = _is(timedelta, lambda value: value > timedelta(0))
 _ACCEPTED: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "bucket_cap_mb": (_CAP, "a positive number or None", "leave it out"),
     "num_channels": (_SOME, "an integer of at least 1", "write 4"),
@@ -300,7 +300,7 @@ _ACCEPTED: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     ),
     "backend": (BACKENDS.__contains__, "'auto', 'gloo' or 'nccl'", "leave it out"),
     "cluster": (
-        lambda given: getattr(given, "has_rate", given is None),
+        lambda value: getattr(value, "has_rate", value is None),
         "a gw.Cluster whose all-reduce takes longer for more bytes, or None",
         "read a file with gw.Cluster.load",
     ),
@@ -314,28 +314,28 @@ _WHOLE_OR_NONE = {
 }
 
 
-def plan_in(given: object) -> Plan | None:
+def plan_in(value: object) -> Plan | None:
     """A plan itself, None for anything else.
 
     No module of plans is loaded for an exchange.
     """
-    if isinstance(given, Exchange):
+    if isinstance(value, Exchange):
         return None
     from ..planning.data.plan import Plan
 
-    return given if isinstance(given, Plan) else None
+    return value if isinstance(value, Plan) else None
 
 
-def pilot_in(given: object) -> Pilot | None:
+def pilot_in(value: object) -> Pilot | None:
     """A pilot itself, None for anything else.
 
     No module of pilots is loaded for an exchange.
     """
-    if isinstance(given, Exchange):
+    if isinstance(value, Exchange):
         return None
     from .controls import Pilot
 
-    return given if isinstance(given, Pilot) else None
+    return value if isinstance(value, Pilot) else None
 
 
 def algorithm(exchange: Exchange | Plan | Pilot) -> str:
@@ -346,39 +346,39 @@ def algorithm(exchange: Exchange | Plan | Pilot) -> str:
     """
     if isinstance(exchange, Exchange):
         return repr(exchange)
-    texts = sorted({repr(one) for one in exchanges_in(exchange)})
+    texts = sorted({repr(inner) for inner in exchanges_in(exchange)})
     return f"plan of {', '.join(texts)}" if texts else "whatever a pilot chooses"
 
 
-def exchanges_in(given: object) -> list[Exchange]:
+def exchanges_in(value: object) -> list[Exchange]:
     """An exchange itself, the exchanges that a plan uses, or none for a pilot."""
-    if isinstance(given, Exchange):
-        return [given]
-    if (plan := plan_in(given)) is None:
+    if isinstance(value, Exchange):
+        return [value]
+    if (plan := plan_in(value)) is None:
         return []
     from ..exchange.planned import exchanges_of
 
     used = {message.exchange for message in plan.messages}
-    return [one for name, one in exchanges_of(plan).items() if name in used]
+    return [exchange for name, exchange in exchanges_of(plan).items() if name in used]
 
 
-def resolve(given: Any) -> Exchange | Plan | Pilot:
+def resolve(value: Any) -> Exchange | Plan | Pilot:
     """The exchange, the plan or the pilot that a user's argument stands for.
 
     A path that is an algorithm's name stands for the algorithm: jsonargparse, and with
     it ``LightningCLI``, may make a path of any text.
     """
-    match given:
-        case Path() if str(given) in _known():
-            return resolve(str(given))
+    match value:
+        case Path() if str(value) in _known():
+            return resolve(str(value))
         case Path():
-            return _plan_of_file(given)
-        case str() if given.endswith(".json"):
-            return _plan_of_file(given)
+            return _plan_of_file(value)
+        case str() if value.endswith(".json"):
+            return _plan_of_file(value)
         case str():
-            return _usable(_named(given))
+            return _usable(_named(value))
         case _:
-            return _usable(given)
+            return _usable(value)
 
 
 def _known() -> set[str]:
@@ -418,19 +418,19 @@ def _named(name: str) -> Any:
             )
 
 
-def _usable(given: Any) -> Exchange | Plan | Pilot:
+def _usable(value: Any) -> Exchange | Plan | Pilot:
     """The exchange of a compressor; an exchange, a plan or a pilot itself."""
-    match given:
-        case Exchange() if given.ranks_per_host != 1:
+    match value:
+        case Exchange() if value.ranks_per_host != 1:
             raise invalid(
                 "exchange",
-                given,
+                value,
                 "an exchange without hosts, which attach takes from mesh=",
                 "give the exchange inside, and mesh=",
             )
         case Compressor() | Exchange():
-            return exchange_for(given)
-    plan_or_pilot = plan_in(given) or pilot_in(given)
+            return exchange_for(value)
+    plan_or_pilot = plan_in(value) or pilot_in(value)
     if plan_or_pilot is not None:
         return plan_or_pilot
     remedy = (
@@ -439,10 +439,10 @@ def _usable(given: Any) -> Exchange | Plan | Pilot:
     )
     raise invalid(
         "exchange",
-        given,
+        value,
         "a compressor, an exchange, a plan, the name of a compressor or a planner, "
         "a plan's file, or 'auto'",
-        with_brackets(given, remedy),
+        with_brackets(value, remedy),
     )
 
 
@@ -472,7 +472,7 @@ def trained(model: nn.Module) -> list[NamedParam]:
             raise invalid(f"dtype of parameter {name}", p.dtype, accepted, "freeze it")
         refuse_grad_dtype(name, p, getattr(p, "grad_dtype", p.dtype))
     sparse = sparse_weights(inner)
-    rows = [one for one in params if id(one[1]) in sparse]
+    rows = [param for param in params if id(param[1]) in sparse]
     refuse_complex(
         rows, "for rows (sparse=True)", "build its embedding with sparse=False"
     )
@@ -504,8 +504,8 @@ def tables(model: nn.Module) -> dict[int, int]:
     return {
         key: weights[key].shape[1]
         for key, modules in owners.items()
-        if all(isinstance(one, nn.Embedding | nn.EmbeddingBag) for one in modules)
-        and not any(one.sparse for one in modules)
+        if all(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in modules)
+        and not any(module.sparse for module in modules)
         and weights[key].numel() * weights[key].element_size() >= LEAST_TABLE_BYTES
     }
 

@@ -3,47 +3,77 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
+from threading import Event
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
+from torch._C._distributed_c10d import HashStore
 
 from gradwire.collective.steps.rounds import ROOM_BYTES
+from gradwire.collective.steps.travel import AHEAD_BYTES, SIZE_BYTES
 from gradwire.contract.verbs import AllGather, AllReduce, AllToAll, Send
-from gradwire.runtime.transport.direct import begin_straight, goes_straight
+from gradwire.errors import RankFailed
+from gradwire.runtime.transport import direct
+from gradwire.runtime.transport.checksums import Seals
+from gradwire.runtime.transport.direct import (
+    HostChannel,
+    Sum,
+    begin_straight,
+    goes_straight,
+    room_bytes,
+)
+from gradwire.runtime.transport.wire import RankGroup, carry_out
 
 WORLDS = (2, 3, 5, 7)
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
 LIMIT = timedelta(seconds=120)
 
 
-class Counting:
+class Counting(HostChannel):
     """A channel that counts the bytes of its sends."""
 
-    def __init__(self, channel: ProcessGroupGloo) -> None:
-        self.channel = channel
-        self.sent_bytes = 0
-        self.rank = channel.rank
-        self.size = channel.size
-        self.recv = channel.recv
+    sent_bytes = 0
 
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> Any:
-        self.sent_bytes += tensors[0].nbytes
-        return self.channel.send(tensors, dst, tag)
+        self.sent_bytes += tensors[0].nbytes - SIZE_BYTES
+        return super().send(tensors, dst, tag)
 
 
-def among(world: int, work: Callable[[Any], Any]) -> list[Any]:
-    """What ``work`` returns on each rank, a thread each, given its channel."""
+class Unready(HostChannel):
+    """Posts nothing ahead."""
+
+    def _post_ahead(self, src: int, memory: Tensor) -> None:
+        return
+
+
+class Eager(HostChannel):
+    """Posts more ahead than is in use, now and then."""
+
+    def _post_ahead(self, src: int, memory: Tensor) -> None:
+        super()._post_ahead(src, memory)
+        if self._num_used.total() % 2 and self.ahead_bytes < 2**20:
+            super()._post_ahead(src, self._room(memory.nbytes))
+
+
+def among(
+    world: int,
+    work: Callable[[Any], Any],
+    kinds: Sequence[type[HostChannel]] = (Counting,),
+) -> list[Any]:
+    """What ``work`` returns on each rank, a thread each, given its channel.
+
+    Ranks take channels of ``kinds`` in turn, and close them when they return.
+    """
     store = HashStore()
 
     def run(rank: int) -> Any:
-        return work(Counting(ProcessGroupGloo(store, rank, world, LIMIT)))
+        return work(kinds[rank % len(kinds)](store, rank, world, LIMIT))
 
     with ThreadPoolExecutor(world) as threads:
         done = [threads.submit(partial(run, rank)) for rank in range(world)]
@@ -144,3 +174,244 @@ def test_large_gathers_and_sums_keep_to_the_ring() -> None:
     assert not goes_straight(AllReduce(large))
     assert not goes_straight(AllGather(large, large[:1]))
     assert not goes_straight(Send(0, small))
+
+
+# Receives that are posted ahead.
+
+
+def sizes_of_steps(world: int, seed: int, num_steps: int) -> list[list[list[int]]]:
+    """Elements that each rank sends to each, use after use: some change each time."""
+    rng = random.Random(seed)
+    fixed = [[rng.randrange(4) * 30 for _ in range(world)] for _ in range(world)]
+    found = []
+    for step in range(num_steps):
+        varying = [[rng.randrange(300) for _ in range(world)] for _ in range(world)]
+        found += [fixed, varying]
+        if step % 3:  # a step may skip a message
+            found += [[row[::-1] for row in fixed]]
+    return found
+
+
+def parts_arrive(channel: HostChannel, uses: Sequence[list[list[int]]]) -> None:
+    """All-to-alls with a sum and a gather beside each, whose values say the use."""
+    me = channel.rank()
+    world = channel.size()
+    for number, sizes in enumerate(uses):
+        come = [sizes[src][me] for src in range(world)]
+        sent = [part(me, dst, sizes[me][dst]) + number for dst in range(world)]
+        parts = AllToAll(
+            torch.empty(sum(come)), torch.cat(sent), tuple(come), tuple(sizes[me])
+        )
+        total = AllReduce(part(me, 0, 40 * world) + number)
+        gather = AllGather(torch.empty(40 * world), part(me, 0, 40) - number)
+        works = [begin_straight(verb, channel) for verb in (total, parts, gather)]
+        for work in works:
+            work.wait()
+        each = [part(src, me, come[src]) + number for src in range(world)]
+        assert parts.out.equal(torch.cat(each))
+        assert total.buf.unique().tolist() == [
+            sum(1 + src + number for src in range(world))
+        ]
+        each = [part(src, 0, 40) - number for src in range(world)]
+        assert gather.out.equal(torch.cat(each))
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        (HostChannel,),
+        (Unready,),
+        (Eager,),
+        (HostChannel, Unready),
+        (Eager, HostChannel, Unready),
+    ],
+)
+@pytest.mark.parametrize("world", WORLDS)
+def test_parts_meet_their_receives_whatever_each_rank_posts_ahead(
+    world: int, kinds: Sequence[type[HostChannel]]
+) -> None:
+    uses = sizes_of_steps(world, world, 5)
+    among(world, partial(parts_arrive, uses=uses), kinds)
+
+
+class Impatient(Sum):
+    """A broken sum: its second receives take their places before the second sends."""
+
+    def __init__(self, chunks: Sequence[Tensor], channel: HostChannel) -> None:
+        super().__init__(chunks, channel)
+        ranks = {*range(channel.size())} - {channel.rank()}
+        self.taken = {
+            src: channel.begin_receive(src, chunks[src].view(torch.uint8))
+            for src in ranks
+        }
+
+    def wait(self) -> None:
+        self._push.wait()
+        self._own_C.copy_(torch.stack(self._parts).sum(0))
+        channel = self._channel
+        sends = channel.begin_sends(dict.fromkeys(self.taken, self._own_C))
+        for src, receive in self.taken.items():
+            channel.end_receive(receive, self._chunks[src].view(torch.uint8))
+        for send in sends:
+            send.wait()
+
+
+def test_receives_that_are_bound_before_their_sends_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(direct, "Sum", Impatient)
+    with pytest.raises((AssertionError, RankFailed)):
+        among(3, partial(parts_arrive, uses=sizes_of_steps(3, 0, 5)))
+
+
+@pytest.mark.parametrize("verb", [AllGather, AllReduce])
+def test_a_rank_sends_before_others_have_begun_the_verb(verb: Any) -> None:
+    """Both sends of rank 0 end though rank 1 comes later, by the first verb's rooms."""
+    sent = Event()
+
+    def work(channel: HostChannel) -> None:
+        values = part(channel.rank(), 0, 6)
+
+        def begun() -> Any:
+            if verb is AllReduce:
+                return begin_straight(AllReduce(values.clone()), channel)
+            return begin_straight(AllGather(torch.empty(12), values), channel)
+
+        begun().wait()
+        if channel.rank():
+            assert sent.wait(LIMIT.total_seconds())
+        transfer = begun()
+        if not channel.rank():
+            push = transfer._push if isinstance(transfer, Sum) else transfer
+            for send in push._sends:
+                send.wait(timedelta(seconds=20))
+            sent.set()
+            push._sends = []
+        transfer.wait()
+
+    among(2, work)
+
+
+class Late(HostChannel):
+    """Posts ahead once the other ranks have closed their channels."""
+
+    closed: Event
+
+    def end_receive(self, receive: Any, part: Tensor) -> None:
+        receive.work.wait()
+        assert self.closed.wait(LIMIT.total_seconds())
+        super().end_receive(receive._replace(work=Over()), part)
+
+
+class Over:
+    def wait(self) -> None:
+        return
+
+
+def test_a_rank_ends_its_last_verb_though_others_have_closed() -> None:
+    world = 3
+    store = HashStore()
+    Late.closed = Event()
+
+    def run(rank: int) -> Tensor:
+        channel = (HostChannel if rank else Late)(store, rank, world, LIMIT)
+        last = AllGather(torch.zeros(world * 4), torch.ones(4))
+        begin_straight(last, channel).wait()
+        return last.out
+
+    with ThreadPoolExecutor(world) as threads:
+        late, *others = [threads.submit(partial(run, rank)) for rank in range(world)]
+        for one in others:
+            one.result()
+        Late.closed.set()
+        assert late.result().equal(torch.ones(world * 4))
+
+
+def test_a_part_of_a_rank_that_has_closed_is_an_error_once_it_is_wanted() -> None:
+    world = 2
+    store = HashStore()
+    closed = Event()
+
+    def run(rank: int) -> None:
+        channel = HostChannel(store, rank, world, LIMIT)
+        gather = AllGather(torch.zeros(8), torch.ones(4))
+        begin_straight(gather, channel).wait()
+        if rank:
+            return
+        assert closed.wait(LIMIT.total_seconds())
+        with pytest.raises(RuntimeError):
+            begin_straight(gather, channel).wait()
+
+    with ThreadPoolExecutor(world) as threads:
+        first, second = [threads.submit(partial(run, rank)) for rank in range(world)]
+        second.result()
+        closed.set()
+        first.result()
+
+
+def test_rooms_are_few_whatever_the_sizes_and_however_many() -> None:
+    world = 3
+
+    def work(channel: HostChannel) -> None:
+        rng = random.Random(0)
+        for _ in range(200):
+            numel = rng.randrange(1, 4000)
+            gather = AllGather(torch.empty(world * numel), torch.ones(numel))
+            begin_straight(gather, channel).wait()
+        sizes = {room_bytes(4 * numel, world) for numel in range(1, 4000)}
+        assert channel.ahead_bytes == 2 * (world - 1) * sum(sizes)
+
+    among(world, work, [HostChannel])
+
+
+@pytest.mark.parametrize(("others", "own"), [(96, 104), (104, 96), (1, 2)])
+def test_a_part_of_another_size_is_an_error_that_says_both(
+    others: int, own: int
+) -> None:
+    """A rank whose exchange goes wrong sends more bytes than another takes, or less."""
+
+    def work(channel: HostChannel) -> str:
+        nbytes = own if channel.rank() else others
+        mine = torch.ones(nbytes, dtype=torch.uint8)
+        gather = AllGather(torch.empty(2 * nbytes, dtype=torch.uint8), mine)
+        with pytest.raises(RankFailed) as caught:
+            begin_straight(gather, channel).wait()
+        return str(caught.value)
+
+    first, second = among(2, work, [HostChannel])
+    assert f"rank 1 sent {own} bytes where rank 0 wants {others}" in first
+    assert f"rank 0 sent {others} bytes where rank 1 wants {own}" in second
+
+
+def test_rooms_have_space_for_their_parts_and_large_parts_have_none() -> None:
+    def work(channel: HostChannel) -> int:
+        numel = AHEAD_BYTES // 2
+        both = torch.ones(2 * numel, dtype=torch.uint8)
+        verb = AllToAll(both, both.clone(), (numel,) * 2, (numel,) * 2)
+        begin_straight(verb, channel).wait()
+        return channel.ahead_bytes
+
+    assert among(2, work, [HostChannel]) == [0, 0]
+    for world in (2, 3, 7, 100):
+        for size_bytes in range(1, 2 * AHEAD_BYTES, 997):
+            room = room_bytes(size_bytes, world)
+            assert not room or size_bytes + SIZE_BYTES <= room < 2 * AHEAD_BYTES / world
+            assert bool(room) == (size_bytes + SIZE_BYTES <= AHEAD_BYTES / world)
+
+
+class WithoutCollectives(HostChannel):
+    """Refuses gloo's own all-to-all, which takes two latencies."""
+
+    def alltoall_base(self, *given: Any) -> Any:
+        raise AssertionError("not straight")
+
+
+def test_checksums_go_straight_beside_their_payloads() -> None:
+    def work(channel: HostChannel) -> None:
+        me = channel.rank()
+        group = RankGroup("checked", me, 2, [channel], ranks=(0, 1))
+        verb = AllToAll(torch.empty(2), part(me, 0, 2), (1, 1), (1, 1))
+        carry_out([verb], [channel], Seals([verb], [group]), straight=True)
+        assert verb.out.tolist() == [1.0, 2.0]
+
+    among(2, work, [WithoutCollectives])

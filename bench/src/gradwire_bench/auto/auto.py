@@ -170,7 +170,7 @@ def rows_of(
         for name in results[0]["turns_s"]
     }
     every = {
-        name: [step for turn in own for step in turn] for name, own in turns.items()
+        name: [step for turn in turns for step in turn] for name, turns in turns.items()
     }
     middle = {name: median(seconds) for name, seconds in every.items()}
     best = min(bench.others, key=lambda name: middle[name])
@@ -178,8 +178,8 @@ def rows_of(
         low, *_, high = quantiles(seconds, n=5, method="inclusive")
         predicted_s = results[0]["pilot"]["predicted_s"] if name == "auto" else None
         speedups = [
-            median(ddp) / median(own)
-            for ddp, own in zip(turns["ddp"], turns[name], strict=True)
+            median(ddp) / median(steps)
+            for ddp, steps in zip(turns["ddp"], turns[name], strict=True)
         ]
         core_s = sum(result["core_s"][name] for result in results)
         yield {
@@ -212,18 +212,18 @@ def summary(cell: Sequence[Row]) -> str:
     keeps the machine's cores.
     """
     by_name: dict[object, Any] = {row["name"]: row for row in cell}
-    own = by_name.pop("auto")
+    chosen = by_name.pop("auto")
     by_name.pop("ddp")
     best = min(by_name.values(), key=lambda row: row["step_s"])
     error = (
         "none"
-        if own["fraction_error"] is None
-        else f"{100 * own['fraction_error']:+.0f} %"
+        if chosen["fraction_error"] is None
+        else f"{100 * chosen['fraction_error']:+.0f} %"
     )
     return (
-        f"{own['speedup_vs_ddp']:.2f} ({own['speedup_least']:.2f} to "
-        f"{own['speedup_most']:.2f}), {best['name']} {best['speedup_vs_ddp']:.2f}, "
-        f"{error}, cores {100 * own['fraction_of_cores']:.0f} %"
+        f"{chosen['speedup_vs_ddp']:.2f} ({chosen['speedup_least']:.2f} to "
+        f"{chosen['speedup_most']:.2f}), {best['name']} {best['speedup_vs_ddp']:.2f}, "
+        f"{error}, cores {100 * chosen['fraction_of_cores']:.0f} %"
     )
 
 
@@ -271,7 +271,11 @@ def run_changed(
             )
         said = results[0]["pilot"]["decisions"]
         changed_at = results[0]["changed_at"]
-        steps = [int(re.findall(r"\d+", one)[0]) for one in said if ANEW in one]
+        steps = [
+            int(re.findall(r"\d+", sentence)[0])
+            for sentence in said
+            if ANEW in sentence
+        ]
         rows.append(
             {
                 "name": model,
@@ -286,7 +290,7 @@ def run_changed(
                 else "differ",
             }
         )
-        notes += [f"{model}: {one}" for one in said]
+        notes += [f"{model}: {sentence}" for sentence in said]
     return rows, notes
 
 

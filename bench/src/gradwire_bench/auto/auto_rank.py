@@ -119,8 +119,8 @@ def _start(task: TrainingTask, chosen: auto | str | None, under_ddp: bool) -> Co
 
 def _pilot(side: Contender) -> dict[str, Any]:
     assert side.handle is not None
-    found: dict[str, Any] = side.handle.stats()["pilot"]
-    return found
+    figures: dict[str, Any] = side.handle.stats()["pilot"]
+    return figures
 
 
 def _decide(side: Contender, task: TrainingTask) -> None:

@@ -7,12 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from gradwire.cli.report.output import Fractions, emit, progress
+from gradwire.cli.report.links import Delay, Down, Jitter, Slow, Up
+from gradwire.cli.report.output import AsJson, Fractions, emit, progress
 from gradwire.cli.report.table import Row
 from gradwire.contract.units import parse_rate
 from gradwire.errors import invalid
 
-from ._wide_area import Delay, Down, Jitter, Slow, Up, wide_area
+from ..testbed.wide_area import read_wide_area
+from ._options import Compressors
 
 
 def device(
@@ -23,9 +25,7 @@ def device(
             "[default: all]."
         ),
     ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Only these compressors; default: all.")
-    ] = None,
+    only: Compressors = None,
     ranks: Annotated[
         int, typer.Option(help="Processes that train on the one GPU.")
     ] = 2,
@@ -55,9 +55,7 @@ def device(
         list[str] | None,
         typer.Option(help="With it: GPUs [default: sm_80, sm_90]."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure a GPU in minutes: bits, compressors beside torch, training, ZEN's
     partition, offload.
@@ -73,16 +71,16 @@ def device(
     from ..micro import device as bench
     from ..micro import kernel
 
-    given: dict[str, Any] = {
+    keywords: dict[str, Any] = {
         "device": where,
         "parts": tuple(part or bench.PARTS),
         "ranks": ranks,
-        "wide_area": wide_area(delay, jitter, up, down, slow),
+        "wide_area": read_wide_area(delay, jitter, up, down, slow),
     }
     if rate:
-        given["rates_bytes_per_s"] = tuple(map(parse_rate, rate))
+        keywords["rates_bytes_per_s"] = tuple(map(parse_rate, rate))
     made = bench.DeviceBench.small if where == "cpu" else bench.DeviceBench
-    settings = made(**given, minutes=minutes)
+    settings = made(**keywords, minutes=minutes)
 
     def announce(row: Row) -> None:  # a run that is cut short has told what it knew
         print(bench.line(row), file=sys.stderr if as_json else sys.stdout, flush=True)

@@ -10,17 +10,18 @@ from typing import Annotated
 
 import typer
 
-from gradwire.cli.report.output import Fractions, emit, progress
+from gradwire.cli.report.links import Delay, Down, Jitter, Slow, Up
+from gradwire.cli.report.output import AsJson, Fractions, emit, progress
 from gradwire.contract.units import parse_rate
 
 from ..auto import auto as auto_bench
 from ..faults import accidents
 from ..faults import faults as faults_bench
 from ..faults.faults_judge import COLUMNS
-from ..testbed.wide_area import NEAR, WideArea
+from ..testbed.wide_area import NEAR, WideArea, read_wide_area
 from ..training import training as training_bench
 from ..training import training_links
-from ._wide_area import Delay, Down, Jitter, Slow, Up, wide_area
+from ._options import SingleRankHosts, TaskName, Turns
 
 
 def auto(
@@ -42,12 +43,10 @@ def auto(
     then: Annotated[
         str | None, typer.Option(help="Instead: links change to this rate in mid-run.")
     ] = None,
-    hosts: Annotated[int, typer.Option(help="How many hosts, one rank each.")] = 4,
+    hosts: SingleRankHosts = 4,
     steps: Annotated[int, typer.Option(help="Steps of each turn, at least.")] = 3,
     turn_s: Annotated[float, typer.Option(help="Seconds of each turn, about.")] = 2.0,
-    rounds: Annotated[
-        int, typer.Option(help="Turns that are measured, after one more.")
-    ] = 3,
+    rounds: Turns = 3,
     under: Annotated[
         str, typer.Option(help="plain or ddp: what is attached.")
     ] = "plain",
@@ -56,9 +55,7 @@ def auto(
         list[str] | None,
         typer.Option(help="Only this single exchange; may be repeated."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train models by auto, by DDP and by single exchanges of its fidelity, in turn.
 
@@ -67,7 +64,7 @@ def auto(
     the cores. With --then: steps from a change of the links to the plan for it.
     """
     rates = _links(rate)
-    links = wide_area(delay, jitter, up, down, slow)
+    links = read_wide_area(delay, jitter, up, down, slow)
     settings = auto_bench.AutoBench(
         models=tuple(model or auto_bench.MODELS),
         rates=tuple(rates) or _default_rates(links),
@@ -100,12 +97,12 @@ def auto(
 def _default_rates(links: WideArea) -> tuple[float | None, ...]:
     """Rates of `bench auto`; the loopback is no far link."""
     is_equal = links == NEAR
-    return tuple(one for one in auto_bench.RATES if is_equal or one is not None)
+    return tuple(rate for rate in auto_bench.RATES if is_equal or rate is not None)
 
 
 def _links(rates: list[str] | None) -> list[float | None]:
     """Bytes per second of each link; None is the loopback, which nothing slows."""
-    return [None if one == "loopback" else parse_rate(one) for one in rates or ()]
+    return [None if rate == "loopback" else parse_rate(rate) for rate in rates or ()]
 
 
 def train(
@@ -147,9 +144,7 @@ def train(
     peers: Annotated[
         list[Path] | None, typer.Option(help="A folder of peers' packages.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train small models by several methods: the loss after as many steps, or over
     seconds.
@@ -168,7 +163,7 @@ def train(
         learning_rates=learning_rates,
         trained=tuple(only or ()),
     )
-    links = wide_area(delay, jitter, up, down, slow)
+    links = read_wide_area(delay, jitter, up, down, slow)
     on_links = rate or goal_step is not None or out is not None or peers
     if on_links or links != NEAR:
         _train_on_links(
@@ -213,18 +208,14 @@ def loopback(
     ranks: Annotated[
         int, typer.Option(help="Processes that train, on this machine.")
     ] = 2,
-    task: Annotated[
-        str, typer.Option(help="text, perceptron, gpt, lstm, convnet or fashion.")
-    ] = "perceptron",
+    task: TaskName = "perceptron",
     turns: Annotated[int, typer.Option(help="How often each side has its turn.")] = 8,
     iterations: Annotated[int, typer.Option(help="Steps that a turn measures.")] = 10,
     only: Annotated[
         list[str] | None,
         typer.Option(help="Compressors [default: none, which is dense]."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Time training steps where the network costs nothing, in turn with DDP's.
 
@@ -269,16 +260,20 @@ def faults(
     check_every: Annotated[
         int, typer.Option(help="Steps to a check of parameters; 0: never.")
     ] = 1,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    delay: Delay = 0.0,
+    jitter: Jitter = 0.0,
+    up: Up = None,
+    down: Down = None,
+    slow: Slow = None,
+    as_json: AsJson = False,
 ) -> None:
     """Kill, cut off and spoil ranks that train, and see what the others make of it.
 
     Exits with 1 if anything is wrong: hangs (no end), late (more than 5 s after the
     time-out), raw (an error of others), diverged (without an error), misnamed (at most
     that share, by Wilson's 95 %), apart (steps differ), left (a process stays),
-    not_struck. Seconds are those to detect.
+    not_struck. Seconds are those to detect. With options of links all trials run on
+    such hosts, whose other links have 500 Mbit/s.
     """
     settings = faults_bench.FaultsBench(
         trials=trials,
@@ -289,10 +284,12 @@ def faults(
         number=number,
         timeout_s=timeout,
         check_every=check_every or None,
+        wide_area=read_wide_area(delay, jitter, up, down, slow),
     )
     with progress("bench faults", total=1) as advance:
         rows, notes = faults_bench.run(settings, Fractions(advance))
     title = f"{trials} trials of seed {seed}, time-out {timeout:g} s"
+    title += str(settings.wide_area)
     emit("bench faults", rows, as_json=as_json, title=title, notes=notes)
     if any(rows[-1][column] for column in COLUMNS):
         raise typer.Exit(1)
@@ -317,9 +314,7 @@ def matrix(
         bool,
         typer.Option("--pairs", help="Run no program: write the table of pairs alone."),
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run programs as people write them by every kind of exchange, and compare the
     bits.
@@ -339,8 +334,8 @@ def matrix(
         programs or PROGRAMS, tuple(only or ()), tuple(exchange or ()), seed
     )
     with progress("bench matrix", total=1) as advance:
-        found = bench.run(asked, Fractions(advance))
-    rows, notes = table.rows(found)
+        results = bench.run(asked, Fractions(advance))
+    rows, notes = table.rows(results)
     emit(
         "bench matrix",
         rows,
@@ -349,6 +344,6 @@ def matrix(
         notes=notes,
     )
     if out is not None:
-        table.write(found, out)
-    if table.is_wrong(found):
+        table.write(results, out)
+    if table.is_wrong(results):
         raise typer.Exit(1)

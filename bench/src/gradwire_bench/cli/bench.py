@@ -11,7 +11,8 @@ from typing import Annotated
 import torch
 import typer
 
-from gradwire.cli.report.output import Fractions, emit, progress
+from gradwire.cli.report.links import Delay, Down, Jitter, Slow, Up
+from gradwire.cli.report.output import AsJson, Fractions, emit, progress
 from gradwire.contract.bounds import check_whole
 from gradwire.contract.units import parse_rate
 from gradwire.errors import invalid
@@ -23,9 +24,21 @@ from ..micro import sparse as sparse_bench
 from ..micro.draws import IndexDraws, draws_like
 from ..micro.sparse_rank import OWN, SCHEMES
 from ..schedule import schedule as schedule_bench
+from ..testbed.wide_area import read_wide_area
 from . import _bench_training as of_training
 from ._bench_device import device
-from ._wide_area import Delay, Down, Jitter, Slow, Up, wide_area
+from ._options import (
+    BothThreads,
+    Compressors,
+    Device,
+    LinkRate,
+    NumElements,
+    NumHosts,
+    Planners,
+    RanksPerHost,
+    SingleRankHosts,
+    Turns,
+)
 
 app = typer.Typer(no_args_is_help=True)
 _log = logging.getLogger("gradwire")
@@ -51,29 +64,21 @@ for verb in (
 
 @app.command()
 def exchange(
-    hosts: Annotated[int, typer.Option(help="How many hosts.")] = 4,
-    ranks_per_host: Annotated[
-        int, typer.Option(help="Ranks that share a host's link.")
-    ] = 1,
-    rate: Annotated[str, typer.Option(help="Rate of each host's link.")] = "500mbit",
+    hosts: NumHosts = 4,
+    ranks_per_host: RanksPerHost = 1,
+    rate: LinkRate = "500mbit",
     delay: Delay = 0.0,
     jitter: Jitter = 0.0,
     up: Up = None,
     down: Down = None,
     slow: Slow = None,
-    numel: Annotated[
-        int, typer.Option(help="Elements of the float32 gradient.")
-    ] = 10_000_000,
-    repeats: Annotated[
-        int, typer.Option(help="Turns that are measured, after one more.")
-    ] = 7,
+    numel: NumElements = 10_000_000,
+    repeats: Turns = 7,
     only: Annotated[
         list[str] | None,
         typer.Option(help="A compressor or exchange; may be repeated."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Time one gradient through every exchange, encode and decode included.
 
@@ -85,7 +90,7 @@ def exchange(
         hosts=hosts,
         ranks_per_host=ranks_per_host,
         rate_bytes_per_s=parse_rate(rate),
-        wide_area=wide_area(delay, jitter, up, down, slow),
+        wide_area=read_wide_area(delay, jitter, up, down, slow),
         numel=numel,
         repeats=repeats,
         only=tuple(only or ()),
@@ -100,16 +105,14 @@ def exchange(
 
 @app.command()
 def sparse(
-    hosts: Annotated[int, typer.Option(help="How many hosts, one rank each.")] = 8,
-    rate: Annotated[str, typer.Option(help="Rate of each host's link.")] = "200mbit",
+    hosts: SingleRankHosts = 8,
+    rate: LinkRate = "200mbit",
     delay: Delay = 0.0,
     jitter: Jitter = 0.0,
     up: Up = None,
     down: Down = None,
     slow: Slow = None,
-    numel: Annotated[
-        int, typer.Option(help="Elements of the float32 gradient.")
-    ] = 10_000_000,
+    numel: NumElements = 10_000_000,
     density: Annotated[
         float, typer.Option(help="Share of them that each rank takes.")
     ] = 0.01,
@@ -131,16 +134,12 @@ def sparse(
             help="Overlap, skew and run of a model: lstm, deepfm or transformer."
         ),
     ] = None,
-    repeats: Annotated[
-        int, typer.Option(help="Turns that are measured, after one more.")
-    ] = 7,
+    repeats: Turns = 7,
     pieces: Annotated[int, typer.Option(help="Messages the gradient is cut into.")] = 1,
     only: Annotated[
         list[str] | None, typer.Option(help="A scheme; may be repeated.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Time one sparse gradient through every scheme and the dense all-reduce, in turn.
 
@@ -161,7 +160,7 @@ def sparse(
     settings = sparse_bench.SparseBench(
         draws=draws,
         rate_bytes_per_s=parse_rate(rate),
-        wide_area=wide_area(delay, jitter, up, down, slow),
+        wide_area=read_wide_area(delay, jitter, up, down, slow),
         repeats=repeats,
         pieces=pieces,
         schemes=tuple(only or (*SCHEMES, *OWN)),
@@ -179,26 +178,18 @@ def sparse(
 
 @app.command()
 def kernel(
-    only: Annotated[
-        list[str] | None, typer.Option(help="Only these compressors; default: all.")
-    ] = None,
-    numel: Annotated[
-        int, typer.Option(help="Elements of the float32 gradient.")
-    ] = 25_000_000,
-    threads: Annotated[int, typer.Option(help="OpenMP threads of both sides.")] = 2,
-    rounds: Annotated[
-        int, typer.Option(help="Turns that are measured, after one more.")
-    ] = 15,
-    device: Annotated[str, typer.Option(help="Where: cpu or cuda.")] = "cpu",
+    only: Compressors = None,
+    numel: NumElements = 25_000_000,
+    threads: BothThreads = 2,
+    rounds: Turns = 15,
+    device: Device = "cpu",
     compiled: Annotated[
         bool,
         typer.Option(
             "--compiled", help="Also beside torch.compile, which takes minutes."
         ),
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Time compressors against a copy and against torch, both sides in one run, in
     turn.
@@ -206,12 +197,7 @@ def kernel(
     encode is with error feedback, decode adds to a sum; the -plain ones do neither.
     """
     _check_counts(rounds=(rounds, 4), numel=(numel, 1), threads=(threads, 1))
-    if device not in ("cpu", "cuda") or (
-        device == "cuda" and not torch.cuda.is_available()
-    ):
-        raise invalid(
-            "device", device, "cpu, or cuda where torch has one", "leave it out"
-        )
+    _check_device(device)
     codecs = kernel_bench.shipped(only or [])
     peers = _peers(compiled, device)
     with progress("bench kernel"):
@@ -230,8 +216,16 @@ def _check_counts(**counts: tuple[int, int]) -> None:
     """Refuses options below the smallest number that is allowed, which stands behind
     each.
     """
-    for name, (given, least) in counts.items():
-        check_whole(name, given, "leave it out", least=least)
+    for name, (count, least) in counts.items():
+        check_whole(name, count, "leave it out", least=least)
+
+
+def _check_device(device: str) -> None:
+    """Refuses a device that torch does not have here."""
+    known = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    if device not in known:
+        accepted = "cpu, or cuda where torch has one"
+        raise invalid("device", device, accepted, "leave it out")
 
 
 def _peers(compiled: bool, device: str) -> kernel_bench.Peers:
@@ -243,17 +237,11 @@ def _peers(compiled: bool, device: str) -> kernel_bench.Peers:
 
 @app.command()
 def select(
-    numel: Annotated[
-        int, typer.Option(help="Elements of the float32 gradient.")
-    ] = 25_000_000,
+    numel: NumElements = 25_000_000,
     density: Annotated[float, typer.Option(help="The share to select.")] = 0.01,
     threads: Annotated[int, typer.Option(help="Threads of both sides.")] = 2,
-    rounds: Annotated[
-        int, typer.Option(help="Turns that are measured, after one more.")
-    ] = 15,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    rounds: Turns = 15,
+    as_json: AsJson = False,
 ) -> None:
     """Time every sparsifier's selection against abs().topk and a copy, in one run, in
     turn.
@@ -284,25 +272,16 @@ def partition(
         str, typer.Option(help="Rate of the link that bytes are saved on.")
     ] = "1gbit",
     threads: Annotated[int, typer.Option(help="OpenMP threads.")] = 2,
-    rounds: Annotated[
-        int, typer.Option(help="Turns that are measured, after one more.")
-    ] = 15,
-    device: Annotated[str, typer.Option(help="Where: cpu or cuda.")] = "cpu",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    rounds: Turns = 15,
+    device: Device = "cpu",
+    as_json: AsJson = False,
 ) -> None:
     """Time partition, merge and hash bitmaps of one rank against the transfer that they
     save.
 
     On a GPU: the partition by a sort against ZEN's algorithm 1.
     """
-    if device not in ("cpu", "cuda") or (
-        device == "cuda" and not torch.cuda.is_available()
-    ):
-        raise invalid(
-            "device", device, "cpu, or cuda where torch has one", "leave it out"
-        )
+    _check_device(device)
     from ..micro import partition as bench
 
     draws = IndexDraws(numel=numel, world=hosts, density=density, overlap=overlap)
@@ -318,13 +297,9 @@ def batch(
         list[str] | None,
         typer.Option(help="Compressors [default: onebit, terngrad, int8]."),
     ] = None,
-    threads: Annotated[int, typer.Option(help="OpenMP threads of both sides.")] = 2,
-    rounds: Annotated[
-        int, typer.Option(help="Turns that are measured, after one more.")
-    ] = 9,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    threads: BothThreads = 2,
+    rounds: Turns = 9,
+    as_json: AsJson = False,
 ) -> None:
     """Time encoding all gradients of a model in one call against a call for each, in
     turn.
@@ -346,10 +321,8 @@ def schedule(
         list[str] | None,
         typer.Option(help="A model of the catalogue, or a profile's file."),
     ] = None,
-    hosts: Annotated[int, typer.Option(help="How many hosts.")] = 8,
-    ranks_per_host: Annotated[
-        int, typer.Option(help="Ranks that share a host's link.")
-    ] = 1,
+    hosts: NumHosts = 8,
+    ranks_per_host: RanksPerHost = 1,
     rate: Annotated[
         str, typer.Option(help="Rate of the links that are stood for.")
     ] = "10gbit",
@@ -370,18 +343,14 @@ def schedule(
     iterations: Annotated[
         int, typer.Option(help="Iterations that a turn measures.")
     ] = 2,
-    planner: Annotated[
-        list[str] | None, typer.Option(help="Only these planners.")
-    ] = None,
+    planner: Planners = None,
     trials: Annotated[
         int, typer.Option(help="Settings tried where they are tuned.")
     ] = 25,
     picture: Annotated[
         Path | None, typer.Option(help="Write timelines (PNG) here.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Replay models on shaped links under each planner; measured beside simulated
     seconds.
@@ -395,7 +364,7 @@ def schedule(
         hosts=hosts,
         ranks_per_host=ranks_per_host,
         rate_bytes_per_s=parse_rate(rate),
-        wide_area=wide_area(delay, jitter, up, down, slow),
+        wide_area=read_wide_area(delay, jitter, up, down, slow),
         scale=scale,
         slowdown=slowdown,
         turns=turns,

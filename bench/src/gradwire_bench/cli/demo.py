@@ -9,30 +9,30 @@ from typing import Annotated
 
 import typer
 
-from gradwire.cli.report.output import Fractions, emit, machine, progress
+from gradwire.cli.report.links import Delay, Down, Jitter, Slow, Up
+from gradwire.cli.report.output import AsJson, Fractions, emit, machine, progress
 from gradwire.contract.units import parse_rate
 from gradwire.errors import NotInstalled
 
 from ..demo.demo import Demo, DemoResult, run, write_report
 from ..demo.demo_rank import COMPRESSORS
-from ._wide_area import Delay, Down, Jitter, Slow, Up, wide_area
+from ..testbed.wide_area import read_wide_area
+from ._options import LinkRate, NumSteps, SingleRankHosts, TaskName
 
 app = typer.Typer()
 
 
 @app.command()
 def demo(
-    hosts: Annotated[int, typer.Option(help="How many hosts, one rank each.")] = 4,
-    rate: Annotated[str, typer.Option(help="Rate of each host's link.")] = "200mbit",
+    hosts: SingleRankHosts = 4,
+    rate: LinkRate = "200mbit",
     delay: Delay = 0.0,
     jitter: Jitter = 0.0,
     up: Up = None,
     down: Down = None,
     slow: Slow = None,
-    steps: Annotated[int, typer.Option(help="Training steps for each method.")] = 40,
-    task: Annotated[
-        str, typer.Option(help="text, perceptron, gpt, lstm, convnet or fashion.")
-    ] = "text",
+    steps: NumSteps = 40,
+    task: TaskName = "text",
     compressor: Annotated[
         list[str] | None,
         typer.Option(help="A compressor of gradwire list; may be repeated."),
@@ -40,9 +40,7 @@ def demo(
     out: Annotated[
         Path, typer.Option(help="Folder for pictures, traces and the report.")
     ] = Path("demo-report"),
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a real model on shaped links by several methods, and compare.
 
@@ -53,7 +51,7 @@ def demo(
     settings = Demo(
         hosts=hosts,
         rate_bytes_per_s=parse_rate(rate),
-        wide_area=wide_area(delay, jitter, up, down, slow),
+        wide_area=read_wide_area(delay, jitter, up, down, slow),
         steps=steps,
         task=task,
         compressors=tuple(compressor or COMPRESSORS),

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from gradwire.cli.report.output import AsJson
+
 from ._checkout import beside
 
 app = typer.Typer()
@@ -39,9 +41,7 @@ def reproduce(
             help="Folder for the figures: one JSON file, tables and pictures."
         ),
     ] = Path("reproduction"),
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure a paper's tables and figures, and print them beside the paper's own
     statements.

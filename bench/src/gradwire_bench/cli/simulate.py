@@ -12,7 +12,8 @@ from typing import Annotated
 
 import typer
 
-from gradwire.cli.report.output import emit, progress
+from gradwire.cli.report.output import AsJson, emit, progress
+from gradwire.cli.report.table import Row
 from gradwire.contract.registry import load, names
 from gradwire.contract.trace.span import Trace
 from gradwire.contract.units import format_rate, parse_rate, ratio
@@ -25,6 +26,7 @@ from gradwire_lab.planning.inputs import RANKS, RATE, load_or_read, read_cluster
 from gradwire_lab.planning.tune import search_space
 
 from ..report import curves, timeline
+from ._options import Planners
 
 app = typer.Typer()
 
@@ -41,10 +43,12 @@ def simulate(
     rate: Annotated[
         str | None, typer.Option(help=f"As 1gbit,10gbit; else {RATE}.")
     ] = None,
-    cluster: Annotated[Path | None, typer.Option(help="A cluster's file.")] = None,
-    planner: Annotated[
-        list[str] | None, typer.Option(help="Only these planners.")
+    delay: Annotated[
+        float | None,
+        typer.Option(help="Milliseconds that a packet takes one way between hosts."),
     ] = None,
+    cluster: Annotated[Path | None, typer.Option(help="A cluster's file.")] = None,
+    planner: Planners = None,
     tune: Annotated[
         bool, typer.Option(help="Show planners with tuned settings too.")
     ] = False,
@@ -55,9 +59,7 @@ def simulate(
         Path | None,
         typer.Option("--curves", help="Write speedups over one rank (PNG) here."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Predict one iteration of a model under each planner, for any number of ranks and
     any link.
@@ -67,9 +69,9 @@ def simulate(
     of all ranks. Without --planner, those that cannot plan for a cluster are left out,
     and said to be below the table.
     """
-    profiles = [load_or_read(one) for one in model]
+    profiles = [load_or_read(name) for name in model]
     clusters = [
-        read_cluster(cluster, num_ranks, link)
+        read_cluster(cluster, num_ranks, link, delay)
         for num_ranks, link in itertools.product(read_ranks(ranks), read_rates(rate))
     ]
     wanted = planner or names("planner")
@@ -175,15 +177,15 @@ class ModelOnCluster:
             self.timelines[shown] = run_plan(plan, self.profile, self.cluster)
             self._num_messages[shown] = len(plan.messages)
 
-    def rows(self) -> list[dict[str, object]]:
+    def rows(self) -> list[Row]:
         profile = self.profile
         num_ranks = self.cluster.num_ranks
         compute_s = profile.forward_s + profile.backward_s
         wfbp = self.timelines.get("wfbp")
-        rows: list[dict[str, object]] = []
+        rows: list[Row] = []
         for name, trace in self.timelines.items():
             iteration_s = trace.iteration_s
-            row: dict[str, object] = {
+            row: Row = {
                 "name": name,
                 "model": profile.model,
                 "num_ranks": num_ranks,
@@ -204,7 +206,7 @@ class ModelOnCluster:
         return rows
 
 
-def draw_speedups(rows: Sequence[dict[str, object]], path: Path) -> None:
+def draw_speedups(rows: Sequence[Row], path: Path) -> None:
     """Draws speedup over ranks where they vary, otherwise over rates; a panel a
     model.
     """

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from gradwire.cli.report.links import Delay, Down, Jitter, Slow, Up
 from gradwire.cli.report.output import emit
 from gradwire.contract.units import parse_rate
 
@@ -15,8 +16,7 @@ from ..testbed.checked import check_links
 from ..testbed.counters import InterfaceCounters
 from ..testbed.hosts import Hosts, Testbed, available, open_hosts
 from ..testbed.launch import exit_code, failure_text, launch
-from ..testbed.wide_area import NEAR
-from ._wide_area import Delay, Down, Jitter, Slow, Up, wide_area
+from ..testbed.wide_area import NEAR, read_wide_area
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
@@ -59,7 +59,7 @@ def run(
         ranks_per_host=ranks_per_host,
         rate_bytes_per_s=parse_rate(rate),
         mtu=mtu,
-        wide_area=wide_area(delay, jitter, up, down, slow),
+        wide_area=read_wide_area(delay, jitter, up, down, slow),
     )
     with open_hosts(settings) as opened:
         before = opened.read_counters()
@@ -128,7 +128,7 @@ def check(
         hosts=2,
         rate_bytes_per_s=parse_rate(rate or "500mbit"),
         mtu=mtu,
-        wide_area=wide_area(delay, jitter, up, down, None),
+        wide_area=read_wide_area(delay, jitter, up, down, None),
     )
     found = available(settings)
     rows: list[dict[str, object]] = [

@@ -8,11 +8,13 @@ from typing import Annotated
 
 import typer
 
+from gradwire.cli.report.links import Delay, Down, Jitter, Slow, Up
 from gradwire.cli.report.output import Fractions, emit, progress
 from gradwire.contract.units import parse_rate
 
 from ..demo.demo import Demo, run
-from ._wide_area import Delay, Down, Jitter, Slow, Up, wide_area
+from ..testbed.wide_area import read_wide_area
+from ._options import NumSteps
 from .demo import announce, write
 
 app = typer.Typer()
@@ -26,7 +28,7 @@ def try_here(
     up: Up = None,
     down: Down = None,
     slow: Slow = None,
-    steps: Annotated[int, typer.Option(help="Training steps for each method.")] = 24,
+    steps: NumSteps = 24,
     out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path(
         "gradwire-try"
     ),
@@ -41,7 +43,7 @@ def try_here(
     settings = Demo(
         hosts=2,
         rate_bytes_per_s=parse_rate(rate),
-        wide_area=wide_area(delay, jitter, up, down, slow),
+        wide_area=read_wide_area(delay, jitter, up, down, slow),
         steps=steps,
         compressors=("cast16", "uniform", "onebit"),
         relayed=True,

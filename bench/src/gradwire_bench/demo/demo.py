@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.cli.report import table
+from gradwire.cli.report.table import Row
 from gradwire.contract.bounds import check_whole
 from gradwire.contract.registry import load
 from gradwire.contract.trace.chrome import save_chrome
@@ -110,7 +111,7 @@ def _num_cores() -> int:
 class DemoResult:
     """Rows of the table, and what pictures are drawn from."""
 
-    rows: list[dict[str, object]]
+    rows: list[Row]
     traces: dict[str, Trace]
     losses: dict[str, list[float]]
     step_s: dict[str, list[float]]
@@ -181,7 +182,7 @@ def run(demo: Demo, report: Report, *, timeout_s: float = 900.0) -> DemoResult:
     )
 
 
-def _row(demo: Demo, method: str, results: list[dict[str, Any]]) -> dict[str, object]:
+def _row(demo: Demo, method: str, results: list[dict[str, Any]]) -> Row:
     own = results[0][method]
     ddp = results[0]["ddp"]
     sent = sum(result[method]["sent_bytes"] for result in results) / len(results)
@@ -205,7 +206,7 @@ def write_report(
     *,
     title: str,
     command: str,
-    machine: dict[str, object],
+    machine: Row,
 ) -> Path:
     """Writes one Chrome trace a method, pictures, and the HTML page that holds them
     all.

@@ -14,12 +14,14 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from statistics import median
 
+from gradwire.cli.report.table import Row
 from gradwire.contract.bounds import check_whole
 from gradwire.errors import invalid
 
 from ..errors import TestbedUnavailable
-from ..testbed.hosts import available
-from .accidents import KINDS, LINKS, WAYS, Accident, drawn
+from ..testbed.hosts import Testbed, available
+from ..testbed.wide_area import NEAR, WideArea
+from .accidents import KINDS, LINKS, PARTITIONS, WAYS, Accident, drawn
 from .faults_judge import COLUMNS, Flaws, judge
 from .faults_trial import Trials
 
@@ -32,7 +34,8 @@ class FaultsBench:
 
     ``only`` are the kinds of faults that are drawn (all that this machine can do, where
     it is empty), ``number`` a single trial that is to be repeated. The ranks attach
-    with ``timeout_s`` and ``check_every``.
+    with ``timeout_s`` and ``check_every``. With a ``wide_area`` all trials run on hosts
+    with such links, without it only those whose links fail.
     """
 
     trials: int
@@ -43,6 +46,7 @@ class FaultsBench:
     number: int | None = None
     timeout_s: float = 5.0
     check_every: int | None = 1
+    wide_area: WideArea = NEAR
 
     def __post_init__(self) -> None:
         check_whole("trials", self.trials, "write --trials 24")
@@ -60,6 +64,13 @@ class FaultsBench:
             raise invalid(
                 "timeout", self.timeout_s, "at least 2 seconds", "write --timeout 5"
             )
+        # refuses a slow host that there is not
+        self.testbed  # noqa: B018
+
+    @property
+    def testbed(self) -> Testbed:
+        """The hosts of a trial, as many as the largest one needs."""
+        return Testbed(hosts=max(PARTITIONS.values()), wide_area=self.wide_area)
 
 
 def accidents_of(settings: FaultsBench) -> list[Accident]:
@@ -70,18 +81,18 @@ def accidents_of(settings: FaultsBench) -> list[Accident]:
     trial 1: kill of rank 0, after a verb of step 3, casync_ring
     """
     numbers = range(settings.trials) if settings.number is None else (settings.number,)
-    given = (
+    names = (
         settings.only or KINDS,
         settings.ways or WAYS,
         settings.timeout_s,
         settings.check_every,
     )
-    return [drawn(settings.seed, number, *given) for number in numbers]
+    return [drawn(settings.seed, number, *names) for number in numbers]
 
 
 def run(
     settings: FaultsBench, report: Callable[[float, str], None]
-) -> tuple[list[dict[str, object]], list[str]]:
+) -> tuple[list[Row], list[str]]:
     """A row for each kind of fault and one for all, and a note for each trial that went
     wrong.
 
@@ -90,28 +101,35 @@ def run(
     """
     accidents = accidents_of(settings)
     notes = []
-    if any(one.kind in LINKS for one in accidents) and not (can := available()):
-        if settings.only and set(settings.only) <= set(LINKS):
-            raise TestbedUnavailable(f"links cannot fail here: {can.reason}")
-        accidents = [one for one in accidents if one.kind not in LINKS]
+    is_near = settings.wide_area == NEAR
+    on_hosts = [
+        accident for accident in accidents if accident.kind in LINKS or not is_near
+    ]
+    if on_hosts and not (can := available(None if is_near else settings.testbed)):
+        if not is_near or (settings.only and set(settings.only) <= set(LINKS)):
+            raise TestbedUnavailable(f"there are no such links here: {can.reason}")
+        accidents = [accident for accident in accidents if accident.kind not in LINKS]
         notes = [f"no trials of links: {can.reason}"]
-    judged = _judged(accidents, settings.at_once, report)
+    judged = _judged(settings, accidents, report)
     for accident in accidents:
         notes += [
             f"{accident}: {text}" for text in judged[accident.number].wrong.values()
         ]
     kinds = dict.fromkeys(accident.kind for accident in accidents)
     of_kind = {k: [judged[a.number] for a in accidents if a.kind == k] for k in kinds}
-    rows = [_row(kind, found) for kind, found in of_kind.items()]
+    rows = [_row(kind, flaws) for kind, flaws in of_kind.items()]
     return [*rows, _row("all", [*judged.values()])], notes
 
 
 def _judged(
-    accidents: Sequence[Accident], at_once: int, report: Callable[[float, str], None]
+    settings: FaultsBench,
+    accidents: Sequence[Accident],
+    report: Callable[[float, str], None],
 ) -> dict[int, Flaws]:
     """The flaws of every trial by its number."""
     judged: dict[int, Flaws] = {}
-    with Trials() as trials, ThreadPoolExecutor(at_once) as pool:
+    made = Trials(settings.testbed)
+    with made as trials, ThreadPoolExecutor(settings.at_once) as pool:
         running = {
             pool.submit(trials.observe, accident): accident for accident in accidents
         }
@@ -128,17 +146,17 @@ def _judged(
     return judged
 
 
-def _row(name: str, found: Sequence[Flaws]) -> dict[str, object]:
-    seconds = [one.detect_s for one in found if one.detect_s is not None]
-    counts: dict[str, object] = {
-        column: sum(column in one.wrong for one in found) for column in COLUMNS
+def _row(name: str, flaws: Sequence[Flaws]) -> Row:
+    seconds = [flaw.detect_s for flaw in flaws if flaw.detect_s is not None]
+    counts: Row = {
+        column: sum(column in flaw.wrong for flaw in flaws) for column in COLUMNS
     }
-    misnamed = sum("misnamed" in one.wrong for one in found)
+    misnamed = sum("misnamed" in flaw.wrong for flaw in flaws)
     return {
         "name": name,
-        "trials": len(found),
+        "trials": len(flaws),
         **counts,
-        "misnamed_at_most": round(most_likely(misnamed, len(found)), 4),
+        "misnamed_at_most": round(most_likely(misnamed, len(flaws)), 4),
         "median_s": round(median(seconds), 1) if seconds else None,
         "worst_s": round(max(seconds), 1) if seconds else None,
     }

@@ -81,21 +81,23 @@ def judge(accident: Accident, seen: Aftermath) -> Flaws:
     alive = [
         rank for rank in range(accident.world) if rank not in _dead(accident, seen)
     ]
-    found = {
+    endings = {
         rank: ending for rank in alive if (ending := seen.endings[rank]) is not None
     }
-    errors = {rank: one for rank, one in found.items() if one.error}
+    errors = {rank: ending for rank, ending in endings.items() if ending.error}
     wrong = {
-        **_of_silence(accident, seen, set(alive) - set(found)),
+        **_of_silence(accident, seen, set(alive) - set(endings)),
         **_of_raw_errors(accident, errors),
-        **_of_naming(accident, seen, found, errors),
-        **_of_digests(accident, seen, found, errors),
+        **_of_naming(accident, seen, endings, errors),
+        **_of_digests(accident, seen, endings, errors),
         **_of_steps(errors),
-        **_of_processes(accident, seen, found),
+        **_of_processes(accident, seen, endings),
     }
     if not errors:
         return Flaws(wrong, None)
-    detect_s = max(one.end_s for one in errors.values()) - max(seen.struck_s.values())
+    detect_s = max(ending.end_s for ending in errors.values()) - max(
+        seen.struck_s.values()
+    )
     if detect_s > accident.timeout_s + GRACE_S:
         wrong["late"] = f"the last rank ended after {detect_s:.1f} s"
     return Flaws(wrong, detect_s)
@@ -125,26 +127,26 @@ def _of_raw_errors(accident: Accident, errors: dict[int, Ending]) -> dict[str, s
     # Ranks that hold other shards meet in collectives of FSDP's own, whose errors are
     # torch's.
     raw = {} if accident.way == FSDP else errors
-    for rank, one in raw.items():
-        if not one.is_ours:
-            return {"raw": f"rank {rank} raised {one.error}: {one.text}"}
+    for rank, ending in raw.items():
+        if not ending.is_ours:
+            return {"raw": f"rank {rank} raised {ending.error}: {ending.text}"}
     return {}
 
 
 def _of_steps(errors: dict[int, Ending]) -> dict[str, str]:
     """Ranks that failed more than one step apart."""
-    steps = [one.step for one in errors.values() if one.step >= 0]
+    steps = [ending.step for ending in errors.values() if ending.step >= 0]
     if steps and max(steps) - min(steps) > 1:
         return {"apart": f"ranks failed in steps {steps}"}
     return {}
 
 
 def _of_processes(
-    accident: Accident, seen: Aftermath, found: dict[int, Ending]
+    accident: Accident, seen: Aftermath, endings: dict[int, Ending]
 ) -> dict[str, str]:
     """Processes that stayed though their training had ended."""
     stays = accident.victims if accident.kind == "return" else ()
-    for rank in found:
+    for rank in endings:
         if seen.exit_codes[rank] is None and rank not in stays:
             return {"left": f"rank {rank} stayed though its training had ended"}
     return {}
@@ -163,16 +165,16 @@ def _dead(accident: Accident, seen: Aftermath) -> set[int]:
 def _of_digests(
     accident: Accident,
     seen: Aftermath,
-    found: dict[int, Ending],
+    endings: dict[int, Ending],
     errors: dict[int, Ending],
 ) -> dict[str, str]:
     """Flaws of parameters, which are compared where no rank has raised."""
     if errors:
         return {}
     digests: dict[int, set[int]] = {}
-    for rank, one in found.items():
+    for rank, ending in endings.items():
         shard = rank % 2 if accident.way == FSDP else 0
-        digests.setdefault(shard, set()).add(one.digest)
+        digests.setdefault(shard, set()).add(ending.digest)
     if any(len(each) > 1 for each in digests.values()):
         return {"diverged": "parameters differ among ranks without an error"}
     if seen.digest is not None and digests.get(0) != {seen.digest}:
@@ -183,51 +185,51 @@ def _of_digests(
 def _of_naming(
     accident: Accident,
     seen: Aftermath,
-    found: dict[int, Ending],
+    endings: dict[int, Ending],
     errors: dict[int, Ending],
 ) -> dict[str, str]:
     """Flaws of the errors that there are, and of those that there are not."""
     if accident.kind in (*BENIGN, "resume"):
         raised = (
-            f"rank {rank} raised {one.error}: {one.text}"
-            for rank, one in errors.items()
+            f"rank {rank} raised {ending.error}: {ending.text}"
+            for rank, ending in errors.items()
         )
         return {"misnamed": "; ".join(raised)} if errors else {}
     if accident.kind in (*PAYLOADS, "flap 5 s"):
         spoilt = {*accident.victims, *_dead(accident, seen)}
-        for rank, one in errors.items():
+        for rank, ending in errors.items():
             may = range(accident.world) if accident.kind == "flip sent" else spoilt
-            if not set(one.ranks) <= set(may):
-                return {"misnamed": f"rank {rank} names {one.ranks}: {one.text}"}
-        silent = [rank for rank, one in found.items() if not one.error]
+            if not set(ending.ranks) <= set(may):
+                return {"misnamed": f"rank {rank} names {ending.ranks}: {ending.text}"}
+        silent = [rank for rank, ending in endings.items() if not ending.error]
         if errors and silent:
             return {"misnamed": f"ranks {silent} raised nothing where others did"}
         return {}
     if accident.way == FSDP or (accident.point == "detach" and not errors):
         return {}  # under FSDP ranks are numbered among those that hold the same shard
-    for rank, one in found.items():
+    for rank, ending in endings.items():
         # A training that ends soon after may not need the store any more.
         may_raise_nothing = accident.point == "detach" or accident.kind == "kill store"
-        if not one.error and not may_raise_nothing:
+        if not ending.error and not may_raise_nothing:
             return {"misnamed": f"rank {rank} raised nothing"}
-        if one.error and not _is_named(accident, rank, one):
-            return {"misnamed": f"rank {rank} names {one.ranks}: {one.text}"}
+        if ending.error and not _is_named(accident, rank, ending):
+            return {"misnamed": f"rank {rank} names {ending.ranks}: {ending.text}"}
     return {}
 
 
-def _is_named(accident: Accident, rank: int, one: Ending) -> bool:
+def _is_named(accident: Accident, rank: int, ending: Ending) -> bool:
     """Whether a rank's error says what has happened."""
     victims = accident.victims
     if accident.kind == "kill store":
-        return one.ranks == ()
+        return ending.ranks == ()
     if accident.kind == "other step":
-        return one.error == "RanksDiffer" and f"rank {victims[0]}" in one.text
+        return ending.error == "RanksDiffer" and f"rank {victims[0]}" in ending.text
     if accident.kind in PARTITIONS:
         others = set(range(accident.world)) - set(victims)
         beyond = others if rank in victims else set(victims)
-        return set(one.ranks) == beyond and "is parted" in one.text
+        return set(ending.ranks) == beyond and "is parted" in ending.text
     # Whose process holds the store, without which nobody can tell of others.
     may = (
         {victims, (0,)} if victims[0] == 0 and accident.kind not in LINKS else {victims}
     )
-    return one.ranks in may
+    return ending.ranks in may

@@ -75,11 +75,13 @@ class Surroundings(NamedTuple):
     resume: bool
 
 
-def keep_store(end: Connection) -> None:
+def keep_store(end: Connection, spaces: Namespaces | None) -> None:
     """The life of a process that only holds the store, as the agent of torchrun
-    does.
+    does, on the first host.
     """
     _die_with_the_parent()
+    if spaces is not None:
+        join_network(spaces, 0)
     store = TCPStore("127.0.0.1", 0, None, True, _JOIN, wait_for_workers=False)
     end.send(store.port)
     end.poll(None)
@@ -137,8 +139,8 @@ def _report(accident: Accident, end: Connection, now_s: float) -> None:
 
 
 def _digest(model: nn.Module) -> int:
-    held = [shard_of(param).detach() for param in model.parameters()]
-    return zlib.crc32(b"".join(tensor.numpy().tobytes() for tensor in held))
+    shards = [shard_of(param).detach() for param in model.parameters()]
+    return zlib.crc32(b"".join(tensor.numpy().tobytes() for tensor in shards))
 
 
 def _ending(error: BaseException | None, digest: int) -> Ending:

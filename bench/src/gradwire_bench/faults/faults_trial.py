@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..testbed.hosts import HostLinks, Hosts, Testbed, shaped_hosts
+from ..testbed.wide_area import NEAR
 from .accidents import FLAPS, LINKS, PARTITIONS, PAUSES, Accident
 from .faults_judge import GRACE_S, Aftermath, Ending
 from .faults_rank import Surroundings, keep_store, live
@@ -26,18 +28,18 @@ _LEFT_S = 10.0
 """Seconds that a process may take to end once its training has ended."""
 _PRELOADED = ["torch", "torch._dynamo", "gradwire_bench.faults.faults_rank"]
 _SLOW_BYTES_PER_S = 125_000.0
-_BED = Testbed(hosts=max(PARTITIONS.values()))
 
 
 class Trials:
     """Carries trials out, several at once, each in processes of its own.
 
     Ranks are forked from one process that has imported torch. Shaped hosts are made
-    when a trial needs links that fail, and kept for the next one. To be used in a
-    ``with`` block.
+    when a trial needs links that fail or links unlike those of one switch, and kept for
+    the next one. To be used in a ``with`` block.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, testbed: Testbed) -> None:
+        self._testbed = testbed
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOADED)
@@ -57,9 +59,6 @@ class Trials:
         with TemporaryDirectory(prefix="gradwire-faults-") as folder:
             if accident.kind == "resume":
                 return self._resumed(accident, folder)
-            if accident.kind in LINKS:
-                with self._bed() as (hosts, links):
-                    return self._lived(accident, folder, hosts, links)
             return self._lived(accident, folder)
 
     def _resumed(self, accident: Accident, folder: str) -> Aftermath:
@@ -75,9 +74,9 @@ class Trials:
             digest = self._digests.get((accident.way, accident.timeout_s))
             if (
                 digest is None
-                and (one := self._lived(calm, other).endings[0]) is not None
+                and (ending := self._lived(calm, other).endings[0]) is not None
             ):
-                digest = None if one.error else one.digest
+                digest = None if ending.error else ending.digest
         if digest is None:  # a busy machine let the run without an accident fail
             return again._replace(struck_s={})
         self._digests[accident.way, accident.timeout_s] = digest
@@ -85,22 +84,22 @@ class Trials:
         return again._replace(struck_s=at_s, digest=digest)
 
     def _lived(
-        self,
-        accident: Accident,
-        folder: str,
-        hosts: Hosts | None = None,
-        links: HostLinks | None = None,
-        *,
-        resume: bool = False,
+        self, accident: Accident, folder: str, *, resume: bool = False
     ) -> Aftermath:
-        start = Surroundings(
-            folder, None if hosts is None else hosts.namespaces, resume
-        )
-        watched = _Watched(self._context, accident, start, links)
-        try:
-            watched.watch()
-        finally:
-            seen = watched.end()
+        with ExitStack() as stack:
+            spaces = None
+            links = None
+            if accident.kind in LINKS or self._testbed.wide_area != NEAR:
+                hosts, links = stack.enter_context(self._bed())
+                assert hosts.namespaces is not None
+                # ranks are sent all but the forwarder, which is of this process
+                spaces = replace(hosts.namespaces, forwarder=None)
+            start = Surroundings(folder, spaces, resume)
+            watched = _Watched(self._context, accident, start, links)
+            try:
+                watched.watch()
+            finally:
+                seen = watched.end()
         return seen
 
     @contextmanager
@@ -108,8 +107,8 @@ class Trials:
         """Shaped hosts for a trial, whose links are whole before and after it."""
         with self._lock:
             if not self._free:
-                hosts = self._stack.enter_context(shaped_hosts(_BED))
-                self._free.append((hosts, HostLinks(hosts, _BED)))
+                hosts = self._stack.enter_context(shaped_hosts(self._testbed))
+                self._free.append((hosts, HostLinks(hosts, self._testbed)))
             bed = self._free.pop()
         try:
             yield bed
@@ -141,7 +140,7 @@ class _Watched:
         for rank in range(accident.world):
             self._processes.append(self._begin(context, live, accident, rank, start))
         if accident.kind == "kill store":
-            self._store = self._begin(context, keep_store)
+            self._store = self._begin(context, keep_store, start.spaces)
             self._store_end = self._ends.pop()
             self._send_port(self._store_end.recv(), self._ends)
 
@@ -161,9 +160,9 @@ class _Watched:
         deadline_s = time.monotonic() + _START_S
         while not set(left.values()) <= set(stays) or len(self._struck_s) < len(stays):
             now_s = time.monotonic()
-            for one in [one for one in self._wakes if one[0] <= now_s]:
-                self._wakes.remove(one)
-                self._go_on(one[1])
+            for wake in [wake for wake in self._wakes if wake[0] <= now_s]:
+                self._wakes.remove(wake)
+                self._go_on(wake[1])
             if now_s > deadline_s:
                 return
             until_s = min([deadline_s, *(at_s for at_s, _ in self._wakes)])
@@ -228,7 +227,8 @@ class _Watched:
             self._links.cut(rank)
 
     def _go_on(self, rank: int) -> None:
-        if self._links is not None:
+        if self.accident.kind in LINKS:
+            assert self._links is not None
             self._links.mend()
         else:
             os.kill(self._processes[rank].pid, signal.SIGCONT)

@@ -113,9 +113,9 @@ class Striker:
         def struck(*args: Any, **named: Any) -> Any:
             if when == "before":
                 self()
-            found = original(*args, **named)
+            result = original(*args, **named)
             self()
-            return found
+            return result
 
         setattr(module, name, struck)
 
@@ -207,11 +207,11 @@ class StruckSteps:
         if accident.when == "before":
             self._striker()
         if accident.when == "during":
-            found = yield (*verbs, Compute("fault", self._striker))
-            return found[:-1] if isinstance(asked, tuple) else found[0]
-        found = yield asked
+            results = yield (*verbs, Compute("fault", self._striker))
+            return results[:-1] if isinstance(asked, tuple) else results[0]
+        results = yield asked
         self._striker()
-        return found
+        return results
 
     def _spoil(self, asked: Any, verbs: tuple[Any, ...]) -> Steps[Any]:
         """Has verbs carried out with other bytes than the exchange has asked for."""
@@ -230,7 +230,7 @@ class StruckSteps:
             # what is kept here stays as it was
             spoilt[at] = replace(verb, buf=verb.buf.clone())
             flip(spoilt[at].buf, bit)
-        found = yield tuple(spoilt) if isinstance(asked, tuple) else spoilt[0]
+        results = yield tuple(spoilt) if isinstance(asked, tuple) else spoilt[0]
         buf = _received(verb)
         if kind == "flip received" and buf is not None:
             flip(buf, bit)
@@ -243,7 +243,7 @@ class StruckSteps:
             )
             extra = _EXTRA_BYTES // verb.buf.element_size()
             target.view(-1, numel).copy_(rows.view(-1, numel + extra)[:, :numel])
-        return found
+        return results
 
 
 def _verbs(asked: Any) -> tuple[Any, ...]:

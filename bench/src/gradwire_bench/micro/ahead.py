@@ -63,9 +63,15 @@ def launches(only: Sequence[str] = ()) -> list[Launch]:
         if isinstance(kind, type) and issubclass(kind, Program):
             codecs[kind.__name__] = kind()
     codecs[f"onebit{LONG_BLOCK}"] = onebit(block=LONG_BLOCK)
-    found = [one for label, codec in codecs.items() for one in _generated(label, codec)]
-    found += _written()
-    return [one for one in found if not only or one.name.startswith(tuple(only))]
+    kernels = [
+        kernels
+        for label, codec in codecs.items()
+        for kernels in _generated(label, codec)
+    ]
+    kernels += _written()
+    return [
+        kernel for kernel in kernels if not only or kernel.name.startswith(tuple(only))
+    ]
 
 
 def _generated(label: str, codec: Program) -> Iterator[Launch]:
@@ -140,8 +146,8 @@ def target_of(name: str) -> Any:
     """
     from triton.backends.compiler import GPUTarget
 
-    if found := re.fullmatch(r"(?:sm_)?(\d+)", name):
-        return GPUTarget("cuda", int(found[1]), 32)
+    if matched := re.fullmatch(r"(?:sm_)?(\d+)", name):
+        return GPUTarget("cuda", int(matched[1]), 32)
     if re.fullmatch(r"gfx[0-9a-f]+", name):
         return GPUTarget("hip", name, 64 if name.startswith("gfx9") else 32)
     accepted = f"sm_ or gfx and a number, such as {', '.join(ALL_TARGETS)}"
@@ -225,7 +231,7 @@ def compile_all(
         target_of(target)  # before minutes are spent on others
     work = [(launch, each) for each in targets for launch in launches(only)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        rows = list(pool.map(lambda one: compiled(*one), work))
+        rows = list(pool.map(lambda row: compiled(*row), work))
     return [
         {name: value for name, value in row.items() if name[0] != "_"} for row in rows
     ]
@@ -254,8 +260,8 @@ def resources(cubin: bytes) -> tuple[int, int]:
     names = sections[names_at][4]
     for name_at, _, _, _, offset, length, *_ in sections:
         if cubin[names + name_at :].startswith(b".nv.info\0"):
-            found = _attributes(cubin[offset : offset + length])
-            return found[_REGISTERS], found[_FRAME_SIZE]
+            attributes = _attributes(cubin[offset : offset + length])
+            return attributes[_REGISTERS], attributes[_FRAME_SIZE]
     raise ValueError("a compiled object without a section .nv.info")
 
 

@@ -110,7 +110,9 @@ def _row(codec: Compressor, model: str, sizes: Sequence[int], rounds: int) -> Ro
     specs = [TensorSpec(f"gradient {i}", numel) for i, numel in enumerate(sizes)]
     states = [codec.init(spec) for spec in specs]
     grad_N, residual_N = _vectors(sum(sizes))
-    grads, residuals = (torch.split(one, [*sizes]) for one in (grad_N, residual_N))
+    grads, residuals = (
+        torch.split(vector, [*sizes]) for vector in (grad_N, residual_N)
+    )
     buffers = [_buffer(codec, spec) for spec in specs]
     whole = TensorSpec("all", sum(sizes))
     whole_state = codec.init(whole)
@@ -157,13 +159,13 @@ def _selective_row(
     state = exchange.init(spec, 2)
     me = Member(0, 2)
     grad_N, residual_N = _vectors(spec.numel)
-    own = torch.zeros(mixed.largest.slot_bytes, dtype=torch.uint8)
+    room = torch.zeros(mixed.largest.slot_bytes, dtype=torch.uint8)
     whole_state = codec.init(spec)
     whole_buffer = _buffer(codec, spec)
     batch, vector = _in_turn(
         [
             lambda: mixed.encode(
-                me, mixed.codec, state.codec_T, grad_N, residual_N, own
+                me, mixed.codec, state.codec_T, grad_N, residual_N, room
             ),
             lambda: codec.encode(
                 whole_state, grad_N, residual_N=residual_N, buffer=whole_buffer
@@ -199,7 +201,7 @@ def _in_turn(calls: Sequence[Callable[[], object]], rounds: int) -> list[list[fl
 
 
 def _ratios(taken: Sequence[float], beside: Sequence[float]) -> list[float]:
-    return [one / other for one, other in zip(taken, beside, strict=True)]
+    return [taken_s / other for taken_s, other in zip(taken, beside, strict=True)]
 
 
 def _beside_vector(batch: Sequence[float], vector: Sequence[float]) -> Row:

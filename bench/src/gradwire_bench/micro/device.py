@@ -190,7 +190,7 @@ def run(
         ),
         "compiled": lambda: _compiled(bench, chosen, left, report),
     }
-    for place, part in enumerate(one for one in PARTS if one in bench.parts):
+    for place, part in enumerate(part for part in PARTS if part in bench.parts):
         report(place / len(bench.parts), part)
         for row in _all_of(part, parts[part], left, notes):
             rows.append(row)
@@ -451,4 +451,4 @@ def _training(
 
 def _step_s(results: Sequence[dict[str, Any]], side: str) -> float:
     """The median step of the slowest rank."""
-    return max(float(median(one["seconds"][side])) for one in results)
+    return max(float(median(result["seconds"][side])) for result in results)

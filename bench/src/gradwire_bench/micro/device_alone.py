@@ -48,13 +48,13 @@ def missing(packages: Sequence[str] = tuple(NEEDED)) -> list[str]:
     >>> missing(("sys", "no_such_package"))
     ['no_such_package']
     """
-    found = []
+    missing_parts = []
     for name in packages:
         try:
             importlib.import_module(name)
         except ImportError:
-            found.append(name)
-    return found
+            missing_parts.append(name)
+    return missing_parts
 
 
 @contextmanager
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs ``bench device``; returns the exit code: 1 where bits differ, 78 where it
     cannot run.
     """
-    given = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     _say(f"Python {platform.python_version()}")
     lacking = missing()
     for name in lacking:
@@ -114,8 +114,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not {*_FATAL}.isdisjoint(lacking):
         _say("install these: pip install torch numpy")
         return 78
-    with as_installed(Path(__file__).resolve().parents[4]), _ended_after(given.minutes):
-        return _measured(given)
+    with (
+        as_installed(Path(__file__).resolve().parents[4]),
+        _ended_after(options.minutes),
+    ):
+        return _measured(options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -140,21 +143,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _measured(given: argparse.Namespace) -> int:
+def _measured(options: argparse.Namespace) -> int:
     from gradwire.errors import GradwireError
 
     from . import device, kernel
 
-    made = device.DeviceBench.small if given.device == "cpu" else device.DeviceBench
-    parts = tuple(given.part or device.PARTS)
+    made = device.DeviceBench.small if options.device == "cpu" else device.DeviceBench
+    parts = tuple(options.part or device.PARTS)
     settings: dict[str, Any] = {
         "parts": parts,
-        "ranks": given.ranks,
-        "minutes": given.minutes,
+        "ranks": options.ranks,
+        "minutes": options.minutes,
     }
     try:
-        bench = made(device=given.device, **settings)
-        codecs = kernel.shipped(given.only or ())
+        bench = made(device=options.device, **settings)
+        codecs = kernel.shipped(options.only or ())
         rows, notes = device.run(
             bench,
             lambda done, what: _say(f"... {what}"),

@@ -64,7 +64,9 @@ def rows(
             here.
         limit_s: Seconds in which rows may come, for a GPU.
     """
-    programs = {type(one).__name__: one for one in codecs if isinstance(one, Program)}
+    programs = {
+        type(codec).__name__: codec for codec in codecs if isinstance(codec, Program)
+    }
     if device.type != "cuda":
         by_hand = _BY_HAND if _is_interpreted() else {}
         for name in (*programs, *by_hand):
@@ -87,10 +89,10 @@ def rows_apart(
     end_s = time.monotonic() + limit_s
     count = min(len(names), os.cpu_count() or 1, _PROCESSES)
     with get_context("spawn").Pool(count, torch.set_num_threads, (1,)) as pool:
-        found = pool.imap_unordered(partial(row_of, device=device), names)
+        rows = pool.imap_unordered(partial(row_of, device=device), names)
         while waiting:
             try:
-                row = found.next(max(0.0, end_s - time.monotonic()))
+                row = rows.next(max(0.0, end_s - time.monotonic()))
             except TimeoutError:
                 missing = ", ".join(sorted(waiting))
                 yield {
@@ -190,15 +192,15 @@ def _of_program(codec: Program, device: torch.device) -> Checked:
                 with _by(_defined):
                     wanted = _made(codec, [grad_N], host, has_residual)
                 with _by(ours):
-                    found = _made(codec, [grad_N], device, has_residual)
-                yield f"{numel} of {kind}", _are_equal(found, wanted)
+                    made = _made(codec, [grad_N], device, has_residual)
+                yield f"{numel} of {kind}", _are_equal(made, wanted)
     for sizes in _SEVERAL:
         grads = [gradients(numel)["octaves"] for numel in sizes]
         with _by(_defined):
             wanted = _made(codec, grads, host, True)
         with _by(ours):
-            found = _made(codec, grads, device, True)
-        yield f"several, {sizes}", _are_equal(found, wanted)
+            made = _made(codec, grads, device, True)
+        yield f"several, {sizes}", _are_equal(made, wanted)
 
 
 def _made(
@@ -225,7 +227,8 @@ def _made(
     codec.decode_many(payloads, plain, scale=0.5)
     buffers = [payload.buffer for payload in payloads if payload.buffer is not None]
     return [
-        one.cpu() for one in (*buffers, *map(_one_nan, (*residuals, *sums, *plain)))
+        buffer.cpu()
+        for buffer in (*buffers, *map(_one_nan, (*residuals, *sums, *plain)))
     ]
 
 
@@ -234,12 +237,12 @@ def _one_nan(vector_N: Tensor) -> Tensor:
     return torch.where(vector_N == vector_N, vector_N, float("nan"))
 
 
-def _are_equal(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
-    pairs = zip(found, wanted, strict=True)
+def _are_equal(tensors: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
+    pairs = zip(tensors, wanted, strict=True)
     return all(
-        one.shape == other.shape
-        and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
-        for one, other in pairs
+        tensor.shape == other.shape
+        and torch.equal(tensor.view(torch.uint8), other.view(torch.uint8))
+        for tensor, other in pairs
     )
 
 
@@ -265,12 +268,12 @@ def _of_partition(device: torch.device) -> Checked:
         values = torch.randn(count, generator=draw)
         there = Entries(indices_K.to(device), values.to(device))
         shuffle = Permutation(num_units, seed=3)
-        found, _ = algorithm_1(there, num_units, world, shuffle)
+        grouped, _ = algorithm_1(there, num_units, world, shuffle)
         wanted = partition(Entries(indices_K, values), num_units, world, shuffle)
-        own = [_sorted(found.of(rank)) for rank in range(world)]
+        parts = [_sorted(grouped.of(rank)) for rank in range(world)]
         yield (
             f"{count} of {num_units}",
-            own == [_sorted(wanted.of(r)) for r in range(world)],
+            parts == [_sorted(wanted.of(r)) for r in range(world)],
         )
 
 
@@ -289,7 +292,8 @@ def _of_runs(device: torch.device) -> Checked:
         plain_U = torch.where(is_run_U, torch.full_like(codes_U, known.of), codes_U)
         lengths_B, coded_C = known.encode(plain_U, 200)
         single, run, byte, times = (
-            one.to(device) for one in (known.single, known.run, known.byte, known.times)
+            tensor.to(device)
+            for tensor in (known.single, known.run, known.byte, known.times)
         )
         there_U = plain_U.to(device)
         own_B, own_C = runs_launch.encode_runs(

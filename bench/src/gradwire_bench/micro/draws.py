@@ -168,12 +168,12 @@ def draws_like(
     """
     if model not in LIKENESSES:
         raise UnknownName("model", model, [*LIKENESSES])
-    found = LIKENESSES[model]
+    likeness = LIKENESSES[model]
     return IndexDraws(
         numel=numel,
         world=world,
-        density=found.density if density is None else density,
-        overlap=overlap_mean(found),
-        skew=found.skew(world),
-        run=found.width,
+        density=likeness.density if density is None else density,
+        overlap=overlap_mean(likeness),
+        skew=likeness.skew(world),
+        run=likeness.width,
     )

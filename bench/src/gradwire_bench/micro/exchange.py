@@ -58,9 +58,7 @@ class ExchangeBench:
         return [n for name in dict.fromkeys(flat) for n in (name, name + ON_HOSTS)]
 
 
-def run(
-    bench: ExchangeBench, report: Report, *, timeout_s: float = 900.0
-) -> list[dict[str, object]]:
+def run(bench: ExchangeBench, report: Report, *, timeout_s: float = 900.0) -> list[Row]:
     """One row an exchange. A step's time is that of its slowest rank.
 
     Bytes are means over hosts' links. The floor is the busiest host's bytes over the

@@ -111,17 +111,19 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     sides: dict[str, Callable[[], Any]] = {TORCH: lambda: dist.all_reduce(work_N)}
     for name in settings["exchanges"]:
         sides[name] = _Through(exchange_for_row(name, per_host), work_N, engine)
-    found: dict[str, Any] = {name: {"seconds": [], "sent_bytes": []} for name in sides}
+    figures: dict[str, Any] = {
+        name: {"seconds": [], "sent_bytes": []} for name in sides
+    }
     for repeat in range(repeats + 1):
         for place, (name, side) in enumerate(sides.items()):
             report((repeat + place / len(sides)) / (repeats + 1), name)
             work_N.copy_(source_N)
             seconds, sent_bytes = _timed(side)
             if repeat:  # the first turn warms up
-                found[name]["seconds"].append(seconds)
-                found[name]["sent_bytes"].append(sent_bytes)
+                figures[name]["seconds"].append(seconds)
+                figures[name]["sent_bytes"].append(sent_bytes)
     engine.close()
-    return found
+    return figures
 
 
 def _timed(side: Callable[[], Any]) -> tuple[float, int]:

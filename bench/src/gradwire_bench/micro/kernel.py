@@ -94,12 +94,14 @@ def shipped(chosen: Sequence[str] = ()) -> list[Compressor]:
     own.
     """
     made = {name: load("compress", name) for name in chosen or names("compress")}
-    found = {name: kind for name, kind in made.items() if issubclass(kind, Compressor)}
+    programs = {
+        name: kind for name, kind in made.items() if issubclass(kind, Compressor)
+    }
     for name in chosen:
-        if name not in found:
+        if name not in programs:
             remedy = f"measure it whole: gradwire bench exchange --only {name}"
             raise invalid("compressor", name, "one that encodes and decodes", remedy)
-    return [kind() for kind in found.values()]
+    return [kind() for kind in programs.values()]
 
 
 def measure(

@@ -278,7 +278,7 @@ def peers_of(
     Sparsifiers have one peer, torch's own selection: ``abs`` and ``topk``. ``out_N`` is
     written.
     """
-    found: dict[str, dict[str, TimedCall]] = {
+    calls: dict[str, dict[str, TimedCall]] = {
         "encode": {},
         "encode-plain": {},
         "decode": {},
@@ -287,15 +287,15 @@ def peers_of(
     if name in SELECTING and "eager" in kinds:
         num_kept = max(1, round(getattr(codec, "density", 1.0) * grad_N.numel()))
         select = _selection(grad_N, out_N, num_kept)
-        found["encode"]["eager"] = found["encode-plain"]["eager"] = select
+        calls["encode"]["eager"] = calls["encode-plain"]["eager"] = select
     if name in PEERS and codec == type(codec)():
         for kind in kinds:
             encode, merge = _calls(
                 PEERS[name](), grad_N, out_N, compiled=kind == "compiled"
             )
-            found["encode"][kind] = encode
-            found["decode"][kind] = merge
-    return found
+            calls["encode"][kind] = encode
+            calls["decode"][kind] = merge
+    return calls
 
 
 def _selection(grad_N: Tensor, out_N: Tensor, num_kept: int) -> TimedCall:

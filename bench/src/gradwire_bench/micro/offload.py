@@ -57,7 +57,7 @@ def rows(
     ``loop_s``.
     """
     side = Streams().side(device)
-    found: list[Row] = []
+    rows: list[Row] = []
     for size_bytes in sizes_bytes:
         selection = _Selection(device, size_bytes // 4)
         row: Row = {"name": f"offload/{size_bytes / 1000:g} KB"}
@@ -74,8 +74,8 @@ def rows(
             row |= _beside(side, ways, rounds, width, loop_s)
         if size_bytes in PAPER_S:
             row["paper_device_s"], row["paper_host_s"] = PAPER_S[size_bytes]
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows
 
 
 class _Selection:
@@ -154,8 +154,8 @@ def _beside(
     return {
         "loop_s": median(alone),
         **{
-            f"loop_per_selection_on_{name}_s": median(own)
-            for name, own in costs.items()
+            f"loop_per_selection_on_{name}_s": median(seconds)
+            for name, seconds in costs.items()
         },
     }
 

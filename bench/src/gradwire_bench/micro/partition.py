@@ -87,12 +87,12 @@ class _Rank:
         ranks = [_entries(draws.taken(rank, pool), rank) for rank in range(world)]
         self.own = ranks[0]
         self.placed = _room(self.own.num)
-        pushed = [partition(one, numel, world, self.shuffle) for one in ranks]
-        self.given = [one.of(0) for one in pushed]
-        self.summed = _room(sum(one.num for one in self.given))
+        pushed = [partition(entries, numel, world, self.shuffle) for entries in ranks]
+        self.given = [parts.of(0) for parts in pushed]
+        self.summed = _room(sum(entries.num for entries in self.given))
         self.pulled = []
         for part in self.parts:
-            sums = merge([one.of(part.rank) for one in pushed], part.length)
+            sums = merge([parts.of(part.rank) for parts in pushed], part.length)
             self.pulled.append(hash_bitmap().encode(sums, part.length))
         self.sums = merge(self.given, self.parts[0].length)
         self.bits = torch.zeros(self.pulled[0].size_bytes, dtype=torch.uint8)

@@ -148,11 +148,13 @@ def _deft_cases(
             owners(partition, k_L, world, 0), work(partition.sizes_L, k_L), world
         )
         share = int(partition.sizes_L[layers_P].sum()) / grad_N.numel()
-        own = partial(
+        select_own = partial(
             select_layers, Member(0, world), grad_N, partition, layers_P, k_L[layers_P]
         )
         read = 4 + (4 + 8 * density) * share
-        yield KernelCase(f"deft/{world}", read, partial(_in_turn, norms, own), peers)
+        yield KernelCase(
+            f"deft/{world}", read, partial(_in_turn, norms, select_own), peers
+        )
 
 
 def _in_turn(first: TimedCall, then: TimedCall) -> None:

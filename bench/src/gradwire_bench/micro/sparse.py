@@ -119,7 +119,7 @@ def _row(
     link_bytes_per_s = bench.wide_area.least(bench.rate_bytes_per_s)
     bound_s = _bound_bytes(bench, name, sets) / link_bytes_per_s if shaped else None
     imbalance = results[0][name]["imbalance"]
-    found = SetMeasures.of(sets, bench.draws.numel)
+    measures = SetMeasures.of(sets, bench.draws.numel)
     # Where links are not shaped, every rank counts the bytes of all of them on the
     # loopback.
     sharers = 1 if shaped else bench.draws.world
@@ -132,9 +132,9 @@ def _row(
         "link_bytes_per_s": link_bytes_per_s if shaped else None,
         "numel": bench.draws.numel,
         "density": len(sets[0]) / bench.draws.numel,
-        "overlap": found.overlap,
-        "densification": found.densification,
-        "skewness": found.skewness,
+        "overlap": measures.overlap,
+        "densification": measures.densification,
+        "skewness": measures.skewness,
         "step_s": median(seconds),
         "step_p20_s": spread[1],
         "step_p80_s": spread[7],
@@ -159,11 +159,11 @@ def _pieces(
     bench: SparseBench, sets: list[Tensor]
 ) -> list[tuple[TensorSpec, list[Tensor]]]:
     """Each message's spec, and the index sets of all ranks inside it."""
-    found = []
+    pieces = []
     for start, stop in chunk_bounds(bench.draws.numel, bench.pieces):
         inside = [s[(s >= start) & (s < stop)] - start for s in sets]
-        found.append((TensorSpec("grad", stop - start), inside))
-    return found
+        pieces.append((TensorSpec("grad", stop - start), inside))
+    return pieces
 
 
 def _stated(bench: SparseBench, name: str, sets: list[Tensor]) -> list[int]:

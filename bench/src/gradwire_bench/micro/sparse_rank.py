@@ -156,7 +156,7 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
         TimedScheme(name, exchange_of(name, draws.density), work_N, engine, pieces)
         for name in schemes
     ]
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         side.name: {"seconds": [], "sent_bytes": []} for side in sides
     }
     turns = settings["repeats"] + 1
@@ -166,15 +166,15 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
             work_N.copy_(source_N)
             seconds, moved = timed(side)
             if turn:
-                found[side.name]["seconds"].append(seconds)
-                found[side.name]["sent_bytes"].append(moved.tx_bytes)
+                figures[side.name]["seconds"].append(seconds)
+                figures[side.name]["sent_bytes"].append(moved.tx_bytes)
             else:  # the first turn warms up
                 compare(side.name, side.kept(work_N).add_(work_N), dense_N)
             side.forget()
     for side in sides:
-        found[side.name]["imbalance"] = side.imbalance
+        figures[side.name]["imbalance"] = side.imbalance
     engine.close()
-    return found
+    return figures
 
 
 def compare(name: str, mean_N: Tensor, dense_N: Tensor) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from gradwire.cli.report.table import Row
 from gradwire.contract.trace.span import StepDensity, Trace
 
 
-def rows(trace: Trace) -> list[dict[str, object]]:
+def rows(trace: Trace) -> list[Row]:
     """A row for each step, for ``table``; figures that differ among ranks are means
     over them.
 

@@ -1,30 +1,43 @@
-r"""Steps between far hosts, in seconds: DDP and gradwire in one run, in turn.
+r"""Steps between far hosts, in seconds: DDP, its hook and gradwire in one run, in turn.
 
 gradwire testbed run --hosts 4 --rate 1gbit --delay 40 -- \
     python -m gradwire_bench.runs.far
 
 The model is one layer of ``--width`` squared elements, or two with ``--layers 2``. A
 turn is the median of its steps without the first ones; figures are of the slowest rank.
+``shrink`` is ``uniform`` whose steps are confirmed, and ``local_steps`` is ``uniform``
+with an exchange in each step.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    fp16_compress_hook,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.cli.report.table import Row
+from gradwire.compress.uniform import uniform
 from gradwire.contract.registry import load
 from gradwire.runtime.attach import attach
+from gradwire.runtime.handle import Handle
+from gradwire.runtime.local_steps.local_steps import local_steps
+from gradwire.runtime.settings import FailurePolicy
 
 DDP = "ddp"
-METHODS = (DDP, "none", "uniform", "topk")
+HOOK = "ddp, fp16 hook"
+SHRINK = "shrink"
+LOCAL_STEPS = "local_steps"
+METHODS = (DDP, HOOK, "none", "uniform", "topk", SHRINK, LOCAL_STEPS)
 WARM_UP = 3
 """The steps at the start of each turn that are not measured."""
 
@@ -36,14 +49,28 @@ class Side:
         torch.manual_seed(0)
         stack = [nn.Linear(width, width) for _ in range(layers)]
         self.model: nn.Module = nn.Sequential(*stack)
-        if method == DDP:
-            self.model = DistributedDataParallel(self.model)
-        self.handle = None
-        if method != DDP:
-            self.handle = attach(self.model, load("compress", method)())
+        if method in (DDP, HOOK):
+            wrapped = DistributedDataParallel(self.model)
+            if method == HOOK:
+                wrapped.register_comm_hook(None, fp16_compress_hook)
+            self.model = wrapped
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.handle = self._attached(method)
         self._batch = torch.randn(8, width)
         self._num_steps = num_steps
+
+    def _attached(self, method: str) -> Handle | None:
+        """The handle of a method of gradwire's."""
+        if method in (DDP, HOOK):
+            return None
+        if method == LOCAL_STEPS:
+            return local_steps(self.model, self._optimizer, uniform(), every=1)
+        if method == SHRINK:
+            policy = FailurePolicy(on_failure="shrink")
+            return attach(
+                self.model, uniform(), optimizer=self._optimizer, failure=policy
+            )
+        return attach(self.model, load("compress", method)())
 
     def turn(self) -> float:
         """The seconds of a step, the median of one turn."""
@@ -59,9 +86,11 @@ class Side:
         return time.perf_counter() - begin_s
 
 
-def measure(width: int, layers: int, turns: int, num_steps: int) -> list[Row]:
+def measure(
+    methods: Sequence[str], width: int, layers: int, turns: int, num_steps: int
+) -> list[Row]:
     """A row for each method, with the median and the range of its turns."""
-    sides = {name: Side(name, width, layers, num_steps) for name in METHODS}
+    sides = {name: Side(name, width, layers, num_steps) for name in methods}
     seconds = torch.zeros(len(sides), turns, dtype=torch.float64)
     for turn in range(turns):
         for place, side in enumerate(sides.values()):
@@ -89,15 +118,18 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rows = measure(chosen.width, chosen.layers, chosen.turns, chosen.steps)
+    rows = measure(
+        chosen.methods, chosen.width, chosen.layers, chosen.turns, chosen.steps
+    )
     if dist.get_rank() == 0:
         for row in rows:
             print(
-                f"{row['method']:8} {row['step_s']:.3f} s "
-                f"({row['lowest_s']:.3f} to {row['highest_s']:.3f})",
+                f"{row['method']:14} {row['step_s']:.4f} s "
+                f"({row['lowest_s']:.4f} to {row['highest_s']:.4f})",
                 flush=True,
             )
     dist.destroy_process_group()

@@ -28,6 +28,7 @@ from gradwire.compress.none import none
 from gradwire.compress.uniform import uniform
 from gradwire.contract import Compressor
 from gradwire.runtime.attach import attach
+from gradwire_bench.runs.turns import seconds_in_turn
 from gradwire_bench.training.tasks import make_task
 from gradwire_bench.workloads.task import TrainingTask
 
@@ -85,19 +86,14 @@ def measure(task: TrainingTask, turns: int, num_steps: int) -> list[Row]:
     sides = {
         name: Side(name, task, mesh, num_steps) for name in (NATIVE, *EXCHANGES, ALONE)
     }
-    seconds = torch.zeros(len(sides), turns, dtype=torch.float64)
-    for turn in range(turns):
-        for place, side in enumerate(sides.values()):
-            dist.barrier()
-            seconds[place, turn] = side.turn()
-    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
-    found = [float(row.median()) for row in seconds]
+    seconds = seconds_in_turn([side.turn for side in sides.values()], turns)
+    medians = [float(row.median()) for row in seconds]
     for side in sides.values():
         if side.handle is not None:
             side.handle.detach()
     return [
-        {"name": name, "step_s": step_s, "speedup_vs_native": found[0] / step_s}
-        for name, step_s in zip(sides, found, strict=True)
+        {"name": name, "step_s": step_s, "speedup_vs_native": medians[0] / step_s}
+        for name, step_s in zip(sides, medians, strict=True)
     ]
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -32,6 +33,7 @@ from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
 from gradwire.runtime.attach import attach
 from gradwire.runtime.settings import FailurePolicy
 from gradwire.runtime.step.integrity import DEFAULT_CHECK_EVERY
+from gradwire_bench.runs.turns import seconds_in_turn
 from gradwire_bench.schedule.replay import Replay, VirtualDevice
 
 SIDES = {
@@ -96,24 +98,20 @@ def measure(turns: int, num_steps: int, exchange: str = "ring") -> list[Row]:
     these.
     """
     sides = [Side(exchange, settings) for settings in SIDES.values()]
-    seconds_ST = torch.zeros(len(sides), turns, dtype=torch.float64)
-    for turn in range(turns):
-        for place, side in enumerate(sides):
-            dist.barrier()
-            seconds_ST[place, turn] = side.turn(num_steps)
-    dist.all_reduce(seconds_ST, op=dist.ReduceOp.MAX)
+    each = [partial(side.turn, num_steps) for side in sides]
+    seconds_ST = seconds_in_turn(each, turns)
     for side in sides:
         side.handle.detach()
     plain = seconds_ST[0].tolist()
     return [
         {
             "name": name,
-            "step_s": median(own),
+            "step_s": median(seconds),
             "fraction_overhead": median(
-                a / b - 1 for a, b in zip(own, plain, strict=True)
+                a / b - 1 for a, b in zip(seconds, plain, strict=True)
             ),
         }
-        for name, own in zip(SIDES, seconds_ST.tolist(), strict=True)
+        for name, seconds in zip(SIDES, seconds_ST.tolist(), strict=True)
     ]
 
 

@@ -94,10 +94,11 @@ def _row(
     low, *_, high = quantiles(
         [step for turn in turns for step in turn], n=5, method="inclusive"
     )
-    speedups = [one / median(turn) for one, turn in zip(base, turns, strict=True)]
+    speedups = [step_s / median(turn) for step_s, turn in zip(base, turns, strict=True)]
 
     def in_a_step(part: str) -> float:
-        return median(turn for rank in ranks for turn in rank[part])
+        figures: list[float] = [turn for rank in ranks for turn in rank[part]]
+        return median(figures)
 
     return {
         "name": name,

@@ -96,16 +96,16 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     sides = {
         name: _Side(name, task, settings["iterations"]) for name in settings["rows"]
     }
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         name: {part: [] for part in _Turn._fields} for name in sides
     }
     for turn in range(turns):
         for place, (name, side) in enumerate(sides.items()):
             report((turn + place / len(sides)) / turns, name)
             dist.barrier()
-            for part, own in side.turn()._asdict().items():
-                found[name][part].append(own)
+            for part, figure in side.turn()._asdict().items():
+                figures[name][part].append(figure)
     for side in sides.values():
         if side.handle is not None:
             side.handle.detach()
-    return found
+    return figures

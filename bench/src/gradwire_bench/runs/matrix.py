@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from torch._C._distributed_c10d import TCPStore
 
+from gradwire.cli.report.table import Row
 from gradwire.contract.files import write_text
 from gradwire.errors import RankFailed, RanksDiffer, UnknownName, invalid
 
@@ -104,16 +105,16 @@ class Matrix:
 
     def programs(self) -> list[ProgramFile]:
         """The programs asked for, in order of their names."""
-        found = {path.stem: path for path in sorted(self.folder.glob("*.py"))}
-        found.pop("one_run", None)
-        if not found:
+        paths = {path.stem: path for path in sorted(self.folder.glob("*.py"))}
+        paths.pop("one_run", None)
+        if not paths:
             raise invalid(
                 "programs", self.folder, "a folder with programs", "write its path"
             )
-        if unknown := set(self.only) - set(found):
-            raise UnknownName("program", min(unknown), found)
+        if unknown := set(self.only) - set(paths):
+            raise UnknownName("program", min(unknown), paths)
         return [
-            read(path) for name, path in found.items() if name in (self.only or found)
+            read(path) for name, path in paths.items() if name in (self.only or paths)
         ]
 
     def columns(self) -> list[str]:
@@ -145,7 +146,9 @@ def run(
     programs = matrix.programs()
     columns = matrix.columns()
     context: Any = multiprocessing.get_context("forkserver")
-    used = {name for one in programs if not one.lacks for name in one.packages}
+    used = {
+        name for program in programs if not program.lacks for name in program.packages
+    }
     frameworks = [
         module for name in sorted(used) for module in _FRAMEWORKS.get(name, ())
     ]
@@ -188,20 +191,20 @@ class _Row:
         if wrong := judge(native, None):
             text = f"the native program itself is no measure: {wrong.text}"
             return dict.fromkeys(columns, Cell("WRONG", text))
-        found = {}
+        cells = {}
         for place, exchange in enumerate(columns, 1):
             announce(place / (len(columns) + 1), exchange)
             seen = self._twice(exchange)
             like = native[0][0].bits if exchange in EXACT else None
-            found[exchange] = judge(seen, like) or _right(seen[0][0])
-        return found
+            cells[exchange] = judge(seen, like) or _right(seen[0][0])
+        return cells
 
     def _twice(self, exchange: str) -> list[list[ProgramEnd]]:
         """The endings of a whole run, and of one from where the first has saved."""
         with TemporaryDirectory(prefix="gradwire-matrix-") as folder:
             common = ("--folder", folder, "--seed", str(self._seed))
             whole = self._run(exchange, common, Path(folder))
-            if any(one.error for one in whole):
+            if any(end.error for end in whole):
                 return [whole]
             return [whole, self._run(exchange, (*common, "--resume"), Path(folder))]
 
@@ -275,15 +278,15 @@ def judge(
     'ranks end with different w'
     """
     for ends in runs:
-        errors = [one for one in ends if one.error]
-        if errors and all(one.is_ours for one in ends):
-            first = [one for one in errors if not one.error.startswith(_SECOND_HAND)]
+        errors = [end for end in ends if end.error]
+        if errors and all(end.is_ours for end in ends):
+            first = [end for end in errors if not end.error.startswith(_SECOND_HAND)]
             return Cell("refused", (first or errors)[0].error)
         if errors:
-            first = [one for one in errors if not one.is_ours]
+            first = [end for end in errors if not end.is_ours]
             return Cell("WRONG", (first or errors)[0].error)
         known: dict[str, str] = {}
-        for name, bits in (item for one in ends for item in one.bits.items()):
+        for name, bits in (item for end in ends for item in end.bits.items()):
             if known.setdefault(name, bits) != bits:
                 return Cell("WRONG", f"ranks end with different {name}")
     whole = runs[0]
@@ -316,21 +319,21 @@ BEGIN = "<!-- matrix -->"
 END = "<!-- end of the matrix -->"
 
 
-def is_wrong(found: Found) -> bool:
+def is_wrong(results: Found) -> bool:
     """Whether any cell is."""
     return any(
         cell.verdict == "WRONG"
-        for _, cells in found.values()
+        for _, cells in results.values()
         for cell in cells.values()
     )
 
 
-def rows(found: Found) -> tuple[list[dict[str, object]], list[str]]:
+def rows(results: Found) -> tuple[list[Row], list[str]]:
     """A row a program with its cells, and the notes to which these refer by number."""
     notes: dict[str, int] = {}
-    made: list[dict[str, object]] = []
-    for name, (program, cells) in found.items():
-        row: dict[str, object] = {
+    made: list[Row] = []
+    for name, (program, cells) in results.items():
+        row: Row = {
             "name": name,
             "ranks": program.world,
             "lines": program.num_lines,
@@ -346,29 +349,29 @@ def rows(found: Found) -> tuple[list[dict[str, object]], list[str]]:
     return made, [f"[{number}] {text}" for text, number in notes.items()]
 
 
-def markdown(found: Found) -> str:
+def markdown(results: Found) -> str:
     """The table as docs have it, and its notes."""
-    made, notes = rows(found)
+    made, notes = rows(results)
     columns = list(made[0])
     lines = [f"| program | {' | '.join(columns[1:])} |", f"|{' --- |' * len(columns)}"]
     lines += [f"| {' | '.join(str(value) for value in row.values())} |" for row in made]
-    counted = [cell.verdict for _, cells in found.values() for cell in cells.values()]
-    reported = ", ".join(f"{counted.count(one)} {one}" for one in VERDICTS)
+    counted = [cell.verdict for _, cells in results.values() for cell in cells.values()]
+    reported = ", ".join(f"{counted.count(verdict)} {verdict}" for verdict in VERDICTS)
     return "\n".join(
         [
             *lines,
             "",
             f"{len(counted)} cells: {reported}.",
-            *(f"\n{one}" for one in notes),
+            *(f"\n{note}" for note in notes),
         ]
     )
 
 
-def write(found: Found, path: Path) -> None:
+def write(results: Found, path: Path) -> None:
     """Puts the table of programs, and that of pairs, between their marks of a page."""
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     tables = {
-        (BEGIN, END): markdown(found) if found else "",
+        (BEGIN, END): markdown(results) if results else "",
         pairs.MARKS: pairs.markdown(),
     }
     for (begin, end), table in tables.items():

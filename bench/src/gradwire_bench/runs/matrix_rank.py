@@ -104,7 +104,7 @@ def live(task: ProgramRun, rank: int, end: Connection, log: Path) -> None:
             names,
         )
         bits = dict(digests(names["model"]))
-        overlaps = [one.stats()["overlapped_steps"] for one in handles]
+        overlaps = [handle.stats()["overlapped_steps"] for handle in handles]
         ending = ProgramEnd(bits, num_attached=len(handles), overlapped=sum(overlaps))
     except BaseException as error:
         traceback.print_exc()
@@ -129,10 +129,10 @@ def source(path: Path, attached: bool) -> str:
 
 def _of_torchrun(task: ProgramRun, rank: int) -> dict[str, str]:
     """The variables that torchrun sets."""
-    own = str(rank)
+    rank_text = str(rank)
     world = str(task.world)
     return {
-        **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), own),
+        **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), rank_text),
         **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), world),
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
@@ -205,8 +205,8 @@ def digests(model: nn.Module) -> Iterator[tuple[str, str]]:
             part for part in name.split(".") if part not in ("module", "_orig_mod")
         )
         where = "".join(f"@{place}" for place in _places(param))
-        held: Tensor = shard_of(param).detach().resolve_conj().contiguous()
-        flat = held.view(-1).view(torch.uint8) if held.numel() else held
+        tensor: Tensor = shard_of(param).detach().resolve_conj().contiguous()
+        flat = tensor.view(-1).view(torch.uint8) if tensor.numel() else tensor
         yield inner + where, hashlib.sha256(flat.numpy().tobytes()).hexdigest()
 
 
@@ -220,8 +220,8 @@ def _places(param: Tensor) -> Iterable[int]:
 
 def _of_error(error: BaseException) -> ProgramEnd:
     """The ending by an error; gradwire's own may be the cause of a framework's."""
-    found: BaseException | None = error
-    while found is not None and not isinstance(found, GradwireError):
-        found = found.__cause__ or found.__context__
-    shown = found or error
-    return ProgramEnd({}, f"{type(shown).__name__}: {shown}", found is not None)
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, GradwireError):
+        cause = cause.__cause__ or cause.__context__
+    shown = cause or error
+    return ProgramEnd({}, f"{type(shown).__name__}: {shown}", cause is not None)

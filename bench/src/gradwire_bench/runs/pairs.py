@@ -60,11 +60,11 @@ def pairs() -> list[tuple[str, str]]:
 
 def refusal_of(first: str, second: str) -> RefusedPair | None:
     """The refusal of a pair; None where it goes together."""
-    own = [{name, _IMPLIED.get(name, name)} for name in (first, second)]
-    for one in REFUSED:
-        for mine, other in (own, own[::-1]):
-            if one.first in mine and one.second in other:
-                return one
+    names = [{name, _IMPLIED.get(name, name)} for name in (first, second)]
+    for pair in REFUSED:
+        for mine, other in (names, names[::-1]):
+            if pair.first in mine and pair.second in other:
+                return pair
     return None
 
 
@@ -79,12 +79,11 @@ def markdown() -> str:
         (a, b, found) for a, b in pairs() if (found := refusal_of(a, b)) is not None
     ]
     lines = ["| feature | beside | refused |", "| --- | --- | --- |"]
-    lines += [f"| {a} | {b} | {_sentence(found)} |" for a, b, found in refused]
+    lines += [f"| {a} | {b} | {_sentence(refusal)} |" for a, b, refusal in refused]
     lines += ["", "| feature | beside | works, with a warning |", "| --- | --- | --- |"]
-    lines += [
-        f"| {one.first} | {one.second} | {one.text.format(first='...', second='...')} |"
-        for one in CAUTIONS
-    ]
+    for pair in CAUTIONS:
+        warning = pair.text.format(first="...", second="...")
+        lines.append(f"| {pair.first} | {pair.second} | {warning} |")
     works = len(pairs()) - len(refused)
     lines += [
         "",
@@ -96,6 +95,6 @@ def markdown() -> str:
     return "\n".join(lines)
 
 
-def _sentence(one: RefusedPair) -> str:
-    text = f"{one.what} must be {one.accepted}; {one.remedy}"
-    return text.format(first="...", second=one.second)
+def _sentence(pair: RefusedPair) -> str:
+    text = f"{pair.what} must be {pair.accepted}; {pair.remedy}"
+    return text.format(first="...", second=pair.second)

@@ -32,6 +32,7 @@ from gradwire.runtime.attach import attach
 from gradwire.runtime.settings import FailurePolicy
 from gradwire.runtime.transport.task_graph import wall_clock
 from gradwire.runtime.transport.wire import root_store
+from gradwire_bench.runs.turns import seconds_in_turn
 from gradwire_bench.training.tasks import make_task
 from gradwire_bench.workloads.task import TrainingTask
 
@@ -89,12 +90,7 @@ class Side:
 def measure(name: str, task: TrainingTask, turns: int, num_steps: int) -> list[Row]:
     """A row a way: the median over turns of a step's seconds, on the slowest rank."""
     sides = {way: Side(way, name, task, num_steps) for way in WAYS}
-    seconds = torch.zeros(len(sides), turns, dtype=torch.float64)
-    for turn in range(turns):
-        for place, side in enumerate(sides.values()):
-            dist.barrier()
-            seconds[place, turn] = side.turn()
-    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+    seconds = seconds_in_turn([side.turn for side in sides.values()], turns)
     sides["end"].handle.detach()
     rows: list[Row] = [
         {"way": way, "step_s": float(row.median())}

@@ -166,7 +166,7 @@ class _Work(torch.autograd.Function):
             torch._foreach_copy_(list(job.grads), list(job.drawn))
         job.device.backward(job.work.name, job.work.backward_s)
         # Aliases: autograd keeps a tensor that nobody else holds as .grad and copies
-        #     any other.
+        # any other.
         return None, grads[0], *(grad.detach() for grad in job.grads)
 
 

@@ -197,10 +197,10 @@ def _add(
     measured = {}
     simulated = {}
     rows = []
-    for name, own in results[0]["rows"].items():
-        plan = Plan.parse(own["plan"])
+    for name, seconds in results[0]["rows"].items():
+        plan = Plan.parse(seconds["plan"])
         simulated[name] = simulate(plan, small, cluster)
-        measured[name] = Trace.from_json(own["trace"])
+        measured[name] = Trace.from_json(seconds["trace"])
         rows.append(
             {
                 "name": name,

@@ -80,7 +80,7 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
     share_cores(dist.get_rank(), dist.get_world_size())
     keep_queues_short(settings["rate_bytes_per_s"])
     profiles = [Profile.parse(text) for text in settings["profiles"]]
-    found = {}
+    figures = {}
     for index, profile in enumerate(profiles):
 
         def announce(
@@ -88,8 +88,8 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
         ) -> None:
             report((done + fraction) / len(profiles), f"{name}: {what}")
 
-        found[profile.model] = _measure_one(profile, settings, announce)
-    return found
+        figures[profile.model] = _measure_one(profile, settings, announce)
+    return figures
 
 
 def _measure_one(
@@ -128,7 +128,9 @@ def compressors_of(rows: Sequence[dict[str, Any]]) -> list[str]:
         {**_defaults(load("planner", row["planner"])), **row["settings"]}
         for row in rows
     ]
-    named = {own.get("compressor") or own.get("sparsifier") for own in chosen}
+    named = {
+        settings.get("compressor") or settings.get("sparsifier") for settings in chosen
+    }
     return sorted(str(name) for name in named if name is not None)
 
 
@@ -235,6 +237,7 @@ def at_full_size(cluster: Cluster, *, scale: float, slowdown: float) -> Cluster:
         line = None if host.line is None else full_line(host.line)
         host = host.model_copy(update={**full(host, shares=host.shares), "line": line})
     figures = full(cluster, collectives=cluster.collectives)
+    figures["latency_s"] = cluster.latency_s / slowdown
     return cluster.model_copy(update={**figures, "host": host})
 
 
@@ -286,7 +289,7 @@ def _start(profile: Profile, plan: Plan, memory: Memory, seed: int | None) -> Re
     rank = dist.get_rank()
     model = Replay(profile, device, gradient=float(rank), seed=seed, memory=memory)
     # A rate of 0: parameters stay what they are however long it runs, and every update
-    #     is made.
+    # is made.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, fused=True)
     handle = attach(
         model,

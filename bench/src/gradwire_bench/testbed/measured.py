@@ -13,6 +13,9 @@ from gradwire.planning.data.cluster import Cluster
 
 from .hosts import Testbed, open_hosts
 from .ranks import run_ranks
+from .wide_area import NEAR, WideArea, read_wide_area
+
+__all__ = ["measure", "measured_cluster", "read_wide_area"]
 
 
 def measured_cluster(
@@ -22,9 +25,12 @@ def measured_cluster(
     report: Report,
     *,
     timeout_s: float,
+    wide_area: WideArea | None = None,
 ) -> Cluster:
     """The cluster of shaped hosts, or of the loopback where none can be made."""
-    testbed = Testbed(hosts=hosts, rate_bytes_per_s=rate_bytes_per_s)
+    testbed = Testbed(
+        hosts=hosts, rate_bytes_per_s=rate_bytes_per_s, wide_area=wide_area or NEAR
+    )
     with open_hosts(testbed) as made:
         settings = {
             "compressors": compressors,

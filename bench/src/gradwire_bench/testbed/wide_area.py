@@ -158,3 +158,36 @@ def parse_slow(given: Sequence[str]) -> tuple[tuple[int, float], ...]:
             raise invalid("slow", text, "HOST=RATE", f"write {number or 1}=10mbit")
         pairs.append((int(number), parse_rate(rate)))
     return tuple(pairs)
+
+
+def read_wide_area(
+    delay_ms: float,
+    jitter_ms: float,
+    up: str | None,
+    down: str | None,
+    slow: Sequence[str] | None,
+) -> WideArea:
+    """Reads the links that options ask for.
+
+    Args:
+        delay_ms: Milliseconds that each packet takes one way.
+        jitter_ms: Milliseconds more, evenly drawn up to this.
+        up: The rate of what a host sends, such as ``100mbit``. Default: the testbed's.
+        down: The rate of what a host receives. Default: that of the testbed.
+        slow: Hosts with another rate, each ``HOST=RATE``.
+
+    Raises:
+        InvalidSetting: An option has another form, or is out of range.
+
+    >>> read_wide_area(40, 0, None, "10mbit", None) == WideArea(
+    ...     delay_s=0.04, down_bytes_per_s=1.25e6
+    ... )
+    True
+    """
+    return WideArea(
+        delay_s=delay_ms / 1e3,
+        jitter_s=jitter_ms / 1e3,
+        up_bytes_per_s=None if up is None else parse_rate(up),
+        down_bytes_per_s=None if down is None else parse_rate(down),
+        slow=parse_slow(slow or ()),
+    )

@@ -74,16 +74,16 @@ def _called(text: str) -> tuple[str, dict[str, Any]]:
     alone.
     """
     try:
-        found = ast.parse(text, mode="eval").body
+        called = ast.parse(text, mode="eval").body
         if (
-            isinstance(found, ast.Call)
-            and isinstance(found.func, ast.Name)
-            and not found.args
+            isinstance(called, ast.Call)
+            and isinstance(called.func, ast.Name)
+            and not called.args
         ):
             words = {
-                str(word.arg): ast.literal_eval(word.value) for word in found.keywords
+                str(word.arg): ast.literal_eval(word.value) for word in called.keywords
             }
-            return found.func.id, words
+            return called.func.id, words
     except (SyntaxError, ValueError):
         pass
     return text, {}

@@ -166,7 +166,7 @@ def _tuned(
         )
 
     tried = {factor: trained(factor, 0) for factor in bench.factors}
-    ends = {factor: found.scores[-1][1] for factor, found in tried.items()}
+    ends = {factor: trained.scores[-1][1] for factor, trained in tried.items()}
     # NaN is not less
     best = min(ends, key=lambda factor: (isnan(ends[factor]), ends[factor]))
     others = [trained(best, seed) for seed in range(1, bench.seeds)]

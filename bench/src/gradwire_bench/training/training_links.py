@@ -200,8 +200,8 @@ def _merged(of_ranks: Sequence[Sequence[dict[str, float]]], shared: int) -> list
     return [
         Point(
             at[0]["step"],
-            mean(one["seconds"] for one in at),
-            mean(one["sent_bytes"] for one in at) / shared,
+            mean(point["seconds"] for point in at),
+            mean(point["sent_bytes"] for point in at) / shared,
             at[0]["loss"],
         )
         for at in zip(*of_ranks, strict=True)
@@ -214,8 +214,8 @@ def _best(
     """Each method's entrant of the least loss in the end, with its points."""
     kept = []
     for name in methods:
-        own = [place for place, entrant in enumerate(entrants) if entrant[0] == name]
-        ends = {place: trained[place][-1].loss for place in own}
+        places = [place for place, entrant in enumerate(entrants) if entrant[0] == name]
+        ends = {place: trained[place][-1].loss for place in places}
         kept.append(min(ends, key=lambda place: (isnan(ends[place]), ends[place])))
     return [entrants[place] for place in kept], [trained[place] for place in kept]
 

@@ -34,7 +34,7 @@ def measure(settings: dict[str, Any], report: Report) -> list[list[dict[str, flo
     every = settings["score_every"]
     entrants = settings["entrants"]
     trainers = [_started(settings, name, factor) for name, factor in entrants]
-    points: list[list[dict[str, float]]] = [[_point(one)] for one in trainers]
+    points: list[list[dict[str, float]]] = [[_point(trainer)] for trainer in trainers]
     for turn in range(steps // every):
         for place, trainer in enumerate(trainers):
             done = (turn + place / len(trainers)) * every / steps

@@ -58,10 +58,10 @@ def load(folder: Path | None = None) -> tuple[Images, Images]:
 
     Raises ``InvalidSetting``, which says how to get them.
     """
-    found = folder_of(NAME, _FILES, folder)
-    if found is None:
+    path = folder_of(NAME, _FILES, folder)
+    if path is None:
         raise InvalidSetting(str(missing(folder)))
-    return _read(found)
+    return _read(path)
 
 
 @cache

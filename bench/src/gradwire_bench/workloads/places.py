@@ -19,13 +19,16 @@ def places(name: str) -> tuple[Path, ...]:
     They are ``$XDG_DATA_HOME/gradwire/NAME``, with ``~/.local/share`` where the
     variable is unset, and ``datasets/NAME`` below each of ``$XDG_DATA_DIRS``.
     """
-    own = os.environ.get("XDG_DATA_HOME", "")
-    found = [Path(own, "gradwire", name)] if own else []
-    if not own:
+    home = os.environ.get("XDG_DATA_HOME", "")
+    paths = [Path(home, "gradwire", name)] if home else []
+    if not home:
         with contextlib.suppress(RuntimeError):  # a user without a home
-            found.append(Path.home() / ".local" / "share" / "gradwire" / name)
+            paths.append(Path.home() / ".local" / "share" / "gradwire" / name)
     shared = os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share"
-    return (*found, *(Path(one, "datasets", name) for one in shared.split(":") if one))
+    return (
+        *paths,
+        *(Path(folder, "datasets", name) for folder in shared.split(":") if folder),
+    )
 
 
 def folder_of(

@@ -83,11 +83,11 @@ def load(vocabulary: int = 10_000, max_bytes: int = 4_000_000) -> Words:
     """
     if vocabulary < 2:
         raise invalid("vocabulary", vocabulary, "at least 2 words", "write 10_000")
-    found = _WORD.findall(sources(max_bytes))
-    frequent = [word for word, _ in Counter(found).most_common(vocabulary - 1)]
+    words = _WORD.findall(sources(max_bytes))
+    frequent = [word for word, _ in Counter(words).most_common(vocabulary - 1)]
     places = {word: place for place, word in enumerate(frequent, start=1)}
     words_N = torch.tensor(
-        [places.get(word, UNKNOWN) for word in found], dtype=torch.int32
+        [places.get(word, UNKNOWN) for word in words], dtype=torch.int32
     )
     blocks = words_N[: len(words_N) // _BLOCK * _BLOCK].view(-1, _BLOCK)
     held_out = torch.arange(len(blocks)) % 10 == 9

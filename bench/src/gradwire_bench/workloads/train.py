@@ -238,11 +238,17 @@ class _Message:
 
     def density(self, of: str) -> float:
         """The density ``asked`` for, ``local`` or ``actual``, of the last step."""
-        taken = [one.selection for one in self._members if one.selection is not None]
+        taken = [
+            member.selection for member in self._members if member.selection is not None
+        ]
         if not taken:
             return 1.0
         if of == "local":
-            return sum(one.selected for one in taken) / self.spec.numel / len(taken)
+            return (
+                sum(selection.selected for selection in taken)
+                / self.spec.numel
+                / len(taken)
+            )
         return (taken[0].asked if of == "asked" else taken[0].arrived) / self.spec.numel
 
 
@@ -316,7 +322,10 @@ def views_in(grad_N: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     gradient.
     """
     pieces = torch.split(grad_N, [parameter.numel() for parameter in parameters])
-    return [piece.view_as(one) for piece, one in zip(pieces, parameters, strict=True)]
+    return [
+        piece.view_as(parameter)
+        for piece, parameter in zip(pieces, parameters, strict=True)
+    ]
 
 
 def _error(state: State) -> float:

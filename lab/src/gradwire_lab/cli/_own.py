@@ -121,15 +121,15 @@ def subjects_of(
         if wanted not in vars(module):
             raise UnknownName(f"algorithm of {path}", wanted, _named(module))
         return _instances(getattr(module, wanted), examples, settings, file)
-    found: list[Any] = []
+    subjects: list[Any] = []
     for value in _named(module).values():
         made = _instances(value, examples, settings, file)
-        found += [
-            one
-            for one in made
-            if not any(one is other or _same(one, other) for other in found)
+        subjects += [
+            subject
+            for subject in made
+            if not any(subject is other or _same(subject, other) for other in subjects)
         ]
-    if not found:
+    if not subjects:
         accepted = (
             "one that defines a compressor, an exchange, a collective or a planner"
         )
@@ -138,7 +138,7 @@ def subjects_of(
             "docs/compll.md"
         )
         raise invalid("FILE", str(path), accepted, remedy)
-    return found
+    return subjects
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -161,8 +161,8 @@ def _is_algorithm(value: Any, module: ModuleType) -> bool:
     from gradwire.contract.collective import Collective
 
     if isinstance(value, type):
-        own = value.__module__ == module.__name__ and not inspect.isabstract(value)
-        return own and issubclass(value, Compressor | Exchange | Collective)
+        is_own = value.__module__ == module.__name__ and not inspect.isabstract(value)
+        return is_own and issubclass(value, Compressor | Exchange | Collective)
     if isinstance(value, partial):
         return _plans(value.func)
     if isinstance(value, FunctionType):
@@ -188,7 +188,7 @@ def _instances(
     value: Any, examples: tuple[Any, ...], settings: Mapping[str, object], where: str
 ) -> list[Any]:
     if isinstance(value, type):
-        listed = [one for one in examples if type(one) is value]
+        listed = [example for example in examples if type(example) is value]
         return (
             listed if listed and not settings else [made_with(value, settings, where)]
         )

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradwire.cli.report.output import emit, progress
+from gradwire.cli.report.output import AsJson, emit, progress
+from gradwire.cli.report.table import Row
 
 from ..planning.inputs import read_settings
 from ._own import subjects_of
@@ -50,9 +51,7 @@ def check(
         list[Path] | None,
         typer.Option("--with", help="A further text of the same .compll."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Hold an algorithm of your own to the laws: which law broke, on which input, what
     to do.
@@ -64,16 +63,16 @@ def check(
 
     from ..laws.subjects import NOT_TRIED
 
-    rows: list[dict[str, object]] = []
+    rows: list[Row] = []
     notes: list[str] = []
     with progress("check") as advance:
         for algorithm in subjects_of(file, read_settings(settings or []), trait, more):
             advance(0, _name(algorithm))
             if isinstance(algorithm, program.Program):
                 _try_out(algorithm)
-            own, tried = _checked(algorithm)
-            rows += own
-            notes += [*_findings(own), *tried]
+            own_rows, tried = _checked(algorithm)
+            rows += own_rows
+            notes += [*_findings(own_rows), *tried]
     notes.append(f"not tried: {NOT_TRIED}")
     emit(
         "check",
@@ -102,14 +101,14 @@ def _try_out(codec: Program) -> None:
     codec.decode(payload, torch.empty(1))
 
 
-def _checked(algorithm: Any) -> tuple[list[dict[str, object]], list[str]]:
+def _checked(algorithm: Any) -> tuple[list[Row], list[str]]:
     """A row for each law that an algorithm is held to, and what was tried."""
     from ..laws import subjects
 
     name = _name(algorithm)
-    held = subjects.held_to(algorithm)
+    subjects_held = subjects.held_to(algorithm)
     kind = subjects.kind_of(algorithm)
-    rows: list[dict[str, object]] = [
+    rows: list[Row] = [
         {
             "name": name,
             "kind": kind,
@@ -121,41 +120,43 @@ def _checked(algorithm: Any) -> tuple[list[dict[str, object]], list[str]]:
             "sentence": verdict.sentence,
             "remedy": verdict.remedy,
         }
-        for verdict in _each_law_once(held)
+        for verdict in _each_law_once(subjects_held)
     ]
     tried = dict.fromkeys(
-        f"tried with {name}: {one.tried}" for one in held if one.tried
+        f"tried with {name}: {subject.tried}"
+        for subject in subjects_held
+        if subject.tried
     )
     return rows, [*_wire(algorithm), *tried]
 
 
-def _each_law_once(held: Iterable[Subject]) -> Iterator[Verdict]:
+def _each_law_once(subjects_held: Iterable[Subject]) -> Iterator[Verdict]:
     """Verdicts on one law with several companions as one: the first that is broken, or
     the sum.
     """
     from ..laws import subjects
 
-    found: dict[object, Verdict] = {}
-    for one in held:
-        for verdict in subjects.check(one):
-            before = found.get(verdict.law)
+    verdicts: dict[object, Verdict] = {}
+    for subject in subjects_held:
+        for verdict in subjects.check(subject):
+            before = verdicts.get(verdict.law)
             if before is None:
-                found[verdict.law] = verdict
+                verdicts[verdict.law] = verdict
             elif not before.found:
                 num_inputs = before.num_inputs + verdict.num_inputs
-                found[verdict.law] = subjects.Verdict(
+                verdicts[verdict.law] = subjects.Verdict(
                     verdict.law, num_inputs, verdict.given, verdict.found
                 )
-    yield from found.values()
+    yield from verdicts.values()
 
 
-def _findings(rows: list[dict[str, object]]) -> Iterator[str]:
+def _findings(rows: list[Row]) -> Iterator[str]:
     """A text for each finding: the law, the input, what to do; laws with one finding
     share it.
     """
     broken = [row for row in rows if row["verdict"] == "broken"]
-    for found in dict.fromkeys(row["found"] for row in broken):
-        first, *others = [row for row in broken if row["found"] == found]
+    for fault in dict.fromkeys(row["found"] for row in broken):
+        first, *others = [row for row in broken if row["found"] == fault]
         also = (
             f"\n  also    {', '.join(str(row['law']) for row in others)}"
             if others

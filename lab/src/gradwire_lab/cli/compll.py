@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gradwire.cli.report.output import emit, progress
+from gradwire.cli.report.output import AsJson, emit, progress
+from gradwire.cli.report.table import Row
 from gradwire.errors import invalid
 
 from ..planning.inputs import read_settings
@@ -35,7 +36,7 @@ More = Annotated[
     list[Path] | None,
     typer.Option("--with", help="A further text of the same program."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+AsJson = AsJson
 
 
 class Target(StrEnum):
@@ -66,7 +67,7 @@ def show(
 
     NAME is a shipped compressor, a Python file with a Program, or a .compll text.
     """
-    rows: list[dict[str, object]] = []
+    rows: list[Row] = []
     for codec in programs(name, settings, trait, more):
         text = rendered(codec, target)
         rows.append(
@@ -134,20 +135,20 @@ def programs(
     else:
         check_no_text(traits, more)
         made = _from_python(path) if path.suffix == ".py" else [_shipped(name)]
-    given = read_settings(settings or [])
-    return [made_with(one, given, name) for one in made]
+    values = read_settings(settings or [])
+    return [made_with(program, values, name) for program in made]
 
 
 def _shipped(name: str) -> Any:
     from gradwire.contract.registry import load
     from gradwire.dsl.program import Program
 
-    found = load("compress", name)
-    if not (isinstance(found, type) and issubclass(found, Program)):
+    algorithm = load("compress", name)
+    if not (isinstance(algorithm, type) and issubclass(algorithm, Program)):
         raise invalid(
             "NAME", name, "a compressor written in the language", "try terngrad"
         )
-    return found
+    return algorithm
 
 
 def _check_no_matrices(name: str, values: Iterable[object]) -> None:
@@ -170,18 +171,18 @@ def _from_python(path: Path) -> list[Any]:
     from gradwire.dsl.program import Program
 
     module = module_of(path)
-    own = [
+    classes = [
         value
         for value in vars(module).values()
         if isinstance(value, type) and value.__module__ == module.__name__
     ]
-    found = [value for value in own if issubclass(value, Program)]
-    if not found:
-        _check_no_matrices(path.stem, own)
+    programs = [value for value in classes if issubclass(value, Program)]
+    if not programs:
+        _check_no_matrices(path.stem, classes)
         raise invalid(
             "FILE", str(path), "one that defines a Program", "see docs/compll.md"
         )
-    return found
+    return programs
 
 
 def rendered(codec: Any, target: Target) -> str:
@@ -200,8 +201,8 @@ def _listing(kernel: Any) -> str:
 
     numbers: dict[Node, int] = {}
     lines = [f"{kernel.name}: blocks of {kernel.block}"]
-    for found in walk(kernel.stores):
-        numbers[found] = len(numbers)
-        operands = " ".join(f"%{numbers[source]}" for source in found.sources)
-        lines.append(f"  %{numbers[found]} = {found!r} {operands}".rstrip())
+    for node in walk(kernel.stores):
+        numbers[node] = len(numbers)
+        operands = " ".join(f"%{numbers[source]}" for source in node.sources)
+        lines.append(f"  %{numbers[node]} = {node!r} {operands}".rstrip())
     return "\n".join(lines)

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from gradwire.cli.report.output import emit, progress
+from gradwire.cli.report.output import AsJson, emit, progress
+from gradwire.cli.report.table import Row
 from gradwire.contract.units import format_rate
 from gradwire.errors import InvalidSetting, invalid
 from gradwire.planning import catalogue
@@ -49,22 +50,24 @@ def plan(
     rate: Annotated[
         str | None, typer.Option(help=f"Rate of each link, else {RATE}.")
     ] = None,
+    delay: Annotated[
+        float | None,
+        typer.Option(help="Milliseconds that a packet takes one way between hosts."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write the plan (JSON) here.")
     ] = None,
     why: Annotated[
         bool, typer.Option("--explain", help="Say why, and what else there is.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Decide what is sent together, in which pieces and in which order; show and
     explain a plan.
 
     Without --cluster: uncompressed all-reduces on a ring, 65 us a hop.
     """
-    where = read_cluster(cluster, ranks, rate)
+    where = read_cluster(cluster, ranks, rate, delay)
     if show is not None:
         if planner or settings or tune:
             accepted = "given without --planner, --set and --tune"
@@ -78,9 +81,9 @@ def plan(
         )
     else:
         profile = load_or_read(model)
-        given = read_settings(settings or ())
+        values = read_settings(settings or ())
         with progress("planning"):
-            made = make_plan(planner or "usbyte", profile, where, tune=tune, **given)
+            made = make_plan(planner or "usbyte", profile, where, tune=tune, **values)
     if out is not None:
         made.save(out)
     title = (
@@ -93,23 +96,21 @@ def plan(
         emit("plan", message_rows(made, profile, where), as_json=as_json, title=title)
 
 
-def message_rows(
-    plan: Plan, profile: Profile, cluster: Cluster
-) -> list[dict[str, object]]:
+def message_rows(plan: Plan, profile: Profile, cluster: Cluster) -> list[Row]:
     """A row a message, in issue order, with its times under the model."""
     account = Account.of(plan, profile, cluster)
     timing = account.timing
-    rows: list[dict[str, object]] = []
+    rows: list[Row] = []
     for number, message in enumerate(plan.messages):
         behind, hidden_s = account.hidden_behind(number)
         start_s = timing.message_start_s[number]
         end_s = timing.message_end_s[number]
-        row: dict[str, object] = {"name": str(number), "sends": _contents(message)}
+        row: Row = {"name": str(number), "sends": _contents(message)}
         if plan.credit > 1:
             row["lane"] = number % plan.credit
-        if any(one.after for one in plan.messages):
+        if any(message.after for message in plan.messages):
             row["after"] = list(message.after)
-        if any(one.inline or one.early for one in plan.messages):
+        if any(message.inline or message.early for message in plan.messages):
             row["encoded_inline"] = len(message.inline)
             row["encoded_early"] = len(message.early)
         rows.append(
@@ -145,12 +146,12 @@ def _emit_reasons(
     explains_itself = plan.planner in REASONS
     with progress("explaining"):
         sentences = explain(plan, profile, cluster)
-        rows: list[dict[str, object]] = [{"name": plan.planner}]
+        rows: list[Row] = [{"name": plan.planner}]
         if not explains_itself:
             rows = alternatives(plan, profile, cluster)
     if as_json:
-        own = next(row for row in rows if row["name"] == plan.planner)
-        own["reasons"] = sentences
+        own_row = next(row for row in rows if row["name"] == plan.planner)
+        own_row["reasons"] = sentences
     else:
         print(f"{title}\n")
         for sentence in sentences:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gradwire.cli.commands.profile import from_file
-from gradwire.cli.report.output import emit, progress
+from gradwire.cli.report.output import AsJson, emit, progress
 from gradwire.errors import InvalidSetting, invalid
 from gradwire.measure.group import launched_group
 from gradwire.planning.data.profile import Profile
@@ -43,9 +43,7 @@ def sparsity(
         list[str] | None,
         typer.Option("--set", help="A setting of it, as density=0.05."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure where a model's gradients are zero, and add that to its profile.
 
@@ -56,8 +54,8 @@ def sparsity(
         raise invalid(
             "--set", settings, "given with --sparsifier", "write --sparsifier dgc"
         )
-    own = from_file(model)
-    given = read_settings(settings or ())
+    model_and_step = from_file(model)
+    values = read_settings(settings or ())
     group = (
         launched_group()
         if int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -67,30 +65,30 @@ def sparsity(
         group,
         progress("looking for zeros", total=batches or NUM_GRADIENTS) as advance,
     ):
-        found = measure_group_sparsity(
-            *own,
+        measured = measure_group_sparsity(
+            *model_and_step,
             num_gradients=batches,
             advance=advance,
             compressor=sparsifier,
-            settings=given,
+            settings=values,
         )
     if int(os.environ.get("RANK", "0")) != 0:
         return  # only rank 0's host needs to have the file
     known = Profile.load(profile)
     try:
-        made = known.with_sparsity(found)
+        made = known.with_sparsity(measured)
     except ValueError as error:
         raise InvalidSetting(
             f"{profile} is of another model than {model}: {error}; profile this "
             "one first"
         ) from None
     made.save(profile)
-    said = "sparsity" if found.tensors else "sparsity (no gradient is sparse)"
+    said = "sparsity" if measured.tensors else "sparsity (no gradient is sparse)"
     emit(
         "sparsity",
-        sparsity_rows(found),
+        sparsity_rows(measured),
         as_json=as_json,
-        title=f"{said}: {found.source}",
+        title=f"{said}: {measured.source}",
     )
     if not as_json:
         typer.echo(f"written to {profile}")

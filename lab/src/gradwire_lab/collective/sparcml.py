@@ -31,7 +31,7 @@ from gradwire.collective.steps.ordered_sums import (
     merged_entries,
     num_entries,
 )
-from gradwire.contract import Compressor, Layout, Member, Selection, State
+from gradwire.contract import Compressor, Layout, Member, Residual, Selection, State
 from gradwire.contract.collective import Collective, Dimensions, Needs
 from gradwire.contract.payload import Payload
 from gradwire.contract.spec import TensorSpec, working_dtype
@@ -91,27 +91,29 @@ class sparcml(Collective):
         state: State,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None,
+        residual_N: Residual,
     ) -> Steps[State]:
         codec = me.variant_of(codec)
-        spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
+        spec = TensorSpec.of(grad_N)
         form = codec.format(spec)
         whole = self.whole(codec, spec)
-        own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)[: form.size_bytes]
-        payload, state = yield me.encoding(codec, state, grad_N, residual_N, own)
-        held = _Held(me, whole, num_entries(form), out_N)
+        room = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)[
+            : form.size_bytes
+        ]
+        payload, state = yield me.encoding(codec, state, grad_N, residual_N, room)
+        sums = _Held(me, whole, num_entries(form), out_N)
         yield me.sized(
             "pack",
-            lambda: held.take(codec, payload),
+            lambda: sums.take(codec, payload),
             spec.numel,
-            lambda: held.expect(1),
+            lambda: sums.expect(1),
         )
-        yield from _talk(me, held)
-        yield me.sized("decode", lambda: held.write(out_N), spec.numel)
+        yield from _talk(me, sums)
+        yield me.sized("decode", lambda: sums.write(out_N), spec.numel)
         me.selection = Selection(
             asked_of(codec, spec.numel),
             min(num_entries(payload.format) * whole.width, spec.numel),
-            min(held.count * whole.width, spec.numel),
+            min(sums.count * whole.width, spec.numel),
         )
         return state
 
@@ -179,14 +181,14 @@ class _Held:
 
     def take(self, codec: Compressor, payload: Payload) -> None:
         """Holds what this rank's own payload has."""
-        own = Entries(*codec.entries(payload), codec.width)
-        self.pack(_scaled(own, 1 / self.me.world, self.whole.dtype))
+        entries = Entries(*codec.entries(payload), codec.width)
+        self.pack(_scaled(entries, 1 / self.me.world, self.whole.dtype))
 
     def merge(self, landed: Tensor, count: int, *, is_lower: bool) -> Entries:
         """The sum of what it holds and what landed; the lower rank's is added first."""
-        own = self._entries(self.room, self.count)
+        entries = self._entries(self.room, self.count)
         theirs = self._entries(landed, count)
-        both = (own, theirs) if is_lower else (theirs, own)
+        both = (entries, theirs) if is_lower else (theirs, entries)
         return merged_entries(self.me, both, self.whole.num_units, self.whole.dtype)
 
     def pack(self, entries: Entries) -> None:
@@ -213,34 +215,34 @@ def _scaled(entries: Entries, factor: float, dtype: torch.dtype) -> Entries:
     that.
     """
     values = entries.values
-    own = (
+    scaled = (
         values.mul_(factor) if values.dtype == dtype else values.to(dtype).mul_(factor)
     )
-    return entries._replace(values=own)
+    return entries._replace(values=scaled)
 
 
-def _talk(me: Member, held: _Held) -> Steps[None]:
+def _talk(me: Member, sums: _Held) -> Steps[None]:
     """Folds the ranks from P on into those below, doubles, and unfolds."""
     levels = groups(me.world)
     below = len(levels[1])
     has_guest = me.rank < me.world - below
     if me.rank >= below:
-        yield from _swap(me, held, me.rank - below, receives=False)
-        yield from _swap(me, held, me.rank - below, sends=False)
+        yield from _swap(me, sums, me.rank - below, receives=False)
+        yield from _swap(me, sums, me.rank - below, sends=False)
         return
     if has_guest:
         yield from _swap(
-            me, held, me.rank + below, sends=False, adds=levels[1][me.rank]
+            me, sums, me.rank + below, sends=False, adds=levels[1][me.rank]
         )
     for stage, level in enumerate(levels[2:]):
-        yield from _swap(me, held, me.rank ^ 1 << stage, adds=level[me.rank])
+        yield from _swap(me, sums, me.rank ^ 1 << stage, adds=level[me.rank])
     if has_guest:
-        yield from _swap(me, held, me.rank + below, receives=False)
+        yield from _swap(me, sums, me.rank + below, receives=False)
 
 
 def _swap(
     me: Member,
-    held: _Held,
+    sums: _Held,
     peer: int,
     *,
     sends: bool = True,
@@ -252,36 +254,36 @@ def _swap(
     What came makes a sum with what is held, of the ranks ``adds``; without them it
     takes its place.
     """
-    own_1 = me.announced("own count", 1).fill_(held.count)
+    own_1 = me.announced("own count", 1).fill_(sums.count)
     announced_1 = me.announced("announced count", 1)
     yield _verbs(peer, own_1 if sends else None, announced_1 if receives else None)
     count = 0
     landed = None
     if receives:
-        there = len(adds) - held.num_ranks if adds else me.world
+        there = len(adds) - sums.num_ranks if adds else me.world
         [count] = me.sizes(
             announced_1,
-            [held.whole.num_units],
+            [sums.whole.num_units],
             unit="units",
             ranks=[peer],
-            usual=[held.whole.expected(held.num_taken, there)],
+            usual=[sums.whole.expected(sums.num_taken, there)],
         )
-        landed = held.slot("landed" if adds else "held", count)
-    yield _verbs(peer, held.room if sends else None, landed)
+        landed = sums.slot("landed" if adds else "held", count)
+    yield _verbs(peer, sums.room if sends else None, landed)
     if landed is None:
         return
     if adds:
-        numel = held.whole.num_units * held.whole.width
+        numel = sums.whole.num_units * sums.whole.width
         total = yield me.sized(
             "merge",
-            lambda: held.merge(landed, count, is_lower=me.rank < peer),
+            lambda: sums.merge(landed, count, is_lower=me.rank < peer),
             numel,
         )
         yield me.sized(
-            "pack", lambda: held.pack(total), numel, lambda: held.expect(len(adds))
+            "pack", lambda: sums.pack(total), numel, lambda: sums.expect(len(adds))
         )
     else:
-        held.hold(count, landed)
+        sums.hold(count, landed)
 
 
 def _verbs(peer: int, sent: Tensor | None, landed: Tensor | None) -> tuple[Verb, ...]:

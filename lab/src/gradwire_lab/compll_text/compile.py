@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from torch import Tensor
 
-from gradwire.contract import State
+from gradwire.contract import Memory, Residual, State
 from gradwire.contract.payload import Payload
 from gradwire.dsl import ir
 from gradwire.dsl.language import Compressed, Type
@@ -155,33 +155,34 @@ def compile_coder(
 
 
 def _declared(*texts: str | Path) -> Declared:
-    return Declared(_parsed(_read(one)) for one in texts)
+    return Declared(_parsed(_read(text)) for text in texts)
 
 
-def _read(given: str | Path) -> Text:
-    if not isinstance(given, Path):
-        return Text("<text>", given)
+def _read(source: str | Path) -> Text:
+    if not isinstance(source, Path):
+        return Text("<text>", source)
     try:
-        return Text(str(given), given.read_text(encoding="utf-8"))
+        return Text(str(source), source.read_text(encoding="utf-8"))
     except OSError as error:
         raise invalid(
-            "text", str(given), "a file that can be read", str(error.strerror)
+            "text", str(source), "a file that can be read", str(error.strerror)
         ) from None
     except UnicodeDecodeError as error:
         raise invalid(
-            "text", str(given), "a file in UTF-8", str(error.reason)
+            "text", str(source), "a file in UTF-8", str(error.reason)
         ) from None
 
 
 def _settings(
-    declared: Declared, name: str, base: type, own: Sequence[str]
+    declared: Declared, name: str, base: type, own_settings: Sequence[str]
 ) -> tuple[dict[str, type], dict[str, Any]]:
-    """Types and defaults of the settings, which have names of the base's only among
-    ``own``.
+    """Types and defaults of the settings.
+
+    Of the base's names they may have those in ``own_settings``.
     """
     settings = declared.settings()
     for key in settings:
-        if iskeyword(key) or (hasattr(base, key) and key not in own):
+        if iskeyword(key) or (hasattr(base, key) and key not in own_settings):
             raise invalid(
                 "a setting's name", key, "none of a program's own", "choose another"
             )
@@ -274,13 +275,13 @@ class _EncodeOnly:
         state: State,
         grad_N: Tensor,
         *,
-        residual_N: Tensor | None = None,
-        buffer: Tensor | None = None,
+        residual_N: Residual = None,
+        buffer: Memory = None,
     ) -> tuple[Payload, State]:
         if residual_N is not None:
             self.decode()
-        found: tuple[Payload, State] = super().encode(state, grad_N, buffer=buffer)  # type: ignore[misc]
-        return found
+        encoded: tuple[Payload, State] = super().encode(state, grad_N, buffer=buffer)  # type: ignore[misc]
+        return encoded
 
     def encode_many(
         self,
@@ -291,9 +292,9 @@ class _EncodeOnly:
     ) -> list[tuple[Payload, State]]:
         if any(residual_N is not None for residual_N in residuals or ()):
             self.decode()
-        found: list[tuple[Payload, State]]
-        found = super().encode_many(states, grads, None, buffers)  # type: ignore[misc]
-        return found
+        encoded: list[tuple[Payload, State]]
+        encoded = super().encode_many(states, grads, None, buffers)  # type: ignore[misc]
+        return encoded
 
     def decode(self, *_: Any, **__: Any) -> NoReturn:
         raise invalid(
@@ -361,8 +362,8 @@ def _syntax_error(text: Text, error: UnexpectedInput) -> InvalidSetting:
 
     lines = text.content.splitlines() or [""]
     if not isinstance(error, UnexpectedToken):
-        found = re.match(r"\w+|.", text.content[error.pos_in_stream or 0 :])
-        word = found[0] if found else ""
+        matched = re.match(r"\w+|.", text.content[error.pos_in_stream or 0 :])
+        word = matched[0] if matched else ""
         remedy = _REMEDIES.get(word, "see docs/compll.md for what is")
         return text.error(
             error.line, error.column, f"{word!r} is no part of the language; {remedy}"

@@ -103,9 +103,9 @@ class ProgramTrace:
             plain: bool | int | float = setting.plain(value)
             return plain
 
-    def _entered(self, name: str, given: Sequence[Value], result: str) -> Value:
+    def _entered(self, name: str, values: Sequence[Value], result: str) -> Value:
         function = self._declared.functions[name]
-        rest = iter(given)
+        rest = iter(values)
         frame = _Frame(function.text, name)
         out = _Variable(Kind(""))
         assigned = next(
@@ -182,13 +182,13 @@ class ProgramTrace:
         if not arguments:
             refuse("extract from nothing", "write extract(compressed, a, b);")
         payload, *targets = arguments
-        found = language.extract(self._value(payload))
-        if len(found) != len(targets):
+        vector = language.extract(self._value(payload))
+        if len(vector) != len(targets):
             refuse(
                 f"extract into {len(targets)} variables",
-                f"{len(found)} fields were sent",
+                f"{len(vector)} fields were sent",
             )
-        self._fill("extract", targets, found)
+        self._fill("extract", targets, vector)
 
     def _decomp(self, *arguments: Parsed) -> None:
         if len(arguments) != 4:
@@ -204,9 +204,9 @@ class ProgramTrace:
         )
 
     def _fill(
-        self, called: str, targets: Sequence[Parsed], found: Sequence[Value]
+        self, called: str, targets: Sequence[Parsed], values: Sequence[Value]
     ) -> None:
-        for target, value in zip(targets, found, strict=True):
+        for target, value in zip(targets, values, strict=True):
             with self._at(target):
                 if target.data != "name":
                     refuse(
@@ -331,9 +331,9 @@ class ProgramTrace:
                 "decomp in an expression",
                 "write decomp(gradient, start, P, Q); by itself",
             )
-        found = self._function(str(name))
+        function = self._function(str(name))
         return apply_function(
-            str(name), found, [self._value(argument) for argument in arguments]
+            str(name), function, [self._value(argument) for argument in arguments]
         )
 
     def _concat(self, arguments: Sequence[Parsed]) -> Compressed:
@@ -385,10 +385,10 @@ class ProgramTrace:
         for (kind, parameter), value in zip(function.parameters, values, strict=True):
             frame.variables[parameter] = _Variable(kind, converted(kind, value))
         with self._framed(frame), self._at(function.name):
-            found = self._body(function)
-            if found is None:
+            result = self._body(function)
+            if result is None:
                 refuse(f"{name} returns nothing", "end it with return ...;")
-            return typed(function.kind, converted(function.kind, found))
+            return typed(function.kind, converted(function.kind, result))
 
     # ---- places ----------------------------------------------------------------------
 

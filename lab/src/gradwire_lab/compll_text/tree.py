@@ -107,23 +107,23 @@ class Declared:
         self.functions: dict[str, Function] = {}
         self.draws = False
         for text, tree in parsed:
-            for found in trees(tree.children):
-                self._add(text, found)
-            self.draws |= any(_is_draw(found) for found in tree.iter_subtrees())
+            for subtree in trees(tree.children):
+                self._add(text, subtree)
+            self.draws |= any(_is_draw(subtree) for subtree in tree.iter_subtrees())
         self.form = self._form()
 
-    def _add(self, text: Text, found: Parsed) -> None:
-        match found.data:
+    def _add(self, text: Text, parsed: Parsed) -> None:
+        match parsed.data:
             case "declaration":
-                self.globals.append((text, found))
+                self.globals.append((text, parsed))
             case "struct":
-                self.structs[str(found.children[0])] = {
+                self.structs[str(parsed.children[0])] = {
                     str(name): ParamField(text, kind, default)
-                    for row in trees(found.children)
+                    for row in trees(parsed.children)
                     for kind, name, default in declarations(row)
                 }
             case _:
-                made = _function(text, found)
+                made = _function(text, parsed)
                 if made.name in self.functions:
                     raise at(
                         text, made.name, f"a second {made.name}; give it another name"
@@ -160,9 +160,9 @@ class Declared:
     def settings(self) -> dict[str, ParamField]:
         """Fields of all param structures: a program's settings."""
         return {
-            name: found
+            name: parsed
             for struct in self.structs.values()
-            for name, found in struct.items()
+            for name, parsed in struct.items()
         }
 
     @property
@@ -183,8 +183,8 @@ def trees(children: Iterable[Parsed | Token]) -> list[Parsed]:
 
 def at(text: Text, place: Parsed | Token, reason: str) -> TextError:
     """The error of ``reason`` at a tree or token of ``text``."""
-    found = place if isinstance(place, str) else place.meta
-    return text.error(found.line or 1, found.column or 1, reason)
+    meta = place if isinstance(place, str) else place.meta
+    return text.error(meta.line or 1, meta.column or 1, reason)
 
 
 def declarations(row: Parsed) -> Iterator[tuple[Kind, Token, Parsed | None]]:
@@ -201,20 +201,20 @@ def _kind(row: Parsed) -> Kind:
     return Kind.of(tokens[0], sum(token.type == "STAR" for token in tokens))
 
 
-def _function(text: Text, found: Parsed) -> Function:
-    (name,) = [c for c in found.children if isinstance(c, str) and c.type == "NAME"]
-    inside = trees(found.children)
+def _function(text: Text, parsed: Parsed) -> Function:
+    (name,) = [c for c in parsed.children if isinstance(c, str) and c.type == "NAME"]
+    inside = trees(parsed.children)
     parameters = [tree for tree in inside if tree.data in ("parameter", "settings")]
     return Function(
         text,
         name,
-        _kind(found),
+        _kind(parsed),
         tuple((_kind(tree), str(tree.children[-1])) for tree in parameters),
         tuple(tree for tree in inside if tree not in parameters),
     )
 
 
-def _is_draw(found: Parsed) -> bool:
-    return found.data == "draw" or (
-        found.data == "call" and found.children[0] == "random"
+def _is_draw(parsed: Parsed) -> bool:
+    return parsed.data == "draw" or (
+        parsed.data == "call" and parsed.children[0] == "random"
     )

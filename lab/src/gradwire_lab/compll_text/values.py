@@ -30,9 +30,9 @@ elements.
 """
 
 TYPES: dict[str, Type] = {
-    Kind.of(repr(found)).name: found
-    for found in vars(language).values()
-    if isinstance(found, Type)
+    Kind.of(repr(value)).name: value
+    for value in vars(language).values()
+    if isinstance(value, Type)
 }
 """The type that each declared type converts to; "bool" is a condition, and not among
 them.
@@ -104,9 +104,9 @@ UNARY: dict[str, Callable[[Any], Value]] = {
 }
 
 
-def _map(*given: Value) -> Vector:
+def _map(*values: Value) -> Vector:
     """C has no tuples: map(a, b, f); runs gives two vectors."""
-    *vectors, udf = given
+    *vectors, udf = values
     apart = (vector if isinstance(vector, tuple) else (vector,) for vector in vectors)
     return language.map(tuple(chain.from_iterable(apart)), udf)
 
@@ -155,14 +155,14 @@ def _inverse(condition: Value) -> Value:
 
 
 def apply_function(
-    name: str, found: Callable[..., Value], values: Sequence[Value]
+    name: str, function: Callable[..., Value], values: Sequence[Value]
 ) -> Value:
-    """``found`` of these values; refuses another number of them than it takes."""
+    """``function`` of these values; refuses another number than it takes."""
     try:
-        inspect.signature(found).bind(*values)
+        inspect.signature(function).bind(*values)
     except TypeError as error:
         refuse(f"{name}: {error}", "see docs/compll.md for what operators take")
-    return found(*values)
+    return function(*values)
 
 
 def typed(kind: Kind | None, value: Value) -> Value:
@@ -202,11 +202,11 @@ def converted(kind: Kind, value: Value) -> Value:
 
 def _as_matrix(kind: Kind, value: Value) -> Matrix:
     if not isinstance(value, Matrix) or str(kind) != "float**":
-        given = (
+        matrix = (
             "a matrix" if isinstance(value, Matrix) else type(value).__name__.lower()
         )
         refuse(
-            f"{given} where {kind} is declared",
+            f"{matrix} where {kind} is declared",
             "matrices are float**, and nothing else is",
         )
     return value
@@ -220,11 +220,11 @@ def _as_array(kind: Kind, value: Value) -> Value:
             f"{type(value).__name__.lower()} where {kind} is declared",
             "map gives arrays",
         )
-    found = getattr(value, "node", None)
-    if found is not None and found.dtype is not TYPES[kind.name].dtype:
+    node = getattr(value, "node", None)
+    if node is not None and node.dtype is not TYPES[kind.name].dtype:
         refuse(
-            f"an array of {found.dtype!r} where {kind} is declared",
-            f"declare it {found.dtype!r}*, or map by a function that returns "
+            f"an array of {node.dtype!r} where {kind} is declared",
+            f"declare it {node.dtype!r}*, or map by a function that returns "
             f"{kind.name}",
         )
     return value

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gradwire.contract import Residual
 from gradwire.errors import InvalidSetting, invalid
 from gradwire.kernels.libraries import check_floating, check_vector, loader, serves_cpp
 
@@ -22,7 +23,7 @@ def take(
     values_K: Tensor,
     *,
     scale: float = 1.0,
-    residual_N: Tensor | None = None,
+    residual_N: Residual = None,
 ) -> None:
     """values = scale * source[indices]; then residual[indices] = 0.
 

@@ -16,7 +16,7 @@ have it.
 """
 
 
-def check_formats(what: str, given: object) -> None:
+def check_formats(what: str, value: object) -> None:
     """Refuses what is no name of ``FORMATS``."""
-    if given not in [*FORMATS]:  # a list: what has no hash is refused as well
-        raise invalid(what, given, " or ".join(FORMATS), "leave it out")
+    if value not in [*FORMATS]:  # a list: what has no hash is refused as well
+        raise invalid(what, value, " or ".join(FORMATS), "leave it out")

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gradwire.contract import Residual
 from gradwire.errors import invalid
 from gradwire.kernels.libraries import (
     INT32_MAX,
@@ -66,7 +67,7 @@ class Magnitudes:
         self.num_elements = int(self._reaching[0]) if self._reaching else 0
 
     @classmethod
-    def of(cls, grad_N: Tensor, residual_N: Tensor | None = None) -> Magnitudes:
+    def of(cls, grad_N: Tensor, residual_N: Residual = None) -> Magnitudes:
         """The magnitudes of gradient plus residual; the residual holds this sum
         afterwards.
         """
@@ -159,9 +160,7 @@ class Magnitudes:
 # machine changes them.
 
 
-def histogram(
-    grad_N: Tensor, residual_N: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def histogram(grad_N: Tensor, residual_N: Residual = None) -> tuple[Tensor, Tensor]:
     """The bins of c that are not empty: (bins_B int32, ascending; counts_B2 int64).
 
     A bin's counts are of its positive and of its negative elements. Its lower edge is
@@ -191,9 +190,7 @@ def histogram(
     return bins_B, counts_B2
 
 
-def _reference_histogram(
-    grad_N: Tensor, residual_N: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _reference_histogram(grad_N: Tensor, residual_N: Residual) -> tuple[Tensor, Tensor]:
     c_N = grad_N if residual_N is None else residual_N.add_(grad_N)
     near_N = c_N.to(torch.float32)
     # Not rounded away from zero: what is counted in a bin reaches its edge.

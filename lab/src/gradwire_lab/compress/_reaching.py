@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gradwire.contract import Residual
 from gradwire.errors import invalid
 from gradwire.kernels.libraries import check_floating, check_vector, loader, serves_cpp
 from gradwire.kernels.select import check_addressable, keys_of, list_chosen
@@ -30,7 +31,7 @@ def reaching(
     threshold: float,
     most: int,
     room: Room,
-    residual_N: Tensor | None = None,
+    residual_N: Residual = None,
 ) -> None:
     """Lists by ascending index what of c is not 0 and no smaller than ``threshold`` by
     magnitude.
@@ -74,7 +75,7 @@ def _reference_reaching(
     threshold: float,
     most: int,
     room: Room,
-    residual_N: Tensor | None,
+    residual_N: Residual,
 ) -> None:
     c_N = residual_N if grad_N is None else grad_N
     assert c_N is not None

@@ -40,7 +40,7 @@ from gradwire.contract import (
 )
 from gradwire.contract.bounds import check_share
 from gradwire.contract.compressor import Residual
-from gradwire.contract.spec import working_dtype
+from gradwire.contract.spec import clear_not_finite, working_dtype
 from gradwire.contract.verbs import AllReduce, Steps
 from gradwire.kernels import select
 from gradwire.kernels.magnitudes import range_norms
@@ -194,7 +194,7 @@ def _take(
         residual_N=residual_N,
     )
     if residual_N is not None and not is_finite:
-        torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
+        clear_not_finite(residual_N)
 
 
 def _deliver(support_K: Tensor, values: Tensor, out_N: Tensor) -> None:

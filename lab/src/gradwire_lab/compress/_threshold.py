@@ -24,7 +24,7 @@ from gradwire.compress._coo import (
     share_of,
 )
 from gradwire.compress._residual import as_working
-from gradwire.contract import Layout, State, Traits
+from gradwire.contract import Layout, Memory, Residual, State, Traits
 from gradwire.contract.bounds import check_number, check_share
 from gradwire.contract.payload import Format, Payload
 from gradwire.contract.spec import TensorSpec, spec_of
@@ -33,10 +33,10 @@ from ._magnitudes import Magnitudes
 from ._reaching import reaching
 
 
-def check_cap(setting: str, given: object) -> None:
+def check_cap(setting: str, value: object) -> None:
     """Refuses what is no multiple of a density."""
     accepted = "a multiple of the density, from 1 to 1e9"
-    check_number(setting, given, accepted, "leave it at 2", 1, 1e9)
+    check_number(setting, value, accepted, "leave it at 2", 1, 1e9)
 
 
 _CAP = 2.0
@@ -69,8 +69,8 @@ class Reaching(Coo):
         self,
         grad_N: Tensor | None,
         threshold: float,
-        residual_N: Tensor | None,
-        buffer: Tensor | None,
+        residual_N: Residual,
+        buffer: Memory,
     ) -> Payload:
         """The payload of what reaches ``threshold``; operands as ``reaching`` has
         them.
@@ -154,8 +154,8 @@ class Estimated(Reaching):
         state: State,
         grad_N: Tensor,
         *,
-        residual_N: Tensor | None = None,
-        buffer: Tensor | None = None,
+        residual_N: Residual = None,
+        buffer: Memory = None,
     ) -> tuple[Payload, State]:
         check_addressable(type(self).__name__, spec_of(grad_N))
         whole_N = as_working(grad_N)

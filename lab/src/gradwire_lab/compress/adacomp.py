@@ -72,8 +72,8 @@ class adacomp(
 
     def typical(self, spec: TensorSpec) -> Format:
         num_bins = -(-spec.numel // self.block)
-        found: Format = self.holding(spec, _SENT_A_BIN * num_bins)
-        return found
+        form: Format = self.holding(spec, _SENT_A_BIN * num_bins)
+        return form
 
     def encode(self, gradient: Vector, latest: Vector) -> Compressed:
         most = reduce(map(gradient, abs), greater)

@@ -2,7 +2,8 @@
 
 Source: Yoon and Oh, ICPP 2023, "DEFT: exploiting gradient norm difference between model
     layers for scalable gradient sparsification", algorithms 1 (``_support``) to 5.
-Differences from the paper (what one algorithm does otherwise stands above it):
+Differences from the paper (what one algorithm does otherwise stands above it; with
+    ``allocation="paper"`` algorithms 3 and 4 are as printed):
     - The layers are those of one message: n_g is its number of elements, and norms are
       compared within it. Fused into one message, a model is treated as in the paper.
     - Layers are weighed by what our selection costs. See ``work``.
@@ -40,7 +41,7 @@ needed anyway.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -52,6 +53,7 @@ from torch import Tensor
 
 from gradwire.collective.steps.shares import pack
 from gradwire.compress._coo import check_addressable
+from gradwire.compress._quantise import check_choice
 from gradwire.contract import Member, Traits
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import AllGather, Broadcast, Steps
@@ -107,18 +109,24 @@ def work(sizes_L: Tensor, k_L: Tensor) -> list[int]:
     0 for layers that are sent whole.
     """
     read_L = sizes_L + sizes_L.clamp(max=_READ_TWICE)
-    found: list[int] = (
+    costs: list[int] = (
         (PER_LAYER + read_L + _PER_CHOSEN * k_L).where(k_L < sizes_L, 0).tolist()
     )
+    return costs
+
+
+def printed_work(sizes_L: Tensor, k_L: Tensor) -> list[float]:
+    """Equation 3 as printed: size * log k, so 0 for a layer that sends one element."""
+    found: list[float] = (sizes_L * k_L.double().log()).tolist()
     return found
 
 
 def loads(costs: Sequence[float], bins: Sequence[int], num_bins: int) -> list[float]:
     """Equation 4: the sum of costs in each bin; the largest is C(n)."""
-    found = [0.0] * num_bins
+    loads_of_bins = [0.0] * num_bins
     for cost, number in zip(costs, bins, strict=True):
-        found[number] += cost
-    return found
+        loads_of_bins[number] += cost
+    return loads_of_bins
 
 
 # ---- layers: algorithm 2 -------------------------------------------------------------
@@ -200,6 +208,28 @@ def layer_k(norms_L: Tensor, sizes_L: Tensor, budget: int) -> Tensor:
     return rounded(shares(_tamed(norms_L), sizes_L, max(budget, sizes_L.numel())))
 
 
+def printed_layer_k(norms_L: Tensor, sizes_L: Tensor, budget: int) -> Tensor:
+    """Algorithm 3 as printed, each k rounded down; takes and returns ``layer_k``'s.
+
+    >>> sizes_L = torch.tensor([100, 100, 2, 50])
+    >>> norms_L = torch.tensor([6.0, 2.0, 8.0, 0.0]).double()
+    >>> printed_layer_k(norms_L, sizes_L, budget=23).tolist()
+    [15, 6, 2, 1]
+    """
+    k_L = torch.ones_like(sizes_L)
+    norms = (_tamed(norms_L) if sizes_L.numel() else norms_L).tolist()
+    order = sorted(range(len(norms)), key=lambda layer: -norms[layer])
+    # the smallest first: subtracting large norms would cancel what small ones leave
+    sums = [*accumulate(norms[layer] for layer in reversed(order))]
+    k_remain = budget
+    for layer, norm_remain in zip(order, reversed(sums), strict=True):
+        share = k_remain * norms[layer] / norm_remain if norm_remain > 0 else 0
+        size = int(sizes_L[layer])
+        k_L[layer] = size if size < share else max(1, int(share))
+        k_remain -= int(k_L[layer])
+    return k_L
+
+
 def shares(norms_L: Tensor, sizes_L: Tensor, budget: int) -> Tensor:
     """min(size, max(1, level * norm)), float64, for the level of this ``budget``.
 
@@ -236,7 +266,7 @@ def rounded(shares_L: Tensor) -> Tensor:
     """Whole numbers (int64) next to ``shares_L``, with equal running sums, rounded."""
     whole_L = shares_L.floor()
     # Only fractions are summed: a share that is whole keeps its value whatever the
-    #     rounding.
+    # rounding.
     sums_L = (shares_L - whole_L).cumsum(0).round()
     return (whole_L + sums_L.diff(prepend=sums_L.new_zeros(1))).long()
 
@@ -261,19 +291,50 @@ def _tamed(norms_L: Tensor) -> Tensor:
 # to all ranks are in no part.
 #
 # Legend: L layers in the order of the gradient, P those of parts in the order of
-#     places, K indices.
+# places, K indices.
 
 
 def owners(partition: Partition, k_L: Tensor, world: int, delegate: int) -> Tensor:
     """Algorithm 4: the rank that selects in each layer, int32; ``world`` where all
     ranks send all.
 
-    Those are layers whose k is their size, as of one element. Rank r gets bin (delegate
-    + r) mod W: the first bin has the largest layer, and is another rank's in each step.
+    All ranks send all of a layer whose k is its size, as of one element.
     """
-    bins = pack(work(partition.sizes_L, k_L), world)
-    owners_L = (torch.tensor(bins, dtype=torch.int32, device="cpu") - delegate) % world
+    owners_L = _packed(work(partition.sizes_L, k_L), world, delegate)
     return owners_L.where(k_L < partition.sizes_L, world).int()
+
+
+def printed_owners(
+    partition: Partition, k_L: Tensor, world: int, delegate: int
+) -> Tensor:
+    """Algorithm 4 as printed: the rank that selects in each layer, int32.
+
+    Layers that are sent whole have an owner too, whose indices travel.
+    """
+    return _packed(printed_work(partition.sizes_L, k_L), world, delegate)
+
+
+def _packed(costs: Sequence[float], world: int, delegate: int) -> Tensor:
+    """Rank r gets bin (delegate + r) mod W: the first bin has the costliest layer, and
+    is another rank's in each step.
+    """
+    bins = torch.tensor(pack(costs, world), dtype=torch.int32, device="cpu")
+    return (bins - delegate) % world
+
+
+class Rules(NamedTuple):
+    """How ranks agree on the elements of each layer, and on the rank that selects."""
+
+    layer_k: Callable[[Tensor, Tensor, int], Tensor]
+    """Algorithm 3: k of each layer, from norms, sizes and the budget."""
+    owners: Callable[[Partition, Tensor, int, int], Tensor]
+    """Algorithm 4, from layers, k, the number of ranks and the delegate."""
+
+
+ALLOCATIONS = {
+    "level": Rules(layer_k, owners),
+    "paper": Rules(printed_layer_k, printed_owners),
+}
 
 
 class Allocation:
@@ -343,7 +404,7 @@ class Allocation:
 #
 # Source: Yoon and Oh, ICPP 2023, section 4.4.
 # Differences from the paper: exact, with ties to the lowest index, and listed by
-#     ascending index.
+# ascending index.
 
 
 def select_layers(
@@ -395,6 +456,10 @@ class deft(SharedSupport):
         layers: The number of elements of each layer, in the order of the message: a
             sequence of whole numbers from 0. None (the default): one layer for each
             tensor of the message. Larger layers leave less to balance among ranks.
+        allocation: "level" (the default): all layers' shares are found at once, and
+            layers are packed by the elements that selection reads. "paper": the loop of
+            algorithm 3, which may send up to one element a layer more than asked for,
+            and layers packed by size * log k (equation 3).
 
     >>> from gradwire.exchange.by_name import run_local
     >>> spec = TensorSpec("two layers", 6, shapes=((4,), (2,)))
@@ -405,19 +470,21 @@ class deft(SharedSupport):
     """
 
     layers: Sequence[int] | None = None
+    allocation: str = "level"
     traits: ClassVar[Traits] = replace(
         SharedSupport.traits, whole_tensors=True, exact_size=False
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice("deft allocation", self.allocation, (*ALLOCATIONS,))
         if self.layers is None:
             return
-        given = self.layers if isinstance(self.layers, Sequence) else (None,)
-        if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in given):
+        layers = self.layers if isinstance(self.layers, Sequence) else (None,)
+        if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in layers):
             accepted = "numbers of elements, one a layer"
             raise invalid("deft layers", self.layers, accepted, "leave them out")
-        object.__setattr__(self, "layers", tuple(given))
+        object.__setattr__(self, "layers", tuple(layers))
 
     def init(self, spec: TensorSpec, world: int) -> DeftState:
         check_addressable("deft", spec)
@@ -445,14 +512,16 @@ class deft(SharedSupport):
         delegate = int(state.step) % me.world
         width = width_of(me.world + 1)
         num_layers = len(partition.sizes)
+        rules = ALLOCATIONS[self.allocation]
         announced = me.scratch("owners", num_layers * width, whole_N, torch.uint8)
 
         def begin() -> Tensor:
-            k_L = layer_k(
+            k_L = rules.layer_k(
                 pending.norms_L, partition.sizes_L, self.kept(whole_N.numel())
             )
             if me.rank == delegate:
-                narrow(owners(partition, k_L, me.world, delegate), width, announced)
+                owners_L = rules.owners(partition, k_L, me.world, delegate)
+                narrow(owners_L, width, announced)
             return k_L
 
         def accept() -> Allocation:
@@ -462,12 +531,11 @@ class deft(SharedSupport):
         def even() -> Tensor:
             """Each layer's k where all have one density, for predictions."""
             sizes_L = partition.sizes_L
-            return layer_k(sizes_L.double(), sizes_L, self.kept(whole_N.numel()))
+            return rules.layer_k(sizes_L.double(), sizes_L, self.kept(whole_N.numel()))
 
         def usual() -> Allocation:
-            return Allocation(
-                partition, owners(partition, k_L, me.world, delegate), me.world
-            )
+            owners_L = rules.owners(partition, k_L, me.world, delegate)
+            return Allocation(partition, owners_L, me.world)
 
         k_L = yield me.sized("encode", begin, num_layers, even)
         yield Broadcast(delegate, announced)
@@ -492,7 +560,7 @@ def _united(
         announced_W, allocation.part_sizes, unit="indices", usual=counts
     )
     sizes = [width * count for count in announced]
-    own = me.scratch("own", max(sizes), whole_N, torch.uint8, varies=True)
+    room = me.scratch("own", max(sizes), whole_N, torch.uint8, varies=True)
     gathered = me.scratch(
         "gathered", me.world * max(sizes), whole_N, torch.uint8, varies=True
     )
@@ -506,7 +574,7 @@ def _united(
         partition = allocation.partition
         ks_P = k_L[layers_P]
         indices_K = select_layers(me, whole_N, partition, layers_P, ks_P, firsts_P)
-        narrow(indices_K, width, own[: sizes[me.rank]])
+        narrow(indices_K, width, room[: sizes[me.rank]])
 
     def unite() -> Tensor:
         ranges = torch.split(places_K, [size // width for size in sizes])
@@ -517,10 +585,10 @@ def _united(
         return allocation.union(me, places_K)
 
     yield me.sized("encode", choose, whole_N.numel() // me.world)
-    yield AllGather(gathered, own)
+    yield AllGather(gathered, room)
     total = places_K.numel() + allocation.num_common
     support_K = yield me.sized("merge", unite, total, lambda: whole_N.new_empty(total))
     return support_K, counts[me.rank] + allocation.num_common
 
 
-EXAMPLES = (deft(), deft(density=0.3))
+EXAMPLES = (deft(), deft(density=0.3), deft(density=0.3, allocation="paper"))

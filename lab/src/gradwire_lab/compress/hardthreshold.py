@@ -24,7 +24,7 @@ from torch import Tensor
 from gradwire.compress._coo import coo_format, share_of
 from gradwire.compress._quantise import check_positive
 from gradwire.compress._residual import as_working
-from gradwire.contract import Layout, State, Traits
+from gradwire.contract import Layout, Memory, Residual, State, Traits
 from gradwire.contract.bounds import check_share
 from gradwire.contract.payload import Format, Payload
 from gradwire.contract.spec import TensorSpec, spec_of
@@ -79,8 +79,8 @@ class hardthreshold(Reaching):
         state: State,
         grad_N: Tensor,
         *,
-        residual_N: Tensor | None = None,
-        buffer: Tensor | None = None,
+        residual_N: Residual = None,
+        buffer: Memory = None,
     ) -> tuple[Payload, State]:
         spec_of(grad_N)
         whole_N = as_working(grad_N)

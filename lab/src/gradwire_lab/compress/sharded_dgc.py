@@ -38,7 +38,16 @@ from gradwire.collective.steps.size_only import SizeOnlyCompressor
 from gradwire.compress._coo import coo_format, share_of
 from gradwire.compress._residual import as_working
 from gradwire.compress._sampled import LEAST_ABOVE
-from gradwire.contract import Exchange, Member, Shards, State, Traits, synchronise_alone
+from gradwire.contract import (
+    Exchange,
+    Member,
+    Memory,
+    Residual,
+    Shards,
+    State,
+    Traits,
+    synchronise_alone,
+)
 from gradwire.contract.bounds import MOST_SEED, check_share, check_whole
 from gradwire.contract.collective import Collective
 from gradwire.contract.payload import Format, Payload
@@ -129,7 +138,7 @@ class sharded_dgc(Exchange):
         state: SampleState,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None = None,
+        residual_N: Residual = None,
     ) -> Steps[SampleState]:
         if me.world == 1:
             me.selection = None
@@ -139,18 +148,18 @@ class sharded_dgc(Exchange):
         draws = [self.draws(numel) for numel in shards.numels]
         slot = max(draws)
         dtype = working_dtype(grad_N.dtype)
-        own = me.scratch("sample", slot, grad_N, dtype)
+        sample = me.scratch("sample", slot, grad_N, dtype)
         yield me.sized(
             "encode",
             lambda: self._sample(
-                me, shards, state, grad_N, residual_N, own[: draws[shards.place]]
+                me, shards, state, grad_N, residual_N, sample[: draws[shards.place]]
             ),
             slot,
         )
-        gathered = own
+        gathered = sample
         if len(draws) > 1 and slot:
             gathered = me.scratch("samples", slot * len(draws), grad_N, dtype)
-            yield AllGather(gathered, own, Among.SHARDS)
+            yield AllGather(gathered, sample, Among.SHARDS)
         codec = yield me.sized(
             "encode",  # its first part: samples become a threshold
             lambda: self._codec(shards, _parts(gathered, draws)),
@@ -180,7 +189,7 @@ class sharded_dgc(Exchange):
         shards: Shards,
         state: SampleState,
         grad_N: Tensor,
-        residual_N: Tensor | None,
+        residual_N: Residual,
         into_M: Tensor,
     ) -> None:
         """Fills ``into_M`` with the magnitudes of elements drawn; with all, where it
@@ -212,7 +221,7 @@ class sharded_dgc(Exchange):
         asked for.
         """
         total = sum(shards.numels)
-        own = shards.numels[shards.place]
+        numel = shards.numels[shards.place]
         asked = share_of(self.density, total)
         weights = [
             n / max(1, s.numel()) for n, s in zip(shards.numels, samples, strict=True)
@@ -224,10 +233,12 @@ class sharded_dgc(Exchange):
             w * int(((s >= threshold) & (s > 0)).sum())
             for w, s in zip(weights, samples, strict=True)
         ]
-        share = reach[shards.place] / sum(reach) if sum(reach) else own / max(1, total)
+        share = (
+            reach[shards.place] / sum(reach) if sum(reach) else numel / max(1, total)
+        )
         share = max(share, _LEAST_SHARE / len(samples)) if len(samples) > 1 else 1.0
         most = min(total, round(self.cap * self.density * total))
-        limit = min(own, max(1, most))
+        limit = min(numel, max(1, most))
         quota = min(limit, max(1, round(share * self.cap * self.density * total)))
         return _Above(
             density=self.density, threshold=threshold, limit=limit, quota=quota
@@ -290,8 +301,8 @@ class _Above(Reaching):
         state: State,
         grad_N: Tensor,
         *,
-        residual_N: Tensor | None = None,
-        buffer: Tensor | None = None,
+        residual_N: Residual = None,
+        buffer: Memory = None,
     ) -> tuple[Payload, State]:
         of_this_step = replace(self, limit=self.quota)
         whole_N = as_working(grad_N)

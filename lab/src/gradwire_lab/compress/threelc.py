@@ -89,8 +89,8 @@ class threelc(
         largest: Format = self.format(spec)
         codes = largest.fields[-1]
         less = codes.numel // (4 if self.block <= 256 else 2)
-        found: Format = self.received(spec, largest.size_bytes - less)
-        return found
+        form: Format = self.received(spec, largest.size_bytes - less)
+        return form
 
     def encode(self, gradient: Vector) -> Compressed:
         level = self.sparsity * reduce(map(gradient, abs), greater)

@@ -1,7 +1,7 @@
 """Coders: packed bytes of a field made fewer, each block by itself, and back.
 
-    runs(v, of, most)   v in runs: (bytes, lengths)     repeat(v, n)   each of v, n
-    times
+    runs(v, of, most)   v in runs: (bytes, lengths)
+    repeat(v, n)        each of v, n times
 
 A program names one in ``concat`` (``codes=zero_run(map(gradient, code))``); ``extract``
 gives the vector that went in. The kernels know nothing of it: they fill, and read, the
@@ -321,10 +321,12 @@ def coder(
         what = f"{length} times byte {value} sent as {sent_code}"
         if not 0 <= sent_code <= 255:
             refuse(what, "a code is a byte, 0 to 255")
-        found = int(times[sent_code]), int(byte[sent_code])
-        if found != (length, value):
+        decoded_times = int(times[sent_code])
+        decoded_byte = int(byte[sent_code])
+        if decoded_times != length or decoded_byte != value:
             refuse(
-                f"{what}, which comes back as {found[0]} times byte {found[1]}",
+                f"{what}, which comes back as {decoded_times} times byte "
+                f"{decoded_byte}",
                 "give every run a code of its own, and give it back in decode",
             )
     known = torch.zeros(256, dtype=torch.bool)
@@ -419,11 +421,11 @@ def _by_kernels(plain_U: Tensor) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _on(device: torch.device, one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+def _on(device: torch.device, first: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     """Two tables on a device, copied there once: a tensor is a key by itself, not by
     its values.
     """
-    return one.to(device), other.to(device)
+    return first.to(device), other.to(device)
 
 
 @contextmanager
@@ -438,12 +440,17 @@ def _cutting() -> Iterator[list[tuple[int, int]]]:
 
 def _of(operator: str, vector: Vector, known: set[Node]) -> Node:
     """The expression of a vector; refuses what is not made of ``known`` alone."""
-    leaves = (found for found in ir.walk([vector.node]) if not found.sources)
-    others = [
-        found for found in leaves if found not in known and found.op is not Op.CONST
-    ]
-    held = any(found.op in (Op.REDUCE, Op.OPERATOR) for found in ir.walk([vector.node]))
-    if others or held or vector.keep is not None or vector.node.dtype is ir.FLOAT32:
+    leaves = (node for node in ir.walk([vector.node]) if not node.sources)
+    others = [leaf for leaf in leaves if leaf not in known and leaf.op is not Op.CONST]
+    is_barred = any(
+        node.op in (Op.REDUCE, Op.OPERATOR) for node in ir.walk([vector.node])
+    )
+    if (
+        others
+        or is_barred
+        or vector.keep is not None
+        or vector.node.dtype is ir.FLOAT32
+    ):
         remedy = (
             "encode maps runs(v, ...) alone, decode what it is given alone, to "
             "whole numbers"

@@ -1,9 +1,10 @@
 """Programs of matrices: a mean of gradients by way of two thin factors that all ranks
 hold.
 
-    matmul(G0, G1)   their product           orthogonal(P)   an orthonormal basis of P's
-    columns decomp(G, start) P and Q with P Q^T near G: orthogonal(matmul(G, start)),
-    matmul(G.T, P)
+    matmul(G0, G1)    their product
+    orthogonal(P)     an orthonormal basis of P's columns
+    decomp(G, start)  P and Q with P Q^T near G: orthogonal(matmul(G, start)),
+                      matmul(G.T, P)
 
 ``encode(self, gradient, start)`` returns factors, and ``decode`` makes the mean of
 them. Matrices are symbols with N rows, M columns and R, the rank. ``gradient`` is the
@@ -104,17 +105,17 @@ def matmul(left: Matrix, right: Matrix) -> Matrix:
             f"matmul of {left!r} and {right!r}",
             "let inner dimensions be alike: .T turns one",
         )
-    given = [m.factor.made is FactorKind.GIVEN for m in (left, right)]
-    if all(given):
+    are_given = [m.factor.made is FactorKind.GIVEN for m in (left, right)]
+    if all(are_given):
         refuse(
             "matmul of the gradient and itself",
             "no rank holds it: begin with matmul by start",
         )
-    made = FactorKind.PRODUCT if any(given) else FactorKind.MEAN
+    made = FactorKind.PRODUCT if any(are_given) else FactorKind.MEAN
     sources = tuple(Operand(m.factor, m.turned) for m in (left, right))
     known = max(source.factor.round for source in sources)
     return Matrix(
-        Factor(made, left.dims[0] + right.dims[1], known + any(given), sources)
+        Factor(made, left.dims[0] + right.dims[1], known + any(are_given), sources)
     )
 
 
@@ -149,13 +150,13 @@ def decomp(gradient: Matrix, start: Matrix) -> tuple[Matrix, Matrix]:
 
 def _check(operator: str, *matrices: object) -> None:
     count_operation()
-    for found in matrices:
-        if not isinstance(found, Matrix):
+    for matrix in matrices:
+        if not isinstance(matrix, Matrix):
             refuse(
-                f"{operator} of {type(found).__name__.lower()}",
+                f"{operator} of {type(matrix).__name__.lower()}",
                 f"{operator} takes matrices",
             )
-        if found.factor.made is FactorKind.MEAN:
+        if matrix.factor.made is FactorKind.MEAN:
             what = "a product of matrices that all ranks hold"
             refuse(
                 f"{operator} of {what}",
@@ -193,7 +194,7 @@ class LowRank:
     @property
     def products(self) -> list[Factor]:
         """All that travels, in order."""
-        return [product for one in self.rounds for product in one.products]
+        return [product for round_ in self.rounds for product in round_.products]
 
     def needs_mean(self, product: Factor) -> bool:
         """Whether more than its columns' directions count: else the ranks' sum will

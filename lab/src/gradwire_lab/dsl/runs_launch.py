@@ -31,12 +31,12 @@ def encode_runs(
     coded_C = torch.empty_like(plain_U)
     if not num_blocks:
         return lengths_B, coded_C
-    given = (plain_U, plain_U.numel(), block_bytes, single, run)
+    operands = (plain_U, plain_U.numel(), block_bytes, single, run)
     fixed: dict[str, Any] = {"OF": of, "MOST": most, "TILE": _TILE}
     kernels = _device()
-    kernels.count_runs[(num_blocks,)](*given, lengths_B, **fixed)
+    kernels.count_runs[(num_blocks,)](*operands, lengths_B, **fixed)
     ends_B = lengths_B.cumsum(0)
-    kernels.write_runs[(num_blocks,)](*given, ends_B - lengths_B, coded_C, **fixed)
+    kernels.write_runs[(num_blocks,)](*operands, ends_B - lengths_B, coded_C, **fixed)
     return lengths_B, coded_C[: int(ends_B[-1])]
 
 

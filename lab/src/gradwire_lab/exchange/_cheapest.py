@@ -46,9 +46,9 @@ def chosen(
         ]
         for row in lost_TL
     ]
-    found = cheapest(bytes_TL, units_TL, most)
-    if found is not None:
-        return found
+    choice = cheapest(bytes_TL, units_TL, most)
+    if choice is not None:
+        return choice
     pairs = (
         list(zip(*rows, strict=True)) for rows in zip(lost_TL, bytes_TL, strict=True)
     )

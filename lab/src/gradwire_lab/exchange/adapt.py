@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from gradwire.collective.steps.tensorwise import tensor_sizes
-from gradwire.contract import Compressor, Exchange, Member, State, Traits
+from gradwire.contract import Compressor, Exchange, Member, Residual, State, Traits
 from gradwire.contract.bounds import check_number, check_whole
 from gradwire.contract.spec import TensorSpec, working_dtype
 from gradwire.contract.verbs import AllReduce, Compute, Steps
@@ -77,8 +77,8 @@ class AdaptedState(NamedTuple):
         ones.
         """
         rungs_T = torch.stack([self.rung_T[place] for place in self.places])
-        given = self.by.choices.given
-        return [given] * len(self.places) if rungs_T.is_meta else rungs_T.tolist()
+        given_rungs = self.by.choices.given
+        return [given_rungs] * len(self.places) if rungs_T.is_meta else rungs_T.tolist()
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ class Adapted(Chooser):
     @cached_property
     def choices(self) -> Ladder:
         """The settings that there are to choose from."""
-        found = ladder_of(self.inner)
-        assert found is not None, "refused when it was made"
-        return found
+        ladder = ladder_of(self.inner)
+        assert ladder is not None, "refused when it was made"
+        return ladder
 
     @cached_property
     def declared(self) -> Traits:
@@ -140,7 +140,7 @@ class Adapted(Chooser):
         state: AdaptedState,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None = None,
+        residual_N: Residual = None,
     ) -> Steps[State]:
         rungs = state.rungs
         done = steps_done(state.step_T)
@@ -162,7 +162,7 @@ class Adapted(Chooser):
         )
 
     def _measure(
-        self, me: Member, state: AdaptedState, grad_N: Tensor, residual_N: Tensor | None
+        self, me: Member, state: AdaptedState, grad_N: Tensor, residual_N: Residual
     ) -> Steps[None]:
         """Notes the losses of all rungs, and the squared norms, summed over ranks."""
         whole_N = grad_N.to(working_dtype(grad_N.dtype), copy=True)
@@ -171,7 +171,9 @@ class Adapted(Chooser):
             yield Compute("accumulate", lambda: whole_N.add_(pending_N), grad_N.numel())
         own_TL = yield from self.choices.measure(me, state.inner, whole_N)
         tensors = torch.split(whole_N, [*state.sizes])
-        norms = [torch.linalg.vector_norm(one, dtype=torch.float64) for one in tensors]
+        norms = [
+            torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors
+        ]
         squares_T = torch.stack(norms).square()
         announced = torch.cat([own_TL, squares_T[:, None]], 1)
         yield AllReduce(announced.view(-1))
@@ -180,18 +182,18 @@ class Adapted(Chooser):
             state.lost_T[place].copy_(row if is_sound else torch.zeros(()))
 
     def choose_together(self, states: Sequence[State]) -> None:
-        found = [one for state in states for one in adapted_states(state)]
-        if any(self.is_due(steps_done(one.step_T) or 0) for one in found):
-            self.choose(found)
+        adapted = [adapted for state in states for adapted in adapted_states(state)]
+        if any(self.is_due(steps_done(state.step_T) or 0) for state in adapted):
+            self.choose(adapted)
 
     def settings(self, state: State) -> list[str]:
-        (found,) = adapted_states(state)
-        return [self.choices.settings[int(rung)] for rung in found.rung_T]
+        (adapted,) = adapted_states(state)
+        return [self.choices.settings[int(rung)] for rung in adapted.rung_T]
 
     def check(self, state: State, names: Sequence[str]) -> None:
-        (found,) = adapted_states(state)
+        (adapted,) = adapted_states(state)
         most = len(self.choices.settings) - 1
-        for name, rung in zip(names, map(int, found.rung_T), strict=True):
+        for name, rung in zip(names, map(int, adapted.rung_T), strict=True):
             if rung > most:
                 remedy = "load an older checkpoint, as this one is damaged"
                 raise invalid(f"rung_T of {name}", rung, f"0 to {most}", remedy)
@@ -230,11 +232,11 @@ def choose_together(taken: Iterable[tuple[Exchange, State]]) -> None:
     """Chooses settings anew, where an exchange does, after a step of these messages."""
     every: dict[Chooser, list[State]] = {}
     for exchange, state in taken:
-        own = chooser_of(exchange)
-        if own is not None:
-            every.setdefault(own, []).append(state)
-    for own, states in every.items():
-        own.choose_together(states)
+        chooser = chooser_of(exchange)
+        if chooser is not None:
+            every.setdefault(chooser, []).append(state)
+    for chooser, states in every.items():
+        chooser.choose_together(states)
 
 
 def adapted_states(state: State) -> Iterator[AdaptedState]:

@@ -62,8 +62,8 @@ def volumes(
     pull.
     """
     pushed_WW, pulled_W = _payloads(scheme, codec, spec, taken)
-    pushes = [sum(one.size_bytes for one in own) for own in pushed_WW]
-    return pushes, [one.size_bytes for one in pulled_W]
+    pushes = [sum(payload.size_bytes for payload in payloads) for payloads in pushed_WW]
+    return pushes, [payload.size_bytes for payload in pulled_W]
 
 
 def _pushed_and_pulled(
@@ -72,13 +72,13 @@ def _pushed_and_pulled(
     (pushed_WW, pulled_W) = _payloads(scheme, codec, spec, taken)
     world = len(taken)
     announced = (world - 1) * SIZE_BYTES * (1 + len(MergeCounts._fields))
-    slots = [one.slot_bytes for one in pulled_W]
+    slots = [payload.slot_bytes for payload in pulled_W]
     is_broadcast = isinstance(scheme, sparse_ps_broadcast)
     return [
         announced
         + (broadcast_bytes(slots, rank) if is_broadcast else (world - 1) * max(slots))
-        + sum(one.slot_bytes for to, one in enumerate(own) if to != rank)
-        for rank, own in enumerate(pushed_WW)
+        + sum(payload.slot_bytes for to, payload in enumerate(payloads) if to != rank)
+        for rank, payloads in enumerate(pushed_WW)
     ]
 
 
@@ -91,7 +91,10 @@ def _payloads(
     cut = scheme.cut(codec, spec, len(taken))
     sets = list(taken)
     if isinstance(scheme, omnireduce):
-        sets = [torch.unique(one // scheme.units_a_block(codec.width)) for one in taken]
+        sets = [
+            torch.unique(indices // scheme.units_a_block(codec.width))
+            for indices in taken
+        ]
     is_taken = torch.zeros(cut.num_units, dtype=torch.bool)
     for indices_K in sets:
         is_taken[indices_K.long()] = True

@@ -34,7 +34,7 @@ from gradwire.compress.qsgd import qsgd
 from gradwire.compress.topk import topk
 from gradwire.compress.uniform import BITWIDTHS as UNIFORM_BITWIDTHS
 from gradwire.compress.uniform import uniform
-from gradwire.contract import Compressor, Exchange, Member, State
+from gradwire.contract import Compressor, Exchange, Member, Residual, State
 from gradwire.contract.spec import TensorSpec, working_dtype
 from gradwire.contract.verbs import AllReduce, Compute, Steps
 from gradwire.exchange.pair import Pair, PairState
@@ -84,7 +84,7 @@ class Ladder(ABC):
         rungs: Sequence[int],
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None,
+        residual_N: Residual,
     ) -> Steps[State]:
         """The exchange with these rungs; see ``Exchange.synchronise``."""
 
@@ -93,12 +93,12 @@ def ladder_of(exchange: Exchange) -> Ladder | None:
     """The settings that tensors of a message may choose from; None where there are
     none.
     """
-    found: Ladder | None = None
+    ladder: Ladder | None = None
     if isinstance(exchange, Pair):
-        found = PairLadder.of(exchange)
+        ladder = PairLadder.of(exchange)
     elif isinstance(exchange, powersgd):
-        found = MatrixLadder(exchange)
-    return found if found is not None and len(found.settings) > 1 else None
+        ladder = MatrixLadder(exchange)
+    return ladder if ladder is not None and len(ladder.settings) > 1 else None
 
 
 # ---- a compressor for each tensor ----------------------------------------------------
@@ -128,7 +128,8 @@ def rungs_of(codec: Compressor) -> tuple[Compressor, ...]:
         return tuple(map(SizeOnlyCompressor, rungs_of(codec.codec)))
     if isinstance(codec, topk | dgc):
         return tuple(
-            replace(codec, density=one) for one in _densities_around(codec.density)
+            replace(codec, density=density)
+            for density in _densities_around(codec.density)
         )
     if isinstance(codec, qsgd | uniform):
         bitwidths = QSGD_BITWIDTHS if isinstance(codec, qsgd) else UNIFORM_BITWIDTHS
@@ -149,16 +150,16 @@ class Apiece(Tensorwise):
         return self.own
 
     def for_world(self, world: int, rank: int = 0) -> Compressor:
-        own = tuple(codec.for_world(world, rank) for codec in self.own)
-        return Apiece(self.codec.for_world(world, rank), self.sizes, own)
+        rungs = tuple(codec.for_world(world, rank) for codec in self.own)
+        return Apiece(self.codec.for_world(world, rank), self.sizes, rungs)
 
     def chunk(self, start: int, stop: int) -> Compressor:
         each = zip(self.own, self.inside(start, stop), strict=True)
-        found = [(codec, size) for codec, size in each if size]
-        if not found:
+        parts = [(codec, size) for codec, size in each if size]
+        if not parts:
             return self.codec
-        own, sizes = zip(*found, strict=True)
-        return apiece(own, sizes)
+        rungs, sizes = zip(*parts, strict=True)
+        return apiece(rungs, sizes)
 
 
 def apiece(codecs: tuple[Compressor, ...], sizes: tuple[int, ...]) -> Compressor:
@@ -200,7 +201,7 @@ class PairLadder(Ladder):
     def bytes_TL(self, spec: TensorSpec) -> list[list[int]]:
         specs = [TensorSpec("", size, spec.dtype) for size in tensor_sizes(spec)]
         return [
-            [codec.typical(one).slot_bytes for codec in self.rungs] for one in specs
+            [codec.typical(spec).slot_bytes for codec in self.rungs] for spec in specs
         ]
 
     def init(self, spec: TensorSpec, world: int) -> PairState:
@@ -213,14 +214,14 @@ class PairLadder(Ladder):
     def measure(self, me: Member, state: PairState, whole_N: Tensor) -> Steps[Tensor]:
         """Encodes and decodes every tensor at every rung, with states of their own."""
         tensors = torch.split(whole_N, list(state.sizes))
-        found: Tensor = yield Compute(
+        errors: Tensor = yield Compute(
             "encode",
             lambda: torch.stack(
                 [_lost(me.variant_of(codec), tensors) for codec in self.rungs], 1
             ),
             len(self.rungs) * whole_N.numel(),
         )
-        return found
+        return errors
 
     def synchronise(
         self,
@@ -229,12 +230,12 @@ class PairLadder(Ladder):
         rungs: Sequence[int],
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None,
+        residual_N: Residual,
     ) -> Steps[State]:
         codecs = [self.rungs[rung] for rung in rungs]
-        own = Pair(apiece(tuple(codecs), state.sizes), self.pair.collective)
+        pair = Pair(apiece(tuple(codecs), state.sizes), self.pair.collective)
         after = yield from me.through(
-            own, PairState((), state.inner), grad_N, out_N, residual_N
+            pair, PairState((), state.inner), grad_N, out_N, residual_N
         )
         if me.selection is not None:
             asked = sum(starmap(_asked, zip(codecs, state.sizes, strict=True)))
@@ -248,9 +249,9 @@ def _asked(codec: Compressor, numel: int) -> float:
 
 def _lost(codec: Compressor, tensors: Sequence[Tensor]) -> Tensor:
     """The squared norm of what one codec loses of each tensor."""
-    states = [codec.init(TensorSpec("", one.numel(), one.dtype)) for one in tensors]
+    states = [codec.init(TensorSpec.of(tensor)) for tensor in tensors]
     payloads = [payload for payload, _ in codec.encode_many(states, tensors)]
-    decoded = [torch.empty_like(one) for one in tensors]
+    decoded = [torch.empty_like(tensor) for tensor in tensors]
     codec.decode_many(payloads, decoded)
     torch._foreach_sub_(decoded, list(tensors))
     return (
@@ -327,19 +328,19 @@ class MatrixLadder(Ladder):
         lost_TL = whole_N.new_zeros(len(places), len(self.ranks), dtype=torch.float64)
         if not state.most.layout.batches:
             return lost_TL
-        held = MatrixStep(me, state.most, whole_N, whole_N)
-        yield Compute("encode", partial(held.encode, 0), whole_N.numel())
-        yield AllReduce(held.rounds[0])
+        step = MatrixStep(me, state.most, whole_N, whole_N)
+        yield Compute("encode", partial(step.encode, 0), whole_N.numel())
+        yield AllReduce(step.rounds[0])
 
         def note_lost() -> None:
             """The squared norm of a matrix less that of its projection; 0 where it
             stays dense.
             """
-            held.encode(1)
+            step.encode(1)
             rows = dict(zip(places, lost_TL, strict=True))
             shapes = state.spec.tensor_shapes
-            for m in held.layout.batches:
-                whole_BNM, _, right_BMR = held.factors(m)
+            for m in step.layout.batches:
+                whole_BNM, _, right_BMR = step.factors(m)
                 kept_BR = torch.linalg.vector_norm(
                     right_BMR, dim=1, dtype=torch.float64
                 )
@@ -364,7 +365,7 @@ class MatrixLadder(Ladder):
         rungs: Sequence[int],
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None,
+        residual_N: Residual,
     ) -> Steps[State]:
         ranks = [1] * len(state.most.basis_T)
         for place, rung in zip(tensor_places(state.spec), rungs, strict=True):
@@ -374,6 +375,6 @@ class MatrixLadder(Ladder):
         bases = tuple(
             basis if len(form) == 1 else basis[:, : form[1]] for basis, form in forms
         )
-        own = MatrixState(layout, bases)
-        yield from me.through(self.exchange, own, grad_N, out_N, residual_N)
+        start = MatrixState(layout, bases)
+        yield from me.through(self.exchange, start, grad_N, out_N, residual_N)
         return state

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from gradwire.collective.steps.ordered_sums import num_entries, value_dtype
 from gradwire.collective.steps.sizes import announce_count
-from gradwire.contract import Compressor, Exchange, Layout, Member, State
+from gradwire.contract import Compressor, Exchange, Layout, Member, Residual, State
 from gradwire.contract.bounds import check_whole
 from gradwire.contract.registry import load
 from gradwire.contract.spec import TensorSpec
@@ -89,13 +89,13 @@ class MeasuredScheme(Wrapper):
         state: State,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None = None,
+        residual_N: Residual = None,
     ) -> Steps[State]:
         # A parameter that no rank used in some step is one step behind; the message is
         # not.
-        noted = max(state.noted_T, key=lambda one: float(one[0]))
+        noted = max(state.noted_T, key=lambda noted: float(noted[0]))
         measures = not grad_N.is_meta and float(noted[0]) < self.num_steps
-        spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
+        spec = TensorSpec.of(grad_N)
         made = self.inner if measures else self._chosen(noted, spec, me)
         me.way = None if me.world == 1 else type(made.collective).__name__
         inner = yield from me.through(made, state.inner, grad_N, out_N, residual_N)
@@ -110,9 +110,9 @@ class MeasuredScheme(Wrapper):
         width = self.inner.codec.width
         taken = me.selection
         total = num_units(grad_N.numel(), width)
-        own = 0 if taken is None else num_units(taken.selected, width)
+        units = 0 if taken is None else num_units(taken.selected, width)
         merged = 0 if taken is None else num_units(taken.arrived, width)
-        counts = yield from announce_count(me, own, total)
+        counts = yield from announce_count(me, units, total)
         step = [1.0, max(counts) / max(1, total), merged / max(1, total)]
         noted = noted + torch.tensor(step, dtype=torch.float64)
         for one in noted_T:
@@ -124,13 +124,13 @@ class MeasuredScheme(Wrapper):
         """
         codec = self.inner.codec
         total = num_units(spec.numel, codec.width)
-        steps, own, merged = noted.tolist()
+        steps, units, merged = noted.tolist()
         count = (
-            round(own / steps * total) if steps else num_entries(codec.typical(spec))
+            round(units / steps * total) if steps else num_entries(codec.typical(spec))
         )
-        growth = merged / own if own else 0.0
+        growth = merged / units if units else 0.0
         dtype = value_dtype(codec, spec)
-        given = (
+        figures = (
             min(count, total),
             spec.numel,
             codec.width,
@@ -139,7 +139,7 @@ class MeasuredScheme(Wrapper):
             me.world,
             me.cluster,
         )
-        return replace(self.inner, collective=load("collective", scheme_of(*given))())
+        return replace(self.inner, collective=load("collective", scheme_of(*figures))())
 
 
 @lru_cache(maxsize=256)

@@ -34,8 +34,14 @@ def range_imbalance(units: UnitSparsity, num_ranks: int) -> tuple[float, float]:
         return skew, skew
     measured = min(num_ranks, units.imbalances[-1].ranks)
     growth = skew / units.skew(measured)
-    pushes = [(1, 1.0), *((one.ranks, one.push) for one in units.imbalances)]
-    pulls = [(1, 1.0), *((one.ranks, one.pull) for one in units.imbalances)]
+    pushes = [
+        (1, 1.0),
+        *((imbalance.ranks, imbalance.push) for imbalance in units.imbalances),
+    ]
+    pulls = [
+        (1, 1.0),
+        *((imbalance.ranks, imbalance.pull) for imbalance in units.imbalances),
+    ]
     push = growth * between(pushes, measured)
     pull = growth * between(pulls, measured)
     most = float(num_ranks)

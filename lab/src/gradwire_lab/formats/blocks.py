@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire.contract import Memory
 from gradwire.contract.payload import Field, Format, Payload
 from gradwire.errors import invalid
 from gradwire.kernels.sparse.entries import Entries, check_entries, drop_unset
@@ -56,7 +57,7 @@ class blocks(SparseFormat):
         return self._numbers(entries).numel()
 
     def encode(
-        self, entries: Entries, num_units: int, buffer: Tensor | None = None
+        self, entries: Entries, num_units: int, buffer: Memory = None
     ) -> Payload:
         check_entries(entries)
         indices_K, values, width = entries

@@ -34,7 +34,7 @@ def law_encoding_ahead_changes_no_bit(exchange: Exchange, case: Case) -> bool:
     residual and state, and have synchronise take it from me.ahead instead of encoding
     it again.
     """
-    return _same_bits(exchange, case, lambda one, *of: one.encode_ahead(*of))
+    return _same_bits(exchange, case, lambda encoder, *of: encoder.encode_ahead(*of))
 
 
 def law_encoding_on_the_host_changes_no_bit(exchange: Exchange, case: Case) -> bool:
@@ -52,15 +52,15 @@ def _by_copies(
 ) -> None:
     """Encodes a tensor from a copy, and goes on with a copy of what was made of it."""
     steps = encoder.encode_on_host(me, state, place, grad_N)
-    made = steps.send(tuple(one.clone() for one in next(steps)))
+    made = steps.send(tuple(tensor.clone() for tensor in next(steps)))
     with suppress(StopIteration):
-        steps.send(tuple(one.clone() for one in made))
+        steps.send(tuple(tensor.clone() for tensor in made))
         must(False, "it asks for a third copy")
 
 
 def _same_bits(exchange: Exchange, case: Case, encode: Encode) -> bool:
-    own = TensorEncoder.of(exchange)
-    if own is None or not own.exchange.apart(case.spec) or case.world == 1:
+    encoder = TensorEncoder.of(exchange)
+    if encoder is None or not encoder.exchange.apart(case.spec) or case.world == 1:
         return False
     for tried in (exchange, ErrorFeedback(exchange)):
         for got, want in zip(
@@ -76,7 +76,7 @@ def _steps(
 ) -> list[list[Tensor]]:
     """The means and the tensors of all states after each step."""
     draw = random.Random(case.seed)
-    found = []
+    rows = []
     states = case.states(exchange)
     members = case.members()
     for step in range(NUM_STEPS):
@@ -92,10 +92,8 @@ def _steps(
         must(
             not any(me.ahead for me in members), "what was encoded ahead was not taken"
         )
-        found.append(
-            [*grads, *(tensor.clone() for tensor in tensors_of(tuple(states)))]
-        )
-    return found
+        rows.append([*grads, *(tensor.clone() for tensor in tensors_of(tuple(states)))])
+    return rows
 
 
 def _encode_some(

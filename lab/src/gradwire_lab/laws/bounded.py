@@ -112,8 +112,8 @@ def law_means_follow_the_dense_mean(exchange: Exchange, case: Case) -> None:
         if not keeps:
             loss = max(loss, _loss(exchange, case, grads))
         outs = [torch.full_like(grad_N, 3.0) for grad_N in grads]
-        given = zip(members, states, grads, outs, strict=True)
-        all_steps = [tried.synchronise(*one) for one in given]
+        operands = zip(members, states, grads, outs, strict=True)
+        all_steps = [tried.synchronise(*row) for row in operands]
         states = drive(
             all_steps, seed=step, ranks_per_host=exchange.ranks_per_host
         ).results
@@ -158,7 +158,7 @@ def law_means_follow_the_dense_mean(exchange: Exchange, case: Case) -> None:
 
 
 def _sum(tensors: list[Tensor]) -> Tensor:
-    return torch.stack([one.double() for one in tensors]).sum(0)
+    return torch.stack([tensor.double() for tensor in tensors]).sum(0)
 
 
 def _hops(exchange: Exchange, world: int) -> int:

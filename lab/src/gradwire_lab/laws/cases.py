@@ -16,6 +16,8 @@ from gradwire.contract.spec import TensorSpec
 from gradwire.exchange.error_feedback import Wrapper, residuals
 from gradwire.exchange.pair import Pair
 
+from .tolerance import coarser
+
 SIZES = (0, 1, 5, 8, 9, 64, 1000)
 
 
@@ -120,14 +122,14 @@ def accuracy(exchange: Exchange, case: Case) -> torch.dtype:
     Float32, unless the mean is of 16 bits itself, or a collective sums 16-bit payloads
     on the way, whose rounding no rank sees.
     """
-    coarsest = max(case.dtype, torch.float32, key=lambda d: torch.finfo(d).eps)
+    coarsest = coarser(case.dtype, torch.float32)
     while isinstance(exchange, Wrapper):
         exchange = exchange.inner
     if not isinstance(exchange, Pair):
         return coarsest
     if exchange.collective.needs.additive and exchange.collective.encodes_sums:
         wire = exchange.codec.format(case.spec).fields[0].dtype
-        return max(coarsest, wire, key=lambda d: torch.finfo(d).eps)
+        return coarser(coarsest, wire)
     return coarsest
 
 

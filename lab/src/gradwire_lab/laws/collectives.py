@@ -23,7 +23,7 @@ from gradwire.exchange.without_data import wire_bytes
 
 from ..errors import LawBroken
 from .cases import Case, thinned
-from .tolerance import assert_near, largest, must, same_bits
+from .tolerance import assert_near, largest, laws_in, must, same_bits
 
 
 def _driven(
@@ -251,8 +251,10 @@ def _verbs(exchange: Exchange, case: Case, grads: list[Tensor]) -> list[list[Any
     """
     exact = _is_exact(exchange, case)
     logs: list[list[Any]] = [[] for _ in grads]
-    own = steps_of_all(exchange, grads, case.states(exchange))
-    steps = [_recorded(steps, log, exact) for steps, log in zip(own, logs, strict=True)]
+    own_steps = steps_of_all(exchange, grads, case.states(exchange))
+    steps = [
+        _recorded(steps, log, exact) for steps, log in zip(own_steps, logs, strict=True)
+    ]
     try:
         drive(steps, seed=case.seed, ranks_per_host=exchange.ranks_per_host)
     except (Deadlock, InvalidSetting, LawBroken) as error:
@@ -298,6 +300,4 @@ OF_ANY: tuple[Callable[[Exchange, Case], None], ...] = (
     law_gradient_untouched,
 )
 
-LAWS = tuple(
-    found for name, found in sorted(globals().items()) if name.startswith("law_")
-)
+LAWS = laws_in(globals())

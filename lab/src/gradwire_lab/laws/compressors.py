@@ -19,7 +19,7 @@ from gradwire.contract.spec import TensorSpec, working_dtype
 from ..errors import LawBroken
 from . import payloads
 from .payloads import content, decoded_of, encoded, residual_for, spec_alone
-from .tolerance import assert_near, largest, must, same_bits, tame
+from .tolerance import assert_near, coarser, largest, laws_in, must, same_bits, tame
 
 
 def law_residual_holds_what_is_missing(codec: Compressor, grad_N: Tensor) -> bool:
@@ -241,7 +241,7 @@ def law_merge_all_is_merge_of_each(codec: Compressor, grad_N: Tensor) -> bool:
     assert_near(
         sum_N,
         want_N,
-        max(dtype, torch.float32, key=lambda d: torch.finfo(d).eps),
+        coarser(dtype, torch.float32),
         magnitude=sum(sizes) + largest(want_N),
         terms=8,
         what="merge_all is not merge of each payload",
@@ -264,7 +264,7 @@ def law_decode_scales(codec: Compressor, grad_N: Tensor) -> bool:
             assert_near(
                 decoded_of(codec, grad_N, dtype, scale),
                 plain_N * scale,
-                max(dtype, torch.float32, key=lambda d: torch.finfo(d).eps),
+                coarser(dtype, torch.float32),
                 magnitude=3 * largest(plain_N),
                 terms=2,
                 what=f"decode with scale {scale}",
@@ -380,5 +380,5 @@ def law_settings_are_frozen_values(codec: Compressor, grad_N: Tensor) -> None:
 
 LAWS = (
     *payloads.LAWS,
-    *(found for name, found in sorted(globals().items()) if name.startswith("law_")),
+    *laws_in(globals()),
 )

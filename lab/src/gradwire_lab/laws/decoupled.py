@@ -15,7 +15,7 @@ from gradwire.exchange.momentum import DecoupledMomentum
 
 from . import momentum
 from .cases import Case, kept_of, states_of
-from .tolerance import assert_near, largest, must, same_bits
+from .tolerance import assert_near, coarser, largest, laws_in, must, same_bits
 
 NUM_STEPS = 4
 
@@ -39,7 +39,7 @@ def law_what_decays_arrives_or_waits(exchange: DecoupledMomentum, case: Case) ->
         assert_near(
             case.world * results[0][0].double() + torch.stack(new).sum(0),
             given_N,
-            max(case.dtype, torch.float32, key=lambda d: torch.finfo(d).eps),
+            coarser(case.dtype, torch.float32),
             magnitude=case.world * largest(*grads, *old, *new, results[0][0]),
             terms=case.world + 8,
             what=f"step {number}: W * mean + new m against gradients + decay * old m",
@@ -70,7 +70,5 @@ def law_without_decay_it_is_error_feedback(
             )
 
 
-OWN = tuple(
-    found for name, found in sorted(globals().items()) if name.startswith("law_")
-)
+OWN = laws_in(globals())
 SHARED = momentum.SHARED

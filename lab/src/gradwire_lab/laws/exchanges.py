@@ -25,7 +25,7 @@ from gradwire.exchange.pair import Pair
 from . import ahead, many_steps, skipped
 from .cases import Case, accuracy, kept_of, states_of, tensors_of
 from .collectives import Undefined
-from .tolerance import assert_near, largest, must, same_bits
+from .tolerance import assert_near, largest, laws_in, must, same_bits
 
 NUM_STEPS = 4
 
@@ -105,16 +105,16 @@ def law_contributions_make_the_mean(exchange: Exchange, case: Case) -> None:
             grads = case.grads(step)
             results = run_local(tried, grads, states, seed=case.seed)
             states = states_of(results)
-            given = [contributed_N for _, contributed_N, _ in results]
+            parts = [contributed_N for _, contributed_N, _ in results]
             must(
-                all(c.dtype == working_dtype(case.dtype) for c in given),
-                f"contributed in {given[0].dtype}, and not in the working dtype",
+                all(part.dtype == working_dtype(case.dtype) for part in parts),
+                f"contributed in {parts[0].dtype}, and not in the working dtype",
             )
             assert_near(
-                _total(given),
+                _total(parts),
                 case.world * results[0][0].double(),
                 accuracy(exchange, case),
-                magnitude=case.world * max(2 * largest(*grads), largest(*given)),
+                magnitude=case.world * max(2 * largest(*grads), largest(*parts)),
                 terms=case.world + 4,
                 what=f"step {step}: the sum of contributions against W * mean",
             )
@@ -198,11 +198,15 @@ def law_fused_form_agrees_with_the_definition(exchange: Exchange, case: Case) ->
     want = run_local(defined, grads, states, seed=case.seed)
     size = largest(*grads, *(kept_of(state, case.numel) for state in states))
     for rank in range(case.world):
-        one = got[rank]
+        own_result = got[rank]
         other = want[rank]
         for what, a_N, b_N in (
-            ("mean", one[0], other[0]),
-            ("residual", kept_of(one[2], case.numel), kept_of(other[2], case.numel)),
+            ("mean", own_result[0], other[0]),
+            (
+                "residual",
+                kept_of(own_result[2], case.numel),
+                kept_of(other[2], case.numel),
+            ),
         ):
             assert_near(
                 a_N,
@@ -288,7 +292,7 @@ def law_an_undone_step_leaves_no_trace(exchange: Exchange, case: Case) -> bool:
     if not case.numel:
         return False
     kept = ErrorFeedback(exchange)
-    found = []
+    outcomes = []
     for steps in ((0, 1, 2), (0, 2)):
         members = case.members()
         states = case.states(kept)
@@ -298,16 +302,16 @@ def law_an_undone_step_leaves_no_trace(exchange: Exchange, case: Case) -> bool:
             if step == 1:
                 grads[-1][case.numel // 2] = torch.inf
             all_steps = [
-                kept.synchronise(*own)
-                for own in zip(members, states, grads, grads, strict=True)
+                kept.synchronise(*row)
+                for row in zip(members, states, grads, grads, strict=True)
             ]
             states = drive(
                 all_steps, seed=step, ranks_per_host=exchange.ranks_per_host
             ).results
             if step == 1:
                 states = [*before]
-        found.append([*grads, *tensors_of(tuple(states))])
-    for with_N, without_N in zip(*found, strict=True):
+        outcomes.append([*grads, *tensors_of(tuple(states))])
+    for with_N, without_N in zip(*outcomes, strict=True):
         must(same_bits(with_N, without_N), "an undone step changed the next one")
     return True
 
@@ -453,7 +457,7 @@ def law_whole_numbers_of_the_state_are_shared(exchange: Exchange, case: Case) ->
 
 
 LAWS = (
-    *(found for name, found in sorted(globals().items()) if name.startswith("law_")),
+    *laws_in(globals()),
     *ahead.LAWS,
     *many_steps.LAWS,
     *skipped.LAWS,

@@ -17,7 +17,7 @@ from gradwire.exchange.local import drive
 from gradwire.exchange.pair import Pair
 
 from .cases import Case, kept_of, states_of
-from .tolerance import must
+from .tolerance import laws_in, must
 
 NUM_KEPT_STEPS = 60
 """Steps with gradients and steps without, where a law is about what is kept."""
@@ -139,6 +139,4 @@ def law_what_is_kept_does_not_grow_by_itself(exchange: Exchange, case: Case) -> 
     return True
 
 
-LAWS = tuple(
-    found for name, found in sorted(globals().items()) if name.startswith("law_")
-)
+LAWS = laws_in(globals())

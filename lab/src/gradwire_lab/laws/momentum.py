@@ -22,7 +22,7 @@ from gradwire.exchange.momentum import MomentumCorrection
 
 from . import exchanges
 from .cases import Case
-from .tolerance import assert_near, largest, must, same_bits
+from .tolerance import assert_near, coarser, largest, laws_in, must, same_bits
 
 NUM_STEPS = 4
 
@@ -89,7 +89,7 @@ def law_what_momentum_adds_arrives_or_waits(
         assert_near(
             case.world * mean_N.double() + _total(new),
             _total(old) + _total(moved),
-            max(case.dtype, torch.float32, key=lambda d: torch.finfo(d).eps),
+            coarser(case.dtype, torch.float32),
             magnitude=case.world * largest(mean_N, *moved, *old, *new),
             terms=case.world + 8,
             what=f"step {number}: W * mean + new v against old v + u",
@@ -111,7 +111,7 @@ def law_contributions_make_the_mean(exchange: MomentumCorrection, case: Case) ->
         assert_near(
             _total(given),
             case.world * mean_N.double(),
-            max(case.dtype, torch.float32, key=lambda d: torch.finfo(d).eps),
+            coarser(case.dtype, torch.float32),
             magnitude=case.world
             * largest(mean_N, *given, *(s.after.residual_N for s in ranks)),
             terms=case.world + 8,
@@ -222,9 +222,7 @@ def law_without_momentum_it_is_error_feedback(
             )
 
 
-OWN = tuple(
-    found for name, found in sorted(globals().items()) if name.startswith("law_")
-)
+OWN = laws_in(globals())
 SHARED = (
     exchanges.law_kept_buffers_change_no_bit,
     exchanges.law_callers_tensors_untouched,

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from gradwire.contract import Compressor
+from gradwire.contract import Compressor, Residual
 from gradwire.contract.payload import Payload
 from gradwire.contract.spec import TensorSpec, working_dtype
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import clone_state
 
 from ..errors import LawBroken
-from .tolerance import largest, must, same_bits, tame
+from .tolerance import largest, laws_in, must, same_bits, tame
 
 
 def spec_alone(grad_N: Tensor) -> TensorSpec:
@@ -26,9 +26,7 @@ def spec_alone(grad_N: Tensor) -> TensorSpec:
     return TensorSpec("gradient", grad_N.numel(), grad_N.dtype)
 
 
-def encoded(
-    codec: Compressor, grad_N: Tensor, residual_N: Tensor | None = None
-) -> Payload:
+def encoded(codec: Compressor, grad_N: Tensor, residual_N: Residual = None) -> Payload:
     """The payload that a compressor makes of a gradient in its first step."""
     payload, _ = codec.encode(
         codec.init(spec_alone(grad_N)), grad_N, residual_N=residual_N
@@ -327,6 +325,4 @@ def _must_agree(
     must(agree, f"{name} writes other values than a call for each")
 
 
-LAWS = tuple(
-    found for name, found in sorted(globals().items()) if name.startswith("law_")
-)
+LAWS = laws_in(globals())

@@ -12,7 +12,7 @@ from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner_settings import Planner
 
-from .tolerance import must
+from .tolerance import laws_in, must
 
 
 def law_every_element_is_sent_once(
@@ -86,6 +86,4 @@ def law_plans_for_the_model(
     )
 
 
-LAWS = tuple(
-    found for name, found in sorted(globals().items()) if name.startswith("law_")
-)
+LAWS = laws_in(globals())

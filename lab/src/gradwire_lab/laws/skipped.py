@@ -44,7 +44,7 @@ class Job:
         params = [
             (name, torch.zeros(shape, dtype=case.dtype)) for name, shape in shapes
         ]
-        ranges = [ParamRange.whole(*one) for one in params]
+        ranges = [ParamRange.whole(*param) for param in params]
         placement = Placement(order=1 + case.seed)
         self.messages = [
             Message(0, ranges, exchange, rank, case.world, placement)
@@ -111,31 +111,34 @@ def law_what_is_not_taken_is_put_back(
     if not case.numel or exchange.ranks_per_host > 1:
         return False
     draw = random.Random(case.seed)
-    one = job(ErrorFeedback(exchange), case)
-    every = [*range(len(one.names))]
+    exchange_job = job(ErrorFeedback(exchange), case)
+    every = [*range(len(exchange_job.names))]
     optimizers = [every[::2], every[1::2]]
     for step in range(NUM_PASSES):
-        one.make_pass(step)
+        exchange_job.make_pass(step)
         for places in optimizers:
             if draw.random() < 0.7:  # else the next pass accumulates
-                one.decide(places, is_skipped=draw.random() < 0.5)
+                exchange_job.decide(places, is_skipped=draw.random() < 0.5)
     for places in optimizers:
-        one.decide(places, is_skipped=False)
-    size = max(one.size, largest(*(kept_of(m.state, case.numel) for m in one.messages)))
+        exchange_job.decide(places, is_skipped=False)
+    size = max(
+        exchange_job.size,
+        largest(*(kept_of(m.state, case.numel) for m in exchange_job.messages)),
+    )
     assert_near(
-        case.world * one.means_N + one.kept_N(),
-        one.given_N,
+        case.world * exchange_job.means_N + exchange_job.kept_N(),
+        exchange_job.given_N,
         accuracy(exchange, case),
         magnitude=case.world * size,
         terms=NUM_PASSES * (case.world + 4),
         what="W * means taken + residuals against gradients of the steps taken",
     )
-    before = [t.clone() for m in one.messages for _, t in leaves(m.state)]
+    before = [t.clone() for m in exchange_job.messages for _, t in leaves(m.state)]
     for step in range(NUM_PASSES, NUM_PASSES + 2):
-        one.make_pass(step)
+        exchange_job.make_pass(step)
     for places in optimizers:
-        one.decide(places, is_skipped=True)
-    after = [t for m in one.messages for _, t in leaves(m.state)]
+        exchange_job.decide(places, is_skipped=True)
+    after = [t for m in exchange_job.messages for _, t in leaves(m.state)]
     must(all(map(same_bits, before, after)), "a step that all skipped left a trace")
     return True
 

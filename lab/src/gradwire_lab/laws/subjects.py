@@ -114,13 +114,13 @@ def check(held: Subject) -> Iterator[Verdict]:
 
 def _verdict(law: Law, held: Subject) -> Verdict:
     num_asked = 0
-    for one in held.inputs:
+    for input_ in held.inputs:
         try:
-            asked = law(held.algorithm, *one.arguments())
+            asked = law(held.algorithm, *input_.arguments())
         except LawBroken as broken:
-            return Verdict(law, num_asked + 1, one.words, str(broken))
+            return Verdict(law, num_asked + 1, input_.words, str(broken))
         except Exception as error:  # whatever an algorithm of the user's may raise
-            return Verdict(law, num_asked + 1, one.words, _ended(error))
+            return Verdict(law, num_asked + 1, input_.words, _ended(error))
         num_asked += asked is not False
     return Verdict(law, num_asked)
 
@@ -129,9 +129,9 @@ def _ended(error: Exception) -> str:
     """The error that was raised, and the last line outside gradwire that it came
     through.
     """
-    own = Path(__file__).parents[2]
+    folder = Path(__file__).parents[2]
     frames = traceback.extract_tb(error.__traceback__)
-    outside = [frame for frame in frames if own not in Path(frame.filename).parents]
+    outside = [frame for frame in frames if folder not in Path(frame.filename).parents]
     where = f" at {outside[-1].filename}:{outside[-1].lineno}" if outside else ""
     return f"raised {type(error).__name__}{where}: {error}"
 
@@ -177,9 +177,9 @@ def held_to(algorithm: Any) -> list[Subject]:
 
 def _of_compressor(codec: Compressor) -> list[Subject]:
     drawn = panel(getattr(codec, "block", None))
-    inputs = [Input(str(one), partial(_gradient, one)) for one in drawn]
-    kinds = ", ".join(dict.fromkeys(one.kind for one in drawn))
-    sizes = ", ".join(str(numel) for numel in sorted({one.numel for one in drawn}))
+    inputs = [Input(str(case), partial(_gradient, case)) for case in drawn]
+    kinds = ", ".join(dict.fromkeys(case.kind for case in drawn))
+    sizes = ", ".join(str(numel) for numel in sorted({case.numel for case in drawn}))
     tried = (
         f"{len(drawn)} gradients ({kinds}) of {sizes} elements in float32, float64, "
         "bfloat16 and float16, contiguous and not"
@@ -187,15 +187,17 @@ def _of_compressor(codec: Compressor) -> list[Subject]:
     laws: tuple[Law, ...] = compressors.LAWS
     if isinstance(codec, Program):
         laws += programs.LAWS
-    held = [
+    subjects = [
         Subject(codec, laws, inputs, tried),
         *_of_exchange(pair(codec, suited(codec))),
     ]
     for name in names("collective"):
         again = load("collective", name)()
         if again.encodes_sums and again.needs.refusal(codec.traits) is None:
-            held.append(_with_cases(pair(codec, again), growth.LAWS, growth.MANY_RANKS))
-    return held
+            subjects.append(
+                _with_cases(pair(codec, again), growth.LAWS, growth.MANY_RANKS)
+            )
+    return subjects
 
 
 def _of_densities(algorithm: Any) -> list[Subject]:
@@ -246,13 +248,13 @@ def _of_exchange(exchange: Exchange) -> list[Subject]:
     long = [law for law in laws if law in takes_long and law not in growth.LAWS]
     of_many = [law for law in laws if law in growth.LAWS]
     of_roundings = roundings.LAWS if isinstance(exchange, Pair) else ()
-    held = [
+    subjects = [
         _with_cases(exchange, brief, SMALL_FIRST),
         _with_cases(exchange, long, FEW_LONG),
         _with_cases(exchange, of_many, growth.MANY_RANKS),
         _with_cases(exchange, of_roundings, roundings.UP_TO_16_RANKS),
     ]
-    return [one for one in held if one.laws]
+    return [subject for subject in subjects if subject.laws]
 
 
 def _with_cases(
@@ -278,30 +280,30 @@ def _with_cases(
 
 
 def _of_collective(collective: Collective) -> list[Subject]:
-    held = []
+    subjects = []
     for codec in codecs_for(collective):
         made = pair(codec, collective)
-        held += _of_exchange(made)
+        subjects += _of_exchange(made)
         if codec.traits.lossless:
             every = sorted(
                 EVERY_WORLD_AND_SIZE, key=lambda case: case.world * case.numel
             )
-            held.append(
+            subjects.append(
                 _with_cases(made, (collectives.law_equals_the_dense_mean,), every)
             )
-    if not held:
+    if not subjects:
         accepted = "one whose needs some compressor of gradwire's meets"
         raise invalid(
             "collective", collective, accepted, "name a pair with your own compressor"
         )
-    return held
+    return subjects
 
 
 def codecs_for(collective: Collective) -> list[Compressor]:
     """Shipped compressors that a collective takes: of each set of traits the first by
     name.
     """
-    found: dict[object, Compressor] = {}
+    codecs: dict[object, Compressor] = {}
     for name in names("compress"):
         codec = load("compress", name)()
         if not isinstance(codec, Compressor):
@@ -310,20 +312,20 @@ def codecs_for(collective: Collective) -> list[Compressor]:
             pair(codec, collective)
         except IncompatiblePair:
             continue
-        own = codec.traits
+        own_traits = codec.traits
         alike = (
-            own.layout,
-            own.exact_size,
-            own.lossless,
-            own.unbiased,
-            own.shared_scale,
+            own_traits.layout,
+            own_traits.exact_size,
+            own_traits.lossless,
+            own_traits.unbiased,
+            own_traits.shared_scale,
         )
-        found.setdefault(alike, codec)
-    return list(found.values())
+        codecs.setdefault(alike, codec)
+    return list(codecs.values())
 
 
 def _of_planner(planner: Any) -> Subject:
-    inputs = [Input(str(one), partial(_of_facts, one)) for one in facts()]
+    inputs = [Input(str(facts_), partial(_of_facts, facts_)) for facts_ in facts()]
     ranks = sorted({one.cluster.num_ranks for one in facts()})
     tried = (
         f"{len(inputs)} models of up to {max(len(one.rows) for one in facts())} layers "

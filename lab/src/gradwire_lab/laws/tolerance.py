@@ -4,6 +4,9 @@ same bits.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -19,6 +22,16 @@ def must(holds: bool, otherwise: str) -> None:
     """
     if not holds:
         raise LawBroken(otherwise)
+
+
+def laws_in(module: Mapping[str, Any]) -> tuple[Callable[..., Any], ...]:
+    """The laws that a module defines or imports, by name: its ``globals()``."""
+    return tuple(law for name, law in sorted(module.items()) if name.startswith("law_"))
+
+
+def coarser(dtype: torch.dtype, other: torch.dtype) -> torch.dtype:
+    """The one of two dtypes that rounds more coarsely; the first of equal ones."""
+    return max(dtype, other, key=lambda each: torch.finfo(each).eps)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -66,7 +66,9 @@ def bytescheduler(
     check_bytes("partition_bytes", partition_bytes)
     check_credit(credit)
     cut = buckets(profile)
-    num_messages = sum(-(-one.numel // one.block_numel(partition_bytes)) for one in cut)
+    num_messages = sum(
+        -(-tensor.numel // tensor.block_numel(partition_bytes)) for tensor in cut
+    )
     if num_messages > MOST_MESSAGES:
         accepted = f"a size that cuts this model into at most {MOST_MESSAGES} messages"
         and_not = f"{accepted}, and not {num_messages}"

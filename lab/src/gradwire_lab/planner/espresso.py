@@ -104,15 +104,15 @@ def espresso(
     lanes = _Lanes.of(profile, cluster, compressor, exchanges)
     settings: dict[str, Setting] = {"compressor": compressor, "density": density}
     settings |= {"divisible": divisible, "offload": offload}
-    found = []
+    plans = []
     for count in range(1, len(lanes.carries) + 1):
-        own = replace(lanes, carries=dict(list(lanes.carries.items())[:count]))
-        select(own)
-        found.append(own.plan(profile.model, settings, exchanges))
+        own_lanes = replace(lanes, carries=dict(list(lanes.carries.items())[:count]))
+        select(own_lanes)
+        plans.append(own_lanes.plan(profile.model, settings, exchanges))
         if offload and lanes.has_inline:
-            take_off(own)
-            found.append(own.plan(profile.model, settings, exchanges))
-    return min(found, key=lambda plan: iteration_s(plan, profile, cluster))
+            take_off(own_lanes)
+            plans.append(own_lanes.plan(profile.model, settings, exchanges))
+    return min(plans, key=lambda plan: iteration_s(plan, profile, cluster))
 
 
 def _exchanges(
@@ -200,14 +200,17 @@ class _Lanes:
         ]
         tensors = [tensor for tensor, _ in placed]
         carries = {
-            DENSE: [_Carry(cluster.all_reduce_s(one.size_bytes)) for one in tensors]
+            DENSE: [
+                _Carry(cluster.all_reduce_s(tensor.size_bytes)) for tensor in tensors
+            ]
         }
-        alike = {(one.numel, one.dtype): one for one in tensors}
+        alike = {(tensor.numel, tensor.dtype): tensor for tensor in tensors}
         for name, exchange in exchanges.items() if cluster.num_ranks > 1 else ():
             alone = {
-                key: _Carry.of(one, exchange, cluster) for key, one in alike.items()
+                key: _Carry.of(tensor, exchange, cluster)
+                for key, tensor in alike.items()
             }
-            carries[name] = [alone[one.numel, one.dtype] for one in tensors]
+            carries[name] = [alone[tensor.numel, tensor.dtype] for tensor in tensors]
         return cls(
             tensors=tensors,
             layers=[place for _, place in placed],
@@ -271,7 +274,9 @@ class _Lanes:
             settings=settings,
             messages=tuple(map(self._message, range(len(self.tensors)))),
             exchanges={
-                name: one for name, one in exchanges.items() if name in self.options
+                name: exchange
+                for name, exchange in exchanges.items()
+                if name in self.options
             },
         )
 
@@ -322,13 +327,13 @@ def take_off(lanes: _Lanes) -> None:
             groups.setdefault((lanes.tensors[place].numel, option), []).append(place)
     nearest = list(groups.values())
     farthest = [group[::-1] for group in nearest]
-    found = []
+    taken_off = []
     for ordered in (farthest, nearest):
         counts, seconds = _least_counts(
             [len(group) for group in ordered], partial(_offloaded_s, lanes, ordered)
         )
-        found.append((seconds, sum(counts), counts, ordered))
-    _, _, counts, ordered = min(found, key=lambda one: one[:2])
+        taken_off.append((seconds, sum(counts), counts, ordered))
+    _, _, counts, ordered = min(taken_off, key=lambda row: row[:2])
     _offloaded_s(lanes, ordered, counts)
 
 
@@ -352,7 +357,7 @@ def _least_counts(
     if prod(size + 1 for size in sizes) <= MOST_COMBINED:
         every = product(*(range(size + 1) for size in sizes))
         return min(
-            ((counts, seconds_of(counts)) for counts in every), key=lambda one: one[1]
+            ((counts, seconds_of(counts)) for counts in every), key=lambda row: row[1]
         )
     best = [0] * len(sizes)
     best_s = seconds_of(best)

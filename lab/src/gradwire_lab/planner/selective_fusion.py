@@ -112,19 +112,19 @@ def selective_fusion(
     offloaded = espresso(
         profile, cluster, compressor=sparsifier, density=density, divisible=divisible
     )
-    found = [offloaded, *_others(profile, cluster, sparsifier, density, every_tensor)]
+    plans = [offloaded, *_others(profile, cluster, sparsifier, density, every_tensor)]
     if cluster.num_ranks > 1 and arrivals(profile):
         three = exchanges[APART], exchanges[AS_ONE], density
         pushed = exchanges[PUSHED_PULLED] if divisible else None
         cost = MixedCost.of(profile, cluster, *three, pushed)
-        own = _own(cost, every_tensor, _groups_of(offloaded, cost))
-        found += [_planned(profile, cost, groups, exchanges) for groups in own]
+        own_plan = _own(cost, every_tensor, _groups_of(offloaded, cost))
+        plans += [_planned(profile, cost, groups, exchanges) for groups in own_plan]
     best_s, _, best = min(
         (
             (iteration_s(plan, profile, cluster), place, plan)
-            for place, plan in enumerate(found)
+            for place, plan in enumerate(plans)
         ),
-        key=lambda one: one[:2],
+        key=lambda row: row[:2],
     )
     for credit in CREDITS if best.credit == 1 else ():
         several = best.model_copy(update={"credit": credit})
@@ -194,15 +194,15 @@ def _dense(profile: Profile, cluster: Cluster) -> Plan:
 
 def _groups_of(plan: Plan, cost: MixedCost) -> list[MixedGroup]:
     """The groups of a plan of ``espresso``: a tensor each, in backward order."""
-    found = []
+    groups = []
     for place, message in enumerate(plan.messages):
         way = Way.INLINE if message.inline else Way.EARLY
         if message.exchange == DENSE:
             way = Way.DENSE
         elif plan.exchanges[message.exchange].collective == "casync_ps":
             way = Way.PUSHED_INLINE if message.inline else Way.PUSHED_AT_LAUNCH
-        found.append(MixedGroup(place, place + 1, (way,)))
-    return found
+        groups.append(MixedGroup(place, place + 1, (way,)))
+    return groups
 
 
 def _own(
@@ -218,12 +218,12 @@ def _own(
     searches = [(gathering, False)] + [(gathering, True)] * (not every_tensor)
     if cost.pushed is not None:
         searches.append((cost, not every_tensor))
-    for own, as_one in searches:
-        every = list(first_groups(own, as_one=as_one))
-        if own is cost or (cost.pushed is None and not as_one):
+    for cost_of, as_one in searches:
+        every = list(first_groups(cost_of, as_one=as_one))
+        if cost_of is cost or (cost.pushed is None and not as_one):
             every.append(seed)
-        found = (improved(groups, own, as_one=as_one) for groups in every)
-        yield min(found, key=lambda one: one[1])[0]
+        improvements = (improved(groups, cost_of, as_one=as_one) for groups in every)
+        yield min(improvements, key=lambda pair: pair[1])[0]
 
 
 def _planned(
@@ -238,7 +238,9 @@ def _planned(
         planner="selective_fusion",
         model=profile.model,
         messages=tuple(messages),
-        exchanges={name: one for name, one in exchanges.items() if name in used},
+        exchanges={
+            name: exchange for name, exchange in exchanges.items() if name in used
+        },
     )
 
 
@@ -247,7 +249,7 @@ def _messages(group: MixedGroup, cost: MixedCost) -> Iterator[PlannedMessage]:
         return [Arrival(cost.tensors[place], 0.0) for place in group.places(*ways)]
 
     def names(*ways: Way) -> tuple[str, ...]:
-        return tuple(one.tensor.name for one in those(*ways) if cost.is_flat)
+        return tuple(arrival.tensor.name for arrival in those(*ways) if cost.is_flat)
 
     if dense := those(Way.DENSE):
         yield PlannedMessage(chunks=chunks_in(dense))

@@ -88,7 +88,7 @@ def usbyte_extended(
                 papers.model_copy(update={"messages": messages, "credit": lanes})
             )
     priced = [(iteration_s(plan, profile, cluster), plan) for plan in plans]
-    return fewest_messages(found for found in priced if found[0] <= priced[0][0])
+    return fewest_messages(plan for plan in priced if plan[0] <= priced[0][0])
 
 
 def _cuts(profile: Profile, cluster: Cluster) -> list[list[Bucket]]:
@@ -104,17 +104,17 @@ def merged_buckets(cut: Sequence[Bucket], size_bytes: float) -> list[Bucket]:
     """Neighbours of one dtype in one bucket, as long as each is smaller than
     ``size_bytes``.
     """
-    found: list[Bucket] = []
+    buckets: list[Bucket] = []
     for bucket in cut:
-        last = found[-1] if found else None
+        last = buckets[-1] if buckets else None
         small = (
             last is not None and max(last.size_bytes, bucket.size_bytes) < size_bytes
         )
         if last is not None and small and last.dtype == bucket.dtype:
-            found[-1] = Bucket(last.layer, last.tensors + bucket.tensors)
+            buckets[-1] = Bucket(last.layer, last.tensors + bucket.tensors)
         else:
-            found.append(bucket)
-    return found
+            buckets.append(bucket)
+    return buckets
 
 
 EXAMPLES = (usbyte_extended, partial(usbyte_extended, credit=3))

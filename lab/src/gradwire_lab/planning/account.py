@@ -84,14 +84,14 @@ class Account:
                 if timing.message_end_s[number] > timing.message_end_s[before]:
                     last[layer] = number
         before_s = [timing.backward_end_s[0], *timing.forward_end_s[:-1]]
-        found = [
+        waits = [
             Wait(layer, last.get(layer, -1), start_s - could_s)
             for layer, (start_s, could_s) in enumerate(
                 zip(timing.forward_start_s, before_s, strict=True)
             )
             if start_s > could_s
         ]
-        return sorted(found, key=lambda wait: -wait.seconds)
+        return sorted(waits, key=lambda wait: -wait.seconds)
 
     def hidden_behind(self, number: int) -> tuple[str, float]:
         """The layers that a message's time is hidden behind, in words, and for how many

@@ -29,14 +29,14 @@ def reasons(plan: Plan, profile: Profile, cluster: Cluster) -> list[str]:
     """
     fidelity = str(plan.settings["fidelity"])
     overlap_forward = bool(plan.settings["overlap_forward"])
-    found = survey(profile, cluster, fidelity, overlap_forward)
+    surveyed = survey(profile, cluster, fidelity, overlap_forward)
 
     def pays_at(other: Cluster) -> bool:
         there = survey(profile, other, fidelity, overlap_forward)
         best = there.compressed
         return best is not None and pays(best.seconds, there.dense.seconds)
 
-    return Judgement(found, profile, cluster, fidelity, pays_at).sentences()
+    return Judgement(surveyed, profile, cluster, fidelity, pays_at).sentences()
 
 
 @dataclass(frozen=True)
@@ -125,10 +125,14 @@ class Judgement:
         )
 
     def _others(self) -> Iterator[str]:
-        rest = [one for one in self.survey.lossy if one is not self.survey.compressed]
+        rest = [
+            priced
+            for priced in self.survey.lossy
+            if priced is not self.survey.compressed
+        ]
         if rest:
             each = ", ".join(
-                f"{one.name} {format_seconds(one.seconds)}" for one in rest
+                f"{priced.name} {format_seconds(priced.seconds)}" for priced in rest
             )
             yield f"Other compressors that were gone into: {each}."
 

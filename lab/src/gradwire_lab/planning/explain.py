@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from itertools import compress
 
+from gradwire.cli.report.table import Row
 from gradwire.contract.registry import load, names
 from gradwire.contract.units import format_bytes, format_rate, format_seconds, ratio
 from gradwire.errors import InvalidSetting
@@ -64,9 +65,7 @@ def explain(plan: Plan, profile: Profile, cluster: Cluster) -> list[str]:
     ]
 
 
-def alternatives(
-    plan: Plan, profile: Profile, cluster: Cluster
-) -> list[dict[str, object]]:
+def alternatives(plan: Plan, profile: Profile, cluster: Cluster) -> list[Row]:
     """A row for ``plan`` and one for every other planner with its default settings,
     fastest first.
 
@@ -77,7 +76,7 @@ def alternatives(
     that.
     """
     accounts: dict[str, Account] = {}
-    left_out: list[dict[str, object]] = []
+    left_out: list[Row] = []
     for name in dict.fromkeys((*names("planner"), plan.planner)):
         try:
             made = (
@@ -99,7 +98,7 @@ def alternatives(
     best: dict[str, Account] = {}
     for one in sorted(accounts.values(), key=lambda account: account.iteration_s):
         best.setdefault(_sends(one.plan), one)
-    rows: list[dict[str, object]] = [
+    rows: list[Row] = [
         {
             "name": name,
             "simulated_s": account.iteration_s,
@@ -128,12 +127,12 @@ def why(account: Account, best: Account) -> str:
     """
     if account.iteration_s <= account.bound_s * (1 + WORTH):
         return "nothing: within 2 % of the bound"
-    own = _costs(account)
+    costs = _costs(account)
     others = _costs(best)
     fastest = account.iteration_s <= best.iteration_s
     if not fastest:
-        own = {cause: seconds - others[cause] for cause, seconds in own.items()}
-    cause, seconds = max(own.items(), key=lambda cost: cost[1])
+        costs = {cause: seconds - others[cause] for cause, seconds in costs.items()}
+    cause, seconds = max(costs.items(), key=lambda cost: cost[1])
     if seconds < WORTH / 2 * account.iteration_s:
         cause = "what comes last has little left to hide it"
     else:
@@ -303,7 +302,7 @@ def _gain(
         for step in range(_STEPS + 1)
     ]
     at = [cluster.scaled(rate_bytes_per_s=rate) for rate in rates]
-    gains = [ratio(wfbp_s(one), planned_s(one)) - 1 for one in at]
+    gains = [ratio(wfbp_s(account), planned_s(account)) - 1 for account in at]
     worth = [place for place, gain in enumerate(gains) if gain >= WORTH]
     if not worth:
         yield (
@@ -373,8 +372,8 @@ def _schemes(profile: Profile, cluster: Cluster) -> Iterator[str]:
         )
     largest = sorted(chosen, key=lambda name: -chosen[name][0].dense_bytes)
     for name in largest[:MOST_EXPLAINED]:
-        at, found = chosen[name]
-        yield from explain_scheme(name, found, at)
+        at, choice = chosen[name]
+        yield from explain_scheme(name, choice, at)
     if len(largest) > MOST_EXPLAINED:
         yield (
             f"{len(largest) - MOST_EXPLAINED} smaller tensors are chosen for in the "

@@ -53,7 +53,7 @@ def flat_plan(
             else PlannedMessage(
                 chunks=chunks_in(group),
                 exchange=compressor,
-                inline=tuple(one.name for one, _ in group)
+                inline=tuple(tensor.name for tensor, _ in group)
                 if inline and ranks_per_host == 1
                 else (),
             )

@@ -65,8 +65,8 @@ def _appearances(sets: Sequence[Indices]) -> list[int]:
     of them.
     """
     _, counts = np.unique(np.concatenate(sets), return_counts=True)
-    found: list[int] = np.bincount(counts, minlength=len(sets) + 1).tolist()
-    return found
+    appearances: list[int] = np.bincount(counts, minlength=len(sets) + 1).tolist()
+    return appearances
 
 
 def _densification(appearances: Sequence[int], num_sets: int, num_ranks: int) -> float:
@@ -136,7 +136,7 @@ def unit_sparsity(
     """
     num_sets = len(sets)
     appearances = _appearances(sets)
-    own = float(np.mean([density(one, num_units) for one in sets]))
+    density_ = float(np.mean([density(indices, num_units) for indices in sets]))
     measured = {
         ranks: _densification(appearances, num_sets, ranks)
         for ranks in DOUBLINGS
@@ -148,19 +148,22 @@ def unit_sparsity(
         for i, j in enumerate(range(step, num_sets))
     ]
     shares = np.mean(
-        [partition_shares(one, num_units, HEATMAP_PARTS) for one in sets], axis=0
+        [partition_shares(indices, num_units, HEATMAP_PARTS) for indices in sets],
+        axis=0,
     )
     return UnitSparsity(
         width=width,
         num_units=num_units,
-        density=own,
+        density=density_,
         overlaps=tuple(overlap_ratio(sets[i], sets[j]) for i, j in pairs[:most_pairs]),
-        densification=tuple(extrapolated(measured, own)),
+        densification=tuple(extrapolated(measured, density_)),
         skewness=tuple(
             Skewness(
                 parts=parts,
                 ratio=float(
-                    np.mean([skewness_ratio(one, num_units, parts) for one in sets])
+                    np.mean(
+                        [skewness_ratio(indices, num_units, parts) for indices in sets]
+                    )
                 ),
             )
             for parts in DOUBLINGS
@@ -199,19 +202,19 @@ def extrapolated(measured: dict[int, float], own_density: float) -> list[Densifi
     >>> [round(one.ratio, 2) for one in extrapolated({2: 1.8, 4: 3.0}, 0.01)][:4]
     [1.8, 3.0, 4.63, 6.62]
     """
-    found = [
+    entries = [
         Densification(ranks=ranks, ratio=ratio) for ranks, ratio in measured.items()
     ]
-    if not found:
-        return found
+    if not entries:
+        return entries
     ratios = [1.0, *measured.values()]
     exponents = [log2(after / before) for before, after in pairwise(ratios)]
     fall = exponents[-2] - exponents[-1] if len(exponents) > 1 else 1 - exponents[-1]
     exponent = exponents[-1]
     ratio = ratios[-1]
     most = 1 / own_density if own_density else 1.0
-    for ranks in DOUBLINGS[len(found) :]:
+    for ranks in DOUBLINGS[len(entries) :]:
         exponent = max(0.0, exponent - max(0.0, fall))
         ratio = max(ratio, min(ratio * 2**exponent, most))
-        found.append(Densification(ranks=ranks, ratio=ratio, extrapolated=True))
-    return found
+        entries.append(Densification(ranks=ranks, ratio=ratio, extrapolated=True))
+    return entries

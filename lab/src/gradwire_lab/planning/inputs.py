@@ -42,10 +42,18 @@ def load_or_read(model: str) -> Profile:
     return catalogue.load(model)
 
 
-def read_cluster(path: Path | None, num_ranks: int | None, rate: str | None) -> Cluster:
-    """The cluster of a file, at another size or rate where one is given; else one as
-    stated.
+def read_cluster(
+    path: Path | None,
+    num_ranks: int | None,
+    rate: str | None,
+    delay_ms: float | None = None,
+) -> Cluster:
+    """The cluster of a file, at another size, rate or delay where one is given; else
+    one as stated.
     """
+    if delay_ms is not None:
+        near = read_cluster(path, num_ranks, rate)
+        return near.scaled(latency_s=delay_ms / 1e3)
     rate_bytes_per_s = None if rate is None else parse_rate(rate)
     if num_ranks is not None:
         check_whole("ranks", num_ranks, "write --ranks 8", most=MOST_RANKS)
@@ -64,19 +72,19 @@ def read_cluster(path: Path | None, num_ranks: int | None, rate: str | None) -> 
     return cluster.scaled(num_ranks=num_ranks, rate_bytes_per_s=rate_bytes_per_s)
 
 
-def read_settings(given: Sequence[str]) -> dict[str, object]:
+def read_settings(texts: Sequence[str]) -> dict[str, object]:
     """Settings from words such as ``credit=4``; sizes may carry their unit.
 
     >>> read_settings(["credit=4", "partition_bytes=4MiB"])
     {'credit': 4, 'partition_bytes': 4194304}
     """
-    found: dict[str, object] = {}
-    for word in given:
+    values: dict[str, object] = {}
+    for word in texts:
         name, equals, text = word.partition("=")
         if not equals or not name.isidentifier():
             raise invalid("--set", word, "name=value", "write --set credit=4")
-        found[name] = _value(name, text)
-    return found
+        values[name] = _value(name, text)
+    return values
 
 
 def _value(name: str, text: str) -> object:

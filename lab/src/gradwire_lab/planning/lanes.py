@@ -121,11 +121,11 @@ def carry_parts(
     Where the message is not encoded yet, a part without a transfer may come first: the
     encode.
     """
-    if sum(one.numel for one in tensors) > MOST_ELEMENTS:
+    if sum(tensor.numel for tensor in tensors) > MOST_ELEMENTS:
         return ((inf, 0.0),)
-    names = tuple(one.name for one in tensors if is_encoded)
+    names = tuple(tensor.name for tensor in tensors if is_encoded)
     message = PlannedMessage(
-        chunks=chunks_in(Arrival(one, 0.0) for one in tensors),
+        chunks=chunks_in(Arrival(tensor, 0.0) for tensor in tensors),
         exchange="own",
         inline=names,
     )

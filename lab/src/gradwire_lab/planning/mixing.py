@@ -121,13 +121,13 @@ class MixedCost:
     def __post_init__(self) -> None:
         self.costs = [
             TensorCost(
-                numel=one.numel,
-                size_bytes=one.size_bytes,
-                sent_bytes=self.sparse.sent_bytes(one.numel),
-                inline_s=self.sparse.encode_s(one.numel),
-                beside_s=self.beside.seconds(one.numel),
+                numel=tensor.numel,
+                size_bytes=tensor.size_bytes,
+                sent_bytes=self.sparse.sent_bytes(tensor.numel),
+                inline_s=self.sparse.encode_s(tensor.numel),
+                beside_s=self.beside.seconds(tensor.numel),
             )
-            for one in self.tensors
+            for tensor in self.tensors
         ]
 
     @property
@@ -143,7 +143,7 @@ class MixedCost:
         profile: Profile,
         cluster: Cluster,
         apart: ExchangeSetting,
-        one: ExchangeSetting,
+        setting: ExchangeSetting,
         density: float,
         pushed: ExchangeSetting | None = None,
     ) -> MixedCost:
@@ -157,8 +157,8 @@ class MixedCost:
             for tensor in reversed(layer.tensors)
             if tensor.numel
         ]
-        sparse = SparseCost.of(cluster, one.compressor, density)
-        codec = cluster.codecs.get(one.compressor)
+        sparse = SparseCost.of(cluster, setting.compressor, density)
+        codec = cluster.codecs.get(setting.compressor)
         return cls(
             tensors=[tensor for tensor, _ in placed],
             layers=[place for _, place in placed],
@@ -169,7 +169,7 @@ class MixedCost:
             apart_behind=_behind(
                 apart, cluster, lambda n: sparse.apart_s([n], sparse.sent_bytes(n))
             ),
-            one_behind=_behind(one, cluster, sparse.gather_s),
+            one_behind=_behind(setting, cluster, sparse.gather_s),
             pushed=None if pushed is None else _pushed(pushed, cluster),
         )
 
@@ -201,7 +201,7 @@ class MixedCost:
         return made
 
     def _as_one(self, group: MixedGroup) -> TimedGroup:
-        numel = sum(one.numel for one in self.costs[group.start : group.stop])
+        numel = sum(cost.numel for cost in self.costs[group.start : group.stop])
         last = self.layers[group.stop - 1]
         way = group.ways[0]
         if numel > MOST_ELEMENTS:
@@ -225,21 +225,21 @@ class MixedCost:
         dense_bytes = gathered_bytes = 0
         dense_last = sparse_last = 0
         numels: list[int] = []
-        own = slice(group.start, group.stop)
-        for way, one, layer in zip(
-            group.ways, self.costs[own], self.layers[own], strict=True
+        own_slice = slice(group.start, group.stop)
+        for way, cost, layer in zip(
+            group.ways, self.costs[own_slice], self.layers[own_slice], strict=True
         ):
             if way == Way.DENSE:
-                dense_bytes = dense_bytes + one.size_bytes
+                dense_bytes = dense_bytes + cost.size_bytes
                 dense_last = layer
                 continue
-            numels.append(one.numel)
+            numels.append(cost.numel)
             sparse_last = layer
-            gathered_bytes += one.sent_bytes
+            gathered_bytes += cost.sent_bytes
             if way == Way.INLINE:
-                inline.append((layer, one.inline_s))
+                inline.append((layer, cost.inline_s))
             elif self.is_flat:
-                works.append((layer, one.beside_s))
+                works.append((layer, cost.beside_s))
         messages = []
         if dense_bytes:
             carry = self.cluster.all_reduce_s(dense_bytes)
@@ -346,12 +346,12 @@ def _changes(
     """The changes of one group, and of its border with the next."""
     group = groups[place]
     start, stop, ways = group
-    numels = [one.numel for one in cost.costs[start:stop]]
+    numels = [cost.numel for cost in cost.costs[start:stop]]
     for way in cost.whole_ways(stop - start, as_one):
         if way != ways[0]:
             yield place, place + 1, (MixedGroup(start, stop, (way,) * len(ways)),)
     if ways[0] not in WHOLE:
-        falling = sorted(range(len(ways)), key=lambda one: -numels[one])
+        falling = sorted(range(len(ways)), key=lambda place: -numels[place])
         for one in falling[:MOST_FLIPPED]:
             for way in (Way.EARLY, Way.INLINE, Way.DENSE):
                 if way != ways[one]:

@@ -34,20 +34,20 @@ def cells_of(cost: MixedCost) -> list[int]:
 
     They lie where layers and dtypes change.
     """
-    total_bytes = sum(one.size_bytes for one in cost.tensors)
+    total_bytes = sum(tensor.size_bytes for tensor in cost.tensors)
     total_s = sum(cost.backward_s) or 1.0
     forced = set(borders_of_dtypes(cost.tensors))
-    found = [0]
-    held = 0.0
+    cells = [0]
+    filled = 0.0
     for place in range(1, len(cost.tensors)):
         before = cost.layers[place - 1]
         layer = cost.layers[place]
-        held += cost.tensors[place - 1].size_bytes / total_bytes
-        held += sum(cost.backward_s[before:layer]) / total_s
-        if place in forced or (layer != before and held >= 2 / MOST_CELLS):
-            found.append(place)
-            held = 0.0
-    return [*found, len(cost.tensors)]
+        filled += cost.tensors[place - 1].size_bytes / total_bytes
+        filled += sum(cost.backward_s[before:layer]) / total_s
+        if place in forced or (layer != before and filled >= 2 / MOST_CELLS):
+            cells.append(place)
+            filled = 0.0
+    return [*cells, len(cost.tensors)]
 
 
 LONGEST = 12
@@ -117,11 +117,11 @@ def _walk_back(
     came: Sequence[Sequence[tuple[int, int, MixedGroup]]], state: int
 ) -> list[MixedGroup]:
     border = len(came) - 1
-    found = []
+    steps = []
     while border:
         border, state, group = came[border][state]
-        found.append(group)
-    return found[::-1]
+        steps.append(group)
+    return steps[::-1]
 
 
 def _undominated(states_S3: Floats) -> list[int]:
@@ -146,11 +146,11 @@ def _undominated(states_S3: Floats) -> list[int]:
     if len(kept) <= MOST_KEPT:
         return kept
     ends = states_S3[kept]
-    by_worst = sorted(range(len(kept)), key=lambda one: float(ends[one].max()))
+    by_worst = sorted(range(len(kept)), key=lambda place: float(ends[place].max()))
     chosen = dict.fromkeys(by_worst[: MOST_KEPT // 2])
     for step in range(MOST_KEPT - len(chosen)):
         chosen[step * (len(kept) - 1) // (MOST_KEPT // 2 - 1)] = None
-    return [kept[one] for one in chosen]
+    return [kept[place] for place in chosen]
 
 
 class _Forms:
@@ -178,7 +178,7 @@ class _Forms:
         return groups, AddedCost(*np.array(rows).reshape(-1, 6).T)
 
     def _groups(self, begin: int, end: int, num_cells: int) -> Iterator[MixedGroup]:
-        numels = [one.numel for one in self.cost.costs[begin:end]]
+        numels = [cost.numel for cost in self.cost.costs[begin:end]]
         for way in self.cost.whole_ways(len(numels), self.as_one):
             yield MixedGroup(begin, end, (way,) * len(numels))
         if num_cells > LONGEST:

@@ -41,5 +41,5 @@ def _why(best: Prediction, other: Prediction) -> str:
         "whose rounds take": other.latency_s - best.latency_s,
         "whose work on the host takes": other.host_s - best.host_s,
     }
-    cause, seconds = max(causes.items(), key=lambda one: one[1])
+    cause, seconds = max(causes.items(), key=lambda cause: cause[1])
     return f"{cause} {format_seconds(seconds)} longer"

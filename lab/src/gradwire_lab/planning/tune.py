@@ -82,8 +82,10 @@ def tune(
         for _ in range(trials):
             trial = study.ask()
             settings = {
-                name: trial.suggest_int(name, one.low, one.high, log=one.logarithmic)
-                for name, one in space.items()
+                name: trial.suggest_int(
+                    name, range_.low, range_.high, log=range_.logarithmic
+                )
+                for name, range_ in space.items()
             }
             key = tuple(settings.values())
             if key not in tried:

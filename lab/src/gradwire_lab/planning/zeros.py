@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gradwire.cli.report.table import Row
 from gradwire.compress.nonzero import nonzero
 from gradwire.contract import Compressor, Layout
 from gradwire.contract.spec import TensorSpec
@@ -136,8 +137,10 @@ def measure_sparsity(
     }
     num_steps = -(-wanted // ranks.world)
     with untouched(model), alone():  # what DDP has averaged is no rank's own
-        sources, own = _observe(model, params, step, num_steps, codec, ranks, advance)
-    sets = ranks.gathered(own)
+        sources, indices = _observe(
+            model, params, step, num_steps, codec, ranks, advance
+        )
+    sets = ranks.gathered(indices)
     _warn_of_one_batch(sources, sets)
     made = SparsityProfile(
         source=_described(num_steps, ranks.world),
@@ -145,7 +148,9 @@ def measure_sparsity(
         compressor=compressor,
         settings=dict(settings or {}),
         handling=measure_handling(),
-        tensors=tuple(_figures(one, sets[place]) for place, one in enumerate(sources)),
+        tensors=tuple(
+            _figures(source, sets[place]) for place, source in enumerate(sources)
+        ),
     )
     return (
         made if engine is None or engine.world == 1 else broadcast_figures(engine, made)
@@ -172,14 +177,14 @@ def measure_group_sparsity(
         engine.close()
 
 
-def sparsity_rows(sparsity: SparsityProfile) -> list[dict[str, object]]:
+def sparsity_rows(sparsity: SparsityProfile) -> list[Row]:
     """A row a sparse tensor; beyond ``measured_ranks`` densification is
     extrapolated.
     """
-    found: list[dict[str, object]] = []
+    rows: list[Row] = []
     for tensor in sparsity.tensors:
         units = tensor.units
-        found.append(
+        rows.append(
             {
                 "name": tensor.name,
                 "unit": "elements" if units.width == 1 else f"rows of {units.width}",
@@ -193,7 +198,7 @@ def sparsity_rows(sparsity: SparsityProfile) -> list[dict[str, object]]:
                 "measured_ranks": sparsity.num_gradients,
             }
         )
-    return found
+    return rows
 
 
 def _sparsifier(name: str, settings: Mapping[str, Any]) -> Compressor:
@@ -218,15 +223,15 @@ def _observe(
     """
     select = _nonzero_units if codec is None else _selected_by(codec)
     sources: list[_Source] = []
-    found: list[list[Indices]] = []
+    indices: list[list[Indices]] = []
     for number in range(num_steps):
         for param in model.parameters():
             param.grad = None
         step()
         if number == 0:
             sources = _sources(params, ranks, counts=codec is None)
-            found = [[] for _ in sources]
-        for source, sets in zip(sources, found, strict=True):
+            indices = [[] for _ in sources]
+        for source, sets in zip(sources, indices, strict=True):
             grad = params[source.name].grad
             drawn = number * ranks.world + ranks.rank
             take = _nonzero_units if source.is_rows else select
@@ -234,7 +239,7 @@ def _observe(
                 _none() if grad is None else take(source, grad, drawn).cpu().numpy()
             )
         (advance or no_progress)(1, f"batch {number + 1} of {num_steps}")
-    return sources, found
+    return sources, indices
 
 
 def _none() -> Indices:
@@ -248,8 +253,8 @@ def _sources(
     widths = {
         name: max(1, p[0].numel()) if p.dim() >= 2 else 1 for name, p in params.items()
     }
-    own = [int(p.grad is not None and p.grad.is_sparse) for p in params.values()]
-    rows_of = dict(zip(params, ranks.totals(own), strict=True))
+    flags = [int(p.grad is not None and p.grad.is_sparse) for p in params.values()]
+    rows_of = dict(zip(params, ranks.totals(flags), strict=True))
     as_rows = {
         n: _Source(n, p.numel(), widths[n], True)
         for n, p in params.items()
@@ -257,12 +262,12 @@ def _sources(
     }
     if not counts:
         return [as_rows.get(n, _Source(n, p.numel(), 1)) for n, p in params.items()]
-    own = [
+    flags = [
         count
         for name, param in params.items()
         for count in _elements_and_rows(param.grad, widths[name])
     ]
-    totals = ranks.totals(own)
+    totals = ranks.totals(flags)
     chosen = []
     for place, (name, param) in enumerate(params.items()):
         if name in as_rows:
@@ -302,11 +307,11 @@ def _selected_by(codec: Compressor) -> Select:
     """
 
     def select(source: _Source, grad: Tensor, number: int) -> Tensor:
-        own = codec.for_world(DOUBLINGS[-1], number)
-        state = own.init(TensorSpec(source.name, source.numel, grad.dtype))
+        variant = codec.for_world(DOUBLINGS[-1], number)
+        state = variant.init(TensorSpec(source.name, source.numel, grad.dtype))
         dense = grad.to_dense() if grad.is_sparse else grad
-        payload, _ = own.encode(state, dense.reshape(-1).contiguous())
-        return own.entries(payload)[0]
+        payload, _ = variant.encode(state, dense.reshape(-1).contiguous())
+        return variant.entries(payload)[0]
 
     return select
 
@@ -331,40 +336,42 @@ class _Ranks:
 
         end = self._engine.launch(0, "zeros", steps(), CONTROL)
         self._engine.wait([end])
-        found: Tensor = end.result
-        return found
+        gathered: Tensor = end.result
+        return gathered
 
-    def totals(self, own: Sequence[int]) -> list[int]:
+    def totals(self, numbers: Sequence[int]) -> list[int]:
         """Sums over ranks."""
-        found: list[int] = (
-            self._all(torch.tensor(own, dtype=torch.int64)).sum(0).tolist()
+        totals: list[int] = (
+            self._all(torch.tensor(numbers, dtype=torch.int64)).sum(0).tolist()
         )
-        return found
+        return totals
 
-    def gathered(self, own: Sequence[Sequence[Indices]]) -> list[list[Indices]]:
+    def gathered(
+        self, sets_of_tensors: Sequence[Sequence[Indices]]
+    ) -> list[list[Indices]]:
         """All ranks' index sets of each tensor; every rank gets the same."""
-        sets = [one for tensor in own for one in tensor]
+        sets = [indices for tensor in sets_of_tensors for indices in tensor]
         if self.world == 1 or not sets:
-            return [list(tensor) for tensor in own]
-        sizes_WS = self._all(torch.tensor([len(one) for one in sets])).tolist()
+            return [list(tensor) for tensor in sets_of_tensors]
+        sizes_WS = self._all(torch.tensor([len(indices) for indices in sets])).tolist()
         longest = max(map(sum, sizes_WS))
         flat_K = torch.zeros(max(1, longest), dtype=torch.int32)
         flat_K[: sum(map(len, sets))] = torch.from_numpy(
             np.concatenate(sets).astype(np.int32)
         )
         all_WK = self._all(flat_K).numpy()
-        found: list[list[Indices]] = [[] for _ in own]
+        gathered: list[list[Indices]] = [[] for _ in sets_of_tensors]
         for sizes, row_K in zip(sizes_WS, all_WK, strict=True):
             cuts = np.cumsum(sizes)
-            for place, one in enumerate(np.split(row_K[: cuts[-1]], cuts[:-1])):
-                found[place // len(own[0])].append(one)
-        return found
+            for place, indices in enumerate(np.split(row_K[: cuts[-1]], cuts[:-1])):
+                gathered[place // len(sets_of_tensors[0])].append(indices)
+        return gathered
 
 
 def _figures(source: _Source, sets: Sequence[Indices]) -> TensorSparsity:
     units_a_block = max(1, BLOCK // source.width)
     width = units_a_block * source.width
-    blocks = [np.unique(one // units_a_block) for one in sets]
+    blocks = [np.unique(indices // units_a_block) for indices in sets]
     return TensorSparsity(
         name=source.name,
         units=unit_sparsity(sets, source.width, source.num_units),
@@ -408,7 +415,7 @@ def _warn_of_one_batch(
     sources: Sequence[_Source], sets: Sequence[Sequence[Indices]]
 ) -> None:
     """A step that always takes the same batch shows gradients that overlap wholly."""
-    alike = [all(np.array_equal(one, own[0]) for one in own) for own in sets]
+    alike = [all(np.array_equal(indices, sets[0]) for indices in sets) for sets in sets]
     if sources and all(alike):
         _log.warning(
             "every gradient of %s is non-zero at the same places in all "

@@ -11,13 +11,16 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...contract.units import format_bytes
-from ...errors import GradwireError
+from ...contract.bounds import check_number
+from ...contract.units import format_bytes, parse_rate
+from ...errors import GradwireError, invalid
+from ...measure.far_link import FarLink, tcp_problems, tcp_settings
 from ..report.output import emit, installed_version, machine, progress
 from ..report.table import Row, cell, heading, markdown
 
@@ -319,6 +322,51 @@ def _warning(name: str, problem: str, remedy: str) -> dict[str, object]:
     return {"name": name, "problem": problem, "remedy": remedy}
 
 
+def far_link(
+    rate: str | None, rtt_ms: float | None, report: LinkReport | None
+) -> FarLink | None:
+    """The link as given, else as measured; None where it is neither.
+
+    Raises ``InvalidSetting`` where only one of both figures is given.
+    """
+    if rate is not None and rtt_ms is not None:
+        accepted = "0 to 10000 milliseconds"
+        check_number("rtt", rtt_ms, accepted, "ping tells it", 0, 1e4)
+        return FarLink(rate_bytes_per_s=parse_rate(rate), round_trip_s=rtt_ms / 1e3)
+    if rate is not None or rtt_ms is not None:
+        accepted = "--rate and --rtt together"
+        raise invalid("a link", rate or rtt_ms, accepted, "ping tells the second")
+    if report is None or report.round_trip_s is None:
+        return None
+    measured = report.rate_bytes_per_s
+    if not isfinite(measured):
+        return None
+    return FarLink(rate_bytes_per_s=measured, round_trip_s=report.round_trip_s)
+
+
+def tcp_rows(found: Mapping[str, str | OSError]) -> list[Row]:
+    """TCP's settings that a far link depends on, or why they cannot be read."""
+    return [
+        {"name": name, "value": None, "reason": f"cannot be read: {setting.strerror}"}
+        if isinstance(setting, OSError)
+        else {"name": name, "value": setting}
+        for name, setting in found.items()
+    ]
+
+
+def far_rows(link: FarLink) -> list[Row]:
+    """A link's bandwidth-delay product, and the seconds that a pause may cost."""
+    return [
+        {
+            "name": "one connection",
+            "rate_bytes_per_s": link.rate_bytes_per_s,
+            "round_trip_s": link.round_trip_s,
+            "bandwidth_delay_bytes": link.bandwidth_delay_bytes,
+            "idle_loss_s": link.idle_loss_s,
+        }
+    ]
+
+
 # ---- the command ---------------------------------------------------------------------
 
 
@@ -330,6 +378,13 @@ NOISY = 0.25
 
 @app.command()
 def doctor(
+    rate: Annotated[
+        str | None, typer.Option(help="Rate of a far link [default: as measured].")
+    ] = None,
+    rtt: Annotated[
+        float | None,
+        typer.Option(help="Milliseconds of its round trip [default: as measured]."),
+    ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object.")
     ] = False,
@@ -337,11 +392,13 @@ def doctor(
     """Look at this machine; prints Markdown to paste into an issue.
 
     Started by torchrun, it also measures the link between its ranks, and rank 0 prints.
+    With a rate and a round trip it says what TCP's settings of this host cost there.
     """
     report = _measured() if int(os.environ.get("WORLD_SIZE", "1")) > 1 else None
     if int(os.environ.get("RANK", "0")) != 0:
         return
-    sections = _sections(report)
+    link = far_link(rate, rtt, report)
+    sections = _sections(report, link)
     if json:
         rows = [
             {**row, "section": title}
@@ -359,12 +416,13 @@ def doctor(
         print(f"\n## {title}\n\n{markdown(known) if known else 'none'}")
 
 
-def _sections(report: LinkReport | None) -> dict[str, list[Row]]:
+def _sections(report: LinkReport | None, link: FarLink | None) -> dict[str, list[Row]]:
     joined = interfaces()
     links = backends()
     compiled = kernels()
     cards = gpus()
     named = {one: naming_s(one) for one in outer_addresses(joined)}
+    tcp = tcp_settings()
     sections = {
         "Machine": versions(),
         "Back ends": links,
@@ -372,6 +430,7 @@ def _sections(report: LinkReport | None) -> dict[str, list[Row]]:
         "Kernels": compiled,
         "GPU": cards,
         "Environment": environment(),
+        "TCP": tcp_rows(tcp),
     }
     warnings = [
         *network_warnings(joined, os.environ, host_address()),
@@ -386,6 +445,12 @@ def _sections(report: LinkReport | None) -> dict[str, list[Row]]:
             for size_bytes, seconds in report.fit.samples
         ]
         warnings += link_warnings(report)
+    if link is not None:
+        sections["Far link"] = far_rows(link)
+        warnings += [
+            _warning(one.setting, one.problem, one.remedy)
+            for one in tcp_problems(link, tcp)
+        ]
     return sections | {"Warnings": warnings}
 
 

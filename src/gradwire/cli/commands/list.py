@@ -15,7 +15,7 @@ from ...contract import Compressor
 from ...contract.registry import KINDS, extension, homes, load, names
 from ...errors import NotInstalled, UnknownName
 from ...exchange.pair import suited
-from ..report.output import emit
+from ..report.output import AsJson, emit
 from ..report.table import Row
 
 app = typer.Typer()
@@ -31,30 +31,28 @@ def show(
         str | None,
         typer.Argument(help="A kind, or an algorithm's name; all when left out."),
     ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    json: AsJson = False,
 ) -> None:
     """Show what there is of each kind, or the page of one algorithm."""
     every = [(kind, name) for kind in KINDS for name in names(kind)]
-    chosen = [one for one in every if what in (None, *one)]
+    chosen = [pair for pair in every if what in (None, *pair)]
     if not chosen:
         raise UnknownName(
             "kind or algorithm", what, {*KINDS, *(name for _, name in every)}
         )
-    rows = [_row(*one) for one in chosen]
+    rows = [_row(*pair) for pair in chosen]
     notes = []
     if what is not None and what not in KINDS:
-        for row, one in zip(rows, chosen, strict=True):
-            row["arguments"] = explained(load(*one))
+        for row, pair in zip(rows, chosen, strict=True):
+            row["arguments"] = explained(load(*pair))
         try:
             pages = extension("pages", "an algorithm's page (gradwire list NAME)")
             pages.show(chosen, rows, as_json=json)
             return
         except NotInstalled as error:
-            for one in chosen:
+            for pair in chosen:
                 notes += [
-                    f"{arg}: {words}" for arg, words in explained(load(*one)).items()
+                    f"{arg}: {words}" for arg, words in explained(load(*pair)).items()
                 ]
             notes.append(f"Its page: {error}")
     hidden = ("arguments",)
@@ -119,7 +117,10 @@ def explained(algorithm: Any) -> dict[str, str]:
         for section in _ARGUMENTS.findall(f"{docstring}\n"):
             for name, text in _ARGUMENT.findall(section):
                 words[name] = " ".join(text.split())
-    return {one: words.get(one.partition("=")[0], "") for one in settings(algorithm)}
+    return {
+        setting: words.get(setting.partition("=")[0], "")
+        for setting in settings(algorithm)
+    }
 
 
 def traits(algorithm: Any) -> list[str]:

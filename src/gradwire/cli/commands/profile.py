@@ -17,7 +17,8 @@ from ...errors import InvalidSetting, invalid
 from ...planning import catalogue
 from ...planning.data.cluster import PRIMITIVES, Cluster
 from ...planning.data.profile import Profile
-from ..report.output import Fractions, emit, progress
+from ..report.links import Delay, Down, Jitter, Slow, Up
+from ..report.output import AsJson, Fractions, emit, progress
 from ..report.table import Row
 
 if TYPE_CHECKING:
@@ -49,6 +50,11 @@ def profile(
         str | None,
         typer.Option(help=f"Measure shaped hosts with such links, else {RATE}."),
     ] = None,
+    delay: Delay = 0.0,
+    jitter: Jitter = 0.0,
+    up: Up = None,
+    down: Down = None,
+    slow: Slow = None,
     iterations: Annotated[
         int | None, typer.Option(help="Steps that are measured.")
     ] = None,
@@ -58,24 +64,26 @@ def profile(
     picture: Annotated[
         Path | None, typer.Option(help="Write a picture (PNG) here.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure a model's layers, and what messages and compressors cost on a cluster.
 
     step() runs one forward and backward on one batch. Started by torchrun, the cluster
-    is the group of its ranks, each of which profiles; otherwise --hosts or --rate asks
-    for shaped hosts.
+    is the group of its ranks, each of which profiles; otherwise --hosts, --rate or an
+    option of links asks for shaped hosts.
     """
     if iterations is not None and iterations < 1:
         raise invalid("iterations", iterations, "1 or more", "write --iterations 20")
-    own = from_file(model) if ":" in model else None
-    if own is None:
+    model_and_step = from_file(model) if ":" in model else None
+    if model_and_step is None:
         catalogue.load(model)  # or an error that lists the names
-    asked = own is None or hosts is not None or rate is not None
-    measured = None if own is None else _profiled(own, iterations)
-    cluster = _cluster(hosts, rate, codecs, asked)
+    links = None
+    if delay or jitter or up or down or slow:
+        links = _testbed().read_wide_area(delay, jitter, up, down, slow)
+    is_catalogued = model_and_step is None
+    asked = is_catalogued or hosts is not None or rate is not None or links is not None
+    measured = None if model_and_step is None else _profiled(model_and_step, iterations)
+    cluster = _cluster(hosts, rate, codecs, asked, links)
     if int(os.environ.get("RANK", "0")) != 0:
         return
     _save(measured, cluster, out)
@@ -95,8 +103,12 @@ def _save(measured: Profile | None, cluster: Cluster | None, folder: Path) -> No
             made.save(folder / name)
 
 
+def _testbed() -> Any:
+    return extension("testbed", "a measurement of hosts (gradwire profile)")
+
+
 def _cluster(
-    hosts: int | None, rate: str | None, codecs: bool, asked: bool
+    hosts: int | None, rate: str | None, codecs: bool, asked: bool, links: Any
 ) -> Cluster | None:
     """Measures the ranks that torchrun started or, where asked for, shaped hosts.
 
@@ -104,10 +116,10 @@ def _cluster(
     """
     compressors = names("compress") if codecs else ()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        if hosts is not None:
-            raise invalid(
-                "--hosts", hosts, "left out under torchrun", "it measures its own ranks"
-            )
+        for name, given in (("--hosts", hosts), ("options of links", links)):
+            if given is not None:
+                accepted = "left out under torchrun"
+                raise invalid(name, given, accepted, "it measures its own ranks")
         from ...measure.group import launched_group
         from ...measure.links import measure_group_links
 
@@ -121,11 +133,16 @@ def _cluster(
         return None
     if (hosts := hosts or HOSTS) < 2:
         raise invalid("--hosts", hosts, "2 or more", "a link joins at least two")
-    given = hosts, parse_rate(rate or RATE), compressors
-    testbed = extension("testbed", "a measurement of hosts (gradwire profile)")
+    rate_bytes_per_s = parse_rate(rate or RATE)
+    testbed = _testbed()
     with progress(f"measuring {hosts} hosts", total=1) as advance:
         made: Cluster = testbed.measured_cluster(
-            *given, Fractions(advance), timeout_s=TIMEOUT_S
+            hosts,
+            rate_bytes_per_s,
+            compressors,
+            Fractions(advance),
+            timeout_s=TIMEOUT_S,
+            wide_area=links,
         )
     return made
 
@@ -151,7 +168,7 @@ def from_file(where: str) -> Made:
         raise invalid("model", where, "FILE.py:function with a Python file", remedy)
     module = importlib.util.module_from_spec(spec)
     # As Python does for a script: its neighbours can be imported, and classes find
-    #     their module.
+    # their module.
     sys.path.insert(0, str(path.resolve().parent))
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
@@ -208,8 +225,8 @@ def _layer_rows(measured: Profile) -> list[Row]:
     forward_s = measured.forward_s
     backward_s = measured.backward_s
     every = [
-        (one.name, one.size_bytes, one.forward_s, one.backward_s)
-        for one in measured.layers
+        (layer.name, layer.size_bytes, layer.forward_s, layer.backward_s)
+        for layer in measured.layers
     ]
     every.append(("step", measured.size_bytes, forward_s, backward_s))
     step_s = forward_s + backward_s

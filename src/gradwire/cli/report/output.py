@@ -11,7 +11,9 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -23,11 +25,15 @@ from rich.progress import (
 
 from ...version import __version__
 from . import table
+from .table import Row
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+"""The option of a command whose result is wanted as JSON."""
 
 
 def emit(
     command: str,
-    rows: list[dict[str, object]],
+    rows: list[Row],
     *,
     as_json: bool,
     title: str,
@@ -70,7 +76,7 @@ def _plain_value(value: object) -> object:
     return value
 
 
-def machine() -> dict[str, object]:
+def machine() -> Row:
     """The things that figures depend on: processor, memory, system and versions."""
     return {
         "cpu": cpu_model(),

@@ -31,7 +31,7 @@ def columns(rows: Sequence[Row]) -> list[str]:
     return sorted(keys, key=lambda key: key != "name")
 
 
-def without(rows: Sequence[Row], hidden: Collection[str]) -> list[dict[str, object]]:
+def without(rows: Sequence[Row], hidden: Collection[str]) -> list[Row]:
     """The rows without some keys, such as those that are the same in all rows.
 
     >>> without([{"name": "a", "num_hosts": 4}], {"num_hosts"})

@@ -1,8 +1,8 @@
 """Chunks: a message cut into a part for each rank, each encoded by itself.
 
-A message of fewer partitions than ranks is served by so many ranks, and those behind
-them serve the next message that takes the same exchange: ranks take turns. Other ranks'
-chunks are empty.
+A message of fewer partitions than ranks is served by some of the ranks. The ranks
+behind them serve the next message with the same exchange, so ranks take turns. Chunks
+of other ranks are empty.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def first_server(me: Member, partitions: int | None) -> int:
 
 
 def rotated(items: tuple[T, ...], by: int) -> tuple[T, ...]:
-    """The items, of which the first is moved to place ``by``, modulo their number.
+    """The items, moved by ``by`` places, modulo their number.
 
     >>> rotated(("a", "b", "c"), 1), rotated(("c", "a", "b"), -1)
     (('c', 'a', 'b'), ('a', 'b', 'c'))

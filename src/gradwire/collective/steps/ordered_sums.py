@@ -23,15 +23,12 @@ from ...kernels.sparse.entries import Entries, Part, num_units
 from ...kernels.sparse.format import SparseFormat
 from ...kernels.sparse.merge import merge
 from ...kernels.sparse.scatter import scatter_entries
-from .tensorwise import Joined
 
 
 def num_entries(form: Format) -> int:
     """How many indices a sparse payload of this layout has."""
-    if isinstance(form, Joined):
-        assert form.num_entries is not None, "asked of a payload that was received"
-        return form.num_entries
-    return next(part.numel for part in form if part.name == "indices")
+    assert form.num_entries is not None, "asked of a payload that was received"
+    return form.num_entries
 
 
 def value_dtype(codec: Compressor, spec: TensorSpec) -> torch.dtype:
@@ -136,7 +133,7 @@ def asked_of(codec: object, numel: int) -> float:
 def note_union(
     me: Member, codec: Compressor, payloads: Sequence[Payload], out_N: Tensor
 ) -> None:
-    """Sets ``me.selection`` from all ranks' payloads, each of which is added up here.
+    """Sets ``me.selection`` from all ranks' payloads, which are added up here.
 
     A codec whose payloads list no places selects nothing, and nothing is noted; nor is
     it where there is no content to count, as in predictions.
@@ -157,14 +154,11 @@ def note_union(
 
 
 def _indices(codec: Compressor, payload: Payload) -> Tensor | None:
-    """A sparse payload's ``indices``, or its entries' where these count within chunks.
+    """A sparse payload's ``indices``, or its entries' where they are no field.
 
-    So it is where tensors are encoded apart. None where a payload has no such field.
+    So it is where tensors are encoded apart. None for any other payload.
     """
-    dtypes = {part.name: part.dtype for part in payload.format}
-    is_joined = (
-        isinstance(payload.format, Joined) and codec.traits.layout is Layout.SPARSE
-    )
-    if is_joined or dtypes.get("indices") == torch.int16:
-        return codec.entries(payload)[0]
-    return payload["indices"] if "indices" in dtypes else None
+    if "indices" in (part.name for part in payload.format):
+        return payload["indices"]
+    is_sparse = codec.traits.layout is Layout.SPARSE
+    return codec.entries(payload)[0] if is_sparse else None

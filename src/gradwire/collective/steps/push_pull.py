@@ -1,18 +1,21 @@
 """Push and pull: each rank sends every server its part, the server merges, everyone
 gets the sums.
 
-What the schemes of ZEN's *parallelism* share (section 2.2). W ranks are workers and
-servers alike. Differences: servers sit with the workers, so a rank's own part does not
-travel. Pushes go straight
-    to their servers (``rounds``); pulls are an all-gather, padded to the largest, which
-    is what the busiest server would send the others one by one. (8 hosts at 200 Mbit
-    gathered 360 kB each in 115 ms that way and in 155 ms by threes; 101 ms are the
-    bytes.)
-Wire: a rank sends, each payload rounded up to 8 bytes, 8 (W-1)
-    how many units it pushes to each sum over the others j of PUSH(units pushed to j) 32
-    (W-1)                        what it merged and pushed (W-1) * max over ranks of
-    PULL(units merged there), or what the scheme's own ``delivery`` sends, with PUSH and
-    PULL as the scheme says; where it says nothing, COO(k) = (4 + width * itemsize) k.
+The schemes of ZEN's *parallelism* share it (section 2.2). W ranks are workers and
+servers alike.
+
+Differences: servers sit with the workers, so a rank's own part does not travel. Pushes
+    go straight to their servers (``rounds``). Pulls are an all-gather, padded to the
+    largest, as the busiest server would send the others as many bytes one by one. (8
+    hosts at 200 Mbit gathered 360 kB each in 115 ms that way and in 155 ms by threes;
+    101 ms are the bytes.)
+Wire: a rank sends, each payload rounded up to 8 bytes,
+    - 8 (W-1), the units that it pushes to each server;
+    - the sum over the others j of PUSH(units pushed to j);
+    - 32 (W-1), the counts that it merged and pushed;
+    - (W-1) * max over ranks of PULL(units merged there), or the bytes of the scheme's
+      own ``delivery``.
+    PUSH and PULL are the scheme's; by default COO(k) = (4 + width * itemsize) k.
 """
 
 from __future__ import annotations
@@ -128,9 +131,11 @@ def gathered(me: Member, sizes: Sequence[int], like: Tensor) -> Delivery:
     """An all-gather of sums of so many bytes a rank, each padded to the largest."""
     # What was pushed has been merged by now, so sums travel in its room.
     size = max(sizes)
-    own = me.scratch("pushed", size, like, torch.uint8, varies=True)
+    own_sums = me.scratch("pushed", size, like, torch.uint8, varies=True)
     whole = me.scratch("arrived", me.world * size, like, torch.uint8, varies=True)
-    return Delivery(own, split(whole, [size] * me.world), (AllGather(whole, own),))
+    return Delivery(
+        own_sums, split(whole, [size] * me.world), (AllGather(whole, own_sums),)
+    )
 
 
 # ---- The push ------------------------------------------------------------------------
@@ -154,7 +159,7 @@ def push(
     """Sends rank i the slot ``sent[i]`` of ``counts[i]`` units; returns all sent.
 
     The messages are in rank order, this rank's own among them. ``form_of`` says how so
-    many units of this rank's part are written, of which there are at most ``limit``.
+    many units of this rank's part are written. There are at most ``limit`` of them.
     ``beside`` is done while the network is busy. ``like`` is on the device of the
     payloads.
     """
@@ -217,7 +222,7 @@ class PushPull(Collective):
         return entries
 
     def arrived(self, merged: Entries) -> int:
-        """How many elements some rank took of those that were merged."""
+        """How many of the merged elements some rank took."""
         return merged.num * merged.width
 
     def push_format(self, cut: Cut, server: int, count: int) -> SparseFormat:
@@ -255,11 +260,13 @@ class PushPull(Collective):
         residual_N: Residual,
     ) -> Steps[State]:
         codec = me.variant_of(codec)
-        spec = TensorSpec("", grad_N.numel(), grad_N.dtype)
+        spec = TensorSpec.of(grad_N)
         cut = self.cut(codec, spec, me.world)
         form = codec.format(spec)
-        own = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)[: form.size_bytes]
-        payload, state = yield me.encoding(codec, state, grad_N, residual_N, own)
+        buffer = me.scratch("own", form.slot_bytes, grad_N, torch.uint8)[
+            : form.size_bytes
+        ]
+        payload, state = yield me.encoding(codec, state, grad_N, residual_N, buffer)
         usual = self.usual(cut, codec, spec)
         sent, counts = yield me.sized(
             "partition",
@@ -360,11 +367,11 @@ class PushPull(Collective):
         usually = [
             MergeCounts(n, n * cut.width, sum(pushed), max(pushed)) for n in union
         ]
-        sums, own = yield me.sized(
+        sums, own_counts = yield me.sized(
             "merge", merge, cut.numel, lambda: (None, usually[0])
         )
         own_T = me.announced("own announced", _NUM_COUNTS).copy_(
-            torch.tensor(own, device="cpu")
+            torch.tensor(own_counts, device="cpu")
         )
         announced_WT = me.announced("announced", _NUM_COUNTS * me.world)
         yield AllGather(announced_WT, own_T)
@@ -378,7 +385,7 @@ class PushPull(Collective):
             limits,
             unit="units",
             ranks=[rank for rank in range(me.world) for _ in range(_NUM_COUNTS)],
-            usual=[number for one in usually for number in one],
+            usual=[number for merge_counts in usually for number in merge_counts],
         )
         announced = [
             MergeCounts(*flat[i : i + _NUM_COUNTS])
@@ -398,21 +405,21 @@ class PushPull(Collective):
     ) -> Steps[None]:
         """Writes the own sums for all others, and calls ``put`` for each rank's."""
         forms = [
-            self.pull_format(cut, rank, one.merged)
-            for rank, one in enumerate(announced)
+            self.pull_format(cut, rank, counts.merged)
+            for rank, counts in enumerate(announced)
         ]
         layouts = [
-            cut.pulled(form, rank, one.merged)
-            for rank, (form, one) in enumerate(zip(forms, announced, strict=True))
+            cut.pulled(form, rank, counts.merged)
+            for rank, (form, counts) in enumerate(zip(forms, announced, strict=True))
         ]
-        own, received, verbs = self.delivery(
+        own_room, received, verbs = self.delivery(
             me, [layout.slot_bytes for layout in layouts], like
         )
 
         def pack() -> Entries:
             assert sums is not None
             rounded = sums._replace(values=sums.values.to(cut.pulled_dtype))
-            room = own[: layouts[me.rank].size_bytes]
+            room = own_room[: layouts[me.rank].size_bytes]
             forms[me.rank].encode(rounded, cut.parts[me.rank].length, room)
             return rounded
 
@@ -457,8 +464,8 @@ class PushPull(Collective):
         )
         union = expected_union(min(taken, total), total, world)
         share = [part.length / total if total else 0.0 for part in cut.parts]
-        return [round(taken * one) for one in share], [
-            round(union * one) for one in share
+        return [round(taken * fraction) for fraction in share], [
+            round(union * fraction) for fraction in share
         ]
 
     def pushed(self, cut: Cut, server: int, count: int) -> tuple[SparseFormat, Format]:
@@ -473,10 +480,10 @@ _UNLIMITED = (2**62, 2**62)
 
 def _note(me: Member, cut: Cut, announced: Sequence[MergeCounts]) -> None:
     """Keeps this step's spread of entries (definition 8) and arrived elements."""
-    union = sum(one.merged for one in announced)
-    push = max(one.most / max(1, one.pushed) for one in announced)
-    pull = max(one.merged for one in announced) / max(1, union)
+    union = sum(counts.merged for counts in announced)
+    push = max(counts.most / max(1, counts.pushed) for counts in announced)
+    pull = max(counts.merged for counts in announced) / max(1, union)
     me.imbalance = Imbalance(me.world * push, me.world * pull)
     if me.selection is not None:
-        arrived = min(sum(one.arrived for one in announced), cut.numel)
+        arrived = min(sum(counts.arrived for counts in announced), cut.numel)
         me.selection = me.selection._replace(arrived=arrived)

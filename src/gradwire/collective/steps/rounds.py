@@ -58,8 +58,8 @@ def transfers(
     takers: Container[int] | None = None,
     givers: Container[int] | None = None,
 ) -> list[Verb]:
-    """One round: ``sent[i]`` to the ranks i so far away, and ``into[i]`` from those on
-    the other side.
+    """One round: ``sent[i]`` to the ranks i so far away, and ``into[i]`` from the ranks
+    on the other side.
 
     Only ``takers`` are sent something, and only ``givers`` send it; None: all.
     """
@@ -84,7 +84,9 @@ def to_each(
     Nothing goes to this rank itself. ``beside`` is done during the first round.
     """
     works: tuple[Verb, ...] = (beside,)
-    together = abreast(max(one.numel() * one.element_size() for one in sent), me.world)
+    together = abreast(
+        max(tensor.numel() * tensor.element_size() for tensor in sent), me.world
+    )
     for away in distances(together, me.world):
         yield (*transfers(me, away, sent, into), *works)
         works = ()

@@ -69,10 +69,10 @@ def _gathered(
     dtype = units.values.dtype
     layouts = [coo().layout(count, num_rows, width, dtype) for count in counts]
     slots = [layout.slot_bytes for layout in layouts]
-    own, received, (gather,) = gathered(me, slots, units.values)
+    own_room, received, (gather,) = gathered(me, slots, units.values)
 
     def pack() -> None:
-        coo().encode(units, num_rows, own[: layouts[me.rank].size_bytes])
+        coo().encode(units, num_rows, own_room[: layouts[me.rank].size_bytes])
 
     yield Compute("pack", pack, units.values.numel())
     yield gather
@@ -83,7 +83,8 @@ def _gathered(
             for layout, slot in zip(layouts, received, strict=True)
         ]
         sums = merged_entries(me, ranks, num_rows, working_dtype(dtype), 1 / me.world)
-        return sums.indices_K.long(), sums.values.to(dtype, copy=True).view(-1, width)
+        values_RC = sums.values.to(dtype, copy=True).view(-1, width)
+        return sums.indices_K.long(), values_RC
 
     mean: Rows = yield Compute("merge", merge, sum(counts) * width)
     return mean
@@ -97,7 +98,7 @@ def _served(
     dtype = units.values.dtype
     parts = cached_parts(num_rows, me.world, servers.permutation(num_rows))
     cut = Cut(num_rows * width, width, parts, dtype, dtype, is_listed=True)
-    like = units.values.new_empty(0)  # stands for a dense mean, of which there is none
+    like = units.values.new_empty(0)  # in place of a dense mean
     sent, counts = yield Compute(
         "partition", lambda: servers.spread(me, cut, units), units.num
     )
@@ -109,21 +110,21 @@ def _served(
     )
     usual = [0] * me.world, [0] * me.world  # for simulations, which have no rows
     total, announced = yield from servers.merge(me, cut, arrived, counts, usual, like)
-    found = [units] * me.world
+    rows_of_ranks = [units] * me.world
 
     def put(rank: int, entries: Entries) -> None:
         places_K, values, _ = entries
-        found[rank] = Entries(parts[rank].indices(places_K), values, width)
+        rows_of_ranks[rank] = Entries(parts[rank].indices(places_K), values, width)
 
     yield from servers.pull(me, cut, total, announced, like, put)
 
     def merge() -> Rows:
-        rows = torch.cat([part.indices_K for part in found])
-        values = torch.cat([part.values.view(-1, width) for part in found])
+        rows = torch.cat([part.indices_K for part in rows_of_ranks])
+        values = torch.cat([part.values.view(-1, width) for part in rows_of_ranks])
         order = rows.argsort()
         return rows[order].long(), values[order]
 
     merged: Rows = yield Compute(
-        "merge", merge, sum(part.values.numel() for part in found)
+        "merge", merge, sum(part.values.numel() for part in rows_of_ranks)
     )
     return merged

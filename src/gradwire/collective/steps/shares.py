@@ -55,7 +55,7 @@ class Shares:
         sizes = [prod(shape) for shape in shapes]
         every = range(len(shapes))
         self.tensors: list[tuple[int, ...]] = [tuple(every)] * count
-        """The tensors of the message of which each share holds a part, in order."""
+        """The tensors that each share holds a part of, in order."""
         parts = [_part(shape, count) for shape in shapes]
         self.shapes: list[Shapes] = [tuple((part,) for part in parts)] * count
         """The shapes of these parts."""
@@ -71,19 +71,21 @@ class Shares:
             self.shapes = [
                 tuple(shapes[tensor] for tensor in tensors) for tensors in self.tensors
             ]
-            self._ranges = [_whole_ranges(sizes, own) for own in self.tensors]
-            self._rooms = [[one.numel for one in own] for own in self._ranges]
+            self._ranges = [_whole_ranges(sizes, tensors) for tensors in self.tensors]
+            self._rooms = [[piece.numel for piece in ranges] for ranges in self._ranges]
         self.numels = tuple(map(sum, self._rooms))
         """The elements of each share."""
         # A message is split into pieces: for each tensor one of each share.
-        self._pieces = [own[tensor].numel for tensor in every for own in self._ranges]
+        self._pieces = [
+            ranges[tensor].numel for tensor in every for ranges in self._ranges
+        ]
         # The shares, one behind the other, are split into slots: for each share and
         # tensor a slot of the piece, and a slot that is filled up.
         self._slots = [
             numel
-            for own, rooms in zip(self._ranges, self._rooms, strict=True)
-            for one, room in zip(own, rooms, strict=True)
-            for numel in (one.numel, room - one.numel)
+            for ranges, rooms in zip(self._ranges, self._rooms, strict=True)
+            for piece, room in zip(ranges, rooms, strict=True)
+            for numel in (piece.numel, room - piece.numel)
         ]
         self._slots_of_share = 2 * len(shapes)
         # The slot of each piece.
@@ -134,15 +136,15 @@ class Shares:
 
     def clear_filled(self, own_S: Tensor, share: int) -> None:
         """Sets to 0 what lies in a share beside elements of the message."""
-        for one, room in zip(self.ranges(share), self._rooms[share], strict=True):
-            own_S[one.place + one.numel : one.place + room] = 0
+        for piece, room in zip(self.ranges(share), self._rooms[share], strict=True):
+            own_S[piece.place + piece.numel : piece.place + room] = 0
 
     def own(self, whole_N: Tensor, share: int) -> Tensor:
         """A new tensor: one share of a message; zeros where it is filled up."""
         own_S = whole_N.new_zeros(self.numels[share])
-        for one in self.ranges(share):
-            part_N = whole_N[one.start : one.stop]
-            own_S[one.place : one.place + one.numel] = part_N
+        for piece in self.ranges(share):
+            part_N = whole_N[piece.start : piece.stop]
+            own_S[piece.place : piece.place + piece.numel] = part_N
         return own_S
 
     def put(self, own_S: Tensor, share: int, into_N: Tensor) -> None:
@@ -150,9 +152,9 @@ class Shares:
 
         Other elements stay as they are.
         """
-        for one in self.ranges(share):
-            part_S = own_S[one.place : one.place + one.numel]
-            into_N[one.start : one.stop] = part_S
+        for piece in self.ranges(share):
+            part_S = own_S[piece.place : piece.place + piece.numel]
+            into_N[piece.start : piece.stop] = part_S
 
 
 def _equal_ranges(
@@ -171,13 +173,13 @@ def _equal_ranges(
     return tuple(ranges)
 
 
-def _whole_ranges(sizes: Sequence[int], held: Sequence[int]) -> tuple[Range, ...]:
+def _whole_ranges(sizes: Sequence[int], tensors: Sequence[int]) -> tuple[Range, ...]:
     """The ranges of a share that holds some tensors whole."""
     ranges = []
     start = 0
     place = 0
     for tensor, size in enumerate(sizes):
-        numel = size if tensor in held else 0
+        numel = size if tensor in tensors else 0
         ranges.append(Range(start, start + numel, place))
         start += size
         place += numel
@@ -200,12 +202,12 @@ def pack(costs: Sequence[float], num_bins: int) -> list[int]:
     [0, 0, 1, 1]
     """
     bins = [(0.0, number) for number in range(num_bins)]
-    found = [0] * len(costs)
+    chosen = [0] * len(costs)
     for item in sorted(range(len(costs)), key=lambda item: -costs[item]):
         load, lightest = bins[0]
-        found[item] = lightest
+        chosen[item] = lightest
         heapq.heapreplace(bins, (load + costs[item], lightest))
-    return found
+    return chosen
 
 
 @lru_cache(maxsize=4096)

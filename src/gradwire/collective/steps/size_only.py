@@ -42,7 +42,7 @@ class SizeOnlyCompressor(Compressor):
         residual_N: Residual = None,
         buffer: Memory = None,
     ) -> tuple[Payload, State]:
-        form = self.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
+        form = self.format(TensorSpec.of(grad_N))
         return Payload.empty(form, buffer, grad_N.device), state
 
     def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:

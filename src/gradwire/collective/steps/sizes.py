@@ -50,8 +50,8 @@ def announce_count(
     return me.sizes(announced_W, [most] * me.world, unit=unit, usual=[count] * me.world)
 
 
-def _announced(me: Member, own: int) -> Steps[Tensor]:
-    own_1 = me.announced("own size", 1).fill_(own)
+def _announced(me: Member, number: int) -> Steps[Tensor]:
+    own_1 = me.announced("own size", 1).fill_(number)
     announced_W = me.announced("announced sizes", me.world)
     yield AllGather(announced_W, own_1)
     return announced_W
@@ -67,9 +67,11 @@ def announce_each(
     return me.sizes(announced_W, limits)
 
 
-def announced_each(me: Member, own: Sequence[int]) -> Steps[Tensor]:
+def announced_each(me: Member, numbers: Sequence[int]) -> Steps[Tensor]:
     """Announces ``own[i]`` to rank i; returns what others announced here."""
-    own_W = me.announced("own sizes", me.world).copy_(torch.tensor(own, device="cpu"))
+    own_W = me.announced("own sizes", me.world).copy_(
+        torch.tensor(numbers, device="cpu")
+    )
     announced_W = me.announced("announced sizes", me.world)
     one_each = (1,) * me.world
     yield AllToAll(announced_W, own_W, one_each, one_each)

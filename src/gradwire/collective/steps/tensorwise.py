@@ -120,8 +120,8 @@ class Tensorwise(Compressor):
         residual_N: Residual = None,
         buffer: Memory = None,
     ) -> tuple[Payload, State]:
-        (found,) = encode_each((self,), (state,), (grad_N,), (residual_N,), (buffer,))
-        return found
+        (encoded,) = encode_each((self,), (state,), (grad_N,), (residual_N,), (buffer,))
+        return encoded
 
     def decode(self, payload: Payload, out_N: Tensor, *, scale: float = 1.0) -> Tensor:
         for codec, parts, outs in _batches(_jobs_of(self, payload, out_N)):
@@ -136,10 +136,10 @@ class Tensorwise(Compressor):
         self, payloads: Sequence[Payload], sum_N: Tensor, *, scale: float = 1.0
     ) -> None:
         of_tensors = zip(*map(self.parts, payloads), strict=True)
-        for codec, own, part_N in zip(
+        for codec, tensor_payloads, part_N in zip(
             self.codecs, of_tensors, self.cut(sum_N), strict=True
         ):
-            codec.merge_all(own, part_N, scale=scale)
+            codec.merge_all(tensor_payloads, part_N, scale=scale)
 
     def entries(self, payload: Payload) -> tuple[Tensor, Tensor]:
         indices = []
@@ -192,9 +192,9 @@ class Tensorwise(Compressor):
         return self._rooms(forms, buffer)
 
     def announced(
-        self, payloads: Sequence[Payload], dtype: torch.dtype, buffer: Tensor | None
+        self, payloads: Sequence[Payload], dtype: torch.dtype, buffer: Memory
     ) -> Payload:
-        """The payload of all tensors from those of each, where sizes vary."""
+        """The payload of all tensors from each tensor's payload, where sizes vary."""
         forms = [payload.format for payload in payloads]
         form = self.joined(dtype, forms)
         contents = [payload.buffer for payload in payloads]
@@ -216,9 +216,7 @@ class Tensorwise(Compressor):
     def joined(self, dtype: torch.dtype, forms: Sequence[Format]) -> Joined:
         """The layout of all tensors' payloads from that of each."""
         slots = [form.slot_bytes for form in forms]
-        entries = sum(
-            part.numel for form in forms for part in form if part.name == "indices"
-        )
+        entries = sum(form.num_entries or 0 for form in forms)
         if not self.traits.exact_size:
             return self._announcing(dtype, sum(slots), entries)
         fields = (
@@ -232,7 +230,8 @@ class Tensorwise(Compressor):
 
     def inside(self, start: int, stop: int) -> list[int]:
         """How many elements of each tensor lie in a range of the message."""
-        return [max(0, min(b, stop) - max(a, start)) for a, b in self._bounds()]
+        shared = ((max(a, start), min(b, stop)) for a, b in self._bounds())
+        return [max(0, last - first) for first, last in shared]
 
     def _bounds(self) -> list[tuple[int, int]]:
         return list(pairwise(accumulate(self.sizes, initial=0)))
@@ -286,7 +285,9 @@ def _format(codec: Tensorwise, dtype: torch.dtype) -> Joined:
 @lru_cache(maxsize=4096)
 def _largest(codec: Tensorwise, dtype: torch.dtype) -> tuple[Format, ...]:
     each = zip(codec.codecs, codec.sizes, strict=True)
-    return tuple(own.format(TensorSpec("", size, dtype)) for own, size in each)
+    return tuple(
+        tensor_codec.format(TensorSpec("", size, dtype)) for tensor_codec, size in each
+    )
 
 
 def encode_each(
@@ -298,17 +299,17 @@ def encode_each(
 ) -> list[tuple[Payload, State]]:
     """``encode`` of several gradients, each by its own chunk of one codec.
 
-    Tensors that one codec encodes are one call of it. Other operands are those of
+    Tensors that one codec encodes are one call of it. Other operands are as in
     ``encode_many``.
     """
     operands = zip(codecs, states, grads, residuals, buffers, strict=True)
-    jobs = [_Job(*own) for own in operands]
-    found: list[tuple[Payload, State]] = []
+    jobs = [_Job(*row) for row in operands]
+    encoded: list[tuple[Payload, State]] = []
     for codec, *parts in _batches(
-        [(one, *part) for job in jobs for one, part in job.each()]
+        [(part_codec, *part) for job in jobs for part_codec, part in job.each()]
     ):
-        found += codec.encode_many(*parts)
-    made = iter(found)
+        encoded += codec.encode_many(*parts)
+    made = iter(encoded)
     return [job.joined(list(islice(made, len(job.parts)))) for job in jobs]
 
 
@@ -318,7 +319,7 @@ def decode_each(
     """``decode`` of several payloads by their own chunks of one codec, in one call."""
     each = zip(codecs, payloads, outs, strict=True)
     for codec, parts, tensors in _batches(
-        [job for own in each for job in _jobs_of(*own)]
+        [job for row in each for job in _jobs_of(*row)]
     ):
         codec.decode_many(parts, tensors)
 
@@ -368,7 +369,7 @@ class _Job:
         if residual_N is not None:
             residuals = codec.cut(residual_N)
         if codec.traits.exact_size:
-            form = codec.format(TensorSpec("", grad_N.numel(), grad_N.dtype))
+            form = codec.format(TensorSpec.of(grad_N))
             self.buffer = Payload.empty(form, buffer, grad_N.device).buffer
             assert self.buffer is not None
             rooms = codec.rooms(grad_N.dtype, self.buffer)
@@ -381,11 +382,11 @@ class _Job:
         )
         return zip(codecs, self.parts, strict=True)
 
-    def joined(self, found: list[tuple[Payload, State]]) -> tuple[Payload, State]:
-        """The payload and the state of the gradient, from those of its tensors."""
+    def joined(self, encoded: list[tuple[Payload, State]]) -> tuple[Payload, State]:
+        """The payload and the state of the gradient, from its tensors' own."""
         if not isinstance(self.codec, Tensorwise):
-            return found[0]
-        payloads, states = zip(*found, strict=True)
+            return encoded[0]
+        payloads, states = zip(*encoded, strict=True)
         if not self.codec.traits.exact_size:
             return self.codec.announced(payloads, self.dtype, self.buffer), states
         numel = sum(self.codec.sizes)

@@ -6,7 +6,9 @@ The bytes that are counted (``sent_bytes``), what a verb costs by formula
 
 Source: what gloo does in torch 2.13, by its own source and by the counters of 2 to 8
     shaped hosts (200 Mbit, 1 and 4 MB). An all-reduce and an all-gather go round a
-    ring. A reduce-scatter is an all-reduce of which a part is kept, and sends as much.
+    ring. A reduce-scatter is an all-reduce that keeps a part, and sends as much.
+    Sums and gathers of at most ``ROOM_BYTES`` go straight to each rank
+    (``runtime/transport/direct.py``). Bytes are the same.
     In an all-to-all each pair of ranks exchanges its parts. A broadcast is a binomial
     tree: the p-th rank from the root on passes the buffer on to all that are p + 2^i
     from it with 2^i > p.
@@ -17,6 +19,10 @@ among 2 to 8 ranks after 1, 2, 3, 4, 5, 5 and 6 times the buffer. 4 MB took 1.0,
 a child that has its copy early goes on early. An all-to-all's latency is that of the W
 - 1 messages that each rank hands over, as an all-gather's: on 8 hosts 64 bytes to each
 took 0.6 times as long.
+
+Near hosts differ from far ones. Near, a message costs the work of handing it over, for
+each of a verb's ``rounds``. Far, it also costs the distance, for each of its ``hops``:
+parts that leave at once are under way at once.
 """
 
 from __future__ import annotations
@@ -37,6 +43,24 @@ from ...contract.verbs import (
     Verb,
 )
 from ...errors import UnknownName
+from .rounds import ROOM_BYTES
+
+NOTES = 1
+"""The notes that a payload waits for in a hop whose receive is not posted ahead: gloo
+sends it once the receiver has said that its receive waits.
+"""
+AHEAD_BYTES = 2**21
+"""Bytes of one verb's parts, at most, whose receives are posted ahead.
+
+Far away a larger verb gains little by it, and its rooms would hold much memory.
+"""
+SIZE_BYTES = 8
+"""Bytes in which a part says its size, where its receive is posted ahead."""
+SEGMENT_BYTES = 2**20
+"""The most bytes of a segment of gloo's ring all-reduce."""
+IN_FLIGHT = 2
+"""The segments that each rank of gloo's rings has on the way: a round has two or more.
+"""
 
 NAMES: dict[type, str] = {
     AllReduce: "all_reduce",
@@ -76,12 +100,61 @@ def members(rank: int, world: int, ranks_per_host: int, among: Among) -> range:
 
 
 class Travel(NamedTuple):
-    """The cost of a verb, in latencies and in times of its whole size on a link."""
+    """The cost of a verb, in messages and in times of its whole size on a link."""
 
     rounds: int
-    """The number of messages one behind the other, each of which costs a latency."""
+    """The messages that a rank hands over one behind the other."""
     copies: float
     """How many times the whole size passes over links, one time after another."""
+
+
+def is_straight(verb: str, whole_bytes: float) -> bool:
+    """Whether a verb's parts go straight to each rank, and not round a ring.
+
+    ``whole_bytes`` are those of the largest buffer: of a gather's result. All ranks
+    know them. Large gathers and sums keep to the ring, whose links have one sender
+    each.
+
+    >>> is_straight("all_reduce", 4096), is_straight("all_reduce", 2**20)
+    (True, False)
+    """
+    if verb in ("all_gather", "all_reduce"):
+        return whole_bytes <= ROOM_BYTES
+    return verb == "all_to_all"
+
+
+def ahead_bytes(verb: str, world: int) -> int:
+    """The largest size of a verb whose receives are posted ahead; 0 for other verbs.
+
+    All sums and gathers that go straight to each rank are of that kind.
+    """
+    match verb:
+        case "all_reduce":
+            return ROOM_BYTES
+        case "all_gather":
+            return ROOM_BYTES // world
+        case "all_to_all":
+            return max(0, AHEAD_BYTES - SIZE_BYTES * world)
+        case _:
+            return 0
+
+
+def hops(verb: str, world: int, *, straight: bool) -> int:
+    """The transfers of a verb that begin when another has arrived.
+
+    Each crosses the distance once for its payload. If its receive is not posted ahead,
+    it also does for each of ``NOTES``.
+
+    ``straight`` says whether parts of a sum or a gather go straight to each rank.
+
+    >>> [hops("all_reduce", 4, straight=straight) for straight in (True, False)]
+    [2, 6]
+    """
+    if verb == "all_to_all":
+        return 1
+    if straight and is_straight(verb, 0):
+        return 2 if verb == "all_reduce" else 1
+    return travel(verb, world).rounds
 
 
 @lru_cache(maxsize=4096)
@@ -164,6 +237,6 @@ def _children(from_root: int, world: int) -> list[int]:
 
 
 def _tree_copies(from_root: int, world: int) -> int:
-    """Copies one behind the other from a rank to the last of those below it."""
+    """Copies one behind the other from a rank to the last rank below it."""
     below = _children(from_root, world)
     return len(below) + max((_tree_copies(child, world) for child in below), default=0)

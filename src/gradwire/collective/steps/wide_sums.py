@@ -2,7 +2,7 @@
 
 A library adds numbers of 16 bits in 16 bits, and rounds at every addition. So the error
 of a mean grows with the number of ranks. Here a mean has two roundings, whatever that
-number is: of each gradient, and of the mean. The bytes are those of an all-reduce. Each
+number is: of each gradient, and of the mean. The bytes are an all-reduce's. Each
 rank pushes the chunks of the others, adds up its own chunk in rank order, and all
 gather the sums.
 """
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...contract import Compressor, Member, Residual, State
-from ...contract.spec import TensorSpec
+from ...contract.spec import TensorSpec, clear_not_finite
 from ...contract.verbs import AllGather, AllToAll, Compute, Steps
 from ...kernels.cast import cast16_decode, cast16_encode
 from .rounds import ROOM_BYTES, distances, transfers
@@ -60,7 +60,7 @@ def averaged(
 ) -> Steps[State]:
     """Leaves the mean in ``out_N``, of payloads that are one vector of 16-bit values.
 
-    Operands and result are those of ``Collective.run``. A rank's residual takes what
+    Operands and result are as in ``Collective.run``. A rank's residual takes what
     rounding the mean of its own chunk loses.
     """
     numel = grad_N.numel()
@@ -101,14 +101,14 @@ def _merge(
     chunk = mean_C.numel()
     sum_C = me.thread_scratch("sum", chunk, mean_C, torch.float32)
     size = _BLOCK if mean_C.is_cpu else chunk
-    pieces = (torch.split(one, size) for one in (*parts, sum_C, mean_C))
+    pieces = (torch.split(vector, size) for vector in (*parts, sum_C, mean_C))
     for *each, sum_B, mean_B in zip(*pieces, strict=True):
         for rank, part_B in enumerate(each):
             cast16_decode(part_B, sum_B, 1 / len(parts), add=rank > 0)
         cast16_encode(sum_B, mean_B)
     if residual_N is None:
         return
-    own = residual_N[me.rank * chunk : (me.rank + 1) * chunk]
-    lost_C = torch.nan_to_num_(sum_C.sub_(mean_C), nan=0.0, posinf=0.0, neginf=0.0)
-    own.add_(lost_C[: own.numel()], alpha=me.world)
-    torch.nan_to_num_(own, nan=0.0, posinf=0.0, neginf=0.0)
+    residual_C = residual_N[me.rank * chunk : (me.rank + 1) * chunk]
+    lost_C = clear_not_finite(sum_C.sub_(mean_C))
+    residual_C.add_(lost_C[: residual_C.numel()], alpha=me.world)
+    clear_not_finite(residual_C)

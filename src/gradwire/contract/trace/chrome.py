@@ -31,15 +31,15 @@ def slots(spans: Sequence[Span]) -> list[int]:
     [0, 1, 0]
     """
     free: list[int] = []
-    held: list[tuple[float, int]] = []
-    found: list[int] = []
+    busy: list[tuple[float, int]] = []
+    chosen: list[int] = []
     for span in spans:
-        while held and held[0][0] <= span.start_s + TOUCHING_S:
-            heapq.heappush(free, heapq.heappop(held)[1])
-        slot = heapq.heappop(free) if free else len(held)
-        heapq.heappush(held, (span.end_s, slot))
-        found.append(slot)
-    return found
+        while busy and busy[0][0] <= span.start_s + TOUCHING_S:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        slot = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (span.end_s, slot))
+        chosen.append(slot)
+    return chosen
 
 
 def to_chrome(trace: Trace) -> dict[str, Any]:

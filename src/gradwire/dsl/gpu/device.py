@@ -135,10 +135,10 @@ def total(lanes):
 def least(lanes):
     """The smallest; NaN if one is."""
     if lanes.dtype == tl.float32:
-        found = canonical(-most(-lanes))
+        result = canonical(-most(-lanes))
     else:
-        found = tl.min(lanes, 1, keep_dims=True)
-    return found
+        result = tl.min(lanes, 1, keep_dims=True)
+    return result
 
 
 @triton.jit
@@ -146,12 +146,12 @@ def most(lanes):
     """The greatest; NaN if one is."""
     if lanes.dtype == tl.float32:
         number = lanes == lanes
-        found = tl.max(tl.where(number, lanes, float("-inf")), 1, keep_dims=True)
+        result = tl.max(tl.where(number, lanes, float("-inf")), 1, keep_dims=True)
         numbers = tl.min(number.to(tl.int32), 1, keep_dims=True)
-        found = tl.where(numbers == 1, found + 0.0, float("nan"))
+        result = tl.where(numbers == 1, result + 0.0, float("nan"))
     else:
-        found = tl.max(lanes, 1, keep_dims=True)
-    return found
+        result = tl.max(lanes, 1, keep_dims=True)
+    return result
 
 
 @triton.jit

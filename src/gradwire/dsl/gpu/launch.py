@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import linecache
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -21,17 +21,18 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from ..interp import Call, Draws
+from ..interp import Call
 from ..ir import Kernel
 from .render import COUNT, FIRST, WHOLE, counting, is_wide, render_triton, row
 
-_TILE = 4096  # elements of a long block that a program visits at a time
-_SHORT = (
-    2048  # elements that a program has at least, of several blocks if they are short
-)
+_TILE = 4096
+"""Elements of a long block that a program visits at a time."""
+_SHORT = 2048
+"""The fewest elements of a program; short blocks are put together."""
 _PER_THREAD = 16
 _MOST_WARPS = 16
-_VECTOR = 4  # float32 of the widest load; torch's own vectors begin at multiples of it
+_VECTOR = 4
+"""float32 of the widest load; torch's own vectors begin at multiples of it."""
 
 
 class _Plan:
@@ -78,12 +79,6 @@ class Launcher:
         """The text as a module: under each kernel's name what launches it."""
         return _module(self.text)
 
-    def run(
-        self, kernel: Kernel, operands: Mapping[str, Tensor], numel: int, draws: Draws
-    ) -> int:
-        """Carries a kernel out as ``interp.run`` does, on operands of one device."""
-        return self.run_many(kernel, [Call(operands, numel, draws)])[0]
-
     def run_many(self, kernel: Kernel, calls: Sequence[Call]) -> list[int]:
         """Carries a kernel out on several tensors of one device, in one launch.
 
@@ -128,14 +123,14 @@ class Launcher:
         programs_T = [-(-part.numel // size) for part in live]
         with _on(live[0].device):
             name = plan.name
-            given = plan.given(live[0])
+            arguments = plan.given(live[0])
             if len(live) > 1:
                 name = f"{plan.name}_many"
-                given = _table(plan, live, programs_T)
+                arguments = _table(plan, live, programs_T)
             # A product and a sum rounded as one would be other bits than everywhere
             # else.
             getattr(self.module, name)[(sum(programs_T),)](
-                *given, **plan.shape, enable_fp_fusion=False
+                *arguments, **plan.shape, enable_fp_fusion=False
             )
 
 
@@ -143,8 +138,11 @@ def _table(
     plan: _Plan, live: Sequence[Call], programs_T: Sequence[int]
 ) -> list[Tensor | int]:
     """The table of ``device.tensor_of``, its count of tensors, a divisor of lengths."""
-    given = (one for part in live for one in plan.given(part))
-    words = [one if isinstance(one, int) else one.data_ptr() for one in given]
+    arguments = (argument for part in live for argument in plan.given(part))
+    words = [
+        argument if isinstance(argument, int) else argument.data_ptr()
+        for argument in arguments
+    ]
     wide = [part.operands[name].data_ptr() for part in live for name in plan.wide]
     even = all(part.numel % _VECTOR == 0 for part in live)
     align = (
@@ -156,11 +154,11 @@ def _table(
 
 def to_device(numbers: Sequence[int], device: torch.device) -> Tensor:
     """Whole numbers (int64) on a device, by pinned memory so that nothing waits."""
-    found = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+    on_host = torch.tensor(numbers, dtype=torch.int64, device="cpu")
     return (
-        found.pin_memory().to(device, non_blocking=True)
+        on_host.pin_memory().to(device, non_blocking=True)
         if device.type == "cuda"
-        else found
+        else on_host
     )
 
 

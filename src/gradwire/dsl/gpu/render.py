@@ -5,9 +5,9 @@ Blocks of up to ``WHOLE`` elements are one tile, which stays in registers: each 
 is read once, whatever the number of passes. Longer ones are visited by a loop over
 tiles a pass, or piece by piece where no value of a block is made of its elements.
 Parameters are the kernel's buffers in order, the gradient's length, key and step of
-what is drawn, and where a row's kept elements go. NAME takes those of one tensor;
-NAME_many those of several, in the words of a table (``device.tensor_of``). Rendering
-does not need triton.
+what is drawn, and where a row's kept elements go. NAME takes the parameters of one
+tensor. NAME_many takes several tensors', in the words of a table
+(``device.tensor_of``). Rendering does not need triton.
 
 Order of a reduction: lane j takes the elements j, j + TILE, ... of its block in turn,
 and lanes are combined in the order that Triton likes. Least and most are the same in
@@ -41,6 +41,7 @@ from ..ir import (
     Node,
     Op,
     const,
+    fold_operands,
     node,
     store,
     walk,
@@ -63,7 +64,7 @@ from ..schedule import (
 # device.py.
 
 _TEXT = {
-    **{found: one.triton or one.cpp for found, one in SPELLINGS.items()},
+    **{op: spelling.triton or spelling.cpp for op, spelling in SPELLINGS.items()},
     Op.SIZE: "n.to(tl.int32)",
     Op.PLACE: "(start + j).to(tl.int32)",
 }
@@ -75,25 +76,25 @@ def combined(fold: Fold, lanes: str) -> str:
     return f"gw.{'total' if name == 'sum' else name}({lanes})"
 
 
-def _tensor(found: Node, text: str) -> str:
+def _tensor(node: Node, text: str) -> str:
     """An operand with a tensor's methods.
 
     A number has none, and ~x.to() is ~(x.to()).
     """
-    if found.op is Op.CONST and not text.startswith("tl.full"):
-        return f"tl.full((1, 1), {text}, {type_name(found.dtype)})"
+    if node.op is Op.CONST and not text.startswith("tl.full"):
+        return f"tl.full((1, 1), {text}, {type_name(node.dtype)})"
     return f"({text})" if text[0] in "~-" else grouped(text)
 
 
 def code(buffer: Buffer, arguments: str, width: str = "") -> str:
     """The name's end and the arguments of a packer or unpacker of this type's codes."""
     by_five = buffer.dtype is DType.UINT_3
-    given = [
+    operands = [
         arguments,
         *([] if by_five else [str(buffer.dtype.bits)]),
         *([width] if width else []),
     ]
-    return f"{'_by_five' if by_five else ''}({', '.join(given)})"
+    return f"{'_by_five' if by_five else ''}({', '.join(operands)})"
 
 
 def type_name(dtype: DType) -> str:
@@ -127,7 +128,7 @@ COUNT = Buffer("count", INT32, Extent.BLOCK)
 FIRST = "first"
 """The operand (int32) of where each row's kept elements go, up to all rows' number."""
 
-_ADDED = Fold(node(Op.ADD, *(node(Op.ARG, dtype=INT32, arg=i) for i in (0, 1))), 0)
+_ADDED = Fold(node(Op.ADD, *fold_operands(INT32)), 0)
 
 
 def render_triton(*kernels: Kernel) -> str:
@@ -151,8 +152,9 @@ def counting(kernel: Kernel) -> Kernel | None:
         return None
     number = node(Op.REDUCE, const(1, INT32), kernel.keep, dtype=INT32, arg=_ADDED)
     stores = (store(COUNT, number),)
-    read = {n.arg for n in walk(stores) if n.op in (Op.LOAD, Op.LOAD_AT)}
-    buffers = (*(buffer for buffer in kernel.buffers if buffer in read), COUNT)
+    loads = (Op.LOAD, Op.LOAD_AT)
+    loaded = {found.arg for found in walk(stores) if found.op in loads}
+    buffers = (*(buffer for buffer in kernel.buffers if buffer in loaded), COUNT)
     return Kernel(f"{kernel.name}_count", row(kernel), buffers, stores)
 
 
@@ -178,7 +180,7 @@ def _function(kernel: Kernel) -> str:
     once = any(buffer.extent is Extent.CALL for buffer in kernel.buffers)
     body = _Body(kernel)
     first = "tl.load(first + row, mask=n > 0, other=0) - tl.load(first)"
-    lines = [line for one in passes(kernel) for line in body.one_pass(one)]
+    lines = [line for pass_ in passes(kernel) for line in body.one_pass(pass_)]
     rows = [
         "@triton.jit",
         f"def {kernel.name}_rows(",
@@ -200,34 +202,34 @@ def _function(kernel: Kernel) -> str:
 
 def _launched(kernel: Kernel) -> tuple[str, str]:
     """The kernels of one tensor and of several."""
-    given = parameters(kernel)
+    names = parameters(kernel)
     changing = ", ".join(
-        f'"{name}"' for name in given if name in ("key_low", "key_high", "step")
+        f'"{name}"' for name in names if name in ("key_low", "key_high", "step")
     )
     alone = [
         f"@triton.jit(do_not_specialize=[{changing}])" if changing else "@triton.jit",
-        f"def {kernel.name}({', '.join(given)}, ROWS: tl.constexpr, TILE: "
+        f"def {kernel.name}({', '.join(names)}, ROWS: tl.constexpr, TILE: "
         "tl.constexpr):",
-        f"    {kernel.name}_rows(tl.program_id(0), {', '.join(given)}, ROWS, TILE)",
+        f"    {kernel.name}_rows(tl.program_id(0), {', '.join(names)}, ROWS, TILE)",
     ]
-    found = [_word(place, buffer) for place, buffer in enumerate(kernel.buffers)]
-    for name in given[len(found) :]:
-        word = f"tl.load(words + {len(found)})"
+    words = [_word(place, buffer) for place, buffer in enumerate(kernel.buffers)]
+    for name in names[len(words) :]:
+        word = f"tl.load(words + {len(words)})"
         if name == "num_elements":
-            found.append(f"tl.multiple_of({word}, ALIGN)")
+            words.append(f"tl.multiple_of({word}, ALIGN)")
         elif name == FIRST:
-            found.append(f"gw.memory(words, {len(found)}, tl.int32, 1)")
+            words.append(f"gw.memory(words, {len(words)}, tl.int32, 1)")
         else:
-            found.append(f"{word}.to(tl.int32)")
+            words.append(f"{word}.to(tl.int32)")
     many = [
         '@triton.jit(do_not_specialize=["num_tensors"])',
         f"def {kernel.name}_many(table, num_tensors, ALIGN: tl.constexpr,",
         "    ROWS: tl.constexpr, TILE: tl.constexpr,",
         "):",
-        f"    program, words = gw.tensor_of(table, num_tensors, {len(found)})",
+        f"    program, words = gw.tensor_of(table, num_tensors, {len(words)})",
         f"    {kernel.name}_rows(",
         "        program,",
-        *(f"        {word}," for word in found),
+        *(f"        {word}," for word in words),
         "        ROWS, TILE,",
         "    )",
     ]
@@ -263,12 +265,12 @@ class _Body(Text):
         """The elements of each row that are in hand at once."""
         order = list(walk(kernel.stores))
         self.whole = self.row <= WHOLE and all(
-            any_order(found.arg) for found in order if found.op is Op.REDUCE
+            any_order(node.arg) for node in order if node.op is Op.REDUCE
         )
         """Whether a row is one tile."""
         self.at = "0" if self.whole else "at"
         if self.whole:
-            self.uses = Counter(source for found in order for source in found.sources)
+            self.uses = Counter(source for node in order for source in node.sources)
 
     def head(self) -> list[str]:
         """The lines before all passes: the only tile, or else the loops' ends."""
@@ -276,94 +278,98 @@ class _Body(Text):
             self._tile("TILE") if self.whole else ["longest = tl.max(n).to(tl.int32)"]
         )
 
-    def one_pass(self, one: Pass) -> list[str]:
-        lines = self.statements(one.before, set(), "s")
-        if not one.loops:
+    def one_pass(self, pass_: Pass) -> list[str]:
+        lines = self.statements(pass_.before, set(), "s")
+        if not pass_.loops:
             return lines
-        self.name_reductions(one)
+        self.name_reductions(pass_)
         if self.whole:
-            lines += self._elements(one)
-            for found in one.reductions:
-                lines.append(
-                    f"{self.names[found]} = {combined(found.arg, self._taken(found))}"
-                )
-            return lines + [self.stored(target) for target in one.stores]
-        return lines + self._loop(one)
+            lines += self._elements(pass_)
+            for reduction in pass_.reductions:
+                folded = combined(reduction.arg, self._taken(reduction))
+                lines.append(f"{self.names[reduction]} = {folded}")
+            return lines + [self.stored(target) for target in pass_.stores]
+        return lines + self._loop(pass_)
 
-    def _loop(self, one: Pass) -> list[str]:
+    def _loop(self, pass_: Pass) -> list[str]:
         outside = dict(self.names)  # names of elements end with their loop
         # All lanes of a pass are of one width: 64 where the order is part of the
-        #     result.
-        in_any_order = all(any_order(found.arg) for found in one.reductions)
+        # result.
+        in_any_order = all(any_order(reduction.arg) for reduction in pass_.reductions)
         width = self.width = "TILE" if in_any_order else str(LANES)
-        lines = self._tile(width) + self._elements(one)
-        lines += [self._accumulated(found) for found in one.reductions]
-        lines += [self.stored(target) for target in one.stores]
+        lines = self._tile(width) + self._elements(pass_)
+        lines += [self._accumulated(reduction) for reduction in pass_.reductions]
+        lines += [self.stored(target) for target in pass_.stores]
         self.names = outside
         return [
-            *(self._lanes(found, width) for found in one.reductions),
+            *(self._lanes(reduction, width) for reduction in pass_.reductions),
             f"for at in range(0, longest, {width}):",
             *(f"    {line}" for line in lines),
-            *(line for found in one.reductions for line in self._folded(found)),
+            *(
+                line
+                for reduction in pass_.reductions
+                for line in self._folded(reduction)
+            ),
         ]
 
     def _tile(self, width: str) -> list[str]:
         place = "" if self.whole else "at + "
         return [f"j = {place}tl.arange(0, {width})[None, :]", "inside = j < n"]
 
-    def _elements(self, one: Pass) -> list[str]:
+    def _elements(self, pass_: Pass) -> list[str]:
         """The lines that compute, for a tile's elements, a pass's values and stores."""
-        order = tuple(found for found in one.elements if found not in self.names)
-        roots = {s for found in (*one.reductions, *one.stores) for s in found.sources}
+        order = tuple(node for node in pass_.elements if node not in self.names)
+        roots = {s for root in (*pass_.reductions, *pass_.stores) for s in root.sources}
         lines = self._drawn(order) + self.statements(order, roots, "x")
-        return lines + self._kept(one.stores)
+        return lines + self._kept(pass_.stores)
 
     def _drawn(self, order: tuple[Node, ...]) -> list[str]:
         """The random bits of the tile's elements, by stream."""
         first = "start" if self.whole else "start + at"
-        streams = dict.fromkeys(n.arg for n in order if n.op in (Op.RANDOM, Op.BELOW))
-        given = f"key_low, key_high, step, {first}"
+        draws = (Op.RANDOM, Op.BELOW)
+        streams = dict.fromkeys(found.arg for found in order if found.op in draws)
+        arguments = f"key_low, key_high, step, {first}"
         return [
-            f"draw{stream} = gw.words({given}, {stream}, {self.width})"
+            f"draw{stream} = gw.words({arguments}, {stream}, {self.width})"
             for stream in streams
         ]
 
-    def named(self, found: Node, name: str, text: str) -> str:
+    def named(self, node: Node, name: str, text: str) -> str:
         return f"{name} = {text}"
 
-    def expression(self, found: Node) -> str:
-        plain = [self.names[source] for source in found.sources]
-        match found.op:
+    def expression(self, node: Node) -> str:
+        plain = [self.names[source] for source in node.sources]
+        match node.op:
             case Op.CONST:
-                return self.literal(found.arg, found.dtype)
+                return self.literal(node.arg, node.dtype)
             case Op.LOAD:
-                return self._loaded(found.arg)
+                return self._loaded(node.arg)
             case Op.LOAD_AT:
                 masked = (
-                    ", mask=inside, other=0" if found.extent is Extent.ELEMENT else ""
+                    ", mask=inside, other=0" if node.extent is Extent.ELEMENT else ""
                 )
-                return f"tl.load({pointer(found.arg)} + {grouped(plain[0])}{masked})"
+                return f"tl.load({pointer(node.arg)} + {grouped(plain[0])}{masked})"
             case Op.RANDOM:
-                return f"gw.uniform(draw{found.arg})"
+                return f"gw.uniform(draw{node.arg})"
             case Op.BELOW:
-                return f"gw.below(draw{found.arg}, {plain[0]})"
+                return f"gw.below(draw{node.arg}, {plain[0]})"
             case _:
-                return self.applied(found, plain)
+                return self.applied(node, plain)
 
-    def applied(self, found: Node, operands: Sequence[str]) -> str:
-        tensors = [_tensor(*one) for one in zip(found.sources, operands, strict=True)]
-        if found.op is Op.OPERATOR:
-            template: str = found.arg.template("triton")
+    def applied(self, node: Node, operands: Sequence[str]) -> str:
+        tensors = [_tensor(*pair) for pair in zip(node.sources, operands, strict=True)]
+        if node.op is Op.OPERATOR:
+            template: str = node.arg.template("triton")
             return template.format(*tensors)
-        if found.op is Op.NEG and found.dtype is FLOAT32:
+        if node.op is Op.NEG and node.dtype is FLOAT32:
             # -x is 0 - x in some versions of triton, which loses a zero's sign
             return f"{grouped(operands[0])} * -1.0"
-        if found.op is not Op.CAST:
-            return super().applied(found, operands)
-        if found.dtype is FLOAT32:
+        if node.op is not Op.CAST:
+            return super().applied(node, operands)
+        if node.dtype is FLOAT32:
             return f"{tensors[0]}.to(tl.float32)"
-        if found.dtype in UNSIGNED:
-            return f"gw.to_uint({operands[0]}, {found.dtype.top})"
+        if node.dtype in UNSIGNED:
+            return f"gw.to_uint({operands[0]}, {node.dtype.top})"
         return f"gw.to_int({operands[0]})"
 
     def literal(self, value: float, dtype: DType) -> str:
@@ -392,38 +398,38 @@ class _Body(Text):
             case _:
                 return f"tl.load({memory} + (start + j), mask=inside, other=0)"
 
-    def _lanes(self, found: Node, width: str) -> str:
-        kind = "tl.float64" if sums_floats(found.arg) else type_name(found.dtype)
-        start = self.literal(found.arg.start, found.dtype)
-        return f"{self.lane(found)} = tl.full((ROWS, {width}), {start}, {kind})"
+    def _lanes(self, node: Node, width: str) -> str:
+        kind = "tl.float64" if sums_floats(node.arg) else type_name(node.dtype)
+        start = self.literal(node.arg.start, node.dtype)
+        return f"{self.lane(node)} = tl.full((ROWS, {width}), {start}, {kind})"
 
-    def _taken(self, found: Node) -> str:
+    def _taken(self, node: Node) -> str:
         """A reduction's term of each element: neutral where that does not count."""
-        fold: Fold = found.arg
-        text = self.names[found.sources[0]]
-        start = self.literal(fold.start, found.dtype)
+        fold: Fold = node.arg
+        text = self.names[node.sources[0]]
+        start = self.literal(fold.start, node.dtype)
         wide = ".to(tl.float64)" if sums_floats(fold) else ""
-        return f"tl.where({self._counted(found)}, {text}, {start}){wide}"
+        return f"tl.where({self._counted(node)}, {text}, {start}){wide}"
 
-    def _counted(self, found: Node) -> str:
-        keep = found.sources[1]
+    def _counted(self, node: Node) -> str:
+        keep = node.sources[1]
         return "inside" if is_always(keep) else f"inside & {grouped(self.names[keep])}"
 
-    def _accumulated(self, found: Node) -> str:
-        fold: Fold = found.arg
-        lane = self.lane(found)
+    def _accumulated(self, node: Node) -> str:
+        fold: Fold = node.arg
+        lane = self.lane(node)
         if any_order(fold):
-            return f"{lane} = {self.fold(fold.body, lane, self._taken(found))}"
-        taken = self.fold(fold.body, lane, grouped(self.names[found.sources[0]]))
-        return f"{lane} = tl.where({self._counted(found)}, {taken}, {lane})"
+            return f"{lane} = {self.fold(fold.body, lane, self._taken(node))}"
+        taken = self.fold(fold.body, lane, grouped(self.names[node.sources[0]]))
+        return f"{lane} = tl.where({self._counted(node)}, {taken}, {lane})"
 
-    def _folded(self, found: Node) -> list[str]:
-        fold: Fold = found.arg
-        name = self.names[found]
-        lane = self.lane(found)
+    def _folded(self, node: Node) -> list[str]:
+        fold: Fold = node.arg
+        name = self.names[node]
+        lane = self.lane(node)
         if any_order(fold):
             return [f"{name} = {combined(fold, lane)}"]
-        result = f"gw.canonical({lane})" if found.dtype is FLOAT32 else lane
+        result = f"gw.canonical({lane})" if node.dtype is FLOAT32 else lane
         return [
             f"for _ in tl.static_range({LANES.bit_length() - 1}):",
             f"    a, b = gw.halves({lane})",
@@ -434,7 +440,8 @@ class _Body(Text):
     def _kept(self, stores: tuple[Node, ...]) -> list[str]:
         """The lines that find the places of the tile's kept elements."""
         keep = next(
-            (found.sources[1] for found in stores if found.extent is Extent.KEPT), None
+            (target.sources[1] for target in stores if target.extent is Extent.KEPT),
+            None,
         )
         if keep is None:
             return []

@@ -54,14 +54,14 @@ def read(
     library = _library(bits_B)
     if library is None:
         set_K = flags(bits_B).nonzero().squeeze(1)
-        found = (
+        num_set = (
             STRAY if set_K.numel() and int(set_K[-1]) >= num_units else set_K.numel()
         )
         out_K = set_K.int()
     else:
         out_K = torch.empty(count, dtype=torch.int32) if room is None else room[:count]
-        found = library.gw_bits_read(bits_B, num_units, count, out_K)
-    check_found(found, count, num_units)
+        num_set = library.gw_bits_read(bits_B, num_units, count, out_K)
+    check_found(num_set, count, num_units)
     return out_K
 
 
@@ -75,15 +75,17 @@ NO_MEMORY = -2
 """The C++'s answers for a bit behind the last unit, and for memory it did not get."""
 
 
-def check_found(found: int, count: int, num_units: int) -> None:
+def check_found(num_set: int, count: int, num_units: int) -> None:
     """Raises InvalidSetting where bits and values do not belong together."""
-    if found == NO_MEMORY:
+    if num_set == NO_MEMORY:
         raise MemoryError(
             f"bitmap of {num_units} units: no memory for the counts of its blocks"
         )
-    if found != count:
+    if num_set != count:
         given = (
-            "set bits behind the last unit" if found == STRAY else f"{found} set bits"
+            "set bits behind the last unit"
+            if num_set == STRAY
+            else f"{num_set} set bits"
         )
         raise invalid(
             "bitmap",
@@ -94,7 +96,9 @@ def check_found(found: int, count: int, num_units: int) -> None:
 
 
 def _library(*tensors: Tensor) -> ctypes.CDLL | None:
-    return _load_bits() if all(one.device.type == "cpu" for one in tensors) else None
+    return (
+        _load_bits() if all(tensor.device.type == "cpu" for tensor in tensors) else None
+    )
 
 
 def pack(flags: Tensor, bits_B: Tensor) -> None:

@@ -73,9 +73,9 @@ def check_entries(entries: Entries) -> None:
         )
 
 
-def check_width(what: str, given: object) -> None:
-    """Refuses ``given`` unless it is a unit's size: 1 to ``MOST_WIDTH``."""
-    check_whole(what, given, "give the length of a row", most=MOST_WIDTH)
+def check_width(what: str, value: object) -> None:
+    """Refuses ``value`` unless it is a unit's size: 1 to ``MOST_WIDTH``."""
+    check_whole(what, value, "give the length of a row", most=MOST_WIDTH)
 
 
 def num_units(numel: int, width: int) -> int:
@@ -125,10 +125,11 @@ def first_wrong(places_K: Tensor, num_places: int, *, strictly: bool = False) ->
     Places may be equal unless they are to ascend ``strictly``.
     """
     step = int(strictly)
-    before_K = torch.cat([places_K.new_full((1,), -step), places_K[:-1]])[
-        : places_K.numel()
-    ]
-    wrong = ((places_K < before_K + step) | (places_K >= num_places)).nonzero()
+    if not places_K.numel():
+        return -1
+    before_K = torch.cat([places_K.new_full((1,), -step), places_K[:-1]])
+    descends_K = places_K < before_K + step
+    wrong = (descends_K | (places_K >= num_places)).nonzero()
     return int(wrong[0]) if wrong.numel() else -1
 
 
@@ -201,7 +202,7 @@ def parts_of(
 
 
 class Parts(NamedTuple):
-    """Entries of part 0, then those of part 1, and so on."""
+    """Entries of part 0, then entries of part 1, and so on."""
 
     counts_W: tuple[int, ...]
     """The number of entries of each part."""
@@ -218,9 +219,9 @@ class Parts(NamedTuple):
         )
 
 
-def out_of_range(position: int, given: int, num_units: int) -> InvalidSetting:
+def out_of_range(position: int, index: int, num_units: int) -> InvalidSetting:
     """The error for an index outside its vector."""
     return InvalidSetting(
-        f"index {position} must lie in [0, {num_units}), got {given}; "
+        f"index {position} must lie in [0, {num_units}), got {index}; "
         "the entries were made for a vector of another length"
     )

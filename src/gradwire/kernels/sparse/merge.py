@@ -66,7 +66,9 @@ def merge(
         accepted = f"{most} places and units of {width} {dtype}"
         raise invalid("room", given, accepted, "make it for the entries of all ranks")
     library = (
-        _load_merge() if serves_cpp(values, *(one.values for one in ranks)) else None
+        _load_merge()
+        if serves_cpp(values, *(entries.values for entries in ranks))
+        else None
     )
     if library is None:
         return _reference(ranks, num_places, scale, dtype)

@@ -56,7 +56,9 @@ def partition(
             "places_K and values", given, accepted, "make them for these entries"
         )
     tensors = (*entries[:2], out.values)  # units of any dtype are moved
-    on_cpu = all(one.device.type == "cpu" and one.is_contiguous() for one in tensors)
+    on_cpu = all(
+        tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in tensors
+    )
     library = _load_partition() if on_cpu else None
     if library is None:
         grouped = _reference(entries, num_units, world, permutation)

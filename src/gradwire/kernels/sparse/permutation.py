@@ -85,18 +85,18 @@ class Permutation:
     def rounds(self) -> tuple[Round, ...]:
         """The constants of each round."""
         size = 1 << self.bits
-        found = []
+        constants = []
         for number in range(ROUNDS):
             drawn = _mixed(2 * number + 1, self.seed), _mixed(2 * number + 2, self.seed)
             multiplier = drawn[0] >> (64 - self.bits) | 1
             inverse = pow(multiplier, -1, size)
-            found.append(Round(multiplier, drawn[1] >> (64 - self.bits), inverse))
-        return tuple(found)
+            constants.append(Round(multiplier, drawn[1] >> (64 - self.bits), inverse))
+        return tuple(constants)
 
     @cached_property
     def constants(self) -> ctypes.Array[ctypes.c_uint32]:
         """The constants that the C++ needs: numel, mask, shift, and each round's."""
-        rounds = (constant for one in self.rounds for constant in one)
+        rounds = (constant for step in self.rounds for constant in step)
         words = (self.numel, (1 << self.bits) - 1, self.shift, *rounds)
         return (ctypes.c_uint32 * len(words))(*words)
 
@@ -116,20 +116,20 @@ class Permutation:
     def _mapped(self, given_K: Tensor, out: Tensor | None, *, inverse: bool) -> Tensor:
         if given_K.dtype != torch.int32:
             raise invalid("indices", given_K.dtype, "int32", "convert them with .int()")
-        found = torch.empty_like(given_K) if out is None else out
+        mapped = torch.empty_like(given_K) if out is None else out
         library = _load_partition() if given_K.device.type == "cpu" else None
-        if library is None or not given_K.is_contiguous() or not found.is_contiguous():
-            bad = self._reference(given_K, found, inverse=inverse)
+        if library is None or not given_K.is_contiguous() or not mapped.is_contiguous():
+            bad = self._reference(given_K, mapped, inverse=inverse)
         else:
             bad = library.gw_permute(
-                given_K, given_K.numel(), self.constants, int(inverse), found
+                given_K, given_K.numel(), self.constants, int(inverse), mapped
             )
         if bad >= 0:
             raise InvalidSetting(
                 f"index {bad} must lie in [0, {self.numel}), got {int(given_K[bad])}; "
                 "it belongs to a vector of another length"
             )
-        return found
+        return mapped
 
     def _reference(self, given_K: Tensor, out: Tensor, *, inverse: bool) -> int:
         outside = ((given_K < 0) | (given_K >= self.numel)).nonzero()
@@ -147,15 +147,15 @@ class Permutation:
 
     def _done(self, x_K: Tensor) -> Tensor:
         mask = (1 << self.bits) - 1
-        for one in self.rounds:
+        for step in self.rounds:
             x_K = x_K ^ (x_K >> self.shift)
-            x_K = (x_K * one.multiplier + one.addend) & mask
+            x_K = (x_K * step.multiplier + step.addend) & mask
         return x_K
 
     def _undone(self, x_K: Tensor) -> Tensor:
         mask = (1 << self.bits) - 1
-        for one in reversed(self.rounds):
-            x_K = ((x_K - one.addend) * one.inverse) & mask
+        for step in reversed(self.rounds):
+            x_K = ((x_K - step.addend) * step.inverse) & mask
             x_K = x_K ^ (x_K >> self.shift)
         return x_K
 

@@ -34,7 +34,7 @@ def check(plan: Plan, profile: Profile) -> None:
 
 
 def _faults(plan: Plan, profile: Profile) -> Iterator[str]:
-    """The faults of a plan; those behind the first are only faults if it were none."""
+    """The faults of a plan; later ones are only faults if the first were none."""
     if plan.model != profile.model:
         yield f"made for model {plan.model!r}, and the profile is of {profile.model!r}"
     if plan.credit < 1:
@@ -119,7 +119,7 @@ def _of_one_encode(message: PlannedMessage) -> Iterator[str]:
 def _of_cut_tensors(
     message: PlannedMessage, named: Sequence[str], tensors: TensorsByName
 ) -> Iterator[str]:
-    """Tensors to be encoded by themselves of which the message has only a part."""
+    """Tensors to be encoded by themselves, and that the message has only a part of."""
     for chunk in message.chunks:
         if chunk.tensor in named and chunk.numel < tensors[chunk.tensor].numel:
             yield f": {chunk.tensor!r} is to be encoded by itself, and is cut"

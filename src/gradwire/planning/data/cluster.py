@@ -12,16 +12,19 @@ Differences from the papers: where a verb was measured its own line counts; wher
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self, get_args
+from itertools import chain, permutations
+from math import inf
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from ...collective.steps.travel import bytes_sent, travel
+from ...collective.steps.travel import NOTES, bytes_sent, hops, travel
 from ...contract.bounds import check_number, check_whole
 from ...contract.units import format_rate, format_seconds
 from ...errors import InvalidSetting, invalid
+from .distance import far_line, is_hidden
 from .fit import LineFit
-from .stored import MOST_RANKS, Frozen, NonNegative, Stored
+from .stored import MOST_RANKS, MOST_S, Frozen, NonNegative, Stored
 
 HOP_S = 65e-6
 """Seconds that each hop of the ring costs: US-Byte's 910 us at 8 nodes."""
@@ -47,6 +50,8 @@ VERBS: tuple[VerbName, ...] = get_args(VerbName)
 for all_gather of the rank's own contribution, for all_to_all and reduce_scatter of the
 whole input buffer.
 """
+
+Rate = Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False)]
 
 Primitive = Literal["encode", "decode", "merge"]
 PRIMITIVES: tuple[Primitive, ...] = get_args(Primitive)
@@ -86,9 +91,7 @@ class Host(Frozen):
     """
 
     num_ranks: Annotated[int, Field(ge=2, le=MOST_RANKS)]
-    rate_bytes_per_s: Annotated[
-        float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False)
-    ]
+    rate_bytes_per_s: Rate
     hop_s: NonNegative = 0.0
     line: LineFit | None = None
     shares: dict[VerbName, LineFit] = Field(default_factory=dict)
@@ -108,7 +111,16 @@ class Cluster(Stored):
     Args:
         num_ranks: The number of ranks.
         rate_bytes_per_s: Bytes a second of a host's link, each way.
-        hop_s: Seconds of latency of a message between neighbours, by default 65 us.
+        hop_s: Seconds that a message costs whatever its size and distance, by default
+            65 us.
+        latency_s: Seconds that a packet takes from a host to another, one way: half of
+            a round trip. Default: 0, near hosts.
+        latencies_s: The same by direction: a row for each host, with the seconds to
+            every host. Default: ``latency_s`` between any two.
+        up_bytes_per_s: Bytes a second that each host sends at most, or one figure for
+            all hosts. Default: ``rate_bytes_per_s``.
+        down_bytes_per_s: Bytes a second that each host receives at most, or one figure
+            for all hosts. Default: ``rate_bytes_per_s``.
         host: The hosts' ranks. Default: each rank is a host of its own.
         collectives: Measured lines over bytes, by verb; see ``VERBS`` for the meaning
             of a size. Default: by formula.
@@ -119,9 +131,9 @@ class Cluster(Stored):
             differ for gradients on a device. A device encodes faster than the host, and
             computes nothing else in this time. Default: none.
         host_share: The share of a collective's latency in which the host works for this
-            collective alone, 0 (the default) to 1. The other parts of several
-            collectives' latencies pass at the same time. Where hosts have several ranks
-            it is the share of both levels' latencies.
+            collective alone, 0 (the default) to 1. Distance is no such work. The other
+            parts of several collectives' latencies pass at the same time. Where hosts
+            have several ranks it is the share of both levels' latencies.
         cores: Each rank's share of its machine's cores. The backward pass then waits
             for encodes. None (the default): more cores than computing threads, or
             unknown.
@@ -142,10 +154,12 @@ class Cluster(Stored):
     WRITTEN_BY: ClassVar[str] = "gradwire profile"
 
     num_ranks: Annotated[int, Field(ge=1, le=MOST_RANKS)]
-    rate_bytes_per_s: Annotated[
-        float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False)
-    ]
+    rate_bytes_per_s: Rate
     hop_s: NonNegative = HOP_S
+    latency_s: NonNegative = 0.0
+    latencies_s: tuple[tuple[NonNegative, ...], ...] = ()
+    up_bytes_per_s: tuple[Rate, ...] = ()
+    down_bytes_per_s: tuple[Rate, ...] = ()
     host: Host | None = None
     collectives: dict[VerbName, LineFit] = Field(default_factory=dict)
     codecs: dict[str, CodecFit] = Field(default_factory=dict)
@@ -174,10 +188,106 @@ class Cluster(Stored):
             )
         return self
 
+    @model_validator(mode="after")
+    def _has_figures_of_all_hosts(self) -> Self:
+        count = self.num_hosts
+        rows = self.latencies_s
+        if rows and {len(rows), *map(len, rows)} != {count}:
+            raise ValueError(
+                f"latencies_s has not a row of {count} for each of {count} hosts; give "
+                "the seconds from each host to every host"
+            )
+        for name, rates in (
+            ("up_bytes_per_s", self.up_bytes_per_s),
+            ("down_bytes_per_s", self.down_bytes_per_s),
+        ):
+            if len(rates) not in (0, 1, count):
+                raise ValueError(
+                    f"{name} has {len(rates)} figures for {count} hosts; give one for "
+                    "each, or one for all"
+                )
+        return self
+
+    @property
+    def num_hosts(self) -> int:
+        """The number of hosts."""
+        return self.num_ranks // self.ranks_per_host
+
     @property
     def ranks_per_host(self) -> int:
         """The number of ranks on each host."""
         return 1 if self.host is None or self.num_ranks == 1 else self.host.num_ranks
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all hosts are alike: equally far, and with links of one rate."""
+        return not (self.latencies_s or self.up_bytes_per_s or self.down_bytes_per_s)
+
+    def hop_between_s(self, src: int, dst: int) -> float:
+        """Seconds of distance of a send from a host to another one.
+
+        Args:
+            src: The number of the sending host.
+            dst: The number of the receiving host.
+
+        Returns:
+            The payload's latency, and that of the note for which it waits.
+
+        >>> far = {"latencies_s": [[0, 0.04], [0.01, 0]]}
+        >>> Cluster(num_ranks=2, rate_bytes_per_s=1e6, **far).hop_between_s(0, 1)
+        0.05
+        """
+        if not self.latencies_s:
+            return (1 + NOTES) * self.latency_s
+        return self.latencies_s[src][dst] + NOTES * self.latencies_s[dst][src]
+
+    @property
+    def speeds(self) -> tuple[tuple[float, float], ...]:
+        """Each host's rates up and down, as multiples of the slowest of all.
+
+        Empty where all hosts are alike.
+        """
+        if self.is_even:
+            return ()
+        slowest = self._slowest_rate()
+        ups, downs = self._rates()
+        return tuple(
+            (ups[host % len(ups)] / slowest, downs[host % len(downs)] / slowest)
+            for host in range(self.num_hosts)
+        )
+
+    def _rates(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Rates up, and rates down: one for each host, or one for all."""
+        rate = (self.rate_bytes_per_s,)
+        return self.up_bytes_per_s or rate, self.down_bytes_per_s or rate
+
+    def _slowest_rate(self) -> float:
+        return min(chain(*self._rates()))
+
+    @property
+    def evened(self) -> Cluster:
+        """The same hosts, as collectives meet them: all wait for the slowest.
+
+        Any two are as far as the farthest two, and each direction of a link is as slow
+        as the slowest.
+
+        >>> home = Cluster(num_ranks=4, rate_bytes_per_s=1e7, up_bytes_per_s=[1e6])
+        >>> home.evened.rate_bytes_per_s
+        1000000.0
+        """
+        if self.is_even:
+            return self
+        pairs = permutations(range(self.num_hosts), 2)
+        farthest_s = max((self.hop_between_s(*pair) for pair in pairs), default=0.0)
+        return self.model_copy(
+            update={
+                "rate_bytes_per_s": self._slowest_rate(),
+                "latency_s": farthest_s / (1 + NOTES),
+                "latencies_s": (),
+                "up_bytes_per_s": (),
+                "down_bytes_per_s": (),
+            }
+        )
 
     @property
     def within(self) -> Cluster:
@@ -259,6 +369,8 @@ class Cluster(Stored):
         others = self.num_ranks - 1
         if count in (1, self.num_ranks):
             return self if count == 1 else self.within
+        if not self.is_even:
+            return self.evened.flat
         rate = self.rate_bytes_per_s * others / (count * (self.num_ranks - count))
         ring = self.model_copy(update={"host": None})
         rings = {verb: ring.line(verb) for verb in ("all_reduce", "all_gather")}
@@ -272,6 +384,8 @@ class Cluster(Stored):
         """
         if self.ranks_per_host == 1:
             return self
+        if not self.is_even:
+            return self.evened.shares
         assert self.host is not None
         rate = self.rate_bytes_per_s / self.ranks_per_host
         update = {"rate_bytes_per_s": rate, "collectives": self.host.shares}
@@ -359,17 +473,25 @@ class Cluster(Stored):
         return 2 * (count - 1) * share_bytes + among_hosts
 
     def scaled(
-        self, *, num_ranks: int | None = None, rate_bytes_per_s: float | None = None
+        self,
+        *,
+        num_ranks: int | None = None,
+        rate_bytes_per_s: float | None = None,
+        latency_s: float | None = None,
     ) -> Cluster:
-        """The same kind of cluster with another number of ranks or another rate.
+        """The same kind of cluster with other ranks, another rate or another latency.
 
         If an all-reduce was measured, two figures of it are kept: the hop, alpha /
-        2(N-1), and the share of the rate that is not headers. Measured lines of verbs
-        are dropped, since they hold for their own size and rate. Lines of codecs stay.
+        2(N-1) without the distance, and the share of the rate that is not headers.
+        Measured lines of verbs are dropped, since they hold for their own size and
+        rate. Lines of codecs and latencies stay. Hosts' own rates change as the rate
+        does.
 
         Args:
             num_ranks: The new number of ranks. Default: as now.
             rate_bytes_per_s: The new rate of a host's link. Default: as now.
+            latency_s: The new latency between any two hosts, in seconds one way.
+                Default: as now.
 
         Returns:
             The other cluster.
@@ -381,7 +503,7 @@ class Cluster(Stored):
         >>> Cluster(num_ranks=4, rate_bytes_per_s=1e6).scaled(num_ranks=8).num_ranks
         8
         """
-        if num_ranks is None and rate_bytes_per_s is None:
+        if (num_ranks, rate_bytes_per_s, latency_s) == (None, None, None):
             raise invalid(
                 "scaled()", "nothing", "given a figure", "pass a rate or num_ranks"
             )
@@ -400,11 +522,24 @@ class Cluster(Stored):
             f"% of the rate, from {self.num_ranks} ranks at "
             f"{format_rate(self.rate_bytes_per_s)}: {self.source}"
         )
+        figures = (self.latencies_s, self.up_bytes_per_s, self.down_bytes_per_s)
+        if ranks != self.num_ranks and max(map(len, figures)) > 1:
+            accepted = f"{self.num_ranks}, whose hosts have figures of their own"
+            raise invalid("ranks", ranks, accepted, "state a Cluster of these ranks")
         host = (
             None if self.host is None else self.host.model_copy(update={"shares": {}})
         )
+        far: dict[str, Any] = {}
+        if latency_s is not None:
+            remedy = "give the seconds of half a round trip"
+            accepted = f"0 to {MOST_S:g} seconds"
+            check_number("latency_s", latency_s, accepted, remedy, 0, MOST_S)
+            far = {"latency_s": latency_s, "latencies_s": ()}
+            source = f"{format_seconds(latency_s)} one way, {source}"
         return self.model_copy(
             update={
+                **self._own_rates_times(scaled / self.rate_bytes_per_s),
+                **far,
                 "num_ranks": ranks,
                 "rate_bytes_per_s": scaled,
                 "hop_s": hop_s,
@@ -453,6 +588,12 @@ class Cluster(Stored):
             "collectives": lines,
             "rate_bytes_per_s": rate,
             "hop_s": factor * self.hop_s,
+            "latency_s": factor * self.latency_s,
+            "latencies_s": tuple(
+                tuple(factor * latency_s for latency_s in row)
+                for row in self.latencies_s
+            ),
+            **self._own_rates_times(1 / factor),
         }
         if self.host is not None:
             shares = {
@@ -460,6 +601,13 @@ class Cluster(Stored):
             }
             figures["host"] = self.host.model_copy(update={"shares": shares})
         return self.model_copy(update=figures)
+
+    def _own_rates_times(self, factor: float) -> dict[str, tuple[float, ...]]:
+        """Hosts' own rates, as entries that are so many times as large."""
+        return {
+            "up_bytes_per_s": tuple(factor * rate for rate in self.up_bytes_per_s),
+            "down_bytes_per_s": tuple(factor * rate for rate in self.down_bytes_per_s),
+        }
 
     @property
     def has_rate(self) -> bool:
@@ -484,7 +632,13 @@ class Cluster(Stored):
                 "in a new Cluster"
             )
         rounds, copies = travel("all_reduce", ranks)
-        return fit.alpha_s / rounds, copies / fit.per_unit_s
+        latency_s = self.evened.latency_s
+        longest_s = max(fit.samples, default=(0, inf))[1]
+        if not is_hidden(latency_s, ranks, longest_s):
+            # A byte's seconds in the line are not those on the link.
+            return self.hop_s, self.rate_bytes_per_s
+        far_s = hops("all_reduce", ranks, straight=True) * latency_s
+        return max(0.0, fit.alpha_s - far_s) / rounds, copies / fit.per_unit_s
 
     def parts_s(self, verb: str, size_bytes: float) -> tuple[float, float]:
         """Seconds of latency, and of a whole link, that ``collective_s`` is made of.
@@ -559,7 +713,11 @@ class Cluster(Stored):
         if measured is not None:
             return measured  # type: ignore[no-any-return]
         rounds, copies = travel(verb, self.num_ranks)
+        even = self.evened
         # Not held to the bounds of what is read: many hops of the longest are longer.
-        return LineFit.model_construct(
-            alpha_s=rounds * self.hop_s, per_unit_s=copies / self.rate_bytes_per_s
+        line = LineFit.model_construct(
+            alpha_s=rounds * even.hop_s, per_unit_s=copies / even.rate_bytes_per_s
         )
+        if not even.latency_s:
+            return line
+        return far_line(verb, self.num_ranks, line, even.latency_s)

@@ -95,8 +95,7 @@ class LineFit(Frozen):
     @property
     def tail_s(self) -> float:
         """Seconds that a unit adds where there are many: what is left of the cost of
-        long messages when their own latency is taken off, and so what a busy link needs
-        for it.
+        long messages when their own latency is taken off.
         """
         samples = sorted(self.samples)
         # Samples of one size tell no slope.
@@ -108,6 +107,15 @@ class LineFit(Frozen):
         ]
         small, small_s = shorter[-1]
         return max(0.0, large_s - small_s) / (large - small)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of a whole link that a unit takes."""
+        return self.tail_s
+
+    def near_part_s(self, latency_s: float) -> float:
+        """The seconds of a latency that are not distance."""
+        return latency_s
 
     def times(self, factor: float) -> LineFit:
         """The line of what takes ``factor`` times as long, whatever the size.
@@ -148,9 +156,10 @@ class LineFit(Frozen):
         The link is idle during ``host_share`` of the latency for want of the host,
         whatever else is under way; so this share counts as work.
         """
-        work_s = self.tail_s * size
+        work_s = self.busy_s * size
         latency_s = max(0.0, self.measured_s(size) - work_s)
-        return (1 - host_share) * latency_s, work_s + host_share * latency_s
+        host_s = host_share * self.near_part_s(latency_s)
+        return latency_s - host_s, work_s + host_s
 
 
 def fit_line(samples: Iterable[tuple[int, float]]) -> LineFit:

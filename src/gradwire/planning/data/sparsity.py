@@ -16,6 +16,7 @@ gradient.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 from math import log2
@@ -104,10 +105,10 @@ class UnitSparsity(Frozen):
         for what, kept in (
             (
                 "densification ratios by ranks",
-                [one.ranks for one in self.densification],
+                [entry.ranks for entry in self.densification],
             ),
-            ("skewness ratios by parts", [one.parts for one in self.skewness]),
-            ("imbalances by ranks", [one.ranks for one in self.imbalances]),
+            ("skewness ratios by parts", [entry.parts for entry in self.skewness]),
+            ("imbalances by ranks", [imbalance.ranks for imbalance in self.imbalances]),
         ):
             if any(before >= after for before, after in pairwise(kept)):
                 raise ValueError(
@@ -118,22 +119,22 @@ class UnitSparsity(Frozen):
     @model_validator(mode="after")
     def _possible(self) -> Self:
         last = 1.0
-        for one in self.densification:
-            what = f"densification ratio of {one.ranks} ranks"
-            if one.ratio > one.ranks * (1 + _SLACK):
+        for entry in self.densification:
+            what = f"densification ratio of {entry.ranks} ranks"
+            if entry.ratio > entry.ranks * (1 + _SLACK):
                 raise ValueError(
-                    f"{what} is {one.ratio:g}, and at most {one.ranks} is possible"
+                    f"{what} is {entry.ratio:g}, and at most {entry.ranks} is possible"
                 )
-            if one.ratio < last * (1 - _SLACK):
+            if entry.ratio < last * (1 - _SLACK):
                 raise ValueError(
-                    f"{what} is {one.ratio:g}, below the {last:g} of fewer ranks"
+                    f"{what} is {entry.ratio:g}, below the {last:g} of fewer ranks"
                 )
-            if one.ratio * self.density > 1 + _SLACK:
+            if entry.ratio * self.density > 1 + _SLACK:
                 raise ValueError(
-                    f"{what} is {one.ratio:g}, which makes a density of "
+                    f"{what} is {entry.ratio:g}, which makes a density of "
                     f"{self.density:g} more than all units"
                 )
-            last = one.ratio
+            last = entry.ratio
         for cut in self.skewness:
             most = self.num_units / max(1, self.num_units // cut.parts)
             if not 1 - _SLACK <= cut.ratio <= most * (1 + _SLACK):
@@ -146,7 +147,7 @@ class UnitSparsity(Frozen):
             push = at.push
             pull = at.pull
             if not all(
-                1 - _SLACK <= one <= ranks * (1 + _SLACK) for one in (push, pull)
+                1 - _SLACK <= ratio <= ranks * (1 + _SLACK) for ratio in (push, pull)
             ):
                 raise ValueError(
                     f"imbalances among {ranks} ranks are {push:g} and {pull:g}, and 1 "
@@ -160,14 +161,17 @@ class UnitSparsity(Frozen):
 
         Without any kept: that of gradients that share nothing.
         """
-        known = [(1, 1.0), *((one.ranks, one.ratio) for one in self.densification)]
+        known = [
+            (1, 1.0),
+            *((entry.ranks, entry.ratio) for entry in self.densification),
+        ]
         if len(known) == 1:
             return min(float(num_ranks), self._most)
         return max(1.0, min(between(known, num_ranks), float(num_ranks), self._most))
 
     def skew(self, num_parts: int) -> float:
         """The skewness ratio of any number of even partitions, as ``gamma`` has it."""
-        known = [(1, 1.0), *((one.parts, one.ratio) for one in self.skewness)]
+        known = [(1, 1.0), *((entry.parts, entry.ratio) for entry in self.skewness)]
         if len(known) == 1:
             return 1.0
         return max(1.0, min(between(known, num_parts), float(num_parts)))
@@ -181,12 +185,12 @@ class UnitSparsity(Frozen):
         gradients are. The share of the rank that sends most has a unit at least.
         """
         count = 1 if is_selected else num_ranks
-        own = self.gamma(count)
+        factor = self.gamma(count)
         num_units = -(-self.num_units // num_ranks)
         grown = [
             Densification.model_construct(
                 ranks=hosts,
-                ratio=self.gamma(hosts * count) / own,
+                ratio=self.gamma(hosts * count) / factor,
                 extrapolated=self.is_extrapolated(hosts * count),
             )
             for hosts in (DOUBLINGS if self.densification else ())
@@ -195,7 +199,8 @@ class UnitSparsity(Frozen):
             update={
                 "num_units": num_units,
                 "density": min(
-                    1.0, max(self.density * own, 1 / num_units if self.density else 0)
+                    1.0,
+                    max(self.density * factor, 1 / num_units if self.density else 0),
                 ),
                 "densification": tuple(grown),
             }
@@ -207,13 +212,16 @@ class UnitSparsity(Frozen):
 
     def is_extrapolated(self, num_ranks: int) -> bool:
         """Whether ``gamma(num_ranks)`` rests on more ranks than were measured."""
-        measured = [one.ranks for one in self.densification if not one.extrapolated]
+        measured = [
+            entry.ranks for entry in self.densification if not entry.extrapolated
+        ]
         return num_ranks > max(measured, default=1)
 
 
 def between(known: Sequence[tuple[int, float]], at: int) -> float:
     """The value on the straight line between two neighbours, both axes logarithmic."""
-    after = next((i for i, (x, _) in enumerate(known) if x >= at), len(known) - 1)
+    numbers = [number for number, _ in known]
+    after = min(bisect_left(numbers, at), len(known) - 1)
     (low, low_y) = known[max(after, 1) - 1]
     (high, high_y) = known[max(after, 1)]
     return float(low_y * (high_y / low_y) ** (log2(at / low) / log2(high / low)))

@@ -37,7 +37,7 @@ NonNegative = Annotated[float, Field(ge=0, le=MOST_S, allow_inf_nan=False)]
 
 
 class Frozen(BaseModel):
-    """Data that nobody assigns to, with no entry but those that are declared."""
+    """Data that nobody assigns to, with declared entries only."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -100,12 +100,12 @@ def _given_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
     JSON readers keep the last of two equal keys and say nothing.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in values:
             raise ValueError(f"{key!r} is given twice in one object")
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 def _first_mistake(error: ValidationError, data: Any) -> str:

@@ -79,7 +79,7 @@ class Timing:
     @property
     def inline_s(self) -> float:
         """Seconds by which encodes lengthen the backward pass."""
-        return sum(one.seconds for one in self.inline)
+        return sum(work.seconds for work in self.inline)
 
     @property
     def lane_s(self) -> float:
@@ -118,21 +118,26 @@ class Iteration:
         early = self.early
         if self.cluster.cores is not None:
             held_up = [
-                [*self.inline, *early, *self._held_up(own)] for own in supersteps
+                [*self.inline, *early, *self._held_up(message)]
+                for message in supersteps
             ]
-            inline = [sorted(own, key=lambda one: -one.layer) for own in held_up]
+            inline = [sorted(works, key=lambda work: -work.layer) for works in held_up]
             early = ()
-            supersteps = [[without_encode(one) for one in own] for own in supersteps]
-        ends_s = [self._backward_ends(own) for own in inline]
+            supersteps = [
+                [without_encode(superstep) for superstep in message]
+                for message in supersteps
+            ]
+        ends_s = [self._backward_ends(works) for works in inline]
         played = play(
             Traffic(
                 supersteps,
-                [self._ready_s(own) for own in ends_s],
+                [self._ready_s(ends) for ends in ends_s],
                 self.labels,
                 self.credit,
                 self.after,
-                [self._early_from(own) for own in ends_s] if early else (),
+                [self._early_from(ends) for ends in ends_s] if early else (),
                 self.cluster.ranks_per_host if len(supersteps) > 1 else 1,
+                self.cluster.speeds if len(supersteps) > 1 else (),
             )
         )
         of_rank: list[list[Span]] = [[] for _ in supersteps]
@@ -147,13 +152,13 @@ class Iteration:
             played.end_s,
             strict=True,
         )
-        return [self._timing(*own) for own in every]
+        return [self._timing(*parts) for parts in every]
 
     def _backward_ends(self, inline: Sequence[Encode]) -> list[float]:
         """The end of each layer's backward computation, which awaits these encodes."""
         added_s = [0.0] * len(self.profile.layers)
-        for one in inline:
-            added_s[one.layer] += one.seconds
+        for work in inline:
+            added_s[work.layer] += work.seconds
         return backward_ends(self.profile, added_s)
 
     def _timing(
@@ -166,8 +171,8 @@ class Iteration:
         end_s: list[float],
     ) -> Timing:
         may_start_s = [backward_end_s[0]] * len(backward_end_s)
-        for own, ended_s in zip(self.layers, end_s, strict=True):
-            for layer in own if self.overlap_forward else (0,):
+        for needed, ended_s in zip(self.layers, end_s, strict=True):
+            for layer in needed if self.overlap_forward else (0,):
                 may_start_s[layer] = max(may_start_s[layer], ended_s)
         forward_s = [layer.forward_s for layer in self.profile.layers]
         forward_start_s, forward_end_s = forward_times(forward_s, may_start_s)
@@ -184,7 +189,7 @@ class Iteration:
             inline=inline,
             early_s=0.0
             if self.cluster.cores
-            else sum(one.seconds for one in self.early),
+            else sum(work.seconds for work in self.early),
             spans=spans,
         )
         if self.cluster.cores is not None:
@@ -194,16 +199,16 @@ class Iteration:
 
     def _ready_s(self, backward_end_s: list[float]) -> list[float]:
         # The smaller a layer's number, the later its backward ends.
-        return [backward_end_s[min(own)] for own in self.layers]
+        return [backward_end_s[min(needed)] for needed in self.layers]
 
     def _early_from(
         self, backward_end_s: list[float]
     ) -> list[list[tuple[float, Work]]]:
-        found: list[list[tuple[float, Work]]] = [[] for _ in self.layers]
+        starts: list[list[tuple[float, Work]]] = [[] for _ in self.layers]
         for one in self.early:
             work = Work(one.name, one.seconds)
-            found[one.message].append((backward_end_s[one.layer], work))
-        return found
+            starts[one.message].append((backward_end_s[one.layer], work))
+        return starts
 
     # Where ranks have too few cores, all that a rank does takes its turn. An encode
     # takes the core from the backward pass, which goes on when that is done. Layers and
@@ -215,19 +220,20 @@ class Iteration:
     def _held_up(self, supersteps: list[tuple[Superstep, ...]]) -> Iterator[Encode]:
         """Encodes of messages that the backward pass waits for on a shared core."""
         last = len(self.profile.layers)
-        for number, own in enumerate(supersteps):
+        for number, message in enumerate(supersteps):
             # when the gradients of all messages before it are ready too
             last = min(last, *self.layers[number])
-            if seconds := encode_s(own):
+            if seconds := encode_s(message):
                 yield Encode(last, number, f"encode {self.labels[number]}", seconds)
 
     def _carrying_s(self, supersteps: list[tuple[Superstep, ...]]) -> float:
         """Seconds in which a rank's cores carry its messages' verbs, not computing."""
         return sum(
-            one.num_verbs * self.cluster.busy_s(one.sent_bytes / one.num_verbs)
-            for own in supersteps
-            for one in own
-            if one.wire and one.num_verbs
+            superstep.num_verbs
+            * self.cluster.busy_s(superstep.sent_bytes / superstep.num_verbs)
+            for message in supersteps
+            for superstep in message
+            if superstep.wire and superstep.num_verbs
         )
 
     def _delay(self, timing: Timing, busy_s: float) -> None:
@@ -284,7 +290,7 @@ class Demand:
         ]
         labels = [_label(message) for message in plan.messages]
         encodes = list(encodes_of(plan, cluster, layer_of, layers, labels))
-        inline = [one for one in encodes if one.is_inline]
+        inline = [work for work in encodes if work.is_inline]
         iteration = Iteration(
             profile,
             cluster,
@@ -294,17 +300,21 @@ class Demand:
             [spec.numel * spec.dtype.itemsize for spec in specs],
             labels,
             [message.after for message in plan.messages],
-            sorted(inline, key=lambda one: -one.layer),
-            [one for one in encodes if not one.is_inline],
+            sorted(inline, key=lambda work: -work.layer),
+            [work for work in encodes if not work.is_inline],
         )
         measured = profile.sparsity.tensors if profile.sparsity else ()
         rows = {tensor.name for tensor in measured if tensor.is_rows}
         of_rows = {
-            one.exchange for one in plan.messages if one.chunks[0].tensor in rows
+            message.exchange
+            for message in plan.messages
+            if message.chunks[0].tensor in rows
         } - {DENSE}
         exchanges = {
-            name: one if name in of_rows else on_hosts(one, cluster.ranks_per_host)
-            for name, one in made.items()
+            name: exchange
+            if name in of_rows
+            else on_hosts(exchange, cluster.ranks_per_host)
+            for name, exchange in made.items()
         }
         return cls(plan, iteration, specs, exchanges, of_rows)
 
@@ -352,8 +362,8 @@ class Demand:
                 known[key] = [alone(exchange, spec, tariff)] * cluster.num_ranks
             elif key not in known:
                 known[key] = supersteps_of(exchange, spec, tariff, own_order)
-            for own, supersteps in zip(every, known[key], strict=True):
-                own.append(_at_launch(message, supersteps))
+            for messages, supersteps in zip(every, known[key], strict=True):
+                messages.append(_at_launch(message, supersteps))
         return self.iteration.timings(every)
 
 
@@ -392,7 +402,7 @@ def encodes_of(
         codec = cluster.codecs.get(exchange.encoder)
         inline_line = cluster.inline_line(exchange.encoder)
         # Launched when the gradients of all messages before it are ready too.
-        last = min(min(own) for own in layers[: number + 1])
+        last = min(min(needed) for needed in layers[: number + 1])
         pieces = [(labels[number], last, sum(c.numel for c in message.chunks), True)]
         if exchange.sparsifier is not None:
             pieces = [
@@ -417,23 +427,23 @@ def _at_launch(
 
 def encode_s(supersteps: tuple[Superstep, ...]) -> float:
     """The seconds of a message's encodes before its first transfer."""
-    ahead = takewhile(lambda one: not one.wire, supersteps)
-    works = (work for one in ahead for work in one.works)
+    ahead = takewhile(lambda superstep: not superstep.wire, supersteps)
+    works = (work for superstep in ahead for work in superstep.works)
     return sum(work.seconds for work in works if _is_encode(work))
 
 
 def without_encode(supersteps: tuple[Superstep, ...]) -> tuple[Superstep, ...]:
     """A message's supersteps without the encodes before its first transfer."""
-    found = list[Superstep]()
+    without = list[Superstep]()
     is_ahead = True
-    for one in supersteps:
-        is_ahead = is_ahead and not one.wire
-        works = tuple(work for work in one.works if not _is_encode(work))
+    for superstep in supersteps:
+        is_ahead = is_ahead and not superstep.wire
+        works = tuple(work for work in superstep.works if not _is_encode(work))
         if not is_ahead:
-            found.append(one)
+            without.append(superstep)
         elif works:
-            found.append(one._replace(works=works))
-    return tuple(found)
+            without.append(superstep._replace(works=works))
+    return tuple(without)
 
 
 def _is_encode(work: Work) -> bool:

@@ -58,6 +58,8 @@ class Traffic:
 
     What they send each other is not on it.
     """
+    speeds: Sequence[tuple[float, float]] = ()
+    """Each host's rates up and down, the slowest of which is 1; empty: all are 1."""
 
 
 @dataclass
@@ -213,7 +215,7 @@ class _Engine:
                 )
         self.per_host = traffic.ranks_per_host
         num_hosts = -(-len(self.ranks) // self.per_host)
-        self.links = Network()
+        self.links = Network(traffic.speeds)
         self.within = [Network() for _ in range(num_hosts)] if self.per_host > 1 else []
         self.now_s = 0.0
         self.spans: list[Span] = []
@@ -354,12 +356,14 @@ class _Engine:
         posts = self.waiting.setdefault(key, {})
         posts.setdefault(party, deque()).append(post)
         if len(posts) == len(parties):
-            met = tuple(posts[one].popleft() for one in parties)
-            self.waiting[key] = {one: own for one, own in posts.items() if own}
+            met = tuple(posts[party].popleft() for party in parties)
+            self.waiting[key] = {
+                party: queue for party, queue in posts.items() if queue
+            }
             _check_met(met)
             # Where prices differ, the highest counts for all.
             latency_s, work_s = map(
-                max, zip(*(one.verb.price for one in met), strict=True)
+                max, zip(*(post.verb.price for post in met), strict=True)
             )
             self._at(self.now_s + latency_s, partial(self._travel, met, work_s))
 
@@ -437,7 +441,7 @@ class _Engine:
         self._compute_next(course.rank)
 
     def _report(self) -> str:
-        queues = (queue for own in self.waiting.values() for queue in own.values())
+        queues = (queue for posts in self.waiting.values() for queue in posts.values())
         posts = sorted(chain(*queues), key=lambda post: (post.rank, post.message))
         lines = [str(post) for post in posts]
         ended = [str(i) for i, rank in enumerate(self.ranks) if NEVER not in rank.end_s]

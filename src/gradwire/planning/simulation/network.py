@@ -1,19 +1,19 @@
 """The network: links, and the flows that share them.
 
-The model: full-duplex links of one rate meet in a switch that never blocks, so every
-rank has two sides, one that transmits and one that receives. A transfer takes a share
-of its sender's transmitting side and of its receiver's receiving side; a library
-collective is taken to keep every side of every rank equally busy, which a broadcast's
-tree does not. All flows under way share the sides max-min fairly: no flow can be given
-more without taking from one that has no more than it. Source: progressive filling
-(Bertsekas and Gallager, Data Networks, 1992, section 6.5.2); the fluid
-    model of SimGrid. Not modelled: slow start, losses, a fabric that is narrower than
-        its links.
+The model: full-duplex links meet in a switch that never blocks, so every rank has two
+sides, one that transmits and one that receives. Sides may have rates of their own. A
+transfer takes a share of its sender's transmitting side and of its receiver's receiving
+side. A library collective is taken to keep every side of every rank equally busy, which
+a broadcast's tree does not, and is as fast as the slowest side lets it be. All flows
+under way share the sides max-min fairly: no flow can be given more without taking from
+one that has no more than it. Source: progressive filling (Bertsekas and Gallager, Data
+Networks, 1992, section 6.5.2); the fluid model of SimGrid. Not modelled: slow start,
+losses, a fabric that is narrower than its links.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from .closed_form import NEVER
 
@@ -50,7 +50,17 @@ class Flow:
 class Network:
     """All flows on their way among ranks, from one moment to the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, speeds: Sequence[tuple[float, float]] = ()) -> None:
+        """``speeds`` are each rank's rates up and down, the slowest of which is 1.
+
+        Empty: all are 1.
+        """
+        self._speed: dict[Side, float] = {}
+        for rank, (up, down) in enumerate(speeds):
+            self._speed[rank] = up
+            self._speed[~rank] = down
+        # A collective is on all sides, and so on the slowest.
+        self._slowest: Side = min(self._speed, key=self._speed.__getitem__, default=0)
         self._now_s = 0.0
         self._flows: dict[Flow, None] = {}  # a dict keeps its order, a set does not
         self._is_stale = False
@@ -118,15 +128,17 @@ class Network:
     def _shares(self) -> dict[Flow, float]:
         """Progressive filling: the side with the smallest equal share is first full."""
         joint = [flow for flow in self._flows if not flow.sides]
-        users: dict[Side, list[Flow]] = {0: []} if joint else {}
+        users: dict[Side, list[Flow]] = {self._slowest: []} if joint else {}
         for flow in self._flows:
             for side in flow.sides:
                 users.setdefault(side, []).append(flow)
+        left = {side: self._speed.get(side, 1.0) for side in users}
         if not joint and len(users) == 2 * len(self._flows):  # each side has one flow
-            return dict.fromkeys(self._flows, 1.0)
+            return {
+                flow: min(left[side] for side in flow.sides) for flow in self._flows
+            }
         for own in users.values():
             own.extend(joint)
-        left = dict.fromkeys(users, 1.0)
         waiting = {side: len(own) for side, own in users.items()}
         shares: dict[Flow, float] = {}
         while len(shares) < len(self._flows):

@@ -4,7 +4,8 @@ Ranks that do alike do not keep each other waiting: where each sends to some, it
 as much from others at the same time. So a few ranks are asked for their verbs, and the
 one that takes longest stands for all. Where one has more to do than another, as
 aggregators have where they are few, the exchange is played on all ranks, with nothing
-else on the network.
+else on the network. So it is where hosts have other distances or rates, and ranks send
+to single ranks.
 
 A stretch of verbs for the network becomes one collective that takes as long as the
 stretch took alone. The seconds in which its links were in use are shared with other
@@ -67,7 +68,7 @@ def alone_on(wire: tuple[Hop | Joint, ...], ranks_per_host: int = 1) -> Price:
 
 # ---- Curves --------------------------------------------------------------------------
 #
-# Costs of an exchange's messages, between sizes of which one rank was looked at.
+# Costs of an exchange's messages, between sizes that one rank was recorded at.
 #
 # They serve planners that compare hundreds of plans of a kind. The simulator asks
 # several ranks for each size, or plays all, which among many takes seconds. Here rank 0
@@ -159,24 +160,45 @@ def alone(
         check_played(exchange, world)
         # Ranks of a host have other tensors; of a gradient cut into chunks the last
         # have less.
-        asked = {*range(per_host), *range(0, world, -(-world // MOST_ASKED)), world - 1}
+        spread = range(0, world, -(-world // MOST_ASKED))
+        asked = {*range(per_host), *spread, world - 1}
     every = [supersteps_of_rank(exchange, spec, tariff, rank) for rank in sorted(asked)]
-    took_s = [sum(_seconds(one, per_host) for one in own) for own in every]
-    kinds = {tuple(map(_kind, own)) for own in every}
+    if tariff.speeds and any(
+        isinstance(verb, Hop) for superstep in every[0] for verb in superstep.wire
+    ):
+        return _slowest_played(supersteps_of(exchange, spec, tariff), tariff)
+    took_s = [
+        sum(_seconds(superstep, per_host) for superstep in supersteps)
+        for supersteps in every
+    ]
+    kinds = {tuple(map(_kind, supersteps)) for supersteps in every}
     if len(kinds) == 1 and max(took_s) <= ALIKE * min(took_s):
         slowest = every[took_s.index(max(took_s))]
-        wire_s = [sum(alone_on(one.wire, per_host)) for one in slowest if one.wire]
+        wire_s = [
+            sum(alone_on(superstep.wire, per_host))
+            for superstep in slowest
+            if superstep.wire
+        ]
         return _folded(slowest, wire_s, per_host)
-    return _slowest_played(supersteps_of(exchange, spec, tariff), per_host)
+    return _slowest_played(supersteps_of(exchange, spec, tariff), tariff)
 
 
 def _slowest_played(
-    every: list[tuple[Superstep, ...]], per_host: int
+    every: list[tuple[Superstep, ...]], tariff: Tariff
 ) -> tuple[Superstep, ...]:
     """The supersteps of the rank that ends last when all are played."""
-    ranks = [[own] for own in every]
+    per_host = tariff.ranks_per_host
+    ranks = [[supersteps] for supersteps in every]
     ready_s = [[0.0]] * len(every)
-    played = play(Traffic(ranks, ready_s, [""], ranks_per_host=per_host))
+    played = play(
+        Traffic(
+            ranks,
+            ready_s,
+            [""],
+            ranks_per_host=per_host,
+            speeds=tariff.speeds,
+        )
+    )
     last = max(range(len(every)), key=lambda rank: played.end_s[rank][0])
     spans = (span for span in played.spans if span.rank == last)
     wire_s = [span.duration_s for span in spans if span.lane == "communication"]
@@ -209,7 +231,7 @@ def _folded(
     on_wire = [number for number, superstep in enumerate(supersteps) if superstep.wire]
     between = range(on_wire[0], on_wire[-1]) if on_wire else range(0)
     took_s = iter(wire_s)
-    found: list[Superstep] = []
+    folded: list[Superstep] = []
     for number, superstep in enumerate(supersteps):
         if superstep.wire:
             joint = _joint(superstep, next(took_s), ranks_per_host)
@@ -217,10 +239,10 @@ def _folded(
         is_idle = not any(work.seconds for work in superstep.works)
         if is_idle and not superstep.wire and number in between:
             continue
-        if is_idle and superstep.wire and found and found[-1].wire:
-            superstep = _merged(found.pop(), superstep)
-        found.append(superstep)
-    return tuple(found)
+        if is_idle and superstep.wire and folded and folded[-1].wire:
+            superstep = _merged(folded.pop(), superstep)
+        folded.append(superstep)
+    return tuple(folded)
 
 
 def _joint(superstep: Superstep, took_s: float, ranks_per_host: int) -> Joint:
@@ -235,14 +257,14 @@ def _joint(superstep: Superstep, took_s: float, ranks_per_host: int) -> Joint:
 
 
 def _merged(before: Superstep, after: Superstep) -> Superstep:
-    (one,) = before.wire
+    (transfer,) = before.wire
     (other,) = after.wire
     names = dict.fromkeys(f"{before.name}+{after.name}".split("+"))
     price = Price(
-        latency_s=one.price.latency_s + other.price.latency_s,
-        work_s=one.price.work_s + other.price.work_s,
+        latency_s=transfer.price.latency_s + other.price.latency_s,
+        work_s=transfer.price.work_s + other.price.work_s,
     )
-    size_bytes = one.size_bytes + other.size_bytes
+    size_bytes = transfer.size_bytes + other.size_bytes
     joint = Joint("+".join(names), (), size_bytes, price)
     num_verbs = before.num_verbs + after.num_verbs
     return Superstep((*before.works, *after.works), (joint,), size_bytes, num_verbs)

@@ -55,7 +55,7 @@ class Hop(NamedTuple):
 
 
 class Joint(NamedTuple):
-    """A collective that all ranks, or those ``among`` names, enter.
+    """A collective that all ranks, or the ranks ``among`` names, enter.
 
     ``like`` must agree there.
     """
@@ -91,8 +91,12 @@ class Superstep(NamedTuple):
     def name(self) -> str:
         """The verbs for the network, as the runtime's spans name them."""
         return "+".join(
-            one.name if isinstance(one, Joint) else "Send" if one.sends else "Recv"
-            for one in self.wire
+            transfer.name
+            if isinstance(transfer, Joint)
+            else "Send"
+            if transfer.sends
+            else "Recv"
+            for transfer in self.wire
         )
 
 
@@ -120,6 +124,12 @@ class Tariff:
     encode: LineFit | None
     """An encode's line: that of ``codec``, or of the compressor the algorithm calls."""
     plain: bool
+    nearer_s: tuple[tuple[float, ...], ...] = ()
+    """Seconds by which a hop between two hosts is shorter than between the farthest, by
+    sender and receiver. Empty where all hosts are alike.
+    """
+    speeds: tuple[tuple[float, float], ...] = ()
+    """See ``Cluster.speeds``; empty where all hosts are alike."""
 
     @classmethod
     def of(cls, exchange: Exchange, cluster: Cluster) -> Tariff:
@@ -129,8 +139,8 @@ class Tariff:
         codecs = list(_algorithms(exchange))
         traits = [codec.traits for codec in codecs]
         plain = bool(codecs) and all(
-            one is not None and one.lossless and one.layout is Layout.DENSE
-            for one in traits
+            traits is not None and traits.lossless and traits.layout is Layout.DENSE
+            for traits in traits
         )
         only = type(codecs[0]).__name__ if len(codecs) == 1 else ""
         codec = cluster.codecs.get(only)
@@ -146,6 +156,8 @@ class Tariff:
             codec=codec,
             encode=None if encoder is None else encoder.encode,
             plain=plain,
+            nearer_s=() if cluster.is_even else _nearer_s(cluster),
+            speeds=cluster.speeds,
         )
 
     def verb(self, name: str, size_bytes: float, among: Among = Among.RANKS) -> Price:
@@ -155,10 +167,23 @@ class Tariff:
         # A hop is no collective: how much of it is the host's is not measured.
         share = 0.0 if name == "send" or among is Among.HOST else self.host_share
         lines = self.host_lines if among is Among.HOST else self.lines
-        latency_s, work_s = lines[VERBS.index(name)].parts(size_bytes)
+        line = lines[VERBS.index(name)]
+        latency_s, work_s = line.parts(size_bytes)
+        host_s = share * line.near_part_s(latency_s)
         # All ranks of a host put their part on its link.
         per_host = self.ranks_per_host if among is Among.HOSTS else 1
-        return Price((1 - share) * latency_s, work_s + share * latency_s / per_host)
+        return Price(latency_s - host_s, work_s + host_s / per_host)
+
+    def send(
+        self, size_bytes: float, src: int, dst: int, among: Among = Among.RANKS
+    ) -> Price:
+        """The price of a transfer from rank ``src`` to rank ``dst``."""
+        price = self.verb("send", size_bytes, among)
+        if not self.nearer_s or among is Among.HOST:
+            return price
+        count = self.ranks_per_host
+        latency_s = price.latency_s - self.nearer_s[src // count][dst // count]
+        return Price(max(0.0, latency_s), price.work_s)
 
     def members(self, rank: int, among: Among) -> range:
         """The ranks, ``rank`` with them, that its verbs are for."""
@@ -221,15 +246,15 @@ def supersteps_of(
     world = tariff.num_ranks
     check_played(exchange, world)
     first = record(exchange, spec, 0, world, order)
-    found = [_priced(first.rows, 0, tariff)]
+    priced = [_priced(first.rows, 0, tariff)]
     for rank in range(1, world):
-        own = (
+        rows = (
             record(exchange, spec, rank, world, order)
             if first.is_of_its_rank
             else first
         )
-        found.append(_priced(own.rows, rank, tariff))
-    return found
+        priced.append(_priced(rows.rows, rank, tariff))
+    return priced
 
 
 def supersteps_of_rank(
@@ -253,7 +278,7 @@ def depends_on_order(exchange: Exchange, spec: TensorSpec, tariff: Tariff) -> bo
 def _priced(
     rows: tuple[tuple[Verb, ...], ...], rank: int, tariff: Tariff
 ) -> tuple[Superstep, ...]:
-    found = []
+    supersteps = []
     for row in rows:
         works = tuple(
             w for v in row if isinstance(v, Compute) and (w := tariff.work(v))
@@ -267,8 +292,8 @@ def _priced(
                 if not isinstance(verb, Compute):
                     among = tariff.members(rank, verb.among)
                     size_bytes += sent_bytes(verb, among.index(rank), len(among))
-            found.append(Superstep(works, wire, size_bytes))
-    return tuple(found)
+            supersteps.append(Superstep(works, wire, size_bytes))
+    return tuple(supersteps)
 
 
 def _on_the_wire(verb: Communication, rank: int, tariff: Tariff) -> Hop | Joint:
@@ -284,21 +309,33 @@ def _on_the_wire(verb: Communication, rank: int, tariff: Tariff) -> Hop | Joint:
     priced_bytes: float = size_bytes
     if isinstance(verb, AllToAll):
         # Bytes of one of equal parts that keeps the link's busier direction as busy.
-        own = among.index(rank)
+        place = among.index(rank)
         copies = travel("all_to_all", len(verb.in_sizes)).copies
         busier = max(
-            sum(sizes) - sizes[own] for sizes in (verb.in_sizes, verb.out_sizes)
+            sum(sizes) - sizes[place] for sizes in (verb.in_sizes, verb.out_sizes)
         )
         priced_bytes = busier * verb.buf.element_size() / copies if copies else 0.0
         like = like[:1]
     elif isinstance(verb, Broadcast):
         like = (*like, verb.src)
-    price = tariff.verb(NAMES[type(verb)], priced_bytes, verb.among)
     match verb:
-        case Send(peer, _) | Recv(peer, _):
-            is_send = isinstance(verb, Send)
-            return Hop(among[peer], is_send, size_bytes, price, verb.among)
+        case Send(dst, _):
+            price = tariff.send(size_bytes, rank, among[dst], verb.among)
+            return Hop(among[dst], True, size_bytes, price, verb.among)
+        case Recv(src, _):
+            price = tariff.send(size_bytes, among[src], rank, verb.among)
+            return Hop(among[src], False, size_bytes, price, verb.among)
+    price = tariff.verb(NAMES[type(verb)], priced_bytes, verb.among)
     return Joint(type(verb).__name__, like, size_bytes, price, verb.among)
+
+
+def _nearer_s(cluster: Cluster) -> tuple[tuple[float, ...], ...]:
+    farthest_s = cluster.evened.hop_between_s(0, 1)
+    hosts = range(cluster.num_hosts)
+    return tuple(
+        tuple(farthest_s - cluster.hop_between_s(src, dst) for dst in hosts)
+        for src in hosts
+    )
 
 
 def _algorithms(part: Any) -> Iterator[Compressor | Exchange]:

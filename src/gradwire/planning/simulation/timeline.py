@@ -75,7 +75,7 @@ def simulate_exchange(
 ) -> Trace:
     """The trace of one exchange of ``numel`` elements on all ranks, by itself.
 
-    ``shapes`` are those of the tensors in the gradient, for exchanges that act on
+    ``shapes`` are the shapes of the gradient's tensors, for exchanges that act on
     matrices; without them the gradient is a vector. The trace is the first step's, in
     which rank 0 leads where ranks take turns. The exchange's own steps are run, without
     data. A rank that is alone sends nothing, and its trace is empty. On a cluster whose
@@ -87,10 +87,14 @@ def simulate_exchange(
         return Trace()
     spec = TensorSpec("", numel, dtype, shapes)
     exchange = on_hosts(exchange, cluster.ranks_per_host)
-    every = supersteps_of(exchange, spec, Tariff.of(exchange, cluster))
-    per_host = cluster.ranks_per_host
+    tariff = Tariff.of(exchange, cluster)
+    every = supersteps_of(exchange, spec, tariff)
     traffic = Traffic(
-        [[own] for own in every], [[0.0]] * len(every), [""], ranks_per_host=per_host
+        [[own] for own in every],
+        [[0.0]] * len(every),
+        [""],
+        ranks_per_host=cluster.ranks_per_host,
+        speeds=tariff.speeds,
     )
     return Trace.of(play(traffic).spans)
 
@@ -102,19 +106,25 @@ def _spans(timing: Timing, layers: tuple[Layer, ...], rank: int) -> Iterator[Spa
     """
     yield from timing.spans
     encoded: dict[int, list[Encode]] = {}
-    for one in timing.inline:
-        encoded.setdefault(one.layer, []).append(one)
+    for work in timing.inline:
+        encoded.setdefault(work.layer, []).append(work)
     for number, layer in enumerate(layers):
         start_s = timing.backward_start_s[number]
         end_s = timing.backward_end_s[number]
-        own = encoded.get(number, [])
-        end_s = start_s + layer.backward_s if own else end_s
+        works = encoded.get(number, [])
+        end_s = start_s + layer.backward_s if works else end_s
         yield Span(rank, "backward", layer.name, start_s, end_s, step=0)
-        for one in own:
+        for work in works:
             start_s = end_s
-            end_s = end_s + one.seconds
+            end_s = end_s + work.seconds
             yield Span(
-                rank, "backward", one.name, start_s, end_s, step=0, message=one.message
+                rank,
+                "backward",
+                work.name,
+                start_s,
+                end_s,
+                step=0,
+                message=work.message,
             )
         start_s = timing.forward_start_s[number]
         end_s = timing.forward_end_s[number]

@@ -43,27 +43,27 @@ def fingerprint(
     }
 
 
-def agree(who: Membership, own: Fingerprint, timeout: timedelta) -> list[Any]:
+def agree(who: Membership, fingerprint: Fingerprint, timeout: timedelta) -> list[Any]:
     """Raises ``RanksDiffer`` on every rank if one refused or two fingerprints differ.
 
     Returns what each rank announces under ``NETWORK``, which may differ.
     """
 
-    def networks(found: Mapping[int, Any]) -> list[Any]:
-        refuse_if_one_did(found, "rank {} refused to attach")
+    def networks(announced: Mapping[int, Any]) -> list[Any]:
+        refuse_if_one_did(announced, "rank {} refused to attach")
         remedy = "start all ranks with the same model, settings and versions"
         refuse_differences(
-            found, "rank", "do not train the same thing", remedy, difference
+            announced, "rank", "do not train the same thing", remedy, difference
         )
-        return [other.get(NETWORK) for other in found.values()]
+        return [other.get(NETWORK) for other in announced.values()]
 
-    return who.agree(own, networks, timeout)
+    return who.agree(fingerprint, networks, timeout)
 
 
 def post_refusal(who: Membership, error: Exception) -> None:
     """Tells the other ranks, who may wait for this one, why it refuses to go on.
 
-    It gives those that do wait the time to hear it.
+    It gives waiting ranks the time to hear it.
     """
     if who.world > 1:
         with suppress(RankFailed):  # of the store, beside the error that matters

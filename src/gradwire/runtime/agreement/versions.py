@@ -20,14 +20,17 @@ def warn_of_versions(
     torch_version: str = str(torch.__version__),
 ) -> None:
     """Warns, once a process, of versions with which nobody has tried gradwire."""
-    own = {"Python": python, "torch": tuple(map(int, torch_version.split(".")[:2]))}
+    versions = {
+        "Python": python,
+        "torch": tuple(map(int, torch_version.split(".")[:2])),
+    }
     for name, (oldest, newest) in TRIED.items():
-        if not oldest <= own[name] <= newest:
+        if not oldest <= versions[name] <= newest:
             _log.warning(
                 "%s %d.%d: gradwire was tried with %d.%d to %d.%d; the page Versions "
                 "(docs/versions.md) has the table",
                 name,
-                *own[name],
+                *versions[name],
                 *oldest,
                 *newest,
             )

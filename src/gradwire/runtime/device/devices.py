@@ -45,8 +45,8 @@ class Accelerator:
 
     def use(self, stream: Stream) -> AbstractContextManager[Any]:
         """A block in which this thread launches on ``stream``."""
-        found: AbstractContextManager[Any] = self._module.stream(stream)
-        return found
+        context: AbstractContextManager[Any] = self._module.stream(stream)
+        return context
 
     def pinned(self, size_bytes: int) -> Tensor:
         """Host memory (uint8) that the device copies from and to by itself."""
@@ -80,7 +80,7 @@ class Accelerator:
         Its works wait on streams.
         """
         # A group and not its back end alone: that has no way to launch sends and
-        #     receives together.
+        # receives together.
         group = dist.ProcessGroup(store, rank, world)
         kind = dist.ProcessGroup.BackendType.NCCL
         group._register_backend(device, kind, self.backend(store, rank, world, timeout))

@@ -94,18 +94,18 @@ class Staging:
         ``ranks`` are this one's places among those that each verb is for. Copies are
         launched on ``stream``, where what is sent was computed.
         """
-        held = [
+        tensors = [
             (at, name, tensor)
             for at, verb in enumerate(verbs)
             for name in ("buf", "out")
             if (tensor := getattr(verb, name, None)) is not None and not tensor.is_cpu
         ]
-        if not held:
+        if not tensors:
             return None
-        rooms = self.rooms(message, [tensor for _, _, tensor in held], kind)
+        rooms = self.rooms(message, [tensor for _, _, tensor in tensors], kind)
         staged = Staged(self, kind, stream, [*verbs])
         with kind.use(stream):
-            for (at, name, tensor), room in zip(held, rooms, strict=True):
+            for (at, name, tensor), room in zip(tensors, rooms, strict=True):
                 verb = verbs[at]
                 is_read, is_written = _ways(verb, name, ranks[at])
                 staged.verbs[at] = replace(staged.verbs[at], **{name: room})
@@ -395,8 +395,8 @@ class StepEvents:
     def _now(self) -> list[StreamEvent]:
         """An event on each device that has handed a gradient in."""
         devices = dict.fromkeys(event.device for event in self._ready.values())
-        found = map(self._streams.record_event, devices)
-        return [event for event in found if event is not None]
+        events = map(self._streams.record_event, devices)
+        return [event for event in events if event is not None]
 
     def end(self, index: int, side: SideStream | None) -> None:
         """Records an event behind a message, on the side stream that computed it."""
@@ -420,11 +420,11 @@ class StepEvents:
         """
         if not self._ready:
             return nullcontext
-        own = [self._ready[name] for name in names if name in self._ready]
+        ready = [self._ready[name] for name in names if name in self._ready]
         closing = self._closing
         if side is not None:
-            return lambda: side.behind([*own, *closing])
-        return lambda: self._streams.behind([*own, *closing], **counted)
+            return lambda: side.behind([*ready, *closing])
+        return lambda: self._streams.behind([*ready, *closing], **counted)
 
 
 @dataclass
@@ -449,9 +449,9 @@ class Offload:
         staging = side.staging
         key = self.message, self.name, "out"
         with side.use():
-            held = next(self.copies)
-            self.there = staging.rooms(key, held, side.kind)
-            for room, tensor in zip(self.there, held, strict=True):
+            copies = next(self.copies)
+            self.there = staging.rooms(key, copies, side.kind)
+            for room, tensor in zip(self.there, copies, strict=True):
                 room.copy_(tensor, non_blocking=True)
                 staging.to_host_bytes += room.nbytes
                 staging.offloaded_bytes += room.nbytes
@@ -470,9 +470,11 @@ class Offload:
         made = self.copies.send(tuple(self.there))
         rooms = staging.rooms((self.message, self.name, "back"), made, side.kind)
         with side.use():
-            back = tuple(torch.empty_like(one, device=side.device) for one in made)
-            for room, one, tensor in zip(rooms, made, back, strict=True):
-                room.copy_(one)
+            back = tuple(
+                torch.empty_like(tensor, device=side.device) for tensor in made
+            )
+            for room, result, tensor in zip(rooms, made, back, strict=True):
+                room.copy_(result)
                 tensor.copy_(room, non_blocking=True)
                 staging.to_device_bytes += room.nbytes
             with suppress(StopIteration):

@@ -2,8 +2,8 @@
 
 ``fully_shard`` reduces gradients and scatters their sums, and every rank keeps its
 shard of them. Here each rank encodes the shards of all others, sends each its payload,
-and adds up what it is sent in rank order. So a shard's mean is made by one rank, and
-travels no further. What was not sent of another rank's shard stays here as a residual:
+and adds up the parts it gets in rank order. So a shard's mean is made by one rank, and
+travels no further. The unsent part of another rank's shard stays here as a residual:
 a rank keeps as much as the whole gradient.
 """
 
@@ -105,9 +105,9 @@ def reduce_scatter(
             refuse_half(params)
         compress_if = settings.options.compress_if
         dense = {name for name, param in params.items() if not compress_if(name, param)}
-        found = [(module, _columns(module, params, who.world)) for module in modules]
-        held = {one.name for _, columns in found for one in columns}
-        if outside := sorted(set(params) - held):
+        covered = [(module, _columns(module, params, who.world)) for module in modules]
+        names = {column.name for _, columns in covered for column in columns}
+        if outside := sorted(set(params) - names):
             raise InvalidSetting(
                 f"{outside[0]} is trained and outside of what fully_shard() holds, so "
                 "nobody averages it among ranks; apply fully_shard() to the whole "
@@ -118,13 +118,13 @@ def reduce_scatter(
         for n, p in params.items()
     ]
     how = None if scaler is None else "given" if scaler.is_enabled() else "disabled"
-    # What travels with its scale must have the same on all ranks, as what was agreed on
+    # Gradients that travel with their scale need one scale on all ranks, as agreed on
     # there.
     shared: dict[str, object] = {"algorithm": codec, "scaler": how}
     shared["scale of the scaler"] = repr(scale_of(scaler))
     agree(who, fingerprint(tensors, shared), timeout)
     made = ShardReduction(codec, group, who, timeout, params, scaler)
-    for module, columns in found:  # of one rank too, whose state others may load
+    for module, columns in covered:  # of one rank too, whose state others may load
         if columns:
             made.take(module, columns, dense, params[columns[0].name].dtype)
     return made
@@ -182,10 +182,10 @@ def _group_of(params: Mapping[str, Any]) -> Group:
 def _columns(module: Any, params: Mapping[str, Any], world: int) -> list[Column]:
     """A module's parameters in the order in which FSDP lays their shards out."""
     names = {id(p): name for name, p in params.items()}
-    found = []
+    columns = []
     place = 0
-    for one in groups_of(module)[0].fsdp_params:
-        name = names.get(id(one.sharded_param))
+    for fsdp_param in groups_of(module)[0].fsdp_params:
+        name = names.get(id(fsdp_param.sharded_param))
         if name is None:
             continue  # frozen
         param = params[name]
@@ -195,6 +195,6 @@ def _columns(module: Any, params: Mapping[str, Any], world: int) -> list[Column]
             raise invalid(f"placement of {name}", param.placements, accepted, remedy)
         shape = tuple(param.shape)
         size = -(-shape[0] // world) * prod(shape[1:])
-        found.append(Column(name, shape, place, place + size))
+        columns.append(Column(name, shape, place, place + size))
         place += size
-    return found
+    return columns

@@ -1,4 +1,4 @@
-"""ShardReduction: the handle of ``reduce_scatter``, and what FSDP calls in its place.
+"""ShardReduction: the handle of ``reduce_scatter``, and the call that FSDP makes.
 
 Columns are the parameters of one ``fully_shard``, as FSDP lays their shards out.
 """
@@ -22,7 +22,7 @@ from ...collective.steps.chunks import Chunks
 from ...collective.steps.tensorwise import tensorwise
 from ...collective.steps.travel import sent_bytes
 from ...compress.none import none
-from ...contract import Compressor, Layout, Member
+from ...contract import Compressor, Layout, Member, Residual
 from ...contract.spec import TensorSpec, working_dtype
 from ...contract.state import leaves
 from ...contract.verbs import Compute, Steps, Verb, carried_out
@@ -43,7 +43,7 @@ WAY = casync_ps()
 
 
 class Column(NamedTuple):
-    """One parameter, and its shard's place in what every rank holds of its module."""
+    """One parameter, and its shard's place among the shards of its module."""
 
     name: str
     shape: tuple[int, ...]
@@ -52,15 +52,15 @@ class Column(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The elements of a shard, with what it is padded by."""
+        """The elements of a shard, padding included."""
         return self.stop - self.start
 
 
 class KeptOfColumns(NamedTuple):
-    """The state of columns: that of each rank's codec, and what was not sent yet."""
+    """The state of columns: each rank's codec's, and the residual."""
 
     codecs: tuple[Any, ...]
-    residual_N: Tensor | None
+    residual_N: Residual
 
 
 class ColumnsOfCodec:
@@ -86,8 +86,8 @@ class ColumnsOfCodec:
         self.dtype = dtype
         self.key = ""
         self.me = Member(who.rank, world)
-        self.numel = numel = sum(one.size for one in columns)
-        whole = tensorwise(codec, tuple(one.size for one in columns) * world)
+        self.numel = numel = sum(column.size for column in columns)
+        whole = tensorwise(codec, tuple(column.size for column in columns) * world)
         mine = whole.for_world(world, who.rank)
         self._anyones = whole.for_world(world)
         bounds = tuple((r * numel, (r + 1) * numel) for r in range(world))
@@ -95,36 +95,40 @@ class ColumnsOfCodec:
         first = columns[0].name  # streams of random numbers follow from names
         specs = tuple(TensorSpec(f"{first}[{a}:{b}]", numel, dtype) for a, b in bounds)
         formats = tuple(
-            one.format(spec) for one, spec in zip(codecs, specs, strict=True)
+            codec.format(spec) for codec, spec in zip(codecs, specs, strict=True)
         )
         self._chunks = Chunks(bounds, codecs, specs, formats)
-        ends = accumulate((one.size for one in columns), initial=0)
+        ends = accumulate((column.size for column in columns), initial=0)
         self._placed = [*zip(ends, columns, strict=False)]
         self.slots: list[Slot] = []
         self._padding: list[slice] = []
-        for place, one in self._placed:
+        for place, column in self._placed:
             for rank in range(world):
                 start = rank * numel + place
-                left = prod(one.shape) - rank * one.size
-                stop = start + min(max(left, 0), one.size)
-                self.slots.append(Slot(one.name, rank * one.size, start, stop, False))
-                self._padding.append(slice(stop, start + one.size))
+                left = prod(column.shape) - rank * column.size
+                stop = start + min(max(left, 0), column.size)
+                self.slots.append(
+                    Slot(column.name, rank * column.size, start, stop, False)
+                )
+                self._padding.append(slice(stop, start + column.size))
         self.state = self.first_state()
-        self.backup = Backup(self, (one.name for one in columns))
+        self.backup = Backup(self, (column.name for column in columns))
         self._sent_N = torch.empty(world * numel, dtype=dtype, device="cpu")
         self._mean_C = torch.empty(numel, dtype=dtype, device="cpu")
 
     def steps(self, given_N: Tensor, out_C: Tensor, scale: float) -> Steps[None]:
         """One reduce-scatter of these columns.
 
-        What a module hands in is a row for each rank.
+        A module hands in a row for each rank.
 
         It has this ``scale``, which is taken off before the exchange if it must be.
         """
         rows = given_N.view(self.me.world, -1)
         own_rows = self._sent_N.view(self.me.world, -1)
-        for place, one in self._placed:
-            own_rows[:, place : place + one.size] = rows[:, one.start : one.stop]
+        for place, column in self._placed:
+            own_rows[:, place : place + column.size] = rows[
+                :, column.start : column.stop
+            ]
         factor = 1.0 if keeps_scale(self.exchange) else scale
         if factor != 1.0:
             self._sent_N.mul_(unscaling_factor(factor))
@@ -135,8 +139,10 @@ class ColumnsOfCodec:
         self.state = KeptOfColumns(tuple((yield from steps)), residual_N)
         if factor != 1.0:
             self._mean_C.mul_(factor)
-        for place, one in self._placed:
-            out_C[one.start : one.stop] = self._mean_C[place : place + one.size]
+        for place, column in self._placed:
+            out_C[column.start : column.stop] = self._mean_C[
+                place : place + column.size
+            ]
         if residual_N is not None:
             for padding in self._padding:
                 residual_N[padding] = 0  # no saved state has it
@@ -145,7 +151,9 @@ class ColumnsOfCodec:
         """The state that training begins with."""
         pairs = zip(self._chunks.bounds, self._chunks.specs, strict=True)
         residual_N = None
-        states = tuple(self._anyones.chunk(*own).init(spec) for own, spec in pairs)
+        states = tuple(
+            self._anyones.chunk(*bounds).init(spec) for bounds, spec in pairs
+        )
         if self.exchange.traits.error_feedback:
             whole = self.me.world * self.numel
             residual_N = torch.zeros(
@@ -223,9 +231,13 @@ class ShardReduction:
     ) -> None:
         """Puts payloads in the place of one module's reduce-scatter."""
         parts = [
-            ColumnsOfCodec(codec, found, dtype, self._who)
+            ColumnsOfCodec(codec, chosen, dtype, self._who)
             for codec, is_dense in ((self.codec, False), (none(), True))
-            if (found := [one for one in columns if (one.name in dense) is is_dense])
+            if (
+                chosen := [
+                    column for column in columns if (column.name in dense) is is_dense
+                ]
+            )
         ]
         self._comms.append(PayloadReduceScatter(self, module, parts, columns[-1].stop))
         for place, part in enumerate(self._parts):
@@ -273,7 +285,7 @@ class ShardReduction:
 
     def _carry(self, verbs: tuple[Verb, ...]) -> list[Any]:
         network = [verb for verb in verbs if not isinstance(verb, Compute)]
-        carry_out(network, self._channels * len(network))
+        carry_out(network, self._channels * len(network), straight=True)
         world = self._who.world
         self._wire_bytes += sum(
             sent_bytes(verb, self._who.rank, world) for verb in network
@@ -316,7 +328,7 @@ class ShardReduction:
         Args:
             saved_by: The number of ranks that saved the checkpoint, if it differs from
                 now. Each rank counts as a replica here. Left out, ``load_state_dict``
-                refuses what was loaded, and names this number.
+                refuses the loaded state, and names this number.
 
         Returns:
             DTensors with a row of residuals for each rank.
@@ -368,7 +380,9 @@ class ShardReduction:
 
     @property
     def _owners(self) -> Owners:
-        shapes = {one.name: one.shape for part in self._parts for one in part.columns}
+        shapes = {
+            column.name: column.shape for part in self._parts for column in part.columns
+        }
         whole = {
             name: torch.empty(shape, device="meta") for name, shape in shapes.items()
         }
@@ -396,7 +410,7 @@ class PayloadReduceScatter:
         module.set_reduce_scatter_unused_params(True, recurse=False)
 
     def remove(self) -> None:
-        """Puts back what was there before."""
+        """Puts back the function that was there before."""
         comm, includes_unused = self._before
         self._module.set_custom_reduce_scatter(comm)
         self._module.set_reduce_scatter_unused_params(includes_unused, recurse=False)
@@ -416,11 +430,11 @@ class PayloadReduceScatter:
         async_op: Any = None,
     ) -> None:
         """Leaves this rank's shard of the mean, or of the sum, in ``output_tensor``."""
-        own = self.parts[0].dtype
-        if input_tensor.dtype != own:
+        dtype = self.parts[0].dtype
+        if input_tensor.dtype != dtype:
             raise InvalidSetting(
                 f"fully_shard reduces gradients in {input_tensor.dtype} and parameters "
-                f"are {own}; write MixedPrecisionPolicy(reduce_dtype={own}), as "
+                f"are {dtype}; write MixedPrecisionPolicy(reduce_dtype={dtype}), as "
                 "payloads are small anyway"
             )
         if output_tensor.numel() != self._numel:
@@ -476,7 +490,9 @@ def refuse_other_scaler() -> None:
 
 
 def _scales_in_use() -> list[float]:
-    scalers = [one for one in gc.get_objects() if issubclass(type(one), GradScaler)]
+    scalers = [
+        scaler for scaler in gc.get_objects() if issubclass(type(scaler), GradScaler)
+    ]
     return [
         s.get_scale()
         for s in scalers

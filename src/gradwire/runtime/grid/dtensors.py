@@ -1,4 +1,4 @@
-"""DTensors: parameters of which a rank holds a shard.
+"""DTensors: parameters that are cut into shards, one on each rank.
 
 This rank's shard of a gradient travels, among the ranks that hold the same shard of
 every layer: the replicas of HSDP, or the data-parallel dimension of a mesh. FSDP adds
@@ -26,7 +26,7 @@ from .reals import as_complex
 
 
 def is_dtensor(tensor: object) -> bool:
-    """Whether a tensor is a DTensor, of which this rank holds a shard, or a copy."""
+    """Whether a tensor is a DTensor, with a shard or a copy on this rank."""
     module: Any = sys.modules.get("torch.distributed.tensor")  # torch's, if it is used
     return module is not None and isinstance(tensor, module.DTensor)
 
@@ -41,8 +41,8 @@ def shard_of(tensor: Any) -> Tensor:
     if not is_dtensor(tensor):
         return tensor  # type: ignore[no-any-return]
     with torch.no_grad():
-        held: Any = tensor.to_local()
-    return held.wait() if hasattr(held, "wait") else held  # type: ignore[no-any-return]
+        local: Any = tensor.to_local()
+    return local.wait() if hasattr(local, "wait") else local  # type: ignore[no-any-return]
 
 
 def shard_of_grad(param: Any) -> Tensor | None:
@@ -59,15 +59,17 @@ def shard_of_grad(param: Any) -> Tensor | None:
     return shard_of(grad)
 
 
-def put_grad(param: Any, held: Tensor) -> None:
-    """Makes ``held`` the gradient, this rank's shard of it, or the reals of either."""
-    held = as_complex(held, shard_of(param))
+def put_grad(param: Any, local: Tensor) -> None:
+    """Makes ``local`` the gradient, this rank's shard of it, or the reals of either."""
+    local = as_complex(local, shard_of(param))
     if is_dtensor(param):
         kind = sys.modules["torch.distributed.tensor"].DTensor
         mesh = param.device_mesh
         layout = {"shape": param.shape, "stride": param.stride()}
-        held = kind.from_local(held, mesh, param.placements, run_check=False, **layout)
-    param.grad = held
+        local = kind.from_local(
+            local, mesh, param.placements, run_check=False, **layout
+        )
+    param.grad = local
 
 
 def sharded_modules(model: nn.Module) -> list[Any]:

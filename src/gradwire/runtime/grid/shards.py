@@ -30,34 +30,34 @@ from ..transport.wire import Group
 from .dtensors import places
 
 
-def one_dimension(setting: str, given: Any, kind: str, place: int) -> Any:
+def one_dimension(setting: str, value: Any, kind: str, place: int) -> Any:
     """The given process group, by itself or as a mesh, which must have one dimension.
 
     ``kind`` names the purpose of the dimension, and ``place`` is its usual index in a
     mesh; errors use both. To a rank outside of a group ``new_group`` returns a number
     in the group's place.
     """
-    if given is None or isinstance(given, dist.ProcessGroup):
-        return given
-    if isinstance(given, int) and given == dist.GroupMember.NON_GROUP_MEMBER:
+    if value is None or isinstance(value, dist.ProcessGroup):
+        return value
+    if isinstance(value, int) and value == dist.GroupMember.NON_GROUP_MEMBER:
         raise outside_of(setting)
-    if not isinstance(given, DeviceMesh):
+    if not isinstance(value, DeviceMesh):
         accepted = "a process group this rank is in, or one dimension of a mesh"
         raise invalid(
-            setting, given, accepted, "attach on its ranks only, or leave it out"
+            setting, value, accepted, "attach on its ranks only, or leave it out"
         )
-    if given.ndim != 1:
-        shown = f"a mesh of {given.ndim} dimensions"
-        names = given.mesh_dim_names
+    if value.ndim != 1:
+        shown = f"a mesh of {value.ndim} dimensions"
+        names = value.mesh_dim_names
         remedy = (
             f"write {setting}=mesh[{names[place]!r}]"
             if names
             else "name the dimensions"
         )
         raise invalid(setting, shown, f"one dimension of it: the {kind} one", remedy)
-    if given.get_coordinate() is None:
+    if value.get_coordinate() is None:
         raise outside_of(setting)
-    return given.get_group()
+    return value.get_group()
 
 
 def outside_of(setting: str) -> InvalidSetting:
@@ -76,13 +76,13 @@ def join_shards(
 
     It is ``ALONE`` if layers are not cut.
     """
-    found = one_dimension("shards", shards, "tensor-parallel", -1)
-    if found is None:
+    mesh = one_dimension("shards", shards, "tensor-parallel", -1)
+    if mesh is None:
         return ALONE
-    if dist.get_rank(found) < 0:
+    if dist.get_rank(mesh) < 0:
         raise outside_of("shards")
     averaging = set(dist.get_process_group_ranks(group or dist.group.WORLD))
-    both = averaging.intersection(dist.get_process_group_ranks(found))
+    both = averaging.intersection(dist.get_process_group_ranks(mesh))
     if len(both) > 1:
         raise invalid(
             "shards",
@@ -91,7 +91,7 @@ def join_shards(
             "layer, or another",
             "write group=mesh['dp'], shards=mesh['tp']",
         )
-    return join(found, timeout)
+    return join(mesh, timeout)
 
 
 def place_in(shards: Membership, model: nn.Module) -> str:
@@ -99,9 +99,9 @@ def place_in(shards: Membership, model: nn.Module) -> str:
 
     The same on all ranks that average.
     """
-    found = [] if shards.world > 1 else places(model)
+    placed = [] if shards.world > 1 else places(model)
     return " and ".join(
-        f"part {r} of {w}" for r, w in found or [(shards.rank, shards.world)]
+        f"part {r} of {w}" for r, w in placed or [(shards.rank, shards.world)]
     )
 
 
@@ -146,7 +146,7 @@ def join_mesh(mesh: Any, group: Group | None, timeout: timedelta) -> Membership:
 def ranks_of_each_host(mesh: Any, who: Membership) -> int:
     """The number of ranks on each host; 1 without a mesh.
 
-    Raises ``InvalidSetting`` where torchrun's variables are not those of equal hosts.
+    Raises ``InvalidSetting`` where torchrun's variables tell of unequal hosts.
     """
     if mesh is None or who.world == 1:
         return 1

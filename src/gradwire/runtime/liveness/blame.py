@@ -40,8 +40,8 @@ def blamed(pulse: Pulse | None, name: str, step: int, world: int) -> Alarm:
     """
     if pulse is None:
         return _of_the_network(step)
-    if found := silence(pulse, step, world):
-        return found
+    if silent := silence(pulse, step, world):
+        return silent
     if name.endswith(AMONG_SHARDS):
         text = (
             "a rank with another shard of these layers is lost, and none with this one"
@@ -164,7 +164,7 @@ def alarm_of(
 def failure_of(alarm: Alarm, who: Membership, how: str) -> RankFailed:
     """The error that an alarm ends this rank's run with, and ``how`` it came to know.
 
-    Its ``ranks`` are numbers in the job, also where the alarm has those of the group.
+    Its ``ranks`` are numbers in the job, also where the alarm has numbers in the group.
     """
     what = "attach" if alarm.step == IN_ATTACH else f"step {alarm.step}"
     is_mistake = alarm.code == ExitCode.MISTAKE

@@ -31,26 +31,28 @@ class Connected(Protocol):
 _connected: WeakSet[Connected] = WeakSet()
 
 
-def watch(one: Connected) -> None:
-    """Has ``one`` become a copy in each process that this one forks."""
-    _connected.add(one)
+def watch(connection: Connected) -> None:
+    """Has ``connection`` become a copy in each process that this one forks."""
+    _connected.add(connection)
 
 
 def _in_child() -> None:
-    found = list(_connected)
-    if not found:
+    connections = list(_connected)
+    if not connections:
         return
     _connected.clear()
     parent = os.getppid()
-    own = os.getpid()
+    process = os.getpid()
     error = InvalidSetting(
-        f"process {own} was forked from process {parent}, which has attached this "
+        f"process {process} was forked from process {parent}, which has attached this "
         "model: it has none of the connections to other ranks, so it cannot exchange "
         f"gradients; train in process {parent}, start this process by 'spawn', or call "
         f"handle.detach() here to train without an exchange (process {parent} stays "
         "attached)"
     )
-    groups = [group for one in found for group in one.become_copy(error)]
+    groups = [
+        group for connection in connections for group in connection.become_copy(error)
+    ]
     if dist.is_initialized():  # torch's own would keep the child from ending, too
         groups += dist.distributed_c10d._pg_map
     for group in groups:

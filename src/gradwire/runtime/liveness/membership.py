@@ -95,8 +95,8 @@ class Membership(NamedTuple):
         numbers = self.in_job(ranks)
         if numbers == tuple(ranks):
             return ""
-        own = listed(ranks)
-        return f"; rank {own} of this group is rank {listed(numbers)} of the job"
+        names = listed(ranks)
+        return f"; rank {names} of this group is rank {listed(numbers)} of the job"
 
     def beside(self, name: str) -> Membership:
         """The same ranks by another name, to meet under for another purpose."""
@@ -355,11 +355,11 @@ def join_ranks(
     if len(ranks) == 1:
         return ALONE._replace(ranks=ranks)
     name = "-".join(map(str, ranks))
-    own = Membership(name, ranks.index(dist.get_rank()), len(ranks), ranks)
+    membership = Membership(name, ranks.index(dist.get_rank()), len(ranks), ranks)
     if not _JOINED[ranks] and "TORCHELASTIC_RESTART_COUNT" in os.environ:
-        _ROLLS[ranks] = _rolled(own, timeout)
+        _ROLLS[ranks] = _rolled(membership, timeout)
     _JOINED[ranks] += 1
-    return own.beside(f"{_ROLLS.get(ranks, '')}{_JOINED[ranks]}")
+    return membership.beside(f"{_ROLLS.get(ranks, '')}{_JOINED[ranks]}")
 
 
 def _rolled(who: Membership, timeout: timedelta) -> str:
@@ -370,12 +370,12 @@ def _rolled(who: Membership, timeout: timedelta) -> str:
     its own. So each process draws a word, and notes all words that it sees. Only one
     that lives has seen this one's; where all have seen the same, all live.
     """
-    own = token_hex(8)
+    token = token_hex(8)
 
     def roll(store: Any) -> str:
         words = [f"word/{rank}" for rank in range(who.world)]
         seen = [f"seen/{rank}" for rank in range(who.world)]
-        store.set(words[who.rank], own)
+        store.set(words[who.rank], token)
         noted = ""
         end_s = time.monotonic() + timeout.total_seconds()
         while True:

@@ -357,8 +357,8 @@ class Pulse:
             if self.roll_call.is_complete and self.rank == 0:
                 self.sweep("way")  # all have read these, as all have opened their ports
         if self._outgoing is not None and not self._sent.is_set():
-            found = self._store.compare_set("alarm", "", self._outgoing.encoded())
-            self._first = self._first or Alarm.decoded(found, self.place.step)
+            alarm = self._store.compare_set("alarm", "", self._outgoing.encoded())
+            self._first = self._first or Alarm.decoded(alarm, self.place.step)
             self._sent.set()
         elif self._first is None and self._store.check(["alarm"]):
             self._first = Alarm.decoded(self._store.get("alarm"), self.place.step)
@@ -380,7 +380,7 @@ class Pulse:
         return Sign(beat, Place(*place), bool(waits))
 
     def _note(self, signs: Sequence[Sign]) -> None:
-        """Gives signs that were just read to those that wait for them."""
+        """Gives signs that were just read to the threads that wait for them."""
         pairs = zip(self._beats, signs, strict=True)
         read = [sign._replace(still_s=beat.read(sign.beat)) for beat, sign in pairs]
         with self._news:

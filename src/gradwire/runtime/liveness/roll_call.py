@@ -139,17 +139,17 @@ class RollCall:
         (``shown``). Where they see it at several, the port is at all of the host's
         addresses.
         """
-        own = way.own
+        address = way.own
         family = way.family
-        if not own:
+        if not address:
             return "", 0, ""
         if way.is_near and shown:
-            own = next(iter(shown)) if len(shown) == 1 else ""
-            family = socket.AF_INET6 if ":" in own else socket.AF_INET
+            address = next(iter(shown)) if len(shown) == 1 else ""
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
             listening = socket.socket(family, socket.SOCK_STREAM)
             try:
-                listening.bind((own, 0))
+                listening.bind((address, 0))
             except OSError:  # others see an address that no interface here has
                 listening.bind(("", 0))
             listening.listen(max(self.world, _MOST_VISITORS))
@@ -160,7 +160,7 @@ class RollCall:
         threading.Thread(
             target=self._serve, name="gradwire roll call", daemon=True
         ).start()
-        return own, port, self._token
+        return address, port, self._token
 
     def _serve(self) -> None:
         assert self._listening is not None

@@ -21,7 +21,7 @@ _log = logging.getLogger("gradwire")
 
 
 class Counting:
-    """Sees the steps of every optimizer of the process, and counts those of one.
+    """Sees the steps of every optimizer of the process, and counts one optimizer's.
 
     ``params`` are the parameters that are exchanged, and ``every`` is the steps of a
     period.

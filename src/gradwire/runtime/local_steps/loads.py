@@ -8,7 +8,7 @@ pass after ``local_steps``, and after the handle has loaded a state, any change 
 load: nothing trains yet. All other values that a loop writes into parameters belong to
 the pseudo-gradient: steps by hand, clamped weights, noise.
 
-Digests, taken before a load and before the next step, show what the load has changed.
+Digests, taken before a load and before the next step, show the load's changes.
 So weights that the loop puts back in time, such as an average of parameters for an
 evaluation, change nothing. Nor does a load of bits that are there already, for example
 bits that the handle's state has restored.
@@ -98,7 +98,7 @@ class Loads:
         return num_loads + 1, zlib.crc32(text.encode())
 
     def take(self, loaded: dict[str, int], dropped: Collection[str]) -> None:
-        """Counts what is pending; later changes are the loop's own."""
+        """Counts pending loads; later changes are the loop's own."""
         self.tally = self.tally_with(loaded, dropped)
         self._before = None
 

@@ -114,7 +114,7 @@ class Rhythm:
 
 
 class LocalSteps(Handle):
-    """The handle of ``gw.local_steps``; other methods are those of ``Handle``."""
+    """The handle of ``gw.local_steps``, with the other methods of ``Handle``."""
 
     def __init__(self, way: _Locally, progress: Progress, undo: ExitStack) -> None:
         exchange = way.settings.exchange
@@ -176,7 +176,7 @@ class LocalSteps(Handle):
         yield
 
     def _count(self, num_steps: int) -> None:
-        """Counts the step of an optimizer, and does what is due after it.
+        """Counts the step of an optimizer, and does the work that is due after it.
 
         ``num_steps`` includes uncounted steps before this one. It is 0 if this step
         does not count.
@@ -237,11 +237,11 @@ class LocalSteps(Handle):
         return LoopMoment(self._local_step, ends_period, has_learnt, *self._loads.tally)
 
     def _announce(self, *, ends_period: bool) -> None:
-        """Has ranks announce their moments beside what follows."""
+        """Has ranks announce their moments beside the next work."""
         engine = self._engine
         if engine.world > 1:
-            own = self._moment(ends_period=ends_period)
-            steps = moments_of_all(engine.world, self._progress.step, own)
+            moment = self._moment(ends_period=ends_period)
+            steps = moments_of_all(engine.world, self._progress.step, moment)
             self._announcing = engine.launch(0, "moments", steps, CONTROL)
 
     def _hear(self) -> list[LoopMoment]:
@@ -294,24 +294,24 @@ class LocalSteps(Handle):
         self._progress.finish()
 
     def stats(self) -> dict[str, Any]:
-        """Figures of this rank, as those of ``Handle.stats``, for local steps.
+        """Figures of this rank, as in ``Handle.stats``, for local steps.
 
-        - ``steps`` counts local steps, and ``exchanges`` those that exchanged a
+        - ``steps`` counts local steps, and ``exchanges`` the steps that exchanged a
           fragment.
         - ``every`` is the period.
         - ``*_per_step`` are per local step. ``step_s`` is the median time between two
           exchanges over the steps between them.
         """
         self.synchronize()
-        found = super().stats()
+        figures = super().stats()
         steps = self._local_step - self._counted_from
-        exchanges = found["steps"]
-        for key in found:
+        exchanges = figures["steps"]
+        for key in figures:
             if key.endswith("_per_step"):
-                found[key] *= exchanges / max(1, steps)
-        found["step_s"] /= self._rhythm.gap
+                figures[key] *= exchanges / max(1, steps)
+        figures["step_s"] /= self._rhythm.gap
         return {
-            **found,
+            **figures,
             "steps": steps,
             "exchanges": exchanges,
             "every": self._rhythm.every,
@@ -367,9 +367,9 @@ class LocalSteps(Handle):
             self._local_step = self._counted_from = local_step
             self._position = outer["position"] % self._rhythm.every
             self._left = outer["left"]
-            own = self._outer.anchors
+            anchors = self._outer.anchors
             self._arriving = {
-                name: torch.empty_like(own[name]).copy_(mean)
+                name: torch.empty_like(anchors[name]).copy_(mean)
                 for name, mean in outer["arriving"].items()
             }
             self._has_stepped = False
@@ -488,7 +488,7 @@ class _Locally(Attachment):
         quiet: ExitStack,
     ) -> None:
         if not hasattr(optimizer, "_optimizer_step_post_hooks"):
-            # what Accelerate wraps has them
+            # Accelerate's wrappers have them
             optimizer = getattr(optimizer, "optimizer", optimizer)
         self._optimizer = optimizer
         self._make = make

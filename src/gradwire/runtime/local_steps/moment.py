@@ -37,17 +37,19 @@ class LoopMoment(NamedTuple):
     """Whether there is anything that was not exchanged."""
     num_loads: int
     loads: int
-    """A checksum of what was loaded."""
+    """A checksum of the loaded weights."""
 
 
-def moments_of_all(world: int, step: int, own: LoopMoment) -> Steps[list[LoopMoment]]:
+def moments_of_all(
+    world: int, step: int, own_moment: LoopMoment
+) -> Steps[list[LoopMoment]]:
     """The steps by which ranks announce their moments.
 
     Returns them in rank order.
 
     Raises ``RankFailed``, on every rank alike, if they do not belong together.
     """
-    row = torch.tensor(own, dtype=torch.int64, device="cpu")
+    row = torch.tensor(own_moment, dtype=torch.int64, device="cpu")
     rows = yield from rows_of_all(world, row)
     moments = [
         LoopMoment(local_step, bool(ends_period), bool(has_learnt), num_loads, loads)
@@ -71,9 +73,9 @@ def refuse_unlike(moments: Sequence[LoopMoment], step: int) -> None:
             f"steps, and rank {listed(others)} exchanged after {exchanged}"
         )
         raise _mistake(text, _REMEDY, ending, step)
-    if len({(one.num_loads, one.loads) for one in moments}) == 1:
+    if len({(moment.num_loads, moment.loads) for moment in moments}) == 1:
         return
-    most = max(one.num_loads for one in moments)
+    most = max(moment.num_loads for moment in moments)
     loaded = tuple(rank for rank in ranks if moments[rank].num_loads == most)
     text = "ranks loaded different weights after gw.local_steps, or between other steps"
     if len(loaded) < world:

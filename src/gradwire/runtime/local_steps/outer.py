@@ -56,23 +56,23 @@ class Outer:
     def settings(self) -> tuple[str, object]:
         """The outer optimizer's class and hyper-parameters, which ranks share."""
         groups = self.optimizer.param_groups
-        own = [
+        values = [
             {key: group[key] for key in sorted(group) if key != "params"}
             for group in groups
         ]
-        return type(self.optimizer).__name__, own
+        return type(self.optimizer).__name__, values
 
     def shared(self, names: Collection[str] | None) -> list[NamedParam]:
         """The anchors of parameters (None: all), and their outer optimizer's state."""
-        found: list[NamedParam] = []
+        params: list[NamedParam] = []
         for name in self.anchors if names is None else names:
             anchor = self.anchors[name]
-            found.append((f"the anchor of {name}", anchor))
+            params.append((f"the anchor of {name}", anchor))
             state = self.optimizer.state.get(anchor, {})
-            found += [
+            params += [
                 (f"{k} of {name}", v) for k, v in state.items() if isinstance(v, Tensor)
             ]
-        return found
+        return params
 
     @torch.no_grad()
     def restart(self, names: Iterable[str]) -> None:
@@ -181,18 +181,18 @@ class Outer:
 
 
 def _check_tensors(
-    key: str, saved: Mapping[str, Any], own: Mapping[str, Tensor]
+    key: str, saved: Mapping[str, Any], kept: Mapping[str, Tensor]
 ) -> None:
     """Raises ``InvalidSetting`` unless saved tensors have the form of the model's."""
-    for name, given in saved.items():
+    for name, tensor in saved.items():
         what = f"{name} among the {key} of the state"
-        fits = own.get(name)
-        if not isinstance(given, Tensor) or fits is None:
+        fits = kept.get(name)
+        if not isinstance(tensor, Tensor) or fits is None:
             raise invalid(
-                what, type(given).__name__, "a tensor of the model's", DAMAGED
+                what, type(tensor).__name__, "a tensor of the model's", DAMAGED
             )
-        check_layout(what, given, fits.shape, fits.dtype)
-        refuse_values(what, given.detach())
+        check_layout(what, tensor, fits.shape, fits.dtype)
+        refuse_values(what, tensor.detach())
 
 
 def _made(make: MakeOuter, anchors: list[nn.Parameter]) -> Optimizer:

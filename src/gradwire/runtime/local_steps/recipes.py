@@ -3,7 +3,7 @@
 Each function returns the optimizer that the training loop steps, and the handle of
 ``gw.local_steps``. The loop stays as it is on one rank, and the handle's
 ``end_period()`` ends it on all. Make the model on its device first. Further settings
-are those of ``gw.local_steps``.
+are as in ``gw.local_steps``.
 
 Source: Stich, ICLR 2019 (LocalSGD); Douillard et al. 2023, arXiv 2311.08105 (DiLoCo);
 Douillard et al. 2025, arXiv 2501.18512 (Streaming DiLoCo); Thérien et al. 2025, arXiv
@@ -298,13 +298,13 @@ class MuonWithAdamW(Optimizer):
         return {**super().state_dict(), "parts": parts}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from what ``state_dict`` returned."""
+        """Goes on from a state that ``state_dict`` returned."""
         super().load_state_dict(
             {key: state_dict[key] for key in ("state", "param_groups")}
         )
-        for part, own in zip(self._parts, state_dict["parts"], strict=True):
+        for part, part_state in zip(self._parts, state_dict["parts"], strict=True):
             if part is not None:
-                part.load_state_dict(own)
+                part.load_state_dict(part_state)
 
 
 def _as_matrix(param: nn.Parameter) -> torch.Tensor:
@@ -338,5 +338,5 @@ def hidden(model: nn.Module) -> list[nn.Parameter]:
     [(2, 3)]
     """
     tables = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
-    own = [param for param in model.parameters() if param.requires_grad]
-    return [param for param in own if param.dim() >= 2 and param not in tables]
+    params = [param for param in model.parameters() if param.requires_grad]
+    return [param for param in params if param.dim() >= 2 and param not in tables]

@@ -95,7 +95,9 @@ class Gates:
                     names.append(self._names[param])
         self.ungated = tuple(dict.fromkeys(ungated))
         self._names_of = {
-            module: tuple(dict.fromkeys(own)) for module, own in names_of.items() if own
+            module: tuple(dict.fromkeys(names))
+            for module, names in names_of.items()
+            if names
         }
         self.remove(*self._hooks.keys() - self._names_of.keys())
         self._called.clear()
@@ -115,7 +117,7 @@ class Gates:
                 return
             if not self.is_learning:
                 self._enter(self._names_of[module])
-            # without gradients a module may pass by those it holds
+            # without gradients a module may bypass the modules inside it
             elif torch.is_grad_enabled():
                 self._called.add(module)
 
@@ -266,7 +268,7 @@ class Overlap:
             self._params[name].grad = pending(grad, self._pass)
 
     def _new_pass(self) -> PendingPass:
-        # Python's garbage collector does not see what a gradient refers to.
+        # Python's garbage collector does not see a gradient's references.
         this = weakref.ref(self)
 
         def settle(looker: str) -> None:
@@ -328,7 +330,7 @@ class Overlap:
     def _why_whole(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> str | None:
-        if any(given is not None for given in (*args, *kwargs.values())):
+        if any(argument is not None for argument in (*args, *kwargs.values())):
             return "step(closure) must run forward and backward itself"
         if self._asked is not None:
             return "step() was called twice after one backward pass"
@@ -392,7 +394,8 @@ class Overlap:
         finally:
             for param, grad in zip(params, shown, strict=True):
                 if not isinstance(grad, PendingGrad):
-                    param.grad = grad  # None, or what the user put there since
+                    # None, or a gradient that the user put there since
+                    param.grad = grad
         for name in names:
             del self._due[name]
             # the gradient is free, if the user let go of it
@@ -420,13 +423,13 @@ class Overlap:
 
     def _arrived(self, known: set[str]) -> list[str]:
         """Due parameters beside ``known``, in order, until one lacks its mean."""
-        found = []
+        arrived = []
         for name in self._due:
             if name not in known:
                 if not self._progress.synchroniser.arrived(name):
                     break
-                found.append(name)
-        return found
+                arrived.append(name)
+        return arrived
 
     def _settle_for_evaluation(self) -> None:
         """Makes all updates: a forward pass without gradients may skip modules."""

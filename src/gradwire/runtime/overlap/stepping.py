@@ -39,7 +39,7 @@ OptimizerStep = Callable[..., Any]
 class StepRequest(NamedTuple):
     """A step asked of ``optimizer.step()``: the hyper-parameters at that moment.
 
-    ``values`` holds those of each group; ``group_of`` gives the number of each
+    ``values`` holds the values of each group; ``group_of`` gives the number of each
     parameter's group.
     """
 
@@ -122,7 +122,7 @@ def _outside_of_forward() -> Iterator[None]:
     """A context without autocast, inference mode and dispatch modes.
 
     State made in inference mode is of no use outside of it. Selective activation
-    checkpointing, a dispatch mode, would take the step's operators for those of the
+    checkpointing, a dispatch mode, would take the step's operators for operators of the
     forward pass.
     """
     with ExitStack() as stack:

@@ -4,7 +4,7 @@ All that messages keep is rows: a row has a field of state, and the range of a
 parameter that it is about. Checkpoints, residuals, moves to other messages and
 newcomers are questions to these rows. Whatever has ``slots`` and their parts of a
 ``state`` has such rows, as a `Message` does. Residuals differ from rank to rank, so
-every rank saves and loads a state_dict of its own, or one rank saves those of all.
+every rank saves and loads its own state_dict, or one rank saves all ranks'.
 ``table`` says whose each entry of a state_dict is. For another number of ranks,
 ``redistribute`` makes new ones of all old ones.
 """
@@ -53,7 +53,7 @@ def share_of(messages: Sequence[Message], ranks_per_host: int) -> str:
 
 
 def _kept_ranges(messages: Sequence[Message]) -> list[tuple[str, int, int]]:
-    """The ranges of parameters, by name, of which this rank keeps state."""
+    """The ranges of parameters, by name, that this rank keeps state of."""
     return sorted(
         (slot.name, *m.kept_range(slot)) for m in messages for slot in m.slots
     )
@@ -62,8 +62,8 @@ def _kept_ranges(messages: Sequence[Message]) -> list[tuple[str, int, int]]:
 class KeptRow(NamedTuple):
     """A field of state, by its path, of elements ``first`` to ``last`` of a parameter.
 
-    ``held`` is a view of it. A field that has no value for each element is of the whole
-    range.
+    ``held`` is a view of these elements. A field that has no value for each element is
+    of the whole range.
     """
 
     name: str
@@ -76,8 +76,8 @@ class KeptRow(NamedTuple):
 def rows(message: Message, state: State = None) -> Iterator[KeptRow]:
     """All of ``state`` (None: the message's own) that is of one parameter."""
     for slot in message.slots:
-        for path, held in message.state_of(slot, state).items():
-            yield KeptRow(slot.name, path, *message.range_of(slot, held), held)
+        for path, tensor in message.state_of(slot, state).items():
+            yield KeptRow(slot.name, path, *message.range_of(slot, tensor), tensor)
 
 
 def shared_values(
@@ -90,20 +90,21 @@ def shared_values(
     """
     parts = [part for exchange in exchanges for part in nested(exchange)]
     deciding = {name for part in parts for name in part.decides_by}
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for key, of in (("params", ""), ("messages", "the message of ")):
         for name, fields in saved[key].items():
-            for path, held in fields.items():
+            for path, tensor in fields.items():
                 decides = (
-                    path.rpartition(".")[2] in deciding or not held.is_floating_point()
+                    path.rpartition(".")[2] in deciding
+                    or not tensor.is_floating_point()
                 )
                 if decides and not is_by_element(path):
-                    found[f"{path} of {of}{name}"] = _as_text(held)
-    return found
+                    texts[f"{path} of {of}{name}"] = _as_text(tensor)
+    return texts
 
 
-def _as_text(held: Tensor) -> str:
-    text = str(held.tolist())
+def _as_text(tensor: Tensor) -> str:
+    text = str(tensor.tolist())
     return text if len(text) <= 80 else hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -125,17 +126,19 @@ def collect(
     whole = {}
     for message in messages:
         state = message.backup.without(undone)
-        for name, path, first, last, held in rows(message, state):
+        for name, path, first, last, tensor in rows(message, state):
             fields = params[name]
             if not is_by_element(path):
-                fields[path] = held.to("cpu", copy=True)
+                fields[path] = tensor.to("cpu", copy=True)
                 continue
             if path not in fields:
-                fields[path] = torch.zeros(numels[name], dtype=held.dtype, device="cpu")
-            fields[path][first:last] = held
+                fields[path] = torch.zeros(
+                    numels[name], dtype=tensor.dtype, device="cpu"
+                )
+            fields[path][first:last] = tensor
         if rest := message.rest_of_state(state):
             whole[message.key] = {
-                path: held.to("cpu", copy=True) for path, held in rest.items()
+                path: tensor.to("cpu", copy=True) for path, tensor in rest.items()
             }
     return {
         "version": SCHEMA,
@@ -151,18 +154,18 @@ def collect(
 
 def residuals(messages: Sequence[Message]) -> dict[str, Tensor]:
     """The sum of each parameter's residuals, where it has any, by name."""
-    found = dict[str, Tensor]()
+    tensors = dict[str, Tensor]()
     numels = _numels(messages)
     for message in messages:
         for residual, slot in product(
             residuals_of(message.state).values(), message.slots
         ):
-            held = message.part(slot, residual)
-            if slot.name not in found:
-                found[slot.name] = held.new_zeros(numels[slot.name])
-            first, last = message.range_of(slot, held)
-            found[slot.name][first:last] += held
-    return found
+            part = message.part(slot, residual)
+            if slot.name not in tensors:
+                tensors[slot.name] = part.new_zeros(numels[slot.name])
+            first, last = message.range_of(slot, part)
+            tensors[slot.name][first:last] += part
+    return tensors
 
 
 def scale(
@@ -170,7 +173,7 @@ def scale(
     factor: float,
     which: Callable[[str], bool] = is_by_element,
 ) -> None:
-    """Scales fields of a collected state, by default those with a value an element."""
+    """Scales fields of a collected state, by default fields with a value an element."""
     for fields in saved["params"].values():
         for path in filter(which, fields):
             fields[path].copy_(fields[path] * factor)
@@ -252,7 +255,7 @@ def _refusal(key: str, there: Any, here: Any) -> str:
 def check_parameters(
     saved: Mapping[str, Any], messages: Sequence[Message], *, strict: bool
 ) -> None:
-    """Compares the parameters of ``saved`` with those of the messages.
+    """Compares the parameters of ``saved`` with the messages' parameters.
 
     Raises ``InvalidSetting`` where they differ; not ``strict``, it warns.
     """
@@ -274,7 +277,7 @@ def check_parameters(
 def check_fields(
     saved: Mapping[str, Any], messages: Sequence[Message], *, strict: bool
 ) -> None:
-    """Compares each parameter's fields in ``saved`` with those that a message keeps.
+    """Compares each parameter's fields in ``saved`` with a message's fields.
 
     Raises ``InvalidSetting`` where they differ; not ``strict``, it warns.
     """
@@ -414,14 +417,15 @@ def messages_without_residuals(
     ]
 
 
-def _with_residuals_moved(fields: Fields, own: Fields) -> Fields:
-    """One parameter's saved fields, residuals under the paths in its new ``own``."""
+def _with_residuals_moved(fields: Fields, own_fields: Fields) -> Fields:
+    """One parameter's saved fields, residuals under the paths in ``own_fields``."""
     owed = [*filter(is_residual, fields)]
-    homes = sorted(filter(is_residual, own), key=len)
+    homes = sorted(filter(is_residual, own_fields), key=len)
     if not homes or {*owed} <= {*homes}:
         return fields
-    others = {path: held for path, held in fields.items() if path not in owed}
-    return {**others, homes[0]: torch.stack([fields[path] for path in owed]).sum(0)}
+    others = {path: tensor for path, tensor in fields.items() if path not in owed}
+    residuals = torch.stack([fields[path] for path in owed])
+    return {**others, homes[0]: residuals.sum(0)}
 
 
 @torch.no_grad()
@@ -436,15 +440,15 @@ def _filled(
 ) -> State:
     """A state of the message, filled with its own and its parameters' saved fields."""
     state = message.first_state()
-    for name, path, first, last, own in rows(message, state):
-        given = params.get(name, {}).get(path)
-        if given is None:
+    for name, path, first, last, tensor in rows(message, state):
+        saved = params.get(name, {}).get(path)
+        if saved is None:
             continue
         what = f"{path} of {name}"
         if is_by_element(path):
-            check_layout(what, given, (numels[name],), own.dtype)
-            given = given[first:last]
-        _fill(what, own, given)
+            check_layout(what, saved, (numels[name],), tensor.dtype)
+            saved = saved[first:last]
+        _fill(what, tensor, saved)
     if (rest := whole.get(message.key)) is None:
         return state
     own_rest = message.rest_of_state(state)
@@ -456,18 +460,18 @@ def _filled(
             "state of the same "
             "model and exchange"
         )
-    for path, own in own_rest.items():
-        if is_whole or (path in rest and rest[path].shape == own.shape):
-            _fill(f"{path} of the message of {message.key}", own, rest[path])
+    for path, tensor in own_rest.items():
+        if is_whole or (path in rest and rest[path].shape == tensor.shape):
+            _fill(f"{path} of the message of {message.key}", tensor, rest[path])
     return state
 
 
-def _fill(what: str, own: Tensor, given: Tensor) -> None:
+def _fill(what: str, tensor: Tensor, saved: Tensor) -> None:
     """Copies a saved tensor into a state.
 
     Raises for another shape, dtype or impossible values.
     """
-    check_layout(what, given, own.shape, own.dtype)
-    values = given.detach().cpu()
-    refuse_values(what, values, own)
-    own.copy_(values)
+    check_layout(what, saved, tensor.shape, tensor.dtype)
+    values = saved.detach().cpu()
+    refuse_values(what, values, tensor)
+    tensor.copy_(values)

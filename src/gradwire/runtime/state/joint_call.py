@@ -87,45 +87,45 @@ class JointCall:
         self._engine.check()
         self._next_step = next_step
         alike = {"call": self._call, "strict": strict, **described(saved)}
-        own = {"alike": alike, "share": saved["share"], "of its share": shared}
+        facts = {"alike": alike, "share": saved["share"], "of its share": shared}
         with refusing(self._shards):
-            self._compare(self._group, own, "rank")
+            self._compare(self._group, facts, "rank")
         # Ranks with other shards are other groups, whose runs have names of their own.
         alike = {"call": self._call, "step": saved["step"]}
-        own = {"alike": alike, "share": "", "of its share": {}}
-        self._compare(self._shards, own, "the rank of shard")
+        facts = {"alike": alike, "share": "", "of its share": {}}
+        self._compare(self._shards, facts, "the rank of shard")
 
-    def _compare(self, who: Membership, own: Mapping[str, Any], kind: str) -> None:
+    def _compare(self, who: Membership, facts: Mapping[str, Any], kind: str) -> None:
         engine = self._engine
         call = self._call
         is_group = kind == "rank"
         refused = f"{kind} {{}} refused {call}, so nothing was {self._done} on any rank"
-        # Who is silent takes so long to find out, and is to be known at the time-out.
+        # It takes so long to find silent ranks, and they must be known at the time-out.
         early_s = time.monotonic() + max(
             0.0, engine.timeout.total_seconds() - PATIENCE_S
         )
 
-        def look(absent: Sequence[int], found: Mapping[int, Any]) -> bool:
+        def look(absent: Sequence[int], announced: Mapping[int, Any]) -> bool:
             engine.check()
             if is_group:  # of shards of other groups nothing is known
                 self._refuse_to_wait_for(absent)
             if time.monotonic() > early_s:
                 engine.refuse_silence(self._next_step)
-            return has_refusal(found)
+            return has_refusal(announced)
 
-        def decide(found: Mapping[int, Any]) -> None:
-            absent = tuple(rank for rank in range(who.world) if rank not in found)
+        def decide(announced: Mapping[int, Any]) -> None:
+            absent = tuple(rank for rank in range(who.world) if rank not in announced)
             if is_group and not (who.rank or absent) and engine.num_calls > 1:
-                # Whoever has come to this call has read all of the one before it.
+                # A rank that has come to this call has read all of the last one.
                 engine.sweep(f"call {engine.num_calls - 1}")
-            refuse_if_one_did(found, refused)
+            refuse_if_one_did(announced, refused)
             if absent:
                 raise self._late(absent, kind, who.world)
-            self._refuse_differences(found, kind)
+            self._refuse_differences(announced, kind)
 
         try:
             who.agree(
-                own, decide, engine.timeout, what=call, look=look, is_partial=True
+                facts, decide, engine.timeout, what=call, look=look, is_partial=True
             )
         except RankFailed as error:
             if error.step >= 0:
@@ -194,7 +194,7 @@ class JointCall:
         )
         return self._engine.lose(ranks, self._next_step, text, how)
 
-    def gather(self, own: dict[str, Any]) -> list[dict[str, Any]]:
+    def gather(self, state: dict[str, Any]) -> list[dict[str, Any]]:
         """The states of all ranks on rank 0, in rank order, in host memory.
 
         None on others.
@@ -206,22 +206,22 @@ class JointCall:
         who = self._group
         engine = self._engine
         if who.world == 1:
-            return [own]
+            return [state]
         opened: list[Channel] = []
 
         def travel() -> list[dict[str, Any]]:
             # The last rank waits for its turn while all others send theirs.
             opened.extend(open_channels(*who[:3], 1, engine.timeout * who.world))
-            found = [own]
+            states = [state]
             if who.rank:
-                send(packed(own), 0, opened[0])
+                send(packed(state), 0, opened[0])
             else:
-                found += [
+                states += [
                     read_packed(receive(r, opened[0])) for r in range(1, who.world)
                 ]
             # nobody trains on before all are there
             carry_out([AllReduce(torch.zeros(1))], opened)
-            return [] if who.rank else found
+            return [] if who.rank else states
 
         travelling = in_background(travel)
         try:
@@ -230,13 +230,12 @@ class JointCall:
                 self._refuse_to_wait_for(
                     [rank for rank in range(who.world) if rank != who.rank]
                 )
-            found: list[dict[str, Any]] = travelling.result()
-            return found
+            states: list[dict[str, Any]] = travelling.result()
+            return states
         except RankFailed:
             raise
-        except (
-            Exception
-        ) as error:  # also of a state that cannot be sent: others wait for it
+        # Also for a state that cannot be sent: others wait for it.
+        except Exception as error:
             raise engine.unreachable(
                 f"finish {self._call}", error, self._next_step
             ) from error

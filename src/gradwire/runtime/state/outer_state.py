@@ -34,7 +34,7 @@ def check_outer(saved: Any, whose: str = "the state") -> None:
     loads = saved.get("loads", NO_LOADS)
     is_pair = isinstance(loads, tuple | list) and len(loads) == len(NO_LOADS)
     if not is_pair or not all(
-        type(one) is int and 0 <= one < _LOADS_END for one in loads
+        type(load) is int and 0 <= load < _LOADS_END for load in loads
     ):
         accepted = f"two integers from 0 to {_LOADS_END - 1}"
         raise invalid(f"loads of {whose}", loads, accepted, DAMAGED)
@@ -61,7 +61,6 @@ def merged_outer(olds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = deepcopy(first)
     for name, param in merged["parameters"].items():
         each = (old["outer"]["parameters"][name] for old in olds)
-        param.copy_(
-            torch.stack([tensor.detach().double().cpu() for tensor in each]).mean(0)
-        )
+        wide = [tensor.detach().double().cpu() for tensor in each]
+        param.copy_(torch.stack(wide).mean(0))
     return merged

@@ -66,7 +66,7 @@ def redistribute(
 
 
 def place_name(rank: int, world_size: int) -> str:
-    """The name of a rank's state among those of all ranks.
+    """The name of a rank's state among all ranks' states.
 
     >>> place_name(0, 4)
     'rank 0 of 4'
@@ -77,7 +77,7 @@ def place_name(rank: int, world_size: int) -> str:
 def part_of(saved: Any, origin: Origin) -> Any:
     """The state_dict of ``origin``'s rank in ``saved``, which may hold all ranks'.
 
-    What is no such dict is returned as it is. Another number of ranks, or of ranks on a
+    Any other value is returned as it is. Another number of ranks, or of ranks on a
     host, is cut anew. Raises as ``redistribute`` does.
     """
     if not isinstance(saved, dict) or not saved:
@@ -86,14 +86,12 @@ def part_of(saved: Any, origin: Origin) -> Any:
         type(key) is str and re.fullmatch(r"rank \d+ of \d+", key) for key in saved
     ):
         return saved
-    own = saved.get(place_name(origin.rank, origin.world_size))
-    if own is not None:
-        check_form(own)
-        if own["ranks_per_host"] == origin.ranks_per_host and own["share"] in (
-            "",
-            origin.share,
-        ):
-            return own
+    own_state = saved.get(place_name(origin.rank, origin.world_size))
+    if own_state is not None:
+        check_form(own_state)
+        is_of_hosts = own_state["ranks_per_host"] == origin.ranks_per_host
+        if is_of_hosts and own_state["share"] in ("", origin.share):
+            return own_state
     olds = _of_one_moment(list(saved.values()))
     return _part(olds, origin.rank, origin.world_size, origin.ranks_per_host)
 
@@ -142,26 +140,23 @@ def _part(
     per_host = olds[0]["ranks_per_host"]
     num_hosts = world_size // ranks_per_host
     hosts = [olds[first : first + per_host] for first in range(0, len(olds), per_host)]
-    mine = [
-        old
-        for host in hosts[rank // ranks_per_host :: num_hosts]
-        for old in (
-            host if host[0]["share"] else host[:1]
-        )  # else each has all of its host's
-    ]
+    mine = []
+    for host in hosts[rank // ranks_per_host :: num_hosts]:
+        # Without shares each rank has all of its host's state.
+        mine += host if host[0]["share"] else host[:1]
     # Ranks at different places of a host may have decided apart, of their shares.
     donor = olds[0] if olds[0]["share"] else olds[rank % len(olds)]
     new: dict[str, Any] = copied(donor)
     for name, fields in new["params"].items():
         for old in hosts[rank // ranks_per_host % len(hosts)]:
-            # What is kept of a whole tensor is with one rank of the host.
+            # State of a whole tensor is with one rank of the host.
             for path, kept in old["params"][name].items():
                 fields.setdefault(path, copied(kept))
         for path, like in fields.items():
             if is_by_element(path):
-                held = {old["rank"]: old["params"][name][path] for old in mine}
+                values = {old["rank"]: old["params"][name][path] for old in mine}
                 fields[path] = summed(
-                    f"{path} of {name}", like, held, num_hosts / len(hosts)
+                    f"{path} of {name}", like, values, num_hosts / len(hosts)
                 )
     if world_size == len(olds) and per_host == ranks_per_host == 1:
         return new

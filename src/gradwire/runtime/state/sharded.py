@@ -1,6 +1,6 @@
 """State as ``torch.distributed.checkpoint`` saves it: DTensors, cut anew.
 
-What an exchange keeps for each element of a parameter has the parameter's shape behind
+Values that an exchange keeps for each element have the parameter's shape behind
 one more dimension, of replicas: each holds its own row, and of it the shard that it
 holds of the parameter. All else is small, and lies in one object that holds every
 rank's.
@@ -52,9 +52,9 @@ class Owners(NamedTuple):
 
         Raises ``InvalidSetting`` where there are several.
         """
-        found: Any = {p.device_mesh for p in self.params.values() if is_dtensor(p)}  # type: ignore[attr-defined]
-        if len(found) > 1 or any(mesh.ndim > 1 for mesh in found):
-            shown = sorted(map(str, found))
+        meshes: Any = {p.device_mesh for p in self.params.values() if is_dtensor(p)}  # type: ignore[attr-defined]
+        if len(meshes) > 1 or any(mesh.ndim > 1 for mesh in meshes):
+            shown = sorted(map(str, meshes))
             remedy = "save a file a rank, by state_dict()"
             raise invalid(
                 "model",
@@ -62,7 +62,7 @@ class Owners(NamedTuple):
                 "cut on one mesh of one dimension",
                 remedy,
             )
-        return next(iter(found), None)
+        return next(iter(meshes), None)
 
     @property
     def part(self) -> tuple[int, int]:
@@ -76,16 +76,16 @@ class Owners(NamedTuple):
         of_parts = [] if self.within is None else [self.within.get_group()]
         return [*([] if self.group is None else [self.group]), *of_parts]
 
-    def gathered(self, own: Any) -> dict[str, Any]:
+    def gathered(self, value: Any) -> dict[str, Any]:
         """All ranks' objects, each by the text "replica, part" of its rank."""
-        found = {f"{self.replica}, {self.part[0]}": own}
+        values = {f"{self.replica}, {self.part[0]}": value}
         for group in self.groups:
-            found = {
+            values = {
                 place: rest
-                for one in values_of_all(found, group)
-                for place, rest in one.items()
+                for part in values_of_all(values, group)
+                for place, rest in part.items()
             }
-        return dict(sorted(found.items()))
+        return dict(sorted(values.items()))
 
     def mesh(self) -> DeviceMesh | None:
         """The mesh of replicas and, where parameters are cut, of parts.
@@ -163,30 +163,30 @@ def _rows(
     most = -(-count // owners.replicas)  # as a DTensor is cut
     num_own = max(0, min(most, count - owners.replica * most))
     if count == owners.replicas:
-        held = held_N.view(1, *local.shape)
+        whole = held_N.view(1, *local.shape)
     else:
         unread = torch.nan if held_N.is_floating_point() else 0
-        held = held_N.new_full((num_own, *local.shape), unread)
-    found: Any = held
+        whole = held_N.new_full((num_own, *local.shape), unread)
+    placed: Any = whole
     shape = torch.Size((count, *as_reals(param).shape))
     if mesh is not None:
         stride = torch.empty(shape, device="meta").stride()
         cut = [
-            Shard(one.dim + 1) if one.is_shard() else one
-            for one in getattr(param, "placements", ())
+            Shard(placement.dim + 1) if placement.is_shard() else placement
+            for placement in getattr(param, "placements", ())
         ]
-        found = DTensor.from_local(
-            held, mesh, [Shard(0), *cut], run_check=False, shape=shape, stride=stride
+        placed = DTensor.from_local(
+            whole, mesh, [Shard(0), *cut], run_check=False, shape=shape, stride=stride
         )
-    found.size = partial(_size, shape)
-    return found
+    placed.size = partial(_size, shape)
+    return placed
 
 
 class _AnyNumber(int):
     """A number of rows that ``dcp.load`` takes for that of any checkpoint.
 
     torch compares the shape of a tensor with the saved one before it reads anything,
-    and its error does not say what to do. With this number `own_part` compares rows.
+    and its error names no remedy. With this number `own_part` compares rows.
     In a checkpoint it is a plain number.
     """
 
@@ -201,19 +201,19 @@ class _AnyNumber(int):
 
 def _size(shape: torch.Size, dim: int | None = None) -> torch.Size | int:
     """The ``size`` of a tensor of rows, whose shapes fit any number of them."""
-    found = torch.Size((_AnyNumber(shape[0]), *shape[1:]))
-    return found if dim is None else found[dim]
+    size = torch.Size((_AnyNumber(shape[0]), *shape[1:]))
+    return size if dim is None else size[dim]
 
 
-def own_part(owners: Owners, given: Any, origin: Origin) -> Any:
-    """This rank's state_dict, of what was loaded into a ``sharded_state``.
+def own_part(owners: Owners, gathered: Any, origin: Origin) -> Any:
+    """This rank's state_dict, from a loaded ``sharded_state``.
 
-    What is no such state is returned as it is. Raises ``InvalidSetting`` where it
+    Any other value is returned as it is. Raises ``InvalidSetting`` where it
     cannot be cut for these ranks.
     """
-    if not isinstance(given, dict) or set(given) != {_REST, "params"}:
-        return given
-    rest = _rest_of(given)
+    if not isinstance(gathered, dict) or set(gathered) != {_REST, "params"}:
+        return gathered
+    rest = _rest_of(gathered)
     part, parts = owners.part
     replicas = rest["replicas"]
     is_cut_alike = rest["parts"] == parts
@@ -230,8 +230,8 @@ def own_part(owners: Owners, given: Any, origin: Origin) -> Any:
         **places[place],
     }
     check_form(found, "the sharded state")
-    if not is_tree(given["params"]):
-        kind = type(given["params"]).__name__
+    if not is_tree(gathered["params"]):
+        kind = type(gathered["params"]).__name__
         raise invalid("params of the state", kind, "a dict of dicts", _DAMAGED)
     whole = found["params"]
     names = whole
@@ -250,7 +250,7 @@ def own_part(owners: Owners, given: Any, origin: Origin) -> Any:
             **whole.get(name, {}),
             **{
                 path: _sum_of_rows(f"{path} of {name}", rows, replicas, owners)
-                for path, rows in given["params"].get(name, {}).items()
+                for path, rows in gathered["params"].get(name, {}).items()
             },
         }
         for name in names
@@ -266,16 +266,16 @@ def _sum_of_rows(what: str, rows: Any, replicas: int, owners: Owners) -> Tensor:
         remedy = f"load into handle.sharded_state(saved_by={replicas})"
         accepted = f"{replicas}, as many as were saved"
         raise invalid(f"rows of {what}", rows.shape[0], accepted, remedy)
-    own = shard_of(rows)
-    like = own.new_zeros(own.shape[1:].numel())
-    held = {place: row.reshape(-1) for place, row in enumerate(own)}
-    return summed(what, like, held, owners.replicas / replicas)
+    local = shard_of(rows)
+    like = local.new_zeros(local.shape[1:].numel())
+    values = {place: row.reshape(-1) for place, row in enumerate(local)}
+    return summed(what, like, values, owners.replicas / replicas)
 
 
-def _rest_of(given: Mapping[str, Any]) -> dict[str, Any]:
+def _rest_of(state: Mapping[str, Any]) -> dict[str, Any]:
     """All of a sharded state but parameters' tensors, once its form was checked."""
     try:
-        rest: Any = read_packed(io.BytesIO(given[_REST]))
+        rest: Any = read_packed(io.BytesIO(state[_REST]))
     except Exception as error:  # whatever torch.load raises for damaged bytes
         text = (
             f"the rest of the state cannot be read ({type(error).__name__}); {_DAMAGED}"

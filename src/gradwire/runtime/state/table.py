@@ -90,8 +90,8 @@ def fields_of(
     """Each parameter's fields with a value for each element, or all other fields."""
     return {
         name: {
-            path: held
-            for path, held in fields.items()
+            path: tensor
+            for path, tensor in fields.items()
             if is_by_element(path) is by_element
         }
         for name, fields in params.items()
@@ -105,17 +105,21 @@ def described(saved: Mapping[str, Any]) -> dict[str, Any]:
     fields with a value for each element: one rank of a host alone has the other fields
     of a tensor that is not cut.
     """
-    found: dict[str, Any] = {"is of a share": saved["share"] != ""}
-    found |= {key: saved[key] for key, entry in ENTRIES.items() if entry.is_shared}
-    found["local_step"] = saved.get("local_step")
+    description: dict[str, Any] = {"is of a share": saved["share"] != ""}
+    description |= {
+        key: saved[key] for key, entry in ENTRIES.items() if entry.is_shared
+    }
+    description["local_step"] = saved.get("local_step")
     for name, fields in saved["params"].items():
-        found[f"the parameter {name}"] = "there"
-        for path, held in fields.items():
+        description[f"the parameter {name}"] = "there"
+        for path, tensor in fields.items():
             if is_by_element(path) or not saved["share"]:
-                found[f"{path} of {name}"] = f"{list(held.shape)} {held.dtype}"
+                description[f"{path} of {name}"] = (
+                    f"{list(tensor.shape)} {tensor.dtype}"
+                )
     for name, fields in saved["messages"].items():
-        found[f"the message of {name}"] = sorted(fields)
-    return found
+        description[f"the message of {name}"] = sorted(fields)
+    return description
 
 
 def is_residual(path: str) -> bool:
@@ -153,12 +157,12 @@ def check_form(saved: Any, whose: str = "state_dict") -> None:
         _check_fields_form(saved[key], f"{key} of {whose}")
 
 
-def _check_fields_form(given: Any, whose: str) -> None:
-    """Raises ``InvalidSetting`` unless ``given`` has dicts of tensors, by strings."""
-    if not is_tree(given):
+def _check_fields_form(state: Any, whose: str) -> None:
+    """Raises ``InvalidSetting`` unless ``state`` has dicts of tensors, by strings."""
+    if not is_tree(state):
         accepted = "a dict of dicts of tensors, by texts"
-        raise invalid(whose, type(given).__name__, accepted, _REMEDY)
-    for name, fields in given.items():
+        raise invalid(whose, type(state).__name__, accepted, _REMEDY)
+    for name, fields in state.items():
         for path, value in fields.items():
             if (kind := _unfit(value)) is not None:
                 what = f"{path} of {name} in {whose}"
@@ -166,14 +170,14 @@ def _check_fields_form(given: Any, whose: str) -> None:
                 raise invalid(what, kind, accepted, _REMEDY)
 
 
-def is_tree(given: Any) -> bool:
+def is_tree(value: Any) -> bool:
     """Whether a value is a dict of dicts, all by strings."""
-    return _is_by_text(given) and all(map(_is_by_text, given.values()))
+    return _is_by_text(value) and all(map(_is_by_text, value.values()))
 
 
-def _is_by_text(given: Any) -> bool:
+def _is_by_text(value: Any) -> bool:
     """Whether a value is a dict whose keys are strings."""
-    return isinstance(given, dict) and all(type(key) is str for key in given)
+    return isinstance(value, dict) and all(type(key) is str for key in value)
 
 
 def _unfit(value: Any) -> str | None:
@@ -188,31 +192,32 @@ def _unfit(value: Any) -> str | None:
 
 
 def check_layout(
-    what: str, given: Tensor, shape: tuple[int, ...], dtype: torch.dtype
+    what: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     """Raises ``InvalidSetting`` where a tensor has another shape or dtype than here."""
-    if tuple(given.shape) != tuple(shape):
+    if tuple(tensor.shape) != tuple(shape):
         raise InvalidSetting(
-            f"{what} has the shape {list(given.shape)} and here it has "
+            f"{what} has the shape {list(tensor.shape)} and here it has "
             f"{list(shape)}; load the state of the same model and exchange"
         )
-    if given.dtype != dtype:
+    if tensor.dtype != dtype:
         remedy = "load the state of a model of the same dtypes"
-        raise invalid(f"dtype of {what}", given.dtype, str(dtype), remedy)
+        raise invalid(f"dtype of {what}", tensor.dtype, str(dtype), remedy)
 
 
-def refuse_values(what: str, given: Tensor, fresh: Tensor | None = None) -> None:
+def refuse_values(what: str, tensor: Tensor, fresh: Tensor | None = None) -> None:
     """Raises where a tensor holds values that ``contract.State`` does not allow.
 
     They are allowed where ``fresh``, the tensor that training begins with, holds such
     values too.
     """
-    wrong = _strange(given)
-    if not bool(wrong.any()) or (fresh is not None and bool(_strange(fresh).any())):
+    wrong = _strange(tensor)
+    is_usual = fresh is not None and bool(_strange(fresh).any())
+    if is_usual or not wrong.any():
         return
-    accepted = "finite" if given.is_floating_point() else f"0 to {MOST_COUNTED}"
+    accepted = "finite" if tensor.is_floating_point() else f"0 to {MOST_COUNTED}"
     remedy = "load an older checkpoint, as this one is damaged"
-    raise invalid(what, given[wrong][0].item(), accepted, remedy)
+    raise invalid(what, tensor[wrong][0].item(), accepted, remedy)
 
 
 def copied(old: Any) -> Any:
@@ -227,18 +232,18 @@ _SUMMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def summed(
-    what: str, like: Tensor, held: Mapping[int, Tensor], factor: float
+    what: str, like: Tensor, values: Mapping[int, Tensor], factor: float
 ) -> Tensor:
     """``factor`` times the sum of each rank's tensor, in the form of ``like``.
 
     Raises if a rank's tensor is damaged or cannot be added up. A single tensor, times
     1, is only copied.
     """
-    is_alone = len(held) == factor == 1
+    is_alone = len(values) == factor == 1
     if like.dtype not in _SUMMED and (like.is_floating_point() or not is_alone):
         remedy = "go on with as many ranks as saved it"
         raise invalid(f"dtype of {what}", like.dtype, "a floating-point one", remedy)
-    parts = {rank: part.detach().cpu() for rank, part in held.items()}
+    parts = {rank: part.detach().cpu() for rank, part in values.items()}
     for rank, part in parts.items():
         refuse_values(f"{what} of rank {rank}", part)
     if is_alone:
@@ -250,8 +255,8 @@ def summed(
     return total
 
 
-def _strange(given: Tensor) -> Tensor:
-    if given.is_floating_point() or given.is_complex():
-        return ~given.isfinite()
-    counts = given.long()
+def _strange(tensor: Tensor) -> Tensor:
+    if tensor.is_floating_point() or tensor.is_complex():
+        return ~tensor.isfinite()
+    counts = tensor.long()
     return (counts < 0) | (counts > MOST_COUNTED)

@@ -311,12 +311,13 @@ KINDS = (
     "messages",
     "payloads",
     "buffers",
+    "receives",
     "thread_scratch",
 )
 """The kinds are gradients that were not sent yet; velocities; the rest of states;
 copies of gradients; sent and received payloads; buffers that a message needs in a later
-computation; and buffers for one computation, which all messages of this process share
-(see `thread_scratch`).
+computation; what receives fill that are posted ahead (see `direct`); and buffers for
+one computation, which all messages of this process share (see `thread_scratch`).
 """
 _MOMENTUM = ("velocity", "momentum")
 
@@ -334,13 +335,15 @@ def kept_bytes(state: State, member: Member) -> Counter[str]:
     return found
 
 
-def memory_of(messages: Iterable[Any], numel: int) -> dict[str, float]:
+def memory_of(
+    messages: Iterable[Any], receives_bytes: int, numel: int
+) -> dict[str, float]:
     """Bytes of all messages by kind, and their sum for each of ``numel`` parameters.
 
     ``thread_scratch`` is of all threads of this process. Copies of states are states,
     too.
     """
-    found = Counter(thread_scratch=thread_scratch_bytes())
+    found = Counter(thread_scratch=thread_scratch_bytes(), receives=receives_bytes)
     for message in messages:
         found += kept_bytes(message.state, message.member)
         found["messages"] += message.buffer.size_bytes

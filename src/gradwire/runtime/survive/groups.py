@@ -74,9 +74,11 @@ def open_group(
 
 def _kinds(backends: str) -> dict[torch.device, str]:
     """The back end of each kind of device; gloo for all that is not NCCL's."""
-    pairs = [one.split(":") for one in backends.split(",") if ":" in one]
+    pairs = [pair.split(":") for pair in backends.split(",") if ":" in pair]
     kinds = {torch.device(device): kind for device, kind in pairs}
-    return {one: "nccl" if kind == "nccl" else "gloo" for one, kind in kinds.items()}
+    return {
+        device: "nccl" if kind == "nccl" else "gloo" for device, kind in kinds.items()
+    }
 
 
 def register_group(
@@ -108,7 +110,7 @@ def _enter(
     """Writes a group into torch's tables, as ``dist.new_group`` does."""
     c10d: Any = dist.distributed_c10d
     world = vars(c10d).get("_world")
-    missing = [one for one in _TABLES if not hasattr(world, one)]
+    missing = [name for name in _TABLES if not hasattr(world, name)]
     if missing:
         _log.warning(
             "torch %s does not know the ranks of handle.group: it lacks %s; "

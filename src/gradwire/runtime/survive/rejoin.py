@@ -94,8 +94,8 @@ class Healing(NamedTuple):
         """Puts what ``packed`` has made on another rank in this one's place."""
         parts = read_packed(data)
         with torch.no_grad():
-            for tensor, found in zip(self.tensors(), parts["tensors"], strict=True):
-                tensor.copy_(found)
+            for tensor, part in zip(self.tensors(), parts["tensors"], strict=True):
+                tensor.copy_(part)
         if self.optimizer is not None:
             self.optimizer.load_state_dict(parts["optimizer"])
         if self.scaler is not None:
@@ -105,7 +105,7 @@ class Healing(NamedTuple):
 
 _GO = "go"
 _PLACE = Membership(REJOINED, 0, 1)
-"""The membership under whose name a run and those that come in meet."""
+"""The membership under whose name a run and its newcomers meet."""
 
 
 class Lookout:
@@ -156,7 +156,7 @@ class Offer(NamedTuple):
     step: int
 
     def who(self, rank: int) -> Membership:
-        """A rank among those that the newcomer is one of."""
+        """A rank among the newcomers."""
         name = f"{REJOINED} {self.number}"
         return Membership(name, rank, len(self.labels), tuple(self.labels))
 
@@ -301,14 +301,14 @@ class Newcomer:
         self._start_s = time.monotonic()
         self.seconds = 0.0
 
-    def ask(self, own: Fingerprint, timeout: timedelta) -> Membership:
+    def ask(self, fingerprint: Fingerprint, timeout: timedelta) -> Membership:
         """This process's place in the run.
 
         Raises ``RanksDiffer`` or ``RankFailed`` without one.
         """
         patience = patience_of(timeout)
         self.offer = _PLACE.ask(
-            lambda store: self._asked(store, own, timeout), patience
+            lambda store: self._asked(store, fingerprint, timeout), patience
         )
         return self.offer.who(len(self.offer.labels) - 1)
 
@@ -331,14 +331,14 @@ class Newcomer:
         self.seconds = time.monotonic() - self._start_s
         return engine
 
-    def _asked(self, store: Any, own: Fingerprint, timeout: timedelta) -> Offer:
+    def _asked(self, store: Any, fingerprint: Fingerprint, timeout: timedelta) -> Offer:
         if missing_keys(store, ["run"], timeout.total_seconds()):
             raise RankFailed(
                 f"no running job was found in this store within {timeout}; "
                 "pass the store of a job whose ranks train with on_failure='shrink'"
             )
         if differs := difference(
-            json.loads(store.get("run")), json.loads(json.dumps(own))
+            json.loads(store.get("run")), json.loads(json.dumps(fingerprint))
         ):
             raise RanksDiffer(
                 f"the run and this newcomer do not train the same thing: {differs}; "

@@ -1,4 +1,4 @@
-"""Shrink: ranks go on without those that are lost, under an unchanged training loop.
+"""Shrink: ranks go on without the lost ranks, under an unchanged training loop.
 
 When a rank is lost, the others agree on the steps that count (`meet`), and undo a step
 that does not (`backup`). They connect anew and go on in a smaller world. Every
@@ -87,12 +87,12 @@ def decided(
     >>> decided({0: Counted(6, 7), 2: Counted(6, 7)}, repeats=True).num_steps
     6
     """
-    ended = max(one.least for one in counted.values())
-    whole = min(one.most for one in counted.values())
+    ended = max(count.least for count in counted.values())
+    whole = min(count.most for count in counted.values())
     if ended > whole:
         return None
     agreed = ended if repeats else whole
-    is_torn = any(one.is_open and one.least == agreed for one in counted.values())
+    is_torn = any(count.is_open and count.least == agreed for count in counted.values())
     return Survivors(tuple(sorted(counted)), agreed, is_torn)
 
 
@@ -110,7 +110,7 @@ def meet(
         if engine.store_is_lost or time.monotonic() > end_s:
             return None
 
-    def are_gone(absent: Sequence[int], found: object) -> bool:
+    def are_gone(absent: Sequence[int], announced: object) -> bool:
         signs = engine.signs()
         return bool(signs) and all(signs[rank].still_s > PATIENCE_S for rank in absent)
 
@@ -215,8 +215,8 @@ class Shrinking:
     def _raise_due(self, cause: RankFailed | None) -> None:
         """Raises the loss once for all models, which share the steps of the loop."""
         due = self._due
-        for one in _shrinking:
-            one._due = None
+        for model in _shrinking:
+            model._due = None
         assert due is not None, "a model that has lost a rank says so"
         self._drop_gradients()
         raise due from cause
@@ -257,22 +257,26 @@ class Shrinking:
         # else a dropped model still counts on ranks that have not collected it yet
         gc.collect()
         # in one order on all ranks
-        every = sorted(_shrinking, key=lambda one: one._name)
-        for one in every:
-            one._engine.interrupt(None)
-        models = [one for one in every if lost.intersection(one._numbers)]
+        every = sorted(_shrinking, key=lambda model: model._name)
+        for model in every:
+            model._engine.interrupt(None)
+        models = [model for model in every if lost.intersection(model._numbers)]
         _all_lose(models, failure)
-        is_torn = any(one._is_torn for one in models)
-        others = [one for one in every if one not in models and one._engine.world > 1]
-        beside = [one for one in others if is_torn or one._engine.has_failed]
+        is_torn = any(model._is_torn for model in models)
+        others = [
+            other for other in every if other not in models and other._engine.world > 1
+        ]
+        beside = [other for other in others if is_torn or other._engine.has_failed]
         _all_lose(beside, failure)
-        undone = [one for one in (*models, *beside) if one._undoes]
+        undone = [model for model in (*models, *beside) if model._undoes]
         stands = self._progress.step == num_steps and self in (*models, *beside)
         if undone or stands:
-            due = next(one for one in (self, *undone, *models) if one._due is not None)
+            due = next(
+                model for model in (self, *undone, *models) if model._due is not None
+            )
             due._raise_due(failure)
-        for one in beside:
-            one._due = None
+        for model in beside:
+            model._due = None
 
     def _break_off(self, failure: RankFailed) -> None:
         """Alarms this model's other ranks, as they may wait for a rank that left."""
@@ -296,9 +300,9 @@ class Shrinking:
 
         def announce(error: BaseException) -> None:
             if isinstance(error, RankFailed) and error.ranks:
-                for one in [*_shrinking]:
-                    if this() not in (one, None):
-                        one._engine.interrupt(error)
+                for model in [*_shrinking]:
+                    if this() not in (model, None):
+                        model._engine.interrupt(error)
 
         engine.on_failure = announce
 
@@ -313,9 +317,9 @@ class Shrinking:
         start_s = time.monotonic()
         num_steps = self._progress.step
         is_open = synchroniser.open
-        own = Counted(num_steps, num_steps + synchroniser.is_whole, is_open)
+        counted = Counted(num_steps, num_steps + synchroniser.is_whole, is_open)
         has_lost = not {*failure.ranks}.isdisjoint(self._numbers)
-        decision = meet(engine, failure, own, repeats=not has_lost)
+        decision = meet(engine, failure, counted, repeats=not has_lost)
         if decision is None:
             raise failure
         counts = decision.num_steps > num_steps
@@ -347,12 +351,15 @@ class Shrinking:
             {
                 "ranks": tuple(announced),
                 "step": decision.num_steps,
-                "residual_norms": tuple(one.norm for one in announced.values()),
-                "norms_after_steps": tuple(one.num_steps for one in announced.values()),
+                "residual_norms": tuple(figures.norm for figures in announced.values()),
+                "norms_after_steps": tuple(
+                    figures.num_steps for figures in announced.values()
+                ),
             }
         )
         norms = ", ".join(
-            f"{one.norm:.3g} after {one.num_steps} steps" for one in announced.values()
+            f"{figures.norm:.3g} after {figures.num_steps} steps"
+            for figures in announced.values()
         )
         return RanksLost(
             f"rank {listed(announced)} is lost in step {decision.num_steps}, "
@@ -404,7 +411,7 @@ class Shrinking:
         healing = self._healing
         if self._engine.rank or healing is None:
             return
-        if has_store() and not any(one._lookout for one in _shrinking):
+        if has_store() and not any(model._lookout for model in _shrinking):
             self._lookout = Lookout(healing.fingerprint)
             self._undo.callback(self._lookout.close)
             weakref.finalize(self._handle(), self._lookout.close)
@@ -423,13 +430,13 @@ class Shrinking:
         synchroniser = self._progress.synchroniser
         synchroniser.streams.catch_up()
         heal = self._healer(offer) if old.rank == 0 else lambda engine: None
-        found = come_together(offer, self._connect, heal, old.timeout, old)
-        if isinstance(found, str):
+        admitted = come_together(offer, self._connect, heal, old.timeout, old)
+        if isinstance(admitted, str):
             _log.warning(
-                "a new process could not join at step %d: %s", offer.step, found
+                "a new process could not join at step %d: %s", offer.step, admitted
             )
             return
-        engine, group = found
+        engine, group = admitted
         old.close()
         self._undo.callback(engine.close)
         saved = checkpoint.collect(self._progress.messages)
@@ -510,7 +517,7 @@ class Shrinking:
 
 def _all_lose(models: Sequence[Shrinking], failure: RankFailed) -> None:
     """Goes on in models; raises an alarm on all of them before it waits for any."""
-    for one in models:
-        one._break_off(failure)
-    for one in models:
-        one._lose(failure)
+    for model in models:
+        model._break_off(failure)
+    for model in models:
+        model._lose(failure)

@@ -4,23 +4,44 @@ gloo's all-gather passes payloads round a ring of W - 1 hops, and its all-reduce
 2 (W - 1). Here each rank sends its part to every other at once: the bytes on its link
 are the same, and it takes one hop. A sum takes two: each rank adds up a chunk for all,
 in rank order, and all gather the chunks. Far away a hop is a latency.
+
+gloo sends a payload only once it has heard that the receive is posted, which costs a
+latency more. So receives of small parts are posted ahead. They fill rooms: memory of
+the channel's own, as nobody knows yet where the next part is wanted.
+
+No rank's choice of when to post changes which payload fills which receive. gloo matches
+sends and receives of one tag in the order in which they began. A part's tag is the size
+of its room, which both ends derive from the size of the part. Both ends begin their
+parts in the order of verbs. So of two ranks, the k-th part of a tag fills the k-th
+receive of this tag, whenever that was posted. A part in a room follows its size, as
+parts of other sizes fit in too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, TypeGuard
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
-from ...collective.steps.rounds import ROOM_BYTES
+from ...collective.steps.travel import AHEAD_BYTES, NAMES, SIZE_BYTES, is_straight
 from ...contract.verbs import AllGather, AllReduce, AllToAll, Communication
+from ...errors import ExitCode, RankFailed
 
 Straight = AllGather | AllReduce | AllToAll
 """The verbs whose parts may go straight to each rank."""
 DIRECT_TAGS = 2**30
 """Tags from here on are those of direct parts; smaller ones are those of sends."""
+_ROOM_TAGS = DIRECT_TAGS | 2**29
+"""Tags from here on are those of parts with a room, and hold the size of the room."""
+_LEAST_BYTES = 256
+"""The size of the smallest rooms."""
 
 
 class Waits(Protocol):
@@ -33,40 +54,159 @@ class Waits(Protocol):
 def goes_straight(verb: Communication) -> TypeGuard[Straight]:
     """Whether a verb's parts go straight to each rank, on all ranks alike.
 
-    gloo's all-to-all sends all parts at once as well. Large gathers and sums keep to
-    the ring, whose links have one sender each.
+    The rule is ``is_straight``, which planners read too.
     """
     match verb:
-        case AllToAll():
-            return True
-        case AllGather(whole) | AllReduce(whole):
-            return whole.nbytes <= ROOM_BYTES
+        case AllGather(whole) | AllReduce(whole) | AllToAll(whole):
+            return is_straight(NAMES[type(verb)], whole.nbytes)
         case _:
             return False
 
 
-def _tag(part: Tensor) -> int:
-    """The tag of a part: it meets a receive of its size alone.
+def room_bytes(part_bytes: int, world: int) -> int:
+    """The bytes of the room of a part, a power of two; 0 for a large part without one.
 
     gloo would end a process that receives more bytes than it has room for.
+
+    >>> room_bytes(3, 4), room_bytes(300, 4), room_bytes(1_000_000, 4)
+    (256, 512, 0)
     """
-    return DIRECT_TAGS | part.nbytes % DIRECT_TAGS
+    needed_bytes = SIZE_BYTES + part_bytes
+    if needed_bytes * world > AHEAD_BYTES:
+        return 0
+    return max(_LEAST_BYTES, 1 << (needed_bytes - 1).bit_length())
 
 
-def begin_straight(verb: Straight, channel: Any) -> Waits:
+@lru_cache
+def _size(part_bytes: int) -> Tensor:
+    """The bytes that say the size of a part."""
+    size = torch.tensor([part_bytes], dtype=torch.int64, device="cpu")
+    return size.view(torch.uint8)
+
+
+class Receive(NamedTuple):
+    """A receive under way: the memory that it fills, and its work."""
+
+    src: int
+    memory: Tensor
+    work: Waits
+
+
+class HostChannel(ProcessGroupGloo):
+    """gloo among hosts, with receives that are posted before parts are wanted.
+
+    As many receives of a tag wait ahead as are in use at once. So the note of a verb's
+    receives leaves before the verb before it has ended, and is there when the verb
+    begins. A receive that nothing fills waits until the channel closes, and its errors
+    show only where it is used: ranks may close their channels one after another.
+
+    Args:
+        store: The store in which the ranks meet.
+        rank: This rank's place among them.
+        world: The number of ranks.
+        timeout: How long a rank waits for another.
+    """
+
+    # torch's stub lacks them
+    send: Callable[..., Waits]
+    recv: Callable[..., Waits]
+
+    def __init__(self, store: Store, rank: int, world: int, timeout: timedelta) -> None:
+        super().__init__(store, rank, world, timeout)
+        self._ahead: dict[tuple[int, int], deque[Receive]] = defaultdict(deque)
+        """The receives that wait, by the rank that sends and the size of their room."""
+        self._num_used: Counter[tuple[int, int]] = Counter()
+        self.ahead_bytes = 0
+        """Bytes of all rooms, which serve again and again."""
+
+    def begin_sends(self, parts: Mapping[int, Tensor]) -> list[Waits]:
+        """Sends each part to the rank that is its key."""
+        framed: dict[int, Tensor] = {}
+        sends = []
+        for dst, part in parts.items():
+            size_bytes = room_bytes(part.nbytes, self.size())
+            if not size_bytes:
+                sends.append(self.send([part], dst, _large_tag(part)))
+                continue
+            if id(part) not in framed:
+                framed[id(part)] = torch.cat(
+                    [_size(part.nbytes), part.view(torch.uint8)]
+                )
+            sends.append(self.send([framed[id(part)]], dst, _ROOM_TAGS | size_bytes))
+        return sends
+
+    def begin_receive(self, src: int, part: Tensor) -> Receive:
+        """The receive of the next part from ``src``, which has the size of ``part``.
+
+        A large part fills ``part`` itself, and any other fills a room.
+        """
+        size_bytes = room_bytes(part.nbytes, self.size())
+        if not size_bytes:
+            return Receive(src, part, self.recv([part], src, _large_tag(part)))
+        key = (src, size_bytes)
+        ahead = self._ahead[key]
+        receive = ahead.popleft() if ahead else self._post(src, self._room(size_bytes))
+        self._num_used[key] += 1
+        for _ in range(self._num_used[key] - len(ahead)):
+            self._post_ahead(src, self._room(size_bytes))
+        return receive
+
+    def end_receive(self, receive: Receive, part: Tensor) -> None:
+        """Waits until ``part`` has its bytes, and lets the room receive again.
+
+        Raises ``RankFailed`` if the other rank has sent a part of another size.
+        """
+        src, memory, work = receive
+        work.wait()
+        if memory is part:
+            return
+        size = memory[:SIZE_BYTES]
+        if not size.equal(_size(part.nbytes)):
+            raise RankFailed(
+                f"rank {src} sent {size.view(torch.int64).item()} bytes where rank "
+                f"{self.rank()} wants {part.nbytes}, as the ranks of a verb are "
+                "counted: the exchange asks for other sizes there, or a bit changed",
+                exit_code=ExitCode.BROKEN,
+            )
+        part.copy_(memory[SIZE_BYTES : SIZE_BYTES + part.nbytes])
+        self._num_used[src, memory.nbytes] -= 1
+        self._post_ahead(src, memory)
+
+    def _room(self, size_bytes: int) -> Tensor:
+        self.ahead_bytes += size_bytes
+        return torch.empty(size_bytes, dtype=torch.uint8, device="cpu")
+
+    def _post(self, src: int, memory: Tensor) -> Receive:
+        return Receive(
+            src, memory, self.recv([memory], src, _ROOM_TAGS | memory.nbytes)
+        )
+
+    def _post_ahead(self, src: int, memory: Tensor) -> None:
+        # A rank that has left sends no more. If a part of it is wanted, that raises.
+        with suppress(RuntimeError):
+            self._ahead[src, memory.nbytes].append(self._post(src, memory))
+
+
+def _large_tag(part: Tensor) -> int:
+    """The tag of a part without a room: it meets a receive of its size alone."""
+    return DIRECT_TAGS | min(part.nbytes, 2**29 - 1)
+
+
+def begin_straight(verb: Straight, channel: HostChannel) -> Waits:
     """Sends a verb's parts to all others; returns what waits for theirs.
 
     Args:
-        verb: a verb on host memory.
-        channel: the process group of gloo that carries it.
+        verb: A verb on host memory.
+        channel: The process group of gloo that carries it.
     """
     world = channel.size()
     match verb:
         case AllGather(out, buf):
-            return Transfer([buf] * world, out.view(world, -1).unbind(), channel)
+            own = [buf.view(-1)] * world
+            return Transfer(own, out.view(world, -1).unbind(), channel)
         case AllToAll(out, buf, out_sizes, in_sizes):
-            own = torch.split(buf, [*in_sizes])
-            return Transfer(own, torch.split(out, [*out_sizes]), channel)
+            parts = torch.split(buf, [*in_sizes])
+            return Transfer(parts, torch.split(out, [*out_sizes]), channel)
         case AllReduce(buf):
             return Sum(buf.view(-1).tensor_split(world), channel)
 
@@ -79,33 +219,34 @@ class Transfer:
     """
 
     def __init__(
-        self, own: Sequence[Tensor], arriving: Sequence[Tensor], channel: Any
+        self, own: Sequence[Tensor], arriving: Sequence[Tensor], channel: HostChannel
     ) -> None:
         rank = channel.rank()
         world = len(own)
         others = [(rank + away) % world for away in range(1, world)]
-        self._works = [
-            channel.recv([arriving[src]], src, _tag(arriving[src]))
-            for src in others
-            if arriving[src].numel()
-        ]
-        self._works += [
-            channel.send([own[dst]], dst, _tag(own[dst]))
-            for dst in reversed(others)
-            if own[dst].numel()
-        ]
+        self._channel = channel
+        self._receives: list[tuple[Receive, Tensor]] = []
+        for src in others:
+            if arriving[src].numel():
+                part = arriving[src].view(torch.uint8)
+                self._receives.append((channel.begin_receive(src, part), part))
+        self._sends = channel.begin_sends(
+            {dst: own[dst] for dst in reversed(others) if own[dst].numel()}
+        )
         arriving[rank].copy_(own[rank].view_as(arriving[rank]))
 
     def wait(self) -> None:
         """Waits until all parts are here, and this rank's are sent."""
-        for work in self._works:
+        for receive, part in self._receives:
+            self._channel.end_receive(receive, part)
+        for work in self._sends:
             work.wait()
 
 
 class Sum:
     """A sum over ranks that is under way: chunks are pushed, added up and gathered."""
 
-    def __init__(self, chunks: Sequence[Tensor], channel: Any) -> None:
+    def __init__(self, chunks: Sequence[Tensor], channel: HostChannel) -> None:
         self._chunks = chunks
         self._channel = channel
         self._own_C = chunks[channel.rank()]

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo
+from torch._C._distributed_c10d import BroadcastOptions, PrefixStore
 
 from ...collective.steps.travel import sent_bytes
 from ...contract.files import write_anew
@@ -49,7 +49,7 @@ from ...errors import InvalidSetting
 from ...exchange.mapped_room import MappedRoom
 from ..device.devices import kind_of
 from ..device.streams import SideStream
-from .direct import DIRECT_TAGS, begin_straight, goes_straight
+from .direct import DIRECT_TAGS, HostChannel, begin_straight, goes_straight
 from .task_graph import Once, Over, wall_clock
 
 if TYPE_CHECKING:
@@ -90,9 +90,7 @@ def open_channels(
     if name.startswith(REJOINED):
         store = store.clone()
     return [
-        ProcessGroupGloo(
-            PrefixStore(f"gradwire/{name}/{i}", store), rank, world, timeout
-        )
+        HostChannel(PrefixStore(f"gradwire/{name}/{i}", store), rank, world, timeout)
         for i in range(count)
     ]
 
@@ -395,6 +393,12 @@ class Routes:
         group = self.groups[verb.among]
         return sent_bytes(verb, group.rank, group.world)
 
+    @property
+    def ahead_bytes(self) -> int:
+        """Bytes of memory that receives fill which are posted ahead."""
+        groups = tuple(self.groups.values())
+        return sum(one.ahead_bytes for group in groups for one in group.channels)
+
     def all_channels(self) -> list[Channel]:
         """Every channel that is open."""
         channels: list[Channel] = []
@@ -574,7 +578,10 @@ def carry_out(
     )
     works = [start(verb, channel, straight=straight) for verb, channel in pairs]
     if seals is not None:
-        works += [start(one, channels[at]) for at, one in seals.written(verbs)]
+        works += [
+            start(one, channels[at], straight=straight)
+            for at, one in seals.written(verbs)
+        ]
     for work in works:
         work.wait()
     if seals is not None:

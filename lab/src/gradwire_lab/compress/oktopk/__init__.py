@@ -56,6 +56,7 @@ from gradwire.contract import (
     Exchange,
     Layout,
     Member,
+    Residual,
     Selection,
     Traits,
     synchronise_alone,
@@ -124,9 +125,9 @@ class oktopk(Exchange):
     def __post_init__(self) -> None:
         check_share("oktopk density", self.density)
         check_formats("oktopk formats", self.formats)
-        given = self.most_uneven
+        most_uneven = self.most_uneven
         check_number(
-            "oktopk most_uneven", given, "1 or more", "write 4.0", 1, float("inf")
+            "oktopk most_uneven", most_uneven, "1 or more", "write 4.0", 1, float("inf")
         )
 
     def init(self, spec: TensorSpec, world: int) -> OktopkState:
@@ -143,7 +144,7 @@ class oktopk(Exchange):
         state: OktopkState,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None = None,
+        residual_N: Residual = None,
     ) -> Steps[OktopkState]:
         if me.world == 1:
             me.selection = None
@@ -152,7 +153,7 @@ class oktopk(Exchange):
         numel = grad_N.numel()
         step = int(state.step)
         asked = share_of(self.density, numel)
-        own, shared = state.thresholds_2.tolist()
+        own_threshold, shared = state.thresholds_2.tolist()
         is_exact = step % EXACT_STEPS == 0
         cuts_C = state.cuts_C
         if is_cut := step % CUT_STEPS == 1:
@@ -160,7 +161,11 @@ class oktopk(Exchange):
 
         def select() -> Taken:
             taken = select_own(
-                me, as_working(grad_N), residual_N, 0.0 if is_exact else own, asked
+                me,
+                as_working(grad_N),
+                residual_N,
+                0.0 if is_exact else own_threshold,
+                asked,
             )
             if is_cut:
                 write_cuts(taken.entries.indices_K, numel, cuts_C)

@@ -68,12 +68,12 @@ class Regions:
         indices_K, values_K, _ = entries
         cuts_C = torch.tensor(self.edges[1:-1], dtype=torch.int32)
         stops = [*torch.searchsorted(indices_K, cuts_C).tolist(), entries.num]
-        found = []
+        bounds = []
         start = 0
         for first, stop in zip(self.edges, stops, strict=False):
-            found.append(Entries(indices_K[start:stop] - first, values_K[start:stop]))
+            bounds.append(Entries(indices_K[start:stop] - first, values_K[start:stop]))
             start = stop
-        return found
+        return bounds
 
 
 def even_cuts(numel: int, world: int) -> Tensor:

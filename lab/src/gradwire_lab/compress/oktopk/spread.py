@@ -54,8 +54,8 @@ class Spread:
 
     def moved(self, source: int, target: int) -> int:
         """How many sums go from one rank to another; what a rank keeps does not."""
-        found = self.piece(source, target)
-        return 0 if source == target else found.stop - found.start
+        piece = self.piece(source, target)
+        return 0 if source == target else piece.stop - piece.start
 
     def count(self, rank: int) -> int:
         """How many sums a rank has in the end."""

@@ -139,7 +139,7 @@ class Turn:
         )
         listed = yield from self._agree(announced, threshold)
         spread = Spread.of(listed.counts, self.most_uneven)
-        held: Entries = yield me.sized(
+        entries: Entries = yield me.sized(
             "encode",
             lambda: self._cut(
                 sums if listed.is_all else chosen, listed.counts[me.rank]
@@ -149,17 +149,17 @@ class Turn:
         )
         # ranks take the same verbs, of no bytes where nothing moves
         if self.most_uneven < inf:
-            held = yield from self._even_out(held, spread)
+            entries = yield from self._even_out(entries, spread)
         lists = [self._list(rank, spread) for rank in range(me.world)]
-        size = max(one.layout.slot_bytes for one in lists)
-        own = me.scratch("own gather", size, self.out_N, torch.uint8, varies=True)
+        size = max(part.layout.slot_bytes for part in lists)
+        room = me.scratch("own gather", size, self.out_N, torch.uint8, varies=True)
         whole = me.scratch(
             "gathered", me.world * size, self.out_N, torch.uint8, varies=True
         )
 
         def pack() -> None:
             form, layout, length, _ = lists[me.rank]
-            form.encode(held, length, own[: layout.size_bytes])
+            form.encode(entries, length, room[: layout.size_bytes])
 
         def write() -> tuple[float, int]:
             arrived = self._joined(split(whole, [size] * me.world), lists)
@@ -173,13 +173,13 @@ class Turn:
             return least(best.values), best.num
 
         yield me.sized("encode", pack, self.asked)
-        yield AllGather(whole, own)
+        yield AllGather(whole, room)
         result: tuple[float, int] = yield me.sized(
             "decode", write, self.asked, lambda: (threshold, self.asked)
         )
         return result
 
-    def _even_out(self, held: Entries, spread: Spread) -> Steps[Entries]:
+    def _even_out(self, entries: Entries, spread: Spread) -> Steps[Entries]:
         """Sends the sums that other ranks are to have; returns those that this rank has
         then.
 
@@ -191,7 +191,7 @@ class Turn:
         sent = [self._moved(spread, me.rank, rank) for rank in ranks]
         come = [self._moved(spread, rank, me.rank) for rank in ranks]
         sizes = [
-            [one.layout.slot_bytes if one else 0 for one in both]
+            [part.layout.slot_bytes if part else 0 for part in both]
             for both in (sent, come)
         ]
         buf = me.scratch("evened", sum(sizes[0]), self.out_N, torch.uint8, varies=True)
@@ -201,30 +201,32 @@ class Turn:
         def pack() -> None:
             for one, at, slot in zip(sent, pieces, split(buf, sizes[0]), strict=True):
                 if one is not None:
-                    part = Entries(held.indices_K[at], held.values[at])
+                    part = Entries(entries.indices_K[at], entries.values[at])
                     one.form.encode(part, one.length, slot[: one.layout.size_bytes])
 
         def joined() -> Entries:
             if spread.is_even:
-                return held
-            own = pieces[me.rank]
-            kept_K = held.indices_K[own] + regions.edges[me.rank]
+                return entries
+            own_piece = pieces[me.rank]
+            kept_K = entries.indices_K[own_piece] + regions.edges[me.rank]
             slots = [slot for slot in split(out, sizes[1]) if slot.numel()]
             # Regions ascend with ranks, so entries of the ranks before this one come
             # first.
-            before = sum(one is not None for one in come[: me.rank])
-            lists = [one for one in come if one is not None]
+            before = sum(entries is not None for entries in come[: me.rank])
+            lists = [entries for entries in come if entries is not None]
             ends = ((slots[:before], lists[:before]), (slots[before:], lists[before:]))
             low, high = (self._joined(*both) if both[0] else None for both in ends)
             parts = [
-                one for one in (low, Entries(kept_K, held.values[own]), high) if one
+                entries
+                for entries in (low, Entries(kept_K, entries.values[own_piece]), high)
+                if entries
             ]
             return Entries(
                 torch.cat([part.indices_K for part in parts]),
                 torch.cat([part.values for part in parts]),
             )
 
-        yield me.sized("encode", pack, held.num)
+        yield me.sized("encode", pack, entries.num)
         yield AllToAll(out, buf, tuple(sizes[1]), tuple(sizes[0]))
         count = spread.count(me.rank)
         evened: Entries = yield me.sized(
@@ -279,7 +281,7 @@ class Turn:
         if count <= most:
             return _Listed(reach_W, is_all=False, is_exact=False)
         # At least 1 of each region that has any: what is not finite goes before all
-        #     else.
+        # else.
         quotas = [-(-most * reach // count) for reach in reach_W]
         return _Listed(quotas, is_all=False, is_exact=True)
 
@@ -312,10 +314,10 @@ class Turn:
         if not threshold:
             return sums, [sums.num, sums.num]
         most = min(sums.num, round(MOST * self.asked))
-        found = entries_reaching(
+        reaching = entries_reaching(
             self.me, "sums", sums.values.to(self.sum_dtype), threshold, most
         )
-        return entries_at(sums, found), [sums.num, found.num]
+        return entries_at(sums, reaching), [sums.num, reaching.num]
 
     def _cut(self, listed: Entries, count: int) -> Entries:
         """The ``count`` largest of these sums."""
@@ -329,12 +331,13 @@ class Turn:
     def _joined(self, slots: list[Tensor], lists: Sequence[_List]) -> Entries:
         """Entries of lists one behind the other, by index of the whole gradient."""
         messages = [
-            Packed(one.form, Payload(one.layout, slot[: one.layout.size_bytes]))
-            for slot, one in zip(slots, lists, strict=True)
+            Packed(part.form, Payload(part.layout, slot[: part.layout.size_bytes]))
+            for slot, part in zip(slots, lists, strict=True)
         ]
-        each = decoded(self.me, messages, [one.length for one in lists], 1)
+        each = decoded(self.me, messages, [part.length for part in lists], 1)
         shifted = [
-            part.indices_K + one.first for part, one in zip(each, lists, strict=True)
+            part.indices_K + listed.first
+            for part, listed in zip(each, lists, strict=True)
         ]
         return Entries(torch.cat(shifted), torch.cat([part.values for part in each]))
 

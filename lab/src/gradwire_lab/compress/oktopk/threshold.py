@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.contract import Member
+from gradwire.contract import Member, Residual
+from gradwire.contract.spec import clear_not_finite
 from gradwire.kernels import select
 from gradwire.kernels.sparse.entries import Entries
 
@@ -82,7 +83,7 @@ class Taken(NamedTuple):
 def select_own(
     me: Member,
     grad_N: Tensor,
-    residual_N: Tensor | None,
+    residual_N: Residual,
     threshold: float,
     asked: int,
 ) -> Taken:
@@ -94,15 +95,15 @@ def select_own(
     """
     most = min(grad_N.numel(), round(MOST * asked))
     if threshold:
-        found = _listed(me, "own", grad_N, threshold, most, residual_N)
-        if FEWEST * asked <= found.num < most:
-            return Taken(found, OWN.corrected(threshold, found.num, asked))
+        taken = _listed(me, "own", grad_N, threshold, most, residual_N)
+        if FEWEST * asked <= taken.num < most:
+            return Taken(taken, OWN.corrected(threshold, taken.num, asked))
         if residual_N is not None:
-            select.scatter_add(found.indices_K, found.values, residual_N)
+            select.scatter_add(taken.indices_K, taken.values, residual_N)
             grad_N = residual_N
-        if found.num == most:
+        if taken.num == most:
             return _taken(
-                entries_at(found, largest_entries(me, "best", found.values, asked)),
+                entries_at(taken, largest_entries(me, "best", taken.values, asked)),
                 residual_N,
             )
     indices_K, values_K = _room(me, "own", min(asked, grad_N.numel()), grad_N)
@@ -113,15 +114,15 @@ def select_own(
     return _taken(_without_zeros(indices_K, values_K), None)
 
 
-def _taken(found: Entries, residual_N: Tensor | None) -> Taken:
+def _taken(entries: Entries, residual_N: Residual) -> Taken:
     """The elements found exactly; they leave ``residual_N``, as all does that is not
     finite.
     """
     if residual_N is not None:
-        take(residual_N, found.indices_K, found.values, residual_N=residual_N)
-        if not bool(found.values.isfinite().all()):
-            torch.nan_to_num_(residual_N, nan=0.0, posinf=0.0, neginf=0.0)
-    return Taken(found, least(found.values))
+        take(residual_N, entries.indices_K, entries.values, residual_N=residual_N)
+        if not bool(entries.values.isfinite().all()):
+            clear_not_finite(residual_N)
+    return Taken(entries, least(entries.values))
 
 
 def entries_at(entries: Entries, chosen: Entries) -> Entries:
@@ -146,7 +147,7 @@ def _listed(
     values_N: Tensor,
     threshold: float,
     most: int,
-    residual_N: Tensor | None,
+    residual_N: Residual,
 ) -> Entries:
     made: list[tuple[Tensor, Tensor]] = []
 

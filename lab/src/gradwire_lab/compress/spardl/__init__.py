@@ -61,6 +61,7 @@ from gradwire.contract import (
     Exchange,
     Layout,
     Member,
+    Residual,
     Selection,
     State,
     Traits,
@@ -126,13 +127,13 @@ class spardl(Exchange):
         state: State,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None = None,
+        residual_N: Residual = None,
     ) -> Steps[State]:
         if me.world == 1:
             me.selection = None
             yield from synchronise_alone(grad_N, out_N, residual_N)
             return state
-        chunks = self.chunks(TensorSpec("", grad_N.numel(), grad_N.dtype), me.world)
+        chunks = self.chunks(TensorSpec.of(grad_N), me.world)
         yield from Turn(me, chunks, self.teams, grad_N, out_N, residual_N).steps()
         count = sum(chunks.counts)
         me.selection = Selection(self.density * grad_N.numel(), count, count)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compress._residual import as_working
-from gradwire.contract import Member
+from gradwire.contract import Member, Residual
 from gradwire.contract.verbs import Compute, Recv, Send, Steps
 from gradwire.kernels import select
 from gradwire.kernels.sparse.entries import Entries, Part
@@ -37,7 +37,7 @@ class Turn:
         teams: int,
         grad_N: Tensor,
         out_N: Tensor,
-        residual_N: Tensor | None,
+        residual_N: Residual,
     ) -> None:
         self.me = me
         self.chunks = chunks
@@ -79,16 +79,16 @@ class Turn:
             )
         else:
             yield from self._add_up_teams()
-        held = range(1)
+        places = range(1)
         for distance, count in reversed(rounds(self.size)):
             landing = range(distance, distance + count)
             yield (
                 Send(ring[-distance], self.means.span(range(count))),
                 Recv(ring[distance], self.means.span(landing)),
-                self._compute("decode", held, self._put),
+                self._compute("decode", places, self._put),
             )
-            held = landing
-        yield self._compute("decode", held, self._put)
+            places = landing
+        yield self._compute("decode", places, self._put)
 
     def _add_up_teams(self) -> Steps[None]:
         """Spar-All-Gather: adds up the sums that all teams have of the own chunk.
@@ -100,9 +100,9 @@ class Turn:
         """
         width = 2 if self.teams & (self.teams - 1) == 0 else self.teams
         chunks = self.chunks
-        own = self.order[0]
+        own_place = self.order[0]
         lists = Shelf(
-            self.me, chunks, [own] * width, "lists", chunks.sum_dtype, self.grad_N
+            self.me, chunks, [own_place] * width, "lists", chunks.sum_dtype, self.grad_N
         )
         yield self._compute(
             "encode", range(1), lambda _: lists.write(0, self._largest(0))
@@ -121,8 +121,8 @@ class Turn:
             # By team and not by distance, so that sums have the same bits on all ranks.
             places = [(i - at) % width for i in range(width)]
             cut = partial(self._cut_alike, lists, places, alike)
-            yield self.me.sized("merge", cut, width * chunks.counts[own])
-        counted = chunks.counts[own]
+            yield self.me.sized("merge", cut, width * chunks.counts[own_place])
+        counted = chunks.counts[own_place]
         yield self.me.sized("encode", lambda: self._finish(*lists.read(0)), counted)
 
     def _cut_alike(self, lists: Shelf, places: Sequence[int], alike: int) -> None:

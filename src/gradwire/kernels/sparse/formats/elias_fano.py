@@ -47,36 +47,14 @@ class elias_fano(SparseFormat):
         width: int = 1,
         dtype: torch.dtype = torch.float32,
     ) -> Format:
-        low = Field(
-            "low", torch.uint8, bits.num_bytes(count * low_bits(count, num_units))
-        )
-        high = Field("high", torch.uint8, bits.num_bytes(high_bits(count, num_units)))
-        return Format((Field("values", dtype, count * width), low, high))
+        values = Field("values", dtype, count * width)
+        return Format((values, *place_fields(count, num_units)))
 
     def encode(
         self, entries: Entries, num_units: int, buffer: Tensor | None = None
     ) -> Payload:
         payload = self.with_values(entries, num_units, buffer)
-        places_K = entries.indices_K
-        count = entries.num
-        low = payload["low"]
-        high = payload["high"]
-        num_low = low_bits(count, num_units)
-        num_high = high_bits(count, num_units)
-        library = _load_elias() if places_K.device.type == "cpu" else None
-        if library is None:
-            bad = first_wrong(places_K, num_units)
-            if bad < 0 and count:
-                _reference_encode(places_K, num_low, low, high)
-        else:
-            bad = library.gw_elias_encode(
-                places_K, count, num_units, num_low, low, high, num_high
-            )
-        if bad >= 0:
-            raise InvalidSetting(
-                f"entry {bad} of an elias_fano payload of {num_units} units has index "
-                f"{int(places_K[bad])}; indices must ascend from 0 to less than that"
-            )
+        write_places(payload, entries.indices_K, num_units)
         return payload
 
     def decode(
@@ -88,41 +66,76 @@ class elias_fano(SparseFormat):
         room: Tensor | None = None,
     ) -> Entries:
         values = payload["values"]
-        low = payload["low"]
-        high = payload["high"]
-        count = values.numel() // width
-        places_K = (
-            values.new_empty(count, dtype=torch.int32) if room is None else room[:count]
-        )
-        num_low = low_bits(count, num_units)
-        num_high = high_bits(count, num_units)
-        library = _load_elias() if places_K.device.type == "cpu" else None
-        if library is None:
-            set_K = bits.read(high, num_high, count)
-            places_K.copy_(_reference_decode(set_K, num_low, low))
-            bad = first_wrong(places_K, num_units)
-        else:
-            wrong = ctypes.c_int64()
-            found = library.gw_elias_decode(
-                low,
-                high,
-                num_high,
-                count,
-                num_units,
-                num_low,
-                places_K,
-                ctypes.byref(wrong),
-            )
-            bits.check_found(found, count, num_high)
-            bad = wrong.value
-        if bad >= 0:
-            raise invalid(
-                "elias_fano",
-                f"place {int(places_K[bad])} for entry {bad} of {count}",
-                f"ascending places in [0, {num_units})",
-                "give every rank the same vector, world and permutation",
-            )
+        places_K = read_places(payload, values.numel() // width, num_units, room)
         return Entries(places_K, values, width)
+
+
+def place_fields(count: int, num_units: int) -> tuple[Field, Field]:
+    """The fields of the places of ``count`` entries, "low" and "high"."""
+    low = bits.num_bytes(count * low_bits(count, num_units))
+    high = bits.num_bytes(high_bits(count, num_units))
+    return Field("low", torch.uint8, low), Field("high", torch.uint8, high)
+
+
+def write_places(payload: Payload, places_K: Tensor, num_units: int) -> None:
+    """Writes ascending places (int32) to the fields of a payload."""
+    count = places_K.numel()
+    low = payload["low"]
+    high = payload["high"]
+    num_low = low_bits(count, num_units)
+    num_high = high_bits(count, num_units)
+    library = _load_elias() if places_K.device.type == "cpu" else None
+    if library is None:
+        bad = first_wrong(places_K, num_units)
+        if bad < 0 and count:
+            _reference_encode(places_K, num_low, low, high)
+    else:
+        bad = library.gw_elias_encode(
+            places_K, count, num_units, num_low, low, high, num_high
+        )
+    if bad >= 0:
+        raise InvalidSetting(
+            f"entry {bad} of an elias_fano payload of {num_units} units has index "
+            f"{int(places_K[bad])}; indices must ascend from 0 to less than that"
+        )
+
+
+def read_places(
+    payload: Payload, count: int, num_units: int, room: Tensor | None = None
+) -> Tensor:
+    """The places that ``write_places`` wrote, int32, in ``room`` or a new tensor."""
+    low = payload["low"]
+    high = payload["high"]
+    places_K = low.new_empty(count, dtype=torch.int32) if room is None else room[:count]
+    num_low = low_bits(count, num_units)
+    num_high = high_bits(count, num_units)
+    library = _load_elias() if places_K.device.type == "cpu" else None
+    if library is None:
+        set_K = bits.read(high, num_high, count)
+        places_K.copy_(_reference_decode(set_K, num_low, low))
+        bad = first_wrong(places_K, num_units)
+    else:
+        wrong = ctypes.c_int64()
+        num_set = library.gw_elias_decode(
+            low,
+            high,
+            num_high,
+            count,
+            num_units,
+            num_low,
+            places_K,
+            ctypes.byref(wrong),
+        )
+        bits.check_found(num_set, count, num_high)
+        bad = wrong.value
+    if bad >= 0:
+        raise invalid(
+            "elias_fano",
+            f"place {int(places_K[bad])} for entry {bad} of {count}",
+            f"ascending places in [0, {num_units})",
+            "give every rank the same vector, world and permutation",
+        )
+    return places_K
 
 
 def low_bits(count: int, num_units: int) -> int:
@@ -144,7 +157,8 @@ def _reference_encode(
 ) -> None:
     """Writes both fields of bits by their definition."""
     shifts = torch.arange(num_low, device=places_K.device)
-    bits.pack((places_K[:, None] >> shifts & 1).view(-1).bool(), low)
+    lowest = places_K[:, None] >> shifts & 1
+    bits.pack(lowest.view(-1).bool(), low)
     numbers_K = torch.arange(places_K.numel(), device=places_K.device)
     is_set = torch.zeros(high.numel() * 8, dtype=torch.bool, device=places_K.device)
     is_set[(places_K >> num_low) + numbers_K] = True
@@ -154,9 +168,8 @@ def _reference_encode(
 def _reference_decode(set_K: Tensor, num_low: int, low: Tensor) -> Tensor:
     count = set_K.numel()
     weights = 1 << torch.arange(num_low, device=low.device)
-    lowest_K = (bits.flags(low)[: count * num_low].view(count, num_low) * weights).sum(
-        1
-    )
+    lowest = bits.flags(low)[: count * num_low].view(count, num_low)
+    lowest_K = (lowest * weights).sum(1)
     return (set_K - torch.arange(count, device=low.device) << num_low) + lowest_K
 
 

@@ -13,7 +13,7 @@ Differences from the paper: it is of no paper.
       %.
     - A compressor must gain ``MARGIN`` over the best dense plan. Of plans whose seconds
       lie within ``MARGIN`` of the least, the one of fewest messages is taken, then of
-      least computation, then that which trained nearer to dense.
+      least computation, then the one that trained nearer to dense.
     - Only compressors whose costs the cluster's file holds are considered;
       ``gradwire plan --planner auto --explain`` names the others.
     - Vectors are never compressed, as in the trainings that admit a compressor
@@ -92,7 +92,7 @@ def auto(
 def survey(
     profile: Profile, cluster: Cluster, fidelity: str, overlap_forward: bool
 ) -> Survey:
-    """All plans that are compared, those that lose nothing first.
+    """All plans that are compared; lossless plans come first.
 
     Gradients that come as rows take a sparse scheme in all of them. Where other
     gradients hold so many zeros that a scheme without loss is faster than dense, plans
@@ -117,10 +117,10 @@ def survey(
             lossy.append(_priced(name, part.beside(made), profile, cluster))
     order = list(admits.exchanges)
 
-    def farthest(one: PricedPlan) -> int:
+    def farthest(plan: PricedPlan) -> int:
         # A model without gradients has plans without exchanges.
         return max(
-            (order.index(name) for name in one.plan.exchanges if name in order),
+            (order.index(name) for name in plan.plan.exchanges if name in order),
             default=-1,
         )
 
@@ -154,17 +154,24 @@ def _compressed(
     """Compressors' best plans by name, each beside the part that stays dense."""
     overlaps = _overlaps(overlap_forward)
     possible = [
-        (first_seconds(one), one) for one in _possible(profile, cluster, fidelity)
+        (first_seconds(candidate), candidate)
+        for candidate in _possible(profile, cluster, fidelity)
     ]
     best = [
-        one for seconds, one in sorted(possible, key=itemgetter(0)) if seconds < inf
+        candidate
+        for seconds, candidate in sorted(possible, key=itemgetter(0))
+        if seconds < inf
     ]
     made = [
-        (one.name, one.plan(best_candidate(one, overlaps)[1])) for one in best[:JUDGED]
+        (candidate.name, candidate.plan(best_candidate(candidate, overlaps)[1]))
+        for candidate in best[:JUDGED]
     ]
     plain = best[:PLAIN] if cluster.num_ranks < MANY else []
-    whole = [one for one in plain if one.seconds(DEFAULT) < inf]
-    made += [(f"{one.name} by default fusion", one.plan(DEFAULT)) for one in whole]
+    whole = [candidate for candidate in plain if candidate.seconds(DEFAULT) < inf]
+    made += [
+        (f"{candidate.name} by default fusion", candidate.plan(DEFAULT))
+        for candidate in whole
+    ]
     for name, plan in made:
         if any(message.exchange != DENSE for message in plan.messages):
             yield name, plan
@@ -175,7 +182,7 @@ def _possible(profile: Profile, cluster: Cluster, fidelity: str) -> list[Blend]:
     if cluster.num_ranks == 1:
         return []
     every = admitted(fidelity, cluster).exchanges.items()
-    blends = [Blend(profile, cluster, *one) for one in every]
+    blends = [Blend(profile, cluster, *settings) for settings in every]
     return [blend for blend in blends if blend.is_possible]
 
 

@@ -125,7 +125,7 @@ class Blend:
     @cached_property
     def tariff(self) -> Tariff:
         """The prices that the cluster asks of the other exchange."""
-        return Tariff.of(self.exchange, self.cluster)
+        return Tariff.of(self.exchange, self.cluster.evened)
 
     @cached_property
     def dense(self) -> Exchange:
@@ -135,7 +135,7 @@ class Blend:
     @cached_property
     def dense_tariff(self) -> Tariff:
         """The prices that the cluster asks of the dense exchange."""
-        return Tariff.of(self.dense, self.cluster)
+        return Tariff.of(self.dense, self.cluster.evened)
 
     @property
     def is_possible(self) -> bool:
@@ -159,21 +159,21 @@ class Blend:
         """The messages of a candidate in issue order."""
         if candidate.is_default:
             return self._default
-        found = list(self._messages(candidate))
+        messages = list(self._messages(candidate))
         if not candidate.overlap_forward:
-            return sorted(found, key=lambda one: -self._first_layer(one))
-        urgency = [self._first_layer(one) for one in found]
+            return sorted(messages, key=lambda message: -self._first_layer(message))
+        urgency = [self._first_layer(message) for message in messages]
         ready_s = [self.ends_s[layer] for layer in urgency]
         costs = []
-        for one in found:
-            supersteps = self._supersteps(one)
+        for message in messages:
+            supersteps = self._supersteps(message)
             (joint,) = (verb for step in supersteps for verb in step.wire)
             first_s, last_s = (
                 sum(w.seconds for w in supersteps[at].works) for at in (0, -1)
             )
             costs.append((first_s + joint.price.latency_s, joint.price.work_s + last_s))
         carried = carry(ready_s, costs, candidate.credit, urgency=urgency)
-        return [found[place] for place in carried.order]
+        return [messages[place] for place in carried.order]
 
     @cached_property
     def _default(self) -> list[CandidateMessage]:
@@ -191,21 +191,21 @@ class Blend:
             )
             for one, _ in reversed(self.tensors)
         ]
-        found = []
+        messages = []
         for members, made in default_messages(params, exchange, num_hosts):
             whole = (
-                DraftedRange(places[one], 0, param.numel()) for one, param in members
+                DraftedRange(places[name], 0, param.numel()) for name, param in members
             )
-            found.append(
+            messages.append(
                 CandidateMessage(tuple(whole), self.name if made == exchange else DENSE)
             )
-        return found
+        return messages
 
     def _messages(self, candidate: Candidate) -> Iterator[CandidateMessage]:
-        """The messages of a candidate, those of each stream in backward order."""
+        """The messages of a candidate, each stream's in backward order."""
         every = [
-            DraftedRange(place, 0, one.numel)
-            for place, (one, _) in enumerate(self.tensors)
+            DraftedRange(place, 0, tensor.numel)
+            for place, (tensor, _) in enumerate(self.tensors)
         ]
         share = 1.0 if self.setting is None else candidate.dense_share
         upto_bytes = list(accumulate(tensor.size_bytes for tensor, _ in self.tensors))
@@ -217,8 +217,8 @@ class Blend:
             return
         rest = every[num_first:]
         shapes = [tensor.shape for tensor, _ in self.tensors]
-        vectors = [one for one in rest if len(shapes[one.place]) < 2]
-        matrices = [one for one in rest if len(shapes[one.place]) > 1]
+        vectors = [drafted for drafted in rest if len(shapes[drafted.place]) < 2]
+        matrices = [drafted for drafted in rest if len(shapes[drafted.place]) > 1]
         is_whole = self.exchange.declared.whole_tensors
         for ranges in self._cut(matrices, candidate.num_messages, is_whole=is_whole):
             yield CandidateMessage(ranges, self.name)
@@ -229,25 +229,27 @@ class Blend:
         self, every: Sequence[DraftedRange], count: int, *, is_whole: bool
     ) -> Iterator[Ranges]:
         """Ranges in about ``count`` messages of one dtype each, as equal as may be."""
-        total = sum(one.numel for one in every)
+        total = sum(drafted.numel for drafted in every)
         by_dtype: dict[str, list[DraftedRange]] = {}
-        for one in every:
-            by_dtype.setdefault(self.tensors[one.place][0].dtype, []).append(one)
+        for drafted in every:
+            by_dtype.setdefault(self.tensors[drafted.place][0].dtype, []).append(
+                drafted
+            )
         # then the chunks of all ranks are alike
         even = CHUNK_ALIGNMENT * self.cluster.num_ranks
         length = max(1, -(-total // count // even) * even)
-        for own in by_dtype.values():
-            held = 0
+        for same_dtype in by_dtype.values():
+            filled = 0
             ranges = list[DraftedRange]()
-            for place, start, stop in own:
+            for place, start, stop in same_dtype:
                 while start < stop:
-                    until = stop if is_whole else min(stop, start + length - held)
+                    until = stop if is_whole else min(stop, start + length - filled)
                     ranges.append(DraftedRange(place, start, until))
-                    held = held + until - start
+                    filled = filled + until - start
                     start = until
-                    if held >= length:
+                    if filled >= length:
                         yield tuple(ranges)
-                        held = 0
+                        filled = 0
                         ranges = []
             if ranges:
                 yield tuple(ranges)
@@ -256,7 +258,7 @@ class Blend:
         return self.tensors[message.ranges[-1].place][1]
 
     def _supersteps(self, message: CandidateMessage) -> tuple[Superstep, ...]:
-        numel = sum(one.numel for one in message.ranges)
+        numel = sum(drafted.numel for drafted in message.ranges)
         first = self.tensors[message.ranges[0].place][0]
         dtype = getattr(torch, first.dtype)
         if message.exchange != DENSE:
@@ -281,15 +283,15 @@ class Blend:
             self.profile,
             self.cluster,
             [
-                {self.tensors[place][1] for place, _, _ in one.ranges}
-                for one in messages
+                {self.tensors[place][1] for place, _, _ in message.ranges}
+                for message in messages
             ],
             candidate.credit,
             candidate.overlap_forward,
             [0] * len(messages),
             [""] * len(messages),
         )
-        return iteration.timings([[self._supersteps(one) for one in messages]])[
+        return iteration.timings([[self._supersteps(message) for message in messages]])[
             0
         ].iteration_s
 
@@ -303,11 +305,11 @@ class Blend:
             PlannedMessage(
                 chunks=tuple(
                     Chunk(tensor=self.tensors[place][0].name, start=start, stop=stop)
-                    for place, start, stop in one.ranges
+                    for place, start, stop in message.ranges
                 ),
-                exchange=one.exchange,
+                exchange=message.exchange,
             )
-            for one in self.messages(candidate)
+            for message in self.messages(candidate)
         ]
         is_used = any(message.exchange != DENSE for message in messages)
         return Plan(
@@ -342,23 +344,21 @@ def best_candidate(blend: Blend, overlaps: Sequence[bool]) -> tuple[float, Candi
 
     ``overlaps`` says whether it may overlap the next forward.
 
-    Of those that differ by rounding alone it is the one whose plan takes the least
+    Of candidates that differ by rounding alone it is the one whose plan takes the least
     time.
     """
 
     def priced(every: Iterable[Candidate]) -> list[tuple[float, Candidate]]:
         return [(blend.seconds(candidate), candidate) for candidate in every]
 
-    found = min(
+    best = min(
         priced(starmap(Candidate, product(NUMBERS, CREDITS, overlaps))),
         key=itemgetter(0),
     )
     if blend.setting is None:
-        return found
+        return best
     every = priced(
-        found[1]._replace(num_messages=n, dense_share=s)
-        for s in SHARES
-        for n in NUMBERS
+        best[1]._replace(num_messages=n, dense_share=s) for s in SHARES for n in NUMBERS
     )
     least_s = min(seconds for seconds, _ in every)
     tied = [

@@ -73,7 +73,7 @@ class AdmittedExchanges(NamedTuple):
     Those of ``LOSS_OVER_DENSE`` first, and in its order.
     """
     not_measured: tuple[str, ...]
-    """Compressors that the fidelity admits, and of which the cluster knows no costs."""
+    """Compressors that the fidelity admits, and whose costs the cluster lacks."""
 
 
 def admitted(fidelity: str, cluster: Cluster) -> AdmittedExchanges:
@@ -180,18 +180,20 @@ class Survey:
         """
         ddp_s = self.exact[0].seconds
         within_s = (
-            (one.seconds, one.plan) for one in self.exact if one.seconds <= ddp_s
+            (priced.seconds, priced.plan)
+            for priced in self.exact
+            if priced.seconds <= ddp_s
         )
         plan = fewest_messages(within_s, MARGIN)
-        return next(one for one in self.exact if one.plan is plan)
+        return next(priced for priced in self.exact if priced.plan is plan)
 
     @property
     def compressed(self) -> PricedPlan | None:
-        """The fastest with a compressor; of those that tie, the one of least effort.
+        """The fastest with a compressor; of ties, the one of least effort.
 
         Where that is equal too, the one nearest to dense.
         """
-        least_s = min((one.seconds for one in self.lossy), default=0.0)
+        least_s = min((priced.seconds for priced in self.lossy), default=0.0)
         dense_s = self.dense.seconds
         most_s = dense_s * (1 - MARGIN) if pays(least_s, dense_s) else math.inf
         return _plainest(self.lossy, most_s)
@@ -205,9 +207,9 @@ class Survey:
         ``MOST_RIVALS`` at most, and none where nothing is compressed.
         """
         chosen = self.chosen
-        others = [one for one in self.lossy if one is not chosen]
-        found = sorted(others, key=lambda one: one.seconds)[:MOST_RIVALS]
-        return [] if chosen is self.dense else found
+        others = [priced for priced in self.lossy if priced is not chosen]
+        rivals = sorted(others, key=lambda priced: priced.seconds)[:MOST_RIVALS]
+        return [] if chosen is self.dense else rivals
 
     @property
     def chosen(self) -> PricedPlan:
@@ -225,9 +227,13 @@ def _plainest(
     """The plan of least effort among those that tie with the fastest and take
     ``most_s`` or less; None if there are no plans.
     """
-    least_s = min((one.seconds for one in plans), default=0.0)
-    tied = (one for one in plans if one.seconds <= min(most_s, least_s * (1 + MARGIN)))
-    return min(tied, key=lambda one: one.effort, default=None)
+    least_s = min((priced.seconds for priced in plans), default=0.0)
+    tied = (
+        priced
+        for priced in plans
+        if priced.seconds <= min(most_s, least_s * (1 + MARGIN))
+    )
+    return min(tied, key=lambda priced: priced.effort, default=None)
 
 
 def pays(compressed_s: float, dense_s: float) -> bool:

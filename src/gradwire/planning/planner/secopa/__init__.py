@@ -16,7 +16,7 @@ Differences from the paper:
       of their own, of as many partitions as the cost model advises for their sum: a
       partition is what goes to one destination. They are encoded each by itself, in one
       call, which is section 3.2's batch compression. Those of more than N partitions go
-      by themselves, as do those of a sparsifier, which would see one vector.
+      by themselves, as do tensors of a sparsifier, which would see one vector.
     - Curves are the cluster's measured lines; the paper fits them in the first
       iteration.
     - Encodes and decodes of PowerSGD are two and one, and its two all-reduces follow
@@ -175,7 +175,7 @@ class _Maker:
         # share any.
         may_share = traits.layout is not Layout.SPARSE or traits.shared_scale
         most_shared = num_ranks if may_share else 0
-        held: dict[tuple[str, bool], list[ProfiledTensor]] = {}
+        waiting: dict[tuple[str, bool], list[ProfiledTensor]] = {}
         """Gradients that wait for others of their dtype; all or none are compressed."""
         every = (
             t for layer in reversed(profile.layers) for t in reversed(layer.tensors)
@@ -189,10 +189,10 @@ class _Maker:
                 yield from self._cut(tensor, num_partitions)
                 continue
             key = tensor.dtype, num_partitions > 0
-            held.setdefault(key, []).append(tensor)
-            if sum(one.size_bytes for one in held[key]) >= bulk_bytes:
-                yield self._together(held.pop(key), key[1])
-        for (_, is_compressed), tensors in held.items():
+            waiting.setdefault(key, []).append(tensor)
+            if sum(tensor.size_bytes for tensor in waiting[key]) >= bulk_bytes:
+                yield self._together(waiting.pop(key), key[1])
+        for (_, is_compressed), tensors in waiting.items():
             yield self._together(tensors, is_compressed)
 
     def _choose(self, tensors: Sequence[ProfiledTensor]) -> LeastCost:
@@ -270,7 +270,7 @@ class _Maker:
         If it is compressed, it has at most as many partitions as there are hosts.
         """
         chunks = tuple(
-            Chunk(tensor=one.name, start=0, stop=one.numel) for one in tensors
+            Chunk(tensor=tensor.name, start=0, stop=tensor.numel) for tensor in tensors
         )
         if not is_compressed:
             return PlannedMessage(chunks=chunks)

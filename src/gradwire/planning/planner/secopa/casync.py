@@ -95,7 +95,7 @@ class CaSyncCost:
     ) -> Floats:
         """Seconds compressed (equation 2) for each number of partitions.
 
-        ``payload_bytes`` are those of the whole gradient: r m.
+        ``payload_bytes`` are of the whole gradient: r m.
         """
         batches_K = self._batches(num_K)
         sends_K = (

@@ -23,7 +23,7 @@ Differences from the paper:
       place.
     - Profiles and measured lines stand for the paper's five iterations of online
       profiling.
-    - Groups are those of ``planning/planner/ssfusion/fusion.py``, for Cupcake's cost.
+    - Groups are made by ``planning/planner/ssfusion/fusion.py``, by Cupcake's cost.
     - Hosts of several ranks add up first, and each rank sparsifies its own tensors of
       the sum. So no computation before a message is its sparsification: equation 2 and
       offloading have no meaning, and all variants are one. As many of a group's
@@ -151,9 +151,9 @@ def _selective(sparsifier: str, density: float, num_dense: int) -> ExchangeSetti
     )
 
 
-def _check(what: str, given: str, known: tuple[str, ...]) -> None:
-    if given not in known:
-        raise invalid(what, given, ", ".join(map(repr, known)), f"write {known[0]!r}")
+def _check(what: str, name: str, known: tuple[str, ...]) -> None:
+    if name not in known:
+        raise invalid(what, name, ", ".join(map(repr, known)), f"write {known[0]!r}")
 
 
 @dataclass
@@ -193,8 +193,9 @@ class _Maker:
         offloaded = self._offloaded(group, dense) if self.offloads else set()
         upto_s = list(
             accumulate(
-                one.backward_s + self._encode_s(one) * (place not in dense | offloaded)
-                for place, one in enumerate(group)
+                arrival.backward_s
+                + self._encode_s(arrival) * (place not in dense | offloaded)
+                for place, arrival in enumerate(group)
             )
         )
         gathered_bytes = self._payload_bytes(group, dense, density)
@@ -210,8 +211,8 @@ class _Maker:
         places = range(len(group))
         gathered = [place for place in places if place not in reduced]
         inline = [place for place in gathered if place not in dense | offloaded]
-        found = [PlannedMessage(chunks=_chunks(group, reduced))] if reduced else []
-        found.append(
+        messages = [PlannedMessage(chunks=_chunks(group, reduced))] if reduced else []
+        messages.append(
             PlannedMessage(
                 chunks=_chunks(group, gathered),
                 exchange=name,
@@ -219,14 +220,14 @@ class _Maker:
                 early=tuple(group[place].tensor.name for place in sorted(offloaded)),
             )
         )
-        return found, density, len(dense - reduced)
+        return messages, density, len(dense - reduced)
 
     def dense(self, group: list[Arrival]) -> PlannedMessage:
         """The next group as one message that is not sparsified."""
         self.before_s = self.cluster.all_reduce_s(
-            sum(one.tensor.size_bytes for one in group)
+            sum(arrival.tensor.size_bytes for arrival in group)
         )
-        self.now_s += sum(one.backward_s for one in group)
+        self.now_s += sum(arrival.backward_s for arrival in group)
         self.link.take(self.now_s, self.before_s)
         return PlannedMessage(chunks=chunks_in(group))
 
@@ -238,7 +239,7 @@ class _Maker:
         As many are dense as let all arrive earliest.
         """
         ready_s = list(
-            accumulate((one.backward_s for one in group), initial=self.now_s)
+            accumulate((arrival.backward_s for arrival in group), initial=self.now_s)
         )[1:]
         free_s = self.link.free_s
         total = _numel(group)
@@ -261,7 +262,7 @@ class _Maker:
                 )
             gathered_bytes = self._payload_bytes(sparse, set(), left)
             gathered_s = self.cost.apart_s(
-                [one.tensor.numel for one in sparse], gathered_bytes
+                [arrival.tensor.numel for arrival in sparse], gathered_bytes
             )
             end_s = self.link.take(ready_s[-1], gathered_s)
             if end_s < best_s:
@@ -276,35 +277,37 @@ class _Maker:
         ahead = [PlannedMessage(chunks=_chunks(group, best))] if best else []
         return [*ahead, gathered], density, 0
 
-    def _encode_s(self, one: Arrival) -> float:
-        return self.cost.encode_s(one.tensor.numel)
+    def _encode_s(self, arrival: Arrival) -> float:
+        return self.cost.encode_s(arrival.tensor.numel)
 
     def _excluded(self, group: list[Arrival]) -> set[int]:
         """The tensors that are not sparsified: always the smallest of the group."""
-        found: set[int] = set()
+        places: set[int] = set()
         total = _numel(group)
         whole = 0
-        computes_s = sum(one.backward_s + self._encode_s(one) for one in group)
+        computes_s = sum(
+            arrival.backward_s + self._encode_s(arrival) for arrival in group
+        )
         for place in _rising(group)[:-1]:
-            one = group[place]
+            arrival = group[place]
             if self.before_s is None:
-                if self._encode_s(one) < self._saved_s(one):
+                if self._encode_s(arrival) < self._saved_s(arrival):
                     break
             elif self.before_s >= computes_s:  # equation 2
                 break
-            whole += one.tensor.numel
+            whole += arrival.tensor.numel
             if self.is_bound and self._density(total, whole) < self.floor:
                 break
-            found.add(place)
-            computes_s -= self._encode_s(one)
-        return found
+            places.add(place)
+            computes_s -= self._encode_s(arrival)
+        return places
 
-    def _saved_s(self, one: Arrival) -> float:
+    def _saved_s(self, arrival: Arrival) -> float:
         """Seconds that the sparsification of one tensor takes off an all-gather."""
-        sparse_bytes = ENTRY_BYTES * self.cost.entries(one.tensor.numel)
-        return self.cost.gather_bytes_s(_dense_bytes(one)) - self.cost.gather_bytes_s(
-            sparse_bytes
-        )
+        sparse_bytes = ENTRY_BYTES * self.cost.entries(arrival.tensor.numel)
+        return self.cost.gather_bytes_s(
+            _dense_bytes(arrival)
+        ) - self.cost.gather_bytes_s(sparse_bytes)
 
     def _density(self, total: int, whole: int) -> float:
         """The density at which as many elements travel as if all were sparsified.
@@ -315,16 +318,16 @@ class _Maker:
 
     def _offloaded(self, group: list[Arrival], dense: set[int]) -> set[int]:
         """The tensors that are encoded beside the backward pass before it has ended."""
-        found: set[int] = set()
+        places: set[int] = set()
         ready_s = self.now_s
-        until_s = self.now_s + sum(one.backward_s for one in group)
-        for place, one in enumerate(group[:-1]):
-            ready_s += one.backward_s
-            seconds = self.beside.seconds(one.tensor.numel)
+        until_s = self.now_s + sum(arrival.backward_s for arrival in group)
+        for place, arrival in enumerate(group[:-1]):
+            ready_s += arrival.backward_s
+            seconds = self.beside.seconds(arrival.tensor.numel)
             if place not in dense and self.lane.start_s(ready_s) + seconds <= until_s:
-                found.add(place)
+                places.add(place)
                 self.lane.take(ready_s, seconds)
-        return found
+        return places
 
     def _reduced(
         self,
@@ -352,10 +355,10 @@ class _Maker:
         self, group: list[Arrival], dense: set[int], density: float
     ) -> int:
         return sum(
-            _dense_bytes(one)
+            _dense_bytes(arrival)
             if place in dense
-            else ENTRY_BYTES * max(1, round(density * one.tensor.numel))
-            for place, one in enumerate(group)
+            else ENTRY_BYTES * max(1, round(density * arrival.tensor.numel))
+            for place, arrival in enumerate(group)
         )
 
 
@@ -371,12 +374,12 @@ def _rising(group: list[Arrival]) -> list[int]:
 
 
 def _numel(group: Iterable[Arrival]) -> int:
-    return sum(one.tensor.numel for one in group)
+    return sum(arrival.tensor.numel for arrival in group)
 
 
-def _dense_bytes(one: Arrival) -> int:
+def _dense_bytes(arrival: Arrival) -> int:
     """Bytes of a tensor that travels dense among sparse ones: in its working dtype."""
-    return one.tensor.numel * (8 if one.tensor.dtype == "float64" else 4)
+    return arrival.tensor.numel * (8 if arrival.tensor.dtype == "float64" else 4)
 
 
 EXAMPLES = (

@@ -65,15 +65,15 @@ def arrivals(profile: Profile) -> list[Arrival]:
     The time of layers without gradients counts for the next tensor. Time after the last
     gradient is in none: nothing that is sent waits for it.
     """
-    found = []
+    ready = []
     waited_s = 0.0
     for layer in reversed(profile.layers):
         waited_s += layer.backward_s
         for tensor in reversed(layer.tensors):
             if tensor.numel:
-                found.append(Arrival(tensor, waited_s))
+                ready.append(Arrival(tensor, waited_s))
                 waited_s = 0.0
-    return found
+    return ready
 
 
 NOTHING = LineFit(alpha_s=0.0, per_unit_s=0.0)
@@ -96,7 +96,7 @@ class SparseCost:
     announces_sizes: bool
     """Whether ranks announce the sizes of their payloads first."""
     num_shares: int = 1
-    """The ranks of a host, each of which encodes and gathers an equal share."""
+    """The ranks of a host; each encodes and gathers an equal share."""
     on_hosts: LineFit = NOTHING
     """Seconds of a message beside its all-gather, by elements of a share of float32.
 
@@ -163,17 +163,17 @@ class SparseCost:
     def apart_s(self, numels: Sequence[int], payload_bytes: float) -> float:
         """Seconds of a message of tensors, each sparsified by itself, as ``gather_s``.
 
-        ``payload_bytes`` are those of all tensors, which the ranks of a host share.
+        ``payload_bytes`` are of all tensors; the ranks of a host share them.
         """
         on_hosts_s = self.on_hosts.seconds(self.longest(numels))
         return on_hosts_s + self.gather_bytes_s(payload_bytes / self.num_shares)
 
     def longest(self, numels: Sequence[int]) -> int:
         """The most elements of a host's rank, each having some tensors whole."""
-        held = [0] * self.num_shares
+        filled = [0] * self.num_shares
         for numel, rank in zip(numels, pack(numels, self.num_shares), strict=True):
-            held[rank] += numel
-        return max(held)
+            filled[rank] += numel
+        return max(filled)
 
     def gather_each_s(self, numels: Floats, longest: float | Floats = 0.0) -> Floats:
         """``gather_s`` of many numbers of elements at once, one or more each.
@@ -185,8 +185,8 @@ class SparseCost:
         )
         shares = np.ceil(numels / self.num_shares)
         size_bytes = ENTRY_BYTES * np.maximum(1.0, np.rint(self.density * shares))
-        own = np.maximum(shares, longest)
-        on_hosts = self.on_hosts.alpha_s + self.on_hosts.per_unit_s * own
+        largest = np.maximum(shares, longest)
+        on_hosts = self.on_hosts.alpha_s + self.on_hosts.per_unit_s * largest
         return on_hosts + (announced_s + self.gather.measured_each(size_bytes))
 
 
@@ -209,12 +209,14 @@ def sparsifier(compressor: str, density: float) -> Compressor:
 
 def is_too_long(group: Iterable[Arrival]) -> bool:
     """Whether a group is too large to be sparsified together, so travels dense."""
-    return sum(one.numel for one, _ in group) > MOST_ELEMENTS
+    return sum(tensor.numel for tensor, _ in group) > MOST_ELEMENTS
 
 
 def chunks_in(group: Iterable[Arrival]) -> tuple[Chunk, ...]:
     """The whole tensors of a group, as a message carries them."""
-    return tuple(Chunk(tensor=one.name, start=0, stop=one.numel) for one, _ in group)
+    return tuple(
+        Chunk(tensor=tensor.name, start=0, stop=tensor.numel) for tensor, _ in group
+    )
 
 
 def best_fusion(
@@ -249,8 +251,8 @@ class _Table:
 
     @classmethod
     def of(cls, every: Sequence[Arrival], cost: SparseCost, is_whole: bool) -> _Table:
-        backward_s = [one.backward_s for one in every]
-        numels = [one.tensor.numel for one in every]
+        backward_s = [arrival.backward_s for arrival in every]
+        numels = [arrival.tensor.numel for arrival in every]
         encode_s = [cost.encode.per_unit_s * n for n in numels]
         lane_B = _prefixes(np.add(backward_s, encode_s))
         upto_B = _prefixes(numels)
@@ -272,8 +274,8 @@ class _Table:
 
 
 def _prefixes(figures: Any) -> Floats:
-    found: Floats = np.concatenate([[0.0], np.cumsum(figures, dtype=np.float64)])
-    return found
+    sums: Floats = np.concatenate([[0.0], np.cumsum(figures, dtype=np.float64)])
+    return sums
 
 
 def _cuts(table: _Table) -> list[int]:

@@ -35,13 +35,13 @@ def messages_of_blocks(
     cut: Sequence[Bucket], instance: Instance, blocks: Sequence[UnequalBlock]
 ) -> tuple[PlannedMessage, ...]:
     """The messages of an instance's blocks, whose buckets are ``cut``."""
-    found = []
+    messages = []
     for index, first, count, _, _ in blocks:
         bucket = cut[index]
         step = instance.basic_bytes[index] // cut[index].item_bytes
         stop = min((first + count) * step, bucket.numel)
-        found.append(PlannedMessage(chunks=bucket.chunks(first * step, stop)))
-    return tuple(found)
+        messages.append(PlannedMessage(chunks=bucket.chunks(first * step, stop)))
+    return tuple(messages)
 
 
 @dataclass(frozen=True)
@@ -231,20 +231,20 @@ class PricedOrder:
 
 def greedy(instance: Instance) -> PricedOrder:
     """Algorithm 2: from last to first layer, a higher priority is kept if it helps."""
-    found = PricedOrder.of(instance, list(range(len(instance.layer))))
-    raised = len(found.place) - 1
+    best = PricedOrder.of(instance, list(range(len(instance.layer))))
+    raised = len(best.place) - 1
     while raised > 0:
-        above = _raise_to(instance, found.blocks, raised)
+        above = _raise_to(instance, best.blocks, raised)
         if above < raised:
-            trial = found.place[:]
+            trial = best.place[:]
             trial[raised] = trial[above]
             trial[above:raised] = [place + 1 for place in trial[above:raised]]
             other = PricedOrder.of(instance, trial)
-            if other.iteration_s < found.iteration_s:
-                found = other
+            if other.iteration_s < best.iteration_s:
+                best = other
                 raised = above
         raised -= 1
-    return found
+    return best
 
 
 def _raise_to(instance: Instance, blocks: list[UnequalBlock], raised: int) -> int:

@@ -6,10 +6,6 @@ from typing import Annotated
 
 import typer
 
-from gradwire.contract.units import parse_rate
-
-from ..testbed.wide_area import WideArea, parse_slow
-
 Delay = Annotated[
     float, typer.Option(help="Milliseconds that each packet takes one way.")
 ]
@@ -26,20 +22,3 @@ Slow = Annotated[
     list[str] | None,
     typer.Option(help="HOST=RATE: another rate of one host; may be repeated."),
 ]
-
-
-def wide_area(
-    delay_ms: float,
-    jitter_ms: float,
-    up: str | None,
-    down: str | None,
-    slow: list[str] | None,
-) -> WideArea:
-    """The links that these options ask for."""
-    return WideArea(
-        delay_s=delay_ms / 1e3,
-        jitter_s=jitter_ms / 1e3,
-        up_bytes_per_s=None if up is None else parse_rate(up),
-        down_bytes_per_s=None if down is None else parse_rate(down),
-        slow=parse_slow(slow or ()),
-    )

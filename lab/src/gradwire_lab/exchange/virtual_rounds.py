@@ -1,0 +1,207 @@
+"""Partial rounds of all ranks in one process: on a virtual clock, or from a tape.
+
+Both drivers run ``rounds`` as processes of their own would. On the virtual clock
+local steps take seconds that a function names, and so do messages. ``replay`` needs no
+clock: a tape says at which local steps each rank pushed, and took which merge in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradwire.errors import Deadlock
+from gradwire.exchange.rounds import Answer, Merge, PartialRounds, Pull, Push
+
+
+def stepping(
+    anchor_N: Tensor, make: Callable[[list[nn.Parameter]], Optimizer]
+) -> Callable[[Tensor], None]:
+    """A function that steps an anchor in place by an optimizer that ``make`` makes.
+
+    >>> import torch
+    >>> anchor_N = torch.ones(2)
+    >>> step = stepping(anchor_N, lambda params: torch.optim.SGD(params, lr=0.5))
+    >>> step(torch.ones(2))
+    >>> anchor_N
+    tensor([0.5000, 0.5000])
+    """
+    anchor = nn.Parameter(anchor_N)
+    optimizer = make([anchor])
+
+    def step(mean_N: Tensor) -> None:
+        anchor.grad = mean_N
+        optimizer.step()
+
+    return step
+
+
+@dataclass
+class VirtualRank:
+    """One rank of this process.
+
+    Args:
+        rounds: Its part in the rounds.
+        params: Its flat parameters, a tensor for each fragment.
+        train: Makes local step number ``step`` in ``params``; returns its tokens.
+    """
+
+    rounds: PartialRounds
+    params: list[Tensor]
+    train: Callable[[int], int]
+
+    def local_step(self) -> list[Push]:
+        """Makes a local step; returns the pushes after it."""
+        tokens = self.train(self.rounds.step + 1)
+        return self.rounds.border(self.params, tokens)
+
+
+class VirtualClock:
+    """Runs ranks for some virtual seconds.
+
+    Args:
+        ranks: All ranks, in order.
+        step_s: Seconds of a rank's local step, by rank.
+        delay_s: Seconds of a message, by sender, receiver and bytes of its payload.
+        repeats: Whether a message arrives twice, by the number of the message. Default:
+            no message does.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[VirtualRank],
+        step_s: Callable[[int], float],
+        delay_s: Callable[[int, int, int], float],
+        repeats: Callable[[int], bool] = lambda number: False,
+    ) -> None:
+        self.ranks = ranks
+        self.now_s = 0.0
+        self.sent: list[Push | Answer] = []
+        """All messages, in the order in which they were sent."""
+        self._step_s = step_s
+        self._delay_s = delay_s
+        self._repeats = repeats
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+        self._arrivals: dict[tuple[int, int], float] = defaultdict(float)
+        for rank in range(len(ranks)):
+            self._after(step_s(rank), partial(self._local_step, rank))
+
+    def run(self, until_s: float) -> None:
+        """Runs all that happens until then."""
+        while self._events and self._events[0][0] <= until_s:
+            self.now_s, _, happen = heappop(self._events)
+            happen()
+
+    def _after(self, seconds: float, happen: Callable[[], None]) -> None:
+        heappush(self._events, (self.now_s + seconds, next(self._numbers), happen))
+
+    def _local_step(self, rank: int) -> None:
+        for push in self.ranks[rank].local_step():
+            self._send(rank, push.fragment % len(self.ranks), push)
+        self._after(self._step_s(rank), partial(self._local_step, rank))
+
+    def _send(self, source: int, target: int, message: Push | Answer) -> None:
+        size_bytes = 0 if isinstance(message, Pull) else message.payload_B.numel()
+        link = (source, target)
+        seconds = self._delay_s(source, target, size_bytes)
+        # messages of one rank to another stay in order
+        arrival = max(self.now_s + seconds, self._arrivals[link])
+        self._arrivals[link] = arrival
+        for _ in range(2 if self._repeats(len(self.sent)) else 1):
+            self._after(arrival - self.now_s, partial(self._arrive, target, message))
+        self.sent.append(message)
+
+    def _arrive(self, rank: int, message: Push | Answer) -> None:
+        self._answer(rank, self.ranks[rank].rounds.receive(message, self.now_s))
+
+    def _close(self, rank: int) -> None:
+        self._answer(rank, self.ranks[rank].rounds.due(self.now_s))
+
+    def _answer(self, rank: int, answers: Iterable[Answer]) -> None:
+        for answer in answers:
+            for target in range(len(self.ranks)):
+                self._send(rank, target, answer)
+        closes_at_s = self.ranks[rank].rounds.closes_at_s
+        if closes_at_s is not None:
+            self._after(closes_at_s - self.now_s, partial(self._close, rank))
+
+
+def replay(
+    tape: Iterable[str], ranks: Sequence[VirtualRank], num_steps: Sequence[int]
+) -> None:
+    """Repeats a run from the lines of all ranks' tapes, bit for bit.
+
+    Args:
+        tape: The lines. Lines of one rank are in their order.
+        ranks: Ranks as they were at the start.
+        num_steps: The local steps of each rank.
+
+    Raises:
+        Deadlock: Lines are missing.
+    """
+    script = _Script(ranks, [json.loads(line) for line in tape])
+    while any(r.rounds.step < num for r, num in zip(ranks, num_steps, strict=True)):
+        moves = [script.advance(rank, num) for rank, num in enumerate(num_steps)]
+        if not any(moves):
+            stuck = [f"rank {r.rounds.rank} after step {r.rounds.step}" for r in ranks]
+            raise Deadlock(f"lines of the tape are missing: {', '.join(stuck)}")
+
+
+class _Script:
+    """The events of a tape, and the pushes and merges that a replay has made."""
+
+    def __init__(self, ranks: Sequence[VirtualRank], lines: list[Any]) -> None:
+        self.ranks = ranks
+        self.taken: dict[Any, list[Any]] = defaultdict(list)
+        self.asked: dict[Any, set[int]] = defaultdict(set)
+        self.lists: dict[Any, list[Any]] = {}
+        self.pushes: dict[Any, Push] = {}
+        self.merges: dict[Any, Merge] = {}
+        for line in lines:
+            fragment = line["fragment"]
+            closed = (fragment, line["round"])
+            self.taken[line["rank"], line["step"]].append(closed)
+            self.lists[closed] = [
+                (fragment, entry["rank"], entry["number"]) for entry in line["who"]
+            ]
+            for entry in line["who"]:
+                self.asked[entry["rank"], entry["step"]].add(fragment)
+
+    def advance(self, rank: int, num_steps: int) -> bool:
+        """Makes a rank's local steps until it needs a merge that is not made yet."""
+        virtual = self.ranks[rank]
+        begun = virtual.rounds.step
+        while virtual.rounds.step < num_steps:
+            here = (rank, virtual.rounds.step + 1)
+            if not all(self._is_made(closed) for closed in self.taken[here]):
+                break
+            virtual.rounds.inbox.extend(
+                self.merges[closed] for closed in self.taken[here]
+            )
+            for fragment in self.asked[here]:
+                virtual.rounds.learners[fragment].is_asked = True
+            for push in virtual.local_step():
+                self.pushes[push.fragment, rank, push.number] = push
+        return virtual.rounds.step > begun
+
+    def _is_made(self, closed: tuple[int, int]) -> bool:
+        fragment, version = closed
+        owner = self.ranks[fragment % len(self.ranks)].rounds.owners[fragment]
+        while owner.version < version:
+            wanted = self.lists[fragment, owner.version + 1]
+            if not all(key in self.pushes for key in wanted):
+                return False
+            owner.pushes = {key[1]: self.pushes[key] for key in wanted}
+            merge = owner.close()
+            self.merges[fragment, merge.version] = merge
+        return True

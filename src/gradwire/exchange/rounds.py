@@ -1,0 +1,569 @@
+"""Partial rounds: ranks push what they have learnt, and no rank waits for another.
+
+A model's parameters are cut into fragments. Each fragment has an owner, which is the
+rank ``fragment`` mod W. A learner pushes its pseudo-gradient to the owner, and trains
+on. The owner closes a round when pushes of ``quorum`` ranks are there and the grace
+after that is over. It merges the pushes and sends the merge with its list to all ranks.
+All ranks step their anchors by the same payload, so anchors have the same bits.
+
+The parameters of a learner are its anchor minus all that it has learnt and that is in
+no merge yet. So a merge overwrites nothing. A push that comes too late for its round
+waits at the owner for the next one.
+
+Nothing here sends or waits. A driver carries messages, which arrive in order from one
+rank to another, and may arrive twice. ``gradwire_lab.exchange.virtual_rounds`` has a
+driver on a virtual clock.
+
+Source: Decoupled DiLoCo, arXiv 2604.21428 (quorum, grace, tokens^2 / steps as weights,
+    merges by length and direction).
+Differences: ranks own fragments, so no process stands beside them. Payloads may lose a
+    part, which stays in residuals. The first rank with ``every`` steps opens a round.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import fsum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..collective.steps.tensorwise import tensor_sizes, tensorwise
+from ..contract import Compressor, Exchange
+from ..contract.bounds import check_number, check_whole
+from ..contract.payload import Payload
+from ..contract.spec import TensorSpec, clear_not_finite
+from ..errors import IncompatiblePair, invalid
+from ..kernels.crc import crc32
+from .error_feedback import ErrorFeedback, feedback_refusal
+from .pair import Pair
+
+# ---- rules ---------------------------------------------------------------------------
+
+WEIGHTS = ("equal", "tokens", "tokens_per_step")
+MERGES = ("mean", "rda")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """The rules of rounds, which all ranks share.
+
+    Args:
+        quorum: The ranks whose pushes an owner waits for.
+        every: The least local steps from one push of a rank to the push that opens the
+            next round.
+        fragments: The number of fragments, which begin in turn. Default: 1.
+        grace_s: Seconds that an owner waits for further pushes. Default: 0.
+        weights: "equal" (the default), "tokens" or "tokens_per_step": ``weight_of``.
+        merge: "mean" (the default), or "rda": ``merged``.
+        most_age: A push that is more rounds old goes back to its rank. None (the
+            default): all are merged.
+        is_measured: Whether lists hold norms and cosines, as a tape shows them.
+            Default: False.
+    """
+
+    quorum: int
+    every: int
+    fragments: int = 1
+    grace_s: float = 0.0
+    weights: str = "equal"
+    merge: str = "mean"
+    most_age: int | None = None
+    is_measured: bool = False
+
+    def __post_init__(self) -> None:
+        check_whole("quorum", self.quorum, "count ranks")
+        check_whole("every", self.every, "count local steps")
+        accepted = "seconds, from 0"
+        remedy = "write 0 to wait for the quorum alone"
+        check_number("grace", self.grace_s, accepted, remedy, 0.0, float("inf"))
+        if self.weights not in WEIGHTS:
+            raise invalid("weights", self.weights, " or ".join(WEIGHTS), "choose one")
+        if self.merge not in MERGES:
+            raise invalid("merge", self.merge, " or ".join(MERGES), "choose one")
+
+    def check_world(self, world: int) -> None:
+        """Refuses a quorum of more ranks than there are."""
+        if self.quorum > world:
+            accepted = f"at most {world}, the number of ranks"
+            raise invalid("quorum", self.quorum, accepted, "take fewer")
+
+
+def codec_for_rounds(algorithm: Compressor | Exchange) -> Compressor:
+    """The compressor by which partial rounds encode pushes and merges.
+
+    Raises ``IncompatiblePair`` for an exchange whose payloads one rank cannot add up.
+
+    >>> from gradwire.compress.powersgd import powersgd
+    >>> try:
+    ...     codec_for_rounds(powersgd(rank=2))
+    ... except IncompatiblePair as error:
+    ...     print(str(error).partition(": ")[2])
+    ranks make its payload together; use one that one rank can add up, such as topk
+    """
+    inner = algorithm.inner if isinstance(algorithm, ErrorFeedback) else algorithm
+    codec = inner.codec if isinstance(inner, Pair) else inner
+    if not isinstance(codec, Compressor):
+        raise IncompatiblePair(
+            f"{algorithm!r} cannot go in partial rounds: ranks make its payload "
+            "together; use one that one rank can add up, such as topk"
+        )
+    return codec
+
+
+def weight_of(rule: str, steps: int, tokens: int) -> float:
+    """The weight of a push in a merge.
+
+    Args:
+        rule: "equal", "tokens", or "tokens_per_step", which is tokens^2 / steps.
+        steps: Local steps since the rank's push before.
+        tokens: Tokens in these steps.
+
+    Returns:
+        The weight.
+
+    Raises:
+        InvalidSetting: The weight follows from tokens, and there are none.
+
+    >>> [weight_of(rule, 4, 200) for rule in WEIGHTS]
+    [1.0, 200.0, 10000.0]
+    """
+    if rule == "equal":
+        return 1.0
+    if tokens < 1:
+        remedy = 'count the tokens of each step, or take weights="equal"'
+        raise invalid(f"tokens under weights={rule!r}", tokens, "1 or more", remedy)
+    return float(tokens) if rule == "tokens" else tokens * tokens / steps
+
+
+def merged(
+    rule: str, vectors: Iterable[Tensor], weights: Sequence[float], spec: TensorSpec
+) -> Tensor:
+    """One pseudo-gradient from those of several ranks.
+
+    "mean" is the weighted mean. "rda" gives each tensor the weighted mean of lengths,
+    and the direction of the weighted mean of directions. Sums are made in the given
+    order.
+
+    >>> pushes = [torch.tensor([6.0, 0.0]), torch.tensor([0.0, 8.0])]
+    >>> merged("mean", pushes, [1.0, 1.0], TensorSpec("", 2))
+    tensor([3., 4.])
+    >>> merged("rda", pushes, [1.0, 1.0], TensorSpec("", 2))
+    tensor([4.9497, 4.9497])
+    """
+    total = fsum(weights)
+    sizes = list(tensor_sizes(spec)) if rule == "rda" else [spec.numel]
+    lengths = [0.0] * len(sizes)
+    sum_N = torch.zeros(spec.numel, dtype=spec.dtype, device=spec.device)
+    sums = torch.split(sum_N, sizes)
+    for vector_N, weight in zip(vectors, weights, strict=True):
+        share = weight / total
+        for place, part in enumerate(torch.split(vector_N, sizes)):
+            length = _norm(part) if rule == "rda" else 1.0
+            lengths[place] += share * length
+            sums[place].add_(part / (length or 1.0), alpha=share)
+    if rule == "rda":
+        for part, length in zip(sums, lengths, strict=True):
+            part.div_(_norm(part) or 1.0).mul_(length)
+    return sum_N
+
+
+def _norm(vector_N: Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector_N, dtype=torch.float64))
+
+
+# ---- messages ------------------------------------------------------------------------
+
+
+class Push(NamedTuple):
+    """A rank's pseudo-gradient of a fragment, on its way to the fragment's owner."""
+
+    fragment: int
+    rank: int
+    number: int
+    """The number of this push among the rank's pushes of the fragment, from 1."""
+    version: int
+    """The round whose anchor the rank had."""
+    opens: bool
+    """Whether the rank has made ``every`` steps, so that it may open a round."""
+    step: int
+    """The rank's local step."""
+    steps: int
+    tokens: int
+    weight: float
+    payload_B: Tensor
+
+
+class Pull(NamedTuple):
+    """Asks all ranks for a push, as the round after ``version`` is open."""
+
+    fragment: int
+    version: int
+
+
+class Contribution(NamedTuple):
+    """An entry of a merge's list: one push, and what became of it."""
+
+    rank: int
+    number: int
+    step: int
+    steps: int
+    tokens: int
+    weight: float
+    """The weight in the merge; 0 where the push went back to its rank."""
+    age: int
+    """Rounds that closed between the rank's anchor and this round."""
+    bytes: int
+    norm: float | None = None
+    cosine: float | None = None
+    """The cosine between push and merge."""
+
+
+class Merge(NamedTuple):
+    """A closed round: the list of pushes, and their merged pseudo-gradient."""
+
+    fragment: int
+    version: int
+    contributions: tuple[Contribution, ...]
+    payload_B: Tensor
+
+
+Answer = Pull | Merge
+"""A message of an owner, which all ranks get."""
+
+# ---- one rank -----------------------------------------------------------------------
+
+
+class RoundCodec:
+    """A compressor on one rank for a row of vectors, with its state and its residual.
+
+    A compressor whose residual could grow without bound has none.
+    """
+
+    def __init__(
+        self, codec: Compressor, spec: TensorSpec, rank: int, world: int
+    ) -> None:
+        self.spec = spec
+        self._codec = tensorwise(codec, tensor_sizes(spec)).for_world(world, rank)
+        self._state = self._codec.init(spec)
+        self.residual_N: Tensor | None = None
+        if feedback_refusal(codec) is None:
+            self.residual_N = torch.zeros(
+                spec.numel, dtype=spec.dtype, device=spec.device
+            )
+
+    def encode(self, vector_N: Tensor) -> Tensor:
+        """The payload of a vector and the residual."""
+        payload, self._state = self._codec.encode(
+            self._state, vector_N, residual_N=self.residual_N
+        )
+        assert payload.buffer is not None
+        return payload.buffer
+
+    def decode(self, payload_B: Tensor) -> Tensor:
+        """The vector of a payload, in new memory."""
+        form = self._codec.received(self.spec, payload_B.numel())
+        out_N = torch.empty(
+            self.spec.numel, dtype=self.spec.dtype, device=self.spec.device
+        )
+        return self._codec.decode(Payload(form, payload_B), out_N)
+
+
+class FragmentOwner:
+    """The owner of a fragment: collects pushes, and closes one round after another."""
+
+    def __init__(
+        self, fragment: int, codec: RoundCodec, rules: Rules, world: int
+    ) -> None:
+        rules.check_world(world)
+        self.fragment = fragment
+        self.codec = codec
+        self.rules = rules
+        self.version = 0
+        self.pushes: dict[int, Push] = {}
+        """Pushes by rank that are in no merge yet."""
+        self.closes_at_s: float | None = None
+        self._is_open = False
+        self._numbers = [0] * world
+        """The number of each rank's last push."""
+
+    def take(self, push: Push, now_s: float) -> list[Answer]:
+        """Takes a push; returns what all ranks are to be sent."""
+        if push.number <= self._numbers[push.rank]:
+            return []
+        self._numbers[push.rank] = push.number
+        self.pushes[push.rank] = push
+        answers: list[Answer] = []
+        if not self._is_open and push.opens and push.version == self.version:
+            self._is_open = True
+            answers.append(Pull(self.fragment, self.version))
+        is_quorum = self._is_open and len(self.pushes) >= self.rules.quorum
+        if is_quorum and self.closes_at_s is None:
+            self.closes_at_s = now_s + self.rules.grace_s
+        return answers + self.due(now_s)
+
+    def due(self, now_s: float) -> list[Answer]:
+        """The merge of the open round, if it is time to close it."""
+        if self.closes_at_s is None:
+            return []
+        if now_s < self.closes_at_s and len(self.pushes) < len(self._numbers):
+            return []
+        return [self.close()]
+
+    def close(self) -> Merge:
+        """Closes the round: merges the pushes that are there, in the order of ranks."""
+        pushes = [self.pushes[rank] for rank in sorted(self.pushes)]
+        entries = [self._entry(push) for push in pushes]
+        fresh = [
+            push for push, entry in zip(pushes, entries, strict=True) if entry.weight
+        ]
+        self.pushes = {}
+        self.closes_at_s = None
+        self._is_open = False
+        self.version += 1
+        mean_N = merged(
+            self.rules.merge,
+            (self.codec.decode(push.payload_B) for push in fresh),
+            [push.weight for push in fresh],
+            self.codec.spec,
+        )
+        if self.rules.is_measured:
+            entries = [
+                self._measured(entry, push, mean_N)
+                for entry, push in zip(entries, pushes, strict=True)
+            ]
+        payload_B = self.codec.encode(mean_N)
+        return Merge(self.fragment, self.version, tuple(entries), payload_B)
+
+    def _entry(self, push: Push) -> Contribution:
+        age = self.version - push.version
+        most_age = self.rules.most_age
+        is_merged = most_age is None or age <= most_age
+        return Contribution(
+            rank=push.rank,
+            number=push.number,
+            step=push.step,
+            steps=push.steps,
+            tokens=push.tokens,
+            weight=push.weight if is_merged else 0.0,
+            age=age,
+            bytes=push.payload_B.numel(),
+        )
+
+    def _measured(
+        self, entry: Contribution, push: Push, mean_N: Tensor
+    ) -> Contribution:
+        vector_N = self.codec.decode(push.payload_B)
+        norm = _norm(vector_N)
+        lengths = norm * _norm(mean_N)
+        product = float(torch.dot(vector_N.double(), mean_N.double()))
+        cosine = product / lengths if lengths else 0.0
+        return entry._replace(norm=norm, cosine=cosine)
+
+
+class FragmentLearner:
+    """A rank's anchor of a fragment, and what of it is on its way.
+
+    ``step`` steps the anchor by a merged pseudo-gradient. Parameters are flat, and may
+    have fewer bits than the anchor.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        fragment: int,
+        codec: RoundCodec,
+        rules: Rules,
+        anchor_N: Tensor,
+        step: Callable[[Tensor], None],
+    ) -> None:
+        self.rank = rank
+        self.fragment = fragment
+        self.codec = codec
+        self.rules = rules
+        self.anchor_N = anchor_N
+        self.version = 0
+        self.is_asked = False
+        """Whether the owner has asked for a push."""
+        self.pushed: Push | None = None
+        """The push that is in no merge yet."""
+        self.pushed_N = torch.empty(0)
+        """The part of the parameters that it holds."""
+        self._step = step
+        self._number = 0
+        turn = (fragment + 1) * rules.every // rules.fragments
+        self._since = rules.every - turn
+        """Local steps that count for the next opening."""
+        self._steps = 0
+        self._tokens = 0
+
+    def count(self, tokens: int) -> None:
+        """Counts a local step of so many tokens."""
+        self._since += 1
+        self._steps += 1
+        self._tokens += tokens
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a push is to be sent now; one may be on its way at once."""
+        may_push = self.pushed is None and self._steps > 0
+        return may_push and (self.is_asked or self._since >= self.rules.every)
+
+    def learnt(self, param_N: Tensor) -> Tensor:
+        """The way from the parameters back to the anchor, which no merge has yet."""
+        anchor_N = self.anchor_N.to(param_N.dtype).to(self.anchor_N.dtype)
+        return torch.sub(anchor_N, param_N)
+
+    def ask(self, pull: Pull) -> None:
+        """Takes a pull; one for a closed round, or for what is on its way, is void."""
+        if self.pushed is None and pull.version == self.version:
+            self.is_asked = True
+
+    def push(self, param_N: Tensor, step: int) -> Push:
+        """Encodes what this rank has learnt since its last push."""
+        self.pushed_N = self.learnt(param_N)
+        self._number += 1
+        self.pushed = Push(
+            fragment=self.fragment,
+            rank=self.rank,
+            number=self._number,
+            version=self.version,
+            opens=self._since >= self.rules.every,
+            step=step,
+            steps=self._steps,
+            tokens=self._tokens,
+            weight=weight_of(self.rules.weights, self._steps, self._tokens),
+            payload_B=self.codec.encode(self.pushed_N),
+        )
+        self._since = 0
+        self._steps = 0
+        self._tokens = 0
+        self.is_asked = False
+        return self.pushed
+
+    def take(self, merge: Merge, param_N: Tensor) -> bool:
+        """Steps the anchor by a merge, and puts parameters where they belong then.
+
+        Returns False for a merge that this rank has already.
+        """
+        if merge.version <= self.version:
+            return False
+        self.version = merge.version
+        kept_N = self.learnt(param_N)
+        age = self._settle(merge, kept_N)
+        self._step(self.codec.decode(merge.payload_B))
+        param_N.copy_(self.anchor_N - kept_N)
+        # Parameters of few bits cannot hold all that was kept.
+        self._keep(kept_N - self.learnt(param_N))
+        if age != 0:
+            self._since = 0
+        return True
+
+    def _settle(self, merge: Merge, kept_N: Tensor) -> int | None:
+        """Takes the own push out of ``kept_N`` if it is in the merge.
+
+        Returns the age of the push; None where it is still on its way.
+        """
+        for entry in merge.contributions:
+            push = self.pushed
+            if push is None or (entry.rank, entry.number) != (push.rank, push.number):
+                continue
+            if entry.weight:
+                kept_N -= self.pushed_N
+            else:
+                # It goes back: parameters have it, and its loss is no residual.
+                self._keep(self.codec.decode(push.payload_B) - self.pushed_N)
+                self._steps += push.steps
+                self._tokens += push.tokens
+            self.pushed = None
+            self.pushed_N = torch.empty(0)
+            return entry.age
+        return None
+
+    def _keep(self, lost_N: Tensor) -> None:
+        if self.codec.residual_N is not None:
+            self.codec.residual_N += clear_not_finite(lost_N)
+
+
+class PartialRounds:
+    """One rank's part in the rounds of all fragments.
+
+    A driver calls ``border`` after each local step, and sends the pushes that it
+    returns to their owners. It calls ``receive`` for each message that comes, and
+    ``due`` at ``closes_at_s``. It sends the answers of both to all ranks, this one too.
+
+    Args:
+        rank: This rank.
+        learners: One for each fragment, in order.
+        owners: The owners of this rank's own fragments.
+        tape: Takes a JSON line for each merge that takes effect here. None (the
+            default): no tape.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        learners: Sequence[FragmentLearner],
+        owners: Sequence[FragmentOwner],
+        tape: Callable[[str], object] | None = None,
+    ) -> None:
+        self.rank = rank
+        self.learners = learners
+        self.owners = {owner.fragment: owner for owner in owners}
+        self.inbox: deque[Answer] = deque()
+        self.step = 0
+        self._tape = tape
+
+    def receive(self, message: Push | Answer, now_s: float) -> list[Answer]:
+        """Takes a message; merges wait for the next ``border``."""
+        if isinstance(message, Push):
+            return self.owners[message.fragment].take(message, now_s)
+        self.inbox.append(message)
+        return []
+
+    @property
+    def closes_at_s(self) -> float | None:
+        """When the first of the own rounds closes; None if none waits for its grace."""
+        times = [owner.closes_at_s for owner in self.owners.values()]
+        return min((time for time in times if time is not None), default=None)
+
+    def due(self, now_s: float) -> list[Answer]:
+        """The merges of own rounds that close now."""
+        return [answer for owner in self.owners.values() for answer in owner.due(now_s)]
+
+    def border(self, params: Sequence[Tensor], tokens: int = 0) -> list[Push]:
+        """Ends a local step of so many tokens: takes merges in, then pushes.
+
+        ``params`` are the flat parameters of each fragment, which merges change.
+        """
+        self.step += 1
+        for learner in self.learners:
+            learner.count(tokens)
+        while self.inbox:
+            message = self.inbox.popleft()
+            learner = self.learners[message.fragment]
+            if isinstance(message, Pull):
+                learner.ask(message)
+            elif learner.take(message, params[message.fragment]) and self._tape:
+                self._tape(self._line(message, learner))
+        return [
+            learner.push(params[fragment], self.step)
+            for fragment, learner in enumerate(self.learners)
+            if learner.is_due
+        ]
+
+    def _line(self, merge: Merge, learner: FragmentLearner) -> str:
+        line = {
+            "fragment": merge.fragment,
+            "round": merge.version,
+            "rank": self.rank,
+            "step": self.step,
+            "bytes": merge.payload_B.numel(),
+            "anchor": crc32(learner.anchor_N),
+            "who": [entry._asdict() for entry in merge.contributions],
+        }
+        return json.dumps(line)

@@ -1,0 +1,107 @@
+"""Partial rounds keep their laws with every compressor; wrong ones are rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+import torch
+
+from gradwire.compress.none import none
+from gradwire.compress.onebit import onebit
+from gradwire.compress.topk import topk
+from gradwire.contract import Compressor
+from gradwire.exchange.error_feedback import feedback_refusal
+from gradwire.exchange.rounds import Rules
+from gradwire_lab.laws.inputs import WIDE_KINDS
+from tests.each import each
+from tests.laws.broken_rounds import BITES
+from tests.laws.cases import compressors, draw_of
+from tests.laws.rounds_laws import (
+    LAWS,
+    Conditions,
+    law_anchors_have_the_same_bits,
+    law_nothing_learnt_is_lost,
+)
+
+WORLDS = (2, 3, 5, 6, 7)
+
+
+def by_algorithm() -> list[object]:
+    """Every compressor; those of further settings are slow."""
+    first: dict[type, Compressor] = {}
+    for codec in compressors():
+        first.setdefault(type(codec), codec)
+    return [
+        codec
+        if codec is first[type(codec)]
+        else pytest.param(codec, marks=pytest.mark.slow)
+        for codec in compressors()
+    ]
+
+
+@pytest.mark.parametrize("codec", by_algorithm(), ids=repr)
+def test_partial_rounds_keep_their_laws(
+    codec: Compressor, subtests: pytest.Subtests
+) -> None:
+    draw = draw_of("rounds", repr(codec))
+    conditions = Conditions(world=WORLDS[draw % len(WORLDS)], codec=codec, seed=draw)
+    keeps_losses = feedback_refusal(codec) is None
+    for law in LAWS:
+        if keeps_losses or law is not law_nothing_learnt_is_lost:
+            with subtests.test(law.__name__):
+                law(conditions)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@each("law", LAWS, ids=lambda law: law.__name__)
+def test_laws_hold_for_every_number_of_ranks(
+    law: Callable[[Conditions], None], world: int
+) -> None:
+    law(Conditions(world=world, codec=topk(density=0.1), seed=1))
+
+
+CODECS = (none(), topk(density=0.1), onebit(block=64))
+
+
+@each("codec, kind", product(CODECS, ("minute", "spike", *WIDE_KINDS)), ids=str)
+def test_nothing_is_lost_of_what_lies_decades_apart(
+    codec: Compressor, kind: str
+) -> None:
+    law_nothing_learnt_is_lost(Conditions(world=3, codec=codec, kind=kind))
+
+
+@each("codec", CODECS, ids=repr)
+def test_16_bit_parameters_lose_nothing(codec: Compressor) -> None:
+    conditions = Conditions(world=3, codec=codec, dtype=torch.bfloat16)
+    law_nothing_learnt_is_lost(conditions)
+    law_anchors_have_the_same_bits(conditions)
+
+
+@each("weights", ("tokens", "tokens_per_step"))
+def test_weighted_means_lose_nothing(weights: str) -> None:
+    rules = Rules(quorum=2, every=4, grace_s=0.5, weights=weights)
+    law_nothing_learnt_is_lost(Conditions(codec=topk(density=0.1), rules=rules))
+
+
+@each("law", LAWS, ids=lambda law: law.__name__)
+def test_lengths_and_directions_keep_the_other_laws(
+    law: Callable[[Conditions], None],
+) -> None:
+    if law is not law_nothing_learnt_is_lost:
+        rules = Rules(quorum=2, every=4, grace_s=0.5, merge="rda")
+        law(Conditions(world=5, rules=rules))
+
+
+@each("law, wrong", BITES, ids=str)
+def test_wrong_ones_are_rejected(
+    law: Callable[[Conditions], None], wrong: Conditions
+) -> None:
+    with pytest.raises(AssertionError) as caught:
+        law(wrong)
+    assert str(caught.value)
+
+
+def test_every_law_has_a_specimen_it_must_reject() -> None:
+    assert {law for law, _ in BITES} == set(LAWS)
