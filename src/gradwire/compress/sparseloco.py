@@ -124,7 +124,7 @@ class sparseloco(Coo):
             start_B = torch.arange(0, grad_N.numel(), CHUNK, device=grad_N.device)
             rows = torch.split(start_B[:, None], [len(at) for at in picked])
             places = [
-                (at + own).flatten() for at, own in zip(picked, rows, strict=True)
+                (at + start).flatten() for at, start in zip(picked, rows, strict=True)
             ]
             write_places(payload, torch.cat(places).int(), grad_N.numel())
             codes_K = torch.cat([codes.flatten() for _, codes in made])
@@ -153,7 +153,8 @@ def _largest(rows: Tensor, count: int) -> Tensor:
 
     NaN is largest.
     """
-    return rows.abs().topk(count, dim=1, sorted=False).indices.sort(dim=1).values
+    largest = rows.abs().topk(count, dim=1, sorted=False)
+    return largest.indices.sort(dim=1).values
 
 
 def _coded(kept: Tensor) -> tuple[Tensor, Tensor]:

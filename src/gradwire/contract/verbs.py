@@ -160,7 +160,8 @@ class Broadcast:
 class Compute:
     """Runs ``fn``; its return value is the verb's result.
 
-    A small one runs in the thread that resumes the steps, any other on the compute lane.
+    A small one runs in the thread that resumes the steps. Any other runs on the compute
+    lane.
 
     ``name`` is the one CaSync primitive that is done (encode, decode, merge), or
     another word where it is none of a compressor's: the cost model knows these three.

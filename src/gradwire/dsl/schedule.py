@@ -47,7 +47,8 @@ def passes(kernel: Kernel) -> tuple[Pass, ...]:
         target: _pass_of_store(target, order, levels) for target in kernel.stores
     }
     made: list[Pass] = []
-    for number in range(max([*levels.values(), *written.values()], default=0) + 1):
+    last = max([*levels.values(), *written.values()], default=0)
+    for number in range(last + 1):
         known = [
             n for n in order if n.extent < Extent.ELEMENT and n.op is not Op.REDUCE
         ]

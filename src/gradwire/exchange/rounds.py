@@ -36,7 +36,7 @@ from ..collective.steps.tensorwise import tensor_sizes, tensorwise
 from ..contract import Compressor, Exchange
 from ..contract.bounds import check_number, check_whole
 from ..contract.payload import Payload
-from ..contract.spec import TensorSpec
+from ..contract.spec import TensorSpec, clear_not_finite
 from ..errors import IncompatiblePair, invalid
 from ..kernels.crc import crc32
 from .error_feedback import ErrorFeedback, feedback_refusal
@@ -235,7 +235,7 @@ class Merge(NamedTuple):
 Answer = Pull | Merge
 """A message of an owner, which all ranks get."""
 
-# ---- the text of a rank --------------------------------------------------------------
+# ---- one rank -----------------------------------------------------------------------
 
 
 class RoundCodec:
@@ -468,11 +468,11 @@ class FragmentLearner:
 
         Returns the age of the push; None where it is still on its way.
         """
-        for own in merge.contributions:
+        for entry in merge.contributions:
             push = self.pushed
-            if push is None or (own.rank, own.number) != (push.rank, push.number):
+            if push is None or (entry.rank, entry.number) != (push.rank, push.number):
                 continue
-            if own.weight:
+            if entry.weight:
                 kept_N -= self.pushed_N
             else:
                 # It goes back: parameters have it, and its loss is no residual.
@@ -481,12 +481,12 @@ class FragmentLearner:
                 self._tokens += push.tokens
             self.pushed = None
             self.pushed_N = torch.empty(0)
-            return own.age
+            return entry.age
         return None
 
     def _keep(self, lost_N: Tensor) -> None:
         if self.codec.residual_N is not None:
-            self.codec.residual_N += torch.nan_to_num_(lost_N, 0.0, 0.0, 0.0)
+            self.codec.residual_N += clear_not_finite(lost_N)
 
 
 class PartialRounds:

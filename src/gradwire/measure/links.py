@@ -467,7 +467,8 @@ def _message_s(
 
 def _run_s(engine: Engine, makers: Sequence[Make], count: int) -> float:
     """Seconds of ``count`` messages from the makers in turn, after all ranks met."""
-    engine.wait([engine.launch(0, "meet", _verbs(AllReduce(torch.zeros(1))), CONTROL)])
+    meeting = _verbs(AllReduce(torch.zeros(1)))
+    engine.wait([engine.launch(0, "meet", meeting, CONTROL)])
     start_s = time.perf_counter()
     ends = []
     for number in range(count):
@@ -569,7 +570,7 @@ def measure_group_links(
 
 # ---- torch's own all-reduce ----------------------------------------------------------
 
-TORCH_SIZES_BYTES = (4 * 2**10, 32 * 2**10, 256 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)
+TORCH_SIZES_BYTES = tuple(2**power for power in (12, 15, 18, 20, 22, 24))
 """Sizes from where alpha decides to where beta does, on links of 0.1 to 100 Gbit/s."""
 
 

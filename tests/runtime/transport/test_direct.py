@@ -20,6 +20,7 @@ from gradwire.collective.steps.travel import AHEAD_BYTES, SIZE_BYTES
 from gradwire.contract.verbs import AllGather, AllReduce, AllToAll, Send
 from gradwire.errors import RankFailed
 from gradwire.runtime.transport import direct
+from gradwire.runtime.transport.checksums import Seals
 from gradwire.runtime.transport.direct import (
     HostChannel,
     Sum,
@@ -27,6 +28,7 @@ from gradwire.runtime.transport.direct import (
     goes_straight,
     room_bytes,
 )
+from gradwire.runtime.transport.wire import RankGroup, carry_out
 
 WORLDS = (2, 3, 5, 7)
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
@@ -395,3 +397,21 @@ def test_rooms_have_space_for_their_parts_and_large_parts_have_none() -> None:
             room = room_bytes(size_bytes, world)
             assert not room or size_bytes + SIZE_BYTES <= room < 2 * AHEAD_BYTES / world
             assert bool(room) == (size_bytes + SIZE_BYTES <= AHEAD_BYTES / world)
+
+
+class WithoutCollectives(HostChannel):
+    """Refuses gloo's own all-to-all, which takes two latencies."""
+
+    def alltoall_base(self, *given: Any) -> Any:
+        raise AssertionError("not straight")
+
+
+def test_checksums_go_straight_beside_their_payloads() -> None:
+    def work(channel: HostChannel) -> None:
+        me = channel.rank()
+        group = RankGroup("checked", me, 2, [channel], ranks=(0, 1))
+        verb = AllToAll(torch.empty(2), part(me, 0, 2), (1, 1), (1, 1))
+        carry_out([verb], [channel], Seals([verb], [group]), straight=True)
+        assert verb.out.tolist() == [1.0, 2.0]
+
+    among(2, work, [WithoutCollectives])

@@ -1,6 +1,6 @@
 """Partial rounds of all ranks in one process: on a virtual clock, or from a tape.
 
-Both drivers run the text of ``rounds``, as ranks of their own do. On the virtual clock
+Both drivers run ``rounds`` as processes of their own would. On the virtual clock
 local steps take seconds that a function names, and so do messages. ``replay`` needs no
 clock: a tape says at which local steps each rank pushed, and took which merge in.
 """
@@ -179,18 +179,20 @@ class _Script:
 
     def advance(self, rank: int, num_steps: int) -> bool:
         """Makes a rank's local steps until it needs a merge that is not made yet."""
-        own = self.ranks[rank]
-        begun = own.rounds.step
-        while own.rounds.step < num_steps:
-            here = (rank, own.rounds.step + 1)
+        virtual = self.ranks[rank]
+        begun = virtual.rounds.step
+        while virtual.rounds.step < num_steps:
+            here = (rank, virtual.rounds.step + 1)
             if not all(self._is_made(closed) for closed in self.taken[here]):
                 break
-            own.rounds.inbox.extend(self.merges[closed] for closed in self.taken[here])
+            virtual.rounds.inbox.extend(
+                self.merges[closed] for closed in self.taken[here]
+            )
             for fragment in self.asked[here]:
-                own.rounds.learners[fragment].is_asked = True
-            for push in own.local_step():
+                virtual.rounds.learners[fragment].is_asked = True
+            for push in virtual.local_step():
                 self.pushes[push.fragment, rank, push.number] = push
-        return own.rounds.step > begun
+        return virtual.rounds.step > begun
 
     def _is_made(self, closed: tuple[int, int]) -> bool:
         fragment, version = closed
