@@ -116,6 +116,28 @@ def fastest(path: Path) -> None:
     save(figure, path, "Local steps with Muon win up to 500 Mbit/s")
 
 
+def far(path: Path) -> None:
+    """Seconds per step over the round trip, for two models, by method."""
+    section = "How long is a step between far hosts?"
+    panels = {}
+    for model in ("4,160 parameters, 1 Gbit/s", "926,160 parameters, 50 Mbit/s"):
+        rows = measured(section, model)
+        panels[model] = {
+            row[model].replace("`", "gradwire ", 1).rstrip("`"): [
+                (number(trip), number(cell)) for trip, cell in list(row.items())[1:]
+            ]
+            for row in rows
+        }
+    curves.draw_panels(
+        panels,
+        path,
+        title="Four hosts: what distance costs",
+        x_label="round trip, ms",
+        y_label="seconds per step",
+        doubling=True,
+    )
+
+
 def hosts(path: Path) -> None:
     """Time and bytes of an exchange among hosts of two ranks, with and without
     ``mesh``.
@@ -480,6 +502,7 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "choosing": choosing,
     "fastest": fastest,
     "frameworks": frameworks,
+    "far": far,
     "hosts": hosts,
     "plan": plan,
     "step": step,

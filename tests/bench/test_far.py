@@ -16,7 +16,7 @@ def _connections(rank: int, world: int) -> list[Row]:
 
 
 def _far(rank: int, world: int) -> list[Row]:
-    return far.measure(width=8, layers=1, turns=2, num_steps=far.WARM_UP + 2)
+    return far.measure(far.METHODS, 8, 1, turns=2, num_steps=far.WARM_UP + 2)
 
 
 @pytest.mark.slow

@@ -93,6 +93,17 @@ def test_plan_takes_a_profile_and_a_cluster_from_files(
     assert float(str(faster[0]["end_s"])) == pytest.approx(0.1 + 1.0 + 2**20 / 2e6)
 
 
+def test_a_delay_makes_far_hosts(gradwire: Gradwire) -> None:
+    words = ("plan", "--model", "vgg16", "--planner", "mgwfbp", "--json")
+    ends_s = [
+        float(str(_rows(gradwire(*words, *delay))[-1]["end_s"]))
+        for delay in ((), ("--delay", "0"), ("--delay", "40"))
+    ]
+    assert ends_s[0] == ends_s[1] < ends_s[2]
+    refused = gradwire("plan", "--model", "vgg16", "--delay", "nan")
+    assert "latency_s must be 0 to" in refused.err
+
+
 def test_explained_in_words_with_all_planners_beside_it(gradwire: Gradwire) -> None:
     said = gradwire("plan", "--model", "vgg16", "--explain").out
     for words in (

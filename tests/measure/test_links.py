@@ -5,9 +5,13 @@ measurement.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
@@ -37,13 +41,16 @@ def measured(rank: int, world: int) -> tuple[str, float, float]:
     # Every rank brings other figures of codecs: rank 0's must come out everywhere.
     line = LineFit(alpha_s=rank, per_unit_s=1.0)
     reported: list[float] = []
-    cluster = measure_cluster(
-        engine,
-        sizes_bytes=SIZES_BYTES,
-        budget_s=0.02,
-        codecs={"own": CodecFit(encode=line, decode=line, merge=line)},
-        advance=lambda amount, note: reported.append(amount),
-    )
+    assert links._distance_s(engine, world, 0.02, 3) >= 0
+    # On a busy machine ranks may seem to be far from each other.
+    with patch.object(links, "_distance_s", return_value=0.0):
+        cluster = measure_cluster(
+            engine,
+            sizes_bytes=SIZES_BYTES,
+            budget_s=0.02,
+            codecs={"own": CodecFit(encode=line, decode=line, merge=line)},
+            advance=lambda amount, note: reported.append(amount),
+        )
     share = host_share(engine, budget_s=0.02)
     engine.close()
     return cluster.to_json(), sum(reported), share
@@ -82,6 +89,40 @@ def test_every_rank_returns_the_same_lines_of_every_verb() -> None:
     fitted = cluster.line("all_reduce")
     assert ring.beta_s_per_byte == pytest.approx(links._slope(fitted))
     assert ring.alpha_s == pytest.approx(fitted.alpha_s)
+
+
+@each("world", [2, 4, 8])
+@each("latency_s", [0.0, 0.04])
+def test_distance_and_rate_are_found_again(
+    latency_s: float, world: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is measured where verbs take what a cluster says; no rank is started."""
+    given = Cluster(
+        num_ranks=world, rate_bytes_per_s=6.25e6, hop_s=1e-3, latency_s=latency_s
+    )
+
+    def seconds(engine: Any, cases: Sequence[Any], *rest: Any) -> list[float]:
+        found = [given.collective_s(case.verb, 4 * case.numel) for case in cases]
+        if [case.numel for case in cases] == [1, 1]:
+            found[1] += (links.AT_ONCE - 1) * given.hop_s
+        return found
+
+    monkeypatch.setattr(links, "_message_s", seconds)
+    monkeypatch.setattr(links, "broadcast_figures", lambda engine, own: own)
+    monkeypatch.setattr(links, "shared_cores", lambda of_all: None)
+    monkeypatch.setattr(links, "host_share", lambda engine, **_: 0.0)
+    monkeypatch.setattr(links, "_processors", lambda engine, cases: None)
+    engine: Any = SimpleNamespace(rank=1, world=world, ranks_per_host=1, num_channels=1)
+    found = measure_cluster(engine)
+    assert found.latency_s == pytest.approx(latency_s, rel=0.02, abs=1e-5)
+    assert found.rate_bytes_per_s == pytest.approx(6.25e6, rel=0.02)
+    stated = found.model_copy(update={"collectives": {}})
+    for verb in ("send", "all_reduce", "all_gather", "all_to_all"):
+        expected = given.collective_s(verb, 1000)
+        assert stated.collective_s(verb, 1000) == pytest.approx(expected, rel=0.05)
+    wider = found.scaled(num_ranks=2 * world)
+    expected = given.scaled(num_ranks=2 * world).all_reduce_s(10**6)
+    assert wider.all_reduce_s(10**6) == pytest.approx(expected, rel=0.05)
 
 
 def test_a_single_rank_has_no_links() -> None:

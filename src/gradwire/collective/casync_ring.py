@@ -269,9 +269,8 @@ class _Walk:
         """Notes the size announced by the rank before, if its chunk was not empty."""
         if self.numel(chunk):
             limit = self.chunks.formats[chunk].size_bytes
-            source = (self.me.rank - 1) % self.me.world
             (self.sizes[chunk],) = self.me.sizes(
-                self.announced_1, [limit], ranks=[source]
+                self.announced_1, [limit], ranks=[self.me.left]
             )
 
     def _transfers(
@@ -281,13 +280,12 @@ class _Walk:
 
         Nothing moves of an empty chunk; an empty payload does.
         """
-        me = self.me
-        sends = (Send((me.rank + 1) % me.world, sent),) if self.numel(out) else ()
-        return (
-            (*sends, Recv((me.rank - 1) % me.world, come))
-            if self.numel(into)
-            else sends
-        )
+        verbs: list[Verb] = []
+        if self.numel(out):
+            verbs.append(Send(self.me.right, sent))
+        if self.numel(into):
+            verbs.append(Recv(self.me.left, come))
+        return tuple(verbs)
 
     def merging(self, chunk: int) -> tuple[Compute, ...]:
         """Adds the own gradient to the partial sum that arrived, into ``sum_C``."""

@@ -49,8 +49,11 @@ class ring(Summing):
 
 def hop(me: Member, out: Tensor, into: Tensor) -> Steps[None]:
     """One step along the ring; empty slots (more ranks than elements) are not sent."""
-    verbs: list[Verb] = [Send((me.rank + 1) % me.world, out)] if out.numel() else []
-    verbs += [Recv((me.rank - 1) % me.world, into)] if into.numel() else []
+    verbs: list[Verb] = []
+    if out.numel():
+        verbs.append(Send(me.right, out))
+    if into.numel():
+        verbs.append(Recv(me.left, into))
     if verbs:
         yield tuple(verbs)
 

@@ -31,12 +31,13 @@ of P.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate, groupby
 from math import prod
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -167,43 +168,106 @@ def orthonormal(matrix_BNR: Tensor, out: Tensor) -> None:
     out.copy_(torch.linalg.qr(matrix_BNR).Q)
 
 
-class MatrixStep:
-    """One rank's tensors during a step, in buffers that it keeps between steps.
+class FactorStep(ABC):
+    """One rank's tensors during a step of factors, in buffers kept between steps.
 
     ``whole_N`` is the gradient that is sent, and ``mean_N`` receives its mean. Both are
     of the working dtype, and wherever possible they are the caller's own tensors.
+    ``state`` has a layout of dense tensors, batches and rounds, and the next starts.
     """
 
     def __init__(
         self,
         me: Member,
-        state: MatrixState,
+        state: Any,
         grad_N: Tensor,
         out_N: Tensor,
         residual_N: Residual = None,
     ) -> None:
-        self.state = state
+        self.me = me
         self.layout = state.layout
+        self.basis_T = state.basis_T
         self.world = me.world
         self.grad_N = grad_N
         self.out_N = out_N
         self.residual_N = residual_N
-        dtype = working_dtype(grad_N.dtype)
-
-        def scratch(name: str, numel: int) -> Tensor:
-            return me.scratch(name, numel, grad_N, dtype)
-
-        def own_or_scratch(tensor: Tensor, name: str) -> Tensor:
-            suits = tensor.dtype == dtype and tensor.is_contiguous()
-            return tensor if suits else scratch(name, tensor.numel())
-
         self.rounds = [
-            scratch(f"round {i}", n) for i, n in enumerate(self.layout.round_numels)
+            self.scratch(f"round {number}", numel)
+            for number, numel in enumerate(self.layout.round_numels)
         ]
-        self.whole_N = (
-            own_or_scratch(grad_N, "whole") if residual_N is None else residual_N
-        )
-        self.mean_N = own_or_scratch(out_N, "whole" if residual_N is None else "mean")
+        if residual_N is None:
+            self.whole_N = self._own_or_scratch(grad_N, "whole")
+            self.mean_N = self._own_or_scratch(out_N, "whole")
+        else:
+            self.whole_N = residual_N
+            self.mean_N = self._own_or_scratch(out_N, "mean")
+
+    def scratch(self, name: str, numel: int) -> Tensor:
+        """A buffer of the step in the working dtype."""
+        dtype = working_dtype(self.grad_N.dtype)
+        return self.me.scratch(name, numel, self.grad_N, dtype)
+
+    def _own_or_scratch(self, tensor: Tensor, name: str) -> Tensor:
+        is_working = tensor.dtype == working_dtype(tensor.dtype)
+        if is_working and tensor.is_contiguous():
+            return tensor
+        return self.scratch(name, tensor.numel())
+
+    @abstractmethod
+    def encode(self, number: int) -> None:
+        """Makes the content of a round."""
+
+    @abstractmethod
+    def decode(self) -> None:
+        """Writes the mean, maybe where the gradient was, and keeps the next start."""
+
+    def steps(self) -> Steps[None]:
+        """All rounds, each with its all-reduce, and the mean."""
+        numel = self.grad_N.numel()
+        for number, buffer in enumerate(self.rounds):
+            if number and not self.layout.batches:
+                break
+            yield self.me.sized("encode", partial(self.encode, number), numel)
+            yield AllReduce(buffer)
+        yield self.me.sized("decode", self.decode, numel)
+
+    def gather(self) -> None:
+        """Adds gradient and residual; the dense part goes into the first all-reduce.
+
+        That is divided by W before it is summed, as DDP does, so that a sum cannot
+        overflow where the mean does not.
+        """
+        if self.residual_N is not None:
+            self.residual_N.add_(self.grad_N)
+        elif self.whole_N is not self.grad_N:
+            self.whole_N.copy_(self.grad_N)
+        for whole, place in self.layout.dense:
+            sent = self.rounds[0][place]
+            torch.mul(self.whole_N[whole], 1 / self.world, out=sent)
+            if self.residual_N is not None:
+                self.residual_N[whole].sub_(sent, alpha=self.world)
+
+    def give(self) -> None:
+        """Writes the dense means, and the whole mean where the caller wants it."""
+        for whole, place in self.layout.dense:
+            self.mean_N[whole].copy_(self.rounds[0][place])
+        if self.mean_N is not self.out_N:
+            self.out_N.copy_(self.mean_N)
+
+    def keep(self, tensors: slice, right_BMR: Tensor) -> None:
+        """Keeps the next start, each column scaled to a largest element of 1.
+
+        A column of zeros stays zero, and a column that is not finite becomes zero: the
+        next step's orthogonalisation puts another direction in its place.
+        """
+        peak_B1R = torch.linalg.vector_norm(right_BMR, torch.inf, dim=1, keepdim=True)
+        right_BMR.div_(peak_B1R.clamp_min_(torch.finfo(right_BMR.dtype).tiny))
+        clear_not_finite(right_BMR)
+        torch._foreach_copy_(list(self.basis_T[tensors]), list(right_BMR))
+
+
+class MatrixStep(FactorStep):
+    """A step of power iteration: P of every matrix, then Q."""
 
     def encode(self, number: int) -> None:
         """Makes the content of a round: P of every matrix, then Q.
@@ -215,9 +279,7 @@ class MatrixStep:
         for m in self.layout.batches:
             whole_BNM, left_BNR, right_BMR = self.factors(m)
             if number == 0:
-                torch._foreach_copy_(
-                    list(right_BMR), list(self.state.basis_T[m.tensors])
-                )
+                torch._foreach_copy_(list(right_BMR), list(self.basis_T[m.tensors]))
                 torch.bmm(whole_BNM, right_BMR, out=left_BNR)
                 continue
             orthonormal(left_BNR, left_BNR)
@@ -232,28 +294,7 @@ class MatrixStep:
         left_BNR = self.rounds[0][m.left].view(b, rows, rank)
         return whole_BNM, left_BNR, self.rounds[1][m.right].view(b, columns, rank)
 
-    def gather(self) -> None:
-        """Adds gradient and residual; the dense part goes into the first all-reduce.
-
-        That is divided by W before it is summed, as DDP does, so that a sum cannot
-        overflow where the mean does not.
-        """
-        if self.residual_N is not None:
-            self.residual_N.add_(self.grad_N)
-        elif self.whole_N is not self.grad_N:
-            self.whole_N.copy_(self.grad_N)
-        for whole, place in self.layout.dense:
-            torch.mul(self.whole_N[whole], 1 / self.world, out=self.rounds[0][place])
-            if self.residual_N is not None:
-                self.residual_N[whole].sub_(self.rounds[0][place], alpha=self.world)
-
     def decode(self) -> None:
-        """Writes the mean, maybe where the gradient was, and keeps the next start: Q,
-        each column scaled to a largest element of 1.
-
-        A column of zeros stays zero, and a column that is not finite becomes zero: the
-        next step's orthogonalisation puts another direction in its place.
-        """
         if self.residual_N is not None:
             clear_not_finite(self.residual_N)
         self.rounds[1].mul_(1 / self.world)
@@ -261,16 +302,8 @@ class MatrixStep:
             _, left_BNR, right_BMR = self.factors(m)
             mean_BNM = self.mean_N[m.whole].view(m.shape_BNMR[:3])
             torch.bmm(left_BNR, right_BMR.mT, out=mean_BNM)
-            peak_B1R = torch.linalg.vector_norm(
-                right_BMR, torch.inf, dim=1, keepdim=True
-            )
-            right_BMR.div_(peak_B1R.clamp_min_(torch.finfo(right_BMR.dtype).tiny))
-            clear_not_finite(right_BMR)
-            torch._foreach_copy_(list(self.state.basis_T[m.tensors]), list(right_BMR))
-        for whole, place in self.layout.dense:
-            self.mean_N[whole].copy_(self.rounds[0][place])
-        if self.mean_N is not self.out_N:
-            self.out_N.copy_(self.mean_N)
+            self.keep(m.tensors, right_BMR)
+        self.give()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,13 +373,7 @@ class powersgd(Exchange):
         if me.world == 1:
             yield from synchronise_alone(grad_N, out_N, residual_N)
             return state
-        step = MatrixStep(me, state, grad_N, out_N, residual_N)
-        for number, buffer in enumerate(step.rounds):
-            if number and not step.layout.batches:
-                break
-            yield me.sized("encode", partial(step.encode, number), grad_N.numel())
-            yield AllReduce(buffer)
-        yield me.sized("decode", step.decode, grad_N.numel())
+        yield from MatrixStep(me, state, grad_N, out_N, residual_N).steps()
         return state
 
 

@@ -153,7 +153,8 @@ def _largest(rows: Tensor, count: int) -> Tensor:
 
     NaN is largest.
     """
-    return rows.abs().topk(count, dim=1, sorted=False).indices.sort(dim=1).values
+    largest = rows.abs().topk(count, dim=1, sorted=False)
+    return largest.indices.sort(dim=1).values
 
 
 def _coded(kept: Tensor) -> tuple[Tensor, Tensor]:

@@ -98,6 +98,16 @@ class Member:
         self._across: Member | None = None
         self._variant: tuple[Compressor, Compressor] | None = None
 
+    @property
+    def right(self) -> int:
+        """The next rank of the ring that all ranks form."""
+        return (self.rank + 1) % self.world
+
+    @property
+    def left(self) -> int:
+        """The rank before this one in the ring."""
+        return (self.rank - 1) % self.world
+
     def across(self, ranks_per_host: int) -> Member:
         """This rank's number among the ranks with its place on all hosts.
 

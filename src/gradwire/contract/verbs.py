@@ -158,7 +158,10 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Runs ``fn`` on the compute lane; its return value is the verb's result.
+    """Runs ``fn``; its return value is the verb's result.
+
+    A small one runs in the thread that resumes the steps. Any other runs on the compute
+    lane.
 
     ``name`` is the one CaSync primitive that is done (encode, decode, merge), or
     another word where it is none of a compressor's: the cost model knows these three.
@@ -169,6 +172,13 @@ class Compute:
     fn: Callable[[], Any]
     numel: int = 0
 
+    @property
+    def is_small(self) -> bool:
+        """Whether it takes about as long as to wake the lane up, some 0.1 ms."""
+        return 0 < self.numel <= _SMALL_NUMEL
+
+
+_SMALL_NUMEL = 2**17
 
 Communication = (
     Send | Recv | AllReduce | AllGather | AllToAll | ReduceScatter | Broadcast

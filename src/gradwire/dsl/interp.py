@@ -195,7 +195,11 @@ def _value(node: Node, sources: list[Tensor], call: _Call) -> Tensor:
 def _cast(node: Node, value: Tensor) -> Tensor:
     if node.dtype is FLOAT32:
         return value.float()
-    low, high = (0, node.dtype.top) if node.dtype in UNSIGNED else (-(2**31), 2**31 - 1)
+    low = 0
+    high = node.dtype.top
+    if node.dtype not in UNSIGNED:
+        low = -(2**31)
+        high = 2**31 - 1
     if value.dtype is torch.float32:
         value = value.double().nan_to_num(nan=0.0).clamp(low, high)
     return value.to(torch.int64).clamp(low, high).int()
@@ -368,8 +372,9 @@ def packed_by_five(codes_N: Tensor) -> Tensor:
     whole[: codes_N.numel()] = codes_N
     padded = torch.nn.functional.pad(whole.view(num_groups, LANES), (0, 1))
     weights = 3 ** torch.arange(5, dtype=torch.int32, device=codes_N.device)
-    bytes_U = (padded.view(num_groups, 5, 13) * weights[:, None]).sum(1).to(torch.uint8)
-    return bytes_U.reshape(-1)[: DType.UINT_3.packed_bytes(codes_N.numel())]
+    digits = padded.view(num_groups, 5, 13) * weights[:, None]
+    bytes_U = digits.sum(1).to(torch.uint8).reshape(-1)
+    return bytes_U[: DType.UINT_3.packed_bytes(codes_N.numel())]
 
 
 def unpacked_by_five(bytes_U: Tensor, numel: int) -> Tensor:

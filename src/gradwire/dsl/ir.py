@@ -130,9 +130,11 @@ def neutral(body: Node) -> float | None:
         (Op.ARG, 1),
     }:
         return None
-    low, high = (
-        (-math.inf, math.inf) if body.dtype is FLOAT32 else (-(2**31), 2**31 - 1)
-    )
+    low: float = -math.inf
+    high: float = math.inf
+    if body.dtype is not FLOAT32:
+        low = -(2**31)
+        high = 2**31 - 1
     return {Op.ADD: 0, Op.SMALLER: high, Op.GREATER: low}.get(body.op)
 
 
@@ -276,6 +278,14 @@ def node(op: Op, *sources: Node, dtype: DType | None = None, arg: Any = None) ->
         if known is None:
             known = _interned[key] = Node(op, found_dtype, extent, sources, arg)
     return known
+
+
+def fold_operands(dtype: DType) -> tuple[Node, Node]:
+    """The two values of this type that a fold combines."""
+    return (
+        node(Op.ARG, dtype=dtype, arg=0),
+        node(Op.ARG, dtype=dtype, arg=1),
+    )
 
 
 def const(value: bool | int | float, dtype: DType) -> Node:

@@ -117,7 +117,8 @@ def scatter(places: Vector, values: Vector) -> Scattered:
     if not isinstance(values, Vector):
         refuse("scatter of something that is not a vector", "scatter(indices, values)")
     number = cast(working(Scalar(values.node)), FLOAT32)
-    if any(n.extent in (Extent.BLOCK, Extent.ELEMENT) for n in ir.walk([number])):
+    extents = {found.extent for found in ir.walk([number])}
+    if extents & {Extent.BLOCK, Extent.ELEMENT}:
         remedy = "send one value a kept element, or whole(...) of the blocks' values"
         refuse("scatter of values that depend on a block or on every element", remedy)
     return Scattered(places.node, number)

@@ -317,10 +317,11 @@ def _fetches(kernel: Kernel, order: tuple[Pass, ...]) -> dict[Buffer, tuple[Pass
             if node.op is Op.LOAD and node.dtype is FLOAT32:
                 readers.setdefault(node.arg, []).append(pass_)
     near = kernel.block <= _NEAR
-    return {
-        buffer: (reading[-1], " + n") if near and len(reading) > 1 else (reading[0], "")
-        for buffer, reading in readers.items()
-    }
+    fetches = {}
+    for buffer, reading in readers.items():
+        is_ahead = near and len(reading) > 1
+        fetches[buffer] = (reading[-1], " + n") if is_ahead else (reading[0], "")
+    return fetches
 
 
 def _appended(buffers: list[Buffer]) -> list[str]:

@@ -225,7 +225,7 @@ def sort(elements: Sample | Vector, udf: Callable[[Any, Any], Number]) -> Sample
             "sort of what is no vector",
             "sort(v, smaller) or sort(sample(v, share), smaller)",
         )
-    first, second = (ir.node(Op.ARG, dtype=FLOAT32, arg=i) for i in (0, 1))
+    first, second = ir.fold_operands(FLOAT32)
     said = udf(Scalar(first), Scalar(second))
     comparison = said.node if isinstance(said, Scalar) else elements.node
     if {*comparison.sources} != {first, second} or comparison.op not in _ORDERS:

@@ -47,7 +47,8 @@ def passes(kernel: Kernel) -> tuple[Pass, ...]:
         target: _pass_of_store(target, order, levels) for target in kernel.stores
     }
     made: list[Pass] = []
-    for number in range(max([*levels.values(), *written.values()], default=0) + 1):
+    last = max([*levels.values(), *written.values()], default=0)
+    for number in range(last + 1):
         known = [
             n for n in order if n.extent < Extent.ELEMENT and n.op is not Op.REDUCE
         ]
@@ -148,13 +149,12 @@ class Text(ABC):
                 lines.append(self.stored(node))
                 continue
             text = self.expression(node)
-            once = (
-                uses[node] == 1 and node not in roots and len(text) <= _LONGEST_INLINE
-            )
-            if node.op is Op.CONST or (once and node.extent is Extent.ELEMENT):
-                self.names[node] = (
-                    text  # values a block are named: later passes use them too
-                )
+            is_short = len(text) <= _LONGEST_INLINE
+            is_used_once = uses[node] == 1 and node not in roots
+            # Values of a block are named, as later passes use them too.
+            is_of_element = node.extent is Extent.ELEMENT
+            if node.op is Op.CONST or (is_of_element and is_used_once and is_short):
+                self.names[node] = text
                 continue
             name = self.names[node] = f"{prefix}{next(self.numbers)}"
             lines.append(self.named(node, name, text))

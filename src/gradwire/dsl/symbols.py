@@ -319,8 +319,7 @@ def fold_by(
 
     Refuses what is no fold.
     """
-    args = (Scalar(ir.node(Op.ARG, dtype=value.dtype, arg=i)) for i in (0, 1))
-    body = lifted(udf(*args), value.dtype)
+    body = lifted(udf(*map(Scalar, ir.fold_operands(value.dtype))), value.dtype)
     if _written_out(body) > _MOST_FOLDED:
         refuse(
             f"reduce by a function of over {_MOST_FOLDED} operations",
@@ -331,7 +330,8 @@ def fold_by(
             f"reduce of {value.dtype!r} by a function that gives {body.dtype!r}",
             "map first",
         )
-    if any(not n.sources and n.op not in (Op.ARG, Op.CONST) for n in ir.walk([body])):
+    leaves = (found.op for found in ir.walk([body]) if not found.sources)
+    if not {*leaves} <= {Op.ARG, Op.CONST}:
         refuse("reduce by a function that uses other values", "map first, then combine")
     neutral = ir.neutral(body)
     first = neutral if start is None else start

@@ -252,7 +252,8 @@ def count_units(grad_N: Tensor, residual_N: Residual, width: int) -> int:
         if part_N is None:
             continue
         whole = part_N.numel() // width
-        units[:whole] |= part_N[: whole * width].view(whole, width).ne(0).any(1)
+        rows = part_N[: whole * width].view(whole, width)
+        units[:whole] |= rows.ne(0).any(1)
         units[whole:] |= part_N[whole * width :].ne(0).any()
     return int(units.sum())
 

@@ -159,9 +159,8 @@ _ONLY_FOR_EXCHANGES = {
 def suited(codec: Compressor) -> Collective:
     """The collective that a compressor's traits suit when the user names none."""
     if codec.traits.layout in (Layout.SPARSE, Layout.TRANSFORMED):
-        from ..collective.allgather_sparse import (
-            allgather_sparse,
-        )  # dense payloads need none
+        # dense payloads need none
+        from ..collective.allgather_sparse import allgather_sparse
 
         return allgather_sparse()
     return allreduce() if codec.traits.additive else casync_ps()

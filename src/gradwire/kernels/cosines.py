@@ -243,14 +243,11 @@ def _reference_encode(
         flat = spectrum_of(padded.view(part.shape)).reshape(num, -1)
         keys = flat.abs().view(BITS[flat.element_size()])
         count = (part.entries.stop - part.entries.start) // num
-        order = (
-            keys.sort(dim=1, descending=True, stable=True)
-            .indices[:, :count]
-            .sort(1)
-            .values
-        )
+        falling = keys.sort(dim=1, descending=True, stable=True).indices
+        order = falling[:, :count].sort(1).values
         starts = torch.arange(num, device=flat.device)[:, None] * rows * columns
-        places_K[part.entries] = (order + starts + part.places.start).view(-1).int()
+        places = order + starts + part.places.start
+        places_K[part.entries] = places.view(-1).int()
         values_K[part.entries] = flat.gather(1, order).to(wire).view(-1)
     if residual_N is not None:
         sent_N = torch.empty_like(residual_N)
@@ -270,7 +267,8 @@ def _reference_decode(
         num, rows, columns = part.shape
         size = rows * columns
         first = part.places.start
-        at_LCE = places_LK[:, part.entries].long().view(len(places_LK), num, -1) - first
+        listed = places_LK[:, part.entries].long()
+        at_LCE = listed.view(len(places_LK), num, -1) - first
         own_C1 = torch.arange(num, device=out_N.device)[:, None]
         wrong = (at_LCE // size != own_C1).any(0).view(-1).nonzero()
         if wrong.numel():

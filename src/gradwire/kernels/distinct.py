@@ -46,9 +46,13 @@ def _reference(lists: Sequence[torch.Tensor], num_places: int) -> int:
     if not lists:
         return 0
     places = torch.cat([*lists]).unique()  # type: ignore[no-untyped-call]
-    if places.numel() and not 0 <= int(places[0]) <= int(places[-1]) < num_places:
+    if not places.numel():
+        return 0
+    first = int(places[0])
+    last = int(places[-1])
+    if first < 0 or last >= num_places:
         raise InvalidSetting(
-            f"indices must lie in [0, {num_places}), got {int(places[0])} to "
-            f"{int(places[-1])}; they were made for a vector of another length"
+            f"indices must lie in [0, {num_places}), got {first} to {last}; "
+            "they were made for a vector of another length"
         )
     return int(places.numel())

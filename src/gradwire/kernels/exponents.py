@@ -168,11 +168,9 @@ def _reference_decode(
         return len(sizes) - 1
     exponent_N = torch.empty(numel, dtype=torch.int32, device=out_N.device)
     blocks = torch.split(coded.codes_C, sizes)
-    for place, (block, exponents) in enumerate(
-        zip(
-            blocks, torch.split(exponent_N, BLOCK), strict=False
-        )  # of no element there is a block
-    ):
+    # Without elements there is one empty piece, and no block.
+    pieces = zip(blocks, torch.split(exponent_N, BLOCK), strict=False)
+    for place, (block, exponents) in enumerate(pieces):
         decoded = _decoded(block, exponents.numel())
         if decoded is None:
             return place

@@ -67,4 +67,5 @@ def _reference_sum_squares(c_M: torch.Tensor) -> torch.Tensor:
     padding = -c_M.numel() % _NORM_BLOCK
     squares = torch.nn.functional.pad(c_M.double(), (0, padding)).square_()
     lanes = squares.view(-1, _NORM_BLOCK // _LANES, _LANES).cumsum(1)[:, -1]
-    return torch.nn.functional.pad(lanes.cumsum(1)[:, -1], (1, 0)).cumsum(0)[-1]
+    blocks = lanes.cumsum(1)[:, -1]
+    return torch.nn.functional.pad(blocks, (1, 0)).cumsum(0)[-1]

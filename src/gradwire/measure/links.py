@@ -31,7 +31,13 @@ from typing import NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
-from ..collective.steps.travel import bytes_sent, travel
+from ..collective.steps.travel import (
+    NOTES,
+    ahead_bytes,
+    bytes_sent,
+    hops,
+    travel,
+)
 from ..compress.none import none
 from ..contract import Exchange, Member
 from ..contract.spec import TensorSpec
@@ -50,6 +56,7 @@ from ..errors import InvalidSetting, UnknownName, invalid
 from ..exchange.by_name import exchange_for
 from ..exchange.two_level import among_hosts, on_hosts
 from ..planning.data.cluster import VERBS, Cluster, CodecFit, Host, VerbName
+from ..planning.data.distance import is_hidden
 from ..planning.data.fit import LineFit, fit_line
 from ..planning.data.stored import Stored
 from ..runtime.engine.engine import CONTROL, Engine, figures_of_all
@@ -143,9 +150,10 @@ def measure_cluster(
     An all-reduce is among them.
 
     ``rate_bytes_per_s`` is the links' known rate. Without it the rate of a ring is
-    stated whose long all-reduces take as long. Short ones, which a link may take at
-    once, tell no rate. ``sizes_bytes`` are those of the largest buffer of a verb, so of
-    an all-gather's result, rounded up to whole float32 a rank. A time is the median of
+    stated whose long all-reduces take as long, or of all-to-alls between far hosts.
+    Short ones, which a link may take at once, tell no rate. ``sizes_bytes`` are those
+    of the largest buffer of a verb, so of an all-gather's result, rounded up to whole
+    float32 a rank. A time is the median of
     ``rounds``. ``codecs`` of rank 0 are passed on. ``advance(amount, note)`` is told of
     progress, 1 for a size of a verb. How often a size is repeated follows from the
     slowest rank's first time, which all ranks know; every rank returns rank 0's
@@ -174,12 +182,12 @@ def measure_cluster(
             )
     seconds = _message_s(engine, cases, budget_s, rounds, advance)
     fits = dict(zip(verbs, _lines(cases, seconds, len(sizes_bytes)), strict=True))
-    ring = travel("all_reduce", engine.world)
-    line = fits["all_reduce"]
+    link = _link(engine, fits, engine.world, budget_s, rounds)
     cluster = Cluster(
         num_ranks=engine.world,
-        rate_bytes_per_s=rate_bytes_per_s or ring.copies / _slope(line),
-        hop_s=line.alpha_s / ring.rounds,
+        rate_bytes_per_s=rate_bytes_per_s or link.rate_bytes_per_s,
+        hop_s=link.work_s,
+        latency_s=link.latency_s,
         collectives=fits,
         codecs=dict(codecs or {}),
         host_share=host_share(engine, budget_s=budget_s, rounds=rounds),
@@ -188,6 +196,83 @@ def measure_cluster(
         source=_source(f"{engine.world} ranks"),
     )
     return broadcast_figures(engine, cluster)
+
+
+class _Link(NamedTuple):
+    """A link's bytes a second, and the seconds of a hop.
+
+    A hop has a message's own work, and latencies, which pass at once for many messages.
+    """
+
+    rate_bytes_per_s: float
+    work_s: float
+    latency_s: float
+
+
+FAR_S = 1e-3
+"""The least seconds of a hop that count as distance: near hosts hand over for less."""
+AT_ONCE = 8
+"""The transfers that are under way at once, to tell distance from work."""
+
+
+def _link(
+    engine: Engine,
+    fits: Mapping[VerbName, LineFit],
+    world: int,
+    budget_s: float,
+    rounds: int,
+) -> _Link:
+    """The link of ``world`` hosts, whose verbs cost ``fits``.
+
+    Bytes of a near ring hide the distance, but those of a far one do not. So far links
+    have the rate of all-to-alls, which take one hop.
+    """
+    line = fits["all_reduce"]
+    ring = travel("all_reduce", world)
+    latency_s = _distance_s(engine, world, budget_s, rounds) / (1 + NOTES)
+    rate = ring.copies / _slope(line)
+    short_s = line.alpha_s
+    if not is_hidden(latency_s, world, max(line.samples)[1]):
+        if "all_to_all" in fits:
+            rate = _far_rate(fits["all_to_all"], world, latency_s)
+        size_bytes, shortest_s = min(line.samples)
+        short_s = max(0.0, shortest_s - ring.copies * size_bytes / rate)
+    num_hops = hops("all_reduce", world, straight=True)
+    latency_s = min(latency_s, short_s / num_hops)
+    return _Link(rate, (short_s - num_hops * latency_s) / ring.rounds, latency_s)
+
+
+def _far_rate(line: LineFit, world: int, latency_s: float) -> float:
+    """Bytes a second by the longest all-to-all, without its distance."""
+    size_bytes, longest_s = max(line.samples)
+    is_ahead = size_bytes <= ahead_bytes("all_to_all", world)
+    far_s = latency_s if is_ahead else (1 + NOTES) * latency_s
+    bytes_s = max(longest_s - far_s, longest_s / 10)
+    return travel("all_to_all", world).copies * size_bytes / bytes_s
+
+
+def _distance_s(engine: Engine, world: int, budget_s: float, rounds: int) -> float:
+    """Seconds that pass at once for many messages to the next host; 0 if it is near.
+
+    Hosts send to the next one at the same time, so the farthest neighbours count. Both
+    directions are alike here: a payload waits for a note that comes the other way.
+    """
+    count = engine.ranks_per_host
+    host = engine.rank // count
+    right = (host + 1) % world
+    left = (host - 1) % world
+    own = torch.zeros(1)
+    verbs: list[Verb] = []
+    for _ in range(AT_ONCE):
+        verbs += [Send(right, own), Recv(left, torch.zeros(1))]
+    cases = []
+    for some in (verbs[:2], verbs):
+        make = partial(_verbs, *some)
+        moved: Make = lambda make=make: among_hosts(make())  # type: ignore[misc]  # noqa: E731
+        cases.append(_Case("send", 1, [moved if count > 1 else make]))
+    one_s, all_s = _message_s(engine, cases, budget_s, rounds)
+    distance_s = one_s - (all_s - one_s) / (AT_ONCE - 1)
+    return distance_s if distance_s >= FAR_S else 0.0
 
 
 def _processors(engine: Engine, cases: Sequence[_Case]) -> LineFit | None:
@@ -258,17 +343,14 @@ def _measure_hosts(
         line=within,
         shares=shares,
     )
-    rate = host.rate_bytes_per_s
-    hop_s = host.hop_s
+    link = _Link(host.rate_bytes_per_s / count, host.hop_s, 0.0)
     if "all_reduce" in shares:
-        across = shares["all_reduce"]
-        ring = travel("all_reduce", num_hosts)
-        rate = count * ring.copies / _slope(across)
-        hop_s = across.alpha_s / ring.rounds
+        link = _link(engine, shares, num_hosts, budget_s, rounds)
     cluster = Cluster(
         num_ranks=engine.world,
-        rate_bytes_per_s=rate,
-        hop_s=hop_s,
+        rate_bytes_per_s=count * link.rate_bytes_per_s,
+        hop_s=link.work_s,
+        latency_s=link.latency_s,
         host=host,
         codecs=dict(codecs or {}),
         host_share=host_share(engine, budget_s=budget_s, rounds=rounds),
@@ -385,7 +467,8 @@ def _message_s(
 
 def _run_s(engine: Engine, makers: Sequence[Make], count: int) -> float:
     """Seconds of ``count`` messages from the makers in turn, after all ranks met."""
-    engine.wait([engine.launch(0, "meet", _verbs(AllReduce(torch.zeros(1))), CONTROL)])
+    meeting = _verbs(AllReduce(torch.zeros(1)))
+    engine.wait([engine.launch(0, "meet", meeting, CONTROL)])
     start_s = time.perf_counter()
     ends = []
     for number in range(count):
@@ -487,7 +570,7 @@ def measure_group_links(
 
 # ---- torch's own all-reduce ----------------------------------------------------------
 
-TORCH_SIZES_BYTES = (4 * 2**10, 32 * 2**10, 256 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)
+TORCH_SIZES_BYTES = tuple(2**power for power in (12, 15, 18, 20, 22, 24))
 """Sizes from where alpha decides to where beta does, on links of 0.1 to 100 Gbit/s."""
 
 

@@ -69,7 +69,8 @@ def links_of(engine: Engine) -> Links:
     while taken_s < MESSAGE_S and largest < MOST_BYTES:
         largest *= 2
         taken_s = all_reduce_s(engine, largest)
-    sizes = [largest >> shift for shift in (8, 5, 2, 1, 0) if largest >> shift >= 2**12]
+    shifted = (largest >> shift for shift in (8, 5, 2, 1, 0))
+    sizes = [size for size in shifted if size >= 2**12]
     cluster = measure_cluster(
         engine, verbs=VERBS, sizes_bytes=sizes, budget_s=BUDGET_S, rounds=ROUNDS
     )
@@ -120,7 +121,8 @@ def shared_layers(engine: Engine, layers: LayerWatch, step_s: float) -> SharedLa
     profile = Profile.parse(announced["profile"], "layers")
     other_s = announced["other_s"]
     whole_s = other_s + profile.forward_s + profile.backward_s
-    longest_s = [max(step) for step in zip(*(row[2:] for row in rows), strict=True)]
+    computing = (row[2:] for row in rows)
+    longest_s = [max(step) for step in zip(*computing, strict=True)]
     factor = median(filter(None, longest_s)) / whole_s if whole_s else 1.0
     return SharedLayers(profile.slower(factor), factor * other_s, dense_s)
 

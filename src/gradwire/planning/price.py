@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import itemgetter
 
 from .data.cluster import Cluster
 from .data.plan import Plan
@@ -28,5 +29,7 @@ def fewest_messages(priced: Iterable[tuple[float, Plan]], within: float = TIE) -
     """
     plans = list(priced)
     best_s = min(seconds for seconds, _ in plans)
-    tied = [pair for pair in plans if pair[0] <= best_s + within * abs(best_s)]
-    return min(tied, key=lambda pair: (len(pair[1].messages), pair[0]))[1]
+    most_s = best_s + within * abs(best_s)
+    tied = [(len(plan.messages), s, plan) for s, plan in plans if s <= most_s]
+    _, _, fewest = min(tied, key=itemgetter(0, 1))
+    return fewest

@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.collective.steps.rounds import ROOM_BYTES
-from gradwire.collective.steps.travel import NOTES, hops, straight_bytes
+from gradwire.collective.steps.travel import NOTES, ahead_bytes, is_straight
+from gradwire.compress.none import none
 from gradwire.errors import InvalidSetting
+from gradwire.exchange.by_name import exchange_for
 from gradwire.planning.data.cluster import VERBS, Cluster, Host
+from gradwire.planning.simulation.supersteps import Tariff
+from gradwire.runtime.transport.direct import room_bytes
 from tests.each import each
 
 ONE_WAY_S = 0.04
@@ -39,32 +42,47 @@ def added_s(verb: str, size_bytes: float, cluster: Cluster = FAR) -> float:
 
 
 @each(
-    "verb, num_hops",
+    "verb, num_latencies",
     [
         ("all_reduce", 2),
         ("all_gather", 1),
         ("all_to_all", 1),
-        ("reduce_scatter", 6),
-        ("broadcast", 2),
-        ("send", 1),
+        ("reduce_scatter", 6 * (1 + NOTES)),
+        ("broadcast", 2 * (1 + NOTES)),
+        ("send", 1 + NOTES),
     ],
 )
-def test_a_short_verb_takes_the_hops_of_the_runtime(verb: str, num_hops: int) -> None:
-    far = FAR.model_copy(update={"rate_bytes_per_s": FAST})
-    assert added_s(verb, 4096, far) == pytest.approx(num_hops * HOP_S)
-
-
-@each("verb, world, num_hops", [("all_reduce", 4, 6), ("all_gather", 8, 7)])
-def test_above_the_border_a_verb_goes_round_the_ring(
-    verb: str, world: int, num_hops: int
+def test_a_short_verb_takes_the_hops_of_the_runtime(
+    verb: str, num_latencies: int
 ) -> None:
-    """The largest size that goes straight is the runtime's, of all ranks' bytes."""
+    far = FAR.model_copy(update={"rate_bytes_per_s": FAST})
+    assert added_s(verb, 4096, far) == pytest.approx(num_latencies * ONE_WAY_S)
+
+
+@each(
+    "verb, world, ahead, beyond",
+    [("all_reduce", 4, 2, 12), ("all_gather", 8, 1, 14), ("all_to_all", 4, 1, 2)],
+)
+def test_beyond_the_border_no_receive_is_posted_ahead(
+    verb: str, world: int, ahead: int, beyond: int
+) -> None:
+    """Sums and gathers go round a ring there."""
     far = FAR.model_copy(update={"rate_bytes_per_s": FAST, "num_ranks": world})
-    border = straight_bytes(verb, world)
-    assert border == ROOM_BYTES // (world if verb == "all_gather" else 1)
-    straight_hops = hops(verb, world, straight=True)
-    assert added_s(verb, border, far) == pytest.approx(straight_hops * HOP_S)
-    assert added_s(verb, border + 1, far) == pytest.approx(num_hops * HOP_S)
+    border = ahead_bytes(verb, world)
+    assert added_s(verb, border, far) == pytest.approx(ahead * ONE_WAY_S)
+    assert added_s(verb, border + 1, far) == pytest.approx(beyond * ONE_WAY_S)
+
+
+@each("world", (2, 3, 4, 8, 64))
+def test_the_borders_are_those_of_the_runtime(world: int) -> None:
+    for verb, per_rank in (("all_reduce", 1), ("all_gather", world)):
+        largest = ahead_bytes(verb, world) * per_rank
+        assert is_straight(verb, largest)
+        assert not is_straight(verb, largest + per_rank)
+        assert room_bytes(-(-largest // world), world)
+    largest = ahead_bytes("all_to_all", world)
+    assert room_bytes(largest // world, world)
+    assert not room_bytes(largest // world + 1, world)
 
 
 def test_the_bytes_of_a_long_ring_hide_the_distance() -> None:
@@ -189,3 +207,30 @@ def test_wrong_figures_of_hosts_are_named(
     text = json.dumps({**json.loads(HOME.to_json()), entry: value})
     with pytest.raises(InvalidSetting, match=f"cluster cannot be read: .*{words}"):
         Cluster.parse(text)
+
+
+def test_a_near_cluster_is_scaled_to_a_distance() -> None:
+    """Its measured lines are those of near hosts, so they go."""
+    measured = NEAR.model_copy(
+        update={"collectives": {verb: NEAR.line(verb) for verb in VERBS}}
+    )
+    far = measured.scaled(latency_s=ONE_WAY_S)
+    for size_bytes in (4096, 2**22):
+        seconds = far.all_reduce_s(size_bytes)
+        assert seconds == pytest.approx(FAR.all_reduce_s(size_bytes))
+    assert HOME.scaled(latency_s=0.0).latencies_s == ()
+    assert "40 ms one way" in far.source
+    with pytest.raises(InvalidSetting, match=r"latency_s must be 0 to .* got -1"):
+        NEAR.scaled(latency_s=-1.0)
+
+
+def test_hosts_do_not_work_while_a_message_is_under_way() -> None:
+    """The distance of several messages passes at once, whatever the hosts' share."""
+    busy = FAR.model_copy(update={"host_share": 1.0})
+    for size_bytes in (4096, 2**21):
+        latency_s, work_s = FAR.parts_s("all_reduce", size_bytes)
+        host_s = 6 * FAR.hop_s
+        expected = (latency_s - host_s, work_s + host_s)
+        assert busy.parts_s("all_reduce", size_bytes) == pytest.approx(expected)
+        tariff = Tariff.of(exchange_for(none()), busy)
+        assert tariff.verb("all_reduce", size_bytes) == pytest.approx(expected)

@@ -85,6 +85,7 @@ def like_native(
         train(net, momentum(net), rank, range(3))
         digests.append(digest(held(net)))
     assert handle is not None
+    assert handle._channels[0].ahead_bytes, "no part went straight to its rank"
     handle.detach()
     train(net, momentum(net), rank, range(3, 4))
     return found[0], found[1], digests[1:], handle.step

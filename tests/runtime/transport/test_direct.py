@@ -16,16 +16,19 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from gradwire.collective.steps.rounds import ROOM_BYTES
+from gradwire.collective.steps.travel import AHEAD_BYTES, SIZE_BYTES
 from gradwire.contract.verbs import AllGather, AllReduce, AllToAll, Send
+from gradwire.errors import RankFailed
 from gradwire.runtime.transport import direct
+from gradwire.runtime.transport.checksums import Seals
 from gradwire.runtime.transport.direct import (
-    AHEAD_BYTES,
     HostChannel,
     Sum,
     begin_straight,
     goes_straight,
     room_bytes,
 )
+from gradwire.runtime.transport.wire import RankGroup, carry_out
 
 WORLDS = (2, 3, 5, 7)
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
@@ -38,7 +41,7 @@ class Counting(HostChannel):
     sent_bytes = 0
 
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> Any:
-        self.sent_bytes += tensors[0].nbytes
+        self.sent_bytes += tensors[0].nbytes - SIZE_BYTES
         return super().send(tensors, dst, tag)
 
 
@@ -246,7 +249,7 @@ class Impatient(Sum):
         self._push.wait()
         self._own_C.copy_(torch.stack(self._parts).sum(0))
         channel = self._channel
-        sends = [channel.send_part(dst, self._own_C) for dst in self.taken]
+        sends = channel.begin_sends(dict.fromkeys(self.taken, self._own_C))
         for src, receive in self.taken.items():
             channel.end_receive(receive, self._chunks[src].view(torch.uint8))
         for send in sends:
@@ -257,7 +260,7 @@ def test_receives_that_are_bound_before_their_sends_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(direct, "Sum", Impatient)
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, RankFailed)):
         among(3, partial(parts_arrive, uses=sizes_of_steps(3, 0, 5)))
 
 
@@ -361,19 +364,54 @@ def test_rooms_are_few_whatever_the_sizes_and_however_many() -> None:
     among(world, work, [HostChannel])
 
 
+@pytest.mark.parametrize(("others", "own"), [(96, 104), (104, 96), (1, 2)])
+def test_a_part_of_another_size_is_an_error_that_says_both(
+    others: int, own: int
+) -> None:
+    """A rank whose exchange goes wrong sends more bytes than another takes, or less."""
+
+    def work(channel: HostChannel) -> str:
+        nbytes = own if channel.rank() else others
+        mine = torch.ones(nbytes, dtype=torch.uint8)
+        gather = AllGather(torch.empty(2 * nbytes, dtype=torch.uint8), mine)
+        with pytest.raises(RankFailed) as caught:
+            begin_straight(gather, channel).wait()
+        return str(caught.value)
+
+    first, second = among(2, work, [HostChannel])
+    assert f"rank 1 sent {own} bytes where rank 0 wants {others}" in first
+    assert f"rank 0 sent {others} bytes where rank 1 wants {own}" in second
+
+
 def test_rooms_have_space_for_their_parts_and_large_parts_have_none() -> None:
     def work(channel: HostChannel) -> int:
-        numel = AHEAD_BYTES // 2 + 1
+        numel = AHEAD_BYTES // 2
         both = torch.ones(2 * numel, dtype=torch.uint8)
         verb = AllToAll(both, both.clone(), (numel,) * 2, (numel,) * 2)
         begin_straight(verb, channel).wait()
         return channel.ahead_bytes
 
     assert among(2, work, [HostChannel]) == [0, 0]
-    sizes = range(1, 2 * AHEAD_BYTES, 997)
     for world in (2, 3, 7, 100):
-        rooms = {size: room_bytes(size, world) for size in sizes}
-        small = [size for size, room in rooms.items() if room != size]
-        assert all(room >= size for size, room in rooms.items())
-        assert max(rooms[size] for size in small) * world <= AHEAD_BYTES
-        assert min({*sizes}.difference(small)) > max(rooms[size] for size in small)
+        for size_bytes in range(1, 2 * AHEAD_BYTES, 997):
+            room = room_bytes(size_bytes, world)
+            assert not room or size_bytes + SIZE_BYTES <= room < 2 * AHEAD_BYTES / world
+            assert bool(room) == (size_bytes + SIZE_BYTES <= AHEAD_BYTES / world)
+
+
+class WithoutCollectives(HostChannel):
+    """Refuses gloo's own all-to-all, which takes two latencies."""
+
+    def alltoall_base(self, *given: Any) -> Any:
+        raise AssertionError("not straight")
+
+
+def test_checksums_go_straight_beside_their_payloads() -> None:
+    def work(channel: HostChannel) -> None:
+        me = channel.rank()
+        group = RankGroup("checked", me, 2, [channel], ranks=(0, 1))
+        verb = AllToAll(torch.empty(2), part(me, 0, 2), (1, 1), (1, 1))
+        carry_out([verb], [channel], Seals([verb], [group]), straight=True)
+        assert verb.out.tolist() == [1.0, 2.0]
+
+    among(2, work, [WithoutCollectives])

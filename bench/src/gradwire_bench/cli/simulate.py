@@ -43,6 +43,10 @@ def simulate(
     rate: Annotated[
         str | None, typer.Option(help=f"As 1gbit,10gbit; else {RATE}.")
     ] = None,
+    delay: Annotated[
+        float | None,
+        typer.Option(help="Milliseconds that a packet takes one way between hosts."),
+    ] = None,
     cluster: Annotated[Path | None, typer.Option(help="A cluster's file.")] = None,
     planner: Planners = None,
     tune: Annotated[
@@ -67,7 +71,7 @@ def simulate(
     """
     profiles = [load_or_read(name) for name in model]
     clusters = [
-        read_cluster(cluster, num_ranks, link)
+        read_cluster(cluster, num_ranks, link, delay)
         for num_ranks, link in itertools.product(read_ranks(ranks), read_rates(rate))
     ]
     wanted = planner or names("planner")

@@ -237,6 +237,7 @@ def at_full_size(cluster: Cluster, *, scale: float, slowdown: float) -> Cluster:
         line = None if host.line is None else full_line(host.line)
         host = host.model_copy(update={**full(host, shares=host.shares), "line": line})
     figures = full(cluster, collectives=cluster.collectives)
+    figures["latency_s"] = cluster.latency_s / slowdown
     return cluster.model_copy(update={**figures, "host": host})
 
 

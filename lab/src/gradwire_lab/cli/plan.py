@@ -50,6 +50,10 @@ def plan(
     rate: Annotated[
         str | None, typer.Option(help=f"Rate of each link, else {RATE}.")
     ] = None,
+    delay: Annotated[
+        float | None,
+        typer.Option(help="Milliseconds that a packet takes one way between hosts."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write the plan (JSON) here.")
     ] = None,
@@ -63,7 +67,7 @@ def plan(
 
     Without --cluster: uncompressed all-reduces on a ring, 65 us a hop.
     """
-    where = read_cluster(cluster, ranks, rate)
+    where = read_cluster(cluster, ranks, rate, delay)
     if show is not None:
         if planner or settings or tune:
             accepted = "given without --planner, --set and --tune"

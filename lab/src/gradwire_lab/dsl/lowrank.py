@@ -7,7 +7,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import accumulate, groupby
 from math import prod
 from typing import Any, ClassVar, NamedTuple, dataclass_transform
@@ -15,7 +15,13 @@ from typing import Any, ClassVar, NamedTuple, dataclass_transform
 import torch
 from torch import Tensor
 
-from gradwire.compress.powersgd import as_matrix, first_bases, orthonormal, powersgd
+from gradwire.compress.powersgd import (
+    FactorStep,
+    as_matrix,
+    first_bases,
+    orthonormal,
+    powersgd,
+)
 from gradwire.contract import (
     Exchange,
     Member,
@@ -25,8 +31,8 @@ from gradwire.contract import (
     synchronise_alone,
 )
 from gradwire.contract.bounds import MOST_SEED, check_whole
-from gradwire.contract.spec import TensorSpec, clear_not_finite, working_dtype
-from gradwire.contract.verbs import AllReduce, Steps
+from gradwire.contract.spec import TensorSpec, clear_not_finite
+from gradwire.contract.verbs import Steps
 
 from .matrices import Factor, LowRank, Matrix, Operand, decomp, matmul, trace_matrices
 
@@ -170,12 +176,8 @@ class BatchTensors:
         return factor.mT if operand.turned else factor
 
 
-class StepTensors:
-    """One rank's tensors during a step, in buffers that it keeps between steps.
-
-    ``whole_N`` is what is sent, and ``mean_N`` is where its mean is to lie. Both are of
-    the working dtype, and wherever possible they are the caller's own tensors.
-    """
+class StepTensors(FactorStep):
+    """One rank's tensors during a step of a program."""
 
     def __init__(
         self,
@@ -186,43 +188,20 @@ class StepTensors:
         out_N: Tensor,
         residual_N: Residual,
     ) -> None:
+        super().__init__(me, state, grad_N, out_N, residual_N)
         self.program = program
-        self.state = state
-        self.world = me.world
-        self.grad_N = grad_N
-        self.out_N = out_N
-        self.residual_N = residual_N
-        dtype = working_dtype(grad_N.dtype)
-        layout = state.layout
-
-        def scratch(name: str, numel: int) -> Tensor:
-            return me.scratch(name, numel, grad_N, dtype)
-
-        def suits(tensor: Tensor) -> bool:
-            return tensor.dtype == dtype and tensor.is_contiguous()
-
-        self.rounds = [
-            scratch(f"round {i}", n) for i, n in enumerate(layout.round_numels)
-        ]
-        self.start = scratch("start", layout.start_numel)
+        self.start = self.scratch("start", self.layout.start_numel)
         last = self.rounds[-1]
-        self.own = last if residual_N is None else scratch("own", last.numel())
-        if residual_N is not None:
-            self.whole_N = residual_N
-        else:
-            self.whole_N = grad_N if suits(grad_N) else scratch("whole", grad_N.numel())
-        if suits(out_N):
-            self.mean_N = out_N
-        else:
-            self.mean_N = scratch(
-                "mean" if residual_N is not None else "whole", out_N.numel()
-            )
-        self.batches = [BatchTensors(self, batch) for batch in layout.batches]
+        self.own = last if residual_N is None else self.scratch("own", last.numel())
+        self.batches = [BatchTensors(self, batch) for batch in self.layout.batches]
 
     def encode(self, number: int) -> None:
         """Makes what travels in a round."""
         if number == 0:
-            self._gather()
+            self.gather()
+            for m in self.batches:
+                starts = list(m.factors[self.program.start])
+                torch._foreach_copy_(starts, list(self.basis_T[m.tensors]))
         else:
             self._make_means(number - 1)
         made = self.program.rounds[number]
@@ -234,25 +213,6 @@ class StepTensors:
                 torch.bmm(left, right, out=m.factors[product])
         if number == len(self.rounds) - 1 and self.own is not self.rounds[-1]:
             self.own.copy_(self.rounds[-1])  # the residual is worked out from it
-
-    def _gather(self) -> None:
-        """Adds gradient and residual, fills every start, and puts what stays dense into
-        the first.
-
-        That is divided by W before it is summed, as DDP does, so that a sum cannot
-        overflow where the mean does not.
-        """
-        if self.residual_N is not None:
-            self.residual_N.add_(self.grad_N)
-        elif self.whole_N is not self.grad_N:
-            self.whole_N.copy_(self.grad_N)
-        for m in self.batches:
-            starts = list(m.factors[self.program.start])
-            torch._foreach_copy_(starts, list(self.state.basis_T[m.tensors]))
-        for whole, place in self.state.layout.dense:
-            torch.mul(self.whole_N[whole], 1 / self.world, out=self.rounds[0][place])
-            if self.residual_N is not None:
-                self.residual_N[whole].sub_(self.rounds[0][place], alpha=self.world)
 
     def _make_means(self, number: int) -> None:
         """Divides the sums of a round by W, where more than their directions count."""
@@ -286,27 +246,9 @@ class StepTensors:
             clear_not_finite(self.residual_N)
         for m in self.batches:
             torch.bmm(m.operand(left), m.operand(right), out=m.mean_BNM)
-        for whole, place in self.state.layout.dense:
-            self.mean_N[whole].copy_(self.rounds[0][place])
-        if self.mean_N is not self.out_N:
-            self.out_N.copy_(self.mean_N)
-        self._keep()
-
-    def _keep(self) -> None:
-        """Keeps every start of the next step, each column scaled to a largest element
-        of 1.
-
-        One that is zero stays zero, and one that is not finite becomes so: the next
-        step's orthogonalisation puts another direction in its place.
-        """
+        self.give()
         for m in self.batches:
-            kept_BMR = m.factors[self.program.kept]
-            peak_B1R = torch.linalg.vector_norm(
-                kept_BMR, torch.inf, dim=1, keepdim=True
-            )
-            kept_BMR.div_(peak_B1R.clamp_min_(torch.finfo(kept_BMR.dtype).tiny))
-            clear_not_finite(kept_BMR)
-            torch._foreach_copy_(list(self.state.basis_T[m.tensors]), list(kept_BMR))
+            self.keep(m.tensors, m.factors[self.program.kept])
 
 
 # ---- the exchange --------------------------------------------------------------------
@@ -380,13 +322,8 @@ class MatrixProgram(Exchange):
         if me.world == 1:
             yield from synchronise_alone(grad_N, out_N, residual_N)
             return state
-        tensors = StepTensors(me, self.traced(), state, grad_N, out_N, residual_N)
-        for number, buffer in enumerate(tensors.rounds):
-            if number and not tensors.batches:
-                break
-            yield me.sized("encode", partial(tensors.encode, number), grad_N.numel())
-            yield AllReduce(buffer)
-        yield me.sized("decode", tensors.decode, grad_N.numel())
+        step = StepTensors(me, self.traced(), state, grad_N, out_N, residual_N)
+        yield from step.steps()
         return state
 
 

@@ -42,10 +42,18 @@ def load_or_read(model: str) -> Profile:
     return catalogue.load(model)
 
 
-def read_cluster(path: Path | None, num_ranks: int | None, rate: str | None) -> Cluster:
-    """The cluster of a file, at another size or rate where one is given; else one as
-    stated.
+def read_cluster(
+    path: Path | None,
+    num_ranks: int | None,
+    rate: str | None,
+    delay_ms: float | None = None,
+) -> Cluster:
+    """The cluster of a file, at another size, rate or delay where one is given; else
+    one as stated.
     """
+    if delay_ms is not None:
+        near = read_cluster(path, num_ranks, rate)
+        return near.scaled(latency_s=delay_ms / 1e3)
     rate_bytes_per_s = None if rate is None else parse_rate(rate)
     if num_ranks is not None:
         check_whole("ranks", num_ranks, "write --ranks 8", most=MOST_RANKS)

@@ -325,25 +325,23 @@ def _warning(name: str, problem: str, remedy: str) -> dict[str, object]:
 def far_link(
     rate: str | None, rtt_ms: float | None, report: LinkReport | None
 ) -> FarLink | None:
-    """The link as given or, where nothing is given, as measured; None if unknown.
+    """The link as given, else as measured; None where it is neither.
 
-    Raises ``InvalidSetting`` where one of both is given and the other is unknown.
+    Raises ``InvalidSetting`` where only one of both figures is given.
     """
-    rate_bytes_per_s = None if rate is None else parse_rate(rate)
-    if rtt_ms is not None:
-        check_number("rtt", rtt_ms, "0 to 10000 milliseconds", "ping tells it", 0, 1e4)
-    round_trip_s = None if rtt_ms is None else rtt_ms / 1e3
-    if report is not None and rate is None and isfinite(report.rate_bytes_per_s):
-        rate_bytes_per_s = report.rate_bytes_per_s
-    if report is not None and rtt_ms is None:
-        round_trip_s = report.round_trip_s
-    if rate_bytes_per_s is not None and round_trip_s is not None:
-        return FarLink(rate_bytes_per_s=rate_bytes_per_s, round_trip_s=round_trip_s)
+    if rate is not None and rtt_ms is not None:
+        accepted = "0 to 10000 milliseconds"
+        check_number("rtt", rtt_ms, accepted, "ping tells it", 0, 1e4)
+        return FarLink(rate_bytes_per_s=parse_rate(rate), round_trip_s=rtt_ms / 1e3)
     if rate is not None or rtt_ms is not None:
-        given = f"--rate {rate}" if rtt_ms is None else f"--rtt {rtt_ms:g}"
-        remedy = "ping tells the milliseconds of --rtt"
-        raise invalid("link", given, "--rate and --rtt together", remedy)
-    return None
+        accepted = "--rate and --rtt together"
+        raise invalid("a link", rate or rtt_ms, accepted, "ping tells the second")
+    if report is None or report.round_trip_s is None:
+        return None
+    measured = report.rate_bytes_per_s
+    if not isfinite(measured):
+        return None
+    return FarLink(rate_bytes_per_s=measured, round_trip_s=report.round_trip_s)
 
 
 def tcp_rows(found: Mapping[str, str | OSError]) -> list[Row]:

@@ -83,7 +83,8 @@ def _gathered(
             for layout, slot in zip(layouts, received, strict=True)
         ]
         sums = merged_entries(me, ranks, num_rows, working_dtype(dtype), 1 / me.world)
-        return sums.indices_K.long(), sums.values.to(dtype, copy=True).view(-1, width)
+        values_RC = sums.values.to(dtype, copy=True).view(-1, width)
+        return sums.indices_K.long(), values_RC
 
     mean: Rows = yield Compute("merge", merge, sum(counts) * width)
     return mean

@@ -230,7 +230,8 @@ class Tensorwise(Compressor):
 
     def inside(self, start: int, stop: int) -> list[int]:
         """How many elements of each tensor lie in a range of the message."""
-        return [max(0, min(b, stop) - max(a, start)) for a, b in self._bounds()]
+        shared = ((max(a, start), min(b, stop)) for a, b in self._bounds())
+        return [max(0, last - first) for first, last in shared]
 
     def _bounds(self) -> list[tuple[int, int]]:
         return list(pairwise(accumulate(self.sizes, initial=0)))

@@ -46,9 +46,16 @@ from ...errors import UnknownName
 from .rounds import ROOM_BYTES
 
 NOTES = 1
-"""The notes that a payload waits for in each hop: gloo sends it once the receiver has
-said that its receive is posted. It is 0 if receives are posted a hop ahead.
+"""The notes that a payload waits for in a hop whose receive is not posted ahead: gloo
+sends it once the receiver has said that its receive waits.
 """
+AHEAD_BYTES = 2**21
+"""Bytes of one verb's parts, at most, whose receives are posted ahead.
+
+Far away a larger verb gains little by it, and its rooms would hold much memory.
+"""
+SIZE_BYTES = 8
+"""Bytes in which a part says its size, where its receive is posted ahead."""
 SEGMENT_BYTES = 2**20
 """The most bytes of a segment of gloo's ring all-reduce."""
 IN_FLIGHT = 2
@@ -116,15 +123,27 @@ def is_straight(verb: str, whole_bytes: float) -> bool:
     return verb == "all_to_all"
 
 
-def straight_bytes(verb: str, world: int) -> int:
-    """The largest size of a sum or a gather that goes straight; 0 for other verbs."""
-    if not is_straight(verb, 0) or verb == "all_to_all":
-        return 0
-    return ROOM_BYTES // (world if verb == "all_gather" else 1)
+def ahead_bytes(verb: str, world: int) -> int:
+    """The largest size of a verb whose receives are posted ahead; 0 for other verbs.
+
+    All sums and gathers that go straight to each rank are of that kind.
+    """
+    match verb:
+        case "all_reduce":
+            return ROOM_BYTES
+        case "all_gather":
+            return ROOM_BYTES // world
+        case "all_to_all":
+            return max(0, AHEAD_BYTES - SIZE_BYTES * world)
+        case _:
+            return 0
 
 
 def hops(verb: str, world: int, *, straight: bool) -> int:
-    """The transfers of a verb that begin when another has arrived: see ``NOTES``.
+    """The transfers of a verb that begin when another has arrived.
+
+    Each crosses the distance once for its payload. If its receive is not posted ahead,
+    it also does for each of ``NOTES``.
 
     ``straight`` says whether parts of a sum or a gather go straight to each rank.
 

@@ -138,8 +138,12 @@ class Trace:
     def lanes(self) -> list[tuple[int, str]]:
         """(rank, lane) pairs present, ranks ascending, lanes in their usual order."""
         order = {lane: i for i, lane in enumerate(LANES)}
-        present = {(s.rank, s.lane) for s in self.spans}
-        return sorted(present, key=lambda p: (p[0], order.get(p[1], len(order)), p[1]))
+
+        def place(present: tuple[int, str]) -> tuple[int, int, str]:
+            rank, lane = present
+            return rank, order.get(lane, len(order)), lane
+
+        return sorted({(s.rank, s.lane) for s in self.spans}, key=place)
 
     def steps(self) -> list[int]:
         """Step numbers present, ascending."""

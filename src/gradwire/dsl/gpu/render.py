@@ -41,6 +41,7 @@ from ..ir import (
     Node,
     Op,
     const,
+    fold_operands,
     node,
     store,
     walk,
@@ -127,7 +128,7 @@ COUNT = Buffer("count", INT32, Extent.BLOCK)
 FIRST = "first"
 """The operand (int32) of where each row's kept elements go, up to all rows' number."""
 
-_ADDED = Fold(node(Op.ADD, *(node(Op.ARG, dtype=INT32, arg=i) for i in (0, 1))), 0)
+_ADDED = Fold(node(Op.ADD, *fold_operands(INT32)), 0)
 
 
 def render_triton(*kernels: Kernel) -> str:
@@ -151,8 +152,9 @@ def counting(kernel: Kernel) -> Kernel | None:
         return None
     number = node(Op.REDUCE, const(1, INT32), kernel.keep, dtype=INT32, arg=_ADDED)
     stores = (store(COUNT, number),)
-    read = {n.arg for n in walk(stores) if n.op in (Op.LOAD, Op.LOAD_AT)}
-    buffers = (*(buffer for buffer in kernel.buffers if buffer in read), COUNT)
+    loads = (Op.LOAD, Op.LOAD_AT)
+    loaded = {found.arg for found in walk(stores) if found.op in loads}
+    buffers = (*(buffer for buffer in kernel.buffers if buffer in loaded), COUNT)
     return Kernel(f"{kernel.name}_count", row(kernel), buffers, stores)
 
 
@@ -324,7 +326,8 @@ class _Body(Text):
     def _drawn(self, order: tuple[Node, ...]) -> list[str]:
         """The random bits of the tile's elements, by stream."""
         first = "start" if self.whole else "start + at"
-        streams = dict.fromkeys(n.arg for n in order if n.op in (Op.RANDOM, Op.BELOW))
+        draws = (Op.RANDOM, Op.BELOW)
+        streams = dict.fromkeys(found.arg for found in order if found.op in draws)
         arguments = f"key_low, key_high, step, {first}"
         return [
             f"draw{stream} = gw.words({arguments}, {stream}, {self.width})"

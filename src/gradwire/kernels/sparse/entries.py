@@ -125,10 +125,11 @@ def first_wrong(places_K: Tensor, num_places: int, *, strictly: bool = False) ->
     Places may be equal unless they are to ascend ``strictly``.
     """
     step = int(strictly)
-    before_K = torch.cat([places_K.new_full((1,), -step), places_K[:-1]])[
-        : places_K.numel()
-    ]
-    wrong = ((places_K < before_K + step) | (places_K >= num_places)).nonzero()
+    if not places_K.numel():
+        return -1
+    before_K = torch.cat([places_K.new_full((1,), -step), places_K[:-1]])
+    descends_K = places_K < before_K + step
+    wrong = (descends_K | (places_K >= num_places)).nonzero()
     return int(wrong[0]) if wrong.numel() else -1
 
 

@@ -66,12 +66,14 @@ def _reference(entries: Entries, part: Part, out_N: Tensor, scale: float) -> int
 def put_units(out_N: Tensor, indices_K: Tensor, units_Kw: Tensor) -> None:
     """Writes units; elements of the last unit that lie beyond ``out_N`` are dropped."""
     width = units_Kw.shape[1]
-    whole = out_N.numel() // units_Kw.shape[1]
+    whole = out_N.numel() // width
     inside = indices_K < whole
-    out_N[: whole * width].view(-1, width)[indices_K[inside].long()] = units_Kw[inside]
-    if whole * width < out_N.numel():
+    rows_Uw = out_N[: whole * width].view(whole, width)
+    rows_Uw[indices_K[inside].long()] = units_Kw[inside]
+    rest_r = out_N[whole * width :]
+    if rest_r.numel():
         for unit_w in units_Kw[~inside]:  # one at most
-            out_N[whole * width :] = unit_w[: out_N.numel() - whole * width]
+            rest_r.copy_(unit_w[: rest_r.numel()])
 
 
 def _check_out(part: Part, out_N: Tensor, width: int) -> None:

@@ -13,7 +13,8 @@ Differences from the papers: where a verb was measured its own line counts; wher
 from __future__ import annotations
 
 from itertools import chain, permutations
-from typing import Annotated, ClassVar, Literal, Self, get_args
+from math import inf
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -21,9 +22,9 @@ from ...collective.steps.travel import NOTES, bytes_sent, hops, travel
 from ...contract.bounds import check_number, check_whole
 from ...contract.units import format_rate, format_seconds
 from ...errors import InvalidSetting, invalid
-from .distance import far_line
+from .distance import far_line, is_hidden
 from .fit import LineFit
-from .stored import MOST_RANKS, Frozen, NonNegative, Stored
+from .stored import MOST_RANKS, MOST_S, Frozen, NonNegative, Stored
 
 HOP_S = 65e-6
 """Seconds that each hop of the ring costs: US-Byte's 910 us at 8 nodes."""
@@ -130,9 +131,9 @@ class Cluster(Stored):
             differ for gradients on a device. A device encodes faster than the host, and
             computes nothing else in this time. Default: none.
         host_share: The share of a collective's latency in which the host works for this
-            collective alone, 0 (the default) to 1. The other parts of several
-            collectives' latencies pass at the same time. Where hosts have several ranks
-            it is the share of both levels' latencies.
+            collective alone, 0 (the default) to 1. Distance is no such work. The other
+            parts of several collectives' latencies pass at the same time. Where hosts
+            have several ranks it is the share of both levels' latencies.
         cores: Each rank's share of its machine's cores. The backward pass then waits
             for encodes. None (the default): more cores than computing threads, or
             unknown.
@@ -223,7 +224,7 @@ class Cluster(Stored):
         return not (self.latencies_s or self.up_bytes_per_s or self.down_bytes_per_s)
 
     def hop_between_s(self, src: int, dst: int) -> float:
-        """Seconds of distance of a hop from a host to another one.
+        """Seconds of distance of a send from a host to another one.
 
         Args:
             src: The number of the sending host.
@@ -472,9 +473,13 @@ class Cluster(Stored):
         return 2 * (count - 1) * share_bytes + among_hosts
 
     def scaled(
-        self, *, num_ranks: int | None = None, rate_bytes_per_s: float | None = None
+        self,
+        *,
+        num_ranks: int | None = None,
+        rate_bytes_per_s: float | None = None,
+        latency_s: float | None = None,
     ) -> Cluster:
-        """The same kind of cluster with another number of ranks or another rate.
+        """The same kind of cluster with other ranks, another rate or another latency.
 
         If an all-reduce was measured, two figures of it are kept: the hop, alpha /
         2(N-1) without the distance, and the share of the rate that is not headers.
@@ -485,6 +490,8 @@ class Cluster(Stored):
         Args:
             num_ranks: The new number of ranks. Default: as now.
             rate_bytes_per_s: The new rate of a host's link. Default: as now.
+            latency_s: The new latency between any two hosts, in seconds one way.
+                Default: as now.
 
         Returns:
             The other cluster.
@@ -496,7 +503,7 @@ class Cluster(Stored):
         >>> Cluster(num_ranks=4, rate_bytes_per_s=1e6).scaled(num_ranks=8).num_ranks
         8
         """
-        if num_ranks is None and rate_bytes_per_s is None:
+        if (num_ranks, rate_bytes_per_s, latency_s) == (None, None, None):
             raise invalid(
                 "scaled()", "nothing", "given a figure", "pass a rate or num_ranks"
             )
@@ -522,9 +529,17 @@ class Cluster(Stored):
         host = (
             None if self.host is None else self.host.model_copy(update={"shares": {}})
         )
+        far: dict[str, Any] = {}
+        if latency_s is not None:
+            remedy = "give the seconds of half a round trip"
+            accepted = f"0 to {MOST_S:g} seconds"
+            check_number("latency_s", latency_s, accepted, remedy, 0, MOST_S)
+            far = {"latency_s": latency_s, "latencies_s": ()}
+            source = f"{format_seconds(latency_s)} one way, {source}"
         return self.model_copy(
             update={
                 **self._own_rates_times(scaled / self.rate_bytes_per_s),
+                **far,
                 "num_ranks": ranks,
                 "rate_bytes_per_s": scaled,
                 "hop_s": hop_s,
@@ -617,9 +632,12 @@ class Cluster(Stored):
                 "in a new Cluster"
             )
         rounds, copies = travel("all_reduce", ranks)
-        far_s = self.evened.hop_between_s(0, 1) * hops(
-            "all_reduce", ranks, straight=True
-        )
+        latency_s = self.evened.latency_s
+        longest_s = max(fit.samples, default=(0, inf))[1]
+        if not is_hidden(latency_s, ranks, longest_s):
+            # A byte's seconds in the line are not those on the link.
+            return self.hop_s, self.rate_bytes_per_s
+        far_s = hops("all_reduce", ranks, straight=True) * latency_s
         return max(0.0, fit.alpha_s - far_s) / rounds, copies / fit.per_unit_s
 
     def parts_s(self, verb: str, size_bytes: float) -> tuple[float, float]:
@@ -702,4 +720,4 @@ class Cluster(Stored):
         )
         if not even.latency_s:
             return line
-        return far_line(verb, self.num_ranks, line, even.hop_between_s(0, 1))
+        return far_line(verb, self.num_ranks, line, even.latency_s)

@@ -14,17 +14,28 @@ from __future__ import annotations
 
 from ...collective.steps.travel import (
     IN_FLIGHT,
+    NOTES,
     SEGMENT_BYTES,
+    ahead_bytes,
     hops,
-    straight_bytes,
     travel,
 )
 from .fit import LineFit
 from .stored import NonNegative
 
-RINGS = ("all_gather", "all_reduce", "reduce_scatter")
-"""Verbs that go round a ring if they are large."""
 MOST_BYTES = 2**60
+
+
+def is_hidden(latency_s: float, world: int, longest_s: float) -> bool:
+    """Whether the bytes of long ring all-reduces hide their hops.
+
+    The longest takes ``longest_s``, and a slope is that from a quarter of it on.
+
+    >>> is_hidden(0.002, 4, 0.5), is_hidden(0.04, 4, 0.5)
+    (True, False)
+    """
+    hop_s = (1 + NOTES) * latency_s
+    return 4 * hop_s * (2 * travel("all_reduce", world).rounds + 1) <= longest_s
 
 
 class FarLine(LineFit):
@@ -34,27 +45,56 @@ class FarLine(LineFit):
     then, so a byte may add more seconds than it takes of the link: ``link_s``.
     """
 
+    near_s: NonNegative
+    """Seconds of latency without distance, in which hosts may work."""
     link_s: NonNegative
 
     @property
     def busy_s(self) -> float:
         return self.link_s
 
+    def near_part_s(self, latency_s: float) -> float:
+        return min(latency_s, self.near_s)
 
-def far_line(verb: str, world: int, near: LineFit, hop_s: float) -> LineFit:
-    """The line of a verb between far hosts.
 
-    ``near`` is its line without distance, and ``hop_s`` the seconds that a hop takes by
-    distance alone. A ring's line bends where bytes begin to hide the distance.
+def far_line(verb: str, world: int, near: LineFit, latency_s: float) -> LineFit:
+    """The line of a verb between hosts of this latency.
+
+    ``near`` is its line without distance. The line bends where the runtime goes over to
+    a ring or posts no receives ahead, and where a ring's bytes begin to hide its hops.
 
     >>> near = LineFit(alpha_s=0.0, per_unit_s=1e-6)
-    >>> far = far_line("all_reduce", 4, near, 0.1)
+    >>> far = far_line("all_reduce", 4, near, 0.05)
     >>> [round(far.measured_s(size), 3) for size in (4096, 2**20)]
-    [0.204, 1.212]
+    [0.104, 1.212]
     """
-    alpha_s = near.alpha_s + hops(verb, world, straight=True) * hop_s
-    if verb not in RINGS:
-        return near.model_copy(update={"alpha_s": alpha_s})
+    num_hops = hops(verb, world, straight=True)
+    ahead = ahead_bytes(verb, world)
+    hop_s = (1 + NOTES) * latency_s
+    alpha_s = near.alpha_s + num_hops * (latency_s if ahead else hop_s)
+    samples: list[tuple[int, float]] = []
+    if ahead:
+        samples = [(size, alpha_s + near.per_unit_s * size) for size in (1, ahead)]
+    if verb == "all_to_all":
+        beyond_s = near.alpha_s + num_hops * hop_s
+        for size in (ahead + 1, 4 * (ahead + 1)):
+            samples.append((size, beyond_s + near.per_unit_s * size))
+    elif verb not in ("send", "broadcast"):
+        samples += _ring_samples(verb, world, near, hop_s, ahead + 1)
+    line = FarLine.model_construct(
+        near_s=near.alpha_s,
+        link_s=near.per_unit_s,
+        alpha_s=alpha_s,
+        per_unit_s=near.per_unit_s,
+        samples=tuple(samples),
+    )
+    return line.model_copy(update={"per_unit_s": line.tail_s})
+
+
+def _ring_samples(
+    verb: str, world: int, near: LineFit, hop_s: float, first: int
+) -> list[tuple[int, float]]:
+    """Bends of a far ring's line, from the size ``first`` on, and a point beyond."""
     rounds = travel(verb, world).rounds
     longest = MOST_BYTES
     if verb != "all_gather":
@@ -69,21 +109,9 @@ def far_line(verb: str, world: int, near: LineFit, hop_s: float) -> LineFit:
         ends_s = min(hop_s, bytes_s - segment_s)
         return near.alpha_s + rounds * round_s * size_bytes / at_most + ends_s
 
-    border = straight_bytes(verb, world)
     hidden_s = hop_s * IN_FLIGHT / (IN_FLIGHT - 1)
     hidden = min(longest, int(1 + rounds * hidden_s / near.per_unit_s))
-    bends = sorted({border + 1, max(border + 1, hidden)})
+    bends = sorted({first, max(first, hidden)})
     if longest < MOST_BYTES:
         bends.append(longest)
-    bends.append(4 * bends[-1])
-    samples = [(size, ring_s(size)) for size in bends]
-    if border:
-        samples = [
-            (size, alpha_s + near.per_unit_s * size) for size in (1, border)
-        ] + samples
-    return FarLine.model_construct(
-        link_s=near.per_unit_s,
-        alpha_s=alpha_s,
-        per_unit_s=(samples[-1][1] - samples[-2][1]) / (bends[-1] - bends[-2]),
-        samples=tuple(samples),
-    )
+    return [(size, ring_s(size)) for size in (*bends, 4 * bends[-1])]

@@ -113,6 +113,10 @@ class LineFit(Frozen):
         """Seconds of a whole link that a unit takes."""
         return self.tail_s
 
+    def near_part_s(self, latency_s: float) -> float:
+        """The seconds of a latency that are not distance."""
+        return latency_s
+
     def times(self, factor: float) -> LineFit:
         """The line of what takes ``factor`` times as long, whatever the size.
 
@@ -154,7 +158,8 @@ class LineFit(Frozen):
         """
         work_s = self.busy_s * size
         latency_s = max(0.0, self.measured_s(size) - work_s)
-        return (1 - host_share) * latency_s, work_s + host_share * latency_s
+        host_s = host_share * self.near_part_s(latency_s)
+        return latency_s - host_s, work_s + host_s
 
 
 def fit_line(samples: Iterable[tuple[int, float]]) -> LineFit:

@@ -16,6 +16,7 @@ gradient.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 from math import log2
@@ -219,7 +220,8 @@ class UnitSparsity(Frozen):
 
 def between(known: Sequence[tuple[int, float]], at: int) -> float:
     """The value on the straight line between two neighbours, both axes logarithmic."""
-    after = next((i for i, (x, _) in enumerate(known) if x >= at), len(known) - 1)
+    numbers = [number for number, _ in known]
+    after = min(bisect_left(numbers, at), len(known) - 1)
     (low, low_y) = known[max(after, 1) - 1]
     (high, high_y) = known[max(after, 1)]
     return float(low_y * (high_y / low_y) ** (log2(at / low) / log2(high / low)))

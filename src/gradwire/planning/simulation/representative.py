@@ -160,7 +160,8 @@ def alone(
         check_played(exchange, world)
         # Ranks of a host have other tensors; of a gradient cut into chunks the last
         # have less.
-        asked = {*range(per_host), *range(0, world, -(-world // MOST_ASKED)), world - 1}
+        spread = range(0, world, -(-world // MOST_ASKED))
+        asked = {*range(per_host), *spread, world - 1}
     every = [supersteps_of_rank(exchange, spec, tariff, rank) for rank in sorted(asked)]
     if tariff.speeds and any(
         isinstance(verb, Hop) for superstep in every[0] for verb in superstep.wire

@@ -167,10 +167,12 @@ class Tariff:
         # A hop is no collective: how much of it is the host's is not measured.
         share = 0.0 if name == "send" or among is Among.HOST else self.host_share
         lines = self.host_lines if among is Among.HOST else self.lines
-        latency_s, work_s = lines[VERBS.index(name)].parts(size_bytes)
+        line = lines[VERBS.index(name)]
+        latency_s, work_s = line.parts(size_bytes)
+        host_s = share * line.near_part_s(latency_s)
         # All ranks of a host put their part on its link.
         per_host = self.ranks_per_host if among is Among.HOSTS else 1
-        return Price((1 - share) * latency_s, work_s + share * latency_s / per_host)
+        return Price(latency_s - host_s, work_s + host_s / per_host)
 
     def send(
         self, size_bytes: float, src: int, dst: int, among: Among = Among.RANKS

@@ -286,13 +286,14 @@ class Engine:
         driver = Driver(
             manager,
             self.routes,
+            self.do_inline,
             self.routes.sealed(self.routes.lending(steps), lane),
             name,
             index,
             lane,
             self._step,
             how.side,
-            self.do_inline if how.is_inline else None,
+            how.is_inline,
         )
         end = driver.end
         turn = driver.turn
@@ -329,7 +330,8 @@ class Engine:
             self._task_failed(task, error)
             raise
         end_s = wall_clock()
-        self.inline_s += end_s - start_s
+        if task.lane == INLINE:
+            self.inline_s += end_s - start_s
         self._observe(task, start_s, end_s)
         task.done = True
         return task
@@ -622,19 +624,21 @@ class Driver:
     """Puts the verbs of one message's steps into the graph as tasks, and resumes them.
 
     ``lane`` is the number of its communication lane. ``side`` is the stream that
-    computes the message, if a device does. ``inline``, if given, does the computations
-    before the first verb for the network.
+    computes the message, if a device does. ``compute`` does a task in the caller's
+    thread. If the message ``is_inline``, that is done with all computations before the
+    first verb for the network.
     """
 
     manager: TaskManager
     routes: Routes
+    compute: Callable[[Task], Task]
     steps: Steps[Any]
     name: str
     index: int
     lane: int
     step: int
     side: SideStream | None = None
-    inline: Callable[[Task], Task] | None = None
+    is_inline: bool = False
     turn: Task = field(init=False)
     """Done when the message may use its channel."""
     end: Task = field(init=False)
@@ -654,29 +658,37 @@ class Driver:
         try:
             with as_on_a_lane(self.side):  # this may be the thread of the backward pass
                 asked = self.steps.send(value)
-                if self.inline is not None:
-                    asked = self._run_inline(asked, self.inline)
+                while self._computes_here(asked):
+                    asked = self.steps.send(self._computed(asked))
         except StopIteration as stop:
             self._finish(stop.value)
             return
-        self.inline = None
+        self.is_inline = False
         self._schedule(asked)
 
-    def _run_inline(
-        self, asked: Verb | tuple[Verb, ...], inline: Callable[[Task], Task]
-    ) -> Verb | tuple[Verb, ...]:
-        """Computes in this thread up to the first verbs for the network, and returns
-        them.
+    def _computes_here(self, asked: Verb | tuple[Verb, ...]) -> bool:
+        """Whether this thread does what the steps ask for, without a lane.
+
+        It does all computations before the first verb for the network, if the message
+        is to be ``is_inline``, and small ones that no transfer goes beside.
         """
-        while True:
-            verbs = asked if isinstance(asked, tuple) else (asked,)
-            computes = [verb for verb in verbs if isinstance(verb, Compute)]
-            if len(computes) < len(verbs):
-                return asked
-            tasks = [self.task(verb.name, verb.fn, INLINE) for verb in computes]
-            for task in tasks:
-                inline(task)
-            asked = self.steps.send(_results(asked, tasks))
+        verbs = asked if isinstance(asked, tuple) else (asked,)
+        return all(
+            isinstance(verb, Compute)
+            and (self.is_inline or (self.side is None and verb.is_small))
+            for verb in verbs
+        )
+
+    def _computed(self, asked: Verb | tuple[Verb, ...]) -> Any:
+        """The results of computations, which this thread makes."""
+        lane = INLINE if self.is_inline else COMPUTE
+        verbs = asked if isinstance(asked, tuple) else (asked,)
+        tasks = [
+            self.compute(self.task(verb.name, verb.fn, lane))
+            for verb in verbs
+            if isinstance(verb, Compute)
+        ]
+        return _results(asked, tasks)
 
     def _finish(self, value: Any) -> None:
         """Ends the message with the value that its steps returned."""

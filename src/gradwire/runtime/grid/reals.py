@@ -15,8 +15,11 @@ def as_reals(tensor: Tensor) -> Tensor:
     if not tensor.is_complex():
         return tensor
     pairs = torch.view_as_real(tensor.detach())
-    lies_flat = tensor.dim() > 0 and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1)
-    return pairs.view(*tensor.shape[:-1], 2 * tensor.shape[-1]) if lies_flat else pairs
+    if not tensor.dim():
+        return pairs
+    *others, last = tensor.shape
+    lies_flat = tensor.stride(-1) == 1 or last == 1
+    return pairs.view(*others, 2 * last) if lies_flat else pairs
 
 
 def grad_as_reals(grad: Tensor, shape: torch.Size) -> Tensor:

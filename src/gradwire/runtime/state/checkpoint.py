@@ -424,7 +424,8 @@ def _with_residuals_moved(fields: Fields, own_fields: Fields) -> Fields:
     if not homes or {*owed} <= {*homes}:
         return fields
     others = {path: tensor for path, tensor in fields.items() if path not in owed}
-    return {**others, homes[0]: torch.stack([fields[path] for path in owed]).sum(0)}
+    residuals = torch.stack([fields[path] for path in owed])
+    return {**others, homes[0]: residuals.sum(0)}
 
 
 @torch.no_grad()

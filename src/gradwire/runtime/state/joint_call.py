@@ -234,9 +234,8 @@ class JointCall:
             return states
         except RankFailed:
             raise
-        except (
-            Exception
-        ) as error:  # also of a state that cannot be sent: others wait for it
+        # Also for a state that cannot be sent: others wait for it.
+        except Exception as error:
             raise engine.unreachable(
                 f"finish {self._call}", error, self._next_step
             ) from error

@@ -61,7 +61,6 @@ def merged_outer(olds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = deepcopy(first)
     for name, param in merged["parameters"].items():
         each = (old["outer"]["parameters"][name] for old in olds)
-        param.copy_(
-            torch.stack([tensor.detach().double().cpu() for tensor in each]).mean(0)
-        )
+        wide = [tensor.detach().double().cpu() for tensor in each]
+        param.copy_(torch.stack(wide).mean(0))
     return merged

@@ -89,12 +89,8 @@ def part_of(saved: Any, origin: Origin) -> Any:
     own_state = saved.get(place_name(origin.rank, origin.world_size))
     if own_state is not None:
         check_form(own_state)
-        if own_state["ranks_per_host"] == origin.ranks_per_host and own_state[
-            "share"
-        ] in (
-            "",
-            origin.share,
-        ):
+        is_of_hosts = own_state["ranks_per_host"] == origin.ranks_per_host
+        if is_of_hosts and own_state["share"] in ("", origin.share):
             return own_state
     olds = _of_one_moment(list(saved.values()))
     return _part(olds, origin.rank, origin.world_size, origin.ranks_per_host)
@@ -144,13 +140,10 @@ def _part(
     per_host = olds[0]["ranks_per_host"]
     num_hosts = world_size // ranks_per_host
     hosts = [olds[first : first + per_host] for first in range(0, len(olds), per_host)]
-    mine = [
-        old
-        for host in hosts[rank // ranks_per_host :: num_hosts]
-        for old in (
-            host if host[0]["share"] else host[:1]
-        )  # else each has all of its host's
-    ]
+    mine = []
+    for host in hosts[rank // ranks_per_host :: num_hosts]:
+        # Without shares each rank has all of its host's state.
+        mine += host if host[0]["share"] else host[:1]
     # Ranks at different places of a host may have decided apart, of their shares.
     donor = olds[0] if olds[0]["share"] else olds[rank % len(olds)]
     new: dict[str, Any] = copied(donor)

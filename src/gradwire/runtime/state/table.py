@@ -212,7 +212,8 @@ def refuse_values(what: str, tensor: Tensor, fresh: Tensor | None = None) -> Non
     values too.
     """
     wrong = _strange(tensor)
-    if not bool(wrong.any()) or (fresh is not None and bool(_strange(fresh).any())):
+    is_usual = fresh is not None and bool(_strange(fresh).any())
+    if is_usual or not wrong.any():
         return
     accepted = "finite" if tensor.is_floating_point() else f"0 to {MOST_COUNTED}"
     remedy = "load an older checkpoint, as this one is damaged"

@@ -13,33 +13,33 @@ No rank's choice of when to post changes which payload fills which receive. gloo
 sends and receives of one tag in the order in which they began. A part's tag is the size
 of its room, which both ends derive from the size of the part. Both ends begin their
 parts in the order of verbs. So of two ranks, the k-th part of a tag fills the k-th
-receive of this tag, whenever that was posted.
+receive of this tag, whenever that was posted. A part in a room follows its size, as
+parts of other sizes fit in too.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
-from ...collective.steps.travel import NAMES, is_straight
+from ...collective.steps.travel import AHEAD_BYTES, NAMES, SIZE_BYTES, is_straight
 from ...contract.verbs import AllGather, AllReduce, AllToAll, Communication
+from ...errors import ExitCode, RankFailed
 
 Straight = AllGather | AllReduce | AllToAll
 """The verbs whose parts may go straight to each rank."""
 DIRECT_TAGS = 2**30
 """Tags from here on are those of direct parts; smaller ones are those of sends."""
-AHEAD_BYTES = 2**21
-"""Bytes of one verb's parts, at most, whose receives are posted ahead.
-
-Far away a larger verb gains little by it, and its rooms would hold much memory.
-"""
+_ROOM_TAGS = DIRECT_TAGS | 2**29
+"""Tags from here on are those of parts with a room, and hold the size of the room."""
 _LEAST_BYTES = 256
 """The size of the smallest rooms."""
 
@@ -64,27 +64,24 @@ def goes_straight(verb: Communication) -> TypeGuard[Straight]:
 
 
 def room_bytes(part_bytes: int, world: int) -> int:
-    """The bytes of the memory that receives a part: its own size where that is large,
-    else the next power of two.
+    """The bytes of the room of a part, a power of two; 0 for a large part without one.
 
     gloo would end a process that receives more bytes than it has room for.
 
-    >>> room_bytes(3, 4), room_bytes(300, 4), room_bytes(1_000_001, 4)
-    (256, 512, 1000001)
+    >>> room_bytes(3, 4), room_bytes(300, 4), room_bytes(1_000_000, 4)
+    (256, 512, 0)
     """
-    if part_bytes > _most_bytes(world):
-        return part_bytes
-    return max(_LEAST_BYTES, 1 << (part_bytes - 1).bit_length())
+    needed_bytes = SIZE_BYTES + part_bytes
+    if needed_bytes * world > AHEAD_BYTES:
+        return 0
+    return max(_LEAST_BYTES, 1 << (needed_bytes - 1).bit_length())
 
 
-def _most_bytes(world: int) -> int:
-    """The size of the largest rooms, a power of two: no larger part has this tag."""
-    return 1 << (AHEAD_BYTES // world).bit_length() - 1
-
-
-def _tag(size_bytes: int) -> int:
-    """The tag of parts that need a room of so many bytes."""
-    return DIRECT_TAGS | min(size_bytes, DIRECT_TAGS - 1)
+@lru_cache
+def _size(part_bytes: int) -> Tensor:
+    """The bytes that say the size of a part."""
+    size = torch.tensor([part_bytes], dtype=torch.int64, device="cpu")
+    return size.view(torch.uint8)
 
 
 class Receive(NamedTuple):
@@ -122,9 +119,21 @@ class HostChannel(ProcessGroupGloo):
         self.ahead_bytes = 0
         """Bytes of all rooms, which serve again and again."""
 
-    def send_part(self, dst: int, part: Tensor) -> Waits:
-        """Sends a part to ``dst``."""
-        return self.send([part], dst, _tag(room_bytes(part.nbytes, self.size())))
+    def begin_sends(self, parts: Mapping[int, Tensor]) -> list[Waits]:
+        """Sends each part to the rank that is its key."""
+        framed: dict[int, Tensor] = {}
+        sends = []
+        for dst, part in parts.items():
+            size_bytes = room_bytes(part.nbytes, self.size())
+            if not size_bytes:
+                sends.append(self.send([part], dst, _large_tag(part)))
+                continue
+            if id(part) not in framed:
+                framed[id(part)] = torch.cat(
+                    [_size(part.nbytes), part.view(torch.uint8)]
+                )
+            sends.append(self.send([framed[id(part)]], dst, _ROOM_TAGS | size_bytes))
+        return sends
 
     def begin_receive(self, src: int, part: Tensor) -> Receive:
         """The receive of the next part from ``src``, which has the size of ``part``.
@@ -132,8 +141,8 @@ class HostChannel(ProcessGroupGloo):
         A large part fills ``part`` itself, and any other fills a room.
         """
         size_bytes = room_bytes(part.nbytes, self.size())
-        if size_bytes > _most_bytes(self.size()):
-            return self._post(src, part)
+        if not size_bytes:
+            return Receive(src, part, self.recv([part], src, _large_tag(part)))
         key = (src, size_bytes)
         ahead = self._ahead[key]
         receive = ahead.popleft() if ahead else self._post(src, self._room(size_bytes))
@@ -143,25 +152,44 @@ class HostChannel(ProcessGroupGloo):
         return receive
 
     def end_receive(self, receive: Receive, part: Tensor) -> None:
-        """Waits until ``part`` has its bytes, and lets the room receive again."""
-        receive.work.wait()
-        memory = receive.memory
-        if memory is not part:
-            part.copy_(memory[: part.nbytes])
-            self._num_used[receive.src, memory.nbytes] -= 1
-            self._post_ahead(receive.src, memory)
+        """Waits until ``part`` has its bytes, and lets the room receive again.
+
+        Raises ``RankFailed`` if the other rank has sent a part of another size.
+        """
+        src, memory, work = receive
+        work.wait()
+        if memory is part:
+            return
+        size = memory[:SIZE_BYTES]
+        if not size.equal(_size(part.nbytes)):
+            raise RankFailed(
+                f"rank {src} sent {size.view(torch.int64).item()} bytes where rank "
+                f"{self.rank()} wants {part.nbytes}, as the ranks of a verb are "
+                "counted: the exchange asks for other sizes there, or a bit changed",
+                exit_code=ExitCode.BROKEN,
+            )
+        part.copy_(memory[SIZE_BYTES : SIZE_BYTES + part.nbytes])
+        self._num_used[src, memory.nbytes] -= 1
+        self._post_ahead(src, memory)
 
     def _room(self, size_bytes: int) -> Tensor:
         self.ahead_bytes += size_bytes
         return torch.empty(size_bytes, dtype=torch.uint8, device="cpu")
 
     def _post(self, src: int, memory: Tensor) -> Receive:
-        return Receive(src, memory, self.recv([memory], src, _tag(memory.nbytes)))
+        return Receive(
+            src, memory, self.recv([memory], src, _ROOM_TAGS | memory.nbytes)
+        )
 
     def _post_ahead(self, src: int, memory: Tensor) -> None:
         # A rank that has left sends no more. If a part of it is wanted, that raises.
         with suppress(RuntimeError):
             self._ahead[src, memory.nbytes].append(self._post(src, memory))
+
+
+def _large_tag(part: Tensor) -> int:
+    """The tag of a part without a room: it meets a receive of its size alone."""
+    return DIRECT_TAGS | min(part.nbytes, 2**29 - 1)
 
 
 def begin_straight(verb: Straight, channel: HostChannel) -> Waits:
@@ -174,10 +202,11 @@ def begin_straight(verb: Straight, channel: HostChannel) -> Waits:
     world = channel.size()
     match verb:
         case AllGather(out, buf):
-            return Transfer([buf] * world, out.view(world, -1).unbind(), channel)
+            own = [buf.view(-1)] * world
+            return Transfer(own, out.view(world, -1).unbind(), channel)
         case AllToAll(out, buf, out_sizes, in_sizes):
-            own = torch.split(buf, [*in_sizes])
-            return Transfer(own, torch.split(out, [*out_sizes]), channel)
+            parts = torch.split(buf, [*in_sizes])
+            return Transfer(parts, torch.split(out, [*out_sizes]), channel)
         case AllReduce(buf):
             return Sum(buf.view(-1).tensor_split(world), channel)
 
@@ -201,11 +230,9 @@ class Transfer:
             if arriving[src].numel():
                 part = arriving[src].view(torch.uint8)
                 self._receives.append((channel.begin_receive(src, part), part))
-        self._sends = [
-            channel.send_part(dst, own[dst])
-            for dst in reversed(others)
-            if own[dst].numel()
-        ]
+        self._sends = channel.begin_sends(
+            {dst: own[dst] for dst in reversed(others) if own[dst].numel()}
+        )
         arriving[rank].copy_(own[rank].view_as(arriving[rank]))
 
     def wait(self) -> None:

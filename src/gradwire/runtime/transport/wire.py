@@ -578,7 +578,10 @@ def carry_out(
     )
     works = [start(verb, channel, straight=straight) for verb, channel in pairs]
     if seals is not None:
-        works += [start(one, channels[at]) for at, one in seals.written(verbs)]
+        works += [
+            start(one, channels[at], straight=straight)
+            for at, one in seals.written(verbs)
+        ]
     for work in works:
         work.wait()
     if seals is not None:

@@ -157,7 +157,8 @@ def _reference_encode(
 ) -> None:
     """Writes both fields of bits by their definition."""
     shifts = torch.arange(num_low, device=places_K.device)
-    bits.pack((places_K[:, None] >> shifts & 1).view(-1).bool(), low)
+    lowest = places_K[:, None] >> shifts & 1
+    bits.pack(lowest.view(-1).bool(), low)
     numbers_K = torch.arange(places_K.numel(), device=places_K.device)
     is_set = torch.zeros(high.numel() * 8, dtype=torch.bool, device=places_K.device)
     is_set[(places_K >> num_low) + numbers_K] = True
@@ -167,9 +168,8 @@ def _reference_encode(
 def _reference_decode(set_K: Tensor, num_low: int, low: Tensor) -> Tensor:
     count = set_K.numel()
     weights = 1 << torch.arange(num_low, device=low.device)
-    lowest_K = (bits.flags(low)[: count * num_low].view(count, num_low) * weights).sum(
-        1
-    )
+    lowest = bits.flags(low)[: count * num_low].view(count, num_low)
+    lowest_K = (lowest * weights).sum(1)
     return (set_K - torch.arange(count, device=low.device) << num_low) + lowest_K
 
 
