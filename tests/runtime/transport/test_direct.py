@@ -48,17 +48,18 @@ class Counting(HostChannel):
 class Unready(HostChannel):
     """Posts nothing ahead."""
 
-    def _post_ahead(self, src: int, memory: Tensor) -> None:
+    def post_ahead(self, src: int) -> None:
         return
 
 
 class Eager(HostChannel):
     """Posts more ahead than is in use, now and then."""
 
-    def _post_ahead(self, src: int, memory: Tensor) -> None:
-        super()._post_ahead(src, memory)
+    def post_ahead(self, src: int) -> None:
+        super().post_ahead(src)
         if self._num_used.total() % 2 and self.ahead_bytes < 2**20:
-            super()._post_ahead(src, self._room(memory.nbytes))
+            for key in [key for key in self._num_used if key[0] == src]:
+                self._ahead[key].append(self._post(src, self._room(key)))
 
 
 def among(
@@ -325,6 +326,61 @@ def test_a_rank_ends_its_last_verb_though_others_have_closed() -> None:
             one.result()
         Late.closed.set()
         assert late.result().equal(torch.ones(world * 4))
+
+
+class Noting(HostChannel):
+    """Notes each receive that it posts, and each part that it sends."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.notes: list[tuple[str, int]] = []
+
+    def recv(self, tensors: list[Tensor], src: int, tag: int) -> Any:
+        self.notes.append(("receive", src))
+        return super().recv(tensors, src, tag)
+
+    def send(self, tensors: list[Tensor], dst: int, tag: int) -> Any:
+        self.notes.append(("part", dst))
+        return super().send(tensors, dst, tag)
+
+
+class Hasty(Noting):
+    """A broken channel: it posts a room again as soon as the room is free."""
+
+    def end_receive(self, receive: Any, part: Tensor) -> None:
+        super().end_receive(receive, part)
+        self.post_ahead(receive.src)
+
+
+def last_posts(kind: type[Noting]) -> list[bool]:
+    """Whether some rank posts a receive after its last part to a rank that may close.
+
+    Rank 0 gets two parts of each other rank in a task, and then none in another.
+    """
+    world = 3
+
+    def work(channel: Any) -> bool:
+        me = channel.rank()
+        gathers = [AllGather(torch.zeros(12), torch.ones(4)) for _ in range(2)]
+        for transfer in [begin_straight(gather, channel) for gather in gathers]:
+            transfer.wait()
+        come = (4,) * world if me else (4, 0, 0)
+        sent = (0 if me else 4, 4, 4)
+        parts = AllToAll(torch.zeros(sum(come)), torch.ones(sum(sent)), come, sent)
+        begin_straight(parts, channel).wait()
+        if not me:
+            return False
+        notes = [what for what, rank in channel.notes if rank == 0]
+        last_part = max(place for place, what in enumerate(notes) if what == "part")
+        return "receive" in notes[last_part:]
+
+    return among(world, work, [kind])
+
+
+def test_no_receive_is_posted_at_a_rank_that_may_have_closed() -> None:
+    """Its note would make TCP drop the parts that are still on their way from there."""
+    assert last_posts(Noting) == [False] * 3
+    assert True in last_posts(Hasty)
 
 
 def test_a_part_of_a_rank_that_has_closed_is_an_error_once_it_is_wanted() -> None:

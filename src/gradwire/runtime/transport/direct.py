@@ -95,10 +95,10 @@ class Receive(NamedTuple):
 class HostChannel(ProcessGroupGloo):
     """gloo among hosts, with receives that are posted before parts are wanted.
 
-    As many receives of a tag wait ahead as are in use at once. So the note of a verb's
-    receives leaves before the verb before it has ended, and is there when the verb
-    begins. A receive that nothing fills waits until the channel closes, and its errors
-    show only where it is used: ranks may close their channels one after another.
+    As many receives of a tag wait ahead as are in use at once. A verb posts receives of
+    the next verb when it begins, so their notes are there in time. A receive that
+    nothing fills waits until the channel closes, and its errors show only where it is
+    used: ranks may close their channels one after another.
 
     Args:
         store: The store in which the ranks meet.
@@ -116,6 +116,8 @@ class HostChannel(ProcessGroupGloo):
         self._ahead: dict[tuple[int, int], deque[Receive]] = defaultdict(deque)
         """The receives that wait, by the rank that sends and the size of their room."""
         self._num_used: Counter[tuple[int, int]] = Counter()
+        self._free: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
+        """The rooms whose receives have ended, by the same key."""
         self.ahead_bytes = 0
         """Bytes of all rooms, which serve again and again."""
 
@@ -145,14 +147,26 @@ class HostChannel(ProcessGroupGloo):
             return Receive(src, part, self.recv([part], src, _large_tag(part)))
         key = (src, size_bytes)
         ahead = self._ahead[key]
-        receive = ahead.popleft() if ahead else self._post(src, self._room(size_bytes))
+        receive = ahead.popleft() if ahead else self._post(src, self._room(key))
         self._num_used[key] += 1
-        for _ in range(self._num_used[key] - len(ahead)):
-            self._post_ahead(src, self._room(size_bytes))
         return receive
 
+    def post_ahead(self, src: int) -> None:
+        """Posts receives of further parts of ``src``, which waits for a part from here.
+
+        So ``src`` cannot close before it has their notes. A note to a closed rank makes
+        TCP drop the parts that are still on their way from there.
+        """
+        keys = [key for key in self._num_used if key[0] == src]
+        # a rank that has left sends no more: an error once its part is wanted
+        with suppress(RuntimeError):
+            for key in keys:
+                ahead = self._ahead[key]
+                while self._free[key] or len(ahead) < self._num_used[key]:
+                    ahead.append(self._post(src, self._room(key)))
+
     def end_receive(self, receive: Receive, part: Tensor) -> None:
-        """Waits until ``part`` has its bytes, and lets the room receive again.
+        """Waits until ``part`` has its bytes, and frees the room.
 
         Raises ``RankFailed`` if the other rank has sent a part of another size.
         """
@@ -169,10 +183,15 @@ class HostChannel(ProcessGroupGloo):
                 exit_code=ExitCode.BROKEN,
             )
         part.copy_(memory[SIZE_BYTES : SIZE_BYTES + part.nbytes])
-        self._num_used[src, memory.nbytes] -= 1
-        self._post_ahead(src, memory)
+        key = (src, memory.nbytes)
+        self._num_used[key] -= 1
+        self._free[key].append(memory)
 
-    def _room(self, size_bytes: int) -> Tensor:
+    def _room(self, key: tuple[int, int]) -> Tensor:
+        """A free room, or a new one."""
+        if self._free[key]:
+            return self._free[key].pop()
+        _, size_bytes = key
         self.ahead_bytes += size_bytes
         return torch.empty(size_bytes, dtype=torch.uint8, device="cpu")
 
@@ -180,11 +199,6 @@ class HostChannel(ProcessGroupGloo):
         return Receive(
             src, memory, self.recv([memory], src, _ROOM_TAGS | memory.nbytes)
         )
-
-    def _post_ahead(self, src: int, memory: Tensor) -> None:
-        # A rank that has left sends no more. If a part of it is wanted, that raises.
-        with suppress(RuntimeError):
-            self._ahead[src, memory.nbytes].append(self._post(src, memory))
 
 
 def _large_tag(part: Tensor) -> int:
@@ -230,6 +244,8 @@ class Transfer:
             if arriving[src].numel():
                 part = arriving[src].view(torch.uint8)
                 self._receives.append((channel.begin_receive(src, part), part))
+            if own[src].numel():
+                channel.post_ahead(src)
         self._sends = channel.begin_sends(
             {dst: own[dst] for dst in reversed(others) if own[dst].numel()}
         )
