@@ -271,7 +271,7 @@ class Aggregator:
         """The room of the payload of the own chunk's mean."""
         rooms[me.rank] = 0
         self._whole = me.scratch("whole", sum(rooms), grad_N, torch.uint8)
-        self._rooms = torch.split(self._whole, rooms)
+        self._rooms = self._whole.split_with_sizes(rooms)
         dtype = working_dtype(grad_N.dtype)
         self._mean_C = me.scratch("mean", self._stop - self._start, grad_N, dtype)
 
@@ -350,7 +350,7 @@ class Aggregator:
         whole = self.me.scratch(
             "arrived", sum(slots), self.grad_N, torch.uint8, varies=self.varies
         )
-        return whole, list(torch.split(whole, slots))
+        return whole, list(whole.split_with_sizes(slots))
 
     def pulled(self, announced: Sequence[int], out_N: Tensor) -> list[Tensor]:
         """The slots of all chunks' means: room for others' means, and the own mean."""
@@ -360,7 +360,7 @@ class Aggregator:
             for rank, size in enumerate(announced)
         ]
         whole = me.scratch("pulled", sum(sizes), out_N, torch.uint8, varies=self.varies)
-        slots = list(torch.split(whole, sizes))
+        slots = list(whole.split_with_sizes(sizes))
         slots[me.rank] = self.merged[: slot_bytes(announced[me.rank])]
         return slots
 
@@ -378,7 +378,7 @@ class Aggregator:
         packed = self.me.scratch(
             "packed", sum(sizes), self.grad_N, torch.uint8, varies=True
         )
-        torch._foreach_copy_(torch.split(packed, sizes), slots)
+        torch._foreach_copy_(packed.split_with_sizes(sizes), slots)
         return packed
 
     def _encode(self, chunks: Sequence[int]) -> None:

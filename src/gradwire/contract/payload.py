@@ -59,6 +59,8 @@ class Format:
     fields: tuple[Field, ...]
     offsets: tuple[int, ...] = field(init=False)
     size_bytes: int = field(init=False)
+    slot_bytes: int = field(init=False, compare=False, repr=False)
+    """The room that a payload of this layout takes among others."""
 
     def __post_init__(self) -> None:
         offsets = []
@@ -69,11 +71,7 @@ class Format:
             end = start + part.size_bytes
         object.__setattr__(self, "offsets", tuple(offsets))
         object.__setattr__(self, "size_bytes", end)
-
-    @property
-    def slot_bytes(self) -> int:
-        """The room that a payload of this layout takes among others."""
-        return slot_bytes(self.size_bytes)
+        object.__setattr__(self, "slot_bytes", slot_bytes(end))
 
     @property
     def num_entries(self) -> int | None:
@@ -81,7 +79,8 @@ class Format:
         return next((part.numel for part in self if part.name == "indices"), None)
 
     @cached_property
-    def _places(self) -> dict[str, tuple[int, int, torch.dtype]]:
+    def places(self) -> dict[str, tuple[int, int, torch.dtype]]:
+        """The ``place`` of each field, by name."""
         return {
             part.name: (start, start + part.size_bytes, part.dtype)
             for part, start in zip(self.fields, self.offsets, strict=True)
@@ -110,7 +109,7 @@ class Format:
         >>> Format(fields).place("scales")
         (4, 12, torch.float32)
         """
-        return self._places[name]
+        return self.places[name]
 
     def __iter__(self) -> Iterator[Field]:
         return iter(self.fields)

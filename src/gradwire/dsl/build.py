@@ -75,14 +75,14 @@ class Built:
         Returns how many elements of each were kept, which lie in the front of their
         buffers.
         """
-        on_cpu = all(call.on_cpu for call in calls)
-        library = self.library() if on_cpu else None
-        if library is None:
-            if calls and not on_cpu and has_triton():
-                return self.launcher.run_many(kernel, calls)
-            return [interp.run(kernel, c.tensors, c.numel, c.draws) for c in calls]
         if not calls:
             return []
+        on_cpu = calls[0].on_cpu
+        library = self.library() if on_cpu else None
+        if library is None:
+            if not on_cpu and has_triton():
+                return self.launcher.run_many(kernel, calls)
+            return [interp.run(kernel, c.tensors, c.numel, c.draws) for c in calls]
         words = array("Q", [word for call in calls for word in call.words(kernel)])
         address, _ = words.buffer_info()
         getattr(library, kernel.name)(address, len(calls))

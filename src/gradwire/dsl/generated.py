@@ -638,6 +638,7 @@ def _checked(grad_N: Tensor, residual_N: Residual) -> Tensor:
     return grad_N
 
 
+@lru_cache(maxsize=4096)
 def _received(made: Kernels, numel: int, size_bytes: int) -> Format | None:
     """The layout of a payload of so many bytes.
 
@@ -688,8 +689,7 @@ def _decoding(
         Call(
             {name: to_N, "scale": _single(scale, torch.float32, to_N.device)},
             to_N.numel(),
-            Draws(),
-            payload,
+            payload=payload,
         )
         for payload, to_N in zip(payloads, vectors, strict=True)
     ]

@@ -81,11 +81,11 @@ class Call(NamedTuple):
             return words
         assert self.payload.buffer is not None
         base = self.payload.buffer.data_ptr()
-        place = self.payload.format.place
+        places = self.payload.format.places
         for buffer in kernel.buffers:
             operand = self.operands.get(buffer.name)
             words.append(
-                base + place(buffer.name)[0] if operand is None else operand.data_ptr()
+                base + places[buffer.name][0] if operand is None else operand.data_ptr()
             )
         return words
 

@@ -220,7 +220,7 @@ def loopback(
     """Time training steps where the network costs nothing, in turn with DDP's.
 
     ddp+ is a DDP model that is attached; processor_s the work of a rank's threads in
-    one step.
+    one step, and switches how often they went to sleep in it.
     """
     from ..runs import loopback as bench
 

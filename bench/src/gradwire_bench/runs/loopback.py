@@ -4,6 +4,7 @@ DDP's.
 All sides train the same model in the same processes, in turn. Ranks share the machine's
 cores, so what the machine does beside shows in ``step_s``. ``processor_s`` counts the
 work of all threads of a rank, and is the figure to trust on a busy machine.
+``switches`` counts how often they went to sleep, and so were woken up again.
 """
 
 from __future__ import annotations
@@ -94,6 +95,11 @@ def _row(
         [step for turn in turns for step in turn], n=5, method="inclusive"
     )
     speedups = [step_s / median(turn) for step_s, turn in zip(base, turns, strict=True)]
+
+    def in_a_step(part: str) -> float:
+        figures: list[float] = [turn for rank in ranks for turn in rank[part]]
+        return median(figures)
+
     return {
         "name": name,
         "num_hosts": bench.ranks,
@@ -101,5 +107,6 @@ def _row(
         "step_p20_s": low,
         "step_p80_s": high,
         "speedup_vs_ddp": median(speedups),
-        "processor_s": median(turn for rank in ranks for turn in rank["processor_s"]),
+        "processor_s": in_a_step("processor_s"),
+        "switches": in_a_step("switches"),
     }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import resource
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,17 @@ attached.
 """
 WARM_UP = 3
 """The steps at the start of each turn that are not measured."""
+
+
+class _Turn(NamedTuple):
+    """One side's turn on this rank."""
+
+    seconds: list[float]
+    """The seconds of each step."""
+    processor_s: float
+    """The processor seconds of one step, of all threads."""
+    switches: float
+    """How often the rank's threads went to sleep in one step."""
 
 
 class _Side:
@@ -49,26 +61,35 @@ class _Side:
             task.batch(step, rank, world) for step in range(WARM_UP + num_steps)
         ]
 
-    def turn(self) -> tuple[list[float], float]:
-        """The seconds of each step, and the processor seconds of one."""
+    def turn(self) -> _Turn:
+        """Trains by all batches, of which the first warm up."""
         ends_s = [time.perf_counter()]
         began_s = 0.0
+        slept = 0
         for step, (inputs, targets) in enumerate(self._batches):
             if step == WARM_UP:
                 began_s = time.process_time()
+                slept = _num_switches()
             self._optimizer.zero_grad()
             self._task.loss(self.model, inputs, targets).backward()  # type: ignore[no-untyped-call]
             self._optimizer.step()
             ends_s.append(time.perf_counter())
-        processor_s = (time.process_time() - began_s) / (len(self._batches) - WARM_UP)
+        num_steps = len(self._batches) - WARM_UP
         steps = [b - a for a, b in itertools.pairwise(ends_s)]
-        return steps[WARM_UP:], processor_s
+        return _Turn(
+            steps[WARM_UP:],
+            (time.process_time() - began_s) / num_steps,
+            (_num_switches() - slept) / num_steps,
+        )
+
+
+def _num_switches() -> int:
+    """The voluntary context switches of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
 
 
 def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
-    """This rank's step seconds, a list for each turn, and the processor seconds of each
-    row.
-    """
+    """This rank's turns of each row, by the fields of ``_Turn``."""
     torch.set_num_threads(1)
     task = make_task(settings["task"])
     turns = settings["turns"]
@@ -76,15 +97,14 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
         name: _Side(name, task, settings["iterations"]) for name in settings["rows"]
     }
     figures: dict[str, Any] = {
-        name: {"seconds": [], "processor_s": []} for name in sides
+        name: {part: [] for part in _Turn._fields} for name in sides
     }
     for turn in range(turns):
         for place, (name, side) in enumerate(sides.items()):
             report((turn + place / len(sides)) / turns, name)
             dist.barrier()
-            seconds, processor_s = side.turn()
-            figures[name]["seconds"].append(seconds)
-            figures[name]["processor_s"].append(processor_s)
+            for part, figure in side.turn()._asdict().items():
+                figures[name][part].append(figure)
     for side in sides.values():
         if side.handle is not None:
             side.handle.detach()

@@ -159,7 +159,7 @@ class Tensorwise(Compressor):
             raise invalid(
                 "elements of a message", flat_N.numel(), accepted, "pass all of them"
             )
-        return torch.split(flat_N, list(self.sizes))
+        return flat_N.split_with_sizes(self.sizes)
 
     def parts(self, payload: Payload) -> list[Payload]:
         """The payload of each tensor, as views.
@@ -185,7 +185,7 @@ class Tensorwise(Compressor):
         Bytes between them become zeros.
         """
         forms = self.largest(dtype)
-        ends = accumulate(form.slot_bytes for form in forms)
+        ends = accumulate([form.slot_bytes for form in forms])
         for end, form in zip(ends, forms, strict=True):
             if form.size_bytes < form.slot_bytes:
                 buffer[end - form.slot_bytes + form.size_bytes : end] = 0
@@ -242,7 +242,7 @@ class Tensorwise(Compressor):
         return 0 if self.traits.exact_size else torch.int64.itemsize * len(self.sizes)
 
     def _rooms(self, forms: Sequence[Format], buffer: Tensor) -> list[Tensor]:
-        starts = accumulate((form.slot_bytes for form in forms), initial=self._first)
+        starts = accumulate([form.slot_bytes for form in forms], initial=self._first)
         return [
             buffer[at : at + form.size_bytes]
             for at, form in zip(starts, forms, strict=False)
@@ -306,7 +306,7 @@ def encode_each(
     jobs = [_Job(*row) for row in operands]
     encoded: list[tuple[Payload, State]] = []
     for codec, *parts in _batches(
-        (part_codec, *part) for job in jobs for part_codec, part in job.each()
+        [(part_codec, *part) for job in jobs for part_codec, part in job.each()]
     ):
         encoded += codec.encode_many(*parts)
     made = iter(encoded)
@@ -319,7 +319,7 @@ def decode_each(
     """``decode`` of several payloads by their own chunks of one codec, in one call."""
     each = zip(codecs, payloads, outs, strict=True)
     for codec, parts, tensors in _batches(
-        job for row in each for job in _jobs_of(*row)
+        [job for row in each for job in _jobs_of(*row)]
     ):
         codec.decode_many(parts, tensors)
 

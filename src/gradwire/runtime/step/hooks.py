@@ -69,12 +69,14 @@ def on_gradient(param: Any, method: Any, *before: Any) -> Any:
     refers weakly to the method's object, which leads to the model. Otherwise a dropped
     model would never be freed.
     """
-    this = weakref.WeakMethod(method)
+    # a WeakMethod, which is Python, would take a tenth of what the hook does
+    this = weakref.ref(method.__self__)
+    function = method.__func__
 
     def hook(param: Tensor) -> None:
-        found = this()
-        if found is not None:
-            found(*before, param)
+        owner = this()
+        if owner is not None:
+            function(owner, *before, param)
 
     return param.register_post_accumulate_grad_hook(untraced(hook))
 
@@ -288,7 +290,9 @@ class ModuleHooks:
         """Takes the gradient that autograd has just accumulated."""
         if not self._is_attached:
             return
-        self._synchroniser.engine.refuse_copy()
+        engine = self._synchroniser.engine
+        if engine.is_copy:
+            engine.check()
         if self.is_paused or not self.switch.get("require_backward_grad_sync", True):
             if self.overlap is not None:
                 self.overlap.take(name)
@@ -299,13 +303,19 @@ class ModuleHooks:
             self._synchroniser.look(self._progress.step)
             self._local.keep(name, param)
             return
-        self._do(self._take, name, param)
+        try:
+            self._take(name, param)
+        except RankFailed as failure:
+            self._lost(failure)
 
     def _take(self, name: str, param: Tensor) -> None:
-        with self._progress.opening:
-            if self._progress.is_leaving and self._progress.backward() is None:
-                return
-            self._begin_backward(name)
+        progress = self._progress
+        is_under_way = self._synchroniser.open and progress.backward() is not None
+        if not is_under_way or name in self._synchroniser.grads or self.overlap:
+            with progress.opening:
+                if progress.is_leaving and progress.backward() is None:
+                    return
+                self._begin_backward(name)
         self._hand_in(name, param)
 
     def _hand_in(self, name: str, param: Tensor) -> None:
@@ -313,16 +323,17 @@ class ModuleHooks:
         self._synchroniser.ready(name, grad, is_shared=self._is_shared(name, grad))
 
     def _do(self, work: Callable[..., None], *operands: Any, **named: Any) -> None:
-        """Does a part of a step.
-
-        If a rank is lost in it, raises unless the step counts.
-        """
+        """Does a part of a step, in which a rank may be lost."""
         try:
             work(*operands, **named)
         except RankFailed as failure:
-            if self.shrinking is None:
-                raise
-            self.shrinking.failed(failure)
+            self._lost(failure)
+
+    def _lost(self, failure: RankFailed) -> None:
+        """Raises for a rank that was lost in a step, unless the step counts."""
+        if self.shrinking is None:
+            raise failure
+        self.shrinking.failed(failure)
 
     def _begin_backward(self, name: str) -> None:
         """Opens a step, if this is the first gradient of a backward pass."""
