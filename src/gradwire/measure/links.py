@@ -237,7 +237,7 @@ def _link(
             rate = _far_rate(fits["all_to_all"], world, latency_s)
         size_bytes, shortest_s = min(line.samples)
         short_s = max(0.0, shortest_s - ring.copies * size_bytes / rate)
-    num_hops = hops("all_reduce", world, straight=True)
+    num_hops = hops("all_reduce", world)
     latency_s = min(latency_s, short_s / num_hops)
     return _Link(rate, (short_s - num_hops * latency_s) / ring.rounds, latency_s)
 

@@ -29,7 +29,7 @@ from gradwire.planning.planner.auto.judgement import setting_of
 from gradwire.planning.price import iteration_s
 
 METHODS = ("none", "uniform", "topk")
-SIZES_BYTES = tuple(2**power for power in (14, 17, 19, 20))
+SIZES_BYTES = tuple(2**power for power in (14, 17, 18, 20, 22))
 
 
 def measure(folder: Path, width: int, layers: int) -> None:

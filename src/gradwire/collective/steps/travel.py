@@ -139,20 +139,17 @@ def ahead_bytes(verb: str, world: int) -> int:
             return 0
 
 
-def hops(verb: str, world: int, *, straight: bool) -> int:
-    """The transfers of a verb that begin when another has arrived.
+def hops(verb: str, world: int) -> int:
+    """The transfers of a short verb that begin when another has arrived.
 
     Each crosses the distance once for its payload. If its receive is not posted ahead,
-    it also does for each of ``NOTES``.
+    it also does for each of ``NOTES``. Sums and gathers that are not straight have a
+    hop for each of their ``rounds``.
 
-    ``straight`` says whether parts of a sum or a gather go straight to each rank.
-
-    >>> [hops("all_reduce", 4, straight=straight) for straight in (True, False)]
-    [2, 6]
+    >>> hops("all_reduce", 4), hops("reduce_scatter", 4)
+    (2, 6)
     """
-    if verb == "all_to_all":
-        return 1
-    if straight and is_straight(verb, 0):
+    if is_straight(verb, 0):
         return 2 if verb == "all_reduce" else 1
     return travel(verb, world).rounds
 

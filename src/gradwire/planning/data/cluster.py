@@ -637,7 +637,7 @@ class Cluster(Stored):
         if not is_hidden(latency_s, ranks, longest_s):
             # A byte's seconds in the line are not those on the link.
             return self.hop_s, self.rate_bytes_per_s
-        far_s = hops("all_reduce", ranks, straight=True) * latency_s
+        far_s = hops("all_reduce", ranks) * latency_s
         return max(0.0, fit.alpha_s - far_s) / rounds, copies / fit.per_unit_s
 
     def parts_s(self, verb: str, size_bytes: float) -> tuple[float, float]:

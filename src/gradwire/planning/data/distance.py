@@ -68,7 +68,7 @@ def far_line(verb: str, world: int, near: LineFit, latency_s: float) -> LineFit:
     >>> [round(far.measured_s(size), 3) for size in (4096, 2**20)]
     [0.104, 1.212]
     """
-    num_hops = hops(verb, world, straight=True)
+    num_hops = hops(verb, world)
     ahead = ahead_bytes(verb, world)
     hop_s = (1 + NOTES) * latency_s
     alpha_s = near.alpha_s + num_hops * (latency_s if ahead else hop_s)
