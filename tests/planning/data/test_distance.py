@@ -48,7 +48,7 @@ def added_s(verb: str, size_bytes: float, cluster: Cluster = FAR) -> float:
         ("all_gather", 1),
         ("all_to_all", 1),
         ("reduce_scatter", 6 * (1 + NOTES)),
-        ("broadcast", 2 * (1 + NOTES)),
+        ("broadcast", 2 + NOTES),
         ("send", 1 + NOTES),
     ],
 )
