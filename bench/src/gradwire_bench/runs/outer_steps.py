@@ -178,14 +178,17 @@ def loss_of(setting: Setting, seed: int) -> float:
 
 
 def measure(
-    numbers: Iterable[int], seeds: Sequence[int], setting: Setting
+    numbers: Iterable[int],
+    seeds: Sequence[int],
+    setting: Setting,
+    outers: Sequence[str] = tuple(OUTER_STEPS),
 ) -> Iterator[Row]:
     """A row for each outer step and number of learners, with the losses by pace.
 
     Cells are means over seeds.
     """
     for learners in numbers:
-        for outer in OUTER_STEPS:
+        for outer in outers:
             row: Row = {"name": outer, "learners": learners}
             for pace in PACES:
                 chosen = replace(setting, outer=outer, pace=pace, learners=learners)
@@ -199,6 +202,7 @@ def main() -> None:
     """Measures as the command line says, and prints each row when it is there."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--learners", type=int, nargs="+", default=[2, 4, 8])
+    options.add_argument("--outer", nargs="+", default=list(OUTER_STEPS))
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--steps", type=int, default=1200)
     options.add_argument("--merge", default="mean")
@@ -210,7 +214,8 @@ def main() -> None:
         merge=chosen.merge,
         codec=load("compress", chosen.compressor)(),
     )
-    for row in measure(chosen.learners, range(chosen.seeds), setting):
+    seeds = range(chosen.seeds)
+    for row in measure(chosen.learners, seeds, setting, chosen.outer):
         print(row, flush=True)
 
 
