@@ -90,10 +90,8 @@ def tell_of_means(handle: gw.Handle, *, waits: bool) -> None:
             return
         for verb in confirmation(*given):
             if not isinstance(verb, Compute):
-                _begun[:] = [
-                    verb,
-                    start(verb, routes.groups[Among.RANKS].channels[-1]),
-                ]
+                channel = routes.groups[Among.RANKS].channels[-1]
+                _begun[:] = [verb, start(verb, channel, straight=True)]
                 return
             verb.fn()
 
