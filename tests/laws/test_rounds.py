@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -12,17 +14,23 @@ from gradwire.compress.none import none
 from gradwire.compress.onebit import onebit
 from gradwire.compress.topk import topk
 from gradwire.contract import Compressor
+from gradwire.errors import Deadlock, InvalidSetting, RanksDiffer
 from gradwire.exchange.error_feedback import feedback_refusal
 from gradwire.exchange.rounds import Rules
+from gradwire_lab.errors import LawBroken
+from gradwire_lab.exchange.virtual_rounds import replay
 from gradwire_lab.laws.inputs import WIDE_KINDS
 from tests.each import each
 from tests.laws.broken_rounds import BITES
 from tests.laws.cases import compressors, draw_of
 from tests.laws.rounds_laws import (
+    DILOCO,
     LAWS,
     Conditions,
+    Run,
     law_anchors_have_the_same_bits,
     law_nothing_learnt_is_lost,
+    played,
 )
 
 WORLDS = (2, 3, 5, 6, 7)
@@ -101,6 +109,40 @@ def test_wrong_ones_are_rejected(
     with pytest.raises(AssertionError) as caught:
         law(wrong)
     assert str(caught.value)
+
+
+def replayed(run: Run, lines: list[str]) -> None:
+    replay(lines, Run(run.conditions).ranks, run.num_steps)
+
+
+def test_a_tape_that_is_not_whole_or_of_another_run_is_refused() -> None:
+    run = played(Conditions(outer=DILOCO))
+    lines = [json.loads(line) for line in run.tape]
+    first = next(line for line in lines if line["rank"] == 1 and line["round"] == 1)
+    replayed(run, run.tape)
+    without = [json.dumps(line) for line in lines if line is not first]
+    with pytest.raises((RanksDiffer, Deadlock)):
+        replayed(run, without)
+    closed = (first["fragment"], first["round"])
+    without = [
+        json.dumps(line)
+        for line in lines
+        if (line["fragment"], line["round"]) != closed
+    ]
+    with pytest.raises((RanksDiffer, Deadlock)):
+        replayed(run, without)
+    other = [json.dumps({**line, "anchor": line["anchor"] ^ 1}) for line in lines]
+    with pytest.raises(LawBroken, match="is not the tape's"):
+        replayed(run, other)
+
+
+@each(
+    "setting",
+    [{"most_age": -1}, {"most_age": "x"}, {"fragments": 0}, {"quorum": 0}],
+)
+def test_rules_that_make_no_sense_are_refused(setting: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSetting, match=next(iter(setting))):
+        Rules(**{"quorum": 2, "every": 4, **setting})
 
 
 def test_every_law_has_a_specimen_it_must_reject() -> None:

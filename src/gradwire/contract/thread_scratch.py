@@ -1,7 +1,7 @@
 """Scratch of a thread: buffers that are free again at the end of a computation.
 
 A thread does one computation at a time, so they are kept once a thread, and not once a
-message: all messages of a compute lane use the same ones.
+message: all messages that a thread computes use the same ones.
 """
 
 from __future__ import annotations

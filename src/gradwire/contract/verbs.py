@@ -3,8 +3,8 @@
 An algorithm is a generator. It yields one verb, or a tuple of verbs that may run at the
 same time, and is resumed when all of them are done, with the verb's result (or the
 tuple of results). Computations of one tuple are done one behind the other, in its
-order, as a rank has one lane for them. Steps never know who carries their verbs out:
-the local driver, the runtime or the simulator.
+order. Computations of several messages may overlap. Steps never know who carries
+their verbs out: the local driver, the runtime or the simulator.
 
 Buffers are 1-D and contiguous. A verb's buffers belong to the driver until it resumes
 the generator; a computation beside it may read what is only sent. Which verbs come in

@@ -37,7 +37,7 @@ from ..contract import Compressor, Exchange
 from ..contract.bounds import check_number, check_whole
 from ..contract.payload import Payload
 from ..contract.spec import TensorSpec, clear_not_finite
-from ..errors import IncompatiblePair, invalid
+from ..errors import IncompatiblePair, RanksDiffer, invalid
 from ..kernels.crc import crc32
 from .error_feedback import ErrorFeedback, feedback_refusal
 from .pair import Pair
@@ -78,6 +78,9 @@ class Rules:
     def __post_init__(self) -> None:
         check_whole("quorum", self.quorum, "count ranks")
         check_whole("every", self.every, "count local steps")
+        check_whole("fragments", self.fragments, "write 1 for the whole model")
+        if self.most_age is not None:
+            check_whole("most_age", self.most_age, "leave it out", least=0)
         accepted = "seconds, from 0"
         remedy = "write 0 to wait for the quorum alone"
         check_number("grace", self.grace_s, accepted, remedy, 0.0, float("inf"))
@@ -448,10 +451,16 @@ class FragmentLearner:
     def take(self, merge: Merge, param_N: Tensor) -> bool:
         """Steps the anchor by a merge, and puts parameters where they belong then.
 
-        Returns False for a merge that this rank has already.
+        Returns False for a merge that this rank has already. Raises ``RanksDiffer`` if
+        merges are missing before it.
         """
         if merge.version <= self.version:
             return False
+        if merge.version > self.version + 1:
+            raise RanksDiffer(
+                f"round {merge.version} of fragment {merge.fragment} came after round "
+                f"{self.version}: messages of a rank arrive in order, and none is lost"
+            )
         self.version = merge.version
         kept_N = self.learnt(param_N)
         age = self._settle(merge, kept_N)

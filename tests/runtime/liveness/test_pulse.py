@@ -30,6 +30,8 @@ from gradwire.runtime.transport.task_graph import Task
 
 WORLD = 3
 HANG_S = 60.0
+LANE_NUMEL = 2**20
+"""Elements whose computation has a lane of its own."""
 """Seconds after which a wait of these tests counts as one that never ends."""
 READINGS = 40
 """Readings for which a number stands still until its rank counts as silent."""
@@ -146,7 +148,7 @@ def test_an_engine_waits_while_messages_are_under_way_and_it_computes_nothing() 
         go.wait(HANG_S)
 
     def steps() -> Steps[None]:
-        yield Compute("encode", encode, 1)
+        yield Compute("encode", encode, LANE_NUMEL)
 
     assert not engine._waits()
     before = Task("before", lambda: None)

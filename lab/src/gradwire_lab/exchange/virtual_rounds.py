@@ -21,6 +21,9 @@ from torch.optim import Optimizer
 
 from gradwire.errors import Deadlock
 from gradwire.exchange.rounds import Answer, Merge, PartialRounds, Pull, Push
+from gradwire.kernels.crc import crc32
+
+from ..errors import LawBroken
 
 
 def stepping(
@@ -147,7 +150,9 @@ def replay(
         num_steps: The local steps of each rank.
 
     Raises:
-        Deadlock: Lines are missing.
+        Deadlock: Lines of a round are missing.
+        RanksDiffer: A rank's line is missing.
+        LawBroken: A line's anchor has other bits.
     """
     script = _Script(ranks, [json.loads(line) for line in tape])
     while any(r.rounds.step < num for r, num in zip(ranks, num_steps, strict=True)):
@@ -167,10 +172,12 @@ class _Script:
         self.lists: dict[Any, list[Any]] = {}
         self.pushes: dict[Any, Push] = {}
         self.merges: dict[Any, Merge] = {}
+        self.anchors: dict[Any, int] = {}
         for line in lines:
             fragment = line["fragment"]
             closed = (fragment, line["round"])
             self.taken[line["rank"], line["step"]].append(closed)
+            self.anchors[line["rank"], *closed] = line["anchor"]
             self.lists[closed] = [
                 (fragment, entry["rank"], entry["number"]) for entry in line["who"]
             ]
@@ -192,14 +199,26 @@ class _Script:
                 virtual.rounds.learners[fragment].is_asked = True
             for push in virtual.local_step():
                 self.pushes[push.fragment, rank, push.number] = push
+            self._compare(virtual, self.taken[here])
         return virtual.rounds.step > begun
+
+    def _compare(self, virtual: VirtualRank, taken: list[tuple[int, int]]) -> None:
+        """Refuses anchors that are not those of the tape."""
+        rank = virtual.rounds.rank
+        for fragment, version in dict(taken).items():
+            anchor_N = virtual.rounds.learners[fragment].anchor_N
+            if crc32(anchor_N) != self.anchors[rank, fragment, version]:
+                raise LawBroken(
+                    f"rank {rank}'s anchor of fragment {fragment} after round "
+                    f"{version} is not the tape's: the run was another one"
+                )
 
     def _is_made(self, closed: tuple[int, int]) -> bool:
         fragment, version = closed
         owner = self.ranks[fragment % len(self.ranks)].rounds.owners[fragment]
         while owner.version < version:
-            wanted = self.lists[fragment, owner.version + 1]
-            if not all(key in self.pushes for key in wanted):
+            wanted = self.lists.get((fragment, owner.version + 1))
+            if wanted is None or not all(key in self.pushes for key in wanted):
                 return False
             owner.pushes = {key[1]: self.pushes[key] for key in wanted}
             merge = owner.close()

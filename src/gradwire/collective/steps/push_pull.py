@@ -423,7 +423,8 @@ class PushPull(Collective):
             forms[me.rank].encode(rounded, cut.parts[me.rank].length, room)
             return rounded
 
-        mine = yield me.sized("pack", pack, cut.parts[me.rank].length)
+        own_numel = cut.parts[me.rank].length * cut.width
+        mine = yield me.sized("pack", pack, own_numel)
 
         def decode() -> None:
             others = [rank for rank in range(me.world) if rank != me.rank]

@@ -100,7 +100,7 @@ def _served(
     cut = Cut(num_rows * width, width, parts, dtype, dtype, is_listed=True)
     like = units.values.new_empty(0)  # in place of a dense mean
     sent, counts = yield Compute(
-        "partition", lambda: servers.spread(me, cut, units), units.num
+        "partition", lambda: servers.spread(me, cut, units), units.values.numel()
     )
     nothing = Compute("clear", lambda: None)
     form_of = partial(servers.pushed, cut, me.rank)
