@@ -33,6 +33,7 @@ from gradwire_lab.laws.inputs import make_gradient, profile_of
 from gradwire_lab.planning.tune import tune
 from scripts.catalogue import language
 from tests.arch.test_surroundings import optional_packages
+from tests.dsl.single_runs import run_of
 
 PROFILE, CLUSTER = (
     profile_of(([2**18], 2e-3, 4e-3)),
@@ -140,8 +141,8 @@ def test_without_triton_the_interpreter_serves_a_gpu_with_one_warning(
     }
     made = uniform(bitwidth=2).kernels()
     with caplog.at_level(logging.WARNING, "gradwire"):
-        made.built.run(made.encode, operands, 100, Draws())
-        made.built.run(made.encode, operands, 100, Draws())
+        run_of(made.built)(made.encode, operands, 100, Draws())
+        run_of(made.built)(made.encode, operands, 100, Draws())
     assert codes.any()
     (record,) = [record for record in caplog.records if record.name == "gradwire"]
     assert 'pip install "gradwire[triton]"' in record.getMessage()

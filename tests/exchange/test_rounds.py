@@ -12,7 +12,7 @@ import gradwire as gw
 from gradwire.compress.none import none
 from gradwire.compress.topk import topk
 from gradwire.contract.spec import TensorSpec
-from gradwire.errors import Deadlock, IncompatiblePair, InvalidSetting
+from gradwire.errors import IncompatiblePair, InvalidSetting, RanksDiffer
 from gradwire.exchange.rounds import (
     RoundCodec,
     Rules,
@@ -131,12 +131,12 @@ def test_a_merge_of_one_push_points_where_the_push_does() -> None:
     assert all(cosine == pytest.approx(1.0) for cosine in alone)
 
 
-def test_a_replay_names_the_ranks_whose_lines_are_missing() -> None:
+def test_a_replay_names_the_round_whose_line_is_missing() -> None:
     run = Run(SETTINGS).play()
     of_others = [text for text in run.tape if json.loads(text)["rank"] != 0]
     of_0 = [text for text in run.tape if json.loads(text)["rank"] == 0]
     again = Run(SETTINGS)
-    with pytest.raises(Deadlock, match="rank 0 after step"):
+    with pytest.raises(RanksDiffer, match=r"round \d+ of fragment \d+ came after"):
         replay([*of_others, *of_0[3:]], again.ranks, run.num_steps)
 
 

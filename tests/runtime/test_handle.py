@@ -136,7 +136,12 @@ def check_trace(trace: Trace, rank: int, specs: list[TensorSpec]) -> None:
         [s for s in network if channel_of.get(s.message, NUM_CHANNELS) == channel]
         for channel in range(NUM_CHANNELS + 1)
     ]
-    for lane in (*channels, [s for s in trace.spans if s.lane == "compute"]):
+    # Small computations of several messages may overlap.
+    computed = [
+        [s for s in trace.spans if s.lane == "compute" and s.message == message]
+        for message in range(num_messages)
+    ]
+    for lane in (*channels, *computed):
         assert all(before.end_s <= after.start_s for before, after in pairwise(lane))
     for step in trace.steps():
         # Uncompressed gradients are gathered and scaled within the backward pass.

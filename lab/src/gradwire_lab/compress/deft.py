@@ -20,7 +20,8 @@ Default: density 0.01 is the literature's, for long trainings. The first 400 ste
     (docs/measured.md).
 Density: a layer's k is that of its owner's norms. The sum of any one rank's k is
     exactly max(round(density * N), L), but for layers of zeros, so the floor is L / N;
-    what arrives differs from that as norms do between ranks. With gradients that are
+    what arrives differs from that as norms do between ranks. As printed, it is up to L
+    more, and less where small layers cannot take their share. With gradients that are
     half alike, layers 100-fold apart and error feedback: by up to 4 % at density 0.02
     and 6 % at 0.1, among 2 to 16 ranks. At worst, if the gradient of every rank were
     nothing but the layers that it owns, W times as much.
@@ -478,6 +479,9 @@ class deft(SharedSupport):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("deft allocation", self.allocation, (*ALLOCATIONS,))
+        if self.allocation == "paper":
+            stated = replace(self.traits, density_range=(0.5, 3.0))
+            object.__setattr__(self, "traits", stated)
         if self.layers is None:
             return
         layers = self.layers if isinstance(self.layers, Sequence) else (None,)
