@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import HashStore
 from gradwire.collective.steps.rounds import ROOM_BYTES
 from gradwire.collective.steps.travel import AHEAD_BYTES, SIZE_BYTES
 from gradwire.contract.verbs import AllGather, AllReduce, AllToAll, Send
-from gradwire.errors import RankFailed
+from gradwire.errors import ExitCode, RankFailed
 from gradwire.runtime.transport import direct
 from gradwire.runtime.transport.checksums import Seals
 from gradwire.runtime.transport.direct import (
@@ -437,6 +437,34 @@ def test_a_part_of_another_size_is_an_error_that_says_both(
     first, second = among(2, work, [HostChannel])
     assert f"rank 1 sent {own} bytes where rank 0 wants {others}" in first
     assert f"rank 0 sent {others} bytes where rank 1 wants {own}" in second
+
+
+class Damaging(HostChannel):
+    """Flips a bit of the size that stands before each part that it sends."""
+
+    def send(self, tensors: list[Tensor], dst: int, tag: int) -> Any:
+        sent = tensors[0].clone()
+        sent[1] ^= 1
+        return super().send([sent], dst, tag)
+
+
+def test_checksums_name_the_rank_whose_parts_size_was_damaged() -> None:
+    ranks = (4, 7)
+
+    def work(channel: HostChannel) -> RankFailed | None:
+        me = channel.rank()
+        group = RankGroup("checked", me, 2, [channel], ranks=ranks)
+        gather = AllGather(torch.empty(8), torch.ones(4))
+        try:
+            carry_out([gather], [channel], Seals([gather], [group]), straight=True)
+        except RankFailed as failure:
+            return failure
+        return None
+
+    first, second = among(2, work, [HostChannel, Damaging])
+    assert second is None
+    assert (first.ranks, first.exit_code) == ((7,), ExitCode.BITS)
+    assert "that rank 7 sent arrived damaged at rank 4" in str(first)
 
 
 def test_rooms_have_space_for_their_parts_and_large_parts_have_none() -> None:

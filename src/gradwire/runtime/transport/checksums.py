@@ -97,14 +97,22 @@ class Seals:
                     kind = type(verb).__name__
                     raise self._refusal(kind, src, place, part, announced[at])
 
+    def damaged(self, verb: Communication, at: int, src: int) -> RankFailed:
+        """The error of a part whose size is not the one that its sender counts."""
+        place = self._places[at]
+        who, here = _names(place, src)
+        kind = type(verb).__name__
+        text = (
+            f"the size of a part that {who} sent arrived damaged at {here} ({kind}): "
+            f"memory or a link of {who} changes bits"
+        )
+        ranks = tuple(place.ranks[src : src + 1])
+        return RankFailed(text, ranks=ranks, step=self._step, exit_code=ExitCode.BITS)
+
     def _refusal(
         self, kind: str, src: int, place: Position, part: Tensor, announced: int
     ) -> RankFailed:
-        who = f"the rank with shard {src}"
-        here = f"shard {place.rank}"
-        if place.ranks:
-            who = f"rank {place.ranks[src]}"
-            here = f"rank {place.ranks[place.rank]}"
+        who, here = _names(place, src)
         code = ExitCode.BITS
         text = (
             f"the {part.nbytes} bytes that {who} sent arrived damaged at {here} "
@@ -119,6 +127,13 @@ class Seals:
             )
         ranks = tuple(place.ranks[src : src + 1])
         return RankFailed(text, ranks=ranks, step=self._step, exit_code=code)
+
+
+def _names(place: Position, src: int) -> tuple[str, str]:
+    """The words for the rank that sent, and for this one."""
+    if place.ranks:
+        return f"rank {place.ranks[src]}", f"rank {place.ranks[place.rank]}"
+    return f"the rank with shard {src}", f"shard {place.rank}"
 
 
 def frame(payload: Tensor, version: int) -> int:

@@ -92,6 +92,17 @@ class Receive(NamedTuple):
     work: Waits
 
 
+class OtherSize(RankFailed):
+    """A part that arrived has another size than the one that was wanted.
+
+    ``src`` is its sender's place in the verb's group.
+    """
+
+    def __init__(self, src: int, message: str) -> None:
+        super().__init__(message, exit_code=ExitCode.BROKEN)
+        self.src = src
+
+
 class HostChannel(ProcessGroupGloo):
     """gloo among hosts, with receives that are posted before parts are wanted.
 
@@ -168,7 +179,7 @@ class HostChannel(ProcessGroupGloo):
     def end_receive(self, receive: Receive, part: Tensor) -> None:
         """Waits until ``part`` has its bytes, and frees the room.
 
-        Raises ``RankFailed`` if the other rank has sent a part of another size.
+        Raises ``OtherSize`` if the other rank has sent a part of another size.
         """
         src, memory, work = receive
         work.wait()
@@ -176,11 +187,11 @@ class HostChannel(ProcessGroupGloo):
             return
         size = memory[:SIZE_BYTES]
         if not size.equal(_size(part.nbytes)):
-            raise RankFailed(
+            raise OtherSize(
+                src,
                 f"rank {src} sent {size.view(torch.int64).item()} bytes where rank "
                 f"{self.rank()} wants {part.nbytes}, as the ranks of a verb are "
                 "counted: the exchange asks for other sizes there, or a bit changed",
-                exit_code=ExitCode.BROKEN,
             )
         part.copy_(memory[SIZE_BYTES : SIZE_BYTES + part.nbytes])
         key = (src, memory.nbytes)

@@ -49,7 +49,13 @@ from ...errors import InvalidSetting
 from ...exchange.mapped_room import MappedRoom
 from ..device.devices import kind_of
 from ..device.streams import SideStream
-from .direct import DIRECT_TAGS, HostChannel, begin_straight, goes_straight
+from .direct import (
+    DIRECT_TAGS,
+    HostChannel,
+    OtherSize,
+    begin_straight,
+    goes_straight,
+)
 from .task_graph import Once, Over, wall_clock
 
 if TYPE_CHECKING:
@@ -573,17 +579,20 @@ def carry_out(
     which are taken while payloads are on their way. With ``straight`` the parts of
     some verbs go straight to each rank: see `direct`.
     """
-    pairs = sorted(
-        zip(verbs, channels, strict=True), key=lambda one: isinstance(one[0], Send)
-    )
-    works = [start(verb, channel, straight=straight) for verb, channel in pairs]
+    order = sorted(range(len(verbs)), key=lambda at: isinstance(verbs[at], Send))
+    works = [(at, start(verbs[at], channels[at], straight=straight)) for at in order]
     if seals is not None:
         works += [
-            start(one, channels[at], straight=straight)
+            (at, start(one, channels[at], straight=straight))
             for at, one in seals.written(verbs)
         ]
-    for work in works:
-        work.wait()
+    for at, work in works:
+        try:
+            work.wait()
+        except OtherSize as error:
+            if seals is None:
+                raise
+            raise seals.damaged(verbs[at], at, error.src) from error
     if seals is not None:
         seals.check(verbs)
 
