@@ -101,8 +101,8 @@ def _start(
 
 
 def _take_turn(run: MethodRun, task: TrainingTask, num_steps: int) -> None:
+    before = own_counters()  # before any rank sends
     dist.barrier()
-    before = own_counters()
     for _ in range(num_steps):
         start_s = time.perf_counter()
         run.losses.append(_train_step(run, task, run.model))

@@ -127,8 +127,8 @@ def measure(settings: dict[str, Any], report: Report) -> dict[str, Any]:
 
 
 def _timed(side: Callable[[], Any]) -> tuple[float, int]:
+    before = own_counters()  # before any rank sends
     dist.barrier()
-    before = own_counters()
     start_s = time.perf_counter()
     side()
     seconds = time.perf_counter() - start_s

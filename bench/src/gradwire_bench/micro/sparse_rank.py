@@ -188,8 +188,8 @@ def compare(name: str, mean_N: Tensor, dense_N: Tensor) -> None:
 
 def timed(side: TimedScheme) -> tuple[float, InterfaceCounters]:
     """Seconds of one call, and what this rank's interface counted meanwhile."""
+    before = own_counters()  # before any rank sends
     dist.barrier()
-    before = own_counters()
     start_s = time.perf_counter()
     side()
     seconds = time.perf_counter() - start_s

@@ -308,8 +308,8 @@ def _take_turn(run: ReplayRun, iterations: int) -> None:
     """Iterations as the simulator counts them: a backward pass and the forward pass
     after it.
     """
+    before = own_counters()  # before any rank sends
     dist.barrier()
-    before = own_counters()
     start_s = time.perf_counter()
     busy_s = time.process_time()
     loss = run.model()

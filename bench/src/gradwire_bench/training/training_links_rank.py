@@ -63,8 +63,8 @@ def _turn(trainer: Trainer, num_steps: int) -> tuple[float, int]:
     """Takes steps; returns the seconds and the bytes that this rank's interface sent in
     them.
     """
+    before = own_counters()  # before any rank sends
     dist.barrier()
-    before = own_counters()
     start_s = time.perf_counter()
     for _ in range(num_steps):
         trainer.step()
