@@ -148,10 +148,14 @@ class HostChannel(ProcessGroupGloo):
             sends.append(self.send([framed[id(part)]], dst, _ROOM_TAGS | size_bytes))
         return sends
 
-    def begin_receive(self, src: int, part: Tensor) -> Receive:
+    def begin_receive(self, src: int, part: Tensor, *, is_awaited: bool) -> Receive:
         """The receive of the next part from ``src``, which has the size of ``part``.
 
-        A large part fills ``part`` itself, and any other fills a room.
+        A large part fills ``part`` itself, and any other fills a room. ``is_awaited``
+        says whether ``src`` waits for a part that is sent from here after this call.
+        Only then receives are posted ahead: ``src`` cannot close before it has their
+        notes. A note to a closed rank makes TCP drop the parts that are still on their
+        way from there.
         """
         size_bytes = room_bytes(part.nbytes, self.size())
         if not size_bytes:
@@ -160,21 +164,17 @@ class HostChannel(ProcessGroupGloo):
         ahead = self._ahead[key]
         receive = ahead.popleft() if ahead else self._post(src, self._room(key))
         self._num_used[key] += 1
+        if is_awaited:
+            self._post_ahead(key)
         return receive
 
-    def post_ahead(self, src: int) -> None:
-        """Posts receives of further parts of ``src``, which waits for a part from here.
-
-        So ``src`` cannot close before it has their notes. A note to a closed rank makes
-        TCP drop the parts that are still on their way from there.
-        """
-        keys = [key for key in self._num_used if key[0] == src]
+    def _post_ahead(self, key: tuple[int, int]) -> None:
+        src, _ = key
+        ahead = self._ahead[key]
         # a rank that has left sends no more: an error once its part is wanted
         with suppress(RuntimeError):
-            for key in keys:
-                ahead = self._ahead[key]
-                while self._free[key] or len(ahead) < self._num_used[key]:
-                    ahead.append(self._post(src, self._room(key)))
+            while self._free[key] or len(ahead) < self._num_used[key]:
+                ahead.append(self._post(src, self._room(key)))
 
     def end_receive(self, receive: Receive, part: Tensor) -> None:
         """Waits until ``part`` has its bytes, and frees the room.
@@ -254,9 +254,9 @@ class Transfer:
         for src in others:
             if arriving[src].numel():
                 part = arriving[src].view(torch.uint8)
-                self._receives.append((channel.begin_receive(src, part), part))
-            if own[src].numel():
-                channel.post_ahead(src)
+                is_awaited = own[src].numel() > 0
+                receive = channel.begin_receive(src, part, is_awaited=is_awaited)
+                self._receives.append((receive, part))
         self._sends = channel.begin_sends(
             {dst: own[dst] for dst in reversed(others) if own[dst].numel()}
         )
