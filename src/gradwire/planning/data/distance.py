@@ -7,8 +7,6 @@ Source: what gloo does in torch 2.13, by its own source and on 4 far hosts. Its 
     for each of the 6 rounds would be 0.12 and 0.48 s.
 Not modelled: slow start of TCP and its windows; notes that wait behind payloads of
     other messages (two of those rings at once took 1.13 s, and near hosts 0.97 s).
-    Verbs one behind the other, with nothing between, take half a latency more for each
-    hop that is posted ahead: their notes come too late each second time.
 """
 
 from __future__ import annotations
