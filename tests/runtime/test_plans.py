@@ -21,8 +21,8 @@ from gradwire.exchange.planned import exchanges_of, planned_spec
 from gradwire.planning.data.check import check
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
-from gradwire.planning.planner.ssfusion import VARIANTS, ssfusion
 from gradwire.runtime.step.messages import Message
+from gradwire_lab.planner.ssfusion import VARIANTS, ssfusion
 from tests.each import each
 from tests.runtime import plans
 from tests.runtime.models import Branches

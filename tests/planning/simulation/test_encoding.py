@@ -11,12 +11,6 @@ from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.ssfusion.fusion import (
-    NOTHING,
-    SparseCost,
-    arrivals,
-    best_fusion,
-)
 from gradwire.planning.simulation.clock import (
     Iteration,
     encode_s,
@@ -30,6 +24,12 @@ from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import MIXED, profile_of
 from gradwire_lab.planner.cupcake import cupcake
 from gradwire_lab.planning.explain import explain
+from gradwire_lab.planning.sparse_fusion import (
+    NOTHING,
+    SparseCost,
+    arrivals,
+    best_fusion,
+)
 from tests.laws.fusion_laws import last_s
 
 ENCODE = LineFit(alpha_s=2**-6, per_unit_s=2**-20)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from .ddp import ddp as ddp
     from .mgwfbp import mgwfbp as mgwfbp
     from .secopa import secopa as secopa
-    from .ssfusion import ssfusion as ssfusion
     from .usbyte import usbyte as usbyte
     from .wfbp import wfbp as wfbp
     from .zen import zen as zen

@@ -29,17 +29,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....collective.steps.shares import pack
-from ....contract import Compressor, Layout
-from ....contract.bounds import check_share
-from ....contract.registry import names
-from ....errors import UnknownName, invalid
-from ....exchange.by_name import algorithm_by_name
-from ...data.cluster import Cluster
-from ...data.fit import Floats, LineFit
-from ...data.plan import Chunk
-from ...data.profile import Profile, ProfiledTensor
-from ...price import TIE
+from gradwire.collective.steps.shares import pack
+from gradwire.contract import Compressor, Layout
+from gradwire.contract.bounds import check_share
+from gradwire.contract.registry import names
+from gradwire.errors import UnknownName, invalid
+from gradwire.exchange.by_name import algorithm_by_name
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.fit import Floats, LineFit
+from gradwire.planning.data.plan import Chunk
+from gradwire.planning.data.profile import Profile, ProfiledTensor
+from gradwire.planning.price import TIE
 
 ENTRY_BYTES = 8
 """Bytes of one sparse element on the wire: an int32 index and a float32."""
