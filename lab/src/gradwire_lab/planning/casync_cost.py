@@ -26,10 +26,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ....collective.steps.sizes import SIZE_BYTES
-from ....contract import Layout, Traits
-from ...data.cluster import Cluster, CodecFit
-from ...data.fit import Floats, LineFit
+from gradwire.collective.steps.sizes import SIZE_BYTES
+from gradwire.contract import Layout, Traits
+from gradwire.planning.data.cluster import Cluster, CodecFit
+from gradwire.planning.data.fit import Floats, LineFit
 
 MOST_BATCHES = 16
 """The most batches of N partitions each that a gradient is cut into."""
