@@ -173,7 +173,7 @@ def test_a_message_encodes_each_tensor_where_its_plan_says() -> None:
     inline = [one for one in both if one.is_inline]
     early = [one for one in both if not one.is_inline]
     assert [(one.layer, one.seconds) for one in inline] == [(2, ENCODE.seconds(2**11))]
-    all_of_it = [{0, 1, 2}], 1, False, [0], ["m"], ((),), inline, early
+    all_of_it = [{0, 1, 2}], 1, False, ["m"], ((),), inline, early
     timing = Iteration(THREE, CLUSTER, *all_of_it).timings([[(GATHER,)]])[0]
     last = 0.25 + ENCODE.seconds(2**11)
     assert timing.backward_end_s == [last + 0.125 + 0.5, last + 0.125, last]

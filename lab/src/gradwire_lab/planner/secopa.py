@@ -52,7 +52,7 @@ from gradwire.errors import invalid
 from gradwire.exchange.by_name import algorithm_by_name
 from gradwire.exchange.planned import exchange_of_setting
 from gradwire.exchange.without_data import expected_bytes
-from gradwire.planning.buckets import check_bytes, check_credit
+from gradwire.planning.buckets import check_bytes
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import (
     Chunk,
@@ -64,6 +64,7 @@ from gradwire.planning.data.plan import (
 from gradwire.planning.data.profile import Profile, ProfiledTensor
 
 from ..planning.casync_cost import CaSyncCost, LeastCost
+from ..planning.curves import check_credit
 
 COLLECTIVES = ("casync_ps", "casync_ring", "allreduce")
 

@@ -41,6 +41,8 @@ from gradwire.planning.data.plan import Chunk
 from gradwire.planning.data.profile import Profile, ProfiledTensor
 from gradwire.planning.price import TIE
 
+from .curves import measured_each
+
 ENTRY_BYTES = 8
 """Bytes of one sparse element on the wire: an int32 index and a float32."""
 SIZE_BYTES = 8
@@ -187,7 +189,7 @@ class SparseCost:
         size_bytes = ENTRY_BYTES * np.maximum(1.0, np.rint(self.density * shares))
         largest = np.maximum(shares, longest)
         on_hosts = self.on_hosts.alpha_s + self.on_hosts.per_unit_s * largest
-        return on_hosts + (announced_s + self.gather.measured_each(size_bytes))
+        return on_hosts + (announced_s + measured_each(self.gather, size_bytes))
 
 
 def sparsifier(compressor: str, density: float) -> Compressor:

@@ -22,7 +22,7 @@ from ...contract.units import format_bytes, parse_rate
 from ...errors import GradwireError, invalid
 from ...measure.far_link import FarLink, tcp_problems, tcp_settings
 from ..report.output import emit, installed_version, machine, progress
-from ..report.table import Row, cell, heading, markdown
+from ..report.table import Row, cell, heading, in_sections, markdown
 
 if TYPE_CHECKING:
     from ...measure.links import LinkReport
@@ -400,12 +400,7 @@ def doctor(
     link = far_link(rate, rtt, report)
     sections = _sections(report, link)
     if json:
-        rows = [
-            {**row, "section": title}
-            for title, rows in sections.items()
-            for row in rows
-        ]
-        emit("doctor", rows, as_json=True, title="")
+        emit("doctor", in_sections(sections), as_json=True, title="")
         return
     print("# gradwire doctor")
     for title, rows in sections.items():

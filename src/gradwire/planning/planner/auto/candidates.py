@@ -254,7 +254,6 @@ class Blend:
             ],
             candidate.credit,
             candidate.overlap_forward,
-            [0] * len(messages),
             [""] * len(messages),
         )
         return iteration.timings([[self._supersteps(message) for message in messages]])[
