@@ -81,16 +81,15 @@ def _sent_bytes(
     """Bytes that rank 0, as busy as any, sends of the parameters; None if unknown.
 
     Parameters are counted one by one, as an exchange may refuse a tensor as long as a
-    model. Those of one shape are counted once.
+    model. Parameters of one shape have one spec, whose bytes are known from then on.
     """
-    known: dict[object, int | None] = {}
+    specs = (
+        TensorSpec("", param.numel(), param.dtype, (tuple(param.shape),))
+        for _, param in params
+    )
     total = 0
-    for name, param in params:
-        key = (param.shape, param.dtype)
-        if key not in known:
-            spec = TensorSpec(name, param.numel(), param.dtype, (tuple(param.shape),))
-            known[key] = bytes_of_rank(exchange, spec, world)
-        size_bytes = known[key]
+    for spec in specs:
+        size_bytes = bytes_of_rank(exchange, spec, world)
         if size_bytes is None:
             return None
         total += size_bytes

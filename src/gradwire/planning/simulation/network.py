@@ -14,6 +14,7 @@ losses, a fabric that is narrower than its links.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from .closed_form import NEVER
 
@@ -24,27 +25,19 @@ HAIR = 1e-12
 """The share of a time that rounding may have left of it."""
 
 
+@dataclass(eq=False, slots=True)
 class Flow:
     """A transfer or, without ``sides``, a collective on its way.
 
     At the time ``since_s`` it still needed ``left_s`` seconds of a whole link.
     """
 
-    __slots__ = ("done", "end_s", "left_s", "share", "sides", "since_s")
-
-    def __init__(
-        self,
-        work_s: float,
-        done: Callable[[], None],
-        sides: tuple[Side, ...],
-        now_s: float,
-    ) -> None:
-        self.left_s = work_s
-        self.done = done
-        self.sides = sides
-        self.since_s = now_s
-        self.share = 0.0
-        self.end_s = NEVER
+    left_s: float
+    done: Callable[[], None]
+    sides: tuple[Side, ...]
+    since_s: float
+    share: float = 0.0
+    end_s: float = NEVER
 
 
 class Network:
