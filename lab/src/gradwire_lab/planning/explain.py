@@ -20,11 +20,10 @@ from gradwire.planning.data.plan import DENSE, Plan
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner_settings import with_settings
 from gradwire.planning.price import iteration_s
-from gradwire.planning.sparse import schemes_of
 
 from . import auto_reasons
 from .account import Account, ratio
-from .scheme_reasons import explain_scheme
+from .scheme_reasons import explain_scheme, schemes_of
 
 WORTH = 0.02
 """A gain below this share is called none, as predictions are hardly more exact."""

@@ -33,16 +33,20 @@ if TYPE_CHECKING:
 # Each function looks at one thing and returns rows.
 
 VARIABLES = (
-    *(
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-    ),
-    *("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
-    *("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "CXX", "XDG_CACHE_HOME"),
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "GLOO_SOCKET_IFNAME",
+    "TP_SOCKET_IFNAME",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "CUDA_VISIBLE_DEVICES",
+    "TRITON_INTERPRET",
+    "CXX",
+    "XDG_CACHE_HOME",
 )
 SLOW_NAME_S = 1.0
 """The seconds for a name above which a rank's start is slow.

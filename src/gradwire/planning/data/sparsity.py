@@ -1,14 +1,14 @@
 """SparsityProfile: how sparse gradients are, where, and how they overlap, as data.
 
 Source: ZEN (OSDI 2025), section 2.1: definitions 1 to 5, figures 2 and 3.
-Differences from the paper: what is counted is a *unit*, ``width`` adjacent elements (1
-    is the paper's case, a row's length an embedding's), which is non-zero if any
-    element in it is. The densification ratio among n of m measured gradients is its
-    exact mean over all subsets of n of them, and not that of one. For more ranks than
-    were measured it is extrapolated, and says so: a power law in n whose exponent falls
-    with every doubling by as much as it fell with the last one that was measured, up to
-    all units being non-zero. On drawn Zipf indices (exponents 0.8 to 1.2) 16 measured
-    gradients give that of 128 within 25 %, and too large.
+Differences from the paper: *units* of ``width`` adjacent elements are counted: 1 as in
+    the paper, or the length of an embedding's row. A unit is non-zero if any of its
+    elements is. The densification ratio of n ranks is its exact mean over all subsets
+    of n measured gradients, where the paper takes one subset. For more ranks it is
+    extrapolated, and marked so. It is a power law in n, up to all units being non-zero.
+    Its exponent falls with every doubling as it fell with the last measured one. On
+    drawn Zipf indices (exponents 0.8 to 1.2) 16 measured gradients give that of 128
+    within 25 %, and too large.
 
 Index sets are 1-D arrays of unit numbers, ascending and without duplicates: one a
 gradient.
@@ -283,7 +283,3 @@ class SparsityProfile(Stored):
     def _named_once(self) -> Self:
         check_once("tensor", (tensor.name for tensor in self.tensors))
         return self
-
-    def of(self, name: str) -> TensorSparsity | None:
-        """The measured sparsity of a tensor; None if it is dense."""
-        return next((tensor for tensor in self.tensors if tensor.name == name), None)
