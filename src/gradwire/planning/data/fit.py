@@ -53,8 +53,8 @@ class LineFit(Frozen):
         ``tail_s`` for each unit beyond the largest; by the fitted line where no samples
         are kept.
 
-        Real costs bend: what a message costs by itself hides behind the bytes of a
-        longer one, so a line through all sizes is 10 % off in its middle.
+        Real costs bend, because the bytes of a long message hide its latency. So a line
+        through all sizes is 10 % off in its middle.
 
         >>> samples = ((1, 2.0), (3, 2.0), (5, 6.0))
         >>> bent = LineFit(alpha_s=1.0, per_unit_s=1.0, samples=samples)

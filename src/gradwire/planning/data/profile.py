@@ -133,7 +133,7 @@ class Profile(Stored):
         """The same model on a device that computes it more slowly.
 
         Args:
-            factor: Each layer takes so many times as long.
+            factor: The factor on the seconds of each layer.
         """
         layers = tuple(
             layer.model_copy(

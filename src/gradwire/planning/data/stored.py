@@ -1,8 +1,7 @@
 """Stored: frozen data with a JSON form; errors say which entry is wrong and why.
 
-Profile, Cluster and Plan are read by people who edit them and by ranks that must not
-start on a wrong one, so reading is strict: every entry known, given once, of its type
-and within its bounds.
+People edit profiles, clusters and plans, and no rank may start with a wrong one. So
+reading is strict: every entry is known, given once, of its type and within its bounds.
 """
 
 from __future__ import annotations

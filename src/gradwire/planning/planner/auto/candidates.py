@@ -4,8 +4,8 @@ through all of them.
 A blend has one exchange beside the dense one, or none. The first tensors in backward
 order may stay dense, which the backward pass may hide, and which leaves the compute
 lane free. Of the others matrices go through the exchange, and vectors stay dense and
-travel together. Each of these streams is cut into messages of equal length, in the
-order of readiness or, where the next forward pass is overlapped, of urgency.
+travel together. Each of these streams is cut into messages of equal length. Messages
+are in the order of readiness, or of urgency if the next forward pass is overlapped.
 """
 
 from __future__ import annotations
