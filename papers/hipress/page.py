@@ -25,7 +25,7 @@ ASSUMPTIONS = (
     "PowerSGD is an exchange of its own here: counted are the functions that compute "
     "its factors, not the verbs between them, as the paper counts encode and decode.",
     "The curves of table 7 are stated lines, as the paper prints none; more partitions "
-    "than nodes count as planning/planner/secopa/casync.py says. The other figures "
+    "than nodes count as planning/casync_cost.py says. The other figures "
     "take the same ones, times three for DGC's encode, whose decodes move its entries "
     "alone. A 1080 Ti computes 11.34 / 15.7 as fast as a V100 and has 484 / 900 of its "
     "bandwidth (datasheets).",

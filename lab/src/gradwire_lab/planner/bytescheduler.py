@@ -18,12 +18,14 @@ from __future__ import annotations
 from functools import partial
 
 from gradwire.errors import invalid
-from gradwire.planning.buckets import buckets, check_bytes, check_credit
+from gradwire.planning.buckets import buckets, check_bytes
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner_settings import SIZES, WholeNumbers
 from gradwire.planning.simulation.closed_form import backward_ends, carry
+
+from ..planning.curves import check_credit
 
 LANES = WholeNumbers(1, 8)
 """Numbers of messages at once. Each is a channel: a process group with its own

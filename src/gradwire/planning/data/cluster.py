@@ -3,11 +3,11 @@
 Source: US-Byte, equations 1 and 14: seconds = a + b * bytes with a = 2(N-1) times the
     cost of a hop and b = 2(N-1)/N times that of a byte on a link: a ring. HiPress,
     section 3.2, for encode, decode and merge as lines over the number of elements.
-Differences from the papers: where a verb was measured its own line counts; where not,
-    hops and bytes are those of ``collective/steps/travel.py``, and b comes from the
-    link's rate, because the two values of b that US-Byte prints contradict its own
-    links, and the time to add two numbers (its gamma) counts as none. Its a = 910 us at
-    8 nodes is 65 us a hop, which is the default.
+Differences from the papers: the line of a measured verb counts. Hops and bytes of other
+    verbs are in ``collective/steps/travel.py``, and b comes from the link's rate. The
+    two values of b that US-Byte prints contradict its own links. The time to add two
+    numbers (its gamma) counts as none. Its a = 910 us at 8 nodes is 65 us a hop, which
+    is the default.
 """
 
 from __future__ import annotations
@@ -573,7 +573,7 @@ class Cluster(Stored):
         """The same cluster with slower links between hosts.
 
         Args:
-            factor: All that hosts send each other takes so many times as long.
+            factor: The factor on the seconds of all that hosts send each other.
 
         Returns:
             The other cluster.
@@ -603,7 +603,7 @@ class Cluster(Stored):
         return self.model_copy(update=figures)
 
     def _own_rates_times(self, factor: float) -> dict[str, tuple[float, ...]]:
-        """Hosts' own rates, as entries that are so many times as large."""
+        """Hosts' own rates times a factor, as entries of a cluster."""
         return {
             "up_bytes_per_s": tuple(factor * rate for rate in self.up_bytes_per_s),
             "down_bytes_per_s": tuple(factor * rate for rate in self.down_bytes_per_s),

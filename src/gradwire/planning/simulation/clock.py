@@ -57,14 +57,6 @@ class Timing:
     backward_end_s: list[float]
     message_start_s: list[float]
     message_end_s: list[float]
-    message_bytes: Sequence[int]
-    message_layers: Sequence[Collection[int]]
-    """For each message, the places in forward order of its gradients' layers."""
-    ready_s: list[float]
-    """The seconds at which each message's gradients are all ready.
-
-    An inline encode is included.
-    """
     forward_start_s: list[float]
     forward_end_s: list[float]
     inline: Sequence[Encode]
@@ -104,7 +96,6 @@ class Iteration:
     """Numbers in forward order of the layers whose gradients each message carries."""
     credit: int
     overlap_forward: bool
-    num_bytes: Sequence[int]
     labels: Sequence[str]
     after: Sequence[Sequence[int]] = ()
     inline: Sequence[Encode] = ()
@@ -181,9 +172,6 @@ class Iteration:
             backward_end_s=backward_end_s,
             message_start_s=start_s,
             message_end_s=end_s,
-            message_bytes=self.num_bytes,
-            message_layers=self.layers,
-            ready_s=self._ready_s(backward_end_s),
             forward_start_s=forward_start_s,
             forward_end_s=forward_end_s,
             inline=inline,
@@ -297,7 +285,6 @@ class Demand:
             layers,
             plan.credit,
             plan.overlap_forward,
-            [spec.numel * spec.dtype.itemsize for spec in specs],
             labels,
             [message.after for message in plan.messages],
             sorted(inline, key=lambda work: -work.layer),
