@@ -47,7 +47,7 @@ def added_s(verb: str, size_bytes: float, cluster: Cluster = FAR) -> float:
         ("all_reduce", 2),
         ("all_gather", 1),
         ("all_to_all", 1),
-        ("reduce_scatter", 6 * (1 + NOTES)),
+        ("reduce_scatter", 1),
         ("broadcast", 2 + NOTES),
         ("send", 1 + NOTES),
     ],

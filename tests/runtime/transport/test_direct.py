@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
-from threading import Event
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
@@ -17,7 +17,13 @@ from torch._C._distributed_c10d import HashStore
 
 from gradwire.collective.steps.rounds import ROOM_BYTES
 from gradwire.collective.steps.travel import AHEAD_BYTES, SIZE_BYTES
-from gradwire.contract.verbs import AllGather, AllReduce, AllToAll, Send
+from gradwire.contract.verbs import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    ReduceScatter,
+    Send,
+)
 from gradwire.errors import ExitCode, RankFailed
 from gradwire.runtime.transport import direct
 from gradwire.runtime.transport.checksums import Seals
@@ -129,6 +135,83 @@ def test_gathers_and_sums_are_those_of_all_ranks(world: int, numel: int) -> None
     assert sum(sent) == 2 * (world - 1) * numel * 4
 
 
+class Sending(Counting):
+    """Counts its sends too."""
+
+    num_sent = 0
+
+    def send(self, tensors: list[Tensor], dst: int, tag: int) -> Any:
+        self.num_sent += 1
+        return super().send(tensors, dst, tag)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("numel", [0, 1, 35, AHEAD_BYTES // 4])
+def test_a_reduce_scatter_is_one_hop_of_parts(world: int, numel: int) -> None:
+    values = [torch.randn(world * numel) for _ in range(world)]
+    sums = values[0].clone()
+    for one in values[1:]:
+        sums += one
+
+    def work(channel: Sending) -> tuple[int, int]:
+        me = channel.rank()
+        own = values[me].clone()
+        out = torch.empty(numel)
+        begin_straight(ReduceScatter(out, own), channel).wait()
+        assert out.equal(sums.view(world, numel)[me])
+        assert own.equal(values[me])
+        return channel.num_sent, channel.sent_bytes
+
+    num_sent = (world - 1) * (numel > 0)
+    sent_bytes = 4 * numel - (0 if room_bytes(4 * numel, world) else SIZE_BYTES)
+    assert among(world, work, [Sending]) == [(num_sent, num_sent * sent_bytes)] * world
+
+
+@pytest.mark.parametrize("numel", [1, 35, ROOM_BYTES // 4])
+def test_two_ranks_sum_in_one_hop(numel: int) -> None:
+    values = torch.randn(2, numel)
+
+    def work(channel: Sending) -> tuple[int, int]:
+        own = values[channel.rank()].clone()
+        begin_straight(AllReduce(own), channel).wait()
+        assert own.equal(values[0] + values[1])
+        return channel.num_sent, channel.sent_bytes
+
+    assert among(2, work, [Sending]) == [(1, 4 * numel)] * 2
+
+
+def test_a_channel_keeps_the_buffers_of_its_sums_and_gathers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps after the first ones take no new memory."""
+    allocated: list[int] = []
+    memory = direct._memory
+
+    def counted(size_bytes: int) -> Tensor:
+        allocated.append(size_bytes)
+        return memory(size_bytes)
+
+    monkeypatch.setattr(direct, "_memory", counted)
+    world = 3
+    barrier = Barrier(world)
+
+    def work(channel: HostChannel) -> tuple[int, int]:
+        counts = []
+        for _ in range(4):
+            for numel in (40, 3000):
+                values = torch.ones(world * numel)
+                begin_straight(AllReduce(values), channel).wait()
+                gather = AllGather(torch.empty(world * numel), torch.ones(numel))
+                begin_straight(gather, channel).wait()
+            barrier.wait()
+            counts.append(len(allocated))
+            barrier.wait()
+        return counts[0], counts[-1]
+
+    for first, last in among(world, work, [HostChannel]):
+        assert 0 < first == last
+
+
 @pytest.mark.parametrize("world", [3, 5])
 def test_sums_are_added_in_rank_order_and_alike_on_all_ranks(world: int) -> None:
     torch.manual_seed(world)
@@ -237,25 +320,32 @@ def test_parts_meet_their_receives_whatever_each_rank_posts_ahead(
 class Impatient(Sum):
     """A broken sum: its second receives take their places before the second sends."""
 
-    def __init__(self, chunks: Sequence[Tensor], channel: HostChannel) -> None:
-        super().__init__(chunks, channel)
+    def __init__(
+        self,
+        own: Sequence[Tensor],
+        total: Tensor,
+        gathered: Sequence[Tensor],
+        channel: HostChannel,
+    ) -> None:
+        super().__init__(own, total, (), channel)
         ranks = {*range(channel.size())} - {channel.rank()}
         self.taken = {
             src: channel.begin_receive(
-                src, chunks[src].view(torch.uint8), is_awaited=True
+                src, gathered[src].view(torch.uint8), is_awaited=True
             )
             for src in ranks
         }
+        self.sums = gathered
 
     def wait(self) -> None:
-        self._push.wait()
-        self._own_C.copy_(torch.stack(self._parts).sum(0))
+        super().wait()
         channel = self._channel
-        sends = channel.begin_sends(dict.fromkeys(self.taken, self._own_C))
+        sends = channel.begin_sends(dict.fromkeys(self.taken, self._total))
         for src, receive in self.taken.items():
-            channel.end_receive(receive, self._chunks[src].view(torch.uint8))
-        for send in sends:
-            send.wait()
+            part = self.sums[src].view(torch.uint8)
+            part.copy_(channel.arrived(receive, part))
+            channel.free(receive, part)
+        channel.end_sends(sends)
 
 
 def test_receives_that_are_bound_before_their_sends_are_found(
@@ -286,7 +376,7 @@ def test_a_rank_sends_before_others_have_begun_the_verb(verb: Any) -> None:
         if not channel.rank():
             push = transfer._push if isinstance(transfer, Sum) else transfer
             for send in push._sends:
-                send.wait(timedelta(seconds=20))
+                send.work.wait(timedelta(seconds=20))
             sent.set()
             push._sends = []
         transfer.wait()
@@ -299,10 +389,10 @@ class Late(HostChannel):
 
     closed: Event
 
-    def end_receive(self, receive: Any, part: Tensor) -> None:
+    def arrived(self, receive: Any, part: Tensor) -> Tensor:
         receive.work.wait()
         assert self.closed.wait(LIMIT.total_seconds())
-        super().end_receive(receive._replace(work=Over()), part)
+        return super().arrived(receive._replace(work=Over()), part)
 
 
 class Over:
@@ -348,8 +438,8 @@ class Noting(HostChannel):
 class Hasty(Noting):
     """A broken channel: it posts a room again as soon as the room is free."""
 
-    def end_receive(self, receive: Any, part: Tensor) -> None:
-        super().end_receive(receive, part)
+    def free(self, receive: Any, part: Tensor) -> None:
+        super().free(receive, part)
         self._post_ahead((receive.src, receive.memory.nbytes))
 
 

@@ -6,9 +6,9 @@ The bytes that are counted (``sent_bytes``), what a verb costs by formula
 
 Source: what gloo does in torch 2.13, by its own source and by the counters of 2 to 8
     shaped hosts (200 Mbit, 1 and 4 MB). An all-reduce and an all-gather go round a
-    ring. A reduce-scatter is an all-reduce that keeps a part, and sends as much.
-    Sums and gathers of at most ``ROOM_BYTES`` go straight to each rank
-    (``runtime/transport/direct.py``). Bytes are the same.
+    ring. Sums and gathers of at most ``ROOM_BYTES`` go straight to each rank
+    (``runtime/transport/direct.py``). Bytes are the same. All reduce-scatters go
+    straight too: gloo's are all-reduces that keep a part, and send twice as much.
     In an all-to-all each pair of ranks exchanges its parts. A broadcast is a binomial
     tree: the p-th rank from the root on passes the buffer on to all that are p + 2^i
     from it with 2^i > p.
@@ -120,7 +120,7 @@ def is_straight(verb: str, whole_bytes: float) -> bool:
     """
     if verb in ("all_gather", "all_reduce"):
         return whole_bytes <= ROOM_BYTES
-    return verb == "all_to_all"
+    return verb in ("all_to_all", "reduce_scatter")
 
 
 def ahead_bytes(verb: str, world: int) -> int:
@@ -133,7 +133,7 @@ def ahead_bytes(verb: str, world: int) -> int:
             return ROOM_BYTES
         case "all_gather":
             return ROOM_BYTES // world
-        case "all_to_all":
+        case "all_to_all" | "reduce_scatter":
             return max(0, AHEAD_BYTES - SIZE_BYTES * world)
         case _:
             return 0
@@ -144,13 +144,13 @@ def hops(verb: str, world: int) -> int:
 
     Each crosses the distance once for its payload. If its receive is not posted ahead,
     it also does for each of ``NOTES``. Sums and gathers that are not straight have a
-    hop for each of their ``rounds``.
+    hop for each of their ``rounds``. Two ranks give each other all that they sum.
 
-    >>> hops("all_reduce", 4), hops("reduce_scatter", 4)
-    (2, 6)
+    >>> hops("all_reduce", 4), hops("all_reduce", 2), hops("broadcast", 4)
+    (2, 1, 2)
     """
     if is_straight(verb, 0):
-        return 2 if verb == "all_reduce" else 1
+        return 2 if verb == "all_reduce" and world > 2 else 1
     return travel(verb, world).rounds
 
 
@@ -168,7 +168,7 @@ def travel(verb: str, world: int) -> Travel:
         return Travel(1, 1)
     if verb == "broadcast":
         return Travel(others.bit_length(), _tree_copies(0, world))
-    rounds = 2 * others if verb in ("all_reduce", "reduce_scatter") else others
+    rounds = 2 * others if verb == "all_reduce" else others
     parts, of = copies_sent(verb, world)
     return Travel(rounds, parts / of)
 
@@ -186,11 +186,11 @@ def copies_sent(verb: str, world: int, from_root: int = 0) -> tuple[int, int]:
     """
     others = world - 1
     match verb:
-        case "all_reduce" | "reduce_scatter":
+        case "all_reduce":
             return 2 * others, world
         case "all_gather":
             return others, 1
-        case "all_to_all":
+        case "all_to_all" | "reduce_scatter":
             return others, world
         case "broadcast":
             return len(_children(from_root, world)), 1

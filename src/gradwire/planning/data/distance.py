@@ -77,7 +77,7 @@ def far_line(verb: str, world: int, near: LineFit, latency_s: float) -> LineFit:
     samples: list[tuple[int, float]] = []
     if ahead:
         samples = [(size, alpha_s + near.per_unit_s * size) for size in (1, ahead)]
-    if verb == "all_to_all":
+    if verb in ("all_to_all", "reduce_scatter"):
         beyond_s = near.alpha_s + num_hops * hop_s
         for size in (ahead + 1, 4 * (ahead + 1)):
             samples.append((size, beyond_s + near.per_unit_s * size))

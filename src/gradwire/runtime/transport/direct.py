@@ -31,10 +31,16 @@ from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
 from ...collective.steps.travel import AHEAD_BYTES, NAMES, SIZE_BYTES, is_straight
-from ...contract.verbs import AllGather, AllReduce, AllToAll, Communication
+from ...contract.verbs import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Communication,
+    ReduceScatter,
+)
 from ...errors import ExitCode, RankFailed
 
-Straight = AllGather | AllReduce | AllToAll
+Straight = AllGather | AllReduce | AllToAll | ReduceScatter
 """The verbs whose parts may go straight to each rank."""
 DIRECT_TAGS = 2**30
 """Tags from here on are those of direct parts; smaller ones are those of sends."""
@@ -57,7 +63,9 @@ def goes_straight(verb: Communication) -> TypeGuard[Straight]:
     The rule is ``is_straight``, which planners read too.
     """
     match verb:
-        case AllGather(whole) | AllReduce(whole) | AllToAll(whole):
+        case (
+            AllGather(whole) | AllReduce(whole) | AllToAll(whole) | ReduceScatter(whole)
+        ):
             return is_straight(NAMES[type(verb)], whole.nbytes)
         case _:
             return False
@@ -90,6 +98,13 @@ class Receive(NamedTuple):
     src: int
     memory: Tensor
     work: Waits
+
+
+class Sent(NamedTuple):
+    """A part that is sent: its work, and the room that it leaves from, if any."""
+
+    work: Waits
+    room: Tensor | None
 
 
 class OtherSize(RankFailed):
@@ -129,24 +144,44 @@ class HostChannel(ProcessGroupGloo):
         self._num_used: Counter[tuple[int, int]] = Counter()
         self._free: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
         """The rooms whose receives have ended, by the same key."""
+        self._free_outgoing: dict[int, list[Tensor]] = defaultdict(list)
+        """The rooms whose sends have ended, by their size."""
         self.ahead_bytes = 0
-        """Bytes of all rooms, which serve again and again."""
+        """Bytes of all rooms of receives, which serve again and again."""
 
-    def begin_sends(self, parts: Mapping[int, Tensor]) -> list[Waits]:
+    def begin_sends(self, parts: Mapping[int, Tensor]) -> list[Sent]:
         """Sends each part to the rank that is its key."""
-        framed: dict[int, Tensor] = {}
+        rooms: dict[int, Tensor] = {}
         sends = []
         for dst, part in parts.items():
             size_bytes = room_bytes(part.nbytes, self.size())
             if not size_bytes:
-                sends.append(self.send([part], dst, _large_tag(part)))
+                sends.append(Sent(self.send([part], dst, _large_tag(part)), None))
                 continue
-            if id(part) not in framed:
-                framed[id(part)] = torch.cat(
-                    [_size(part.nbytes), part.view(torch.uint8)]
-                )
-            sends.append(self.send([framed[id(part)]], dst, _ROOM_TAGS | size_bytes))
+            if id(part) not in rooms:
+                rooms[id(part)] = self._filled(part, size_bytes)
+            room = rooms[id(part)]
+            sent = room[: SIZE_BYTES + part.nbytes]
+            sends.append(Sent(self.send([sent], dst, _ROOM_TAGS | size_bytes), room))
         return sends
+
+    def _filled(self, part: Tensor, size_bytes: int) -> Tensor:
+        """A room with the size of a part before its bytes."""
+        free = self._free_outgoing[size_bytes]
+        room = free.pop() if free else _memory(size_bytes)
+        room[:SIZE_BYTES] = _size(part.nbytes)
+        room[SIZE_BYTES : SIZE_BYTES + part.nbytes] = part.view(torch.uint8)
+        return room
+
+    def end_sends(self, sends: Sequence[Sent]) -> None:
+        """Waits until parts are sent, and frees their rooms."""
+        rooms: dict[int, Tensor] = {}
+        for work, room in sends:
+            work.wait()
+            if room is not None:
+                rooms[id(room)] = room
+        for room in rooms.values():
+            self._free_outgoing[room.nbytes].append(room)
 
     def begin_receive(self, src: int, part: Tensor, *, is_awaited: bool) -> Receive:
         """The receive of the next part from ``src``, which has the size of ``part``.
@@ -176,15 +211,15 @@ class HostChannel(ProcessGroupGloo):
             while self._free[key] or len(ahead) < self._num_used[key]:
                 ahead.append(self._post(src, self._room(key)))
 
-    def end_receive(self, receive: Receive, part: Tensor) -> None:
-        """Waits until ``part`` has its bytes, and frees the room.
+    def arrived(self, receive: Receive, part: Tensor) -> Tensor:
+        """Waits for the bytes of ``part``; returns them, which may lie in a room.
 
         Raises ``OtherSize`` if the other rank has sent a part of another size.
         """
         src, memory, work = receive
         work.wait()
         if memory is part:
-            return
+            return part
         size = memory[:SIZE_BYTES]
         if not size.equal(_size(part.nbytes)):
             raise OtherSize(
@@ -193,10 +228,14 @@ class HostChannel(ProcessGroupGloo):
                 f"{self.rank()} wants {part.nbytes}, as the ranks of a verb are "
                 "counted: the exchange asks for other sizes there, or a bit changed",
             )
-        part.copy_(memory[SIZE_BYTES : SIZE_BYTES + part.nbytes])
-        key = (src, memory.nbytes)
-        self._num_used[key] -= 1
-        self._free[key].append(memory)
+        return memory[SIZE_BYTES : SIZE_BYTES + part.nbytes]
+
+    def free(self, receive: Receive, part: Tensor) -> None:
+        """Frees the room of a part that has arrived."""
+        if receive.memory is not part:
+            key = (receive.src, receive.memory.nbytes)
+            self._num_used[key] -= 1
+            self._free[key].append(receive.memory)
 
     def _room(self, key: tuple[int, int]) -> Tensor:
         """A free room, or a new one."""
@@ -204,12 +243,16 @@ class HostChannel(ProcessGroupGloo):
             return self._free[key].pop()
         _, size_bytes = key
         self.ahead_bytes += size_bytes
-        return torch.empty(size_bytes, dtype=torch.uint8, device="cpu")
+        return _memory(size_bytes)
 
     def _post(self, src: int, memory: Tensor) -> Receive:
         return Receive(
             src, memory, self.recv([memory], src, _ROOM_TAGS | memory.nbytes)
         )
+
+
+def _memory(size_bytes: int) -> Tensor:
+    return torch.empty(size_bytes, dtype=torch.uint8, device="cpu")
 
 
 def _large_tag(part: Tensor) -> int:
@@ -228,16 +271,31 @@ def begin_straight(verb: Straight, channel: HostChannel) -> Waits:
     match verb:
         case AllGather(out, buf):
             own = [buf.view(-1)] * world
-            return Transfer(own, out.view(world, -1).unbind(), channel)
+            return _exchange(own, out.view(world, -1).unbind(), channel)
         case AllToAll(out, buf, out_sizes, in_sizes):
             parts = torch.split(buf, [*in_sizes])
-            return Transfer(parts, torch.split(out, [*out_sizes]), channel)
+            return _exchange(parts, torch.split(out, [*out_sizes]), channel)
+        case ReduceScatter(out, buf):
+            return Sum(buf.view(world, -1).unbind(), out.view(-1), (), channel)
+        case AllReduce(buf) if world == 2:
+            return Sum([buf.view(-1)] * 2, buf.view(-1), (), channel)
         case AllReduce(buf):
-            return Sum(buf.view(-1).tensor_split(world), channel)
+            chunks = buf.view(-1).tensor_split(world)
+            return Sum(chunks, chunks[channel.rank()], chunks, channel)
+
+
+def _exchange(
+    own: Sequence[Tensor], arriving: Sequence[Tensor], channel: HostChannel
+) -> Transfer:
+    """A transfer, with the part that this rank keeps."""
+    transfer = Transfer(own, arriving, channel)
+    rank = channel.rank()
+    arriving[rank].copy_(own[rank].view_as(arriving[rank]))
+    return transfer
 
 
 class Transfer:
-    """Parts under way: ``own[i]`` goes to rank i, and what it sends fills
+    """Parts under way: ``own[i]`` goes to rank i, and what it sends has the size of
     ``arriving[i]``.
 
     Receives begin first, as gloo sends only what a receive waits for.
@@ -260,32 +318,71 @@ class Transfer:
         self._sends = channel.begin_sends(
             {dst: own[dst] for dst in reversed(others) if own[dst].numel()}
         )
-        arriving[rank].copy_(own[rank].view_as(arriving[rank]))
+
+    def arrived(self) -> dict[int, Tensor]:
+        """The bytes of all parts by their sender, once they and this rank's are over.
+
+        They may lie in rooms, which ``free`` gives back.
+        """
+        bytes_of = {
+            receive.src: self._channel.arrived(receive, part)
+            for receive, part in self._receives
+        }
+        self._channel.end_sends(self._sends)
+        return bytes_of
+
+    def free(self) -> None:
+        """Gives the rooms of parts that have arrived back."""
+        for receive, part in self._receives:
+            self._channel.free(receive, part)
 
     def wait(self) -> None:
-        """Waits until all parts are here, and this rank's are sent."""
+        """Waits until all parts are in their places, and this rank's are sent."""
+        bytes_of = self.arrived()
         for receive, part in self._receives:
-            self._channel.end_receive(receive, part)
-        for work in self._sends:
-            work.wait()
+            if bytes_of[receive.src] is not part:
+                part.copy_(bytes_of[receive.src])
+        self.free()
 
 
 class Sum:
-    """A sum over ranks that is under way: chunks are pushed, added up and gathered."""
+    """Sums of parts under way: ``own[i]`` goes to rank i, which adds up what it gets.
 
-    def __init__(self, chunks: Sequence[Tensor], channel: HostChannel) -> None:
-        self._chunks = chunks
+    ``total`` becomes this rank's sum, in rank order. It may be this rank's own part.
+    ``gathered`` are then the sums of all ranks; without them this rank has its own.
+    """
+
+    def __init__(
+        self,
+        own: Sequence[Tensor],
+        total: Tensor,
+        gathered: Sequence[Tensor],
+        channel: HostChannel,
+    ) -> None:
+        self._own = own
+        self._total = total
+        self._gathered = gathered
         self._channel = channel
-        self._own_C = chunks[channel.rank()]
-        self._parts = [torch.empty_like(self._own_C) for _ in chunks]
-        self._push = Transfer(chunks, self._parts, channel)
+        has_rooms = room_bytes(total.nbytes, len(own)) > 0
+        arriving = [total if has_rooms else torch.empty_like(total) for _ in own]
+        self._push = Transfer(own, arriving, channel)
 
     def wait(self) -> None:
         """Waits until all elements are sums."""
-        self._push.wait()
-        first_C, *others = self._parts
-        self._own_C.copy_(first_C)
-        for part_C in others:
-            self._own_C.add_(part_C)
-        own = [self._own_C] * len(self._chunks)
-        Transfer(own, self._chunks, self._channel).wait()
+        total = self._total
+        rank = self._channel.rank()
+        parts = {
+            src: part.view(total.dtype) for src, part in self._push.arrived().items()
+        }
+        if parts:
+            # Both places are a part's that has arrived, or the total's at the end.
+            room = parts[min(parts)]
+            parts[rank] = self._own[rank]
+            first, *middle, last = [parts[src] for src in sorted(parts)]
+            for part in middle:
+                first = torch.add(first, part, out=room)
+            torch.add(first, last, out=total)
+        self._push.free()
+        if self._gathered:
+            own = [total] * len(self._gathered)
+            Transfer(own, self._gathered, self._channel).wait()
