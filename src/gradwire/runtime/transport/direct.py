@@ -88,14 +88,13 @@ def goes_straight(verb: Communication, channel: HostChannel) -> TypeGuard[Straig
 
     The rule is ``is_straight``, which planners read too.
     """
-    world = channel.size()
-    latency_s = channel.latency_s
     match verb:
         case (
             AllGather(whole) | AllReduce(whole) | AllToAll(whole) | ReduceScatter(whole)
         ):
-            name = NAMES[type(verb)]
-            return is_straight(name, whole.nbytes, world, latency_s)
+            return is_straight(
+                NAMES[type(verb)], whole.nbytes, channel.size(), channel.latency_s
+            )
         case _:
             return False
 
