@@ -6,9 +6,9 @@ The bytes that are counted (``sent_bytes``), what a verb costs by formula
 
 Source: what gloo does in torch 2.13, by its own source and by the counters of 2 to 8
     shaped hosts (200 Mbit, 1 and 4 MB). An all-reduce and an all-gather go round a
-    ring. Sums and gathers of at most ``ROOM_BYTES`` go straight to each rank
-    (``runtime/transport/direct.py``). Bytes are the same. All reduce-scatters go
-    straight too: gloo's are all-reduces that keep a part, and send twice as much.
+    ring. Sums and gathers of at most ``ROOM_BYTES``, and all of far hosts, go straight
+    to each rank (``runtime/transport/direct.py``). Bytes are the same. So do all
+    reduce-scatters: gloo's are all-reduces that keep a part, and send twice as much.
     In an all-to-all each pair of ranks exchanges its parts. A broadcast is a binomial
     tree: the p-th rank from the root on passes the buffer on to all that are p + 2^i
     from it with 2^i > p.
