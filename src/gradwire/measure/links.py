@@ -245,9 +245,13 @@ def _link(
 def _far_rate(line: LineFit, world: int, latency_s: float) -> float:
     """Bytes a second by the longest all-to-all, without its distance."""
     size_bytes, longest_s = max(line.samples)
-    is_ahead = size_bytes <= ahead_bytes("all_to_all", world)
-    far_s = latency_s if is_ahead else (1 + NOTES) * latency_s
-    bytes_s = max(longest_s - far_s, longest_s / 10)
+    ahead = ahead_bytes("all_to_all", world)
+    per_byte_s = (longest_s - latency_s) / size_bytes
+    if size_bytes > ahead:
+        # the first bytes are under way while notes come
+        beyond_s = longest_s - (1 + NOTES) * latency_s
+        per_byte_s = min(per_byte_s, beyond_s / (size_bytes - ahead))
+    bytes_s = max(per_byte_s * size_bytes, longest_s / 10)
     return travel("all_to_all", world).copies * size_bytes / bytes_s
 
 

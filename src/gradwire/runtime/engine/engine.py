@@ -737,7 +737,7 @@ class Driver:
         index = self.index
         lane = self.lane
         side = self.side
-        routes.of(verbs, index, lane)  # raises where there are none
+        channel = routes.of(verbs, index, lane)[0]  # raises where there is none
         direct, others = ([], verbs) if side is None else routes.parted(verbs, lane)
         seals = routes.seals(others, self.step)
         beside = [one for one in seals.beside if one is not None] if seals else []
@@ -767,7 +767,7 @@ class Driver:
             begin(verbs[0], routes.of(verbs, index, lane)[0], over, seals)
 
         task = self.task(name, work, routes.lanes[lane], size_bytes)
-        if through_device is None and is_begun(verbs):
+        if through_device is None and is_begun(verbs, channel):
             task.begin = start
         return task
 

@@ -52,8 +52,11 @@ from ..device.devices import kind_of
 from ..device.streams import SideStream
 from .direct import (
     DIRECT_TAGS,
+    PIECE_BYTES,
     HostChannel,
     OtherSize,
+    Waits,
+    agree_on_latency,
     begin_straight,
     goes_straight,
 )
@@ -98,10 +101,14 @@ def open_channels(
     # else a rank that never comes would keep the job's own connection busy
     if name.startswith(REJOINED):
         store = store.clone()
-    return [
+    channels = [
         HostChannel(PrefixStore(f"gradwire/{name}/{i}", store), rank, world, timeout)
         for i in range(count)
     ]
+    latency_s = agree_on_latency(channels[0])
+    for channel in channels:
+        channel.latency_s = latency_s
+    return channels
 
 
 def give_back(channels: list[Channel]) -> None:
@@ -521,11 +528,12 @@ def as_on_a_lane(side: SideStream | None = None) -> Iterator[None]:
         yield
 
 
-def is_begun(verbs: Sequence[Communication]) -> bool:
+def is_begun(verbs: Sequence[Communication], channel: Channel) -> bool:
     """Whether verbs run without a thread that waits: gloo has futures for them."""
     verb, *others = verbs
-    waits = isinstance(verb, Send | Recv | ReduceScatter) or goes_straight(verb)
-    return not others and not waits
+    waits = isinstance(verb, Send | Recv) or goes_straight(verb, channel)
+    is_cut = isinstance(verb, Broadcast) and verb.buf.nbytes > PIECE_BYTES
+    return not others and not waits and not is_cut
 
 
 def begin(
@@ -628,11 +636,30 @@ def _tag(buf: Tensor) -> int:
     return buf.nbytes % DIRECT_TAGS
 
 
+class Works:
+    """The works of a buffer's pieces: a time-out bounds the wait for each of them.
+
+    So it bounds a peer's silence, and not the time of a long payload.
+    """
+
+    def __init__(self, works: Sequence[Waits]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        """Waits for all pieces."""
+        for work in self._works:
+            work.wait()
+
+
 def start(verb: Communication, channel: Channel, *, straight: bool = False) -> Any:
     """Has a channel begin a verb; returns its work."""
-    if straight and goes_straight(verb):
+    if straight and goes_straight(verb, channel):
         return begin_straight(verb, channel)
     match verb:
+        case Send() | Recv() | Broadcast() if verb.buf.nbytes > PIECE_BYTES:
+            numel = PIECE_BYTES // verb.buf.itemsize
+            pieces = [replace(verb, buf=buf) for buf in torch.split(verb.buf, numel)]
+            return Works([start(piece, channel) for piece in pieces])
         case Send(dst, buf):
             return channel.send([buf], dst, _tag(buf))
         case Recv(src, buf):
