@@ -337,7 +337,7 @@ def of_zen(row: Make) -> Iterator[Claim]:
     yield from hashing._memory_claims({1.0: row(), 2.0: row(), 4.0: row()})
     yield from hashing._hash_claims({1: row(), 3: row(), 4: row()})
     yield hashing._strawman_claim([row(), row()])
-    yield hashing._seconds_claim(row(gpu="V100").having("gpu_s"))
+    yield hashing._seconds_claim(row(device="V100"))
     yield losses._claim(losses.PARTS[0], [[row()["a"]], [row()["a"]]])
     yield from parts._both_claims(
         "lstm", row().having("fraction_gained_in_training"), parts.PAPER_COO["lstm"]
