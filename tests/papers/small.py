@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from gradwire_bench.testbed.hosts import loopback_hosts
 from gradwire_bench.workloads.task import (
     Batch,
     TrainingTask,
@@ -49,7 +50,7 @@ from papers.ssfusion.sizes import table2
 from papers.ssfusion.throughput import figure11
 from papers.ssfusion.training import Trained
 from papers.ssfusion.varied import figure14, figure15, figure16, figure17
-from papers.usbyte import bandwidth, blocks, lines, order, overhead, scaling
+from papers.usbyte import bandwidth, blocks, energy, lines, order, overhead, scaling
 from papers.usbyte import losses as usbyte_losses
 from papers.workloads.applications import text_lstm, text_transformer
 from papers.zen import balance as zen_balance
@@ -176,6 +177,12 @@ def forked12(asked: Ask) -> Findings:
         return usbyte_losses.figure12(asked, nodes=(2,), num_images=64, goal=2.3)
 
 
+def played17(asked: Ask) -> Findings:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(energy, "open_hosts", loopback_hosts)
+        return energy.figure17(asked, models=("googlenet",), compute_s=0.1)
+
+
 USBYTE: dict[str, Measure] = {
     "figure9": lines.figure9,
     "figure10": partial(scaling.figure10, models=("vgg16",), ranks=(2, 8), trials=1),
@@ -190,6 +197,7 @@ USBYTE: dict[str, Measure] = {
         blocks.figure15, models=("vgg16", "googlenet"), sizes_mbit=(0.1, 8.0)
     ),
     "figure16": partial(blocks.figure16, models=("vgg16",), sizes_mbit=(0.5, 8.0)),
+    "figure17": played17,
     "figure18": partial(scaling.figure18, models=("vgg16",), ranks=(8, 32)),
 }
 

@@ -56,7 +56,7 @@ from papers.ssfusion import training as ssfusion_training
 from papers.ssfusion import varied as ssfusion_varied
 from papers.ssfusion.contenders import RIVALS, SSFUSION, VARIANTS
 from papers.ssfusion.printed import ESPRESSO, OKTOPK, OMGS, SPARDL
-from papers.usbyte import bandwidth, blocks, error, order, overhead, scaling
+from papers.usbyte import bandwidth, blocks, energy, error, order, overhead, scaling
 from papers.usbyte import lines as usbyte_lines
 from papers.usbyte import losses as usbyte_losses
 from papers.zen import balance, formats, hashing, losses, parts, sparsity
@@ -78,6 +78,7 @@ ALIKE = (
     "about as fast",
     "about as long",
     "remains stable",
+    "L <= delta_1 + delta_2 <= sum of m",
     "accuracy by iterations is that of",
     "reach a loss in as many epochs",
     # or that something is below a bound, or above one.
@@ -294,6 +295,10 @@ def of_usbyte(row: Make) -> Iterator[Claim]:
         blocks._stable(sizes_mbit),
     )
     yield from blocks._speed_claims(sizes_mbit)
+    names = ("wfbp", "usbyte", "bytescheduler")
+    frameworks = {name: row().having("joules") for name in names}
+    yield energy.count_claim("vgg16", frameworks)
+    yield energy.energy_claim("vgg16", frameworks)
     yield error._claim([row(name="vgg16", planner="usbyte", measured_s=1.0)])
     played = []
     for num_ranks in (2, 8):
