@@ -151,7 +151,13 @@ HIPRESS: dict[str, Measure] = {
     "figure16": partial(convergence.figure16, models=(HIPRESS_TRAINED,), num_hosts=2),
 }
 SSFUSION_TRAINED = Trained("argmax", tiny, 6, 3, "resnet152", (), less_is_better=True)
-SLOWER = {"dgc": 1.0, "gaussiank": 1.5, "redsync": 1.2, "sidco": 2.0}
+SLOWER = {
+    "dgc": 1.0,
+    "gaussiank": 1.5,
+    "redsync": 1.2,
+    "sidco": 2.0,
+    "localrandomk": 0.5,
+}
 SSFUSION: dict[str, Measure] = {
     "figure2": partial(figure2, models=("resnet152",), degrees=(20, 100)),
     "figure4": partial(figure4, sizes=(2**8, 2**12, 2**14)),
