@@ -33,6 +33,7 @@ from papers.hipress import (
     convergence,
     gpu_use,
     lines,
+    pipeline,
     plans,
     printed,
     sizes,
@@ -189,6 +190,10 @@ def of_hipress(row: Make) -> Iterator[Claim]:
     yield convergence.close_claim(model, trained)
     yield convergence.sooner_claim([model], trained)
     count = round(100 * row()["lines"])
+    sides = row(), row()
+    yield pipeline.sum_claim(sides[0])
+    yield pipeline.faster_claim(*sides)
+    yield pipeline.hidden_claim(sides[1])
     ring, best = several(row, "name", ("Ring", "HiPress"), application="ugatit")
     yield gpu_use._sparser(ring, best)
     sends = int(ring["idle"])  # whole windows, of which there may be none
