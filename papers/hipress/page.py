@@ -12,6 +12,7 @@ from .accuracy import draw14, figure14
 from .convergence import draw16, figure16
 from .gpu_use import draw10, figure10
 from .lines import table5
+from .pipeline import pipeline
 from .plans import table7
 from .sizes import table6
 from .speed import draw13, figure13
@@ -114,6 +115,13 @@ CONTENTS = (
         "cluster of GPUs",
     ),
     Item(
+        "section 6.5, pipeline validation",
+        "where a step's time goes: compression in DDP's hook, and CaSync-PS",
+        ("pipeline",),
+        "on two shaped hosts, where waits stand for the GPUs; onebit instead of "
+        "Compliance",
+    ),
+    Item(
         "figure 15", "speed by bandwidth and compression rate", ("figure15",), SIMULATED
     ),
     Item(
@@ -158,6 +166,7 @@ hipress = Reproduction(
             "figure13", "encode and decode, and training with them", figure13, draw13
         ),
         Figure("figure14", "the cost model beside the simulator", figure14, draw14),
+        Figure("pipeline", "a step of DDP with compression beside CaSync-PS", pipeline),
         Figure("figure15", "speed by bandwidth and compression rate", figure15),
         Figure("figure16", "time to converge, in small", figure16, draw16),
     ),
