@@ -37,6 +37,7 @@ class Feature(StrEnum):
     MOMENTUM_CORRECTION = "momentum correction"
     ADAPT = "adapt"
     LOCAL_STEPS = "local_steps"
+    QUORUM = "local_steps with a quorum"
     REDUCE_SCATTER = "fsdp.reduce_scatter"
     DDP = "DDP"
     DTENSORS = "DTensors (fully_shard)"
@@ -75,6 +76,8 @@ class Facts(NamedTuple):
     way: str = "attach"
     optimizer: Optimizer | None = None
     """The optimizer that takes the means."""
+    quorum: int | None = None
+    """The quorum of local steps in partial rounds."""
 
 
 def _rows(facts: Facts) -> dict[str, Any]:
@@ -166,6 +169,7 @@ FEATURES: dict[str, Callable[[Facts], Any]] = {
         chooser_of(facts.settings.exchange) and facts.settings.exchange
     ),
     Feature.LOCAL_STEPS: lambda facts: facts.way == Feature.LOCAL_STEPS,
+    Feature.QUORUM: lambda facts: facts.quorum,
     Feature.REDUCE_SCATTER: lambda facts: facts.way == Feature.REDUCE_SCATTER,
     Feature.DDP: lambda facts: isinstance(facts.model, DistributedDataParallel),
     Feature.DTENSORS: lambda facts: has_dtensors(facts.params),
@@ -389,6 +393,20 @@ refuse(
     remedy="call gw.attach, or train a model that is whole on each rank",
     what="model",
     given="one with DTensors",
+)
+for _name in (
+    Feature.BUCKET_CAP,
+    Feature.NUM_CHANNELS,
+    Feature.COMPRESS_IF,
+    Feature.CHECKSUMS,
+):
+    _why = "left out beside quorum=, which sends whole fragments in one payload"
+    refuse(_name, Feature.QUORUM, _why, remedy=_OUT)
+refuse(
+    Feature.MESH,
+    Feature.QUORUM,
+    "None beside quorum=: each rank pushes alone",
+    remedy="leave one of them out",
 )
 
 _NOT_OVERLAPPED = (

@@ -42,6 +42,7 @@ from ...contract import Compressor, Exchange
 from ...contract.bounds import check_whole
 from ...contract.spec import NamedParam
 from ...errors import invalid
+from ...exchange.rounds import Rules, codec_for_rounds
 from ..attach import Attachment, grid_of
 from ..engine.engine import CONTROL
 from ..fused import fused_messages
@@ -395,6 +396,11 @@ def local_steps(  # noqa: PLR0913
     fragments: int = 1,
     delay: int = 0,
     mixing: float | None = None,
+    quorum: int | None = None,
+    grace: float | str = "adaptive",
+    weights: str = "equal",
+    merge: str = "mean",
+    tape: Callable[[str], object] | None = None,
     group: Group | DeviceMesh | None = None,
     mesh: DeviceMesh | str | None = None,
     options: Options | None = None,
@@ -426,6 +432,19 @@ def local_steps(  # noqa: PLR0913
             is less than the steps between two launches. Default: 0.
         mixing: The share of the local parameter that stays when its mean takes effect.
             The default is 0.5 with a delay, and 0 without.
+        quorum: The ranks whose pseudo-gradients a mean waits for. Ranks then train on
+            without each other, each at its own speed. A slow rank's part counts in the
+            next mean. None (the default): lock step, in which the slowest rank sets the
+            pace.
+        grace: Seconds that a mean waits for further ranks once it has its quorum.
+            "adaptive" (the default): up to a second, from what was measured.
+        weights: A rank's weight in a mean: "equal" (the default), "tokens", or
+            "tokens_per_step", which is tokens^2 / steps. The last two need
+            ``handle.count_tokens``.
+        merge: "mean" (the default), or "rda": a mean of lengths and of directions, for
+            each tensor.
+        tape: A function of a JSON line, which is called for each mean that takes effect
+            on this rank. Default: none.
         group: As for ``attach``. Default: all ranks.
         mesh: As for ``attach``. Default: flat.
         options: Only ``bucket_cap_mb``, ``num_channels``, ``compress_if`` and
@@ -468,8 +487,15 @@ def local_steps(  # noqa: PLR0913
     model = sole_ddp(model)
     grid = grid_of(model, group, mesh, settings)
     asked = {"every": every, "fragments": fragments, "delay": delay, "mixing": mixing}
+    partly = {
+        "quorum": quorum,
+        "grace": grace,
+        "weights": weights,
+        "merge": merge,
+        "tape": tape,
+    }
     with ExitStack() as quiet:
-        way = _Locally(optimizer, outer, asked, quiet)
+        way = _Locally(optimizer, outer, asked, partly, quiet)
         handle = way.attach(quietened(model, quiet), settings, grid)
     assert isinstance(handle, LocalSteps)
     return handle
@@ -479,12 +505,15 @@ class _Locally(Attachment):
     """An attachment that exchanges pseudo-gradients, once in ``every`` steps."""
 
     way = Feature.LOCAL_STEPS
+    codec: Compressor
+    """The compressor of partial rounds, which have a quorum."""
 
     def __init__(
         self,
         optimizer: Optimizer,
         make: MakeOuter,
         asked: dict[str, Any],
+        partly: dict[str, Any],
         quiet: ExitStack,
     ) -> None:
         if not hasattr(optimizer, "_optimizer_step_post_hooks"):
@@ -494,6 +523,9 @@ class _Locally(Attachment):
         self._make = make
         self._quiet = quiet
         self._asked = asked
+        self._partly = partly
+        self.quorum = partly["quorum"]
+        self.tape = partly["tape"]
 
     def prepare(self) -> Mapping[str, object]:
         params = self.params
@@ -523,13 +555,29 @@ class _Locally(Attachment):
         self.rhythm = Rhythm(**asked)
         self.outer = Outer(params, self._make)
         self.fragments = cut_into(params, self.rhythm.fragments)
+        self.rules = self._rules()
+        shared = {key: self._partly[key] for key in self._partly if key != "tape"}
         return {
             **asked,
+            **shared,
             "outer": self.outer.settings,
             "optimizer": type(self._optimizer).__name__,
         }
 
+    def _rules(self) -> Rules | None:
+        """The rules of rounds with a quorum; None in lock step."""
+        from .partial_steps import refuse_mixed, rules_of
+
+        rules = rules_of(self._partly, self.rhythm)
+        if rules is not None:
+            refuse_mixed(self.params)
+            self.codec = codec_for_rounds(self.settings.exchange)
+        return rules
+
     def messages(self, who: Membership) -> list[Message]:
+        if self.rules is not None:
+            self.rules.check_world(who.world)
+            return []
         settings = self.settings
         made: list[Message] = []
         for names in self.fragments:
@@ -553,10 +601,17 @@ class _Locally(Attachment):
     def optimizer(self) -> Optimizer:
         return self.outer.optimizer
 
+    def _handle(self, progress: Progress, undo: ExitStack) -> LocalSteps:
+        if self.rules is None:
+            return LocalSteps(self, progress, undo)
+        from .partial_steps import PartialSteps
+
+        return PartialSteps(self, progress, undo)
+
     def hook(self, progress: Progress, undo: ExitStack) -> Handle:
         undo.enter_context(self._quiet.pop_all())
         self.outer.restart(self.outer.anchors)
-        handle = LocalSteps(self, progress, undo)
+        handle = self._handle(progress, undo)
         this = weakref.ref(handle)  # hooks of the process must not keep it
         params = [param for _, param in self.params]
         counting = Counting(self._optimizer, params, self.rhythm.every)

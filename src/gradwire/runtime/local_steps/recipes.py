@@ -177,13 +177,9 @@ def streaming_diloco(
     >>> handle.detach()
     """
     inner = optimizer or _adamw(model, lr)
-    settings = {
-        "outer": STREAMING,
-        "fragments": 3,
-        "delay": 5,
-        "mixing": 0.5,
-        **settings,
-    }
+    if settings.get("quorum") is None:
+        settings = {"delay": 5, "mixing": 0.5, **settings}
+    settings = {"outer": STREAMING, "fragments": 3, **settings}
     return inner, local_steps(model, inner, exchange, every=every, **settings)
 
 
