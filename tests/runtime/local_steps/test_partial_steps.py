@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
 from torch.optim import SGD
 
 import gradwire as gw
