@@ -39,6 +39,8 @@ class Note(NamedTuple):
     num_loads: int
     loads: int
     """A checksum of the loaded weights."""
+    is_last: bool = False
+    """Whether the rank ends a period, and may wait long for the others."""
 
 
 class Drained(NamedTuple):

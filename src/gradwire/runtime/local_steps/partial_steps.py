@@ -29,7 +29,7 @@ from ...exchange.rounds import (
     RoundCodec,
     Rules,
 )
-from ..state.outer_state import DAMAGED
+from ..state.outer_state import DAMAGED, NO_LOADS
 from ..state.table import copied
 from ..step.progress import Progress
 from ..transport.task_graph import wall_clock
@@ -242,10 +242,12 @@ class PartialSteps(LocalSteps):
     def _settle(self) -> None:
         self._at_border(self._rounds.settle)
 
-    def _meet(self, call: str, *, has_learnt: bool = True) -> list[Note]:
+    def _meet(self, call: str, *, is_last: bool = False) -> list[Note]:
         """Waits until all ranks have made this call, and no message is on its way."""
         self._take_loads()
-        note = Note(call, self._local_step, has_learnt, *self._loads.tally)
+        has_learnt = self._has_stepped or self._outer.has_learnt()
+        tally = self._loads.tally
+        note = Note(call, self._local_step, has_learnt, *tally, is_last=is_last)
         return self._service.meet(note, self._settle)
 
     def end_period(self) -> None:
@@ -260,8 +262,7 @@ class PartialSteps(LocalSteps):
             LoopMistake: Ranks have made different calls, or loaded different weights.
         """
         self._between_steps("end_period()")
-        has_learnt = self._has_stepped or self._outer.has_learnt()
-        notes = self._meet("end_period()", has_learnt=has_learnt)
+        notes = self._meet("end_period()", is_last=True)
         if not any(note.has_learnt for note in notes):
             self._service.go_on()
             return
@@ -330,7 +331,9 @@ class PartialSteps(LocalSteps):
     ) -> None:
         """Continues from a saved state of as many ranks; all ranks must call it."""
         self._between_steps("load_state_dict()")
-        self._meet("load_state_dict()")
+        # Weights may be loaded before; what this state restores is no load.
+        note = Note("load_state_dict()", self._local_step, True, *NO_LOADS)
+        self._service.meet(note, self._settle)
         try:
             super().load_state_dict(state_dict, strict=strict)
         finally:

@@ -185,8 +185,9 @@ class RoundService:
         match message:
             case Note():
                 self._notes[src] = message
-                for owner in self.rounds.owners.values():
-                    self._answer(owner.go_without(src, time.monotonic()))
+                if message.is_last:
+                    for owner in self.rounds.owners.values():
+                        self._answer(owner.go_without(src, time.monotonic()))
                 if len(self._notes) == self._engine.world:
                     self._send_to_others(Drained())
                     self._note_drained(self._engine.rank)
