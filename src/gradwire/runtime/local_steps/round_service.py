@@ -98,8 +98,9 @@ class RoundService:
         ``settle`` takes merges in. Returns all ranks' notes, in rank order. No rank
         sends until ``go_on``. Raises on all ranks alike if they make different calls.
         """
-        self._send(self._engine.rank, note)
+        # To others first: this rank's thread may answer its own note at once.
         self._send_to_others(note)
+        self._send(self._engine.rank, note)
         self.wait_for(lambda: bool(self._met), settle)
         notes = self._met.popleft()
         self._refuse_unlike(notes)
@@ -166,7 +167,7 @@ class RoundService:
         wait_s = closes_at_s - time.monotonic()
         if wait_s > 0:
             try:
-                return self._queue.get(timeout=wait_s)
+                return self._queue.get(timeout=min(wait_s, threading.TIMEOUT_MAX))
             except Empty:
                 pass
         return self._close_due
