@@ -228,13 +228,12 @@ def settle(handle: Any) -> None:
     handle._service.go_on()
 
 
-def in_turn(net: nn.Module, optimizer: Any, handle: Any, steps: Sequence[int]) -> None:
-    """Rank 0 makes three steps for one of rank 1; nothing is left to chance."""
-    rank = handle.rank
-    for step in steps:
-        train(net, optimizer, rank, range(3 * step, 3 * step + 3) if not rank else ())
-        settle(handle)
-        train(net, optimizer, rank, [step] if rank else ())
+def in_turn(net: nn.Module, optimizer: Any, handle: Any, turns: Sequence[int]) -> None:
+    """Rank 0 makes three steps, then rank 1 makes one; nothing is left to chance."""
+    for turn in turns:
+        round_, of_rank = divmod(turn, 2)
+        steps = (range(3 * round_, 3 * round_ + 3), [round_])[of_rank]
+        train(net, optimizer, of_rank, steps if handle.rank == of_rank else ())
         settle(handle)
 
 
@@ -250,7 +249,7 @@ def resumed(rank: int, world: int) -> list[tuple[str, str, int, int]]:
     for settings in KEPT:
         ends = []
         net, optimizer, handle = prepared(**settings)
-        in_turn(net, optimizer, handle, range(5))
+        in_turn(net, optimizer, handle, range(9))
         saved = {
             "model": net.state_dict(),
             "optimizer": optimizer.state_dict(),
@@ -259,7 +258,7 @@ def resumed(rank: int, world: int) -> list[tuple[str, str, int, int]]:
         saved = through_a_file(saved)
         owners = saved["gradwire"]["rounds"]["owners"]
         waiting = sum(len(owner["pushes"]) for owner in owners)
-        in_turn(net, optimizer, handle, range(5, 9))
+        in_turn(net, optimizer, handle, range(9, 18))
         handle.end_period()
         ends.append(digest(net))
         steps = handle.steps_of_all
@@ -268,7 +267,7 @@ def resumed(rank: int, world: int) -> list[tuple[str, str, int, int]]:
         net.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         handle.load_state_dict(saved["gradwire"])
-        in_turn(net, optimizer, handle, range(5, 9))
+        in_turn(net, optimizer, handle, range(9, 18))
         handle.end_period()
         ends.append(digest(net))
         assert handle.steps_of_all == steps
