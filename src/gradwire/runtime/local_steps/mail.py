@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -51,7 +52,7 @@ class Leaving(NamedTuple):
     """The last message of a rank that detaches."""
 
 
-Message = Push | Pull | Merge | Note | Drained | Leaving
+RoundMessage = Push | Pull | Merge | Note | Drained | Leaving
 _KINDS: dict[str, Any] = {
     kind.__name__: kind for kind in (Push, Pull, Merge, Note, Drained, Leaving)
 }
@@ -62,7 +63,7 @@ def _head_bytes(world: int) -> int:
     return 512 + 320 * world
 
 
-def _written(message: Message, size_bytes: int) -> Tensor:
+def _written(message: RoundMessage, size_bytes: int) -> Tensor:
     """The head of a message; a payload is there by its number of bytes."""
     fields = [*message]
     if isinstance(message, Push | Merge):
@@ -72,7 +73,7 @@ def _written(message: Message, size_bytes: int) -> Tensor:
     return torch.frombuffer(bytearray(text.ljust(size_bytes)), dtype=torch.uint8)
 
 
-def _read(head_B: Tensor) -> Message:
+def _read(head_B: Tensor) -> RoundMessage:
     """The message of a head; it has its payload's memory, if there is any."""
     name, *fields = json.loads(head_B.numpy().tobytes())
     kind = _KINDS[name]
@@ -80,7 +81,7 @@ def _read(head_B: Tensor) -> Message:
         fields[2] = tuple(Contribution(*entry) for entry in fields[2])
     if kind in (Push, Merge):
         fields[-1] = torch.empty(fields[-1], dtype=torch.uint8, device="cpu")
-    message: Message = kind(*fields)
+    message: RoundMessage = kind(*fields)
     return message
 
 
@@ -98,11 +99,11 @@ class Mail:
         self,
         channel: Channel,
         timeout: timedelta,
-        take: Callable[[int, Message], None],
+        take: Callable[[int, RoundMessage], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        self.sent_bytes = 0
-        self.left: set[int] = set()
+        self._sent_bytes: Counter[int] = Counter()
+        self._left: set[int] = set()
         """The ranks that have detached."""
         self._channel = channel
         self._timeout = timeout
@@ -126,8 +127,13 @@ class Mail:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes of all messages that have been sent."""
+        return self._sent_bytes.total()
+
     def send(
-        self, dst: int, message: Message, on_sent: Callable[[], None] | None = None
+        self, dst: int, message: RoundMessage, on_sent: Callable[[], None] | None = None
     ) -> None:
         """Sends a message beside what this thread does; ``on_sent`` is called then."""
         self._outgoing[dst].put((message, on_sent))
@@ -148,11 +154,11 @@ class Mail:
         try:
             work(rank)
         except BaseException as error:
-            if not (self._is_closing or rank in self.left):
+            if not (self._is_closing or rank in self._left):
                 self._fail(error)
 
     def _send_all(self, dst: int) -> None:
-        message: Message | None = None
+        message: RoundMessage | None = None
         while not isinstance(message, Leaving):
             message, on_sent = self._outgoing[dst].get()
             parts = [_written(message, self._head_bytes)]
@@ -162,13 +168,13 @@ class Mail:
                 works.append(self._channel.send(parts[1:], dst, _PAYLOAD_TAG))
             for work in works:
                 work.wait(self._timeout)
-            self.sent_bytes += sum(part.numel() for part in parts)
+            self._sent_bytes[dst] += sum(part.numel() for part in parts)
             if on_sent is not None:
                 on_sent()
 
     def _receive_all(self, src: int) -> None:
         head_B = torch.empty(self._head_bytes, dtype=torch.uint8, device="cpu")
-        message: Message | None = None
+        message: RoundMessage | None = None
         while not isinstance(message, Leaving):
             self._channel.recv([head_B], src, _HEAD_TAG).wait()
             message = _read(head_B)
@@ -176,5 +182,5 @@ class Mail:
                 work = self._channel.recv([message.payload_B], src, _PAYLOAD_TAG)
                 work.wait(self._timeout)
             if isinstance(message, Leaving):
-                self.left.add(src)
+                self._left.add(src)
             self._take(src, message)

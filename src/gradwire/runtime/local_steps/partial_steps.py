@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,13 +34,10 @@ from ..state.table import copied
 from ..step.progress import Progress
 from ..transport.task_graph import wall_clock
 from ..transport.wire import as_on_a_lane
-from .local_steps import LocalSteps
+from .lock_step import LocalAttachment, LocalSteps, Rhythm
 from .mail import Note
 from .outer import Outer
 from .round_service import RoundService
-
-if TYPE_CHECKING:
-    from .local_steps import _Locally
 
 _RELOAD = (
     "weights were loaded after the first local step under quorum=, where ranks are at "
@@ -94,7 +91,7 @@ class Fragment:
         self._outer.step(self.by_name(mean_N))
 
 
-class Rows(Sequence[Tensor]):
+class ParamRows(Sequence[Tensor]):
     """The rows of all fragments' parameters, each gathered when it is first read."""
 
     def __init__(self, fragments: Sequence[Fragment]) -> None:
@@ -137,7 +134,9 @@ class PartialSteps(LocalSteps):
     >>> handle.detach()
     """
 
-    def __init__(self, way: _Locally, progress: Progress, undo: ExitStack) -> None:
+    def __init__(
+        self, way: LocalAttachment, progress: Progress, undo: ExitStack
+    ) -> None:
         super().__init__(way, progress, undo)
         assert way.rules is not None, "without a quorum ranks are in lock step"
         params = dict(way.params)
@@ -227,11 +226,11 @@ class PartialSteps(LocalSteps):
         self._counted_bytes = sent_bytes
         self._progress.recorder.end_step(costs, wall_clock(), None)
 
-    def _at_border(self, act: Callable[[Rows], Any]) -> Any:
+    def _at_border(self, act: Callable[[ParamRows], Any]) -> Any:
         """The value of ``act`` of parameters, which it may change between two steps."""
         learners = self._rounds.learners
         versions = [learner.version for learner in learners]
-        rows = Rows(self._flat)
+        rows = ParamRows(self._flat)
         with as_on_a_lane():
             value = act(rows)
             for fragment, learner in enumerate(learners):
@@ -366,7 +365,7 @@ class PartialSteps(LocalSteps):
         return put_in_place
 
 
-def rules_of(asked: Mapping[str, Any], rhythm: Any) -> Rules | None:
+def rules_of(asked: Mapping[str, Any], rhythm: Rhythm) -> Rules | None:
     """The rules of rounds with a quorum; None for lock step.
 
     Raises ``InvalidSetting`` for settings that do not go together.

@@ -34,7 +34,8 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from ...contract import Compressor, Exchange
 from ...errors import invalid
-from .local_steps import LocalSteps, local_steps
+from .local_steps import local_steps
+from .lock_step import LocalSteps
 from .outer import DILOCO, MakeOuter
 
 SLOWMO: MakeOuter = partial(SGD, lr=1.0, momentum=0.4)

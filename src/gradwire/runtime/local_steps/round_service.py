@@ -24,7 +24,7 @@ from ...exchange.rounds import Answer, Merge, PartialRounds, Pull, Push
 from ..engine.engine import Engine
 from ..liveness.alarm import listed, said
 from ..transport.wire import as_on_a_lane, in_background
-from .mail import Drained, Leaving, Mail, Message, Note
+from .mail import Drained, Leaving, Mail, Note, RoundMessage
 
 _LOOK_S = 0.5
 """Seconds between two looks whether the run has failed."""
@@ -54,7 +54,7 @@ class RoundService:
         """The notes of the joint call to which all ranks have come."""
         self._left: set[int] = set()
         """The ranks that have detached."""
-        self._held: dict[int, list[Message]] = defaultdict(list)
+        self._held: dict[int, list[RoundMessage]] = defaultdict(list)
         """Messages of ranks that have gone on from a joint call before this one."""
         self._num_receivers: Counter[int] = Counter()
         """The ranks that do not have a fragment's last merge yet."""
@@ -176,10 +176,10 @@ class RoundService:
     def _is_drained(self) -> bool:
         return self._engine.rank in self._drained
 
-    def _take(self, src: int, message: Message) -> None:
+    def _take(self, src: int, message: RoundMessage) -> None:
         self._queue.put(partial(self._arrived, src, message))
 
-    def _arrived(self, src: int, message: Message) -> None:
+    def _arrived(self, src: int, message: RoundMessage) -> None:
         if src in self._drained:
             self._held[src].append(message)
             return
@@ -244,13 +244,17 @@ class RoundService:
 
     # From any thread.
 
-    def _send(self, dst: int, message: Message, on_sent: _Event | None = None) -> None:
+    def _send(
+        self, dst: int, message: RoundMessage, on_sent: _Event | None = None
+    ) -> None:
         if dst == self._engine.rank:
             self._take(dst, message)
         elif self._mail is not None:
             self._mail.send(dst, message, on_sent)
 
-    def _send_to_others(self, message: Message, on_sent: _Event | None = None) -> None:
+    def _send_to_others(
+        self, message: RoundMessage, on_sent: _Event | None = None
+    ) -> None:
         for rank in range(self._engine.world):
             if rank != self._engine.rank:
                 self._send(rank, message, on_sent)
