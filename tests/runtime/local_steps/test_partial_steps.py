@@ -29,7 +29,7 @@ from gradwire.exchange.rounds import (
 )
 from gradwire.runtime.local_steps.local_steps import cut_into
 from gradwire.runtime.local_steps.outer import DILOCO, Outer
-from gradwire.runtime.local_steps.partial_steps import Fragment
+from gradwire.runtime.local_steps.partial_steps import Fragment, PartialSteps
 from gradwire_lab.exchange.virtual_rounds import VirtualRank, replay
 from tests.each import each
 from tests.runtime.ranks import Ranks
@@ -430,7 +430,9 @@ def test_a_recipe_takes_a_quorum() -> None:
     net = Net(0)
     for recipe in (gw.recipes.diloco, gw.recipes.streaming_diloco):
         _, handle = recipe(net, quorum=1)
-        assert type(handle).__name__ == "PartialSteps"
+        assert isinstance(handle, PartialSteps)
+        group = handle.outer.param_groups[0]
+        assert (group["lr"], group["momentum"]) == (1.0, 0.0)
         handle.detach()
 
 

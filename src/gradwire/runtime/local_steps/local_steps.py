@@ -55,7 +55,7 @@ from ..step.report import Check
 from ..transport.wire import Group
 from .counting import Counting
 from .lock_step import LocalAttachment, LocalSteps, Rhythm
-from .outer import DILOCO, MakeOuter, Outer
+from .outer import DILOCO, PLAIN, MakeOuter, Outer
 from .partial_steps import PartialSteps, refuse_mixed, rules_of
 
 
@@ -66,7 +66,7 @@ def local_steps(  # noqa: PLR0913
     exchange: Exchange | Compressor | str,
     *,
     every: int,
-    outer: MakeOuter = DILOCO,
+    outer: MakeOuter | None = None,
     fragments: int = 1,
     delay: int = 0,
     mixing: float | None = None,
@@ -95,11 +95,12 @@ def local_steps(  # noqa: PLR0913
             same parameters, its steps count from its second step on.
         exchange: A compressor, an exchange, or a name.
         every: Local steps between two exchanges.
-        outer: A function that makes the outer optimizer of anchors. The default is
-            DiLoCo's,
+        outer: A function that makes the outer optimizer of anchors. None (the default)
+            is DiLoCo's,
             ``functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)``.
-            With ``lr=1.0`` alone parameters become the mean of the ranks' (LocalSGD).
-            Short periods want ``lr=1.0, momentum=0.4``.
+            With ``lr=1.0`` alone parameters become the mean of the ranks' (LocalSGD),
+            which is the default with a quorum. Short periods want
+            ``lr=1.0, momentum=0.4``.
         fragments: The number of parts of the model, which are exchanged in turn: one
             every ``every`` / ``fragments`` steps. Default: 1.
         delay: Local steps from the launch of a fragment until its mean takes effect. It
@@ -169,6 +170,8 @@ def local_steps(  # noqa: PLR0913
         "tape": tape,
     }
     with ExitStack() as quiet:
+        if outer is None:
+            outer = DILOCO if quorum is None else PLAIN
         way = _Locally(optimizer, outer, asked, partly, quiet)
         handle = way.attach(quietened(model, quiet), settings, grid)
     assert isinstance(handle, LocalSteps)

@@ -28,6 +28,8 @@ MakeOuter = Callable[[list[nn.Parameter]], Optimizer]
 
 DILOCO: MakeOuter = partial(SGD, lr=0.7, momentum=0.9, nesterov=True)
 """The outer optimizer of DiLoCo (Douillard et al. 2023, section 3)."""
+PLAIN: MakeOuter = partial(SGD, lr=1.0)
+"""The outer optimizer by which anchors become means."""
 _REMEDY = (
     "write functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)"
 )

@@ -135,7 +135,7 @@ def diloco(
     >>> handle.detach()
     """
     inner = optimizer or _adamw(model, lr)
-    settings = {"outer": DILOCO, **settings}
+    settings = _with_outer(DILOCO, settings)
     return inner, local_steps(model, inner, exchange, every=every, **settings)
 
 
@@ -180,7 +180,7 @@ def streaming_diloco(
     inner = optimizer or _adamw(model, lr)
     if settings.get("quorum") is None:
         settings = {"delay": 5, "mixing": 0.5, **settings}
-    settings = {"outer": STREAMING, "fragments": 3, **settings}
+    settings = {"fragments": 3, **_with_outer(STREAMING, settings)}
     return inner, local_steps(model, inner, exchange, every=every, **settings)
 
 
@@ -224,6 +224,16 @@ def muloco(
     inner = optimizer or MuonWithAdamW(model, lr)
     settings = {"outer": SLOWMO, **settings}
     return inner, local_steps(model, inner, exchange, every=every, **settings)
+
+
+def _with_outer(outer: MakeOuter, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with the paper's outer optimizer, but for partial rounds.
+
+    Its momentum makes the loss worse there (docs/measured.md).
+    """
+    if settings.get("quorum") is not None:
+        return settings
+    return {"outer": outer, **settings}
 
 
 def _adamw(model: nn.Module, lr: float) -> AdamW:
