@@ -175,7 +175,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     num_steps = chosen.steps
     for side in chosen.sides:
-        row = measure(side, num_steps, chosen.factor)
+        row: Any = measure(side, num_steps, chosen.factor)
         num_steps = round(row["steps"] / dist.get_world_size())
         if dist.get_rank() == 0:
             print(

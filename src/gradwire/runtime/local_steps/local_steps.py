@@ -23,7 +23,6 @@ parameters on all ranks.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -31,10 +30,6 @@ from typing import Any
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from ...contract import Compressor, Exchange
 from ...contract.spec import NamedParam
@@ -46,7 +41,6 @@ from ..handle import Handle
 from ..liveness.membership import Membership
 from ..pairs import Feature
 from ..settings import FailurePolicy, Options, Settings, or_defaults, takes_options
-from ..step.hooked import observing
 from ..step.integrity import DEFAULT_CHECK_EVERY
 from ..step.messages import Message
 from ..step.progress import Progress
@@ -54,7 +48,7 @@ from ..step.refusals import quietened, refuse_complex, sole_ddp
 from ..step.report import Check
 from ..transport.wire import Group
 from .counting import Counting
-from .lock_step import LocalAttachment, LocalSteps, Rhythm
+from .lock_step import LocalAttachment, LocalSteps, Rhythm, count_local_steps
 from .outer import DILOCO, PLAIN, MakeOuter, Outer
 from .partial_steps import PartialSteps, refuse_mixed, rules_of
 
@@ -283,28 +277,10 @@ class _Locally(LocalAttachment):
         undo.enter_context(self._quiet.pop_all())
         self.outer.restart(self.outer.anchors)
         handle = self._handle(progress, undo)
-        this = weakref.ref(handle)  # hooks of the process must not keep it
         params = [param for _, param in self.params]
         counting = Counting(self._optimizer, params, self.rhythm.every)
 
-        def before(optimizer: Optimizer, *_: Any) -> None:
-            if (living := this()) is not None and counting.enters(optimizer):
-                living._take_loads()
-
-        def after(optimizer: Optimizer, *_: Any) -> None:
-            if (living := this()) is not None:
-                num_steps = counting.leaves(optimizer)
-                if num_steps is not None:
-                    living._count(num_steps)
-
-        # The hooks change only the parameters of this model, and its optimizer steps as
-        # a whole.
-        for hook in (
-            register_optimizer_step_pre_hook(observing(before)),
-            register_optimizer_step_post_hook(observing(after)),
-        ):
-            undo.callback(hook.remove)
-            weakref.finalize(handle, hook.remove)
+        count_local_steps(handle, counting, undo)
         return handle
 
 

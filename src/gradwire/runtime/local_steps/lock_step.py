@@ -11,6 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from ...contract import Compressor
 from ...contract.bounds import check_whole
@@ -21,9 +25,11 @@ from ..engine.engine import CONTROL
 from ..handle import Handle
 from ..state.outer_state import NO_LOADS
 from ..state.table import MOST_STEPS
+from ..step.hooked import observing
 from ..step.hooks import UnattachedParameters
 from ..step.progress import Progress
 from ..transport.task_graph import Task
+from .counting import Counting
 from .loads import Loads
 from .moment import LoopMoment, moments_of_all
 from .outer import Outer
@@ -361,3 +367,29 @@ class LocalSteps(Handle):
         if not takes_a_torn_step:
             self.synchronize()
         super()._between_steps(what, takes_a_torn_step=takes_a_torn_step)
+
+
+def count_local_steps(handle: LocalSteps, counting: Counting, undo: ExitStack) -> None:
+    """Has a handle count the steps of optimizers.
+
+    The hooks change only the parameters of its model, and its optimizer steps as a
+    whole.
+    """
+    this = weakref.ref(handle)  # hooks of the process must not keep it
+
+    def before(optimizer: Optimizer, *_: Any) -> None:
+        if (living := this()) is not None and counting.enters(optimizer):
+            living._take_loads()
+
+    def after(optimizer: Optimizer, *_: Any) -> None:
+        if (living := this()) is not None:
+            num_steps = counting.leaves(optimizer)
+            if num_steps is not None:
+                living._count(num_steps)
+
+    for hook in (
+        register_optimizer_step_pre_hook(observing(before)),
+        register_optimizer_step_post_hook(observing(after)),
+    ):
+        undo.callback(hook.remove)
+        weakref.finalize(handle, hook.remove)
