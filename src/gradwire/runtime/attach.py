@@ -229,6 +229,8 @@ class Attachment:
 
     way = "attach"
     """The function that a user has called, as `pairs` names it."""
+    quorum: int | None = None
+    """The quorum of local steps in partial rounds, if it is such a call."""
     model: nn.Module
     settings: Settings
     params: list[NamedParam]
@@ -283,7 +285,8 @@ class Attachment:
         self.model = model
         self.settings = settings.checked(grid.mesh, grid.who)
         self.params = trained(model)
-        refuse_pairs(Facts(model, self.params, self.settings, self.way))
+        facts = Facts(model, self.params, self.settings, self.way)
+        refuse_pairs(facts._replace(quorum=self.quorum))
         refuse_other_shards(model, grid.who.ranks)
         is_compared = self.settings.failure.check_every is not None
         if grid.who.world > 1 and self.way == "attach" and is_compared:

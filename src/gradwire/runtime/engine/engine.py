@@ -58,6 +58,7 @@ from ..transport.task_graph import (
 )
 from ..transport.wire import (
     AMONG_SHARDS,
+    Channel,
     NotedVerb,
     RankGroup,
     Routes,
@@ -84,6 +85,7 @@ It has a thread only if a plan has such tensors.
 COMPUTING = (COMPUTE, INLINE, OFFLOAD)
 _JOIN_S = 10.0
 """Seconds that ``close`` waits for tasks. An encode ends by then; waits may not."""
+_ENDLESS = timedelta(days=3650)
 
 
 _NOTHING = Task("nothing", lambda: None, done=True)
@@ -226,6 +228,18 @@ class Engine:
             if among is not Among.SHARDS:
                 ranks = members(self.rank, self.world, self.ranks_per_host, among)
             self.routes.groups[among] = RankGroup(*who[:3], channels, ranks=ranks)
+
+    def open_beside(self, name: str) -> Channel:
+        """A channel to all ranks that no message takes; all ranks call it.
+
+        Its receives may wait for as long as training goes on.
+        """
+        who = self.who.beside(name)
+        [channel] = self.meanwhile(
+            "connect", lambda: open_channels(*who[:3], 1, _ENDLESS)
+        )
+        self.routes.groups[Among.RANKS].channels.append(channel)
+        return channel
 
     def meanwhile(self, what: str, work: Callable[[], Any]) -> Any:
         """The result of ``work``, which waits for other ranks outside of messages.
