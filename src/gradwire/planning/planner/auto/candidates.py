@@ -114,7 +114,7 @@ class Blend:
 
     @cached_property
     def ends_s(self) -> list[float]:
-        return backward_ends(self.profile)
+        return backward_ends(self.profile, self.cluster)
 
     @cached_property
     def exchange(self) -> Exchange:
