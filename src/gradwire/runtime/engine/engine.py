@@ -673,7 +673,7 @@ class Driver:
         """Whether this thread does what the steps ask for, without a lane.
 
         It does all computations before the first verb for the network, if the message
-        is to be ``is_inline``, and small ones that no transfer goes beside.
+        is to be ``is_inline``, and small ones.
         """
         if isinstance(asked, tuple):
             return all(map(self._computes_here, asked))
@@ -702,38 +702,41 @@ class Driver:
         """Makes tasks of verbs, and puts them into the graph."""
         verbs = asked if isinstance(asked, tuple) else (asked,)
         network = [verb for verb in verbs if not isinstance(verb, Compute)]
-        computes = [
-            self.task(verb.name, verb.fn) for verb in verbs if isinstance(verb, Compute)
-        ]
-        # Verbs for the network that may run at once are one task, started together.
-        wire = [self._communication(network)] if network else []
-        self._then(asked, computes, wire)
-
-    def _then(
-        self, asked: Verb | tuple[Verb, ...], computes: list[Task], wire: list[Task]
-    ) -> None:
-        """Starts the tasks of verbs; once all are done, the steps are resumed."""
+        computations = [verb for verb in verbs if isinstance(verb, Compute)]
+        computes = [self.task(verb.name, verb.fn) for verb in computations]
+        apart = computes
+        wire: list[Task] = []
+        if network:
+            beside: list[Task] = []
+            if not is_begun(network) and all(map(self._computes_here, computations)):
+                beside = computes
+                apart = []
+            # Verbs for the network that may run at once are one task, started together.
+            wire = [self._communication(network, beside)]
         resume = self.short_task(
             "resume", lambda: self.resume(_results(asked, computes))
         )
         # The resuming task must wait before any of the others can be done.
-        resume.num_blockers = len(computes) + len(wire)
-        for task in (*computes, *wire):
+        resume.num_blockers = len(apart) + len(wire)
+        for task in (*apart, *wire):
             task.dependents.append(resume)
         if not resume.num_blockers:
             self.manager.add(resume)
-        for task in computes:
+        for task in apart:
             self.manager.add(task)
         for task in wire:
             self.manager.add(task, [self.turn])
 
-    def _communication(self, verbs: Sequence[Communication]) -> Task:
+    def _communication(
+        self, verbs: Sequence[Communication], meanwhile: Sequence[Task]
+    ) -> Task:
         """The task of verbs for the network: all that a message sends begins here.
 
-        The lane's thread does the ``work`` and waits for it. If the channel itself
-        reports a verb's end, the verb is only started, and no thread is woken up. On a
-        device, the device's own channel carries ``direct`` verbs out. All other verbs
-        pass through host memory.
+        The lane's thread does the ``work`` and waits for it. Before it waits, it does
+        the small computations of ``meanwhile``, which wake no lane up. If the channel
+        itself reports a verb's end, the verb is only started, and no thread is woken
+        up. On a device, the device's own channel carries ``direct`` verbs out. All
+        other verbs pass through host memory.
         """
         routes = self.routes
         index = self.index
@@ -751,7 +754,12 @@ class Driver:
         # The channel is looked up late: a task that never runs must not keep it open.
         def carry(held: Sequence[Communication]) -> None:
             if held:
-                carry_out(held, routes.of(others, index, lane), seals, straight=True)
+                channels = routes.of(others, index, lane)
+                carry_out(held, channels, seals, straight=True, meanwhile=compute)
+
+        def compute() -> None:
+            for task in meanwhile:
+                self.compute(task)
 
         through_device: Callable[[], None] | None = None
         if side is not None:

@@ -506,10 +506,9 @@ class ModuleHooks:
             )
 
 
-_ALONE = torch._C._storage_Use_Count(
-    torch.empty(1, device="cpu").untyped_storage()._cdata
-)
-"""The holders of memory that one tensor has: itself, and the look."""
+_ONE = torch.empty(1, device="cpu")
+_ALONE: int = torch._C._storage_Use_Count(_ONE.untyped_storage()._cdata)
+"""The count of holders of memory that one tensor has."""
 
 
 def is_inside_a_segment() -> bool:
