@@ -67,6 +67,7 @@ from .codecs import SIZES as CODEC_SIZES
 from .codecs import measure_codecs
 from .group import Report, launched_group
 from .layers import device_waiter, no_progress
+from .step import step_line
 
 Figures = TypeVar("Figures", bound=Stored)
 
@@ -560,7 +561,7 @@ def measure_group_links(
     codecs = measure_codecs(compressors, world=who.world, advance=advance)
     engine = Engine(who, num_channels=2, timeout=LIMIT, on_span=lambda span: None)
     try:
-        return measure_cluster(
+        cluster = measure_cluster(
             engine,
             rate_bytes_per_s=rate_bytes_per_s,
             sizes_bytes=sizes_bytes,
@@ -568,6 +569,8 @@ def measure_group_links(
             codecs=codecs,
             advance=advance,
         )
+        step = step_line(partial(figures_of_all, engine), cluster)
+        return cluster.model_copy(update={"step": step})
     finally:
         engine.close()
 

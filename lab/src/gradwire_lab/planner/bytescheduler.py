@@ -92,7 +92,7 @@ def bytescheduler(
         accepted = f"a size that cuts this model into at most {MOST_MESSAGES} messages"
         and_not = f"{accepted}, and not {num_messages}"
         raise invalid("partition_bytes", partition_bytes, and_not, "write a larger one")
-    ends_s = backward_ends(profile)
+    ends_s = backward_ends(profile, cluster)
     messages: list[PlannedMessage] = []
     ready_s: list[float] = []
     parts_s: list[tuple[float, float]] = []

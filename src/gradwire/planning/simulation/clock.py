@@ -150,7 +150,7 @@ class Iteration:
         added_s = [0.0] * len(self.profile.layers)
         for work in inline:
             added_s[work.layer] += work.seconds
-        return backward_ends(self.profile, added_s)
+        return backward_ends(self.profile, self.cluster, added_s)
 
     def _timing(
         self,

@@ -88,7 +88,7 @@ _JOIN_S = 10.0
 _ENDLESS = timedelta(days=3650)
 
 
-_NOTHING = Task("nothing", lambda: None, done=True)
+_NOTHING = Task("nothing", None, done=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +189,7 @@ class Engine:
             spare=[OFFLOAD] if lanes else [],
             observe=self._observe,
             on_error=self._task_failed,
+            prepare=lambda: torch.set_grad_enabled(False),
         )
         self._pulse: Pulse | None = None
         if who.name:
@@ -339,7 +340,8 @@ class Engine:
         """
         start_s = wall_clock()
         try:
-            task.result = task.fn()
+            if task.fn is not None:
+                task.result = task.fn()
         except BaseException as error:
             self._task_failed(task, error)
             raise
@@ -353,15 +355,16 @@ class Engine:
     def wait(self, ends: list[Task]) -> None:
         """Blocks until all ``ends`` are done; a lost peer raises ``RankFailed``."""
         self.refuse_copy()  # in a forked process, locks may be held for ever
-        over = threading.Event()
+        over = threading.Lock()  # an Event takes ten times as long
+        over.acquire()
         ended = list[BaseException | None]()
 
         def end(failure: BaseException | None) -> None:
             ended.append(failure)
-            over.set()
+            over.release()
 
         self.when_done(ends, end)
-        over.wait()
+        over.acquire()
         self.check()
         if ended[0] is not None:
             raise ended[0]
@@ -660,8 +663,8 @@ class Driver:
     _noted: NotedVerb | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.turn = self.short_task("turn", lambda: None)
-        self.end = self.short_task(self.name, lambda: None)
+        self.turn = self.short_task("turn", None)
+        self.end = self.short_task(self.name, None)
         self.end.num_blockers = 1  # cleared by hand when the steps return
 
     def resume(self, value: Any = None) -> None:
@@ -684,13 +687,12 @@ class Driver:
         """Whether this thread does what the steps ask for, without a lane.
 
         It does all computations before the first verb for the network, if the message
-        is to be ``is_inline``, and small ones that no transfer goes beside.
+        is to be ``is_inline``, and small ones.
         """
-        verbs = asked if isinstance(asked, tuple) else (asked,)
-        return all(
-            isinstance(verb, Compute)
-            and (self.is_inline or (self.side is None and verb.is_small))
-            for verb in verbs
+        if isinstance(asked, tuple):
+            return all(map(self._computes_here, asked))
+        return isinstance(asked, Compute) and (
+            self.is_inline or (self.side is None and asked.is_small)
         )
 
     def _computed(self, asked: Verb | tuple[Verb, ...]) -> Any:
@@ -706,7 +708,7 @@ class Driver:
 
     def _finish(self, value: Any) -> None:
         """Ends the message with the value that its steps returned."""
-        self.end.fn = lambda: value
+        self.end.result = value
         self.end.num_blockers = 0
         self.manager.add(self.end, [self.turn])
 
@@ -714,38 +716,41 @@ class Driver:
         """Makes tasks of verbs, and puts them into the graph."""
         verbs = asked if isinstance(asked, tuple) else (asked,)
         network = [verb for verb in verbs if not isinstance(verb, Compute)]
-        computes = [
-            self.task(verb.name, verb.fn) for verb in verbs if isinstance(verb, Compute)
-        ]
-        # Verbs for the network that may run at once are one task, started together.
-        wire = [self._communication(network)] if network else []
-        self._then(asked, computes, wire)
-
-    def _then(
-        self, asked: Verb | tuple[Verb, ...], computes: list[Task], wire: list[Task]
-    ) -> None:
-        """Starts the tasks of verbs; once all are done, the steps are resumed."""
+        computations = [verb for verb in verbs if isinstance(verb, Compute)]
+        computes = [self.task(verb.name, verb.fn) for verb in computations]
+        apart = computes
+        wire: list[Task] = []
+        if network:
+            beside: list[Task] = []
+            if not is_begun(network) and all(map(self._computes_here, computations)):
+                beside = computes
+                apart = []
+            # Verbs for the network that may run at once are one task, started together.
+            wire = [self._communication(network, beside)]
         resume = self.short_task(
             "resume", lambda: self.resume(_results(asked, computes))
         )
         # The resuming task must wait before any of the others can be done.
-        resume.num_blockers = len(computes) + len(wire)
-        for task in (*computes, *wire):
+        resume.num_blockers = len(apart) + len(wire)
+        for task in (*apart, *wire):
             task.dependents.append(resume)
         if not resume.num_blockers:
             self.manager.add(resume)
-        for task in computes:
+        for task in apart:
             self.manager.add(task)
         for task in wire:
             self.manager.add(task, [self.turn])
 
-    def _communication(self, verbs: Sequence[Communication]) -> Task:
+    def _communication(
+        self, verbs: Sequence[Communication], meanwhile: Sequence[Task]
+    ) -> Task:
         """The task of verbs for the network: all that a message sends begins here.
 
-        The lane's thread does the ``work`` and waits for it. If the channel itself
-        reports a verb's end, the verb is only started, and no thread is woken up. On a
-        device, the device's own channel carries ``direct`` verbs out. All other verbs
-        pass through host memory.
+        The lane's thread does the ``work`` and waits for it. Before it waits, it does
+        the small computations of ``meanwhile``, which wake no lane up. If the channel
+        itself reports a verb's end, the verb is only started, and no thread is woken
+        up. On a device, the device's own channel carries ``direct`` verbs out. All
+        other verbs pass through host memory.
         """
         routes = self.routes
         index = self.index
@@ -754,16 +759,21 @@ class Driver:
         channel = routes.of(verbs, index, lane)[0]  # raises where there is none
         direct, others = ([], verbs) if side is None else routes.parted(verbs, lane)
         seals = routes.seals(others, self.step)
-        beside = [one for one in seals.beside if one is not None] if seals else []
-        size_bytes = sum(routes.sent_bytes(verb) for verb in (*verbs, *beside))
-        name = "+".join(_name(verb) for verb in verbs)
+        beside = filter(None, seals.beside) if seals else ()
+        size_bytes = sum(map(routes.sent_bytes, (*verbs, *beside)))
+        name = "+".join(map(_name, verbs))
         noted = routes.last_verbs.launch(self.step, index, name, size_bytes)
         self._noted = noted
 
         # The channel is looked up late: a task that never runs must not keep it open.
         def carry(held: Sequence[Communication]) -> None:
             if held:
-                carry_out(held, routes.of(others, index, lane), seals, straight=True)
+                channels = routes.of(others, index, lane)
+                carry_out(held, channels, seals, straight=True, meanwhile=compute)
+
+        def compute() -> None:
+            for task in meanwhile:
+                self.compute(task)
 
         through_device: Callable[[], None] | None = None
         if side is not None:
@@ -826,7 +836,7 @@ class Driver:
         order = self.step, self.index
         return Task(name, fn, lane, order, self.step, self.index, size_bytes)
 
-    def short_task(self, name: str, fn: Callable[[], Any]) -> Task:
+    def short_task(self, name: str, fn: Callable[[], Any] | None) -> Task:
         """A task of this message without a lane; the thread that frees it does it."""
         return Task(name, fn, step=self.step, message=self.index)
 
