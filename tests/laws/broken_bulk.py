@@ -60,7 +60,7 @@ class SharesSlots(Coordinator):
     """All slots have one number, so all due links share it."""
 
     def _selected(self, now_s: float) -> dict[int, int]:
-        self._num_slots = 0
+        self._slot = 0
         return super()._selected(now_s)
 
 
@@ -116,7 +116,7 @@ class GivesTheFirstToAll(Endpoint):
     """Each transfer of a batch gets the payload of the first of its size."""
 
     def arrived(self, batch: Batch, payloads: Sequence[Any]) -> list[tuple[Any, Any]]:
-        sizes = [transfer.size_bytes for transfer in batch.transfers]
+        sizes = [transfer.size_bytes for transfer in batch]
         firsts = [payloads[sizes.index(size)] for size in sizes]
         return super().arrived(batch, firsts)
 

@@ -41,9 +41,9 @@ from gradwire.exchange.local import drive
 from gradwire.exchange.natural import with_natural_sparsity
 from gradwire.exchange.pair import pair
 from gradwire.planning.data.plan import Bulk
-from gradwire.planning.simulation.slots import Slots
 from gradwire_lab.laws.cases import Case
 from gradwire_lab.laws.tolerance import must, same_bits
+from gradwire_lab.planning.slots import Slots
 
 EXCHANGES: tuple[Exchange, ...] = (
     pair(onebit(block=64), casync_ps()),
@@ -177,7 +177,7 @@ class Run:
 
     def _noting(self, coordinator: Coordinator) -> Coordinator:
         """A coordinator that notes what it takes and what it decides."""
-        reported_s: dict[Transfer, list[float]] = defaultdict(list)
+        reported_s: dict[tuple[int, ...], list[float]] = defaultdict(list)
         ahead: Counter[tuple[str, int]] = Counter()
         under_way: dict[int, list[int]] = defaultdict(list)
         receive = coordinator.receive
@@ -185,7 +185,7 @@ class Run:
 
         def noted(report: Report, now_s: float) -> list[Batch]:
             for transfer in report.ready:
-                reported_s[transfer].append(now_s)
+                reported_s[transfer.key].append(now_s)
             for _ in range(report.num_arrived):
                 ahead["dst", report.rank] -= 1
                 ahead["src", under_way[report.rank].pop(0)] -= 1
@@ -194,12 +194,10 @@ class Run:
         def decided(now_s: float) -> list[Batch]:
             batches = due(now_s)
             for batch in batches:
-                ahead["src", batch.src] += 1
-                ahead["dst", batch.dst] += 1
-                under_way[batch.dst].append(batch.src)
-                times_s = [
-                    (reported_s[one] or [now_s]).pop(0) for one in batch.transfers
-                ]
+                ahead["src", batch[0].src] += 1
+                ahead["dst", batch[0].dst] += 1
+                under_way[batch[0].dst].append(batch[0].src)
+                times_s = [(reported_s[one.key] or [now_s]).pop(0) for one in batch]
                 self.decided.append((now_s, batch, times_s))
             self.most_ahead = max([self.most_ahead, *ahead.values()])
             return batches
@@ -327,16 +325,18 @@ def law_each_transfer_travels_once(conditions: Conditions) -> None:
     wrong = [item for item in run.items if item.num_done != 1]
     must(not wrong, f"{len(wrong)} verbs do not end once")
     for (_, batch), items in zip(run.batches, run.took_items, strict=True):
-        for transfer, item in zip(batch.transfers, items, strict=True):
+        for transfer, item in zip(batch, items, strict=True):
             named = (item.course.message, item.course.rank, item.verb.dst)
-            must(named == transfer[:3], f"{named} travels as {transfer}")
+            must(named == transfer.key, f"{named} travels as {transfer}")
 
 
 def law_no_slot_is_shared(conditions: Conditions) -> None:
     """In a slot a rank sends to one rank at most, and receives from one at most."""
     run = played(conditions)
     for end in ("src", "dst"):
-        counts = Counter((batch.slot, getattr(batch, end)) for _, batch in run.batches)
+        counts = Counter(
+            (batch[0].slot, getattr(batch[0], end)) for _, batch in run.batches
+        )
         twice = [key for key, number in counts.items() if number > 1]
         must(not twice, f"(slot, {end}) {twice[:3]} has two batches")
 
@@ -349,7 +349,7 @@ def law_a_batch_has_a_reason(conditions: Conditions) -> None:
     run = played(conditions)
     least = run.rules.size_bytes
     for now_s, batch, reported_s in run.decided:
-        sizes = [transfer.size_bytes for transfer in batch.transfers]
+        sizes = [transfer.size_bytes for transfer in batch]
         waited_s = now_s - min(reported_s)
         is_due = sum(sizes) >= least or waited_s >= run.rules.timeout_s - 1e-9
         must(is_due, f"{sum(sizes)} bytes go after {waited_s} s")

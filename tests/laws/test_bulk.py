@@ -23,9 +23,9 @@ def test_ranks_of_every_number_keep_the_laws(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 1000, 100))
+@pytest.mark.parametrize("first", range(0, 1000, 20))
 def test_a_thousand_random_cases_keep_the_laws(first: int) -> None:
-    for seed in range(first, first + 100):
+    for seed in range(first, first + 20):
         keep_laws(1000 + seed)
 
 

@@ -88,6 +88,7 @@ def exchange_of(features: set[str], model: nn.Module) -> Any:
         "selective": lambda: codecs.selective(density=0.1),
         "a plan": lambda: plan_of(model, False),
         "a plan with overlap": lambda: plan_of(model, True),
+        Feature.BULK: lambda: plan_of(model, False).model_copy(update={"bulk": Bulk()}),
         "auto": lambda: "auto",
     }
     return next((make() for name, make in made.items() if name in features), "none")

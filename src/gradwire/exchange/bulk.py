@@ -16,8 +16,8 @@ values, and sums are made in an order that the steps give. So means have the sam
 as without a coordinator. A batch may arrive before its receiver wants it: it is kept
 there. So a rank waits only for earlier slots, and the earliest slot waits for nothing.
 
-Nothing here sends or waits. ``planning.simulation.slots`` carries slots out on a
-virtual clock, and ``runtime.engine.slots`` carries them out among processes.
+Nothing here sends or waits. ``runtime.engine.slots`` carries batches out among
+processes, and ``gradwire_lab.planning.slots`` carries them out on a virtual clock.
 
 Source: HiPress (Wu et al.) sections 3.2 and 4.1, figure 3.
 Differences: a rank reports at once, not periodically, and what becomes ready meanwhile
@@ -30,14 +30,21 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, starmap
 from typing import Any, NamedTuple
+
+import torch
 
 from ..contract.verbs import AllGather, AllToAll, Among, Recv, Send
 from ..planning.data.plan import Bulk
 
 AHEAD = 2
 """Batches that a rank may have to send, and to receive: one travels, one is next."""
+MOST_TOLD = 2**12
+"""The most transfers of a report or a batch, so that what is told has a bound."""
+MOST_MESSAGES = 2**16
+"""Messages have numbers below. After the last number comes the first again."""
 
 
 class Transfer(NamedTuple):
@@ -50,15 +57,17 @@ class Transfer(NamedTuple):
     src: int
     dst: int
     size_bytes: int
+    slot: int = 0
+    """The slot in which it travels, once the coordinator has decided on it."""
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """The part by which a send finds its receive."""
+        return self[:3]
 
 
-class Batch(NamedTuple):
-    """Transfers of one link that travel as one."""
-
-    slot: int
-    src: int
-    dst: int
-    transfers: tuple[Transfer, ...]
+Batch = tuple[Transfer, ...]
+"""Transfers of one link and one slot, which travel as one."""
 
 
 class Report(NamedTuple):
@@ -67,84 +76,38 @@ class Report(NamedTuple):
     rank: int
     ready: tuple[Transfer, ...]
     """Sends that became ready."""
-    num_arrived: int
+    num_arrived: int = 0
     """Batches that arrived at the rank."""
+    num_ended: int = 0
+    """Messages that ended at the rank, which only waits of processes depend on."""
 
 
-# ---- what is told ------------------------------------------------------------------
-
-_COUNT = struct.Struct("<I")
-_READY = struct.Struct("<HHI")
-_BATCH = struct.Struct("<IHHH")
-_PART = struct.Struct("<HI")
-MOST_MESSAGES = 2**16
-"""Messages have numbers below, and the one after the last has the first number."""
+_ROW = struct.Struct("<HHHII")
 
 
-def packed_report(report: Report) -> bytes:
-    """The bytes of a report, whose rank its receiver knows.
+def packed(rows: Iterable[Sequence[int]]) -> bytes:
+    """The bytes of transfers, or of other rows of five numbers.
 
-    >>> report = Report(1, (Transfer(0, src=1, dst=2, size_bytes=9),), 3)
-    >>> unpacked_report(1, packed_report(report)) == report
-    True
+    >>> [Transfer(*row) for row in unpacked(packed([Transfer(7, 1, 2, 9)]))]
+    [Transfer(message=7, src=1, dst=2, size_bytes=9, slot=0)]
     """
-    ready = [_READY.pack(one.message, one.dst, one.size_bytes) for one in report.ready]
-    return b"".join([_COUNT.pack(report.num_arrived), *ready])
+    return b"".join(starmap(_ROW.pack, rows))
 
 
-def unpacked_report(rank: int, data: bytes) -> Report:
-    """The report of a rank."""
-    ready = _READY.iter_unpack(data[_COUNT.size :])
-    return Report(
-        rank,
-        tuple(Transfer(message, rank, dst, size) for message, dst, size in ready),
-        *_COUNT.unpack_from(data),
-    )
-
-
-def packed_plan(batches: Iterable[Batch]) -> bytes:
-    """The bytes of a rank's batches.
-
-    >>> batch = Batch(7, 1, 2, (Transfer(0, src=1, dst=2, size_bytes=9),))
-    >>> unpacked_plan(packed_plan([batch, batch])) == [batch, batch]
-    True
-    """
-    return b"".join(
-        part
-        for batch in batches
-        for part in (
-            _BATCH.pack(*batch[:3], len(batch.transfers)),
-            *(_PART.pack(one.message, one.size_bytes) for one in batch.transfers),
-        )
-    )
-
-
-def unpacked_plan(data: bytes) -> list[Batch]:
-    """The batches of a rank."""
-    batches = []
-    while data:
-        slot, src, dst, count = _BATCH.unpack_from(data)
-        end = _BATCH.size + count * _PART.size
-        parts = _PART.iter_unpack(data[_BATCH.size : end])
-        transfers = tuple(Transfer(message, src, dst, size) for message, size in parts)
-        batches.append(Batch(slot, src, dst, transfers))
-        data = data[end:]
-    return batches
-
-
-# ---- the coordinator ---------------------------------------------------------------
+def unpacked(data: bytes) -> Iterator[tuple[int, ...]]:
+    """The rows in some bytes."""
+    return _ROW.iter_unpack(data)
 
 
 class Coordinator:
     """Decides on slots. A driver calls ``due`` at ``due_s``.
 
     >>> coordinator = Coordinator(2, Bulk(size_bytes=100, timeout_s=1.0))
-    >>> report = Report(0, (Transfer(0, src=0, dst=1, size_bytes=60),), 0)
+    >>> report = Report(0, (Transfer(0, src=0, dst=1, size_bytes=60),))
     >>> coordinator.receive(report, 5.0), coordinator.due_s
     ([], 6.0)
-    >>> (batch,) = coordinator.receive(report, 5.5)
-    >>> batch.slot, len(batch.transfers)
-    (0, 2)
+    >>> [len(batch) for batch in coordinator.receive(report, 5.5)]
+    [2]
     """
 
     def __init__(self, world: int, rules: Bulk) -> None:
@@ -155,7 +118,7 @@ class Coordinator:
         """Batches of each sender that have not arrived."""
         self._senders: list[deque[int]] = [deque() for _ in range(world)]
         """The senders of batches that have not arrived, by receiver."""
-        self._num_slots = 0
+        self._slot = 0
 
     def receive(self, report: Report, now_s: float) -> list[Batch]:
         """Takes a report; returns the batches of new slots."""
@@ -170,8 +133,8 @@ class Coordinator:
         """The batches of new slots."""
         batches: list[Batch] = []
         while links := self._selected(now_s):
-            batches += [self._batch(src, dst) for src, dst in links.items()]
-            self._num_slots += 1
+            self._slot = (self._slot + 1) % 2**32
+            batches += starmap(self._batch, links.items())
         return batches
 
     @property
@@ -196,43 +159,38 @@ class Coordinator:
         """
         chosen: dict[int, int] = {}
         for end_s, src, dst in sorted(self._free()):
-            waiting = self._links[src, dst]
-            is_full = (
-                sum(one.size_bytes for _, one in waiting) >= self._rules.size_bytes
-            )
-            is_apart = src not in chosen and dst not in chosen.values()
-            if is_apart and (is_full or end_s <= now_s):
+            sizes = (transfer.size_bytes for _, transfer in self._links[src, dst])
+            is_due = end_s <= now_s or sum(sizes) >= self._rules.size_bytes
+            if is_due and src not in chosen and dst not in chosen.values():
                 chosen[src] = dst
         return chosen
 
     def _batch(self, src: int, dst: int) -> Batch:
         waiting = self._links[src, dst]
-        transfers: list[Transfer] = []
+        batch: list[Transfer] = []
         left_bytes = max(1, self._rules.size_bytes)
-        while waiting and left_bytes > 0:
-            transfers.append(waiting.popleft()[1])
-            left_bytes -= transfers[-1].size_bytes
+        while waiting and left_bytes > 0 and len(batch) < MOST_TOLD:
+            batch.append(waiting.popleft()[1]._replace(slot=self._slot))
+            left_bytes -= batch[-1].size_bytes
         self._num_sent[src] += 1
         self._senders[dst].append(src)
-        return Batch(self._num_slots, src, dst, tuple(transfers))
+        return tuple(batch)
 
-
-# ---- a rank ------------------------------------------------------------------------
 
 Key = tuple[int, ...]
-"""The message, the sender and the receiver of transfers."""
 
 
 class Endpoint:
-    """One rank's side: its transfers that are ready, and the batches that it was told.
+    """One rank's side: its transfers that are ready, and payloads that came early.
 
-    ``sends`` and ``receives`` are batches to carry out, one behind the other.
+    A driver carries this rank's batches to send out one behind the other, in the order
+    in which they are told, and those to receive likewise.
     """
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.sends: deque[Batch] = deque()
-        self.receives: deque[Batch] = deque()
+        self.num_ended = 0
+        """Messages that have ended since the last report."""
         self._ready: list[Transfer] = []
         self._num_arrived = 0
         self._waiting: dict[Key, deque[Any]] = {}
@@ -245,40 +203,35 @@ class Endpoint:
 
         Returns the item of a receive with its payload, if the payload is here.
         """
-        key = transfer[:3]
-        if key in self._early:
-            return [(item, _pop(self._early, key))]
-        self._waiting.setdefault(key, deque()).append(item)
+        if transfer.key in self._early:
+            return [(item, _pop(self._early, transfer.key))]
+        self._waiting.setdefault(transfer.key, deque()).append(item)
         if transfer.src == self.rank:
             self._ready.append(transfer)
         return []
 
     def report(self) -> Report | None:
         """The news since the last report; None if there are none."""
-        report = Report(self.rank, tuple(self._ready), self._num_arrived)
-        self._ready = []
+        ready = tuple(self._ready[:MOST_TOLD])
+        report = Report(self.rank, ready, self._num_arrived, self.num_ended)
+        del self._ready[:MOST_TOLD]
         self._num_arrived = 0
-        return report if report.ready or report.num_arrived else None
-
-    def plan(self, batches: Iterable[Batch]) -> None:
-        """Takes batches of this rank, as the coordinator has told them."""
-        for batch in batches:
-            (self.sends if batch.src == self.rank else self.receives).append(batch)
+        self.num_ended = 0
+        return report if any(report[1:]) else None
 
     def sent(self, batch: Batch) -> list[Any]:
-        """The items of a batch of sends; the batch is carried out now."""
-        return [_pop(self._waiting, transfer[:3]) for transfer in batch.transfers]
+        """The items of a batch of sends, which is carried out now."""
+        return [_pop(self._waiting, transfer.key) for transfer in batch]
 
     def arrived(self, batch: Batch, payloads: Sequence[Any]) -> list[tuple[Any, Any]]:
         """Notes a batch; returns the items that waited for its payloads, with them."""
         self._num_arrived += 1
         wanted = []
-        for transfer, payload in zip(batch.transfers, payloads, strict=True):
-            key = transfer[:3]
-            if key in self._waiting:
-                wanted.append((_pop(self._waiting, key), payload))
+        for transfer, payload in zip(batch, payloads, strict=True):
+            if transfer.key in self._waiting:
+                wanted.append((_pop(self._waiting, transfer.key), payload))
             else:
-                self._early.setdefault(key, deque()).append(payload)
+                self._early.setdefault(transfer.key, deque()).append(payload)
         return wanted
 
 
@@ -291,6 +244,13 @@ def _pop(queues: dict[Key, deque[Any]], key: Key) -> Any:
     return first
 
 
+def batches_of(transfers: Iterable[Transfer]) -> list[Batch]:
+    """Transfers, as a plan lists them, by their batches."""
+    return [
+        tuple(own) for _, own in groupby(transfers, lambda one: (one.slot, *one[1:3]))
+    ]
+
+
 def as_sends(verb: Any, rank: int, world: int) -> list[Any]:
     """The sends and receives of a verb whose parts go straight to each rank.
 
@@ -298,8 +258,8 @@ def as_sends(verb: Any, rank: int, world: int) -> list[Any]:
     """
     match verb:
         case AllToAll(out, buf, out_sizes, in_sizes, Among.RANKS):
-            own = buf.split(in_sizes)
-            arriving = out.split(out_sizes)
+            own = torch.split(buf, list(in_sizes))
+            arriving = torch.split(out, list(out_sizes))
         case AllGather(out, buf, Among.RANKS):
             own = (buf.view(-1),) * world
             arriving = out.view(world, -1).unbind()
