@@ -23,6 +23,7 @@ import gradwire as gw
 from gradwire.errors import InvalidSetting
 from gradwire.planning.data.plan import (
     DENSE,
+    Bulk,
     Chunk,
     ExchangeSetting,
     Plan,

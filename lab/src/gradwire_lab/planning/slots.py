@@ -72,11 +72,14 @@ class Slots:
         self.told_bytes = 0
         """Bytes of reports and plans that left a rank."""
         self.num_batches = 0
+        self.sent_bytes = 0
         self._rank = rules.rank
         self._clock = clock
         self._sends: list[deque[Batch]] = [deque() for _ in range(world)]
         self._receives: list[deque[Batch]] = [deque() for _ in range(world)]
         self._under_way: set[Batch] = set()
+        self._due_s = -1.0
+        """The time at which the coordinator looks at the clock next."""
         self._told_s: dict[tuple[int, int], float] = defaultdict(float)
 
     def offer(self, rank: int, transfer: Transfer, item: Any) -> None:
@@ -117,7 +120,9 @@ class Slots:
             own = [one for batch in batches for one in batch if rank in one[1:3]]
             if own:
                 self._tell(self._rank, rank, own, partial(self._plan, rank, own))
-        if (due_s := self.coordinator.due_s) is not None:
+        due_s = self.coordinator.due_s
+        if due_s is not None and due_s != self._due_s:
+            self._due_s = due_s
             self._clock.at(due_s, partial(self._decide, None))
 
     def _plan(self, rank: int, transfers: Sequence[Transfer]) -> None:
@@ -133,6 +138,7 @@ class Slots:
             if is_next and batch not in self._under_way:
                 self._under_way.add(batch)
                 self.num_batches += 1
+                self.sent_bytes += sum(one.size_bytes for one in batch)
                 items = self.endpoints[batch[0].src].sent(batch)
                 self._clock.carry(batch, items, partial(self._arrived, batch, items))
 
@@ -195,6 +201,7 @@ class Simulated(NamedTuple):
     """A plan's iteration with a coordinator."""
 
     timings: list[Timing]
+    sent_bytes: int
     told_bytes: int
     num_batches: int
 
@@ -221,4 +228,4 @@ def simulate_slots(
 
     timings = Demand.of(plan, profile, cluster).all_ranks(slower, carry)
     slots = engines[0].slots
-    return Simulated(timings, slots.told_bytes, slots.num_batches)
+    return Simulated(timings, slots.sent_bytes, slots.told_bytes, slots.num_batches)
