@@ -10,6 +10,7 @@ from ..frame import Figure, Item, Reproduction
 from .ablation import figure12
 from .accuracy import draw14, figure14
 from .convergence import draw16, figure16
+from .coordinator import coordinator
 from .gpu_use import draw10, figure10
 from .lines import table5
 from .pipeline import pipeline
@@ -64,7 +65,12 @@ CONTENTS = (
         SIMULATED,
     ),
     Item("figure 2", "CaSync's design", why=DRAWING),
-    Item("figure 3", "coordinated bulk synchronisation", why=DRAWING),
+    Item(
+        "figure 3",
+        "coordinated bulk synchronisation",
+        ("coordinator",),
+        "a drawing; what it draws is simulated beside static turns",
+    ),
     Item("table 2", "notation of selective compression", why=DRAWING),
     Item(
         "table 3",
@@ -146,6 +152,12 @@ hipress = Reproduction(
             "which gradients to compress, and into how many parts",
             table7,
             unprinted=frozenset({"strategy", "num_nodes", "size_bytes"}),
+        ),
+        Figure(
+            "coordinator",
+            "a coordinator's slots, static turns and neither",
+            coordinator,
+            unprinted=frozenset({"model", "way"}),
         ),
         Figure("figure9", "throughput on 2 to 16 hosts of eight GPUs", figure9, draw),
         Figure(

@@ -360,6 +360,10 @@ class Attachment:
             # see the others close.
             choose(backend, networks, settings.ranks_per_host)
         recorder = Recorder(settings.options.trace_steps)
+        bulk = None if settings.plan is None else settings.plan.bulk
+        if newcomer is None and bulk is not None and bulk.rank >= grid.who.world:
+            accepted = f"one of {grid.who.world} ranks"
+            raise invalid("plan.bulk.rank", bulk.rank, accepted, "name another")
         engine_of = partial(
             Engine,
             num_channels=0 if self.is_left_to_ddp(messages) else settings.channels,
@@ -368,6 +372,7 @@ class Attachment:
             shards=grid.shards,
             ranks_per_host=settings.ranks_per_host,
             checksums=settings.failure.checksums,
+            bulk=bulk,
         )
         if newcomer is not None:
             engine = newcomer.enter(engine_of, healing, messages)

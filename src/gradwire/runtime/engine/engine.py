@@ -31,8 +31,19 @@ from torch import Tensor
 
 from ...collective.steps.travel import members
 from ...contract.trace.span import Span
-from ...contract.verbs import AllToAll, Among, Communication, Compute, Steps, Verb
+from ...contract.verbs import (
+    AllToAll,
+    Among,
+    Communication,
+    Compute,
+    Recv,
+    Send,
+    Steps,
+    Verb,
+)
 from ...errors import ExitCode, InvalidSetting, RankFailed
+from ...exchange.bulk import MOST_MESSAGES, Transfer, as_sends
+from ...planning.data.plan import Bulk
 from ..device.streams import SideStream
 from ..liveness.alarm import Alarm, said
 from ..liveness.blame import (
@@ -72,6 +83,7 @@ from ..transport.wire import (
     is_begun,
     open_channels,
 )
+from .slots import THREADS, Slots
 
 COMPUTE = "compute"
 """The lane of every task that is no communication."""
@@ -137,7 +149,7 @@ class Engine:
     ``timeout`` bounds a wait for a peer. ``on_span`` receives a span for every task.
     With ``num_channels`` 0 the engine carries nothing: it has a pulse, and neither
     channels nor threads. With ``checksums`` ranks compare the bytes that arrive with
-    the bytes that were sent.
+    the bytes that were sent. With ``bulk`` a coordinator says when sends travel.
     """
 
     is_copy = False
@@ -157,6 +169,7 @@ class Engine:
         shards: Membership = ALONE,
         ranks_per_host: int = 1,
         checksums: bool = False,
+        bulk: Bulk | None = None,
     ) -> None:
         self.who = who
         self.rank = who.rank
@@ -191,6 +204,9 @@ class Engine:
             on_error=self._task_failed,
             prepare=lambda: torch.set_grad_enabled(False),
         )
+        self.bulk = bulk
+        self.slots: Slots | None = None
+        self._num_launched = 0
         self._pulse: Pulse | None = None
         if who.name:
             self._pulse = Pulse(
@@ -203,7 +219,10 @@ class Engine:
                 self._waits,
             )
         try:
-            self._open(Among.RANKS, who, count)
+            self._open(Among.RANKS, who, count and count + 2 * bool(bulk))
+            if bulk and Among.RANKS in self.routes.groups:
+                channels = self.routes.groups[Among.RANKS].channels
+                self.slots = Slots(bulk, channels[count], channels[count + 1])
             if count and self.rank == 0:
                 self.sweep(MEETING)  # all have read these, as all have connected
             self._open(Among.SHARDS, shards, num_channels)
@@ -294,7 +313,9 @@ class Engine:
         manager = self._manager
         lane = self.num_channels
         before = [*how.after]
+        slots = None
         if not how.is_control:
+            slots = None if how.side else self.slots
             lane = self.routes.lane(index, self.credit)
             # Messages of gradients may use their channels in issue order only.
             before.append(self._last_turn)
@@ -309,8 +330,15 @@ class Engine:
             self._step,
             how.side,
             how.is_inline,
+            slots,
+            how.after,
+            self._num_launched % MOST_MESSAGES,
         )
         end = driver.end
+        if slots is not None:
+            self._num_launched += 1
+            slots.launch()
+            manager.add(Task("ended", slots.end), [end])
         turn = driver.turn
         manager.add(turn, [*before, self._tails[lane]])
         if self._pulse is not None:
@@ -491,7 +519,8 @@ class Engine:
         channel or of a lane, in which the garbage collector may call this, cannot wait
         for its own end.
         """
-        if is_foreign() or self._manager.is_own_thread():
+        is_of_slots = threading.current_thread().name == THREADS
+        if is_foreign() or is_of_slots or self._manager.is_own_thread():
             in_background(self.finish_and_close)
             return
         if self._failure is None:
@@ -527,6 +556,9 @@ class Engine:
         if self._pulse is not None:
             self._pulse.stop()
         self._manager.stop()
+        if self.slots is not None:
+            self.slots.stop(self._failure)
+            self.slots = None
         if self._manager.join(_JOIN_S):
             self.routes.clear()
         else:
@@ -656,6 +688,11 @@ class Driver:
     step: int
     side: SideStream | None = None
     is_inline: bool = False
+    slots: Slots | None = None
+    """Carries sends and receives; None if they wait for the message's turn."""
+    after: Sequence[Task] = ()
+    number: int = 0
+    """The message's number among all that take slots."""
     turn: Task = field(init=False)
     """Done when the message may use its channel."""
     end: Task = field(init=False)
@@ -718,6 +755,9 @@ class Driver:
         network = [verb for verb in verbs if not isinstance(verb, Compute)]
         computations = [verb for verb in verbs if isinstance(verb, Compute)]
         computes = [self.task(verb.name, verb.fn) for verb in computations]
+        in_slots: list[Task] = []
+        if self.slots is not None:
+            network, in_slots = self._in_slots(network, self.slots)
         apart = computes
         wire: list[Task] = []
         if network:
@@ -727,19 +767,56 @@ class Driver:
                 apart = []
             # Verbs for the network that may run at once are one task, started together.
             wire = [self._communication(network, beside)]
-        resume = self.short_task(
-            "resume", lambda: self.resume(_results(asked, computes))
-        )
+        self._then(lambda: _results(asked, computes), apart, wire, in_slots)
+
+    def _in_slots(
+        self, network: Sequence[Communication], slots: Slots
+    ) -> tuple[list[Communication], list[Task]]:
+        """The verbs that wait for the message's turn, and the tasks of the others."""
+        group = self.routes.groups[Among.RANKS]
+        left: list[Communication] = []
+        tasks: list[Task] = []
+        for asked in network:
+            with as_on_a_lane():
+                verbs = as_sends(asked, group.rank, group.world)
+            for verb in verbs:
+                if isinstance(verb, Send):
+                    ends = (group.rank, verb.dst)
+                elif isinstance(verb, Recv):
+                    ends = (verb.src, group.rank)
+                else:
+                    left.append(verb)
+                    continue
+                transfer = Transfer(self.number, *ends, verb.buf.nbytes)
+                size_bytes = self.routes.sent_bytes(verb)
+                lane = self.routes.lanes[self.lane]
+                task = self.task(_name(verb), lambda: None, lane, size_bytes)
+                task.begin = partial(slots.offer, transfer, verb)
+                tasks.append(task)
+        return left, tasks
+
+    def _then(
+        self,
+        value: Callable[[], Any],
+        works: list[Task],
+        wire: list[Task],
+        in_slots: Sequence[Task] = (),
+    ) -> None:
+        """Starts the tasks of verbs; once all are done, the steps are resumed."""
+        resume = self.short_task("resume", lambda: self.resume(value()))
         # The resuming task must wait before any of the others can be done.
-        resume.num_blockers = len(apart) + len(wire)
-        for task in (*apart, *wire):
+        tasks = (*works, *wire, *in_slots)
+        resume.num_blockers = len(tasks)
+        for task in tasks:
             task.dependents.append(resume)
         if not resume.num_blockers:
             self.manager.add(resume)
-        for task in apart:
+        for task in works:
             self.manager.add(task)
         for task in wire:
             self.manager.add(task, [self.turn])
+        for task in in_slots:
+            self.manager.add(task, self.after)
 
     def _communication(
         self, verbs: Sequence[Communication], meanwhile: Sequence[Task]
