@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore
+from torch._utils import _take_tensors
 
 from ...collective.steps.travel import sent_bytes
 from ...contract.files import write_anew
@@ -74,6 +75,8 @@ FOLDER = "GRADWIRE_RECORDS"
 """The environment variable with the folder for records; default: the system's folder
 for temporary files.
 """
+BATCH_BYTES = 2**25
+"""The bytes of small tensors that one broadcast carries at an attach, about."""
 POLL_S = 0.02
 """Seconds between two reads of a store by a rank that waits for other ranks' keys."""
 _log = logging.getLogger("gradwire")
@@ -649,11 +652,19 @@ def start(verb: Communication, channel: Channel, *, straight: bool = False) -> A
 
 
 def broadcast_all(tensors: Sequence[Tensor], channel: Channel, *, src: int) -> None:
-    """Replaces tensors, wherever they lie, by those of group rank ``src``."""
-    for tensor in tensors:
-        host = tensor.detach().cpu().contiguous()
-        if host.numel():
+    """Replaces tensors, wherever they lie, by those of group rank ``src``.
+
+    Tensors of one kind travel together, in batches of about ``BATCH_BYTES``: far away a
+    broadcast of each would cost its own latency.
+    """
+    own = [tensor.detach() for tensor in tensors]
+    for batch in _take_tensors(own, BATCH_BYTES):  # type: ignore[no-untyped-call]
+        hosts = [tensor.cpu().contiguous().view(-1) for tensor in batch]
+        values_N = torch.cat(hosts) if len(hosts) > 1 else hosts[0]
+        if values_N.numel():
             # As bytes: gloo does not know every dtype.
-            carry_out([Broadcast(src, host.view(-1).view(torch.uint8))], [channel])
+            carry_out([Broadcast(src, values_N.view(torch.uint8))], [channel])
         if channel.rank() != src:
-            tensor.detach().copy_(host)
+            sizes = [tensor.numel() for tensor in batch]
+            for tensor, part in zip(batch, values_N.split(sizes), strict=True):
+                tensor.copy_(part.view(tensor.shape))
