@@ -157,8 +157,8 @@ def streaming_diloco(
     Source: Douillard et al. 2025, arXiv 2501.18512, whose settings are the defaults:
     outer learning rate 0.4, momentum 0.9, mixing 0.5. Means take effect 5 steps late.
     The paper's 4 bits are floats with 3 bits of exponent; here they are ``uniform``'s
-    levels with error feedback. A fragment is three blocks of a transformer in the
-    paper, and a third of the parameters here.
+    levels, rounded at random. Neither has error feedback. A fragment is three blocks of
+    a transformer in the paper, and a third of the parameters here.
 
     Args:
         model: The model, on its device. Other ranks get the parameters of rank 0.
@@ -202,7 +202,7 @@ def muloco(
     Source: Thérien et al. 2025, arXiv 2505.23725. The defaults (5 steps, 4 bits,
     SlowMo's outer optimizer) are those of docs/measured.md. The paper has 30 steps, 2
     bits with error feedback and a tuned Nesterov momentum:
-    ``every=30, exchange=gw.compress.uniform(bitwidth=2), outer=...``.
+    ``every=30, exchange=gw.compress.sparseloco(density=1.0), outer=...``.
 
     Args:
         model: The model, on its device. Other ranks get the parameters of rank 0.
