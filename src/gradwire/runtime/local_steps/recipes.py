@@ -142,6 +142,52 @@ def diloco(
     return inner, local_steps(model, inner, exchange, every=every, **settings)
 
 
+def lora(
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    *,
+    lr: float = 2e-4,
+    every: int = 20,
+    exchange: Way = "uniform",
+    **settings: Any,
+) -> Started:
+    """LoRA over far hosts: AdamW on adapters, which become the ranks' mean.
+
+    The base model is frozen and never travels, if each rank has loaded the same.
+
+    Source: Hu et al. 2021, arXiv 2106.09685 (LoRA); the default rate is usual with
+        PEFT. A mean without momentum is the merge that loses least on LoRA: yeto
+        (https://github.com/agentenv/yeto) measured 0.6 % with it, and 9.9 % with
+        DiLoCo's Nesterov momentum.
+
+    Args:
+        model: The model with adapters, such as PEFT's ``get_peft_model`` makes, on its
+            device. Other ranks get the adapters of rank 0.
+        optimizer: Default: AdamW of the parameters with ``requires_grad``.
+        lr: The learning rate of AdamW, by default 2e-4.
+        every: Local steps from one mean to the next, by default 20.
+        exchange: A compressor, an exchange or a name. Default: 4 bits an element.
+        **settings: Further settings of ``gw.local_steps``, such as ``outer`` and
+            ``group``.
+
+    Returns:
+        The optimizer that the loop steps, and the handle.
+
+    Raises:
+        InvalidSetting, RanksDiffer, RankFailed: As ``gw.local_steps``.
+
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    >>> _ = model[0].requires_grad_(False)
+    >>> optimizer, handle = lora(model)
+    >>> [len(group["params"]) for group in optimizer.param_groups]
+    [2]
+    >>> handle.detach()
+    """
+    adapters = [param for param in model.parameters() if param.requires_grad]
+    inner = optimizer or AdamW(adapters, lr)
+    return localsgd(model, inner, every=every, exchange=exchange, **settings)
+
+
 def streaming_diloco(
     model: nn.Module,
     optimizer: Optimizer | None = None,
