@@ -49,6 +49,7 @@ def main() -> None:
     options.add_argument("--base-steps", type=int, default=100)
     options.add_argument("--steps", type=int, default=100)
     options.add_argument("--batch", type=int, default=8)
+    options.add_argument("--seed", type=int, default=0)
     options.add_argument("--folder", help="where rank 0 saves the adapters")
     chosen = options.parse_args()
     dist.init_process_group("gloo")
@@ -61,27 +62,34 @@ def main() -> None:
     prose = "".join(topics.values())
     for step in range(chosen.base_steps):
         optimizer.zero_grad()
-        words = windows(prose, chosen.batch, step)
+        words = windows(prose, 16, step)
         base(input_ids=words, labels=words).loss.backward()
         optimizer.step()
+    optimizer.zero_grad()
 
+    torch.manual_seed(chosen.seed)
     model = get_peft_model(base, LoraConfig(r=8, target_modules="all-linear"))
     optimizer, handle = gw.recipes.lora(model, lr=3e-3)
     sources = inspect.getsource(argparse) + inspect.getsource(inspect)
     start_s = time.perf_counter()
     for step in range(chosen.steps):
         optimizer.zero_grad()
-        words = windows(sources, chosen.batch, 2 * step + rank)  # each site's own
+        place = dist.get_world_size() * (chosen.seed * chosen.steps + step) + rank
+        words = windows(sources, chosen.batch, place)  # each site has its own
         model(input_ids=words, labels=words).loss.backward()
         optimizer.step()
     handle.end_period()  # all sites have the same adapters now
     seconds = time.perf_counter() - start_s
     if rank == 0:
-        held_out = windows(inspect.getsource(tarfile), 64, 0)
+        held_out = windows(inspect.getsource(tarfile), 256, 0)
         with torch.no_grad():
             loss = model(input_ids=held_out, labels=held_out).loss.item()
-        sent = handle.stats()["wire_bytes_per_step"]
-        print(f"loss {loss:.3f}, {sent:.0f} bytes a step, {seconds:.1f} s")
+        stats = handle.stats()
+        waited = stats["wait_s_per_step"] * chosen.steps / seconds
+        print(
+            f"loss {loss:.3f}, {stats['wire_bytes_per_step']:.0f} bytes a step, "
+            f"{seconds:.1f} s, of which {waited:.0%} waited for the other site"
+        )
         if chosen.folder:
             model.save_pretrained(chosen.folder)
     handle.detach()

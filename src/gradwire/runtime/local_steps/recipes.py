@@ -151,14 +151,12 @@ def lora(
     exchange: Way = "uniform",
     **settings: Any,
 ) -> Started:
-    """LoRA over far hosts: AdamW on adapters, which become the ranks' mean.
+    """LoRA over far hosts: AdamW on adapters, whose means move with a slow momentum.
 
     The base model is frozen and never travels, if each rank has loaded the same.
 
-    Source: Hu et al. 2021, arXiv 2106.09685 (LoRA); the default rate is usual with
-        PEFT. A mean without momentum is the merge that loses least on LoRA: yeto
-        (https://github.com/agentenv/yeto) measured 0.6 % with it, and 9.9 % with
-        DiLoCo's Nesterov momentum.
+    Source: Hu et al. 2021, arXiv 2106.09685 (LoRA); the learning rate is usual with
+        PEFT. The other defaults lost least in docs/two_sites.md.
 
     Args:
         model: The model with adapters, such as PEFT's ``get_peft_model`` makes, on its
@@ -185,7 +183,8 @@ def lora(
     """
     adapters = [param for param in model.parameters() if param.requires_grad]
     inner = optimizer or AdamW(adapters, lr)
-    return localsgd(model, inner, every=every, exchange=exchange, **settings)
+    settings = {"outer": SLOWMO, **settings}
+    return inner, local_steps(model, inner, exchange, every=every, **settings)
 
 
 def streaming_diloco(
