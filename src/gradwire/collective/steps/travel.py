@@ -188,6 +188,7 @@ def travel(verb: str, world: int) -> Travel:
     return Travel(rounds, parts / of)
 
 
+@lru_cache(maxsize=4096)
 def copies_sent(verb: str, world: int, from_root: int = 0) -> tuple[int, int]:
     """How many times its size a rank sends, as a fraction (numerator, denominator).
 

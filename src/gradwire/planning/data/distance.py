@@ -2,9 +2,9 @@
 
 Source: what gloo does in torch 2.13, by its own source and on 4 far hosts. Its rings
     send in halves of a round (``IN_FLIGHT``), so the distance of one half is hidden
-    behind the bytes of the other. Hosts with links of 50 Mbit/s summed 1.85 MB in 0.47
-    s where they were near, in 0.50 s 10 ms away and in 0.78 s 40 ms away. A round trip
-    for each of the 6 rounds would be 0.12 and 0.48 s.
+    behind the bytes of the other. With links of 50 Mbit/s, near hosts summed 1.85 MB in
+    0.47 s. Hosts 10 ms away took 0.50 s, and hosts 40 ms away 0.78 s. A round trip for
+    each of the 6 rounds would be 0.12 and 0.48 s.
 Not modelled: slow start of TCP and its windows; notes that wait behind payloads of
     other messages (two of those rings at once took 1.13 s, and near hosts 0.97 s).
 """
@@ -61,8 +61,9 @@ class FarLine(LineFit):
 def far_line(verb: str, world: int, near: LineFit, latency_s: float) -> LineFit:
     """The line of a verb between hosts of this latency.
 
-    ``near`` is its line without distance. The line bends where the runtime goes over to
-    a ring or posts no receives ahead, and where a ring's bytes begin to hide its hops.
+    ``near`` is its line without distance. The line bends at three sizes: from there on
+    the runtime takes a ring, or posts no receives ahead, or a ring's bytes hide its
+    hops.
 
     >>> near = LineFit(alpha_s=0.0, per_unit_s=1e-6)
     >>> far = far_line("all_reduce", 4, near, 0.05)
