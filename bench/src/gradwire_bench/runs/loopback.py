@@ -4,7 +4,8 @@ DDP's.
 All sides train the same model in the same processes, in turn. Ranks share the machine's
 cores, so what the machine does beside shows in ``step_s``. ``processor_s`` counts the
 work of all threads of a rank, and is the figure to trust on a busy machine.
-``switches`` counts how often they went to sleep, and so were woken up again.
+``switches`` counts how often they went to sleep, and so were woken up again. ``calls``
+counts calls of Python's functions, which nothing else on the machine changes.
 """
 
 from __future__ import annotations
@@ -105,4 +106,5 @@ def _row(
         "speedup_vs_ddp": median(speedups),
         "processor_s": in_a_step("processor_s"),
         "switches": in_a_step("switches"),
+        "calls": in_a_step("calls"),
     }
