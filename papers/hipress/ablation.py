@@ -39,8 +39,6 @@ from gradwire.planning.data.plan import (
     Setting,
 )
 from gradwire.planning.data.profile import Profile, ProfiledTensor
-from gradwire.planning.planner.secopa import secopa
-from gradwire.planning.planner.ssfusion.fusion import arrivals
 from gradwire.runtime.engine.engine import Engine
 from gradwire.runtime.engine.plain import values_of_all
 from gradwire.runtime.liveness.membership import join
@@ -50,6 +48,8 @@ from gradwire_bench.schedule.schedule_rank import replay
 from gradwire_bench.schedule.sharing import keep_queues_short, share_cores
 from gradwire_bench.testbed.hosts import Testbed, shaped_hosts
 from gradwire_bench.testbed.ranks import Report, run_ranks
+from gradwire_lab.planner.secopa import secopa
+from gradwire_lab.planning.sparse_fusion import arrivals
 
 from ..frame import Ask, Claim, Findings, Row
 

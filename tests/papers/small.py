@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from gradwire_bench.testbed.hosts import loopback_hosts
 from gradwire_bench.workloads.task import (
     Batch,
     TrainingTask,
@@ -31,6 +32,7 @@ from papers.hipress import (
     convergence,
     coordinator,
     gpu_use,
+    pipeline,
     sizes,
     speed,
     throughput,
@@ -50,7 +52,7 @@ from papers.ssfusion.sizes import table2
 from papers.ssfusion.throughput import figure11
 from papers.ssfusion.training import Trained
 from papers.ssfusion.varied import figure14, figure15, figure16, figure17
-from papers.usbyte import bandwidth, blocks, lines, order, overhead, scaling
+from papers.usbyte import bandwidth, blocks, energy, lines, order, overhead, scaling
 from papers.usbyte import losses as usbyte_losses
 from papers.workloads.applications import text_lstm, text_transformer
 from papers.zen import balance as zen_balance
@@ -135,7 +137,16 @@ DEFT: dict[str, Measure] = {
 HIPRESS_TRAINED = convergence.Trained(
     "argmax", tiny, 20, 10, "terngrad", PS_ONEBIT, "lstm", less_is_better=True
 )
+
+
+def played_pipeline(asked: Ask) -> Findings:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "open_hosts", loopback_hosts)
+        return pipeline.pipeline(asked, model="googlenet", compute_s=0.1)
+
+
 HIPRESS: dict[str, Measure] = {
+    "pipeline": played_pipeline,
     "table1": throughput.table1,
     "table6": sizes.table6,
     "figure9": partial(
@@ -152,7 +163,13 @@ HIPRESS: dict[str, Measure] = {
     "figure16": partial(convergence.figure16, models=(HIPRESS_TRAINED,), num_hosts=2),
 }
 SSFUSION_TRAINED = Trained("argmax", tiny, 6, 3, "resnet152", (), less_is_better=True)
-SLOWER = {"dgc": 1.0, "gaussiank": 1.5, "redsync": 1.2, "sidco": 2.0}
+SLOWER = {
+    "dgc": 1.0,
+    "gaussiank": 1.5,
+    "redsync": 1.2,
+    "sidco": 2.0,
+    "localrandomk": 0.5,
+}
 SSFUSION: dict[str, Measure] = {
     "figure2": partial(figure2, models=("resnet152",), degrees=(20, 100)),
     "figure4": partial(figure4, sizes=(2**8, 2**12, 2**14)),
@@ -178,6 +195,12 @@ def forked12(asked: Ask) -> Findings:
         return usbyte_losses.figure12(asked, nodes=(2,), num_images=64, goal=2.3)
 
 
+def played17(asked: Ask) -> Findings:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(energy, "open_hosts", loopback_hosts)
+        return energy.figure17(asked, models=("googlenet",), compute_s=0.1)
+
+
 USBYTE: dict[str, Measure] = {
     "figure9": lines.figure9,
     "figure10": partial(scaling.figure10, models=("vgg16",), ranks=(2, 8), trials=1),
@@ -192,6 +215,7 @@ USBYTE: dict[str, Measure] = {
         blocks.figure15, models=("vgg16", "googlenet"), sizes_mbit=(0.1, 8.0)
     ),
     "figure16": partial(blocks.figure16, models=("vgg16",), sizes_mbit=(0.5, 8.0)),
+    "figure17": played17,
     "figure18": partial(scaling.figure18, models=("vgg16",), ranks=(8, 32)),
 }
 

@@ -18,10 +18,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from ..contract import Exchange
 from ..contract.spec import NamedParam
-from ..errors import InvalidSetting, invalid
+from ..errors import IncompatiblePair, InvalidSetting, invalid
 from ..exchange.by_name import momentum_of, named_collective
 from ..exchange.error_feedback import Wrapper, chooser_of
+from ..exchange.rounds import codec_for_rounds
 from .grid.dtensors import has_dtensors, is_dtensor
 from .settings import BOTH, Settings, sparse_weights
 
@@ -38,6 +40,8 @@ class Feature(StrEnum):
     MOMENTUM_CORRECTION = "momentum correction"
     ADAPT = "adapt"
     LOCAL_STEPS = "local_steps"
+    QUORUM = "quorum"
+    JOINT_PAYLOAD = "an exchange that ranks make together"
     REDUCE_SCATTER = "fsdp.reduce_scatter"
     DDP = "DDP"
     DTENSORS = "DTensors (fully_shard)"
@@ -76,6 +80,8 @@ class Facts(NamedTuple):
     way: str = "attach"
     optimizer: Optimizer | None = None
     """The optimizer that takes the means."""
+    quorum: int | None = None
+    """The quorum of local steps in partial rounds."""
 
 
 def _rows(facts: Facts) -> dict[str, Any]:
@@ -131,6 +137,17 @@ def _no_optimizer(facts: Facts) -> bool:
     )
 
 
+def _joint_payload(facts: Facts) -> Any:
+    """The exchange, if no rank can make its payload alone."""
+    exchange = facts.settings.exchange
+    if isinstance(exchange, Exchange):
+        try:
+            codec_for_rounds(exchange)
+        except IncompatiblePair:
+            return exchange
+    return None
+
+
 def _setting(name: str, default: Any) -> Callable[[Facts], Any]:
     """A field of the options or of the failure policy, where it is not the default."""
 
@@ -168,6 +185,8 @@ FEATURES: dict[str, Callable[[Facts], Any]] = {
         chooser_of(facts.settings.exchange) and facts.settings.exchange
     ),
     Feature.LOCAL_STEPS: lambda facts: facts.way == Feature.LOCAL_STEPS,
+    Feature.QUORUM: lambda facts: facts.quorum,
+    Feature.JOINT_PAYLOAD: _joint_payload,
     Feature.REDUCE_SCATTER: lambda facts: facts.way == Feature.REDUCE_SCATTER,
     Feature.DDP: lambda facts: isinstance(facts.model, DistributedDataParallel),
     Feature.DTENSORS: lambda facts: has_dtensors(facts.params),
@@ -394,6 +413,27 @@ refuse(
     remedy="call gw.attach, or train a model that is whole on each rank",
     what="model",
     given="one with DTensors",
+)
+for _name in (
+    Feature.BUCKET_CAP,
+    Feature.NUM_CHANNELS,
+    Feature.COMPRESS_IF,
+    Feature.CHECKSUMS,
+):
+    _why = "left out beside quorum=, which sends whole fragments in one payload"
+    refuse(_name, Feature.QUORUM, _why, remedy=_OUT)
+refuse(
+    Feature.JOINT_PAYLOAD,
+    Feature.QUORUM,
+    "one whose payload a rank can make alone, beside quorum=",
+    remedy="take a compressor such as topk or uniform",
+    what="exchange",
+)
+refuse(
+    Feature.MESH,
+    Feature.QUORUM,
+    "None beside quorum=: each rank pushes alone",
+    remedy="leave one of them out",
 )
 
 _NOT_OVERLAPPED = (

@@ -55,7 +55,7 @@ class PlannedMessage(Frozen):
     """
     early: tuple[str, ...] = ()
     """Tensors that are encoded on the compute lane as soon as their own gradients are
-    ready; those on a device by the host all the same, from a copy.
+    ready. The host encodes a tensor on a device too, from a copy.
 
     A message that has tensors here or in ``inline`` has all here that it encodes:
     others travel as they are. One that has none is encoded on the compute lane, when it

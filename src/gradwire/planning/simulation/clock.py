@@ -57,14 +57,6 @@ class Timing:
     backward_end_s: list[float]
     message_start_s: list[float]
     message_end_s: list[float]
-    message_bytes: Sequence[int]
-    message_layers: Sequence[Collection[int]]
-    """For each message, the places in forward order of its gradients' layers."""
-    ready_s: list[float]
-    """The seconds at which each message's gradients are all ready.
-
-    An inline encode is included.
-    """
     forward_start_s: list[float]
     forward_end_s: list[float]
     inline: Sequence[Encode]
@@ -104,7 +96,6 @@ class Iteration:
     """Numbers in forward order of the layers whose gradients each message carries."""
     credit: int
     overlap_forward: bool
-    num_bytes: Sequence[int]
     labels: Sequence[str]
     after: Sequence[Sequence[int]] = ()
     inline: Sequence[Encode] = ()
@@ -170,7 +161,7 @@ class Iteration:
         added_s = [0.0] * len(self.profile.layers)
         for work in inline:
             added_s[work.layer] += work.seconds
-        return backward_ends(self.profile, added_s)
+        return backward_ends(self.profile, self.cluster, added_s)
 
     def _timing(
         self,
@@ -192,9 +183,6 @@ class Iteration:
             backward_end_s=backward_end_s,
             message_start_s=start_s,
             message_end_s=end_s,
-            message_bytes=self.num_bytes,
-            message_layers=self.layers,
-            ready_s=self._ready_s(backward_end_s),
             forward_start_s=forward_start_s,
             forward_end_s=forward_end_s,
             inline=inline,
@@ -308,7 +296,6 @@ class Demand:
             layers,
             plan.credit,
             plan.overlap_forward,
-            [spec.numel * spec.dtype.itemsize for spec in specs],
             labels,
             [message.after for message in plan.messages],
             sorted(inline, key=lambda work: -work.layer),

@@ -2,11 +2,11 @@
 
 It is the runtime's engine with seconds in place of work. Every rank has one compute
 lane, which takes the computations that are ready in issue order, and ``credit``
-communication lanes. A message is launched when its gradients and those of all messages
-before it are ready; its computations before the first transfer begin at once. It may
-use the wire when the message before it may, its lane is free (message i - credit has
-ended) and all messages in its ``after`` have ended. A transfer begins when sender and
-receiver are both there, a collective when all ranks are.
+communication lanes. A message is launched when its gradients, and the gradients of all
+messages before it, are ready; its computations before the first transfer begin at once.
+It may use the wire when the message before it may, its lane is free (message i - credit
+has ended) and all messages in its ``after`` have ended. A transfer begins when sender
+and receiver are both there, a collective when all ranks are.
 """
 
 from __future__ import annotations

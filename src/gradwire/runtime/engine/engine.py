@@ -69,6 +69,7 @@ from ..transport.task_graph import (
 )
 from ..transport.wire import (
     AMONG_SHARDS,
+    Channel,
     NotedVerb,
     RankGroup,
     Routes,
@@ -96,9 +97,10 @@ It has a thread only if a plan has such tensors.
 COMPUTING = (COMPUTE, INLINE, OFFLOAD)
 _JOIN_S = 10.0
 """Seconds that ``close`` waits for tasks. An encode ends by then; waits may not."""
+_ENDLESS = timedelta(days=3650)
 
 
-_NOTHING = Task("nothing", lambda: None, done=True)
+_NOTHING = Task("nothing", None, done=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +202,7 @@ class Engine:
             spare=[OFFLOAD] if lanes else [],
             observe=self._observe,
             on_error=self._task_failed,
+            prepare=lambda: torch.set_grad_enabled(False),
         )
         self.bulk = bulk
         self.slots: Slots | None = None
@@ -245,6 +248,18 @@ class Engine:
             if among is not Among.SHARDS:
                 ranks = members(self.rank, self.world, self.ranks_per_host, among)
             self.routes.groups[among] = RankGroup(*who[:3], channels, ranks=ranks)
+
+    def open_beside(self, name: str) -> Channel:
+        """A channel to all ranks that no message takes; all ranks call it.
+
+        Its receives may wait for as long as training goes on.
+        """
+        who = self.who.beside(name)
+        [channel] = self.meanwhile(
+            "connect", lambda: open_channels(*who[:3], 1, _ENDLESS)
+        )
+        self.routes.groups[Among.RANKS].channels.append(channel)
+        return channel
 
     def meanwhile(self, what: str, work: Callable[[], Any]) -> Any:
         """The result of ``work``, which waits for other ranks outside of messages.
@@ -353,7 +368,8 @@ class Engine:
         """
         start_s = wall_clock()
         try:
-            task.result = task.fn()
+            if task.fn is not None:
+                task.result = task.fn()
         except BaseException as error:
             self._task_failed(task, error)
             raise
@@ -367,15 +383,16 @@ class Engine:
     def wait(self, ends: list[Task]) -> None:
         """Blocks until all ``ends`` are done; a lost peer raises ``RankFailed``."""
         self.refuse_copy()  # in a forked process, locks may be held for ever
-        over = threading.Event()
+        over = threading.Lock()  # an Event takes ten times as long
+        over.acquire()
         ended = list[BaseException | None]()
 
         def end(failure: BaseException | None) -> None:
             ended.append(failure)
-            over.set()
+            over.release()
 
         self.when_done(ends, end)
-        over.wait()
+        over.acquire()
         self.check()
         if ended[0] is not None:
             raise ended[0]
@@ -683,8 +700,8 @@ class Driver:
     _noted: NotedVerb | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.turn = self.short_task("turn", lambda: None)
-        self.end = self.short_task(self.name, lambda: None)
+        self.turn = self.short_task("turn", None)
+        self.end = self.short_task(self.name, None)
         self.end.num_blockers = 1  # cleared by hand when the steps return
 
     def resume(self, value: Any = None) -> None:
@@ -707,13 +724,12 @@ class Driver:
         """Whether this thread does what the steps ask for, without a lane.
 
         It does all computations before the first verb for the network, if the message
-        is to be ``is_inline``, and small ones that no transfer goes beside.
+        is to be ``is_inline``, and small ones.
         """
-        verbs = asked if isinstance(asked, tuple) else (asked,)
-        return all(
-            isinstance(verb, Compute)
-            and (self.is_inline or (self.side is None and verb.is_small))
-            for verb in verbs
+        if isinstance(asked, tuple):
+            return all(map(self._computes_here, asked))
+        return isinstance(asked, Compute) and (
+            self.is_inline or (self.side is None and asked.is_small)
         )
 
     def _computed(self, asked: Verb | tuple[Verb, ...]) -> Any:
@@ -729,7 +745,7 @@ class Driver:
 
     def _finish(self, value: Any) -> None:
         """Ends the message with the value that its steps returned."""
-        self.end.fn = lambda: value
+        self.end.result = value
         self.end.num_blockers = 0
         self.manager.add(self.end, [self.turn])
 
@@ -737,15 +753,23 @@ class Driver:
         """Makes tasks of verbs, and puts them into the graph."""
         verbs = asked if isinstance(asked, tuple) else (asked,)
         network = [verb for verb in verbs if not isinstance(verb, Compute)]
-        computes = [
-            self.task(verb.name, verb.fn) for verb in verbs if isinstance(verb, Compute)
-        ]
+        computations = [verb for verb in verbs if isinstance(verb, Compute)]
+        computes = [self.task(verb.name, verb.fn) for verb in computations]
         in_slots: list[Task] = []
         if self.slots is not None:
             network, in_slots = self._in_slots(network, self.slots)
-        # Verbs for the network that may run at once are one task, started together.
-        wire = [self._communication(network)] if network else []
-        self._then(asked, computes, wire, in_slots)
+        apart = computes
+        wire: list[Task] = []
+        if network:
+            channel = self.routes.of(network, self.index, self.lane)[0]
+            beside: list[Task] = []
+            is_carried = not is_begun(network, channel)
+            if is_carried and all(map(self._computes_here, computations)):
+                beside = computes
+                apart = []
+            # Verbs for the network that may run at once are one task, started together.
+            wire = [self._communication(network, beside)]
+        self._then(lambda: _results(asked, computes), apart, wire, in_slots)
 
     def _in_slots(
         self, network: Sequence[Communication], slots: Slots
@@ -775,53 +799,60 @@ class Driver:
 
     def _then(
         self,
-        asked: Verb | tuple[Verb, ...],
-        computes: list[Task],
+        value: Callable[[], Any],
+        works: list[Task],
         wire: list[Task],
-        in_slots: list[Task],
+        in_slots: Sequence[Task] = (),
     ) -> None:
         """Starts the tasks of verbs; once all are done, the steps are resumed."""
-        resume = self.short_task(
-            "resume", lambda: self.resume(_results(asked, computes))
-        )
+        resume = self.short_task("resume", lambda: self.resume(value()))
         # The resuming task must wait before any of the others can be done.
-        resume.num_blockers = len(computes) + len(wire) + len(in_slots)
-        for task in (*computes, *wire, *in_slots):
+        tasks = (*works, *wire, *in_slots)
+        resume.num_blockers = len(tasks)
+        for task in tasks:
             task.dependents.append(resume)
         if not resume.num_blockers:
             self.manager.add(resume)
-        for task in computes:
+        for task in works:
             self.manager.add(task)
         for task in wire:
             self.manager.add(task, [self.turn])
         for task in in_slots:
             self.manager.add(task, self.after)
 
-    def _communication(self, verbs: Sequence[Communication]) -> Task:
+    def _communication(
+        self, verbs: Sequence[Communication], meanwhile: Sequence[Task]
+    ) -> Task:
         """The task of verbs for the network: all that a message sends begins here.
 
-        The lane's thread does the ``work`` and waits for it. If the channel itself
-        reports a verb's end, the verb is only started, and no thread is woken up. On a
-        device, the device's own channel carries ``direct`` verbs out. All other verbs
-        pass through host memory.
+        The lane's thread does the ``work`` and waits for it. Before it waits, it does
+        the small computations of ``meanwhile``, which wake no lane up. If the channel
+        itself reports a verb's end, the verb is only started, and no thread is woken
+        up. On a device, the device's own channel carries ``direct`` verbs out. All
+        other verbs pass through host memory.
         """
         routes = self.routes
         index = self.index
         lane = self.lane
         side = self.side
-        routes.of(verbs, index, lane)  # raises where there are none
+        channel = routes.of(verbs, index, lane)[0]  # raises where there is none
         direct, others = ([], verbs) if side is None else routes.parted(verbs, lane)
         seals = routes.seals(others, self.step)
-        beside = [one for one in seals.beside if one is not None] if seals else []
-        size_bytes = sum(routes.sent_bytes(verb) for verb in (*verbs, *beside))
-        name = "+".join(_name(verb) for verb in verbs)
+        beside = filter(None, seals.beside) if seals else ()
+        size_bytes = sum(map(routes.sent_bytes, (*verbs, *beside)))
+        name = "+".join(map(_name, verbs))
         noted = routes.last_verbs.launch(self.step, index, name, size_bytes)
         self._noted = noted
 
         # The channel is looked up late: a task that never runs must not keep it open.
         def carry(held: Sequence[Communication]) -> None:
             if held:
-                carry_out(held, routes.of(others, index, lane), seals, straight=True)
+                channels = routes.of(others, index, lane)
+                carry_out(held, channels, seals, straight=True, meanwhile=compute)
+
+        def compute() -> None:
+            for task in meanwhile:
+                self.compute(task)
 
         through_device: Callable[[], None] | None = None
         if side is not None:
@@ -839,7 +870,7 @@ class Driver:
             begin(verbs[0], routes.of(verbs, index, lane)[0], over, seals)
 
         task = self.task(name, work, routes.lanes[lane], size_bytes)
-        if through_device is None and is_begun(verbs):
+        if through_device is None and is_begun(verbs, channel):
             task.begin = start
         return task
 
@@ -884,7 +915,7 @@ class Driver:
         order = self.step, self.index
         return Task(name, fn, lane, order, self.step, self.index, size_bytes)
 
-    def short_task(self, name: str, fn: Callable[[], Any]) -> Task:
+    def short_task(self, name: str, fn: Callable[[], Any] | None) -> Task:
         """A task of this message without a lane; the thread that frees it does it."""
         return Task(name, fn, step=self.step, message=self.index)
 
