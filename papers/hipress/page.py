@@ -18,6 +18,7 @@ from ..frame import (
 from .ablation import figure12
 from .accuracy import draw14, figure14
 from .convergence import draw16, figure16
+from .coordinator import coordinator
 from .gpu_use import draw10, figure10
 from .lines import table5
 from .pipeline import pipeline
@@ -34,7 +35,7 @@ ASSUMPTIONS = (
     "PowerSGD is an exchange of its own here: counted are the functions that compute "
     "its factors, not the verbs between them, as the paper counts encode and decode.",
     "The curves of table 7 are stated lines, as the paper prints none; more partitions "
-    "than nodes count as planning/planner/secopa/casync.py says. The other figures "
+    "than nodes count as planning/casync_cost.py says. The other figures "
     "take the same ones, times three for DGC's encode, whose decodes move its entries "
     "alone. A 1080 Ti computes 11.34 / 15.7 as fast as a V100 and has 484 / 900 of its "
     "bandwidth (datasheets).",
@@ -73,7 +74,12 @@ CONTENTS = (
         how=SIMULATED,
     ),
     Item("figure 2", "CaSync's design", why=DRAWING),
-    Item("figure 3", "coordinated bulk synchronisation", why=DRAWING),
+    Item(
+        "figure 3",
+        "coordinated bulk synchronisation",
+        ("coordinator",),
+        "a drawing; what it draws is simulated beside static turns",
+    ),
     Item("table 2", "notation of selective compression", why=DRAWING),
     Item(
         "table 3",
@@ -193,6 +199,12 @@ hipress = Reproduction(
             "which gradients to compress, and into how many parts",
             table7,
             unprinted=frozenset({"strategy", "num_nodes", "size_bytes"}),
+        ),
+        Figure(
+            "coordinator",
+            "a coordinator's slots, static turns and neither",
+            coordinator,
+            unprinted=frozenset({"model", "way"}),
         ),
         Figure("figure9", "throughput on 2 to 16 hosts of eight GPUs", figure9, draw),
         Figure(

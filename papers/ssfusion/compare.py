@@ -11,6 +11,7 @@ from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import DENSE, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.simulation.clock import Timing, run_on_clock
+from gradwire_lab.planning.account import bytes_of_messages
 
 from ..frame import Ask, Claim, Row
 from ..links import link_s, merged
@@ -120,9 +121,10 @@ def dense_share(
     """The share of the bytes that a rank sends that are of tensors sent whole."""
     sizes = {one.name: one.numel for layer in profile.layers for one in layer.tensors}
     whole = sent = 0.0
+    sizes_bytes = bytes_of_messages(plan, profile)
     for number_, message in enumerate(plan.messages):
         if message.exchange == DENSE:
-            own = float(cluster.wire_bytes(timing.message_bytes[number_]))
+            own = float(cluster.wire_bytes(sizes_bytes[number_]))
             whole = whole + own
             sent = sent + own
             continue

@@ -16,12 +16,12 @@ from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE, Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.ssfusion.fusion import NOTHING
 from gradwire.planning.price import iteration_s
 from gradwire.planning.simulation.clock import run_on_clock
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.espresso import _exchanges, espresso, select
 from gradwire_lab.planner.espresso import _Lanes as espresso_lanes
+from gradwire_lab.planning.sparse_fusion import NOTHING
 from tests.each import each
 from tests.planning.profiles import profiles
 from tests.strategies import bounded

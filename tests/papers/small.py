@@ -30,6 +30,7 @@ from papers.frame import Ask, Findings, Row
 from papers.hipress import (
     accuracy,
     convergence,
+    coordinator,
     gpu_use,
     pipeline,
     sizes,
@@ -155,6 +156,7 @@ HIPRESS: dict[str, Measure] = {
     "figure11": partial(
         throughput.figure11, trained={"vgg19": TRAINED["vgg19"]}, sizes=(2,)
     ),
+    "coordinator": partial(coordinator.coordinator, num_ranks=2),
     "figure13": partial(speed.figure13, numel=2**14, rounds=4, num_hosts=2),
     "figure14": partial(accuracy.figure14, sizes=(2**15, 2**20, 2**26), num_hosts=4),
     "figure15": partial(varied.figure15, num_hosts=2),

@@ -20,9 +20,9 @@ from gradwire.exchange.by_name import exchange_for, run_local
 from gradwire.exchange.error_feedback import residuals
 from gradwire.exchange.local import drive
 from gradwire.planning.data.profile import ProfiledTensor
-from gradwire.planning.planner.ssfusion.fusion import Arrival
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_bench.workloads.task import Batch, TrainingTask, class_loss, random_of
+from gradwire_lab.planning.sparse_fusion import Arrival
 from papers import links
 from papers.frame import Claim, Findings, Row
 from papers.ssfusion import missing, training

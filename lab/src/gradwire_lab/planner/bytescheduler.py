@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from gradwire.errors import invalid
-from gradwire.planning.buckets import buckets, check_bytes, check_credit
+from gradwire.planning.buckets import buckets, check_bytes
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan, PlannedMessage, Setting
 from gradwire.planning.data.profile import Profile
@@ -35,6 +35,8 @@ from gradwire.planning.simulation.closed_form import (
     backward_ends,
     carry,
 )
+
+from ..planning.curves import check_credit
 
 LANES = WholeNumbers(1, 8)
 """Numbers of messages at once. Each is a channel: a process group with its own
@@ -90,7 +92,7 @@ def bytescheduler(
         accepted = f"a size that cuts this model into at most {MOST_MESSAGES} messages"
         and_not = f"{accepted}, and not {num_messages}"
         raise invalid("partition_bytes", partition_bytes, and_not, "write a larger one")
-    ends_s = backward_ends(profile)
+    ends_s = backward_ends(profile, cluster)
     messages: list[PlannedMessage] = []
     ready_s: list[float] = []
     parts_s: list[tuple[float, float]] = []

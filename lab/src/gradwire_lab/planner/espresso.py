@@ -53,15 +53,15 @@ from gradwire.planning.data.plan import (
     Setting,
 )
 from gradwire.planning.data.profile import Profile, ProfiledTensor
-from gradwire.planning.planner.ssfusion.fusion import (
+from gradwire.planning.price import iteration_s
+
+from ..planning.lanes import TimedMessage, carry_parts, end_of, link_ends, ready_times
+from ..planning.sparse_fusion import (
     NOTHING,
     Arrival,
     chunks_in,
     sparsifier,
 )
-from gradwire.planning.price import iteration_s
-
-from ..planning.lanes import TimedMessage, carry_parts, end_of, link_ends, ready_times
 
 MOST_COMBINED = 500
 """The most combinations of offloaded tensors that are all tried."""

@@ -87,18 +87,6 @@ def num_units(numel: int, width: int) -> int:
     return -(-numel // width)
 
 
-def nonzero(dense_N: Tensor, width: int = 1) -> Entries:
-    """The units of a dense vector that have a non-zero element, by ascending index.
-
-    NaN counts as non-zero. A negative zero counts as zero, as masked gradients are full
-    of them. A short last unit is filled up with zeros. The tensors are new, as K is not
-    known beforehand.
-    """
-    units_Kw = as_units(dense_N, width)
-    kept_K = units_Kw.ne(0).any(1).nonzero().squeeze(1)
-    return Entries(kept_K.int(), units_Kw[kept_K].reshape(-1), width)
-
-
 def drop_unset(entries: Entries) -> Entries:
     """The entries with any bit set in their values; zeros that fill a block have none.
 
