@@ -79,6 +79,7 @@ CONTENTS = (
         "coordinated bulk synchronisation",
         ("coordinator",),
         "a drawing; what it draws is simulated beside static turns",
+        how=SIMULATED,
     ),
     Item("table 2", "notation of selective compression", why=DRAWING),
     Item(
