@@ -23,6 +23,7 @@ import gradwire as gw
 from gradwire.errors import InvalidSetting
 from gradwire.planning.data.plan import (
     DENSE,
+    Bulk,
     Chunk,
     ExchangeSetting,
     Plan,
@@ -89,6 +90,7 @@ def exchange_of(features: set[str], model: nn.Module) -> Any:
         "selective": lambda: codecs.selective(density=0.1),
         "a plan": lambda: plan_of(model, False),
         "a plan with overlap": lambda: plan_of(model, True),
+        Feature.BULK: lambda: plan_of(model, False).model_copy(update={"bulk": Bulk()}),
         "auto": lambda: "auto",
     }
     return next((make() for name, make in made.items() if name in features), "none")

@@ -35,6 +35,7 @@ class Feature(StrEnum):
 
     PLAN = "a plan"
     PLAN_WITH_OVERLAP = "a plan with overlap"
+    BULK = "a plan's bulk"
     AUTO = "auto"
     MOMENTUM_CORRECTION = "momentum correction"
     ADAPT = "adapt"
@@ -177,6 +178,7 @@ FEATURES: dict[str, Callable[[Facts], Any]] = {
     Feature.PLAN_WITH_OVERLAP: lambda facts: (
         facts.settings.overlaps and facts.settings.optimizer is not None
     ),
+    Feature.BULK: lambda facts: facts.settings.plan and facts.settings.plan.bulk,
     Feature.AUTO: lambda facts: facts.settings.pilot,
     Feature.MOMENTUM_CORRECTION: _momentum_correction,
     Feature.ADAPT: lambda facts: (
@@ -289,6 +291,9 @@ refuse(
     "None beside mesh=: a layer's shards and hosts of several ranks do not go together",
     remedy="leave one of them out",
 )
+for _name in (Feature.MESH, Feature.CHECKSUMS):
+    _why = f"None beside {_name}, as a coordinator's batches have none"
+    refuse(Feature.BULK, _name, _why, remedy="plan without bulk")
 refuse(
     Feature.MESH,
     Feature.DTENSORS,
