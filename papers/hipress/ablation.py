@@ -39,8 +39,6 @@ from gradwire.planning.data.plan import (
     Setting,
 )
 from gradwire.planning.data.profile import Profile, ProfiledTensor
-from gradwire.planning.planner.secopa import secopa
-from gradwire.planning.planner.ssfusion.fusion import arrivals
 from gradwire.runtime.engine.engine import Engine
 from gradwire.runtime.engine.plain import values_of_all
 from gradwire.runtime.liveness.membership import join
@@ -50,6 +48,8 @@ from gradwire_bench.schedule.schedule_rank import replay
 from gradwire_bench.schedule.sharing import keep_queues_short, share_cores
 from gradwire_bench.testbed.hosts import Testbed, shaped_hosts
 from gradwire_bench.testbed.ranks import Report, run_ranks
+from gradwire_lab.planner.secopa import secopa
+from gradwire_lab.planning.sparse_fusion import arrivals
 
 from ..frame import Ask, Claim, Findings, Row
 
@@ -174,22 +174,24 @@ def plans_of(profile: Profile, cluster: Cluster, collective: str) -> dict[str, P
         profile, cluster, collective=collective, bulk_bytes=bulk_bytes, credit=CREDIT
     )
     return {
-        "default": _plan(profile, single),
-        "codec": _plan(profile, single, _onebit(collective, at_once), inline=True),
-        "pipelining": _plan(
-            profile, single, _onebit(collective, at_once), credit=CREDIT
+        "default": plan_with(profile, single),
+        "codec": plan_with(
+            profile, single, onebit_by(collective, at_once), inline=True
         ),
-        "bulk": _plan(
+        "pipelining": plan_with(
+            profile, single, onebit_by(collective, at_once), credit=CREDIT
+        ),
+        "bulk": plan_with(
             profile,
-            _shared(tensors, bulk_bytes),
-            _onebit(collective, {}),
+            sharing(tensors, bulk_bytes),
+            onebit_by(collective, {}),
             credit=CREDIT,
         ),
         "planner": planned,
     }
 
 
-def _onebit(collective: str, settings: dict[str, Setting]) -> ExchangeSetting:
+def onebit_by(collective: str, settings: dict[str, Setting]) -> ExchangeSetting:
     return ExchangeSetting(
         compressor="onebit",
         collective=collective,
@@ -198,7 +200,7 @@ def _onebit(collective: str, settings: dict[str, Setting]) -> ExchangeSetting:
     )
 
 
-def _plan(
+def plan_with(
     profile: Profile,
     together: Sequence[Sequence[ProfiledTensor]],
     exchange: ExchangeSetting | None = None,
@@ -229,7 +231,7 @@ def _plan(
     )
 
 
-def _shared(
+def sharing(
     tensors: Sequence[ProfiledTensor], bulk_bytes: int
 ) -> list[list[ProfiledTensor]]:
     """Tensors in order; a message is closed once it holds so many bytes."""

@@ -15,10 +15,10 @@ import numpy as np
 
 from gradwire.exchange.by_name import by_name
 from gradwire.planning.data.cluster import Cluster
-from gradwire.planning.planner.secopa.casync import CaSyncCost
-from gradwire.planning.simulation.timeline import simulate_exchange
 from gradwire_bench.report import curves
 from gradwire_lab.compress.tbq import tbq
+from gradwire_lab.planning.casync_cost import CaSyncCost
+from gradwire_lab.planning.one_exchange import simulate_exchange
 
 from ..frame import Ask, Claim, Findings, Row
 from ..rows import mean, number

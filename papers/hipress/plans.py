@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from gradwire.planning.data.cluster import CodecFit
 from gradwire.planning.data.fit import LineFit
-from gradwire.planning.planner.secopa.casync import CaSyncCost
+from gradwire_lab.planning.casync_cost import CaSyncCost
 
 from ..frame import Ask, Claim, Findings, Row
 

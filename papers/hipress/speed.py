@@ -15,10 +15,10 @@ from pathlib import Path
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.secopa import secopa
 from gradwire_bench.micro import kernel
 from gradwire_bench.micro.kernel_peers import peers
 from gradwire_bench.report import bars
+from gradwire_lab.planner.secopa import secopa
 
 from ..frame import Ask, Claim, Findings, Row, effect
 from ..rows import number

@@ -12,10 +12,10 @@ from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner.ddp import ddp
-from gradwire.planning.planner.secopa import secopa
-from gradwire.planning.planner.ssfusion.fusion import arrivals
 from gradwire.planning.simulation.clock import run_on_clock
 from gradwire_lab.planner.bytescheduler import bytescheduler
+from gradwire_lab.planner.secopa import secopa
+from gradwire_lab.planning.sparse_fusion import arrivals
 
 from ..frame import Row
 from ..links import link_s

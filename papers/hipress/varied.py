@@ -10,7 +10,7 @@ from functools import partial
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.secopa import secopa
+from gradwire_lab.planner.secopa import secopa
 
 from ..frame import Ask, Claim, Findings, Row, effect
 from ..rows import number

@@ -13,7 +13,7 @@ from gradwire.contract.registry import load
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import DENSE, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.ssfusion.fusion import Arrival, arrivals, chunks_in
+from gradwire_lab.planning.sparse_fusion import Arrival, arrivals, chunks_in
 
 from .printed import BASELINES, CUPCAKE, ESPRESSO, HIPRESS, OKTOPK, OMGS, SPARDL
 from .setting import DENSITY, SPARSIFIER

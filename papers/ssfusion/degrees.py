@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.ssfusion.fusion import Arrival, arrivals
 from gradwire.planning.simulation.clock import run_on_clock
 from gradwire_bench.report import curves
 from gradwire_lab.planning.flat_plan import flat_plan
+from gradwire_lab.planning.sparse_fusion import Arrival, arrivals
 
 from ..frame import Ask, Claim, Findings, Row, effect
 from ..rows import number

@@ -11,16 +11,16 @@ from pathlib import Path
 
 from gradwire.planning.data.plan import DENSE, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.ssfusion.fusion import (
+from gradwire.planning.simulation.clock import run_on_clock
+from gradwire_bench.report import bars
+from gradwire_lab.planning.flat_plan import flat_plan
+from gradwire_lab.planning.sparse_fusion import (
     Arrival,
     SparseCost,
     arrivals,
     best_fusion,
     chunks_in,
 )
-from gradwire.planning.simulation.clock import run_on_clock
-from gradwire_bench.report import bars
-from gradwire_lab.planning.flat_plan import flat_plan
 
 from ..frame import Ask, Claim, Findings, Row, effect
 from ..rows import number

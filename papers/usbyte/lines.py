@@ -20,8 +20,8 @@ from gradwire.compress.none import none
 from gradwire.exchange.pair import pair
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.fit import LineFit, fit_line
-from gradwire.planning.simulation.timeline import simulate_exchange
 from gradwire_bench.report import curves
+from gradwire_lab.planning.one_exchange import simulate_exchange
 
 from ..frame import Ask, Claim, Findings, Row
 from ..rows import number

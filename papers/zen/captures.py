@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from gradwire.contract import Compressor
 from gradwire.contract.registry import load
 from gradwire.contract.spec import spec_of
-from gradwire.kernels.sparse.entries import nonzero
 from gradwire.planning.data.sparsity import Indices
 from gradwire_bench.workloads.task import TrainingTask
 
@@ -228,4 +227,4 @@ def _units(model: nn.Module, parameter: str | None) -> tuple[Tensor, int, int]:
     grad = model.get_parameter(parameter).grad
     assert grad is not None
     num_units, width = grad.shape
-    return nonzero(grad.flatten(), width).indices_K, width, num_units
+    return grad.ne(0).any(1).nonzero().squeeze(1).int(), width, num_units

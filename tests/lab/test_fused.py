@@ -10,10 +10,10 @@ from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.ssfusion.fusion import NOTHING, SparseCost, arrivals
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.planner.cupcake import cupcake
 from gradwire_lab.planner.omgs import omgs
+from gradwire_lab.planning.sparse_fusion import NOTHING, SparseCost, arrivals
 from tests.strategies import bounded
 
 

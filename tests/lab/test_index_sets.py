@@ -14,7 +14,7 @@ from gradwire.planning.data.sparsity import (
     Indices,
     UnitSparsity,
 )
-from gradwire_lab.exchange.sparse_schemes import range_imbalance
+from gradwire_lab.exchange.sparse_schemes import range_imbalance, skew
 from gradwire_lab.planning.index_sets import (
     densification_ratio,
     unit_sparsity,
@@ -73,7 +73,7 @@ def test_imbalances_of_push_and_pull_are_those_of_ranges() -> None:
     )  # 3 of 4 pushed, 2 of 3 held by the first
     # not measured: they grow as the skewness ratio does, up to 4
     push, pull = range_imbalance(found, 4)
-    growth = found.skew(4) / found.skew(2)
+    growth = skew(found, 4) / skew(found, 2)
     assert (push, pull) == pytest.approx((1.5 * growth, 4 / 3 * growth))
     assert range_imbalance(unit_sparsity([np.array([0, 1])], 1, 4), 2) == (2.0, 2.0)
     empty = unit_sparsity([np.array([], dtype=np.int64)] * 2, 1, 4)

@@ -20,7 +20,6 @@ from gradwire.planning.data.plan import DENSE
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner.ddp import ddp
 from gradwire.planning.planner.mgwfbp import mgwfbp
-from gradwire.planning.planner.ssfusion import VARIANTS, ssfusion
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
 from gradwire_lab.laws.inputs import profile_of
@@ -34,6 +33,7 @@ from gradwire_lab.planner.selective_fusion import (
     _planned,
     selective_fusion,
 )
+from gradwire_lab.planner.ssfusion import VARIANTS, ssfusion
 from gradwire_lab.planning.mixing import WHOLE, MixedCost, MixedGroup, Way, improved
 from gradwire_lab.planning.mixing_search import first_groups
 from tests.lab.test_espresso import cluster_of

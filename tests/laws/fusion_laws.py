@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, pairwise
 
-from gradwire.planning.planner.ssfusion.fusion import Arrival, SparseCost
 from gradwire.planning.price import TIE
+from gradwire_lab.planning.sparse_fusion import Arrival, SparseCost
 
 Groups = list[list[Arrival]]
 Fuse = Callable[[Sequence[Arrival], SparseCost], Groups]

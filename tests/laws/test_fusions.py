@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from gradwire.planning.data.cluster import Cluster, CodecFit, Host
 from gradwire.planning.data.fit import LineFit
-from gradwire.planning.planner.ssfusion.fusion import (
+from gradwire_lab.laws.inputs import MIXED, profile_of
+from gradwire_lab.planning.sparse_fusion import (
     NOTHING,
     Arrival,
     SparseCost,
     arrivals,
     best_fusion,
 )
-from gradwire_lab.laws.inputs import MIXED, profile_of
 from tests.each import each
 from tests.laws import fusion_laws as laws
 from tests.laws.fusion_laws import LAWS, Fuse, Groups, last_s

@@ -34,7 +34,6 @@ from gradwire.planning.data.plan import (
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner.auto.candidates import Blend, Candidate
 from gradwire.planning.planner.mgwfbp import mgwfbp
-from gradwire.planning.planner.ssfusion.fusion import NOTHING
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
 from gradwire.planning.simulation.clock import run_on_clock
@@ -45,6 +44,7 @@ from gradwire_lab.laws.inputs import MIXED, profile_of
 from gradwire_lab.laws.planners import Planner, law_same_facts_same_plan
 from gradwire_lab.planner.bytescheduler import bytescheduler
 from gradwire_lab.planner.omgs import omgs
+from gradwire_lab.planning.sparse_fusion import NOTHING
 from tests.each import each
 from tests.laws.cases import planners
 from tests.planning.profiles import clusters, exact_cluster, measured, profiles

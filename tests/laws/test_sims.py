@@ -32,16 +32,17 @@ from gradwire.planning.data.cluster import Cluster, CodecFit, Host
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE, ExchangeSetting, Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.ssfusion.fusion import NOTHING
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
 from gradwire.planning.simulation.clock import run_on_clock
 from gradwire.planning.simulation.network import Flow, Network
-from gradwire.planning.simulation.timeline import simulate, simulate_exchange
+from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
 from gradwire_lab.laws.planners import Planner
 from gradwire_lab.laws.tolerance import must
 from gradwire_lab.planner.bytescheduler import bytescheduler
+from gradwire_lab.planning.one_exchange import simulate_exchange
+from gradwire_lab.planning.sparse_fusion import NOTHING
 from tests.each import each
 from tests.laws import sim_laws as laws
 from tests.laws.cases import (

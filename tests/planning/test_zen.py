@@ -19,9 +19,9 @@ from gradwire.planning.make_plan import plan as make_plan
 from gradwire.planning.planner.mgwfbp import mgwfbp
 from gradwire.planning.planner.zen import zen
 from gradwire.planning.simulation.timeline import simulate
-from gradwire.planning.sparse import schemes_of
 from gradwire_lab.laws.planners import LAWS
 from gradwire_lab.planning.index_sets import unit_sparsity
+from gradwire_lab.planning.scheme_reasons import schemes_of
 from tests.each import each
 from tests.planning.profiles import CODECS, exact_cluster
 

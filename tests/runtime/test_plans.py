@@ -16,13 +16,13 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 import gradwire as gw
 from gradwire.compress.selective import selective
 from gradwire.errors import InvalidSetting, RankFailed
-from gradwire.exchange.error_feedback import TensorEncoder
+from gradwire.exchange.error_feedback import tensor_encoder
 from gradwire.exchange.planned import exchanges_of, planned_spec
 from gradwire.planning.data.check import check
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
-from gradwire.planning.planner.ssfusion import VARIANTS, ssfusion
 from gradwire.runtime.step.messages import Message
+from gradwire_lab.planner.ssfusion import VARIANTS, ssfusion
 from tests.each import each
 from tests.runtime import plans
 from tests.runtime.models import Branches
@@ -348,9 +348,9 @@ def _named(plan: Plan, profile: Profile, message: PlannedMessage) -> list[str]:
     message's order.
     """
     tensors = {t.name: t for layer in profile.layers for t in layer.tensors}
-    encoder = TensorEncoder.of(exchanges_of(plan)[message.exchange])
+    encoder = tensor_encoder(exchanges_of(plan)[message.exchange])
     spec = planned_spec(message, tensors, is_shaped=True)
-    places = () if encoder is None else encoder.exchange.apart(spec)
+    places = () if encoder is None else encoder.apart(spec)
     return [message.chunks[place].tensor for place in places]
 
 
@@ -691,7 +691,7 @@ def test_only_sparse_tensors_are_encoded_apart() -> None:
     exchange = selective(num_dense=1)
     assert exchange.apart(spec) == (0, 2)
     kept = gw.with_error_feedback(exchange)
-    assert TensorEncoder.of(kept) == (exchange, True)
-    assert TensorEncoder.of(gw.with_clipping(kept, 1.0)) is None
+    assert tensor_encoder(kept) is exchange
+    assert tensor_encoder(gw.with_clipping(kept, 1.0)) is None
     pair = gw.pair(gw.compress.topk(), gw.collective.allgather_sparse())
-    assert TensorEncoder.of(pair) is None
+    assert tensor_encoder(pair) is None

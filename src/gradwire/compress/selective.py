@@ -100,7 +100,6 @@ class Choice(NamedTuple):
     """The share that is sent of each of ``sparse``."""
 
 
-@lru_cache(maxsize=4096)
 def choose(
     sizes: tuple[int, ...],
     density: float,
@@ -499,14 +498,7 @@ class selective(Exchange, EncodesTensors):
 
     def mixed(self, spec: TensorSpec) -> Mixed:
         """How a message of this spec travels."""
-        return self._mixed(_sizes(spec), spec.dtype)
-
-    def _mixed(self, sizes: tuple[int, ...], dtype: torch.dtype) -> Mixed:
-        cost = _DENSE_COSTS[self.count]
-        choice = choose(
-            sizes, self.density, self.floor, self.num_dense, dense_cost=cost
-        )
-        return _mixed(_codec(self.sparsifier, choice.density), sizes, choice, dtype)
+        return _mixed(self, _sizes(spec), spec.dtype)
 
     def apart(self, spec: TensorSpec) -> tuple[int, ...]:
         """Places of the tensors that are not sent dense."""
@@ -520,7 +512,7 @@ class selective(Exchange, EncodesTensors):
         grad_N: Tensor,
         residual_N: Residual = None,
     ) -> None:
-        mixed = self._mixed(state.sizes, grad_N.dtype)
+        mixed = _mixed(self, state.sizes, grad_N.dtype)
         here = mixed.slice_of(place)
         codec = me.variant_of(mixed.codec)
         grads = {place: as_working(grad_N[here])}
@@ -543,7 +535,7 @@ class selective(Exchange, EncodesTensors):
         of the sum that the entries lack, and 0 if the sum is not finite. In that case
         ``encode_ahead`` leaves the residual of its codec.
         """
-        mixed = self._mixed(state.sizes, grad_N.dtype)
+        mixed = _mixed(self, state.sizes, grad_N.dtype)
         here = mixed.slice_of(place)
         codec = me.variant_of(mixed.codec)
         sent_N = grad_N[here]
@@ -570,7 +562,7 @@ class selective(Exchange, EncodesTensors):
         if me.world == 1:
             yield from synchronise_alone(grad_N, out_N, residual_N)
             return state
-        mixed = self._mixed(state.sizes, grad_N.dtype)
+        mixed = _mixed(self, state.sizes, grad_N.dtype)
         numel = grad_N.numel()
         codec = me.variant_of(mixed.codec)
         room = me.scratch(
@@ -602,11 +594,11 @@ def _sizes(spec: TensorSpec) -> tuple[int, ...]:
     return tuple(map(prod, spec.tensor_shapes))
 
 
-@lru_cache(maxsize=1024)
-def _mixed(
-    codec: Compressor, sizes: tuple[int, ...], choice: Choice, dtype: torch.dtype
-) -> Mixed:
-    return Mixed(codec, sizes, choice, dtype)
+@lru_cache(maxsize=4096)
+def _mixed(made: selective, sizes: tuple[int, ...], dtype: torch.dtype) -> Mixed:
+    cost = _DENSE_COSTS[made.count]
+    choice = choose(sizes, made.density, made.floor, made.num_dense, dense_cost=cost)
+    return Mixed(_codec(made.sparsifier, choice.density), sizes, choice, dtype)
 
 
 @lru_cache(maxsize=1024)

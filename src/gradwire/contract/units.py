@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 from ..errors import invalid
@@ -43,17 +42,6 @@ def _scaled(value: float, step: float, names: tuple[str, ...]) -> str:
         index += 1
     digits = 0 if index == 0 else (2 if abs(value) < 10 else 1)
     return f"{value:.{digits}f} {names[index]}"
-
-
-def ratio(value: float, other: float) -> float:
-    """``value`` / ``other``; 1 where both are 0, and infinity where only ``other`` is.
-
-    >>> ratio(3.0, 2.0), ratio(0.0, 0.0), ratio(1.0, 0.0)
-    (1.5, 1.0, inf)
-    """
-    if other:
-        return value / other
-    return math.inf if value else 1.0
 
 
 def format_bytes(size_bytes: float) -> str:

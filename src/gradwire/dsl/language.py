@@ -58,14 +58,12 @@ from .symbols import (
 # are.
 
 
+@dataclass(eq=False, repr=False)
 class Scattered(Symbol):
     """A whole gradient: values at the places in ``indices``, zeros elsewhere."""
 
-    __slots__ = ("indices", "node")
-
-    def __init__(self, indices: Node, node: Node) -> None:
-        self.indices = indices
-        self.node = node
+    indices: Node
+    node: Node
 
 
 def top(kept: Vector, share: float) -> Vector:

@@ -182,15 +182,13 @@ def recorded(operator: str) -> Recording:
     return recording
 
 
+@dataclass(eq=False, repr=False)
 class Sample(Symbol):
     """Some elements, drawn at random with replacement, or all; in order once sorted."""
 
-    __slots__ = ("descending", "draw", "node")
-
-    def __init__(self, node: Node, draw: Draw, descending: bool | None = None) -> None:
-        self.node = node
-        self.draw = draw
-        self.descending = descending
+    node: Node
+    draw: Draw
+    descending: bool | None = None
 
 
 def sample(vector: Vector, share: float, least: int = 1) -> Sample:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
@@ -181,14 +182,12 @@ def _both(
     )
 
 
+@dataclass(eq=False, repr=False)
 class Scalar(Symbol):
     """One symbolic number: an element in a user's function or a block's value."""
 
-    __slots__ = ("node",)
     __hash__ = Symbol.__hash__
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
+    node: Node
 
     def _binary(self, op: Op, other: Number, *, swapped: bool = False) -> Scalar:
         pair = (other, self) if swapped else (self, other)
@@ -235,21 +234,17 @@ class Scalar(Symbol):
         return Scalar(made(Op.ROUND, *alike(self, floating=True)))
 
 
+@dataclass(eq=False, repr=False)
 class Vector(Symbol):
     """One symbolic number an element: its expression, and when it counts.
 
     ``top`` is the share of the gradient that it is cut to, if it is.
     """
 
-    __slots__ = ("keep", "node", "top")
     __hash__ = Symbol.__hash__
-
-    def __init__(
-        self, node: Node, keep: Node | None = None, top: float | None = None
-    ) -> None:
-        self.node = node
-        self.keep = keep
-        self.top = top
+    node: Node
+    keep: Node | None = None
+    top: float | None = None
 
     def _arithmetic(self, *_: object) -> NoReturn:
         refuse("arithmetic on a whole vector", "write map(v, lambda x: ...)")
@@ -265,6 +260,7 @@ class Vector(Symbol):
     )
 
 
+@dataclass(eq=False, repr=False)
 class Coded(Symbol):
     """A vector of all elements whose packed bytes travel by another package's coder.
 
@@ -274,12 +270,8 @@ class Coded(Symbol):
     field NAME has NAME_lengths beside it.
     """
 
-    __slots__ = ("coder", "node")
-    __hash__ = Symbol.__hash__
-
-    def __init__(self, node: Node, coder: Any) -> None:
-        self.node = node
-        self.coder = coder
+    node: Node
+    coder: Any
 
 
 def lifted(value: Number, like: DType | None = None) -> Node:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ..contract import (
     Compressor,
-    Copies,
     EncodesTensors,
     Exchange,
     Member,
@@ -157,35 +156,20 @@ class ErrorFeedback(Wrapper):
         return FeedbackState(state.residual_N, inner)
 
 
-class TensorEncoder(NamedTuple):
-    """An exchange that encodes tensors apart, and whether it has error feedback."""
+def tensor_encoder(exchange: Exchange) -> EncodesTensors | None:
+    """The part of an exchange that encodes tensors apart.
 
-    exchange: EncodesTensors
-    is_kept: bool
+    None where a message is encoded as one.
+    """
+    inner = exchange.inner if isinstance(exchange, ErrorFeedback) else exchange
+    return inner if isinstance(inner, EncodesTensors) else None
 
-    @classmethod
-    def of(cls, exchange: Exchange) -> TensorEncoder | None:
-        """That of an exchange; None where it encodes a message as one."""
-        is_kept = isinstance(exchange, ErrorFeedback)
-        inner = exchange.inner if isinstance(exchange, ErrorFeedback) else exchange
-        return cls(inner, is_kept) if isinstance(inner, EncodesTensors) else None
 
-    def encode_ahead(
-        self, me: Member, state: State, place: int, grad_N: Tensor
-    ) -> None:
-        """Encodes a tensor of a message whose exchange has this state."""
-        inner, residual_N = self._parts(state)
-        self.exchange.encode_ahead(me, inner, place, grad_N, residual_N)
-
-    def encode_on_host(
-        self, me: Member, state: State, place: int, grad_N: Tensor
-    ) -> Copies:
-        """``encode_ahead`` by the host."""
-        inner, residual_N = self._parts(state)
-        return self.exchange.encode_on_host(me, inner, place, grad_N, residual_N)
-
-    def _parts(self, state: State) -> tuple[State, Tensor | None]:
-        return (state.inner, state.residual_N) if self.is_kept else (state, None)
+def encoder_state(state: State) -> tuple[State, Residual]:
+    """The state of an exchange's ``tensor_encoder``, and the residual around it."""
+    if isinstance(state, FeedbackState):
+        return state.inner, state.residual_N
+    return state, None
 
 
 @names_checked

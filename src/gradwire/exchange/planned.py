@@ -13,7 +13,7 @@ from ..errors import InvalidSetting
 from ..planning.data.plan import DENSE, ExchangeSetting, Plan, PlannedMessage
 from ..planning.data.profile import ProfiledTensor
 from .by_name import by_name, exchange_for
-from .error_feedback import TensorEncoder
+from .error_feedback import tensor_encoder
 
 
 def exchanges_of(plan: Plan) -> dict[str, Exchange]:
@@ -88,14 +88,12 @@ def sound_exchanges(
         named = {*message.inline, *message.early}
         apart = set[str]()
         encoder = (
-            TensorEncoder.of(exchange)
+            tensor_encoder(exchange)
             if named and exchange.declared.whole_tensors
             else None
         )
         if encoder is not None:
-            places = encoder.exchange.apart(
-                planned_spec(message, tensors, is_shaped=True)
-            )
+            places = encoder.apart(planned_spec(message, tensors, is_shaped=True))
             apart = {message.chunks[place].tensor for place in places}
         if not named or named == apart or (not apart and setting.sparsifier is None):
             continue

@@ -53,8 +53,8 @@ def measure_codecs(
 ) -> dict[str, CodecFit]:
     """Measures compressors of these names (None: all) with their default settings.
 
-    Times are medians over rounds of repeats on one float32 gradient in buffers that are
-    reused, as in the runtime, with torch's current number of threads. Within a round
+    Times are medians over rounds of repeats on one float32 gradient, with torch's
+    current number of threads. Buffers are reused, as in the runtime. Within a round
     they are means: ranks that share cores and measure at the same time then find what
     it costs them together. ``world`` is the number of ranks that a compressor may
     depend on; ``advance(amount, note)`` is told of progress, 1 for a size. Raises
@@ -102,7 +102,8 @@ def _drawn(numel: int) -> Tensor:
 
 
 class _Case(ABC):
-    """Texts of one size, of which the first one's computations are timed.
+    """The steps of all ranks for one size; the computations of the first rank are
+    timed.
 
     ``numels`` are the elements of each computation of the last turn, by its name.
     """

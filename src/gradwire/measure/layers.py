@@ -36,7 +36,7 @@ from ..contract.bounds import check_whole
 from ..errors import InvalidSetting, invalid
 from ..planning.data.profile import GradientDType, Layer, Profile, ProfiledTensor
 from ..runtime.grid.reals import as_reals
-from ..runtime.step.hooked import Hooked
+from ..runtime.step.hooked import Hooked, is_in_backward
 
 # ---- Events --------------------------------------------------------------------------
 #
@@ -61,14 +61,6 @@ class LayerEvent(NamedTuple):
     kind: str
     what: Any
     at_s: float
-
-
-def is_in_backward() -> bool:
-    """Whether this thread carries a backward pass out.
-
-    What is computed there counts there.
-    """
-    return bool(torch._C._current_graph_task_id() != -1)
 
 
 class LayerEvents:
@@ -565,9 +557,9 @@ class LayerWatch(LayerEvents):
 
     ``step_ended`` closes a step, ``profile`` tells what they took.
 
-    ``params`` are the parameters whose gradients count, by name. Of several backward
-    passes that accumulate before an exchange the last one counts, and those before it
-    are ``other_s``. Under DDP ``model`` is the module inside, and the buckets of
+    ``params`` are the parameters whose gradients count, by name. Several backward
+    passes may accumulate before an exchange. The last one counts, and the earlier ones
+    are in ``other_s``. Under DDP ``model`` is the module inside, and the buckets of
     ``ddp`` tell when gradients are ready.
     """
 
@@ -681,8 +673,8 @@ def _in_buckets(
 ) -> list[LayerEvent]:
     """Events with gradients as DDP has them: with the last of their bucket.
 
-    A bucket is ready after all those before it. First ones without any gradient take no
-    time.
+    A bucket is ready after all buckets before it. First ones without any gradient take
+    no time.
 
     >>> ready = [LayerEvent(READY, *e) for e in [("c", 1.0), ("a", 2.0), ("b", 3.0)]]
     >>> [event[1:] for event in _in_buckets(ready, [["c", "b"], ["a"]])]

@@ -67,6 +67,7 @@ from .codecs import SIZES as CODEC_SIZES
 from .codecs import measure_codecs
 from .group import Report, launched_group
 from .layers import device_waiter, no_progress
+from .step import step_line
 
 Figures = TypeVar("Figures", bound=Stored)
 
@@ -93,9 +94,9 @@ def shared_cores(
     None where each has more than threads that compute.
 
     ``of_all`` gives every rank's figures, so that all ranks come to the same answer.
-    Ranks share cores that may run on the same ones of a machine, which is one whose
-    kernel tells the same boot, whatever host name they see. Sets of cores that overlap
-    in part count as apart.
+    Ranks share cores if they may run on the same cores of one machine. Ranks are on one
+    machine if their kernels have the same boot id, whatever host names they see. Sets
+    of cores that overlap in part count as apart.
     """
     own_cores = os.sched_getaffinity(0)
     rows = of_all([_place(sorted(own_cores)), len(own_cores), torch.get_num_threads()])
@@ -224,8 +225,8 @@ def _link(
 ) -> _Link:
     """The link of ``world`` hosts, whose verbs cost ``fits``.
 
-    Bytes of a near ring hide the distance, but those of a far one do not. So far links
-    have the rate of all-to-alls, which take one hop.
+    Bytes hide the distance in a near ring, and not in a far one. So far links have the
+    rate of all-to-alls, which take one hop.
     """
     line = fits["all_reduce"]
     ring = travel("all_reduce", world)
@@ -245,9 +246,13 @@ def _link(
 def _far_rate(line: LineFit, world: int, latency_s: float) -> float:
     """Bytes a second by the longest all-to-all, without its distance."""
     size_bytes, longest_s = max(line.samples)
-    is_ahead = size_bytes <= ahead_bytes("all_to_all", world)
-    far_s = latency_s if is_ahead else (1 + NOTES) * latency_s
-    bytes_s = max(longest_s - far_s, longest_s / 10)
+    ahead = ahead_bytes("all_to_all", world)
+    per_byte_s = (longest_s - latency_s) / size_bytes
+    if size_bytes > ahead:
+        # the first bytes are under way while notes come
+        beyond_s = longest_s - (1 + NOTES) * latency_s
+        per_byte_s = min(per_byte_s, beyond_s / (size_bytes - ahead))
+    bytes_s = max(per_byte_s * size_bytes, longest_s / 10)
     return travel("all_to_all", world).copies * size_bytes / bytes_s
 
 
@@ -443,8 +448,8 @@ def _message_s(
 ) -> list[float]:
     """Seconds a message of each case: the median of one run in each round.
 
-    Every round goes through all cases, so what else happens on the machine for a while
-    falls on all of them and out of every median.
+    Every round goes through all cases. So other work on the machine slows all cases for
+    a while, and is in no median.
     """
     per_run = []
     for case in cases:
@@ -556,7 +561,7 @@ def measure_group_links(
     codecs = measure_codecs(compressors, world=who.world, advance=advance)
     engine = Engine(who, num_channels=2, timeout=LIMIT, on_span=lambda span: None)
     try:
-        return measure_cluster(
+        cluster = measure_cluster(
             engine,
             rate_bytes_per_s=rate_bytes_per_s,
             sizes_bytes=sizes_bytes,
@@ -564,6 +569,8 @@ def measure_group_links(
             codecs=codecs,
             advance=advance,
         )
+        step = step_line(partial(figures_of_all, engine), cluster)
+        return cluster.model_copy(update={"step": step})
     finally:
         engine.close()
 

@@ -27,7 +27,9 @@ The dense steps before it were taken in another mood of the machine, which is as
 as such a gain.
 """
 OFF = 1.25
-"""Steps that take so many times longer, or shorter, than they did are looked into."""
+"""The factor, up or down, on the seconds of a step from which on the pilot looks for a
+cause.
+"""
 MOST_OFF = 2.0
 """The same where a machine's steps differ but its link stays as it is: see `wider`."""
 HALF = 0.5
@@ -36,7 +38,7 @@ REACH = 1.25
 """A rival is tried if predicted to take at most this many times the steps' time.
 
 Predictions leave most out of plans of many messages, and of lanes that share their
-cores: steps by one plan may take longer than predicted where those by another do not.
+cores: steps by one plan may take longer than predicted, and steps by another plan not.
 """
 PAUSE = 3.0
 """A step over this many times its neighbours' median held a pause of the caller's."""
@@ -47,7 +49,7 @@ class Move(Enum):
 
     STAY = "stay"
     EXPECT = "expect"
-    """Takes the present seconds of a step for those to be expected."""
+    """Expects the present seconds of a step from now on."""
     WAIT = "wait"
     """Looks again at the next review: steps are off by little, maybe by chance."""
     PROBE = "probe"
@@ -79,7 +81,7 @@ class Decision(NamedTuple):
 class Review:
     """Figures that all ranks know after some steps.
 
-    Seconds are those of the slowest rank.
+    Seconds are the slowest rank's.
     """
 
     is_planned: bool

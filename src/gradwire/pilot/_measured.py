@@ -130,9 +130,9 @@ def shared_layers(engine: Engine, layers: LayerWatch, step_s: float) -> SharedLa
 def computing_s(engine: Engine, steps_s: Sequence[tuple[float, float]]) -> list[float]:
     """Seconds that this rank computed in each step, as if messages had taken none.
 
-    ``steps_s`` are those of each step, and how many of them a core worked for it. Where
-    ranks share cores, the rest of these passed while others had them, and messages did,
-    which cost extra.
+    ``steps_s`` has the seconds of each step, and in how many of them a core worked for
+    it. Where ranks share cores, the rest of these passed while others had them, and
+    messages did, which cost extra.
     """
     cores = shared_cores(partial(figures_of_all, engine))
     if cores is None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import sqrt
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from pydantic import TypeAdapter
 
 from ..errors import InvalidSetting
 from ..planning.data.cluster import Cluster
@@ -32,23 +34,14 @@ class Proposal(NamedTuple):
     link_factor: float = 1.0
     """How many times as long as measured messages take, by what dense steps took."""
 
-    def announced(self) -> dict[str, Any]:
-        """A form that rank 0 can announce to the others."""
-        rivals = [(plan.to_json(), seconds) for plan, seconds in self.rivals]
-        return {
-            **self._asdict(),
-            "plan": self.plan and self.plan.to_json(),
-            "rivals": rivals,
-        }
+    def announced(self) -> str:
+        """A text that rank 0 can announce to the others."""
+        return _FORM.dump_json(self).decode()
 
     @classmethod
-    def of(cls, announced: dict[str, Any]) -> Proposal:
+    def of(cls, announced: str) -> Proposal:
         """The same as it was announced."""
-        plan = announced["plan"] and _parsed(announced["plan"])
-        rivals = tuple(
-            (_parsed(text), seconds) for text, seconds in announced["rivals"]
-        )
-        return cls(**{**announced, "plan": plan, "rivals": rivals})
+        return _FORM.validate_json(announced)
 
     def next_rival(self) -> Proposal:
         """The first rival in place of the plan, and before the other rivals."""
@@ -59,9 +52,7 @@ class Proposal(NamedTuple):
         )
 
 
-def _parsed(text: str) -> Plan:
-    return Plan.parse(text, "rank 0's plan")
-
+_FORM = TypeAdapter(Proposal)
 
 MOST_FACTOR = 4.0
 """The most that messages may take longer or shorter in training than when timed."""

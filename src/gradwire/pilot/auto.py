@@ -1,14 +1,14 @@
 """auto: a few dense steps that measure, then the best plan.
 
-The plan's first steps are followed by some by each of a few rivals, which may be as
-fast for all that predictions say, and the fastest is kept. After that it watches. Every
-few steps ranks announce what a step took. Where that has changed they time a
-message: if the link is another one, it is measured and planned for anew. Now and then a
-few steps are dense again, to see whether the plan still gains; if it does not,
-gradients stay dense. Where means are further from dense ones than the fidelity allows
-(`guard`), the next stricter fidelity plans anew. Each decision is made from what all
-ranks share, at the same step on all of them, and is said once in words: in the log (as
-INFO, by rank 0) and in ``handle.stats()["pilot"]``.
+After the plan's first steps a few rivals get some steps each, as predictions may not
+tell which is faster. The fastest plan is kept. After that it watches. Every few steps
+ranks announce what a step took. Where that has changed they time a message: if the link
+is another one, it is measured and planned for anew. Now and then a few steps are dense
+again, to see whether the plan still gains; if it does not, gradients stay dense. Where
+means are further from dense ones than the fidelity allows (`guard`), the next stricter
+fidelity plans anew. Each decision is made from what all ranks share, at the same step
+on all of them, and is said once in words: in the log (as INFO, by rank 0) and in
+``handle.stats()["pilot"]``.
 
 A checkpoint holds the state of the plan in force and not the plan: a run that is
 resumed measures and plans anew. Residuals of the old plan arrive with the first

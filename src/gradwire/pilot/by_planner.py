@@ -53,8 +53,8 @@ class by_planner(Pilot):
         InvalidSetting: A value is out of range, or the planner needs what is not
             measured here.
 
-    >>> by_planner("secopa", compressor="terngrad")
-    by_planner('secopa', measured_steps=6, compressor='terngrad')
+    >>> by_planner("usbyte", basic_partition_bytes=4096)
+    by_planner('usbyte', measured_steps=6, basic_partition_bytes=4096)
     """
 
     def __init__(

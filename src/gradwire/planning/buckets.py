@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..contract.bounds import check_whole
-from .data.plan import MOST_CREDIT, Chunk, PlannedMessage
+from .data.plan import Chunk, PlannedMessage
 from .data.profile import Profile, ProfiledTensor
 
 
@@ -78,8 +78,3 @@ def whole_buckets(*fused: Bucket) -> PlannedMessage:
 def check_bytes(what: str, value: int) -> None:
     """Refuses ``value`` unless it is a size in bytes: a whole number of at least 1."""
     check_whole(what, value, "sizes are in bytes")
-
-
-def check_credit(value: int) -> None:
-    """Refuses ``value`` unless it is a whole number from 1 to ``MOST_CREDIT``."""
-    check_whole("credit", value, "4 is usual", most=MOST_CREDIT)

@@ -16,50 +16,42 @@ from ..exchange.sparse_schemes import (
 )
 from .data.cluster import Cluster
 from .data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
-from .data.profile import Profile
-from .data.sparsity import SparsityProfile, UnitSparsity
+from .data.profile import Profile, ProfiledTensor
+from .data.sparsity import SparsityProfile, TensorSparsity, UnitSparsity
 
 
-def schemes_of(
-    profile: Profile, cluster: Cluster
-) -> dict[str, tuple[SchemeInputs, SchemeChoice]]:
-    """The setting of each profiled sparse tensor here, and the scheme chosen for it.
+def scheme_of(
+    one: TensorSparsity,
+    tensor: ProfiledTensor,
+    sparsity: SparsityProfile,
+    cluster: Cluster,
+) -> tuple[SchemeInputs, SchemeChoice]:
+    """The setting of a sparse tensor on this cluster, and the scheme chosen for it.
 
     Hosts of several ranks add up first, and the setting is that of a rank's share of
     their sum. But gradients that come as rows are not added up: they travel among all
     ranks.
     """
-    sparsity = profile.sparsity
     count = cluster.ranks_per_host
-    if sparsity is None:
-        return {}
-    tensors = profile.tensors
-    choices = {}
-    for one in sparsity.tensors:
-        tensor = tensors[one.name]
-        at = SchemeInputs(
-            numel=tensor.numel,
-            units=one.units,
-            blocks=one.blocks,
-            cluster=cluster.flat,
-            dtype=getattr(torch, tensor.dtype),
-            handling=sparsity.handling,
-        )
-        if count > 1 and not one.is_rows:
-            is_selected = sparsity.compressor is not None
-            at = replace(
-                at,
-                numel=cluster.share(tensor.numel),
-                units=one.units.on_hosts(count, is_selected=is_selected),
-                blocks=one.blocks.on_hosts(count, is_selected=is_selected),
-                cluster=cluster.shares,
-                within_s=cluster.within_line.seconds(tensor.size_bytes),
-            )
-        choices[one.name] = (
+    at = SchemeInputs(
+        numel=tensor.numel,
+        units=one.units,
+        blocks=one.blocks,
+        cluster=cluster.flat,
+        dtype=getattr(torch, tensor.dtype),
+        handling=sparsity.handling,
+    )
+    if count > 1 and not one.is_rows:
+        is_selected = sparsity.compressor is not None
+        at = replace(
             at,
-            fastest_scheme(at, schemes(of_rows=True) if one.is_rows else None),
+            numel=cluster.share(tensor.numel),
+            units=one.units.on_hosts(count, is_selected=is_selected),
+            blocks=one.blocks.on_hosts(count, is_selected=is_selected),
+            cluster=cluster.shares,
+            within_s=cluster.within_line.seconds(tensor.size_bytes),
         )
-    return choices
+    return at, fastest_scheme(at, schemes(of_rows=True) if one.is_rows else None)
 
 
 @dataclass(frozen=True)
@@ -78,18 +70,19 @@ class SparsePart:
     ) -> SparsePart:
         """The part for which a sparse scheme is fastest, or alone carries its rows."""
         sparsity = profile.sparsity
+        if sparsity is None:
+            return cls(profile, (), {}, profile)
         tensors = profile.tensors
         exchanges = {}
         messages = []
-        for name, (at, choice) in schemes_of(profile, cluster).items():
-            assert sparsity is not None
-            one = sparsity.of(name)
-            is_rows = one is not None and one.is_rows
-            if choice.scheme == DENSE or (only_rows and not is_rows):
+        for one in sparsity.tensors:
+            tensor = tensors[one.name]
+            at, choice = scheme_of(one, tensor, sparsity, cluster)
+            if choice.scheme == DENSE or (only_rows and not one.is_rows):
                 continue
-            key = f"{choice.scheme}: {name}"
-            exchanges[key] = _exchange(sparsity, is_rows, at.units, choice.scheme)
-            chunk = Chunk(tensor=name, start=0, stop=tensors[name].numel)
+            key = f"{choice.scheme}: {one.name}"
+            exchanges[key] = _exchange(sparsity, one.is_rows, at.units, choice.scheme)
+            chunk = Chunk(tensor=one.name, start=0, stop=tensor.numel)
             messages.append(PlannedMessage(chunks=(chunk,), exchange=key))
         names = {message.chunks[0].tensor for message in messages}
         return cls(profile, tuple(messages), exchanges, _without(profile, names))

@@ -229,6 +229,8 @@ class Attachment:
 
     way = "attach"
     """The function that a user has called, as `pairs` names it."""
+    quorum: int | None = None
+    """The quorum of local steps in partial rounds, if it is such a call."""
     model: nn.Module
     settings: Settings
     params: list[NamedParam]
@@ -283,7 +285,8 @@ class Attachment:
         self.model = model
         self.settings = settings.checked(grid.mesh, grid.who)
         self.params = trained(model)
-        refuse_pairs(Facts(model, self.params, self.settings, self.way))
+        facts = Facts(model, self.params, self.settings, self.way)
+        refuse_pairs(facts._replace(quorum=self.quorum))
         refuse_other_shards(model, grid.who.ranks)
         is_compared = self.settings.failure.check_every is not None
         if grid.who.world > 1 and self.way == "attach" and is_compared:
@@ -357,6 +360,10 @@ class Attachment:
             # see the others close.
             choose(backend, networks, settings.ranks_per_host)
         recorder = Recorder(settings.options.trace_steps)
+        bulk = None if settings.plan is None else settings.plan.bulk
+        if newcomer is None and bulk is not None and bulk.rank >= grid.who.world:
+            accepted = f"one of {grid.who.world} ranks"
+            raise invalid("plan.bulk.rank", bulk.rank, accepted, "name another")
         engine_of = partial(
             Engine,
             num_channels=0 if self.is_left_to_ddp(messages) else settings.channels,
@@ -365,6 +372,7 @@ class Attachment:
             shards=grid.shards,
             ranks_per_host=settings.ranks_per_host,
             checksums=settings.failure.checksums,
+            bulk=bulk,
         )
         if newcomer is not None:
             engine = newcomer.enter(engine_of, healing, messages)

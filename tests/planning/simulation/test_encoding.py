@@ -11,12 +11,6 @@ from gradwire.planning.data.cluster import Cluster, CodecFit
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.ssfusion.fusion import (
-    NOTHING,
-    SparseCost,
-    arrivals,
-    best_fusion,
-)
 from gradwire.planning.simulation.clock import (
     Iteration,
     encode_s,
@@ -30,6 +24,12 @@ from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import MIXED, profile_of
 from gradwire_lab.planner.cupcake import cupcake
 from gradwire_lab.planning.explain import explain
+from gradwire_lab.planning.sparse_fusion import (
+    NOTHING,
+    SparseCost,
+    arrivals,
+    best_fusion,
+)
 from tests.laws.fusion_laws import last_s
 
 ENCODE = LineFit(alpha_s=2**-6, per_unit_s=2**-20)
@@ -173,7 +173,7 @@ def test_a_message_encodes_each_tensor_where_its_plan_says() -> None:
     inline = [one for one in both if one.is_inline]
     early = [one for one in both if not one.is_inline]
     assert [(one.layer, one.seconds) for one in inline] == [(2, ENCODE.seconds(2**11))]
-    all_of_it = [{0, 1, 2}], 1, False, [0], ["m"], ((),), inline, early
+    all_of_it = [{0, 1, 2}], 1, False, ["m"], ((),), inline, early
     timing = Iteration(THREE, CLUSTER, *all_of_it).timings([[(GATHER,)]])[0]
     last = 0.25 + ENCODE.seconds(2**11)
     assert timing.backward_end_s == [last + 0.125 + 0.5, last + 0.125, last]

@@ -20,7 +20,7 @@ import gradwire as gw
 from gradwire.compress.selective import selective
 from gradwire.compress.topk import topk
 from gradwire.contract import Member
-from gradwire.exchange.error_feedback import TensorEncoder
+from gradwire.exchange.error_feedback import tensor_encoder
 from gradwire.planning.data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage
 from gradwire.runtime.device.streams import Offload, SideStream
 from gradwire.runtime.handle import Handle
@@ -196,9 +196,9 @@ def test_what_is_not_finite_leaves_no_residual(sparsifier: str) -> None:
     grad_N = torch.arange(100.0).sin()
     grad_N[:3] = torch.tensor([torch.inf, -torch.inf, torch.nan])
     state = exchange.init(spec, 2)
-    encoder = TensorEncoder.of(exchange)
+    encoder = tensor_encoder(exchange)
     assert encoder is not None
-    steps = encoder.encode_on_host(me, state, 0, grad_N)
+    steps = encoder.encode_on_host(me, state.inner, 0, grad_N, state.residual_N)
     made = steps.send(tuple(one.clone() for one in next(steps)))
     with pytest.raises(StopIteration):
         steps.send(tuple(one.clone() for one in made))

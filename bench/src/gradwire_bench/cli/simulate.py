@@ -16,12 +16,13 @@ from gradwire.cli.report.output import AsJson, emit, progress
 from gradwire.cli.report.table import Row
 from gradwire.contract.registry import load, names
 from gradwire.contract.trace.span import Trace
-from gradwire.contract.units import format_rate, parse_rate, ratio
+from gradwire.contract.units import format_rate, parse_rate
 from gradwire.errors import InvalidSetting, invalid
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.make_plan import plan as make_plan
 from gradwire.planning.simulation.timeline import simulate as run_plan
+from gradwire_lab.planning.account import ratio
 from gradwire_lab.planning.inputs import RANKS, RATE, load_or_read, read_cluster
 from gradwire_lab.planning.tune import search_space
 

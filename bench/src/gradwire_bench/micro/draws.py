@@ -14,6 +14,7 @@ from torch import Tensor
 from gradwire.errors import UnknownName, invalid
 from gradwire.kernels.distinct import count_distinct
 from gradwire.planning.data.sparsity import DOUBLINGS, Skewness, UnitSparsity
+from gradwire_lab.exchange.sparse_schemes import skew
 from gradwire_lab.planning.index_sets import overlap_mean
 
 
@@ -174,6 +175,6 @@ def draws_like(
         world=world,
         density=likeness.density if density is None else density,
         overlap=overlap_mean(likeness),
-        skew=likeness.skew(world),
+        skew=skew(likeness, world),
         run=likeness.width,
     )

@@ -26,7 +26,7 @@ from gradwire.cli.report.table import Row
 from gradwire.compress.selective import selective
 from gradwire.contract import Member
 from gradwire.contract.spec import TensorSpec
-from gradwire.exchange.error_feedback import TensorEncoder, with_error_feedback
+from gradwire.exchange.error_feedback import encoder_state, with_error_feedback
 from gradwire.runtime.device.devices import kept_on
 from gradwire.runtime.device.streams import Offload, SideStream, Streams
 
@@ -82,19 +82,19 @@ class _Selection:
     """DGC of one tensor, as a message of it alone is encoded."""
 
     def __init__(self, device: torch.device, numel: int) -> None:
-        exchange = selective(sparsifier="dgc", density=DENSITY, num_dense=0)
-        kept = with_error_feedback(exchange)
+        self._encoder = selective(sparsifier="dgc", density=DENSITY, num_dense=0)
+        kept = with_error_feedback(self._encoder)
         self._me = Member(0, 2)
-        self._encoder = TensorEncoder(exchange, is_kept=True)
         spec = TensorSpec("gradient", numel, shapes=((numel,),), device=device.type)
         grad_N = torch.randn(numel, generator=torch.Generator().manual_seed(0))
         with kept_on(device):
-            self._state = kept.init(spec, 2)
+            self._state = encoder_state(kept.init(spec, 2))
             self._grad_N = grad_N.to(device)
 
     def select(self) -> None:
         """Encodes the tensor where it lies."""
-        self._encoder.encode_ahead(self._me, self._state, 0, self._grad_N)
+        inner, residual_N = self._state
+        self._encoder.encode_ahead(self._me, inner, 0, self._grad_N, residual_N)
         self._me.ahead.clear()
 
     def by_device(self, side: SideStream) -> Way:
@@ -111,8 +111,9 @@ class _Selection:
         """The way through the host, up to its end on the device."""
 
         def way() -> None:
+            inner, residual_N = self._state
             copies = self._encoder.encode_on_host(
-                self._me, self._state, 0, self._grad_N
+                self._me, inner, 0, self._grad_N, residual_N
             )
             offload = Offload(copies, 0, "gradient", side)
             offload.leave()

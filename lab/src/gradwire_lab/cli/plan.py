@@ -162,8 +162,8 @@ def message_rows(plan: Plan, profile: Profile, cluster: Cluster) -> list[Row]:
         rows.append(
             row
             | {
-                "size_bytes": timing.message_bytes[number],
-                "ready_s": timing.ready_s[number],
+                "size_bytes": account.message_bytes[number],
+                "ready_s": account.ready_s[number],
                 "start_s": start_s,
                 "end_s": end_s,
                 "fraction_hidden": hidden_s / (end_s - start_s)

@@ -23,17 +23,25 @@ from ..collective.sparse_ps_broadcast import broadcast_bytes, sparse_ps_broadcas
 _OF_RANGES = "(ranges have unlike many, and every entry an index) "
 
 
+def skew(units: UnitSparsity, num_parts: int) -> float:
+    """The skewness ratio of any number of even partitions, as ``gamma`` has it."""
+    known = [(1, 1.0), *((entry.parts, entry.ratio) for entry in units.skewness)]
+    if len(known) == 1:
+        return 1.0
+    return max(1.0, min(between(known, num_parts), float(num_parts)))
+
+
 def range_imbalance(units: UnitSparsity, num_ranks: int) -> tuple[float, float]:
     """Imbalance of push and pull where ranks serve even partitions (definition 8).
 
     Beyond the ranks measured it grows as the skewness ratio does; without any it is
     that.
     """
-    skew = units.skew(num_ranks)
+    skewed = skew(units, num_ranks)
     if not units.imbalances:
-        return skew, skew
+        return skewed, skewed
     measured = min(num_ranks, units.imbalances[-1].ranks)
-    growth = skew / units.skew(measured)
+    growth = skewed / skew(units, measured)
     pushes = [
         (1, 1.0),
         *((imbalance.ranks, imbalance.push) for imbalance in units.imbalances),

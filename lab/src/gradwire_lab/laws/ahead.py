@@ -13,15 +13,19 @@ from math import prod
 import torch
 from torch import Tensor
 
-from gradwire.contract import Exchange, Member, State
-from gradwire.exchange.error_feedback import ErrorFeedback, TensorEncoder
+from gradwire.contract import EncodesTensors, Exchange, Member, Residual, State
+from gradwire.exchange.error_feedback import (
+    ErrorFeedback,
+    encoder_state,
+    tensor_encoder,
+)
 from gradwire.exchange.local import drive
 
 from .cases import Case, tensors_of
 from .tolerance import must, same_bits
 
 NUM_STEPS = 3
-Encode = Callable[[TensorEncoder, Member, State, int, Tensor], None]
+Encode = Callable[[EncodesTensors, Member, State, int, Tensor, Residual], None]
 
 
 def law_encoding_ahead_changes_no_bit(exchange: Exchange, case: Case) -> bool:
@@ -48,10 +52,15 @@ def law_encoding_on_the_host_changes_no_bit(exchange: Exchange, case: Case) -> b
 
 
 def _by_copies(
-    encoder: TensorEncoder, me: Member, state: State, place: int, grad_N: Tensor
+    encoder: EncodesTensors,
+    me: Member,
+    state: State,
+    place: int,
+    grad_N: Tensor,
+    residual_N: Residual,
 ) -> None:
     """Encodes a tensor from a copy, and goes on with a copy of what was made of it."""
-    steps = encoder.encode_on_host(me, state, place, grad_N)
+    steps = encoder.encode_on_host(me, state, place, grad_N, residual_N)
     made = steps.send(tuple(tensor.clone() for tensor in next(steps)))
     with suppress(StopIteration):
         steps.send(tuple(tensor.clone() for tensor in made))
@@ -59,8 +68,8 @@ def _by_copies(
 
 
 def _same_bits(exchange: Exchange, case: Case, encode: Encode) -> bool:
-    encoder = TensorEncoder.of(exchange)
-    if encoder is None or not encoder.exchange.apart(case.spec) or case.world == 1:
+    encoder = tensor_encoder(exchange)
+    if encoder is None or not encoder.apart(case.spec) or case.world == 1:
         return False
     for tried in (exchange, ErrorFeedback(exchange)):
         for got, want in zip(
@@ -105,14 +114,15 @@ def _encode_some(
 ) -> None:
     """Encodes some tensors ahead, each while the elements of all others are NaN."""
     me, state, grad_N = operands
-    encoder = TensorEncoder.of(exchange)
+    inner, residual_N = encoder_state(state)
+    encoder = tensor_encoder(exchange)
     assert encoder is not None
     sizes = [prod(shape) for shape in case.spec.shapes]
-    places = encoder.exchange.apart(case.spec)
+    places = encoder.apart(case.spec)
     for place in draw.sample(places, draw.randint(1, len(places))):
         there_N = torch.full_like(grad_N, float("nan"))
         torch.split(there_N, sizes)[place].copy_(torch.split(grad_N, sizes)[place])
-        encode(encoder, me, state, place, there_N)
+        encode(encoder, me, inner, place, there_N, residual_N)
 
 
 LAWS = (law_encoding_ahead_changes_no_bit, law_encoding_on_the_host_changes_no_bit)

@@ -6,7 +6,7 @@ Source: Wang, Wu, Xu and Ng, "Cupcake: A Compression Scheduler for Scalable
     waits for them. The paper itself was not at hand: read from its public code, and
     from what SSFusion (sections II-D and IV-B) says of it.
 Differences from the paper: cuts are found by an exact dynamic programme
-    (``planning/planner/ssfusion/fusion.py``), where published code halves its way to
+    (``planning/sparse_fusion.py``), where published code halves its way to
     one split. Costs are the cluster's lines, where the code measures steps. Of numbers
     of groups that tie, the smallest is taken. The merge of what arrives is not in the
     cost. Gradients of different dtypes are never in one group. Hosts of several ranks
@@ -28,9 +28,9 @@ from functools import partial
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.ssfusion.fusion import SparseCost, arrivals, best_fusion
 
 from ..planning.flat_plan import flat_plan
+from ..planning.sparse_fusion import SparseCost, arrivals, best_fusion
 
 
 def cupcake(

@@ -37,15 +37,15 @@ from itertools import zip_longest
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.ssfusion.fusion import (
+from gradwire.planning.simulation.closed_form import Lane
+
+from ..planning.flat_plan import flat_plan
+from ..planning.sparse_fusion import (
     MOST_ELEMENTS,
     Arrival,
     SparseCost,
     arrivals,
 )
-from gradwire.planning.simulation.closed_form import Lane
-
-from ..planning.flat_plan import flat_plan
 
 
 def omgs(

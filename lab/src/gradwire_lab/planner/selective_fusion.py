@@ -48,8 +48,12 @@ from gradwire.planning.data.plan import (
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner.ddp import ddp
 from gradwire.planning.planner.mgwfbp import mgwfbp
-from gradwire.planning.planner.ssfusion import VARIANTS, ssfusion
-from gradwire.planning.planner.ssfusion.fusion import (
+from gradwire.planning.planner.wfbp import wfbp
+from gradwire.planning.price import TIE, iteration_s
+
+from ..planning.mixing import PUSHED, WHOLE, MixedCost, MixedGroup, Way, improved
+from ..planning.mixing_search import first_groups
+from ..planning.sparse_fusion import (
     NOTHING,
     Arrival,
     SparseCost,
@@ -57,15 +61,11 @@ from gradwire.planning.planner.ssfusion.fusion import (
     best_fusion,
     chunks_in,
 )
-from gradwire.planning.planner.ssfusion.fusion import sparsifier as sparsifier_of
-from gradwire.planning.planner.wfbp import wfbp
-from gradwire.planning.price import TIE, iteration_s
-
-from ..planning.mixing import PUSHED, WHOLE, MixedCost, MixedGroup, Way, improved
-from ..planning.mixing_search import first_groups
+from ..planning.sparse_fusion import sparsifier as sparsifier_of
 from .cupcake import cupcake
 from .espresso import espresso
 from .omgs import omgs
+from .ssfusion import VARIANTS, ssfusion
 
 APART = "each by itself"
 AS_ONE = "as one"

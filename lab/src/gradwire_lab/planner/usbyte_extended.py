@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from gradwire.planning.buckets import Bucket, buckets, check_credit
+from gradwire.planning.buckets import Bucket, buckets
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan, Setting
 from gradwire.planning.data.profile import Profile
@@ -35,6 +35,7 @@ from gradwire.planning.planner.usbyte.phases import Instance, greedy, messages_o
 from gradwire.planning.planner_settings import SIZES
 from gradwire.planning.price import fewest_messages, iteration_s
 
+from ..planning.curves import check_credit
 from .bytescheduler import LANES
 
 SEARCH = {"basic_partition_bytes": SIZES, "credit": LANES}

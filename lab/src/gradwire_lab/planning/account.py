@@ -4,13 +4,26 @@ waits.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import compress
 
+from gradwire.exchange.planned import planned_spec
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import DENSE, Plan
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.simulation.clock import Timing, run_on_clock
+
+
+def ratio(value: float, other: float) -> float:
+    """``value`` / ``other``; 1 where both are 0, and infinity where only ``other`` is.
+
+    >>> ratio(3.0, 2.0), ratio(0.0, 0.0), ratio(1.0, 0.0)
+    (1.5, 1.0, inf)
+    """
+    if other:
+        return value / other
+    return math.inf if value else 1.0
 
 
 @dataclass(frozen=True)
@@ -31,6 +44,9 @@ class Account:
     plan: Plan
     profile: Profile
     timing: Timing
+    message_bytes: list[int]
+    message_layers: list[set[int]]
+    """For each message, the places in forward order of its gradients' layers."""
     latency_s: float
     """The sum of the latencies of all dense messages."""
     transfer_s: float
@@ -45,15 +61,20 @@ class Account:
     @classmethod
     def of(cls, plan: Plan, profile: Profile, cluster: Cluster) -> Account:
         timing = run_on_clock(plan, profile, cluster)
+        layer_of = profile.layer_of
+        message_bytes = bytes_of_messages(plan, profile)
         dense = [message.exchange == DENSE for message in plan.messages]
-        transfer_s = cluster.beta_s_per_byte * sum(
-            compress(timing.message_bytes, dense)
-        )
+        transfer_s = cluster.beta_s_per_byte * sum(compress(message_bytes, dense))
         least_s = cluster.alpha_s + transfer_s if any(dense) else 0.0
         return cls(
             plan=plan,
             profile=profile,
             timing=timing,
+            message_bytes=message_bytes,
+            message_layers=[
+                {layer_of[chunk.tensor] for chunk in message.chunks}
+                for message in plan.messages
+            ],
             latency_s=cluster.alpha_s * sum(dense),
             transfer_s=transfer_s,
             bound_s=_bound_s(profile, timing, least_s),
@@ -62,6 +83,14 @@ class Account:
     @property
     def iteration_s(self) -> float:
         return self.timing.iteration_s
+
+    @property
+    def ready_s(self) -> list[float]:
+        """The seconds at which each message's gradients are all ready, with their
+        inline encodes.
+        """
+        ends_s = self.timing.backward_end_s
+        return [ends_s[min(layers)] for layers in self.message_layers]
 
     @property
     def compute_s(self) -> float:
@@ -78,7 +107,7 @@ class Account:
         """Every layer's forward that waits for a message, the longest wait first."""
         timing = self.timing
         last = dict[int, int]()
-        for number, layers in enumerate(timing.message_layers):
+        for number, layers in enumerate(self.message_layers):
             for layer in layers if self.plan.overlap_forward else (0,):
                 before = last.setdefault(layer, number)
                 if timing.message_end_s[number] > timing.message_end_s[before]:
@@ -133,7 +162,7 @@ class Account:
         none).
         """
         timing = self.timing
-        ready_s = self.timing.ready_s
+        ready_s = self.ready_s
         found_s = 0.0
         longest_s = 0.0
         head = -1
@@ -150,6 +179,15 @@ class Account:
                     head = number
             free_s = max(free_s, timing.message_end_s[number])
         return found_s, head
+
+
+def bytes_of_messages(plan: Plan, profile: Profile) -> list[int]:
+    """The bytes of the gradients in each message."""
+    tensors = profile.tensors
+    return [
+        planned_spec(message, tensors, is_shaped=False).size_bytes
+        for message in plan.messages
+    ]
 
 
 def _bound_s(profile: Profile, timing: Timing, communication_s: float) -> float:

@@ -8,14 +8,14 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from gradwire.contract.units import format_rate, format_seconds, ratio
+from gradwire.contract.units import format_rate, format_seconds
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import DENSE, Plan
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner.auto import survey
 from gradwire.planning.planner.auto.judgement import MARGIN, Survey, pays
 
-from .account import Account
+from .account import Account, ratio
 
 _FARTHEST = 2.0**12
 """Rates are looked at up to so many times the cluster's, and down to such a part of

@@ -13,18 +13,17 @@ from itertools import compress
 
 from gradwire.cli.report.table import Row
 from gradwire.contract.registry import load, names
-from gradwire.contract.units import format_bytes, format_rate, format_seconds, ratio
+from gradwire.contract.units import format_bytes, format_rate, format_seconds
 from gradwire.errors import InvalidSetting
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import DENSE, Plan
 from gradwire.planning.data.profile import Profile
 from gradwire.planning.planner_settings import with_settings
 from gradwire.planning.price import iteration_s
-from gradwire.planning.sparse import schemes_of
 
 from . import auto_reasons
-from .account import Account
-from .scheme_reasons import explain_scheme
+from .account import Account, ratio
+from .scheme_reasons import explain_scheme, schemes_of
 
 WORTH = 0.02
 """A gain below this share is called none, as predictions are hardly more exact."""
@@ -159,9 +158,9 @@ def _costs(account: Account) -> dict[str, float]:
 
 def _bounds(account: Account, cluster: Cluster) -> Iterator[str]:
     profile = account.profile
-    total_bytes = sum(account.timing.message_bytes)
+    total_bytes = sum(account.message_bytes)
     others = [m.exchange != DENSE for m in account.plan.messages]
-    dense_bytes = total_bytes - sum(compress(account.timing.message_bytes, others))
+    dense_bytes = total_bytes - sum(compress(account.message_bytes, others))
     yield (
         f"Computation alone takes {format_seconds(account.compute_s)}: backward "
         f"{format_seconds(profile.backward_s)}, forward "
@@ -210,7 +209,7 @@ def _waits(account: Account, most: int = 3) -> Iterator[str]:
         layer = account.profile.layers[wait.layer].name
         start_s = timing.message_start_s[wait.message]
         end_s = timing.message_end_s[wait.message]
-        size = format_bytes(timing.message_bytes[wait.message])
+        size = format_bytes(account.message_bytes[wait.message])
         what = (
             f"its message {wait.message}"
             if plan.overlap_forward

@@ -9,7 +9,8 @@ from gradwire.errors import invalid
 from gradwire.exchange.pair import pair
 from gradwire.planning.data.plan import ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.ssfusion.fusion import (
+
+from .sparse_fusion import (
     Arrival,
     chunks_in,
     is_too_long,

@@ -19,9 +19,10 @@ from typing import NamedTuple
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import ExchangeSetting, Plan, PlannedMessage
 from gradwire.planning.data.profile import Layer, Profile, ProfiledTensor
-from gradwire.planning.planner.ssfusion.fusion import MOST_ELEMENTS, Arrival, chunks_in
 from gradwire.planning.simulation.clock import run_on_clock
 from gradwire.planning.simulation.closed_form import Lane
+
+from .sparse_fusion import MOST_ELEMENTS, Arrival, chunks_in
 
 
 class TimedMessage(NamedTuple):

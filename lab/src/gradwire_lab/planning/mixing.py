@@ -21,9 +21,9 @@ from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.fit import LineFit, fit_line
 from gradwire.planning.data.plan import ExchangeSetting
 from gradwire.planning.data.profile import Profile, ProfiledTensor
-from gradwire.planning.planner.ssfusion.fusion import MOST_ELEMENTS, NOTHING, SparseCost
 
 from .lanes import TimedMessage, carry_s, end_of, ready_times
+from .sparse_fusion import MOST_ELEMENTS, NOTHING, SparseCost
 
 
 class Way(IntEnum):

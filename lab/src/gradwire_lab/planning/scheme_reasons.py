@@ -11,6 +11,23 @@ from gradwire.exchange.sparse_schemes import (
     SchemeChoice,
     SchemeInputs,
 )
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.sparse import scheme_of
+
+
+def schemes_of(
+    profile: Profile, cluster: Cluster
+) -> dict[str, tuple[SchemeInputs, SchemeChoice]]:
+    """The setting of each profiled sparse tensor here, and the scheme chosen for it."""
+    sparsity = profile.sparsity
+    if sparsity is None:
+        return {}
+    tensors = profile.tensors
+    return {
+        one.name: scheme_of(one, tensors[one.name], sparsity, cluster)
+        for one in sparsity.tensors
+    }
 
 
 def explain_scheme(name: str, choice: SchemeChoice, at: SchemeInputs) -> Iterator[str]:

@@ -47,6 +47,7 @@ from gradwire.planning.data.sparsity import (
 from gradwire.runtime.engine.engine import CONTROL, Engine
 from gradwire.runtime.liveness.membership import join
 
+from ..exchange.sparse_schemes import skew
 from .index_sets import overlap_mean, overlap_spread, unit_sparsity
 
 _log = logging.getLogger("gradwire")
@@ -194,7 +195,7 @@ def sparsity_rows(sparsity: SparsityProfile) -> list[Row]:
                 **{
                     f"denser_among_{ranks}": units.gamma(ranks) for ranks in SHOWN_RANKS
                 },
-                **{f"skew_{ranks}": units.skew(ranks) for ranks in (8, 128)},
+                **{f"skew_{ranks}": skew(units, ranks) for ranks in (8, 128)},
                 "measured_ranks": sparsity.num_gradients,
             }
         )

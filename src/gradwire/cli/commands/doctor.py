@@ -22,7 +22,7 @@ from ...contract.units import format_bytes, parse_rate
 from ...errors import GradwireError, invalid
 from ...measure.far_link import FarLink, tcp_problems, tcp_settings
 from ..report.output import emit, installed_version, machine, progress
-from ..report.table import Row, cell, heading, markdown
+from ..report.table import Row, cell, heading, in_sections, markdown
 
 if TYPE_CHECKING:
     from ...measure.links import LinkReport
@@ -33,16 +33,20 @@ if TYPE_CHECKING:
 # Each function looks at one thing and returns rows.
 
 VARIABLES = (
-    *(
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-    ),
-    *("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
-    *("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "CXX", "XDG_CACHE_HOME"),
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "GLOO_SOCKET_IFNAME",
+    "TP_SOCKET_IFNAME",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "CUDA_VISIBLE_DEVICES",
+    "TRITON_INTERPRET",
+    "CXX",
+    "XDG_CACHE_HOME",
 )
 SLOW_NAME_S = 1.0
 """The seconds for a name above which a rank's start is slow.
@@ -400,12 +404,7 @@ def doctor(
     link = far_link(rate, rtt, report)
     sections = _sections(report, link)
     if json:
-        rows = [
-            {**row, "section": title}
-            for title, rows in sections.items()
-            for row in rows
-        ]
-        emit("doctor", rows, as_json=True, title="")
+        emit("doctor", in_sections(sections), as_json=True, title="")
         return
     print("# gradwire doctor")
     for title, rows in sections.items():

@@ -19,7 +19,7 @@ from ...planning.data.cluster import PRIMITIVES, Cluster
 from ...planning.data.profile import Profile
 from ..report.links import Delay, Down, Jitter, Slow, Up
 from ..report.output import AsJson, Fractions, emit, progress
-from ..report.table import Row
+from ..report.table import Row, in_sections
 
 if TYPE_CHECKING:
     from torch import nn
@@ -208,12 +208,7 @@ def _show(measured: Profile | None, cluster: Cluster | None, as_json: bool) -> N
     if cluster is not None and cluster.codecs:
         sections["codecs, by a million elements"] = _codec_rows(cluster)
     if as_json:
-        rows = [
-            {**row, "section": title}
-            for title, rows in sections.items()
-            for row in rows
-        ]
-        emit("profile", rows, as_json=True, title="")
+        emit("profile", in_sections(sections), as_json=True, title="")
         return
     for title, rows in sections.items():
         emit("profile", rows, as_json=False, title=title)

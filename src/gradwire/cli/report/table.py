@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ...contract.units import format_bytes, format_rate, format_seconds
@@ -29,6 +29,17 @@ def columns(rows: Sequence[Row]) -> list[str]:
     """
     keys = dict.fromkeys(key for row in rows for key in row)
     return sorted(keys, key=lambda key: key != "name")
+
+
+def in_sections(sections: Mapping[str, Sequence[Row]]) -> list[Row]:
+    """The rows of all sections, each with its section's title.
+
+    >>> in_sections({"GPU": [{"name": "cuda:0"}]})
+    [{'name': 'cuda:0', 'section': 'GPU'}]
+    """
+    return [
+        {**row, "section": title} for title, rows in sections.items() for row in rows
+    ]
 
 
 def without(rows: Sequence[Row], hidden: Collection[str]) -> list[Row]:

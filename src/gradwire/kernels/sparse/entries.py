@@ -87,18 +87,6 @@ def num_units(numel: int, width: int) -> int:
     return -(-numel // width)
 
 
-def nonzero(dense_N: Tensor, width: int = 1) -> Entries:
-    """The units of a dense vector that have a non-zero element, by ascending index.
-
-    NaN counts as non-zero. A negative zero counts as zero, as masked gradients are full
-    of them. A short last unit is filled up with zeros. The tensors are new, as K is not
-    known beforehand.
-    """
-    units_Kw = as_units(dense_N, width)
-    kept_K = units_Kw.ne(0).any(1).nonzero().squeeze(1)
-    return Entries(kept_K.int(), units_Kw[kept_K].reshape(-1), width)
-
-
 def drop_unset(entries: Entries) -> Entries:
     """The entries with any bit set in their values; zeros that fill a block have none.
 
@@ -225,3 +213,10 @@ def out_of_range(position: int, index: int, num_units: int) -> InvalidSetting:
         f"index {position} must lie in [0, {num_units}), got {index}; "
         "the entries were made for a vector of another length"
     )
+
+
+def check_range(entries: Entries, num_units: int) -> None:
+    """Raises InvalidSetting where an index is not in [0, ``num_units``)."""
+    bad = ((entries.indices_K < 0) | (entries.indices_K >= num_units)).nonzero()
+    if bad.numel():
+        raise out_of_range(int(bad[0]), int(entries.indices_K[bad[0]]), num_units)

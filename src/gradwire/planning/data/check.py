@@ -1,7 +1,7 @@
 """check: does a plan carry every element exactly once, and can it be carried out?
 
-A sound plan may be slow: an order whose first message waits for the last gradient of
-the backward pass overlaps nothing, but it can be carried out, so it is no error.
+A sound plan may be slow. If its first message waits for the last gradient of the
+backward pass, nothing overlaps. Such a plan can be carried out, so it is no error.
 ``gradwire plan --explain`` says what it costs.
 """
 
@@ -128,10 +128,9 @@ def _of_cut_tensors(
 def _of_order(plan: Plan) -> Iterator[str]:
     """Messages that would wait for ever.
 
-    A message waits for others to be launched (those before it) or to have ended (its
-    ``after``, and the one before it on its lane). All of them stand before it, or
-    nothing would move; so an order can be met if, and only if, every ``after`` looks
-    back.
+    A message waits until all messages before it are launched. It also waits until the
+    messages of its ``after``, and the message before it on its lane, have ended. So an
+    order can be met if, and only if, every ``after`` names earlier messages.
     """
     for number, message in enumerate(plan.messages):
         for other in message.after:

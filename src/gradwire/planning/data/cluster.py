@@ -3,11 +3,11 @@
 Source: US-Byte, equations 1 and 14: seconds = a + b * bytes with a = 2(N-1) times the
     cost of a hop and b = 2(N-1)/N times that of a byte on a link: a ring. HiPress,
     section 3.2, for encode, decode and merge as lines over the number of elements.
-Differences from the papers: where a verb was measured its own line counts; where not,
-    hops and bytes are those of ``collective/steps/travel.py``, and b comes from the
-    link's rate, because the two values of b that US-Byte prints contradict its own
-    links, and the time to add two numbers (its gamma) counts as none. Its a = 910 us at
-    8 nodes is 65 us a hop, which is the default.
+Differences from the papers: the line of a measured verb counts. Hops and bytes of other
+    verbs are in ``collective/steps/travel.py``, and b comes from the link's rate. The
+    two values of b that US-Byte prints contradict its own links. The time to add two
+    numbers (its gamma) counts as none. Its a = 910 us at 8 nodes is 65 us a hop, which
+    is the default.
 """
 
 from __future__ import annotations
@@ -139,6 +139,9 @@ class Cluster(Stored):
             unknown.
         processors: Measured seconds of a core that a verb costs each rank, over the
             bytes that it sends. Default: not measured.
+        step: Measured seconds of a core that a step costs each rank beside its layers
+            and verbs, over the number of its gradients: hooks, tasks, the report.
+            Default: not measured.
         source: How the figures were got, by default "stated".
 
     Raises:
@@ -167,6 +170,7 @@ class Cluster(Stored):
     host_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     cores: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     processors: LineFit | None = None
+    step: LineFit | None = None
     source: Annotated[str, Field(min_length=1)] = "stated"
 
     def __hash__(self) -> int:  # its lines are dicts, which have none
@@ -569,11 +573,26 @@ class Cluster(Stored):
             return 0.0
         return self.processors.seconds(sent_bytes) / self.cores
 
+    @property
+    def step_line(self) -> LineFit:
+        """Seconds of a step beside its layers and verbs, over its number of gradients.
+
+        They are 0 without ``step``. Ranks that share a core take as many times longer.
+
+        >>> line = LineFit(alpha_s=1e-3, per_unit_s=1e-5)
+        >>> cluster = Cluster(num_ranks=4, rate_bytes_per_s=1e8, cores=0.5, step=line)
+        >>> cluster.step_line.seconds(10)
+        0.0022
+        """
+        if self.step is None:
+            return LineFit(alpha_s=0.0, per_unit_s=0.0)
+        return self.step.times(1 / min(1.0, self.cores or 1.0))
+
     def slower(self, factor: float) -> Cluster:
         """The same cluster with slower links between hosts.
 
         Args:
-            factor: All that hosts send each other takes so many times as long.
+            factor: The factor on the seconds of all that hosts send each other.
 
         Returns:
             The other cluster.
@@ -603,7 +622,7 @@ class Cluster(Stored):
         return self.model_copy(update=figures)
 
     def _own_rates_times(self, factor: float) -> dict[str, tuple[float, ...]]:
-        """Hosts' own rates, as entries that are so many times as large."""
+        """Hosts' own rates times a factor, as entries of a cluster."""
         return {
             "up_bytes_per_s": tuple(factor * rate for rate in self.up_bytes_per_s),
             "down_bytes_per_s": tuple(factor * rate for rate in self.down_bytes_per_s),

@@ -2,9 +2,9 @@
 
 Source: what gloo does in torch 2.13, by its own source and on 4 far hosts. Its rings
     send in halves of a round (``IN_FLIGHT``), so the distance of one half is hidden
-    behind the bytes of the other. Hosts with links of 50 Mbit/s summed 1.85 MB in 0.47
-    s where they were near, in 0.50 s 10 ms away and in 0.78 s 40 ms away. A round trip
-    for each of the 6 rounds would be 0.12 and 0.48 s.
+    behind the bytes of the other. With links of 50 Mbit/s, near hosts summed 1.85 MB in
+    0.47 s. Hosts 10 ms away took 0.50 s, and hosts 40 ms away 0.78 s. A round trip for
+    each of the 6 rounds would be 0.12 and 0.48 s.
 Not modelled: slow start of TCP and its windows; notes that wait behind payloads of
     other messages (two of those rings at once took 1.13 s, and near hosts 0.97 s).
 """
@@ -12,11 +12,13 @@ Not modelled: slow start of TCP and its windows; notes that wait behind payloads
 from __future__ import annotations
 
 from ...collective.steps.travel import (
+    AHEAD_BYTES,
     IN_FLIGHT,
     NOTES,
     SEGMENT_BYTES,
     ahead_bytes,
     hops,
+    is_straight,
     travel,
 )
 from .fit import LineFit
@@ -59,8 +61,9 @@ class FarLine(LineFit):
 def far_line(verb: str, world: int, near: LineFit, latency_s: float) -> LineFit:
     """The line of a verb between hosts of this latency.
 
-    ``near`` is its line without distance. The line bends where the runtime goes over to
-    a ring or posts no receives ahead, and where a ring's bytes begin to hide its hops.
+    ``near`` is its line without distance. The line bends at three sizes: from there on
+    the runtime takes a ring, or posts no receives ahead, or a ring's bytes hide its
+    hops.
 
     >>> near = LineFit(alpha_s=0.0, per_unit_s=1e-6)
     >>> far = far_line("all_reduce", 4, near, 0.05)
@@ -68,7 +71,7 @@ def far_line(verb: str, world: int, near: LineFit, latency_s: float) -> LineFit:
     [0.104, 1.212]
     """
     num_hops = hops(verb, world)
-    ahead = ahead_bytes(verb, world)
+    ahead = ahead_bytes(verb, world, latency_s)
     hop_s = (1 + NOTES) * latency_s
     alpha_s = near.alpha_s + num_hops * (latency_s if ahead else hop_s)
     if verb == "broadcast":
@@ -77,12 +80,14 @@ def far_line(verb: str, world: int, near: LineFit, latency_s: float) -> LineFit:
     samples: list[tuple[int, float]] = []
     if ahead:
         samples = [(size, alpha_s + near.per_unit_s * size) for size in (1, ahead)]
-    if verb == "all_to_all":
-        beyond_s = near.alpha_s + num_hops * hop_s
-        for size in (ahead + 1, 4 * (ahead + 1)):
-            samples.append((size, beyond_s + near.per_unit_s * size))
-    elif verb not in ("send", "broadcast"):
-        samples += _ring_samples(verb, world, near, hop_s, ahead + 1)
+        if is_straight(verb, AHEAD_BYTES, world, latency_s):
+            # The first bytes are under way while the notes of others come.
+            first_s = near.per_unit_s * ahead
+            beyond_s = alpha_s + max(0.0, NOTES * latency_s - first_s)
+            for size in (ahead + 1, 4 * (ahead + 1)):
+                samples.append((size, beyond_s + near.per_unit_s * size))
+        else:
+            samples += _ring_samples(verb, world, near, hop_s, ahead + 1)
     line = FarLine.model_construct(
         near_s=near.alpha_s,
         link_s=near.per_unit_s,
@@ -99,7 +104,7 @@ def _ring_samples(
     """Bends of a far ring's line, from the size ``first`` on, and a point beyond."""
     rounds = travel(verb, world).rounds
     longest = MOST_BYTES
-    if verb != "all_gather":
+    if verb == "all_reduce":
         longest = IN_FLIGHT * world * SEGMENT_BYTES
 
     def ring_s(size_bytes: int) -> float:

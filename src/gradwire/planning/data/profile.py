@@ -7,13 +7,12 @@ tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from .sparsity import SparsityProfile
-from .stored import MOST_ELEMENTS, Frozen, NonNegative, Stored, Whole
+from .stored import MOST_ELEMENTS, Frozen, NonNegative, Stored, Whole, check_once
 
 GradientDType = Literal["float32", "float16", "bfloat16", "float64"]
 _ITEM_BYTES: dict[str, int] = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
@@ -61,15 +60,6 @@ class Layer(Frozen):
         return sum(tensor.size_bytes for tensor in self.tensors)
 
 
-def _check_once(what: str, every: Iterable[Layer | ProfiledTensor]) -> None:
-    """Refuses a name that two of them have."""
-    seen: set[str] = set()
-    for one in every:
-        if one.name in seen:
-            raise ValueError(f"{what} {one.name!r} is listed twice")
-        seen.add(one.name)
-
-
 class Profile(Stored):
     """A model's layers in forward order, and where the figures come from.
 
@@ -107,8 +97,8 @@ class Profile(Stored):
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
         tensors = (tensor for layer in self.layers for tensor in layer.tensors)
-        _check_once("layer", self.layers)
-        _check_once("tensor", tensors)
+        check_once("layer", (layer.name for layer in self.layers))
+        check_once("tensor", (tensor.name for tensor in tensors))
         return self
 
     @model_validator(mode="after")
@@ -143,7 +133,7 @@ class Profile(Stored):
         """The same model on a device that computes it more slowly.
 
         Args:
-            factor: Each layer takes so many times as long.
+            factor: The factor on the seconds of each layer.
         """
         layers = tuple(
             layer.model_copy(

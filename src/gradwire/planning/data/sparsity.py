@@ -1,14 +1,14 @@
 """SparsityProfile: how sparse gradients are, where, and how they overlap, as data.
 
 Source: ZEN (OSDI 2025), section 2.1: definitions 1 to 5, figures 2 and 3.
-Differences from the paper: what is counted is a *unit*, ``width`` adjacent elements (1
-    is the paper's case, a row's length an embedding's), which is non-zero if any
-    element in it is. The densification ratio among n of m measured gradients is its
-    exact mean over all subsets of n of them, and not that of one. For more ranks than
-    were measured it is extrapolated, and says so: a power law in n whose exponent falls
-    with every doubling by as much as it fell with the last one that was measured, up to
-    all units being non-zero. On drawn Zipf indices (exponents 0.8 to 1.2) 16 measured
-    gradients give that of 128 within 25 %, and too large.
+Differences from the paper: *units* of ``width`` adjacent elements are counted: 1 as in
+    the paper, or the length of an embedding's row. A unit is non-zero if any of its
+    elements is. The densification ratio of n ranks is its exact mean over all subsets
+    of n measured gradients, where the paper takes one subset. For more ranks it is
+    extrapolated, and marked so. It is a power law in n, up to all units being non-zero.
+    Its exponent falls with every doubling as it fell with the last measured one. On
+    drawn Zipf indices (exponents 0.8 to 1.2) 16 measured gradients give that of 128
+    within 25 %, and too large.
 
 Index sets are 1-D arrays of unit numbers, ascending and without duplicates: one a
 gradient.
@@ -27,7 +27,14 @@ import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from ...kernels.sparse.entries import MOST_WIDTH
-from .stored import MOST_ELEMENTS, MOST_RANKS, Frozen, NonNegative, Stored
+from .stored import (
+    MOST_ELEMENTS,
+    MOST_RANKS,
+    Frozen,
+    NonNegative,
+    Stored,
+    check_once,
+)
 
 Indices = npt.NDArray[np.integer[Any]]
 DOUBLINGS = (2, 4, 8, 16, 32, 64, 128)
@@ -102,14 +109,12 @@ class UnitSparsity(Frozen):
 
         Values between two entries are worked out from both.
         """
-        for what, kept in (
-            (
-                "densification ratios by ranks",
-                [entry.ranks for entry in self.densification],
-            ),
-            ("skewness ratios by parts", [entry.parts for entry in self.skewness]),
-            ("imbalances by ranks", [imbalance.ranks for imbalance in self.imbalances]),
-        ):
+        numbers = {
+            "densification ratios by ranks": [at.ranks for at in self.densification],
+            "skewness ratios by parts": [at.parts for at in self.skewness],
+            "imbalances by ranks": [at.ranks for at in self.imbalances],
+        }
+        for what, kept in numbers.items():
             if any(before >= after for before, after in pairwise(kept)):
                 raise ValueError(
                     f"{what} are of {kept}, and are listed once each, ascending"
@@ -143,15 +148,12 @@ class UnitSparsity(Frozen):
                     f"{most:g} is possible"
                 )
         for at in self.imbalances:
-            ranks = at.ranks
-            push = at.push
-            pull = at.pull
-            if not all(
-                1 - _SLACK <= ratio <= ranks * (1 + _SLACK) for ratio in (push, pull)
-            ):
+            least = min(at.push, at.pull)
+            most = max(at.push, at.pull)
+            if least < 1 - _SLACK or most > at.ranks * (1 + _SLACK):
                 raise ValueError(
-                    f"imbalances among {ranks} ranks are {push:g} and {pull:g}, and 1 "
-                    f"to {ranks} is possible"
+                    f"imbalances among {at.ranks} ranks are {at.push:g} and "
+                    f"{at.pull:g}, and 1 to {at.ranks} is possible"
                 )
         return self
 
@@ -168,13 +170,6 @@ class UnitSparsity(Frozen):
         if len(known) == 1:
             return min(float(num_ranks), self._most)
         return max(1.0, min(between(known, num_ranks), float(num_ranks), self._most))
-
-    def skew(self, num_parts: int) -> float:
-        """The skewness ratio of any number of even partitions, as ``gamma`` has it."""
-        known = [(1, 1.0), *((entry.parts, entry.ratio) for entry in self.skewness)]
-        if len(known) == 1:
-            return 1.0
-        return max(1.0, min(between(known, num_parts), float(num_parts)))
 
     def on_hosts(self, num_ranks: int, *, is_selected: bool) -> UnitSparsity:
         """The sparsity of a rank's share of its host's sum, of ``num_ranks`` a host.
@@ -286,12 +281,5 @@ class SparsityProfile(Stored):
 
     @model_validator(mode="after")
     def _named_once(self) -> Self:
-        names = [tensor.name for tensor in self.tensors]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ValueError(f"tensor {twice!r} is listed twice")
+        check_once("tensor", (tensor.name for tensor in self.tensors))
         return self
-
-    def of(self, name: str) -> TensorSparsity | None:
-        """The measured sparsity of a tensor; None if it is dense."""
-        return next((tensor for tensor in self.tensors if tensor.name == name), None)

@@ -1,14 +1,13 @@
 """Stored: frozen data with a JSON form; errors say which entry is wrong and why.
 
-Profile, Cluster and Plan are read by people who edit them and by ranks that must not
-start on a wrong one, so reading is strict: every entry known, given once, of its type
-and within its bounds.
+People edit profiles, clusters and plans, and no rank may start with a wrong one. So
+reading is strict: every entry is known, given once, of its type and within its bounds.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -93,6 +92,15 @@ class Stored(Frozen):
         """
         text = read_text(path, f"{cls.WRITTEN_BY} writes such a file")
         return cls.parse(text, str(path))
+
+
+def check_once(what: str, names: Iterable[str]) -> None:
+    """Refuses a name that is listed twice."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"{what} {name!r} is listed twice")
+        seen.add(name)
 
 
 def _given_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from .auto import auto as auto
     from .ddp import ddp as ddp
     from .mgwfbp import mgwfbp as mgwfbp
-    from .secopa import secopa as secopa
-    from .ssfusion import ssfusion as ssfusion
     from .usbyte import usbyte as usbyte
     from .wfbp import wfbp as wfbp
     from .zen import zen as zen

@@ -4,9 +4,9 @@ Source: Li et al., "PyTorch Distributed" (VLDB 2020), section 3.2.3; torch's
     compute_bucket_assignment_by_size as called when DDP rebuilds its buckets after the
     first step.
 Differences from the paper: gradients are taken to come in the reverse of the profile's
-    order. Each dtype fills buckets of its own (as in torch); those left unfilled at the
-    end go out in the order in which their dtypes first came, where torch follows a hash
-    table.
+    order. Each dtype fills buckets of its own (as in torch); unfilled buckets go out
+    last, in the order in which their dtypes first came. Torch follows a hash table
+    there.
 Settings: first_bucket_bytes, bucket_bytes; a bucket is closed by the tensor that
 reaches its size.
 Order: as buckets are filled; the next forward starts when all communication has ended.

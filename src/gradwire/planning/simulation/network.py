@@ -3,10 +3,10 @@
 The model: full-duplex links meet in a switch that never blocks, so every rank has two
 sides, one that transmits and one that receives. Sides may have rates of their own. A
 transfer takes a share of its sender's transmitting side and of its receiver's receiving
-side. A library collective is taken to keep every side of every rank equally busy, which
-a broadcast's tree does not, and is as fast as the slowest side lets it be. All flows
-under way share the sides max-min fairly: no flow can be given more without taking from
-one that has no more than it. Source: progressive filling (Bertsekas and Gallager, Data
+side. A library collective is taken to keep every side of every rank equally busy,
+although a broadcast's tree does not. It is as fast as the slowest side. All flows under
+way share the sides max-min fairly: no flow can be given more without taking from one
+that has no more than it. Source: progressive filling (Bertsekas and Gallager, Data
 Networks, 1992, section 6.5.2); the fluid model of SimGrid. Not modelled: slow start,
 losses, a fabric that is narrower than its links.
 """
@@ -14,6 +14,7 @@ losses, a fabric that is narrower than its links.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from .closed_form import NEVER
 
@@ -24,34 +25,26 @@ HAIR = 1e-12
 """The share of a time that rounding may have left of it."""
 
 
+@dataclass(eq=False, slots=True)
 class Flow:
     """A transfer or, without ``sides``, a collective on its way.
 
     At the time ``since_s`` it still needed ``left_s`` seconds of a whole link.
     """
 
-    __slots__ = ("done", "end_s", "left_s", "share", "sides", "since_s")
-
-    def __init__(
-        self,
-        work_s: float,
-        done: Callable[[], None],
-        sides: tuple[Side, ...],
-        now_s: float,
-    ) -> None:
-        self.left_s = work_s
-        self.done = done
-        self.sides = sides
-        self.since_s = now_s
-        self.share = 0.0
-        self.end_s = NEVER
+    left_s: float
+    done: Callable[[], None]
+    sides: tuple[Side, ...]
+    since_s: float
+    share: float = 0.0
+    end_s: float = NEVER
 
 
 class Network:
     """All flows on their way among ranks, from one moment to the next."""
 
     def __init__(self, speeds: Sequence[tuple[float, float]] = ()) -> None:
-        """``speeds`` are each rank's rates up and down, the slowest of which is 1.
+        """``speeds`` are each rank's rates up and down; the slowest of all is 1.
 
         Empty: all are 1.
         """

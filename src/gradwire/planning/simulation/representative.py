@@ -2,10 +2,9 @@
 
 Ranks that do alike do not keep each other waiting: where each sends to some, it takes
 as much from others at the same time. So a few ranks are asked for their verbs, and the
-one that takes longest stands for all. Where one has more to do than another, as
-aggregators have where they are few, the exchange is played on all ranks, with nothing
-else on the network. So it is where hosts have other distances or rates, and ranks send
-to single ranks.
+one that takes longest stands for all. Few aggregators have more to do than other ranks.
+Such an exchange is played on all ranks, with nothing else on the network. The same is
+done if hosts differ in distances or rates, and ranks send to single ranks.
 
 A stretch of verbs for the network becomes one collective that takes as long as the
 stretch took alone. The seconds in which its links were in use are shared with other

@@ -1,23 +1,16 @@
-"""simulate: one iteration of a plan as a trace; simulate_exchange: one exchange."""
+"""simulate: one iteration of a plan as a trace."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Literal
 
-import torch
-
-from ...contract import Exchange
-from ...contract.spec import TensorSpec
 from ...contract.trace.span import Span, Trace
 from ...errors import invalid
-from ...exchange.two_level import on_hosts
 from ..data.cluster import Cluster
 from ..data.plan import Plan
 from ..data.profile import Layer, Profile
 from .clock import Demand, Encode, Timing
-from .events import Traffic, play
-from .supersteps import Tariff, supersteps_of
 
 
 def simulate(
@@ -55,6 +48,13 @@ def simulate(
     """
     if ranks not in ("one", "all"):
         raise invalid("ranks", ranks, "'one' or 'all'", "'one' is the faster")
+    if plan.bulk is not None:
+        raise invalid(
+            "plan.bulk",
+            plan.bulk,
+            "None, as no coordinator is simulated here",
+            "gradwire_lab.planning.slots simulates it",
+        )
     demand = Demand.of(plan, profile, cluster)
     is_one = ranks == "one" or cluster.num_ranks == 1
     every = [demand.one_rank()] if is_one else demand.all_ranks()
@@ -63,40 +63,6 @@ def simulate(
         for rank, timing in enumerate(every)
         for span in _spans(timing, profile.layers, rank)
     )
-
-
-def simulate_exchange(
-    exchange: Exchange,
-    numel: int,
-    cluster: Cluster,
-    dtype: torch.dtype = torch.float32,
-    *,
-    shapes: tuple[tuple[int, ...], ...] = (),
-) -> Trace:
-    """The trace of one exchange of ``numel`` elements on all ranks, by itself.
-
-    ``shapes`` are the shapes of the gradient's tensors, for exchanges that act on
-    matrices; without them the gradient is a vector. The trace is the first step's, in
-    which rank 0 leads where ranks take turns. The exchange's own steps are run, without
-    data. A rank that is alone sends nothing, and its trace is empty. On a cluster whose
-    hosts have several ranks these add up first, as under ``attach(mesh=)``. Raises
-    ``InvalidSetting`` if the exchange looks at values, or if ranks disagree on a verb,
-    and ``Deadlock`` if they wait for each other.
-    """
-    if cluster.num_ranks == 1:
-        return Trace()
-    spec = TensorSpec("", numel, dtype, shapes)
-    exchange = on_hosts(exchange, cluster.ranks_per_host)
-    tariff = Tariff.of(exchange, cluster)
-    every = supersteps_of(exchange, spec, tariff)
-    traffic = Traffic(
-        [[own] for own in every],
-        [[0.0]] * len(every),
-        [""],
-        ranks_per_host=cluster.ranks_per_host,
-        speeds=tariff.speeds,
-    )
-    return Trace.of(play(traffic).spans)
 
 
 def _spans(timing: Timing, layers: tuple[Layer, ...], rank: int) -> Iterator[Span]:

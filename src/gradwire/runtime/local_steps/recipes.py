@@ -36,7 +36,8 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from ...contract import Compressor, Exchange
 from ...errors import invalid
-from .local_steps import LocalSteps, local_steps
+from .local_steps import local_steps
+from .lock_step import LocalSteps
 from .outer import DILOCO, MakeOuter
 
 _log = logging.getLogger("gradwire")
@@ -138,7 +139,7 @@ def diloco(
     >>> handle.detach()
     """
     inner = optimizer or _adamw(model, lr)
-    settings = {"outer": DILOCO, **settings}
+    settings = _with_outer(DILOCO, settings)
     return inner, local_steps(model, inner, exchange, every=every, **settings)
 
 
@@ -181,13 +182,9 @@ def streaming_diloco(
     >>> handle.detach()
     """
     inner = optimizer or _adamw(model, lr)
-    settings = {
-        "outer": STREAMING,
-        "fragments": 3,
-        "delay": 5,
-        "mixing": 0.5,
-        **settings,
-    }
+    if settings.get("quorum") is None:
+        settings = {"delay": 5, "mixing": 0.5, **settings}
+    settings = {"fragments": 3, **_with_outer(STREAMING, settings)}
     return inner, local_steps(model, inner, exchange, every=every, **settings)
 
 
@@ -231,6 +228,16 @@ def muloco(
     inner = optimizer or MuonWithAdamW(model, lr)
     settings = {"outer": SLOWMO, **settings}
     return inner, local_steps(model, inner, exchange, every=every, **settings)
+
+
+def _with_outer(outer: MakeOuter, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with the paper's outer optimizer, but for partial rounds.
+
+    Its momentum makes the loss worse there (docs/measured.md).
+    """
+    if settings.get("quorum") is not None:
+        return settings
+    return {"outer": outer, **settings}
 
 
 def _adamw(model: nn.Module, lr: float) -> AdamW:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,6 +31,7 @@ from torch import Tensor, nn
 from ..step.hooked import untraced
 
 
+@dataclass(eq=False, slots=True)
 class PendingPass:
     """The gradients of one backward pass, while they are on their way.
 
@@ -37,11 +39,8 @@ class PendingPass:
     function that looks. ``Overlap`` sets ``is_over`` once all means have arrived.
     """
 
-    __slots__ = ("is_over", "settle")
-
-    def __init__(self, settle: Callable[[str], None]) -> None:
-        self.settle = settle
-        self.is_over = False
+    settle: Callable[[str], None]
+    is_over: bool = False
 
 
 class PendingGrad(Tensor):

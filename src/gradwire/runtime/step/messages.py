@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...contract import Copies, Exchange, Member
+from ...contract import Copies, EncodesTensors, Exchange, Member
 from ...contract.verbs import Compute, Steps
-from ...exchange.error_feedback import TensorEncoder
+from ...exchange.error_feedback import encoder_state, tensor_encoder
 from ..device.devices import home_of
 from ..device.streams import Copying
 from .buffer import GradientBuffer, Grads
@@ -95,11 +95,11 @@ class Message(KeptState):
             device=device.type,
             rank=rank,
         )
-        self._encoder = TensorEncoder.of(exchange)
+        self._encoder = tensor_encoder(exchange)
         self._places: dict[str, int] = {}
         """The places of tensors that can be encoded before the others."""
         if self._encoder is not None:
-            apart = self._encoder.exchange.apart(layout.spec)
+            apart = self._encoder.apart(layout.spec)
             self._places = {layout.slots[place].name: place for place in apart}
         self.is_inline = bool(placement.lanes) and not self._places
         """Whether the backward pass waits at launch until the message is encoded."""
@@ -167,7 +167,6 @@ class Message(KeptState):
             yield Compute("look", self.buffer.look, numel)
         self.buffer.give_back()
 
-    @torch.no_grad()
     def _gather(self, grads: Grads, copying: Copying) -> None:
         """Gathers all gradients but those encoded ahead, which the buffer has."""
         ahead = self.member.ahead
@@ -183,7 +182,9 @@ class Message(KeptState):
     def encode_ahead(self, name: str, grads: Grads, copying: Copying) -> None:
         """Gathers and encodes the tensor ``name`` before the others."""
         encoder, place = self._gathered_ahead(name, grads, copying)
-        encoder.encode_ahead(self.member, self.state, place, self.buffer.flat_N)
+        state, residual_N = encoder_state(self.state)
+        grad_N = self.buffer.flat_N
+        encoder.encode_ahead(self.member, state, place, grad_N, residual_N)
 
     def encode_on_host(self, name: str, grads: Grads, copying: Copying) -> Copies:
         """``encode_ahead`` of a gradient on a device, by the host; see `Offload`.
@@ -191,13 +192,13 @@ class Message(KeptState):
         It yields tensors to copy from the device to the host, and back.
         """
         encoder, place = self._gathered_ahead(name, grads, copying)
-        yield from encoder.encode_on_host(
-            self.member, self.state, place, self.buffer.flat_N
-        )
+        state, residual_N = encoder_state(self.state)
+        grad_N = self.buffer.flat_N
+        yield from encoder.encode_on_host(self.member, state, place, grad_N, residual_N)
 
     def _gathered_ahead(
         self, name: str, grads: Grads, copying: Copying
-    ) -> tuple[TensorEncoder, int]:
+    ) -> tuple[EncodesTensors, int]:
         """Gathers one tensor; returns its encoder and its place."""
         place = self._places[name]
         self.buffer.copy_in([place], grads, copying)

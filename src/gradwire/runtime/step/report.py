@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -39,19 +40,19 @@ names, that have the same bits on all ranks when the step begins.
 """
 
 
+@dataclass(eq=False)
 class Check:
     """Compares tensors that are ``equal`` on all ranks, in each ``every``-th step.
 
     With None it compares them in no step.
     """
 
-    def __init__(self, every: int | None, equal: Equal) -> None:
-        self.every = every
-        self._equal = equal
-        self._own: dict[str, int] = {}
-        self._own_step = -1
-        self.trains = True
-        """Whether this rank steps its parameters; not once its data have ended."""
+    every: int | None
+    equal: Equal
+    trains: bool = True
+    """Whether this rank steps its parameters; not once its data have ended."""
+    _own: dict[str, int] = field(default_factory=dict)
+    _own_step: int = -1
 
     def look(self, own_step: int, names: Collection[str] | None = None) -> None:
         """Takes the digests, once, for step ``own_step`` of the parameters.
@@ -63,7 +64,7 @@ class Check:
             return
         if self._own_step == own_step:
             return
-        named = dict(self._equal(names))
+        named = dict(self.equal(names))
         digests = digests_of([*named.values()]) if self.trains else [0] * len(named)
         self._own = dict(zip(named, digests, strict=True))
         self._own_step = own_step

@@ -11,9 +11,9 @@ Differences from the paper: it is of no paper.
     - What ``attach`` does with a compressor and no plan is among them too, below 16
       ranks. With more, messages of equal length were predicted to be faster by up to 5
       %.
-    - A compressor must gain ``MARGIN`` over the best dense plan. Of plans whose seconds
-      lie within ``MARGIN`` of the least, the one of fewest messages is taken, then of
-      least computation, then the one that trained nearer to dense.
+    - A compressor must gain ``MARGIN`` over the best dense plan. Several plans may lie
+      within ``MARGIN`` of the least seconds. Of these the plan of fewest messages is
+      taken, then of least computation, then the one that trained nearer to dense.
     - Only compressors whose costs the cluster's file holds are considered;
       ``gradwire plan --planner auto --explain`` names the others.
     - Vectors are never compressed, as in the trainings that admit a compressor
@@ -45,13 +45,14 @@ from .candidates import DEFAULT, Blend, best_candidate, first_seconds
 from .judgement import PricedPlan, Survey, admitted
 
 JUDGED = 2
-"""The compressors that are gone into, those of the best first candidates."""
+"""The number of compressors that are searched: the ones with the best first candidates.
+"""
 NOT_WHILE_TRAINING = "write gw.pilot.auto(), which compares plans in real steps too"
 """The reason why attach takes no name of this planner, and the remedy."""
 PLAIN = 3
 MANY = 16
-"""The compressors of which the plan that ``attach`` makes by itself is compared too,
-and the number of ranks from which on it is not.
+"""The number of compressors whose default plan in ``attach`` is compared too, and the
+number of ranks from which on it is not.
 """
 
 
@@ -94,9 +95,9 @@ def survey(
 ) -> Survey:
     """All plans that are compared; lossless plans come first.
 
-    Gradients that come as rows take a sparse scheme in all of them. Where other
-    gradients hold so many zeros that a scheme without loss is faster than dense, plans
-    with and without it compare.
+    Gradients that come as rows take a sparse scheme in all of them. Other gradients may
+    hold many zeros, so that a scheme without loss is faster than dense. Then plans with
+    and without this scheme are compared.
     """
     if not isinstance(overlap_forward, bool):
         raise invalid(

@@ -4,10 +4,8 @@ through all of them.
 A blend has one exchange beside the dense one, or none. The first tensors in backward
 order may stay dense, which the backward pass may hide, and which leaves the compute
 lane free. Of the others matrices go through the exchange, and vectors stay dense and
-travel together. Each of these streams is cut into messages of equal length, in the
-order of readiness or, where the next forward pass is overlapped, of urgency.
-
-Letters: T tensors in backward order.
+travel together. Each of these streams is cut into messages of equal length. Messages
+are in the order of readiness, or of urgency if the next forward pass is overlapped.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from ....contract import Exchange
 from ....contract.spec import CHUNK_ALIGNMENT
 from ....errors import InvalidSetting
 from ....exchange.by_name import exchange_for
-from ....exchange.planned import exchange_of_setting
+from ....exchange.planned import exchange_of_setting, planned_spec
 from ....exchange.two_level import on_hosts
 from ...data.cluster import Cluster
 from ...data.plan import DENSE, Chunk, ExchangeSetting, Plan, PlannedMessage
@@ -70,28 +68,6 @@ class Candidate(NamedTuple):
     """
 
 
-class DraftedRange(NamedTuple):
-    """Elements ``start`` up to ``stop`` of the tensor at a place in backward order."""
-
-    place: int
-    start: int
-    stop: int
-
-    @property
-    def numel(self) -> int:
-        return self.stop - self.start
-
-
-Ranges = tuple[DraftedRange, ...]
-
-
-class CandidateMessage(NamedTuple):
-    """A candidate's message: ranges in backward order, and its exchange's name."""
-
-    ranges: Ranges
-    exchange: str
-
-
 @dataclass(frozen=True)
 class Blend:
     """The dense exchange and at most one other, for one model on one cluster."""
@@ -103,59 +79,62 @@ class Blend:
     """The other exchange; None where all is dense."""
 
     @cached_property
-    def tensors(self) -> list[tuple[ProfiledTensor, int]]:
-        """All tensors with elements in backward order, each with its layer's number."""
-        return [
-            (tensor, place)
-            for place, layer in reversed(list(enumerate(self.profile.layers)))
+    def tensors(self) -> dict[str, ProfiledTensor]:
+        """All tensors with elements by name, in backward order."""
+        return {
+            tensor.name: tensor
+            for layer in reversed(self.profile.layers)
             for tensor in reversed(layer.tensors)
             if tensor.numel
-        ]
+        }
+
+    @cached_property
+    def layer_of(self) -> dict[str, int]:
+        """The number of each tensor's layer, by the tensor's name."""
+        return self.profile.layer_of
 
     @cached_property
     def ends_s(self) -> list[float]:
-        return backward_ends(self.profile)
+        """The second at which the backward pass of each layer ends."""
+        return backward_ends(self.profile, self.cluster)
 
     @cached_property
-    def exchange(self) -> Exchange:
-        """The other exchange, as hosts carry it out; there is one."""
-        assert self.setting is not None
-        return on_hosts(exchange_of_setting(self.setting), self.cluster.ranks_per_host)
+    def exchanges(self) -> dict[str, Exchange]:
+        """The exchanges by their names, as hosts carry them out."""
+        made = {DENSE: exchange_for(none())}
+        if self.setting is not None:
+            made[self.name] = exchange_of_setting(self.setting)
+        count = self.cluster.ranks_per_host
+        return {name: on_hosts(exchange, count) for name, exchange in made.items()}
 
     @cached_property
-    def tariff(self) -> Tariff:
-        """The prices that the cluster asks of the other exchange."""
-        return Tariff.of(self.exchange, self.cluster.evened)
-
-    @cached_property
-    def dense(self) -> Exchange:
-        """The dense exchange, as hosts carry it out."""
-        return on_hosts(exchange_for(none()), self.cluster.ranks_per_host)
-
-    @cached_property
-    def dense_tariff(self) -> Tariff:
-        """The prices that the cluster asks of the dense exchange."""
-        return Tariff.of(self.dense, self.cluster.evened)
+    def tariffs(self) -> dict[str, Tariff]:
+        """The prices that the cluster asks of each exchange."""
+        even = self.cluster.evened
+        return {name: Tariff.of(made, even) for name, made in self.exchanges.items()}
 
     @property
     def is_possible(self) -> bool:
         """Whether the exchange can be simulated here.
 
-        One that looks at values cannot.
-
-        More ranks than can be played none knows.
+        An exchange that looks at values cannot, and none can among too many ranks.
         """
         if self.setting is None:
             return True
         if self.cluster.num_ranks > MOST_PLAYED:
             return False
         try:
-            estimate(self.exchange, 64, torch.float32, self.tariff)
+            self._estimate(self.name, 64, torch.float32)
         except InvalidSetting:
             return False
         return True
 
-    def messages(self, candidate: Candidate) -> list[CandidateMessage]:
+    def _estimate(
+        self, name: str, numel: int, dtype: torch.dtype
+    ) -> tuple[Superstep, ...]:
+        return estimate(self.exchanges[name], numel, dtype, self.tariffs[name])
+
+    def messages(self, candidate: Candidate) -> list[PlannedMessage]:
         """The messages of a candidate in issue order."""
         if candidate.is_default:
             return self._default
@@ -176,96 +155,83 @@ class Blend:
         return [messages[place] for place in carried.order]
 
     @cached_property
-    def _default(self) -> list[CandidateMessage]:
+    def _default(self) -> list[PlannedMessage]:
         """The messages that ``attach`` makes with the exchange and without a plan."""
         assert self.setting is not None
         # With more ranks each sends hardly more, and to count it tensor by tensor takes
         # seconds.
         num_hosts = min(self.cluster.across.num_ranks, FEW)
         exchange = exchange_of_setting(self.setting)
-        places = {tensor.name: place for place, (tensor, _) in enumerate(self.tensors)}
         params = [
             (
-                one.name,
+                name,
                 torch.empty(one.shape, dtype=getattr(torch, one.dtype), device="meta"),
             )
-            for one, _ in reversed(self.tensors)
+            for name, one in reversed(self.tensors.items())
         ]
-        messages = []
-        for members, made in default_messages(params, exchange, num_hosts):
-            whole = (
-                DraftedRange(places[name], 0, param.numel()) for name, param in members
+        return [
+            PlannedMessage(
+                chunks=tuple(self._whole(name) for name, _ in members),
+                exchange=self.name if made == exchange else DENSE,
             )
-            messages.append(
-                CandidateMessage(tuple(whole), self.name if made == exchange else DENSE)
-            )
-        return messages
+            for members, made in default_messages(params, exchange, num_hosts)
+        ]
 
-    def _messages(self, candidate: Candidate) -> Iterator[CandidateMessage]:
+    def _whole(self, name: str) -> Chunk:
+        return Chunk(tensor=name, start=0, stop=self.tensors[name].numel)
+
+    def _messages(self, candidate: Candidate) -> Iterator[PlannedMessage]:
         """The messages of a candidate, each stream's in backward order."""
-        every = [
-            DraftedRange(place, 0, tensor.numel)
-            for place, (tensor, _) in enumerate(self.tensors)
-        ]
+        names = list(self.tensors)
         share = 1.0 if self.setting is None else candidate.dense_share
-        upto_bytes = list(accumulate(tensor.size_bytes for tensor, _ in self.tensors))
-        num_first = bisect_right(upto_bytes, share * upto_bytes[-1]) if every else 0
+        upto_bytes = list(accumulate(one.size_bytes for one in self.tensors.values()))
+        num_first = bisect_right(upto_bytes, share * upto_bytes[-1]) if names else 0
         num_dense = max(1, round(share * candidate.num_messages))
-        for ranges in self._cut(every[:num_first], num_dense, is_whole=False):
-            yield CandidateMessage(ranges, DENSE)
-        if self.setting is None:
-            return
-        rest = every[num_first:]
-        shapes = [tensor.shape for tensor, _ in self.tensors]
-        vectors = [drafted for drafted in rest if len(shapes[drafted.place]) < 2]
-        matrices = [drafted for drafted in rest if len(shapes[drafted.place]) > 1]
-        is_whole = self.exchange.declared.whole_tensors
-        for ranges in self._cut(matrices, candidate.num_messages, is_whole=is_whole):
-            yield CandidateMessage(ranges, self.name)
-        for ranges in self._cut(vectors, 1, is_whole=True):
-            yield CandidateMessage(ranges, DENSE)
+        yield from self._cut(names[:num_first], num_dense, DENSE)
+        rest = names[num_first:]
+        vectors = [name for name in rest if len(self.tensors[name].shape) < 2]
+        matrices = [name for name in rest if len(self.tensors[name].shape) > 1]
+        yield from self._cut(matrices, candidate.num_messages, self.name)
+        yield from self._cut(vectors, 1, DENSE, is_whole=True)
 
     def _cut(
-        self, every: Sequence[DraftedRange], count: int, *, is_whole: bool
-    ) -> Iterator[Ranges]:
-        """Ranges in about ``count`` messages of one dtype each, as equal as may be."""
-        total = sum(drafted.numel for drafted in every)
-        by_dtype: dict[str, list[DraftedRange]] = {}
-        for drafted in every:
-            by_dtype.setdefault(self.tensors[drafted.place][0].dtype, []).append(
-                drafted
-            )
+        self, names: Sequence[str], count: int, exchange: str, *, is_whole: bool = False
+    ) -> Iterator[PlannedMessage]:
+        """About ``count`` messages of one dtype each, as equal as may be."""
+        is_whole = is_whole or self.exchanges[exchange].declared.whole_tensors
+        total = sum(self.tensors[name].numel for name in names)
+        by_dtype: dict[str, list[str]] = {}
+        for name in names:
+            by_dtype.setdefault(self.tensors[name].dtype, []).append(name)
         # then the chunks of all ranks are alike
         even = CHUNK_ALIGNMENT * self.cluster.num_ranks
         length = max(1, -(-total // count // even) * even)
         for same_dtype in by_dtype.values():
             filled = 0
-            ranges = list[DraftedRange]()
-            for place, start, stop in same_dtype:
+            chunks = list[Chunk]()
+            for name in same_dtype:
+                start = 0
+                stop = self.tensors[name].numel
                 while start < stop:
                     until = stop if is_whole else min(stop, start + length - filled)
-                    ranges.append(DraftedRange(place, start, until))
+                    chunks.append(Chunk(tensor=name, start=start, stop=until))
                     filled = filled + until - start
                     start = until
                     if filled >= length:
-                        yield tuple(ranges)
+                        yield PlannedMessage(chunks=tuple(chunks), exchange=exchange)
                         filled = 0
-                        ranges = []
-            if ranges:
-                yield tuple(ranges)
+                        chunks = []
+            if chunks:
+                yield PlannedMessage(chunks=tuple(chunks), exchange=exchange)
 
-    def _first_layer(self, message: CandidateMessage) -> int:
-        return self.tensors[message.ranges[-1].place][1]
+    def _first_layer(self, message: PlannedMessage) -> int:
+        return self.layer_of[message.chunks[-1].tensor]
 
-    def _supersteps(self, message: CandidateMessage) -> tuple[Superstep, ...]:
-        numel = sum(drafted.numel for drafted in message.ranges)
-        first = self.tensors[message.ranges[0].place][0]
-        dtype = getattr(torch, first.dtype)
-        if message.exchange != DENSE:
-            return estimate(self.exchange, numel, dtype, self.tariff)
-        if is_all_reduce(dtype, self.cluster):
-            return (all_reduce(numel * dtype.itemsize, self.cluster),)
-        return estimate(self.dense, numel, dtype, self.dense_tariff)
+    def _supersteps(self, message: PlannedMessage) -> tuple[Superstep, ...]:
+        spec = planned_spec(message, self.tensors, is_shaped=False)
+        if message.exchange == DENSE and is_all_reduce(spec.dtype, self.cluster):
+            return (all_reduce(spec.size_bytes, self.cluster),)
+        return self._estimate(message.exchange, spec.numel, spec.dtype)
 
     def seconds(self, candidate: Candidate) -> float:
         """About what ``price.iteration_s`` says of the candidate's plan.
@@ -283,12 +249,11 @@ class Blend:
             self.profile,
             self.cluster,
             [
-                {self.tensors[place][1] for place, _, _ in message.ranges}
+                {self.layer_of[chunk.tensor] for chunk in message.chunks}
                 for message in messages
             ],
             candidate.credit,
             candidate.overlap_forward,
-            [0] * len(messages),
             [""] * len(messages),
         )
         return iteration.timings([[self._supersteps(message) for message in messages]])[
@@ -301,16 +266,7 @@ class Blend:
 
     def plan(self, candidate: Candidate) -> Plan:
         """The plan of a candidate."""
-        messages = [
-            PlannedMessage(
-                chunks=tuple(
-                    Chunk(tensor=self.tensors[place][0].name, start=start, stop=stop)
-                    for place, start, stop in message.ranges
-                ),
-                exchange=message.exchange,
-            )
-            for message in self.messages(candidate)
-        ]
+        messages = self.messages(candidate)
         is_used = any(message.exchange != DENSE for message in messages)
         return Plan(
             planner=self.name,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -43,7 +42,7 @@ In the other trainings there qsgd and uniform end up to 3 % behind."""
 MOST_ERROR: dict[str, float] = {"exact": 0.01, "half": 0.01, "safe": 0.75, "any": inf}
 """The most that a step's means may be off dense training's, as a share of their norm.
 
-Without any loss sums are still made in another order, and those of bfloat16 are rounded
+Without any loss sums are still made in another order, and sums of bfloat16 are rounded
 to it. In the first 25 steps of the tasks of ``gradwire bench train`` (GPT under AdamW,
 the others under SGD, four ranks), the worst mean of a message of matrices was off by
 0.0035 with cast16, 0.29 with fp8, 0.21 with int8, 0.38 with qsgd and 0.49 with uniform;
@@ -54,8 +53,8 @@ HALF = ("cast16",)
 """Compressors that send the gradient itself, in 16 bits."""
 
 EXACT = ("lossless",)
-"""Compressors that send the very bits, by fewer bytes. Where a fidelity admits more,
-those of ``HALF`` send less in less time.
+"""Compressors that send the very bits, by fewer bytes. If a fidelity admits more, the
+compressors of ``HALF`` send less in less time.
 """
 
 NO_CHOICE = ("none", "nonzero", *EXACT)
@@ -70,7 +69,7 @@ class AdmittedExchanges(NamedTuple):
     exchanges: dict[str, ExchangeSetting]
     """By the compressor's name.
 
-    Those of ``LOSS_OVER_DENSE`` first, and in its order.
+    The compressors of ``LOSS_OVER_DENSE`` come first, in its order.
     """
     not_measured: tuple[str, ...]
     """Compressors that the fidelity admits, and whose costs the cluster lacks."""
@@ -167,7 +166,7 @@ class Survey:
     lossy: list[PricedPlan]
     """The best plans of the compressors that were gone into.
 
-    Those nearer to dense first.
+    The ones nearer to dense come first.
     """
     admits: AdmittedExchanges
 
@@ -195,7 +194,7 @@ class Survey:
         """
         least_s = min((priced.seconds for priced in self.lossy), default=0.0)
         dense_s = self.dense.seconds
-        most_s = dense_s * (1 - MARGIN) if pays(least_s, dense_s) else math.inf
+        most_s = dense_s * (1 - MARGIN) if pays(least_s, dense_s) else inf
         return _plainest(self.lossy, most_s)
 
     @property
@@ -221,9 +220,7 @@ class Survey:
         )
 
 
-def _plainest(
-    plans: Sequence[PricedPlan], most_s: float = math.inf
-) -> PricedPlan | None:
+def _plainest(plans: Sequence[PricedPlan], most_s: float) -> PricedPlan | None:
     """The plan of least effort among those that tie with the fastest and take
     ``most_s`` or less; None if there are no plans.
     """

@@ -7,8 +7,8 @@ Differences from the paper:
     - Algorithm 1 as printed loses blocks: where two operations in a row serve one
       layer, the count of the first is overwritten after it was taken off the rest. Here
       the block grows instead.
-    - Flat ranges of the layer are cut, all its tensors end to end, and sizes are exact,
-      so that delta t (equation 8) is not needed. A layer that mixes dtypes counts as
+    - Flat ranges of a layer are cut, with all its tensors end to end. Sizes are exact,
+      so delta t (equation 8) is not needed. A layer that mixes dtypes counts as
       several.
     - Whole layers in backward order (forward order in the second phase) stand for
       election beside algorithm 2's order. So do wfbp's messages and the sequential

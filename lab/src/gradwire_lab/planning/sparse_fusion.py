@@ -29,17 +29,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....collective.steps.shares import pack
-from ....contract import Compressor, Layout
-from ....contract.bounds import check_share
-from ....contract.registry import names
-from ....errors import UnknownName, invalid
-from ....exchange.by_name import algorithm_by_name
-from ...data.cluster import Cluster
-from ...data.fit import Floats, LineFit
-from ...data.plan import Chunk
-from ...data.profile import Profile, ProfiledTensor
-from ...price import TIE
+from gradwire.collective.steps.shares import pack
+from gradwire.contract import Compressor, Layout
+from gradwire.contract.bounds import check_share
+from gradwire.contract.registry import names
+from gradwire.errors import UnknownName, invalid
+from gradwire.exchange.by_name import algorithm_by_name
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.fit import Floats, LineFit
+from gradwire.planning.data.plan import Chunk
+from gradwire.planning.data.profile import Profile, ProfiledTensor
+from gradwire.planning.price import TIE
+
+from .curves import measured_each
 
 ENTRY_BYTES = 8
 """Bytes of one sparse element on the wire: an int32 index and a float32."""
@@ -187,7 +189,7 @@ class SparseCost:
         size_bytes = ENTRY_BYTES * np.maximum(1.0, np.rint(self.density * shares))
         largest = np.maximum(shares, longest)
         on_hosts = self.on_hosts.alpha_s + self.on_hosts.per_unit_s * largest
-        return on_hosts + (announced_s + self.gather.measured_each(size_bytes))
+        return on_hosts + (announced_s + measured_each(self.gather, size_bytes))
 
 
 def sparsifier(compressor: str, density: float) -> Compressor:

@@ -3,7 +3,7 @@
 Source: Wu et al., "HiPress" (IEEE TPDS 2023), section 3.3, selective compression and
     partitioning (SeCoPa), with equations 1 and 2 and tables 2 and 3; section 6.1 for
     aggregators that sit with the workers. The equations are in
-    ``planning/planner/secopa/casync.py``.
+    ``planning/casync_cost.py``.
 Differences from the paper:
     - A gradient of at most N partitions is one message, whose exchange is told their
       number; aggregators of fewer than N take turns from message to message. One of
@@ -44,19 +44,27 @@ from typing import Any
 
 import torch
 
-from ....collective.steps.travel import travel
-from ....contract import Compressor, Layout
-from ....contract.bounds import check_share
-from ....contract.spec import TensorSpec
-from ....errors import invalid
-from ....exchange.by_name import algorithm_by_name
-from ....exchange.planned import exchange_of_setting
-from ....exchange.without_data import expected_bytes
-from ...buckets import check_bytes, check_credit
-from ...data.cluster import Cluster
-from ...data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
-from ...data.profile import Profile, ProfiledTensor
-from .casync import CaSyncCost, LeastCost
+from gradwire.collective.steps.travel import travel
+from gradwire.contract import Compressor, Layout
+from gradwire.contract.bounds import check_share
+from gradwire.contract.spec import TensorSpec
+from gradwire.errors import invalid
+from gradwire.exchange.by_name import algorithm_by_name
+from gradwire.exchange.planned import exchange_of_setting
+from gradwire.exchange.without_data import expected_bytes
+from gradwire.planning.buckets import check_bytes
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.plan import (
+    Chunk,
+    ExchangeSetting,
+    Plan,
+    PlannedMessage,
+    Setting,
+)
+from gradwire.planning.data.profile import Profile, ProfiledTensor
+
+from ..planning.casync_cost import CaSyncCost, LeastCost
+from ..planning.curves import check_credit
 
 COLLECTIVES = ("casync_ps", "casync_ring", "allreduce")
 

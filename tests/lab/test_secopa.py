@@ -24,10 +24,10 @@ from gradwire.planning.data.cluster import Cluster, CodecFit, Host
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE, Plan
 from gradwire.planning.data.profile import Profile
-from gradwire.planning.planner.secopa import secopa
-from gradwire.planning.planner.secopa.casync import MOST_BATCHES, CaSyncCost, LeastCost
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
+from gradwire_lab.planner.secopa import secopa
+from gradwire_lab.planning.casync_cost import MOST_BATCHES, CaSyncCost, LeastCost
 from tests.each import each
 from tests.planning.profiles import profiles
 from tests.strategies import bounded

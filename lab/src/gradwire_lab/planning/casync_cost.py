@@ -26,10 +26,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ....collective.steps.sizes import SIZE_BYTES
-from ....contract import Layout, Traits
-from ...data.cluster import Cluster, CodecFit
-from ...data.fit import Floats, LineFit
+from gradwire.collective.steps.sizes import SIZE_BYTES
+from gradwire.contract import Layout, Traits
+from gradwire.planning.data.cluster import Cluster, CodecFit
+from gradwire.planning.data.fit import Floats, LineFit
+
+from .curves import measured_each
 
 MOST_BATCHES = 16
 """The most batches of N partitions each that a gradient is cut into."""
@@ -87,7 +89,7 @@ class CaSyncCost:
         return (
             self._batches(num_K)
             * self.alpha
-            * self.send.measured_each(size_bytes / num_K)
+            * measured_each(self.send, size_bytes / num_K)
         )
 
     def compressed_each_s(
@@ -99,7 +101,7 @@ class CaSyncCost:
         """
         batches_K = self._batches(num_K)
         sends_K = (
-            batches_K * self.alpha * self.send.measured_each(payload_bytes / num_K)
+            batches_K * self.alpha * measured_each(self.send, payload_bytes / num_K)
         )
         if self.announces_sizes:
             announced = self.num_ranks if self.is_ring else self.alpha

@@ -14,11 +14,11 @@ from gradwire.planning.data.cluster import Cluster, CodecFit, Host
 from gradwire.planning.data.fit import LineFit
 from gradwire.planning.data.plan import DENSE, Chunk, Plan, PlannedMessage
 from gradwire.planning.data.profile import GradientDType, Profile
-from gradwire.planning.planner.ssfusion import VARIANTS, ssfusion
-from gradwire.planning.planner.ssfusion.fusion import NOTHING, SparseCost
 from gradwire.planning.simulation.clock import run_on_clock
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_lab.laws.inputs import profile_of
+from gradwire_lab.planner.ssfusion import VARIANTS, ssfusion
+from gradwire_lab.planning.sparse_fusion import NOTHING, SparseCost
 from tests.each import each
 from tests.laws.sim_laws import law_one_rank_stands_for_all
 from tests.planning.profiles import profiles

@@ -23,7 +23,7 @@ Differences from the paper:
       place.
     - Profiles and measured lines stand for the paper's five iterations of online
       profiling.
-    - Groups are made by ``planning/planner/ssfusion/fusion.py``, by Cupcake's cost.
+    - Groups are made by ``planning/sparse_fusion.py``, by Cupcake's cost.
     - Hosts of several ranks add up first, and each rank sparsifies its own tensors of
       the sum. So no computation before a message is its sparsification: equation 2 and
       offloading have no meaning, and all variants are one. As many of a group's
@@ -44,14 +44,21 @@ from itertools import accumulate
 from math import inf
 from operator import itemgetter
 
-from ....contract.bounds import check_share
-from ....errors import invalid
-from ...data.cluster import Cluster
-from ...data.fit import LineFit
-from ...data.plan import Chunk, ExchangeSetting, Plan, PlannedMessage, Setting
-from ...data.profile import Profile
-from ...simulation.closed_form import Lane
-from .fusion import (
+from gradwire.contract.bounds import check_share
+from gradwire.errors import invalid
+from gradwire.planning.data.cluster import Cluster
+from gradwire.planning.data.fit import LineFit
+from gradwire.planning.data.plan import (
+    Chunk,
+    ExchangeSetting,
+    Plan,
+    PlannedMessage,
+    Setting,
+)
+from gradwire.planning.data.profile import Profile
+from gradwire.planning.simulation.closed_form import Lane
+
+from ..planning.sparse_fusion import (
     ENTRY_BYTES,
     NOTHING,
     Arrival,
