@@ -131,7 +131,8 @@ class Learner:
             whole = nn.Parameter(flat, requires_grad=False)
             whole.grad = torch.zeros_like(flat)
             sizes = [p.numel() for p in group]
-            parts = zip(flat.split(sizes), whole.grad.split(sizes), strict=True)
+            values = torch.split(flat, sizes)
+            parts = zip(values, torch.split(whole.grad, sizes), strict=True)
             for param, (part, grad) in zip(group, parts, strict=True):
                 param.data = part.view_as(param)
                 param.grad = grad.view_as(param)

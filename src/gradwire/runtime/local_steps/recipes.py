@@ -143,6 +143,51 @@ def diloco(
     return inner, local_steps(model, inner, exchange, every=every, **settings)
 
 
+def lora(
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    *,
+    lr: float = 2e-4,
+    every: int = 20,
+    exchange: Way = "uniform",
+    **settings: Any,
+) -> Started:
+    """LoRA over far hosts: AdamW on adapters, whose means move with a slow momentum.
+
+    The base model is frozen and never travels, if each rank has loaded the same.
+
+    Source: Hu et al. 2021, arXiv 2106.09685 (LoRA); the learning rate is usual with
+        PEFT. The other defaults lost least in docs/two_sites.md.
+
+    Args:
+        model: The model with adapters, such as PEFT's ``get_peft_model`` makes, on its
+            device. Other ranks get the adapters of rank 0.
+        optimizer: Default: AdamW of the parameters with ``requires_grad``.
+        lr: The learning rate of AdamW, by default 2e-4.
+        every: Local steps from one mean to the next, by default 20.
+        exchange: A compressor, an exchange or a name. Default: 4 bits an element.
+        **settings: Further settings of ``gw.local_steps``, such as ``outer`` and
+            ``group``.
+
+    Returns:
+        The optimizer that the loop steps, and the handle.
+
+    Raises:
+        InvalidSetting, RanksDiffer, RankFailed: As ``gw.local_steps``.
+
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    >>> _ = model[0].requires_grad_(False)
+    >>> optimizer, handle = lora(model)
+    >>> [len(group["params"]) for group in optimizer.param_groups]
+    [2]
+    >>> handle.detach()
+    """
+    adapters = [param for param in model.parameters() if param.requires_grad]
+    inner = optimizer or AdamW(adapters, lr)
+    settings = {"outer": SLOWMO, **settings}
+    return inner, local_steps(model, inner, exchange, every=every, **settings)
+
+
 def streaming_diloco(
     model: nn.Module,
     optimizer: Optimizer | None = None,
