@@ -174,22 +174,24 @@ def plans_of(profile: Profile, cluster: Cluster, collective: str) -> dict[str, P
         profile, cluster, collective=collective, bulk_bytes=bulk_bytes, credit=CREDIT
     )
     return {
-        "default": _plan(profile, single),
-        "codec": _plan(profile, single, _onebit(collective, at_once), inline=True),
-        "pipelining": _plan(
-            profile, single, _onebit(collective, at_once), credit=CREDIT
+        "default": plan_with(profile, single),
+        "codec": plan_with(
+            profile, single, onebit_by(collective, at_once), inline=True
         ),
-        "bulk": _plan(
+        "pipelining": plan_with(
+            profile, single, onebit_by(collective, at_once), credit=CREDIT
+        ),
+        "bulk": plan_with(
             profile,
-            _shared(tensors, bulk_bytes),
-            _onebit(collective, {}),
+            sharing(tensors, bulk_bytes),
+            onebit_by(collective, {}),
             credit=CREDIT,
         ),
         "planner": planned,
     }
 
 
-def _onebit(collective: str, settings: dict[str, Setting]) -> ExchangeSetting:
+def onebit_by(collective: str, settings: dict[str, Setting]) -> ExchangeSetting:
     return ExchangeSetting(
         compressor="onebit",
         collective=collective,
@@ -198,7 +200,7 @@ def _onebit(collective: str, settings: dict[str, Setting]) -> ExchangeSetting:
     )
 
 
-def _plan(
+def plan_with(
     profile: Profile,
     together: Sequence[Sequence[ProfiledTensor]],
     exchange: ExchangeSetting | None = None,
@@ -229,7 +231,7 @@ def _plan(
     )
 
 
-def _shared(
+def sharing(
     tensors: Sequence[ProfiledTensor], bulk_bytes: int
 ) -> list[list[ProfiledTensor]]:
     """Tensors in order; a message is closed once it holds so many bytes."""

@@ -10,8 +10,10 @@ from ..frame import Figure, Item, Reproduction
 from .ablation import figure12
 from .accuracy import draw14, figure14
 from .convergence import draw16, figure16
+from .coordinator import coordinator
 from .gpu_use import draw10, figure10
 from .lines import table5
+from .pipeline import pipeline
 from .plans import table7
 from .sizes import table6
 from .speed import draw13, figure13
@@ -63,7 +65,12 @@ CONTENTS = (
         SIMULATED,
     ),
     Item("figure 2", "CaSync's design", why=DRAWING),
-    Item("figure 3", "coordinated bulk synchronisation", why=DRAWING),
+    Item(
+        "figure 3",
+        "coordinated bulk synchronisation",
+        ("coordinator",),
+        "a drawing; what it draws is simulated beside static turns",
+    ),
     Item("table 2", "notation of selective compression", why=DRAWING),
     Item(
         "table 3",
@@ -114,6 +121,13 @@ CONTENTS = (
         "cluster of GPUs",
     ),
     Item(
+        "section 6.5, pipeline validation",
+        "where a step's time goes: compression in DDP's hook, and CaSync-PS",
+        ("pipeline",),
+        "on two shaped hosts, where waits stand for the GPUs; onebit instead of "
+        "Compliance",
+    ),
+    Item(
         "figure 15", "speed by bandwidth and compression rate", ("figure15",), SIMULATED
     ),
     Item(
@@ -139,6 +153,12 @@ hipress = Reproduction(
             table7,
             unprinted=frozenset({"strategy", "num_nodes", "size_bytes"}),
         ),
+        Figure(
+            "coordinator",
+            "a coordinator's slots, static turns and neither",
+            coordinator,
+            unprinted=frozenset({"model", "way"}),
+        ),
         Figure("figure9", "throughput on 2 to 16 hosts of eight GPUs", figure9, draw),
         Figure(
             "figure10",
@@ -158,6 +178,7 @@ hipress = Reproduction(
             "figure13", "encode and decode, and training with them", figure13, draw13
         ),
         Figure("figure14", "the cost model beside the simulator", figure14, draw14),
+        Figure("pipeline", "a step of DDP with compression beside CaSync-PS", pipeline),
         Figure("figure15", "speed by bandwidth and compression rate", figure15),
         Figure("figure16", "time to converge, in small", figure16, draw16),
     ),

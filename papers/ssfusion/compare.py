@@ -202,12 +202,14 @@ def improvement(
     ours: str = SSFUSION,
     others: Sequence[str] | None = None,
     reason: Callable[[Sequence[Row], str], str] | None = None,
+    missing: str = "",
 ) -> Claim:
     """A printed range of improvements over ``others``, by default all of the paper's,
     beside ours.
 
     ``rows`` are what is compared with it and nothing else. Where a scheme is not here,
-    a range within the printed one shows nothing, as that scheme could widen it.
+    a range within the printed one shows nothing, as that scheme could widen it. So
+    could ``missing``: what the paper compares and these rows do not, in words.
     """
     wanted = (*RIVALS, *LACKING) if others is None else tuple(others)
     says = f"{says} by {shown(stated)}"
@@ -222,12 +224,10 @@ def improvement(
     in_words = f"{shown(found)} (least over {least}, most over {most})"
     lacking = [name for name in wanted if name in LACKING]
     if is_within(found, stated):
-        why = (
-            f"{', '.join(lacking)} could widen the range: no planner of it"
-            if lacking
-            else ""
-        )
-        return Claim(says, place, in_words, None if lacking else True, why)
+        wider = [f"{name} (no planner of it)" for name in lacking]
+        wider += [missing] if missing else []
+        why = f"could widen the range: {', '.join(wider)}" if wider else ""
+        return Claim(says, place, in_words, None if wider else True, why)
     make = difference if reason is None else reason
     side = least if found[0] < stated[0] - SLACK else most
     other, _, case = side.partition(", ")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from ..frame import Figure, Item, Reproduction
 from .bandwidth import draw11, draw14, figure11, figure14
 from .blocks import draw15, draw16, figure15, figure16
+from .energy import draw17, figure17
 from .error import draw4, table4
 from .lines import draw9, figure9
 from .losses import draw12, figure12
@@ -126,7 +127,9 @@ CONTENTS = (
     Item(
         "figure 17",
         "power during training",
-        why="no meter of power, and no GPU of theirs",
+        ("figure17",),
+        "the communications that section 5.3 explains it by, counted; no meter of "
+        "power and no GPU of theirs, but RAPL's joules where /sys has them",
     ),
     Item("figure 18", "speed on 8 to 128 simulated nodes", ("figure18",)),
     Item("figure 19", "gain of an order in the second phase", why=DRAWING),
@@ -163,6 +166,13 @@ usbyte = Reproduction(
         Figure("figure14", "speed by bandwidth in cluster 2", figure14, draw14),
         Figure("figure15", "planning time over S_p", figure15, draw15),
         Figure("figure16", "speed over S_p", figure16, draw16),
+        Figure(
+            "figure17",
+            "communications of an iteration by framework",
+            figure17,
+            draw17,
+            frozenset({"model", "framework"}),
+        ),
         Figure("figure18", "speed on 8 to 128 nodes", figure18, draw18, WIDE),
     ),
 )

@@ -16,7 +16,7 @@ pytestmark = TOGETHER
 
 EVERY = (*FOLDERS, "scripts", "examples")
 NEED_ONE = re.compile(
-    r"gpu/device\.py$|/(permutation|runs|hash)_device\.py$|^integrations/"
+    r"gpu/device\.py$|/(permutation|runs|hashing)_device\.py$|^integrations/"
 )
 """Files that are imported only where a package is: in triton's language, or for a
 framework.

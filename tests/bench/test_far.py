@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from gradwire.cli.report.table import Row
@@ -37,6 +40,25 @@ def test_ranks_agree_on_the_seconds_of_each_row() -> None:
     assert all(row["after_pause_s"] > 0 and row["warm_s"] > 0 for row in rows)
     assert [row["method"] for row in steps] == [*far.METHODS]
     assert all(row["lowest_s"] <= row["step_s"] <= row["highest_s"] for row in steps)
+
+
+@pytest.mark.nightly
+@pytest.mark.netns
+@pytest.mark.timeout(900)
+def test_no_rank_is_late_or_lost_in_a_step_of_three_time_outs() -> None:
+    """A tenth of 200 MB of gradients on links of 10 Mbit/s take 24 s."""
+    hosts = "-m gradwire.cli.main testbed run --hosts 4 --rate 10mbit --"
+    run = "-m gradwire_bench.runs.far --width 2236 --turns 1 --steps 4 --methods none"
+    python = sys.executable
+    done = subprocess.run(
+        [python, *hosts.split(), python, *run.split(), "--timeout", "8"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    step_s = float(done.stdout.split()[1])
+    assert step_s > 24
 
 
 @pytest.mark.smoke

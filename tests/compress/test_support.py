@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.exchange.by_name import exchange_for
+from gradwire.exchange.by_name import exchange_for, run_local
 from gradwire.exchange.without_data import expected_bytes, wire_bytes
 from gradwire_lab.compress._support import SharedSupport
+from gradwire_lab.compress.randomk import draw_elements
 from tests.each import each
 from tests.run import Run
 
@@ -133,7 +134,8 @@ def drawn(exchange: Any, spec: gw.TensorSpec, num_steps: int) -> list[list[int]]
     state, found = exchange.init(spec, 2), []
     for _ in range(num_steps):
         out_K = torch.empty(exchange.kept(spec.numel), dtype=torch.int32)
-        found.append(exchange.draw(state, spec.numel, out_K).tolist())
+        draw_elements(exchange.seed, state, spec.numel, out_K)
+        found.append(out_K.tolist())
         state = state + torch.tensor([0, 1])
     return found
 
@@ -159,3 +161,33 @@ def test_what_int32_cannot_address_is_refused_before_a_step(kind: Any) -> None:
         gw.InvalidSetting, match=f"{kind.__name__} gradient must be below"
     ):
         kind().init(gw.TensorSpec("too large", 2**31), 2)
+
+
+def test_localrandomk_draws_other_elements_on_each_rank_and_in_each_step() -> None:
+    codec = gw.compress.localrandomk(density=0.1)
+    grad_N = torch.randn(1000, generator=torch.Generator().manual_seed(1))
+    state = codec.init(gw.TensorSpec("vector", 1000))
+    found = set()
+    for rank in range(3):
+        own = codec.for_world(3, rank)
+        assert own is codec.for_world(3, rank)
+        for step in range(2):
+            payload, after = own.encode(state + torch.tensor([0, step]), grad_N)
+            assert after.tolist() == [state[0], step + 1]
+            found.add(tuple(payload["indices"].tolist()))
+    assert len(found) == 6
+    assert all(len(set(one)) == 100 and [*one] == sorted(one) for one in found)
+
+
+def test_selective_takes_random_elements_of_each_tensor() -> None:
+    exchange = gw.exchange_for(
+        gw.compress.selective(sparsifier="localrandomk", density=0.1, num_dense=1)
+    )
+    spec = gw.TensorSpec("two", 1100, shapes=((1000,), (100,)))
+    grads = [torch.ones(1100), 3 * torch.ones(1100)]
+    states = [exchange.init(spec, 2)] * 2
+    mean_N = run_local(exchange, grads, states)[0][0]
+    assert mean_N[1000:].tolist() == [2.0] * 100
+    taken = mean_N[:1000]
+    assert 100 < int(taken.count_nonzero()) <= 200
+    assert set(taken.unique().tolist()) <= {0.0, 0.5, 1.5, 2.0}

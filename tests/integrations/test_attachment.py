@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire as gw
 from gradwire.errors import InvalidSetting
 from gradwire.integrations.framework_attachment import FrameworkAttachment
-from gradwire.runtime.local_steps.local_steps import LocalSteps
+from gradwire.runtime.local_steps.lock_step import LocalSteps
 from tests.runtime.ranks import Ranks
 
 pytestmark = pytest.mark.multi

@@ -19,7 +19,7 @@ from gradwire.planning.data.profile import Profile
 from gradwire.planning.price import iteration_s
 from gradwire.planning.simulation.clock import run_on_clock
 from gradwire_lab.laws.inputs import profile_of
-from gradwire_lab.planner.espresso import _exchanges, espresso
+from gradwire_lab.planner.espresso import _exchanges, espresso, select
 from gradwire_lab.planner.espresso import _Lanes as espresso_lanes
 from gradwire_lab.planning.sparse_fusion import NOTHING
 from tests.each import each
@@ -169,6 +169,44 @@ def test_algorithm_1_is_that_of_the_paper(rate: float) -> None:
         iteration_s(chosen(plan, picked), profile, cluster)
     )
     assert any(sparse)
+
+
+def as_printed(lanes: espresso_lanes) -> list[str]:
+    """Algorithm 1 line by line: GetBestOption tries every option of a tensor by F."""
+    order = sorted(
+        range(len(lanes.tensors)),
+        key=lambda place: (-lanes.tensors[place].size_bytes, place),
+    )
+    removed = set(range(lanes.before_bubbles()))
+    for place in order:
+        if place in removed:
+            continue
+        candidates = []
+        for option in (DENSE, *EXCHANGES):
+            lanes.options[place] = option
+            candidates.append((lanes.seconds(), option))
+        lanes.options[place] = min(candidates, key=lambda one: one[0])[1]
+        removed |= {
+            one for one in range(lanes.before_bubbles()) if lanes.options[one] == DENSE
+        }
+    return lanes.options
+
+
+@each("seed", range(12))
+def test_each_tensor_takes_the_option_of_least_f_of_all(seed: int) -> None:
+    """Not the one that is on the wire for the least time: its parts may wait."""
+    draw = random.Random(seed)
+    rows = [
+        (draw.randint(1, 3_000_000), draw.uniform(0.0, 0.02), draw.choice((1, 2)))
+        for _ in range(6)
+    ]
+    profile = model_of(rows)
+    slow = LineFit(alpha_s=draw.uniform(1e-4, 5e-3), per_unit_s=2e-9)
+    cluster = cluster_of(beside=slow, rate=10 ** draw.uniform(8, 9.3))
+    lanes = espresso_lanes.of(profile, cluster, "dgc", EXCHANGES)
+    select(lanes)
+    other = espresso_lanes.of(profile, cluster, "dgc", EXCHANGES)
+    assert lanes.options == as_printed(other)
 
 
 def test_offloading_is_the_best_of_all_counts() -> None:

@@ -173,6 +173,39 @@ class AddsAsTheyCome(FragmentOwner):
         return made._replace(contributions=tuple(by_rank))
 
 
+class EndsWithoutTheOthers(FragmentOwner):
+    """The last round closes with its quorum, as all others do."""
+
+    def begin_last(self) -> None:
+        super().begin_last()
+        self.closes_at_s = 0.0
+
+
+class EndsWithItsOldPush(FragmentLearner):
+    """A rank leaves what it has learnt since its push out of the last round."""
+
+    def push(self, param_N: Tensor, step: int) -> Push:
+        made = super().push(param_N, step)
+        self.pushed_N = self.pushed_N / 2
+        return made
+
+
+class LoadsNoResidual(FragmentLearner):
+    """What was not sent before a save is lost."""
+
+    def load(self, saved: dict[str, Any]) -> None:
+        super().load(saved)
+        assert self.codec.residual_N is not None
+        self.codec.residual_N.zero_()
+
+
+class SavesNoPushes(FragmentOwner):
+    """A state leaves out the pushes that wait at an owner."""
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "pushes": []}
+
+
 QUICK = Rules(quorum=1, every=4)
 LATE = Rules(quorum=1, every=4, most_age=0)
 PATIENT = Rules(quorum=2, every=4, grace_s=0.3)
@@ -206,5 +239,15 @@ BITES: tuple[Bite, ...] = (
     (laws.law_a_round_takes_its_steps, Conditions(owner=OpensForAnyone, rules=QUICK)),
     (laws.law_every_rank_is_in, Conditions(owner=AsksNobody, rules=QUICK)),
     (laws.law_every_rank_is_in, Conditions(learner=HearsOldPulls, rules=QUICK)),
+    (
+        laws.law_a_last_round_takes_all_in,
+        Conditions(owner=EndsWithoutTheOthers, rules=QUICK),
+    ),
+    (laws.law_a_last_round_takes_all_in, Conditions(learner=EndsWithItsOldPush)),
+    (
+        laws.law_a_saved_state_goes_on,
+        Conditions(learner=LoadsNoResidual, codec=LOSSY, rules=QUICK),
+    ),
+    (laws.law_a_saved_state_goes_on, Conditions(owner=SavesNoPushes, rules=PATIENT)),
     (laws.law_a_tape_gives_the_same_bits, Conditions(owner=AddsAsTheyCome, world=5)),
 )

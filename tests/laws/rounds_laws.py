@@ -31,6 +31,7 @@ from gradwire.exchange.rounds import (
     RoundCodec,
     Rules,
 )
+from gradwire.runtime.state.table import copied
 from gradwire_lab.exchange.virtual_rounds import (
     VirtualClock,
     VirtualRank,
@@ -86,6 +87,8 @@ class Run:
     def __init__(self, conditions: Conditions) -> None:
         self.conditions = conditions
         self.rules = conditions.drawn_rules()
+        self.saves = False
+        """Whether ranks go on from saved states halfway."""
         self.tape: list[str] = []
         self.learnt = [
             [torch.zeros(numel, dtype=torch.float64) for numel in NUMELS]
@@ -111,6 +114,10 @@ class Run:
             ),
             repeats=lambda number: number % 5 == 0,
         )
+        if self.saves:
+            clock.run(self.conditions.until_s / 2)
+            for own in self.ranks:
+                self._go_on_from_a_state(own)
         clock.run(self.conditions.until_s)
         self.messages = clock.sent
         self.num_steps = [own.rounds.step for own in self.ranks]
@@ -121,6 +128,19 @@ class Run:
                     merge, own.params[merge.fragment]
                 )
         return self
+
+    def _go_on_from_a_state(self, own: VirtualRank) -> None:
+        """Replaces a rank's rounds by new ones, which load the old ones' state."""
+        old = own.rounds
+        saved = copied(old.state())
+        own.rounds = self._rank(old.rank).rounds
+        own.rounds.load(saved)
+        own.rounds.inbox = old.inbox
+        for new, before in zip(own.rounds.learners, old.learners, strict=True):
+            new.anchor_N.copy_(before.anchor_N)
+        # A state is for ranks between messages: it leaves the end of a grace out.
+        for owner in own.rounds.owners.values():
+            owner.closes_at_s = old.owners[owner.fragment].closes_at_s
 
     def merges(self) -> list[Merge]:
         """All merges, each once, in the order in which they were sent."""
@@ -341,6 +361,39 @@ def law_a_tape_gives_the_same_bits(conditions: Conditions) -> None:
         must(lines[0] == lines[1], "the replay's tape differs")
         for end, param in zip(ends, other.params, strict=True):
             must(same_bits(end, param), "parameters end elsewhere")
+
+
+def law_a_last_round_takes_all_in(conditions: Conditions) -> None:
+    """After a last round of each fragment all ranks have its anchor for parameters."""
+    run = Run(conditions).play()
+    rounds = [own.rounds for own in run.ranks]
+    pushes = [own.rounds.begin_last(own.params) for own in run.ranks]
+    merges = [
+        answer
+        for of_rank in pushes
+        for push in of_rank
+        for answer in rounds[push.fragment % len(rounds)].receive(push, 0.0)
+    ]
+    must(len(merges) == len(NUMELS), f"{len(merges)} last rounds closed")
+    for own in run.ranks:
+        for merge in merges:
+            own.rounds.receive(merge, 0.0)
+        own.rounds.settle(own.params)
+        for learner, param in zip(own.rounds.learners, own.params, strict=True):
+            anchor_N = learner.anchor_N.to(param.dtype)
+            must(same_bits(anchor_N, param), "parameters are not their anchor")
+            must(learner.pushed is None, "a push is on its way")
+
+
+def law_a_saved_state_goes_on(conditions: Conditions) -> None:
+    """Ranks that go on from saved states end as without a save."""
+    run = played(conditions)
+    again = Run(conditions)
+    again.saves = True
+    again.play()
+    for own, other in zip(run.ends, again.ends, strict=True):
+        same = all(map(same_bits, own, other))
+        must(same, "ranks that went on from saved states end elsewhere")
 
 
 LAWS: tuple[Callable[[Conditions], None], ...] = tuple(

@@ -4,9 +4,10 @@ told.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import log, sqrt
 from typing import Any
 
@@ -24,10 +25,12 @@ from gradwire.contract.collective import Collective
 from gradwire.contract.registry import examples
 from gradwire.contract.spec import TensorSpec
 from gradwire.contract.verbs import AllGather, Steps
+from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import run_local
 from gradwire.exchange.local import drive
 from gradwire.exchange.pair import Pair, pair
 from gradwire.kernels.sparse.entries import Entries, part_length, parts_of
+from gradwire.kernels.sparse.hashing import HashMemory, hash_partition
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire_lab.collective.omnireduce import omnireduce
 from gradwire_lab.collective.sparse_ps import sparse_ps
@@ -373,7 +376,21 @@ def _with(scheme: zen) -> Pair:
     return Pair(nonzero(), scheme)
 
 
+class loses_what_overflows(zen):
+    """Algorithm 1 without a fallback: entries beyond serial memory are lost."""
+
+    def units(self, me: Member, entries: Entries, numel: int) -> Entries:
+        memory = HashMemory(parallel=0.5, serial=0.0)
+        permutation = Permutation(numel, self.seed)
+        hashed = hash_partition(entries, numel, me.world, permutation, memory=memory)
+        return _kept(entries, torch.arange(entries.num) >= hashed.fallback)
+
+
 BITES = (
+    (
+        law_the_mean_is_that_of_dense_gradients,
+        _with(loses_what_overflows(partition="hash")),
+    ),
     (law_the_mean_is_that_of_dense_gradients, _with(loses_element_0())),
     (law_the_mean_is_that_of_dense_gradients, _with(drops_overflow())),
     (law_every_rank_has_the_same_bits, Pair(topk(density=1.0), starts_with_itself())),
@@ -438,6 +455,36 @@ def test_a_hash_balances_what_ranges_do_not(kinds: tuple[str, ...]) -> None:
     ranged = imbalance(pair(nonzero(), sparse_ps()), held)
     assert ranged is not None
     assert ranged[0] > 2 * imbalance_bound(8, fewest), f"{ranged} is nearly balanced"
+
+
+def test_a_hash_table_gives_the_bits_of_the_permutation() -> None:
+    for held in EACH_KIND:
+        hashed = ran(pair(nonzero(), zen(partition="hash")), held)
+        sorted_ = ran(pair(nonzero(), zen(formats="paper")), held)
+        for mean_N, want_N in zip(hashed.means, sorted_.means, strict=True):
+            assert same_bits(mean_N, want_N)
+        for me, other in zip(hashed.members, sorted_.members, strict=True):
+            assert me.imbalance == other.imbalance
+
+
+def test_full_serial_memory_is_said_and_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tight = partial(hash_partition, memory=HashMemory(parallel=0.5, serial=0.0))
+    module = sys.modules[zen.__module__]
+    monkeypatch.setattr(module, "hash_partition", tight)
+    held = Held(world=4, numel=1009, kinds=("any",), seed=3)
+    hashed = ran(pair(nonzero(), zen(partition="hash", seed=8)), held)
+    assert "serial memory was full" in caplog.text
+    for mean_N, want_N in zip(
+        hashed.means, ran(pair(nonzero(), zen(seed=8)), held).means, strict=True
+    ):
+        assert same_bits(mean_N, want_N)
+
+
+def test_another_partition_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="zen partition must be permutation or"):
+        zen(partition="sorted")
 
 
 def test_collectives_have_the_dimensions_of_the_papers_table_3() -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from gradwire_bench.testbed.hosts import loopback_hosts
 from gradwire_bench.workloads.task import (
     Batch,
     TrainingTask,
@@ -29,7 +30,9 @@ from papers.frame import Ask, Findings, Row
 from papers.hipress import (
     accuracy,
     convergence,
+    coordinator,
     gpu_use,
+    pipeline,
     sizes,
     speed,
     throughput,
@@ -49,7 +52,7 @@ from papers.ssfusion.sizes import table2
 from papers.ssfusion.throughput import figure11
 from papers.ssfusion.training import Trained
 from papers.ssfusion.varied import figure14, figure15, figure16, figure17
-from papers.usbyte import bandwidth, blocks, lines, order, overhead, scaling
+from papers.usbyte import bandwidth, blocks, energy, lines, order, overhead, scaling
 from papers.usbyte import losses as usbyte_losses
 from papers.workloads.applications import text_lstm, text_transformer
 from papers.zen import balance as zen_balance
@@ -134,7 +137,16 @@ DEFT: dict[str, Measure] = {
 HIPRESS_TRAINED = convergence.Trained(
     "argmax", tiny, 20, 10, "terngrad", PS_ONEBIT, "lstm", less_is_better=True
 )
+
+
+def played_pipeline(asked: Ask) -> Findings:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "open_hosts", loopback_hosts)
+        return pipeline.pipeline(asked, model="googlenet", compute_s=0.1)
+
+
 HIPRESS: dict[str, Measure] = {
+    "pipeline": played_pipeline,
     "table1": throughput.table1,
     "table6": sizes.table6,
     "figure9": partial(
@@ -144,13 +156,20 @@ HIPRESS: dict[str, Measure] = {
     "figure11": partial(
         throughput.figure11, trained={"vgg19": TRAINED["vgg19"]}, sizes=(2,)
     ),
+    "coordinator": partial(coordinator.coordinator, num_ranks=2),
     "figure13": partial(speed.figure13, numel=2**14, rounds=4, num_hosts=2),
     "figure14": partial(accuracy.figure14, sizes=(2**15, 2**20, 2**26), num_hosts=4),
     "figure15": partial(varied.figure15, num_hosts=2),
     "figure16": partial(convergence.figure16, models=(HIPRESS_TRAINED,), num_hosts=2),
 }
 SSFUSION_TRAINED = Trained("argmax", tiny, 6, 3, "resnet152", (), less_is_better=True)
-SLOWER = {"dgc": 1.0, "gaussiank": 1.5, "redsync": 1.2, "sidco": 2.0}
+SLOWER = {
+    "dgc": 1.0,
+    "gaussiank": 1.5,
+    "redsync": 1.2,
+    "sidco": 2.0,
+    "localrandomk": 0.5,
+}
 SSFUSION: dict[str, Measure] = {
     "figure2": partial(figure2, models=("resnet152",), degrees=(20, 100)),
     "figure4": partial(figure4, sizes=(2**8, 2**12, 2**14)),
@@ -176,6 +195,12 @@ def forked12(asked: Ask) -> Findings:
         return usbyte_losses.figure12(asked, nodes=(2,), num_images=64, goal=2.3)
 
 
+def played17(asked: Ask) -> Findings:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(energy, "open_hosts", loopback_hosts)
+        return energy.figure17(asked, models=("googlenet",), compute_s=0.1)
+
+
 USBYTE: dict[str, Measure] = {
     "figure9": lines.figure9,
     "figure10": partial(scaling.figure10, models=("vgg16",), ranks=(2, 8), trials=1),
@@ -190,6 +215,7 @@ USBYTE: dict[str, Measure] = {
         blocks.figure15, models=("vgg16", "googlenet"), sizes_mbit=(0.1, 8.0)
     ),
     "figure16": partial(blocks.figure16, models=("vgg16",), sizes_mbit=(0.5, 8.0)),
+    "figure17": played17,
     "figure18": partial(scaling.figure18, models=("vgg16",), ranks=(8, 32)),
 }
 

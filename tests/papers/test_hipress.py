@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 
+from gradwire.contract.trace.span import Span
 from gradwire.dsl import language
 from gradwire.exchange.planned import sound_exchanges
 from gradwire.planning import catalogue
@@ -19,12 +20,13 @@ from gradwire.planning.simulation.clock import run_on_clock
 from gradwire.planning.simulation.timeline import simulate
 from gradwire_bench.schedule.replay import scaled_profile
 from gradwire_lab.dsl import matrices
-from papers.hipress import ablation, gpu_use, lines, plans
+from papers.hipress import ablation, gpu_use, lines, pipeline, pipeline_rank, plans
 from papers.hipress.printed import BYTEPS, BYTEPS_ONEBIT, RING
 from papers.hipress.setting import EC2
 from papers.hipress.systems import PARTITION_BYTES, SYSTEMS
+from papers.rows import number
 from tests.each import each
-from tests.papers.small import ask
+from tests.papers.small import Measured, ask
 
 pytestmark = pytest.mark.slow
 
@@ -154,3 +156,35 @@ def test_each_plan_switches_what_it_says_and_saves_time(model: str) -> None:
         }
         assert seconds["default"] > seconds["codec"] > seconds["pipelining"]
         assert seconds["codec"] > seconds["planner"]
+
+
+def test_parts_of_a_step_are_seconds_in_which_each_runs() -> None:
+    def span(lane: str, start_s: float, end_s: float) -> Span:
+        return Span(0, lane, "a", start_s, end_s)
+
+    spans = [
+        span("backward", 0.0, 2.0),
+        span("compute", 1.0, 3.0),
+        span("compute", 2.5, 4.0),
+        span("communication", 3.5, 6.0),
+        span("wait", 0.0, 9.0),
+    ]
+    parts = pipeline_rank.parts_of(7.0, spans)
+    assert parts == {
+        "step_s": 7.0,
+        "compute_s": 2.0,
+        "communication_s": 2.5,
+        "compression_s": 3.0,
+        "bubbles_s": 1.0,
+        "fraction_compression_hidden": 0.5,
+    }
+
+
+def test_compression_in_ddps_hook_hides_nothing(measured: Measured) -> None:
+    """It is serial with computation and with its own bucket's transfer."""
+    rows = {str(row["name"]): row for row in measured("hipress", "pipeline").rows}
+    hidden = rows[pipeline.DDP]["fraction_compression_hidden"]
+    assert hidden == pytest.approx(0.0, abs=1e-3)
+    for name in (pipeline.DDP, pipeline.HIPRESS):
+        for part in pipeline.PARTS[:3]:
+            assert 0 < number(rows[name], part) <= number(rows[name], "step_s")

@@ -33,6 +33,7 @@ from papers.hipress import (
     convergence,
     gpu_use,
     lines,
+    pipeline,
     plans,
     printed,
     sizes,
@@ -56,7 +57,7 @@ from papers.ssfusion import training as ssfusion_training
 from papers.ssfusion import varied as ssfusion_varied
 from papers.ssfusion.contenders import RIVALS, SSFUSION, VARIANTS
 from papers.ssfusion.printed import ESPRESSO, OKTOPK, OMGS, SPARDL
-from papers.usbyte import bandwidth, blocks, error, order, overhead, scaling
+from papers.usbyte import bandwidth, blocks, energy, error, order, overhead, scaling
 from papers.usbyte import lines as usbyte_lines
 from papers.usbyte import losses as usbyte_losses
 from papers.zen import balance, formats, hashing, losses, parts, sparsity
@@ -78,6 +79,7 @@ ALIKE = (
     "about as fast",
     "about as long",
     "remains stable",
+    "L <= delta_1 + delta_2 <= sum of m",
     "accuracy by iterations is that of",
     "reach a loss in as many epochs",
     # or that something is below a bound, or above one.
@@ -188,6 +190,10 @@ def of_hipress(row: Make) -> Iterator[Claim]:
     yield convergence.close_claim(model, trained)
     yield convergence.sooner_claim([model], trained)
     count = round(100 * row()["lines"])
+    sides = row(), row()
+    yield pipeline.sum_claim(sides[0])
+    yield pipeline.faster_claim(*sides)
+    yield pipeline.hidden_claim(sides[1])
     ring, best = several(row, "name", ("Ring", "HiPress"), application="ugatit")
     yield gpu_use._sparser(ring, best)
     sends = int(ring["idle"])  # whole windows, of which there may be none
@@ -294,6 +300,10 @@ def of_usbyte(row: Make) -> Iterator[Claim]:
         blocks._stable(sizes_mbit),
     )
     yield from blocks._speed_claims(sizes_mbit)
+    names = ("wfbp", "usbyte", "bytescheduler")
+    frameworks = {name: row().having("joules") for name in names}
+    yield energy.count_claim("vgg16", frameworks)
+    yield energy.energy_claim("vgg16", frameworks)
     yield error._claim([row(name="vgg16", planner="usbyte", measured_s=1.0)])
     played = []
     for num_ranks in (2, 8):
@@ -337,7 +347,7 @@ def of_zen(row: Make) -> Iterator[Claim]:
     yield from hashing._memory_claims({1.0: row(), 2.0: row(), 4.0: row()})
     yield from hashing._hash_claims({1: row(), 3: row(), 4: row()})
     yield hashing._strawman_claim([row(), row()])
-    yield hashing._seconds_claim(row(gpu="V100").having("gpu_s"))
+    yield hashing._seconds_claim(row(device="V100"))
     yield losses._claim(losses.PARTS[0], [[row()["a"]], [row()["a"]]])
     yield from parts._both_claims(
         "lstm", row().having("fraction_gained_in_training"), parts.PAPER_COO["lstm"]

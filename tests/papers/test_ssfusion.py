@@ -24,9 +24,9 @@ from gradwire.planning.simulation.timeline import simulate
 from gradwire_bench.workloads.task import Batch, TrainingTask, class_loss, random_of
 from gradwire_lab.planning.sparse_fusion import Arrival
 from papers import links
-from papers.frame import Findings
+from papers.frame import Claim, Findings, Row
 from papers.ssfusion import missing, training
-from papers.ssfusion.compare import PARTS, Case, row_of
+from papers.ssfusion.compare import PARTS, Case, improvement, row_of
 from papers.ssfusion.contenders import (
     CONTENDERS,
     LACKING,
@@ -71,6 +71,32 @@ def test_tensors_are_fused_from_the_first_on() -> None:
     assert numels(fused(every, 40)) == [[1, 2], [3], [4], [5]]
     assert len(fused(every, 0)) == 5
     assert fused(every, 100) == [every]
+
+
+@pytest.mark.smoke
+def test_a_part_of_the_papers_comparisons_can_refute_a_range_and_never_confirm_it() -> (
+    None
+):
+    def claim(speed: float, missing: str) -> Claim:
+        rows: list[Row] = [
+            {"name": name, "model": "m", "num_ranks": 16, "throughput": throughput}
+            for name, throughput in (("ours", speed), ("other", 1.0))
+        ]
+        return improvement(
+            rows,
+            (0.2, 0.4),
+            "ours outperforms the other",
+            "figure 11",
+            ours="ours",
+            others=("other",),
+            reason=lambda pair, case: "slower",
+            missing=missing,
+        )
+
+    assert claim(1.3, "").agrees is True
+    assert claim(1.3, "on 32 GPUs").agrees is None
+    assert "on 32 GPUs" in claim(1.3, "on 32 GPUs").why
+    assert claim(1.1, "on 32 GPUs").agrees is False
 
 
 @each("contender", CONTENDERS, ids=lambda one: one.name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,7 +16,7 @@ from gradwire.planning.planner.usbyte.phases import Instance
 from gradwire.planning.planner.wfbp import wfbp
 from gradwire.planning.price import iteration_s
 from gradwire_lab.laws.inputs import profile_of as drawn
-from papers.usbyte import lines, losses, overhead
+from papers.usbyte import energy, energy_rank, lines, losses, overhead
 from papers.usbyte.order import SecondPhase
 from papers.usbyte.printed import AsPrinted, plan_as_printed
 from papers.usbyte.readings import LOSSY, OURS, compare, most_over_wfbp
@@ -141,3 +143,35 @@ def test_nodes_reach_a_loss_in_as_many_epochs(
     found = losses.alike_claim([{"epochs_to_goal": one} for one in epochs], 1.0)
     assert found.agrees is agrees
     assert bool(found.why) is not agrees
+
+
+def test_communications_of_real_iterations_are_those_of_the_plans(
+    measured: Measured,
+) -> None:
+    """L, delta_1 + delta_2 and the sum of m, at the same S_p."""
+    rows = measured("usbyte", "figure17").rows
+    counts = {str(row["framework"]): row["num_communications"] for row in rows}
+    cut = buckets(profile_of("googlenet"))
+    assert counts["wfbp"] == len(cut)
+    every = sum(-(-4 * one.numel // energy.BASIC_BYTES) for one in cut)
+    assert counts["bytescheduler"] == counts[energy.CREDIT_IN_BYTES] == every
+    assert counts["wfbp"] <= counts["usbyte"] < every
+
+
+def test_rapl_counters_are_read_where_they_are(tmp_path: Path) -> None:
+    """Packages alone count, and a counter may begin again at 0 between two looks."""
+    assert energy_rank.joules_counter(tmp_path / "none")() is None
+    for name, kind, energy_uj in (
+        ("intel-rapl:0", "package-0", 1_000_000),
+        ("intel-rapl:0:0", "core", 5),
+        ("intel-rapl:1", "package-1", 9_000_000),
+    ):
+        zone = tmp_path / name
+        zone.mkdir()
+        (zone / "name").write_text(f"{kind}\n")
+        (zone / "energy_uj").write_text(f"{energy_uj}\n")
+        (zone / "max_energy_range_uj").write_text("9999999\n")
+    joules = energy_rank.joules_counter(tmp_path)
+    (tmp_path / "intel-rapl:0" / "energy_uj").write_text("3500000\n")
+    (tmp_path / "intel-rapl:1" / "energy_uj").write_text("500000\n")
+    assert joules() == pytest.approx(2.5 + 1.5)

@@ -130,3 +130,43 @@ def test_bytescheduler_never_passes_over_a_more_urgent_block(
         for later in plan.messages[place + 1 :]:
             other = int(later.chunks[0].tensor[1:])
             assert other >= mine or timing.backward_end_s[other] > start_s
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(1, 400), st.floats(0.0, 1.0)), min_size=1, max_size=12
+    ),
+    cluster=clusters,
+    credit=st.integers(1, 6),
+    credit_bytes=st.integers(1, 2000),
+)
+def test_a_credit_in_bytes_bounds_the_bytes_on_their_way(
+    rows: list[tuple[int, float]], cluster: Cluster, credit: int, credit_bytes: int
+) -> None:
+    profile = profile_of(*[([numel], 0.0, backward_s) for numel, backward_s in rows])
+    plan = bytescheduler(
+        profile,
+        cluster,
+        partition_bytes=256,
+        credit=credit,
+        credit_bytes=credit_bytes,
+    )
+    timing = run_on_clock(plan, profile, cluster)
+    sizes = [4 * sum(c.stop - c.start for c in m.chunks) for m in plan.messages]
+    for place, start_s in enumerate(timing.message_start_s):
+        # Of messages that start and end in one second the later ones come after.
+        under_way = [
+            sizes[other]
+            for other in range(place)
+            if timing.message_end_s[other] > start_s
+        ]
+        assert len(under_way) < credit
+        assert not under_way or sum(under_way) + sizes[place] <= credit_bytes
+
+
+def test_a_credit_in_bytes_lets_more_small_blocks_travel_than_large_ones() -> None:
+    profile = profile_of(*[([numel], 0.0, 0.0) for numel in (250, 250, 10, 10, 10)])
+    plan = bytescheduler(
+        profile, exact_cluster(), partition_bytes=1000, credit=8, credit_bytes=1000
+    )
+    assert [message.after for message in plan.messages] == [(), (0,), (1,), (), ()]

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from gradwire.collective.steps.rounds import ROOM_BYTES
+from gradwire.collective.steps.travel import FAR_S
 from gradwire.planning.data.cluster import Cluster
 from gradwire.planning.data.plan import Plan
 from gradwire.planning.data.profile import Profile
@@ -81,7 +82,7 @@ def test_far_away_one_message_takes_as_long_as_its_hops() -> None:
 def test_auto_cuts_a_short_model_where_parts_go_straight() -> None:
     """A sum of 3.7 MB takes six hops; eight of at most 512 KiB, four at once, four."""
     short = profile_of(([462_400], 2e-3, 4e-3), ([462_400], 2e-3, 4e-3))
-    (cluster,) = farther(1.25e8, (0.04,))
+    (cluster,) = farther(1.25e9, (0.9 * FAR_S,))
     made = plan("auto", short, cluster, fidelity="exact")
     numels = [sum(one.numel for one in message.chunks) for message in made.messages]
     assert 4 * max(numels) <= ROOM_BYTES
@@ -89,3 +90,14 @@ def test_auto_cuts_a_short_model_where_parts_go_straight() -> None:
     one = mgwfbp(short, cluster)
     assert len(one.messages) == 1
     assert iteration_s(made, short, cluster) < 0.8 * iteration_s(one, short, cluster)
+
+
+def test_auto_cuts_nothing_where_all_sizes_go_straight() -> None:
+    """A sum of 3.7 MB takes two hops and a note far away, as small ones do."""
+    short = profile_of(([462_400], 2e-3, 4e-3), ([462_400], 2e-3, 4e-3))
+    (cluster,) = farther(1.25e8, (0.04,))
+    made = plan("auto", short, cluster, fidelity="exact")
+    assert len(made.messages) <= 2
+    one = mgwfbp(short, cluster)
+    bytes_s = 1.5 * short.size_bytes / 1.25e8
+    assert iteration_s(one, short, cluster) < 0.02 + 3 * 0.04 + bytes_s

@@ -23,6 +23,7 @@ import gradwire as gw
 from gradwire.errors import InvalidSetting
 from gradwire.planning.data.plan import (
     DENSE,
+    Bulk,
     Chunk,
     ExchangeSetting,
     Plan,
@@ -84,10 +85,12 @@ def exchange_of(features: set[str], model: nn.Module) -> Any:
         ),
         Feature.ADAPT: lambda: gw.adapt(codecs.topk(density=0.1)),
         "powersgd": lambda: codecs.powersgd(rank=2),
+        Feature.JOINT_PAYLOAD: lambda: codecs.powersgd(rank=2),
         "deft": lambda: codecs.deft(density=0.1),
         "selective": lambda: codecs.selective(density=0.1),
         "a plan": lambda: plan_of(model, False),
         "a plan with overlap": lambda: plan_of(model, True),
+        Feature.BULK: lambda: plan_of(model, False).model_copy(update={"bulk": Bulk()}),
         "auto": lambda: "auto",
     }
     return next((make() for name, make in made.items() if name in features), "none")
@@ -177,7 +180,11 @@ def attached(features: set[str], rank: int) -> tuple[nn.Module, Any, Any, Any, i
             gw.fsdp.reduce_scatter(net, "uniform", **keywords(**given)),
             0,
         )
-    if Feature.LOCAL_STEPS in features:
+    if Feature.QUORUM in features:
+        handle = gw.local_steps(
+            model, optimizer, exchange, every=2, quorum=1, **keywords(**given)
+        )
+    elif Feature.LOCAL_STEPS in features:
         handle = gw.local_steps(
             model, optimizer, exchange, every=2, **keywords(**given)
         )
@@ -203,7 +210,7 @@ def trained_with(features: set[str], rank: int) -> tuple[int, str]:
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
-    if Feature.LOCAL_STEPS in features:
+    if {Feature.LOCAL_STEPS, Feature.QUORUM} & features:
         handle.end_period()
     else:
         handle.synchronize()

@@ -6,7 +6,8 @@ Differences: the hash is a seeded permutation of the units (``sparse/permutation
     in the smallest of several formats, by counts that both sides know; among them Elias
     and Fano's code, which the paper does not have. ``formats="paper"`` is its own form:
     push in COO, pull in the smallest of hash bitmap, COO and dense. Entries are merged
-    in rank order.
+    in rank order. ``partition="hash"`` groups units by algorithm 1
+    (``sparse/hashing``), and its parts are those of the permutation.
 Wire: see ``push_pull``; PUSH(k) and PULL(k) of a part of L places, with v = width *
     itemsize, are the least of v k + ceil(L / 8) (hash bitmap), (4 + v) k (COO), v L
     (dense, pull alone), and v k + ceil(k b / 8) + ceil((k + floor((L - 1) / 2^b)) / 8)
@@ -18,19 +19,28 @@ Contributed: the encoded gradient.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
+from ..contract import Member
 from ..contract.bounds import MOST_SEED, check_whole
 from ..contract.collective import Dimensions
 from ..errors import invalid
 from ..kernels.sparse.choose import LISTS, OF_PARTS, Formats, smallest
+from ..kernels.sparse.entries import Entries, Parts
 from ..kernels.sparse.format import SparseFormat
 from ..kernels.sparse.formats.coo import coo
 from ..kernels.sparse.formats.dense import dense
 from ..kernels.sparse.formats.hash_bitmap import hash_bitmap
+from ..kernels.sparse.hashing import hash_partition
+from ..kernels.sparse.merge import merge_unordered
 from ..kernels.sparse.permutation import Permutation
 from .steps.push_pull import Cut, PushPull
+
+_log = logging.getLogger("gradwire")
 
 
 class _Sent(NamedTuple):
@@ -68,10 +78,17 @@ class zen(PushPull):
             shortest of all formats. "paper": push in COO, and pull in the shortest of
             hash bitmap, COO and dense. "coo": an index of 4 bytes and a value for each
             element. It changes bytes, and not the mean.
+        partition: The way in which a rank groups its elements by the rank that serves
+            them. "permutation" (the default) sorts them. "hash" is the paper's
+            algorithm 1: k = 3 hash functions into parallel memory of two cells for each
+            element, then serial memory of a tenth. It pushes in COO. The mean has the
+            same bits. Where serial memory is full, a warning says so, and elements are
+            put into their parts one by one.
     """
 
     seed: int = 0
     formats: str = "smallest"
+    partition: str = "permutation"
     dimensions: ClassVar[Dimensions] = Dimensions(
         "point-to-point", "incremental", "parallelism", "balanced"
     )
@@ -82,12 +99,32 @@ class zen(PushPull):
         if self.formats not in [*FORMATS]:
             accepted = " or ".join(FORMATS)
             raise invalid("zen formats", self.formats, accepted, "leave it out")
+        if self.partition not in ["permutation", "hash"]:
+            accepted = "permutation or hash"
+            raise invalid("zen partition", self.partition, accepted, "leave it out")
 
     def permutation(self, num_units: int) -> Permutation | None:
         return Permutation(num_units, self.seed)
 
+    def grouped(self, cut: Cut, units: Entries, room: Entries) -> Parts:
+        if self.partition == "permutation":
+            return super().grouped(cut, units, room)
+        world = len(cut.parts)
+        hashed = hash_partition(units, cut.num_units, world, cut.permutation, room=room)
+        if hashed.fallback:
+            _warn_of_full_memory(cut.num_units, hashed.fallback, units.num)
+        return hashed.parts
+
+    def summed(self, me: Member, cut: Cut, ranks: Sequence[Entries]) -> Entries:
+        if self.partition == "permutation":
+            return super().summed(me, cut, ranks)
+        length = cut.parts[me.rank].length
+        return merge_unordered(ranks, length, scale=1 / me.world, dtype=cut.sum_dtype)
+
     def push_format(self, cut: Cut, server: int, count: int) -> SparseFormat:
-        among = FORMATS[self.formats].push
+        # Other formats need ascending places.
+        is_hashed = self.partition == "hash"
+        among = FORMATS["coo" if is_hashed else self.formats].push
         length = cut.parts[server].length
         return smallest(among, count, length, cut.width, cut.pushed_dtype)
 
@@ -98,4 +135,17 @@ class zen(PushPull):
         return smallest(among, count, length, cut.width, cut.pulled_dtype)
 
 
-EXAMPLES = (zen(), zen(formats="paper"))
+@lru_cache
+def _warn_of_full_memory(num_units: int, fallback: int, num: int) -> None:
+    """Says so, for each length of a gradient."""
+    _log.warning(
+        "zen: serial memory was full for %d of %d elements of %d; they were put into "
+        'their parts one by one, and none is lost; partition="permutation" needs no '
+        "such memory",
+        fallback,
+        num,
+        num_units,
+    )
+
+
+EXAMPLES = (zen(), zen(formats="paper"), zen(partition="hash"))

@@ -81,7 +81,7 @@ class TensorSpec:
         >>> TensorSpec.of(torch.zeros(3)).size_bytes
         12
         """
-        return cls("", vector_N.numel(), vector_N.dtype)
+        return _nameless(vector_N.numel(), vector_N.dtype, "cpu")
 
     @property
     def size_bytes(self) -> int:
@@ -184,4 +184,10 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 def spec_of(grad_N: torch.Tensor) -> TensorSpec:
     """The nameless spec of a flat gradient; refuses what is none."""
     check_gradient(grad_N)
-    return TensorSpec("", grad_N.numel(), grad_N.dtype, device=grad_N.device.type)
+    return _nameless(grad_N.numel(), grad_N.dtype, grad_N.device.type)
+
+
+@lru_cache(maxsize=4096)
+def _nameless(numel: int, dtype: torch.dtype, device: str) -> TensorSpec:
+    """One spec for all steps, which ask for it many times each."""
+    return TensorSpec("", numel, dtype, device=device)

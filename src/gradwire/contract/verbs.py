@@ -46,6 +46,9 @@ class Among(Enum):
     They are in the order of hosts.
     """
 
+    # Enum's own is Python, and each verb is looked up by it several times.
+    __hash__ = object.__hash__
+
 
 @dataclass(frozen=True, slots=True)
 class Send:

@@ -39,7 +39,7 @@ def named_collective(exchange: object) -> Collective | None:
     >>> from gradwire.collective.zen import zen
     >>> from gradwire.compress.topk import topk
     >>> named_collective(with_error_feedback(pair(topk(), zen())))
-    zen(seed=0, formats='smallest')
+    zen(seed=0, formats='smallest', partition='permutation')
     >>> named_collective(exchange_for(topk()))
     """
     *_, inner = nested(exchange)

@@ -26,8 +26,8 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import fsum
-from typing import NamedTuple
+from math import fsum, inf
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ from ..contract import Compressor, Exchange
 from ..contract.bounds import check_number, check_whole
 from ..contract.payload import Payload
 from ..contract.spec import TensorSpec, clear_not_finite
+from ..contract.state import leaves, with_tensors
 from ..errors import IncompatiblePair, RanksDiffer, invalid
 from ..kernels.crc import crc32
 from .error_feedback import ErrorFeedback, feedback_refusal
@@ -57,7 +58,8 @@ class Rules:
         every: The least local steps from one push of a rank to the push that opens the
             next round.
         fragments: The number of fragments, which begin in turn. Default: 1.
-        grace_s: Seconds that an owner waits for further pushes. Default: 0.
+        grace_s: Seconds that an owner waits for further pushes. None: it follows from
+            what the owner has measured (``adaptive_grace_s``). Default: 0.
         weights: "equal" (the default), "tokens" or "tokens_per_step": ``weight_of``.
         merge: "mean" (the default), or "rda": ``merged``.
         most_age: A push that is more rounds old goes back to its rank. None (the
@@ -69,7 +71,7 @@ class Rules:
     quorum: int
     every: int
     fragments: int = 1
-    grace_s: float = 0.0
+    grace_s: float | None = 0.0
     weights: str = "equal"
     merge: str = "mean"
     most_age: int | None = None
@@ -83,7 +85,8 @@ class Rules:
             check_whole("most_age", self.most_age, "leave it out", least=0)
         accepted = "seconds, from 0"
         remedy = "write 0 to wait for the quorum alone"
-        check_number("grace", self.grace_s, accepted, remedy, 0.0, float("inf"))
+        if self.grace_s is not None:
+            check_number("grace", self.grace_s, accepted, remedy, 0.0, inf)
         if self.weights not in WEIGHTS:
             raise invalid("weights", self.weights, " or ".join(WEIGHTS), "choose one")
         if self.merge not in MERGES:
@@ -118,8 +121,36 @@ def codec_for_rounds(algorithm: Compressor | Exchange) -> Compressor:
     return codec
 
 
+_LEAST_WEIGHT = 1e-9
+"""The weight of a push of no steps; 0 would send it back to its rank."""
+_SPARE_STEPS = 2.0
+"""The steps of the fastest rank within which a round is to close, as its paper has."""
+_SPARE_SHARE = 0.8
+_MOST_GRACE_S = 1.0
+
+
+def adaptive_grace_s(step_s: float, waited_s: float, sync_s: float) -> float:
+    """Seconds that an owner waits for further pushes once it has a quorum.
+
+    Source: Decoupled DiLoCo, with the constants of its open implementation.
+
+    Args:
+        step_s: Seconds of a local step of the fastest rank.
+        waited_s: Seconds that the quorum took.
+        sync_s: Seconds that the last merge took to all ranks.
+
+    Returns:
+        The seconds, from 0 to 1.
+
+    >>> adaptive_grace_s(step_s=0.5, waited_s=0.25, sync_s=0.25)
+    0.4
+    """
+    spare_s = _SPARE_STEPS * step_s - waited_s - sync_s
+    return min(max(0.0, _SPARE_SHARE * spare_s), _MOST_GRACE_S)
+
+
 def weight_of(rule: str, steps: int, tokens: int) -> float:
-    """The weight of a push in a merge.
+    """The weight of a push in a merge. It is next to none for a push of no steps.
 
     Args:
         rule: "equal", "tokens", or "tokens_per_step", which is tokens^2 / steps.
@@ -135,6 +166,8 @@ def weight_of(rule: str, steps: int, tokens: int) -> float:
     >>> [weight_of(rule, 4, 200) for rule in WEIGHTS]
     [1.0, 200.0, 10000.0]
     """
+    if steps == 0:
+        return _LEAST_WEIGHT
     if rule == "equal":
         return 1.0
     if tokens < 1:
@@ -275,6 +308,20 @@ class RoundCodec:
         )
         return self._codec.decode(Payload(form, payload_B), out_N)
 
+    def state(self) -> dict[str, Any]:
+        """The residual, and the compressor's state, as plain values."""
+        return {
+            "residual": self.residual_N,
+            "kept": [t for _, t in leaves(self._state)],
+        }
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Goes on from a ``state``."""
+        if self.residual_N is not None:
+            self.residual_N.copy_(saved["residual"])
+        kept = (tensor.to(self.spec.device, copy=True) for tensor in saved["kept"])
+        self._state = with_tensors(self._state, kept)
+
 
 class FragmentOwner:
     """The owner of a fragment: collects pushes, and closes one round after another."""
@@ -290,32 +337,83 @@ class FragmentOwner:
         self.pushes: dict[int, Push] = {}
         """Pushes by rank that are in no merge yet."""
         self.closes_at_s: float | None = None
+        self.is_sending = False
+        """Whether the last merge is on its way to a rank still; no round closes then.
+        """
+        self.sync_s = 0.0
+        """Seconds that the last merge took to all ranks."""
+        self._away: set[int] = set()
         self._is_open = False
+        self._opened_s = 0.0
         self._numbers = [0] * world
         """The number of each rank's last push."""
+        self._pushed_s: dict[int, float] = {}
+        self._paces_s: dict[int, float] = {}
+        """Seconds of a local step, by rank."""
 
     def take(self, push: Push, now_s: float) -> list[Answer]:
         """Takes a push; returns what all ranks are to be sent."""
         if push.number <= self._numbers[push.rank]:
             return []
         self._numbers[push.rank] = push.number
+        self._measure(push, now_s)
         self.pushes[push.rank] = push
         answers: list[Answer] = []
         if not self._is_open and push.opens and push.version == self.version:
             self._is_open = True
+            self._opened_s = now_s
             answers.append(Pull(self.fragment, self.version))
-        is_quorum = self._is_open and len(self.pushes) >= self.rules.quorum
-        if is_quorum and self.closes_at_s is None:
-            self.closes_at_s = now_s + self.rules.grace_s
-        return answers + self.due(now_s)
+        return answers + self._closing(now_s)
+
+    def go_without(self, rank: int, now_s: float) -> list[Answer]:
+        """Waits for no push of a rank until ``come_back``."""
+        self._away.add(rank)
+        return self._closing(now_s)
+
+    def come_back(self) -> None:
+        """Expects pushes of all ranks again."""
+        self._away.clear()
+
+    def begin_last(self) -> None:
+        """Opens a round that takes all ranks in, and drops the pushes that are there.
+
+        All ranks take their pushes back, and push anew.
+        """
+        self.pushes = {}
+        self._is_open = True
+        self.closes_at_s = inf
 
     def due(self, now_s: float) -> list[Answer]:
         """The merge of the open round, if it is time to close it."""
-        if self.closes_at_s is None:
+        if self.closes_at_s is None or self.is_sending:
             return []
-        if now_s < self.closes_at_s and len(self.pushes) < len(self._numbers):
+        if now_s < self.closes_at_s and self._num_present < len(self._numbers):
             return []
         return [self.close()]
+
+    def _closing(self, now_s: float) -> list[Answer]:
+        """Sets the end of the round if the quorum is there; the merge if it is due."""
+        is_quorum = self._is_open and self._num_present >= self.rules.quorum
+        if is_quorum and self.closes_at_s is None:
+            self.closes_at_s = now_s + self._grace_s(now_s)
+        return self.due(now_s)
+
+    @property
+    def _num_present(self) -> int:
+        """The ranks that need not be waited for."""
+        return len(self.pushes.keys() | self._away)
+
+    def _grace_s(self, now_s: float) -> float:
+        if self.rules.grace_s is not None:
+            return self.rules.grace_s
+        step_s = min(self._paces_s.values(), default=0.0)
+        return adaptive_grace_s(step_s, now_s - self._opened_s, self.sync_s)
+
+    def _measure(self, push: Push, now_s: float) -> None:
+        before_s = self._pushed_s.get(push.rank)
+        self._pushed_s[push.rank] = now_s
+        if before_s is not None and push.steps:
+            self._paces_s[push.rank] = (now_s - before_s) / push.steps
 
     def close(self) -> Merge:
         """Closes the round: merges the pushes that are there, in the order of ranks."""
@@ -367,6 +465,40 @@ class FragmentOwner:
         cosine = product / lengths if lengths else 0.0
         return entry._replace(norm=norm, cosine=cosine)
 
+    def state(self) -> dict[str, Any]:
+        """All that a checkpoint keeps, as plain values."""
+        return {
+            "version": self.version,
+            "numbers": self._numbers,
+            "pushes": [list(push) for push in self.pushes.values()],
+            "is_open": self._is_open,
+            "codec": self.codec.state(),
+        }
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Goes on from a ``state``. An open round closes at the next occasion."""
+        self.version = saved["version"]
+        self._numbers = [*saved["numbers"]]
+        self.pushes = {push.rank: push for push in map(_push_of, saved["pushes"])}
+        self._is_open = saved["is_open"]
+        self._closing(0.0)
+        self.codec.load(saved["codec"])
+
+
+def _push_of(fields: Iterable[Any]) -> Push:
+    return Push(*fields)
+
+
+_COUNTS = (
+    "_number",
+    "_since",
+    "_steps",
+    "_tokens",
+    "_merged_steps",
+    "_merged_tokens",
+)
+"""A learner's counters."""
+
 
 class FragmentLearner:
     """A rank's anchor of a fragment, and what of it is on its way.
@@ -403,12 +535,26 @@ class FragmentLearner:
         """Local steps that count for the next opening."""
         self._steps = 0
         self._tokens = 0
+        self._merged_steps = 0
+        self._merged_tokens = 0
 
     def count(self, tokens: int) -> None:
         """Counts a local step of so many tokens."""
         self._since += 1
         self._steps += 1
         self._tokens += tokens
+
+    @property
+    def known_steps(self) -> int:
+        """Local steps of all ranks in merges, and this rank's that are in none."""
+        pushed = self.pushed.steps if self.pushed else 0
+        return self._merged_steps + pushed + self._steps
+
+    @property
+    def known_tokens(self) -> int:
+        """Tokens of the ``known_steps``."""
+        pushed = self.pushed.tokens if self.pushed else 0
+        return self._merged_tokens + pushed + self._tokens
 
     @property
     def is_due(self) -> bool:
@@ -464,6 +610,9 @@ class FragmentLearner:
         self.version = merge.version
         kept_N = self.learnt(param_N)
         age = self._settle(merge, kept_N)
+        merged = [entry for entry in merge.contributions if entry.weight]
+        self._merged_steps += sum(entry.steps for entry in merged)
+        self._merged_tokens += sum(entry.tokens for entry in merged)
         self._step(self.codec.decode(merge.payload_B))
         param_N.copy_(self.anchor_N - kept_N)
         # Parameters of few bits cannot hold all that was kept.
@@ -483,15 +632,48 @@ class FragmentLearner:
                 continue
             if entry.weight:
                 kept_N -= self.pushed_N
+                self._forget_push()
             else:
-                # It goes back: parameters have it, and its loss is no residual.
-                self._keep(self.codec.decode(push.payload_B) - self.pushed_N)
-                self._steps += push.steps
-                self._tokens += push.tokens
-            self.pushed = None
-            self.pushed_N = torch.empty(0)
+                self.take_back()
             return entry.age
         return None
+
+    def take_back(self) -> None:
+        """Takes the push back that is in no merge yet, if there is one.
+
+        Parameters have it still, and its loss is no residual.
+        """
+        if (push := self.pushed) is None:
+            return
+        self._keep(self.codec.decode(push.payload_B) - self.pushed_N)
+        self._steps += push.steps
+        self._tokens += push.tokens
+        self._forget_push()
+
+    def _forget_push(self) -> None:
+        self.pushed = None
+        self.pushed_N = torch.empty(0)
+
+    def state(self) -> dict[str, Any]:
+        """All that a checkpoint keeps beside the anchor, as plain values."""
+        return {
+            "version": self.version,
+            "is_asked": self.is_asked,
+            "pushed": None if self.pushed is None else list(self.pushed),
+            "pushed_N": self.pushed_N,
+            "counts": {name: vars(self)[name] for name in _COUNTS},
+            "codec": self.codec.state(),
+        }
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Goes on from a ``state``."""
+        self.version = saved["version"]
+        self.is_asked = saved["is_asked"]
+        self.pushed = None if saved["pushed"] is None else _push_of(saved["pushed"])
+        self.pushed_N = saved["pushed_N"].to(self.anchor_N.device, copy=True)
+        for name in _COUNTS:
+            setattr(self, name, saved["counts"][name])
+        self.codec.load(saved["codec"])
 
     def _keep(self, lost_N: Tensor) -> None:
         if self.codec.residual_N is not None:
@@ -537,7 +719,8 @@ class PartialRounds:
     @property
     def closes_at_s(self) -> float | None:
         """When the first of the own rounds closes; None if none waits for its grace."""
-        times = [owner.closes_at_s for owner in self.owners.values()]
+        owners = self.owners.values()
+        times = [owner.closes_at_s for owner in owners if not owner.is_sending]
         return min((time for time in times if time is not None), default=None)
 
     def due(self, now_s: float) -> list[Answer]:
@@ -552,6 +735,15 @@ class PartialRounds:
         self.step += 1
         for learner in self.learners:
             learner.count(tokens)
+        self.settle(params)
+        return [
+            learner.push(params[fragment], self.step)
+            for fragment, learner in enumerate(self.learners)
+            if learner.is_due
+        ]
+
+    def settle(self, params: Sequence[Tensor]) -> None:
+        """Takes in what has come, between two local steps."""
         while self.inbox:
             message = self.inbox.popleft()
             learner = self.learners[message.fragment]
@@ -559,11 +751,40 @@ class PartialRounds:
                 learner.ask(message)
             elif learner.take(message, params[message.fragment]) and self._tape:
                 self._tape(self._line(message, learner))
+
+    def begin_last(self, params: Sequence[Tensor]) -> list[Push]:
+        """Begins a round of each fragment that takes all in; returns the pushes.
+
+        All ranks call it when no message is on its way. After these rounds parameters
+        are their anchors on all ranks, as there is no local step meanwhile.
+        """
+        for owner in self.owners.values():
+            owner.begin_last()
+        for learner in self.learners:
+            learner.take_back()
         return [
             learner.push(params[fragment], self.step)
             for fragment, learner in enumerate(self.learners)
-            if learner.is_due
         ]
+
+    def state(self) -> dict[str, Any]:
+        """All that a checkpoint keeps beside anchors, as plain values.
+
+        No message may be on its way.
+        """
+        return {
+            "step": self.step,
+            "learners": [learner.state() for learner in self.learners],
+            "owners": [owner.state() for owner in self.owners.values()],
+        }
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Goes on from a ``state``, of as many fragments and ranks."""
+        self.step = saved["step"]
+        for learner, of_learner in zip(self.learners, saved["learners"], strict=True):
+            learner.load(of_learner)
+        for owner, of_owner in zip(self.owners.values(), saved["owners"], strict=True):
+            owner.load(of_owner)
 
     def _line(self, merge: Merge, learner: FragmentLearner) -> str:
         line = {

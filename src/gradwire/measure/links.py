@@ -67,6 +67,7 @@ from .codecs import SIZES as CODEC_SIZES
 from .codecs import measure_codecs
 from .group import Report, launched_group
 from .layers import device_waiter, no_progress
+from .step import step_line
 
 Figures = TypeVar("Figures", bound=Stored)
 
@@ -245,9 +246,13 @@ def _link(
 def _far_rate(line: LineFit, world: int, latency_s: float) -> float:
     """Bytes a second by the longest all-to-all, without its distance."""
     size_bytes, longest_s = max(line.samples)
-    is_ahead = size_bytes <= ahead_bytes("all_to_all", world)
-    far_s = latency_s if is_ahead else (1 + NOTES) * latency_s
-    bytes_s = max(longest_s - far_s, longest_s / 10)
+    ahead = ahead_bytes("all_to_all", world)
+    per_byte_s = (longest_s - latency_s) / size_bytes
+    if size_bytes > ahead:
+        # the first bytes are under way while notes come
+        beyond_s = longest_s - (1 + NOTES) * latency_s
+        per_byte_s = min(per_byte_s, beyond_s / (size_bytes - ahead))
+    bytes_s = max(per_byte_s * size_bytes, longest_s / 10)
     return travel("all_to_all", world).copies * size_bytes / bytes_s
 
 
@@ -556,7 +561,7 @@ def measure_group_links(
     codecs = measure_codecs(compressors, world=who.world, advance=advance)
     engine = Engine(who, num_channels=2, timeout=LIMIT, on_span=lambda span: None)
     try:
-        return measure_cluster(
+        cluster = measure_cluster(
             engine,
             rate_bytes_per_s=rate_bytes_per_s,
             sizes_bytes=sizes_bytes,
@@ -564,6 +569,8 @@ def measure_group_links(
             codecs=codecs,
             advance=advance,
         )
+        step = step_line(partial(figures_of_all, engine), cluster)
+        return cluster.model_copy(update={"step": step})
     finally:
         engine.close()
 

@@ -42,7 +42,7 @@ from .agreement.fingerprint import (
 )
 from .agreement.versions import warn_of_versions
 from .engine.backends import AFTER_A_CHANGE, OwnNetwork, choose, connect, network_of
-from .engine.engine import Engine
+from .engine.engine import Engine, figures_of_all
 from .fused import fused_messages
 from .grid.dtensors import (
     has_dtensors,
@@ -76,6 +76,7 @@ from .settings import (
 )
 from .step.figures import Recorder
 from .step.hooks import ModuleHooks, UnattachedParameters
+from .step.integrity import digests_of
 from .step.local_gradients import LocalGradients
 from .step.messages import Message
 from .step.progress import Progress
@@ -228,6 +229,8 @@ class Attachment:
 
     way = "attach"
     """The function that a user has called, as `pairs` names it."""
+    quorum: int | None = None
+    """The quorum of local steps in partial rounds, if it is such a call."""
     model: nn.Module
     settings: Settings
     params: list[NamedParam]
@@ -282,7 +285,8 @@ class Attachment:
         self.model = model
         self.settings = settings.checked(grid.mesh, grid.who)
         self.params = trained(model)
-        refuse_pairs(Facts(model, self.params, self.settings, self.way))
+        facts = Facts(model, self.params, self.settings, self.way)
+        refuse_pairs(facts._replace(quorum=self.quorum))
         refuse_other_shards(model, grid.who.ranks)
         is_compared = self.settings.failure.check_every is not None
         if grid.who.world > 1 and self.way == "attach" and is_compared:
@@ -356,6 +360,10 @@ class Attachment:
             # see the others close.
             choose(backend, networks, settings.ranks_per_host)
         recorder = Recorder(settings.options.trace_steps)
+        bulk = None if settings.plan is None else settings.plan.bulk
+        if newcomer is None and bulk is not None and bulk.rank >= grid.who.world:
+            accepted = f"one of {grid.who.world} ranks"
+            raise invalid("plan.bulk.rank", bulk.rank, accepted, "name another")
         engine_of = partial(
             Engine,
             num_channels=0 if self.is_left_to_ddp(messages) else settings.channels,
@@ -364,6 +372,7 @@ class Attachment:
             shards=grid.shards,
             ranks_per_host=settings.ranks_per_host,
             checksums=settings.failure.checksums,
+            bulk=bulk,
         )
         if newcomer is not None:
             engine = newcomer.enter(engine_of, healing, messages)
@@ -379,7 +388,7 @@ class Attachment:
                 self.backend = connect(engine, backend, networks, messages)
             is_ddp = isinstance(self.model, DistributedDataParallel)
             if newcomer is None and engine.world > 1 and not is_ddp:
-                engine.broadcast(self._shared())
+                engine.broadcast(_unequal(self._shared(), engine))
             warn_of_pairs(
                 Facts(self.model, self.params, settings, self.way, self.optimizer)
             )
@@ -620,6 +629,28 @@ class Attachment:
         hooks: DDPHooks | DDPInTurn = serve(progress, model, params)
         undo.callback(hooks.remove)
         return hooks
+
+
+def _unequal(tensors: Sequence[Tensor], engine: Engine) -> list[Tensor]:
+    """The tensors that do not have the same bits on all ranks.
+
+    Ranks that have loaded the same checkpoint, or drawn from the same seed, need not
+    send it. Halves have digests of their own: two of 32 bits do not meet by chance.
+    """
+    flat = [tensor.detach().reshape(-1) for tensor in tensors]
+    halves = [half for values_N in flat for half in _halves(values_N)]
+    rows = figures_of_all(engine, digests_of(halves))
+    equal = [len({*digests}) == 1 for digests in zip(*rows, strict=True)]
+    return [
+        tensor
+        for tensor, first, last in zip(tensors, equal[::2], equal[1::2], strict=True)
+        if not (first and last)
+    ]
+
+
+def _halves(values_N: Tensor) -> tuple[Tensor, Tensor]:
+    middle = values_N.numel() // 2
+    return values_N[:middle], values_N[middle:]
 
 
 def _digest(settings: Settings) -> object:

@@ -18,10 +18,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from ..contract import Exchange
 from ..contract.spec import NamedParam
-from ..errors import InvalidSetting, invalid
+from ..errors import IncompatiblePair, InvalidSetting, invalid
 from ..exchange.by_name import momentum_of, named_collective
 from ..exchange.error_feedback import Wrapper, chooser_of
+from ..exchange.rounds import codec_for_rounds
 from .grid.dtensors import has_dtensors, is_dtensor
 from .settings import BOTH, Settings, sparse_weights
 
@@ -33,10 +35,13 @@ class Feature(StrEnum):
 
     PLAN = "a plan"
     PLAN_WITH_OVERLAP = "a plan with overlap"
+    BULK = "a plan's bulk"
     AUTO = "auto"
     MOMENTUM_CORRECTION = "momentum correction"
     ADAPT = "adapt"
     LOCAL_STEPS = "local_steps"
+    QUORUM = "quorum"
+    JOINT_PAYLOAD = "an exchange that ranks make together"
     REDUCE_SCATTER = "fsdp.reduce_scatter"
     DDP = "DDP"
     DTENSORS = "DTensors (fully_shard)"
@@ -75,6 +80,8 @@ class Facts(NamedTuple):
     way: str = "attach"
     optimizer: Optimizer | None = None
     """The optimizer that takes the means."""
+    quorum: int | None = None
+    """The quorum of local steps in partial rounds."""
 
 
 def _rows(facts: Facts) -> dict[str, Any]:
@@ -130,6 +137,17 @@ def _no_optimizer(facts: Facts) -> bool:
     )
 
 
+def _joint_payload(facts: Facts) -> Any:
+    """The exchange, if no rank can make its payload alone."""
+    exchange = facts.settings.exchange
+    if isinstance(exchange, Exchange):
+        try:
+            codec_for_rounds(exchange)
+        except IncompatiblePair:
+            return exchange
+    return None
+
+
 def _setting(name: str, default: Any) -> Callable[[Facts], Any]:
     """A field of the options or of the failure policy, where it is not the default."""
 
@@ -160,12 +178,15 @@ FEATURES: dict[str, Callable[[Facts], Any]] = {
     Feature.PLAN_WITH_OVERLAP: lambda facts: (
         facts.settings.overlaps and facts.settings.optimizer is not None
     ),
+    Feature.BULK: lambda facts: facts.settings.plan and facts.settings.plan.bulk,
     Feature.AUTO: lambda facts: facts.settings.pilot,
     Feature.MOMENTUM_CORRECTION: _momentum_correction,
     Feature.ADAPT: lambda facts: (
         chooser_of(facts.settings.exchange) and facts.settings.exchange
     ),
     Feature.LOCAL_STEPS: lambda facts: facts.way == Feature.LOCAL_STEPS,
+    Feature.QUORUM: lambda facts: facts.quorum,
+    Feature.JOINT_PAYLOAD: _joint_payload,
     Feature.REDUCE_SCATTER: lambda facts: facts.way == Feature.REDUCE_SCATTER,
     Feature.DDP: lambda facts: isinstance(facts.model, DistributedDataParallel),
     Feature.DTENSORS: lambda facts: has_dtensors(facts.params),
@@ -270,6 +291,9 @@ refuse(
     "None beside mesh=: a layer's shards and hosts of several ranks do not go together",
     remedy="leave one of them out",
 )
+for _name in (Feature.MESH, Feature.CHECKSUMS):
+    _why = f"None beside {_name}, as a coordinator's batches have none"
+    refuse(Feature.BULK, _name, _why, remedy="plan without bulk")
 refuse(
     Feature.MESH,
     Feature.DTENSORS,
@@ -389,6 +413,27 @@ refuse(
     remedy="call gw.attach, or train a model that is whole on each rank",
     what="model",
     given="one with DTensors",
+)
+for _name in (
+    Feature.BUCKET_CAP,
+    Feature.NUM_CHANNELS,
+    Feature.COMPRESS_IF,
+    Feature.CHECKSUMS,
+):
+    _why = "left out beside quorum=, which sends whole fragments in one payload"
+    refuse(_name, Feature.QUORUM, _why, remedy=_OUT)
+refuse(
+    Feature.JOINT_PAYLOAD,
+    Feature.QUORUM,
+    "one whose payload a rank can make alone, beside quorum=",
+    remedy="take a compressor such as topk or uniform",
+    what="exchange",
+)
+refuse(
+    Feature.MESH,
+    Feature.QUORUM,
+    "None beside quorum=: each rank pushes alone",
+    remedy="leave one of them out",
 )
 
 _NOT_OVERLAPPED = (

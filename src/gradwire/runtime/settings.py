@@ -101,7 +101,8 @@ class FailurePolicy(KeywordSettings):
     Args:
         timeout: The longest wait for another rank, a ``timedelta`` above 0; default 5
             minutes. A rank that takes longer counts as lost. A short time-out finds a
-            hung rank early, and may take a slow rank for a lost one.
+            hung rank early, and may take a slow rank for a lost one. A long payload may
+            take longer: each MiB of it is waited for by itself.
         on_failure: "end" (the default): all other ranks raise ``RankFailed``, and
             training ends. "shrink": they raise ``RanksLost``, repeat the step and
             continue.

@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gradwire.kernels.sparse.entries import Entries, Parts
+from gradwire.kernels.sparse.hashing import HashMemory, hash_on_gpu
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation, places_on_gpu
-from gradwire_lab.hashing.algorithm_1 import algorithm_1
 from tests.each import each
 
 pytestmark = [
@@ -42,10 +42,10 @@ def on_cpu(parts: Parts) -> Parts:
     return Parts(parts.counts_W, Entries(indices_K.cpu(), values.cpu(), width))
 
 
-def hashed(entries: Entries, *where: Any, **memory: int) -> Parts:
+def hashed(entries: Entries, *where: Any, **memory: Any) -> Parts:
     """Algorithm 1, whatever of it spills."""
-    found, _ = algorithm_1(on_device(entries), *where, **memory)
-    return on_cpu(found)
+    found = hash_on_gpu(on_device(entries), *where, HashMemory(**memory))
+    return on_cpu(found.parts)
 
 
 def some(
@@ -77,9 +77,9 @@ def as_sets(parts: Parts, world: int) -> list[list[tuple[Any, ...]]]:
 WAYS = {
     "algorithm 1": hashed,
     "one rehash": partial(hashed, rehashes=1),
-    "little parallel memory": partial(hashed, parallel=64),
-    "serial memory overflows": partial(hashed, parallel=64, serial=8),
-    "no room at all": partial(hashed, parallel=1, serial=1),
+    "little parallel memory": partial(hashed, parallel=0.1),
+    "serial memory overflows": partial(hashed, parallel=0.1, serial=0.0),
+    "no room at all": partial(hashed, parallel=0.0, serial=0.0),
 }
 CASES = {
     "nothing": (100, 4, some(100, 0)),
@@ -152,14 +152,15 @@ def test_the_permutation_has_the_same_bits(numel: int) -> None:
 def test_what_overflows_is_counted() -> None:
     num_units, world = 4000, 4
     entries, shuffle = on_device(some(num_units, 2000)), Permutation(num_units, 1)
-    _, roomy = algorithm_1(entries, num_units, world, shuffle)
+    given = (entries, num_units, world, shuffle)
+    roomy = hash_on_gpu(*given, HashMemory())
     assert roomy.fallback == 0
     # half as full as there are cells, three tries
     assert 0 < roomy.serial < 0.2 * entries.num
-    _, tight = algorithm_1(entries, num_units, world, shuffle, parallel=2000, serial=4)
+    tight = hash_on_gpu(*given, HashMemory(parallel=1.0, serial=0.002))
     assert tight.serial == 4
     assert tight.fallback > 100
-    _, single = algorithm_1(entries, num_units, world, shuffle, rehashes=1)
+    single = hash_on_gpu(*given, HashMemory(rehashes=1))
     assert single.serial + single.fallback > roomy.serial + roomy.fallback
 
 
@@ -167,14 +168,14 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from gradwire.kernels.sparse import hashing_device
 from gradwire.kernels.sparse.permutation_device import permute
-from gradwire_lab.hashing import hash_device
 
 shapes = {"WORLD": 8, "BLOCK": 1024, "REHASHES": 3}
 scalars = {"num_entries", "num_blocks", "length", "parallel", "serial", "last"}
 # A launch makes every 1 that it is given a constant.
 ones = shapes | dict.fromkeys(scalars, 1)
-hashing = hash_device.hash_entries
+hashing = hashing_device.hash_entries
 for kernel, fixed in ((permute, shapes), (hashing, shapes), (hashing, ones)):
     names = kernel.arg_names
     constants = {name: fixed[name] for name in names if name in fixed}

@@ -52,7 +52,7 @@ def test_what_was_measured_counts_and_a_formula_stands_in_for_the_rest() -> None
         "all_reduce": 6 * 1e-4 + 1.5 * 0.01,
         "all_gather": 3 * 1e-4 + 3 * 0.01,
         "all_to_all": 3 * 1e-4 + 0.75 * 0.01,
-        "reduce_scatter": 6 * 1e-4 + 1.5 * 0.01,
+        "reduce_scatter": 3 * 1e-4 + 0.75 * 0.01,
         "broadcast": 2 * 1e-4 + 3 * 0.01,
         "send": 1e-4 + 0.01,
     }

@@ -8,13 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.collective.steps.travel import NOTES, ahead_bytes, is_straight
+from gradwire.collective.steps.travel import (
+    FAR_S,
+    NOTES,
+    ahead_bytes,
+    is_straight,
+)
 from gradwire.compress.none import none
 from gradwire.errors import InvalidSetting
 from gradwire.exchange.by_name import exchange_for
 from gradwire.planning.data.cluster import VERBS, Cluster, Host
 from gradwire.planning.simulation.supersteps import Tariff
-from gradwire.runtime.transport.direct import room_bytes
+from gradwire.runtime.transport.direct import piece_numels, room_bytes
 from tests.each import each
 
 ONE_WAY_S = 0.04
@@ -47,7 +52,7 @@ def added_s(verb: str, size_bytes: float, cluster: Cluster = FAR) -> float:
         ("all_reduce", 2),
         ("all_gather", 1),
         ("all_to_all", 1),
-        ("reduce_scatter", 6 * (1 + NOTES)),
+        ("reduce_scatter", 1),
         ("broadcast", 2 + NOTES),
         ("send", 1 + NOTES),
     ],
@@ -61,54 +66,88 @@ def test_a_short_verb_takes_the_hops_of_the_runtime(
 
 @each(
     "verb, world, ahead, beyond",
-    [("all_reduce", 4, 2, 12), ("all_gather", 8, 1, 14), ("all_to_all", 4, 1, 2)],
+    [
+        ("all_reduce", 4, 2, 3),
+        ("all_reduce", 2, 1, 2),
+        ("all_gather", 8, 1, 2),
+        ("all_to_all", 4, 1, 2),
+        ("reduce_scatter", 4, 1, 2),
+    ],
 )
 def test_beyond_the_border_no_receive_is_posted_ahead(
     verb: str, world: int, ahead: int, beyond: int
 ) -> None:
-    """Sums and gathers go round a ring there."""
     far = FAR.model_copy(update={"rate_bytes_per_s": FAST, "num_ranks": world})
-    border = ahead_bytes(verb, world)
+    border = ahead_bytes(verb, world, ONE_WAY_S)
     assert added_s(verb, border, far) == pytest.approx(ahead * ONE_WAY_S)
     assert added_s(verb, border + 1, far) == pytest.approx(beyond * ONE_WAY_S)
+
+
+@each("verb, rounds", [("all_reduce", 6), ("all_gather", 3)])
+def test_large_verbs_of_hosts_that_are_not_far_go_round_a_ring(
+    verb: str, rounds: int
+) -> None:
+    latency_s = 0.9 * FAR_S
+    update = {"rate_bytes_per_s": FAST, "latency_s": latency_s}
+    near = FAR.model_copy(update=update)
+    border = ahead_bytes(verb, 4, latency_s)
+    expected_s = rounds * (1 + NOTES) * latency_s
+    assert added_s(verb, border + 1, near) == pytest.approx(expected_s)
+
+
+def test_the_first_bytes_of_a_large_verb_are_under_way_while_notes_come() -> None:
+    size_bytes = 4 * 2**20
+    ahead_s = 1.5 * ahead_bytes("all_reduce", 4, ONE_WAY_S) / FAR.rate_bytes_per_s
+    assert ahead_s > ONE_WAY_S
+    assert added_s("all_reduce", size_bytes) == pytest.approx(2 * ONE_WAY_S)
 
 
 @each("world", (2, 3, 4, 8, 64))
 def test_the_borders_are_those_of_the_runtime(world: int) -> None:
     for verb, per_rank in (("all_reduce", 1), ("all_gather", world)):
         largest = ahead_bytes(verb, world) * per_rank
-        assert is_straight(verb, largest)
-        assert not is_straight(verb, largest + per_rank)
+        if world > 2:
+            assert is_straight(verb, largest, world)
+            assert not is_straight(verb, largest + per_rank, world)
         assert room_bytes(-(-largest // world), world)
-    largest = ahead_bytes("all_to_all", world)
-    assert room_bytes(largest // world, world)
-    assert not room_bytes(largest // world + 1, world)
+    for verb in ("all_reduce", "all_gather", "all_to_all", "reduce_scatter"):
+        largest = ahead_bytes(verb, world, ONE_WAY_S)
+        whole_of_part = 1 if verb == "all_gather" else world
+        if verb == "all_reduce" and world == 2:
+            whole_of_part = 1
+        assert len(piece_numels(largest // whole_of_part, world)) == 1
+        assert len(piece_numels(largest // whole_of_part + 1, world)) == 2
 
 
 def test_the_bytes_of_a_long_ring_hide_the_distance() -> None:
     """A round's halves follow each other, so one is under way while a note is."""
+    latency_s = 0.9 * FAR_S
+    far = FAR.model_copy(update={"latency_s": latency_s, "rate_bytes_per_s": 1e8})
+    hop_s = (1 + NOTES) * latency_s
     size_bytes = 3 * 2**20
-    round_s = size_bytes / 4 / FAR.rate_bytes_per_s
-    assert HOP_S < round_s < 2 * HOP_S
-    expected = 6 * (1e-4 + HOP_S + round_s / 2) + round_s / 2
-    assert FAR.all_reduce_s(size_bytes) == pytest.approx(expected)
+    round_s = size_bytes / 4 / far.rate_bytes_per_s
+    assert hop_s < round_s < 2 * hop_s
+    expected = 6 * (1e-4 + hop_s + round_s / 2) + round_s / 2
+    assert far.all_reduce_s(size_bytes) == pytest.approx(expected)
     # Seconds of a whole link are those of bytes alone: the rest is latency.
-    latency_s, work_s = FAR.parts_s("all_reduce", size_bytes)
+    latency_s, work_s = far.parts_s("all_reduce", size_bytes)
     assert work_s == pytest.approx(6 * round_s)
     assert latency_s == pytest.approx(expected - work_s)
-    assert added_s("all_reduce", 7 * 2**20) == pytest.approx(HOP_S)
+    assert added_s("all_reduce", 7 * 2**20, far) == pytest.approx(hop_s)
 
 
 def test_segments_of_a_ring_are_no_longer_than_gloos() -> None:
     """On a fast link a ring waits for notes, however long its buffer is."""
-    fast = FAR.model_copy(update={"rate_bytes_per_s": 1.25e9, "hop_s": 0.0})
+    latency_s = 0.9 * FAR_S
+    update = {"rate_bytes_per_s": 1.25e10, "hop_s": 0.0, "latency_s": latency_s}
+    fast = FAR.model_copy(update=update)
     once_bytes = 8 * 2**20
     once_s = fast.all_reduce_s(once_bytes)
-    assert once_s > 6 * HOP_S
+    assert once_s > 6 * (1 + NOTES) * latency_s
     assert fast.all_reduce_s(4 * once_bytes) == pytest.approx(4 * once_s, rel=0.01)
     # Meanwhile the link is free for other messages.
     work_s = fast.parts_s("all_reduce", once_bytes)[1]
-    assert work_s == pytest.approx(1.5 * once_bytes / 1.25e9)
+    assert work_s == pytest.approx(1.5 * once_bytes / 1.25e10)
 
 
 @given(

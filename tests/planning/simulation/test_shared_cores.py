@@ -113,13 +113,32 @@ def whole(name: str, numel: int, exchange: str) -> PlannedMessage:
     )
 
 
+@each("cores", [0.5, 4.0, None])
+@each("latency_s", [0.0, 0.04])
+def test_a_steps_own_work_comes_on_top_of_its_messages(
+    latency_s: float, cores: float | None
+) -> None:
+    """Three gradients of one message, which nothing else is beside."""
+    figures = {"latency_s": latency_s, "cores": cores, "processors": None}
+    cluster = crowded(**figures)
+    line = LineFit(alpha_s=2**-4, per_unit_s=2**-6)
+    working = cluster.model_copy(update={"step": line})
+    plan = ddp(PROFILE, cluster)
+    work_s = (2**-4 + 3 * 2**-6) / (0.5 if cores == 0.5 else 1.0)
+    expected_s = iteration_s(plan, PROFILE, cluster) + work_s
+    assert iteration_s(plan, PROFILE, working) == pytest.approx(expected_s)
+    law_one_rank_stands_for_all(simulate, plan, PROFILE, working)
+
+
 @each("cores", [0.5, None])
 @each("candidate", [DEFAULT, Candidate(4, 2, False), Candidate(4, 2, True)])
 def test_a_search_prices_as_the_simulator_does(
     candidate: Candidate, cores: float | None
 ) -> None:
     profile = catalogue.load("lstm")
-    cluster = cluster_of(rate=2e7, per_unit_s=1e-9).model_copy(update={"cores": cores})
+    cluster = cluster_of(rate=2e7, per_unit_s=1e-9).model_copy(
+        update={"cores": cores, "step": LineFit(alpha_s=2**-6, per_unit_s=2**-8)}
+    )
     blend = Blend(profile, cluster, "uniform", setting_of("uniform"))
     exact_s = iteration_s(blend.plan(candidate), profile, cluster)
     assert blend.seconds(candidate) == pytest.approx(exact_s, rel=0.02)

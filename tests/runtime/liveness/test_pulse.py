@@ -88,6 +88,35 @@ def test_whoever_falls_silent_is_found_by_all_others(
         )
 
 
+class CountingStore:
+    """A store that notes the name of each question that goes to its host."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "has_extended_api":
+            self.asked.append(name)
+        return getattr(self._store, name)
+
+
+def test_a_far_store_is_asked_a_few_times_in_a_round_for_all_ranks_signs(
+    ranks: list[Pulse],
+) -> None:
+    """Each question takes a round trip: a lost rank would be named seconds later."""
+    assert len(ranks[0].signs()) == WORLD
+    while not ranks[0].roll_call.is_complete:
+        ranks[0].signs()
+    store = CountingStore(ranks[0]._store)
+    ranks[0]._store = store
+    for _ in range(5):
+        assert len(ranks[0].signs()) == WORLD
+    rounds = " ".join(store.asked).split("set")[2:-1]
+    assert rounds
+    assert max(len(names.split()) for names in rounds) <= 3
+
+
 @pytest.mark.parametrize("detaches", [True, False])
 def test_a_rank_that_has_detached_is_told_from_one_that_has_ended(
     ranks: list[Pulse], detaches: bool

@@ -21,7 +21,8 @@ from torch.optim import SGD, AdamW
 import gradwire as gw
 from gradwire.contract import Exchange
 from gradwire.errors import InvalidSetting, RankFailed, RanksDiffer
-from gradwire.runtime.local_steps.local_steps import Rhythm, cut_into
+from gradwire.runtime.local_steps.local_steps import cut_into
+from gradwire.runtime.local_steps.lock_step import Rhythm
 from gradwire.runtime.local_steps.outer import DILOCO
 from tests.each import each
 from tests.runtime.given import keywords

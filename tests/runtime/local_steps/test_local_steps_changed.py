@@ -20,7 +20,7 @@ from torch.optim import SGD
 import gradwire as gw
 from gradwire.errors import LoopMistake, RankFailed
 from gradwire.runtime.local_steps.loads import Loads
-from gradwire.runtime.local_steps.local_steps import Rhythm
+from gradwire.runtime.local_steps.lock_step import Rhythm
 from gradwire.runtime.local_steps.moment import LoopMoment, refuse_unlike
 from tests.each import each
 from tests.runtime.local_steps.test_local_steps import RHYTHMS, SPARSE, bits, prepared

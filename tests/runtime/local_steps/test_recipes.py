@@ -20,15 +20,19 @@ from tests.runtime.ranks import Ranks
 
 
 class Small(nn.Module):
-    """A table, kernels, a matrix and vectors."""
+    """A table, kernels, a matrix, experts in one tensor, an output layer, vectors."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.kernels = nn.Embedding(8, 6), nn.Conv1d(1, 4, 3)
-        self.last = nn.Linear(16, 3)
+        self.table = nn.Embedding(8, 6)
+        self.kernels = nn.Conv1d(1, 4, 3)
+        self.inner = nn.Linear(16, 3)
+        self.experts = nn.Parameter(0.5 * torch.randn(2, 3, 3))
+        self.head = nn.Linear(3, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.last(self.kernels(self.table(x)).flatten(1))
+        inner = self.inner(self.kernels(self.table(x)).flatten(1))
+        out: torch.Tensor = self.head(torch.einsum("bi,eij->bj", inner, self.experts))
         return out
 
 
@@ -40,17 +44,15 @@ def model() -> Small:
 def test_steps_are_those_of_torchs_optimizers() -> None:
     ours, theirs = model(), model()
     optimizer = MuonWithAdamW(ours, 0.01)
-    muon = torch.optim.Muon([theirs.last.weight], lr=TIMES_RATE * 0.01)
-    others = [
-        p
-        for n, p in theirs.named_parameters()
-        if n not in ("last.weight", "kernels.weight")
-    ]
+    muon = torch.optim.Muon([theirs.inner.weight], lr=TIMES_RATE * 0.01)
+    by_muon = ("inner.weight", "kernels.weight", "experts")
+    others = [p for n, p in theirs.named_parameters() if n not in by_muon]
     adamw = torch.optim.AdamW(
         others, lr=0.01, betas=(0.9, 0.95), weight_decay=0.0, fused=True
     )
     kernels = nn.Parameter(theirs.kernels.weight.detach().view(4, 3))
-    of_kernels = torch.optim.Muon([kernels], lr=TIMES_RATE * 0.01)
+    experts = [nn.Parameter(one) for one in theirs.experts.detach()]
+    of_views = torch.optim.Muon([kernels, *experts], lr=TIMES_RATE * 0.01)
     for step in range(3):
         x = torch.arange(10).remainder(8).view(10, 1) + torch.zeros(
             10, 1, dtype=torch.long
@@ -61,17 +63,20 @@ def test_steps_are_those_of_torchs_optimizers() -> None:
         if step == 2:  # a schedule
             for group in optimizer.param_groups:
                 group["lr"] *= 0.5
-            for one in (muon, adamw, of_kernels):
+            for one in (muon, adamw, of_views):
                 one.param_groups[0]["lr"] *= 0.5
         assert theirs.kernels.weight.grad is not None
         kernels.grad = theirs.kernels.weight.grad.view(4, 3)
-        for one in (optimizer, muon, adamw, of_kernels):
+        assert theirs.experts.grad is not None
+        for expert, grad in zip(experts, theirs.experts.grad, strict=True):
+            expert.grad = grad
+        for one in (optimizer, muon, adamw, of_views):
             one.step()
     for (name, own), other in zip(
         ours.named_parameters(), theirs.parameters(), strict=True
     ):
         assert torch.equal(own, other), name
-    assert not torch.equal(ours.last.weight, model().last.weight)
+    assert not torch.equal(ours.inner.weight, model().inner.weight)
 
 
 def stepped(net: Small, optimizer: torch.optim.Optimizer, count: int) -> None:
@@ -95,6 +100,45 @@ def test_a_saved_optimizer_goes_on_with_the_same_bits() -> None:
         ours.named_parameters(), theirs.parameters(), strict=True
     ):
         assert torch.equal(own, same), name
+
+
+def names_of(net: nn.Module, **settings: nn.Module) -> list[str]:
+    """The parameters that Muon steps, as the optimizer's text says."""
+    optimizer = MuonWithAdamW(net, 0.01, **settings)
+    names: list[str] = optimizer.param_groups[0]["param_names"]
+    assert str(names) in str(optimizer)
+    return names
+
+
+def test_adamw_steps_the_output_layer() -> None:
+    net = model()
+    assert names_of(net) == ["experts", "kernels.weight", "inner.weight"]
+    assert "head.weight" in names_of(net, head=nn.Identity())
+    assert "inner.weight" not in names_of(net, head=net.inner)
+    tied = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 3), nn.Linear(3, 5))
+    tied[2].weight = tied[0].weight
+    assert names_of(tied) == ["1.weight"]
+
+
+def test_a_model_may_name_its_output_layer() -> None:
+    class Named(nn.Sequential):
+        def get_output_embeddings(self) -> nn.Module:
+            return self[0]
+
+    assert names_of(Named(nn.Linear(3, 3), nn.Linear(3, 3))) == ["1.weight"]
+
+
+def test_muon_logs_the_parameters_of_each(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "gradwire"):
+        MuonWithAdamW(nn.Linear(3, 2), 0.01)
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == ["Muon steps nothing", "AdamW steps weight, bias"]
+
+
+def test_a_state_of_another_head_is_refused() -> None:
+    saved = MuonWithAdamW(model(), 0.01, head=nn.Identity()).state_dict()
+    with pytest.raises(gw.InvalidSetting, match=r"nn\.Identity"):
+        MuonWithAdamW(model(), 0.01).load_state_dict(saved)
 
 
 def test_kernels_that_are_no_matrix_in_memory_are_refused() -> None:

@@ -142,6 +142,11 @@ def in_segments(one: Loop) -> None:
         del layers.forward
 
 
+def last_averages_from_the_second_step(one: Loop) -> None:
+    """Accumulation under static_graph: torch wants a first pass that averages."""
+    (last_averages if one.handle.step else plain)(one)
+
+
 def dropped_then_averaged(one: Loop) -> None:
     """A measure of each rank's own gradient, in passes whose gradients are dropped."""
     plain(one)
@@ -198,6 +203,7 @@ RIGHT: dict[str, tuple[Body, Any, dict[str, Any] | None]] = {
     "in segments, topk": (in_segments, "topk", {}),
     "dropped": (dropped_then_averaged, "none", {}),
     "static": (plain, "none", STATIC),
+    "static, last averages": (last_averages_from_the_second_step, "none", STATIC),
 }
 
 

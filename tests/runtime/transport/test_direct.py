@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
-from threading import Event
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
@@ -16,14 +16,22 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from gradwire.collective.steps.rounds import ROOM_BYTES
-from gradwire.collective.steps.travel import AHEAD_BYTES, SIZE_BYTES
-from gradwire.contract.verbs import AllGather, AllReduce, AllToAll, Send
+from gradwire.collective.steps.travel import AHEAD_BYTES, FAR_S, SIZE_BYTES
+from gradwire.contract.verbs import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    ReduceScatter,
+    Send,
+)
 from gradwire.errors import ExitCode, RankFailed
 from gradwire.runtime.transport import direct
 from gradwire.runtime.transport.checksums import Seals
 from gradwire.runtime.transport.direct import (
+    PIECE_BYTES,
     HostChannel,
     Sum,
+    agree_on_latency,
     begin_straight,
     goes_straight,
     room_bytes,
@@ -41,7 +49,8 @@ class Counting(HostChannel):
     sent_bytes = 0
 
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> Any:
-        self.sent_bytes += tensors[0].nbytes - SIZE_BYTES
+        has_size = tag & direct._ROOM_TAGS == direct._ROOM_TAGS
+        self.sent_bytes += tensors[0].nbytes - SIZE_BYTES * has_size
         return super().send(tensors, dst, tag)
 
 
@@ -129,20 +138,152 @@ def test_gathers_and_sums_are_those_of_all_ranks(world: int, numel: int) -> None
     assert sum(sent) == 2 * (world - 1) * numel * 4
 
 
-@pytest.mark.parametrize("world", [3, 5])
-def test_sums_are_added_in_rank_order_and_alike_on_all_ranks(world: int) -> None:
-    torch.manual_seed(world)
-    values = torch.randn(world, 1001) * 10.0 ** torch.randint(-4, 5, (world, 1001))
-    expected = values[0].clone()
-    for row in values[1:]:
-        expected += row
+class Sending(Counting):
+    """Counts its sends too."""
 
-    def work(channel: Any) -> Tensor:
+    num_sent = 0
+
+    def send(self, tensors: list[Tensor], dst: int, tag: int) -> Any:
+        self.num_sent += 1
+        return super().send(tensors, dst, tag)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("numel", [0, 1, 35, AHEAD_BYTES // 4])
+def test_a_reduce_scatter_is_one_hop_of_parts(world: int, numel: int) -> None:
+    values = [torch.randn(world * numel) for _ in range(world)]
+    sums = torch.stack(values).double().sum(0)
+
+    def work(channel: Sending) -> tuple[int, int]:
+        me = channel.rank()
+        own = values[me].clone()
+        out = torch.empty(numel)
+        begin_straight(ReduceScatter(out, own), channel).wait()
+        assert out.double().allclose(sums.view(world, numel)[me], atol=1e-4)
+        assert own.equal(values[me])
+        return channel.num_sent, channel.sent_bytes
+
+    num_pieces = len(direct.piece_numels(4 * numel, world))
+    sent = ((world - 1) * num_pieces, (world - 1) * 4 * numel)
+    assert among(world, work, [Sending]) == [sent] * world
+
+
+@pytest.mark.parametrize("numel", [1, 35, ROOM_BYTES // 4])
+def test_two_ranks_sum_in_one_hop(numel: int) -> None:
+    values = torch.randn(2, numel)
+
+    def work(channel: Sending) -> tuple[int, int]:
         own = values[channel.rank()].clone()
         begin_straight(AllReduce(own), channel).wait()
-        return own
+        assert own.equal(values[0] + values[1])
+        return channel.num_sent, channel.sent_bytes
 
-    assert all(found.equal(expected) for found in among(world, work))
+    assert among(2, work, [Sending]) == [(1, 4 * numel)] * 2
+
+
+def test_a_channel_keeps_the_buffers_of_its_sums_and_gathers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps after the first ones take no new memory."""
+    allocated: list[int] = []
+    memory = direct._memory
+
+    def counted(size_bytes: int) -> Tensor:
+        allocated.append(size_bytes)
+        return memory(size_bytes)
+
+    monkeypatch.setattr(direct, "_memory", counted)
+    world = 3
+    barrier = Barrier(world)
+
+    def work(channel: HostChannel) -> tuple[int, int]:
+        counts = []
+        for _ in range(4):
+            for numel in (40, 3000):
+                values = torch.ones(world * numel)
+                begin_straight(AllReduce(values), channel).wait()
+                gather = AllGather(torch.empty(world * numel), torch.ones(numel))
+                begin_straight(gather, channel).wait()
+            barrier.wait()
+            counts.append(len(allocated))
+            barrier.wait()
+        return counts[0], counts[-1]
+
+    for first, last in among(world, work, [HostChannel]):
+        assert 0 < first == last
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of a few kB have a room and more pieces than wait at once."""
+    monkeypatch.setattr(direct, "AHEAD_BYTES", 2048)
+    monkeypatch.setattr(direct, "PIECE_BYTES", 1024)
+    monkeypatch.setattr(direct, "_UNDER_WAY_BYTES", 1)
+
+
+def sums_like_the_ring(channel: HostChannel, numel: int, dtype: torch.dtype) -> None:
+    """Two sums of one task have the bits of gloo's all-reduces, one by one."""
+    world = channel.size()
+    torch.manual_seed(numel)
+    values = torch.randn(2, world, numel) * 10.0 ** torch.randint(
+        -4, 5, (2, world, numel)
+    )
+    own = values[:, channel.rank()].to(dtype)
+    expected = own.clone()
+    for row in expected:
+        channel.allreduce([row]).wait()
+    for work in [begin_straight(AllReduce(row), channel) for row in own]:
+        work.wait()
+    assert own.equal(expected)
+
+
+RINGS = (1, 2, 7, 13, 1001, 5003, 65537)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_sums_have_the_bits_of_gloos_ring(world: int) -> None:
+    def work(channel: HostChannel) -> None:
+        for numel in RINGS:
+            sums_like_the_ring(channel, numel, torch.float32)
+        for dtype in (torch.float64, torch.bfloat16, torch.int64):
+            sums_like_the_ring(channel, 1001, dtype)
+
+    among(world, work, [HostChannel])
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_sums_of_several_segments_have_the_bits_of_gloos_ring(world: int) -> None:
+    work = partial(sums_like_the_ring, numel=1_300_001, dtype=torch.float32)
+    among(world, work, [HostChannel])
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("world", WORLDS)
+def test_sums_in_pieces_have_the_bits_of_gloos_ring(world: int) -> None:
+    def work(channel: HostChannel) -> None:
+        for numel in RINGS:
+            sums_like_the_ring(channel, numel, torch.float32)
+
+    among(world, work, [HostChannel])
+
+
+def test_a_sum_in_rank_order_has_other_bits() -> None:
+    """So the tests above can fail."""
+    torch.manual_seed(1001)
+    values = torch.randn(3, 1001) * 10.0 ** torch.randint(-4, 5, (3, 1001))
+
+    def work(channel: HostChannel) -> bool:
+        own = values[channel.rank()].clone()
+        begin_straight(AllReduce(own), channel).wait()
+        return own.equal(values[0] + values[1] + values[2])
+
+    assert among(3, work, [HostChannel]) == [False] * 3
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("world", WORLDS)
+def test_parts_in_pieces_arrive_whole(world: int) -> None:
+    among(world, partial(parts_arrive, uses=sizes_of_steps(world, 1, 3, 30)))
 
 
 def test_verbs_of_one_task_do_not_meet_each_other() -> None:
@@ -164,28 +305,54 @@ def test_verbs_of_one_task_do_not_meet_each_other() -> None:
     among(3, work)
 
 
-def test_large_gathers_and_sums_keep_to_the_ring() -> None:
+class Distant:
+    """What the rule asks of a channel."""
+
+    def __init__(self, world: int, latency_s: float) -> None:
+        self.size = lambda: world
+        self.latency_s = latency_s
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_large_gathers_and_sums_of_near_hosts_keep_to_the_ring(world: int) -> None:
     numel = ROOM_BYTES // 4
     small = torch.empty(numel, device="meta")
     large = torch.empty(numel + 1, device="meta")
-    assert goes_straight(AllReduce(small))
-    assert goes_straight(AllGather(small, small[:1]))
-    assert goes_straight(AllToAll(large, large, (1,), (1,)))
-    assert not goes_straight(AllReduce(large))
-    assert not goes_straight(AllGather(large, large[:1]))
-    assert not goes_straight(Send(0, small))
+    for latency_s in (0.0, 0.9 * FAR_S, FAR_S, 1.0):
+        channel: Any = Distant(world, latency_s)
+        rings = world > 2 and latency_s < FAR_S
+        assert goes_straight(AllReduce(small), channel)
+        assert goes_straight(AllGather(small, small[:1]), channel)
+        assert goes_straight(AllToAll(large, large, (1,), (1,)), channel)
+        assert goes_straight(ReduceScatter(large[:1], large), channel)
+        assert goes_straight(AllReduce(large), channel) != rings
+        assert goes_straight(AllGather(large, large[:1]), channel) != rings
+        assert not goes_straight(Send(0, small), channel)
+
+
+def test_all_ranks_have_the_latency_of_the_farthest() -> None:
+    latencies_s = among(3, agree_on_latency, [HostChannel])
+    assert len({*latencies_s}) == 1
+    assert 0 < latencies_s[0] < LIMIT.total_seconds()
 
 
 # Receives that are posted ahead.
 
 
-def sizes_of_steps(world: int, seed: int, num_steps: int) -> list[list[list[int]]]:
+def sizes_of_steps(
+    world: int, seed: int, num_steps: int, times: int = 1
+) -> list[list[list[int]]]:
     """Elements that each rank sends to each, use after use: some change each time."""
     rng = random.Random(seed)
-    fixed = [[rng.randrange(4) * 30 for _ in range(world)] for _ in range(world)]
+    most = 300 * times
+
+    def drawn(draw: Callable[[], int]) -> list[list[int]]:
+        return [[draw() for _ in range(world)] for _ in range(world)]
+
+    fixed = drawn(lambda: rng.randrange(4) * 30)
     found = []
     for step in range(num_steps):
-        varying = [[rng.randrange(300) for _ in range(world)] for _ in range(world)]
+        varying = drawn(lambda: rng.randrange(most))
         found += [fixed, varying]
         if step % 3:  # a step may skip a message
             found += [[row[::-1] for row in fixed]]
@@ -237,25 +404,33 @@ def test_parts_meet_their_receives_whatever_each_rank_posts_ahead(
 class Impatient(Sum):
     """A broken sum: its second receives take their places before the second sends."""
 
-    def __init__(self, chunks: Sequence[Tensor], channel: HostChannel) -> None:
-        super().__init__(chunks, channel)
+    def __init__(
+        self,
+        own: Sequence[Tensor],
+        total: Tensor,
+        gathered: Sequence[Tensor],
+        channel: HostChannel,
+    ) -> None:
+        super().__init__(own, total, (), channel)
+        self._total = total
         ranks = {*range(channel.size())} - {channel.rank()}
         self.taken = {
             src: channel.begin_receive(
-                src, chunks[src].view(torch.uint8), is_awaited=True
+                src, gathered[src].view(torch.uint8), is_awaited=True
             )
             for src in ranks
         }
+        self.sums = gathered
 
     def wait(self) -> None:
-        self._push.wait()
-        self._own_C.copy_(torch.stack(self._parts).sum(0))
+        super().wait()
         channel = self._channel
-        sends = channel.begin_sends(dict.fromkeys(self.taken, self._own_C))
+        sends = channel.begin_sends([(dst, self._total) for dst in self.taken])
         for src, receive in self.taken.items():
-            channel.end_receive(receive, self._chunks[src].view(torch.uint8))
-        for send in sends:
-            send.wait()
+            part = self.sums[src].view(torch.uint8)
+            part.copy_(channel.arrived(receive, part))
+            channel.free(receive, part)
+        channel.end_sends(sends)
 
 
 def test_receives_that_are_bound_before_their_sends_are_found(
@@ -284,9 +459,9 @@ def test_a_rank_sends_before_others_have_begun_the_verb(verb: Any) -> None:
             assert sent.wait(LIMIT.total_seconds())
         transfer = begun()
         if not channel.rank():
-            push = transfer._push if isinstance(transfer, Sum) else transfer
+            push = transfer._pushes[0] if isinstance(transfer, Sum) else transfer
             for send in push._sends:
-                send.wait(timedelta(seconds=20))
+                send.work.wait(timedelta(seconds=20))
             sent.set()
             push._sends = []
         transfer.wait()
@@ -299,10 +474,10 @@ class Late(HostChannel):
 
     closed: Event
 
-    def end_receive(self, receive: Any, part: Tensor) -> None:
+    def arrived(self, receive: Any, part: Tensor) -> Tensor:
         receive.work.wait()
         assert self.closed.wait(LIMIT.total_seconds())
-        super().end_receive(receive._replace(work=Over()), part)
+        return super().arrived(receive._replace(work=Over()), part)
 
 
 class Over:
@@ -348,8 +523,8 @@ class Noting(HostChannel):
 class Hasty(Noting):
     """A broken channel: it posts a room again as soon as the room is free."""
 
-    def end_receive(self, receive: Any, part: Tensor) -> None:
-        super().end_receive(receive, part)
+    def free(self, receive: Any, part: Tensor) -> None:
+        super().free(receive, part)
         self._post_ahead((receive.src, receive.memory.nbytes))
 
 
@@ -480,15 +655,18 @@ def test_checksums_name_the_rank_whose_parts_size_was_damaged() -> None:
     assert "that rank 7 sent arrived damaged at rank 4" in str(first)
 
 
-def test_rooms_have_space_for_their_parts_and_large_parts_have_none() -> None:
+def test_rooms_have_space_for_their_parts_and_large_pieces_have_none() -> None:
+    """The first piece of a large part has a room, and one is posted ahead."""
+
     def work(channel: HostChannel) -> int:
-        numel = AHEAD_BYTES // 2
+        numel = AHEAD_BYTES // 2 + PIECE_BYTES
         both = torch.ones(2 * numel, dtype=torch.uint8)
         verb = AllToAll(both, both.clone(), (numel,) * 2, (numel,) * 2)
         begin_straight(verb, channel).wait()
         return channel.ahead_bytes
 
-    assert among(2, work, [HostChannel]) == [0, 0]
+    rooms_bytes = 2 * (AHEAD_BYTES // 2 + direct._LEAST_BYTES)
+    assert among(2, work, [HostChannel]) == [rooms_bytes] * 2
     for world in (2, 3, 7, 100):
         for size_bytes in range(1, 2 * AHEAD_BYTES, 997):
             room = room_bytes(size_bytes, world)

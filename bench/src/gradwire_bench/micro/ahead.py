@@ -116,15 +116,15 @@ def _types(kernel: Kernel) -> dict[str, str]:
 
 def _written() -> Iterator[Launch]:
     """The kernels that are written by hand."""
+    from gradwire.kernels.sparse.hashing_device import hash_entries
     from gradwire.kernels.sparse.permutation_device import permute
     from gradwire_lab.dsl import runs_device
-    from gradwire_lab.hashing import hash_device
 
     pointers = {"plain": "*u8", "coded": "*u8"}
     pointers |= dict.fromkeys(("single", "run", "lengths", "starts"), "*i64")
     pointers |= dict.fromkeys(("byte", "times", "wrong"), "*i64")
     of_runs = (runs_device.count_runs, runs_device.write_runs, runs_device.read_runs)
-    of_zen = (permute, hash_device.hash_entries)
+    of_zen = (permute, hash_entries)
     for group, kernels, known in (("runs", of_runs, pointers), ("zen", of_zen, {})):
         for kernel in kernels:
             names: list[str] = kernel.arg_names

@@ -46,13 +46,13 @@ from gradwire.contract.units import format_rate
 from gradwire.errors import RankFailed, UnknownName, invalid
 from gradwire.kernels.libraries import has_triton
 from gradwire.kernels.sparse.entries import Entries
+from gradwire.kernels.sparse.hashing import hash_partition
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire_bench.micro.kernel import COPY_BYTES, KernelCase, codec_cases, shipped
 from gradwire_bench.testbed.hosts import Testbed, open_hosts
 from gradwire_bench.testbed.ranks import Report, run_ranks
 from gradwire_bench.testbed.wide_area import NEAR, WideArea
-from gradwire_lab.hashing.algorithm_1 import algorithm_1
 
 from ..errors import TestbedUnavailable
 from . import ahead, device_bits, kernel_peers, offload
@@ -381,7 +381,7 @@ def _partitions(bench: DeviceBench) -> Iterator[Row]:
     )
     ways: dict[str, Callable[..., Any]] = {"cpu": partition}
     if device.type == "cuda":
-        ways = {"sort by place": partition, "algorithm 1": algorithm_1}
+        ways = {"sort by place": partition, "algorithm 1": hash_partition}
     for name, way in ways.items():
         call = functools.partial(way, *given)
         taken = [_taken_s(call, device, 1) for _ in range(bench.rounds + 1)][1:]
@@ -390,9 +390,9 @@ def _partitions(bench: DeviceBench) -> Iterator[Row]:
             "kernel_s": median(taken),
             "num_entries": count,
         }
-        if way is algorithm_1:
-            _, spill = algorithm_1(*given)
-            row |= {"serial": spill.serial, "fallback": spill.fallback}
+        if way is hash_partition:
+            hashed = hash_partition(*given)
+            row |= {"serial": hashed.serial, "fallback": hashed.fallback}
         yield row
 
 

@@ -33,6 +33,7 @@ from gradwire.dsl.build import Built
 from gradwire.dsl.program import Program
 from gradwire.kernels.libraries import has_triton
 from gradwire.kernels.sparse.entries import Entries
+from gradwire.kernels.sparse.hashing import hash_partition
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation, places_on_gpu
 
@@ -260,15 +261,13 @@ def _of_permutation(device: torch.device) -> Checked:
 
 def _of_partition(device: torch.device) -> Checked:
     """Each part has the entries of the definition; their order is free."""
-    from gradwire_lab.hashing.algorithm_1 import algorithm_1
-
     draw = torch.Generator().manual_seed(2)
     for num_units, count, world in ((1003, 1003, 7), (9011, 900, 8), (300, 100, 3)):
         indices_K = torch.randperm(num_units, generator=draw)[:count].int()
         values = torch.randn(count, generator=draw)
         there = Entries(indices_K.to(device), values.to(device))
         shuffle = Permutation(num_units, seed=3)
-        grouped, _ = algorithm_1(there, num_units, world, shuffle)
+        grouped = hash_partition(there, num_units, world, shuffle).parts
         wanted = partition(Entries(indices_K, values), num_units, world, shuffle)
         parts = [_sorted(grouped.of(rank)) for rank in range(world)]
         yield (

@@ -5,8 +5,8 @@ A round is: a copy of the vector (what the memory does just then), the partition
 rank's entries, the merge of all ranks' entries of one part, its hash bitmap, and the
 dense vector made of the hash bitmaps of all parts. ``zen`` is the sum of the last four,
 beside the seconds that its messages save on a link: the bytes of a dense all-reduce (2
-(W - 1) / W of the vector) less those pushed and pulled. On a GPU the partition is timed
-both ways: by a sort, and by algorithm 1 with its hash table.
+(W - 1) / W of the vector) less those pushed and pulled. The partition is timed both
+ways: by a sort, and by algorithm 1 with its hash table.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from gradwire.kernels.libraries import has_triton
 from gradwire.kernels.sparse.entries import Entries, parts_of
 from gradwire.kernels.sparse.formats.coo import coo
 from gradwire.kernels.sparse.formats.hash_bitmap import hash_bitmap
+from gradwire.kernels.sparse.hashing import hash_partition
 from gradwire.kernels.sparse.merge import merge
 from gradwire.kernels.sparse.partition import partition
 from gradwire.kernels.sparse.permutation import Permutation
 from gradwire_bench.micro.draws import IndexDraws
 from gradwire_bench.micro.kernel import COPY_BYTES, seconds
-from gradwire_lab.hashing.algorithm_1 import algorithm_1
 
 CPU_STEPS = ("partition", "merge", "encode", "decode")
 _log = logging.getLogger("gradwire")
@@ -114,10 +114,13 @@ class _Rank:
         numel = self.out_N.numel()
         world = len(self.parts)
         length = self.parts[0].length
-        places_K, values = self.placed
+        room = Entries(*self.placed)
         return {
             "partition": lambda: partition(
-                self.own, numel, world, self.shuffle, places_K=places_K, values=values
+                self.own, numel, world, self.shuffle, room=room
+            ),
+            "algorithm 1": lambda: hash_partition(
+                self.own, numel, world, self.shuffle, room=room
             ),
             "merge": lambda: merge(self.given, length, room=self.summed),
             "encode": lambda: hash_bitmap().encode(self.sums, length, self.bits),
@@ -149,14 +152,14 @@ def _on_gpu(draws: IndexDraws, rounds: int, device: torch.device) -> list[Row]:
     times = _in_turn(
         {
             "sort by place": partial(partition, *where),
-            "algorithm 1": partial(algorithm_1, *where),
+            "algorithm 1": partial(hash_partition, *where),
         },
         rounds,
         device,
     )
-    _, spill = algorithm_1(*where)
+    hashed = hash_partition(*where)
     rows = [_row(name, taken) for name, taken in times.items()]
-    rows[1] |= {"serial": spill.serial, "fallback": spill.fallback}
+    rows[1] |= {"serial": hashed.serial, "fallback": hashed.fallback}
     return rows
 
 

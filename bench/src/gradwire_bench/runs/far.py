@@ -7,6 +7,13 @@ The model is one layer of ``--width`` squared elements, or two with ``--layers 2
 turn is the median of its steps without the first ones; figures are of the slowest rank.
 ``shrink`` is ``uniform`` whose steps are confirmed, and ``local_steps`` is ``uniform``
 with an exchange in each step.
+
+A rank that is called late or lost ends the run. 200 MB of gradients take 240 s at 10
+Mbit/s, four times the time-out here:
+
+gradwire testbed run --hosts 4 --rate 10mbit -- \
+    python -m gradwire_bench.runs.far --width 7071 --turns 1 --steps 4 \
+    --methods none --timeout 60
 """
 
 from __future__ import annotations
@@ -14,6 +21,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from statistics import median
 from typing import Any
 
@@ -38,6 +46,8 @@ HOOK = "ddp, fp16 hook"
 SHRINK = "shrink"
 LOCAL_STEPS = "local_steps"
 METHODS = (DDP, HOOK, "none", "uniform", "topk", SHRINK, LOCAL_STEPS)
+TIMEOUT_S = 300.0
+"""Seconds for which gradwire waits for a silent rank."""
 WARM_UP = 3
 """The steps at the start of each turn that are not measured."""
 
@@ -45,7 +55,9 @@ WARM_UP = 3
 class Side:
     """One model that takes turns."""
 
-    def __init__(self, method: str, width: int, layers: int, num_steps: int) -> None:
+    def __init__(
+        self, method: str, width: int, layers: int, num_steps: int, timeout_s: float
+    ) -> None:
         torch.manual_seed(0)
         stack = [nn.Linear(width, width) for _ in range(layers)]
         self.model: nn.Module = nn.Sequential(*stack)
@@ -55,22 +67,24 @@ class Side:
                 wrapped.register_comm_hook(None, fp16_compress_hook)
             self.model = wrapped
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
-        self.handle = self._attached(method)
+        self.handle = self._attached(method, timedelta(seconds=timeout_s))
         self._batch = torch.randn(8, width)
         self._num_steps = num_steps
 
-    def _attached(self, method: str) -> Handle | None:
+    def _attached(self, method: str, timeout: timedelta) -> Handle | None:
         """The handle of a method of gradwire's."""
+        optimizer = self._optimizer
+        failure = FailurePolicy(timeout=timeout)
         if method in (DDP, HOOK):
             return None
         if method == LOCAL_STEPS:
-            return local_steps(self.model, self._optimizer, uniform(), every=1)
-        if method == SHRINK:
-            policy = FailurePolicy(on_failure="shrink")
-            return attach(
-                self.model, uniform(), optimizer=self._optimizer, failure=policy
+            return local_steps(
+                self.model, optimizer, uniform(), every=1, failure=failure
             )
-        return attach(self.model, load("compress", method)())
+        if method == SHRINK:
+            failure = FailurePolicy(on_failure="shrink", timeout=timeout)
+            return attach(self.model, uniform(), optimizer=optimizer, failure=failure)
+        return attach(self.model, load("compress", method)(), failure=failure)
 
     def turn(self) -> float:
         """The seconds of a step, the median of one turn."""
@@ -87,10 +101,15 @@ class Side:
 
 
 def measure(
-    methods: Sequence[str], width: int, layers: int, turns: int, num_steps: int
+    methods: Sequence[str],
+    width: int,
+    layers: int,
+    turns: int,
+    num_steps: int,
+    timeout_s: float = TIMEOUT_S,
 ) -> list[Row]:
     """A row for each method, with the median and the range of its turns."""
-    sides = {name: Side(name, width, layers, num_steps) for name in methods}
+    sides = {name: Side(name, width, layers, num_steps, timeout_s) for name in methods}
     seconds = torch.zeros(len(sides), turns, dtype=torch.float64)
     for turn in range(turns):
         for place, side in enumerate(sides.values()):
@@ -118,12 +137,18 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--timeout", type=float, default=TIMEOUT_S)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rows = measure(
-        chosen.methods, chosen.width, chosen.layers, chosen.turns, chosen.steps
+        chosen.methods,
+        chosen.width,
+        chosen.layers,
+        chosen.turns,
+        chosen.steps,
+        chosen.timeout,
     )
     if dist.get_rank() == 0:
         for row in rows:

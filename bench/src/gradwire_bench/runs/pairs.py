@@ -25,6 +25,7 @@ MODELS = ("plain module", Feature.DDP, Feature.DTENSORS)
 ALL = (
     *EXCHANGES,
     Feature.LOCAL_STEPS,
+    Feature.QUORUM,
     *MODELS,
     *("mesh", "shards", "sparse rows", "compiled", "reentrant checkpoint"),
     *(
@@ -45,6 +46,11 @@ SHOWN = "tests/runtime/test_pairs.py::test_what_goes_together"
 _IMPLIED: dict[str, str] = {
     Feature.PLAN_WITH_OVERLAP: Feature.PLAN,
     Feature.SPARSE_ROWS: Feature.SPARSE_DTENSORS,
+    Feature.QUORUM: Feature.LOCAL_STEPS,
+    **dict.fromkeys(
+        ("powersgd", "deft", "selective", "momentum correction"),
+        Feature.JOINT_PAYLOAD,
+    ),
 }
 MARKS = "<!-- pairs -->", "<!-- end of the pairs -->"
 

@@ -201,6 +201,7 @@ def make_plan(
     bytes_scaled = {
         name: max(1, round(value / scale)) if name.endswith("_bytes") else value
         for name, value in chosen.items()
+        if value is not None
     }
     return plan_for(planner, small, cluster, **bytes_scaled)
 

@@ -70,7 +70,7 @@ class randomk(SharedSupport):
         support_K = me.scratch("support", count, pending.whole_N, torch.int32)
         yield me.sized(
             "encode",
-            lambda: self.draw(state, numel, support_K),
+            lambda: draw_elements(self.seed, state, numel, support_K),
             count,
             lambda: support_K,
         )
@@ -78,13 +78,17 @@ class randomk(SharedSupport):
             support_K, count, state + torch.tensor([0, 1], device="cpu")
         )
 
-    def draw(self, state: Tensor, numel: int, out_K: Tensor) -> Tensor:
-        """Fills ``out_K`` (int32) with different indices below ``numel``, ascending."""
-        stream, step = state.tolist()
-        low, high = words(torch.tensor([0, 16]), self.seed, step, stream).tolist()
-        torch.arange(out_K.numel(), out=out_K)
-        Permutation(numel, seed=high << 32 | low).places(out_K, out=out_K)
-        return out_K.copy_(out_K.sort().values)
+
+def draw_elements(seed: int, state: Tensor, numel: int, out_K: Tensor) -> Tensor:
+    """Fills ``out_K`` (int32) with different indices below ``numel``, ascending.
+
+    ``state`` is (stream, step).
+    """
+    stream, step = state.tolist()
+    low, high = words(torch.tensor([0, 16]), seed, step, stream).tolist()
+    torch.arange(out_K.numel(), out=out_K)
+    Permutation(numel, seed=high << 32 | low).places(out_K, out=out_K)
+    return out_K.copy_(out_K.sort().values)
 
 
 EXAMPLES = (randomk(), randomk(density=0.3, seed=1))

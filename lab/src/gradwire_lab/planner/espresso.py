@@ -2,11 +2,9 @@
 
 Source: Wang, Lin, Zhu and Ng, "Hi-Speed DNN Training with Espresso: Unleashing the Full
     Potential of Gradient Compression with Near-Optimal Usage Strategies" (EuroSys
-    2023), algorithms 1 (which tensors to compress, and how) and 2 (which of them to
-    offload to the CPU).
+    2023), section 4.4: algorithms 1 (which tensors to compress, and how) and 2 (which
+    of them to offload to the CPU).
 Differences from the paper:
-    - It is written from accounts of the paper, as SSFusion gives one (section V-A), not
-      from its own text.
     - The paper has trees of choices within and among hosts. Here the options are:
       uncompressed by an all-reduce, or compressed and sent whole to all ("indivisible":
       an all-gather) or in parts that ranks merge ("divisible": push and pull by
@@ -20,8 +18,8 @@ Differences from the paper:
       makes both itself, as ``runtime/device/streams.py`` serves ``selective`` alone.
       Copies are in the measured lines.
     - Algorithm 2 offloads tensors of a group from the one that is farthest from the
-      output layer. Its reason, that they come earlier, fits the nearest. Both are
-      tried.
+      output layer (lemma 1). Its reason, that they come earlier, fits the nearest. Both
+      are tried.
     - Where there are more than 500 combinations of how many to offload in each group,
       groups are gone through in turn until none gains; the paper searches them all.
     - Plans without compression, without push and pull and without offloading are
@@ -252,14 +250,18 @@ class _Lanes:
                 return number
         return 0
 
-    def shortest(self, place: int) -> str:
-        """The compressed option of a tensor that is on the wire for the least time.
+    def best_option(self, place: int) -> str:
+        """The option of least F for a tensor, with all others as they are.
 
-        Encodes differ by a chunk at most, so hardly another one makes the iteration
-        shorter.
+        The present option is the first of those that tie.
         """
-        compressed = (option for option in self.carries if option != DENSE)
-        return min(compressed, key=lambda option: self.carries[option][place].seconds)
+        present = self.options[place]
+        seconds = {}
+        for option in (present, *self.carries):
+            self.options[place] = option
+            seconds[option] = self.seconds()
+        self.options[place] = present
+        return min(seconds, key=seconds.__getitem__)
 
     def plan(
         self,
@@ -304,17 +306,13 @@ def select(lanes: _Lanes) -> None:
         range(len(lanes.tensors)),
         key=lambda place: (-lanes.tensors[place].size_bytes, place),
     )
-    best_s = lanes.seconds()
     dropped = lanes.before_bubbles()
     for place in falling:
         if place < dropped:
             continue
-        lanes.options[place] = lanes.shortest(place)
-        if (found_s := lanes.seconds()) < best_s:
-            best_s = found_s
+        lanes.options[place] = lanes.best_option(place)
+        if lanes.options[place] != DENSE:
             dropped = lanes.before_bubbles()
-        else:
-            lanes.options[place] = DENSE
 
 
 def take_off(lanes: _Lanes) -> None:

@@ -41,7 +41,7 @@ from ...contract.collective import Collective, Needs
 from ...contract.payload import Format, Payload
 from ...contract.spec import TensorSpec, working_dtype
 from ...contract.verbs import AllGather, Compute, Steps, Verb
-from ...kernels.sparse.entries import Entries, Part, num_units, parts_of
+from ...kernels.sparse.entries import Entries, Part, Parts, num_units, parts_of
 from ...kernels.sparse.format import SparseFormat
 from ...kernels.sparse.formats.coo import coo
 from ...kernels.sparse.partition import partition
@@ -314,14 +314,8 @@ class PushPull(Collective):
         size = units.values.numel()
         dtype = units.values.dtype
         values = me.thread_scratch("values", size, units.values, dtype)
-        parts = partition(
-            units,
-            cut.num_units,
-            me.world,
-            cut.permutation,
-            places_K=places_K,
-            values=values,
-        )
+        room = Entries(places_K, values, units.width)
+        parts = self.grouped(cut, units, room)
         slots = self._slots(me, cut, parts.counts_W, units.values)
         for rank, (slot, count) in enumerate(zip(slots, parts.counts_W, strict=True)):
             form, layout = self.pushed(cut, rank, count)
@@ -329,6 +323,16 @@ class PushPull(Collective):
                 parts.of(rank), cut.parts[rank].length, slot[: layout.size_bytes]
             )
         return slots, list(parts.counts_W)
+
+    def grouped(self, cut: Cut, units: Entries, room: Entries) -> Parts:
+        """The units by server, in ``room``."""
+        world = len(cut.parts)
+        return partition(units, cut.num_units, world, cut.permutation, room=room)
+
+    def summed(self, me: Member, cut: Cut, ranks: Sequence[Entries]) -> Entries:
+        """The mean of this rank's part, by ascending place."""
+        length = cut.parts[me.rank].length
+        return merged_entries(me, ranks, length, cut.sum_dtype, 1 / me.world)
 
     def _slots(
         self, me: Member, cut: Cut, counts: Sequence[int], like: Tensor
@@ -358,7 +362,7 @@ class PushPull(Collective):
 
         def merge() -> tuple[Entries | None, MergeCounts]:
             ranks = decoded(me, arrived, [length] * me.world, cut.width)
-            sums = merged_entries(me, ranks, length, cut.sum_dtype, 1 / me.world)
+            sums = self.summed(me, cut, ranks)
             return sums, MergeCounts(
                 sums.num, self.arrived(sums), sum(counts), max(counts)
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property
 from itertools import accumulate, groupby, islice, pairwise
 from math import prod
 from operator import itemgetter
@@ -94,7 +94,21 @@ class Tensorwise(Compressor):
         return tuple(codec.init(spec.chunk(a, b)) for codec, (a, b) in each)
 
     def format(self, spec: TensorSpec) -> Joined:
-        return _format(self, spec.dtype)
+        form = self._forms.get(spec.dtype)
+        if form is None:
+            form = self.joined(spec.dtype, self.largest(spec.dtype))
+            self._forms[spec.dtype] = form
+        return form
+
+    @cached_property
+    def _forms(self) -> dict[torch.dtype, Joined]:
+        """The layouts of all tensors' largest payloads as one, by dtype."""
+        return {}
+
+    @cached_property
+    def _largest(self) -> dict[torch.dtype, tuple[Format, ...]]:
+        """The layouts that ``largest`` has made."""
+        return {}
 
     def typical(self, spec: TensorSpec) -> Joined:
         each = zip(self.codecs, self.sizes, strict=True)
@@ -226,7 +240,14 @@ class Tensorwise(Compressor):
 
     def largest(self, dtype: torch.dtype) -> tuple[Format, ...]:
         """The layout of each tensor's largest payload."""
-        return _largest(self, dtype)
+        forms = self._largest.get(dtype)
+        if forms is None:
+            each = zip(self.codecs, self.sizes, strict=True)
+            forms = tuple(
+                codec.format(TensorSpec("", size, dtype)) for codec, size in each
+            )
+            self._largest[dtype] = forms
+        return forms
 
     def inside(self, start: int, stop: int) -> list[int]:
         """How many elements of each tensor lie in a range of the message."""
@@ -275,19 +296,6 @@ class Tensorwise(Compressor):
         announced = Field("sizes", torch.int64, len(self.sizes))
         room = Field("payloads", torch.uint8, room_bytes)
         return Joined((announced, room), dtype=dtype, num_entries=num_entries)
-
-
-@lru_cache(maxsize=4096)
-def _format(codec: Tensorwise, dtype: torch.dtype) -> Joined:
-    return codec.joined(dtype, codec.largest(dtype))
-
-
-@lru_cache(maxsize=4096)
-def _largest(codec: Tensorwise, dtype: torch.dtype) -> tuple[Format, ...]:
-    each = zip(codec.codecs, codec.sizes, strict=True)
-    return tuple(
-        tensor_codec.format(TensorSpec("", size, dtype)) for tensor_codec, size in each
-    )
 
 
 def encode_each(

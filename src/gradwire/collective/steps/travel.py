@@ -6,9 +6,9 @@ The bytes that are counted (``sent_bytes``), what a verb costs by formula
 
 Source: what gloo does in torch 2.13, by its own source and by the counters of 2 to 8
     shaped hosts (200 Mbit, 1 and 4 MB). An all-reduce and an all-gather go round a
-    ring. A reduce-scatter is an all-reduce that keeps a part, and sends as much.
-    Sums and gathers of at most ``ROOM_BYTES`` go straight to each rank
-    (``runtime/transport/direct.py``). Bytes are the same.
+    ring. Sums and gathers of at most ``ROOM_BYTES``, and all of far hosts, go straight
+    to each rank (``runtime/transport/direct.py``). Bytes are the same. So do all
+    reduce-scatters: gloo's are all-reduces that keep a part, and send twice as much.
     In an all-to-all each pair of ranks exchanges its parts. A broadcast is a binomial
     tree: the p-th rank from the root on passes the buffer on to all that are p + 2^i
     from it with 2^i > p.
@@ -58,6 +58,14 @@ SIZE_BYTES = 8
 """Bytes in which a part says its size, where its receive is posted ahead."""
 SEGMENT_BYTES = 2**20
 """The most bytes of a segment of gloo's ring all-reduce."""
+FAR_S = 4e-3
+"""The one-way latency from which on gathers and sums of all sizes go straight.
+
+On four hosts of 100 Mbit, 4 MB took 1.06 times as long as by the ring where hosts were
+near.
+"""
+_LONG_BYTES = 2**26
+"""Larger gathers are sent in pieces, which gloo's ring does not do."""
 IN_FLIGHT = 2
 """The segments that each rank of gloo's rings has on the way: a round has two or more.
 """
@@ -108,35 +116,42 @@ class Travel(NamedTuple):
     """How many times the whole size passes over links, one time after another."""
 
 
-def is_straight(verb: str, whole_bytes: float) -> bool:
+def is_straight(
+    verb: str, whole_bytes: float, world: int, latency_s: float = 0.0
+) -> bool:
     """Whether a verb's parts go straight to each rank, and not round a ring.
 
     ``whole_bytes`` are those of the largest buffer: of a gather's result. All ranks
-    know them. Large gathers and sums keep to the ring, whose links have one sender
-    each.
+    know them, and the one-way latency. Between near hosts large gathers and sums keep
+    to the ring, whose links have one sender each.
 
-    >>> is_straight("all_reduce", 4096), is_straight("all_reduce", 2**20)
+    >>> is_straight("all_reduce", 4096, 4), is_straight("all_reduce", 2**20, 4)
     (True, False)
+    >>> is_straight("all_reduce", 2**20, 4, latency_s=0.04)
+    True
     """
     if verb in ("all_gather", "all_reduce"):
-        return whole_bytes <= ROOM_BYTES
-    return verb == "all_to_all"
+        rings = world > 2 and latency_s < FAR_S and whole_bytes > ROOM_BYTES
+        # a wait of gloo's for half a part would outlast a time-out
+        is_long = verb == "all_gather" and whole_bytes > _LONG_BYTES
+        return not rings or is_long
+    return verb in ("all_to_all", "reduce_scatter")
 
 
-def ahead_bytes(verb: str, world: int) -> int:
+def ahead_bytes(verb: str, world: int, latency_s: float = 0.0) -> int:
     """The largest size of a verb whose receives are posted ahead; 0 for other verbs.
 
-    All sums and gathers that go straight to each rank are of that kind.
+    All sums and gathers of near hosts that go straight to each rank are of that kind.
     """
-    match verb:
-        case "all_reduce":
-            return ROOM_BYTES
-        case "all_gather":
-            return ROOM_BYTES // world
-        case "all_to_all":
-            return max(0, AHEAD_BYTES - SIZE_BYTES * world)
-        case _:
-            return 0
+    if not is_straight(verb, 0, world):
+        return 0
+    most = max(0, AHEAD_BYTES - SIZE_BYTES * world)
+    if verb in ("all_gather", "all_reduce"):
+        whole_bytes = most // 2 if world == 2 and verb == "all_reduce" else most
+        if not is_straight(verb, whole_bytes, world, latency_s):
+            whole_bytes = ROOM_BYTES
+        return whole_bytes if verb == "all_reduce" else whole_bytes // world
+    return most
 
 
 def hops(verb: str, world: int) -> int:
@@ -144,13 +159,13 @@ def hops(verb: str, world: int) -> int:
 
     Each crosses the distance once for its payload. If its receive is not posted ahead,
     it also does for each of ``NOTES``. Sums and gathers that are not straight have a
-    hop for each of their ``rounds``.
+    hop for each of their ``rounds``. Two ranks give each other all that they sum.
 
-    >>> hops("all_reduce", 4), hops("reduce_scatter", 4)
-    (2, 6)
+    >>> hops("all_reduce", 4), hops("all_reduce", 2), hops("broadcast", 4)
+    (2, 1, 2)
     """
-    if is_straight(verb, 0):
-        return 2 if verb == "all_reduce" else 1
+    if is_straight(verb, 0, world):
+        return 2 if verb == "all_reduce" and world > 2 else 1
     return travel(verb, world).rounds
 
 
@@ -168,11 +183,12 @@ def travel(verb: str, world: int) -> Travel:
         return Travel(1, 1)
     if verb == "broadcast":
         return Travel(others.bit_length(), _tree_copies(0, world))
-    rounds = 2 * others if verb in ("all_reduce", "reduce_scatter") else others
+    rounds = 2 * others if verb == "all_reduce" else others
     parts, of = copies_sent(verb, world)
     return Travel(rounds, parts / of)
 
 
+@lru_cache(maxsize=4096)
 def copies_sent(verb: str, world: int, from_root: int = 0) -> tuple[int, int]:
     """How many times its size a rank sends, as a fraction (numerator, denominator).
 
@@ -186,11 +202,11 @@ def copies_sent(verb: str, world: int, from_root: int = 0) -> tuple[int, int]:
     """
     others = world - 1
     match verb:
-        case "all_reduce" | "reduce_scatter":
+        case "all_reduce":
             return 2 * others, world
         case "all_gather":
             return others, 1
-        case "all_to_all":
+        case "all_to_all" | "reduce_scatter":
             return others, world
         case "broadcast":
             return len(_children(from_root, world)), 1

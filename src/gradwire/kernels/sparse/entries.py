@@ -213,3 +213,10 @@ def out_of_range(position: int, index: int, num_units: int) -> InvalidSetting:
         f"index {position} must lie in [0, {num_units}), got {index}; "
         "the entries were made for a vector of another length"
     )
+
+
+def check_range(entries: Entries, num_units: int) -> None:
+    """Raises InvalidSetting where an index is not in [0, ``num_units``)."""
+    bad = ((entries.indices_K < 0) | (entries.indices_K >= num_units)).nonzero()
+    if bad.numel():
+        raise out_of_range(int(bad[0]), int(entries.indices_K[bad[0]]), num_units)

@@ -16,12 +16,18 @@ from __future__ import annotations
 import ctypes
 
 import torch
-from torch import Tensor
 
 from ...errors import invalid
 from ..libraries import loader
 from .bits import NO_MEMORY
-from .entries import Entries, Parts, check_entries, out_of_range, part_length
+from .entries import (
+    Entries,
+    Parts,
+    check_entries,
+    check_range,
+    out_of_range,
+    part_length,
+)
 from .permutation import Permutation
 
 _load_partition = loader("partition")
@@ -33,28 +39,16 @@ def partition(
     world: int,
     permutation: Permutation | None = None,
     *,
-    places_K: Tensor | None = None,
-    values: Tensor | None = None,
+    room: Entries | None = None,
 ) -> Parts:
     """Groups a vector's entries, of ``num_units`` units, into ``world`` parts.
 
-    The result lies in ``places_K`` (int32) and ``values``, which have the lengths and
-    dtypes of the entries; without them new tensors are made. Raises InvalidSetting
-    where an index is not in [0, num_units).
+    The result lies in ``room``, which has the lengths and dtypes of the entries;
+    without it new tensors are made. Raises InvalidSetting where an index is not in
+    [0, num_units).
     """
-    _check(entries, num_units, world, permutation)
-    out = Entries(
-        torch.empty_like(entries.indices_K) if places_K is None else places_K,
-        torch.empty_like(entries.values) if values is None else values,
-        entries.width,
-    )
-    check_entries(out)
-    if out.num != entries.num or out.values.dtype != entries.values.dtype:
-        given = f"{out.num} of {out.values.dtype}"
-        accepted = f"room for {entries.num} of {entries.values.dtype}"
-        raise invalid(
-            "places_K and values", given, accepted, "make them for these entries"
-        )
+    check_partition(entries, num_units, world, permutation)
+    out = room_for(entries, room)
     tensors = (*entries[:2], out.values)  # units of any dtype are moved
     on_cpu = all(
         tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in tensors
@@ -88,9 +82,26 @@ def partition(
     return Parts(tuple(counts_W), out)
 
 
-def _check(
+def room_for(entries: Entries, room: Entries | None) -> Entries:
+    """``room`` if it suits entries that are moved; without it new tensors."""
+    if room is None:
+        return Entries(
+            torch.empty_like(entries.indices_K),
+            torch.empty_like(entries.values),
+            entries.width,
+        )
+    check_entries(room)
+    if room.num != entries.num or room.values.dtype != entries.values.dtype:
+        given = f"{room.num} of {room.values.dtype}"
+        accepted = f"room for {entries.num} of {entries.values.dtype}"
+        raise invalid("room", given, accepted, "make it for these entries")
+    return room
+
+
+def check_partition(
     entries: Entries, num_units: int, world: int, permutation: Permutation | None
 ) -> None:
+    """Raises InvalidSetting unless these entries can be cut into parts."""
     check_entries(entries)
     if world < 1:
         raise invalid("world", world, "at least 1", "give the number of ranks")
@@ -115,10 +126,3 @@ def _reference(
     order_K = places_K.argsort(stable=True)
     units = values.view(-1, width)[order_K].reshape(-1)
     return Parts(tuple(counts_W), Entries((places_K % length)[order_K], units, width))
-
-
-def check_range(entries: Entries, num_units: int) -> None:
-    """Raises InvalidSetting where an index is not in [0, ``num_units``)."""
-    bad = ((entries.indices_K < 0) | (entries.indices_K >= num_units)).nonzero()
-    if bad.numel():
-        raise out_of_range(int(bad[0]), int(entries.indices_K[bad[0]]), num_units)

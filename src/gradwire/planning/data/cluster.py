@@ -139,6 +139,9 @@ class Cluster(Stored):
             unknown.
         processors: Measured seconds of a core that a verb costs each rank, over the
             bytes that it sends. Default: not measured.
+        step: Measured seconds of a core that a step costs each rank beside its layers
+            and verbs, over the number of its gradients: hooks, tasks, the report.
+            Default: not measured.
         source: How the figures were got, by default "stated".
 
     Raises:
@@ -167,6 +170,7 @@ class Cluster(Stored):
     host_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     cores: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     processors: LineFit | None = None
+    step: LineFit | None = None
     source: Annotated[str, Field(min_length=1)] = "stated"
 
     def __hash__(self) -> int:  # its lines are dicts, which have none
@@ -568,6 +572,21 @@ class Cluster(Stored):
         if self.cores is None or self.processors is None:
             return 0.0
         return self.processors.seconds(sent_bytes) / self.cores
+
+    @property
+    def step_line(self) -> LineFit:
+        """Seconds of a step beside its layers and verbs, over its number of gradients.
+
+        They are 0 without ``step``. Ranks that share a core take as many times longer.
+
+        >>> line = LineFit(alpha_s=1e-3, per_unit_s=1e-5)
+        >>> cluster = Cluster(num_ranks=4, rate_bytes_per_s=1e8, cores=0.5, step=line)
+        >>> cluster.step_line.seconds(10)
+        0.0022
+        """
+        if self.step is None:
+            return LineFit(alpha_s=0.0, per_unit_s=0.0)
+        return self.step.times(1 / min(1.0, self.cores or 1.0))
 
     def slower(self, factor: float) -> Cluster:
         """The same cluster with slower links between hosts.

@@ -12,11 +12,13 @@ Not modelled: slow start of TCP and its windows; notes that wait behind payloads
 from __future__ import annotations
 
 from ...collective.steps.travel import (
+    AHEAD_BYTES,
     IN_FLIGHT,
     NOTES,
     SEGMENT_BYTES,
     ahead_bytes,
     hops,
+    is_straight,
     travel,
 )
 from .fit import LineFit
@@ -69,7 +71,7 @@ def far_line(verb: str, world: int, near: LineFit, latency_s: float) -> LineFit:
     [0.104, 1.212]
     """
     num_hops = hops(verb, world)
-    ahead = ahead_bytes(verb, world)
+    ahead = ahead_bytes(verb, world, latency_s)
     hop_s = (1 + NOTES) * latency_s
     alpha_s = near.alpha_s + num_hops * (latency_s if ahead else hop_s)
     if verb == "broadcast":
@@ -78,12 +80,14 @@ def far_line(verb: str, world: int, near: LineFit, latency_s: float) -> LineFit:
     samples: list[tuple[int, float]] = []
     if ahead:
         samples = [(size, alpha_s + near.per_unit_s * size) for size in (1, ahead)]
-    if verb == "all_to_all":
-        beyond_s = near.alpha_s + num_hops * hop_s
-        for size in (ahead + 1, 4 * (ahead + 1)):
-            samples.append((size, beyond_s + near.per_unit_s * size))
-    elif verb not in ("send", "broadcast"):
-        samples += _ring_samples(verb, world, near, hop_s, ahead + 1)
+        if is_straight(verb, AHEAD_BYTES, world, latency_s):
+            # The first bytes are under way while the notes of others come.
+            first_s = near.per_unit_s * ahead
+            beyond_s = alpha_s + max(0.0, NOTES * latency_s - first_s)
+            for size in (ahead + 1, 4 * (ahead + 1)):
+                samples.append((size, beyond_s + near.per_unit_s * size))
+        else:
+            samples += _ring_samples(verb, world, near, hop_s, ahead + 1)
     line = FarLine.model_construct(
         near_s=near.alpha_s,
         link_s=near.per_unit_s,
@@ -100,7 +104,7 @@ def _ring_samples(
     """Bends of a far ring's line, from the size ``first`` on, and a point beyond."""
     rounds = travel(verb, world).rounds
     longest = MOST_BYTES
-    if verb != "all_gather":
+    if verb == "all_reduce":
         longest = IN_FLIGHT * world * SEGMENT_BYTES
 
     def ring_s(size_bytes: int) -> float:

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from .stored import Frozen, Stored, Whole
+from .stored import MOST_RANKS, Frozen, NonNegative, Stored, Whole
 
 DENSE = "dense"
 """The exchange without an entry in ``Plan.exchanges``: a plain all-reduce."""
@@ -90,6 +90,23 @@ class ExchangeSetting(Frozen):
         return self.sparsifier or self.compressor
 
 
+class Bulk(Frozen):
+    """The rules of a coordinator, which says when sends travel: ``exchange.bulk``.
+
+    Args:
+        rank: The rank that the coordinator is on. Default: 0.
+        timeout_s: Seconds that a send waits on its link for others. Default: 1 ms.
+        size_bytes: Bytes on a link that wait no longer. Default: 256 KiB.
+
+    >>> Bulk(timeout_s=0.01).size_bytes
+    262144
+    """
+
+    rank: Annotated[Whole, Field(le=MOST_RANKS)] = 0
+    timeout_s: NonNegative = 0.001
+    size_bytes: Whole = 2**18
+
+
 class Plan(Stored):
     """Messages in issue order, numbered from 0, and the rules of their launch.
 
@@ -119,6 +136,8 @@ class Plan(Stored):
             for all messages.
         exchanges: The exchanges by the names that messages give. ``"dense"`` needs no
             entry. Default: none.
+        bulk: The rules of a coordinator that starts sends in place of their messages'
+            order. None (the default): no coordinator.
 
     >>> chunk = Chunk(tensor="fc.weight", start=0, stop=1000)
     >>> message = PlannedMessage(chunks=(chunk,))
@@ -135,3 +154,4 @@ class Plan(Stored):
     credit: Annotated[int, Field(le=MOST_CREDIT)] = 1
     overlap_forward: bool = False
     exchanges: dict[str, ExchangeSetting] = Field(default_factory=dict)
+    bulk: Bulk | None = None

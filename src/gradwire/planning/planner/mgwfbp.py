@@ -39,7 +39,7 @@ def mgwfbp(profile: Profile, cluster: Cluster) -> Plan:
     >>> len(mgwfbp(profile, cluster).messages) <= 16
     True
     """
-    ready_s = backward_ends(profile)
+    ready_s = backward_ends(profile, cluster)
     groups: list[list[Bucket]] = []
     merging: list[Bucket] = []
     link = Lane()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from ..data.cluster import Cluster
 from ..data.plan import DENSE, Plan, PlannedMessage
 from ..data.profile import Profile
 from .closed_form import backward_ends, forward_times
-from .events import Traffic, play
+from .events import Timetable, Traffic, play
 from .representative import alone
 from .supersteps import (
     NOT_MEASURED,
@@ -103,8 +103,17 @@ class Iteration:
     early: Sequence[Encode] = ()
     """Encodes on the compute lane that may begin before their message is launched."""
 
-    def timings(self, supersteps: list[list[tuple[Superstep, ...]]]) -> list[Timing]:
-        """The times on each rank: of ``supersteps[rank][message]``."""
+    def timings(
+        self,
+        supersteps: list[list[tuple[Superstep, ...]]],
+        slower: Sequence[float] = (),
+        carry: Callable[[Traffic], Timetable] = play,
+    ) -> list[Timing]:
+        """The times on each rank: of ``supersteps[rank][message]``.
+
+        ``slower`` are factors of each rank's backward seconds; empty: all are 1.
+        ``carry`` carries messages out.
+        """
         inline = [self.inline] * len(supersteps)
         early = self.early
         if self.cluster.cores is not None:
@@ -119,7 +128,9 @@ class Iteration:
                 for message in supersteps
             ]
         ends_s = [self._backward_ends(works) for works in inline]
-        played = play(
+        for own_s, factor in zip(ends_s, slower, strict=False):
+            own_s[:] = [factor * end_s for end_s in own_s]
+        played = carry(
             Traffic(
                 supersteps,
                 [self._ready_s(ends) for ends in ends_s],
@@ -150,7 +161,7 @@ class Iteration:
         added_s = [0.0] * len(self.profile.layers)
         for work in inline:
             added_s[work.layer] += work.seconds
-        return backward_ends(self.profile, added_s)
+        return backward_ends(self.profile, self.cluster, added_s)
 
     def _timing(
         self,
@@ -307,9 +318,10 @@ class Demand:
 
     def _tariff(self, name: str) -> Tariff:
         cluster = self.iteration.cluster
-        return Tariff.of(
+        tariff = Tariff.of(
             self.exchanges[name], cluster.flat if name in self.of_rows else cluster
         )
+        return replace(tariff, in_sends=self.plan.bulk is not None)
 
     def one_rank(self) -> Timing:
         """The times on a rank that stands for all."""
@@ -325,8 +337,12 @@ class Demand:
                 every.append(_at_launch(message, supersteps))
         return self.iteration.timings([every])[0]
 
-    def all_ranks(self) -> list[Timing]:
-        """The times on every rank."""
+    def all_ranks(
+        self,
+        slower: Sequence[float] = (),
+        carry: Callable[[Traffic], Timetable] = play,
+    ) -> list[Timing]:
+        """The times on every rank; the rest is as for ``Iteration.timings``."""
         cluster = self.iteration.cluster
         known = dict[object, list[tuple[Superstep, ...]]]()
         tariffs = {name: self._tariff(name) for name in self.exchanges}
@@ -351,7 +367,7 @@ class Demand:
                 known[key] = supersteps_of(exchange, spec, tariff, own_order)
             for messages, supersteps in zip(every, known[key], strict=True):
                 messages.append(_at_launch(message, supersteps))
-        return self.iteration.timings(every)
+        return self.iteration.timings(every, slower, carry)
 
 
 def run_on_clock(plan: Plan, profile: Profile, cluster: Cluster) -> Timing:

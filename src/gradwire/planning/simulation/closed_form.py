@@ -20,17 +20,26 @@ from itertools import accumulate
 from operator import add
 from typing import NamedTuple
 
+from ..data.cluster import Cluster
 from ..data.profile import Profile
 
 NEVER = float("inf")
 
 
-def backward_ends(profile: Profile, added_s: Sequence[float] = ()) -> list[float]:
+def backward_ends(
+    profile: Profile, cluster: Cluster, added_s: Sequence[float] = ()
+) -> list[float]:
     """Seconds when each layer's gradients are ready, in forward order (equation 2).
 
-    ``added_s`` are more seconds for each layer. Empty: none.
+    A step's own work is among them: that of each gradient, and the rest with the last
+    one. ``added_s`` are more seconds for each layer. Empty: none.
     """
-    seconds = [layer.backward_s for layer in profile.layers]
+    line = cluster.step_line
+    seconds = [
+        layer.backward_s + line.per_unit_s * len(layer.tensors)
+        for layer in profile.layers
+    ]
+    seconds[0] += line.alpha_s
     if added_s:
         seconds = list(map(add, seconds, added_s))
     return list(accumulate(reversed(seconds)))[::-1]

@@ -80,7 +80,7 @@ def play(traffic: Traffic) -> Timetable:
     Raises ``Deadlock`` when ranks wait for each other, with what each of them waits
     for, and ``InvalidSetting`` when ranks disagree on a verb or a size.
     """
-    return _closed(traffic) or _Engine(traffic).run()
+    return _closed(traffic) or EventEngine(traffic).run()
 
 
 def _closed(traffic: Traffic) -> Timetable | None:
@@ -140,7 +140,7 @@ class Post(NamedTuple):
         return f"rank {self.rank} waits in {what} of message {self.message}"
 
 
-def _check_met(met: tuple[Post, ...]) -> None:
+def check_met(met: tuple[Post, ...]) -> None:
     """Refuses posts that meet and want different verbs or sizes."""
     first = met[0].verb
     for other in met[1:]:
@@ -199,7 +199,9 @@ class _Rank:
     is_busy: bool = False
 
 
-class _Engine:
+class EventEngine:
+    """All ranks at their messages, from one event to the next."""
+
     def __init__(self, traffic: Traffic) -> None:
         self.traffic = traffic
         self.after = traffic.after or ((),) * len(traffic.labels)
@@ -250,7 +252,7 @@ class _Engine:
         start_s = [rank.start_s for rank in self.ranks]
         return Timetable(self.spans, start_s, [rank.end_s for rank in self.ranks])
 
-    def _at(
+    def at(
         self, time_s: float, then: Callable[[], None], *, is_last: bool = False
     ) -> None:
         """Has something done at a time, in the order of asking, or last of all then."""
@@ -259,17 +261,15 @@ class _Engine:
     def _launch_at(self, rank: _Rank, message: int, not_before_s: float) -> None:
         if message < len(rank.courses):
             launch_s = max(not_before_s, rank.ready_s[message])
-            self._at(launch_s, partial(self._launch, rank.courses[message]))
+            self.at(launch_s, partial(self._launch, rank.courses[message]))
 
     def _begin_early(self, course: _Course, ready_s: float, work: Work) -> None:
         """Puts a computation from before a message's launch on the lane in time."""
         if work.seconds:
             course.num_open += 1
-            self._at(ready_s, partial(self._compute, course, work))
+            self.at(ready_s, partial(self._compute, course, work))
         else:
-            self._at(
-                ready_s, partial(self._note, course, "compute", work.name, ready_s)
-            )
+            self.at(ready_s, partial(self._note, course, "compute", work.name, ready_s))
 
     def _launch(self, course: _Course) -> None:
         course.rank.start_s[course.message] = self.now_s
@@ -331,7 +331,7 @@ class _Engine:
         course.posted_s = self.now_s
         course.num_wire = len(wire)
         for verb in wire:
-            self._come(
+            self.come(
                 Post(
                     course.rank.number,
                     course.message,
@@ -340,7 +340,7 @@ class _Engine:
                 )
             )
 
-    def _come(self, post: Post) -> None:
+    def come(self, post: Post) -> None:
         """Begins a verb if its rank is the last one to come to it."""
         verb = post.verb
         parties = range(2)
@@ -360,12 +360,12 @@ class _Engine:
             self.waiting[key] = {
                 party: queue for party, queue in posts.items() if queue
             }
-            _check_met(met)
+            check_met(met)
             # Where prices differ, the highest counts for all.
             latency_s, work_s = map(
                 max, zip(*(post.verb.price for post in met), strict=True)
             )
-            self._at(self.now_s + latency_s, partial(self._travel, met, work_s))
+            self.at(self.now_s + latency_s, partial(self._travel, met, work_s))
 
     def _travel(self, met: tuple[Post, ...], work_s: float) -> None:
         verb = met[0].verb
@@ -426,14 +426,14 @@ class _Engine:
         # it takes the first message's of all that come at this instant
         if not rank.is_busy:
             rank.is_busy = True
-            self._at(self.now_s, partial(self._compute_next, rank), is_last=True)
+            self.at(self.now_s, partial(self._compute_next, rank), is_last=True)
 
     def _compute_next(self, rank: _Rank) -> None:
         rank.is_busy = bool(rank.queue)
         if rank.queue:
             _, _, course, work = heapq.heappop(rank.queue)
             end_s = self.now_s + work.seconds
-            self._at(end_s, partial(self._computed, course, work.name, self.now_s))
+            self.at(end_s, partial(self._computed, course, work.name, self.now_s))
 
     def _computed(self, course: _Course, name: str, start_s: float) -> None:
         self._note(course, "compute", name, start_s)

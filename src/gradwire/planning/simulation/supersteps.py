@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +30,7 @@ from ...contract.verbs import (
     Verb,
 )
 from ...errors import InvalidSetting, invalid
+from ...exchange.bulk import as_sends
 from ...exchange.without_data import algorithms_in, record
 from ..data.cluster import PRIMITIVES, VERBS, Cluster, CodecFit
 from ..data.fit import LineFit
@@ -130,6 +132,8 @@ class Tariff:
     """
     speeds: tuple[tuple[float, float], ...] = ()
     """See ``Cluster.speeds``; empty where all hosts are alike."""
+    in_sends: bool = False
+    """Whether verbs are made of sends where they can be, for a coordinator."""
 
     @classmethod
     def of(cls, exchange: Exchange, cluster: Cluster) -> Tariff:
@@ -279,7 +283,11 @@ def _priced(
     rows: tuple[tuple[Verb, ...], ...], rank: int, tariff: Tariff
 ) -> tuple[Superstep, ...]:
     supersteps = []
-    for row in rows:
+    for asked in rows:
+        row = asked
+        if tariff.in_sends:
+            parts = (as_sends(verb, rank, tariff.num_ranks) for verb in asked)
+            row = tuple(chain.from_iterable(parts))
         works = tuple(
             w for v in row if isinstance(v, Compute) and (w := tariff.work(v))
         )

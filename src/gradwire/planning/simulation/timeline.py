@@ -48,6 +48,13 @@ def simulate(
     """
     if ranks not in ("one", "all"):
         raise invalid("ranks", ranks, "'one' or 'all'", "'one' is the faster")
+    if plan.bulk is not None:
+        raise invalid(
+            "plan.bulk",
+            plan.bulk,
+            "None, as no coordinator is simulated here",
+            "gradwire_lab.planning.slots simulates it",
+        )
     demand = Demand.of(plan, profile, cluster)
     is_one = ranks == "one" or cluster.num_ranks == 1
     every = [demand.one_rank()] if is_one else demand.all_ranks()

@@ -31,8 +31,19 @@ from torch import Tensor
 
 from ...collective.steps.travel import members
 from ...contract.trace.span import Span
-from ...contract.verbs import AllToAll, Among, Communication, Compute, Steps, Verb
+from ...contract.verbs import (
+    AllToAll,
+    Among,
+    Communication,
+    Compute,
+    Recv,
+    Send,
+    Steps,
+    Verb,
+)
 from ...errors import ExitCode, InvalidSetting, RankFailed
+from ...exchange.bulk import MOST_MESSAGES, Transfer, as_sends
+from ...planning.data.plan import Bulk
 from ..device.streams import SideStream
 from ..liveness.alarm import Alarm, said
 from ..liveness.blame import (
@@ -58,6 +69,7 @@ from ..transport.task_graph import (
 )
 from ..transport.wire import (
     AMONG_SHARDS,
+    Channel,
     NotedVerb,
     RankGroup,
     Routes,
@@ -71,6 +83,7 @@ from ..transport.wire import (
     is_begun,
     open_channels,
 )
+from .slots import THREADS, Slots
 
 COMPUTE = "compute"
 """The lane of every task that is no communication."""
@@ -84,9 +97,10 @@ It has a thread only if a plan has such tensors.
 COMPUTING = (COMPUTE, INLINE, OFFLOAD)
 _JOIN_S = 10.0
 """Seconds that ``close`` waits for tasks. An encode ends by then; waits may not."""
+_ENDLESS = timedelta(days=3650)
 
 
-_NOTHING = Task("nothing", lambda: None, done=True)
+_NOTHING = Task("nothing", None, done=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +149,7 @@ class Engine:
     ``timeout`` bounds a wait for a peer. ``on_span`` receives a span for every task.
     With ``num_channels`` 0 the engine carries nothing: it has a pulse, and neither
     channels nor threads. With ``checksums`` ranks compare the bytes that arrive with
-    the bytes that were sent.
+    the bytes that were sent. With ``bulk`` a coordinator says when sends travel.
     """
 
     is_copy = False
@@ -155,6 +169,7 @@ class Engine:
         shards: Membership = ALONE,
         ranks_per_host: int = 1,
         checksums: bool = False,
+        bulk: Bulk | None = None,
     ) -> None:
         self.who = who
         self.rank = who.rank
@@ -187,7 +202,11 @@ class Engine:
             spare=[OFFLOAD] if lanes else [],
             observe=self._observe,
             on_error=self._task_failed,
+            prepare=lambda: torch.set_grad_enabled(False),
         )
+        self.bulk = bulk
+        self.slots: Slots | None = None
+        self._num_launched = 0
         self._pulse: Pulse | None = None
         if who.name:
             self._pulse = Pulse(
@@ -200,7 +219,10 @@ class Engine:
                 self._waits,
             )
         try:
-            self._open(Among.RANKS, who, count)
+            self._open(Among.RANKS, who, count and count + 2 * bool(bulk))
+            if bulk and Among.RANKS in self.routes.groups:
+                channels = self.routes.groups[Among.RANKS].channels
+                self.slots = Slots(bulk, channels[count], channels[count + 1])
             if count and self.rank == 0:
                 self.sweep(MEETING)  # all have read these, as all have connected
             self._open(Among.SHARDS, shards, num_channels)
@@ -226,6 +248,18 @@ class Engine:
             if among is not Among.SHARDS:
                 ranks = members(self.rank, self.world, self.ranks_per_host, among)
             self.routes.groups[among] = RankGroup(*who[:3], channels, ranks=ranks)
+
+    def open_beside(self, name: str) -> Channel:
+        """A channel to all ranks that no message takes; all ranks call it.
+
+        Its receives may wait for as long as training goes on.
+        """
+        who = self.who.beside(name)
+        [channel] = self.meanwhile(
+            "connect", lambda: open_channels(*who[:3], 1, _ENDLESS)
+        )
+        self.routes.groups[Among.RANKS].channels.append(channel)
+        return channel
 
     def meanwhile(self, what: str, work: Callable[[], Any]) -> Any:
         """The result of ``work``, which waits for other ranks outside of messages.
@@ -279,7 +313,9 @@ class Engine:
         manager = self._manager
         lane = self.num_channels
         before = [*how.after]
+        slots = None
         if not how.is_control:
+            slots = None if how.side else self.slots
             lane = self.routes.lane(index, self.credit)
             # Messages of gradients may use their channels in issue order only.
             before.append(self._last_turn)
@@ -294,8 +330,15 @@ class Engine:
             self._step,
             how.side,
             how.is_inline,
+            slots,
+            how.after,
+            self._num_launched % MOST_MESSAGES,
         )
         end = driver.end
+        if slots is not None:
+            self._num_launched += 1
+            slots.launch()
+            manager.add(Task("ended", slots.end), [end])
         turn = driver.turn
         manager.add(turn, [*before, self._tails[lane]])
         if self._pulse is not None:
@@ -325,7 +368,8 @@ class Engine:
         """
         start_s = wall_clock()
         try:
-            task.result = task.fn()
+            if task.fn is not None:
+                task.result = task.fn()
         except BaseException as error:
             self._task_failed(task, error)
             raise
@@ -339,15 +383,16 @@ class Engine:
     def wait(self, ends: list[Task]) -> None:
         """Blocks until all ``ends`` are done; a lost peer raises ``RankFailed``."""
         self.refuse_copy()  # in a forked process, locks may be held for ever
-        over = threading.Event()
+        over = threading.Lock()  # an Event takes ten times as long
+        over.acquire()
         ended = list[BaseException | None]()
 
         def end(failure: BaseException | None) -> None:
             ended.append(failure)
-            over.set()
+            over.release()
 
         self.when_done(ends, end)
-        over.wait()
+        over.acquire()
         self.check()
         if ended[0] is not None:
             raise ended[0]
@@ -474,7 +519,8 @@ class Engine:
         channel or of a lane, in which the garbage collector may call this, cannot wait
         for its own end.
         """
-        if is_foreign() or self._manager.is_own_thread():
+        is_of_slots = threading.current_thread().name == THREADS
+        if is_foreign() or is_of_slots or self._manager.is_own_thread():
             in_background(self.finish_and_close)
             return
         if self._failure is None:
@@ -510,6 +556,9 @@ class Engine:
         if self._pulse is not None:
             self._pulse.stop()
         self._manager.stop()
+        if self.slots is not None:
+            self.slots.stop(self._failure)
+            self.slots = None
         if self._manager.join(_JOIN_S):
             self.routes.clear()
         else:
@@ -639,6 +688,11 @@ class Driver:
     step: int
     side: SideStream | None = None
     is_inline: bool = False
+    slots: Slots | None = None
+    """Carries sends and receives; None if they wait for the message's turn."""
+    after: Sequence[Task] = ()
+    number: int = 0
+    """The message's number among all that take slots."""
     turn: Task = field(init=False)
     """Done when the message may use its channel."""
     end: Task = field(init=False)
@@ -646,8 +700,8 @@ class Driver:
     _noted: NotedVerb | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.turn = self.short_task("turn", lambda: None)
-        self.end = self.short_task(self.name, lambda: None)
+        self.turn = self.short_task("turn", None)
+        self.end = self.short_task(self.name, None)
         self.end.num_blockers = 1  # cleared by hand when the steps return
 
     def resume(self, value: Any = None) -> None:
@@ -670,13 +724,12 @@ class Driver:
         """Whether this thread does what the steps ask for, without a lane.
 
         It does all computations before the first verb for the network, if the message
-        is to be ``is_inline``, and small ones that no transfer goes beside.
+        is to be ``is_inline``, and small ones.
         """
-        verbs = asked if isinstance(asked, tuple) else (asked,)
-        return all(
-            isinstance(verb, Compute)
-            and (self.is_inline or (self.side is None and verb.is_small))
-            for verb in verbs
+        if isinstance(asked, tuple):
+            return all(map(self._computes_here, asked))
+        return isinstance(asked, Compute) and (
+            self.is_inline or (self.side is None and asked.is_small)
         )
 
     def _computed(self, asked: Verb | tuple[Verb, ...]) -> Any:
@@ -692,7 +745,7 @@ class Driver:
 
     def _finish(self, value: Any) -> None:
         """Ends the message with the value that its steps returned."""
-        self.end.fn = lambda: value
+        self.end.result = value
         self.end.num_blockers = 0
         self.manager.add(self.end, [self.turn])
 
@@ -700,56 +753,104 @@ class Driver:
         """Makes tasks of verbs, and puts them into the graph."""
         verbs = asked if isinstance(asked, tuple) else (asked,)
         network = [verb for verb in verbs if not isinstance(verb, Compute)]
-        computes = [
-            self.task(verb.name, verb.fn) for verb in verbs if isinstance(verb, Compute)
-        ]
-        # Verbs for the network that may run at once are one task, started together.
-        wire = [self._communication(network)] if network else []
-        self._then(asked, computes, wire)
+        computations = [verb for verb in verbs if isinstance(verb, Compute)]
+        computes = [self.task(verb.name, verb.fn) for verb in computations]
+        in_slots: list[Task] = []
+        if self.slots is not None:
+            network, in_slots = self._in_slots(network, self.slots)
+        apart = computes
+        wire: list[Task] = []
+        if network:
+            beside: list[Task] = []
+            if not is_begun(network) and all(map(self._computes_here, computations)):
+                beside = computes
+                apart = []
+            # Verbs for the network that may run at once are one task, started together.
+            wire = [self._communication(network, beside)]
+        self._then(lambda: _results(asked, computes), apart, wire, in_slots)
+
+    def _in_slots(
+        self, network: Sequence[Communication], slots: Slots
+    ) -> tuple[list[Communication], list[Task]]:
+        """The verbs that wait for the message's turn, and the tasks of the others."""
+        group = self.routes.groups[Among.RANKS]
+        left: list[Communication] = []
+        tasks: list[Task] = []
+        for asked in network:
+            with as_on_a_lane():
+                verbs = as_sends(asked, group.rank, group.world)
+            for verb in verbs:
+                if isinstance(verb, Send):
+                    ends = (group.rank, verb.dst)
+                elif isinstance(verb, Recv):
+                    ends = (verb.src, group.rank)
+                else:
+                    left.append(verb)
+                    continue
+                transfer = Transfer(self.number, *ends, verb.buf.nbytes)
+                size_bytes = self.routes.sent_bytes(verb)
+                lane = self.routes.lanes[self.lane]
+                task = self.task(_name(verb), lambda: None, lane, size_bytes)
+                task.begin = partial(slots.offer, transfer, verb)
+                tasks.append(task)
+        return left, tasks
 
     def _then(
-        self, asked: Verb | tuple[Verb, ...], computes: list[Task], wire: list[Task]
+        self,
+        value: Callable[[], Any],
+        works: list[Task],
+        wire: list[Task],
+        in_slots: Sequence[Task] = (),
     ) -> None:
         """Starts the tasks of verbs; once all are done, the steps are resumed."""
-        resume = self.short_task(
-            "resume", lambda: self.resume(_results(asked, computes))
-        )
+        resume = self.short_task("resume", lambda: self.resume(value()))
         # The resuming task must wait before any of the others can be done.
-        resume.num_blockers = len(computes) + len(wire)
-        for task in (*computes, *wire):
+        tasks = (*works, *wire, *in_slots)
+        resume.num_blockers = len(tasks)
+        for task in tasks:
             task.dependents.append(resume)
         if not resume.num_blockers:
             self.manager.add(resume)
-        for task in computes:
+        for task in works:
             self.manager.add(task)
         for task in wire:
             self.manager.add(task, [self.turn])
+        for task in in_slots:
+            self.manager.add(task, self.after)
 
-    def _communication(self, verbs: Sequence[Communication]) -> Task:
+    def _communication(
+        self, verbs: Sequence[Communication], meanwhile: Sequence[Task]
+    ) -> Task:
         """The task of verbs for the network: all that a message sends begins here.
 
-        The lane's thread does the ``work`` and waits for it. If the channel itself
-        reports a verb's end, the verb is only started, and no thread is woken up. On a
-        device, the device's own channel carries ``direct`` verbs out. All other verbs
-        pass through host memory.
+        The lane's thread does the ``work`` and waits for it. Before it waits, it does
+        the small computations of ``meanwhile``, which wake no lane up. If the channel
+        itself reports a verb's end, the verb is only started, and no thread is woken
+        up. On a device, the device's own channel carries ``direct`` verbs out. All
+        other verbs pass through host memory.
         """
         routes = self.routes
         index = self.index
         lane = self.lane
         side = self.side
-        routes.of(verbs, index, lane)  # raises where there are none
+        channel = routes.of(verbs, index, lane)[0]  # raises where there is none
         direct, others = ([], verbs) if side is None else routes.parted(verbs, lane)
         seals = routes.seals(others, self.step)
-        beside = [one for one in seals.beside if one is not None] if seals else []
-        size_bytes = sum(routes.sent_bytes(verb) for verb in (*verbs, *beside))
-        name = "+".join(_name(verb) for verb in verbs)
+        beside = filter(None, seals.beside) if seals else ()
+        size_bytes = sum(map(routes.sent_bytes, (*verbs, *beside)))
+        name = "+".join(map(_name, verbs))
         noted = routes.last_verbs.launch(self.step, index, name, size_bytes)
         self._noted = noted
 
         # The channel is looked up late: a task that never runs must not keep it open.
         def carry(held: Sequence[Communication]) -> None:
             if held:
-                carry_out(held, routes.of(others, index, lane), seals, straight=True)
+                channels = routes.of(others, index, lane)
+                carry_out(held, channels, seals, straight=True, meanwhile=compute)
+
+        def compute() -> None:
+            for task in meanwhile:
+                self.compute(task)
 
         through_device: Callable[[], None] | None = None
         if side is not None:
@@ -767,7 +868,7 @@ class Driver:
             begin(verbs[0], routes.of(verbs, index, lane)[0], over, seals)
 
         task = self.task(name, work, routes.lanes[lane], size_bytes)
-        if through_device is None and is_begun(verbs):
+        if through_device is None and is_begun(verbs, channel):
             task.begin = start
         return task
 
@@ -812,7 +913,7 @@ class Driver:
         order = self.step, self.index
         return Task(name, fn, lane, order, self.step, self.index, size_bytes)
 
-    def short_task(self, name: str, fn: Callable[[], Any]) -> Task:
+    def short_task(self, name: str, fn: Callable[[], Any] | None) -> Task:
         """A task of this message without a lane; the thread that frees it does it."""
         return Task(name, fn, step=self.step, message=self.index)
 

@@ -83,6 +83,16 @@ class Sign(NamedTuple):
         return self.beat == _DETACHED
 
 
+_NO_SIGN = Sign(0, Place(0, 0, 0))
+"""The sign of a rank that has shown none yet."""
+
+
+def _sign(value: bytes) -> Sign:
+    """A sign as ``Pulse._show`` has written it."""
+    beat, waits, *place = map(int, value.decode().split(";"))
+    return Sign(beat, Place(*place), bool(waits))
+
+
 class Stillness:
     """Tells for how long a number has stood still, as far as this process has read it.
 
@@ -365,19 +375,22 @@ class Pulse:
         while self._old:
             sweep(PrefixStore(self._old.pop(), self._store))
         if self._num_watching:
-            self._note([self._read(rank) for rank in range(self._world)])
+            self._note(self._read())
 
     def _show(self) -> None:
         """Writes this rank's sign to the store."""
         sign = ";".join(map(str, (self._beat, int(self.waits()), *self.place)))
         self._store.set(f"pulse/{self.rank}", sign)
 
-    def _read(self, rank: int) -> Sign:
-        key = f"pulse/{rank}"
-        if not self._store.check([key]):
-            return Sign(0, Place(0, 0, 0))
-        beat, waits, *place = map(int, self._store.get(key).decode().split(";"))
-        return Sign(beat, Place(*place), bool(waits))
+    def _read(self) -> list[Sign]:
+        """Every rank's sign. All are asked for at once, as the store may be far."""
+        keys = [f"pulse/{rank}" for rank in range(self._world)]
+        if self._store.has_extended_api() and self._store.check(keys):
+            return [_sign(value) for value in self._store.multi_get(keys)]
+        return [
+            _sign(self._store.get(key)) if self._store.check([key]) else _NO_SIGN
+            for key in keys
+        ]
 
     def _note(self, signs: Sequence[Sign]) -> None:
         """Gives signs that were just read to the threads that wait for them."""

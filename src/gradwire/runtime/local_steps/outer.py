@@ -28,6 +28,8 @@ MakeOuter = Callable[[list[nn.Parameter]], Optimizer]
 
 DILOCO: MakeOuter = partial(SGD, lr=0.7, momentum=0.9, nesterov=True)
 """The outer optimizer of DiLoCo (Douillard et al. 2023, section 3)."""
+PLAIN: MakeOuter = partial(SGD, lr=1.0)
+"""The outer optimizer by which anchors become means."""
 _REMEDY = (
     "write functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)"
 )
@@ -105,17 +107,22 @@ class Outer:
         A parameter becomes ``mixing`` times itself plus 1 - ``mixing`` times its new
         anchor. Anchors that have no mean here stay where they are.
         """
-        for name, mean in means.items():
-            self.anchors[name].grad = mean
-        self.optimizer.step()
+        self.step(means)
         for name in means:
             param = self._params[name]
             anchor = self.anchors[name]
-            anchor.grad = None
             if mixing:
                 param.lerp_(anchor.to(param.dtype), 1.0 - mixing)
             else:
                 param.copy_(anchor)
+
+    def step(self, means: Mapping[str, Tensor]) -> None:
+        """Makes an outer step of the anchors that have a mean pseudo-gradient here."""
+        for name, mean in means.items():
+            self.anchors[name].grad = mean
+        self.optimizer.step()
+        for name in means:
+            self.anchors[name].grad = None
 
     def state(self, restarted: Collection[str] = ()) -> dict[str, Any]:
         """Copies of anchors and parameters by name, and the optimizer's state_dict.

@@ -24,18 +24,23 @@ Douillard et al. 2025, arXiv 2501.18512 (Streaming DiLoCo); Thérien et al. 2025
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.optim import SGD, AdamW, Optimizer
 
 from ...contract import Compressor, Exchange
 from ...errors import invalid
-from .local_steps import LocalSteps, local_steps
+from .local_steps import local_steps
+from .lock_step import LocalSteps
 from .outer import DILOCO, MakeOuter
+
+_log = logging.getLogger("gradwire")
 
 SLOWMO: MakeOuter = partial(SGD, lr=1.0, momentum=0.4)
 """The outer optimizer of SlowMo: parameters become the ranks' mean, moved on by a slow
@@ -134,7 +139,7 @@ def diloco(
     >>> handle.detach()
     """
     inner = optimizer or _adamw(model, lr)
-    settings = {"outer": DILOCO, **settings}
+    settings = _with_outer(DILOCO, settings)
     return inner, local_steps(model, inner, exchange, every=every, **settings)
 
 
@@ -177,13 +182,9 @@ def streaming_diloco(
     >>> handle.detach()
     """
     inner = optimizer or _adamw(model, lr)
-    settings = {
-        "outer": STREAMING,
-        "fragments": 3,
-        "delay": 5,
-        "mixing": 0.5,
-        **settings,
-    }
+    if settings.get("quorum") is None:
+        settings = {"delay": 5, "mixing": 0.5, **settings}
+    settings = {"fragments": 3, **_with_outer(STREAMING, settings)}
     return inner, local_steps(model, inner, exchange, every=every, **settings)
 
 
@@ -229,6 +230,16 @@ def muloco(
     return inner, local_steps(model, inner, exchange, every=every, **settings)
 
 
+def _with_outer(outer: MakeOuter, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with the paper's outer optimizer, but for partial rounds.
+
+    Its momentum makes the loss worse there (docs/measured.md).
+    """
+    if settings.get("quorum") is not None:
+        return settings
+    return {"outer": outer, **settings}
+
+
 def _adamw(model: nn.Module, lr: float) -> AdamW:
     return AdamW(model.parameters(), lr, weight_decay=0.1)
 
@@ -237,60 +248,98 @@ def _adamw(model: nn.Module, lr: float) -> AdamW:
 
 
 class MuonWithAdamW(Optimizer):
-    """One optimizer of two: torch's Muon for a model's matrices, AdamW for the rest.
+    """One optimizer of two: torch's Muon for hidden matrices, AdamW for the rest.
 
     Muon steps a matrix by its momentum, made orthogonal. A convolution's kernels are a
-    matrix with a row for each channel that comes out; tables of embeddings are none.
-    Each optimizer has a parameter group.
+    matrix with a row for each channel that comes out. Matrices in one tensor of three
+    dimensions or more, such as experts, are stepped one by one. AdamW steps tables of
+    embeddings, the output layer and vectors. Each optimizer has a parameter group. A
+    print of the optimizer, and the log at level INFO, name the parameters of each.
 
     Source: Jordan et al. 2024 (Muon).
 
     Args:
         model: The model; its parameters with ``requires_grad`` are trained.
         rate: The learning rate of AdamW. Muon's is ten times it.
+        head: The output layer, which AdamW steps. Default: as ``hidden`` finds it.
 
     Raises:
         InvalidSetting: torch has no Muon, which came with 2.9, or a kernel is not
             contiguous.
 
-    >>> optimizer = MuonWithAdamW(nn.Linear(3, 2), rate=1e-3)
-    >>> [len(group["params"]) for group in optimizer.param_groups]
-    [1, 1]
+    >>> model = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
+    >>> optimizer = MuonWithAdamW(model, rate=1e-3)
+    >>> [group["param_names"] for group in optimizer.param_groups]
+    [['0.weight'], ['0.bias', '2.weight', '2.bias']]
     """
 
-    def __init__(self, model: nn.Module, rate: float) -> None:
+    def __init__(
+        self, model: nn.Module, rate: float, *, head: nn.Module | None = None
+    ) -> None:
         if not hasattr(torch.optim, "Muon"):
             remedy = "install that, or give an optimizer of your own: optimizer="
             raise invalid("torch for Muon", torch.__version__, "2.9 or newer", remedy)
-        matrices = hidden(model)
+        matrices = hidden(model, head)
         chosen = set(matrices)
         others = [p for p in model.parameters() if p.requires_grad and p not in chosen]
-        groups = [
-            {"params": matrices, "lr": TIMES_RATE * rate},
-            {"params": others, "lr": rate},
-        ]
+        names = {param: name for name, param in model.named_parameters()}
+        rates = {"Muon": TIMES_RATE * rate, "AdamW": rate}
+        groups = []
+        for kind, params in (("Muon", matrices), ("AdamW", others)):
+            param_names = [names[param] for param in params]
+            groups.append(
+                {"params": params, "param_names": param_names, "lr": rates[kind]}
+            )
+            _log.info("%s steps %s", kind, ", ".join(param_names) or "nothing")
         super().__init__(groups, {})
+        convolutions = (m for m in model.modules() if isinstance(m, _ConvNd))
+        self._kernels = {module.weight for module in convolutions}
         # Torch's Muon takes matrices alone, so it is given views of the same memory.
-        self._views = [nn.Parameter(_as_matrix(param)) for param in matrices]
+        self._views = [
+            [nn.Parameter(view) for view in self._matrices(param)] for param in matrices
+        ]
+        views = [view for views in self._views for view in views]
         adamw = partial(AdamW, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
         self._parts: list[Optimizer | None] = [
-            torch.optim.Muon(self._views) if matrices else None,
+            torch.optim.Muon(views) if views else None,
             adamw(others) if others else None,
         ]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps all parameters; a closure is called once, before."""
         loss = None if closure is None else closure()
-        for param, view in zip(
+        for param, views in zip(
             self.param_groups[0]["params"], self._views, strict=True
         ):
-            view.data = _as_matrix(param)  # a framework may have moved the model since
-            view.grad = None if param.grad is None else param.grad.flatten(1)
+            matrices = self._matrices(param)
+            for view, matrix in zip(views, matrices, strict=True):
+                view.data = matrix  # a framework may have moved the model since
+                view.grad = None
+            if param.grad is not None:
+                grads = self._split(param, param.grad)
+                for view, grad in zip(views, grads, strict=True):
+                    view.grad = grad
         for part, group in zip(self._parts, self.param_groups, strict=True):
             if part is not None:
                 part.param_groups[0]["lr"] = group["lr"]
                 part.step()
         return loss
+
+    def _matrices(self, param: nn.Parameter) -> Sequence[Tensor]:
+        """Views of the matrices that a parameter holds."""
+        matrices = self._split(param, param.detach())
+        # a copy, whose steps the parameter would not see
+        if matrices[0].data_ptr() != param.data_ptr():
+            shape = tuple(param.shape)
+            given = f"a parameter of shape {shape} and strides {param.stride()}"
+            remedy = "leave channels_last to inputs"
+            raise invalid("kernels for Muon", given, "contiguous ones", remedy)
+        return matrices
+
+    def _split(self, param: nn.Parameter, values: Tensor) -> Sequence[Tensor]:
+        if param.dim() == 2 or param in self._kernels:
+            return [values.flatten(1)]
+        return values.flatten(0, -3).unbind()
 
     def state_dict(self) -> dict[str, Any]:
         """Both optimizers' states, in one dict."""
@@ -299,6 +348,12 @@ class MuonWithAdamW(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a state that ``state_dict`` returned."""
+        saved = [len(group["params"]) for group in state_dict["param_groups"]]
+        own = [len(group["params"]) for group in self.param_groups]
+        if saved != own:
+            given = f"one of {saved} parameters for Muon and AdamW"
+            remedy = "pass the head= of the saved one, or nn.Identity() if it had none"
+            raise invalid("state of MuonWithAdamW", given, f"one of {own}", remedy)
         super().load_state_dict(
             {key: state_dict[key] for key in ("state", "param_groups")}
         )
@@ -307,36 +362,40 @@ class MuonWithAdamW(Optimizer):
                 part.load_state_dict(part_state)
 
 
-def _as_matrix(param: nn.Parameter) -> torch.Tensor:
-    matrix = param.detach().flatten(1)
-    # a copy, whose steps the parameter would not see
-    if matrix.data_ptr() != param.data_ptr():
-        given = (
-            f"a parameter of shape {tuple(param.shape)} and strides {param.stride()}"
-        )
-        raise invalid(
-            "kernels for Muon",
-            given,
-            "contiguous ones",
-            "leave channels_last to inputs",
-        )
-    return matrix
-
-
-def hidden(model: nn.Module) -> list[nn.Parameter]:
-    """The matrices and kernels of a model, but for tables, whose rows are looked up.
+def hidden(model: nn.Module, head: nn.Module | None = None) -> list[nn.Parameter]:
+    """The parameters that Muon suits: matrices and kernels between input and output.
 
     Args:
         model: The model.
+        head: The output layer, which is left out. Default: what the model's
+            ``get_output_embeddings()`` returns, as in Transformers. Without it, the
+            last ``nn.Linear`` in the model's order. Pass ``nn.Identity()`` to leave
+            no layer out.
 
     Returns:
-        Its parameters with ``requires_grad`` and two dimensions or more, in the model's
-        order.
+        The model's parameters with ``requires_grad`` and two dimensions or more, in its
+        order, without tables of embeddings and the output layer.
 
-    >>> model = nn.Sequential(nn.Embedding(9, 3), nn.Linear(3, 2))
+    Source: Jordan et al. 2024 (Muon): embeddings and the output layer belong to AdamW.
+
+    >>> model = nn.Sequential(nn.Embedding(9, 3), nn.Linear(3, 2), nn.Linear(2, 9))
     >>> [tuple(param.shape) for param in hidden(model)]
     [(2, 3)]
     """
-    tables = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
+    tables = (m for m in model.modules() if isinstance(m, nn.Embedding))
+    outside = {table.weight for table in tables}
+    head = _output_layer(model) if head is None else head
+    if head is not None:
+        outside.update(head.parameters())
     params = [param for param in model.parameters() if param.requires_grad]
-    return [param for param in params if param.dim() >= 2 and param not in tables]
+    return [param for param in params if param.dim() >= 2 and param not in outside]
+
+
+def _output_layer(model: nn.Module) -> nn.Module | None:
+    for module in model.modules():
+        find = getattr(module, "get_output_embeddings", None)
+        found = None if find is None else find()
+        if isinstance(found, nn.Module):
+            return found
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    return layers[-1] if layers else None

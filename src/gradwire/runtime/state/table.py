@@ -224,6 +224,8 @@ def copied(old: Any) -> Any:
     """A copy of a state_dict, or of a part of one, in host memory."""
     if isinstance(old, dict):
         return {key: copied(value) for key, value in old.items()}
+    if type(old) is list:
+        return [copied(value) for value in old]
     return old.detach().cpu().clone() if isinstance(old, Tensor) else deepcopy(old)
 
 

@@ -154,7 +154,6 @@ class GradientBuffer:
             with copying():
                 copy_scaled(views, ranges, unscaling_factor(self.scale))
 
-    @torch.no_grad()
     def scatter(self, grads: Grads, copying: Copying = nullcontext) -> None:
         """Puts the mean into the gradients that took part."""
         views, ranges = self._present(range(len(self._slots)), grads)
@@ -169,7 +168,7 @@ class GradientBuffer:
         """
         for place, slot in enumerate(self._slots):
             if slot.name == name:
-                views, parts = self._paired(place, into)
+                views, parts = self._present([place], {name: into})
                 copy_scaled(parts, views, self.scale)
         return into
 
@@ -180,19 +179,23 @@ class GradientBuffer:
         views: list[Tensor] = []
         ranges: list[Tensor] = []
         for place in places:
-            grad = grads[self._slots[place].name]
-            if grad is not None:
-                own_views, own_ranges = self._paired(place, grad)
+            slot = self._slots[place]
+            grad = grads[slot.name]
+            if grad is None:
+                continue
+            if slot.is_whole:
+                views.append(self._views[place])
+                ranges.append(grad)
+            else:
+                own_views, own_ranges = self._cut(place, grad)
                 views += own_views
                 ranges += own_ranges
         return views, ranges
 
-    def _paired(self, place: int, grad: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    def _cut(self, place: int, grad: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Views of the buffer at one slot, and the gradient's parts that go there."""
         slot = self._slots[place]
         view = self._views[place]
-        if slot.is_whole:
-            return [view], [grad]
         parts = [*parts_of(grad, slot.first, slot.last)]
         cut = torch.split(view, [part.numel() for part in parts])
         return [v.view(part.shape) for v, part in zip(cut, parts, strict=True)], parts

@@ -276,6 +276,10 @@ class ModuleHooks:
         """Whether callbacks at a backward pass's end bring gradients, as FSDP's do."""
         self._is_attached = True
         self._versions: dict[str, int] = {}
+        self._plain_dtypes = {
+            name: param.dtype for name, param in params if not param.is_complex()
+        }
+        """The dtypes of gradients that messages can read as they come."""
         self._hooks = {
             name: on_gradient(param, self._accept, name) for name, param in params
         }
@@ -304,23 +308,42 @@ class ModuleHooks:
             self._local.keep(name, param)
             return
         try:
-            self._take(name, param)
+            progress = self._progress
+            synchroniser = self._synchroniser
+            is_under_way = synchroniser.open and progress.backward() is not None
+            if not is_under_way or name in synchroniser.grads or self.overlap:
+                with progress.opening:
+                    if progress.is_leaving and progress.backward() is None:
+                        return
+                    self._begin_backward(name)
+            self._hand_in(name, param)
         except RankFailed as failure:
             self._lost(failure)
 
-    def _take(self, name: str, param: Tensor) -> None:
-        progress = self._progress
-        is_under_way = self._synchroniser.open and progress.backward() is not None
-        if not is_under_way or name in self._synchroniser.grads or self.overlap:
-            with progress.opening:
-                if progress.is_leaving and progress.backward() is None:
-                    return
-                self._begin_backward(name)
-        self._hand_in(name, param)
-
     def _hand_in(self, name: str, param: Tensor) -> None:
-        grad = self._expected(name, param)
-        self._synchroniser.ready(name, grad, is_shared=self._is_shared(name, grad))
+        """Hands a gradient to the synchroniser, and whether its memory is shared.
+
+        Others may look at the memory during the backward pass. Autograd itself may: the
+        gradient of what goes into a ``cat`` is a part of what comes out of it, and may
+        be needed for other gradients that are still to be computed. So may a hook of
+        the user's that comes after the one here.
+        """
+        grad = param.grad
+        if (
+            grad.__class__ is not Tensor
+            or grad.dtype is not self._plain_dtypes.get(name)
+            or grad.layout is not torch.strided
+        ):
+            grad = self._expected(name, param)
+        is_shared = False
+        if grad is not None:
+            hooks: Any = param._post_accumulate_grad_hooks
+            is_last = next(reversed(hooks), None) == self._hooks[name].id
+            is_shared = not is_last or (
+                grad.layout is torch.strided
+                and torch._C._storage_Use_Count(grad.untyped_storage()._cdata) != _ALONE
+            )
+        self._synchroniser.ready(name, grad, is_shared=is_shared)
 
     def _do(self, work: Callable[..., None], *operands: Any, **named: Any) -> None:
         """Does a part of a step, in which a rank may be lost."""
@@ -436,28 +459,16 @@ class ModuleHooks:
         assert put is not None, "it was put there"
         return grad_as_reals(put, shape)
 
-    def _is_shared(self, name: str, grad: Tensor | None) -> bool:
-        """Whether others may look at a gradient's memory during the backward pass.
-
-        Autograd itself may: the gradient of what goes into a ``cat`` is a part of what
-        comes out of it, and may be needed for other gradients that are still to be
-        computed. So may a hook of the user's that comes after the one here.
-        """
-        if grad is None:
-            return False
-        hooks: Any = self.params[name]._post_accumulate_grad_hooks
-        is_last = next(reversed(hooks), None) == self._hooks[name].id
-        return not is_last or (
-            grad.layout == torch.strided and _holders(grad) != _ALONE
-        )
-
     def _complete(self) -> None:
         """Hands in what no hook has brought.
 
         A gradient that accumulated under no_sync counts, though no hook brought it
         today.
         """
-        handed_in = set(self._synchroniser.grads)
+        grads = self._synchroniser.grads
+        if self.params.keys() <= grads.keys():
+            return
+        handed_in = set(grads)
         for name, param in self.params.items():
             if name not in handed_in:
                 self._hand_in(name, param)
@@ -495,13 +506,9 @@ class ModuleHooks:
             )
 
 
-def _holders(grad: Tensor) -> int:
-    """The tensors that have the memory of ``grad``, and the look itself."""
-    count: int = torch._C._storage_Use_Count(grad.untyped_storage()._cdata)
-    return count
-
-
-_ALONE = _holders(torch.empty(1, device="cpu"))
+_ONE = torch.empty(1, device="cpu")
+_ALONE: int = torch._C._storage_Use_Count(_ONE.untyped_storage()._cdata)
+"""The count of holders of memory that one tensor has."""
 
 
 def is_inside_a_segment() -> bool:

@@ -167,7 +167,6 @@ class Message(KeptState):
             yield Compute("look", self.buffer.look, numel)
         self.buffer.give_back()
 
-    @torch.no_grad()
     def _gather(self, grads: Grads, copying: Copying) -> None:
         """Gathers all gradients but those encoded ahead, which the buffer has."""
         ahead = self.member.ahead

@@ -84,7 +84,7 @@ class Synchroniser:
         self.grads: Grads = {}
         self._events = StepEvents(self.streams)
         self._shared: set[str] = set()
-        self._backward_over = Task("backward over", lambda: None, step=step)
+        self._backward_over = Task("backward over", None, step=step)
         self._missing = [len(message.names) for message in self.messages]
         self._num_left = {
             name: len(messages) for name, messages in self._messages_of.items()
@@ -278,7 +278,8 @@ class Synchroniser:
                     grads[name] = _LET_GO
 
         def scatter() -> None:
-            buffer.scatter(grads, scattering)
+            with as_on_a_lane():  # it may be the thread of the backward pass
+                buffer.scatter(grads, scattering)
             end()
 
         how = Launch(

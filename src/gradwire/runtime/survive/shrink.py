@@ -489,6 +489,7 @@ class Shrinking:
             timeout=old.timeout,
             on_span=self._progress.recorder.add,
             checksums=old.routes.checksums,
+            bulk=old.bulk,
         )
 
     def _connected(self, old: Engine, decision: Survivors) -> tuple[Engine, Group]:

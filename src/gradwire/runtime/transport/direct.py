@@ -3,43 +3,75 @@
 gloo's all-gather passes payloads round a ring of W - 1 hops, and its all-reduce takes
 2 (W - 1). Here each rank sends its part to every other at once: the bytes on its link
 are the same, and it takes one hop. A sum takes two: each rank adds up a chunk for all,
-in rank order, and all gather the chunks. Far away a hop is a latency.
+and all gather the chunks. Far away a hop is a latency.
+
+A sum has the bits of gloo's ring, so a choice between both changes no mean. The ring
+begins the sum of rank c's chunk at rank c - 1, and passes it down to rank c.
 
 gloo sends a payload only once it has heard that the receive is posted, which costs a
 latency more. So receives of small parts are posted ahead. They fill rooms: memory of
-the channel's own, as nobody knows yet where the next part is wanted.
+the channel's own, as nobody knows yet where the next part is wanted. A part has its
+size before it there, as parts of other sizes fit in too.
+
+A large part is cut into pieces. gloo's time-out bounds the wait for each piece, so it
+bounds silence and not the time of a payload. Meanwhile a sum adds up what has come.
 
 No rank's choice of when to post changes which payload fills which receive. gloo matches
-sends and receives of one tag in the order in which they began. A part's tag is the size
-of its room, which both ends derive from the size of the part. Both ends begin their
-parts in the order of verbs. So of two ranks, the k-th part of a tag fills the k-th
-receive of this tag, whenever that was posted. A part in a room follows its size, as
-parts of other sizes fit in too.
+sends and receives of one tag in the order in which they began. A piece's tag is its
+size or that of its room, which both ends derive from the size of the part. Both ends
+begin their pieces in the order of verbs. So of two ranks, the k-th piece of a tag fills
+the k-th receive of this tag, whenever that was posted. Sums that are gathered have tags
+of their own, as their receives begin before those of verbs beside them.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
-from ...collective.steps.travel import AHEAD_BYTES, NAMES, SIZE_BYTES, is_straight
-from ...contract.verbs import AllGather, AllReduce, AllToAll, Communication
+from ...collective.steps.travel import (
+    AHEAD_BYTES,
+    IN_FLIGHT,
+    NAMES,
+    SEGMENT_BYTES,
+    SIZE_BYTES,
+    is_straight,
+)
+from ...contract.verbs import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Communication,
+    ReduceScatter,
+)
 from ...errors import ExitCode, RankFailed
 
-Straight = AllGather | AllReduce | AllToAll
+Straight = AllGather | AllReduce | AllToAll | ReduceScatter
 """The verbs whose parts may go straight to each rank."""
 DIRECT_TAGS = 2**30
 """Tags from here on are those of direct parts; smaller ones are those of sends."""
 _ROOM_TAGS = DIRECT_TAGS | 2**29
 """Tags from here on are those of parts with a room, and hold the size of the room."""
+_SUM_TAGS = DIRECT_TAGS | 2**28
+"""Tags from here on are those of sums that are gathered."""
+PIECE_BYTES = 2**20
+"""The most bytes of a piece, as of a segment of gloo's rings."""
+_UNDER_WAY_BYTES = 2**25
+"""The bytes of one sum, at most, whose receives wait at once, on all ranks together.
+
+A link of 1 Gbit/s with a round trip of 80 ms has 10 MB on the way.
+"""
 _LEAST_BYTES = 256
 """The size of the smallest rooms."""
 
@@ -51,14 +83,18 @@ class Waits(Protocol):
         """Waits until it has ended."""
 
 
-def goes_straight(verb: Communication) -> TypeGuard[Straight]:
+def goes_straight(verb: Communication, channel: HostChannel) -> TypeGuard[Straight]:
     """Whether a verb's parts go straight to each rank, on all ranks alike.
 
     The rule is ``is_straight``, which planners read too.
     """
     match verb:
-        case AllGather(whole) | AllReduce(whole) | AllToAll(whole):
-            return is_straight(NAMES[type(verb)], whole.nbytes)
+        case (
+            AllGather(whole) | AllReduce(whole) | AllToAll(whole) | ReduceScatter(whole)
+        ):
+            return is_straight(
+                NAMES[type(verb)], whole.nbytes, channel.size(), channel.latency_s
+            )
         case _:
             return False
 
@@ -77,6 +113,20 @@ def room_bytes(part_bytes: int, world: int) -> int:
     return max(_LEAST_BYTES, 1 << (needed_bytes - 1).bit_length())
 
 
+def piece_numels(numel: int, world: int, item_bytes: int = 1) -> list[int]:
+    """The elements of the pieces in which a part travels: the first has a room.
+
+    >>> piece_numels(3_000_000, 4)
+    [524280, 1048576, 1048576, 378568]
+    """
+    if not numel:
+        return []
+    first = (AHEAD_BYTES // world - SIZE_BYTES) // item_bytes
+    begins = [0, *range(first, numel, PIECE_BYTES // item_bytes)]
+    ends = [*begins[1:], numel]
+    return [end - begin for begin, end in zip(begins, ends, strict=True)]
+
+
 @lru_cache
 def _size(part_bytes: int) -> Tensor:
     """The bytes that say the size of a part."""
@@ -90,6 +140,13 @@ class Receive(NamedTuple):
     src: int
     memory: Tensor
     work: Waits
+
+
+class Sent(NamedTuple):
+    """A part that is sent: its work, and the room that it leaves from, if any."""
+
+    work: Waits
+    room: Tensor | None
 
 
 class OtherSize(RankFailed):
@@ -129,24 +186,54 @@ class HostChannel(ProcessGroupGloo):
         self._num_used: Counter[tuple[int, int]] = Counter()
         self._free: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
         """The rooms whose receives have ended, by the same key."""
+        self._spare: dict[int, list[Tensor]] = defaultdict(list)
+        """Memory for what is sent, and for large pieces of sums, by its size."""
+        self.latency_s = 0.0
+        """The latency to the farthest rank, one way, on which all ranks agree."""
         self.ahead_bytes = 0
-        """Bytes of all rooms, which serve again and again."""
+        """Bytes of all rooms of receives, which serve again and again."""
 
-    def begin_sends(self, parts: Mapping[int, Tensor]) -> list[Waits]:
-        """Sends each part to the rank that is its key."""
-        framed: dict[int, Tensor] = {}
+    def begin_sends(self, parts: Sequence[tuple[int, Tensor]]) -> list[Sent]:
+        """Sends each part to the rank before it."""
+        rooms: dict[int, Tensor] = {}
         sends = []
-        for dst, part in parts.items():
+        for dst, part in parts:
             size_bytes = room_bytes(part.nbytes, self.size())
             if not size_bytes:
-                sends.append(self.send([part], dst, _large_tag(part)))
+                sends.append(Sent(self.send([part], dst, _large_tag(part)), None))
                 continue
-            if id(part) not in framed:
-                framed[id(part)] = torch.cat(
-                    [_size(part.nbytes), part.view(torch.uint8)]
-                )
-            sends.append(self.send([framed[id(part)]], dst, _ROOM_TAGS | size_bytes))
+            if id(part) not in rooms:
+                rooms[id(part)] = self._filled(part, size_bytes)
+            room = rooms[id(part)]
+            sent = room[: SIZE_BYTES + part.nbytes]
+            sends.append(Sent(self.send([sent], dst, _ROOM_TAGS | size_bytes), room))
         return sends
+
+    def _filled(self, part: Tensor, size_bytes: int) -> Tensor:
+        """A room with the size of a part before its bytes."""
+        room = self.take(size_bytes)
+        room[:SIZE_BYTES] = _size(part.nbytes)
+        room[SIZE_BYTES : SIZE_BYTES + part.nbytes] = part.view(torch.uint8)
+        return room
+
+    def end_sends(self, sends: Sequence[Sent]) -> None:
+        """Waits until parts are sent, and frees their rooms."""
+        rooms: dict[int, Tensor] = {}
+        for work, room in sends:
+            work.wait()
+            if room is not None:
+                rooms[id(room)] = room
+        for room in rooms.values():
+            self.give(room)
+
+    def take(self, size_bytes: int) -> Tensor:
+        """Memory of the channel's own, to be given back."""
+        spare = self._spare[size_bytes]
+        return spare.pop() if spare else _memory(size_bytes)
+
+    def give(self, memory: Tensor) -> None:
+        """Gives memory back that was taken."""
+        self._spare[memory.nbytes].append(memory)
 
     def begin_receive(self, src: int, part: Tensor, *, is_awaited: bool) -> Receive:
         """The receive of the next part from ``src``, which has the size of ``part``.
@@ -176,15 +263,15 @@ class HostChannel(ProcessGroupGloo):
             while self._free[key] or len(ahead) < self._num_used[key]:
                 ahead.append(self._post(src, self._room(key)))
 
-    def end_receive(self, receive: Receive, part: Tensor) -> None:
-        """Waits until ``part`` has its bytes, and frees the room.
+    def arrived(self, receive: Receive, part: Tensor) -> Tensor:
+        """Waits for the bytes of ``part``; returns them, which may lie in a room.
 
         Raises ``OtherSize`` if the other rank has sent a part of another size.
         """
         src, memory, work = receive
         work.wait()
         if memory is part:
-            return
+            return part
         size = memory[:SIZE_BYTES]
         if not size.equal(_size(part.nbytes)):
             raise OtherSize(
@@ -193,10 +280,14 @@ class HostChannel(ProcessGroupGloo):
                 f"{self.rank()} wants {part.nbytes}, as the ranks of a verb are "
                 "counted: the exchange asks for other sizes there, or a bit changed",
             )
-        part.copy_(memory[SIZE_BYTES : SIZE_BYTES + part.nbytes])
-        key = (src, memory.nbytes)
-        self._num_used[key] -= 1
-        self._free[key].append(memory)
+        return memory[SIZE_BYTES : SIZE_BYTES + part.nbytes]
+
+    def free(self, receive: Receive, part: Tensor) -> None:
+        """Frees the room of a part that has arrived."""
+        if receive.memory is not part:
+            key = (receive.src, receive.memory.nbytes)
+            self._num_used[key] -= 1
+            self._free[key].append(receive.memory)
 
     def _room(self, key: tuple[int, int]) -> Tensor:
         """A free room, or a new one."""
@@ -204,7 +295,7 @@ class HostChannel(ProcessGroupGloo):
             return self._free[key].pop()
         _, size_bytes = key
         self.ahead_bytes += size_bytes
-        return torch.empty(size_bytes, dtype=torch.uint8, device="cpu")
+        return _memory(size_bytes)
 
     def _post(self, src: int, memory: Tensor) -> Receive:
         return Receive(
@@ -212,9 +303,28 @@ class HostChannel(ProcessGroupGloo):
         )
 
 
+def _memory(size_bytes: int) -> Tensor:
+    return torch.empty(size_bytes, dtype=torch.uint8, device="cpu")
+
+
 def _large_tag(part: Tensor) -> int:
     """The tag of a part without a room: it meets a receive of its size alone."""
-    return DIRECT_TAGS | min(part.nbytes, 2**29 - 1)
+    return DIRECT_TAGS | part.nbytes
+
+
+def agree_on_latency(channel: HostChannel) -> float:
+    """The seconds of a short message to the farthest rank, the same on all ranks.
+
+    All ranks call it. The first gather waits for the last rank, and is not measured.
+    """
+    own = torch.full((1,), math.inf, dtype=torch.float64, device="cpu")
+    all_ranks = own.repeat(channel.size())
+    for is_measured in (False, True, True, False):
+        begin_s = time.perf_counter()
+        begin_straight(AllGather(all_ranks, own), channel).wait()
+        if is_measured:
+            own.clamp_(max=time.perf_counter() - begin_s)
+    return float(all_ranks.max())
 
 
 def begin_straight(verb: Straight, channel: HostChannel) -> Waits:
@@ -228,23 +338,70 @@ def begin_straight(verb: Straight, channel: HostChannel) -> Waits:
     match verb:
         case AllGather(out, buf):
             own = [buf.view(-1)] * world
-            return Transfer(own, out.view(world, -1).unbind(), channel)
+            return _exchange(own, out.view(world, -1).unbind(), channel)
         case AllToAll(out, buf, out_sizes, in_sizes):
             parts = torch.split(buf, [*in_sizes])
-            return Transfer(parts, torch.split(out, [*out_sizes]), channel)
+            return _exchange(parts, torch.split(out, [*out_sizes]), channel)
+        case ReduceScatter(out, buf):
+            return Sum(buf.view(world, -1).unbind(), out.view(-1), (), channel)
+        case AllReduce(buf) if world == 2:
+            return Sum([buf.view(-1)] * 2, buf.view(-1), (), channel)
         case AllReduce(buf):
-            return Sum(buf.view(-1).tensor_split(world), channel)
+            numels = ring_numels(buf.numel(), world, buf.itemsize)
+            chunks = torch.split(buf.view(-1), numels)
+            return Sum(chunks, chunks[channel.rank()], chunks, channel)
+
+
+def ring_numels(numel: int, world: int, item_bytes: int) -> list[int]:
+    """The elements of each rank's chunk in gloo's ring all-reduce.
+
+    gloo cuts a buffer into segments, and gives each rank as many of them.
+
+    >>> ring_numels(35, 4, 4), ring_numels(3, 4, 4)
+    ([10, 10, 10, 5], [2, 1, 0, 0])
+    """
+    size_bytes = numel * item_bytes
+    num_segments = max(-(-size_bytes // SEGMENT_BYTES), IN_FLIGHT * world)
+    per_rank = -(-num_segments // world)
+    segment_numel = -(-size_bytes // (per_rank * world * item_bytes))
+    chunk = per_rank * segment_numel
+    return [max(0, min(chunk, numel - rank * chunk)) for rank in range(world)]
+
+
+def _exchange(
+    own: Sequence[Tensor], arriving: Sequence[Tensor], channel: HostChannel
+) -> Transfer:
+    """A transfer of whole parts, with the one that this rank keeps."""
+    # equal parts are cut once
+    pieces_of = {id(part): _pieces(part, len(own)) for part in own}
+    sent = [pieces_of[id(part)] for part in own]
+    wanted = [_pieces(part, len(own)) for part in arriving]
+    transfer = Transfer(sent, wanted, channel)
+    rank = channel.rank()
+    arriving[rank].copy_(own[rank].view_as(arriving[rank]))
+    return transfer
+
+
+def _pieces(part: Tensor, world: int) -> Sequence[Tensor]:
+    """The bytes of a part, in pieces; none of an empty one."""
+    return torch.split(part.view(torch.uint8), piece_numels(part.nbytes, world))
 
 
 class Transfer:
-    """Parts under way: ``own[i]`` goes to rank i, and what it sends fills
-    ``arriving[i]``.
+    """Pieces under way: those of ``own[i]`` go to rank i, and what it sends has the
+    sizes of ``arriving[i]``.
 
-    Receives begin first, as gloo sends only what a receive waits for.
+    Receives begin first, as gloo sends only what a receive waits for. If ``is_awaited``
+    all ranks wait for this one later; without it, only those that it sends a part to.
     """
 
     def __init__(
-        self, own: Sequence[Tensor], arriving: Sequence[Tensor], channel: HostChannel
+        self,
+        own: Sequence[Sequence[Tensor]],
+        arriving: Sequence[Sequence[Tensor]],
+        channel: HostChannel,
+        *,
+        is_awaited: bool = False,
     ) -> None:
         rank = channel.rank()
         world = len(own)
@@ -252,40 +409,126 @@ class Transfer:
         self._channel = channel
         self._receives: list[tuple[Receive, Tensor]] = []
         for src in others:
-            if arriving[src].numel():
-                part = arriving[src].view(torch.uint8)
-                is_awaited = own[src].numel() > 0
-                receive = channel.begin_receive(src, part, is_awaited=is_awaited)
-                self._receives.append((receive, part))
+            awaited = is_awaited or bool(own[src])
+            for piece in arriving[src]:
+                receive = channel.begin_receive(src, piece, is_awaited=awaited)
+                self._receives.append((receive, piece))
         self._sends = channel.begin_sends(
-            {dst: own[dst] for dst in reversed(others) if own[dst].numel()}
+            [(dst, piece) for dst in reversed(others) for piece in own[dst]]
         )
-        arriving[rank].copy_(own[rank].view_as(arriving[rank]))
+
+    def arrived(self) -> dict[int, Tensor]:
+        """One piece of each sender, once all and this rank's are over.
+
+        They may lie in rooms, which ``free`` gives back.
+        """
+        pieces = {
+            receive.src: self._channel.arrived(receive, piece)
+            for receive, piece in self._receives
+        }
+        self._channel.end_sends(self._sends)
+        return pieces
+
+    def free(self) -> None:
+        """Gives the rooms of pieces that have arrived back."""
+        for receive, piece in self._receives:
+            self._channel.free(receive, piece)
 
     def wait(self) -> None:
-        """Waits until all parts are here, and this rank's are sent."""
-        for receive, part in self._receives:
-            self._channel.end_receive(receive, part)
-        for work in self._sends:
-            work.wait()
+        """Waits until all parts are in their places, and this rank's are sent."""
+        for receive, piece in self._receives:
+            arrived = self._channel.arrived(receive, piece)
+            if arrived is not piece:
+                piece.copy_(arrived)
+        self._channel.end_sends(self._sends)
+        self.free()
+
+
+def _bytes(piece: Tensor) -> list[Tensor]:
+    """The bytes of a piece; none of an empty one."""
+    return [piece.view(torch.uint8)] if len(piece) else []
 
 
 class Sum:
-    """A sum over ranks that is under way: chunks are pushed, added up and gathered."""
+    """Sums of parts under way: ``own[i]`` goes to rank i, which adds up what it gets.
 
-    def __init__(self, chunks: Sequence[Tensor], channel: HostChannel) -> None:
-        self._chunks = chunks
+    ``total`` becomes this rank's sum, in the order of gloo's ring. It may be this
+    rank's own part. ``gathered`` become all ranks' sums, ``total`` among them. Without
+    them this rank has its own alone.
+    """
+
+    def __init__(
+        self,
+        own: Sequence[Tensor],
+        total: Tensor,
+        gathered: Sequence[Tensor],
+        channel: HostChannel,
+    ) -> None:
+        rank = channel.rank()
+        world = len(own)
         self._channel = channel
-        self._own_C = chunks[channel.rank()]
-        self._parts = [torch.empty_like(self._own_C) for _ in chunks]
-        self._push = Transfer(chunks, self._parts, channel)
+        self._down = [(rank - away) % world for away in range(1, world)]
+        """The other ranks, as the ring passes this rank's chunk through them."""
+        numels = piece_numels(max(map(len, own)), world, total.itemsize)
+        ends = [*accumulate(numels)]
+        cuts = [
+            slice(end - numel, end) for numel, end in zip(numels, ends, strict=True)
+        ]
+        self._own = [[part[cut] for part in own] for cut in cuts]
+        """The parts of each piece, by rank."""
+        self._totals = [total[cut] for cut in cuts]
+        self._to = self._down if gathered else []
+        self._gathers: list[Waits] = []
+        for cut in cuts:
+            for src in self._to:
+                self._gather(gathered[src][cut], src, channel.recv)
+        self._pushes: list[Transfer] = []
+        for _ in range(max(2, _UNDER_WAY_BYTES // (PIECE_BYTES * world))):
+            self._push()
+
+    def _gather(self, sum_C: Tensor, rank: int, move: Callable[..., Waits]) -> None:
+        """Sends a sum to another rank, or receives it."""
+        if sum_C.numel():
+            self._gathers.append(move([sum_C], rank, _SUM_TAGS | sum_C.nbytes))
+
+    def _push(self) -> None:
+        """Begins the transfer of the next piece, if there is one."""
+        at = len(self._pushes)
+        if at == len(self._own):
+            return
+        own = [_bytes(part) for part in self._own[at]]
+        total = self._totals[at]
+        arriving = [_bytes(total)] * len(own)
+        if len(total) and not self._has_rooms(total):
+            for src in self._down:
+                arriving[src] = [self._channel.take(total.nbytes)]
+        self._pushes.append(Transfer(own, arriving, self._channel, is_awaited=True))
 
     def wait(self) -> None:
         """Waits until all elements are sums."""
-        self._push.wait()
-        first_C, *others = self._parts
-        self._own_C.copy_(first_C)
-        for part_C in others:
-            self._own_C.add_(part_C)
-        own = [self._own_C] * len(self._chunks)
-        Transfer(own, self._chunks, self._channel).wait()
+        for at, total in enumerate(self._totals):
+            self._add_up(at)
+            self._push()
+            for dst in self._to:
+                self._gather(total, dst, self._channel.send)
+        for work in self._gathers:
+            work.wait()
+
+    def _add_up(self, at: int) -> None:
+        """Makes this rank's sum of a piece, once it is here."""
+        total = self._totals[at]
+        arrived = self._pushes[at].arrived()
+        if arrived:
+            first, *others = [arrived[src].view(total.dtype) for src in self._down]
+            for part in others:
+                first.add_(part)
+            own = self._own[at][self._channel.rank()]
+            torch.add(first, own, out=total)
+        self._pushes[at].free()
+        if not self._has_rooms(total):
+            for memory in arrived.values():
+                self._channel.give(memory)
+
+    def _has_rooms(self, total: Tensor) -> bool:
+        """Whether parts of the size of a sum arrive in rooms."""
+        return room_bytes(total.nbytes, self._channel.size()) > 0

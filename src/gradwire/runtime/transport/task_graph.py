@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
 
 Clock = Callable[[], float]
@@ -38,16 +39,16 @@ _ORIGIN = time.time() - time.perf_counter()
 class Task:
     """One piece of work: ``fn`` runs on ``lane`` once all tasks it waits for are done.
 
-    ``order`` ranks the ready tasks of one lane, smallest first. A task without a lane
-    runs at once, in the thread that promoted it, so it must be short. A task with
-    ``begin`` starts work that another thread does. It is done once the function that
-    ``begin`` gets is called, with the error if there was one. A task that ``is_light``
-    runs in the thread that promoted it, if its lane has nothing else to do: waking the
-    lane's thread would take longer.
+    Without ``fn`` it is only a place in the graph. ``order`` ranks the ready tasks of
+    one lane, smallest first. A task without a lane runs at once, in the thread that
+    promoted it, so it must be short. A task with ``begin`` starts work that another
+    thread does. It is done once the function that ``begin`` gets is called, with the
+    error if there was one. A task that ``is_light`` runs in the thread that promoted
+    it, if its lane has nothing else to do: waking the lane's thread would take longer.
     """
 
     name: str
-    fn: Callable[[], Any]
+    fn: Callable[[], Any] | None
     lane: str | None = None
     order: tuple[int, ...] = ()
     step: int = -1
@@ -70,7 +71,7 @@ class TaskManager:
     ``observe(task, start_s, end_s)`` is called after each task of a lane;
     ``on_error(task, error)`` once, at the first task that raises. After that no further
     task is started. The thread of a lane in ``spare`` begins with the lane's first
-    task.
+    task. ``prepare`` is called once in each lane's thread.
     """
 
     def __init__(
@@ -80,8 +81,10 @@ class TaskManager:
         spare: Sequence[str] = (),
         observe: Observer,
         on_error: Callable[[Task, BaseException], None],
+        prepare: Callable[[], object] = lambda: None,
         clock: Clock = wall_clock,
     ) -> None:
+        self._prepare = prepare
         self._observe = observe
         self._on_error = on_error
         self._clock = clock
@@ -90,7 +93,8 @@ class TaskManager:
         self._ready: dict[str, list[tuple[tuple[int, ...], int, Task]]] = {
             k: [] for k in every
         }
-        self._wake = {lane: threading.Condition(self._lock) for lane in every}
+        self._wake: dict[str, SimpleQueue[None]] = {k: SimpleQueue() for k in every}
+        """A lane's thread looks for a task once for each entry."""
         self._spare = set(spare)
         self._busy: set[str] = set()
         self._count = 0
@@ -110,6 +114,9 @@ class TaskManager:
                     other.dependents.append(task)
                     task.num_blockers += 1
             free = task.num_blockers == 0
+            if free and task.fn is None and not task.dependents:
+                task.done = not self._is_abandoned
+                free = False
         if free:
             self._promote(task)
         return task
@@ -122,8 +129,8 @@ class TaskManager:
         with self._lock:
             was_running = not self._stopped
             self._stopped = True
-            for condition in self._wake.values():
-                condition.notify_all()
+        for wake in self._wake.values():
+            wake.put(None)
         return was_running
 
     def is_busy(self, lane: str) -> bool:
@@ -230,18 +237,21 @@ class TaskManager:
                 self._start(lane)
             self._count += 1
             heapq.heappush(self._ready[lane], (task.order, self._count, task))
-            if lane not in self._busy:  # else who does its work looks here next
-                self._wake[lane].notify()
+            is_idle = lane not in self._busy
+        if is_idle:  # else who does its work looks here next
+            self._wake[lane].put(None)
 
     def _serve(self, lane: str) -> None:
         queue = self._ready[lane]
         wake = self._wake[lane]
+        self._prepare()
         while True:
+            wake.get()
             with self._lock:
-                while not self._stopped and (not queue or lane in self._busy):
-                    wake.wait()
                 if self._stopped:
                     return
+                if not queue or lane in self._busy:
+                    continue
                 task = heapq.heappop(queue)[2]
                 self._busy.add(lane)
             for freed in self._do(task, lane):
@@ -268,8 +278,9 @@ class TaskManager:
             self._observe(task, start_s, self._clock())
         with self._lock:
             self._busy.discard(lane)
-            if self._ready[lane]:
-                self._wake[lane].notify()
+            has_more = bool(self._ready[lane])
+        if has_more:
+            self._wake[lane].put(None)
         return self._complete(task) if is_done else []
 
     def _run(self, task: Task) -> bool:
@@ -278,7 +289,8 @@ class TaskManager:
         An error in it stops everything.
         """
         try:
-            task.result = task.fn()
+            if task.fn is not None:
+                task.result = task.fn()
         except BaseException as error:
             self._fail(task, error)
             pass_on(error)

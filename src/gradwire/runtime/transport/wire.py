@@ -16,7 +16,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from itertools import count
@@ -27,6 +33,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore
+from torch._utils import _take_tensors
 
 from ...collective.steps.travel import sent_bytes
 from ...contract.files import write_anew
@@ -51,8 +58,11 @@ from ..device.devices import kind_of
 from ..device.streams import SideStream
 from .direct import (
     DIRECT_TAGS,
+    PIECE_BYTES,
     HostChannel,
     OtherSize,
+    Waits,
+    agree_on_latency,
     begin_straight,
     goes_straight,
 )
@@ -74,6 +84,8 @@ FOLDER = "GRADWIRE_RECORDS"
 """The environment variable with the folder for records; default: the system's folder
 for temporary files.
 """
+BATCH_BYTES = 2**25
+"""The bytes of small tensors that one broadcast carries at an attach, about."""
 POLL_S = 0.02
 """Seconds between two reads of a store by a rank that waits for other ranks' keys."""
 _log = logging.getLogger("gradwire")
@@ -95,10 +107,14 @@ def open_channels(
     # else a rank that never comes would keep the job's own connection busy
     if name.startswith(REJOINED):
         store = store.clone()
-    return [
+    channels = [
         HostChannel(PrefixStore(f"gradwire/{name}/{i}", store), rank, world, timeout)
         for i in range(count)
     ]
+    latency_s = agree_on_latency(channels[0])
+    for channel in channels:
+        channel.latency_s = latency_s
+    return channels
 
 
 def give_back(channels: list[Channel]) -> None:
@@ -488,22 +504,28 @@ _REMEDIES = {
 }
 
 
-@contextmanager
-def as_on_a_lane(side: SideStream | None = None) -> Iterator[None]:
+def as_on_a_lane(side: SideStream | None = None) -> AbstractContextManager[None]:
     """A block without the settings that the caller's thread has for its own tensors.
 
     If a device computes, the block launches on the ``side`` stream. Only settings that
     are set are undone: to undo all took 0.28 ms per message, more than the encode.
     """
-    is_plain = not (
+    is_set = (
         torch.is_grad_enabled()
         or torch._C._len_torch_function_stack()
         or torch.is_inference_mode_enabled()
         or torch.is_autocast_enabled("cpu")
     )
-    if is_plain and side is None:  # as within most backward passes
-        yield
-        return
+    # nothing is set within most backward passes, and on lanes
+    return _undone(side) if is_set or side is not None else _UNCHANGED
+
+
+_UNCHANGED = nullcontext()
+
+
+@contextmanager
+def _undone(side: SideStream | None) -> Iterator[None]:
+    """A block in which no setting is set."""
     with ExitStack() as undo:
         if torch._C._len_torch_function_stack():  # where a default device is, too
             undo.enter_context(torch.device("cpu"))
@@ -518,11 +540,12 @@ def as_on_a_lane(side: SideStream | None = None) -> Iterator[None]:
         yield
 
 
-def is_begun(verbs: Sequence[Communication]) -> bool:
+def is_begun(verbs: Sequence[Communication], channel: Channel) -> bool:
     """Whether verbs run without a thread that waits: gloo has futures for them."""
     verb, *others = verbs
-    waits = isinstance(verb, Send | Recv | ReduceScatter) or goes_straight(verb)
-    return not others and not waits
+    waits = isinstance(verb, Send | Recv) or goes_straight(verb, channel)
+    is_cut = isinstance(verb, Broadcast) and verb.buf.nbytes > PIECE_BYTES
+    return not others and not waits and not is_cut
 
 
 def begin(
@@ -533,15 +556,20 @@ def begin(
     The call comes in a thread of the channel's own, or at once in this thread if the
     verb has ended already. ``seals`` are its checksums.
     """
-    last = Once(over)
+    works = [start(verb, channel)]
+    last = over
+    if seals is not None:
+        works += [start(one, channel) for _, one in seals.written([verb])]
+        last = Once(over)
+    ended = count(1)
+    beginning = threading.get_ident()
 
     def arrived(future: Any) -> None:
+        if threading.get_ident() != beginning:
+            torch._C._set_grad_enabled(False)  # a thread of the channel's own
         try:
             future.value()
-            with lock:
-                left.pop()
-                is_last = not left
-            if not is_last:
+            if next(ended) < len(works):
                 return
             if seals is not None:
                 seals.check([verb])
@@ -550,11 +578,6 @@ def begin(
         else:
             last(None)
 
-    lock = threading.Lock()
-    works = [start(verb, channel)]
-    if seals is not None:
-        works += [start(one, channel) for _, one in seals.written([verb])]
-    left = [*works]
     for work in works:
         future = work.get_future()
         # torch would drop an interrupt that comes while it calls back
@@ -570,6 +593,7 @@ def carry_out(
     seals: Seals | None = None,
     *,
     straight: bool = False,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> None:
     """Starts all verbs, each on its own channel, then waits for all of them.
 
@@ -577,7 +601,8 @@ def carry_out(
     Behind a payload on its way out the note itself would wait for the link: 8 hosts at
     100 Mbit took 320 ms for rounds that take 280. ``seals`` are the verbs' checksums,
     which are taken while payloads are on their way. With ``straight`` the parts of
-    some verbs go straight to each rank: see `direct`.
+    some verbs go straight to each rank: see `direct`. ``meanwhile`` is called before
+    the wait.
     """
     order = sorted(range(len(verbs)), key=lambda at: isinstance(verbs[at], Send))
     works = [(at, start(verbs[at], channels[at], straight=straight)) for at in order]
@@ -586,6 +611,7 @@ def carry_out(
             (at, start(one, channels[at], straight=straight))
             for at, one in seals.written(verbs)
         ]
+    meanwhile()
     for at, work in works:
         try:
             work.wait()
@@ -625,11 +651,30 @@ def _tag(buf: Tensor) -> int:
     return buf.nbytes % DIRECT_TAGS
 
 
+class Works:
+    """The works of a buffer's pieces: a time-out bounds the wait for each of them.
+
+    So it bounds a peer's silence, and not the time of a long payload.
+    """
+
+    def __init__(self, works: Sequence[Waits]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        """Waits for all pieces."""
+        for work in self._works:
+            work.wait()
+
+
 def start(verb: Communication, channel: Channel, *, straight: bool = False) -> Any:
     """Has a channel begin a verb; returns its work."""
-    if straight and goes_straight(verb):
+    if straight and goes_straight(verb, channel):
         return begin_straight(verb, channel)
     match verb:
+        case Send() | Recv() | Broadcast() if verb.buf.nbytes > PIECE_BYTES:
+            numel = PIECE_BYTES // verb.buf.itemsize
+            pieces = [replace(verb, buf=buf) for buf in torch.split(verb.buf, numel)]
+            return Works([start(piece, channel) for piece in pieces])
         case Send(dst, buf):
             return channel.send([buf], dst, _tag(buf))
         case Recv(src, buf):
@@ -649,11 +694,19 @@ def start(verb: Communication, channel: Channel, *, straight: bool = False) -> A
 
 
 def broadcast_all(tensors: Sequence[Tensor], channel: Channel, *, src: int) -> None:
-    """Replaces tensors, wherever they lie, by those of group rank ``src``."""
-    for tensor in tensors:
-        host = tensor.detach().cpu().contiguous()
-        if host.numel():
+    """Replaces tensors, wherever they lie, by those of group rank ``src``.
+
+    Tensors of one kind travel together, in batches of about ``BATCH_BYTES``: far away a
+    broadcast of each would cost its own latency.
+    """
+    own = [tensor.detach() for tensor in tensors]
+    for batch in _take_tensors(own, BATCH_BYTES):  # type: ignore[no-untyped-call]
+        hosts = [tensor.cpu().contiguous().view(-1) for tensor in batch]
+        values_N = torch.cat(hosts) if len(hosts) > 1 else hosts[0]
+        if values_N.numel():
             # As bytes: gloo does not know every dtype.
-            carry_out([Broadcast(src, host.view(-1).view(torch.uint8))], [channel])
+            carry_out([Broadcast(src, values_N.view(torch.uint8))], [channel])
         if channel.rank() != src:
-            tensor.detach().copy_(host)
+            sizes = [tensor.numel() for tensor in batch]
+            for tensor, part in zip(batch, values_N.split(sizes), strict=True):
+                tensor.copy_(part.view(tensor.shape))

@@ -96,7 +96,7 @@ class Blend:
     @cached_property
     def ends_s(self) -> list[float]:
         """The second at which the backward pass of each layer ends."""
-        return backward_ends(self.profile)
+        return backward_ends(self.profile, self.cluster)
 
     @cached_property
     def exchanges(self) -> dict[str, Exchange]:

@@ -73,7 +73,7 @@ class Instance:
         return cls(
             alpha_s=cluster.alpha_s,
             beta_s_per_byte=cluster.beta_s_per_byte,
-            layer_ends_s=backward_ends(profile),
+            layer_ends_s=backward_ends(profile, cluster),
             forward_s=[layer.forward_s for layer in profile.layers],
             layer=[b.layer for b in cut],
             size_bytes=sizes,

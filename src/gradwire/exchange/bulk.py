@@ -1,0 +1,271 @@
+"""Bulk synchronisation: a coordinator on one rank says which transfers travel when.
+
+Each rank reports its sends as they become ready: message, receiver, number and size.
+The coordinator has a queue for each link, which is an ordered pair of ranks. A link is
+due once its queue holds ``size_bytes``, or once a transfer has waited there for
+``timeout_s``. A slot takes due links that do not conflict: a rank sends to at most one
+rank in it, and receives from at most one. What a link sends in a slot is a batch. The
+coordinator tells each batch to its two ranks. They carry their batches out in the order
+of slots, and the steps of a message go on as its transfers arrive.
+
+The coordinator decides on a batch while the batch before travels. So each rank has at
+most two batches to send and two to receive. A receiver reports each batch that it has.
+
+A plan depends on sizes and on when ranks are ready. It never depends on gradients'
+values, and sums are made in an order that the steps give. So means have the same bits
+as without a coordinator. A batch may arrive before its receiver wants it: it is kept
+there. So a rank waits only for earlier slots, and the earliest slot waits for nothing.
+
+Nothing here sends or waits. ``runtime.engine.slots`` carries batches out among
+processes, and ``gradwire_lab.planning.slots`` carries them out on a virtual clock.
+
+Source: HiPress (Wu et al.) sections 3.2 and 4.1, figure 3.
+Differences: a rank reports at once, not periodically, and what becomes ready meanwhile
+    goes into its next report. Batches are balanced by their threshold alone: a batch
+    takes transfers in the order of their reports until it holds ``size_bytes``. Slots
+    have no common end: a rank begins its next batch when its last one is over.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, starmap
+from typing import Any, NamedTuple
+
+import torch
+
+from ..contract.verbs import AllGather, AllToAll, Among, Recv, Send
+from ..planning.data.plan import Bulk
+
+AHEAD = 2
+"""Batches that a rank may have to send, and to receive: one travels, one is next."""
+MOST_TOLD = 2**12
+"""The most transfers of a report or a batch, so that what is told has a bound."""
+MOST_MESSAGES = 2**16
+"""Messages have numbers below. After the last number comes the first again."""
+
+
+class Transfer(NamedTuple):
+    """A send of ``src``, which meets a receive of ``dst``.
+
+    Transfers of a message on a link are in the order of the message's verbs.
+    """
+
+    message: int
+    src: int
+    dst: int
+    size_bytes: int
+    slot: int = 0
+    """The slot in which it travels, once the coordinator has decided on it."""
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """The part by which a send finds its receive."""
+        return self[:3]
+
+
+Batch = tuple[Transfer, ...]
+"""Transfers of one link and one slot, which travel as one."""
+
+
+class Report(NamedTuple):
+    """A rank's news for the coordinator."""
+
+    rank: int
+    ready: tuple[Transfer, ...]
+    """Sends that became ready."""
+    num_arrived: int = 0
+    """Batches that arrived at the rank."""
+    num_ended: int = 0
+    """Messages that ended at the rank, which only waits of processes depend on."""
+
+
+_ROW = struct.Struct("<HHHII")
+
+
+def packed(rows: Iterable[Sequence[int]]) -> bytes:
+    """The bytes of transfers, or of other rows of five numbers.
+
+    >>> [Transfer(*row) for row in unpacked(packed([Transfer(7, 1, 2, 9)]))]
+    [Transfer(message=7, src=1, dst=2, size_bytes=9, slot=0)]
+    """
+    return b"".join(starmap(_ROW.pack, rows))
+
+
+def unpacked(data: bytes) -> Iterator[tuple[int, ...]]:
+    """The rows in some bytes."""
+    return _ROW.iter_unpack(data)
+
+
+class Coordinator:
+    """Decides on slots. A driver calls ``due`` at ``due_s``.
+
+    >>> coordinator = Coordinator(2, Bulk(size_bytes=100, timeout_s=1.0))
+    >>> report = Report(0, (Transfer(0, src=0, dst=1, size_bytes=60),))
+    >>> coordinator.receive(report, 5.0), coordinator.due_s
+    ([], 6.0)
+    >>> [len(batch) for batch in coordinator.receive(report, 5.5)]
+    [2]
+    """
+
+    def __init__(self, world: int, rules: Bulk) -> None:
+        self._rules = rules
+        self._links: dict[tuple[int, int], deque[tuple[float, Transfer]]] = {}
+        """Transfers of each link in the order of reports, with ends of time-outs."""
+        self._num_sent = [0] * world
+        """Batches of each sender that have not arrived."""
+        self._senders: list[deque[int]] = [deque() for _ in range(world)]
+        """The senders of batches that have not arrived, by receiver."""
+        self._slot = 0
+
+    def receive(self, report: Report, now_s: float) -> list[Batch]:
+        """Takes a report; returns the batches of new slots."""
+        for _ in range(report.num_arrived):
+            self._num_sent[self._senders[report.rank].popleft()] -= 1
+        for transfer in report.ready:
+            link = self._links.setdefault((transfer.src, transfer.dst), deque())
+            link.append((now_s + self._rules.timeout_s, transfer))
+        return self.due(now_s)
+
+    def due(self, now_s: float) -> list[Batch]:
+        """The batches of new slots."""
+        batches: list[Batch] = []
+        while links := self._selected(now_s):
+            self._slot = (self._slot + 1) % 2**32
+            batches += starmap(self._batch, links.items())
+        return batches
+
+    @property
+    def due_s(self) -> float | None:
+        """The time at which the next free link is due; None if nothing waits there."""
+        return min((end_s for end_s, _, _ in self._free()), default=None)
+
+    def _free(self) -> list[tuple[float, int, int]]:
+        """Links with transfers whose ranks may have another batch: the end of the
+        first time-out, sender and receiver.
+        """
+        return [
+            (link[0][0], src, dst)
+            for (src, dst), link in self._links.items()
+            if link and self._num_sent[src] < AHEAD and len(self._senders[dst]) < AHEAD
+        ]
+
+    def _selected(self, now_s: float) -> dict[int, int]:
+        """The receiver of each sender in the next slot.
+
+        Of due links, those that have waited longest are first.
+        """
+        chosen: dict[int, int] = {}
+        for end_s, src, dst in sorted(self._free()):
+            sizes = (transfer.size_bytes for _, transfer in self._links[src, dst])
+            is_due = end_s <= now_s or sum(sizes) >= self._rules.size_bytes
+            if is_due and src not in chosen and dst not in chosen.values():
+                chosen[src] = dst
+        return chosen
+
+    def _batch(self, src: int, dst: int) -> Batch:
+        waiting = self._links[src, dst]
+        batch: list[Transfer] = []
+        left_bytes = max(1, self._rules.size_bytes)
+        while waiting and left_bytes > 0 and len(batch) < MOST_TOLD:
+            batch.append(waiting.popleft()[1]._replace(slot=self._slot))
+            left_bytes -= batch[-1].size_bytes
+        self._num_sent[src] += 1
+        self._senders[dst].append(src)
+        return tuple(batch)
+
+
+Key = tuple[int, ...]
+
+
+class Endpoint:
+    """One rank's side: its transfers that are ready, and payloads that came early.
+
+    A driver carries this rank's batches to send out one behind the other, in the order
+    in which they are told, and those to receive likewise.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.num_ended = 0
+        """Messages that have ended since the last report."""
+        self._ready: list[Transfer] = []
+        self._num_arrived = 0
+        self._waiting: dict[Key, deque[Any]] = {}
+        """Items of sends and receives that no batch has carried yet."""
+        self._early: dict[Key, deque[Any]] = {}
+        """Payloads that arrived before they were wanted."""
+
+    def offer(self, transfer: Transfer, item: Any) -> list[tuple[Any, Any]]:
+        """Takes a send or a receive that this rank has come to.
+
+        Returns the item of a receive with its payload, if the payload is here.
+        """
+        if transfer.key in self._early:
+            return [(item, _pop(self._early, transfer.key))]
+        self._waiting.setdefault(transfer.key, deque()).append(item)
+        if transfer.src == self.rank:
+            self._ready.append(transfer)
+        return []
+
+    def report(self) -> Report | None:
+        """The news since the last report; None if there are none."""
+        ready = tuple(self._ready[:MOST_TOLD])
+        report = Report(self.rank, ready, self._num_arrived, self.num_ended)
+        del self._ready[:MOST_TOLD]
+        self._num_arrived = 0
+        self.num_ended = 0
+        return report if any(report[1:]) else None
+
+    def sent(self, batch: Batch) -> list[Any]:
+        """The items of a batch of sends, which is carried out now."""
+        return [_pop(self._waiting, transfer.key) for transfer in batch]
+
+    def arrived(self, batch: Batch, payloads: Sequence[Any]) -> list[tuple[Any, Any]]:
+        """Notes a batch; returns the items that waited for its payloads, with them."""
+        self._num_arrived += 1
+        wanted = []
+        for transfer, payload in zip(batch, payloads, strict=True):
+            if transfer.key in self._waiting:
+                wanted.append((_pop(self._waiting, transfer.key), payload))
+            else:
+                self._early.setdefault(transfer.key, deque()).append(payload)
+        return wanted
+
+
+def _pop(queues: dict[Key, deque[Any]], key: Key) -> Any:
+    """Takes the first of a queue."""
+    queue = queues[key]
+    first = queue.popleft()
+    if not queue:
+        del queues[key]
+    return first
+
+
+def batches_of(transfers: Iterable[Transfer]) -> list[Batch]:
+    """Transfers, as a plan lists them, by their batches."""
+    return [
+        tuple(own) for _, own in groupby(transfers, lambda one: (one.slot, *one[1:3]))
+    ]
+
+
+def as_sends(verb: Any, rank: int, world: int) -> list[Any]:
+    """The sends and receives of a verb whose parts go straight to each rank.
+
+    Any other verb stays as it is.
+    """
+    match verb:
+        case AllToAll(out, buf, out_sizes, in_sizes, Among.RANKS):
+            own = torch.split(buf, list(in_sizes))
+            arriving = torch.split(out, list(out_sizes))
+        case AllGather(out, buf, Among.RANKS):
+            own = (buf.view(-1),) * world
+            arriving = out.view(world, -1).unbind()
+        case _:
+            return [verb]
+    arriving[rank].copy_(own[rank].view_as(arriving[rank]))
+    others = [(rank + away) % world for away in range(1, world)]
+    verbs: list[Any] = [Recv(i, arriving[i]) for i in others if arriving[i].numel()]
+    return verbs + [Send(i, own[i]) for i in others if own[i].numel()]

@@ -1,0 +1,414 @@
+"""PartialSteps: local steps whose rounds close without the slowest ranks.
+
+The training thread counts steps, takes merges in and encodes pushes, all between two
+local steps. It never waits for the network. A thread of its own carries messages and
+merges the pushes to this rank's fragments (``round_service.py``).
+
+A fragment's anchors lie in one row of memory, and the outer optimizer's parameters are
+views of it. Each rank steps its own copy of them, by the same payloads.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...contract.bounds import check_whole
+from ...contract.spec import NamedParam, TensorSpec
+from ...errors import InvalidSetting, invalid
+from ...exchange.rounds import (
+    FragmentLearner,
+    FragmentOwner,
+    PartialRounds,
+    RoundCodec,
+    Rules,
+)
+from ..state.outer_state import DAMAGED, NO_LOADS
+from ..state.table import copied
+from ..step.progress import Progress
+from ..transport.task_graph import wall_clock
+from ..transport.wire import as_on_a_lane
+from .lock_step import LocalAttachment, LocalSteps, Rhythm
+from .mail import Note
+from .outer import Outer
+from .round_service import RoundService
+
+_RELOAD = (
+    "weights were loaded after the first local step under quorum=, where ranks are at "
+    "different steps; call end_period() and detach() on all ranks, load the weights, "
+    "then call gw.local_steps again"
+)
+
+
+class Fragment:
+    """Some parameters, and their anchors as one row."""
+
+    def __init__(self, params: Sequence[NamedParam], outer: Outer) -> None:
+        self._params = params
+        self._outer = outer
+        self.numels = [param.numel() for _, param in params]
+        anchors = [outer.anchors[name] for name, _ in params]
+        self.anchor_N = torch.cat([anchor.detach().flatten() for anchor in anchors])
+        for anchor, part in zip(anchors, self.parts(self.anchor_N), strict=True):
+            anchor.data = part.view(anchor.shape)
+
+    def parts(self, row_N: Tensor) -> tuple[Tensor, ...]:
+        """The part of a row that is of each parameter."""
+        return torch.split(row_N, self.numels)
+
+    def by_name(self, row_N: Tensor) -> dict[str, Tensor]:
+        """The parts of a row in the parameters' shapes, by their names."""
+        parts = self.parts(row_N)
+        return {
+            name: part.view(param.shape)
+            for (name, param), part in zip(self._params, parts, strict=True)
+        }
+
+    def spec(self, device: str) -> TensorSpec:
+        """The spec of the row, as ``device`` encodes it."""
+        shapes = tuple(tuple(param.shape) for _, param in self._params)
+        numel = self.anchor_N.numel()
+        return TensorSpec("fragment", numel, self.anchor_N.dtype, shapes, device)
+
+    def gathered(self) -> Tensor:
+        """The parameters, copied into one row."""
+        return torch.cat([param.detach().flatten() for _, param in self._params])
+
+    def put(self, param_N: Tensor) -> None:
+        """Puts a row into the parameters."""
+        params = [param.detach() for _, param in self._params]
+        for param, part in zip(params, self.by_name(param_N).values(), strict=True):
+            param.copy_(part)
+
+    def step(self, mean_N: Tensor) -> None:
+        """Steps the anchors by a mean pseudo-gradient."""
+        self._outer.step(self.by_name(mean_N))
+
+
+class ParamRows(Sequence[Tensor]):
+    """The rows of all fragments' parameters, each gathered when it is first read."""
+
+    def __init__(self, fragments: Sequence[Fragment]) -> None:
+        self._fragments = fragments
+        self._rows: dict[int, Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self._fragments)
+
+    def __getitem__(self, fragment: Any) -> Any:
+        if fragment not in self._rows:
+            self._rows[fragment] = self._fragments[fragment].gathered()
+        return self._rows[fragment]
+
+    def put(self, fragment: int) -> None:
+        """Puts a fragment's row into its parameters."""
+        self._fragments[fragment].put(self[fragment])
+
+
+class PartialSteps(LocalSteps):
+    """The handle of ``gw.local_steps(..., quorum=...)``.
+
+    It has the methods of ``Handle`` and of the handle in lock step. ``end_period``,
+    ``state_dict`` and ``load_state_dict`` wait until all ranks have called them, at
+    whatever local step each is. ``anchors`` are of the merges that this rank has taken
+    in.
+
+    >>> import gradwire as gw
+    >>> model = torch.nn.Linear(4, 2)
+    >>> optimizer = torch.optim.AdamW(model.parameters())
+    >>> handle = gw.local_steps(model, optimizer, "none", every=10, quorum=1)
+    >>> for step in range(25):
+    ...     optimizer.zero_grad()
+    ...     model(torch.randn(8, 4)).square().mean().backward()
+    ...     handle.count_tokens(8)
+    ...     optimizer.step()
+    >>> handle.end_period()  # on all ranks, which now have the same parameters
+    >>> handle.step, handle.steps_of_all, handle.tokens
+    (25, 25, 200)
+    >>> handle.detach()
+    """
+
+    def __init__(
+        self, way: LocalAttachment, progress: Progress, undo: ExitStack
+    ) -> None:
+        super().__init__(way, progress, undo)
+        assert way.rules is not None, "without a quorum ranks are in lock step"
+        params = dict(way.params)
+        self._rules = way.rules
+        self._codec = way.codec
+        self._flat = [
+            Fragment([(name, params[name]) for name in names], way.outer)
+            for names in way.fragments
+        ]
+        self._rounds = self._made_rounds(way.tape)
+        self._service = RoundService(self._engine, self._rounds)
+        self._tokens = 0
+        """Tokens of the local step under way."""
+        self._counted_bytes = 0
+        undo.callback(self._service.close)
+        weakref.finalize(self, self._service.close)
+
+    def _made_rounds(
+        self, tape: Callable[[str], object] | None = None
+    ) -> PartialRounds:
+        """New rounds that begin at the present anchors."""
+        world = self._engine.world
+        rank = self._engine.rank
+        rules = self._rules
+        learners = []
+        owners = []
+        for fragment, flat in enumerate(self._flat):
+            spec = flat.spec(flat.anchor_N.device.type)
+            codec = RoundCodec(self._codec, spec, rank, world)
+            learners.append(
+                FragmentLearner(rank, fragment, codec, rules, flat.anchor_N, flat.step)
+            )
+            if fragment % world == rank:
+                codec = RoundCodec(self._codec, flat.spec("cpu"), rank, world)
+                owners.append(FragmentOwner(fragment, codec, rules, world))
+        return PartialRounds(rank, learners, owners, tape)
+
+    @property
+    def steps_of_all(self) -> int:
+        """Local steps of all ranks, as far as this rank knows.
+
+        They are the steps in merges that it has taken in, and its own.
+        """
+        learners = self._rounds.learners
+        return sum(learner.known_steps for learner in learners) // len(learners)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all ranks that ``count_tokens`` has counted, like ``steps_of_all``.
+
+        Schedules of the learning rate can follow it, and the end of training.
+        """
+        learners = self._rounds.learners
+        return sum(learner.known_tokens for learner in learners) // len(learners)
+
+    def count_tokens(self, num_tokens: int) -> None:
+        """Counts tokens of the local step under way.
+
+        Call it before ``optimizer.step()``, once for each batch.
+
+        Args:
+            num_tokens: The tokens, or examples, of a batch.
+        """
+        check_whole("num_tokens", num_tokens, "count the batch's tokens", least=0)
+        self._tokens += num_tokens
+
+    def _count(self, num_steps: int) -> None:
+        self._has_stepped = True
+        if not num_steps:
+            return
+        self._service.check()
+        if self._rules.weights != "equal" and not self._tokens:
+            remedy = (
+                "call handle.count_tokens(n) before each optimizer.step(), or take "
+                'weights="equal"'
+            )
+            weights = self._rules.weights
+            raise invalid(f"tokens under weights={weights!r}", 0, "1 or more", remedy)
+        for _ in range(num_steps):
+            pushes = self._at_border(partial(self._rounds.border, tokens=self._tokens))
+            self._tokens = 0
+            self._service.push(pushes)
+        self._local_step = self._rounds.step
+        self._engine.show_local_step(self._local_step)
+        sent_bytes = self._service.sent_bytes
+        costs = {"wire_bytes": sent_bytes - self._counted_bytes}
+        self._counted_bytes = sent_bytes
+        self._progress.recorder.end_step(costs, wall_clock(), None)
+
+    def _at_border(self, act: Callable[[ParamRows], Any]) -> Any:
+        """The value of ``act`` of parameters, which it may change between two steps."""
+        learners = self._rounds.learners
+        versions = [learner.version for learner in learners]
+        rows = ParamRows(self._flat)
+        with as_on_a_lane():
+            value = act(rows)
+            for fragment, learner in enumerate(learners):
+                if learner.version != versions[fragment]:
+                    rows.put(fragment)
+        return value
+
+    def _settle(self) -> None:
+        self._at_border(self._rounds.settle)
+
+    def _meet(self, call: str, *, is_last: bool = False) -> list[Note]:
+        """Waits until all ranks have made this call, and no message is on its way."""
+        self._take_loads()
+        has_learnt = self._has_stepped or self._outer.has_learnt()
+        tally = self._loads.tally
+        note = Note(call, self._local_step, has_learnt, *tally, is_last=is_last)
+        return self._service.meet(note, self._settle)
+
+    def end_period(self) -> None:
+        """Merges all that ranks have learnt, once all ranks have called it.
+
+        All ranks then have the same parameters. A rank that comes early waits, and
+        merges others' pushes meanwhile. If no rank has made a step since the last call,
+        nothing happens. Ranks may come after different numbers of steps.
+
+        Raises:
+            RankFailed: A rank is lost, or has left.
+            LoopMistake: Ranks have made different calls, or loaded different weights.
+        """
+        self._between_steps("end_period()")
+        notes = self._meet("end_period()", is_last=True)
+        if not any(note.has_learnt for note in notes):
+            self._service.go_on()
+            return
+        pushes = self._at_border(self._rounds.begin_last)
+        self._service.go_on()
+        self._service.push(pushes)
+        self._service.wait_for(
+            lambda: not self._awaited(), self._settle, needed=self._awaited
+        )
+        self._has_stepped = False
+
+    def _awaited(self) -> set[int]:
+        """The ranks that own fragments with a push on its way."""
+        world = self._engine.world
+        return {
+            learner.fragment % world
+            for learner in self._rounds.learners
+            if learner.pushed is not None
+        }
+
+    def _take_loads(self) -> None:
+        if not self._loads.may_be_pending:
+            return
+        loaded = self._loads.pending()
+        if loaded and self._local_step:
+            raise self._engine.give_up(_RELOAD, step=self._local_step)
+        self._loads.take(loaded, ())
+        self._outer.restart(loaded)
+
+    def stats(self) -> dict[str, Any]:
+        """Figures of this rank, as for local steps in lock step.
+
+        ``exchanges`` counts the merges that this rank has taken in, and ``step_s`` is
+        the median time of a local step.
+        """
+        figures = super().stats()
+        figures["step_s"] *= self._rhythm.gap
+        versions = [learner.version for learner in self._rounds.learners]
+        return {**figures, "exchanges": sum(versions)}
+
+    def residuals(self) -> dict[str, Tensor]:
+        """This rank's residuals by parameter name: pseudo-gradients not sent yet."""
+        found: dict[str, Tensor] = {}
+        for flat, learner in zip(self._flat, self._rounds.learners, strict=True):
+            if (residual_N := learner.codec.residual_N) is not None:
+                parts = flat.by_name(residual_N)
+                found |= {name: part.flatten() for name, part in parts.items()}
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of this rank, once all ranks have called it: save one file a rank.
+
+        It has what the state in lock step has, and the pushes that are in no merge yet.
+        """
+        self._between_steps("state_dict()")
+        self._meet("state_dict()")
+        try:
+            # Ranks compare local_step, and are at different ones.
+            state = {**super().state_dict(), "local_step": 0}
+            return {**state, "rounds": copied(self._rounds.state())}
+        finally:
+            self._service.go_on()
+
+    def load_state_dict(
+        self, state_dict: dict[str, Any], *, strict: bool = True
+    ) -> None:
+        """Continues from a saved state of as many ranks; all ranks must call it."""
+        self._between_steps("load_state_dict()")
+        # Weights may be loaded before; what this state restores is no load.
+        note = Note("load_state_dict()", self._local_step, True, *NO_LOADS)
+        self._service.meet(note, self._settle)
+        try:
+            super().load_state_dict(state_dict, strict=strict)
+        finally:
+            self._service.go_on()
+
+    def _shared(self, saved: Mapping[str, Any]) -> dict[str, str]:
+        learners: Iterable[Any] = saved["rounds"]["learners"]
+        versions = [learner["version"] for learner in learners]
+        return {**super()._shared(saved), "rounds of fragments": str(versions)}
+
+    def _checked(self, saved: Mapping[str, Any], strict: bool) -> Callable[[], None]:
+        put_others = super()._checked(saved, strict)
+        loaded = self._made_rounds()
+        try:
+            loaded.load(saved["rounds"])
+        except (KeyError, TypeError, ValueError, RuntimeError, StopIteration) as error:
+            raise InvalidSetting(
+                "the state has no rounds of this model and these fragments "
+                f"({type(error).__name__}: {error}); {DAMAGED}, saved with a quorum "
+                "among as many ranks"
+            ) from error
+
+        def put_in_place() -> None:
+            put_others()
+            self._rounds.learners = loaded.learners
+            self._rounds.owners = loaded.owners
+            self._local_step = self._rounds.step = loaded.step
+            self._counted_from = loaded.step
+
+        return put_in_place
+
+
+def rules_of(asked: Mapping[str, Any], rhythm: Rhythm) -> Rules | None:
+    """The rules of rounds with a quorum; None for lock step.
+
+    Raises ``InvalidSetting`` for settings that do not go together.
+    """
+    if asked["quorum"] is None:
+        for name, default in _IN_LOCK_STEP.items():
+            if asked[name] != default:
+                accepted = "left out without quorum=, in lock step"
+                raise invalid(name, asked[name], accepted, "pass quorum= too")
+        return None
+    for name in ("delay", "mixing"):
+        if value := getattr(rhythm, name):
+            accepted = "0 beside quorum=, as a merge takes effect when it comes"
+            raise invalid(name, value, accepted, "leave it out")
+    grace = asked["grace"]
+    if isinstance(grace, str) and grace != "adaptive":
+        raise invalid("grace", grace, "'adaptive' or seconds, from 0", "leave it out")
+    return Rules(
+        quorum=asked["quorum"],
+        every=rhythm.every,
+        fragments=rhythm.fragments,
+        grace_s=None if grace == "adaptive" else grace,
+        weights=asked["weights"],
+        merge=asked["merge"],
+        is_measured=asked["tape"] is not None,
+    )
+
+
+_IN_LOCK_STEP = {
+    "grace": "adaptive",
+    "weights": "equal",
+    "merge": "mean",
+    "tape": None,
+}
+
+
+def refuse_mixed(params: Sequence[NamedParam]) -> None:
+    """Raises ``InvalidSetting`` for parameters that one row cannot hold."""
+    kinds = sorted({f"{param.dtype} on {param.device}" for _, param in params})
+    if len(kinds) > 1:
+        raise invalid(
+            "parameters under quorum=",
+            " and ".join(kinds),
+            "of one dtype on one device, as they travel in one row",
+            "leave quorum= out",
+        )

@@ -1,0 +1,454 @@
+"""Local steps with a quorum, on real ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import SGD
+
+import gradwire as gw
+from gradwire.errors import InvalidSetting, LoopMistake, RankFailed
+from gradwire.exchange.rounds import (
+    FragmentLearner,
+    FragmentOwner,
+    PartialRounds,
+    RoundCodec,
+    Rules,
+    codec_for_rounds,
+)
+from gradwire.runtime.local_steps.local_steps import cut_into
+from gradwire.runtime.local_steps.outer import DILOCO, Outer
+from gradwire.runtime.local_steps.partial_steps import Fragment, PartialSteps
+from gradwire_lab.exchange.virtual_rounds import VirtualRank, replay
+from tests.each import each
+from tests.runtime.ranks import Ranks
+from tests.runtime.state.test_checkpoint import through_a_file
+from tests.runtime.training import Net, adamw, digest, train
+
+PLAIN = partial(SGD, lr=1.0)
+
+
+def prepared(**settings: Any) -> tuple[Net, Any, Any]:
+    net = Net(0)
+    optimizer = adamw(net.parameters())
+    if settings.get("quorum", 1) is not None:
+        settings = {"quorum": 1, "grace": 0.0, **settings}
+    settings = {"every": 4, "outer": PLAIN, **settings}
+    exchange = settings.pop("exchange", "none")
+    return net, optimizer, gw.local_steps(net, optimizer, exchange, **settings)
+
+
+# Keys of the store by which a test's ranks wait for each other.
+
+
+def happens(what: str) -> None:
+    dist.distributed_c10d._get_default_store().set(what, "")
+
+
+def await_event(what: str) -> None:
+    dist.distributed_c10d._get_default_store().wait([what], timedelta(seconds=90))
+
+
+# ---- the slowest rank sets no pace ---------------------------------------------------
+
+
+def without_the_other(rank: int, world: int) -> tuple[int, int, str]:
+    """Rank 1 makes no step until rank 0 has seen several rounds close."""
+    net, optimizer, handle = prepared()
+    if rank == 0:
+        step = 0
+        while handle.stats()["exchanges"] < 3:
+            train(net, optimizer, rank, [step])
+            step += 1
+        happens("rounds have closed")
+    else:
+        await_event("rounds have closed")
+        train(net, optimizer, rank, range(2))
+    handle.end_period()
+    found = handle.step, handle.steps_of_all, digest(net)
+    handle.detach()
+    return found
+
+
+@pytest.mark.multi
+def test_rounds_close_while_a_rank_makes_no_step(two: Ranks) -> None:
+    first, second = two.run(without_the_other)
+    assert first[0] >= 12
+    assert second[0] == 2
+    assert first[1] == second[1] == first[0] + 2
+    assert first[2] == second[2]
+
+
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {"exchange": "none"},
+    {"exchange": "topk", "fragments": 2, "outer": DILOCO},
+    {"exchange": gw.compress.uniform(bitwidth=4), "quorum": 2, "grace": "adaptive"},
+    {"exchange": "onebit", "fragments": 4, "weights": "tokens", "merge": "rda"},
+)
+
+
+def of_other_lengths(rank: int, world: int) -> list[tuple[Any, ...]]:
+    """Each rank makes another number of steps; the first waits at the end."""
+    found = []
+    for settings in SETTINGS:
+        net, optimizer, handle = prepared(**settings)
+        num_steps = 6 + 5 * rank
+        for step in range(num_steps):
+            handle.count_tokens(8)
+            train(net, optimizer, rank, [step])
+        handle.end_period()
+        ends = [digest(net), digest(handle.anchors().values())]
+        handle.end_period()
+        again = digest(net)
+        found.append((*ends, again, handle.steps_of_all, handle.tokens))
+        handle.detach()
+    threads = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in threads if name.startswith("gradwire rounds")]
+    return found
+
+
+@pytest.mark.multi
+@each("world", [2, 4])
+def test_ranks_of_other_lengths_end_with_the_same_bits(
+    world: int, two: Ranks, four: Ranks
+) -> None:
+    first, *others = {2: two, 4: four}[world].run(of_other_lengths)
+    assert others == [first] * (world - 1)
+    steps = sum(6 + 5 * rank for rank in range(world))
+    for params, anchors, again, steps_of_all, tokens in first:
+        assert params == anchors == again
+        assert (steps_of_all, tokens) == (steps, 8 * steps)
+
+
+# ---- a tape --------------------------------------------------------------------------
+
+TAPED: dict[str, Any] = {
+    "exchange": "topk",
+    "fragments": 2,
+    "outer": DILOCO,
+    "every": 4,
+}
+FAST_STEPS = 28
+
+
+def taped(rank: int, world: int) -> tuple[list[str], int, str, str]:
+    """Rank 1 makes one step for four of rank 0."""
+    tape: list[str] = []
+    net, optimizer, handle = prepared(**TAPED, tape=tape.append)
+    for step in range(FAST_STEPS if rank == 0 else FAST_STEPS // 4):
+        if rank:
+            await_event(f"step {4 * step}")
+        train(net, optimizer, rank, [step])
+        if rank == 0:
+            happens(f"step {step}")
+    lines = [*tape]
+    ends = digest(net), digest(handle.anchors().values())
+    handle.end_period()
+    found = lines, handle.step, *ends
+    handle.detach()
+    return found
+
+
+class Replayed:
+    """One rank of a replay, which trains a model of its own."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self._rank = rank
+        self._net = Net(0)
+        self._optimizer = adamw(self._net.parameters())
+        params = list(self._net.named_parameters())
+        self.outer = Outer(params, DILOCO)
+        cut = cut_into(params, TAPED["fragments"])
+        self._flat = [
+            Fragment([(name, dict(params)[name]) for name in names], self.outer)
+            for names in cut
+        ]
+        rules = Rules(quorum=1, every=TAPED["every"], fragments=2, is_measured=True)
+        exchange = gw.exchange_for(gw.compress.topk())
+        learners, owners = [], []
+        for number, flat in enumerate(self._flat):
+            codec, merging = (
+                RoundCodec(codec_for_rounds(exchange), flat.spec("cpu"), rank, world)
+                for _ in range(2)
+            )
+            learners.append(
+                FragmentLearner(rank, number, codec, rules, flat.anchor_N, flat.step)
+            )
+            if number % world == rank:
+                owners.append(FragmentOwner(number, merging, rules, world))
+        self._rows = [flat.gathered() for flat in self._flat]
+        self.tape: list[str] = []
+        rounds = PartialRounds(rank, learners, owners, self.tape.append)
+        self.virtual = VirtualRank(rounds, self._rows, self._train)
+
+    def _train(self, step: int) -> int:
+        for flat, row in zip(self._flat, self._rows, strict=True):
+            flat.put(row)
+        train(self._net, self._optimizer, self._rank, [step - 1])
+        for flat, row in zip(self._flat, self._rows, strict=True):
+            row.copy_(flat.gathered())
+        return 0
+
+    def digests(self) -> tuple[str, str]:
+        for flat, row in zip(self._flat, self._rows, strict=True):
+            flat.put(row)
+        return digest(self._net), digest(self.outer.anchors.values())
+
+
+@pytest.mark.multi
+def test_a_tape_of_real_ranks_gives_the_same_bits(two: Ranks) -> None:
+    of_ranks = two.run(taped)
+    again = [Replayed(rank, 2) for rank in range(2)]
+    lines = [line for found in of_ranks for line in found[0]]
+    assert len(lines) > 4
+    assert {json.loads(line)["rank"] for line in lines} == {0, 1}
+    replay(lines, [one.virtual for one in again], [found[1] for found in of_ranks])
+    for found, one in zip(of_ranks, again, strict=True):
+        assert one.tape == found[0]
+        assert one.digests() == found[2:]
+
+
+# ---- checkpoints ---------------------------------------------------------------------
+
+
+def settle(handle: Any) -> None:
+    """Lets all that is on its way arrive, on all ranks together."""
+    handle._meet("settle")
+    handle._service.go_on()
+
+
+def in_turn(net: nn.Module, optimizer: Any, handle: Any, turns: Sequence[int]) -> None:
+    """Rank 0 makes three steps, then rank 1 makes one; nothing is left to chance."""
+    for turn in turns:
+        round_, of_rank = divmod(turn, 2)
+        steps = (range(3 * round_, 3 * round_ + 3), [round_])[of_rank]
+        train(net, optimizer, of_rank, steps if handle.rank == of_rank else ())
+        settle(handle)
+
+
+KEPT: tuple[dict[str, Any], ...] = (
+    {"exchange": "topk", "fragments": 2, "grace": 1e9, "outer": DILOCO},
+    {"exchange": gw.compress.uniform(bitwidth=2), "every": 6},
+)
+
+
+def resumed(rank: int, world: int) -> list[tuple[str, str, int, int]]:
+    """The number of pushes that wait at owners when a state is saved, and two ends."""
+    found = []
+    for settings in KEPT:
+        ends = []
+        net, optimizer, handle = prepared(**settings)
+        in_turn(net, optimizer, handle, range(9))
+        saved = {
+            "model": net.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "gradwire": handle.state_dict(),
+        }
+        saved = through_a_file(saved)
+        owners = saved["gradwire"]["rounds"]["owners"]
+        waiting = sum(len(owner["pushes"]) for owner in owners)
+        in_turn(net, optimizer, handle, range(9, 18))
+        handle.end_period()
+        ends.append(digest(net))
+        steps = handle.steps_of_all
+        handle.detach()
+        net, optimizer, handle = prepared(**settings)
+        net.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        handle.load_state_dict(saved["gradwire"])
+        in_turn(net, optimizer, handle, range(9, 18))
+        handle.end_period()
+        ends.append(digest(net))
+        assert handle.steps_of_all == steps
+        found.append((*ends, handle.step, waiting))
+        handle.detach()
+    return found
+
+
+@pytest.mark.multi
+def test_a_resumed_run_is_the_uninterrupted_one(two: Ranks) -> None:
+    first, second = two.run(resumed)
+    for one, other in zip(first, second, strict=True):
+        assert len({*one[:2], *other[:2]}) == 1
+        assert (one[2], other[2]) == (27, 9)
+    assert sum(found[3] for found in (*first, *second)), "no push was under way"
+
+
+def gathered(rank: int, world: int) -> tuple[list[str], str]:
+    net, optimizer, handle = prepared()
+    train(net, optimizer, rank, range(3 + rank))
+    states = handle.gather_state()
+    text = ""
+    try:
+        handle.load_state_dict(gw.attach(nn.Linear(2, 2), "none").state_dict())
+    except InvalidSetting as error:
+        text = str(error)
+    handle.detach()
+    return sorted(states), text
+
+
+@pytest.mark.multi
+def test_states_of_all_ranks_are_gathered_and_others_are_refused(
+    doomed_two: Ranks,
+) -> None:
+    first, second = doomed_two.run(gathered)
+    assert first[0] == ["rank 0 of 2", "rank 1 of 2"]
+    assert first[1]
+    assert second[1]
+
+
+# ---- ranks that leave or fail --------------------------------------------------------
+
+
+def leaving(rank: int, world: int) -> tuple[str, tuple[int, ...], str]:
+    net, optimizer, handle = prepared()
+    if rank == 1:
+        train(net, optimizer, rank, range(2))
+        handle.detach()
+        return "", (), ""
+    with pytest.raises(RankFailed) as caught:
+        train(net, optimizer, rank, range(10**6))
+    handle.detach()
+    return type(caught.value).__name__, caught.value.ranks, str(caught.value)
+
+
+@pytest.mark.multi
+@pytest.mark.slow
+def test_a_rank_that_leaves_early_is_named(doomed_two: Ranks) -> None:
+    name, ranks, text = doomed_two.run(leaving)[0]
+    assert (name, ranks) == ("RankFailed", (1,))
+    assert "detached before the others" in text
+    assert "call end_period() on all ranks" in text
+
+
+def trains_on(rank: int, world: int, waits: bool) -> tuple[int, ...]:
+    """Rank 2 dies; the others train, or wait for the end of the period."""
+    net, optimizer, handle = prepared(quorum=2)
+    train(net, optimizer, rank, range(5))
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    go_on = partial(train, net, optimizer, rank, range(10**6))
+    with pytest.raises(RankFailed) as caught:
+        (handle.end_period if waits else go_on)()
+    handle.detach()
+    return caught.value.ranks
+
+
+@pytest.mark.multi
+@pytest.mark.slow
+@each("waits", [False, True])
+def test_a_lost_rank_is_named_on_all(
+    waits: bool, ranks_of: Callable[[int], Ranks]
+) -> None:
+    pool = ranks_of(4)
+    pool.send(trains_on, waits)
+    assert pool.survivors({2}) == [(2,)] * 3
+
+
+def unlike_calls(rank: int, world: int, how: str) -> str:
+    net, optimizer, handle = prepared()
+    if how == "loads":
+        with torch.no_grad():
+            net.load_state_dict(Net(1 + rank).state_dict())
+    train(net, optimizer, rank, range(2))
+    call = handle.state_dict if how == "calls" and rank else handle.end_period
+    with pytest.raises(LoopMistake) as caught:
+        call()
+    handle.detach()
+    return str(caught.value)
+
+
+@pytest.mark.multi
+@pytest.mark.slow
+@each("how, said", [("calls", "made another joint call"), ("loads", "loaded other")])
+def test_ranks_that_do_not_call_alike_are_named(
+    how: str, said: str, ranks_of: Callable[[int], Ranks]
+) -> None:
+    for text in ranks_of(2).run(unlike_calls, how):
+        assert said in text
+
+
+# ---- settings ------------------------------------------------------------------------
+
+MISTAKES: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"quorum": 2}, "quorum must be at most 1, the number of ranks, got 2"),
+    ({"quorum": 0}, "quorum must be"),
+    ({"grace": "soon"}, "grace must be 'adaptive' or seconds"),
+    ({"grace": -1.0}, "grace must be seconds"),
+    ({"weights": "steps"}, "weights must be equal or tokens or tokens_per_step"),
+    ({"merge": "median"}, "merge must be mean or rda"),
+    ({"delay": 1}, "delay must be 0 beside quorum="),
+    ({"mixing": 0.5}, "mixing must be 0 beside quorum="),
+    ({"quorum": None, "weights": "tokens"}, "weights must be left out without quorum="),
+    ({"quorum": None, "grace": 1.0}, "grace must be left out without quorum="),
+    ({"exchange": gw.compress.powersgd()}, "exchange must be one whose payload"),
+    ({"exchange": "auto"}, "exchange must be a compressor or an exchange"),
+)
+
+
+@each("settings, said", MISTAKES, ids=str)
+def test_mistakes_are_named(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        prepared(**settings)
+    assert said in str(caught.value)
+
+
+def test_parameters_of_two_dtypes_are_refused() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).bfloat16())
+    with pytest.raises(InvalidSetting, match="one dtype on one device"):
+        gw.local_steps(net, adamw(net.parameters()), "none", every=2, quorum=1)
+
+
+def test_weights_by_tokens_ask_for_tokens() -> None:
+    net, optimizer, handle = prepared(weights="tokens")
+    with pytest.raises(InvalidSetting, match=r"call handle\.count_tokens\(n\)"):
+        train(net, optimizer, 0, [0])
+    handle.detach()
+
+
+def test_weights_that_are_loaded_late_are_refused() -> None:
+    net, optimizer, handle = prepared()
+    train(net, optimizer, 0, range(2))
+    net.load_state_dict(Net(1).state_dict())
+    with pytest.raises(RankFailed, match="loaded after the first local step"):
+        train(net, optimizer, 0, [2])
+    handle.detach()
+
+
+def test_a_recipe_takes_a_quorum() -> None:
+    net = Net(0)
+    for recipe in (gw.recipes.diloco, gw.recipes.streaming_diloco):
+        _, handle = recipe(net, quorum=1)
+        assert isinstance(handle, PartialSteps)
+        group = handle.outer.param_groups[0]
+        assert (group["lr"], group["momentum"]) == (1.0, 0.0)
+        handle.detach()
+
+
+def test_parameters_of_16_bits_end_at_their_anchors() -> None:
+    net = nn.Linear(6, 3).bfloat16()
+    optimizer = adamw(net.parameters())
+    handle = gw.local_steps(net, optimizer, "topk", every=3, quorum=1)
+    for step in range(8):
+        optimizer.zero_grad()
+        draws = torch.Generator().manual_seed(step)
+        inputs = torch.randn(4, 6, generator=draws).bfloat16()
+        net(inputs).square().sum().backward()
+        optimizer.step()
+    handle.end_period()
+    anchors = handle.anchors()
+    ends: dict[str, Tensor] = dict(net.named_parameters())
+    assert all(torch.equal(anchors[n].bfloat16(), ends[n]) for n in anchors)
+    assert sorted(handle.residuals()) == ["bias", "weight"]
+    handle.detach()
